@@ -1,0 +1,378 @@
+"""What a fused epilogue is: the one structure that the walker, the emitter and the runtime share.
+
+A spec is a DAG in SSA order. Its values are the accumulators, the loads and the results of the ops, each
+known by its name; a store names the value that it writes. A spec holds no sizes, so one kernel serves every
+M, N and K, and its canonical JSON form is the key of every cache.
+
+Where values live. A floating-point value is held in fp32, an integer value in int32, a truth value as a
+bool, whatever dtype it was loaded from: widening is exact. `Op.dtype` says what the result has been rounded
+or wrapped to; only `cast` may name a dtype narrower than the three register dtypes. A store rounds its value
+to `Store.dtype` as a saturating cast would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Any, Union
+
+SPEC_VERSION = 1
+
+
+class SpecError(ValueError):
+    """A spec contradicts itself; the message names the facts that contradict."""
+
+
+class DType(str, Enum):
+    """Element types of operands, loads, stores and cast results."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+    F16 = "f16"
+    E4M3 = "e4m3"
+    E5M2 = "e5m2"
+    I8 = "i8"
+    U8 = "u8"
+    I32 = "i32"
+    BOOL = "bool"
+
+    @property
+    def is_float(self) -> bool:
+        return self in (DType.F32, DType.BF16, DType.F16, DType.E4M3, DType.E5M2)
+
+    @property
+    def is_fp8(self) -> bool:
+        return self in (DType.E4M3, DType.E5M2)
+
+    @property
+    def bits(self) -> int:
+        """Bits of one element in memory; a bool takes a byte, as in torch."""
+        return {DType.F32: 32, DType.I32: 32, DType.BF16: 16, DType.F16: 16}.get(self, 8)
+
+    @property
+    def register(self) -> DType:
+        """The dtype in which a value of this dtype is held inside the epilogue."""
+        if self.is_float:
+            return DType.F32
+        return DType.BOOL if self is DType.BOOL else DType.I32
+
+
+class LoadKind(str, Enum):
+    """How an operand varies over the (M, N) plane: which of its two strides are zero."""
+
+    SCALAR = "scalar"
+    ROWVEC = "rowvec"
+    COLVEC = "colvec"
+    EXACT = "exact"
+
+
+class Stride(str, Enum):
+    """A stride's class. What a kernel is compiled for; the stride itself arrives at launch."""
+
+    ZERO = "0"
+    ONE = "1"
+    OTHER = "s"
+
+
+class Major(str, Enum):
+    """Which mode of a GEMM operand is contiguous: A is (M, K), B is (K, N)."""
+
+    K = "k"
+    MN = "mn"
+
+
+class Order(str, Enum):
+    """Memory order of a stored (M, N) plane."""
+
+    ROW = "row"
+    COLUMN = "column"
+
+
+class Overflow(str, Enum):
+    """What a cast to fp8 makes of a finite value beyond the largest finite one."""
+
+    SATURATE = "saturate"
+    NONFINITE = "nonfinite"
+    """NaN in e4m3 (beyond 464), infinity in e5m2 (from 61440 on): torch's eager casts that do not saturate."""
+
+
+class Precision(str, Enum):
+    """Which casts inside the chain round."""
+
+    FUSED = "fused"
+    """Casts to fp8 and to integers round; a trip through bf16 or fp16 does not, as in Inductor's fused kernels."""
+    EAGER = "eager"
+    """Every cast rounds, as eager does (`torch._inductor.config.emulate_precision_casts`)."""
+
+
+@dataclass(frozen=True)
+class Const:
+    """A number in the chain. Its Python type is part of it: `Const(1)` and `Const(1.0)` differ."""
+
+    value: Union[bool, int, float]
+
+    @property
+    def dtype(self) -> DType:
+        if isinstance(self.value, bool):
+            return DType.BOOL
+        return DType.I32 if isinstance(self.value, int) else DType.F32
+
+
+Operand = Union[str, Const]
+"""The name of an earlier value, or a number."""
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """One matrix product, A (M, K) times B (K, N), accumulated in fp32.
+
+    `fast_accum` is `_scaled_mm`'s `use_fast_accum`: without it, Hopper's fp8 MMA promotes its partial sums to
+    fp32 registers at intervals. It has no meaning for 16-bit operands, where it is True.
+    """
+
+    name: str
+    a_dtype: DType
+    b_dtype: DType
+    a_major: Major = Major.K
+    b_major: Major = Major.K
+    fast_accum: bool = True
+
+
+@dataclass(frozen=True)
+class Load:
+    """An epilogue operand, by role. `m_modes` is 1 where M is a single mode of the operand.
+
+    The tensor given at launch has shape (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec and
+    one element for a scalar, with the strides classed here.
+    """
+
+    name: str
+    kind: LoadKind
+    dtype: DType
+    stride_m: Stride
+    stride_n: Stride
+    m_modes: int = 1
+
+
+@dataclass(frozen=True)
+class Op:
+    """One step of the chain: `name = op(*operands)`, rounded to `dtype`."""
+
+    name: str
+    op: str
+    operands: tuple[Operand, ...]
+    dtype: DType
+    overflow: Overflow = Overflow.SATURATE
+
+
+@dataclass(frozen=True)
+class Store:
+    """An (M, N) output: the value `value`, converted to `dtype`, written in `order`."""
+
+    name: str
+    value: str
+    dtype: DType
+    order: Order = Order.ROW
+
+
+@dataclass(frozen=True)
+class EpilogueSpec:
+    """A region: its matrix products, what the epilogue loads, what it computes and what it stores.
+
+    Raises SpecError on construction where names clash, a value is used before it is made, a stride class
+    contradicts its kind, or a dtype has no meaning at its place.
+    """
+
+    accumulators: tuple[Accumulator, ...]
+    loads: tuple[Load, ...]
+    ops: tuple[Op, ...]
+    stores: tuple[Store, ...]
+    precision: Precision = Precision.FUSED
+    version: int = SPEC_VERSION
+
+    def __post_init__(self) -> None:
+        _validate(self)
+
+    @cached_property
+    def dtypes(self) -> dict[str, DType]:
+        """The dtype of every value, by name; accumulators are fp32."""
+        return {
+            **{acc.name: DType.F32 for acc in self.accumulators},
+            **{load.name: load.dtype for load in self.loads},
+            **{op.name: op.dtype for op in self.ops},
+        }
+
+    @cached_property
+    def producers(self) -> dict[str, Union[Accumulator, Load, Op]]:
+        """The accumulator, load or op behind every value, by name."""
+        return {value.name: value for value in (*self.accumulators, *self.loads, *self.ops)}
+
+    def loads_of(self, kind: LoadKind) -> tuple[Load, ...]:
+        """The loads of one kind, in the spec's order."""
+        return tuple(load for load in self.loads if load.kind is kind)
+
+    def to_json(self) -> str:
+        """The canonical form: sorted keys, no spaces, floats to the bit. Equal specs give equal text."""
+        return self._json
+
+    @cached_property
+    def _json(self) -> str:
+        return json.dumps(_encode(self), sort_keys=True, separators=(",", ":"))
+
+    @cached_property
+    def key(self) -> str:
+        """A short name for the spec: the first 16 hex digits of the SHA-256 of its JSON."""
+        return hashlib.sha256(self._json.encode()).hexdigest()[:16]
+
+    @staticmethod
+    def from_json(text: str) -> EpilogueSpec:
+        """The spec behind a canonical form. Raises SpecError on another version or anything malformed."""
+        try:
+            data = json.loads(text)
+            if data["version"] != SPEC_VERSION:
+                raise SpecError(f"the spec has version {data['version']}; this package reads {SPEC_VERSION}")
+            return EpilogueSpec(
+                accumulators=tuple(_decode_accumulator(item) for item in data["accumulators"]),
+                loads=tuple(_decode_load(item) for item in data["loads"]),
+                ops=tuple(_decode_op(item) for item in data["ops"]),
+                stores=tuple(_decode_store(item) for item in data["stores"]),
+                precision=Precision(data["precision"]),
+            )
+        except SpecError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SpecError(f"not a canonical epilogue spec: {error!r}") from error
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, Const):
+        number = value.value
+        if isinstance(number, bool):
+            return {"bool": number}
+        return {"int": number} if isinstance(number, int) else {"float": number.hex()}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple):
+        return [_encode(item) for item in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _encode(getattr(value, name)) for name in value.__dataclass_fields__}
+    return value
+
+
+def _decode_operand(item: Any) -> Operand:
+    if isinstance(item, str):
+        return item
+    ((kind, number),) = item.items()
+    if kind == "float":
+        return Const(float.fromhex(number))
+    expected = {"bool": bool, "int": int}[kind]
+    if type(number) is not expected:
+        raise SpecError(f"the constant {item} is not a {kind}")
+    return Const(number)
+
+
+def _decode_accumulator(item: Any) -> Accumulator:
+    return Accumulator(
+        name=item["name"],
+        a_dtype=DType(item["a_dtype"]),
+        b_dtype=DType(item["b_dtype"]),
+        a_major=Major(item["a_major"]),
+        b_major=Major(item["b_major"]),
+        fast_accum=bool(item["fast_accum"]),
+    )
+
+
+def _decode_load(item: Any) -> Load:
+    return Load(
+        name=item["name"],
+        kind=LoadKind(item["kind"]),
+        dtype=DType(item["dtype"]),
+        stride_m=Stride(item["stride_m"]),
+        stride_n=Stride(item["stride_n"]),
+        m_modes=int(item["m_modes"]),
+    )
+
+
+def _decode_op(item: Any) -> Op:
+    return Op(
+        name=item["name"],
+        op=item["op"],
+        operands=tuple(_decode_operand(operand) for operand in item["operands"]),
+        dtype=DType(item["dtype"]),
+        overflow=Overflow(item["overflow"]),
+    )
+
+
+def _decode_store(item: Any) -> Store:
+    return Store(name=item["name"], value=item["value"], dtype=DType(item["dtype"]), order=Order(item["order"]))
+
+
+_MMA_DTYPES = (DType.E4M3, DType.E5M2, DType.BF16, DType.F16)
+
+_ZERO_STRIDES = {
+    LoadKind.SCALAR: (True, True),
+    LoadKind.ROWVEC: (True, False),
+    LoadKind.COLVEC: (False, True),
+    LoadKind.EXACT: (False, False),
+}
+
+
+def _validate(spec: EpilogueSpec) -> None:
+    if spec.version != SPEC_VERSION:
+        raise SpecError(f"the spec has version {spec.version}; this package writes {SPEC_VERSION}")
+    if not spec.accumulators:
+        raise SpecError("a spec needs at least one accumulator")
+    if not spec.stores:
+        raise SpecError("a spec needs at least one store")
+    seen: set[str] = set()
+
+    def define(name: str) -> None:
+        if not name.isidentifier():
+            raise SpecError(f"{name!r} is not an identifier, and value names appear in generated code")
+        if name in seen:
+            raise SpecError(f"two values are called {name!r}")
+        seen.add(name)
+
+    for acc in spec.accumulators:
+        define(acc.name)
+        _validate_accumulator(acc)
+    for load in spec.loads:
+        define(load.name)
+        zeros = (load.stride_m is Stride.ZERO, load.stride_n is Stride.ZERO)
+        if zeros != _ZERO_STRIDES[load.kind]:
+            raise SpecError(
+                f"{load.name} is called {load.kind.value} but has stride classes "
+                f"({load.stride_m.value}, {load.stride_n.value})"
+            )
+        if load.m_modes < 1:
+            raise SpecError(f"{load.name} has {load.m_modes} M modes")
+    for op in spec.ops:
+        for operand in op.operands:
+            if isinstance(operand, str) and operand not in seen:
+                raise SpecError(f"{op.name} reads {operand!r} before it is made")
+        if op.op != "cast" and op.dtype is not op.dtype.register:
+            raise SpecError(f"{op.name} = {op.op} has dtype {op.dtype.value}; only a cast may narrow")
+        if op.overflow is not Overflow.SATURATE and not (op.op == "cast" and op.dtype.is_fp8):
+            raise SpecError(f"{op.name} = {op.op} to {op.dtype.value} has no overflow rule to state")
+        define(op.name)
+    for store in spec.stores:
+        if store.value not in seen:
+            raise SpecError(f"{store.name} stores {store.value!r}, which no one makes")
+    names = [store.name for store in spec.stores]
+    if len(set(names)) != len(names) or seen & set(names):
+        raise SpecError(f"the stores {names} clash among themselves or with values")
+
+
+def _validate_accumulator(acc: Accumulator) -> None:
+    a, b = acc.a_dtype, acc.b_dtype
+    if a not in _MMA_DTYPES or b not in _MMA_DTYPES:
+        raise SpecError(f"no MMA takes {a.value} times {b.value}; it takes e4m3, e5m2, bf16 and f16")
+    if a.is_fp8 != b.is_fp8 or (not a.is_fp8 and a is not b):
+        raise SpecError(f"no MMA multiplies {a.value} by {b.value}")
+    if a is DType.E5M2 and b is DType.E5M2:
+        raise SpecError("e5m2 is accepted on one side only, as CUDA's scaled_mm has it")
+    if a.is_fp8 and (acc.a_major is not Major.K or acc.b_major is not Major.K):
+        raise SpecError("fp8 operands must both be K-major")
