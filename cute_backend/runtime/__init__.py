@@ -1,0 +1,1 @@
+"""The op, and what stands behind it: compilation, the cache on disk, launches."""

@@ -1,0 +1,57 @@
+"""The one operator that a rewritten graph calls: `torch.ops.cute_backend.gemm_epilogue`.
+
+    gemm_epilogue(Tensor[] a, Tensor[] b, Tensor[] loads, str spec) -> Tensor[]
+
+`a[i]` is (M, K) and `b[i]` is (K, N), one pair for each accumulator of the spec. `loads` are in the spec's
+order, in canonical view: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, one element for a
+scalar. The result has one (M, N) tensor for each store, dense in the store's order. `spec` is the canonical
+JSON of an EpilogueSpec: the op is static and all that varies travels in its arguments, so that a graph from
+Inductor's cache finds it in a fresh process.
+
+On CPU the op replays the spec, on CUDA it launches a kernel. It is a post-grad op: autograd has already run,
+so it has no derivative: it passes straight through the autograd key, and its results require no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cute_backend.runtime.operands import check_operands, output_like, parse_spec
+
+_LIBRARY = torch.library.Library("cute_backend", "DEF")
+_LIBRARY.define(
+    "gemm_epilogue(Tensor[] a, Tensor[] b, Tensor[] loads, str spec) -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
+)
+
+
+def _fake(a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], spec: str) -> list[Tensor]:
+    parsed = parse_spec(spec)
+    check_operands(parsed, a, b, loads)
+    return [output_like(store, a[0], a[0].shape[0], b[0].shape[1]) for store in parsed.stores]
+
+
+@torch.no_grad()
+def _cpu(a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], spec: str) -> list[Tensor]:
+    from cute_backend.replay import replay
+
+    parsed = parse_spec(spec)
+    check_operands(parsed, a, b, loads)
+    return replay(parsed, a, b, loads)
+
+
+def _cuda(a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], spec: str) -> list[Tensor]:
+    from cute_backend.runtime.launch import launch
+
+    return launch(a, b, loads, spec)
+
+
+torch.library.register_fake("cute_backend::gemm_epilogue", _fake, lib=_LIBRARY)
+_LIBRARY.impl("gemm_epilogue", _cpu, "CPU")
+_LIBRARY.impl("gemm_epilogue", _cuda, "CUDA")
+_LIBRARY.impl("gemm_epilogue", torch.library.fallthrough_kernel, "Autograd")
+
+gemm_epilogue = torch.ops.cute_backend.gemm_epilogue.default

@@ -1,0 +1,88 @@
+"""What the op's operands must look like: dtypes, shapes, devices and outputs of a spec.
+
+Everything here is safe on symbolic sizes: a comparison that holds statically adds no guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Union
+
+import torch
+from torch import SymInt, Tensor
+
+from cute_backend.spec import DType, EpilogueSpec, Load, LoadKind, Order, Store
+
+Size = Union[int, SymInt]
+
+TORCH_DTYPES: dict[DType, torch.dtype] = {
+    DType.F32: torch.float32,
+    DType.BF16: torch.bfloat16,
+    DType.F16: torch.float16,
+    DType.E4M3: torch.float8_e4m3fn,
+    DType.E5M2: torch.float8_e5m2,
+    DType.I8: torch.int8,
+    DType.U8: torch.uint8,
+    DType.I32: torch.int32,
+    DType.BOOL: torch.bool,
+}
+
+
+@lru_cache(maxsize=None)
+def parse_spec(text: str) -> EpilogueSpec:
+    """The spec behind its canonical JSON, parsed once for each text. Raises SpecError on anything else."""
+    return EpilogueSpec.from_json(text)
+
+
+def output_like(store: Store, like: Tensor, m: Size, n: Size) -> Tensor:
+    """An uninitialised (M, N) output of `store`, dense in its order, on the device of `like`."""
+    dtype = TORCH_DTYPES[store.dtype]
+    if store.order is Order.ROW:
+        return like.new_empty((m, n), dtype=dtype)
+    return like.new_empty((n, m), dtype=dtype).t()
+
+
+def check_operands(spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> None:
+    """Raise ValueError, in one sentence, where operands contradict the spec or one another.
+
+    Strides are not looked at: a load whose layout is not the spec's is copied at launch.
+    """
+    products = len(spec.accumulators)
+    if len(a) != products or len(b) != products:
+        raise ValueError(f"gemm_epilogue got {len(a)} A and {len(b)} B tensors; the spec multiplies {products} pairs")
+    if len(loads) != len(spec.loads):
+        names = ", ".join(load.name for load in spec.loads) or "none"
+        raise ValueError(f"gemm_epilogue got {len(loads)} loads; the spec reads {len(spec.loads)} ({names})")
+    m, n = a[0].shape[0], b[0].shape[-1]
+    for acc, left, right in zip(spec.accumulators, a, b):
+        if left.dim() != 2 or right.dim() != 2 or left.shape[1] != right.shape[0]:
+            raise ValueError(f"{acc.name} wants A (M, K) and B (K, N), not {_shape(left)} and {_shape(right)}")
+        if left.shape[0] != m or right.shape[1] != n:
+            raise ValueError(f"{acc.name} is {_shape(left)} times {_shape(right)}, but the epilogue is ({m}, {n})")
+        _check_dtype(f"A of {acc.name}", left, acc.a_dtype)
+        _check_dtype(f"B of {acc.name}", right, acc.b_dtype)
+    for load, tensor in zip(spec.loads, loads):
+        _check_dtype(load.name, tensor, load.dtype)
+        if not _has_shape(load, tensor, m, n):
+            raise ValueError(f"{load.name} is a {load.kind.value} load of a ({m}, {n}) plane, not {_shape(tensor)}")
+    for tensor in (*a, *b, *loads):
+        if tensor.device != a[0].device:
+            raise ValueError(f"gemm_epilogue got tensors on {a[0].device} and on {tensor.device}; it takes one device")
+
+
+def _check_dtype(name: str, tensor: Tensor, dtype: DType) -> None:
+    if tensor.dtype is not TORCH_DTYPES[dtype]:
+        raise ValueError(f"{name} is {tensor.dtype}; the spec says {TORCH_DTYPES[dtype]}")
+
+
+def _has_shape(load: Load, tensor: Tensor, m: Size, n: Size) -> bool:
+    if load.kind is LoadKind.EXACT:
+        return tensor.dim() == 2 and tensor.shape[0] == m and tensor.shape[1] == n
+    if load.kind is LoadKind.SCALAR:
+        return tensor.numel() == 1
+    return tensor.dim() == 1 and tensor.shape[0] == (n if load.kind is LoadKind.ROWVEC else m)
+
+
+def _shape(tensor: Tensor) -> str:
+    return "(" + ", ".join(str(size) for size in tensor.shape) + ")"
