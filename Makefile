@@ -1,0 +1,55 @@
+# make demo | test | lint | test-gpu | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+# A bare `torch` requirement pulls gigabytes of CUDA packages, so a machine without a GPU gets the CPU build
+# first. --no-deps keeps this to one lookup: the package's own installation brings what torch needs. Where the
+# extra index cannot be reached, pip still takes the file from the places that it is configured with.
+TORCH_CPU := torch==2.13.0+cpu
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint test-gpu golden clean
+
+help:
+	@echo "make demo      install, then explain, build and check a fused fp8 MLP (and run it, on a GPU)"
+	@echo "make test      install, lint, then every test that needs no GPU"
+	@echo "make test-gpu  the tests that run kernels, on a Hopper or Blackwell GPU"
+	@echo "make golden    rewrite the expected modules in test/expected from what is generated now"
+	@echo "make lint      ruff and mypy"
+	@echo "make clean     remove $(VENV) and every cache in this folder"
+
+demo: $(INSTALLED)
+	$(BIN)/python examples/demo.py
+
+test: lint
+	$(BIN)/python -m pytest -m "not gpu" -n $(JOBS) --dist worksteal
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test-gpu: $(INSTALLED)
+	$(BIN)/python -m pytest -m gpu
+
+golden: $(INSTALLED)
+	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q -n $(JOBS) test/test_golden.py
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+		|| { echo "cute_backend needs Python 3.10 or later; set PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@if ! command -v nvidia-smi >/dev/null 2>&1; then \
+		echo "No GPU here: installing the CPU build of torch."; \
+		$(BIN)/python -m pip install -q --no-deps --retries 1 --extra-index-url $(TORCH_CPU_INDEX) $(TORCH_CPU); \
+	fi
+	$(BIN)/python -m pip install -q -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
