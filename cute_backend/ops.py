@@ -1,0 +1,362 @@
+"""The table of pointwise ops: what the walker may fuse, what the emitter writes, what the replay computes.
+
+To add an op, add a row to `_ROWS`; where its device expression needs a function that is not there yet, add it
+to `memory_ops/device_math.py`. The tests walk the table, so the row is then checked against torch's eager op
+on special values and compiled for every architecture.
+
+A row's operands are register values: fp32, int32 or truth values (see `spec`). Before the op they are brought
+to the dtype that `promote` gives, which is how torch promotes types once every float is fp32 and every
+integer int32. What carries attributes in aten (`alpha`, clamp bounds that may be None, `rounding_mode`) is
+taken apart by the walker into rows of this table.
+
+Accuracy of the device expressions: arithmetic, roundings, comparisons and selections are exact or correctly
+rounded (a product and a sum may be contracted to one fused multiply-add, as in any fused CUDA kernel).
+Functions of `math` state their largest measured error in their docstrings, 2 ulp or less unless said there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from cute_backend.spec import DType, Op, Overflow, Precision
+
+
+class OperandError(ValueError):
+    """An op was given operands that its row has no expression for."""
+
+
+class OperandRule(Enum):
+    """Which register dtype the operands are brought to."""
+
+    PROMOTE = "promote"
+    """One dtype for all: fp32 where any is a float, else int32 where any is an integer, else bool."""
+    NUMBER = "number"
+    """As PROMOTE, but truth values count as integers."""
+    FLOAT = "float"
+    """fp32, whatever they were."""
+    BOOL = "bool"
+    """Truth values: whether they differ from zero."""
+    WHERE = "where"
+    """The first as BOOL, the others as PROMOTE."""
+
+
+class ResultRule(Enum):
+    """The register dtype of the result."""
+
+    SAME = "same"
+    """That of the operands once brought together (for WHERE, of the two choices)."""
+    BOOL = "bool"
+
+
+@dataclass(frozen=True)
+class PointwiseOp:
+    """One row.
+
+    `aten` lists the targets whose positional operands are this row's, one to one. `cute`, `cute_int` and
+    `cute_bool` are CuTe DSL expressions on Float32, Int32 and Boolean scalars, None where the op is not
+    defined; the name `math` stands for `memory_ops.device_math`. `reference` is the same on tensors of the
+    register dtypes.
+    """
+
+    name: str
+    aten: tuple[str, ...]
+    arity: int
+    operands: OperandRule
+    result: ResultRule
+    cute: str | None
+    formula: str
+    reference: Callable[..., torch.Tensor]
+    cute_int: str | None = None
+    cute_bool: str | None = None
+
+    def expression(self, dtype: DType) -> str | None:
+        """The device expression on operands of a register dtype."""
+        return {DType.F32: self.cute, DType.I32: self.cute_int, DType.BOOL: self.cute_bool}[dtype]
+
+
+def _aten(name: str, overloads: Sequence[str] = ("default",)) -> tuple[str, ...]:
+    return tuple(f"aten.{name}.{overload}" for overload in overloads)
+
+
+def _targets(name: str, overloads: Sequence[str] = ("default",)) -> tuple[str, ...]:
+    """The aten op and the prim of the same name."""
+    return (*_aten(name, overloads), f"prims.{name}.default")
+
+
+_BINARY = ("Tensor", "Scalar")
+
+
+def _function(name: str, arity: int = 1, aten: tuple[str, ...] = ()) -> PointwiseOp:
+    """A function on fp32, to which integers are converted first: `math.name` on the device."""
+    arguments = ", ".join(f"{{{index}}}" for index in range(arity))
+    return PointwiseOp(
+        name=name,
+        aten=aten or _targets(name),
+        arity=arity,
+        operands=OperandRule.FLOAT,
+        result=ResultRule.SAME,
+        cute=f"math.{name}({arguments})",
+        formula=f"{name}({arguments})",
+        reference=getattr(torch, name),
+    )
+
+
+def _rounding(name: str) -> PointwiseOp:
+    """fp32 to an integral fp32; an integer is itself."""
+    return PointwiseOp(
+        name=name,
+        aten=_targets(name),
+        arity=1,
+        operands=OperandRule.PROMOTE,
+        result=ResultRule.SAME,
+        cute=f"math.{name}({{0}})",
+        cute_int="{0}",
+        formula=f"{name}({{0}})",
+        reference=getattr(torch, name),
+    )
+
+
+def _extremum(name: str, aten: tuple[str, ...], cute_bool: str) -> PointwiseOp:
+    return PointwiseOp(
+        name=name,
+        aten=aten,
+        arity=2,
+        operands=OperandRule.PROMOTE,
+        result=ResultRule.SAME,
+        cute=f"math.{name}({{0}}, {{1}})",
+        cute_int=f"math.{name}_int({{0}}, {{1}})",
+        cute_bool=cute_bool,
+        formula=f"{name}({{0}}, {{1}})",
+        reference=getattr(torch, name),
+    )
+
+
+def _comparison(name: str, symbol: str) -> PointwiseOp:
+    return PointwiseOp(
+        name=name,
+        aten=_targets(name, _BINARY),
+        arity=2,
+        operands=OperandRule.NUMBER,
+        result=ResultRule.BOOL,
+        cute=f"{{0}} {symbol} {{1}}",
+        cute_int=f"{{0}} {symbol} {{1}}",
+        formula=f"{{0}} {symbol} {{1}}",
+        reference=getattr(torch, name),
+    )
+
+
+def _predicate(name: str) -> PointwiseOp:
+    """A question about an fp32 value, to which integers are converted first."""
+    return PointwiseOp(
+        name=name,
+        aten=_aten(name),
+        arity=1,
+        operands=OperandRule.FLOAT,
+        result=ResultRule.BOOL,
+        cute=f"math.{name}({{0}})",
+        formula=f"{name}({{0}})",
+        reference=getattr(torch, name),
+    )
+
+
+def _logical(name: str, symbol: str) -> PointwiseOp:
+    return PointwiseOp(
+        name=name,
+        aten=_aten(name),
+        arity=2,
+        operands=OperandRule.BOOL,
+        result=ResultRule.BOOL,
+        cute=None,
+        cute_bool=f"{{0}} {symbol} {{1}}",
+        formula=f"{{0}} {symbol} {{1}}",
+        reference=getattr(torch, name),
+    )
+
+
+def _bitwise(name: str, symbol: str) -> PointwiseOp:
+    return PointwiseOp(
+        name=name,
+        aten=_targets(name, (*_BINARY, "Scalar_Tensor")),
+        arity=2,
+        operands=OperandRule.PROMOTE,
+        result=ResultRule.SAME,
+        cute=None,
+        cute_int=f"{{0}} {symbol} {{1}}",
+        cute_bool=f"{{0}} {symbol} {{1}}",
+        formula=f"{{0}} {symbol} {{1}}",
+        reference=getattr(torch, name),
+    )
+
+
+def _div_trunc(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.div(a, b, rounding_mode="trunc")
+
+
+def _div_floor(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.div(a, b, rounding_mode="floor")
+
+
+def _no_reference(*_: torch.Tensor) -> torch.Tensor:
+    raise NotImplementedError("a cast takes its dtype from the spec's op: see numerics.cast")
+
+
+_P, _N = OperandRule.PROMOTE, OperandRule.NUMBER
+_SAME, _BOOL = ResultRule.SAME, ResultRule.BOOL
+
+_ROWS: tuple[PointwiseOp, ...] = (
+    # Arithmetic. On truth values torch adds with `or` and multiplies with `and`.
+    PointwiseOp("add", _targets("add", _BINARY), 2, _P, _SAME, "{0} + {1}", "{0} + {1}", torch.add,
+                cute_int="{0} + {1}", cute_bool="{0} | {1}"),
+    PointwiseOp("sub", _targets("sub", _BINARY), 2, _P, _SAME, "{0} - {1}", "{0} - {1}", torch.sub,
+                cute_int="{0} - {1}"),
+    PointwiseOp("mul", _targets("mul", _BINARY), 2, _P, _SAME, "{0} * {1}", "{0} * {1}", torch.mul,
+                cute_int="{0} * {1}", cute_bool="{0} & {1}"),
+    PointwiseOp("div", ("aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor"), 2,
+                OperandRule.FLOAT, _SAME, "math.div({0}, {1})", "{0} / {1}", torch.div),
+    PointwiseOp("div_trunc", (), 2, _P, _SAME, "math.trunc(math.div({0}, {1}))", "trunc({0} / {1})",
+                _div_trunc),
+    PointwiseOp("div_floor", (), 2, _P, _SAME, "math.div_floor({0}, {1})", "floor({0} / {1})", _div_floor),
+    PointwiseOp("neg", _targets("neg"), 1, _P, _SAME, "-{0}", "-{0}", torch.neg, cute_int="-{0}"),
+    PointwiseOp("abs", _targets("abs"), 1, _P, _SAME, "math.abs({0})", "abs({0})", torch.abs,
+                cute_int="math.abs_int({0})"),
+    PointwiseOp("sign", _targets("sign"), 1, _P, _SAME, "math.sign({0})", "sign({0})", torch.sign,
+                cute_int="math.sign_int({0})"),
+    PointwiseOp("relu", _aten("relu"), 1, _P, _SAME, "math.maximum({0}, 0.0)", "relu({0})",
+                torch.relu, cute_int="math.maximum_int({0}, 0)"),
+    _function("copysign", arity=2, aten=_aten("copysign", _BINARY)),
+    # Powers and roots.
+    PointwiseOp("pow", ("aten.pow.Tensor_Tensor", "aten.pow.Tensor_Scalar", "aten.pow.Scalar",
+                        "prims.pow.default"),
+                2, _P, _SAME, "math.pow({0}, {1})", "pow({0}, {1})", torch.pow),
+    _function("sqrt"),
+    _function("rsqrt"),
+    _function("reciprocal"),
+    # Exponentials, logarithms and the rest of the elementary functions.
+    _function("exp"),
+    _function("exp2"),
+    _function("expm1"),
+    _function("log"),
+    _function("log2"),
+    _function("log10"),
+    _function("log1p"),
+    _function("sin"),
+    _function("cos"),
+    _function("tanh"),
+    _function("sigmoid", aten=_aten("sigmoid")),
+    _function("erf"),
+    # To integral values; `round` takes halves to even.
+    _rounding("floor"),
+    _rounding("ceil"),
+    _rounding("round"),
+    _rounding("trunc"),
+    # Extrema return NaN where either operand is NaN; fmax and fmin return the other operand.
+    _extremum("maximum", ("aten.maximum.default", "aten.clamp_min.default", "aten.clamp_min.Tensor",
+                          "aten.max.other", "prims.maximum.default"), "{0} | {1}"),
+    _extremum("minimum", ("aten.minimum.default", "aten.clamp_max.default", "aten.clamp_max.Tensor",
+                          "aten.min.other", "prims.minimum.default"), "{0} & {1}"),
+    PointwiseOp("fmax", _targets("fmax"), 2, _P, _SAME, "math.fmax({0}, {1})", "fmax({0}, {1})", torch.fmax),
+    PointwiseOp("fmin", _targets("fmin"), 2, _P, _SAME, "math.fmin({0}, {1})", "fmin({0}, {1})", torch.fmin),
+    # Selection, comparisons and questions.
+    PointwiseOp("where", ("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf",
+                          "aten.where.Scalar", "prims.where.default"),
+                3, OperandRule.WHERE, _SAME, "math.where({0}, {1}, {2})", "where({0}, {1}, {2})", torch.where,
+                cute_int="math.where({0}, {1}, {2})", cute_bool="math.where({0}, {1}, {2})"),
+    _comparison("eq", "=="),
+    _comparison("ne", "!="),
+    _comparison("lt", "<"),
+    _comparison("le", "<="),
+    _comparison("gt", ">"),
+    _comparison("ge", ">="),
+    _predicate("isnan"),
+    _predicate("isinf"),
+    _predicate("isfinite"),
+    _predicate("signbit"),
+    # Truth values and bits.
+    _logical("logical_and", "&"),
+    _logical("logical_or", "|"),
+    _logical("logical_xor", "^"),
+    PointwiseOp("logical_not", _aten("logical_not"), 1, OperandRule.BOOL, _BOOL, None, "not {0}",
+                torch.logical_not, cute_bool="math.logical_not({0})"),
+    _bitwise("bitwise_and", "&"),
+    _bitwise("bitwise_or", "|"),
+    _bitwise("bitwise_xor", "^"),
+    PointwiseOp("bitwise_not", _targets("bitwise_not"), 1, _P, _SAME, None, "~{0}", torch.bitwise_not,
+                cute_int="~{0}", cute_bool="math.logical_not({0})"),
+)  # fmt: skip
+
+CAST = PointwiseOp("cast", (), 1, _P, _SAME, None, "cast({0})", _no_reference)
+"""To the dtype of the spec's op, under its overflow rule. The device expression is `cast_expression`."""
+
+OPS: dict[str, PointwiseOp] = {row.name: row for row in (*_ROWS, CAST)}
+
+_BY_ATEN = {target: row for row in _ROWS for target in row.aten}
+
+
+def by_aten(target: str) -> PointwiseOp | None:
+    """The row whose operands are those of an aten or prims target such as "aten.add.Tensor"."""
+    return _BY_ATEN.get(target)
+
+
+def promote(row: PointwiseOp, dtypes: Sequence[DType]) -> tuple[DType, ...]:
+    """The register dtype that each operand is brought to, from the operands' dtypes.
+
+    Raises OperandError where the row has no expression on them, or takes another number of operands.
+    """
+    if len(dtypes) != row.arity:
+        raise OperandError(f"{row.name} takes {row.arity} operands, not {len(dtypes)}")
+    registers = [dtype.register for dtype in dtypes]
+    if row is CAST:
+        return tuple(registers)
+    common = _common(row.operands, registers[1:] if row.operands is OperandRule.WHERE else registers)
+    if row.expression(common) is None:
+        given = ", ".join(dtype.value for dtype in dtypes)
+        raise OperandError(f"{row.name} is not defined on ({given})")
+    if row.operands is OperandRule.WHERE:
+        return (DType.BOOL, common, common)
+    return (common,) * row.arity
+
+
+def _common(rule: OperandRule, registers: Sequence[DType]) -> DType:
+    if rule is OperandRule.FLOAT or (rule is not OperandRule.BOOL and DType.F32 in registers):
+        return DType.F32
+    if rule is OperandRule.NUMBER or (rule is not OperandRule.BOOL and DType.I32 in registers):
+        return DType.I32
+    return DType.BOOL
+
+
+def result_dtype(row: PointwiseOp, dtypes: Sequence[DType]) -> DType:
+    """The register dtype of the result on operands of these dtypes. A cast's dtype is its spec op's.
+
+    Raises OperandError as `promote` does.
+    """
+    operands = promote(row, dtypes)
+    return DType.BOOL if row.result is ResultRule.BOOL else operands[-1]
+
+
+def effective_dtype(op: Op, precision: Precision) -> DType:
+    """The dtype that a cast really rounds to: under FUSED a trip through bf16 or fp16 keeps its fp32."""
+    if precision is Precision.FUSED and op.dtype in (DType.BF16, DType.F16):
+        return DType.F32
+    return op.dtype
+
+
+_CONVERSIONS = {DType.F32: "math.to_f32({0})", DType.I32: "math.to_i32({0})", DType.BOOL: "math.to_bool({0})"}
+
+
+def conversion_expression(text: str, source: DType, target: DType) -> str:
+    """The device expression that brings a register value from one register dtype to another."""
+    return text if source is target else _CONVERSIONS[target].format(text)
+
+
+def cast_expression(text: str, source: DType, target: DType, overflow: Overflow = Overflow.SATURATE) -> str:
+    """The device expression that rounds or wraps a register value to `target`, kept in `target.register`."""
+    value = conversion_expression(text, source.register, target.register)
+    if target is target.register:
+        return value
+    if target.is_fp8 and overflow is Overflow.NONFINITE:
+        return f"math.round_to_{target.value}({value}, saturate=False)"
+    return f"math.{'round' if target.is_float else 'wrap'}_to_{target.value}({value})"
