@@ -1,4 +1,4 @@
-"""One readable CuTe DSL kernel for every fp8 scaled_mm (and bf16, fp16 matmul) and the pointwise work after it.
+"""Every fp8 scaled_mm (and bf16, fp16 matmul) and the pointwise work after it as one readable CuTe DSL kernel.
 
     torch.compile(model, backend="cute")
 

@@ -1,0 +1,88 @@
+"""A spec as text that a person reads: kernel headers and `explain` print it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from .ops import OPS, effective_dtype
+from .spec import Const, EpilogueSpec, Op, Operand
+
+_INFIX_LEVELS = (("==", "!=", "<", "<=", ">", ">="), ("|",), ("^",), ("&",), ("+", "-"), ("*", "/"))
+_LEVEL = {symbol: level for level, symbols in enumerate(_INFIX_LEVELS) for symbol in symbols}
+_PREFIX = len(_INFIX_LEVELS)
+_ATOM = _PREFIX + 1
+
+
+def formula(spec: EpilogueSpec) -> str:
+    """The region as assignments, one a line: first what is read more than once, by its name in the generated
+    code, then the outputs with their dtypes.
+
+    Casts that do not round under the spec's precision are left out.
+    """
+    return "\n".join(_Formula(spec).lines())
+
+
+def number(value: bool | int | float) -> str:
+    """A constant in seven digits, which is all that fp32 holds."""
+    return f"{value:.7g}" if isinstance(value, float) else str(value)
+
+
+class _Formula:
+    def __init__(self, spec: EpilogueSpec) -> None:
+        self.spec = spec
+        self.ops = {op.name: op for op in spec.ops}
+        uses: Counter[str] = Counter(self._source(store.value) for store in spec.stores)
+        for op in spec.ops:
+            if not self._is_transparent(op):
+                uses.update(self._source(operand) for operand in op.operands if isinstance(operand, str))
+        self.named = {name for name, count in uses.items() if count > 1 and name in self.ops}
+
+    def lines(self) -> list[str]:
+        shared = [f"{op.name} = {self._expression(op)[0]}" for op in self.spec.ops if op.name in self.named]
+        return shared + [
+            f"{store.name} = {store.dtype.value}({self._text(store.value)[0]})" for store in self.spec.stores
+        ]
+
+    def _is_transparent(self, op: Op) -> bool:
+        """Whether the op is a cast that leaves its value as it is."""
+        if op.op != "cast" or not isinstance(op.operands[0], str):
+            return False
+        source = self.spec.dtypes[op.operands[0]]
+        return effective_dtype(op, self.spec.precision) is source.register
+
+    def _source(self, name: str) -> str:
+        while name in self.ops and self._is_transparent(self.ops[name]):
+            (name,) = self.ops[name].operands  # type: ignore[assignment]
+        return name
+
+    def _text(self, operand: Operand) -> tuple[str, int]:
+        """An operand and how tightly it binds."""
+        if isinstance(operand, Const):
+            text = number(operand.value)
+            return text, _PREFIX if text.startswith("-") else _ATOM
+        operand = self._source(operand)
+        if operand in self.ops and operand not in self.named:
+            return self._expression(self.ops[operand])
+        return operand, _ATOM
+
+    def _expression(self, op: Op) -> tuple[str, int]:
+        operands = [self._text(operand) for operand in op.operands]
+        if op.op == "cast":
+            return f"{op.dtype.value}({operands[0][0]})", _ATOM
+        template = OPS[op.op].formula
+        infix = re.fullmatch(r"\{0\} (\S+) \{1\}", template)
+        if infix:
+            level = _LEVEL[infix[1]]
+            left, right = operands
+            texts = [_bind(left, level), _bind(right, level + 1)]
+            return template.format(*texts), level
+        if re.fullmatch(r"\w+\(\{0\}(, \{\d\})*\)", template):
+            return template.format(*(text for text, _ in operands)), _ATOM
+        text = template.format(*(_bind(operand, _ATOM) for operand in operands))
+        return text, _ATOM if text.endswith(")") and text[0].isalpha() else _PREFIX
+
+
+def _bind(operand: tuple[str, int], level: int) -> str:
+    text, binds = operand
+    return text if binds >= level else f"({text})"

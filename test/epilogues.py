@@ -1,0 +1,189 @@
+"""Epilogues as the torch programs that people write, and inputs for them.
+
+Each is a plain function of tensors. What a tensor is follows from its parameter's name (`MAKERS`), so that
+`EPILOGUES[name].inputs(Problem(m, n, k))` serves golden modules, GPU tests and the simulator alike.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The sizes of one product, and where and from which seed its inputs are made.
+
+    Scales grow with their index, so that a read that is swapped, shifted or repeated changes the result.
+    """
+
+    m: int
+    n: int
+    k: int
+    device: str = "cpu"
+    seed: int = 0
+
+    def randn(self, *shape: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=self.device).to(dtype)
+
+    def ramp(self, count: int) -> Tensor:
+        """(count,) fp32: (i + 1) / count."""
+        return torch.arange(1, count + 1, device=self.device, dtype=torch.float32) / count
+
+
+Maker = Callable[[Problem, torch.Generator], Tensor]
+
+
+def _a(dtype: torch.dtype) -> Maker:
+    return lambda p, g: p.randn(p.m, p.k, dtype=dtype, generator=g)
+
+
+def _b(dtype: torch.dtype) -> Maker:
+    """(K, N), K contiguous, as the transpose of a linear's weight."""
+    return lambda p, g: p.randn(p.n, p.k, dtype=dtype, generator=g).t()
+
+
+def _plane(dtype: torch.dtype) -> Maker:
+    return lambda p, g: p.randn(p.m, p.n, dtype=dtype, generator=g)
+
+
+MAKERS: dict[str, Maker] = {
+    "a": _a(E4M3),
+    "a_e5m2": _a(E5M2),
+    "a_bf16": _a(torch.bfloat16),
+    "b": _b(E4M3),
+    "b_bf16": _b(torch.bfloat16),
+    "x": lambda p, g: p.randn(2, p.m // 2, p.k, dtype=E4M3, generator=g),
+    "weight": lambda p, g: p.randn(p.n, p.k, dtype=E4M3, generator=g),
+    "scale_a": lambda p, g: p.ramp(p.m)[:, None],
+    "scale_b": lambda p, g: p.ramp(p.n)[None, :],
+    "scale_a_one": lambda p, g: torch.full((), 0.25, device=p.device),
+    "scale_b_one": lambda p, g: torch.full((), 0.5, device=p.device),
+    "scale_out": lambda p, g: torch.full((), 4.0, device=p.device),
+    "bias": lambda p, g: p.randn(p.n, dtype=torch.bfloat16, generator=g),
+    "row_bf16": lambda p, g: p.randn(p.n, dtype=torch.bfloat16, generator=g),
+    "column_bf16": lambda p, g: p.randn(p.m, 1, dtype=torch.bfloat16, generator=g),
+    "row": lambda p, g: p.ramp(p.n),
+    "column": lambda p, g: p.ramp(p.m),
+    "residual": _plane(torch.bfloat16),
+    "other": _plane(torch.bfloat16),
+    "residual_3d": lambda p, g: p.randn(2, p.m // 2, p.n, dtype=torch.bfloat16, generator=g),
+    "residual_t": lambda p, g: p.randn(p.n, p.m, dtype=torch.bfloat16, generator=g).t(),
+}
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """A program of one region, and what the region must look like.
+
+    `loads` gives the kind of each load by role; `stores` the dtype of each output.
+    """
+
+    fn: Callable[..., Any]
+    loads: dict[str, str]
+    stores: tuple[str, ...]
+    square: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.fn.__name__
+
+    def inputs(self, problem: Problem) -> tuple[Tensor, ...]:
+        """Fresh arguments for `fn`. The same seed gives the same values on one device."""
+        if self.square and problem.m != problem.n:
+            raise ValueError(f"{self.name} is for M = N, not {problem.m} and {problem.n}")
+        generator = torch.Generator(problem.device).manual_seed(problem.seed)
+        return tuple(MAKERS[name](problem, generator) for name in inspect.signature(self.fn).parameters)
+
+
+EPILOGUES: dict[str, Epilogue] = {}
+
+ROWWISE = {"scale_a": "colvec", "scale_b": "rowvec"}
+
+
+def epilogue(loads: dict[str, str], *stores: str, square: bool = False) -> Callable[[Any], Any]:
+    """Enter a program into EPILOGUES."""
+
+    def enter(fn: Any) -> Any:
+        EPILOGUES[fn.__name__] = Epilogue(fn, loads, stores, square)
+        return fn
+
+    return enter
+
+
+def scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Rowwise or tensorwise fp8 product to bf16, as inference uses it."""
+    return torch._scaled_mm(a, b, scale_a, scale_b, bias, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
+@epilogue(ROWWISE, "bf16")
+def rowwise(a, b, scale_a, scale_b):
+    return scaled_mm(a, b, scale_a, scale_b)
+
+
+@epilogue({"scale_a": "scalar", "scale_b": "scalar"}, "bf16")
+def tensorwise(a, b, scale_a_one, scale_b_one):
+    return scaled_mm(a, b, scale_a_one, scale_b_one)
+
+
+@epilogue({**ROWWISE, "bias": "rowvec"}, "bf16")
+def bias(a, b, scale_a, scale_b, bias):
+    return scaled_mm(a, b, scale_a, scale_b, bias)
+
+
+@epilogue({**ROWWISE, "bias": "rowvec", "exact0": "exact"}, "bf16")
+def bias_gelu_residual(a, b, scale_a, scale_b, bias, residual):
+    return F.gelu(scaled_mm(a, b, scale_a, scale_b, bias), approximate="tanh") + residual
+
+
+@epilogue({**ROWWISE, "exact0": "exact", "scalar0": "scalar"}, "e4m3")
+def silu_mul_quant(a, b, scale_a, scale_b, other, scale_out):
+    return (F.silu(scaled_mm(a, b, scale_a, scale_b)) * other * scale_out).clamp(-448, 448).to(E4M3)
+
+
+@epilogue({**ROWWISE, "exact0": "exact", "scalar0": "scalar"}, "bf16", "e4m3")
+def two_outputs(a, b, scale_a, scale_b, residual, scale_out):
+    hidden = scaled_mm(a, b, scale_a, scale_b) + residual
+    return hidden, (hidden * scale_out).clamp(-448, 448).to(E4M3)
+
+
+@epilogue({**ROWWISE, "colvec0": "colvec", "rowvec0": "rowvec"}, "bf16")
+def bf16_vectors(a, b, scale_a, scale_b, column_bf16, row_bf16):
+    return scaled_mm(a, b, scale_a, scale_b) * column_bf16 + row_bf16
+
+
+@epilogue({**ROWWISE, "bias": "rowvec", "exact0": "exact"}, "bf16")
+def linear_3d(x, weight, scale_a, scale_b, bias, residual_3d):
+    y = scaled_mm(x.flatten(0, 1), weight.t(), scale_a, scale_b, bias)
+    return y.unflatten(0, x.shape[:2]) + residual_3d
+
+
+@epilogue({**ROWWISE, "rowvec0": "rowvec", "exact0": "exact"}, "bf16")
+def clamp_where(a, b, scale_a, scale_b, row, residual):
+    y = scaled_mm(a, b, scale_a, scale_b)
+    return torch.where(y > row, y.clamp(-3.0, 3.0), residual)
+
+
+@epilogue({"scale_a": "colvec", "scale_b": "rowvec"}, "bf16")
+def e5m2_relu(a_e5m2, b, scale_a, scale_b):
+    # Slow accumulation, which is _scaled_mm's default.
+    return torch._scaled_mm(a_e5m2, b, scale_a, scale_b, out_dtype=torch.bfloat16).relu()
+
+
+@epilogue({"bias": "rowvec"}, "bf16")
+def addmm_relu(a_bf16, b_bf16, bias):
+    return torch.addmm(bias, a_bf16, b_bf16).relu()
+
+
+@epilogue({**ROWWISE, "colvec0": "colvec", "rowvec0": "rowvec", "exact0": "exact"}, "bf16", square=True)
+def square(a, b, scale_a, scale_b, column, row, residual_t):
+    # M = N: only the strides tell a column vector from a row vector, and a plane from its transpose.
+    return (scaled_mm(a, b, scale_a, scale_b) * column[:, None] * row + residual_t).to(torch.bfloat16)

@@ -1,0 +1,29 @@
+"""Golden files: generated text compared with what a person has read and accepted.
+
+`EXPECTTEST_ACCEPT=1` (or `make golden`) writes what is generated instead of comparing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+
+EXPECTED = Path(__file__).parent / "expected"
+
+
+def assert_expected(name: str, text: str) -> Path:
+    """Compare `text` with the file `name` of test/expected, and return the file's path."""
+    path = EXPECTED / name
+    if os.environ.get("EXPECTTEST_ACCEPT") == "1":
+        EXPECTED.mkdir(exist_ok=True)
+        path.write_text(text)
+        return path
+    assert path.exists(), f"{path.name} is not there: EXPECTTEST_ACCEPT=1 writes it"
+    expected = path.read_text()
+    if text != expected:
+        diff = difflib.unified_diff(
+            expected.splitlines(), text.splitlines(), f"expected/{name}", "generated", lineterm=""
+        )
+        raise AssertionError("\n".join([f"{name} differs; EXPECTTEST_ACCEPT=1 accepts it:", *diff]))
+    return path
