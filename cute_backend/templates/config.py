@@ -1,0 +1,116 @@
+"""Architectures and tile configurations: what shapes a kernel may take, and which one a problem gets."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+from ..spec import DType, EpilogueSpec
+
+
+class Arch(str, Enum):
+    """The two targets, by the name that the assembler knows them by."""
+
+    SM90A = "sm_90a"
+    SM100A = "sm_100a"
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """The compute capability of a device that runs this target."""
+        return (9, 0) if self is Arch.SM90A else (10, 0)
+
+    @staticmethod
+    def of_capability(capability: tuple[int, int]) -> Arch | None:
+        """The target for a device, or None where there is none."""
+        return next((arch for arch in Arch if arch.capability == capability), None)
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """How one kernel cuts its problem.
+
+    `tile_m` x `tile_n` is the output tile of one MMA: of one CTA, or on sm_100a with `ctas` = 2 of a pair
+    of CTAs that share it by halves of M. A cluster is `cluster_m` x `cluster_n` CTAs; the CTAs of a cluster
+    multicast the operand tiles that they share. The epilogue works through a tile in subtiles of `subtile_n`
+    columns. Tiles are visited in groups of `raster_m` rows of clusters, so that those in flight share
+    operands in L2.
+    """
+
+    arch: Arch
+    tile_m: int
+    tile_n: int
+    cluster_m: int = 1
+    cluster_n: int = 1
+    ctas: int = 1
+    subtile_n: int = 32
+    raster_m: int = 8
+
+    @property
+    def name(self) -> str:
+        """A name for file names and tables, such as `128x256_2x1`."""
+        pair = "_2cta" if self.ctas == 2 else ""
+        return f"{self.tile_m}x{self.tile_n}_{self.cluster_m}x{self.cluster_n}{pair}"
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs in a cluster."""
+        return self.cluster_m * self.cluster_n
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for cache keys and manifests."""
+        return {**asdict(self), "arch": self.arch.value}
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> TileConfig:
+        """The inverse of `to_dict`."""
+        return TileConfig(**{**data, "arch": Arch(data["arch"])})
+
+
+TILE_K_BYTES = 128
+"""Bytes of K in one pipeline stage: one row of the 128-byte swizzle."""
+
+
+def tile_k(dtype: DType) -> int:
+    """Elements of K in one pipeline stage."""
+    return TILE_K_BYTES * 8 // dtype.bits
+
+
+def _sm90(tile_m: int, tile_n: int, cluster_m: int = 1) -> TileConfig:
+    return TileConfig(Arch.SM90A, tile_m, tile_n, cluster_m)
+
+
+def _sm100(tile_m: int, tile_n: int, cluster_m: int = 1, ctas: int = 1) -> TileConfig:
+    return TileConfig(Arch.SM100A, tile_m, tile_n, cluster_m, ctas=ctas)
+
+
+_TABLE = {
+    Arch.SM90A: (_sm90(128, 256, 2), _sm90(128, 128, 2), _sm90(128, 128), _sm90(64, 128)),
+    Arch.SM100A: (_sm100(256, 256, 2, ctas=2), _sm100(256, 128, 2, ctas=2), _sm100(128, 128), _sm100(128, 64)),
+}
+
+
+def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
+    """The configurations that may serve a spec, largest tile first.
+
+    Promoted fp8 accumulation on Hopper keeps two sets of accumulators in registers, so tiles of 128 x 256
+    are left out there.
+    """
+    promoted = arch is Arch.SM90A and not all(acc.fast_accum for acc in spec.accumulators)
+    return tuple(config for config in _TABLE[arch] if not (promoted and config.tile_n > 128))
+
+
+def choose(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int) -> TileConfig:
+    """The configuration for a problem: the one whose waves of tiles cost least.
+
+    A wave of `sm_count` CTAs takes time in proportion to the tile's area; larger tiles move fewer bytes per
+    operation, so among equals the larger tile wins.
+    """
+
+    def cost(config: TileConfig) -> float:
+        rows, columns = config.tile_m * config.cluster_m // config.ctas, config.tile_n * config.cluster_n
+        clusters = -(-m // rows) * -(-n // columns)
+        waves = -(-clusters * config.cluster_size // sm_count)
+        return waves * config.tile_m // config.ctas * config.tile_n
+
+    return min(table(arch, spec), key=cost)

@@ -1,0 +1,70 @@
+"""What an epilogue tells a template about itself, and what a template hands it.
+
+A generated epilogue is a class with these attributes and hooks; the templates know nothing else of it.
+
+    loads, stores           names of its operands and outputs, in the order of `launch`'s arguments
+    staged                  rowvecs that a warp brings to shared memory ahead of the accumulator
+    tma_loads, tma_stores   operands and outputs that travel through shared memory by TMA
+
+    stage(tile, glob, smem)                  one warp: fills `smem` with the staged rowvecs of a tile
+    begin(tile, glob)                        epilogue threads, before the accumulator wait: returns what they hold
+    visit(sub, acc, glob, held, smem)        epilogue threads, each subtile: reads, computes, converts, writes
+
+`glob` has the global tensors and `smem` the shared ones, by name, as attributes. `tile` and `sub` say which
+rows and columns a thread owns; their indices into global memory are clamped to the problem's last row and
+column, so that reads at an edge need no branch: what is computed beyond it is never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils as utils
+
+from ..spec import Order
+
+
+@dataclass(frozen=True)
+class SmemOperand:
+    """An operand or output with a place in shared memory."""
+
+    name: str
+    dtype: type[cutlass.Numeric]
+    order: Order = Order.ROW
+
+    @property
+    def layout(self) -> utils.LayoutEnum:
+        """The DSL's name for `order`."""
+        return utils.LayoutEnum.ROW_MAJOR if self.order is Order.ROW else utils.LayoutEnum.COL_MAJOR
+
+    def bytes(self, elements: int) -> int:
+        """Shared memory that `elements` of it take."""
+        return elements * self.dtype.width // 8
+
+
+class Epilogue(Protocol):
+    """The face of a generated epilogue; the module's docstring says what each part is."""
+
+    loads: tuple[str, ...]
+    stores: tuple[str, ...]
+    staged: tuple[SmemOperand, ...]
+    tma_loads: tuple[SmemOperand, ...]
+    tma_stores: tuple[SmemOperand, ...]
+
+    def stage(self, tile: Any, glob: SimpleNamespace, smem: SimpleNamespace) -> None: ...
+
+    def begin(self, tile: Any, glob: SimpleNamespace) -> SimpleNamespace: ...
+
+    def visit(
+        self, sub: Any, acc: cute.Tensor, glob: SimpleNamespace, held: SimpleNamespace, smem: SimpleNamespace
+    ) -> None: ...
+
+
+def by_name(names: Sequence[str], values: Sequence[Any]) -> SimpleNamespace:
+    """Values as attributes."""
+    return SimpleNamespace(**dict(zip(names, values, strict=True)))

@@ -1,0 +1,570 @@
+"""The Hopper kernel: a warp-specialised, persistent GEMM on wgmma with an epilogue plugged in.
+
+One warpgroup loads: warp 0 brings A and B tiles by TMA, warp 1 the epilogue's operands. The other one or two
+warpgroups multiply; each owns 64-row blocks of the tile, keeps their accumulators in registers and runs the
+epilogue on them, a subtile of 64 rows at a time, with shared memory and a TMA store queue of its own.
+
+           warp 0          A, B of a k tile  -> ab pipeline
+           warp 1          staged rowvecs    -> row pipeline;  exact loads of a subtile -> exact pipeline
+           warpgroup 1, 2  begin | wgmma over all k tiles | visit each subtile -> shared memory -> TMA store
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+import cutlass.utils as utils
+import cutlass.utils.hopper_helpers as hopper
+from cutlass import Boolean, Float32, Int32
+from cutlass.cute.nvgpu import cpasync, warpgroup
+
+from .config import TILE_K_BYTES, TileConfig
+from .epilogue import Epilogue, SmemOperand, by_name
+from .scheduler import TileSchedule
+
+WARPGROUP = 128
+BLOCK_M = 64
+"""Rows of one wgmma instruction."""
+
+SMEM_ALIGN = 1024
+"""The 128-byte swizzle repeats every 1024 bytes."""
+
+LOAD_REGISTERS, MMA_REGISTERS = 40, 232
+
+
+class Sm90Tile:
+    """The part of an output tile that one thread owns, as wgmma lays out its accumulators.
+
+    A thread has two rows, eight apart, of each 64-row block of its warpgroup, and two neighbouring columns of
+    every eight (PTX ISA, wgmma register fragments, matrix D).
+    """
+
+    def __init__(self, gemm: Sm90Gemm, m0: Int32, n0: Int32, m: Int32, n: Int32, thread: Int32, group: Int32):
+        lane = thread % 32
+        self.m0, self.n0, self.m, self.n = m0, n0, m, n
+        self.lane = lane
+        self.tile_n = gemm.config.tile_n
+        self.rows = 2 * gemm.blocks
+        self.columns = self.tile_n // 4
+        self._groups = gemm.groups
+        self._row0 = m0 + group * BLOCK_M + thread // 32 * 16 + lane // 4
+        self._column0 = lane % 4 * 2
+
+    def raw_row(self, r: int) -> Int32:
+        """The global row of the thread's r-th row, which may lie beyond M."""
+        return self._row0 + (r // 2 * self._groups * BLOCK_M + r % 2 * 8)
+
+    def raw_column(self, c: int) -> Int32:
+        """The global column of the thread's c-th column, which may lie beyond N."""
+        return self.n0 + self.column_offset(c)
+
+    def column_offset(self, c: int) -> Int32:
+        """The thread's c-th column within the tile."""
+        return self._column0 + (c // 2 * 8 + c % 2)
+
+    def row(self, r: int) -> Int32:
+        """The global row of the thread's r-th row, clamped to the last."""
+        return cutlass.min(self.raw_row(r), self.m - 1)
+
+    def column(self, c: int) -> Int32:
+        """The global column of the thread's c-th column, clamped to the last."""
+        return cutlass.min(self.raw_column(c), self.n - 1)
+
+
+class Sm90Subtile:
+    """One visit: a 64 x `subtile_n` piece of a warpgroup's tile and the thread's elements of it.
+
+    Element e of the fragment belongs to the thread's row `row_of(e)` and, within the subtile, to its column
+    `column_of(e)`; `first_column` is where the subtile's columns begin among those of the whole tile.
+    """
+
+    def __init__(self, gemm: Sm90Gemm, tile: Sm90Tile, index: int, thr_mma: Any):
+        subtile_n = gemm.config.subtile_n
+        self.tile = tile
+        self.block, self.step = divmod(index, gemm.steps)
+        self.elements = BLOCK_M * subtile_n // WARPGROUP
+        self.columns = subtile_n // 4
+        self.first_column = self.step * self.columns
+        self._thr_mma = thr_mma
+
+    def row_of(self, e: int) -> int:
+        """Which of the thread's rows element e lies in."""
+        return 2 * self.block + e // 2 % 2
+
+    def column_of(self, e: int) -> int:
+        """Which of the thread's columns of this subtile element e lies in."""
+        return e // 4 * 2 + e % 2
+
+    def row_slice(self, vector: cute.Tensor) -> cute.Tensor:
+        """The thread's columns of this subtile in a shared vector of the tile's columns."""
+        layout = cute.make_layout((2, self.columns // 2), stride=(1, 8))
+        return cute.make_tensor(vector.iterator + self.tile.column_offset(self.first_column), layout)
+
+    def partition(self, plane: cute.Tensor) -> cute.Tensor:
+        """The thread's elements of a (64, subtile_n) plane."""
+        return self._thr_mma.partition_C(plane)
+
+    def row(self, e: int) -> Int32:
+        """The global row of element e, clamped to the last."""
+        return self.tile.row(self.row_of(e))
+
+    def column(self, e: int) -> Int32:
+        """The global column of element e, clamped to the last."""
+        return self.tile.column(self.first_column + self.column_of(e))
+
+    def in_bounds(self, e: int) -> Boolean:
+        """Whether element e belongs to the output."""
+        row, column = self.tile.raw_row(self.row_of(e)), self.tile.raw_column(self.first_column + self.column_of(e))
+        return (row < self.tile.m) & (column < self.tile.n)
+
+
+class Sm90Gemm:
+    """D = epilogue(A B) for A (M, K) and B (K, N), any of whose sizes may be dynamic.
+
+    fp8 operands are K-major, 16-bit ones either. Base addresses are multiples of 16 bytes and so are the
+    strides of both operands and of everything in `tma_loads` and `tma_stores`. Without `fast_accum`, the sums
+    of each k tile are added to the accumulators in fp32 registers instead of inside the tensor cores.
+    """
+
+    def __init__(self, epilogue: Epilogue, config: TileConfig, *, fast_accum: bool = True):
+        self.epilogue = epilogue
+        self.config = config
+        self.fast_accum = fast_accum
+        self.groups = 1 if config.tile_m == BLOCK_M else 2
+        self.blocks = config.tile_m // (BLOCK_M * self.groups)
+        self.steps = config.tile_n // config.subtile_n
+        self.subtiles = self.blocks * self.steps
+        self.threads = WARPGROUP * (1 + self.groups)
+        self.exact_stages = 2 if epilogue.tma_loads else 0
+        self.row_stages = 2 if epilogue.staged else 0
+        self.store_stages = 2 if epilogue.tma_stores else 0
+
+    def _epilogue_bytes(self) -> int:
+        box = BLOCK_M * self.config.subtile_n * self.groups
+        loads = sum(operand.bytes(box) for operand in self.epilogue.tma_loads) * self.exact_stages
+        rows = sum(operand.bytes(self.config.tile_n) for operand in self.epilogue.staged) * self.row_stages
+        stores = sum(operand.bytes(box) for operand in self.epilogue.tma_stores) * self.store_stages
+        paddings = SMEM_ALIGN * (2 + len(self.epilogue.staged))
+        return loads + rows + stores + paddings
+
+    def _ab_stages(self) -> int:
+        stage = (self.config.tile_m + self.config.tile_n) * TILE_K_BYTES
+        return (utils.get_smem_capacity_in_bytes("sm_90") - self._epilogue_bytes()) // stage
+
+    @cute.jit
+    def __call__(
+        self,
+        a: cute.Tensor,
+        b: cute.Tensor,
+        loads: Sequence[cute.Tensor],
+        stores: Sequence[cute.Tensor],
+        max_active_clusters: Int32,
+        stream: cuda.CUstream,
+    ):
+        """Launches the kernel for A (M, K), B (K, N) and the epilogue's operands, in the order of its names."""
+        config, epilogue = self.config, self.epilogue
+        b = cute.make_tensor(b.iterator, cute.select(b.layout, [1, 0]))
+        m, n = a.shape[0], b.shape[0]
+        a_layout, b_layout = utils.LayoutEnum.from_tensor(a), utils.LayoutEnum.from_tensor(b)
+        self.a_dtype, self.b_dtype = a.element_type, b.element_type
+        tile_k = TILE_K_BYTES * 8 // self.a_dtype.width
+        tile = (config.tile_m, config.tile_n, tile_k)
+        tiled_mma = hopper.make_trivial_tiled_mma(
+            self.a_dtype,
+            self.b_dtype,
+            a_layout.sm90_mma_major_mode(),
+            b_layout.sm90_mma_major_mode(),
+            Float32,
+            (self.groups, 1, 1),
+            (BLOCK_M, config.tile_n),
+        )
+        # Its accumulators are laid out as those of tiled_mma, over one subtile.
+        subtile_mma = hopper.make_trivial_tiled_mma(
+            self.a_dtype,
+            self.b_dtype,
+            a_layout.sm90_mma_major_mode(),
+            b_layout.sm90_mma_major_mode(),
+            Float32,
+            (1, 1, 1),
+            (BLOCK_M, config.subtile_n),
+        )
+        ab_stages = self._ab_stages()
+        a_smem = hopper.make_smem_layout_a(a_layout, tile, self.a_dtype, ab_stages)
+        b_smem = hopper.make_smem_layout_b(b_layout, tile, self.b_dtype, ab_stages)
+        a_tma = _tma_load(a, a_smem, (config.tile_m, tile_k), config.cluster_n)
+        b_tma = _tma_load(b, b_smem, (config.tile_n, tile_k), config.cluster_m)
+
+        load_planes = [self._planes(operand, self.exact_stages) for operand in epilogue.tma_loads]
+        store_planes = [self._planes(operand, self.store_stages) for operand in epilogue.tma_stores]
+        load_of = dict(zip(epilogue.loads, loads, strict=True))
+        store_of = dict(zip(epilogue.stores, stores, strict=True))
+        box = (BLOCK_M, config.subtile_n)
+        load_tmas = [
+            _tma_load(load_of[operand.name], planes, box, 1)
+            for operand, planes in zip(epilogue.tma_loads, load_planes, strict=True)
+        ]
+        store_tmas = [
+            cpasync.make_tiled_tma_atom(
+                cpasync.CopyBulkTensorTileS2GOp(),
+                store_of[operand.name],
+                cute.slice_(planes, (None, None, 0)),
+                box,
+            )
+            for operand, planes in zip(epilogue.tma_stores, store_planes, strict=True)
+        ]
+
+        schedule = TileSchedule.of(config, m, n)
+        clusters = cutlass.min(schedule.items, max_active_clusters)
+        self.kernel(
+            tiled_mma,
+            subtile_mma,
+            a_tma,
+            b_tma,
+            a_smem,
+            b_smem,
+            list(loads),
+            list(stores),
+            load_tmas,
+            store_tmas,
+            load_planes,
+            store_planes,
+            m,
+            n,
+        ).launch(
+            grid=(config.cluster_m, config.cluster_n, clusters),
+            block=(self.threads, 1, 1),
+            cluster=(config.cluster_m, config.cluster_n, 1),
+            min_blocks_per_mp=1,
+            stream=stream,
+        )
+
+    def _planes(self, operand: SmemOperand, stages: int) -> cute.ComposedLayout:
+        """Shared memory for a staged operand: (64, subtile_n, stages * warpgroups)."""
+        return hopper.make_smem_layout_epi(
+            operand.dtype, operand.layout, (BLOCK_M, self.config.subtile_n), stages * self.groups
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        tiled_mma: cute.TiledMma,
+        subtile_mma: cute.TiledMma,
+        a_tma: cpasync.TmaInfo,
+        b_tma: cpasync.TmaInfo,
+        a_smem: cute.ComposedLayout,
+        b_smem: cute.ComposedLayout,
+        loads: list,
+        stores: list,
+        load_tmas: list,
+        store_tmas: list,
+        load_planes: list,
+        store_planes: list,
+        m: Int32,
+        n: Int32,
+    ):
+        config, epilogue = self.config, self.epilogue
+        thread, _, _ = cute.arch.thread_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        _, _, first_item = cute.arch.block_idx()
+        _, _, item_step = cute.arch.grid_dim()
+        cta_layout = cute.make_layout((config.cluster_m, config.cluster_n, 1))
+        cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        cta_m, cta_n, _ = cta_layout.get_flat_coord(cta_rank)
+        a_atom, a_global = a_tma.atom, a_tma.tma_tensor
+        b_atom, b_global = b_tma.atom, b_tma.tma_tensor
+        schedule = TileSchedule.of(config, m, n)
+
+        if warp == 0:
+            cpasync.prefetch_descriptor(a_atom)
+            cpasync.prefetch_descriptor(b_atom)
+            for tma in load_tmas + store_tmas:
+                cpasync.prefetch_descriptor(tma.atom)
+
+        smem = utils.SmemAllocator()
+        ab_stages = cute.size(a_smem, mode=[2])
+        ab_bytes = cute.size_in_bytes(self.a_dtype, cute.slice_(a_smem, (None, None, 0)))
+        ab_bytes += cute.size_in_bytes(self.b_dtype, cute.slice_(b_smem, (None, None, 0)))
+        consumer_warps = 4 * self.groups
+        ab_pipeline = pipeline.PipelineTmaAsync.create(
+            barrier_storage=smem.allocate_array(cutlass.Int64, 2 * ab_stages),
+            num_stages=ab_stages,
+            producer_group=_agents(1),
+            consumer_group=_agents(consumer_warps * (config.cluster_m + config.cluster_n - 1)),
+            tx_count=ab_bytes,
+            cta_layout_vmnk=cute.make_layout((1, *cta_layout.shape)),
+            defer_sync=True,
+        )
+        if cutlass.const_expr(self.exact_stages > 0):
+            box = BLOCK_M * config.subtile_n * self.groups
+            exact_pipeline = pipeline.PipelineTmaAsync.create(
+                barrier_storage=smem.allocate_array(cutlass.Int64, 2 * self.exact_stages),
+                num_stages=self.exact_stages,
+                producer_group=_agents(1),
+                consumer_group=_agents(consumer_warps),
+                tx_count=sum(operand.bytes(box) for operand in epilogue.tma_loads),
+                cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),
+                defer_sync=True,
+            )
+        if cutlass.const_expr(self.row_stages > 0):
+            row_pipeline = pipeline.PipelineAsync.create(
+                barrier_storage=smem.allocate_array(cutlass.Int64, 2 * self.row_stages),
+                num_stages=self.row_stages,
+                producer_group=_agents(32),
+                consumer_group=_agents(WARPGROUP * self.groups),
+                defer_sync=True,
+            )
+        pipeline.pipeline_init_arrive(cluster_shape_mn=cta_layout, is_relaxed=True)
+
+        s_a = smem.allocate_tensor(self.a_dtype, a_smem.outer, SMEM_ALIGN, a_smem.inner)
+        s_b = smem.allocate_tensor(self.b_dtype, b_smem.outer, SMEM_ALIGN, b_smem.inner)
+        s_loads = [
+            smem.allocate_tensor(operand.dtype, planes.outer, SMEM_ALIGN, planes.inner)
+            for operand, planes in zip(epilogue.tma_loads, load_planes)
+        ]
+        s_stores = [
+            smem.allocate_tensor(operand.dtype, planes.outer, SMEM_ALIGN, planes.inner)
+            for operand, planes in zip(epilogue.tma_stores, store_planes)
+        ]
+        s_rows = [
+            smem.allocate_tensor(operand.dtype, cute.make_layout((config.tile_n, self.row_stages)), 128)
+            for operand in epilogue.staged
+        ]
+        glob = by_name(epilogue.loads + epilogue.stores, loads + stores)
+        pipeline.pipeline_init_wait(cluster_shape_mn=cta_layout)
+
+        # (tile, k tile, tile index, k index) partitions of the operands for TMA
+        tile_k = cute.size(a_smem, mode=[1])
+        g_a = cute.local_tile(a_global, (config.tile_m, tile_k), (None, None))
+        g_b = cute.local_tile(b_global, (config.tile_n, tile_k), (None, None))
+        k_tiles = cute.size(g_a, mode=[3])
+
+        if warp < 4:
+            cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
+
+        if warp == 0:
+            t_sa, t_ga = cpasync.tma_partition(
+                a_atom,
+                cta_n,
+                cute.make_layout(config.cluster_n),
+                cute.group_modes(s_a, 0, 2),
+                cute.group_modes(g_a, 0, 2),
+            )
+            t_sb, t_gb = cpasync.tma_partition(
+                b_atom,
+                cta_m,
+                cute.make_layout(config.cluster_m),
+                cute.group_modes(s_b, 0, 2),
+                cute.group_modes(g_b, 0, 2),
+            )
+            cta_coord = (cta_m, cta_n, 0)
+            a_mask = cute.make_layout_image_mask(cta_layout, cta_coord, mode=1) if config.cluster_n > 1 else None
+            b_mask = cute.make_layout_image_mask(cta_layout, cta_coord, mode=0) if config.cluster_m > 1 else None
+            ab_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, ab_stages)
+            item = Int32(first_item)
+            while schedule.is_valid(item):
+                cluster_row, cluster_column = schedule.cluster_coord(item)
+                tile_a = t_ga[(None, cluster_row * config.cluster_m + cta_m, None)]
+                tile_b = t_gb[(None, cluster_column * config.cluster_n + cta_n, None)]
+                for k in cutlass.range(k_tiles, unroll=1):
+                    ab_pipeline.producer_acquire(ab_state)
+                    barrier = ab_pipeline.producer_get_barrier(ab_state)
+                    cute.copy(
+                        a_atom, tile_a[(None, k)], t_sa[(None, ab_state.index)], tma_bar_ptr=barrier, mcast_mask=a_mask
+                    )
+                    cute.copy(
+                        b_atom, tile_b[(None, k)], t_sb[(None, ab_state.index)], tma_bar_ptr=barrier, mcast_mask=b_mask
+                    )
+                    ab_state.advance()
+                item += item_step
+            ab_pipeline.producer_tail(ab_state)
+
+        if cutlass.const_expr(self.exact_stages + self.row_stages > 0):
+            if warp == 1:
+                row_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, max(self.row_stages, 1))
+                exact_state = pipeline.make_pipeline_state(
+                    pipeline.PipelineUserType.Producer, max(self.exact_stages, 1)
+                )
+                item = Int32(first_item)
+                while schedule.is_valid(item):
+                    cluster_row, cluster_column = schedule.cluster_coord(item)
+                    m0 = (cluster_row * config.cluster_m + cta_m) * config.tile_m
+                    n0 = (cluster_column * config.cluster_n + cta_n) * config.tile_n
+                    if cutlass.const_expr(self.row_stages > 0):
+                        row_pipeline.producer_acquire(row_state)
+                        tile = Sm90Tile(self, m0, n0, m, n, thread % 32, Int32(0))
+                        rows = [s_row[(None, row_state.index)] for s_row in s_rows]
+                        self.epilogue.stage(tile, glob, by_name([o.name for o in epilogue.staged], rows))
+                        row_pipeline.producer_commit(row_state)
+                        row_state.advance()
+                    if cutlass.const_expr(self.exact_stages > 0):
+                        for subtile in cutlass.range_constexpr(self.subtiles):
+                            exact_pipeline.producer_acquire(exact_state)
+                            barrier = exact_pipeline.producer_get_barrier(exact_state)
+                            for i in cutlass.range_constexpr(len(load_tmas)):
+                                for group in cutlass.range_constexpr(self.groups):
+                                    self._copy_plane(
+                                        load_tmas[i],
+                                        s_loads[i],
+                                        exact_state.index * self.groups + group,
+                                        self._plane_coord(m0, n0, subtile, group),
+                                        barrier,
+                                    )
+                            exact_state.advance()
+                    item += item_step
+                if cutlass.const_expr(self.exact_stages > 0):
+                    exact_pipeline.producer_tail(exact_state)
+
+        if warp >= 4:
+            cute.arch.setmaxregister_increase(MMA_REGISTERS)
+            group = cute.arch.make_warp_uniform(thread // WARPGROUP) - 1
+            group_thread = thread % WARPGROUP
+            tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+            thr_mma = tiled_mma.get_slice(group * WARPGROUP)
+            fragments_a = tiled_mma.make_fragment_A(thr_mma.partition_A(s_a))
+            fragments_b = tiled_mma.make_fragment_B(thr_mma.partition_B(s_b))
+            acc_shape = thr_mma.partition_shape_C((config.tile_m, config.tile_n))
+            acc = cute.make_rmem_tensor(acc_shape, Float32)
+            thr_subtile = subtile_mma.get_slice(group_thread)
+            group_barrier = pipeline.NamedBarrier(barrier_id=1 + group, num_threads=WARPGROUP)
+            is_store_warp = group_thread < 32
+            store_group = pipeline.PipelineTmaStore.create(
+                num_stages=max(self.store_stages, 1), producer_group=_agents(WARPGROUP)
+            )
+
+            ab_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, ab_stages)
+            row_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, max(self.row_stages, 1))
+            exact_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, max(self.exact_stages, 1))
+            store_plane = Int32(0)
+            item = Int32(first_item)
+            while schedule.is_valid(item):
+                cluster_row, cluster_column = schedule.cluster_coord(item)
+                m0 = (cluster_row * config.cluster_m + cta_m) * config.tile_m
+                n0 = (cluster_column * config.cluster_n + cta_n) * config.tile_n
+                tile = Sm90Tile(self, m0, n0, m, n, group_thread, group)
+                held = self.epilogue.begin(tile, glob)
+
+                ab_state = self._multiply(tiled_mma, acc, fragments_a, fragments_b, ab_pipeline, ab_state, k_tiles)
+
+                rows = []
+                if cutlass.const_expr(self.row_stages > 0):
+                    row_pipeline.consumer_wait(row_state)
+                    rows = [s_row[(None, row_state.index)] for s_row in s_rows]
+                flat = cute.make_tensor(acc.iterator, cute.make_layout(cute.size(acc)))
+                for subtile in cutlass.range_constexpr(self.subtiles):
+                    sub = Sm90Subtile(self, tile, subtile, thr_subtile)
+                    piece = cute.make_tensor(flat.iterator + subtile * sub.elements, cute.make_layout(sub.elements))
+                    if cutlass.const_expr(self.store_stages > 0):
+                        if is_store_warp:
+                            store_group.producer_acquire()
+                        group_barrier.arrive_and_wait()
+                    if cutlass.const_expr(self.exact_stages > 0):
+                        exact_pipeline.consumer_wait(exact_state)
+                    load_plane = exact_state.index * self.groups + group
+                    plane = store_plane * self.groups + group
+                    planes = [s_load[(None, None, load_plane)] for s_load in s_loads]
+                    planes += [s_store[(None, None, plane)] for s_store in s_stores]
+                    names = [o.name for o in epilogue.staged + epilogue.tma_loads + epilogue.tma_stores]
+                    self.epilogue.visit(sub, piece, glob, held, by_name(names, rows + planes))
+                    if cutlass.const_expr(self.exact_stages > 0):
+                        exact_pipeline.consumer_release(exact_state)
+                        exact_state.advance()
+                    if cutlass.const_expr(self.store_stages > 0):
+                        cute.arch.fence_proxy("async.shared", space="cta")
+                        group_barrier.arrive_and_wait()
+                        if is_store_warp:
+                            for i in cutlass.range_constexpr(len(store_tmas)):
+                                self._store_plane(
+                                    store_tmas[i], s_stores[i], plane, self._plane_coord(m0, n0, subtile, group)
+                                )
+                            store_group.producer_commit()
+                        store_plane = (store_plane + 1) % self.store_stages
+                if cutlass.const_expr(self.row_stages > 0):
+                    row_pipeline.consumer_release(row_state)
+                    row_state.advance()
+                item += item_step
+            if cutlass.const_expr(self.store_stages > 0):
+                if is_store_warp:
+                    store_group.producer_tail()
+
+    @cute.jit
+    def _multiply(
+        self,
+        tiled_mma: cute.TiledMma,
+        acc: cute.Tensor,
+        fragments_a: cute.Tensor,
+        fragments_b: cute.Tensor,
+        ab_pipeline: pipeline.PipelineTmaAsync,
+        ab_state: pipeline.PipelineState,
+        k_tiles: Int32,
+    ):
+        """Accumulates the product over all k tiles; returns the pipeline state after them."""
+        acc.fill(0.0)
+        k_blocks = cute.size(fragments_a, mode=[2])
+        if cutlass.const_expr(self.fast_accum):
+            release_state = ab_state.clone()
+            for k in cutlass.range(k_tiles, unroll=1):
+                ab_pipeline.consumer_wait(ab_state)
+                warpgroup.fence()
+                for k_block in cutlass.range_constexpr(k_blocks):
+                    stage = (None, None, k_block, ab_state.index)
+                    cute.gemm(tiled_mma, acc, fragments_a[stage], fragments_b[stage], acc)
+                warpgroup.commit_group()
+                # One k tile stays in flight; the one before it has been read and its stage may go.
+                warpgroup.wait_group(1)
+                if k > 0:
+                    ab_pipeline.consumer_release(release_state)
+                    release_state.advance()
+                ab_state.advance()
+            warpgroup.wait_group(0)
+            ab_pipeline.consumer_release(release_state)
+        else:
+            partial = cute.make_rmem_tensor(acc.shape, Float32)
+            for k in cutlass.range(k_tiles, unroll=1):
+                ab_pipeline.consumer_wait(ab_state)
+                partial.fill(0.0)
+                warpgroup.fence()
+                for k_block in cutlass.range_constexpr(k_blocks):
+                    stage = (None, None, k_block, ab_state.index)
+                    cute.gemm(tiled_mma, partial, fragments_a[stage], fragments_b[stage], partial)
+                warpgroup.commit_group()
+                warpgroup.wait_group(0)
+                ab_pipeline.consumer_release(ab_state)
+                ab_state.advance()
+                for i in cutlass.range_constexpr(cute.size(acc)):
+                    acc[i] = acc[i] + partial[i]
+        return ab_state
+
+    def _plane_coord(self, m0: Int32, n0: Int32, subtile: int, group: Any) -> tuple[Int32, Int32]:
+        """Where a warpgroup's subtile lies, counted in (64, subtile_n) boxes of the output."""
+        block, step = divmod(subtile, self.steps)
+        row = m0 // BLOCK_M + block * self.groups + group
+        return row, n0 // self.config.subtile_n + step
+
+    def _partition_plane(self, tma: cpasync.TmaInfo, planes: cute.Tensor, coord: tuple[Int32, Int32]) -> tuple:
+        boxes = cute.local_tile(tma.tma_tensor, (BLOCK_M, self.config.subtile_n), coord)
+        return cpasync.tma_partition(
+            tma.atom, 0, cute.make_layout(1), cute.group_modes(planes, 0, 2), cute.group_modes(boxes, 0, 2)
+        )
+
+    def _copy_plane(self, tma: cpasync.TmaInfo, planes: cute.Tensor, index: Int32, coord: tuple, barrier: cute.Pointer):
+        t_s, t_g = self._partition_plane(tma, planes, coord)
+        cute.copy(tma.atom, t_g, t_s[(None, index)], tma_bar_ptr=barrier)
+
+    def _store_plane(self, tma: cpasync.TmaInfo, planes: cute.Tensor, index: Int32, coord: tuple):
+        t_s, t_g = self._partition_plane(tma, planes, coord)
+        cute.copy(tma.atom, t_s[(None, index)], t_g)
+
+
+def _agents(count: int) -> pipeline.CooperativeGroup:
+    return pipeline.CooperativeGroup(pipeline.Agent.Thread, count)
+
+
+def _tma_load(tensor: cute.Tensor, staged: cute.ComposedLayout, box: tuple[int, int], multicast: int) -> cpasync.TmaInfo:
+    """The TMA atom and coordinate tensor that bring boxes of `tensor` to one stage of shared memory."""
+    op = cpasync.CopyBulkTensorTileG2SOp() if multicast == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
+    return cpasync.make_tiled_tma_atom(op, tensor, cute.slice_(staged, (None, None, 0)), box, num_multicast=multicast)
