@@ -22,7 +22,7 @@ from enum import Enum
 
 import torch
 
-from cute_backend.spec import DType, Op, Overflow, Precision
+from cute_backend.spec import Const, DType, EpilogueSpec, Op, Overflow, Precision, SpecError
 
 
 class OperandError(ValueError):
@@ -335,6 +335,25 @@ def result_dtype(row: PointwiseOp, dtypes: Sequence[DType]) -> DType:
     """
     operands = promote(row, dtypes)
     return DType.BOOL if row.result is ResultRule.BOOL else operands[-1]
+
+
+def operand_dtypes(spec: EpilogueSpec, op: Op) -> list[DType]:
+    """The dtypes of an op's operands: of the spec's values and of numbers."""
+    return [operand.dtype if isinstance(operand, Const) else spec.dtypes[operand] for operand in op.operands]
+
+
+def check(spec: EpilogueSpec) -> None:
+    """Raise SpecError where an op is not in the table or contradicts its row."""
+    for op in spec.ops:
+        row = OPS.get(op.op)
+        if row is None:
+            raise SpecError(f"{op.name} = {op.op}: there is no such op; the table has {', '.join(OPS)}")
+        try:
+            result = result_dtype(row, operand_dtypes(spec, op))
+        except OperandError as error:
+            raise SpecError(f"{op.name}: {error}") from error
+        if row is not CAST and result is not op.dtype:
+            raise SpecError(f"{op.name} = {op.op} gives {result.value}, but the spec says {op.dtype.value}")
 
 
 def effective_dtype(op: Op, precision: Precision) -> DType:

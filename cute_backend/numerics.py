@@ -1,0 +1,130 @@
+"""What a cast does, written out: the rules that the device code follows too, independent of torch's version.
+
+A value is held in its dtype's register dtype (fp32, int32 or bool). `cast` rounds or wraps it and keeps it
+there; `store` also packs it into memory's dtype.
+
+- to bf16 and fp16: to the nearest, halves to even; beyond the range infinity.
+- to fp8: to the nearest, halves to even; NaN stays NaN. SATURATE takes what is beyond the largest finite
+  value, infinities included, to that value (PTX `cvt.rn.satfinite`). NONFINITE rounds as if the range had no
+  end, and what then exceeds it is NaN in e4m3 (which has no infinity) and infinity in e5m2.
+- float to integer: towards zero; NaN gives 0; out of int32's range its ends. int8 and uint8 then keep the low
+  eight bits. Out of range torch promises nothing: its CPU and CUDA results differ.
+- to bool: whether it differs from zero, so NaN is true.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cute_backend.spec import DType, Overflow
+
+TORCH_DTYPES: dict[DType, torch.dtype] = {
+    DType.F32: torch.float32,
+    DType.BF16: torch.bfloat16,
+    DType.F16: torch.float16,
+    DType.E4M3: torch.float8_e4m3fn,
+    DType.E5M2: torch.float8_e5m2,
+    DType.I8: torch.int8,
+    DType.U8: torch.uint8,
+    DType.I32: torch.int32,
+    DType.BOOL: torch.bool,
+}
+
+
+def widen(value: Tensor, dtype: DType) -> Tensor:
+    """A tensor loaded with `dtype`, in its register dtype. Exact."""
+    return value.to(TORCH_DTYPES[dtype.register])
+
+
+def convert(value: Tensor, target: DType) -> Tensor:
+    """A register value, brought to another register dtype."""
+    if target is DType.BOOL:
+        return value != 0
+    if target is DType.I32 and value.is_floating_point():
+        return _truncate(value)
+    return value.to(TORCH_DTYPES[target])
+
+
+def cast(value: Tensor, target: DType, overflow: Overflow = Overflow.SATURATE) -> Tensor:
+    """A register value, rounded or wrapped to `target` and kept in `target`'s register dtype."""
+    value = convert(value, target.register)
+    if target.is_fp8:
+        return _round_fp8(value, _FLOAT8[target], overflow)
+    if target in (DType.BF16, DType.F16):
+        # IEEE rounding in every torch, on every device.
+        return value.to(TORCH_DTYPES[target]).to(torch.float32)
+    if target is DType.I8:
+        return ((value + 128) & 255) - 128
+    if target is DType.U8:
+        return value & 255
+    return value
+
+
+def store(value: Tensor, target: DType) -> Tensor:
+    """A register value as a tensor of `target`'s own dtype, rounded as a saturating cast would."""
+    value = cast(value, target)
+    if target.is_fp8:
+        return _encode_fp8(value, _FLOAT8[target]).view(TORCH_DTYPES[target])
+    return value.to(TORCH_DTYPES[target])
+
+
+def _truncate(value: Tensor) -> Tensor:
+    """fp32 to int32, as PTX `cvt.rzi.s32.f32`."""
+    inside = torch.where(value.abs() < 2.0**31, value, 0.0).to(torch.int32)
+    ends = torch.iinfo(torch.int32)
+    return torch.where(value >= 2.0**31, ends.max, torch.where(value <= -(2.0**31), ends.min, inside))
+
+
+@dataclass(frozen=True)
+class _Float8:
+    """An fp8 format. `overflow_code` is the encoding of what NONFINITE makes of an overflow."""
+
+    mantissa_bits: int
+    min_exponent: int
+    largest: float
+    overflow_value: float
+    overflow_code: int
+
+    @property
+    def bias(self) -> int:
+        return 1 - self.min_exponent
+
+
+_FLOAT8 = {
+    DType.E4M3: _Float8(3, -6, 448.0, overflow_value=float("nan"), overflow_code=0x7F),
+    DType.E5M2: _Float8(2, -14, 57344.0, overflow_value=float("inf"), overflow_code=0x7C),
+}
+_FP8_NAN = 0x7F
+
+
+def _round_fp8(value: Tensor, form: _Float8, overflow: Overflow) -> Tensor:
+    """fp32 rounded to an fp8 format, in fp32.
+
+    Adding 2^23 times the spacing of the format's numbers around `value`, and taking it away again, rounds to
+    that spacing: fp32's own addition does it, to nearest even.
+    """
+    saturate = overflow is Overflow.SATURATE
+    magnitude = value.abs().clamp(max=form.largest if saturate else 2 * form.largest)
+    exponent = (magnitude.view(torch.int32) >> 23) - 127
+    spacing = exponent.clamp(min=form.min_exponent) - form.mantissa_bits
+    shifter = ((spacing + 23 + 127) << 23).view(torch.float32)
+    rounded = torch.where(magnitude.isnan(), magnitude, (magnitude + shifter) - shifter)
+    if not saturate:
+        rounded = torch.where(rounded > form.largest, form.overflow_value, rounded)
+    return rounded.copysign(value)
+
+
+def _encode_fp8(value: Tensor, form: _Float8) -> Tensor:
+    """The bytes (uint8) of fp32 values that the format represents exactly."""
+    magnitude = value.abs()
+    normal = (magnitude.view(torch.int32) >> (23 - form.mantissa_bits)) - (
+        (127 - form.bias) << form.mantissa_bits
+    )
+    subnormal = (magnitude * 2.0 ** (form.mantissa_bits - form.min_exponent)).to(torch.int32)
+    code = torch.where(magnitude < 2.0**form.min_exponent, subnormal, normal)
+    code = torch.where(magnitude.isinf(), form.overflow_code, code)
+    code = torch.where(magnitude.isnan(), _FP8_NAN, code)
+    return torch.where(value.signbit(), code | 0x80, code).to(torch.uint8)

@@ -1,0 +1,81 @@
+"""The reference interpreter: an EpilogueSpec computed with aten, on any device.
+
+It is what the op runs on CPU, what it falls back on where no kernel can be built, and what every test of a
+kernel compares with. Each step is one row of the op table; every cast follows `numerics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cute_backend import numerics
+from cute_backend.ops import OPS, check, effective_dtype, operand_dtypes, promote
+from cute_backend.spec import Const, DType, EpilogueSpec, Load, LoadKind, Op, Operand, Order, Store
+
+_VIEWS = {
+    LoadKind.SCALAR: (1, 1),
+    LoadKind.ROWVEC: (1, -1),
+    LoadKind.COLVEC: (-1, 1),
+}
+
+
+def replay(
+    spec: EpilogueSpec,
+    a: Sequence[Tensor],
+    b: Sequence[Tensor],
+    loads: Sequence[Tensor],
+    *,
+    accumulate: torch.dtype = torch.float32,
+) -> list[Tensor]:
+    """The spec's stores, in order: (M, N) tensors, dense in each store's order.
+
+    `a[i]` is (M, K) and `b[i]` (K, N), one pair for each accumulator. `loads` follow the spec: (M, N) for an
+    exact load, (N,) for a rowvec, (M,) for a colvec, one element for a scalar. The operands' values are exact
+    in `accumulate`, in which the products are summed, in the order of the device's own matmul; float64 takes
+    that order's rounding out of a test. All that follows is fp32.
+
+    Raises SpecError where an op and its operands contradict the op table, ValueError where the number of
+    operands contradicts the spec.
+    """
+    check(spec)
+    values: dict[str, Tensor] = {}
+    for acc, left, right in zip(spec.accumulators, a, b, strict=True):
+        values[acc.name] = torch.mm(left.to(accumulate), right.to(accumulate)).to(torch.float32)
+    for load, tensor in zip(spec.loads, loads, strict=True):
+        values[load.name] = _plane(load, tensor)
+    for op in spec.ops:
+        values[op.name] = _step(spec, op, values)
+    m, n = a[0].shape[0], b[0].shape[1]
+    return [_stored(store, values[store.value], m, n) for store in spec.stores]
+
+
+def _plane(load: Load, tensor: Tensor) -> Tensor:
+    """The load in its register dtype, in a shape that broadcasts over (M, N)."""
+    view = tensor if load.kind is LoadKind.EXACT else tensor.reshape(_VIEWS[load.kind])
+    return numerics.widen(view, load.dtype)
+
+
+def _step(spec: EpilogueSpec, op: Op, values: dict[str, Tensor]) -> Tensor:
+    device = values[spec.accumulators[0].name].device
+    row = OPS[op.op]
+
+    def fetch(operand: Operand, register: DType) -> Tensor:
+        if isinstance(operand, Const):
+            return torch.tensor(operand.value, dtype=numerics.TORCH_DTYPES[register], device=device)
+        return numerics.convert(values[operand], register)
+
+    registers = promote(row, operand_dtypes(spec, op))
+    operands = [fetch(operand, register) for operand, register in zip(op.operands, registers, strict=True)]
+    if op.op == "cast":
+        return numerics.cast(operands[0], effective_dtype(op, spec.precision), op.overflow)
+    return row.reference(*operands)
+
+
+def _stored(store: Store, value: Tensor, m: int, n: int) -> Tensor:
+    """The value over the whole plane, in memory's dtype and order: fresh memory, whatever the value is."""
+    dense = numerics.store(value, store.dtype).expand(m, n)
+    out = dense.new_empty((m, n)) if store.order is Order.ROW else dense.new_empty((n, m)).t()
+    return out.copy_(dense)
