@@ -1,0 +1,176 @@
+"""Runs a compiled function's real host code on CPU tensors and hands its kernel launches to a simulated GPU.
+
+`cute.compile` leaves two things: the kernel's PTX and an object with the host code, which checks the
+arguments, builds the tensor maps and launches. The host code reaches the GPU through the functions of
+libcute_dsl_runtime.so alone. Here the object is exported, linked with `runtime_stub.c` in that library's
+place, and called; each launch comes back to Python with its configuration and parameters.
+
+The stub's functions are linked with hidden visibility, so they are bound to this one object: the real runtime
+library, which the DSL loads into the process for every compilation, is neither met nor disturbed, and a
+session may compile, launch and simulate in any order. (`CUTE_DSL_LIBS` would not do: the DSL's JIT looks a
+symbol up in the process before it looks into the libraries that it was given.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .device import Device, Executor, Launch
+from .errors import SimulationError
+from .linking import load_with_stub
+from .machine import Report, run_kernel
+from .memory import GlobalMemory
+from .parser import parse
+
+_EXPORTED = "simulated"
+
+
+def launch(
+    compiled: Any,
+    args: Sequence[Any],
+    *,
+    sm_count: int = 4,
+    async_seed: int | None = None,
+    observer: Any = None,
+    progress: Any = None,
+) -> list[Report]:
+    """Call `compiled` (from `cute.compile` with `--keep-ptx`) on CPU tensors, with its kernels simulated.
+
+    `args` are those of one call: torch CPU tensors and numbers for a TVM-FFI function (without its stream);
+    for a plain one `from_dlpack(device_tensor(t))` for a tensor t, and the stream `CUstream(0)`. Outputs are
+    written in place. `sm_count` is the number of multiprocessors that the device claims to have: a small one
+    makes a persistent kernel loop. Returns one report for each kernel launch. Raises SimulationError.
+    """
+    program = HostProgram(compiled)
+
+    def execute(one: Launch, memory: GlobalMemory) -> Report:
+        return run_kernel(
+            program.ptx,
+            one.kernel,
+            one.params,
+            grid=one.grid,
+            block=one.block,
+            cluster=one.cluster,
+            smem_bytes=one.smem_bytes,
+            memory=memory,
+            async_seed=async_seed,
+            observer=observer,
+            progress=progress,
+        )
+
+    return program.run(args, execute, sm_count=sm_count)
+
+
+class HostProgram:
+    """The host code of a compiled function, linked with the runtime stub, and the PTX of its kernels."""
+
+    def __init__(self, compiled: Any) -> None:
+        if not hasattr(compiled, "export_to_c"):
+            raise SimulationError(f"simulated is what cute.compile returns, not a {type(compiled).__name__}")
+        self.ptx: str = compiled.__ptx__ or ""  # a path, where the DSL could not write the file
+        if ".entry" not in self.ptx:
+            raise SimulationError(
+                "the function keeps no PTX: compile it with --keep-ptx, and any --dump-dir must exist"
+            )
+        self._module = parse(self.ptx)
+        self._compiled = compiled
+        self._is_tvm_ffi = _is_tvm_ffi(compiled)
+        self._host = load_with_stub(_export(compiled, self._is_tvm_ffi))
+
+    def run(self, args: Sequence[Any], execute: Executor, *, sm_count: int = 4) -> list[Report]:
+        """Run the host code on `args`; `execute` gets each launch while the host code waits for it."""
+        device = Device(self._module, execute, sm_count)
+        device.register(args)
+        attach = self._host.library.cute_simulator_attach
+        attach(ctypes.byref(device.table))
+        try:
+            if self._is_tvm_ffi:
+                self._host.module[_EXPORTED](*map(_as_tvm_ffi, args))
+            else:
+                self._call_plain(args)
+        except Exception:
+            if device.failure:
+                raise device.failure from None
+            raise
+        finally:
+            attach(None)
+        return device.reports
+
+    def _call_plain(self, args: Sequence[Any]) -> None:
+        """What the DSL's own executor does: load the library, then call with an array of pointers."""
+        library = ctypes.c_void_p()
+        state, ordinal = ctypes.pointer(library), ctypes.c_int32(0)
+        self._packed("cuda_init", [ctypes.addressof(state)])
+        self._packed("cuda_load_to_device", [ctypes.addressof(state), ctypes.addressof(ordinal)])
+        # The second value owns what the pointers point to.
+        pointers, _adapted = self._compiled.execution_args.generate_execution_args(tuple(args), {})
+        self._packed(f"_mlir_ciface_{self._compiled.function_name}", pointers)
+
+    def _packed(self, name: str, pointers: Sequence[Any]) -> None:
+        """Call a function of the object in MLIR's packed form; the last pointer is that of the result."""
+        error = ctypes.c_int32(0)
+        packed = (ctypes.c_void_p * (len(pointers) + 1))(*pointers, ctypes.addressof(error))
+        function = self._host.library[f"_mlir_{_EXPORTED}_{name}"]
+        function.restype = None
+        function(packed)
+        if error.value:
+            raise SimulationError(f"the host code's {name} returned CUDA error {error.value}")
+
+
+class device_tensor:
+    """A CPU tensor whose dlpack capsule says CUDA, for `cute.runtime.from_dlpack` and TVM-FFI.
+
+    A capsule that says CPU would give the tensor the generic address space, and fail TVM-FFI's device check.
+    """
+
+    _DLPACK_CUDA = 2
+    _DEVICE_TYPE_OFFSET = 8  # DLManagedTensor opens with a DLTensor: void *data; DLDevice {i32 type; i32 id}
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        if tensor.device.type != "cpu":
+            raise SimulationError(f"the simulator takes CPU tensors, not one on {tensor.device}")
+        self.tensor = tensor.detach()
+
+    def __dlpack__(self, *, stream: object = None) -> object:
+        capsule = self.tensor.__dlpack__()
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        address = pointer(capsule, b"dltensor")
+        ctypes.c_int32.from_address(address + self._DEVICE_TYPE_OFFSET).value = self._DLPACK_CUDA
+        return capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._DLPACK_CUDA, 0
+
+
+def _as_tvm_ffi(arg: Any) -> Any:
+    import tvm_ffi
+
+    if isinstance(arg, torch.Tensor):
+        return tvm_ffi.from_dlpack(device_tensor(arg))
+    if isinstance(arg, (tuple, list)):
+        return type(arg)(map(_as_tvm_ffi, arg))
+    return arg
+
+
+def _is_tvm_ffi(compiled: Any) -> bool:
+    from cutlass.cutlass_dsl.tvm_ffi_provider import TVMFFIJitCompiledFunctionBase
+
+    return isinstance(compiled, TVMFFIJitCompiledFunctionBase)
+
+
+def _export(compiled: Any, is_tvm_ffi: bool) -> bytes:
+    """The object code of the host functions, as for ahead-of-time use."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"{_EXPORTED}.o")
+        if is_tvm_ffi:
+            compiled.export_to_c(str(path), function_name=_EXPORTED)
+        else:
+            compiled.export_to_c(folder, _EXPORTED, _EXPORTED)
+        return path.read_bytes()
