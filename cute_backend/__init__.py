@@ -1,4 +1,4 @@
-"""Every fp8 scaled_mm (and bf16, fp16 matmul) and the pointwise work after it as one readable CuTe DSL kernel.
+"""Fuses every fp8 scaled_mm (and bf16, fp16 matmul) with the pointwise work after it into one CuTe DSL kernel.
 
     torch.compile(model, backend="cute")
 
