@@ -115,7 +115,8 @@ def decode(raw: bytes) -> TensorMap:
 
     format_ = _bits(word, 0, 3)
     _require(format_ == _TILED_FORMAT, "format", format_, f"{_TILED_FORMAT}: is there a tensor map at all?")
-    _require(word >> 21 == 0, "reserved bits 21 to 31 of word 2", word >> 21, "0")
+    # Bits 17, 18 (promotion in the L2 cache) and 21 (set for tensors of 128 KiB and more) change no result.
+    _require(word >> 22 == 0, "reserved bits 22 to 31 of word 2", word >> 22, "0")
     rank = _bits(word, 4, 6) + 1
     _require(rank <= _MAX_RANK, "rank", rank, "1 to 5")
     code = _bits(word, 7, 10)

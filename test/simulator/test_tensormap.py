@@ -41,12 +41,13 @@ def encode(*, word: int = 0, address: int = BY_HAND.address, box0: int = 64) -> 
 def test_every_field_by_hand():
     assert decode(encode()) == BY_HAND
     assert decode(encode()[:64]) == BY_HAND  # the rest means nothing
+    assert decode(encode(word=3 << 17 | 1 << 21)) == BY_HAND  # hints
 
 
 @pytest.mark.parametrize("raw, field", [
     (encode()[:63], "63 bytes"),
     (bytes(128), "format is 0"),
-    (encode(word=1 << 21), "reserved bits"),
+    (encode(word=1 << 22), "reserved bits"),
     (encode(word=(2 ^ 5) << 4), "rank is 6"),
     (encode(word=(6 ^ 12) << 7), "element type is 12"),
     (encode(word=1 << 11), "interleave is 1"),
@@ -124,6 +125,7 @@ def test_maps_of_real_host_code(arch, tmp_path):
     for swizzle, kind in SWIZZLES:
         half = torch.empty(24, 80, dtype=torch.bfloat16)
         case(cutlass.BFloat16, half, ElementType.BF16, (8, kind.span // 2), swizzle=swizzle, kind=kind)
+    case(cutlass.Float32, torch.empty(512, 128), ElementType.F32, (8, 32))  # 128 KiB and more sets a hint
     for rank in (1, 3, 4, 5):
         shape, box = (3, 5, 7, 9, 48)[5 - rank :], (1, 2, 3, 4, 64)[5 - rank :]
         case(cutlass.BFloat16, torch.empty(shape, dtype=torch.bfloat16), ElementType.BF16, box)
