@@ -26,6 +26,22 @@ class Arch(str, Enum):
         return next((arch for arch in Arch if arch.capability == capability), None)
 
 
+SMEM_BYTES = 227 * 1024
+"""Shared memory that one CTA can have on both architectures (CUDA C++ Programming Guide, Table 27)."""
+
+SMEM_RESERVE = 5 * 1024
+"""Kept for barriers and the alignment of swizzled buffers."""
+
+MIN_AB_STAGES = 3
+"""Stages of A and B below which the MMA waits for memory."""
+
+EPILOGUE_STAGES = 2
+"""Stages of everything that the epilogue passes through shared memory."""
+
+TILE_K_BYTES = 128
+"""Bytes of K in one pipeline stage: one row of the 128-byte swizzle."""
+
+
 @dataclass(frozen=True)
 class TileConfig:
     """How one kernel cuts its problem.
@@ -57,6 +73,42 @@ class TileConfig:
         """CTAs in a cluster."""
         return self.cluster_m * self.cluster_n
 
+    @property
+    def cta_rows(self) -> int:
+        """Rows of the tile in one CTA."""
+        return self.tile_m // self.ctas
+
+    @property
+    def thread_columns(self) -> int:
+        """Columns of the tile in which one thread of the epilogue has elements.
+
+        A quarter of them in wgmma's accumulator layout, all of them in a row of tensor memory.
+        """
+        return self.tile_n // 4 if self.arch is Arch.SM90A else self.tile_n
+
+    @property
+    def thread_accumulators(self) -> int:
+        """Accumulators of the tile for each thread of its two epilogue warpgroups (one at 64 rows)."""
+        return self.cta_rows * self.tile_n // (128 if self.cta_rows == 64 else 256)
+
+    @property
+    def ab_stage_bytes(self) -> int:
+        """Shared memory of one CTA for one stage of A and B."""
+        return (self.cta_rows + self.tile_n // self.ctas) * TILE_K_BYTES
+
+    def plane_bytes(self, dtype: DType) -> int:
+        """Shared memory for the stages of one operand or output that travels in subtiles."""
+        return EPILOGUE_STAGES * min(self.cta_rows, 128) * self.subtile_n * dtype.bits // 8
+
+    def row_bytes(self, dtype: DType) -> int:
+        """Shared memory for the stages of one rowvec of the tile, with its alignment."""
+        return EPILOGUE_STAGES * self.tile_n * dtype.bits // 8 + 128
+
+    @property
+    def epilogue_smem_bytes(self) -> int:
+        """Shared memory that the epilogue may take: what the fewest useful stages of A and B leave."""
+        return SMEM_BYTES - MIN_AB_STAGES * self.ab_stage_bytes - SMEM_RESERVE
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for cache keys and manifests."""
         return {**asdict(self), "arch": self.arch.value}
@@ -65,10 +117,6 @@ class TileConfig:
     def from_dict(data: dict[str, Any]) -> TileConfig:
         """The inverse of `to_dict`."""
         return TileConfig(**{**data, "arch": Arch(data["arch"])})
-
-
-TILE_K_BYTES = 128
-"""Bytes of K in one pipeline stage: one row of the 128-byte swizzle."""
 
 
 def tile_k(dtype: DType) -> int:

@@ -73,7 +73,11 @@ class Sm90Tile:
 
     def column(self, c: int) -> Int32:
         """The global column of the thread's c-th column, clamped to the last."""
-        return cutlass.min(self.raw_column(c), self.n - 1)
+        return self.clamp_column(self.column_offset(c))
+
+    def clamp_column(self, offset: Int32) -> Int32:
+        """The global column of a column of the tile, clamped to the last."""
+        return cutlass.min(self.n0 + offset, self.n - 1)
 
 
 class Sm90Subtile:

@@ -1,0 +1,108 @@
+"""The pointwise chain of a spec as statements on register scalars, one for each op that is needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ..ops import OPS, cast_expression, conversion_expression, effective_dtype, promote
+from ..spec import Const, DType, EpilogueSpec, Op, Operand, Overflow, Store
+
+_REGISTER_TYPES = {DType.F32: "Float32", DType.I32: "Int32", DType.BOOL: "Boolean"}
+
+
+def register_type(dtype: DType) -> str:
+    """The DSL type that holds values of a dtype inside the epilogue."""
+    return _REGISTER_TYPES[dtype.register]
+
+
+class Chain:
+    """A spec's ops, reduced to what its stores need.
+
+    `reads` gives the expression for each accumulator and load. After construction `statements` has the lines
+    in order and `stored(store)` the expression, register dtype and overflow rule of each output.
+    """
+
+    def __init__(self, spec: EpilogueSpec, reads: Mapping[str, str]) -> None:
+        self._spec = spec
+        self._ops = {op.name: op for op in spec.ops}
+        self._text = dict(reads)
+        self._dtype = {name: spec.dtypes[name].register for name in reads}
+        needed = self._needed()
+        self.statements: list[str] = []
+        for op in spec.ops:
+            if op.name in needed:
+                self._emit(op)
+
+    def stored(self, store: Store) -> tuple[str, DType, Overflow]:
+        """The expression to store, before its rounding to the store's dtype, and the rule of that rounding.
+
+        A cast to the very dtype of the store is left to the store, which converts whole vectors.
+        """
+        value, overflow = self._final(store)
+        return self._text[value], self._dtype[value], overflow
+
+    def _final(self, store: Store) -> tuple[str, Overflow]:
+        op = self._ops.get(store.value)
+        if op is not None and op.op == "cast" and op.dtype is store.dtype and isinstance(op.operands[0], str):
+            return op.operands[0], op.overflow
+        return store.value, Overflow.SATURATE
+
+    def _needed(self) -> set[str]:
+        pending = [self._final(store)[0] for store in self._spec.stores]
+        needed: set[str] = set()
+        while pending:
+            name = pending.pop()
+            if name in self._ops and name not in needed:
+                needed.add(name)
+                pending += [operand for operand in self._ops[name].operands if isinstance(operand, str)]
+        return needed
+
+    def _emit(self, op: Op) -> None:
+        if op.op == "cast":
+            self._emit_cast(op)
+            return
+        row = OPS[op.op]
+        sources = [self._source(operand) for operand in op.operands]
+        targets = promote(row, sources)
+        common = targets[-1]
+        expression = row.expression(common)
+        assert expression is not None, "promote has found an expression"
+        texts = [
+            self._operand(operand, target, wrapped=all(isinstance(item, Const) for item in op.operands[-2:]))
+            for operand, target in zip(op.operands, targets, strict=True)
+        ]
+        self._define(op.name, expression.format(*texts), op.dtype)
+
+    def _emit_cast(self, op: Op) -> None:
+        (operand,) = op.operands
+        target = effective_dtype(op, self._spec.precision)
+        source = self._source(operand)
+        text = self._operand(operand, source, wrapped=True)
+        if target is source.register and isinstance(operand, str):
+            self._text[op.name], self._dtype[op.name] = text, source.register
+        else:
+            self._define(op.name, cast_expression(text, source, target, op.overflow), target.register)
+
+    def _define(self, name: str, expression: str, dtype: DType) -> None:
+        self.statements.append(f"{name} = {expression}")
+        self._text[name], self._dtype[name] = name, dtype
+
+    def _source(self, operand: Operand) -> DType:
+        return operand.dtype if isinstance(operand, Const) else self._dtype[operand]
+
+    def _operand(self, operand: Operand, target: DType, *, wrapped: bool) -> str:
+        if isinstance(operand, Const):
+            text = literal(operand.value, target)
+            return f"{_REGISTER_TYPES[target]}({text})" if wrapped else text
+        return conversion_expression(self._text[operand], self._dtype[operand], target)
+
+
+def literal(value: bool | int | float, dtype: DType) -> str:
+    """A Python literal for a number in a register dtype."""
+    if dtype is DType.BOOL:
+        return repr(bool(value))
+    if dtype is DType.I32:
+        return repr(int(value))
+    number = float(value)
+    return repr(number) if math.isfinite(number) else f'float("{number}")'

@@ -1,0 +1,291 @@
+"""The text of a kernel's module: what a person reads, what is compiled, what golden tests pin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..formula import formula
+from ..spec import DType, EpilogueSpec, Load, Order, Overflow, Store
+from ..templates.config import Arch, TileConfig
+from .chain import Chain, register_type
+from .placement import Placement, Plan, Variant, plan, plane_order
+
+CUTE_TYPES = {
+    DType.F32: "Float32",
+    DType.BF16: "BFloat16",
+    DType.F16: "Float16",
+    DType.E4M3: "Float8E4M3FN",
+    DType.E5M2: "Float8E5M2",
+    DType.I8: "Int8",
+    DType.U8: "Uint8",
+    DType.I32: "Int32",
+    DType.BOOL: "Uint8",
+}
+"""The DSL's element types in memory; torch's bool is a byte."""
+
+_TEMPLATES = {Arch.SM90A: ("sm90", "Sm90Gemm"), Arch.SM100A: ("sm100", "Sm100Gemm")}
+
+_MEANING = {
+    Placement.SCALAR: "read once, before the accumulator wait",
+    Placement.ROW_READ: "one value for each row of a thread, before the accumulator wait",
+    Placement.REGISTER_HOIST: "the columns of a thread, before the accumulator wait",
+    Placement.SMEM_STAGED: "the tile's columns in shared memory, ahead of the accumulator wait",
+    Placement.TMA: "a subtile at a time by TMA, ahead of the accumulator wait",
+    Placement.VECTOR: "by element when needed",
+}
+
+_HELD_READS = {
+    Placement.SCALAR: ("1", "i", "i"),
+    Placement.ROW_READ: ("tile.rows", "r", "tile.row(r)"),
+    Placement.REGISTER_HOIST: ("tile.columns", "c", "tile.column(c)"),
+}
+"""For the placements that `begin` reads: how many elements, their slot, and where each is in global memory."""
+
+
+def emit(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
+    """The module for a spec, a tile configuration and an alignment.
+
+    It defines the class `Epilogue`, the kernel `gemm` and the function `launch(a, b, <loads>, <stores>,
+    max_active_clusters, stream)`, whose arguments carry the spec's names.
+    """
+    return _Module(spec, config, variant, plan(spec, config, variant)).text()
+
+
+class _Module:
+    def __init__(self, spec: EpilogueSpec, config: TileConfig, variant: Variant, plan: Plan) -> None:
+        self.spec, self.config, self.variant, self.plan = spec, config, variant, plan
+        self.chain = Chain(spec, self._reads())
+
+    def text(self) -> str:
+        return "\n".join([*self._header(), "", "", *self._epilogue(), "", "", *self._launch(), ""])
+
+    def _having(self, placement: Placement) -> tuple[Load, ...]:
+        return self.plan.having(placement, self.spec)
+
+    def _reads(self) -> dict[str, str]:
+        """Where the chain finds each accumulator and load of element e, in row slot r and column slot c."""
+        reads = {acc.name: f"{acc.name}[e]" for acc in self.spec.accumulators}
+        places = {
+            Placement.SCALAR: "held.{}[0]",
+            Placement.ROW_READ: "held.{}[r]",
+            Placement.REGISTER_HOIST: "held.{}[sub.first_column + c]",
+            Placement.SMEM_STAGED: "{}[c]",
+            Placement.TMA: "{}[e]",
+            Placement.VECTOR: "{}[e]",
+        }
+        for load in self.spec.loads:
+            reads[load.name] = places[self.plan.placements[load.name]].format(load.name)
+        return reads
+
+    def _header(self) -> list[str]:
+        module, template = _TEMPLATES[self.config.arch]
+        names = [load.name for load in self.spec.loads]
+        width = max(map(len, names), default=0)
+        lines = ['"""' + formula(self.spec).replace("\n", "\n   "), ""]
+        for load in self.spec.loads:
+            placement = self.plan.placements[load.name]
+            lines.append(
+                f"    {load.name:<{width}}  {load.kind.value:<6}  {load.dtype.value:<4}  "
+                f"{placement.value:<14}  {_MEANING[placement]}"
+            )
+        lines += ["", f"{self.config.arch.value}, tile {self.config.name}, {self._alignment()}.", '"""', ""]
+        types = sorted({"Float32", "Int32", *self._types()})
+        orders = ["from cute_backend.spec import Order"] if self._columns() else []
+        return [
+            *lines,
+            "from types import SimpleNamespace",
+            "",
+            "import cuda.bindings.driver as cuda",
+            "import cutlass",
+            "import cutlass.cute as cute",
+            f"from cutlass import {', '.join(types)}",
+            "",
+            "from cute_backend.memory_ops import device_math as math",
+            *orders,
+            "from cute_backend.templates.config import Arch, TileConfig",
+            "from cute_backend.templates.epilogue import SmemOperand",
+            f"from cute_backend.templates.{module} import {template}",
+        ]
+
+    def _alignment(self) -> str:
+        if self.variant is Variant.TMA:
+            return "planes aligned to 16 bytes"
+        return "planes aligned to their elements"
+
+    def _types(self) -> set[str]:
+        stored = {register_type(self.chain.stored(store)[1]) for store in self.spec.stores}
+        loaded = {register_type(load.dtype) for load in self.spec.loads}
+        memory = {CUTE_TYPES[item.dtype] for item in (*self.spec.loads, *self.spec.stores)}
+        wrapped = {name for name in ("Boolean",) if any(f"{name}(" in line for line in self.chain.statements)}
+        return stored | loaded | memory | wrapped
+
+    def _columns(self) -> bool:
+        planes = [plane_order(load) for load in self._having(Placement.TMA)]
+        planes += [store.order for store in self.spec.stores if store.name in self.plan.tma_stores]
+        return Order.COLUMN in planes
+
+    def _epilogue(self) -> list[str]:
+        staged = [_operand(load.name, load.dtype) for load in self._having(Placement.SMEM_STAGED)]
+        tma_loads = [_operand(load.name, load.dtype, plane_order(load)) for load in self._having(Placement.TMA)]
+        tma_stores = [
+            _operand(store.name, store.dtype, store.order)
+            for store in self.spec.stores
+            if store.name in self.plan.tma_stores
+        ]
+        return [
+            "class Epilogue:",
+            f"    loads = {_names(load.name for load in self.spec.loads)}",
+            f"    stores = {_names(store.name for store in self.spec.stores)}",
+            *_tuple("staged", staged),
+            *_tuple("tma_loads", tma_loads),
+            *_tuple("tma_stores", tma_stores),
+            "",
+            *self._stage(),
+            *self._begin(),
+            "",
+            *self._visit(),
+        ]
+
+    def _stage(self) -> list[str]:
+        """The hook of the loading warp, where there is something to bring."""
+        staged = self._having(Placement.SMEM_STAGED)
+        if not staged:
+            return []
+        reads = [f"smem.{load.name}[column] = glob.{load.name}[tile.clamp_column(column)]" for load in staged]
+        return [
+            *_method("stage(self, tile, glob, smem)"),
+            "        for i in cutlass.range_constexpr(tile.tile_n // 32):",
+            "            column = tile.lane + 32 * i",
+            *(f"            {read}" for read in reads),
+            "",
+        ]
+
+    def _begin(self) -> list[str]:
+        lines = _method("begin(self, tile, glob)")
+        held = []
+        for load in self.spec.loads:
+            reads = _HELD_READS.get(self.plan.placements[load.name])
+            if reads is not None:
+                count, slot, index = reads
+                lines += _elements(load, count, slot, index)
+                held.append(f"{load.name}={load.name}")
+        return [*lines, f"        return SimpleNamespace({', '.join(held)})"]
+
+    def _visit(self) -> list[str]:
+        accumulators = ", ".join(acc.name for acc in self.spec.accumulators)
+        lines = _method(f"visit(self, sub, {accumulators}, glob, held, smem)")
+        for load in self._having(Placement.SMEM_STAGED):
+            lines += _fragment(load, f"sub.row_slice(smem.{load.name})")
+        for load in self._having(Placement.TMA):
+            lines += _fragment(load, f"sub.partition(smem.{load.name})")
+        for load in self._having(Placement.VECTOR):
+            lines += _elements(load, "sub.elements", "e", "sub.row(e), sub.column(e)")
+        for store in self.spec.stores:
+            kind = register_type(self.chain.stored(store)[1])
+            shape = "sub.elements"
+            if store.name in self.plan.tma_stores:
+                lines.append(f"        {store.name}_smem = sub.partition(smem.{store.name})")
+                shape = f"{store.name}_smem.shape"
+            lines.append(f"        {store.name} = cute.make_rmem_tensor({shape}, {kind})")
+        lines += ["        for e in cutlass.range_constexpr(sub.elements):", *self._slots()]
+        lines += [f"            {statement}" for statement in self.chain.statements]
+        lines += [f"            {store.name}[e] = {self.chain.stored(store)[0]}" for store in self.spec.stores]
+        for store in self.spec.stores:
+            lines += self._store(store)
+        return lines
+
+    def _slots(self) -> list[str]:
+        used = "".join([*self.chain.statements, *(self.chain.stored(store)[0] for store in self.spec.stores)])
+        row = ["            r = sub.row_of(e)"] if "[r]" in used else []
+        column = ["            c = sub.column_of(e)"] if "c]" in used else []
+        return row + column
+
+    def _store(self, store: Store) -> list[str]:
+        _, _, overflow = self.chain.stored(store)
+        rule = ", saturate=False" if overflow is Overflow.NONFINITE else ""
+        narrowed = f"math.narrow({store.name}, {CUTE_TYPES[store.dtype]}{rule})"
+        if store.name in self.plan.tma_stores:
+            return [f"        cute.autovec_copy({narrowed}, {store.name}_smem)"]
+        return [
+            f"        {store.name}_glob = glob.{store.name}",
+            f"        {store.name}_rmem = {narrowed}",
+            "        for e in cutlass.range_constexpr(sub.elements):",
+            "            if sub.in_bounds(e):",
+            f"                {store.name}_glob[sub.row(e), sub.column(e)] = {store.name}_rmem[e]",
+        ]
+
+    def _launch(self) -> list[str]:
+        loads, stores = [load.name for load in self.spec.loads], [store.name for store in self.spec.stores]
+        tensors = ["a", "b", *loads, *stores]
+        _, template = _TEMPLATES[self.config.arch]
+        fast = all(acc.fast_accum for acc in self.spec.accumulators)
+        return [
+            f"gemm = {template}(Epilogue(), {_config(self.config)}{'' if fast else ', fast_accum=False'})",
+            "",
+            "",
+            "@cute.jit",
+            "def launch(",
+            *(f"    {name}: cute.Tensor," for name in tensors),
+            "    max_active_clusters: Int32,",
+            "    stream: cuda.CUstream,",
+            "):",
+            f"    gemm(a, b, [{', '.join(loads)}], [{', '.join(stores)}], max_active_clusters, stream)",
+        ]
+
+
+def _method(signature: str) -> list[str]:
+    return ["    @cute.jit", f"    def {signature}:"]
+
+
+def _names(names: Iterable[str]) -> str:
+    quoted = [f'"{name}"' for name in names]
+    return f"({', '.join(quoted)}{',' if len(quoted) == 1 else ''})"
+
+
+def _tuple(name: str, items: Sequence[str]) -> list[str]:
+    if not items:
+        return [f"    {name} = ()"]
+    return [f"    {name} = (", *(f"        {item}," for item in items), "    )"]
+
+
+def _operand(name: str, dtype: DType, order: Order | None = Order.ROW) -> str:
+    suffix = ", Order.COLUMN" if order is Order.COLUMN else ""
+    return f'SmemOperand("{name}", {CUTE_TYPES[dtype]}{suffix})'
+
+
+def _elements(load: Load, count: str, slot: str, index: str) -> list[str]:
+    """Reads of global memory by element, widened to the register type."""
+    return [
+        f"        {load.name} = cute.make_rmem_tensor({count}, {CUTE_TYPES[load.dtype]})",
+        f"        for {slot} in cutlass.range_constexpr({count}):",
+        f"            {load.name}[{slot}] = glob.{load.name}[{index}]",
+        *_widened(load),
+    ]
+
+
+def _fragment(load: Load, source: str) -> list[str]:
+    """A vector copy of a thread's part of a shared operand, widened to the register type."""
+    name = load.name
+    return [
+        f"        {name}_smem = {source}",
+        f"        {name} = cute.make_rmem_tensor({name}_smem.shape, {CUTE_TYPES[load.dtype]})",
+        f"        cute.autovec_copy({name}_smem, {name})",
+        *_widened(load),
+    ]
+
+
+def _widened(load: Load) -> list[str]:
+    if CUTE_TYPES[load.dtype] == register_type(load.dtype):
+        return []
+    return [f"        {load.name} = math.widen({load.name}, {register_type(load.dtype)})"]
+
+
+def _config(config: TileConfig) -> str:
+    """The configuration as a Python expression, leaving out what is default."""
+    defaults = TileConfig(config.arch, config.tile_m, config.tile_n)
+    extras = [
+        f", {field}={value}"
+        for field, value in config.to_dict().items()
+        if field not in ("arch", "tile_m", "tile_n") and value != getattr(defaults, field)
+    ]
+    return f"TileConfig(Arch.{config.arch.name}, {config.tile_m}, {config.tile_n}{''.join(extras)})"

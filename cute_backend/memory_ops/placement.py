@@ -1,0 +1,113 @@
+"""When and where a kernel reads each of its epilogue's operands: decided before any text is written.
+
+The rules, by class:
+
+    scalar   SCALAR          once, before the accumulator wait
+    colvec   ROW_READ        one value for each row that a thread owns, before the accumulator wait
+    rowvec   REGISTER_HOIST  the thread's columns in registers before the accumulator wait, while they fit
+             SMEM_STAGED     else a warp brings the tile's columns to shared memory ahead of the wait
+    exact    TMA             into shared memory ahead of the wait, while planes fit beside the operand stages
+             VECTOR          else each thread reads its elements when it needs them
+
+Register hoists are budgeted because one spill costs more than every exposed load; planes in shared memory are
+budgeted because they take stages from the MMA's operands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ..spec import EpilogueSpec, Load, LoadKind, Order, Stride
+from ..templates.config import Arch, TileConfig
+
+
+class Placement(str, Enum):
+    """How a load reaches the registers."""
+
+    SCALAR = "scalar"
+    ROW_READ = "row_read"
+    REGISTER_HOIST = "register_hoist"
+    SMEM_STAGED = "smem_staged"
+    TMA = "tma"
+    VECTOR = "vector"
+
+
+class Variant(str, Enum):
+    """What is known of the exact loads and the outputs when a kernel is compiled."""
+
+    TMA = "tma"
+    """Base addresses and the strides that are not 1 are multiples of 16 bytes."""
+    PLAIN = "plain"
+    """Nothing beyond the alignment of an element: they are read and written by element, masked."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The placement of every load, by name, and the stores that go through shared memory by TMA."""
+
+    placements: dict[str, Placement]
+    tma_stores: tuple[str, ...]
+
+    def having(self, placement: Placement, spec: EpilogueSpec) -> tuple[Load, ...]:
+        """The spec's loads of one placement, in order."""
+        return tuple(load for load in spec.loads if self.placements[load.name] is placement)
+
+
+def plan(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Plan:
+    """Places the loads and stores of a spec for one configuration and alignment."""
+    registers = _hoist_budget(spec, config)
+    smem = config.epilogue_smem_bytes - sum(
+        config.row_bytes(load.dtype) for load in spec.loads if load.kind is LoadKind.ROWVEC
+    )
+    tma_stores = []
+    for store in spec.stores:
+        cost = config.plane_bytes(store.dtype)
+        if variant is Variant.TMA and cost <= smem:
+            tma_stores.append(store.name)
+            smem -= cost
+    placements = {}
+    for load in spec.loads:
+        if load.kind is LoadKind.SCALAR:
+            placements[load.name] = Placement.SCALAR
+        elif load.kind is LoadKind.COLVEC:
+            placements[load.name] = Placement.ROW_READ
+        elif load.kind is LoadKind.ROWVEC:
+            hoisted = config.thread_columns <= registers
+            placements[load.name] = Placement.REGISTER_HOIST if hoisted else Placement.SMEM_STAGED
+            registers -= config.thread_columns if hoisted else 0
+        else:
+            cost = config.plane_bytes(load.dtype)
+            by_tma = variant is Variant.TMA and plane_order(load) is not None and cost <= smem
+            placements[load.name] = Placement.TMA if by_tma else Placement.VECTOR
+            smem -= cost if by_tma else 0
+    return Plan(placements, tuple(tma_stores))
+
+
+def plane_order(load: Load) -> Order | None:
+    """The memory order of an exact load, or None where neither of its strides is known to be 1."""
+    if load.stride_n is Stride.ONE:
+        return Order.ROW
+    return Order.COLUMN if load.stride_m is Stride.ONE else None
+
+
+_WORKING_REGISTERS = {Arch.SM90A: 72, Arch.SM100A: 128}
+"""Kept for addresses, the subtile's fragments and the chain itself; measured as the point below which the
+shipped configurations begin to spill, with a margin."""
+
+_THREAD_REGISTERS = {Arch.SM90A: 232, Arch.SM100A: 200}
+"""What a thread of the epilogue may have: see LOAD_REGISTERS and MMA_REGISTERS in the templates."""
+
+
+def _hoist_budget(spec: EpilogueSpec, config: TileConfig) -> int:
+    """fp32 registers of a thread that hoisted rowvecs may take.
+
+    On sm_90a the accumulators live in the same registers, twice where fp8 sums are promoted; on sm_100a in
+    tensor memory.
+    """
+    free = _THREAD_REGISTERS[config.arch] - _WORKING_REGISTERS[config.arch]
+    if config.arch is Arch.SM100A:
+        return free
+    promoted = not all(acc.fast_accum for acc in spec.accumulators)
+    return free - config.thread_accumulators * (2 if promoted else 1)
+
