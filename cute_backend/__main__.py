@@ -1,0 +1,177 @@
+"""`python -m cute_backend explain|source|build|bench FILE.py[:name] [--arch sm_90a|sm_100a]`.
+
+FILE defines a function (or a module) and `example_inputs()`, which returns its arguments. What is wrong with a
+request is told in one sentence, with exit status 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from . import __version__
+from .errors import UsageError
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command. Returns the exit status: 0, or 2 where the request cannot be met."""
+    try:
+        arguments = _parser().parse_args(argv)
+        arguments.command(arguments)
+    except UsageError as error:
+        print(f"cute_backend: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="cute_backend", description="What cute_backend makes of a function, seen without running it."
+    )
+    parser.add_argument("--version", action="version", version=f"cute_backend {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+    for command, about in (
+        (_explain, "what is fused, how each operand is loaded, and why the rest is not fused"),
+        (_source, "print the first region's kernel as CuTe DSL Python"),
+        (_build, "compile every region and print registers, spills and shared memory; needs no GPU"),
+        (_bench, "time the function as eager, Inductor and cute run it; needs a GPU"),
+    ):
+        sub = commands.add_parser(command.__name__[1:], help=about, description=about)
+        sub.add_argument("file", metavar="FILE.py[:name]", help="defines the function, and example_inputs()")
+        if command is not _bench:
+            sub.add_argument(
+                "--arch", metavar="ARCH", help="sm_90a or sm_100a (default: the GPU here, or sm_100a)"
+            )
+        sub.set_defaults(command=command)
+    return parser
+
+
+def _explain(arguments: argparse.Namespace) -> None:
+    from . import api, report
+
+    fn, inputs = load(arguments.file)
+    report.console().print(api.explain(fn, *inputs(), arch=arguments.arch))
+
+
+def _source(arguments: argparse.Namespace) -> None:
+    from . import api, report
+
+    fn, inputs = load(arguments.file)
+    report.print_source(api.generate(fn, *inputs(), arch=arguments.arch))
+
+
+def _build(arguments: argparse.Namespace) -> None:
+    from . import api, report
+
+    fn, inputs = load(arguments.file)
+    explanation = api.explain(fn, *inputs(), arch=arguments.arch)
+    console = report.console()
+    with console.status("compiling"):
+        builds = [region.build() for region in explanation.require_regions()]
+    console.print(report.build_table(builds))
+
+
+def _bench(arguments: argparse.Namespace) -> None:
+    import torch
+
+    from . import bench, report
+
+    bench.require_gpu()
+    with torch.device("cuda"):
+        fn, inputs = load(arguments.file)
+        args = inputs()
+    report.console().print(report.timing_table(bench.compare(fn, args)))
+
+
+def load(target: str) -> tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]:
+    """The function named by `FILE.py[:name]`, and a function that makes its example inputs.
+
+    Without a name, FILE has to define exactly one function or module beside `example_inputs`; a name that
+    starts with an underscore does not count. Raises UsageError where any of this is not so.
+    """
+    path, _, name = target.partition(":")
+    module = _import_file(Path(path))
+    inputs = getattr(module, "example_inputs", None)
+    if not callable(inputs):
+        raise UsageError(
+            f"{path} defines no example_inputs(), which has to return the arguments of the function"
+        )
+    candidates = dict(_candidates(module))
+    if not name:
+        if len(candidates) != 1:
+            found = ", ".join(candidates) or "none"
+            raise UsageError(f"{path} defines {found} beside example_inputs; name one function: {path}:name")
+        (name,) = candidates
+    fn = getattr(module, name, None)
+    if not callable(fn):
+        raise UsageError(f"{path} defines no function {name!r}; it defines {', '.join(candidates) or 'none'}")
+    return fn, lambda: _call_inputs(path, inputs)
+
+
+def _import_file(path: Path) -> ModuleType:
+    if path.suffix != ".py":
+        raise UsageError(f"{path} is not a Python file; give FILE.py or FILE.py:name")
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.resolve().parent))
+    sys.modules[spec.name] = module
+    with _told_in_one_sentence(f"{path} cannot be imported"):
+        spec.loader.exec_module(module)
+    return module
+
+
+def _candidates(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    import torch
+
+    for name, value in vars(module).items():
+        is_function = inspect.isfunction(value) and value.__module__ == module.__name__
+        if (
+            (is_function or isinstance(value, torch.nn.Module))
+            and not name.startswith("_")
+            and name != "example_inputs"
+        ):
+            yield name, value
+
+
+def _call_inputs(path: str, inputs: Callable[[], Any]) -> tuple[Any, ...]:
+    with _told_in_one_sentence(f"example_inputs() of {path} failed"):
+        args = inputs()
+    if not isinstance(args, (tuple, list)):
+        raise UsageError(
+            f"example_inputs() of {path} returned a {type(args).__name__}, not a tuple of arguments"
+        )
+    return tuple(args)
+
+
+@contextlib.contextmanager
+def _told_in_one_sentence(what: str) -> Iterator[None]:
+    """Someone else's code runs here, so anything may be raised; it is reported, not hidden."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or "no message"
+        raise UsageError(f"{what}: {type(error).__name__}: {reason}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""How explanations, builds, sources and timings look in a terminal."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from .api import Build, Explanation, Region
+    from .bench import Timing
+
+PLAIN_WIDTH = 110
+
+
+def console() -> Console:
+    """Standard output: in colour on a terminal, plain and wide enough for tables in a pipe."""
+    return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+
+
+def to_text(renderable: RenderableType) -> str:
+    """What `print` shows: the same layout, no colour."""
+    width = shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns if sys.stdout.isatty() else PLAIN_WIDTH
+    plain = Console(width=width, color_system=None, highlight=False)
+    with plain.capture() as capture:
+        plain.print(renderable)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def explanation(explained: Explanation) -> RenderableType:
+    """One block a region, then what was not fused and why."""
+    count, left = len(explained.regions), len(explained.rejections)
+    summary = Text(
+        f"{count} fused region{'' if count == 1 else 's'}, {left} thing{'' if left == 1 else 's'} left alone"
+    )
+    parts: list[RenderableType] = [summary]
+    for index, region in enumerate(explained.regions):
+        parts += [Text(), _region(region, f"region {index}", explained.arch)]
+    if explained.rejections:
+        parts += [Text(), _rejections(explained)]
+    return Group(*parts)
+
+
+def _region(region: Region, title: str, arch: str) -> RenderableType:
+    m, n, k = region.problem
+    heading = Text.assemble(
+        (title, "bold"), f"  {region.anchor}  M={m} N={n} K={k}  tile {region.config(arch).name} on {arch}"
+    )
+    operands = _table("load", "yours", "kind", "placement", "dtype")
+    for load in region.loads:
+        operands.add_row(load.name, load.label, load.kind, load.placement, load.dtype)
+    for store in region.stores:
+        operands.add_row(store.name, "", "store", store.placement, store.dtype, style="green")
+    return Group(
+        heading, *(Text(f"  {line}", style="cyan") for line in region.formula.splitlines()), operands
+    )
+
+
+def _rejections(explained: Explanation) -> Table:
+    table = _table("left alone", "reason", "what it means")
+    for rejection in explained.rejections:
+        table.add_row(rejection.node, rejection.reason, rejection.message)
+    return table
+
+
+def build_table(builds: Sequence[Build]) -> Table:
+    """Registers, spills and shared memory of compiled kernels, a row each."""
+    table = _table("kernel", "arch", "tile", "registers", "spill bytes", "smem KiB", "cubin KiB", right=4)
+    for build in builds:
+        table.add_row(
+            build.name,
+            build.arch,
+            build.tile,
+            str(build.registers),
+            Text(str(build.spill_bytes), style="green" if build.spill_bytes == 0 else "bold red"),
+            f"{build.smem_bytes / 1024:.1f}",
+            f"{len(build.cubin) / 1024:.1f}",
+        )
+    return table
+
+
+def timing_table(timings: Mapping[str, Timing]) -> Table:
+    """Medians with their spread, and each variant's speed against eager."""
+    table = _table("", "median us", "10% to 90%", "speed", right=3)
+    base = timings["eager"].median
+    for name, timing in timings.items():
+        table.add_row(
+            name,
+            f"{timing.median:.1f}",
+            f"{timing.low:.1f} to {timing.high:.1f}",
+            f"{base / timing.median:.2f}x",
+        )
+    return table
+
+
+def source(text: str) -> Syntax:
+    """A generated module, highlighted."""
+    return Syntax(text, "python", theme="ansi_dark", background_color="default", word_wrap=False)
+
+
+def print_source(text: str) -> None:
+    """A generated module on standard output: highlighted on a terminal, else to the byte."""
+    if sys.stdout.isatty():
+        console().print(source(text))
+    else:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def _table(*columns: str, right: int = 0) -> Table:
+    """A light table whose last `right` columns are numbers."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(
+            column, justify="right" if index >= len(columns) - right else "left", overflow="fold"
+        )
+    return table

@@ -1,0 +1,44 @@
+"""What importing and installing the package does."""
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from importlib.resources import files
+
+import cute_backend
+import pytest
+
+
+def run_python(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def test_import_brings_the_op_and_the_pass_but_not_cutlass():
+    code = """
+import sys, cute_backend, torch
+assert torch.ops.cute_backend.gemm_epilogue.default
+assert callable(cute_backend.epilogue_pass)
+print([name for name in ("cutlass", "torch._inductor.compile_fx", "rich") if name in sys.modules])
+"""
+    assert run_python(code) == "[]"
+
+
+def test_the_backend_is_found_without_an_import():
+    code = "import torch; print('cute' in torch.compiler.list_backends())"
+    assert run_python(code) == "True"
+    (entry,) = entry_points(group="torch_dynamo_backends", name="cute")
+    assert entry.value == "cute_backend.backend:cute"
+
+
+def test_public_names_resolve():
+    for name in cute_backend.__all__:
+        assert getattr(cute_backend, name) is not None
+        assert name in dir(cute_backend)
+    with pytest.raises(AttributeError, match="no attribute 'explane'"):
+        cute_backend.explane  # noqa: B018
+
+
+def test_the_package_ships_its_type_marker():
+    assert files("cute_backend").joinpath("py.typed").is_file()
