@@ -1,4 +1,4 @@
-"""Fuses every fp8 scaled_mm (and bf16, fp16 matmul) with the pointwise work after it into one CuTe DSL kernel.
+"""Fuses fp8 scaled_mm (and bf16, fp16 matmul) with the pointwise work after it into one CuTe DSL kernel.
 
     torch.compile(model, backend="cute")
 

@@ -1,7 +1,7 @@
 """`python -m cute_backend explain|source|build|bench FILE.py[:name] [--arch sm_90a|sm_100a]`.
 
-FILE defines a function (or a module) and `example_inputs()`, which returns its arguments. What is wrong with a
-request is told in one sentence, with exit status 2.
+FILE defines a function (or a module) and `example_inputs()`, which returns its arguments. What is wrong with
+a request is told in one sentence, with exit status 2.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ import sys
 from importlib.metadata import entry_points
 from importlib.resources import files
 
-import cute_backend
 import pytest
+
+import cute_backend
 
 
 def run_python(code: str) -> str:
