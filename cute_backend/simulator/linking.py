@@ -19,6 +19,7 @@ import platformdirs
 from .errors import SimulationError
 
 _STUB = Path(__file__).with_name("runtime_stub.c")
+_STUB_FLAGS = ("-std=gnu11", "-O1", "-fPIC", "-fvisibility=hidden")
 _UNDEFINED = re.compile(r"undefined (?:reference to|symbol:) [`']?(\w+)")
 
 
@@ -58,9 +59,10 @@ def _build_stub() -> Path:
     folder = Path(platformdirs.user_cache_dir("cute_backend"), "simulator")
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
-    path = folder / f"runtime_stub-{hashlib.sha256(_STUB.read_bytes()).hexdigest()[:16]}.o"
+    built_from = _STUB.read_bytes() + " ".join(_STUB_FLAGS).encode()
+    path = folder / f"runtime_stub-{hashlib.sha256(built_from).hexdigest()[:16]}.o"
     if not path.exists():
-        _compile(["-c", str(_STUB), "-std=gnu11", "-O1", "-fPIC", "-fvisibility=hidden"], path)
+        _compile(["-c", str(_STUB), *_STUB_FLAGS], path)
     return path
 
 

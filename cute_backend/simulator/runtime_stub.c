@@ -144,7 +144,10 @@ int _cudaOccupancyMaxActiveBlocksPerMultiprocessor(int32_t *blocks, struct kerne
 int _cudaMalloc(void **address, size_t bytes)
 {
     size_t rounded = (bytes + MEMORY_ALIGNMENT - 1) / MEMORY_ALIGNMENT * MEMORY_ALIGNMENT;
-    *address = aligned_alloc(MEMORY_ALIGNMENT, rounded ? rounded : MEMORY_ALIGNMENT);
+    *address = NULL;
+    if (!bytes)
+        return SUCCESS;
+    *address = aligned_alloc(MEMORY_ALIGNMENT, rounded);
     if (!*address)
         return OUT_OF_MEMORY;
     memset(*address, UNINITIALISED, rounded);

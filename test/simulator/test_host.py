@@ -21,6 +21,9 @@ from cute_backend.simulator.parser import parse
 from cute_backend.simulator.tensormap import Swizzle, decode
 
 
+EMPTY_PTX = ".version 9.4\n.target sm_90a\n.address_size 64\n"
+
+
 @pytest.fixture(scope="module")
 def options(tmp_path_factory):
     return f"--keep-ptx --gpu-arch sm_100a --dump-dir={tmp_path_factory.mktemp('kept')}"
@@ -91,20 +94,31 @@ def test_a_tma_launch_arrives_with_its_maps_cluster_and_shared_memory(options):
 
 
 def test_the_tensors_of_the_call_and_nothing_else_are_registered(add):
-    seen = []
-
-    def execute(launch, memory):
-        for address in (first, first + 1199, shared.data_ptr() + 300 * 4, shared.data_ptr() + 500 * 4 - 1):
-            memory.read(address, 1)
-            seen.append(address)
-        for outside in (first - 1, first + 1200, shared.data_ptr() - 1, shared.data_ptr() + 500 * 4):
+    memories = []
+    tensors = [torch.arange(600.0)[100:400] for _ in range(3)]
+    HostProgram(add).run((*tensors, 1.0), lambda launch, memory: memories.append(memory))
+    for tensor in tensors:
+        assert memories[0].read(tensor.data_ptr(), 1200).tobytes() == tensor.numpy().tobytes()
+        for outside in (tensor.data_ptr() - 1, tensor.data_ptr() + 1200):
             with pytest.raises(SimulationError):
-                memory.read(outside, 1)
+                memories[0].read(outside, 1)
 
-    shared, alone = torch.arange(600.0), torch.arange(600.0)[100:400]
-    first = alone.data_ptr()
-    HostProgram(add).run((shared[:300], alone, shared[200:500], 1.0), execute)  # two views that overlap
-    assert len(seen) == 4
+
+def test_views_of_one_memory_are_registered_as_one_range():
+    device = Device(parse(EMPTY_PTX), Recorder(), sm_count=1)
+    base = torch.arange(1000.0)
+    outer, inner, later, apart = base[100:400], base[200:250], base[300:500], base[600:700]
+    strided = base[700:1000].view(100, 3)[:, 1]  # from element 701 up to and with 998
+    device.register([later, inner, [outer, torch.empty(0)], apart, strided, 3, None])
+    first = base.data_ptr()
+    assert device.memory.read(first + 100 * 4, 400 * 4).tobytes() == base[100:500].numpy().tobytes()
+    device.memory.read(first + 600 * 4, 400)
+    device.memory.read(first + 701 * 4, 298 * 4)
+    for outside in (99, 500, 599, 700, 999):
+        with pytest.raises(SimulationError):
+            device.memory.read(first + outside * 4, 4)
+    with pytest.raises(SimulationError, match=r"argument 2 0, float32\[300\]"):
+        device.memory.read(first + 400, 1601)
 
 
 def test_nested_arguments_are_taken(options):
@@ -185,7 +199,6 @@ int copy(void *to, void *from, size_t n) { return _cudaMemcpy(to, from, n, 4); }
 int attribute(int *value, int id) { return _cudaDeviceGetAttribute(value, id, 0); }
 int devices(int *count) { return _cudaGetDeviceCount(count); }
 """
-EMPTY_PTX = ".version 9.4\n.target sm_90a\n.address_size 64\n"
 
 
 def host_object(tmp_path, source: str) -> bytes:
@@ -218,6 +231,9 @@ def test_memory_functions_work_on_registered_host_memory(runtime):
     assert library.release(address) == 0
     with pytest.raises(SimulationError):
         device.memory.read(address.value, 1)
+    assert library.allocate(ctypes.byref(other), 0) == 0
+    assert other.value is None
+    assert library.release(other) == 0
     assert library.release(address) != 0
     assert "has not allocated" in str(device.failure)
 
