@@ -20,7 +20,6 @@ from cute_backend.simulator.host import HostProgram, device_tensor
 from cute_backend.simulator.parser import parse
 from cute_backend.simulator.tensormap import Swizzle, decode
 
-
 EMPTY_PTX = ".version 9.4\n.target sm_90a\n.address_size 64\n"
 
 
