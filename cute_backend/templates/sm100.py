@@ -1,0 +1,658 @@
+"""The Blackwell kernel: a warp-specialised, persistent GEMM on tcgen05 with an epilogue plugged in.
+
+Seven warps, each with one job, joined by rings of shared-memory or tensor-memory stages:
+
+    load warp           A, B of a k tile, TMA with multicast        -> ab pipeline  -> MMA warp
+    MMA warp            tcgen05.mma into one of two accumulators    -> acc pipeline -> epilogue warps
+    epilogue-load warp  staged rowvecs    -> row pipeline, exact loads of a subtile -> exact pipeline
+    4 epilogue warps    begin | accumulator wait | visit each subtile -> shared memory -> TMA store
+
+Tensor memory holds two accumulators, so the epilogue of one tile runs under the MMA of the next. With `ctas`
+= 2 a pair of CTAs shares one MMA: each brings half of A's rows and half of B's columns, the even CTA issues
+the instruction, and each finds the accumulators of its own half of the rows in its own tensor memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+import cutlass.utils.blackwell_helpers as blackwell
+from cutlass import Boolean, Float32, Int32
+from cutlass.cute.nvgpu import cpasync, tcgen05
+from cutlass.memory import SmemAllocator, TmemAllocator
+from cutlass.tensor_utils import LayoutEnum
+
+from .config import EPILOGUE_STAGES, SMEM_BYTES, TILE_K_BYTES, TileConfig
+from .epilogue import Epilogue, SmemOperand, by_name
+from .scheduler import TileSchedule
+
+CTA_M = 128
+"""Rows of a CTA's tile: one a lane of tensor memory, one a thread of the epilogue warps."""
+
+EPILOGUE_WARPS = 4
+MMA_WARP, LOAD_WARP, EPILOGUE_LOAD_WARP = 4, 5, 6
+EPILOGUE_THREADS = 32 * EPILOGUE_WARPS
+
+ACC_STAGES = 2
+
+SMEM_ALIGN = 1024
+"""The 128-byte swizzle repeats every 1024 bytes."""
+
+BARRIER_BYTES = 1024
+"""For the mbarriers and what else comes before the first aligned buffer; no configuration uses half of it."""
+
+EPILOGUE_BARRIER, TMEM_BARRIER = 1, 2
+
+
+@dataclass(frozen=True)
+class Stages:
+    """How many buffers each ring in shared memory has; 0 where the epilogue has no use for it."""
+
+    ab: int
+    exact: int
+    store: int
+    row: int
+
+    @staticmethod
+    def of(config: TileConfig, epilogue: Epilogue) -> Stages:
+        """Shares shared memory out: two buffers to each ring of the epilogue, A and B what fits, it the rest.
+
+        Raises ValueError where fewer than two stages are left for A and B.
+        """
+        box = CTA_M * config.subtile_n
+        exact_bytes = sum(operand.bytes(box) for operand in epilogue.tma_loads)
+        store_bytes = sum(operand.bytes(box) for operand in epilogue.tma_stores)
+        row_bytes = sum(operand.bytes(config.tile_n) for operand in epilogue.staged)
+        exact, store, row = (EPILOGUE_STAGES if size else 0 for size in (exact_bytes, store_bytes, row_bytes))
+
+        free = SMEM_BYTES - BARRIER_BYTES
+        free -= exact * exact_bytes + store * store_bytes + row * row_bytes
+        ab = free // config.ab_stage_bytes
+        if ab < 2:
+            raise ValueError(
+                f"tile {config.name} leaves shared memory for {ab} stages of A and B beside the epilogue's "
+                f"{exact_bytes} bytes of exact loads and {store_bytes} bytes of stores a subtile; it takes 2"
+            )
+        free -= ab * config.ab_stage_bytes
+        while exact and exact < 4 and free >= exact_bytes:
+            exact, free = exact + 1, free - exact_bytes
+        while store and store < 4 and free >= store_bytes:
+            store, free = store + 1, free - store_bytes
+        return Stages(ab, exact, store, row)
+
+
+class Sm100Tile:
+    """The part of an output tile that one thread owns: one row, as tcgen05.ld.32x32b (PTX ISA) reads it."""
+
+    rows = 1
+
+    def __init__(self, gemm: Sm100Gemm, m0: Int32, n0: Int32, m: Int32, n: Int32, thread: Int32):
+        self.m0, self.n0, self.m, self.n = m0, n0, m, n
+        self.lane = thread % 32
+        self.thread = thread
+        self.tile_n = gemm.config.tile_n
+        self.columns = gemm.config.tile_n
+
+    def raw_row(self, r: int) -> Int32:
+        """The global row of the thread's r-th row, which may lie beyond M."""
+        return self.m0 + self.thread
+
+    def raw_column(self, c: int) -> Int32:
+        """The global column of the thread's c-th column, which may lie beyond N."""
+        return self.n0 + self.column_offset(c)
+
+    def column_offset(self, c: int) -> int:
+        """The thread's c-th column within the tile."""
+        return c
+
+    def row(self, r: int) -> Int32:
+        """The global row of the thread's r-th row, clamped to the last."""
+        return cutlass.min(self.raw_row(r), self.m - 1)
+
+    def column(self, c: int) -> Int32:
+        """The global column of the thread's c-th column, clamped to the last."""
+        return self.clamp_column(self.column_offset(c))
+
+    def clamp_column(self, offset: int | Int32) -> Int32:
+        """The global column of a column of the tile, clamped to the last."""
+        return cutlass.min(self.n0 + offset, self.n - 1)
+
+
+class Sm100Subtile:
+    """One visit: a 128 x `subtile_n` piece of a CTA's tile and the thread's elements of it.
+
+    Element e of the fragment belongs to the thread's row `row_of(e)` and, within the subtile, to its column
+    `column_of(e)`; `first_column` is where the subtile's columns begin among those of the whole tile.
+    """
+
+    def __init__(self, gemm: Sm100Gemm, tile: Sm100Tile, index: int):
+        self.tile = tile
+        self.elements = self.columns = gemm.config.subtile_n
+        self.first_column = index * self.columns
+
+    def row_of(self, e: int) -> int:
+        """Which of the thread's rows element e lies in."""
+        return 0
+
+    def column_of(self, e: int) -> int:
+        """Which of the thread's columns of this subtile element e lies in."""
+        return e
+
+    def row_slice(self, vector: Any) -> cute.Tensor:
+        """The thread's columns of this subtile in a shared vector of the tile's columns."""
+        return cute.make_tensor(vector.iterator + self.first_column, cute.make_layout(self.columns))
+
+    def partition(self, plane: Any) -> cute.Tensor:
+        """The thread's elements of a (128, subtile_n) plane."""
+        return plane[(self.tile.thread, None)]
+
+    def row(self, e: int) -> Int32:
+        """The global row of element e, clamped to the last."""
+        return self.tile.row(self.row_of(e))
+
+    def column(self, e: int) -> Int32:
+        """The global column of element e, clamped to the last."""
+        return self.tile.column(self.first_column + self.column_of(e))
+
+    def in_bounds(self, e: int) -> Boolean:
+        """Whether element e belongs to the output."""
+        row = self.tile.raw_row(self.row_of(e))
+        column = self.tile.raw_column(self.first_column + self.column_of(e))
+        return (row < self.tile.m) & (column < self.tile.n)
+
+
+class Sm100Gemm:
+    """D = epilogue(A B) for A (M, K) and B (K, N), any of whose sizes may be dynamic.
+
+    fp8 operands are K-major, 16-bit ones either. Base addresses are multiples of 16 bytes and so are the
+    strides of both operands and of everything in `tma_loads` and `tma_stores`. `config.tile_m` is 128 with
+    one CTA to an MMA and 256 with two. Raises ValueError for another tile, or where shared memory runs out.
+    """
+
+    def __init__(self, epilogue: Epilogue, config: TileConfig):
+        if config.cta_rows != CTA_M or config.cluster_m % config.ctas:
+            raise ValueError(
+                f"tile {config.name} gives each of {config.ctas} CTAs {config.cta_rows} rows in clusters "
+                f"{config.cluster_m} high; it takes {CTA_M} rows, and heights that the CTAs of an MMA divide"
+            )
+        self.epilogue = epilogue
+        self.config = config
+        self.stages = Stages.of(config, epilogue)
+        self.subtiles = config.tile_n // config.subtile_n
+        self.box = (CTA_M, config.subtile_n)
+        self.loads_operands = bool(epilogue.staged or epilogue.tma_loads)
+        self.uses_planes = bool(epilogue.tma_loads or epilogue.tma_stores)
+        self.threads = 32 * (EPILOGUE_LOAD_WARP + self.loads_operands)
+
+    @cute.jit
+    def __call__(
+        self,
+        a: cute.Tensor,
+        b: cute.Tensor,
+        loads: Sequence[cute.Tensor],
+        stores: Sequence[cute.Tensor],
+        max_active_clusters: Int32,
+        stream: cuda.CUstream,
+    ):
+        """Launches the kernel for A (M, K), B (K, N) and the epilogue's operands in its names' order."""
+        config, epilogue = self.config, self.epilogue
+        b = cute.make_tensor(b.iterator, cute.select(b.layout, [1, 0]))
+        m, n = cute.size(a, mode=[0]), cute.size(b, mode=[0])
+        self.a_dtype, self.b_dtype = a.element_type, b.element_type
+        self.tile = (config.tile_m, config.tile_n, TILE_K_BYTES * 8 // self.a_dtype.width)
+        tiled_mma = blackwell.make_trivial_tiled_mma(
+            self.a_dtype,
+            self.b_dtype,
+            LayoutEnum.from_tensor(a).mma_major_mode(),
+            LayoutEnum.from_tensor(b).mma_major_mode(),
+            Float32,
+            tcgen05.CtaGroup.TWO if config.ctas == 2 else tcgen05.CtaGroup.ONE,
+            (config.tile_m, config.tile_n),
+        )
+        # (CTAs of one MMA, MMAs along M, along N, 1)
+        cluster_shape = (config.cluster_m, config.cluster_n, 1)
+        cluster = cute.tiled_divide(cute.make_layout(cluster_shape), (tiled_mma.thr_id.shape,))
+        a_smem = blackwell.make_smem_layout_a(tiled_mma, self.tile, self.a_dtype, self.stages.ab)
+        b_smem = blackwell.make_smem_layout_b(tiled_mma, self.tile, self.b_dtype, self.stages.ab)
+        a_tma = cute.nvgpu.make_tiled_tma_atom_A(
+            blackwell.cluster_shape_to_tma_atom_A(cluster_shape[:2], tiled_mma.thr_id),
+            a,
+            cute.slice_(a_smem, (None, None, None, 0)),
+            self.tile,
+            tiled_mma,
+            cluster.shape,
+        )
+        b_tma = cute.nvgpu.make_tiled_tma_atom_B(
+            blackwell.cluster_shape_to_tma_atom_B(cluster_shape[:2], tiled_mma.thr_id),
+            b,
+            cute.slice_(b_smem, (None, None, None, 0)),
+            self.tile,
+            tiled_mma,
+            cluster.shape,
+        )
+
+        load_planes = [self._planes(operand, self.stages.exact) for operand in epilogue.tma_loads]
+        store_planes = [self._planes(operand, self.stages.store) for operand in epilogue.tma_stores]
+        load_of = dict(zip(epilogue.loads, loads, strict=True))
+        store_of = dict(zip(epilogue.stores, stores, strict=True))
+        load_tmas = [
+            self._tma(cpasync.CopyBulkTensorTileG2SOp(), load_of[operand.name], planes)
+            for operand, planes in zip(epilogue.tma_loads, load_planes, strict=True)
+        ]
+        store_tmas = [
+            self._tma(cpasync.CopyBulkTensorTileS2GOp(), store_of[operand.name], planes)
+            for operand, planes in zip(epilogue.tma_stores, store_planes, strict=True)
+        ]
+
+        clusters = cutlass.min(TileSchedule.of(config, m, n).items, max_active_clusters)
+        self.kernel(
+            tiled_mma,
+            cluster,
+            a_tma,
+            b_tma,
+            a_smem,
+            b_smem,
+            list(loads),
+            list(stores),
+            load_tmas,
+            store_tmas,
+            load_planes,
+            store_planes,
+            m,
+            n,
+        ).launch(
+            grid=(config.cluster_m, config.cluster_n, clusters),
+            block=(self.threads, 1, 1),
+            cluster=cluster_shape,
+            min_blocks_per_mp=1,
+            stream=stream,
+        )
+
+    def _planes(self, operand: SmemOperand, stages: int) -> cute.ComposedLayout:
+        """Shared memory for an operand that travels by TMA: (128, subtile_n, stages)."""
+        return blackwell.make_smem_layout_epi(operand.dtype, operand.layout, self.box, stages)
+
+    def _tma(self, op: Any, tensor: cute.Tensor, planes: cute.ComposedLayout) -> cpasync.TmaInfo:
+        return cpasync.make_tiled_tma_atom(op, tensor, cute.slice_(planes, (None, None, 0)), self.box)
+
+    @cute.kernel
+    def kernel(
+        self,
+        tiled_mma: cute.TiledMma,
+        cluster: cute.Layout,
+        a_tma: cpasync.TmaInfo,
+        b_tma: cpasync.TmaInfo,
+        a_smem: cute.ComposedLayout,
+        b_smem: cute.ComposedLayout,
+        loads: list,
+        stores: list,
+        load_tmas: list,
+        store_tmas: list,
+        load_planes: list,
+        store_planes: list,
+        m: Int32,
+        n: Int32,
+    ):
+        config, epilogue, stages = self.config, self.epilogue, self.stages
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        cta_coord = cluster.get_flat_coord(cta_rank)
+
+        if warp == LOAD_WARP:
+            cpasync.prefetch_descriptor(a_tma.atom)
+            cpasync.prefetch_descriptor(b_tma.atom)
+            for tma in load_tmas + store_tmas:
+                cpasync.prefetch_descriptor(tma.atom)
+
+        smem = SmemAllocator()
+        ab_bytes = cute.size_in_bytes(self.a_dtype, cute.slice_(a_smem, (None, None, None, 0)))
+        ab_bytes += cute.size_in_bytes(self.b_dtype, cute.slice_(b_smem, (None, None, None, 0)))
+        # A stage is free once every MMA that reads what the CTA loads is done: its row and column of them.
+        readers = cute.size(cluster, mode=[1]) + cute.size(cluster, mode=[2]) - 1
+        ab_pipeline = pipeline.PipelineTmaUmma.create(
+            barrier_storage=smem.allocate_array(cutlass.Int64, 2 * stages.ab),
+            num_stages=stages.ab,
+            producer_group=_agents(1),
+            consumer_group=_agents(readers),
+            tx_count=ab_bytes * config.ctas,
+            cta_layout_vmnk=cluster,
+            defer_sync=True,
+        )
+        acc_pipeline = pipeline.PipelineUmmaAsync.create(
+            barrier_storage=smem.allocate_array(cutlass.Int64, 2 * ACC_STAGES),
+            num_stages=ACC_STAGES,
+            producer_group=_agents(1),
+            consumer_group=_agents(EPILOGUE_WARPS * config.ctas),
+            cta_layout_vmnk=cluster,
+            defer_sync=True,
+        )
+        exact_pipeline, row_pipeline = None, None
+        if cutlass.const_expr(epilogue.tma_loads):
+            exact_pipeline = pipeline.PipelineTmaAsync.create(
+                barrier_storage=smem.allocate_array(cutlass.Int64, 2 * stages.exact),
+                num_stages=stages.exact,
+                producer_group=_agents(1),
+                consumer_group=_agents(EPILOGUE_WARPS),
+                tx_count=sum(operand.bytes(CTA_M * config.subtile_n) for operand in epilogue.tma_loads),
+                cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),
+                defer_sync=True,
+            )
+        if cutlass.const_expr(epilogue.staged):
+            row_pipeline = pipeline.PipelineAsync.create(
+                barrier_storage=smem.allocate_array(cutlass.Int64, 2 * stages.row),
+                num_stages=stages.row,
+                producer_group=_agents(32),
+                consumer_group=_agents(EPILOGUE_THREADS),
+                defer_sync=True,
+            )
+        tmem = TmemAllocator(
+            smem.allocate(Int32, 8),
+            barrier_for_retrieve=pipeline.NamedBarrier(TMEM_BARRIER, EPILOGUE_THREADS + 32),
+            is_two_cta=config.ctas == 2,
+            two_cta_tmem_dealloc_mbar_ptr=smem.allocate(cutlass.Int64, 8),
+        )
+        pipeline.pipeline_init_arrive(cluster_shape_mn=cluster, is_relaxed=True)
+
+        s_a = smem.allocate_tensor(self.a_dtype, a_smem.outer, SMEM_ALIGN, a_smem.inner)
+        s_b = smem.allocate_tensor(self.b_dtype, b_smem.outer, SMEM_ALIGN, b_smem.inner)
+        shared = Shared(
+            schedule=TileSchedule.of(config, m, n),
+            m=m,
+            n=n,
+            glob=by_name(epilogue.loads + epilogue.stores, loads + stores),
+            ab_pipeline=ab_pipeline,
+            acc_pipeline=acc_pipeline,
+            exact_pipeline=exact_pipeline,
+            row_pipeline=row_pipeline,
+            loads=[
+                smem.allocate_tensor(operand.dtype, planes.outer, SMEM_ALIGN, planes.inner)
+                for operand, planes in zip(epilogue.tma_loads, load_planes, strict=True)
+            ],
+            stores=[
+                smem.allocate_tensor(operand.dtype, planes.outer, SMEM_ALIGN, planes.inner)
+                for operand, planes in zip(epilogue.tma_stores, store_planes, strict=True)
+            ],
+            rows=[
+                smem.allocate_tensor(operand.dtype, cute.make_layout((config.tile_n, stages.row)), 128)
+                for operand in epilogue.staged
+            ],
+        )
+        # (MMA, MMA_M, MMA_N, stage): columns of tensor memory, 512 of them at most.
+        acc_shape = cute.append(tiled_mma.partition_shape_C(self.tile[:2]), ACC_STAGES)
+        acc_layout = tiled_mma.make_fragment_C(acc_shape).layout
+        k_tiles = cute.ceil_div(a_tma.tma_tensor.shape[1], self.tile[2])
+        pipeline.pipeline_init_wait(cluster_shape_mn=cluster)
+
+        if warp == LOAD_WARP:
+            self._load(shared, tiled_mma, cluster, cta_coord, a_tma, b_tma, s_a, s_b, k_tiles)
+        if warp == MMA_WARP:
+            tmem.wait_for_alloc()
+            acc = cute.make_tensor(tmem.retrieve_ptr(Float32), acc_layout)
+            # Of a pair of CTAs, the even one multiplies for both.
+            if cta_coord[0] == 0:
+                self._multiply(shared, tiled_mma, s_a, s_b, acc, k_tiles)
+        if cutlass.const_expr(self.loads_operands):  # noqa: SIM102  (one is known now, one at run time)
+            if warp == EPILOGUE_LOAD_WARP:
+                self._load_operands(shared, load_tmas)
+        if warp < EPILOGUE_WARPS:
+            tmem.allocate(ACC_STAGES * config.tile_n)
+            tmem.wait_for_alloc()
+            tmem_ptr = tmem.retrieve_ptr(Float32)
+            self._finish(shared, cute.make_tensor(tmem_ptr, acc_layout), store_tmas)
+            tmem.relinquish_alloc_permit()
+            tmem.free(tmem_ptr)
+
+    def _cta_tile(self, shared: Shared, item: Int32) -> tuple[Int32, Int32]:
+        """Which (128, tile_n) tile of the output the CTA has in a work item."""
+        x, y, _ = cute.arch.block_idx()
+        row, column = shared.schedule.cluster_coord(item)
+        return row * self.config.cluster_m + x, column * self.config.cluster_n + y
+
+    def _box(self, tma: cpasync.TmaInfo, planes: cute.Tensor, row: Int32, column: Int32) -> tuple:
+        """The stages of an operand's planes and one of its (128, subtile_n) boxes, partitioned for TMA."""
+        box = cute.local_tile(tma.tma_tensor, self.box, (row, column))
+        return cpasync.tma_partition(
+            tma.atom, 0, cute.make_layout(1), cute.group_modes(planes, 0, 2), cute.group_modes(box, 0, 2)
+        )
+
+    @cute.jit
+    def _load(
+        self,
+        shared: Shared,
+        tiled_mma: cute.TiledMma,
+        cluster: cute.Layout,
+        cta_coord: tuple,
+        a_tma: cpasync.TmaInfo,
+        b_tma: cpasync.TmaInfo,
+        s_a: cute.Tensor,
+        s_b: cute.Tensor,
+        k_tiles: Int32,
+    ):
+        """The load warp: A and B of every k tile."""
+        config, (tile_m, tile_n, tile_k) = self.config, self.tile
+        schedule, ab_pipeline = shared.schedule, shared.ab_pipeline
+        thr_mma = tiled_mma.get_slice(cta_coord[0])
+        # (MMA, MMA_M or MMA_N, MMA_K, tile, k tile)
+        g_a = thr_mma.partition_A(cute.local_tile(a_tma.tma_tensor, (tile_m, tile_k), (None, None)))
+        g_b = thr_mma.partition_B(cute.local_tile(b_tma.tma_tensor, (tile_n, tile_k), (None, None)))
+        # A row of the cluster shares rows of A, a column of its MMAs columns of B: each CTA loads a part.
+        t_sa, t_ga = cpasync.tma_partition(
+            a_tma.atom,
+            cta_coord[2],
+            cute.make_layout(config.cluster_n),
+            cute.group_modes(s_a, 0, 3),
+            cute.group_modes(g_a, 0, 3),
+        )
+        t_sb, t_gb = cpasync.tma_partition(
+            b_tma.atom,
+            cta_coord[1],
+            cute.make_layout(config.cluster_m // config.ctas),
+            cute.group_modes(s_b, 0, 3),
+            cute.group_modes(g_b, 0, 3),
+        )
+        a_mask, b_mask = None, None
+        if cutlass.const_expr(config.cluster_size > 1):
+            a_mask = cpasync.create_tma_multicast_mask(cluster, cta_coord, mcast_mode=2)
+            b_mask = cpasync.create_tma_multicast_mask(cluster, cta_coord, mcast_mode=1)
+        ab_state = _producer_state(self.stages.ab)
+        _, _, item = cute.arch.block_idx()
+        _, _, item_step = cute.arch.grid_dim()
+        while schedule.is_valid(item):
+            row, column = self._cta_tile(shared, item)
+            tile_a = t_ga[(None, row // config.ctas, None)]
+            tile_b = t_gb[(None, column, None)]
+            for k in cutlass.range(k_tiles, unroll=1):
+                ab_pipeline.producer_acquire(ab_state)
+                barrier = ab_pipeline.producer_get_barrier(ab_state)
+                stage = (None, ab_state.index)
+                cute.copy(a_tma.atom, tile_a[(None, k)], t_sa[stage], tma_bar_ptr=barrier, mcast_mask=a_mask)
+                cute.copy(b_tma.atom, tile_b[(None, k)], t_sb[stage], tma_bar_ptr=barrier, mcast_mask=b_mask)
+                ab_state.advance()
+            item += item_step
+        ab_pipeline.producer_tail(ab_state)
+
+    @cute.jit
+    def _multiply(
+        self,
+        shared: Shared,
+        tiled_mma: cute.TiledMma,
+        s_a: cute.Tensor,
+        s_b: cute.Tensor,
+        acc: cute.Tensor,
+        k_tiles: Int32,
+    ):
+        """The MMA warp: one accumulator after the other."""
+        schedule, ab_pipeline, acc_pipeline = shared.schedule, shared.ab_pipeline, shared.acc_pipeline
+        fragments_a = tiled_mma.make_fragment_A(s_a)
+        fragments_b = tiled_mma.make_fragment_B(s_b)
+        ab_state, acc_state = _consumer_state(self.stages.ab), _producer_state(ACC_STAGES)
+        _, _, item = cute.arch.block_idx()
+        _, _, item_step = cute.arch.grid_dim()
+        while schedule.is_valid(item):
+            acc_pipeline.producer_acquire(acc_state)
+            tile_acc = acc[(None, None, None, acc_state.index)]
+            tiled_mma.set(tcgen05.Field.ACCUMULATE, False)
+            for _ in cutlass.range(k_tiles, unroll=1):
+                ab_pipeline.consumer_wait(ab_state)
+                for k_block in cutlass.range_constexpr(cute.size(fragments_a, mode=[2])):
+                    stage = (None, None, k_block, ab_state.index)
+                    cute.gemm(tiled_mma, tile_acc, fragments_a[stage], fragments_b[stage], tile_acc)
+                    tiled_mma.set(tcgen05.Field.ACCUMULATE, True)
+                ab_pipeline.consumer_release(ab_state)
+                ab_state.advance()
+            acc_pipeline.producer_commit(acc_state)
+            acc_state.advance()
+            item += item_step
+        acc_pipeline.producer_tail(acc_state)
+
+    @cute.jit
+    def _load_operands(self, shared: Shared, load_tmas: list):
+        """The epilogue-load warp: what the epilogue reads from shared memory."""
+        config, epilogue, stages = self.config, self.epilogue, self.stages
+        schedule, glob = shared.schedule, shared.glob
+        exact_pipeline, row_pipeline = shared.exact_pipeline, shared.row_pipeline
+        lane = cute.arch.lane_idx()
+        row_state, exact_state = _producer_state(stages.row), _producer_state(stages.exact)
+        _, _, item = cute.arch.block_idx()
+        _, _, item_step = cute.arch.grid_dim()
+        while schedule.is_valid(item):
+            row, column = self._cta_tile(shared, item)
+            if cutlass.const_expr(epilogue.staged):
+                row_pipeline.producer_acquire(row_state)
+                tile = Sm100Tile(self, row * CTA_M, column * config.tile_n, shared.m, shared.n, lane)
+                rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
+                self.epilogue.stage(tile, glob, by_name([operand.name for operand in epilogue.staged], rows))
+                row_pipeline.producer_commit(row_state)
+                row_state.advance()
+            if cutlass.const_expr(epilogue.tma_loads):
+                for subtile in cutlass.range(self.subtiles, unroll=1):
+                    exact_pipeline.producer_acquire(exact_state)
+                    barrier = exact_pipeline.producer_get_barrier(exact_state)
+                    for i in cutlass.range_constexpr(len(load_tmas)):
+                        t_s, t_g = self._box(
+                            load_tmas[i], shared.loads[i], row, column * self.subtiles + subtile
+                        )
+                        cute.copy(load_tmas[i].atom, t_g, t_s[(None, exact_state.index)], tma_bar_ptr=barrier)
+                    exact_state.advance()
+            item += item_step
+        if cutlass.const_expr(epilogue.staged):
+            row_pipeline.producer_tail(row_state)
+        if cutlass.const_expr(epilogue.tma_loads):
+            exact_pipeline.producer_tail(exact_state)
+
+    @cute.jit
+    def _finish(self, shared: Shared, acc: Any, store_tmas: list):
+        """The epilogue warps: accumulators from tensor memory, the epilogue's hooks, TMA stores.
+
+        One barrier a subtile: the warp that issues the stores first waits until the buffer after this one has
+        been read, so the barrier that hands it the full buffer also tells the others of the empty one.
+        """
+        config, epilogue, stages = self.config, self.epilogue, self.stages
+        schedule, glob, acc_pipeline = shared.schedule, shared.glob, shared.acc_pipeline
+        exact_pipeline, row_pipeline = shared.exact_pipeline, shared.row_pipeline
+        thread, _, _ = cute.arch.thread_idx()
+        is_store_warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0
+        barrier = pipeline.NamedBarrier(EPILOGUE_BARRIER, EPILOGUE_THREADS)
+        names = [operand.name for operand in epilogue.staged + epilogue.tma_loads + epilogue.tma_stores]
+
+        # (128, subtile_n, 1, subtiles, stage), of which a thread copies its own row.
+        pieces = cute.flat_divide(acc[((None, None), 0, 0, None)], self.box)
+        load_atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(config.subtile_n)), Float32)
+        tmem_copy = tcgen05.make_tmem_copy(load_atom, pieces[(None, None, 0, 0, 0)])
+        thread_copy = tmem_copy.get_slice(thread)
+        t_acc = thread_copy.partition_S(pieces)
+        fragment_shape = thread_copy.partition_D(cute.make_identity_tensor(self.box)).shape
+
+        store_pipeline = pipeline.PipelineTmaStore.create(
+            num_stages=max(stages.store - 1, 1), producer_group=_agents(EPILOGUE_THREADS)
+        )
+        acc_state, row_state = _consumer_state(ACC_STAGES), _consumer_state(stages.row)
+        exact_state, store_state = _consumer_state(stages.exact), _producer_state(stages.store)
+        _, _, item = cute.arch.block_idx()
+        _, _, item_step = cute.arch.grid_dim()
+        while schedule.is_valid(item):
+            row, column = self._cta_tile(shared, item)
+            tile = Sm100Tile(self, row * CTA_M, column * config.tile_n, shared.m, shared.n, thread)
+            held = self.epilogue.begin(tile, glob)
+            if cutlass.const_expr(epilogue.staged):
+                row_pipeline.consumer_wait(row_state)
+            rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
+            acc_pipeline.consumer_wait(acc_state)
+            for subtile in cutlass.range_constexpr(self.subtiles):
+                fragment = cute.make_rmem_tensor(fragment_shape, Float32)
+                cute.copy(tmem_copy, t_acc[(None, None, None, 0, subtile, acc_state.index)], fragment)
+                if cutlass.const_expr(epilogue.tma_loads):
+                    exact_pipeline.consumer_wait(exact_state)
+                cute.arch.fence_view_async_tmem_load()
+                if cutlass.const_expr(subtile == self.subtiles - 1):
+                    with cute.arch.elect_one():
+                        acc_pipeline.consumer_release(acc_state)
+                planes = [s_load[(None, None, exact_state.index)] for s_load in shared.loads]
+                planes += [s_store[(None, None, store_state.index)] for s_store in shared.stores]
+                sub = Sm100Subtile(self, tile, subtile)
+                flat = cute.make_tensor(fragment.iterator, cute.make_layout(sub.elements))
+                self.epilogue.visit(sub, flat, glob, held, by_name(names, rows + planes))
+                if cutlass.const_expr(self.uses_planes):
+                    # TMA next writes the planes that were read here, and reads those that were written.
+                    cute.arch.fence_proxy("async.shared", space="cta")
+                if cutlass.const_expr(epilogue.tma_loads):
+                    cute.arch.sync_warp()
+                    exact_pipeline.consumer_release(exact_state)
+                    exact_state.advance()
+                if cutlass.const_expr(epilogue.tma_stores):
+                    if is_store_warp:
+                        store_pipeline.producer_acquire()
+                    barrier.arrive_and_wait()
+                    if is_store_warp:
+                        for i in cutlass.range_constexpr(len(store_tmas)):
+                            t_s, t_g = self._box(
+                                store_tmas[i], shared.stores[i], row, column * self.subtiles + subtile
+                            )
+                            cute.copy(store_tmas[i].atom, t_s[(None, store_state.index)], t_g)
+                        store_pipeline.producer_commit()
+                    store_state.advance()
+            if cutlass.const_expr(epilogue.staged):
+                row_pipeline.consumer_release(row_state)
+                row_state.advance()
+            acc_state.advance()
+            item += item_step
+        if is_store_warp:
+            store_pipeline.producer_tail()
+        # Tensor memory may be given back once all four warps have read theirs.
+        barrier.arrive_and_wait()
+
+
+@dataclass
+class Shared:
+    """What the warps of a CTA have in common: the problem, the pipelines between them and their buffers."""
+
+    schedule: TileSchedule
+    m: Int32
+    n: Int32
+    glob: SimpleNamespace
+    ab_pipeline: Any
+    acc_pipeline: Any
+    exact_pipeline: Any
+    row_pipeline: Any
+    loads: list[cute.Tensor]
+    stores: list[cute.Tensor]
+    rows: list[cute.Tensor]
+
+
+def _agents(count: int) -> pipeline.CooperativeGroup:
+    return pipeline.CooperativeGroup(pipeline.Agent.Thread, count)
+
+
+def _producer_state(stages: int) -> pipeline.PipelineState:
+    return pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, max(stages, 1))
+
+
+def _consumer_state(stages: int) -> pipeline.PipelineState:
+    return pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, max(stages, 1))
