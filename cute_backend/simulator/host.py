@@ -43,45 +43,58 @@ def launch(
     """Call `compiled` (from `cute.compile` with `--keep-ptx`) on CPU tensors, with its kernels simulated.
 
     `args` are those of one call: torch CPU tensors and numbers for a TVM-FFI function (without its stream);
-    for a plain one `from_dlpack(device_tensor(t))` for a tensor t, and the stream `CUstream(0)`. Outputs are
-    written in place. `sm_count` is the number of multiprocessors that the device claims to have: a small one
-    makes a persistent kernel loop. Returns one report for each kernel launch. Raises SimulationError.
+    for a plain one `from_dlpack(device_tensor(t))` for a tensor t, and the stream `CUstream(0)`. The rest is
+    as in `HostProgram.launch`.
     """
-    program = HostProgram(compiled)
-
-    def execute(one: Launch, memory: GlobalMemory) -> Report:
-        return run_kernel(
-            program.ptx,
-            one.kernel,
-            one.params,
-            grid=one.grid,
-            block=one.block,
-            cluster=one.cluster,
-            smem_bytes=one.smem_bytes,
-            memory=memory,
-            async_seed=async_seed,
-            observer=observer,
-            progress=progress,
-        )
-
-    return program.run(args, execute, sm_count=sm_count)
+    return host_program(compiled).launch(
+        args, sm_count=sm_count, async_seed=async_seed, observer=observer, progress=progress
+    )
 
 
 class HostProgram:
-    """The host code of a compiled function, linked with the runtime stub, and the PTX of its kernels."""
+    """The host code of a TVM-FFI function, linked with the runtime stub, and the PTX of its kernels.
 
-    def __init__(self, compiled: Any) -> None:
-        if not hasattr(compiled, "export_to_c"):
-            raise SimulationError(f"simulated is what cute.compile returns, not a {type(compiled).__name__}")
-        self.ptx: str = compiled.__ptx__ or ""  # a path, where the DSL could not write the file
-        if ".entry" not in self.ptx:
-            raise SimulationError(
-                "the function keeps no PTX: compile it with --keep-ptx, and any --dump-dir must exist"
+    `host_object` is what `export_to_c` wrote under the name `symbol`.
+    """
+
+    def __init__(self, ptx: str, host_object: bytes, symbol: str) -> None:
+        self._ptx = ptx
+        self._symbol = symbol
+        self._module = parse(ptx)
+        self._host = load_with_stub(host_object)
+
+    def launch(
+        self,
+        args: Sequence[Any],
+        *,
+        sm_count: int = 4,
+        async_seed: int | None = None,
+        observer: Any = None,
+        progress: Any = None,
+    ) -> list[Report]:
+        """Call the host code on `args` and run what it launches on the simulated machine.
+
+        Outputs are written in place. `sm_count` is the number of multiprocessors that the device claims to
+        have. `async_seed`, `observer` and `progress` are those of `run_kernel`. Returns one report for each
+        kernel launch. Raises SimulationError, and what the host code raises.
+        """
+
+        def execute(one: Launch, memory: GlobalMemory) -> Report:
+            return run_kernel(
+                self._ptx,
+                one.kernel,
+                one.params,
+                grid=one.grid,
+                block=one.block,
+                cluster=one.cluster,
+                smem_bytes=one.smem_bytes,
+                memory=memory,
+                async_seed=async_seed,
+                observer=observer,
+                progress=progress,
             )
-        self._module = parse(self.ptx)
-        self._compiled = compiled
-        self._is_tvm_ffi = _is_tvm_ffi(compiled)
-        self._host = load_with_stub(_export(compiled, self._is_tvm_ffi))
+
+        return self.run(args, execute, sm_count=sm_count)
 
     def run(self, args: Sequence[Any], execute: Executor, *, sm_count: int = 4) -> list[Report]:
         """Run the host code on `args`; `execute` gets each launch while the host code waits for it."""
@@ -90,10 +103,7 @@ class HostProgram:
         attach = self._host.library.cute_simulator_attach
         attach(ctypes.byref(device.table))
         try:
-            if self._is_tvm_ffi:
-                self._host.module[_EXPORTED](*map(_as_tvm_ffi, args))
-            else:
-                self._call_plain(args)
+            self._call(args)
         except Exception:
             if device.failure:
                 raise device.failure from None
@@ -102,7 +112,18 @@ class HostProgram:
             attach(None)
         return device.reports
 
-    def _call_plain(self, args: Sequence[Any]) -> None:
+    def _call(self, args: Sequence[Any]) -> None:
+        self._host.module[self._symbol](*map(_as_tvm_ffi, args))
+
+
+class PlainHostProgram(HostProgram):
+    """The host code of a function that was compiled without TVM-FFI: packed arguments, no checks."""
+
+    def __init__(self, ptx: str, host_object: bytes, symbol: str, compiled: Any) -> None:
+        super().__init__(ptx, host_object, symbol)
+        self._compiled = compiled
+
+    def _call(self, args: Sequence[Any]) -> None:
         """What the DSL's own executor does: load the library, then call with an array of pointers."""
         library = ctypes.c_void_p()
         state, ordinal = ctypes.pointer(library), ctypes.c_int32(0)
@@ -116,11 +137,31 @@ class HostProgram:
         """Call a function of the object in MLIR's packed form; the last pointer is that of the result."""
         error = ctypes.c_int32(0)
         packed = (ctypes.c_void_p * (len(pointers) + 1))(*pointers, ctypes.addressof(error))
-        function = self._host.library[f"_mlir_{_EXPORTED}_{name}"]
+        function = self._host.library[f"_mlir_{self._symbol}_{name}"]
         function.restype = None
         function(packed)
         if error.value:
             raise SimulationError(f"the host code's {name} returned CUDA error {error.value}")
+
+
+def host_program(compiled: Any) -> HostProgram:
+    """The host program of what `cute.compile` returned. Raises SimulationError where it kept no PTX."""
+    if not hasattr(compiled, "export_to_c"):
+        raise SimulationError(f"simulated is what cute.compile returns, not a {type(compiled).__name__}")
+    ptx = compiled.__ptx__ or ""  # a path, where the DSL could not write the file
+    if ".entry" not in ptx:
+        raise SimulationError(
+            "the function keeps no PTX: compile it with --keep-ptx, and any --dump-dir must exist"
+        )
+    from cutlass.cutlass_dsl.tvm_ffi_provider import TVMFFIJitCompiledFunctionBase
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"{_EXPORTED}.o")
+        if isinstance(compiled, TVMFFIJitCompiledFunctionBase):
+            compiled.export_to_c(str(path), function_name=_EXPORTED)
+            return HostProgram(ptx, path.read_bytes(), _EXPORTED)
+        compiled.export_to_c(folder, _EXPORTED, _EXPORTED)
+        return PlainHostProgram(ptx, path.read_bytes(), _EXPORTED, compiled)
 
 
 class device_tensor:
@@ -157,20 +198,3 @@ def _as_tvm_ffi(arg: Any) -> Any:
     if isinstance(arg, (tuple, list)):
         return type(arg)(map(_as_tvm_ffi, arg))
     return arg
-
-
-def _is_tvm_ffi(compiled: Any) -> bool:
-    from cutlass.cutlass_dsl.tvm_ffi_provider import TVMFFIJitCompiledFunctionBase
-
-    return isinstance(compiled, TVMFFIJitCompiledFunctionBase)
-
-
-def _export(compiled: Any, is_tvm_ffi: bool) -> bytes:
-    """The object code of the host functions, as for ahead-of-time use."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, f"{_EXPORTED}.o")
-        if is_tvm_ffi:
-            compiled.export_to_c(str(path), function_name=_EXPORTED)
-        else:
-            compiled.export_to_c(folder, _EXPORTED, _EXPORTED)
-        return path.read_bytes()

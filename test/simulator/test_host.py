@@ -16,7 +16,7 @@ from cutlass.cute.runtime import from_dlpack
 from cute_backend.simulator import linking
 from cute_backend.simulator.device import Device, DeviceAttribute, Launch
 from cute_backend.simulator.errors import SimulationError
-from cute_backend.simulator.host import HostProgram, device_tensor
+from cute_backend.simulator.host import device_tensor, host_program
 from cute_backend.simulator.parser import parse
 from cute_backend.simulator.tensormap import Swizzle, decode
 
@@ -66,7 +66,7 @@ def check_add_launch(launch: Launch, tensors):
 
 def test_a_tvm_ffi_launch_arrives_with_its_parameters(add):
     record, tensors = Recorder(), vectors()
-    assert HostProgram(add).run((*tensors, 2.5), record) == ["report 1"]
+    assert host_program(add).run((*tensors, 2.5), record) == ["report 1"]
     check_add_launch(record.launches[0], tensors)
 
 
@@ -74,7 +74,7 @@ def test_a_plain_launch_arrives_with_its_parameters(options):
     record, tensors = Recorder(), vectors()
     compiled = host_kernels.compile_add_plain(options)
     wrapped = [from_dlpack(device_tensor(t), assumed_align=16).mark_layout_dynamic() for t in tensors]
-    HostProgram(compiled).run((*wrapped, 2.5, cuda.CUstream(0)), record)
+    host_program(compiled).run((*wrapped, 2.5, cuda.CUstream(0)), record)
     check_add_launch(record.launches[0], tensors)
     assert record.memory.read(tensors[1].data_ptr(), 1200).tobytes() == tensors[1].numpy().tobytes()
 
@@ -82,7 +82,7 @@ def test_a_plain_launch_arrives_with_its_parameters(options):
 def test_a_tma_launch_arrives_with_its_maps_cluster_and_shared_memory(options):
     record = Recorder()
     source, target = (torch.zeros(70, 200, dtype=torch.bfloat16) for _ in range(2))
-    HostProgram(compile_tile_copy(options, (1, 2, 1))).run((source, target), record)
+    host_program(compile_tile_copy(options, (1, 2, 1))).run((source, target), record)
     [launch] = record.launches
     assert (launch.grid, launch.cluster, launch.smem_bytes) == ((3, 4, 1), (1, 2, 1), 1024 + 32 * 64 * 2)
     maps = [decode(param) for param in launch.params if len(param) == 128]
@@ -95,7 +95,7 @@ def test_a_tma_launch_arrives_with_its_maps_cluster_and_shared_memory(options):
 def test_the_tensors_of_the_call_and_nothing_else_are_registered(add):
     memories = []
     tensors = [torch.arange(600.0)[100:400] for _ in range(3)]
-    HostProgram(add).run((*tensors, 1.0), lambda launch, memory: memories.append(memory))
+    host_program(add).run((*tensors, 1.0), lambda launch, memory: memories.append(memory))
     for tensor in tensors:
         assert memories[0].read(tensor.data_ptr(), 1200).tobytes() == tensor.numpy().tobytes()
         for outside in (tensor.data_ptr() - 1, tensor.data_ptr() + 1200):
@@ -130,14 +130,14 @@ def test_nested_arguments_are_taken(options):
         boxes,
         options=options,
     )
-    assert HostProgram(compiled).run((matrices,), record) == ["report 1", "report 2"]
+    assert host_program(compiled).run((matrices,), record) == ["report 1", "report 2"]
     assert [decode(one.params[0]).address for one in record.launches] == [m.data_ptr() for m in matrices]
 
 
 def test_what_the_host_code_refuses_is_the_callers_error(add):
     a, b, c = vectors()
     with pytest.raises(ValueError, match="expected dtype=float32"):
-        HostProgram(add).run((a, b.int(), c, 1.0), Recorder())
+        host_program(add).run((a, b.int(), c, 1.0), Recorder())
 
 
 @pytest.mark.parametrize("error", [SimulationError("a race"), KeyboardInterrupt()])
@@ -146,33 +146,33 @@ def test_an_error_of_the_machine_passes_through_the_host_code(add, error):
         raise error
 
     with pytest.raises(type(error)) as caught:
-        HostProgram(add).run((*vectors(), 1.0), execute)
+        host_program(add).run((*vectors(), 1.0), execute)
     assert caught.value is error
 
 
 def test_a_grid_that_clusters_do_not_divide_is_refused(options):
     tensors = [torch.zeros(70, 200, dtype=torch.bfloat16) for _ in range(2)]
     with pytest.raises(SimulationError, match=r"grid \(3, 4, 1\) is not a multiple of cluster \(2, 1, 1\)"):
-        HostProgram(compile_tile_copy(options, (2, 1, 1))).run(tensors, Recorder())
+        host_program(compile_tile_copy(options, (2, 1, 1))).run(tensors, Recorder())
 
 
 def test_a_function_without_ptx_says_how_to_keep_it(tmp_path):
     with pytest.raises(SimulationError, match="--keep-ptx"):
-        HostProgram(host_kernels.compile_add("--gpu-arch sm_100a"))
+        host_program(host_kernels.compile_add("--gpu-arch sm_100a"))
     nowhere = host_kernels.compile_add(f"--keep-ptx --gpu-arch sm_100a --dump-dir={tmp_path / 'absent'}")
     with pytest.raises(SimulationError, match="any --dump-dir must exist"):
-        HostProgram(nowhere)
+        host_program(nowhere)
 
 
 def test_only_compiled_functions_and_cpu_tensors(add):
     with pytest.raises(SimulationError, match=r"not a function"):
-        HostProgram(vectors)
+        host_program(vectors)
     with pytest.raises(SimulationError, match="CPU tensors, not one on meta"):
-        HostProgram(add).run((*(t.to("meta") for t in vectors()), 1.0), Recorder())
+        host_program(add).run((*(t.to("meta") for t in vectors()), 1.0), Recorder())
 
 
 def test_the_stub_stays_inside_its_own_library(add, options):
-    program = HostProgram(add)
+    program = host_program(add)
     program.run((*vectors(), 1.0), Recorder())
     everyone = ctypes.CDLL(None)
     assert not hasattr(everyone, "cute_simulator_attach")
@@ -266,20 +266,20 @@ def test_without_a_compiler_one_sentence(add, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(SimulationError, match=r"^the simulator needs a C compiler: .*CC$"):
-        HostProgram(add)
+        host_program(add)
     monkeypatch.setenv("CC", "/nowhere/cc")
     with pytest.raises(SimulationError, match="/nowhere/cc could not be run"):
-        HostProgram(add)
+        host_program(add)
 
 
 def test_the_stub_is_built_once_into_a_private_folder(add, tmp_path, monkeypatch):
     monkeypatch.setattr(linking, "_loaded", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    HostProgram(add)
+    host_program(add)
     folder = tmp_path / "cute_backend" / "simulator"
     [stub] = folder.iterdir()  # what was linked is gone once it is loaded
     assert folder.stat().st_mode & 0o777 == 0o700
     built = stub.stat().st_mtime_ns
     monkeypatch.setattr(linking, "_loaded", {})
-    HostProgram(add)
+    host_program(add)
     assert stub.stat().st_mtime_ns == built

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cute_backend.simulator.errors import DescriptorError
-from cute_backend.simulator.host import HostProgram
+from cute_backend.simulator.host import host_program
 from cute_backend.simulator.tensormap import ElementType, Fill, Interleave, Swizzle, TensorMap, decode
 
 BY_HAND = TensorMap(
@@ -89,7 +89,9 @@ def described(sources, tensors, boxes, options) -> list[TensorMap]:
         host_kernels.describe, tuple(sources), tuple(boxes), options=options
     )
     maps: list[TensorMap] = []
-    HostProgram(compiled).run((tuple(tensors),), lambda launch, memory: maps.append(decode(launch.params[0])))
+    host_program(compiled).run(
+        (tuple(tensors),), lambda launch, memory: maps.append(decode(launch.params[0]))
+    )
     return maps
 
 
