@@ -16,6 +16,10 @@ from cute_backend.spec import DType, EpilogueSpec, Load, LoadKind, Order, Store
 
 Size = Union[int, SymInt]
 
+TMA_ALIGN = 16
+"""Bytes that divide the base address and every stride of a tensor that TMA reads or writes (CUDA Driver API,
+cuTensorMapEncodeTiled)."""
+
 TORCH_DTYPES: dict[DType, torch.dtype] = {
     DType.F32: torch.float32,
     DType.BF16: torch.bfloat16,

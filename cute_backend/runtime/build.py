@@ -1,0 +1,111 @@
+"""Kernels by whatever way is shortest: from this process, from disk, or built, in parallel processes if several."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Union
+
+from ..memory_ops import emit
+from .cache import KernelCache, caches
+from .compile import BuildError, Built, compile_kernel
+from .kernel import Kernel, UnavailableError
+from .link import KernelFunction
+from .notices import count
+
+UNBUILT, UNWRITABLE = 3, 4
+"""Exit statuses of a worker: the kernel can't be built; the cache folder can't be written."""
+
+_loaded: dict[Kernel, KernelFunction] = {}
+_loading = threading.Lock()
+
+
+def build(kernel: Kernel, path: Path | None = None) -> Built:
+    """Compile one kernel afresh, past every cache. Raises BuildError, UnavailableError.
+
+    Its text is kept at `path`, or in the cache folder.
+    """
+    source = emit(kernel.spec, kernel.config, kernel.variant)
+    if path is None:
+        path = caches()[-1].write_source(kernel, source)
+    else:
+        path.write_text(source)
+    return compile_kernel(kernel, source, path)
+
+
+def load_known(kernels: Iterable[Kernel]) -> dict[Kernel, KernelFunction]:
+    """Those of `kernels` that this process or a cache has; nothing is compiled."""
+    with _loading:
+        for kernel in kernels:
+            if kernel not in _loaded:
+                found = next((function for cache in caches() if (function := cache.load(kernel))), None)
+                if found is not None:
+                    _loaded[kernel] = found
+        return {kernel: _loaded[kernel] for kernel in kernels if kernel in _loaded}
+
+
+Outcome = Union[KernelFunction, BuildError, UnavailableError]
+
+
+def obtain(kernels: Iterable[Kernel]) -> dict[Kernel, Outcome]:
+    """Every one of `kernels`, built where need be; an error stands for one that can't be."""
+    kernels = list(dict.fromkeys(kernels))
+    outcomes: dict[Kernel, Outcome] = dict(load_known(kernels))
+    missing = [kernel for kernel in kernels if kernel not in outcomes]
+    if not missing:
+        return outcomes
+    count("kernels_built", len(missing))
+    if len(missing) == 1:
+        failures = [_attempt(build_into, missing[0])]
+    else:
+        with ThreadPoolExecutor(min(len(missing), len(os.sched_getaffinity(0)))) as pool:
+            failures = list(pool.map(lambda kernel: _attempt(_build_in_process, kernel), missing))
+    outcomes.update(load_known(missing))
+    for kernel, failure in zip(missing, failures, strict=True):
+        if kernel not in outcomes:
+            outcomes[kernel] = failure or BuildError(f"{kernel.name} was built but does not load")
+    return outcomes
+
+
+def build_into(cache: KernelCache, kernel: Kernel) -> None:
+    """Have a kernel in a cache, built unless another process was faster. Raises BuildError, UnavailableError."""
+    with cache.lock(kernel):
+        if cache.load(kernel) is None:
+            source = emit(kernel.spec, kernel.config, kernel.variant)
+            cache.save(kernel, compile_kernel(kernel, source, cache.write_source(kernel, source)))
+
+
+def _attempt(
+    builder: Callable[[KernelCache, Kernel], None], kernel: Kernel
+) -> BuildError | UnavailableError | None:
+    """What went wrong, if anything. Where the cache folder can't be written, the process's own serves."""
+    cache = caches()[-1]
+    try:
+        try:
+            builder(cache, kernel)
+        except OSError as error:
+            cache.give_up_writing(error)
+            builder(caches()[-1], kernel)
+    except (BuildError, UnavailableError) as error:
+        return error
+    return None
+
+
+def _build_in_process(cache: KernelCache, kernel: Kernel) -> None:
+    """`build_into` in a process of its own: the DSL compiles one kernel at a time in a process."""
+    command = [sys.executable, "-m", "cute_backend.runtime.worker", str(cache.root)]
+    surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CUTE_DSL_ARCH": kernel.arch.value}
+    done = subprocess.run(command, input=json.dumps(kernel.to_dict()), capture_output=True, text=True, env=surroundings)
+    if done.returncode == 0:
+        return
+    if done.returncode == UNWRITABLE:
+        raise OSError(done.stdout.strip())
+    complaint = done.stdout if done.returncode == UNBUILT else done.stderr
+    last = (complaint.strip().splitlines() or ["no message"])[-1]
+    raise BuildError(last if done.returncode == UNBUILT else f"the compiler of {kernel.name} crashed: {last}")

@@ -1,0 +1,174 @@
+"""Compiled kernels on disk.
+
+A kernel takes three files of one name: its source (`.py`, for people), its code (`.so`, or `.o` where nothing
+could link it) and, written last, its entry (`.json`: what it was made from, the code's SHA-256, its figures).
+Each is written under a temporary name and renamed, by the one process that holds the kernel's lock. So a
+process may be killed at any instant and leave no half kernel: without a sound entry there is none.
+
+Code from the cache runs in the process, so the folder must be the user's own and closed to others, nothing
+in it is ever unpickled, and code that does not match its entry is not loaded.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+from filelock import FileLock
+from platformdirs import user_cache_path
+
+from .compile import Built
+from .kernel import Kernel, environment
+from .link import LIBRARY, OBJECT, KernelFunction, link, load
+from .notices import warn_once
+
+CACHE_DIR_VARIABLE = "CUTE_BACKEND_CACHE_DIR"
+
+
+class CacheFolderError(RuntimeError):
+    """A folder can't serve as a cache; the message says which and why."""
+
+
+def cache_root() -> Path:
+    """Where kernels are kept: CUTE_BACKEND_CACHE_DIR, or the user's cache folder."""
+    named = os.environ.get(CACHE_DIR_VARIABLE)
+    return Path(named).expanduser().absolute() if named else user_cache_path("cute_backend")
+
+
+class KernelCache:
+    """Kernels in one folder. Raises CacheFolderError where the folder is not safe to load code from."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        _make_private(root)
+        self.writable = os.access(root, os.W_OK)
+
+    def load(self, kernel: Kernel) -> KernelFunction | None:
+        """The kernel, or None where it is absent, or is corrupt or foreign, which is warned of once."""
+        entry_path = self._path(kernel, ".json")
+        try:
+            entry = json.loads(entry_path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            return self._reject(entry_path, f"can't be read ({error})")
+        try:
+            if entry["kernel"] != kernel.to_dict() or tuple(entry["environment"]) != environment():
+                return self._reject(entry_path, "is of another kernel or version")
+            code = self.root / f"{kernel.name}{OBJECT if entry['linked'] is False else LIBRARY}"
+            if hashlib.sha256(code.read_bytes()).hexdigest() != entry["sha256"]:
+                return self._reject(code, "is not what was written")
+            return load(code)
+        except (KeyError, TypeError) as error:
+            return self._reject(entry_path, f"is no kernel entry ({error!r})")
+        except (OSError, RuntimeError, AttributeError) as error:
+            return self._reject(entry_path, f"names code that does not load ({error})")
+
+    def save(self, kernel: Kernel, built: Built) -> None:
+        """Write a kernel. The caller holds its lock."""
+        with tempfile.TemporaryDirectory(prefix="new-", dir=self.root) as scratch:
+            code = Path(scratch) / f"code{OBJECT}"
+            code.write_bytes(built.host_object)
+            library = code.with_suffix(LIBRARY)
+            linked = link(code, library)
+            if linked:
+                code = library
+            entry = {
+                "kernel": kernel.to_dict(),
+                "environment": environment(),
+                "linked": linked,
+                "sha256": hashlib.sha256(code.read_bytes()).hexdigest(),
+                "registers": built.registers,
+                "spill_bytes": built.spill_bytes,
+                "smem_bytes": built.smem_bytes,
+            }
+            code.replace(self._path(kernel, code.suffix))
+            self._write(self._path(kernel, ".json"), json.dumps(entry, indent=1).encode())
+
+    def write_source(self, kernel: Kernel, source: str) -> Path:
+        """Put a kernel's text where it is compiled from and where people find it."""
+        path = self._path(kernel, ".py")
+        self._write(path, source.encode())
+        return path
+
+    def lock(self, kernel: Kernel) -> FileLock:
+        """Whoever builds a kernel holds its lock."""
+        return FileLock(self._path(kernel, ".lock"), mode=0o600)
+
+    def give_up_writing(self, error: OSError) -> None:
+        """The folder turned out not to take what this process compiles."""
+        self.writable = False
+        warn_once(("full", self.root), f"cute_backend: the cache folder {self.root} can't be written ({error}).")
+
+    def _path(self, kernel: Kernel, suffix: str) -> Path:
+        return self.root / f"{kernel.name}{suffix}"
+
+    def _write(self, path: Path, content: bytes) -> None:
+        handle, name = tempfile.mkstemp(prefix="new-", dir=self.root)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            os.replace(name, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(name)
+            raise
+
+    def _reject(self, path: Path, why: str) -> None:
+        warn_once(("cache entry", path), f"cute_backend: {path} {why}; the kernel is compiled afresh.")
+
+
+def _make_private(root: Path) -> None:
+    """Create `root` for this user alone, or make sure that no one else owns it, writes it or reads it."""
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = root.stat()
+    except OSError as error:
+        raise CacheFolderError(f"the cache folder {root} can't be used: {error.strerror}") from error
+    mode = stat.S_IMODE(info.st_mode)
+    if info.st_uid != os.geteuid():
+        raise CacheFolderError(f"the cache folder {root} belongs to user {info.st_uid}, not to {os.geteuid()}")
+    if mode & 0o022:
+        raise CacheFolderError(f"others may write the cache folder {root} (mode {mode:o}); kernels in it can't be trusted")
+    if mode & 0o055:
+        with suppress(OSError):
+            root.chmod(mode & 0o700)
+
+
+@lru_cache(maxsize=None)
+def _cache_at(root: Path) -> KernelCache | None:
+    try:
+        return KernelCache(root)
+    except CacheFolderError as error:
+        warn_once(("cache folder", root), f"cute_backend: {error}; kernels are compiled anew in each process.")
+        return None
+
+
+@lru_cache(maxsize=None)
+def _scratch_cache() -> KernelCache:
+    """A cache of this process's own, gone when it ends."""
+    root = Path(tempfile.mkdtemp(prefix="cute_backend_"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    return KernelCache(root)
+
+
+def caches() -> list[KernelCache]:
+    """Where to look for a kernel, in order; the last one can be written."""
+    user = _cache_at(cache_root())
+    if user is None:
+        return [_scratch_cache()]
+    if user.writable:
+        return [user]
+    warn_once(
+        ("read-only", user.root),
+        f"cute_backend: the cache folder {user.root} is read-only; kernels that it lacks are compiled anew in each process.",
+    )
+    return [user, _scratch_cache()]

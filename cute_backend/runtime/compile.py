@@ -1,0 +1,227 @@
+"""From a kernel's source text to machine code, on any machine: no GPU is needed.
+
+A generated module defines `launch(a, b, <loads>, <stores>, max_active_clusters, stream)`. It is compiled for
+operands whose sizes are dynamic and whose strides are what the spec says of them, through TVM-FFI, so that a
+launch checks its operands, takes the caller's current stream and synchronises nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..memory_ops import Variant
+from ..memory_ops.emit import CUTE_TYPES
+from ..memory_ops.placement import plane_order
+from ..spec import DType, EpilogueSpec, Load, LoadKind, Major, Order, Stride
+from .cubin import resources
+from .kernel import Kernel, UnavailableError, host_cpu
+from .operands import TMA_ALIGN
+
+SYMBOL = "gemm_epilogue"
+"""The name under which an object exports its `launch`."""
+
+_DSL = threading.Lock()
+"""The DSL traces into state that its whole process shares."""
+
+
+class BuildError(RuntimeError):
+    """A kernel could not be built; the message names the kernel and the compiler's complaint."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A kernel, compiled.
+
+    `registers` of a thread, `spill_bytes` of local memory that a thread spills to or indexes at run time,
+    `smem_bytes` of a CTA, static and dynamic together.
+    """
+
+    source: str
+    ptx: str
+    cubin: bytes
+    registers: int
+    spill_bytes: int
+    smem_bytes: int
+    host_object: bytes
+    """An ELF relocatable: the host code and, as data, the cubin."""
+
+
+def compile_kernel(kernel: Kernel, source: str, path: Path) -> Built:
+    """Compile the text of a generated module, already written to `path`, where tracebacks will find it.
+
+    Raises BuildError for whatever goes wrong in the text or the compiler.
+    """
+    try:
+        import cutlass  # noqa: F401
+    except ImportError as error:
+        raise UnavailableError(
+            f"the CuTe DSL can't be imported ({error}): pip install 'nvidia-cutlass-dsl[cu13]==4.8.*'"
+        ) from error
+    with _DSL, tempfile.TemporaryDirectory(prefix="cute_backend_") as scratch:
+        try:
+            module = _import_source(kernel.name, path)
+            compiled = _compile(kernel, module, scratch)
+            return _collect(compiled, source, Path(scratch))
+        except Exception as error:
+            raise BuildError(f"{kernel.name} does not compile: {type(error).__name__}: {error}") from error
+
+
+def _import_source(name: str, path: Path) -> ModuleType:
+    found = importlib.util.spec_from_file_location(f"cute_backend_kernel_{name}", path)
+    if found is None or found.loader is None:
+        raise ImportError(f"{path} is not a Python module")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[module.__name__] = module
+    found.loader.exec_module(module)
+    return module
+
+
+def _compile(kernel: Kernel, module: ModuleType, scratch: str) -> Any:
+    import cutlass
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import make_fake_stream
+
+    operands = fake_operands(kernel.spec, kernel.variant)
+    expected = [*operands, "max_active_clusters", "stream"]
+    parameters = list(inspect.signature(module.launch).parameters)
+    if parameters != expected:
+        raise TypeError(f"launch takes ({', '.join(parameters)}) where the spec says ({', '.join(expected)})")
+    return cute.compile(
+        module.launch,
+        *operands.values(),
+        cutlass.Int32(1),
+        make_fake_stream(use_tvm_ffi_env_stream=True),
+        options=f"--enable-tvm-ffi --keep-ptx --keep-cubin --dump-dir '{scratch}' --gpu-arch {kernel.arch.value}",
+    )
+
+
+def _collect(compiled: Any, source: str, scratch: Path) -> Built:
+    cubin = compiled.__cubin__
+    needs = resources(cubin)
+    smem_bytes = needs.static_smem_bytes + _dynamic_smem_bytes(compiled.ir_module)
+    _target_baseline(compiled.ir_module)
+    compiled.export_to_c(str(scratch / "kernel.o"), SYMBOL, export_only_tvm_ffi_symbols=True)
+    return Built(
+        source=source,
+        ptx=compiled.__ptx__,
+        cubin=cubin,
+        registers=needs.registers,
+        spill_bytes=needs.frame_bytes,
+        smem_bytes=smem_bytes,
+        host_object=(scratch / "kernel.o").read_bytes(),
+    )
+
+
+def operand_names(spec: EpilogueSpec) -> list[str]:
+    """The tensors of `launch`, in order: operands of the products, loads, stores."""
+    products = ["a", "b"]
+    if len(spec.accumulators) > 1:
+        products = [f"{side}{i}" for i in range(len(spec.accumulators)) for side in "ab"]
+    return products + [load.name for load in spec.loads] + [store.name for store in spec.stores]
+
+
+def fake_operands(spec: EpilogueSpec, variant: Variant) -> dict[str, Any]:
+    """A stand-in for each tensor of `launch`, by name: dynamic sizes that share symbols, strides by class."""
+    import cutlass.cute as cute
+
+    m, n, k = cute.sym_int32(), cute.sym_int32(), cute.sym_int32()
+    tma = variant is Variant.TMA
+    fakes = []
+    for acc in spec.accumulators:
+        fakes.append(_plane(acc.a_dtype, (m, k), 1 if acc.a_major is Major.K else 0, aligned=True))
+        fakes.append(_plane(acc.b_dtype, (k, n), 0 if acc.b_major is Major.K else 1, aligned=True))
+    fakes += [_fake_load(load, m, n, tma) for load in spec.loads]
+    for store in spec.stores:
+        fakes.append(_plane(store.dtype, (m, n), 1 if store.order is Order.ROW else 0, aligned=tma))
+    return dict(zip(operand_names(spec), fakes, strict=True))
+
+
+def _fake_load(load: Load, m: Any, n: Any, tma: bool) -> Any:
+    if load.kind is LoadKind.EXACT:
+        order = plane_order(load)
+        if order is not None:
+            return _plane(load.dtype, (m, n), 1 if order is Order.ROW else 0, aligned=tma)
+        return _fake(load.dtype, (m, n), (_stride(load.stride_m), _stride(load.stride_n)))
+    if load.kind is LoadKind.ROWVEC:
+        return _fake(load.dtype, (n,), (_stride(load.stride_n),))
+    if load.kind is LoadKind.COLVEC:
+        return _fake(load.dtype, (m,), (_stride(load.stride_m),))
+    return _fake(load.dtype, (1,), (1,))
+
+
+def _plane(dtype: DType, shape: tuple[Any, Any], unit: int, *, aligned: bool) -> Any:
+    """A 2-D stand-in, contiguous along mode `unit`; `aligned` promises TMA's 16 bytes of base and pitch."""
+    import cutlass.cute as cute
+
+    pitch = cute.sym_int64(divisibility=TMA_ALIGN * 8 // dtype.bits if aligned else 1)
+    stride = (pitch, 1) if unit == 1 else (1, pitch)
+    return _fake(dtype, shape, stride, TMA_ALIGN if aligned else None)
+
+
+def _stride(stride: Stride) -> Any:
+    import cutlass.cute as cute
+
+    return 1 if stride is Stride.ONE else cute.sym_int64()
+
+
+def _fake(dtype: DType, shape: tuple[Any, ...], stride: tuple[Any, ...], align: int | None = None) -> Any:
+    import cutlass
+    from cutlass.cute.runtime import make_fake_tensor
+
+    return make_fake_tensor(getattr(cutlass, CUTE_TYPES[dtype]), shape, stride, assumed_align=align or dtype.bits // 8)
+
+
+def _target_baseline(module: Any) -> None:
+    """Have LLVM compile the host code for the baseline CPU instead of the one it runs on.
+
+    A function's own target attribute overrides the code generator's default, which is the build machine.
+    """
+    from cutlass._mlir import ir
+
+    def visit(op: Any) -> Any:
+        if op.name == "llvm.func":
+            op.attributes["target_cpu"] = ir.StringAttr.get(host_cpu())
+        return ir.WalkResult.ADVANCE
+
+    with module.context:
+        module.operation.walk(visit)
+
+
+_LAUNCH_CONFIG = "!llvm.struct<(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32)>"
+"""`cudaLaunchConfig_t` (CUDA Runtime API): grid, block, dynamic shared memory in bytes, stream, attributes."""
+
+
+def _dynamic_smem_bytes(module: Any) -> int:
+    """The largest constant that the host code stores to a launch configuration's dynamic shared memory."""
+    from cutlass._mlir import ir
+
+    sizes: list[int] = []
+
+    def visit(op: Any) -> Any:
+        if op.name == "llvm.getelementptr" and str(op.attributes["elem_type"]) == _LAUNCH_CONFIG:
+            indices = list(ir.DenseI32ArrayAttr(op.attributes["rawConstantIndices"]))
+            if indices == [0, 2]:
+                sizes.extend(_stored_constants(op.results[0]))
+        return ir.WalkResult.ADVANCE
+
+    with module.context:
+        module.operation.walk(visit)
+    if not sizes:
+        raise ValueError("the launch's dynamic shared memory is not a constant")
+    return max(sizes)
+
+
+def _stored_constants(pointer: Any) -> list[int]:
+    from cutlass._mlir import ir
+
+    stores = [use.owner for use in pointer.uses if use.owner.name == "llvm.store"]
+    makers = [store.operands[0].owner for store in stores]
+    return [ir.IntegerAttr(maker.attributes["value"]).value for maker in makers if maker.name == "llvm.mlir.constant"]

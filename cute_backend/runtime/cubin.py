@@ -1,0 +1,69 @@
+"""What a compiled kernel needs of an SM, read from its cubin.
+
+The figures stand in the ELF section `.nv.info`, a list of attributes (u8 format, u8 attribute, u16 size, then
+the payload where the format says that there is one). NVIDIA publishes no specification of it; the attributes
+used here agree with what `cuobjdump --dump-resource-usage` prints.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_SIZED_PAYLOAD = 0x04
+_FRAME_SIZE = 0x11
+_REGISTER_COUNT = 0x2F
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Registers of a thread, bytes of its stack frame in local memory, and static shared memory of a CTA.
+
+    The frame holds spilled registers and arrays that are indexed at run time: 0 means neither exists.
+    """
+
+    registers: int
+    frame_bytes: int
+    static_smem_bytes: int
+
+
+def resources(cubin: bytes) -> Resources:
+    """The largest figure of any kernel in `cubin`. Raises ValueError where it is not an ELF file with `.nv.info`."""
+    sections = dict(_sections(cubin))
+    if ".nv.info" not in sections:
+        raise ValueError("the cubin has no section .nv.info")
+    figures: dict[int, list[int]] = {_REGISTER_COUNT: [], _FRAME_SIZE: [0]}
+    for attribute, payload in _attributes(sections[".nv.info"]):
+        if attribute in figures:
+            _symbol, figure = struct.unpack("<II", payload)
+            figures[attribute].append(figure)
+    if not figures[_REGISTER_COUNT]:
+        raise ValueError("the cubin's .nv.info names no register count")
+    shared = [len(data) for name, data in sections.items() if re.match(r"\.nv\.shared\.(?!reserved)", name)]
+    return Resources(max(figures[_REGISTER_COUNT]), max(figures[_FRAME_SIZE]), max(shared, default=0))
+
+
+def _sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each section of a 64-bit little-endian ELF file; absent bits read as zeros."""
+    if elf[:6] != b"\x7fELF\x02\x01":
+        raise ValueError("a cubin is a 64-bit little-endian ELF file; this is not")
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    entry_size, count, names_index = struct.unpack_from("<HHH", elf, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", elf, table + i * entry_size) for i in range(count)]
+    names = headers[names_index][4]
+    for name, kind, _flags, _address, offset, size in headers:
+        start = names + name
+        no_bits = kind == 8
+        content = bytes(size) if no_bits else elf[offset : offset + size]
+        yield elf[start : elf.index(b"\0", start)].decode(), content
+
+
+def _attributes(info: bytes) -> Iterator[tuple[int, bytes]]:
+    offset = 0
+    while offset < len(info):
+        layout, attribute, value = struct.unpack_from("<BBH", info, offset)
+        size = value if layout == _SIZED_PAYLOAD else 0
+        yield attribute, info[offset + 4 : offset + 4 + size]
+        offset += 4 + size

@@ -1,0 +1,99 @@
+"""Which kernel: the key that the compiler, the cache and the launcher share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ..memory_ops import Variant
+from ..spec import EpilogueSpec
+from ..templates.config import Arch, TileConfig
+
+_PACKAGE = Path(__file__).parents[1]
+
+_HOST_CPUS = {"x86_64": "x86-64-v2", "aarch64": "generic"}
+"""The LLVM CPU that host code is compiled for, by machine: a stated baseline, not whatever builds it."""
+
+
+class UnavailableError(RuntimeError):
+    """No kernel can be built or loaded on this machine; the message says what is missing."""
+
+
+def host_cpu() -> str:
+    """The LLVM name of the baseline CPU that host code targets. Raises UnavailableError on another machine."""
+    machine = platform.machine()
+    if machine not in _HOST_CPUS:
+        raise UnavailableError(f"kernels are built for hosts {', '.join(_HOST_CPUS)}, not for {machine}")
+    return _HOST_CPUS[machine]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One compiled object: a spec, the tile configuration that names its architecture, an alignment variant."""
+
+    spec: EpilogueSpec
+    config: TileConfig
+    variant: Variant
+
+    @property
+    def arch(self) -> Arch:
+        return self.config.arch
+
+    @cached_property
+    def name(self) -> str:
+        """A file name that no other kernel, and no other version of what compiles it, shares."""
+        identity = json.dumps([self.to_dict(), environment()], sort_keys=True)
+        digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        return f"{self.arch.value}_{self.config.name}_{self.variant.value}_{digest}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: everything that another process needs to build it."""
+        return {
+            "spec": json.loads(self.spec.to_json()),
+            "config": self.config.to_dict(),
+            "variant": self.variant.value,
+        }
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> Kernel:
+        """The inverse of `to_dict`."""
+        spec = EpilogueSpec.from_json(json.dumps(data["spec"]))
+        return Kernel(spec, TileConfig.from_dict(data["config"]), Variant(data["variant"]))
+
+
+@lru_cache(maxsize=None)
+def environment() -> tuple[str, ...]:
+    """What else a compiled object depends on: versions, the sources that make kernels, the host's baseline."""
+    from .toolkit import cuda_major
+
+    return (
+        f"cute_backend {version_of('cute-backend')} {_source_digest()}",
+        f"nvidia-cutlass-dsl {version_of('nvidia-cutlass-dsl')} cu{cuda_major()}",
+        f"apache-tvm-ffi {version_of('apache-tvm-ffi')}",
+        f"{platform.system()} {platform.machine()} {host_cpu()}",
+    )
+
+
+def version_of(distribution: str) -> str:
+    """The installed version of a distribution, or "none"."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "none"
+
+
+def _source_digest() -> str:
+    """A digest of every source that has a say in the code of a kernel."""
+    makers = [_PACKAGE / "spec.py", _PACKAGE / "ops.py", _PACKAGE / "runtime" / "compile.py"]
+    makers += sorted((_PACKAGE / "memory_ops").glob("*.py")) + sorted((_PACKAGE / "templates").glob("*.py"))
+    digest = hashlib.sha256()
+    for path in makers:
+        digest.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0")
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,64 @@
+"""Compiled host code into a callable: linked as a shared library where a linker exists, else by the DSL.
+
+A library loads through TVM-FFI alone in milliseconds. An object that no one could link is loaded by the DSL's
+own dynamic linker, at the price of importing the DSL. Any ELF linker will do; nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .compile import SYMBOL
+from .toolkit import runtime_library
+
+LIBRARY, OBJECT = ".so", ".o"
+
+KernelFunction = Callable[..., Any]
+"""`launch(a, b, <loads>, <stores>, max_active_clusters)` on torch tensors; the stream is the caller's current one."""
+
+_LINKERS = ("ld", "ld.lld", "ld.bfd", "ld.gold", "cc", "gcc", "clang")
+
+
+@lru_cache(maxsize=None)
+def find_linker() -> str | None:
+    """The linker on this machine's path, or None. Compiler drivers serve where no bare linker does."""
+    return next((found for name in _LINKERS if (found := shutil.which(name))), None)
+
+
+def link(host_object: Path, library: Path) -> bool:
+    """Link an object into a shared library. False, and no library, where no linker can."""
+    linker = find_linker()
+    if linker is None:
+        return False
+    hardening = "-Wl,-z,noexecstack" if Path(linker).name in ("cc", "gcc", "clang") else "-znoexecstack"
+    command = [linker, "-shared", hardening, "-o", str(library), str(host_object)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        library.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def load(path: Path) -> KernelFunction:
+    """The kernel in a shared library or an object file. Raises RuntimeError, OSError where it is neither."""
+    _runtime()
+    if path.suffix == LIBRARY:
+        import tvm_ffi
+
+        return tvm_ffi.load_module(str(path))[SYMBOL]
+    import cutlass.cute as cute
+
+    return cute.runtime.load_module(str(path), enable_tvm_ffi=True)[SYMBOL]
+
+
+@lru_cache(maxsize=None)
+def _runtime() -> ctypes.CDLL:
+    """The DSL's runtime, its symbols visible to the libraries that are loaded after it."""
+    return ctypes.CDLL(str(runtime_library()), mode=ctypes.RTLD_GLOBAL)

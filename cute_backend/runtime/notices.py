@@ -1,0 +1,22 @@
+"""Fallbacks are counted and explained: the counters and the warnings of the runtime."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable
+
+_warned: set[Hashable] = set()
+
+
+def count(event: str, amount: int = 1) -> None:
+    """Add to `torch._dynamo.utils.counters["cute_backend"]`."""
+    from torch._dynamo.utils import counters
+
+    counters["cute_backend"][event] += amount
+
+
+def warn_once(about: Hashable, message: str) -> None:
+    """Warn, the first time in this process that something is to be said `about` it."""
+    if about not in _warned:
+        _warned.add(about)
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
