@@ -1,0 +1,366 @@
+"""What generated epilogues compute with: functions of register scalars, and conversions of fragments.
+
+Generated modules import this as `math`. The scalars are Float32, Int32 and Boolean; a Python number may stand
+for one. Nothing here branches or touches memory, because an epilogue hides latency by interleaving many
+elements: where CUDA's own function has a slow path (division, square root, sine), there is a branch-free one
+here; else the DSL's is used, which is one instruction or CUDA's libdevice.
+
+Errors are in units in the last place (ulp) of normal fp32 results, the largest seen against float64
+references on an H200 (`test/gpu/test_device_math_gpu.py`). Those of libdevice's functions are CUDA's own:
+exp 1, exp2 2, expm1 1, log 1, log2 1, log10 2, log1p 1, tanh 2, erf 2, rsqrt 2, pow 4 (CUDA C++ Programming
+Guide, "Mathematical Functions"). Casts follow the rules in `cute_backend.numerics`.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from typing import Any, Union
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import (
+    BFloat16,
+    Boolean,
+    Float8E4M3FN,
+    Float8E5M2,
+    Float16,
+    Float32,
+    Float64,
+    Int8,
+    Int32,
+    Int64,
+    Uint8,
+)
+from cutlass._mlir.dialects import arith
+from cutlass.cute.arch import fmax, fmin, rcp_approx
+from cutlass.cute.math import (
+    abs,
+    ceil,
+    copysign,
+    erf,
+    exp,
+    exp2,
+    expm1,
+    floor,
+    fma,
+    log,
+    log1p,
+    log2,
+    log10,
+    pow,
+    rsqrt,
+    tanh,
+    trunc,
+)
+from cutlass.cute.math import absi as abs_int
+from cutlass.cute.math import max as maximum_int
+from cutlass.cute.math import min as minimum_int
+from cutlass.cute.math import roundeven as round
+
+__all__ = [
+    "abs",
+    "abs_int",
+    "ceil",
+    "copysign",
+    "cos",
+    "div",
+    "div_floor",
+    "erf",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "fmax",
+    "fmin",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "logical_not",
+    "maximum",
+    "maximum_int",
+    "minimum",
+    "minimum_int",
+    "narrow",
+    "pow",
+    "reciprocal",
+    "round",
+    "round_to_bf16",
+    "round_to_e4m3",
+    "round_to_e5m2",
+    "round_to_f16",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "sign_int",
+    "signbit",
+    "sin",
+    "sqrt",
+    "tanh",
+    "to_bool",
+    "to_f32",
+    "to_i32",
+    "trunc",
+    "where",
+    "widen",
+    "wrap_to_i8",
+    "wrap_to_u8",
+]
+
+Float = Union[Float32, float]
+Register = Union[Float32, Int32, Boolean]
+
+_INFINITY = float("inf")
+
+
+def where(condition: Boolean, chosen: Any, other: Any) -> Any:
+    """`chosen` where the condition holds, else `other`: at least one of them a register scalar."""
+    kind = type(chosen) if isinstance(chosen, cutlass.Numeric) else type(other)
+    values = [kind(value).ir_value() for value in (chosen, other)]
+    return kind(arith.select(Boolean(condition).ir_value(), *values))
+
+
+def maximum(a: Float, b: Float) -> Float32:
+    """The larger; NaN if either is NaN; +0 of -0 and +0 (PTX max.NaN.f32)."""
+    return fmax(a, b, nan=True)
+
+
+def minimum(a: Float, b: Float) -> Float32:
+    """The smaller; NaN if either is NaN; -0 of -0 and +0 (PTX min.NaN.f32)."""
+    return fmin(a, b, nan=True)
+
+
+def sign(x: Float32) -> Float32:
+    """1, -1 or 0; 0 of NaN, as torch has it."""
+    return where(x > 0.0, 1.0, where(x < 0.0, -1.0, Float32(0.0)))
+
+
+def sign_int(x: Int32) -> Int32:
+    return where(x > 0, 1, where(x < 0, -1, Int32(0)))
+
+
+def isnan(x: Float32) -> Boolean:
+    return x != x
+
+
+def isinf(x: Float32) -> Boolean:
+    return abs(x) == _INFINITY
+
+
+def isfinite(x: Float32) -> Boolean:
+    return abs(x) < _INFINITY
+
+
+def signbit(x: Float32) -> Boolean:
+    """Whether the sign is set, of zeros and NaNs too."""
+    return x.bitcast(Int32) < 0
+
+
+def logical_not(x: Boolean) -> Boolean:
+    return x == Boolean(False)
+
+
+def div(a: Float, b: Float) -> Float32:
+    """a / b, within 0.51 ulp; 1 ulp for quotients below 2^-100.
+
+    The hardware's approximate reciprocal, then one step of correction by the remainder, which fma gives
+    exactly. Divisors that the reciprocal flushes are scaled first, as PTX div.full.f32 does.
+    """
+    a, b = Float32(a), Float32(b)
+    huge, tiny = abs(b) > 2.0**126, abs(b) < 2.0**-126
+    scale = where(huge, 0.25, where(tiny, 2.0**24, Float32(1.0)))
+    a, b = a * scale, b * scale
+    inverse = rcp_approx(b)
+    quotient = a * inverse
+    excess = fma(b, quotient, -a)
+    corrected = fma(excess, -inverse, quotient)
+    # Of zeros, infinities and NaNs the correction makes NaN, or a zero without its sign.
+    return where(abs(corrected) > 0.0, corrected, quotient)
+
+
+def div_floor(a: Float, b: Float) -> Float32:
+    """The floor of the exact quotient: one less where rounding took a / b up to an integer."""
+    a, b = Float32(a), Float32(b)
+    quotient = floor(div(a, b))
+    excess = fma(quotient, b, -a)
+    beyond = where(b < 0.0, excess < 0.0, excess > 0.0)
+    return where(beyond, quotient - 1.0, quotient)
+
+
+def reciprocal(x: Float) -> Float32:
+    """1 / x, as `div`."""
+    return div(1.0, x)
+
+
+def sqrt(x: Float) -> Float32:
+    """Within 0.51 ulp: the approximate root, then one step of correction by the remainder."""
+    x = Float32(x)
+    inverse = rsqrt(x)
+    root = x * inverse
+    excess = fma(root, root, -x)
+    corrected = fma(excess, inverse * -0.5, root)
+    return where((x == 0.0) | (x == _INFINITY), x, corrected)
+
+
+def sigmoid(x: Float) -> Float32:
+    """1 / (1 + exp(-x)), within 3 ulp; 0 where that is below fp32's normal range."""
+    return rcp_approx(exp(-Float32(x)) + 1.0)
+
+
+_HALF_PI = (1.5707963267948966, 6.123233995736766e-17)
+_TWO_OVER_PI = 0.6366197723675814
+_ROUND_F64 = 1.5 * 2.0**52
+"""Added to a float64 below 2^51, it leaves the nearest integer in the low bits of the mantissa."""
+
+
+def sin(x: Float) -> Float32:
+    """Within 1.5 ulp for |x| < 2^50; beyond, float64 can't tell where in the period x is."""
+    return _sine(x, 0)
+
+
+def cos(x: Float) -> Float32:
+    """Within 1.5 ulp for |x| < 2^50; beyond, float64 can't tell where in the period x is."""
+    return _sine(x, 1)
+
+
+def _sine(x: Float, quarter_turns: int) -> Float32:
+    """sin(x + quarter_turns * pi / 2), by reduction to [-pi/4, pi/4] in float64 and a polynomial in fp32."""
+    wide = Float32(x).to(Float64)
+    shifted = fma(wide, Float64(_TWO_OVER_PI), Float64(_ROUND_F64))
+    turns = shifted - Float64(_ROUND_F64)
+    quadrant = shifted.bitcast(Int64).to(Int32) + quarter_turns
+    for part in _HALF_PI:
+        wide = fma(-turns, Float64(part), wide)
+    r = wide.to(Float32)
+    z = r * r
+    sine = r * _polynomial(z, 1.0, -0.16666655, 0.008332178, -0.00019517234)
+    cosine = _polynomial(z, 1.0, -0.5, 0.041666646, -0.0013887367, 2.4438378e-05)
+    value = where((quadrant & 1) != 0, cosine, sine)
+    return where((quadrant & 2) != 0, -value, value)
+
+
+def _polynomial(z: Float32, *coefficients: float) -> Float32:
+    """Horner's rule; the constant term first."""
+    value = Float32(coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        value = fma(value, z, Float32(coefficient))
+    return value
+
+
+def to_f32(x: Union[Int32, Boolean]) -> Float32:
+    """To the nearest, halves to even; 1 and 0 of truth values."""
+    return where(x, 1.0, Float32(0.0)) if isinstance(x, Boolean) else x.to(Float32)
+
+
+def to_i32(x: Union[Float32, Boolean]) -> Int32:
+    """Towards zero; NaN gives 0; beyond int32's range its ends (PTX cvt.rzi.s32.f32)."""
+    return where(x, 1, Int32(0)) if isinstance(x, Boolean) else x.to(Int32)
+
+
+def to_bool(x: Union[Float32, Int32]) -> Boolean:
+    """Whether it differs from zero; NaN does."""
+    return x != 0
+
+
+def round_to_bf16(x: Float32) -> Float32:
+    return x.to(BFloat16).to(Float32)
+
+
+def round_to_f16(x: Float32) -> Float32:
+    return x.to(Float16).to(Float32)
+
+
+def round_to_e4m3(x: Float32, saturate: bool = True) -> Float32:
+    return _round_to(x, Float8E4M3FN, saturate)
+
+
+def round_to_e5m2(x: Float32, saturate: bool = True) -> Float32:
+    return _round_to(x, Float8E5M2, saturate)
+
+
+def wrap_to_i8(x: Int32) -> Int32:
+    return x.to(Int8).to(Int32)
+
+
+def wrap_to_u8(x: Int32) -> Int32:
+    return x & 255
+
+
+def _round_to(x: Float32, dtype: type[cutlass.Numeric], saturate: bool) -> Float32:
+    """A trip through fp8 and back."""
+    fragment = cute.make_rmem_tensor(2, Float32)
+    fragment[0] = x
+    fragment[1] = Float32(0.0)
+    rounded = widen(narrow(fragment, dtype, saturate), Float32)
+    return rounded[0]
+
+
+def widen(fragment: cute.Tensor, register: type[Register]) -> cute.Tensor:
+    """A fragment as loaded, brought to the register type of its dtype: a new fragment of the same layout.
+
+    A bool arrives as a byte (Uint8), which makes Boolean if it is not zero.
+    """
+    if fragment.element_type is register:
+        return fragment
+    if register is Boolean:
+        return _each(fragment, Boolean, to_bool)
+    return _vector(fragment, register)
+
+
+def narrow(fragment: cute.Tensor, dtype: type[cutlass.Numeric], saturate: bool = True) -> cute.Tensor:
+    """A fragment of register values rounded to `dtype`, packed as memory has it: a new fragment, same layout.
+
+    For fp8, `saturate` picks the rule for what is out of range; `Boolean` gives bytes (Uint8) of 0 and 1.
+    Conversions go by pairs, as PTX's do (cvt.rn.satfinite.e4m3x2.f32, cvt.rn.bf16x2.f32).
+    """
+    if dtype is Boolean:
+        return _vector(_to_register(fragment, Boolean), Uint8)
+    fragment = _to_register(fragment, _register_of(dtype))
+    if fragment.element_type is dtype:
+        return fragment
+    if dtype in (Float8E4M3FN, Float8E5M2) and not saturate:
+        return _narrow_nonfinite(fragment, dtype)
+    return _vector(fragment, dtype)
+
+
+def _narrow_nonfinite(fragment: cute.Tensor, dtype: type[cutlass.Numeric]) -> cute.Tensor:
+    """To fp8 by the rule NONFINITE; the hardware's conversions only saturate."""
+    if dtype is Float8E4M3FN:
+        # Halfway between 448 and the 480 that would be next, 464 still rounds to even, which is 448.
+        return _vector(_each(fragment, Float32, lambda x: where(abs(x) > 464.0, float("nan"), x)), dtype)
+    saturated = cute.recast_tensor(_vector(fragment, dtype), Uint8)
+    for i in builtins.range(cute.size(fragment)):
+        overflows = abs(fragment[i]) >= 61440.0
+        saturated[i] = where(overflows, saturated[i] + Uint8(1), saturated[i])
+    return cute.recast_tensor(saturated, dtype)
+
+
+_CONVERSIONS = {Float32: to_f32, Int32: to_i32, Boolean: to_bool}
+
+
+def _register_of(dtype: type[cutlass.Numeric]) -> type[Register]:
+    return Float32 if issubclass(dtype, cutlass.Float) else Int32
+
+
+def _to_register(fragment: cute.Tensor, register: type[Register]) -> cute.Tensor:
+    if fragment.element_type is register:
+        return fragment
+    return _each(fragment, register, _CONVERSIONS[register])
+
+
+def _each(fragment: cute.Tensor, dtype: type[cutlass.Numeric], function: Callable[[Any], Any]) -> cute.Tensor:
+    result = cute.make_rmem_tensor_like(fragment, dtype)
+    for i in builtins.range(cute.size(fragment)):
+        result[i] = function(fragment[i])
+    return result
+
+
+def _vector(fragment: cute.Tensor, dtype: type[cutlass.Numeric]) -> cute.Tensor:
+    """The DSL's own conversion of a whole vector."""
+    result = cute.make_rmem_tensor_like(fragment, dtype)
+    result.store(fragment.load().to(dtype))
+    return result
