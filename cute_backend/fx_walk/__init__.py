@@ -1,0 +1,1 @@
+"""From a post-grad FX graph to EpilogueSpecs: find matrix products, grow regions, classify loads, rewrite."""

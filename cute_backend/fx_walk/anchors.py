@@ -1,0 +1,283 @@
+"""The matrix products that a region can grow from, and what each op's own arguments mean for its epilogue.
+
+`_scaled_mm` (both versions), `mm` and `addmm` are read into one form, an Anchor: two operands, an accumulator,
+and what the op itself does to the accumulator (scales, bias, the addend of `addmm`, its result dtype), which
+become ordinary loads and ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from cute_backend.fx_walk.classify import LoadView, classify, classify_vector
+from cute_backend.fx_walk.reasons import Reason, Refused
+from cute_backend.fx_walk.static import DTYPES, Size, arguments, describe, fake, known, target_name, tensor_of
+from cute_backend.spec import Accumulator, DType, LoadKind, Major
+
+Number = float | int | bool
+
+
+@dataclass(frozen=True)
+class Addend:
+    """`beta * input` of `addmm`, or the bias of `_scaled_mm` with a `beta` of 1."""
+
+    view: LoadView
+    beta: Number
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A matrix product (M, K) x (K, N): result = out_dtype(acc * scale_a * scale_b * alpha + addend)."""
+
+    node: fx.Node
+    a: fx.Node
+    b: fx.Node
+    accumulator: Accumulator
+    out_dtype: torch.dtype
+    scale_a: LoadView | None = None
+    scale_b: LoadView | None = None
+    alpha: Number = 1
+    addend: Addend | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return fake(self.node).device
+
+    @property
+    def m(self) -> Size:
+        return fake(self.a).shape[0]
+
+    @property
+    def n(self) -> Size:
+        return fake(self.b).shape[1]
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether a region is worth having with nothing after the product: the scales are an epilogue."""
+        return self.scale_a is not None
+
+
+def is_anchor(node: fx.Node) -> bool:
+    """Whether the walker has to say something about this node: fuse it, or refuse it under a reason."""
+    return node.op == "call_function" and (target_name(node) in _READERS or _is_matrix_vector(node))
+
+
+def read_anchor(node: fx.Node) -> Anchor:
+    """The anchor behind a node for which `is_anchor` holds. Raises Refused with the reason why it is not taken."""
+    reader = _READERS.get(target_name(node))
+    if reader is None:
+        raise Refused(Reason.MATRIX_VECTOR)
+    return reader(node)
+
+
+def _read_mm(node: fx.Node) -> Anchor:
+    args = arguments(node)
+    return _dense(node, args["self"], args["mat2"])
+
+
+def _read_addmm(node: fx.Node) -> Anchor:
+    args = arguments(node)
+    alpha, beta = _number(args["alpha"]), _number(args["beta"])
+    anchor = _dense(node, args["mat1"], args["mat2"], alpha)
+    if beta == 0:
+        return anchor
+    view = classify(args["self"], fake(node).shape, anchor.device)
+    return _dense(node, args["mat1"], args["mat2"], alpha, Addend(view, beta))
+
+
+def _dense(node: fx.Node, a: fx.Node, b: fx.Node, alpha: Number = 1, addend: Addend | None = None) -> Anchor:
+    a_dtype, b_dtype = _operand_dtypes(a, b, (DType.BF16, DType.F16))
+    if a_dtype is not b_dtype:
+        raise Refused(Reason.OPERAND_DTYPE, a=fake(a).dtype, b=fake(b).dtype)
+    accumulator = _accumulator(node, a, b, a_dtype, b_dtype, fast_accum=True)
+    return Anchor(node, a, b, accumulator, _out_dtype(fake(node).dtype), alpha=alpha, addend=addend)
+
+
+def _read_scaled_mm(node: fx.Node) -> Anchor:
+    args = arguments(node)
+    if args["scale_result"] is not None:
+        raise Refused(Reason.SCALE_RESULT)
+    a, b, scale_a, scale_b = args["self"], args["mat2"], args["scale_a"], args["scale_b"]
+    shape_a, shape_b = fake(scale_a).shape, fake(scale_b).shape
+    m, n = fake(a).shape[0], fake(b).shape[1]
+    tensorwise = known(fake(scale_a).numel() == 1) and known(fake(scale_b).numel() == 1)
+    rowwise = _has_shape(shape_a, (m, 1)) and _has_shape(shape_b, (1, n))
+    if not tensorwise and not rowwise:
+        recipe = _blockwise_recipe(fake(a), fake(b), fake(scale_a), fake(scale_b))
+        if recipe is not None:
+            raise Refused(Reason.RECIPE, recipe=recipe)
+        raise Refused(Reason.MIXED_SCALES, scale_a=describe(shape_a), scale_b=describe(shape_b), m=m, n=n)
+    return _scaled(node, a, b, scale_a, scale_b, args["bias"], args["use_fast_accum"])
+
+
+def _read_scaled_mm_v2(node: fx.Node) -> Anchor:
+    args = arguments(node)
+    recipes = (_recipe_names(args["recipe_a"]), _recipe_names(args["recipe_b"]))
+    if recipes not in ((("TensorWise",), ("TensorWise",)), (("RowWise",), ("RowWise",))):
+        raise Refused(Reason.RECIPE, recipe=" by ".join("+".join(names) for names in recipes))
+    (scale_a,), (scale_b,) = args["scale_a"], args["scale_b"]
+    a, b = args["self"], args["mat2"]
+    expected = (1, 1) if recipes[0] == ("TensorWise",) else (fake(a).shape[0], fake(b).shape[1])
+    for scale, count in zip((scale_a, scale_b), expected):
+        if not known(fake(scale).numel() == count):
+            facts = {"scale_a": describe(fake(scale_a).shape), "scale_b": describe(fake(scale_b).shape)}
+            raise Refused(Reason.MIXED_SCALES, **facts, m=fake(a).shape[0], n=fake(b).shape[1])
+    return _scaled(node, a, b, scale_a, scale_b, args["bias"], args["use_fast_accum"])
+
+
+def _scaled(
+    node: fx.Node, a: fx.Node, b: fx.Node, scale_a: fx.Node, scale_b: fx.Node, bias: fx.Node | None, fast_accum: bool
+) -> Anchor:
+    a_dtype, b_dtype = _operand_dtypes(a, b, (DType.E4M3, DType.E5M2))
+    if a_dtype is DType.E5M2 and b_dtype is DType.E5M2:
+        raise Refused(Reason.OPERAND_DTYPE, a=fake(a).dtype, b=fake(b).dtype)
+    device = fake(node).device
+    for scale in (scale_a, scale_b):
+        if fake(scale).dtype is not torch.float32:
+            raise Refused(Reason.SCALE_DTYPE, operand=scale.name, dtype=fake(scale).dtype)
+    return Anchor(
+        node=node,
+        a=a,
+        b=b,
+        accumulator=_accumulator(node, a, b, a_dtype, b_dtype, fast_accum),
+        out_dtype=_out_dtype(fake(node).dtype),
+        scale_a=classify_vector(scale_a, LoadKind.COLVEC, device),
+        scale_b=classify_vector(scale_b, LoadKind.ROWVEC, device),
+        addend=None if bias is None else Addend(classify(bias, fake(node).shape, device), 1),
+    )
+
+
+_READERS: dict[str, Callable[[fx.Node], Anchor]] = {
+    "aten.mm.default": _read_mm,
+    "aten.addmm.default": _read_addmm,
+    "aten._scaled_mm.default": _read_scaled_mm,
+    "aten._scaled_mm_v2.default": _read_scaled_mm_v2,
+}
+
+
+def _number(value: Any) -> Number:
+    if not isinstance(value, (bool, int, float)):
+        raise Refused(Reason.SYMBOLIC_SCALAR, value=value)
+    return value
+
+
+def _has_shape(shape: torch.Size, expected: tuple[Size, ...]) -> bool:
+    return len(shape) == len(expected) and all(known(size == want) for size, want in zip(shape, expected))
+
+
+def _operand_dtypes(a: fx.Node, b: fx.Node, accepted: tuple[DType, ...]) -> tuple[DType, DType]:
+    a_dtype, b_dtype = DTYPES.get(fake(a).dtype), DTYPES.get(fake(b).dtype)
+    if a_dtype not in accepted or b_dtype not in accepted:
+        raise Refused(Reason.OPERAND_DTYPE, a=fake(a).dtype, b=fake(b).dtype)
+    return a_dtype, b_dtype
+
+
+def _out_dtype(dtype: torch.dtype) -> torch.dtype:
+    if dtype not in DTYPES or not DTYPES[dtype].is_float:
+        raise Refused(Reason.OUT_DTYPE, dtype=dtype)
+    return dtype
+
+
+def _accumulator(
+    node: fx.Node, a: fx.Node, b: fx.Node, a_dtype: DType, b_dtype: DType, fast_accum: bool
+) -> Accumulator:
+    (m, k), n = fake(a).shape, fake(b).shape[1]
+    if any(known(size == 0) for size in (m, n, k)):
+        raise Refused(Reason.EMPTY, m=m, n=n, k=k)
+    for operand in (a, b):
+        if fake(operand).device != fake(node).device:
+            raise Refused(
+                Reason.OPERAND_DEVICE, operand=operand.name, device=fake(operand).device, anchor=fake(node).device
+            )
+    k_major_only = a_dtype.is_fp8
+    return Accumulator(
+        name="acc",
+        a_dtype=a_dtype,
+        b_dtype=b_dtype,
+        a_major=_major(a, 1, k_major_only),
+        b_major=_major(b, 0, k_major_only),
+        fast_accum=fast_accum,
+    )
+
+
+def _major(operand: fx.Node, k_axis: int, k_major_only: bool) -> Major:
+    """Which mode of a 2-D operand is contiguous. Where both could be, because one has size 1, K is preferred."""
+    tensor = fake(operand)
+    for major, axis in ((Major.K, k_axis), (Major.MN, 1 - k_axis)):
+        if major is Major.MN and k_major_only:
+            break
+        if known(tensor.stride(axis) == 1) or known(tensor.shape[axis] == 1):
+            leading = tensor.stride(1 - axis)
+            if known(tensor.shape[1 - axis] == 1):
+                return major
+            if known(leading == 0):
+                continue
+            if known((leading * tensor.element_size()) % 16 != 0):
+                raise Refused(
+                    Reason.OPERAND_ALIGNMENT, operand=operand.name, bytes=leading * tensor.element_size()
+                )
+            return major
+    accepted = "fp8 wants K contiguous" if k_major_only else "one of its two modes has to be contiguous"
+    raise Refused(Reason.OPERAND_LAYOUT, operand=operand.name, strides=describe(tensor.stride()), accepted=accepted)
+
+
+def _recipe_names(recipe: list[int]) -> tuple[str, ...]:
+    """The names of `torch.nn.functional.ScalingType` members."""
+    from torch.nn.functional import ScalingType
+
+    return tuple(ScalingType(value).name for value in recipe)
+
+
+def _blockwise_recipe(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> str | None:
+    """The name of the block-scaled recipe that `_scaled_mm` would infer from the scales, None if it has none."""
+    if scale_a.dtype is torch.float8_e8m0fnu:
+        return "BlockWise1x32"
+    if scale_a.dtype is torch.float8_e4m3fn:
+        return "BlockWise1x16"
+    if scale_a.dim() != 2 or scale_b.dim() != 2:
+        return None
+    (m, k), n = a.shape, b.shape[1]
+    blocks = (k + 127) // 128
+    if not (known(scale_a.shape[1] == blocks) and known(scale_b.shape[0] == blocks)):
+        return None
+    rows = _block(scale_a.shape[0], m)
+    columns = _block(scale_b.shape[1], n)
+    return f"{rows} by {columns}" if rows and columns else None
+
+
+def _block(count: Size, extent: Size) -> str | None:
+    if known(count == extent):
+        return "BlockWise1x128"
+    return "BlockWise128x128" if known(count == (extent + 127) // 128) else None
+
+
+def _is_matrix_vector(node: fx.Node) -> bool:
+    """Whether this is `(a.unsqueeze(2) * b.unsqueeze(0)).sum(1)`, Inductor's `mm` with M or N of 1.
+
+    Seen under max-autotune on a GPU, where the decomposition runs before any post-grad pass. It reads the
+    weights once at full bandwidth and fuses its own epilogue, so it is left alone, and counted.
+    """
+    if target_name(node) != "aten.sum.dim_IntList" or list(node.args[1]) != [1]:  # type: ignore[arg-type]
+        return False
+    value = node.args[0]
+    while isinstance(value, fx.Node) and target_name(value) == "prims.convert_element_type.default":
+        value = value.args[0]  # type: ignore[assignment]
+    if not isinstance(value, fx.Node) or value.op != "call_function" or target_name(value) != "aten.mul.Tensor":
+        return False
+    return [_unsqueezed(factor) for factor in value.args] == [2, 0]
+
+
+def _unsqueezed(value: Any) -> int | None:
+    """The axis that an operand was unsqueezed at, seen through casts; None if it was not."""
+    while isinstance(value, fx.Node) and target_name(value) == "prims.convert_element_type.default":
+        value = value.args[0]
+    if not isinstance(value, fx.Node) or target_name(value) != "aten.unsqueeze.default" or tensor_of(value) is None:
+        return None
+    axis = value.args[1]
+    assert isinstance(axis, int)
+    return axis % fake(value).dim()

@@ -1,0 +1,131 @@
+"""A spec in the making: loads and steps in SSA order, named by role, equal steps made once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from cute_backend.fx_walk.classify import LoadView
+from cute_backend.ops import OPS, result_dtype
+from cute_backend.spec import (
+    Accumulator,
+    Const,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Op,
+    Operand,
+    Overflow,
+    Precision,
+    Store,
+)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A state of the chain that `rollback` returns to."""
+
+    loads: int
+    ops: int
+
+
+class Chain:
+    """Loads and ops of a region as they are found.
+
+    Names are roles and counters, never the graph's names, so that the same epilogue in another layer gives the
+    same spec: `scale_a`, `scale_b`, `bias`, then `rowvec0`, `colvec0`, `exact0`, `scalar0`, ...; ops `t0`, ...
+    """
+
+    def __init__(self, accumulator: Accumulator, precision: Precision) -> None:
+        self.accumulator = accumulator
+        self.precision = precision
+        self.views: list[LoadView] = []
+        self._loads: list[Load] = []
+        self._ops: list[Op] = []
+
+    def load(self, view: LoadView, role: str | None = None) -> str:
+        """The name of an operand; the same view of the same node is loaded once."""
+        if view in self.views:
+            return self._loads[self.views.index(view)].name
+        taken = {load.name for load in self._loads}
+        if role is None or role in taken:
+            role = next(name for index in range(len(taken) + 1) if (name := f"{view.kind.value}{index}") not in taken)
+        self.views.append(view)
+        self._loads.append(Load(role, view.kind, view.dtype, view.stride_m, view.stride_n))
+        return role
+
+    def emit(self, op: str, *operands: Operand) -> Operand:
+        """The result of a row of OPS. Raises ops.OperandError where the row is not defined on the operands."""
+        dtype = result_dtype(OPS[op], [self.dtype(operand) for operand in operands])
+        return self._step(op, operands, dtype)
+
+    def cast(self, value: Operand, dtype: DType, overflow: Overflow = Overflow.SATURATE) -> Operand:
+        """`value` rounded or wrapped to `dtype`; itself where it has that dtype already."""
+        if self.dtype(value) is dtype:
+            return value
+        return self._step("cast", (value,), dtype, overflow)
+
+    def dtype(self, operand: Operand) -> DType:
+        """What an operand has been rounded to."""
+        if isinstance(operand, Const):
+            return operand.dtype
+        for value in (*self._ops, *self._loads):
+            if value.name == operand:
+                return value.dtype
+        assert operand == self.accumulator.name
+        return DType.F32
+
+    def bounds(self, operand: Operand) -> tuple[float, float]:
+        """A range that holds every value of the operand that is not NaN, as far as clamps by numbers prove it."""
+        if isinstance(operand, Const):
+            return (float(operand.value),) * 2
+        step = next((op for op in self._ops if op.name == operand), None)
+        if step is None or step.op not in ("minimum", "maximum"):
+            return (float("-inf"), float("inf"))
+        lows, highs = zip(*(self.bounds(inner) for inner in step.operands))
+        choose = min if step.op == "minimum" else max
+        return choose(lows), choose(highs)
+
+    def mark(self) -> Mark:
+        return Mark(len(self._loads), len(self._ops))
+
+    def rollback(self, mark: Mark) -> None:
+        """Forget every load and op made since `mark`."""
+        del self._loads[mark.loads :], self.views[mark.loads :], self._ops[mark.ops :]
+
+    def count(self, kind: LoadKind) -> int:
+        return sum(load.kind is kind for load in self._loads)
+
+    def nodes(self) -> list[fx.Node]:
+        """The node of every load, in the spec's order."""
+        return [view.node for view in self.views]
+
+    def build(self, stores: Sequence[Store]) -> EpilogueSpec:
+        """The spec with these stores."""
+        return EpilogueSpec(
+            accumulators=(self.accumulator,),
+            loads=tuple(self._loads),
+            ops=tuple(self._ops),
+            stores=tuple(stores),
+            precision=self.precision,
+        )
+
+    def _step(
+        self, op: str, operands: tuple[Operand, ...], dtype: DType, overflow: Overflow = Overflow.SATURATE
+    ) -> Operand:
+        for made in self._ops:
+            if (made.op, made.operands, made.dtype, made.overflow) == (op, operands, dtype, overflow) and _same_types(
+                made.operands, operands
+            ):
+                return made.name
+        name = f"t{len(self._ops)}"
+        self._ops.append(Op(name, op, operands, dtype, overflow))
+        return name
+
+
+def _same_types(left: tuple[Operand, ...], right: tuple[Operand, ...]) -> bool:
+    """Whether numbers that compare equal are equal to the bit: 1, 1.0 and True are not, nor are 0.0 and -0.0."""
+    return all(repr(a) == repr(b) for a, b in zip(left, right))

@@ -1,0 +1,152 @@
+"""How an operand varies over the (M, N) plane: read off its strides, never off its sizes.
+
+The operand is viewed as broadcast to the shape of the op that reads it. An axis of size 1 has stride 0 whatever
+the tensor says, and the leading axes collapse to M. Which of the two strides are zero is then the class:
+
+    s_m     s_n     class
+    0       0       scalar
+    0       not 0   rowvec
+    not 0   0       colvec
+    not 0   not 0   exact
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from cute_backend.fx_walk.reasons import Reason, Refused
+from cute_backend.fx_walk.static import DTYPES, Size, collapsed_stride, describe, fake, known, target_name
+from cute_backend.spec import DType, LoadKind, Stride
+
+
+@dataclass(frozen=True)
+class LoadView:
+    """An operand with its class, and the axes of its tensor that carry it.
+
+    The canonical view of the load keeps `m_axes`, collapsed to one, and `n_axis`, and takes index 0 of every
+    other axis: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, 0-d for a scalar.
+    """
+
+    node: fx.Node
+    kind: LoadKind
+    dtype: DType
+    stride_m: Stride
+    stride_n: Stride
+    m_axes: tuple[int, ...]
+    n_axis: int | None
+
+
+_INDEXING = {
+    "aten.index.Tensor": Reason.INDEX_SELECTED,
+    "aten._unsafe_index.Tensor": Reason.INDEX_SELECTED,
+    "aten.index_select.default": Reason.INDEX_SELECTED,
+    "aten.take.default": Reason.GATHERED,
+    "aten.gather.default": Reason.GATHERED,
+}
+
+
+def classify(node: fx.Node, shape: Sequence[Size], device: torch.device) -> LoadView:
+    """The class of `node` as an operand of a pointwise op with result `shape`, which is (..., N).
+
+    Raises Refused where the operand is not one that a kernel on `device` could read, or where static knowledge
+    does not settle its class.
+    """
+    tensor = fake(node)
+    dtype = check_load(node, tensor, device)
+    rank = tensor.dim()
+    plane = list(shape)[len(shape) - rank :]
+    strides: list[Size] = []
+    for size, stride, extent in zip(tensor.shape, tensor.stride(), plane):
+        if known(size == 1):
+            strides.append(0)
+        elif known(size == extent):
+            strides.append(stride)
+        else:
+            raise Refused(Reason.SIZE_UNPROVEN, operand=node.name, size=size, plane=extent)
+    stride_n = _stride_class(node, strides[-1]) if rank else Stride.ZERO
+    stride_m, m_axes = _leading(node, list(shape)[:-1], list(tensor.shape)[:-1], strides[:-1])
+    return LoadView(
+        node=node,
+        kind=kind_of(stride_m, stride_n),
+        dtype=dtype,
+        stride_m=stride_m,
+        stride_n=stride_n,
+        m_axes=m_axes,
+        n_axis=None if stride_n is Stride.ZERO else rank - 1,
+    )
+
+
+def classify_vector(node: fx.Node, kind: LoadKind, device: torch.device) -> LoadView:
+    """A vector given as (L,), (1, L) or (L, 1), read along M (colvec) or along N (rowvec); a scalar for L of 1.
+
+    For operands whose place the op's contract fixes, such as the scales of `_scaled_mm_v2`.
+    """
+    tensor = fake(node)
+    dtype = check_load(node, tensor, device)
+    axes = [axis for axis, size in enumerate(tensor.shape) if not known(size == 1)]
+    if not axes:
+        return LoadView(node, LoadKind.SCALAR, dtype, Stride.ZERO, Stride.ZERO, (), None)
+    (axis,) = axes
+    stride = _stride_class(node, tensor.stride(axis))
+    if stride is Stride.ZERO:
+        return LoadView(node, LoadKind.SCALAR, dtype, Stride.ZERO, Stride.ZERO, (), None)
+    if kind is LoadKind.COLVEC:
+        return LoadView(node, kind, dtype, stride, Stride.ZERO, (axis,), None)
+    return LoadView(node, kind, dtype, Stride.ZERO, stride, (), axis)
+
+
+def kind_of(stride_m: Stride, stride_n: Stride) -> LoadKind:
+    """The class for two strides."""
+    if stride_m is Stride.ZERO:
+        return LoadKind.SCALAR if stride_n is Stride.ZERO else LoadKind.ROWVEC
+    return LoadKind.COLVEC if stride_n is Stride.ZERO else LoadKind.EXACT
+
+
+def check_load(node: fx.Node, tensor: torch.Tensor, device: torch.device) -> DType:
+    """The dtype of an operand that a kernel on `device` can read; Refused for any other."""
+    target = target_name(node) if node.op == "call_function" else ""
+    if target in _INDEXING:
+        raise Refused(_INDEXING[target], operand=node.name, target=target)
+    if tensor.device != device:
+        raise Refused(Reason.LOAD_DEVICE, operand=node.name, device=tensor.device, anchor=device)
+    if tensor.layout is not torch.strided:
+        raise Refused(Reason.LOAD_LAYOUT, operand=node.name)
+    return supported_dtype(node.name, tensor.dtype)
+
+
+def supported_dtype(name: str, dtype: torch.dtype) -> DType:
+    """The spec's dtype for a torch dtype; Refused where there is none, float64 under its own reason."""
+    if dtype is torch.float64:
+        raise Refused(Reason.FLOAT64, operand=name)
+    if dtype not in DTYPES:
+        raise Refused(Reason.UNSUPPORTED_DTYPE, operand=name, dtype=dtype)
+    return DTYPES[dtype]
+
+
+def _stride_class(node: fx.Node, stride: Size) -> Stride:
+    if known(stride == 0):
+        return Stride.ZERO
+    if known(stride == 1):
+        return Stride.ONE
+    if known(stride != 0):
+        return Stride.OTHER
+    raise Refused(Reason.STRIDE_UNKNOWN, operand=node.name, stride=stride)
+
+
+def _leading(
+    node: fx.Node, plane: list[Size], sizes: list[Size], strides: list[Size]
+) -> tuple[Stride, tuple[int, ...]]:
+    """The class of the collapsed M stride, and the axes of the tensor that make M."""
+    missing = len(plane) - len(sizes)
+    classes = [_stride_class(node, stride) for stride in strides]
+    long = [not known(size == 1) for size in plane]
+    if all(kind is Stride.ZERO for kind, counts in zip(classes, long[missing:]) if counts):
+        return Stride.ZERO, ()
+    stride = collapsed_stride(plane, [0] * missing + strides)
+    if stride is None or known(stride == 0):
+        raise Refused(Reason.M_MODES, operand=node.name, sizes=describe(plane), strides=describe([0] * missing + strides))
+    return _stride_class(node, stride), tuple(axis for axis, counts in enumerate(long[missing:]) if counts)

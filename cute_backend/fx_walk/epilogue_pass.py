@@ -1,0 +1,84 @@
+"""The pass that Inductor runs over every post-grad graph, forward and backward."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor_config
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.virtualized import V
+
+import cute_backend
+from cute_backend import config
+from cute_backend.fx_walk.anchors import is_anchor
+from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
+from cute_backend.fx_walk.regions import Region, find_regions
+from cute_backend.fx_walk.rewrite import rewrite
+from cute_backend.spec import Precision
+
+
+class EpiloguePass(CustomGraphPass):
+    """Fuses every matrix product of a graph with the pointwise work after it.
+
+    For `torch._inductor.config.post_grad_custom_pre_pass`. Counts per compilation, in
+    `torch._dynamo.utils.counters["cute_backend"]`: `anchors`, `regions`, and each `Reason` by its value.
+    """
+
+    def __call__(self, graph: fx.Graph) -> None:
+        regions, rejections = self.analyse(graph)
+        tally = counters["cute_backend"]
+        tally["anchors"] += sum(is_anchor(node) for node in graph.nodes)
+        tally["regions"] += len(regions)
+        tally.update(Counter(rejection.reason.value for rejection in rejections))
+        if regions:
+            rewrite(graph, regions)
+
+    def analyse(self, graph: fx.Graph) -> tuple[list[Region], list[Rejection]]:
+        """What the pass would do to a graph, as regions and rejections; the graph stays as it is."""
+        if V.aot_compilation:
+            refused = Refused(Reason.AOT, what="an ahead-of-time package")
+            return [], [refused.rejection(node) for node in graph.nodes if is_anchor(node)]
+        return find_regions(graph, current_precision(), torch.cuda.get_device_capability)
+
+    def uuid(self) -> Any:
+        """What a cached graph depends on: our sources and versions, and every setting that changes a decision."""
+        return (
+            "cute_backend",
+            cute_backend.__version__,
+            _dsl_version(),
+            _source_hash(),
+            current_precision().value,
+            tuple(sorted(config.get_config_copy().items())),
+        )
+
+
+def current_precision() -> Precision:
+    """Eager's rounding where the user asked Inductor for it, else that of fused kernels."""
+    return Precision.EAGER if inductor_config.emulate_precision_casts else Precision.FUSED
+
+
+@cache
+def _source_hash() -> str:
+    """SHA-256 of every Python file of the package, by path."""
+    root = Path(cute_backend.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def _dsl_version() -> str:
+    try:
+        return metadata.version("nvidia-cutlass-dsl")
+    except metadata.PackageNotFoundError:
+        return "none"

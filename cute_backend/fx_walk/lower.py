@@ -1,0 +1,264 @@
+"""From aten calls to steps of the chain.
+
+What the op table has one row for goes through `ops.by_aten`. Spellings with attributes (`alpha`, bounds that may
+be None, `rounding_mode`, a power that is a number) are taken apart here. Rounding follows the chain's Precision:
+casts to fp8 and to integers always round; casts to bf16 and fp16, and the results of bf16 and fp16 ops that
+Inductor marks as what eager would have stored, round under EAGER alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx
+
+from cute_backend.fx_walk.chain import Chain
+from cute_backend.fx_walk.classify import supported_dtype
+from cute_backend.fx_walk.reasons import Reason, Refused
+from cute_backend.fx_walk.static import arguments, fake, known, target_name, tensor_of
+from cute_backend.ops import OperandError, by_aten
+from cute_backend.spec import Const, DType, Operand, Overflow, Precision
+
+Resolve = Callable[[Any], Operand]
+"""From an argument of a call, a node or a number, to a value of the chain."""
+
+CASTS = ("prims.convert_element_type.default", "aten._to_copy.default")
+
+_IDENTITIES = ("aten.clone.default", "aten.alias.default", "aten.detach.default")
+
+_RESHAPES = (
+    "aten.reshape.default",
+    "aten.view.default",
+    "aten._unsafe_view.default",
+    "aten.unsqueeze.default",
+    "aten.squeeze.default",
+    "aten.squeeze.dim",
+    "aten.squeeze.dims",
+    "aten.flatten.using_ints",
+    "aten.expand.default",
+    "aten.permute.default",
+)
+"""Ops that give the same values another shape. Those that keep the plane are free; the others end a region."""
+
+_FILLS = {
+    "aten.full.default": "fill_value",
+    "aten.full_like.default": "fill_value",
+    "aten.scalar_tensor.default": "s",
+}
+
+_LOW_PRECISION = (torch.bfloat16, torch.float16)
+_INT32 = torch.iinfo(torch.int32)
+
+
+def is_reshape(node: fx.Node) -> bool:
+    return node.op == "call_function" and target_name(node) in _RESHAPES
+
+
+def keeps_plane(node: fx.Node) -> bool:
+    """Whether a reshape of a value on the plane gives the same plane, axis by axis: no transpose, no broadcast."""
+    (source, *_), result = node.args, fake(node)
+    before = fake(source)  # type: ignore[arg-type]
+    if not known(before.numel() == result.numel()):
+        return False
+    if target_name(node) != "aten.permute.default":
+        return True
+    order = [axis for axis in node.args[1] if not known(before.shape[axis] == 1)]  # type: ignore[union-attr,operator,index]
+    return order == sorted(order)  # type: ignore[type-var]
+
+
+def is_pointwise(node: fx.Node) -> bool:
+    """Whether a call is elementwise over its broadcast operands, in the op table or not."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    name = target_name(node)
+    return (
+        name in CASTS
+        or name in _IDENTITIES
+        or name in _COMPOSITES
+        or by_aten(name) is not None
+        or torch.Tag.pointwise in node.target.tags
+    )
+
+
+def constant(node: fx.Node) -> Const | None:
+    """The number that fills a tensor, as its dtype holds it; None where the tensor is not filled by one."""
+    if node.op != "call_function" or target_name(node) not in _FILLS:
+        return None
+    tensor = tensor_of(node)
+    value = arguments(node)[_FILLS[target_name(node)]]
+    if tensor is None or not isinstance(value, (bool, int, float)):
+        return None
+    supported_dtype(node.name, tensor.dtype)
+    if tensor.dtype.is_floating_point:
+        return Const(_round_number(float(value), tensor.dtype))
+    return number(bool(value) if tensor.dtype is torch.bool else int(value))
+
+
+def number(value: Any) -> Const:
+    """A Python number as the chain holds it. Refused where it is symbolic, or an integer beyond int32."""
+    if not isinstance(value, (bool, int, float)):
+        raise Refused(Reason.SYMBOLIC_SCALAR, value=value)
+    if isinstance(value, int) and not _INT32.min <= value <= _INT32.max:
+        raise Refused(Reason.UNSUPPORTED_DTYPE, operand=value, dtype="beyond int32")
+    return Const(value)
+
+
+def lower(node: fx.Node, chain: Chain, resolve: Resolve) -> Operand:
+    """The value of a pointwise call, appended to the chain. Raises Refused where it has no meaning there."""
+    name = target_name(node)
+    tensor = tensor_of(node)
+    if tensor is None:
+        raise Refused(Reason.UNSUPPORTED_OP, target=name, why="gives more than one tensor")
+    dtype = supported_dtype(node.name, tensor.dtype)
+    if name in _IDENTITIES:
+        return resolve(node.args[0])
+    if name in CASTS:
+        return lower_cast(chain, resolve(node.args[0]), dtype)
+    eager = chain.precision is Precision.EAGER and node.meta.get("low_precision_pointwise_barrier", False)
+
+    def operand(argument: Any) -> Operand:
+        value = resolve(argument)
+        if eager and isinstance(argument, fx.Node) and fake(argument).dtype in _LOW_PRECISION:
+            return _rounded(chain, value, supported_dtype(argument.name, fake(argument).dtype))
+        return value
+
+    try:
+        result = _compute(node, name, chain, operand)
+    except OperandError as error:
+        raise Refused(Reason.UNSUPPORTED_OP, target=name, why=str(error)) from error
+    if chain.dtype(result).register is not dtype.register or not dtype.is_float:
+        return chain.cast(result, dtype)
+    return _rounded(chain, result, dtype) if eager else result
+
+
+def lower_cast(chain: Chain, value: Operand, dtype: DType) -> Operand:
+    """A cast as the chain's precision has it: a trip through bf16 or fp16 rounds under EAGER alone."""
+    if dtype.is_fp8:
+        return chain.cast(value, dtype, _overflow(chain, value, dtype))
+    if dtype.is_float and chain.precision is Precision.FUSED:
+        return value if chain.dtype(value).is_float else chain.cast(value, DType.F32)
+    if dtype is DType.F32 and chain.dtype(value).is_float:
+        return value
+    return chain.cast(value, dtype)
+
+
+def _rounded(chain: Chain, value: Operand, dtype: DType) -> Operand:
+    """A value rounded to a 16-bit float; as it is for any other dtype."""
+    return chain.cast(value, dtype) if dtype in (DType.BF16, DType.F16) else value
+
+
+def _overflow(chain: Chain, value: Operand, dtype: DType) -> Overflow:
+    """Saturating, except where eager does not and nothing proves that the value is in range."""
+    largest = torch.finfo(torch.float8_e4m3fn if dtype is DType.E4M3 else torch.float8_e5m2).max
+    low, high = chain.bounds(value)
+    if chain.precision is Precision.FUSED or (-largest <= low and high <= largest):
+        return Overflow.SATURATE
+    return eager_overflow(dtype)
+
+
+@cache
+def eager_overflow(dtype: DType) -> Overflow:
+    """What a cast in eager does beyond the range, asked of the torch that is installed."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    target = torch.float8_e4m3fn if dtype is DType.E4M3 else torch.float8_e5m2
+    with unset_fake_temporarily():
+        saturates = torch.full((), 1e6, device="cpu").to(target).to(torch.float32).isfinite().item()
+    return Overflow.SATURATE if saturates else Overflow.NONFINITE
+
+
+def _round_number(value: float, dtype: torch.dtype) -> float:
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with unset_fake_temporarily():
+        return float(torch.full((), value, dtype=torch.float32, device="cpu").to(dtype).to(torch.float32).item())
+
+
+def _compute(node: fx.Node, name: str, chain: Chain, operand: Resolve) -> Operand:
+    composite = _COMPOSITES.get(name)
+    if composite is not None:
+        return composite(chain, operand, arguments(node))
+    row = by_aten(name)
+    if row is None:
+        raise Refused(Reason.UNSUPPORTED_OP, target=name, why="has no row in the op table")
+    if len(node.args) != row.arity or node.kwargs:
+        raise Refused(Reason.UNSUPPORTED_OP, target=name, why="is called with arguments that its row does not have")
+    return chain.emit(row.name, *(operand(argument) for argument in node.args))
+
+
+Composite = Callable[[Chain, Resolve, dict[str, Any]], Operand]
+
+
+def _scaled_sum(op: str, first: str = "self", second: str = "other") -> Composite:
+    """`first op alpha * second`."""
+
+    def lower_sum(chain: Chain, operand: Resolve, args: dict[str, Any]) -> Operand:
+        left, right = operand(args[first]), operand(args[second])
+        if args["alpha"] != 1:
+            right = chain.emit("mul", right, number(args["alpha"]))
+        return chain.emit(op, left, right)
+
+    return lower_sum
+
+
+def _clamp(low: str, high: str) -> Composite:
+    """A clamp with bounds that may be None: NaN goes through, and where the bounds cross the upper one wins."""
+
+    def lower_clamp(chain: Chain, operand: Resolve, args: dict[str, Any]) -> Operand:
+        value = operand(args["self"])
+        if args[low] is not None:
+            value = chain.emit("maximum", value, operand(args[low]))
+        if args[high] is not None:
+            value = chain.emit("minimum", value, operand(args[high]))
+        return value
+
+    return lower_clamp
+
+
+def _div_mode(chain: Chain, operand: Resolve, args: dict[str, Any]) -> Operand:
+    op = {None: "div", "trunc": "div_trunc", "floor": "div_floor"}[args["rounding_mode"]]
+    return chain.emit(op, operand(args["self"]), operand(args["other"]))
+
+
+def _power(chain: Chain, operand: Resolve, args: dict[str, Any]) -> Operand:
+    """A power that is a number: aten itself computes these few by products and roots."""
+    value, exponent = operand(args["self"]), args["exponent"]
+    if exponent in (2, 3):
+        square = chain.emit("mul", value, value)
+        return square if exponent == 2 else chain.emit("mul", square, value)
+    if chain.dtype(value).is_float and exponent in (0.5, -0.5, -1):
+        return chain.emit({0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}[exponent], value)
+    return chain.emit("pow", value, number(exponent))
+
+
+def _addc(op: str) -> Composite:
+    """`self + value * (tensor1 op tensor2)`, in the order in which aten's kernels round."""
+
+    def lower_addc(chain: Chain, operand: Resolve, args: dict[str, Any]) -> Operand:
+        first, second = operand(args["tensor1"]), operand(args["tensor2"])
+        if args["value"] != 1:
+            first = chain.emit("mul", number(args["value"]), first)
+        return chain.emit("add", operand(args["self"]), chain.emit(op, first, second))
+
+    return lower_addc
+
+
+_COMPOSITES: dict[str, Composite] = {
+    "aten.add.Tensor": _scaled_sum("add"),
+    "aten.add.Scalar": _scaled_sum("add"),
+    "aten.sub.Tensor": _scaled_sum("sub"),
+    "aten.sub.Scalar": _scaled_sum("sub"),
+    "aten.rsub.Tensor": _scaled_sum("sub", "other", "self"),
+    "aten.rsub.Scalar": _scaled_sum("sub", "other", "self"),
+    "aten.clamp.default": _clamp("min", "max"),
+    "aten.clamp.Tensor": _clamp("min", "max"),
+    "aten.hardtanh.default": _clamp("min_val", "max_val"),
+    "aten.div.Tensor_mode": _div_mode,
+    "aten.div.Scalar_mode": _div_mode,
+    "aten.pow.Tensor_Scalar": _power,
+    "aten.addcmul.default": _addc("mul"),
+    "aten.addcdiv.default": _addc("div"),
+}

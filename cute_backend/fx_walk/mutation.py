@@ -1,0 +1,69 @@
+"""What a graph writes in place, and what shares memory with it.
+
+Post-grad graphs are functional but for what is left at their edges: `copy_` into an input, kernels that a user
+wrote, collectives. A region reads its operands where its kernel stands, so it must not reach across a write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import getitem
+
+import torch
+from torch import fx
+
+from cute_backend.fx_walk.static import tensor_of
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A node that writes in place, where it stands, and the roots of the memory that it writes."""
+
+    node: fx.Node
+    position: int
+    roots: frozenset[fx.Node]
+
+
+def mutations(order: dict[fx.Node, int]) -> list[Mutation]:
+    """Every in-place write of a graph, in order."""
+    found = []
+    for node, position in order.items():
+        roots = frozenset(root(written) for written in _written(node))
+        if roots:
+            found.append(Mutation(node, position, roots))
+    return found
+
+
+def root(node: fx.Node) -> fx.Node:
+    """The node that owns a value's memory: views are followed to what they view. A reshape counts as a view."""
+    while node.op == "call_function":
+        if node.target is getitem:
+            source = node.args[0]
+        elif isinstance(node.target, torch._ops.OpOverload) and _may_alias(node.target):
+            source = node.args[0] if node.args else None
+        else:
+            return node
+        if not isinstance(source, fx.Node):
+            return node
+        node = source
+    return node
+
+
+def _may_alias(op: torch._ops.OpOverload) -> bool:
+    return op is torch.ops.aten.reshape.default or any(result.alias_info is not None for result in op._schema.returns)
+
+
+def _written(node: fx.Node) -> Iterator[fx.Node]:
+    if node.op != "call_function":
+        return
+    if isinstance(node.target, torch._ops.OpOverload):
+        for index, argument in enumerate(node.target._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+            for written in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(written, fx.Node):
+                    yield written
+    elif isinstance(node.target, torch._ops.HigherOrderOperator) and "mutation" in node.target.name():
+        yield from (source for source in node.all_input_nodes if tensor_of(source) is not None)

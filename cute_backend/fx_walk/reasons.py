@@ -1,0 +1,103 @@
+"""Why something was not fused: one enum for every refusal, each with the sentence that the user reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from torch import fx
+
+
+class Reason(Enum):
+    """A refusal. The value is its name in the counters; `sentence` is filled with the facts of the case."""
+
+    sentence: str
+
+    def __new__(cls, key: str, sentence: str) -> Reason:
+        member = object.__new__(cls)
+        member._value_ = key
+        member.sentence = sentence
+        return member
+
+    # Where the graph runs.
+    AOT = "aot", "{what} can't call a Python op, so nothing is fused for it"
+    DEVICE = "device", "the product runs on {device}; fused are cpu and cuda"
+    CAPABILITY = "capability", "{device} has compute capability {capability}; kernels exist for 9.0 and 10.0"
+
+    # The matrix product.
+    NOTHING_TO_FUSE = "nothing_to_fuse", "no pointwise op that could be fused follows the product"
+    MATRIX_VECTOR = (
+        "matrix_vector",
+        "Inductor wrote this product, with M or N of 1, as a multiply and a sum, and fuses its epilogue itself",
+    )
+    OPERAND_DTYPE = "operand_dtype", "no MMA here multiplies {a} by {b}; taken are bf16, fp16 and fp8"
+    OPERAND_LAYOUT = "operand_layout", "{operand} has strides {strides}; {accepted}"
+    OPERAND_ALIGNMENT = (
+        "operand_alignment",
+        "{operand} has rows of {bytes} bytes, and TMA takes multiples of 16",
+    )
+    OPERAND_DEVICE = "operand_device", "{operand} is on {device} and the product on {anchor}"
+    EMPTY = "empty", "the product is empty: M, N, K = {m}, {n}, {k}"
+    RECIPE = "recipe", "the scales follow the recipe {recipe}; taken are TensorWise and RowWise"
+    MIXED_SCALES = (
+        "mixed_scales",
+        "scale_a {scale_a} and scale_b {scale_b} are neither both one element nor ({m}, 1) and (1, {n})",
+    )
+    SCALE_DTYPE = "scale_dtype", "{operand} is {dtype}; scales are float32"
+    SCALE_RESULT = "scale_result", "scale_result is given, which no epilogue here applies"
+    OUT_DTYPE = "out_dtype", "the product's own result would be {dtype}"
+    SYMBOLIC_SCALAR = "symbolic_scalar", "{value} is a number that is known only at run time"
+
+    # What would be fused after it.
+    NOT_POINTWISE = "not_pointwise", "{target} is not a pointwise op"
+    UNSUPPORTED_OP = "unsupported_op", "{target} is pointwise but {why}"
+    REARRANGED = "rearranged", "{target} gives the (M, N) plane the shape {shape}, which splits or moves its columns"
+    PLANE = "plane", "the result has shape {shape}, which is not the product's ({m}, {n}) plane"
+    OUTPUT_LAYOUT = (
+        "output_layout",
+        "the result has strides {strides}, and a kernel writes dense row-major or column-major planes",
+    )
+    UNSUPPORTED_DTYPE = "unsupported_dtype", "{operand} is {dtype}, which no epilogue holds"
+    FLOAT64 = "float64", "{operand} is float64, and an epilogue computes in fp32"
+    CYCLE = "cycle", "{operand} needs the region's own result, by way of something that is not fused"
+    MUTATION = "mutation", "{mutation} writes in place between the product and this op, and the two can't trade places"
+    TOO_MANY_LOADS = "too_many_loads", "the region would read {count} {kind} operands; a kernel takes {limit}"
+    TOO_MANY_STORES = "too_many_stores", "the region would write {count} results; a kernel takes {limit}"
+
+    # An operand of it.
+    LOAD_DEVICE = "load_device", "{operand} is on {device} and the product on {anchor}"
+    LOAD_LAYOUT = "load_layout", "{operand} is not a strided tensor"
+    INDEX_SELECTED = "index_selected", "{operand} is selected by an index tensor ({target})"
+    GATHERED = "gathered", "{operand} is gathered ({target})"
+    SIZE_UNPROVEN = (
+        "size_unproven",
+        "{operand} has size {size} where the plane has {plane}, and nothing proves that they are equal",
+    )
+    STRIDE_UNKNOWN = "stride_unknown", "{operand} has stride {stride}, which is not known to be zero or not"
+    M_MODES = (
+        "m_modes",
+        "{operand} has leading sizes {sizes} with strides {strides}, which are not one M with one stride",
+    )
+    MUTATED_LOAD = "mutated_load", "{operand} shares memory with what {mutation} writes in place before the kernel"
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A node that was not fused: its name in the graph, why, and the sentence."""
+
+    node: str
+    reason: Reason
+    message: str
+
+
+class Refused(Exception):
+    """Raised inside the walker where a node can't be taken; it becomes a Rejection, never an error."""
+
+    def __init__(self, reason: Reason, **facts: Any) -> None:
+        self.reason = reason
+        self.message = reason.sentence.format(**facts)
+        super().__init__(self.message)
+
+    def rejection(self, node: fx.Node) -> Rejection:
+        return Rejection(node.name, self.reason, self.message)

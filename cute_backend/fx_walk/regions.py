@@ -1,0 +1,388 @@
+"""Regions: an anchor and the pointwise work after it that one kernel can do.
+
+A region is grown from its anchor, node by node in graph order, as far as every step is legal: a pointwise op
+or a reshape that keeps the (M, N) plane, whose other operands the epilogue can load, none of which depends on
+the region itself. Anchors are visited from the last to the first, so a node that two of them feed belongs to
+the later one, and what the earlier one produced is an exact load there. A value that something outside needs
+becomes a further store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any
+
+import torch
+from torch import fx
+
+from cute_backend import config
+from cute_backend.fx_walk.anchors import Anchor, is_anchor, read_anchor
+from cute_backend.fx_walk.chain import Chain
+from cute_backend.fx_walk.classify import LoadView, classify, supported_dtype
+from cute_backend.fx_walk.lower import (
+    CASTS,
+    constant,
+    is_pointwise,
+    is_reshape,
+    keeps_plane,
+    lower,
+    lower_cast,
+    number,
+)
+from cute_backend.fx_walk.mutation import mutations, root
+from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
+from cute_backend.fx_walk.static import DTYPES, Size, describe, fake, known, on_plane, product, target_name, tensor_of
+from cute_backend.spec import DType, EpilogueSpec, LoadKind, Operand, Order, Precision, Store
+
+Capability = Callable[[torch.device], tuple[int, int]]
+"""The compute capability of a CUDA device."""
+
+CAPABILITIES = ((9, 0), (10, 0))
+
+
+@dataclass(frozen=True)
+class Region:
+    """What becomes one kernel.
+
+    `views` are the loads, in the order of `spec.loads`. `outputs` maps each node of the graph that is replaced
+    to the index of its store: nodes that differ in shape alone share one.
+    """
+
+    anchor: Anchor
+    nodes: tuple[fx.Node, ...]
+    spec: EpilogueSpec
+    views: tuple[LoadView, ...]
+    outputs: dict[fx.Node, int]
+
+    @property
+    def a_nodes(self) -> list[fx.Node]:
+        return [self.anchor.a]
+
+    @property
+    def b_nodes(self) -> list[fx.Node]:
+        return [self.anchor.b]
+
+    @property
+    def load_nodes(self) -> list[fx.Node]:
+        return [view.node for view in self.views]
+
+
+def find_regions(
+    graph: fx.Graph, precision: Precision, capability: Capability
+) -> tuple[list[Region], list[Rejection]]:
+    """Every region of a post-grad graph, in the order of their anchors, and why the rest was not fused.
+
+    Every node needs a fake tensor in `meta["val"]`. The graph is read, not changed, and no guard is added.
+    """
+    return _Search(graph, precision, capability).run()
+
+
+def count_anchors(graph: fx.Graph) -> int:
+    return sum(is_anchor(node) for node in graph.nodes)
+
+
+@dataclass
+class _Draft:
+    """A region that grows. `values` maps each member to its value in the chain, in the order of joining."""
+
+    anchor: Anchor
+    chain: Chain
+    values: dict[fx.Node, Operand] = field(default_factory=dict)
+    independent: set[fx.Node] = field(default_factory=set)
+    """Nodes outside that are known not to depend on the region."""
+
+    @property
+    def inputs(self) -> list[fx.Node]:
+        return [self.anchor.a, self.anchor.b, *self.chain.nodes()]
+
+
+class _Search:
+    def __init__(self, graph: fx.Graph, precision: Precision, capability: Capability) -> None:
+        self.precision = precision
+        self.capability = capability
+        self.order = {node: position for position, node in enumerate(graph.nodes)}
+        self.mutations = mutations(self.order)
+        self.owner: dict[fx.Node, _Draft] = {}
+        self.rejections: dict[fx.Node, Rejection] = {}
+
+    def run(self) -> tuple[list[Region], list[Rejection]]:
+        regions = []
+        for node in reversed(self.order):
+            if not is_anchor(node):
+                continue
+            try:
+                regions.append(self._region(node))
+            except Refused as refused:
+                self.rejections[node] = refused.rejection(node)
+        rejections = [
+            self.rejections[node] for node in self.order if node in self.rejections and node not in self.owner
+        ]
+        return regions[::-1], rejections
+
+    def _region(self, node: fx.Node) -> Region:
+        check_device(fake(node).device, self.capability)
+        anchor = read_anchor(node)
+        draft = self._grow(self._seed(anchor))
+        members = self._settle(draft)
+        if not anchor.stands_alone and not any(is_pointwise(member) for member in members):
+            raise Refused(Reason.NOTHING_TO_FUSE)
+        return self._finish(anchor, members)
+
+    # Growth
+
+    def _seed(self, anchor: Anchor) -> _Draft:
+        """A draft that holds the anchor alone: what the op itself does to the accumulator."""
+        chain = Chain(anchor.accumulator, self.precision)
+        value: Operand = anchor.accumulator.name
+        if anchor.scale_a is not None and anchor.scale_b is not None:
+            value = chain.emit("mul", value, chain.load(anchor.scale_a, "scale_a"))
+            value = chain.emit("mul", value, chain.load(anchor.scale_b, "scale_b"))
+        if anchor.alpha != 1:
+            value = chain.emit("mul", value, number(anchor.alpha))
+        if anchor.addend is not None:
+            view = anchor.addend.view
+            addend: Operand = chain.load(view, None if view.kind is LoadKind.EXACT else "bias")
+            if anchor.addend.beta != 1:
+                addend = chain.emit("mul", addend, number(anchor.addend.beta))
+            value = chain.emit("add", value, addend)
+        out = DTYPES[anchor.out_dtype]
+        value = chain.cast(value, out) if out.is_fp8 else lower_cast(chain, value, out)
+        return _Draft(anchor, chain, {anchor.node: value})
+
+    def _grow(self, draft: _Draft) -> _Draft:
+        queue: list[tuple[int, fx.Node]] = []
+        seen: set[fx.Node] = set()
+
+        def push_users(node: fx.Node) -> None:
+            for user in node.users:
+                if user not in seen and user not in self.owner and _may_join(user):
+                    seen.add(user)
+                    heappush(queue, (self.order[user], user))
+
+        push_users(draft.anchor.node)
+        while queue:
+            _, node = heappop(queue)
+            mark = draft.chain.mark()
+            try:
+                draft.values[node] = self._join(draft, node)
+            except Refused as refused:
+                draft.chain.rollback(mark)
+                self.rejections.setdefault(node, refused.rejection(node))
+            else:
+                push_users(node)
+        return draft
+
+    def _join(self, draft: _Draft, node: fx.Node) -> Operand:
+        """The value of `node` as a member of the region. Raises Refused where it can't be one."""
+        target = target_name(node)
+        anchor = draft.anchor
+        if is_reshape(node):
+            shape = fake(node).shape
+            if not on_plane(shape, anchor.m, anchor.n) or not keeps_plane(node):
+                raise Refused(Reason.REARRANGED, target=target, shape=describe(shape))
+            return draft.values[node.args[0]]  # type: ignore[index]
+        if not is_pointwise(node):
+            raise Refused(Reason.NOT_POINTWISE, target=target)
+        result = tensor_of(node)
+        if result is None:
+            raise Refused(Reason.UNSUPPORTED_OP, target=target, why="gives more than one tensor")
+        if result.device != anchor.device:
+            raise Refused(Reason.LOAD_DEVICE, operand=node.name, device=result.device, anchor=anchor.device)
+        if not on_plane(result.shape, anchor.m, anchor.n):
+            raise Refused(Reason.PLANE, shape=describe(result.shape), m=anchor.m, n=anchor.n)
+        value = lower(node, draft.chain, lambda argument: self._resolve(draft, argument, list(result.shape)))
+        self._check_mutations(draft, node)
+        _check_loads(draft.chain)
+        return value
+
+    def _resolve(self, draft: _Draft, argument: Any, shape: list[Size]) -> Operand:
+        """An argument of a call as a value of the chain: a number, a member's value, or a load."""
+        if not isinstance(argument, fx.Node):
+            return number(argument)
+        if argument in draft.values:
+            return draft.values[argument]
+        if tensor_of(argument) is None:
+            raise Refused(Reason.SYMBOLIC_SCALAR, value=argument.name)
+        filled = constant(argument)
+        if filled is not None:
+            return filled
+        if _is_free_cast(argument):
+            source = self._resolve(draft, argument.args[0], shape)
+            return lower_cast(draft.chain, source, supported_dtype(argument.name, fake(argument).dtype))
+        if self._depends(draft, argument):
+            raise Refused(Reason.CYCLE, operand=argument.name)
+        return draft.chain.load(classify(argument, shape, draft.anchor.device))
+
+    def _depends(self, draft: _Draft, node: fx.Node) -> bool:
+        """Whether a node outside needs a value of the region, every region found so far counting as one node.
+
+        Nothing before the anchor can: regions found so far grew from later anchors.
+        """
+        start = self.order[draft.anchor.node]
+        stack, visited = [node], set()
+        while stack:
+            current = stack.pop()
+            if current in draft.values:
+                return True
+            if current in visited or current in draft.independent or self.order[current] < start:
+                continue
+            visited.add(current)
+            owner = self.owner.get(current)
+            stack.extend(current.all_input_nodes if owner is None else owner.inputs)
+        draft.independent |= visited
+        return False
+
+    def _check_mutations(self, draft: _Draft, node: fx.Node) -> None:
+        """Refuse where a write in place stands between an operand and the kernel, or would have to be passed.
+
+        The kernel stands where the last member stood, so what used a value of the region before then has to
+        move behind it. That is done only where no write is passed by.
+        """
+        before = [mutation for mutation in self.mutations if mutation.position < self.order[node]]
+        for operand in draft.inputs:
+            for mutation in before:
+                if mutation.position > self.order[operand] and root(operand) in mutation.roots:
+                    raise Refused(Reason.MUTATED_LOAD, operand=operand.name, mutation=mutation.node.name)
+        between = [mutation for mutation in before if mutation.position > self.order[draft.anchor.node]]
+        if between and any(self.order[user] < self.order[node] for user in self._outside_users(draft, node)):
+            raise Refused(Reason.MUTATION, mutation=between[0].node.name)
+
+    def _outside_users(self, draft: _Draft, joining: fx.Node) -> Iterator[fx.Node]:
+        for member in draft.values:
+            yield from (user for user in member.users if user not in draft.values and user is not joining)
+
+    # What is kept
+
+    def _settle(self, draft: _Draft) -> list[fx.Node]:
+        """The members that stay: all that are needed, cut back until every result can be written."""
+        members = list(draft.values)
+        while True:
+            members = self._needed(members)
+            escaping = self._escaping(members)
+            odd = next((node for node in escaping if _order(draft.anchor, node) is None), None)
+            if odd is not None:
+                members = self._cut(members, odd, Refused(Reason.OUTPUT_LAYOUT, strides=describe(fake(odd).stride())))
+            elif (count := len(_stores(draft.anchor, escaping, draft.values))) > config.max_stores:
+                limit = Refused(Reason.TOO_MANY_STORES, count=count, limit=config.max_stores)
+                members = self._cut(members, members[-1], limit)
+            else:
+                return members
+
+    def _needed(self, members: list[fx.Node]) -> list[fx.Node]:
+        """Members whose value reaches something outside."""
+        needed: set[fx.Node] = set()
+        inside = set(members)
+        for node in reversed(members):
+            if any(user in needed or self._is_read_by(user, node, inside) for user in node.users):
+                needed.add(node)
+        return [node for node in members if node in needed or node is members[0]]
+
+    def _escaping(self, members: list[fx.Node]) -> list[fx.Node]:
+        inside = set(members)
+        return [node for node in members if any(self._is_read_by(user, node, inside) for user in node.users)]
+
+    def _is_read_by(self, user: fx.Node, node: fx.Node, inside: set[fx.Node]) -> bool:
+        """Whether `user` is outside and really reads `node`: another region may read what `node` was cast from."""
+        if user in inside:
+            return False
+        owner = self.owner.get(user)
+        return owner is None or node in owner.inputs
+
+    def _cut(self, members: list[fx.Node], first: fx.Node, refused: Refused) -> list[fx.Node]:
+        """The members without `first` and all that needs it."""
+        self.rejections.setdefault(first, refused.rejection(first))
+        cut = {first}
+        for node in members:
+            if any(source in cut for source in node.all_input_nodes):
+                cut.add(node)
+        return [node for node in members if node not in cut]
+
+    def _finish(self, anchor: Anchor, members: list[fx.Node]) -> Region:
+        """The region of these members, lowered afresh so that its names have no gaps."""
+        draft = self._seed(anchor)
+        for node in members[1:]:
+            draft.values[node] = self._join(draft, node)
+        self.owner.update(dict.fromkeys(members, draft))
+        stores = _stores(anchor, self._escaping(members), draft.values)
+        index = {store: position for position, store in enumerate(dict.fromkeys(stores.values()))}
+        spec = draft.chain.build(
+            [
+                Store(f"out{position}", value, dtype, order)
+                for (value, dtype, order), position in index.items()
+            ]
+        )
+        outputs = {node: index[store] for node, store in stores.items()}
+        return Region(anchor, tuple(members), spec, tuple(draft.chain.views), outputs)
+
+
+def check_device(device: torch.device, capability: Capability) -> None:
+    """Refuse a device that no kernel exists for. CPU graphs are replayed."""
+    if device.type == "cpu":
+        return
+    if device.type != "cuda" or torch.version.hip is not None:
+        raise Refused(Reason.DEVICE, device=device if torch.version.hip is None else f"{device} (ROCm)")
+    found = capability(device)
+    if found not in CAPABILITIES:
+        raise Refused(Reason.CAPABILITY, device=device, capability=".".join(map(str, found)))
+
+
+def _may_join(node: fx.Node) -> bool:
+    """Whether a user of a region is worth a word: another product, a write or an output is no missed fusion."""
+    if node.op != "call_function" or is_anchor(node):
+        return False
+    if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+        return False
+    return not isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+
+
+def _is_free_cast(node: fx.Node) -> bool:
+    """Whether an operand is a cast that the epilogue does as it loads: to a wider dtype, or for nobody else."""
+    if node.op != "call_function" or target_name(node) not in CASTS:
+        return False
+    source = tensor_of(node.args[0])  # type: ignore[arg-type]
+    result = tensor_of(node)
+    if source is None or result is None or source.dtype not in DTYPES or source.device != result.device:
+        return False
+    return source.element_size() <= result.element_size() or len(node.users) == 1
+
+
+def _check_loads(chain: Chain) -> None:
+    exact = chain.count(LoadKind.EXACT)
+    if exact > config.max_exact_loads:
+        raise Refused(Reason.TOO_MANY_LOADS, count=exact, kind="(M, N)", limit=config.max_exact_loads)
+    if len(chain.views) > config.max_loads:
+        raise Refused(Reason.TOO_MANY_LOADS, count=len(chain.views), kind="epilogue", limit=config.max_loads)
+
+
+_StoreKey = tuple[str, DType, Order]
+
+
+def _stores(anchor: Anchor, nodes: list[fx.Node], values: dict[fx.Node, Operand]) -> dict[fx.Node, _StoreKey]:
+    """What has to be written for each node that escapes: the value, its dtype and the order in memory."""
+    stores = {}
+    for node in nodes:
+        value, order = values[node], _order(anchor, node)
+        assert isinstance(value, str) and order is not None
+        stores[node] = (value, DTYPES[fake(node).dtype], order)
+    return stores
+
+
+def _order(anchor: Anchor, node: fx.Node) -> Order | None:
+    """The order in which a dense plane has the strides of a node, None where there is none."""
+    tensor = fake(node)
+    sizes, strides = list(tensor.shape), list(tensor.stride())
+    for order, wanted in ((Order.ROW, _row_major(sizes)), (Order.COLUMN, _column_major(sizes, anchor.m))):
+        if all(known(size == 1) or known(stride == want) for size, stride, want in zip(sizes, strides, wanted)):
+            return order
+    return None
+
+
+def _row_major(sizes: list[Size]) -> list[Size]:
+    return [product(sizes[axis + 1 :]) for axis in range(len(sizes))]
+
+
+def _column_major(sizes: list[Size], m: Size) -> list[Size]:
+    """The strides of a (..., N) tensor whose leading axes are one contiguous M, and N outside of it."""
+    return [*_row_major(sizes[:-1]), m]

@@ -1,0 +1,114 @@
+"""Regions become calls of the one op, in place.
+
+A region of shape (..., N) turns into
+
+    results = cute_backend.gemm_epilogue([a], [b], [load views...], spec)
+    out0 = results[0]                   # (M, N)
+    out0.reshape(...)                   # where the graph had leading axes
+
+at the place of the region's last node. Every new node has a fake value in `meta["val"]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor.pattern_matcher import stable_topological_sort
+from torch.fx.node import map_arg
+
+from cute_backend.fx_walk.classify import LoadView
+from cute_backend.fx_walk.regions import Region
+from cute_backend.fx_walk.static import Size, fake, known, tensor_of
+from cute_backend.spec import LoadKind
+
+aten = torch.ops.aten
+
+
+def rewrite(graph: fx.Graph, regions: Sequence[Region]) -> None:
+    """Replace each region by one call of the op, and erase what nothing needs any more."""
+    order = {node: position for position, node in enumerate(graph.nodes)}
+    sizes = _Sizes(graph)
+    for region in regions:
+        last = max(region.nodes, key=order.__getitem__)
+        with graph.inserting_before(last):
+            _insert(graph, region, sizes)
+    for region in regions:
+        for node in sorted(region.nodes, key=order.__getitem__, reverse=True):
+            if not node.users:
+                graph.erase_node(node)
+    stable_topological_sort(graph)
+    graph.eliminate_dead_code()
+    graph.lint()
+
+
+def _insert(graph: fx.Graph, region: Region, sizes: _Sizes) -> None:
+    anchor = region.anchor.node
+
+    def call(target: Callable[..., Any], *args: Any) -> fx.Node:
+        node = graph.call_function(target, args)
+        if "stack_trace" in anchor.meta:
+            node.meta["stack_trace"] = anchor.meta["stack_trace"]
+        with fake(anchor).fake_mode:  # type: ignore[attr-defined]
+            node.meta["val"] = target(*map_arg(args, lambda source: source.meta["val"]))
+        return node
+
+    loads = [_canonical(call, view, sizes) for view in region.views]
+    results = call(
+        torch.ops.cute_backend.gemm_epilogue.default, region.a_nodes, region.b_nodes, loads, region.spec.to_json()
+    )
+    planes = [call(getitem, results, index) for index in range(len(region.spec.stores))]
+    for node, index in region.outputs.items():
+        shape = fake(node).shape
+        plane = planes[index]
+        output = plane if len(shape) == 2 else call(aten.reshape.default, plane, [sizes.argument(s) for s in shape])
+        inside = set(region.nodes)
+        node.replace_all_uses_with(output, delete_user_cb=lambda user: user not in inside)
+
+
+def _canonical(call: Callable[..., fx.Node], view: LoadView, sizes: _Sizes) -> fx.Node:
+    """The load as the op takes it: (M, N), (N,), (M,) or 0-d, with the strides that its class was read from."""
+    node = view.node
+    kept = {*view.m_axes, *([] if view.n_axis is None else [view.n_axis])}
+    for axis in reversed(range(fake(node).dim())):
+        if axis not in kept:
+            node = call(aten.select.int, node, axis, 0)
+    tail = [sizes.argument(fake(node).shape[-1])] if view.kind is LoadKind.EXACT else []
+    if len(view.m_axes) > 1:
+        node = call(aten.reshape.default, node, [-1, *tail])
+    return node
+
+
+class _Sizes:
+    """Symbolic sizes as arguments of a call: the first node of the graph that has the value, or a tensor with it."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+        self.numbers: dict[Any, fx.Node] = {}
+        for node in graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, torch.SymInt):
+                self.numbers.setdefault(value.node.expr, node)
+
+    def argument(self, size: Size) -> int | fx.Node:
+        """`size` as a node or a number."""
+        if not isinstance(size, torch.SymInt):
+            return size
+        expression = size.node.expr
+        if expression not in self.numbers:
+            self.numbers[expression] = self._measure(size)
+        return self.numbers[expression]
+
+    def _measure(self, size: torch.SymInt) -> fx.Node:
+        for node in self.graph.nodes:
+            tensor = tensor_of(node)
+            for axis, extent in enumerate(tensor.shape if tensor is not None else ()):
+                if known(extent == size):
+                    with self.graph.inserting_after(node):
+                        measured = self.graph.call_function(aten.sym_size.int, (node, axis))
+                    measured.meta["val"] = size
+                    return measured
+        raise AssertionError(f"no tensor of the graph has the size {size}")
