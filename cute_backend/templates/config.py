@@ -49,7 +49,8 @@ class TileConfig:
     `tile_m` x `tile_n` is the output tile of one MMA: of one CTA, or on sm_100a with `ctas` = 2 of a pair
     of CTAs that share it by halves of M. A cluster is `cluster_m` x `cluster_n` CTAs; the CTAs of a cluster
     multicast the operand tiles that they share. The epilogue works through a tile in subtiles of `subtile_n`
-    columns. Tiles are visited in groups of `raster_m` rows of clusters, so that those in flight share
+    columns. On sm_90a two warpgroups share each tile, or with `pingpong` take tiles in turn, so that one's
+    epilogue runs under the other's MMA. Tiles are visited in groups of `raster_m` rows of clusters, so that those in flight share
     operands in L2.
     """
 
@@ -60,13 +61,14 @@ class TileConfig:
     cluster_n: int = 1
     ctas: int = 1
     subtile_n: int = 32
+    pingpong: bool = False
     raster_m: int = 8
 
     @property
     def name(self) -> str:
         """A name for file names and tables, such as `128x256_2x1`."""
-        pair = "_2cta" if self.ctas == 2 else ""
-        return f"{self.tile_m}x{self.tile_n}_{self.cluster_m}x{self.cluster_n}{pair}"
+        suffix = "_2cta" if self.ctas == 2 else "_pingpong" if self.pingpong else ""
+        return f"{self.tile_m}x{self.tile_n}_{self.cluster_m}x{self.cluster_n}{suffix}"
 
     @property
     def cluster_size(self) -> int:
@@ -88,8 +90,10 @@ class TileConfig:
 
     @property
     def thread_accumulators(self) -> int:
-        """Accumulators of the tile for each thread of its two epilogue warpgroups (one at 64 rows)."""
-        return self.cta_rows * self.tile_n // (128 if self.cta_rows == 64 else 256)
+        """fp32 accumulators of one epilogue thread: its share of the tile, or of half of it where two
+        warpgroups work on one tile."""
+        warpgroups = 1 if self.pingpong or self.cta_rows == 64 else 2
+        return self.cta_rows * self.tile_n // (128 * warpgroups)
 
     @property
     def ab_stage_bytes(self) -> int:

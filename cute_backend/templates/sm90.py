@@ -12,6 +12,7 @@ epilogue on them, a subtile of 64 rows at a time, with shared memory and a TMA s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -44,20 +45,20 @@ class Sm90Tile:
     every eight (PTX ISA, wgmma register fragments, matrix D).
     """
 
-    def __init__(self, gemm: Sm90Gemm, m0: Int32, n0: Int32, m: Int32, n: Int32, thread: Int32, group: Int32):
+    def __init__(self, gemm: Sm90Gemm, m0: Int32, n0: Int32, m: Int32, n: Int32, thread: Int32, share: Int32):
         lane = thread % 32
         self.m0, self.n0, self.m, self.n = m0, n0, m, n
         self.lane = lane
         self.tile_n = gemm.config.tile_n
         self.rows = 2 * gemm.blocks
         self.columns = self.tile_n // 4
-        self._groups = gemm.groups
-        self._row0 = m0 + group * BLOCK_M + thread // 32 * 16 + lane // 4
+        self._sharing = gemm.sharing
+        self._row0 = m0 + share * BLOCK_M + thread // 32 * 16 + lane // 4
         self._column0 = lane % 4 * 2
 
     def raw_row(self, r: int) -> Int32:
         """The global row of the thread's r-th row, which may lie beyond M."""
-        return self._row0 + (r // 2 * self._groups * BLOCK_M + r % 2 * 8)
+        return self._row0 + (r // 2 * self._sharing * BLOCK_M + r % 2 * 8)
 
     def raw_column(self, c: int) -> Int32:
         """The global column of the thread's c-th column, which may lie beyond N."""
@@ -127,6 +128,32 @@ class Sm90Subtile:
         return (row < self.tile.m) & (column < self.tile.n)
 
 
+@dataclass(frozen=True)
+class Turn:
+    """The right of one of two warpgroups to go on, under ping-pong.
+
+    Both walk the same rings of stages, each skipping what is the other's. A waiter knows a barrier's phase
+    only by its parity, so it may wait for its own fill of a stage only once the other has taken the one before.
+    """
+
+    own: pipeline.NamedBarrier
+    other: pipeline.NamedBarrier
+
+    @staticmethod
+    def of(first_barrier: int, group: Int32) -> Turn:
+        """The turn of warpgroup 0 or 1, on the named barriers `first_barrier` and the next."""
+        own, other = first_barrier + group, first_barrier + 1 - group
+        return Turn(pipeline.NamedBarrier(own, 2 * WARPGROUP), pipeline.NamedBarrier(other, 2 * WARPGROUP))
+
+    def wait(self) -> None:
+        """Until the other warpgroup has passed the turn on."""
+        self.own.arrive_and_wait()
+
+    def pass_on(self) -> None:
+        """Lets the other warpgroup go on."""
+        self.other.arrive()
+
+
 class Sm90Gemm:
     """D = epilogue(A B) for A (M, K) and B (K, N), any of whose sizes may be dynamic.
 
@@ -139,20 +166,21 @@ class Sm90Gemm:
         self.epilogue = epilogue
         self.config = config
         self.fast_accum = fast_accum
-        self.groups = 1 if config.tile_m == BLOCK_M else 2
-        self.blocks = config.tile_m // (BLOCK_M * self.groups)
+        self.warpgroups = 2 if config.pingpong or config.tile_m > BLOCK_M else 1
+        self.sharing = 1 if config.pingpong else self.warpgroups
+        self.blocks = config.tile_m // (BLOCK_M * self.sharing)
         self.steps = config.tile_n // config.subtile_n
         self.subtiles = self.blocks * self.steps
-        self.threads = WARPGROUP * (1 + self.groups)
+        self.threads = WARPGROUP * (1 + self.warpgroups)
         self.exact_stages = 2 if epilogue.tma_loads else 0
         self.row_stages = 2 if epilogue.staged else 0
         self.store_stages = 2 if epilogue.tma_stores else 0
 
     def _epilogue_bytes(self) -> int:
-        box = BLOCK_M * self.config.subtile_n * self.groups
-        loads = sum(operand.bytes(box) for operand in self.epilogue.tma_loads) * self.exact_stages
+        box = BLOCK_M * self.config.subtile_n
+        loads = sum(operand.bytes(box * self.sharing) for operand in self.epilogue.tma_loads) * self.exact_stages
         rows = sum(operand.bytes(self.config.tile_n) for operand in self.epilogue.staged) * self.row_stages
-        stores = sum(operand.bytes(box) for operand in self.epilogue.tma_stores) * self.store_stages
+        stores = sum(operand.bytes(box * self.warpgroups) for operand in self.epilogue.tma_stores) * self.store_stages
         paddings = SMEM_ALIGN * (2 + len(self.epilogue.staged))
         return loads + rows + stores + paddings
 
@@ -184,7 +212,7 @@ class Sm90Gemm:
             a_layout.sm90_mma_major_mode(),
             b_layout.sm90_mma_major_mode(),
             Float32,
-            (self.groups, 1, 1),
+            (self.sharing, 1, 1),
             (BLOCK_M, config.tile_n),
         )
         # Its accumulators are laid out as those of tiled_mma, over one subtile.
@@ -203,8 +231,8 @@ class Sm90Gemm:
         a_tma = _tma_load(a, a_smem, (config.tile_m, tile_k), config.cluster_n)
         b_tma = _tma_load(b, b_smem, (config.tile_n, tile_k), config.cluster_m)
 
-        load_planes = [self._planes(operand, self.exact_stages) for operand in epilogue.tma_loads]
-        store_planes = [self._planes(operand, self.store_stages) for operand in epilogue.tma_stores]
+        load_planes = [self._planes(operand, self.exact_stages * self.sharing) for operand in epilogue.tma_loads]
+        store_planes = [self._planes(operand, self.store_stages * self.warpgroups) for operand in epilogue.tma_stores]
         load_of = dict(zip(epilogue.loads, loads, strict=True))
         store_of = dict(zip(epilogue.stores, stores, strict=True))
         box = (BLOCK_M, config.subtile_n)
@@ -247,11 +275,9 @@ class Sm90Gemm:
             stream=stream,
         )
 
-    def _planes(self, operand: SmemOperand, stages: int) -> cute.ComposedLayout:
-        """Shared memory for a staged operand: (64, subtile_n, stages * warpgroups)."""
-        return hopper.make_smem_layout_epi(
-            operand.dtype, operand.layout, (BLOCK_M, self.config.subtile_n), stages * self.groups
-        )
+    def _planes(self, operand: SmemOperand, count: int) -> cute.ComposedLayout:
+        """Shared memory for what travels in subtiles: (64, subtile_n, count)."""
+        return hopper.make_smem_layout_epi(operand.dtype, operand.layout, (BLOCK_M, self.config.subtile_n), count)
 
     @cute.kernel
     def kernel(
@@ -293,7 +319,7 @@ class Sm90Gemm:
         ab_stages = cute.size(a_smem, mode=[2])
         ab_bytes = cute.size_in_bytes(self.a_dtype, cute.slice_(a_smem, (None, None, 0)))
         ab_bytes += cute.size_in_bytes(self.b_dtype, cute.slice_(b_smem, (None, None, 0)))
-        consumer_warps = 4 * self.groups
+        consumer_warps = 4 * self.sharing
         ab_pipeline = pipeline.PipelineTmaAsync.create(
             barrier_storage=smem.allocate_array(cutlass.Int64, 2 * ab_stages),
             num_stages=ab_stages,
@@ -304,7 +330,7 @@ class Sm90Gemm:
             defer_sync=True,
         )
         if cutlass.const_expr(self.exact_stages > 0):
-            box = BLOCK_M * config.subtile_n * self.groups
+            box = BLOCK_M * config.subtile_n * self.sharing
             exact_pipeline = pipeline.PipelineTmaAsync.create(
                 barrier_storage=smem.allocate_array(cutlass.Int64, 2 * self.exact_stages),
                 num_stages=self.exact_stages,
@@ -319,7 +345,7 @@ class Sm90Gemm:
                 barrier_storage=smem.allocate_array(cutlass.Int64, 2 * self.row_stages),
                 num_stages=self.row_stages,
                 producer_group=_agents(32),
-                consumer_group=_agents(WARPGROUP * self.groups),
+                consumer_group=_agents(WARPGROUP * self.sharing),
                 defer_sync=True,
             )
         pipeline.pipeline_init_arrive(cluster_shape_mn=cta_layout, is_relaxed=True)
@@ -410,12 +436,12 @@ class Sm90Gemm:
                             exact_pipeline.producer_acquire(exact_state)
                             barrier = exact_pipeline.producer_get_barrier(exact_state)
                             for i in cutlass.range_constexpr(len(load_tmas)):
-                                for group in cutlass.range_constexpr(self.groups):
+                                for share in cutlass.range_constexpr(self.sharing):
                                     self._copy_plane(
                                         load_tmas[i],
                                         s_loads[i],
-                                        exact_state.index * self.groups + group,
-                                        self._plane_coord(m0, n0, subtile, group),
+                                        exact_state.index * self.sharing + share,
+                                        self._plane_coord(m0, n0, subtile, share),
                                         barrier,
                                     )
                             exact_state.advance()
@@ -428,13 +454,15 @@ class Sm90Gemm:
             group = cute.arch.make_warp_uniform(thread // WARPGROUP) - 1
             group_thread = thread % WARPGROUP
             tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
-            thr_mma = tiled_mma.get_slice(group * WARPGROUP)
+            share = Int32(0) if cutlass.const_expr(config.pingpong) else group
+            thr_mma = tiled_mma.get_slice(share * WARPGROUP)
             fragments_a = tiled_mma.make_fragment_A(thr_mma.partition_A(s_a))
             fragments_b = tiled_mma.make_fragment_B(thr_mma.partition_B(s_b))
             acc_shape = thr_mma.partition_shape_C((config.tile_m, config.tile_n))
             acc = cute.make_rmem_tensor(acc_shape, Float32)
             thr_subtile = subtile_mma.get_slice(group_thread)
             group_barrier = pipeline.NamedBarrier(barrier_id=1 + group, num_threads=WARPGROUP)
+            mma_turn, epilogue_turn = Turn.of(3, group), Turn.of(5, group)
             is_store_warp = group_thread < 32
             store_group = pipeline.PipelineTmaStore.create(
                 num_stages=max(self.store_stages, 1), producer_group=_agents(WARPGROUP)
@@ -445,14 +473,28 @@ class Sm90Gemm:
             exact_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, max(self.exact_stages, 1))
             store_plane = Int32(0)
             item = Int32(first_item)
+            if cutlass.const_expr(config.pingpong):
+                item += group * item_step
+                if group == 1:
+                    mma_turn.pass_on()
+                    epilogue_turn.pass_on()
+                ab_state.advance(group * k_tiles)
+                row_state.advance(group)
+                exact_state.advance(group * self.subtiles)
             while schedule.is_valid(item):
                 cluster_row, cluster_column = schedule.cluster_coord(item)
                 m0 = (cluster_row * config.cluster_m + cta_m) * config.tile_m
                 n0 = (cluster_column * config.cluster_n + cta_n) * config.tile_n
-                tile = Sm90Tile(self, m0, n0, m, n, group_thread, group)
+                tile = Sm90Tile(self, m0, n0, m, n, group_thread, share)
                 held = self.epilogue.begin(tile, glob)
 
-                ab_state = self._multiply(tiled_mma, acc, fragments_a, fragments_b, ab_pipeline, ab_state, k_tiles)
+                if cutlass.const_expr(config.pingpong):
+                    mma_turn.wait()
+                ab_state = self._multiply(
+                    tiled_mma, acc, fragments_a, fragments_b, ab_pipeline, ab_state, k_tiles, mma_turn
+                )
+                if cutlass.const_expr(config.pingpong):
+                    epilogue_turn.wait()
 
                 rows = []
                 if cutlass.const_expr(self.row_stages > 0):
@@ -468,8 +510,8 @@ class Sm90Gemm:
                         group_barrier.arrive_and_wait()
                     if cutlass.const_expr(self.exact_stages > 0):
                         exact_pipeline.consumer_wait(exact_state)
-                    load_plane = exact_state.index * self.groups + group
-                    plane = store_plane * self.groups + group
+                    load_plane = exact_state.index * self.sharing + share
+                    plane = store_plane * self.warpgroups + group
                     planes = [s_load[(None, None, load_plane)] for s_load in s_loads]
                     planes += [s_store[(None, None, plane)] for s_store in s_stores]
                     names = [o.name for o in epilogue.staged + epilogue.tma_loads + epilogue.tma_stores]
@@ -483,7 +525,7 @@ class Sm90Gemm:
                         if is_store_warp:
                             for i in cutlass.range_constexpr(len(store_tmas)):
                                 self._store_plane(
-                                    store_tmas[i], s_stores[i], plane, self._plane_coord(m0, n0, subtile, group)
+                                    store_tmas[i], s_stores[i], plane, self._plane_coord(m0, n0, subtile, share)
                                 )
                             store_group.producer_commit()
                         store_plane = (store_plane + 1) % self.store_stages
@@ -491,6 +533,13 @@ class Sm90Gemm:
                     row_pipeline.consumer_release(row_state)
                     row_state.advance()
                 item += item_step
+                if cutlass.const_expr(config.pingpong):
+                    epilogue_turn.pass_on()
+                    # The next tile is the other warpgroup's.
+                    item += item_step
+                    ab_state.advance(k_tiles)
+                    row_state.advance(Int32(1))
+                    exact_state.advance(self.subtiles)
             if cutlass.const_expr(self.store_stages > 0):
                 if is_store_warp:
                     store_group.producer_tail()
@@ -505,8 +554,12 @@ class Sm90Gemm:
         ab_pipeline: pipeline.PipelineTmaAsync,
         ab_state: pipeline.PipelineState,
         k_tiles: Int32,
+        turn: Turn,
     ):
-        """Accumulates the product over all k tiles; returns the pipeline state after them."""
+        """Accumulates the product over all k tiles; returns the pipeline state after them.
+
+        Under ping-pong the turn passes on as soon as the last k tile is with the tensor cores.
+        """
         acc.fill(0.0)
         k_blocks = cute.size(fragments_a, mode=[2])
         if cutlass.const_expr(self.fast_accum):
@@ -524,6 +577,8 @@ class Sm90Gemm:
                     ab_pipeline.consumer_release(release_state)
                     release_state.advance()
                 ab_state.advance()
+            if cutlass.const_expr(self.config.pingpong):
+                turn.pass_on()
             warpgroup.wait_group(0)
             ab_pipeline.consumer_release(release_state)
         else:
@@ -541,12 +596,14 @@ class Sm90Gemm:
                 ab_state.advance()
                 for i in cutlass.range_constexpr(cute.size(acc)):
                     acc[i] = acc[i] + partial[i]
+            if cutlass.const_expr(self.config.pingpong):
+                turn.pass_on()
         return ab_state
 
-    def _plane_coord(self, m0: Int32, n0: Int32, subtile: int, group: Any) -> tuple[Int32, Int32]:
+    def _plane_coord(self, m0: Int32, n0: Int32, subtile: int, share: Any) -> tuple[Int32, Int32]:
         """Where a warpgroup's subtile lies, counted in (64, subtile_n) boxes of the output."""
         block, step = divmod(subtile, self.steps)
-        row = m0 // BLOCK_M + block * self.groups + group
+        row = m0 // BLOCK_M + block * self.sharing + share
         return row, n0 // self.config.subtile_n + step
 
     def _partition_plane(self, tma: cpasync.TmaInfo, planes: cute.Tensor, coord: tuple[Int32, Int32]) -> tuple:
