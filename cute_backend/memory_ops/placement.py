@@ -91,23 +91,24 @@ def plane_order(load: Load) -> Order | None:
     return Order.COLUMN if load.stride_m is Stride.ONE else None
 
 
-_WORKING_REGISTERS = {Arch.SM90A: 72, Arch.SM100A: 128}
+_WORKING_REGISTERS = 72
 """Kept for addresses, the subtile's fragments and the chain itself; measured as the point below which the
 shipped configurations begin to spill, with a margin."""
 
-_THREAD_REGISTERS = {Arch.SM90A: 232, Arch.SM100A: 200}
-"""What a thread of the epilogue may have: see LOAD_REGISTERS and MMA_REGISTERS in the templates."""
+_THREAD_REGISTERS = 232
+"""What a thread of the Hopper epilogue may have: see MMA_REGISTERS in its template."""
 
 
 def _hoist_budget(spec: EpilogueSpec, config: TileConfig) -> int:
     """fp32 registers of a thread that hoisted rowvecs may take.
 
-    On sm_90a the accumulators live in the same registers, twice where fp8 sums are promoted; on sm_100a in
-    tensor memory.
+    On sm_90a the accumulators live in the same registers, twice where fp8 sums are promoted. On sm_100a a
+    thread owns a whole row of the tile: a hoisted rowvec would cost it a register and a load for every
+    column, and keep the loop over subtiles unrolled, so nothing is hoisted there.
     """
-    free = _THREAD_REGISTERS[config.arch] - _WORKING_REGISTERS[config.arch]
     if config.arch is Arch.SM100A:
-        return free
+        return 0
+    free = _THREAD_REGISTERS - _WORKING_REGISTERS
     promoted = not all(acc.fast_accum for acc in spec.accumulators)
     return free - config.thread_accumulators * (2 if promoted else 1)
 
