@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
+from ..runtime.cache import cache_root
 from .errors import SimulationError
 
 _STUB = Path(__file__).with_name("runtime_stub.c")
@@ -55,10 +54,13 @@ def _link_and_load(object_code: bytes) -> HostLibrary:
 
 
 def _build_stub() -> Path:
-    """The stub's object file in the user's cache folder, compiled there on first use."""
-    folder = Path(platformdirs.user_cache_dir("cute_backend"), "simulator")
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    """The stub's object file in a private folder of the user's cache, compiled there on first use."""
+    folder = cache_root() / "simulator"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise SimulationError(f"the simulator can't build in {folder}: {error.strerror}") from error
     built_from = _STUB.read_bytes() + " ".join(_STUB_FLAGS).encode()
     path = folder / f"runtime_stub-{hashlib.sha256(built_from).hexdigest()[:16]}.o"
     if not path.exists():

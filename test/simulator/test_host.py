@@ -262,7 +262,7 @@ def test_a_runtime_function_that_the_stub_lacks_is_named(tmp_path):
 
 def test_without_a_compiler_one_sentence(add, tmp_path, monkeypatch):
     monkeypatch.setattr(linking, "_loaded", {})
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(SimulationError, match=r"^the simulator needs a C compiler: .*CC$"):
@@ -274,12 +274,20 @@ def test_without_a_compiler_one_sentence(add, tmp_path, monkeypatch):
 
 def test_the_stub_is_built_once_into_a_private_folder(add, tmp_path, monkeypatch):
     monkeypatch.setattr(linking, "_loaded", {})
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path))
     host_program(add)
-    folder = tmp_path / "cute_backend" / "simulator"
+    folder = tmp_path / "simulator"
     [stub] = folder.iterdir()  # what was linked is gone once it is loaded
     assert folder.stat().st_mode & 0o777 == 0o700
     built = stub.stat().st_mtime_ns
     monkeypatch.setattr(linking, "_loaded", {})
     host_program(add)
     assert stub.stat().st_mtime_ns == built
+
+
+def test_a_cache_folder_that_cannot_be_made_is_named(add, tmp_path, monkeypatch):
+    monkeypatch.setattr(linking, "_loaded", {})
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(SimulationError, match=r"can't build in .*file/simulator: Not a directory"):
+        host_program(add)
