@@ -1,0 +1,139 @@
+"""Hypothesis strategies for epilogue specs, at the level of the spec itself.
+
+What they draw is valid and agrees with the op table; sizes and operands are drawn apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from cute_backend.ops import CAST, OPS, OperandError, PointwiseOp, promote, result_dtype
+from cute_backend.spec import (
+    Accumulator,
+    Const,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Major,
+    Op,
+    Operand,
+    Order,
+    Overflow,
+    Precision,
+    Store,
+    Stride,
+)
+
+_NONZERO = (Stride.ONE, Stride.OTHER)
+_NAMES = {
+    LoadKind.SCALAR: "scalar",
+    LoadKind.ROWVEC: "rowvec",
+    LoadKind.COLVEC: "colvec",
+    LoadKind.EXACT: "exact",
+}
+_SIGNED_ZERO_IS_OPEN = ("maximum", "minimum", "fmax", "fmin", "relu")
+"""Ops whose result on -0 and +0 torch leaves open: its own vectorised and scalar loops differ."""
+
+NUMBERS = st.one_of(
+    st.booleans(),
+    st.integers(-(2**31), 2**31 - 1),
+    st.integers(-4, 4),
+    st.floats(width=32),
+    st.sampled_from([0.0, -0.0, 0.5, 1.0, float("inf"), float("-inf"), float("nan")]),
+)
+
+
+@st.composite
+def accumulators(draw: st.DrawFn) -> tuple[Accumulator, ...]:
+    count = draw(st.integers(1, 2))
+    return tuple(draw(_accumulator(f"acc{index}" if count > 1 else "acc")) for index in range(count))
+
+
+@st.composite
+def _accumulator(draw: st.DrawFn, name: str) -> Accumulator:
+    pairs = [(DType.E4M3, DType.E4M3), (DType.E5M2, DType.E4M3), (DType.E4M3, DType.E5M2)]
+    pairs += [(DType.BF16, DType.BF16), (DType.F16, DType.F16)]
+    a, b = draw(st.sampled_from(pairs))
+    majors = st.just(Major.K) if a.is_fp8 else st.sampled_from(Major)
+    return Accumulator(name, a, b, draw(majors), draw(majors), draw(st.booleans()))
+
+
+@st.composite
+def _load(draw: st.DrawFn, index: int) -> Load:
+    kind = draw(st.sampled_from(LoadKind))
+    varies_m, varies_n = kind in (LoadKind.COLVEC, LoadKind.EXACT), kind in (LoadKind.ROWVEC, LoadKind.EXACT)
+    return Load(
+        name=f"{_NAMES[kind]}{index}",
+        kind=kind,
+        dtype=draw(st.sampled_from(DType)),
+        stride_m=draw(st.sampled_from(_NONZERO)) if varies_m else Stride.ZERO,
+        stride_n=draw(st.sampled_from(_NONZERO)) if varies_n else Stride.ZERO,
+        m_modes=draw(st.integers(1, 2)),
+    )
+
+
+class _Chain:
+    """Ops drawn so far and the dtypes of all values that an op may read."""
+
+    def __init__(self, dtypes: dict[str, DType]) -> None:
+        self.dtypes = dtypes
+        self.ops: list[Op] = []
+
+    def add(self, op: str, operands: tuple[Operand, ...], dtype: DType, overflow: Overflow) -> None:
+        name = f"t{len(self.ops)}"
+        self.ops.append(Op(name, op, operands, dtype, overflow))
+        self.dtypes[name] = dtype
+
+    def operand(self) -> st.SearchStrategy[Operand]:
+        return st.one_of(
+            st.sampled_from(sorted(self.dtypes)), st.sampled_from(sorted(self.dtypes)), NUMBERS.map(Const)
+        )
+
+    def dtype_of(self, operand: Operand) -> DType:
+        return operand.dtype if isinstance(operand, Const) else self.dtypes[operand]
+
+
+def _draw_step(draw: st.DrawFn, chain: _Chain, row: PointwiseOp) -> None:
+    operands = tuple(draw(chain.operand()) for _ in range(row.arity))
+    dtypes = [chain.dtype_of(operand) for operand in operands]
+    if row is CAST:
+        target = draw(st.sampled_from(DType))
+        overflow = draw(st.sampled_from(Overflow)) if target.is_fp8 else Overflow.SATURATE
+        chain.add("cast", operands, target, overflow)
+        return
+    try:
+        promote(row, dtypes)
+    except OperandError:
+        return
+    chain.add(row.name, operands, result_dtype(row, dtypes), Overflow.SATURATE)
+    if row.name in _SIGNED_ZERO_IS_OPEN and chain.ops[-1].dtype is DType.F32:
+        chain.add("add", (chain.ops[-1].name, Const(0.0)), DType.F32, Overflow.SATURATE)
+        del chain.dtypes[chain.ops[-2].name]
+
+
+@st.composite
+def specs(draw: st.DrawFn, rows: Sequence[str] = tuple(OPS), max_ops: int = 10) -> EpilogueSpec:
+    """A spec whose ops are drawn from the named rows of the table.
+
+    Where torch leaves the sign of a zero open, 0.0 is added, so that every result is determined.
+    """
+    accs = draw(accumulators())
+    loads = tuple(draw(_load(index)) for index in range(draw(st.integers(0, 4))))
+    chain = _Chain({**{acc.name: DType.F32 for acc in accs}, **{load.name: load.dtype for load in loads}})
+    for _ in range(draw(st.integers(0, max_ops))):
+        _draw_step(draw, chain, OPS[draw(st.sampled_from(rows))])
+    stores = tuple(
+        Store(f"out{index}", draw(_value(chain)), draw(st.sampled_from(DType)), draw(st.sampled_from(Order)))
+        for index in range(draw(st.integers(1, 3)))
+    )
+    return EpilogueSpec(accs, loads, tuple(chain.ops), stores, draw(st.sampled_from(Precision)))
+
+
+def _value(chain: _Chain) -> st.SearchStrategy[str]:
+    """Any value, the last op's as often as all others together."""
+    values = st.sampled_from(sorted(chain.dtypes))
+    last = [op.name for op in chain.ops if op.name in chain.dtypes][-1:]
+    return st.one_of(st.sampled_from(last), values) if last else values

@@ -1,0 +1,213 @@
+"""The spec: canonical JSON, and every contradiction that construction refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_specs import NUMBERS, specs
+
+from cute_backend.spec import (
+    Accumulator,
+    Const,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Major,
+    Op,
+    Overflow,
+    Precision,
+    SpecError,
+    Store,
+    Stride,
+)
+
+ACC = Accumulator("acc", DType.E4M3, DType.E4M3)
+BIAS = Load("bias", LoadKind.ROWVEC, DType.BF16, Stride.ZERO, Stride.ONE)
+ADD = Op("t0", "add", ("acc", "bias"), DType.F32)
+OUT = Store("out0", "t0", DType.BF16)
+SPEC = EpilogueSpec((ACC,), (BIAS,), (ADD,), (OUT,))
+
+
+@given(specs())
+def test_json_round_trip(spec: EpilogueSpec) -> None:
+    text = spec.to_json()
+    again = EpilogueSpec.from_json(text)
+    assert again.to_json() == text
+    assert again.key == spec.key
+    if "nan" not in text:
+        assert again == spec
+
+
+@given(NUMBERS)
+def test_numbers_keep_type_and_bits(value: bool | int | float) -> None:
+    spec = replace(SPEC, ops=(Op("t0", "add", ("acc", Const(value)), DType.F32),))
+    constant = EpilogueSpec.from_json(spec.to_json()).ops[0].operands[1]
+    assert isinstance(constant, Const)
+    assert type(constant.value) is type(value)
+    if isinstance(value, float):
+        assert math.copysign(1.0, constant.value) == math.copysign(1.0, value) or math.isnan(value)
+        assert constant.value == value or (math.isnan(value) and math.isnan(constant.value))
+    else:
+        assert constant.value == value
+
+
+def test_constants_of_other_types_make_other_keys() -> None:
+    keys = {
+        replace(SPEC, ops=(Op("t0", "add", ("acc", Const(value)), DType.F32),)).key
+        for value in (1, 1.0, True, -0.0, 0.0, math.nextafter(1.0, 2.0))
+    }
+    assert len(keys) == 6
+
+
+def test_json_is_canonical() -> None:
+    text = SPEC.to_json()
+    data = json.loads(text)
+    assert text == json.dumps(data, sort_keys=True, separators=(",", ":"))
+    shuffled = json.dumps(dict(reversed(data.items())), indent=2)
+    assert EpilogueSpec.from_json(shuffled).to_json() == text
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("precision", Precision.EAGER),
+        ("loads", (replace(BIAS, dtype=DType.F16),)),
+        ("loads", (replace(BIAS, stride_n=Stride.OTHER),)),
+        ("loads", (replace(BIAS, m_modes=2),)),
+        ("accumulators", (replace(ACC, fast_accum=False),)),
+        ("accumulators", (replace(ACC, b_dtype=DType.E5M2),)),
+        ("ops", (replace(ADD, op="sub"),)),
+        ("stores", (replace(OUT, dtype=DType.F16),)),
+    ],
+)
+def test_every_field_reaches_the_key(field: str, value: Any) -> None:
+    assert replace(SPEC, **{field: value}).key != SPEC.key
+
+
+def test_dtypes_and_producers() -> None:
+    assert SPEC.dtypes == {"acc": DType.F32, "bias": DType.BF16, "t0": DType.F32}
+    assert SPEC.producers == {"acc": ACC, "bias": BIAS, "t0": ADD}
+    assert SPEC.loads_of(LoadKind.ROWVEC) == (BIAS,)
+    assert SPEC.loads_of(LoadKind.COLVEC) == ()
+
+
+def _load(kind: LoadKind, stride_m: Stride, stride_n: Stride) -> Load:
+    return Load("bias", kind, DType.BF16, stride_m, stride_n)
+
+
+CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"version": 99}, "version 99; this package writes"),
+    ({"accumulators": ()}, "at least one accumulator"),
+    ({"stores": ()}, "at least one store"),
+    ({"loads": (replace(BIAS, name="acc"),)}, "two values are called 'acc'"),
+    ({"ops": (ADD, ADD)}, "two values are called 't0'"),
+    ({"loads": (replace(BIAS, name="bias-1"),)}, "'bias-1' is not an identifier"),
+    ({"loads": (_load(LoadKind.ROWVEC, Stride.ONE, Stride.ONE),)}, r"bias is called rowvec .* \(1, 1\)"),
+    ({"loads": (_load(LoadKind.ROWVEC, Stride.ZERO, Stride.ZERO),)}, r"bias is called rowvec .* \(0, 0\)"),
+    ({"loads": (_load(LoadKind.COLVEC, Stride.ZERO, Stride.ONE),)}, r"bias is called colvec .* \(0, 1\)"),
+    ({"loads": (_load(LoadKind.SCALAR, Stride.OTHER, Stride.ZERO),)}, r"bias is called scalar .* \(s, 0\)"),
+    ({"loads": (_load(LoadKind.EXACT, Stride.ZERO, Stride.ONE),)}, r"bias is called exact .* \(0, 1\)"),
+    ({"loads": (replace(BIAS, m_modes=0),)}, "bias has 0 M modes"),
+    ({"ops": (replace(ADD, operands=("acc", "t0")),)}, "t0 reads 't0' before it is made"),
+    ({"ops": (replace(ADD, operands=("acc", "gate")),)}, "t0 reads 'gate' before it is made"),
+    ({"ops": (replace(ADD, dtype=DType.BF16),)}, "t0 = add has dtype bf16; only a cast may narrow"),
+    ({"ops": (replace(ADD, overflow=Overflow.NONFINITE),)}, "t0 = add to f32 has no overflow rule"),
+    (
+        {"ops": (Op("t0", "cast", ("acc",), DType.BF16, Overflow.NONFINITE),)},
+        "t0 = cast to bf16 has no overflow rule",
+    ),
+    ({"stores": (replace(OUT, value="t1"),)}, "out0 stores 't1', which no one makes"),
+    ({"stores": (OUT, OUT)}, "clash"),
+    ({"stores": (replace(OUT, name="acc"),)}, "clash"),
+]
+
+
+@pytest.mark.parametrize("change, message", CONTRADICTIONS, ids=[message for _, message in CONTRADICTIONS])
+def test_contradictions_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        replace(SPEC, **change)
+
+
+@pytest.mark.parametrize(
+    "a, b, message",
+    [
+        (DType.F32, DType.F32, "no MMA takes f32 times f32"),
+        (DType.I8, DType.I8, "no MMA takes i8 times i8"),
+        (DType.E4M3, DType.BF16, "no MMA multiplies e4m3 by bf16"),
+        (DType.F16, DType.BF16, "no MMA multiplies f16 by bf16"),
+        (DType.E5M2, DType.E5M2, "e5m2 is accepted on one side only"),
+    ],
+)
+def test_products_that_no_mma_has(a: DType, b: DType, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        replace(SPEC, accumulators=(Accumulator("acc", a, b),))
+
+
+@pytest.mark.parametrize("majors", [(Major.MN, Major.K), (Major.K, Major.MN)])
+def test_fp8_operands_are_k_major(majors: tuple[Major, Major]) -> None:
+    with pytest.raises(SpecError, match="fp8 operands must both be K-major"):
+        replace(SPEC, accumulators=(Accumulator("acc", DType.E4M3, DType.E4M3, *majors),))
+    replace(SPEC, accumulators=(Accumulator("acc", DType.BF16, DType.BF16, *majors),))
+
+
+MALFORMED = {
+    "no JSON": lambda data: "{",
+    "no object": lambda data: [],
+    "another version": lambda data: {**data, "version": 2},
+    "no version": lambda data: {key: value for key, value in data.items() if key != "version"},
+    "no stores": lambda data: {key: value for key, value in data.items() if key != "stores"},
+    "unknown dtype": lambda data: {**data, "stores": [{**data["stores"][0], "dtype": "f64"}]},
+    "unknown precision": lambda data: {**data, "precision": "exact"},
+    "a number for a list": lambda data: {**data, "ops": 3},
+    "a bare number operand": lambda data: {**data, "ops": [{**data["ops"][0], "operands": ["acc", 1.0]}]},
+    "two kinds of number": lambda data: {
+        **data,
+        "ops": [{**data["ops"][0], "operands": ["acc", {"int": 1, "bool": True}]}],
+    },
+    "a bool called int": lambda data: {
+        **data,
+        "ops": [{**data["ops"][0], "operands": ["acc", {"int": True}]}],
+    },
+    "a decimal float": lambda data: {
+        **data,
+        "ops": [{**data["ops"][0], "operands": ["acc", {"float": 1.5}]}],
+    },
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_json_is_refused(name: str) -> None:
+    changed = MALFORMED[name](json.loads(SPEC.to_json()))
+    with pytest.raises(SpecError):
+        EpilogueSpec.from_json(changed if isinstance(changed, str) else json.dumps(changed))
+
+
+@given(st.text(max_size=20))
+def test_any_other_text_is_refused(text: str) -> None:
+    with pytest.raises(SpecError):
+        EpilogueSpec.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "dtype, bits, register",
+    [
+        (DType.F32, 32, DType.F32),
+        (DType.BF16, 16, DType.F32),
+        (DType.F16, 16, DType.F32),
+        (DType.E4M3, 8, DType.F32),
+        (DType.E5M2, 8, DType.F32),
+        (DType.I8, 8, DType.I32),
+        (DType.U8, 8, DType.I32),
+        (DType.I32, 32, DType.I32),
+        (DType.BOOL, 8, DType.BOOL),
+    ],
+)
+def test_dtype_facts(dtype: DType, bits: int, register: DType) -> None:
+    assert (dtype.bits, dtype.register) == (bits, register)
