@@ -129,10 +129,11 @@ class Sm100Subtile:
     """One visit: a 128 x `subtile_n` piece of a CTA's tile and the thread's elements of it.
 
     Element e of the fragment belongs to the thread's row `row_of(e)` and, within the subtile, to its column
-    `column_of(e)`; `first_column` is where the subtile's columns begin among those of the whole tile.
+    `column_of(e)`; `first_column` is where the subtile's columns begin among those of the whole tile. It is
+    known at run time only, because the loop over subtiles stays a loop: registers can't be indexed by it.
     """
 
-    def __init__(self, gemm: Sm100Gemm, tile: Sm100Tile, index: int):
+    def __init__(self, gemm: Sm100Gemm, tile: Sm100Tile, index: Int32):
         self.tile = tile
         self.elements = self.columns = gemm.config.subtile_n
         self.first_column = index * self.columns
@@ -585,13 +586,13 @@ class Sm100Gemm:
                 row_pipeline.consumer_wait(row_state)
             rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
             acc_pipeline.consumer_wait(acc_state)
-            for subtile in cutlass.range_constexpr(self.subtiles):
+            for subtile in cutlass.range(self.subtiles, unroll=1):
                 fragment = cute.make_rmem_tensor(fragment_shape, Float32)
                 cute.copy(tmem_copy, t_acc[(None, None, None, 0, subtile, acc_state.index)], fragment)
                 if cutlass.const_expr(epilogue.tma_loads):
                     exact_pipeline.consumer_wait(exact_state)
                 cute.arch.fence_view_async_tmem_load()
-                if cutlass.const_expr(subtile == self.subtiles - 1):
+                if subtile == self.subtiles - 1:
                     with cute.arch.elect_one():
                         acc_pipeline.consumer_release(acc_state)
                 planes = [s_load[(None, None, exact_state.index)] for s_load in shared.loads]
