@@ -128,28 +128,29 @@ def tile_k(dtype: DType) -> int:
     return TILE_K_BYTES * 8 // dtype.bits
 
 
-def _sm90(tile_m: int, tile_n: int, cluster_m: int = 1) -> TileConfig:
-    return TileConfig(Arch.SM90A, tile_m, tile_n, cluster_m)
-
-
-def _sm100(tile_m: int, tile_n: int, cluster_m: int = 1, ctas: int = 1) -> TileConfig:
-    return TileConfig(Arch.SM100A, tile_m, tile_n, cluster_m, ctas=ctas)
-
-
 _TABLE = {
-    Arch.SM90A: (_sm90(128, 256, 2), _sm90(128, 128, 2), _sm90(128, 128), _sm90(64, 128)),
-    Arch.SM100A: (_sm100(256, 256, 2, ctas=2), _sm100(256, 128, 2, ctas=2), _sm100(128, 128), _sm100(128, 64)),
+    Arch.SM90A: (
+        TileConfig(Arch.SM90A, 128, 256, 2),
+        TileConfig(Arch.SM90A, 128, 128, 2, subtile_n=64, pingpong=True),
+        TileConfig(Arch.SM90A, 128, 128, subtile_n=64, pingpong=True),
+        TileConfig(Arch.SM90A, 64, 128, pingpong=True),
+    ),
+    Arch.SM100A: (
+        TileConfig(Arch.SM100A, 256, 256, 2, ctas=2),
+        TileConfig(Arch.SM100A, 256, 128, 2, ctas=2),
+        TileConfig(Arch.SM100A, 128, 128),
+        TileConfig(Arch.SM100A, 128, 64),
+    ),
 }
+
+_PROMOTED = (TileConfig(Arch.SM90A, 128, 128, 2, subtile_n=64), TileConfig(Arch.SM90A, 64, 128, pingpong=True))
+"""For fp8 sums promoted on Hopper, which keep two sets of accumulators in registers."""
 
 
 def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
-    """The configurations that may serve a spec, largest tile first.
-
-    Promoted fp8 accumulation on Hopper keeps two sets of accumulators in registers, so tiles of 128 x 256
-    are left out there.
-    """
+    """The configurations that may serve a spec, at most four, largest tile first."""
     promoted = arch is Arch.SM90A and not all(acc.fast_accum for acc in spec.accumulators)
-    return tuple(config for config in _TABLE[arch] if not (promoted and config.tile_n > 128))
+    return _PROMOTED if promoted else _TABLE[arch]
 
 
 def choose(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int) -> TileConfig:
