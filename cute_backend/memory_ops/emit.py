@@ -210,8 +210,9 @@ class _Module:
             f"        {store.name}_glob = glob.{store.name}",
             f"        {store.name}_rmem = {narrowed}",
             "        for e in cutlass.range_constexpr(sub.elements):",
-            "            if sub.in_bounds(e):",
-            f"                {store.name}_glob[sub.row(e), sub.column(e)] = {store.name}_rmem[e]",
+            "            row, column, inside = sub.target(e)",
+            "            if inside:",
+            f"                {store.name}_glob[row, column] = {store.name}_rmem[e]",
         ]
 
     def _launch(self) -> list[str]:

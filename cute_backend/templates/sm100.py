@@ -162,11 +162,15 @@ class Sm100Subtile:
         """The global column of element e, clamped to the last."""
         return self.tile.column(self.first_column + self.column_of(e))
 
-    def in_bounds(self, e: int) -> Boolean:
-        """Whether element e belongs to the output."""
+    def target(self, e: int) -> tuple[Int32, Int32, Boolean]:
+        """The global row and column of element e, and whether they belong to the output.
+
+        Not clamped, so that the addresses of a row's elements differ by constants: clamped ones take two
+        registers each, and spilled.
+        """
         row = self.tile.raw_row(self.row_of(e))
         column = self.tile.raw_column(self.first_column + self.column_of(e))
-        return (row < self.tile.m) & (column < self.tile.n)
+        return row, column, (row < self.tile.m) & (column < self.tile.n)
 
 
 class Sm100Gemm:
@@ -597,7 +601,7 @@ class Sm100Gemm:
                         acc_pipeline.consumer_release(acc_state)
                 planes = [s_load[(None, None, exact_state.index)] for s_load in shared.loads]
                 planes += [s_store[(None, None, store_state.index)] for s_store in shared.stores]
-                sub = Sm100Subtile(self, tile, subtile)
+                sub = Sm100Subtile(self, tile, Int32(subtile))
                 flat = cute.make_tensor(fragment.iterator, cute.make_layout(sub.elements))
                 self.epilogue.visit(sub, flat, glob, held, by_name(names, rows + planes))
                 if cutlass.const_expr(self.uses_planes):

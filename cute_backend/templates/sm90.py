@@ -122,10 +122,15 @@ class Sm90Subtile:
         """The global column of element e, clamped to the last."""
         return self.tile.column(self.first_column + self.column_of(e))
 
-    def in_bounds(self, e: int) -> Boolean:
-        """Whether element e belongs to the output."""
-        row, column = self.tile.raw_row(self.row_of(e)), self.tile.raw_column(self.first_column + self.column_of(e))
-        return (row < self.tile.m) & (column < self.tile.n)
+    def target(self, e: int) -> tuple[Int32, Int32, Boolean]:
+        """The global row and column of element e, and whether they belong to the output.
+
+        Not clamped, so that the addresses of a row's elements differ by constants: clamped ones take two
+        registers each, and spilled.
+        """
+        row = self.tile.raw_row(self.row_of(e))
+        column = self.tile.raw_column(self.first_column + self.column_of(e))
+        return row, column, (row < self.tile.m) & (column < self.tile.n)
 
 
 @dataclass(frozen=True)
