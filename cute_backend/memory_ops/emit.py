@@ -219,7 +219,8 @@ class _Module:
         loads, stores = [load.name for load in self.spec.loads], [store.name for store in self.spec.stores]
         tensors = ["a", "b", *loads, *stores]
         _, template = _TEMPLATES[self.config.arch]
-        fast = all(acc.fast_accum for acc in self.spec.accumulators)
+        # On Blackwell both accumulation modes are one.
+        fast = self.config.arch is Arch.SM100A or all(acc.fast_accum for acc in self.spec.accumulators)
         return [
             f"gemm = {template}(Epilogue(), {_config(self.config)}{'' if fast else ', fast_accum=False'})",
             "",
