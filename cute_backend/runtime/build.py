@@ -1,4 +1,4 @@
-"""Kernels by whatever way is shortest: from this process, from disk, or built, in parallel processes if several."""
+"""Kernels by the shortest way: from this process, from disk, or built, several at once in processes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def obtain(kernels: Iterable[Kernel]) -> dict[Kernel, Outcome]:
 
 
 def build_into(cache: KernelCache, kernel: Kernel) -> None:
-    """Have a kernel in a cache, built unless another process was faster. Raises BuildError, UnavailableError."""
+    """Have a kernel in a cache, built unless it is there. Raises BuildError, UnavailableError, OSError."""
     with cache.lock(kernel):
         if cache.load(kernel) is None:
             source = emit(kernel.spec, kernel.config, kernel.variant)
@@ -101,7 +101,9 @@ def _build_in_process(cache: KernelCache, kernel: Kernel) -> None:
     """`build_into` in a process of its own: the DSL compiles one kernel at a time in a process."""
     command = [sys.executable, "-m", "cute_backend.runtime.worker", str(cache.root)]
     surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CUTE_DSL_ARCH": kernel.arch.value}
-    done = subprocess.run(command, input=json.dumps(kernel.to_dict()), capture_output=True, text=True, env=surroundings)
+    done = subprocess.run(
+        command, input=json.dumps(kernel.to_dict()), capture_output=True, text=True, env=surroundings
+    )
     if done.returncode == 0:
         return
     if done.returncode == UNWRITABLE:

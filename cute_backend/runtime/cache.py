@@ -19,7 +19,7 @@ import shutil
 import stat
 import tempfile
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from filelock import FileLock
@@ -106,7 +106,9 @@ class KernelCache:
     def give_up_writing(self, error: OSError) -> None:
         """The folder turned out not to take what this process compiles."""
         self.writable = False
-        warn_once(("full", self.root), f"cute_backend: the cache folder {self.root} can't be written ({error}).")
+        warn_once(
+            ("full", self.root), f"cute_backend: the cache folder {self.root} can't be written ({error})."
+        )
 
     def _path(self, kernel: Kernel, suffix: str) -> Path:
         return self.root / f"{kernel.name}{suffix}"
@@ -135,24 +137,30 @@ def _make_private(root: Path) -> None:
         raise CacheFolderError(f"the cache folder {root} can't be used: {error.strerror}") from error
     mode = stat.S_IMODE(info.st_mode)
     if info.st_uid != os.geteuid():
-        raise CacheFolderError(f"the cache folder {root} belongs to user {info.st_uid}, not to {os.geteuid()}")
+        raise CacheFolderError(
+            f"the cache folder {root} belongs to user {info.st_uid}, not to {os.geteuid()}"
+        )
     if mode & 0o022:
-        raise CacheFolderError(f"others may write the cache folder {root} (mode {mode:o}); kernels in it can't be trusted")
+        raise CacheFolderError(
+            f"others may write the cache folder {root} (mode {mode:o}); kernels in it can't be trusted"
+        )
     if mode & 0o055:
         with suppress(OSError):
             root.chmod(mode & 0o700)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _cache_at(root: Path) -> KernelCache | None:
     try:
         return KernelCache(root)
     except CacheFolderError as error:
-        warn_once(("cache folder", root), f"cute_backend: {error}; kernels are compiled anew in each process.")
+        warn_once(
+            ("cache folder", root), f"cute_backend: {error}; kernels are compiled anew in each process."
+        )
         return None
 
 
-@lru_cache(maxsize=None)
+@cache
 def _scratch_cache() -> KernelCache:
     """A cache of this process's own, gone when it ends."""
     root = Path(tempfile.mkdtemp(prefix="cute_backend_"))
@@ -169,6 +177,7 @@ def caches() -> list[KernelCache]:
         return [user]
     warn_once(
         ("read-only", user.root),
-        f"cute_backend: the cache folder {user.root} is read-only; kernels that it lacks are compiled anew in each process.",
+        f"cute_backend: the cache folder {user.root} is read-only; kernels that it lacks "
+        "are compiled anew in each process.",
     )
     return [user, _scratch_cache()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 import sys
 import tempfile
 import threading
@@ -71,7 +72,10 @@ def compile_kernel(kernel: Kernel, source: str, path: Path) -> Built:
             compiled = _compile(kernel, module, scratch)
             return _collect(compiled, source, Path(scratch))
         except Exception as error:
-            raise BuildError(f"{kernel.name} does not compile: {type(error).__name__}: {error}") from error
+            complaint = re.sub(r"\x1b\[\d+m", "", str(error)).strip()
+            raise BuildError(
+                f"{kernel.name} does not compile: {type(error).__name__}: {complaint}"
+            ) from error
 
 
 def _import_source(name: str, path: Path) -> ModuleType:
@@ -99,7 +103,7 @@ def _compile(kernel: Kernel, module: ModuleType, scratch: str) -> Any:
         *operands.values(),
         cutlass.Int32(1),
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        options=f"--enable-tvm-ffi --keep-ptx --keep-cubin --dump-dir '{scratch}' --gpu-arch {kernel.arch.value}",
+        options=f"--gpu-arch {kernel.arch.value} --enable-tvm-ffi --keep-ptx --keep-cubin --dump-dir '{scratch}'",
     )
 
 
@@ -176,7 +180,9 @@ def _fake(dtype: DType, shape: tuple[Any, ...], stride: tuple[Any, ...], align: 
     import cutlass
     from cutlass.cute.runtime import make_fake_tensor
 
-    return make_fake_tensor(getattr(cutlass, CUTE_TYPES[dtype]), shape, stride, assumed_align=align or dtype.bits // 8)
+    return make_fake_tensor(
+        getattr(cutlass, CUTE_TYPES[dtype]), shape, stride, assumed_align=align or dtype.bits // 8
+    )
 
 
 def _target_baseline(module: Any) -> None:
@@ -196,7 +202,7 @@ def _target_baseline(module: Any) -> None:
 
 
 _LAUNCH_CONFIG = "!llvm.struct<(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32)>"
-"""`cudaLaunchConfig_t` (CUDA Runtime API): grid, block, dynamic shared memory in bytes, stream, attributes."""
+"""`cudaLaunchConfig_t` (CUDA Runtime API): grid, block, bytes of dynamic shared memory, stream, attributes."""
 
 
 def _dynamic_smem_bytes(module: Any) -> int:
@@ -224,4 +230,8 @@ def _stored_constants(pointer: Any) -> list[int]:
 
     stores = [use.owner for use in pointer.uses if use.owner.name == "llvm.store"]
     makers = [store.operands[0].owner for store in stores]
-    return [ir.IntegerAttr(maker.attributes["value"]).value for maker in makers if maker.name == "llvm.mlir.constant"]
+    return [
+        ir.IntegerAttr(maker.attributes["value"]).value
+        for maker in makers
+        if maker.name == "llvm.mlir.constant"
+    ]

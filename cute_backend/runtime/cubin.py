@@ -30,8 +30,11 @@ class Resources:
 
 
 def resources(cubin: bytes) -> Resources:
-    """The largest figure of any kernel in `cubin`. Raises ValueError where it is not an ELF file with `.nv.info`."""
-    sections = dict(_sections(cubin))
+    """The largest figure of any kernel in `cubin`. Raises ValueError where it is no cubin."""
+    try:
+        sections = dict(_sections(cubin))
+    except (struct.error, IndexError) as error:
+        raise ValueError(f"the cubin is cut short: {error}") from error
     if ".nv.info" not in sections:
         raise ValueError("the cubin has no section .nv.info")
     figures: dict[int, list[int]] = {_REGISTER_COUNT: [], _FRAME_SIZE: [0]}

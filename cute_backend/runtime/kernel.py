@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ class UnavailableError(RuntimeError):
 
 
 def host_cpu() -> str:
-    """The LLVM name of the baseline CPU that host code targets. Raises UnavailableError on another machine."""
+    """LLVM's name of the CPU that host code is compiled for. Raises UnavailableError on another machine."""
     machine = platform.machine()
     if machine not in _HOST_CPUS:
         raise UnavailableError(f"kernels are built for hosts {', '.join(_HOST_CPUS)}, not for {machine}")
@@ -35,7 +35,7 @@ def host_cpu() -> str:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One compiled object: a spec, the tile configuration that names its architecture, an alignment variant."""
+    """One compiled object: a spec, a tile configuration, which names its architecture, and an alignment."""
 
     spec: EpilogueSpec
     config: TileConfig
@@ -67,9 +67,9 @@ class Kernel:
         return Kernel(spec, TileConfig.from_dict(data["config"]), Variant(data["variant"]))
 
 
-@lru_cache(maxsize=None)
+@cache
 def environment() -> tuple[str, ...]:
-    """What else a compiled object depends on: versions, the sources that make kernels, the host's baseline."""
+    """What else a compiled object depends on: versions, the sources that make kernels, the host's CPU."""
     from .toolkit import cuda_major
 
     return (

@@ -10,7 +10,7 @@ import ctypes
 import shutil
 import subprocess
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,12 @@ from .toolkit import runtime_library
 LIBRARY, OBJECT = ".so", ".o"
 
 KernelFunction = Callable[..., Any]
-"""`launch(a, b, <loads>, <stores>, max_active_clusters)` on torch tensors; the stream is the caller's current one."""
+"""`launch(a, b, <loads>, <stores>, max_active_clusters)` on torch tensors and the current stream."""
 
 _LINKERS = ("ld", "ld.lld", "ld.bfd", "ld.gold", "cc", "gcc", "clang")
 
 
-@lru_cache(maxsize=None)
+@cache
 def find_linker() -> str | None:
     """The linker on this machine's path, or None. Compiler drivers serve where no bare linker does."""
     return next((found for name in _LINKERS if (found := shutil.which(name))), None)
@@ -58,7 +58,7 @@ def load(path: Path) -> KernelFunction:
     return cute.runtime.load_module(str(path), enable_tvm_ffi=True)[SYMBOL]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _runtime() -> ctypes.CDLL:
     """The DSL's runtime, its symbols visible to the libraries that are loaded after it."""
     return ctypes.CDLL(str(runtime_library()), mode=ctypes.RTLD_GLOBAL)

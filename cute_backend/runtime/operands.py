@@ -6,7 +6,7 @@ Everything here is safe on symbolic sizes: a comparison that holds statically ad
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Union
 
 import torch
@@ -33,7 +33,7 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse_spec(text: str) -> EpilogueSpec:
     """The spec behind its canonical JSON, parsed once for each text. Raises SpecError on anything else."""
     return EpilogueSpec.from_json(text)
@@ -47,32 +47,44 @@ def output_like(store: Store, like: Tensor, m: Size, n: Size) -> Tensor:
     return like.new_empty((n, m), dtype=dtype).t()
 
 
-def check_operands(spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> None:
+def check_operands(
+    spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]
+) -> None:
     """Raise ValueError, in one sentence, where operands contradict the spec or one another.
 
     Strides are not looked at: a load whose layout is not the spec's is copied at launch.
     """
     products = len(spec.accumulators)
     if len(a) != products or len(b) != products:
-        raise ValueError(f"gemm_epilogue got {len(a)} A and {len(b)} B tensors; the spec multiplies {products} pairs")
+        raise ValueError(
+            f"gemm_epilogue got {len(a)} A and {len(b)} B tensors; the spec multiplies {products} pairs"
+        )
     if len(loads) != len(spec.loads):
         names = ", ".join(load.name for load in spec.loads) or "none"
         raise ValueError(f"gemm_epilogue got {len(loads)} loads; the spec reads {len(spec.loads)} ({names})")
     m, n = a[0].shape[0], b[0].shape[-1]
-    for acc, left, right in zip(spec.accumulators, a, b):
+    for acc, left, right in zip(spec.accumulators, a, b, strict=True):
         if left.dim() != 2 or right.dim() != 2 or left.shape[1] != right.shape[0]:
-            raise ValueError(f"{acc.name} wants A (M, K) and B (K, N), not {_shape(left)} and {_shape(right)}")
+            raise ValueError(
+                f"{acc.name} wants A (M, K) and B (K, N), not {_shape(left)} and {_shape(right)}"
+            )
         if left.shape[0] != m or right.shape[1] != n:
-            raise ValueError(f"{acc.name} is {_shape(left)} times {_shape(right)}, but the epilogue is ({m}, {n})")
+            raise ValueError(
+                f"{acc.name} is {_shape(left)} times {_shape(right)}, but the epilogue is ({m}, {n})"
+            )
         _check_dtype(f"A of {acc.name}", left, acc.a_dtype)
         _check_dtype(f"B of {acc.name}", right, acc.b_dtype)
-    for load, tensor in zip(spec.loads, loads):
+    for load, tensor in zip(spec.loads, loads, strict=True):
         _check_dtype(load.name, tensor, load.dtype)
         if not _has_shape(load, tensor, m, n):
-            raise ValueError(f"{load.name} is a {load.kind.value} load of a ({m}, {n}) plane, not {_shape(tensor)}")
+            raise ValueError(
+                f"{load.name} is a {load.kind.value} load of a ({m}, {n}) plane, not {_shape(tensor)}"
+            )
     for tensor in (*a, *b, *loads):
         if tensor.device != a[0].device:
-            raise ValueError(f"gemm_epilogue got tensors on {a[0].device} and on {tensor.device}; it takes one device")
+            raise ValueError(
+                f"gemm_epilogue got tensors on {a[0].device} and on {tensor.device}; it takes one device"
+            )
 
 
 def _check_dtype(name: str, tensor: Tensor, dtype: DType) -> None:

@@ -2,15 +2,15 @@
 
 `nvidia_cutlass_dsl` ships a library for each CUDA major version, `cu12` always and `cu13` with the extra of
 that name. On import it takes the newest one that the driver supports, and the newest of all where there is no
-driver (nvidia_cutlass_dsl/.../_mlir_libs/__init__.py, 4.8.1), so wherever both are installed and the driver is
-of CUDA 13 it is CUDA 13's. The same rule here lets a cached kernel load without importing the DSL.
+driver (nvidia_cutlass_dsl/.../_mlir_libs/__init__.py, 4.8.1). So wherever both are installed and the driver
+is of CUDA 13, it is CUDA 13's. The same rule here lets a cached kernel load without importing the DSL.
 """
 
 from __future__ import annotations
 
 import ctypes
 import re
-from functools import lru_cache
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,14 +19,14 @@ from .kernel import UnavailableError
 _RUNTIME = "libcute_dsl_runtime.so"
 
 
-@lru_cache(maxsize=None)
+@cache
 def cuda_major() -> int:
     """The CUDA major version whose library the DSL uses. Raises UnavailableError where it has none to use."""
     driver = _driver_major()
     usable = [major for major in _flavors() if driver is None or major <= driver]
     if not usable:
         raise UnavailableError(
-            f"nvidia-cutlass-dsl brings libraries for CUDA {sorted(_flavors())}; the driver is of CUDA {driver}"
+            f"nvidia-cutlass-dsl has libraries for CUDA {sorted(_flavors())}; the driver is of CUDA {driver}"
         )
     return max(usable)
 
@@ -36,11 +36,13 @@ def runtime_library() -> Path:
     return _flavors()[cuda_major()]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _flavors() -> dict[int, Path]:
     package = find_spec("nvidia_cutlass_dsl")
     if package is None or not package.submodule_search_locations:
-        raise UnavailableError("nvidia-cutlass-dsl is not installed: pip install 'nvidia-cutlass-dsl[cu13]==4.8.*'")
+        raise UnavailableError(
+            "nvidia-cutlass-dsl is not installed: pip install 'nvidia-cutlass-dsl[cu13]==4.8.*'"
+        )
     root = Path(next(iter(package.submodule_search_locations)))
     found = {}
     for folder in root.glob("cu*"):

@@ -1,4 +1,4 @@
-"""`python -m cute_backend.runtime.worker FOLDER`: builds the kernel that stdin describes into a cache folder."""
+"""`python -m cute_backend.runtime.worker FOLDER`: builds the kernel that stdin describes into a cache."""
 
 from __future__ import annotations
 

@@ -1,0 +1,206 @@
+"""A launch: the right kernel for the shapes and addresses at hand, on the caller's stream, compiling nothing.
+
+Kernels are built by `prepare`, which knows a region before it runs, or by the first launch of a spec that no
+one announced (a graph from Inductor's cache, a direct call). A kernel that can't be built is replaced by the
+replay of its spec, which is counted and warned of.
+
+The host cost of a call matters more than anything else here: what depends only on the spec, the device and
+the sizes is looked up, and what is left is to check addresses and strides, allocate the outputs and call. The
+device is switched to, and its current stream found, by the compiled host code, through TVM-FFI.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..memory_ops import Variant
+from ..spec import DType, EpilogueSpec
+from ..templates.config import TileConfig, choose
+from .build import Outcome, load_known, obtain
+from .compile import BuildError
+from .device import device_at, max_active_clusters
+from .kernel import Kernel, UnavailableError
+from .link import KernelFunction
+from .notices import count, warn_once
+from .operands import check_operands, output_like, parse_spec
+from .reach import Problem, bucket_of, reachable_kernels, stores_aligned
+from .slots import adapters, planes
+
+_launchers: dict[tuple[str, int], Launcher] = {}
+_preparing = threading.RLock()
+
+_MAX_CHOICES = 4096
+"""Sizes that a launcher remembers its choice for."""
+
+
+def launch(a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], spec: str) -> list[Tensor]:
+    """The op on CUDA: see `cute_backend.runtime.op` for its arguments.
+
+    Raises UnsupportedDeviceError on a GPU that no kernel is for, ValueError where operands don't fit the spec.
+    """
+    try:
+        launcher = _launchers[spec, a[0].get_device()]
+    except (KeyError, IndexError):
+        parsed = parse_spec(spec)
+        check_operands(parsed, a, b, loads)
+        launcher = _launcher(parsed, a[0].get_device())
+    return launcher(a, b, loads)
+
+
+def prepare(problems: Iterable[Problem], device: int) -> None:
+    """Have every kernel that these regions can reach, built in parallel where they are on no disk.
+
+    Launches of the regions then compile nothing. What can't be built is warned of here and replayed there.
+    """
+    gpu = device_at(device)
+    with _preparing:
+        wanted = [reachable_kernels(problem, gpu.arch, gpu.sm_count) for problem in problems]
+        outcomes = obtain(kernel for kernels in wanted for kernel in kernels)
+        for kernel in outcomes:
+            _launcher(kernel.spec, device).add(kernel, outcomes[kernel])
+
+
+def _launcher(spec: EpilogueSpec, device: int) -> Launcher:
+    return _launchers.setdefault((spec.to_json(), device), Launcher(spec, device))
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A loaded kernel and the clusters that it may keep in flight."""
+
+    function: KernelFunction
+    clusters: int
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What serves one (M, N, K): where TMA's rules are met, and where they are not. None is the replay."""
+
+    stores_aligned: bool
+    tma: _Ready | None
+    plain: _Ready | None
+
+
+class Launcher:
+    """All that is known of a spec on a device before its operands are."""
+
+    def __init__(self, spec: EpilogueSpec, device: int) -> None:
+        self._spec = spec
+        self._gpu = device_at(device)
+        self._planes = planes(spec)
+        self._adapters = adapters(spec)
+        self._writes_bools = any(store.dtype is DType.BOOL for store in spec.stores)
+        self._kernels: dict[tuple[TileConfig, Variant], _Ready | None] = {}
+        self._choices: dict[tuple[int, int, int], _Choice] = {}
+
+    def add(self, kernel: Kernel, outcome: Outcome) -> None:
+        """One more kernel to choose from, or the knowledge that it can't be had."""
+        key = (kernel.config, kernel.variant)
+        if isinstance(outcome, (BuildError, UnavailableError)):
+            self._kernels[key] = None
+            count("builds_failed")
+            warn_once(("failed", str(outcome)), f"cute_backend: {outcome}")
+        else:
+            clusters = max_active_clusters(self._gpu.index, kernel.config.cluster_size)
+            self._kernels[key] = _Ready(outcome, clusters)
+        self._choices.clear()
+
+    def __call__(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
+        try:
+            m, k = a[0].shape
+            n = b[0].shape[1]
+            if not (m and n and k):
+                return self._empty_product(a, b, loads, m, n)
+            choice = self._choices.get((m, n, k)) or self._choose(m, n, k)
+            operands = [operand for pair in zip(a, b, strict=True) for operand in pair]
+            operands += loads
+            aligned = choice.stores_aligned
+            for plane in self._planes:
+                tensor = operands[plane.index]
+                if not plane.fits(tensor):
+                    operands[plane.index] = tensor = plane.conform(tensor)
+                    aligned = aligned and plane.fits(tensor)
+            for index, adapt in self._adapters:
+                operands[index] = adapt(operands[index])
+            ready = choice.tma if aligned else choice.plain
+            if ready is None:
+                ready = self._prepare_rest(m, n, k, aligned)
+                if ready is None:
+                    return self._replay(a, b, loads)
+            outputs = [output_like(store, a[0], m, n) for store in self._spec.stores]
+            memory = outputs
+            if self._writes_bools:
+                memory = [out.view(torch.uint8) if out.dtype is torch.bool else out for out in outputs]
+            ready.function(*operands, *memory, ready.clusters)
+            return outputs
+        except Exception:
+            check_operands(self._spec, a, b, loads)  # says what is wrong in one sentence, if this is what is
+            raise
+
+    def _choose(self, m: int, n: int, k: int) -> _Choice:
+        """The kernels for these sizes, of those that were prepared or lie on disk."""
+        config = choose(self._gpu.arch, self._spec, bucket_of(m), n, k, self._gpu.sm_count)
+        with _preparing:
+            absent = [variant for variant in Variant if (config, variant) not in self._kernels]
+            for kernel, function in load_known(
+                [Kernel(self._spec, config, variant) for variant in absent]
+            ).items():
+                self.add(kernel, function)
+            tma, plain = self._nearest(config, Variant.TMA), self._nearest(config, Variant.PLAIN)
+            choice = _Choice(stores_aligned(self._spec, m, n) is True, tma or plain, plain)
+            if len(self._choices) >= _MAX_CHOICES:
+                self._choices.clear()
+            self._choices[m, n, k] = choice
+            return choice
+
+    def _nearest(self, config: TileConfig, variant: Variant) -> _Ready | None:
+        """The kernel of a configuration, or of the one whose tile is nearest in size, or None."""
+
+        def distance(other: TileConfig) -> int:
+            return abs(other.tile_m * other.tile_n - config.tile_m * config.tile_n)
+
+        there = {
+            other: ready
+            for (other, kind), ready in self._kernels.items()
+            if kind is variant and ready is not None
+        }
+        return there.get(config) or (there[min(there, key=distance)] if there else None)
+
+    def _prepare_rest(self, m: int, n: int, k: int, aligned: bool) -> _Ready | None:
+        """What to launch where no kernel is there: no one announced this region, so it may be of any size."""
+        anything = Problem(self._spec, None, None, None)
+        with _preparing:
+            rest = reachable_kernels(anything, self._gpu.arch, self._gpu.sm_count)
+            if any((kernel.config, kernel.variant) not in self._kernels for kernel in rest):
+                prepare([anything], self._gpu.index)
+            choice = self._choose(m, n, k)
+        return choice.tma if aligned else choice.plain
+
+    def _replay(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
+        from ..replay import replay
+
+        count("replayed")
+        warn_once(
+            ("replayed", self._spec),
+            f"cute_backend: the epilogue {self._spec.key} has no kernel for these operands and is replayed "
+            "with aten, slowly; an earlier warning says why.",
+        )
+        with torch.no_grad():
+            return replay(self._spec, a, b, loads)
+
+    def _empty_product(
+        self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], m: int, n: int
+    ) -> list[Tensor]:
+        """No output, or the epilogue of a sum of nothing: neither is worth a kernel."""
+        check_operands(self._spec, a, b, loads)
+        if m == 0 or n == 0:
+            return [output_like(store, a[0], m, n) for store in self._spec.stores]
+        from ..replay import replay
+
+        with torch.no_grad():
+            return replay(self._spec, a, b, loads)

@@ -1,0 +1,115 @@
+"""The places of a kernel's arguments: what layout each was compiled for, and how a tensor is made to fit.
+
+The layout of a tensor at launch need not be the one that the spec was made from: Inductor may pad or permute
+what it owns. Whatever a kernel can't read as it lies is re-strided where its size permits, else copied, and
+the copies are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..memory_ops.placement import plane_order
+from ..spec import DType, EpilogueSpec, Load, LoadKind, Major, Order, Stride
+from .notices import count, warn_once
+from .operands import TMA_ALIGN
+
+
+@dataclass(frozen=True)
+class Plane:
+    """A 2-D argument at `index` that was compiled as contiguous along mode `unit`.
+
+    A `product` is always read by TMA, so its base and pitch must be multiples of 16 bytes; an epilogue's
+    plane that is not so aligned is served by another variant of the kernel.
+    """
+
+    index: int
+    name: str
+    unit: int
+    bytes: int
+    product: bool
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether the tensor is contiguous along `unit` and aligned for TMA."""
+        strides = tensor.stride()
+        pitch = strides[1 - self.unit] * self.bytes
+        return strides[self.unit] == 1 and pitch != 0 and not (tensor.data_ptr() | pitch) % TMA_ALIGN
+
+    def conform(self, tensor: Tensor) -> Tensor:
+        """The same values, so that they fit, by other strides or by a copy.
+
+        An epilogue's plane that is contiguous but not aligned stays as it is.
+        """
+        strides = list(tensor.stride())
+        elements = TMA_ALIGN // self.bytes
+        pitch = -(-tensor.shape[self.unit] // elements) * elements
+        for mode, stride in ((self.unit, 1), (1 - self.unit, pitch)):
+            if tensor.shape[mode] == 1:
+                strides[mode] = stride  # the stride of a mode of one element is never used
+        restrided = tensor.as_strided(tensor.shape, strides)
+        if self.fits(restrided) or (strides[self.unit] == 1 and not self.product):
+            return restrided
+        count("operands_copied")
+        warn_once(
+            ("copied", self.name, self.unit),
+            f"cute_backend: {self.name}, {tuple(tensor.shape)} with strides {tensor.stride()}, is copied at "
+            f"each call: its kernel wants mode {self.unit} contiguous"
+            + (f" and, for TMA, base and pitch in multiples of {TMA_ALIGN} bytes." if self.product else "."),
+        )
+        buffer = tensor.new_empty((tensor.shape[1 - self.unit], pitch))[:, : tensor.shape[self.unit]]
+        copy = buffer if self.unit == 1 else buffer.t()
+        return copy.copy_(tensor)
+
+
+def planes(spec: EpilogueSpec) -> list[Plane]:
+    """The arguments whose layout a kernel leans on: A and B of every product, exact loads with a unit stride."""
+    found = []
+    for i, acc in enumerate(spec.accumulators):
+        a_unit, b_unit = int(acc.a_major is Major.K), int(acc.b_major is not Major.K)
+        found.append(Plane(2 * i, f"A of {acc.name}", a_unit, acc.a_dtype.bits // 8, product=True))
+        found.append(Plane(2 * i + 1, f"B of {acc.name}", b_unit, acc.b_dtype.bits // 8, product=True))
+    for index, load in enumerate(spec.loads, 2 * len(spec.accumulators)):
+        order = plane_order(load) if load.kind is LoadKind.EXACT else None
+        if order is not None:
+            found.append(
+                Plane(index, load.name, int(order is Order.ROW), load.dtype.bits // 8, product=False)
+            )
+    return found
+
+
+def adapters(spec: EpilogueSpec) -> list[tuple[int, Callable[[Tensor], Tensor]]]:
+    """What else is done to arguments at a launch, by their index: nothing to most of them."""
+    found: list[tuple[int, Callable[[Tensor], Tensor]]] = []
+    for index, load in enumerate(spec.loads, 2 * len(spec.accumulators)):
+        if load.kind is LoadKind.SCALAR:
+            found.append((index, _one_element))
+        elif load.kind is not LoadKind.EXACT and _vector_stride(load) is Stride.ONE:
+            found.append((index, _contiguous_vector))
+        if load.dtype is DType.BOOL:
+            found.append((index, _as_bytes))
+    return found
+
+
+def _vector_stride(load: Load) -> Stride:
+    return load.stride_n if load.kind is LoadKind.ROWVEC else load.stride_m
+
+
+def _one_element(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride() == (1,) else tensor.reshape(()).as_strided((1,), (1,))
+
+
+def _contiguous_vector(tensor: Tensor) -> Tensor:
+    if tensor.stride() == (1,):
+        return tensor
+    if tensor.numel() == 1:
+        return tensor.as_strided((1,), (1,))
+    count("operands_copied")
+    return tensor.contiguous()
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.uint8)

@@ -1,0 +1,120 @@
+"""Source to machine code without a GPU: what is compiled, for which layouts, and what is reported of it."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import pytest
+from handmade import kernel_of, make_spec, source
+
+from cute_backend.memory_ops import Variant
+from cute_backend.runtime import compile as compiling
+from cute_backend.runtime.compile import BuildError, compile_kernel
+from cute_backend.runtime.cubin import resources
+from cute_backend.runtime.toolkit import cuda_major
+from cute_backend.spec import Major, Order
+from cute_backend.templates.config import Arch
+
+
+def compile_text(
+    text: str, folder: Path, variant: Variant = Variant.TMA, arch: Arch = Arch.SM90A
+) -> compiling.Built:
+    kernel = kernel_of(make_spec(), variant=variant, arch=arch)
+    path = folder / f"{kernel.name}.py"
+    path.write_text(text)
+    return compile_kernel(kernel, text, path)
+
+
+@pytest.mark.parametrize("arch", list(Arch))
+def test_a_kernel_compiles_for_each_architecture(arch: Arch, tmp_path: Path) -> None:
+    built = compile_text(source(make_spec()), tmp_path, arch=arch)
+    assert f".target {arch.value}" in built.ptx
+    assert built.cubin[:4] == b"\x7fELF"
+    assert 16 <= built.registers <= 255
+    assert built.spill_bytes == 0
+    assert built.smem_bytes == 0
+
+
+def test_the_cuda_13_library_is_used_where_both_are_installed(tmp_path: Path) -> None:
+    built = compile_text(source(make_spec()), tmp_path)
+    from cutlass.base_dsl.version_info import CUDA_VERSION
+
+    assert CUDA_VERSION.major == cuda_major() == 13
+    assert "Cuda compilation tools, release 13." in built.ptx
+
+
+@pytest.mark.parametrize("variant", list(Variant))
+def test_operands_are_compiled_for_the_layouts_that_the_spec_states(variant: Variant) -> None:
+    fakes = compiling.fake_operands(make_spec(order=Order.COLUMN, b_major=Major.MN), variant)
+    assert list(fakes) == ["a", "b", "scalar0", "rowvec0", "colvec0", "exact0", "out0"]
+    m, k = fakes["a"].shape
+    n = fakes["b"].shape[1]
+    assert len({id(m), id(n), id(k)}) == 3
+    assert [[id(size) for size in fake.shape] for fake in fakes.values() if len(fake.shape) == 2] == [
+        [id(m), id(k)],
+        [id(k), id(n)],
+        [id(m), id(n)],
+        [id(m), id(n)],
+    ]
+    pitches = {
+        name: (fake.stride.index(1), max(fake.stride, key=lambda s: s != 1), fake._assumed_align)
+        for name, fake in fakes.items()
+        if len(fake.shape) == 2
+    }
+    units = {name: unit for name, (unit, _, _) in pitches.items()}
+    assert units == {"a": 1, "b": 1, "exact0": 1, "out0": 0}
+    always, when_tma = (8, 16), (8, 16) if variant is Variant.TMA else (1, 2)
+    promised = {name: (pitch.divisibility, align) for name, (_, pitch, align) in pitches.items()}
+    assert promised == {"a": always, "b": always, "exact0": when_tma, "out0": when_tma}
+    assert all(pitch.width == 64 for _, pitch, _ in pitches.values())
+    assert fakes["scalar0"].shape == (1,) and fakes["rowvec0"].stride == (1,)
+    assert fakes["colvec0"].stride[0].width == 64  # stride class OTHER: it arrives at launch
+
+
+def test_dynamic_shared_memory_comes_from_the_launch(tmp_path: Path) -> None:
+    assert compile_text(source(make_spec(), smem_bytes=100 * 1024), tmp_path).smem_bytes == 100 * 1024
+
+
+def test_static_figures_come_from_the_cubin(tmp_path: Path) -> None:
+    indexed = source(make_spec()).replace(
+        "value = acc",
+        "scratch = cute.make_rmem_tensor(64, Float32)\n"
+        "        for i in cutlass.range(64):\n"
+        "            scratch[i] = acc + i\n"
+        "        value = scratch[row % 64] + acc",
+    )
+    built = compile_text(indexed, tmp_path)
+    assert built.spill_bytes >= 256  # an array indexed at run time lives in local memory
+    assert resources(built.cubin).frame_bytes == built.spill_bytes
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names x86 baselines")
+def test_host_code_is_for_the_stated_baseline_not_for_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = {}
+    for cpu in ("x86-64-v2", "x86-64-v4"):
+        monkeypatch.setattr(compiling, "host_cpu", lambda cpu=cpu: cpu)
+        objects[cpu] = compile_text(source(make_spec()), tmp_path).host_object
+    assert objects["x86-64-v2"] != objects["x86-64-v4"]
+
+
+def test_an_error_in_the_source_is_a_build_error_that_names_the_kernel(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"sm_90a_\w+ does not compile: NameError: .*no_such_name") as error:
+        compile_text(source(make_spec()) + "\nno_such_name\n", tmp_path)
+    assert "\x1b" not in str(error.value)
+
+
+def test_arguments_that_are_not_the_specs_are_refused(tmp_path: Path) -> None:
+    text = source(make_spec()).replace("rowvec0", "row")
+    with pytest.raises(
+        BuildError, match=r"launch takes \(a, b, scalar0, row, .* where the spec says .* rowvec0"
+    ):
+        compile_text(text, tmp_path)
+
+
+@pytest.mark.parametrize("garbage", [b"", b"not an ELF file", b"\x7fELF\x02\x01" + bytes(58)])
+def test_what_is_no_cubin_is_refused(garbage: bytes) -> None:
+    with pytest.raises(ValueError, match="cubin"):
+        resources(garbage)
