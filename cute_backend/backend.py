@@ -13,7 +13,7 @@ from cute_backend.fx_walk.epilogue_pass import EpiloguePass
 from cute_backend.fx_walk.pass_sequence import chain_passes
 
 epilogue_pass = EpiloguePass()
-"""The pass, for those who keep `backend="inductor"`: `options={"post_grad_custom_pre_pass": epilogue_pass}`."""
+"""The pass, for `backend="inductor"` with `options={"post_grad_custom_pre_pass": epilogue_pass}`."""
 
 
 def cute(
@@ -25,8 +25,8 @@ def cute(
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph as Inductor would, matrix products fused with the pointwise work after them.
 
-    `mode` and `options` are Inductor's own. A `post_grad_custom_pre_pass` that is set, among the options or in
-    Inductor's configuration, is kept and runs first.
+    `mode` and `options` are Inductor's own. A `post_grad_custom_pre_pass` that is set, among the options or
+    in Inductor's configuration, is kept and runs first.
     """
     inductor = torch._TorchCompileInductorWrapper(mode, options, None)
     own = inductor.config.get("post_grad_custom_pre_pass", inductor_config.post_grad_custom_pre_pass)

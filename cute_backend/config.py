@@ -11,9 +11,9 @@ max_loads: int = 16
 """Epilogue operands that one kernel reads: pointers and descriptors are kernel parameters."""
 
 max_exact_loads: int = 4
-"""Operands of the size of the output that one kernel reads: each is staged in shared memory beside the mainloop."""
+"""Operands of the output's size that one kernel reads: each takes shared memory from the mainloop."""
 
 max_stores: int = 4
-"""Results that one kernel writes: each is staged in shared memory beside the mainloop."""
+"""Results that one kernel writes: each takes shared memory from the mainloop."""
 
 install_config_module(sys.modules[__name__])

@@ -1,8 +1,8 @@
 """The matrix products that a region can grow from, and what each op's own arguments mean for its epilogue.
 
-`_scaled_mm` (both versions), `mm` and `addmm` are read into one form, an Anchor: two operands, an accumulator,
-and what the op itself does to the accumulator (scales, bias, the addend of `addmm`, its result dtype), which
-become ordinary loads and ops.
+`_scaled_mm` (both versions), `mm` and `addmm` are read into one form, an Anchor: two operands, an
+accumulator, and what the op itself does to the accumulator (scales, bias, the addend of `addmm`, its result
+dtype), which become ordinary loads and ops.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def is_anchor(node: fx.Node) -> bool:
 
 
 def read_anchor(node: fx.Node) -> Anchor:
-    """The anchor behind a node for which `is_anchor` holds. Raises Refused with the reason why it is not taken."""
+    """The anchor behind a node for which `is_anchor` holds. Raises Refused where it is not taken."""
     reader = _READERS.get(target_name(node))
     if reader is None:
         raise Refused(Reason.MATRIX_VECTOR)
@@ -123,7 +123,7 @@ def _read_scaled_mm_v2(node: fx.Node) -> Anchor:
     (scale_a,), (scale_b,) = args["scale_a"], args["scale_b"]
     a, b = args["self"], args["mat2"]
     expected = (1, 1) if recipes[0] == ("TensorWise",) else (fake(a).shape[0], fake(b).shape[1])
-    for scale, count in zip((scale_a, scale_b), expected):
+    for scale, count in zip((scale_a, scale_b), expected, strict=True):
         if not known(fake(scale).numel() == count):
             facts = {"scale_a": describe(fake(scale_a).shape), "scale_b": describe(fake(scale_b).shape)}
             raise Refused(Reason.MIXED_SCALES, **facts, m=fake(a).shape[0], n=fake(b).shape[1])
@@ -131,7 +131,13 @@ def _read_scaled_mm_v2(node: fx.Node) -> Anchor:
 
 
 def _scaled(
-    node: fx.Node, a: fx.Node, b: fx.Node, scale_a: fx.Node, scale_b: fx.Node, bias: fx.Node | None, fast_accum: bool
+    node: fx.Node,
+    a: fx.Node,
+    b: fx.Node,
+    scale_a: fx.Node,
+    scale_b: fx.Node,
+    bias: fx.Node | None,
+    fast_accum: bool,
 ) -> Anchor:
     a_dtype, b_dtype = _operand_dtypes(a, b, (DType.E4M3, DType.E5M2))
     if a_dtype is DType.E5M2 and b_dtype is DType.E5M2:
@@ -167,7 +173,9 @@ def _number(value: Any) -> Number:
 
 
 def _has_shape(shape: torch.Size, expected: tuple[Size, ...]) -> bool:
-    return len(shape) == len(expected) and all(known(size == want) for size, want in zip(shape, expected))
+    return len(shape) == len(expected) and all(
+        known(size == want) for size, want in zip(shape, expected, strict=True)
+    )
 
 
 def _operand_dtypes(a: fx.Node, b: fx.Node, accepted: tuple[DType, ...]) -> tuple[DType, DType]:
@@ -192,7 +200,10 @@ def _accumulator(
     for operand in (a, b):
         if fake(operand).device != fake(node).device:
             raise Refused(
-                Reason.OPERAND_DEVICE, operand=operand.name, device=fake(operand).device, anchor=fake(node).device
+                Reason.OPERAND_DEVICE,
+                operand=operand.name,
+                device=fake(operand).device,
+                anchor=fake(node).device,
             )
     k_major_only = a_dtype.is_fp8
     return Accumulator(
@@ -206,7 +217,7 @@ def _accumulator(
 
 
 def _major(operand: fx.Node, k_axis: int, k_major_only: bool) -> Major:
-    """Which mode of a 2-D operand is contiguous. Where both could be, because one has size 1, K is preferred."""
+    """Which mode of a 2-D operand is contiguous. K is preferred where both could be, as one has size 1."""
     tensor = fake(operand)
     for major, axis in ((Major.K, k_axis), (Major.MN, 1 - k_axis)):
         if major is Major.MN and k_major_only:
@@ -223,7 +234,9 @@ def _major(operand: fx.Node, k_axis: int, k_major_only: bool) -> Major:
                 )
             return major
     accepted = "fp8 wants K contiguous" if k_major_only else "one of its two modes has to be contiguous"
-    raise Refused(Reason.OPERAND_LAYOUT, operand=operand.name, strides=describe(tensor.stride()), accepted=accepted)
+    raise Refused(
+        Reason.OPERAND_LAYOUT, operand=operand.name, strides=describe(tensor.stride()), accepted=accepted
+    )
 
 
 def _recipe_names(recipe: list[int]) -> tuple[str, ...]:
@@ -233,8 +246,10 @@ def _recipe_names(recipe: list[int]) -> tuple[str, ...]:
     return tuple(ScalingType(value).name for value in recipe)
 
 
-def _blockwise_recipe(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> str | None:
-    """The name of the block-scaled recipe that `_scaled_mm` would infer from the scales, None if it has none."""
+def _blockwise_recipe(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor
+) -> str | None:
+    """The block-scaled recipe that `_scaled_mm` would infer from the scales, None if there is none."""
     if scale_a.dtype is torch.float8_e8m0fnu:
         return "BlockWise1x32"
     if scale_a.dtype is torch.float8_e4m3fn:
@@ -266,8 +281,12 @@ def _is_matrix_vector(node: fx.Node) -> bool:
         return False
     value = node.args[0]
     while isinstance(value, fx.Node) and target_name(value) == "prims.convert_element_type.default":
-        value = value.args[0]  # type: ignore[assignment]
-    if not isinstance(value, fx.Node) or value.op != "call_function" or target_name(value) != "aten.mul.Tensor":
+        value = value.args[0]
+    if (
+        not isinstance(value, fx.Node)
+        or value.op != "call_function"
+        or target_name(value) != "aten.mul.Tensor"
+    ):
         return False
     return [_unsqueezed(factor) for factor in value.args] == [2, 0]
 
@@ -276,7 +295,11 @@ def _unsqueezed(value: Any) -> int | None:
     """The axis that an operand was unsqueezed at, seen through casts; None if it was not."""
     while isinstance(value, fx.Node) and target_name(value) == "prims.convert_element_type.default":
         value = value.args[0]
-    if not isinstance(value, fx.Node) or target_name(value) != "aten.unsqueeze.default" or tensor_of(value) is None:
+    if (
+        not isinstance(value, fx.Node)
+        or target_name(value) != "aten.unsqueeze.default"
+        or tensor_of(value) is None
+    ):
         return None
     axis = value.args[1]
     assert isinstance(axis, int)

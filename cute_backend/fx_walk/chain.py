@@ -35,8 +35,9 @@ class Mark:
 class Chain:
     """Loads and ops of a region as they are found.
 
-    Names are roles and counters, never the graph's names, so that the same epilogue in another layer gives the
-    same spec: `scale_a`, `scale_b`, `bias`, then `rowvec0`, `colvec0`, `exact0`, `scalar0`, ...; ops `t0`, ...
+    Names are roles and counters, never the graph's names, so that the same epilogue in another layer gives
+    the same spec: `scale_a`, `scale_b`, `bias`, then `rowvec0`, `colvec0`, `exact0`, `scalar0`, ...; ops
+    `t0`, ...
     """
 
     def __init__(self, accumulator: Accumulator, precision: Precision) -> None:
@@ -52,13 +53,17 @@ class Chain:
             return self._loads[self.views.index(view)].name
         taken = {load.name for load in self._loads}
         if role is None or role in taken:
-            role = next(name for index in range(len(taken) + 1) if (name := f"{view.kind.value}{index}") not in taken)
+            role = next(
+                name for index in range(len(taken) + 1) if (name := f"{view.kind.value}{index}") not in taken
+            )
         self.views.append(view)
         self._loads.append(Load(role, view.kind, view.dtype, view.stride_m, view.stride_n))
         return role
 
     def emit(self, op: str, *operands: Operand) -> Operand:
-        """The result of a row of OPS. Raises ops.OperandError where the row is not defined on the operands."""
+        """The result of a row of OPS. Raises ops.OperandError where it is not defined on the operands."""
+        if op == "mul" and _is_one(operands[1]) and self.dtype(operands[0]).is_float:
+            return operands[0]
         dtype = result_dtype(OPS[op], [self.dtype(operand) for operand in operands])
         return self._step(op, operands, dtype)
 
@@ -69,23 +74,20 @@ class Chain:
         return self._step("cast", (value,), dtype, overflow)
 
     def dtype(self, operand: Operand) -> DType:
-        """What an operand has been rounded to."""
+        """What an operand has been rounded to; an accumulator is fp32."""
         if isinstance(operand, Const):
             return operand.dtype
-        for value in (*self._ops, *self._loads):
-            if value.name == operand:
-                return value.dtype
-        assert operand == self.accumulator.name
-        return DType.F32
+        dtypes = {load.name: load.dtype for load in self._loads} | {op.name: op.dtype for op in self._ops}
+        return dtypes.get(operand, DType.F32)
 
     def bounds(self, operand: Operand) -> tuple[float, float]:
-        """A range that holds every value of the operand that is not NaN, as far as clamps by numbers prove it."""
+        """A range that holds every value of the operand but NaN, as far as clamps by numbers prove it."""
         if isinstance(operand, Const):
             return (float(operand.value),) * 2
         step = next((op for op in self._ops if op.name == operand), None)
         if step is None or step.op not in ("minimum", "maximum"):
             return (float("-inf"), float("inf"))
-        lows, highs = zip(*(self.bounds(inner) for inner in step.operands))
+        lows, highs = zip(*(self.bounds(inner) for inner in step.operands), strict=True)
         choose = min if step.op == "minimum" else max
         return choose(lows), choose(highs)
 
@@ -117,15 +119,22 @@ class Chain:
         self, op: str, operands: tuple[Operand, ...], dtype: DType, overflow: Overflow = Overflow.SATURATE
     ) -> Operand:
         for made in self._ops:
-            if (made.op, made.operands, made.dtype, made.overflow) == (op, operands, dtype, overflow) and _same_types(
-                made.operands, operands
-            ):
+            if (made.op, made.operands, made.dtype, made.overflow) == (
+                op,
+                operands,
+                dtype,
+                overflow,
+            ) and _same_types(made.operands, operands):
                 return made.name
         name = f"t{len(self._ops)}"
         self._ops.append(Op(name, op, operands, dtype, overflow))
         return name
 
 
+def _is_one(operand: Operand) -> bool:
+    return isinstance(operand, Const) and operand.value == 1
+
+
 def _same_types(left: tuple[Operand, ...], right: tuple[Operand, ...]) -> bool:
-    """Whether numbers that compare equal are equal to the bit: 1, 1.0 and True are not, nor are 0.0 and -0.0."""
-    return all(repr(a) == repr(b) for a, b in zip(left, right))
+    """Whether numbers that compare equal are the same: 1, 1.0 and True are not, nor are 0.0 and -0.0."""
+    return all(repr(a) == repr(b) for a, b in zip(left, right, strict=True))

@@ -1,7 +1,8 @@
 """How an operand varies over the (M, N) plane: read off its strides, never off its sizes.
 
-The operand is viewed as broadcast to the shape of the op that reads it. An axis of size 1 has stride 0 whatever
-the tensor says, and the leading axes collapse to M. Which of the two strides are zero is then the class:
+The operand is viewed as broadcast to the shape of the op that reads it. An axis of size 1 has stride 0
+whatever the tensor says, and the leading axes collapse to M. Which of the two strides are zero is then the
+class:
 
     s_m     s_n     class
     0       0       scalar
@@ -52,15 +53,15 @@ _INDEXING = {
 def classify(node: fx.Node, shape: Sequence[Size], device: torch.device) -> LoadView:
     """The class of `node` as an operand of a pointwise op with result `shape`, which is (..., N).
 
-    Raises Refused where the operand is not one that a kernel on `device` could read, or where static knowledge
-    does not settle its class.
+    Raises Refused where the operand is not one that a kernel on `device` could read, or where static
+    knowledge does not settle its class.
     """
     tensor = fake(node)
     dtype = check_load(node, tensor, device)
     rank = tensor.dim()
     plane = list(shape)[len(shape) - rank :]
     strides: list[Size] = []
-    for size, stride, extent in zip(tensor.shape, tensor.stride(), plane):
+    for size, stride, extent in zip(tensor.shape, tensor.stride(), plane, strict=True):
         if known(size == 1):
             strides.append(0)
         elif known(size == extent):
@@ -81,7 +82,7 @@ def classify(node: fx.Node, shape: Sequence[Size], device: torch.device) -> Load
 
 
 def classify_vector(node: fx.Node, kind: LoadKind, device: torch.device) -> LoadView:
-    """A vector given as (L,), (1, L) or (L, 1), read along M (colvec) or along N (rowvec); a scalar for L of 1.
+    """A vector given as (L,), (1, L) or (L, 1), read along M (colvec) or N (rowvec); a scalar for L of 1.
 
     For operands whose place the op's contract fixes, such as the scales of `_scaled_mm_v2`.
     """
@@ -138,15 +139,20 @@ def _stride_class(node: fx.Node, stride: Size) -> Stride:
 
 
 def _leading(
-    node: fx.Node, plane: list[Size], sizes: list[Size], strides: list[Size]
+    node: fx.Node, plane: Sequence[Size], sizes: Sequence[Size], strides: Sequence[Size]
 ) -> tuple[Stride, tuple[int, ...]]:
     """The class of the collapsed M stride, and the axes of the tensor that make M."""
     missing = len(plane) - len(sizes)
     classes = [_stride_class(node, stride) for stride in strides]
     long = [not known(size == 1) for size in plane]
-    if all(kind is Stride.ZERO for kind, counts in zip(classes, long[missing:]) if counts):
+    if all(kind is Stride.ZERO for kind, counts in zip(classes, long[missing:], strict=True) if counts):
         return Stride.ZERO, ()
-    stride = collapsed_stride(plane, [0] * missing + strides)
+    stride = collapsed_stride(plane, [0] * missing + [*strides])
     if stride is None or known(stride == 0):
-        raise Refused(Reason.M_MODES, operand=node.name, sizes=describe(plane), strides=describe([0] * missing + strides))
+        raise Refused(
+            Reason.M_MODES,
+            operand=node.name,
+            sizes=describe(plane),
+            strides=describe([0] * missing + [*strides]),
+        )
     return _stride_class(node, stride), tuple(axis for axis, counts in enumerate(long[missing:]) if counts)

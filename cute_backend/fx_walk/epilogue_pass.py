@@ -9,7 +9,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import fx
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
@@ -19,8 +18,10 @@ from torch._inductor.virtualized import V
 import cute_backend
 from cute_backend import config
 from cute_backend.fx_walk.anchors import is_anchor
+from cute_backend.fx_walk.device import device_capability
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
-from cute_backend.fx_walk.regions import Region, find_regions
+from cute_backend.fx_walk.region import Region
+from cute_backend.fx_walk.regions import find_regions
 from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.spec import Precision
 
@@ -46,17 +47,17 @@ class EpiloguePass(CustomGraphPass):
         if V.aot_compilation:
             refused = Refused(Reason.AOT, what="an ahead-of-time package")
             return [], [refused.rejection(node) for node in graph.nodes if is_anchor(node)]
-        return find_regions(graph, current_precision(), torch.cuda.get_device_capability)
+        return find_regions(graph, current_precision(), device_capability)
 
     def uuid(self) -> Any:
-        """What a cached graph depends on: our sources and versions, and every setting that changes a decision."""
+        """What a cached graph depends on: sources, versions, and every setting that changes a decision."""
         return (
             "cute_backend",
             cute_backend.__version__,
             _dsl_version(),
             _source_hash(),
             current_precision().value,
-            tuple(sorted(config.get_config_copy().items())),
+            tuple(sorted(config.get_config_copy().items())),  # type: ignore[attr-defined]
         )
 
 

@@ -1,9 +1,9 @@
 """From aten calls to steps of the chain.
 
-What the op table has one row for goes through `ops.by_aten`. Spellings with attributes (`alpha`, bounds that may
-be None, `rounding_mode`, a power that is a number) are taken apart here. Rounding follows the chain's Precision:
-casts to fp8 and to integers always round; casts to bf16 and fp16, and the results of bf16 and fp16 ops that
-Inductor marks as what eager would have stored, round under EAGER alone.
+What the op table has one row for goes through `ops.by_aten`. Spellings with attributes (`alpha`, bounds that
+may be None, `rounding_mode`, a power that is a number) are taken apart here. Rounding follows the chain's
+Precision: casts to fp8 and to integers always round; casts to bf16 and fp16, and the results of bf16 and fp16
+ops that Inductor marks as what eager would have stored, round under EAGER alone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _RESHAPES = (
     "aten.expand.default",
     "aten.permute.default",
 )
-"""Ops that give the same values another shape. Those that keep the plane are free; the others end a region."""
+"""Ops that give the same values another shape: free where they keep the plane, else they end a region."""
 
 _FILLS = {
     "aten.full.default": "fill_value",
@@ -58,14 +58,14 @@ def is_reshape(node: fx.Node) -> bool:
 
 
 def keeps_plane(node: fx.Node) -> bool:
-    """Whether a reshape of a value on the plane gives the same plane, axis by axis: no transpose, no broadcast."""
+    """Whether a reshape of a value on the plane keeps it axis by axis: no transpose, no broadcast."""
     (source, *_), result = node.args, fake(node)
     before = fake(source)  # type: ignore[arg-type]
     if not known(before.numel() == result.numel()):
         return False
     if target_name(node) != "aten.permute.default":
         return True
-    order = [axis for axis in node.args[1] if not known(before.shape[axis] == 1)]  # type: ignore[union-attr,operator,index]
+    order = [axis for axis in node.args[1] if not known(before.shape[axis] == 1)]  # type: ignore[union-attr,index]
     return order == sorted(order)  # type: ignore[type-var]
 
 
@@ -174,7 +174,9 @@ def _round_number(value: float, dtype: torch.dtype) -> float:
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     with unset_fake_temporarily():
-        return float(torch.full((), value, dtype=torch.float32, device="cpu").to(dtype).to(torch.float32).item())
+        return float(
+            torch.full((), value, dtype=torch.float32, device="cpu").to(dtype).to(torch.float32).item()
+        )
 
 
 def _compute(node: fx.Node, name: str, chain: Chain, operand: Resolve) -> Operand:
@@ -185,7 +187,9 @@ def _compute(node: fx.Node, name: str, chain: Chain, operand: Resolve) -> Operan
     if row is None:
         raise Refused(Reason.UNSUPPORTED_OP, target=name, why="has no row in the op table")
     if len(node.args) != row.arity or node.kwargs:
-        raise Refused(Reason.UNSUPPORTED_OP, target=name, why="is called with arguments that its row does not have")
+        raise Refused(
+            Reason.UNSUPPORTED_OP, target=name, why="is called with arguments that its row does not have"
+        )
     return chain.emit(row.name, *(operand(argument) for argument in node.args))
 
 
@@ -205,7 +209,7 @@ def _scaled_sum(op: str, first: str = "self", second: str = "other") -> Composit
 
 
 def _clamp(low: str, high: str) -> Composite:
-    """A clamp with bounds that may be None: NaN goes through, and where the bounds cross the upper one wins."""
+    """A clamp with bounds that may be None: NaN goes through, and where bounds cross the upper one wins."""
 
     def lower_clamp(chain: Chain, operand: Resolve, args: dict[str, Any]) -> Operand:
         value = operand(args["self"])

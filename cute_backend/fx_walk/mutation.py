@@ -1,7 +1,8 @@
 """What a graph writes in place, and what shares memory with it.
 
-Post-grad graphs are functional but for what is left at their edges: `copy_` into an input, kernels that a user
-wrote, collectives. A region reads its operands where its kernel stands, so it must not reach across a write.
+Post-grad graphs are functional but for what is left at their edges: `copy_` into an input, kernels that a
+user wrote, collectives. A region reads its operands where its kernel stands, so it must not reach across a
+write.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def mutations(order: dict[fx.Node, int]) -> list[Mutation]:
 
 
 def root(node: fx.Node) -> fx.Node:
-    """The node that owns a value's memory: views are followed to what they view. A reshape counts as a view."""
+    """The node that owns a value's memory: what views view. A reshape counts as a view."""
     while node.op == "call_function":
         if node.target is getitem:
             source = node.args[0]
@@ -51,7 +52,9 @@ def root(node: fx.Node) -> fx.Node:
 
 
 def _may_alias(op: torch._ops.OpOverload) -> bool:
-    return op is torch.ops.aten.reshape.default or any(result.alias_info is not None for result in op._schema.returns)
+    return op is torch.ops.aten.reshape.default or any(
+        result.alias_info is not None for result in op._schema.returns
+    )
 
 
 def _written(node: fx.Node) -> Iterator[fx.Node]:

@@ -11,13 +11,11 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 Pass = Union[CustomGraphPass, Callable[[fx.Graph], None]]
 
-_InferenceAware: type[CustomGraphPass] = getattr(
-    custom_graph_pass, "CustomInferenceAwareGraphPass", CustomGraphPass
-)
+_InferenceAware: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", CustomGraphPass)
 """A pass that is told whether its graph is one of inference; torch 2.11 has none."""
 
 
-class PassSequence(_InferenceAware):  # type: ignore[misc,valid-type]
+class PassSequence(_InferenceAware):
     """Runs its passes in order. Its uuid is None, and nothing is cached, where one of them has none."""
 
     def __init__(self, passes: tuple[Pass, ...]) -> None:
@@ -26,7 +24,7 @@ class PassSequence(_InferenceAware):  # type: ignore[misc,valid-type]
     def __call__(self, graph: fx.Graph, is_inference: bool = False) -> None:
         for each in self.passes:
             if _InferenceAware is not CustomGraphPass and isinstance(each, _InferenceAware):
-                each(graph, is_inference)  # type: ignore[call-arg]
+                each(graph, is_inference)
             else:
                 each(graph)
 
@@ -36,7 +34,7 @@ class PassSequence(_InferenceAware):  # type: ignore[misc,valid-type]
 
 
 def chain_passes(own: Any, last: CustomGraphPass) -> CustomGraphPass:
-    """`last` after the passes that a user has set: none, one, or a list. Once only, where it is set already."""
+    """`last` after the passes that a user has set: none, one, or a list. Once only, if it is set already."""
     if own is None:
         return last
     passes = tuple(own) if isinstance(own, (list, tuple)) else (own,)

@@ -23,13 +23,13 @@ class Reason(Enum):
     # Where the graph runs.
     AOT = "aot", "{what} can't call a Python op, so nothing is fused for it"
     DEVICE = "device", "the product runs on {device}; fused are cpu and cuda"
-    CAPABILITY = "capability", "{device} has compute capability {capability}; kernels exist for 9.0 and 10.0"
+    CAPABILITY = "capability", "{device} has compute capability {capability}, not 9.0 or 10.0"
 
     # The matrix product.
     NOTHING_TO_FUSE = "nothing_to_fuse", "no pointwise op that could be fused follows the product"
     MATRIX_VECTOR = (
         "matrix_vector",
-        "Inductor wrote this product, with M or N of 1, as a multiply and a sum, and fuses its epilogue itself",
+        "Inductor wrote this product, with M or N of 1, as a multiply and a sum with an epilogue of its own",
     )
     OPERAND_DTYPE = "operand_dtype", "no MMA here multiplies {a} by {b}; taken are bf16, fp16 and fp8"
     OPERAND_LAYOUT = "operand_layout", "{operand} has strides {strides}; {accepted}"
@@ -52,16 +52,26 @@ class Reason(Enum):
     # What would be fused after it.
     NOT_POINTWISE = "not_pointwise", "{target} is not a pointwise op"
     UNSUPPORTED_OP = "unsupported_op", "{target} is pointwise but {why}"
-    REARRANGED = "rearranged", "{target} gives the (M, N) plane the shape {shape}, which splits or moves its columns"
+    REARRANGED = (
+        "rearranged",
+        "{target} gives the (M, N) plane the shape {shape}, which splits or moves its columns",
+    )
     PLANE = "plane", "the result has shape {shape}, which is not the product's ({m}, {n}) plane"
     OUTPUT_LAYOUT = (
         "output_layout",
         "the result has strides {strides}, and a kernel writes dense row-major or column-major planes",
     )
+    LEFT_TO_USERS = (
+        "left_to_users",
+        "only {users} reads it, and computes it more cheaply from what the kernel writes anyway",
+    )
     UNSUPPORTED_DTYPE = "unsupported_dtype", "{operand} is {dtype}, which no epilogue holds"
     FLOAT64 = "float64", "{operand} is float64, and an epilogue computes in fp32"
     CYCLE = "cycle", "{operand} needs the region's own result, by way of something that is not fused"
-    MUTATION = "mutation", "{mutation} writes in place between the product and this op, and the two can't trade places"
+    MUTATION = (
+        "mutation",
+        "{mutation} writes in place between the product and this op, and the two can't trade places",
+    )
     TOO_MANY_LOADS = "too_many_loads", "the region would read {count} {kind} operands; a kernel takes {limit}"
     TOO_MANY_STORES = "too_many_stores", "the region would write {count} results; a kernel takes {limit}"
 
@@ -79,7 +89,10 @@ class Reason(Enum):
         "m_modes",
         "{operand} has leading sizes {sizes} with strides {strides}, which are not one M with one stride",
     )
-    MUTATED_LOAD = "mutated_load", "{operand} shares memory with what {mutation} writes in place before the kernel"
+    MUTATED_LOAD = (
+        "mutated_load",
+        "{operand} shares memory with what {mutation} writes in place before the kernel",
+    )
 
 
 @dataclass(frozen=True)

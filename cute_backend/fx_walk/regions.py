@@ -9,7 +9,7 @@ becomes a further store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
@@ -20,7 +20,8 @@ from torch import fx
 from cute_backend import config
 from cute_backend.fx_walk.anchors import Anchor, is_anchor, read_anchor
 from cute_backend.fx_walk.chain import Chain
-from cute_backend.fx_walk.classify import LoadView, classify, supported_dtype
+from cute_backend.fx_walk.classify import classify, supported_dtype
+from cute_backend.fx_walk.device import Capability, check_device
 from cute_backend.fx_walk.lower import (
     CASTS,
     constant,
@@ -33,40 +34,17 @@ from cute_backend.fx_walk.lower import (
 )
 from cute_backend.fx_walk.mutation import mutations, root
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
-from cute_backend.fx_walk.static import DTYPES, Size, describe, fake, known, on_plane, product, target_name, tensor_of
-from cute_backend.spec import DType, EpilogueSpec, LoadKind, Operand, Order, Precision, Store
-
-Capability = Callable[[torch.device], tuple[int, int]]
-"""The compute capability of a CUDA device."""
-
-CAPABILITIES = ((9, 0), (10, 0))
-
-
-@dataclass(frozen=True)
-class Region:
-    """What becomes one kernel.
-
-    `views` are the loads, in the order of `spec.loads`. `outputs` maps each node of the graph that is replaced
-    to the index of its store: nodes that differ in shape alone share one.
-    """
-
-    anchor: Anchor
-    nodes: tuple[fx.Node, ...]
-    spec: EpilogueSpec
-    views: tuple[LoadView, ...]
-    outputs: dict[fx.Node, int]
-
-    @property
-    def a_nodes(self) -> list[fx.Node]:
-        return [self.anchor.a]
-
-    @property
-    def b_nodes(self) -> list[fx.Node]:
-        return [self.anchor.b]
-
-    @property
-    def load_nodes(self) -> list[fx.Node]:
-        return [view.node for view in self.views]
+from cute_backend.fx_walk.region import Region, store_order, stores_of
+from cute_backend.fx_walk.static import (
+    DTYPES,
+    Size,
+    describe,
+    fake,
+    on_plane,
+    target_name,
+    tensor_of,
+)
+from cute_backend.spec import LoadKind, Operand, Precision, Store
 
 
 def find_regions(
@@ -77,10 +55,6 @@ def find_regions(
     Every node needs a fake tensor in `meta["val"]`. The graph is read, not changed, and no guard is added.
     """
     return _Search(graph, precision, capability).run()
-
-
-def count_anchors(graph: fx.Graph) -> int:
-    return sum(is_anchor(node) for node in graph.nodes)
 
 
 @dataclass
@@ -105,6 +79,7 @@ class _Search:
         self.order = {node: position for position, node in enumerate(graph.nodes)}
         self.mutations = mutations(self.order)
         self.owner: dict[fx.Node, _Draft] = {}
+        self.reads: set[fx.Node] = set()
         self.rejections: dict[fx.Node, Rejection] = {}
 
     def run(self) -> tuple[list[Region], list[Rejection]]:
@@ -261,34 +236,56 @@ class _Search:
         while True:
             members = self._needed(members)
             escaping = self._escaping(members)
-            odd = next((node for node in escaping if _order(draft.anchor, node) is None), None)
+            odd = next((node for node in escaping if store_order(draft.anchor, node) is None), None)
             if odd is not None:
-                members = self._cut(members, odd, Refused(Reason.OUTPUT_LAYOUT, strides=describe(fake(odd).stride())))
-            elif (count := len(_stores(draft.anchor, escaping, draft.values))) > config.max_stores:
+                members = self._cut(
+                    members, odd, Refused(Reason.OUTPUT_LAYOUT, strides=describe(fake(odd).stride()))
+                )
+            elif (count := len(stores_of(draft.anchor, escaping, draft.values))) > config.max_stores:
                 limit = Refused(Reason.TOO_MANY_STORES, count=count, limit=config.max_stores)
                 members = self._cut(members, members[-1], limit)
+            elif (costly := self._left_to_users(members, escaping)) is not None:
+                users = ", ".join(user.name for user in costly.users)
+                members = self._cut(members, costly, Refused(Reason.LEFT_TO_USERS, users=users))
             else:
                 return members
 
+    def _left_to_users(self, members: list[fx.Node], escaping: list[fx.Node]) -> fx.Node | None:
+        """A last step whose result costs more to write than what it is made of, and that Inductor can redo.
+
+        Its users are pointwise ops and reductions outside, into which Inductor fuses what they read: the
+        `abs` before an `amax`, or a cast to fp32, of a value that is written anyway.
+        """
+        written = {_base(node) for node in escaping}
+        inside = set(members)
+        for node in escaping:
+            if node is members[0] or node in self.reads or is_reshape(node):
+                continue
+            if not all(
+                user not in inside and (is_pointwise(user) or _is_reduction(user)) for user in node.users
+            ):
+                continue
+            sources = {_base(source) for source in node.all_input_nodes if source in inside} - written
+            if sum(fake(source).element_size() for source in sources) < fake(node).element_size():
+                return node
+        return None
+
     def _needed(self, members: list[fx.Node]) -> list[fx.Node]:
         """Members whose value reaches something outside."""
-        needed: set[fx.Node] = set()
-        inside = set(members)
+        needed = set(self._escaping(members))
         for node in reversed(members):
-            if any(user in needed or self._is_read_by(user, node, inside) for user in node.users):
+            if any(user in needed for user in node.users):
                 needed.add(node)
         return [node for node in members if node in needed or node is members[0]]
 
     def _escaping(self, members: list[fx.Node]) -> list[fx.Node]:
+        """Members that are read outside: by another region, which may pass over a cast, or by a node."""
         inside = set(members)
-        return [node for node in members if any(self._is_read_by(user, node, inside) for user in node.users)]
-
-    def _is_read_by(self, user: fx.Node, node: fx.Node, inside: set[fx.Node]) -> bool:
-        """Whether `user` is outside and really reads `node`: another region may read what `node` was cast from."""
-        if user in inside:
-            return False
-        owner = self.owner.get(user)
-        return owner is None or node in owner.inputs
+        return [
+            node
+            for node in members
+            if node in self.reads or any(user not in inside and user not in self.owner for user in node.users)
+        ]
 
     def _cut(self, members: list[fx.Node], first: fx.Node, refused: Refused) -> list[fx.Node]:
         """The members without `first` and all that needs it."""
@@ -305,7 +302,8 @@ class _Search:
         for node in members[1:]:
             draft.values[node] = self._join(draft, node)
         self.owner.update(dict.fromkeys(members, draft))
-        stores = _stores(anchor, self._escaping(members), draft.values)
+        self.reads.update(draft.inputs)
+        stores = stores_of(anchor, self._escaping(members), draft.values)
         index = {store: position for position, store in enumerate(dict.fromkeys(stores.values()))}
         spec = draft.chain.build(
             [
@@ -317,35 +315,56 @@ class _Search:
         return Region(anchor, tuple(members), spec, tuple(draft.chain.views), outputs)
 
 
-def check_device(device: torch.device, capability: Capability) -> None:
-    """Refuse a device that no kernel exists for. CPU graphs are replayed."""
-    if device.type == "cpu":
-        return
-    if device.type != "cuda" or torch.version.hip is not None:
-        raise Refused(Reason.DEVICE, device=device if torch.version.hip is None else f"{device} (ROCm)")
-    found = capability(device)
-    if found not in CAPABILITIES:
-        raise Refused(Reason.CAPABILITY, device=device, capability=".".join(map(str, found)))
-
-
 def _may_join(node: fx.Node) -> bool:
-    """Whether a user of a region is worth a word: another product, a write or an output is no missed fusion."""
+    """Whether a user of a region is worth a word: a product, a write or an output is no missed fusion."""
     if node.op != "call_function" or is_anchor(node):
         return False
     if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
         return False
-    return not isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+    return not isinstance(
+        node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+    )
 
 
 def _is_free_cast(node: fx.Node) -> bool:
-    """Whether an operand is a cast that the epilogue does as it loads: to a wider dtype, or for nobody else."""
+    """Whether an operand is a cast that costs nothing to do again as it is loaded: one to a wider dtype."""
     if node.op != "call_function" or target_name(node) not in CASTS:
         return False
     source = tensor_of(node.args[0])  # type: ignore[arg-type]
     result = tensor_of(node)
     if source is None or result is None or source.dtype not in DTYPES or source.device != result.device:
         return False
-    return source.element_size() <= result.element_size() or len(node.users) == 1
+    return source.element_size() <= result.element_size()
+
+
+_REDUCTIONS = (
+    "sum",
+    "mean",
+    "prod",
+    "amax",
+    "amin",
+    "max",
+    "min",
+    "argmax",
+    "argmin",
+    "var",
+    "var_mean",
+    "any",
+    "all",
+)
+
+
+def _is_reduction(node: fx.Node) -> bool:
+    return (
+        isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket.__name__ in _REDUCTIONS
+    )
+
+
+def _base(node: fx.Node) -> fx.Node:
+    """The value behind reshapes."""
+    while is_reshape(node):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
 
 
 def _check_loads(chain: Chain) -> None:
@@ -354,35 +373,3 @@ def _check_loads(chain: Chain) -> None:
         raise Refused(Reason.TOO_MANY_LOADS, count=exact, kind="(M, N)", limit=config.max_exact_loads)
     if len(chain.views) > config.max_loads:
         raise Refused(Reason.TOO_MANY_LOADS, count=len(chain.views), kind="epilogue", limit=config.max_loads)
-
-
-_StoreKey = tuple[str, DType, Order]
-
-
-def _stores(anchor: Anchor, nodes: list[fx.Node], values: dict[fx.Node, Operand]) -> dict[fx.Node, _StoreKey]:
-    """What has to be written for each node that escapes: the value, its dtype and the order in memory."""
-    stores = {}
-    for node in nodes:
-        value, order = values[node], _order(anchor, node)
-        assert isinstance(value, str) and order is not None
-        stores[node] = (value, DTYPES[fake(node).dtype], order)
-    return stores
-
-
-def _order(anchor: Anchor, node: fx.Node) -> Order | None:
-    """The order in which a dense plane has the strides of a node, None where there is none."""
-    tensor = fake(node)
-    sizes, strides = list(tensor.shape), list(tensor.stride())
-    for order, wanted in ((Order.ROW, _row_major(sizes)), (Order.COLUMN, _column_major(sizes, anchor.m))):
-        if all(known(size == 1) or known(stride == want) for size, stride, want in zip(sizes, strides, wanted)):
-            return order
-    return None
-
-
-def _row_major(sizes: list[Size]) -> list[Size]:
-    return [product(sizes[axis + 1 :]) for axis in range(len(sizes))]
-
-
-def _column_major(sizes: list[Size], m: Size) -> list[Size]:
-    """The strides of a (..., N) tensor whose leading axes are one contiguous M, and N outside of it."""
-    return [*_row_major(sizes[:-1]), m]

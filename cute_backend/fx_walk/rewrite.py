@@ -21,7 +21,7 @@ from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx.node import map_arg
 
 from cute_backend.fx_walk.classify import LoadView
-from cute_backend.fx_walk.regions import Region
+from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.static import Size, fake, known, tensor_of
 from cute_backend.spec import LoadKind
 
@@ -58,19 +58,27 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes) -> None:
 
     loads = [_canonical(call, view, sizes) for view in region.views]
     results = call(
-        torch.ops.cute_backend.gemm_epilogue.default, region.a_nodes, region.b_nodes, loads, region.spec.to_json()
+        torch.ops.cute_backend.gemm_epilogue.default,
+        region.a_nodes,
+        region.b_nodes,
+        loads,
+        region.spec.to_json(),
     )
+    inside = set(region.nodes)
     planes = [call(getitem, results, index) for index in range(len(region.spec.stores))]
     for node, index in region.outputs.items():
         shape = fake(node).shape
         plane = planes[index]
-        output = plane if len(shape) == 2 else call(aten.reshape.default, plane, [sizes.argument(s) for s in shape])
-        inside = set(region.nodes)
+        output = (
+            plane
+            if len(shape) == 2
+            else call(aten.reshape.default, plane, [sizes.argument(s) for s in shape])
+        )
         node.replace_all_uses_with(output, delete_user_cb=lambda user: user not in inside)
 
 
 def _canonical(call: Callable[..., fx.Node], view: LoadView, sizes: _Sizes) -> fx.Node:
-    """The load as the op takes it: (M, N), (N,), (M,) or 0-d, with the strides that its class was read from."""
+    """The load as the op takes it: (M, N), (N,), (M,) or 0-d, with the strides that its class is of."""
     node = view.node
     kept = {*view.m_axes, *([] if view.n_axis is None else [view.n_axis])}
     for axis in reversed(range(fake(node).dim())):
@@ -83,7 +91,7 @@ def _canonical(call: Callable[..., fx.Node], view: LoadView, sizes: _Sizes) -> f
 
 
 class _Sizes:
-    """Symbolic sizes as arguments of a call: the first node of the graph that has the value, or a tensor with it."""
+    """Symbolic sizes as arguments: the first node of the graph that has the value, or a tensor with it."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph

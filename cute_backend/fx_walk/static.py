@@ -1,12 +1,13 @@
 """What is known of sizes and strides without asking at run time.
 
-Every question here is answered from static knowledge alone: a `False` means "not proven", and no answer adds a
-guard to the program that is being compiled.
+Every question here is answered from static knowledge alone: a `False` means "not proven", and no answer adds
+a guard to the program that is being compiled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any, Union
 
@@ -37,9 +38,9 @@ def on_plane(shape: Sequence[Size], m: Size, n: Size) -> bool:
 
 
 def collapsed_stride(sizes: Sequence[Size], strides: Sequence[Size]) -> Size | None:
-    """The one stride that axes have as a single mode, 0 for no axis longer than 1, None where there is none."""
-    axes = [(size, stride) for size, stride in zip(sizes, strides) if not known(size == 1)]
-    for (_, outer), (size, inner) in zip(axes, axes[1:]):
+    """The stride that axes have as one mode, 0 where none is longer than 1, None where there is none."""
+    axes = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if not known(size == 1)]
+    for (_, outer), (size, inner) in pairwise(axes):
         if not known(outer == size * inner):
             return None
     return axes[-1][1] if axes else 0
@@ -61,7 +62,11 @@ def fake(node: fx.Node) -> torch.Tensor:
 
 def target_name(node: fx.Node) -> str:
     """An op's full name, such as "aten.add.Tensor"; for other nodes what FX says."""
-    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else node._pretty_print_target(node.target)
+    return (
+        str(node.target)
+        if isinstance(node.target, torch._ops.OpOverload)
+        else node._pretty_print_target(node.target)
+    )
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
@@ -78,4 +83,3 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 def describe(sizes: Sequence[Size]) -> str:
     return "(" + ", ".join(str(size) for size in sizes) + ")"
-

@@ -1,0 +1,162 @@
+"""What the pass would do to a function, without compiling a kernel and without a GPU.
+
+for graph in collect(fn, (x, w)):
+    for region in graph.regions:
+        print(region.spec, region.load_labels)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
+from torch._inductor.compile_fx import compile_fx, fake_tensor_prop
+from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshape
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_map
+
+from cute_backend.fx_walk.device import Capability, device_capability
+from cute_backend.fx_walk.epilogue_pass import current_precision
+from cute_backend.fx_walk.reasons import Rejection
+from cute_backend.fx_walk.region import LABEL, Region
+from cute_backend.fx_walk.regions import find_regions
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """One post-grad graph: what would be fused, and why the rest would not."""
+
+    regions: tuple[Region, ...]
+    rejections: tuple[Rejection, ...]
+    graph: fx.Graph
+    """The graph as the pass meets it; the nodes of the regions are this graph's."""
+    is_backward: bool
+
+
+def collect(
+    fn: Callable[..., Any], args: Sequence[Any], dynamic: bool | None = None, arch: str | None = None
+) -> list[GraphReport]:
+    """A report for each graph that `torch.compile(fn, dynamic=dynamic)(*args)` makes, in order.
+
+    `args` are CPU, CUDA or fake tensors, or anything else that `fn` takes. They are replaced by fakes, so
+    nothing is computed, unless `fn` looks at a value, which only real tensors have. Fakes of a GPU that this
+    torch was not built for stand for CPU tensors. With `arch` ("sm_90a" or "sm_100a") a CUDA graph is judged
+    as if it ran on that architecture, else by the device that its tensors are on. Caches are neither read nor
+    written. Raises what torch raises where `fn` can't run on these arguments.
+    """
+    reports: list[GraphReport] = []
+    capability = device_capability if arch is None else lambda device: _ARCHS[arch]
+    backend = _Collector(reports, capability)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = tree_map(lambda value: _to_fake(mode, value), tuple(args))
+    with _fresh():
+        try:
+            with mode:
+                torch.compile(fn, backend=backend, dynamic=dynamic)(*fakes)
+        except DataDependentOutputException:
+            if any(isinstance(value, FakeTensor) for value in args):
+                raise
+            reports.clear()
+            torch.compile(fn, backend=backend, dynamic=dynamic)(*args)
+    return reports
+
+
+_ARCHS = {"sm_90a": (9, 0), "sm_100a": (10, 0)}
+
+
+@contextmanager
+def _fresh() -> Iterator[None]:
+    """Caches off, and the backward graph compiled together with the forward one."""
+    with (
+        inductor_config.patch(force_disable_caches=True),
+        functorch_config.patch(force_non_lazy_backward_lowering=True),
+    ):
+        yield
+
+
+def _to_fake(mode: FakeTensorMode, value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if not isinstance(value, FakeTensor):
+        return mode.from_tensor(value, static_shapes=True)
+    device = value.device if value.device.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
+    with mode:
+        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+    return made.requires_grad_(value.requires_grad)
+
+
+class _Collector:
+    """A Dynamo backend that stops each graph where the pass would meet it, and runs it as it is."""
+
+    def __init__(self, reports: list[GraphReport], capability: Capability) -> None:
+        self.reports = reports
+        self.capability = capability
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        names = [_user_name(node) for node in gm.graph.nodes if node.op == "placeholder"]
+
+        def inner(gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Callable[..., Any]:
+            copy = fx.GraphModule(gm, fx.Graph())
+            copy.graph = _copy(gm.graph)
+            self._report(copy, inputs, names, how)
+            return gm.forward
+
+        return compile_fx(gm, example_inputs, inner_compile=inner)  # type: ignore[arg-type,return-value]
+
+    def _report(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], names: list[str], how: dict[str, Any]
+    ) -> None:
+        """What Inductor does between AOTAutograd and the pass, and then the pass."""
+        is_backward = bool(how.get("is_backward", False))
+
+        def spy(graph: fx.Graph) -> None:
+            seen = _copy(graph)
+            _label(seen, names)
+            regions, rejections = find_regions(seen, current_precision(), self.capability)
+            self.reports.append(GraphReport(tuple(regions), tuple(rejections), seen, is_backward))
+
+        view_to_reshape(gm)
+        with torch.no_grad():
+            fake_tensor_prop(gm, inputs)
+        with inductor_config.patch(post_grad_custom_pre_pass=spy):
+            post_grad_passes(gm, bool(how.get("is_inference", False)))
+
+
+def _copy(graph: fx.Graph) -> fx.Graph:
+    new = fx.Graph()
+    new.output(new.graph_copy(graph, {}))
+    return new
+
+
+def _user_name(node: fx.Node) -> str:
+    """What the user calls an input of Dynamo's graph: `bias`, or `self.up.weight`."""
+    grapharg = node.meta.get("grapharg")
+    source = getattr(grapharg, "source", None)
+    if source is None:
+        return node.name
+    name = source.name if isinstance(source.name, str) else source.name()
+    name = re.sub(r"\._(?:modules|parameters|buffers)(?=\[)", "", name)
+    name = re.sub(r"^[LG](?=\[)", "", name)
+    return re.sub(r"\['(\w+)'\]", r".\1", name).strip(".")
+
+
+def _label(graph: fx.Graph, names: list[str]) -> None:
+    """Tell the inputs of an AOTAutograd graph by the names of Dynamo's, whose order they keep."""
+    for node in graph.nodes:
+        place = (
+            re.fullmatch(r"(?:arg(\d+)_1|primals_(\d+))", str(node.target))
+            if node.op == "placeholder"
+            else None
+        )
+        if place is None:
+            continue
+        index = int(place[1]) if place[1] else int(place[2]) - 1
+        if index < len(names):
+            node.meta[LABEL] = names[index]

@@ -1,0 +1,91 @@
+"""A region as found: what one kernel multiplies, loads, computes and stores, in terms of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from cute_backend.fx_walk.anchors import Anchor
+from cute_backend.fx_walk.classify import LoadView
+from cute_backend.fx_walk.mutation import root
+from cute_backend.fx_walk.static import DTYPES, Size, fake, known, product
+from cute_backend.spec import DType, EpilogueSpec, Operand, Order
+
+LABEL = "cute_backend_label"
+"""The entry of a placeholder's meta with the user's name for it."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """What becomes one kernel.
+
+    `views` are the loads, in the order of `spec.loads`. `outputs` maps each node of the graph that is
+    replaced to the index of its store: nodes that differ in shape alone share one.
+    """
+
+    anchor: Anchor
+    nodes: tuple[fx.Node, ...]
+    spec: EpilogueSpec
+    views: tuple[LoadView, ...]
+    outputs: dict[fx.Node, int]
+
+    @property
+    def a_nodes(self) -> list[fx.Node]:
+        return [self.anchor.a]
+
+    @property
+    def b_nodes(self) -> list[fx.Node]:
+        return [self.anchor.b]
+
+    @property
+    def load_nodes(self) -> list[fx.Node]:
+        return [view.node for view in self.views]
+
+    @property
+    def load_labels(self) -> list[str]:
+        """The user's names of the loads, where `collect` knows them, else the graph's."""
+        return [root(view.node).meta.get(LABEL, view.node.name) for view in self.views]
+
+    @property
+    def problem(self) -> tuple[Size, Size, Size]:
+        """M, N and K."""
+        return self.anchor.m, self.anchor.n, fake(self.anchor.a).shape[1]
+
+
+StoreKey = tuple[str, DType, Order]
+
+
+def stores_of(
+    anchor: Anchor, nodes: list[fx.Node], values: dict[fx.Node, Operand]
+) -> dict[fx.Node, StoreKey]:
+    """What has to be written for each node that escapes: the value, its dtype and the order in memory."""
+    stores = {}
+    for node in nodes:
+        value, order = values[node], store_order(anchor, node)
+        assert isinstance(value, str) and order is not None
+        stores[node] = (value, DTYPES[fake(node).dtype], order)
+    return stores
+
+
+def store_order(anchor: Anchor, node: fx.Node) -> Order | None:
+    """The order in which a dense plane has the strides of a node, None where there is none."""
+    tensor = fake(node)
+    sizes, strides = list(tensor.shape), list(tensor.stride())
+    for order, wanted in ((Order.ROW, _row_major(sizes)), (Order.COLUMN, _column_major(sizes, anchor.m))):
+        if all(
+            known(size == 1) or known(stride == want)
+            for size, stride, want in zip(sizes, strides, wanted, strict=True)
+        ):
+            return order
+    return None
+
+
+def _row_major(sizes: Sequence[Size]) -> list[Size]:
+    return [product(sizes[axis + 1 :]) for axis in range(len(sizes))]
+
+
+def _column_major(sizes: Sequence[Size], m: Size) -> list[Size]:
+    """The strides of a (..., N) tensor whose leading axes are one contiguous M, and N outside of it."""
+    return [*_row_major(sizes[:-1]), m]
