@@ -63,9 +63,9 @@ def cast(value: Tensor, target: DType, overflow: Overflow = Overflow.SATURATE) -
     return value
 
 
-def store(value: Tensor, target: DType) -> Tensor:
-    """A register value as a tensor of `target`'s own dtype, rounded as a saturating cast would."""
-    value = cast(value, target)
+def store(value: Tensor, target: DType, overflow: Overflow = Overflow.SATURATE) -> Tensor:
+    """A register value, cast to `target` and packed: a tensor of `target`'s own dtype."""
+    value = cast(value, target, overflow)
     if target.is_fp8:
         return _encode_fp8(value, _FLOAT8[target]).view(TORCH_DTYPES[target])
     return value.to(TORCH_DTYPES[target])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cute_backend import numerics
 from cute_backend.ops import OPS, check, effective_dtype, operand_dtypes, promote
-from cute_backend.spec import Const, DType, EpilogueSpec, Load, LoadKind, Op, Operand, Order, Store
+from cute_backend.spec import Const, DType, EpilogueSpec, Load, LoadKind, Op, Operand, Order, Overflow, Store
 
 _VIEWS = {
     LoadKind.SCALAR: (1, 1),
@@ -48,8 +48,8 @@ def replay(
         values[load.name] = _plane(load, tensor)
     for op in spec.ops:
         values[op.name] = _step(spec, op, values)
-    m, n = a[0].shape[0], b[0].shape[1]
-    return [_stored(store, values[store.value], m, n) for store in spec.stores]
+    plane = (a[0].shape[0], b[0].shape[1])
+    return [_stored(spec, store, values[store.value], plane) for store in spec.stores]
 
 
 def _plane(load: Load, tensor: Tensor) -> Tensor:
@@ -74,8 +74,13 @@ def _step(spec: EpilogueSpec, op: Op, values: dict[str, Tensor]) -> Tensor:
     return row.reference(*operands)
 
 
-def _stored(store: Store, value: Tensor, m: int, n: int) -> Tensor:
-    """The value over the whole plane, in memory's dtype and order: fresh memory, whatever the value is."""
-    dense = numerics.store(value, store.dtype).expand(m, n)
-    out = dense.new_empty((m, n)) if store.order is Order.ROW else dense.new_empty((n, m)).t()
-    return out.copy_(dense)
+def _stored(spec: EpilogueSpec, store: Store, value: Tensor, plane: tuple[int, int]) -> Tensor:
+    """The value over the whole plane, in memory's dtype and order: fresh memory, whatever the value is.
+
+    A value that has the store's dtype already is stored as it is: an infinity of e5m2 stays one.
+    """
+    rounded = spec.dtypes[store.value] is store.dtype
+    packed = numerics.store(value, store.dtype, Overflow.NONFINITE if rounded else Overflow.SATURATE)
+    m, n = plane
+    out = packed.new_empty((m, n)) if store.order is Order.ROW else packed.new_empty((n, m)).t()
+    return out.copy_(packed.expand(m, n))
