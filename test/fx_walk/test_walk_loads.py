@@ -1,0 +1,121 @@
+"""Load classes: each spelling on a graph made by hand, and all of them through torch.compile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from spellings import COLVEC, EXACT, ROWVEC, SHAPES, SPELLINGS, Spelling
+from synthetic import BF16, Graph, aten, called, rewritten, run, walk
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from cute_backend.backend import cute
+from cute_backend.fx_walk.collect import collect
+from cute_backend.spec import Stride
+
+K = 16
+
+
+def product_inputs(m: int, n: int) -> tuple[Tensor, Tensor]:
+    """A (m, K) and B (K, n), K contiguous, whose products are small integers."""
+    generator = torch.Generator().manual_seed(m * 1000 + n)
+    a = torch.randint(-1, 2, (m, K), generator=generator).to(BF16)
+    return a, torch.randint(-1, 2, (n, K), generator=generator).to(BF16).t()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_a_spelling_has_its_class_on_a_synthetic_graph(name: str, shape: str, dynamic: bool) -> None:
+    (m, n), spelling = SHAPES[shape], SPELLINGS[name]
+    given = spelling.view(spelling.tensor(m, n), m, n)
+    made = Graph()
+    symbols = {size: made.size(f"s{size}", size) for size in {m, n} - {1}} if dynamic else {}
+    sizes = [symbols.get(size, size) for size in given.shape]
+    strides = [symbols.get(stride, stride) for stride in given.stride()]
+    mm = made.mm(symbols.get(m, m), symbols.get(n, n), K)
+    load = made.input("load", sizes, strides=strides)
+    graph = made.output(made.call(aten.add.Tensor, mm, load))
+
+    guards = list(made.shape_env.guards)
+    (region,), rejections = walk(graph)
+    assert not rejections
+    (spec_load,) = region.spec.loads
+    assert spec_load.kind is spelling.kind_at(m, n)
+    assert (spec_load.stride_m is not Stride.ZERO) == (spec_load.kind in (COLVEC, EXACT))
+    assert (spec_load.stride_n is not Stride.ZERO) == (spec_load.kind in (ROWVEC, EXACT))
+    assert called(rewritten(graph)) == ["cute_backend.gemm_epilogue.default"]
+    assert made.shape_env.guards == guards
+
+    a, b = product_inputs(m, n)
+    (result,) = run(graph, *symbols, a, b, given)
+    assert torch.equal(result, (a.float() @ b.float() + given.float()).to(BF16))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_all_spellings_through_torch_compile(shape: str, dynamic: bool, fresh_compiler: None) -> None:
+    """One product each, in one graph: every one fused, with its class, and equal to eager to the bit."""
+    m, n = SHAPES[shape]
+    spellings = list(SPELLINGS.values())
+    products = [product_inputs(m, n) for _ in spellings]
+    loads = [spelling.tensor(m, n) for spelling in spellings]
+
+    def program(products: list[tuple[Tensor, Tensor]], loads: list[Tensor]) -> list[Tensor]:
+        return [
+            a @ b + spelling.view(load, a.shape[0], b.shape[1])
+            for (a, b), load, spelling in zip(products, loads, spellings, strict=True)
+        ]
+
+    expected = program(products, loads)
+    results = torch.compile(program, backend=cute, dynamic=dynamic or None)(products, loads)
+    for name, result, wanted in zip(SPELLINGS, results, expected, strict=True):
+        assert torch.equal(result, wanted), name
+        assert result.stride() == wanted.stride(), name
+    assert counters["cute_backend"] == {"anchors": len(spellings), "regions": len(spellings)}
+
+    (report,) = collect(program, (products, loads), dynamic=dynamic or None)
+    kinds = [region.spec.loads[0].kind for region in report.regions]
+    assert kinds == [spelling.kind_at(m, n) for spelling in spellings]
+
+
+def test_a_load_that_is_read_in_two_ways_is_two_loads() -> None:
+    """A (32,) vector and its column meet the same square product."""
+    made = Graph()
+    mm, vector = made.mm(32, 32, K), made.input("v", (32,))
+    column = made.call(aten.unsqueeze.default, vector, 1)
+    graph = made.output(made.call(aten.add.Tensor, made.call(aten.mul.Tensor, mm, vector), column))
+    (region,), _ = walk(graph)
+    assert [(load.name, load.kind) for load in region.spec.loads] == [
+        ("rowvec0", ROWVEC),
+        ("colvec0", COLVEC),
+    ]
+    a, b = product_inputs(32, 32)
+    vector_value = Spelling(ROWVEC, lambda m, n: (n,), lambda t, m, n: t).tensor(32, 32)
+    (result,) = run(rewritten(graph), a, b, vector_value)
+    wanted = a.float() @ b.float() * vector_value.float() + vector_value.float()[:, None]
+    assert torch.equal(result, wanted.to(BF16))
+
+
+def test_leading_axes_collapse_to_one_m() -> None:
+    """(B, S, N), (B, S, 1), (1, 1, N) on the activations of a 3-D linear; (B, 1, N) has two M strides."""
+    made = Graph()
+    view = made.call(aten.reshape.default, made.mm(12, 40, K), [3, 4, 40])
+    value = view
+    for name, shape in {"plane": (3, 4, 40), "column": (3, 4, 1), "row": (1, 1, 40)}.items():
+        value = made.call(aten.add.Tensor, value, made.input(name, shape))
+    refused = made.call(aten.mul.Tensor, value, made.input("batch", (3, 1, 40)))
+    graph = made.output(refused)
+    (region,), (rejection,) = walk(graph)
+    assert [load.name for load in region.spec.loads] == ["exact0", "colvec0", "rowvec0"]
+    assert (rejection.node, rejection.reason.value) == ("mul_tensor", "m_modes")
+    a, b = product_inputs(12, 40)
+    plane, column, row = (
+        torch.ones(3, 4, 40).to(BF16),
+        torch.arange(12).reshape(3, 4, 1).to(BF16),
+        torch.arange(40),
+    )
+    batch = torch.full((3, 1, 40), 2.0).to(BF16)
+    (result,) = run(rewritten(graph), a, b, plane, column, row.reshape(1, 1, 40).to(BF16), batch)
+    wanted = ((a.float() @ b.float()).reshape(3, 4, 40) + plane + column + row).to(BF16) * 2
+    assert torch.equal(result, wanted)

@@ -1,0 +1,344 @@
+"""Every reason to refuse, by the smallest graph that has it, and what the pass does with the rest of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from synthetic import BF16, E4M3, F32, OP, Graph, aten, prims, walk
+from torch import fx
+
+from cute_backend import config
+from cute_backend.fx_walk.reasons import Reason
+from cute_backend.fx_walk.rewrite import rewrite
+
+
+@dataclass(frozen=True)
+class Case:
+    """`make` gives the node that must be refused; `fused` is how many regions the rest of the graph has."""
+
+    make: Callable[[Graph], fx.Node]
+    fused: int = 0
+    capability: tuple[int, int] = (9, 0)
+
+
+def add_load(name: str, shape: tuple[Any, ...], **how: Any) -> Callable[[Graph], fx.Node]:
+    """A product with a sum after it that has to read an input."""
+    return lambda graph: graph.call(aten.add.Tensor, graph.mm(), graph.input(name, shape, **how))
+
+
+def dense_mm(graph: Graph, a: fx.Node, b: fx.Node) -> fx.Node:
+    return graph.call(aten.mm.default, a, b)
+
+
+def mm_of(dtype: torch.dtype) -> Callable[[Graph], fx.Node]:
+    return lambda graph: dense_mm(graph, graph.input("a", (64, 32), dtype), graph.input("b", (32, 48), dtype))
+
+
+def index_selected(graph: Graph) -> fx.Node:
+    table, index = graph.input("table", (100, 48)), graph.input("index", (64,), torch.int64)
+    return graph.call(aten.add.Tensor, graph.mm(), graph.call(aten.index.Tensor, table, [index]))
+
+
+def gathered(graph: Graph) -> fx.Node:
+    table, index = graph.input("table", (100, 48)), graph.input("index", (64, 48), torch.int64)
+    return graph.call(aten.add.Tensor, graph.mm(), graph.call(aten.gather.default, table, 0, index))
+
+
+def only_equal_at_run_time(graph: Graph) -> fx.Node:
+    m, other = graph.size("m", 64), graph.size("other", 64)
+    mm, load = graph.mm(m=m), graph.input("load", (other, 48))
+    node = graph.graph.call_function(aten.add.Tensor, (mm, load))
+    node.meta["val"] = mm.meta["val"]
+    return node
+
+
+def unknown_stride(graph: Graph) -> fx.Node:
+    stride = graph.shape_env.create_unbacked_symint()
+    load = graph.input("load", (64, 48))
+    with graph.mode:
+        load.meta["val"] = torch.empty_strided((64, 48), (stride, 1), dtype=BF16)
+    mm = graph.mm()
+    node = graph.graph.call_function(aten.add.Tensor, (mm, load))
+    node.meta["val"] = mm.meta["val"]
+    return node
+
+
+def written_before(graph: Graph) -> fx.Node:
+    """The load is a view of what is written in place before the sum."""
+    buffer = graph.input("buffer", (64 * 48,))
+    view = graph.call(aten.view.default, buffer, [64, 48])
+    mm = graph.mm()
+    graph.call(aten.add_.Tensor, buffer, 1)
+    return graph.call(aten.add.Tensor, mm, view)
+
+
+def write_in_between(graph: Graph) -> fx.Node:
+    """Fusing the second op would move the write behind it: it writes what the first gave."""
+    buffer, load = graph.input("buffer", (64, 48)), graph.input("load", (48,))
+    mm = graph.mm()
+    relu = graph.call(aten.relu.default, mm)
+    graph.call(aten.copy_.default, buffer, relu)
+    return graph.call(aten.add.Tensor, relu, load)
+
+
+def cycle(graph: Graph) -> fx.Node:
+    relu = graph.call(aten.relu.default, graph.mm())
+    return graph.call(aten.div.Tensor, relu, graph.call(aten.sum.dim_IntList, relu, [1], True))
+
+
+def rearranged(graph: Graph) -> fx.Node:
+    return graph.call(aten.reshape.default, graph.call(aten.relu.default, graph.mm()), [64, 2, 24])
+
+
+def larger_plane(graph: Graph) -> fx.Node:
+    return graph.call(aten.add.Tensor, graph.mm(), graph.input("load", (3, 64, 48)))
+
+
+def odd_layout(graph: Graph) -> fx.Node:
+    """Strides that are neither row- nor column-major, as a permuted residual would leave them."""
+    view = graph.call(aten.reshape.default, graph.call(aten.relu.default, graph.mm()), [8, 8, 48])
+    node = graph.call(aten.add.Tensor, view, graph.call(aten.mul.Tensor, view, 2))
+    with graph.mode:
+        node.meta["val"] = torch.empty_strided((8, 8, 48), (48, 8 * 48, 1), dtype=BF16)
+    return node
+
+
+def many(graph: Graph, count: int, shape: tuple[int, ...]) -> fx.Node:
+    value = graph.mm()
+    for index in range(count):
+        value = graph.call(aten.add.Tensor, value, graph.input(f"load{index}", shape))
+    return value
+
+
+def many_results(graph: Graph) -> fx.Node:
+    mm = graph.mm()
+    results = [graph.call(aten.mul.Tensor, mm, index + 2) for index in range(config.max_stores + 1)]
+    graph.results = results
+    return results[-1]
+
+
+def abs_for_a_maximum(graph: Graph) -> fx.Node:
+    """The sum is written anyway; the maximum takes its absolute value as it reads it."""
+    total = graph.call(aten.add.Tensor, graph.mm(), graph.input("load", (48,)))
+    magnitude = graph.call(aten.abs.default, total)
+    graph.results = [total, graph.call(aten.amax.default, magnitude, [-1])]
+    return magnitude
+
+
+def matrix_vector(graph: Graph) -> fx.Node:
+    """What Inductor's decomposition of `mm` with M of 1 leaves, under max-autotune on a GPU."""
+    a, b = graph.input("a", (1, 32)), graph.input("b", (32, 48), strides=(1, 32))
+    factors = graph.call(aten.unsqueeze.default, a, 2), graph.call(aten.unsqueeze.default, b, 0)
+    return graph.call(aten.sum.dim_IntList, graph.call(aten.mul.Tensor, *factors), [1])
+
+
+def scaled_v2(recipe: int, scale: tuple[int, ...]) -> Callable[[Graph], fx.Node]:
+    def make(graph: Graph) -> fx.Node:
+        a, b = graph.input("a", (64, 256), E4M3), graph.input("b", (256, 48), E4M3, (1, 256))
+        scales = graph.input("scale_a", scale, F32), graph.input("scale_b", scale, F32)
+        node = graph.graph.call_function(
+            aten._scaled_mm_v2.default,
+            (a, b, [scales[0]], [recipe], [], [scales[1]], [recipe], [], None, BF16),
+        )
+        with graph.mode:
+            node.meta["val"] = torch.empty(64, 48, dtype=BF16)
+        return node
+
+    return make
+
+
+def scale_result(graph: Graph) -> fx.Node:
+    node = graph.scaled_mm()
+    node.update_arg(5, graph.input("scale_result", (), F32))
+    return node
+
+
+def bias_on_another_device(graph: Graph) -> fx.Node:
+    mm = graph.mm(device="cuda:0")
+    return graph.call(aten.add.Tensor, mm, graph.input("load", (), device="cpu"))
+
+
+def operand_on_another_device(graph: Graph) -> fx.Node:
+    a, b = graph.input("a", (64, 32), device="cuda:0"), graph.input("b", (32, 48), device="cuda:1")
+    node = graph.graph.call_function(aten.mm.default, (a, b))
+    with graph.mode:
+        node.meta["val"] = torch.empty(64, 48, dtype=BF16, device="cuda:0")
+    return node
+
+
+def sparse_load(graph: Graph) -> fx.Node:
+    mm, load = graph.mm(), graph.input("load", (64, 48))
+    with graph.mode:
+        load.meta["val"] = torch.empty(64, 48, dtype=BF16).to_sparse()
+    node = graph.graph.call_function(aten.add.Tensor, (mm, load))
+    node.meta["val"] = mm.meta["val"]
+    return node
+
+
+def run_time_number(graph: Graph) -> fx.Node:
+    graph.size("s", 7)
+    (size,) = graph.graph.nodes
+    mm = graph.mm()
+    node = graph.graph.call_function(aten.mul.Tensor, (mm, size))
+    node.meta["val"] = mm.meta["val"]
+    return node
+
+
+def reshaped(graph: Graph) -> fx.Node:
+    mm = graph.mm()
+    graph.results = [graph.call(aten.reshape.default, mm, [8, 8, 48])]
+    return mm
+
+
+def addmm(graph: Graph) -> fx.Node:
+    a, b = graph.input("a", (64, 32)), graph.input("b", (32, 48))
+    return graph.call(aten.addmm.default, graph.input("bias", (48,)), a, b)
+
+
+CASES: dict[Reason, dict[str, Case]] = {
+    Reason.DEVICE: {"meta": Case(lambda graph: graph.mm(device="meta"))},
+    Reason.CAPABILITY: {
+        "ampere": Case(lambda graph: graph.mm(device="cuda:0"), capability=(8, 0)),
+        "consumer_blackwell": Case(lambda graph: graph.mm(device="cuda:0"), capability=(12, 0)),
+    },
+    Reason.NOTHING_TO_FUSE: {
+        "mm": Case(lambda graph: graph.mm()),
+        "reshape_alone": Case(reshaped),
+        "addmm": Case(addmm),
+    },
+    Reason.MATRIX_VECTOR: {"one_row": Case(matrix_vector)},
+    Reason.OPERAND_DTYPE: {
+        "float32": Case(mm_of(F32)),
+        "float64": Case(mm_of(torch.float64)),
+        "e5m2_twice": Case(lambda graph: graph.scaled_mm(dtypes=(torch.float8_e5m2, torch.float8_e5m2))),
+    },
+    Reason.OPERAND_LAYOUT: {
+        "no_contiguous_mode": Case(
+            lambda graph: dense_mm(
+                graph, graph.input("a", (64, 32), strides=(64, 2)), graph.input("b", (32, 48))
+            )
+        ),
+        "expanded": Case(
+            lambda graph: dense_mm(
+                graph, graph.input("a", (64, 32), strides=(0, 1)), graph.input("b", (32, 48))
+            )
+        ),
+    },
+    Reason.OPERAND_ALIGNMENT: {
+        "odd_k": Case(lambda graph: graph.mm(k=33)),
+        "odd_n_beside_it": Case(
+            lambda graph: dense_mm(graph, graph.input("a", (64, 32)), graph.input("b", (32, 47)))
+        ),
+    },
+    Reason.OPERAND_DEVICE: {"another_gpu": Case(operand_on_another_device)},
+    Reason.EMPTY: {
+        "no_rows": Case(lambda graph: graph.mm(m=0)),
+        "no_k": Case(lambda graph: graph.mm(k=0)),
+    },
+    Reason.RECIPE: {
+        "blockwise_v1": Case(lambda graph: graph.scaled_mm(64, 256, 256, ((64, 2), (2, 2)))),
+        "mx_v1": Case(lambda graph: graph.scaled_mm(128, 128, 128, ((512,), (512,)), torch.float8_e8m0fnu)),
+        "blockwise_v2": Case(scaled_v2(4, (64, 2))),
+        "mx_v2": Case(scaled_v2(3, (512,))),
+    },
+    Reason.MIXED_SCALES: {
+        "tensorwise_by_rowwise": Case(lambda graph: graph.scaled_mm(scales=((), (1, 48)))),
+        "swapped": Case(lambda graph: graph.scaled_mm(64, 64, 32, ((1, 64), (64, 1)))),
+        "v2": Case(scaled_v2(1, (1, 1))),
+    },
+    Reason.SCALE_DTYPE: {"bf16": Case(lambda graph: graph.scaled_mm(scale_dtype=BF16))},
+    Reason.SCALE_RESULT: {"given": Case(scale_result)},
+    Reason.OUT_DTYPE: {"float64": Case(lambda graph: graph.scaled_mm(out_dtype=torch.float64))},
+    Reason.SYMBOLIC_SCALAR: {"size": Case(run_time_number)},
+    Reason.NOT_POINTWISE: {
+        "sum": Case(lambda graph: graph.call(aten.sum.default, graph.call(aten.relu.default, graph.mm())), 1),
+        "split": Case(
+            lambda graph: graph.call(aten.cumsum.default, graph.call(aten.relu.default, graph.mm()), 1), 1
+        ),
+    },
+    Reason.UNSUPPORTED_OP: {
+        "no_row": Case(
+            lambda graph: graph.call(aten.lgamma.default, graph.call(aten.relu.default, graph.mm())), 1
+        )
+    },
+    Reason.REARRANGED: {
+        "split_columns": Case(rearranged, 1),
+        "transpose": Case(
+            lambda graph: graph.call(aten.permute.default, graph.call(aten.relu.default, graph.mm()), [1, 0]),
+            1,
+        ),
+        "square_transpose": Case(
+            lambda graph: graph.call(
+                aten.permute.default, graph.call(aten.relu.default, graph.mm(32, 32)), [1, 0]
+            ),
+            1,
+        ),
+    },
+    Reason.PLANE: {"batch": Case(larger_plane)},
+    Reason.OUTPUT_LAYOUT: {"permuted": Case(odd_layout, 1)},
+    Reason.UNSUPPORTED_DTYPE: {
+        "int64_load": Case(add_load("load", (48,), dtype=torch.int64)),
+        "int16_result": Case(
+            lambda graph: graph.call(prims.convert_element_type.default, graph.mm(), torch.int16)
+        ),
+    },
+    Reason.FLOAT64: {
+        "chain": Case(
+            lambda graph: graph.call(prims.convert_element_type.default, graph.mm(), torch.float64)
+        ),
+        "load": Case(add_load("load", (64, 48), dtype=torch.float64)),
+    },
+    Reason.CYCLE: {"own_sum": Case(cycle, 1)},
+    Reason.MUTATION: {"copied_out": Case(write_in_between, 1)},
+    Reason.TOO_MANY_LOADS: {
+        "vectors": Case(lambda graph: many(graph, config.max_loads + 1, (48,)), 1),
+        "planes": Case(lambda graph: many(graph, config.max_exact_loads + 1, (64, 48)), 1),
+    },
+    Reason.TOO_MANY_STORES: {"five": Case(many_results, 1)},
+    Reason.LEFT_TO_USERS: {"abs": Case(abs_for_a_maximum, 1)},
+    Reason.LOAD_DEVICE: {"zero_dim_on_cpu": Case(bias_on_another_device)},
+    Reason.LOAD_LAYOUT: {"sparse": Case(sparse_load)},
+    Reason.INDEX_SELECTED: {"index": Case(index_selected)},
+    Reason.GATHERED: {"gather": Case(gathered)},
+    Reason.SIZE_UNPROVEN: {"two_symbols": Case(only_equal_at_run_time)},
+    Reason.STRIDE_UNKNOWN: {"unbacked": Case(unknown_stride)},
+    Reason.M_MODES: {
+        "permuted": Case(
+            lambda graph: graph.call(
+                aten.add.Tensor,
+                graph.call(aten.reshape.default, graph.mm(), [8, 8, 48]),
+                graph.input("load", (8, 1, 48)),
+            )
+        )
+    },
+    Reason.MUTATED_LOAD: {"view": Case(written_before)},
+}
+
+
+@pytest.mark.parametrize(
+    ("reason", "name"), [(reason, name) for reason, cases in CASES.items() for name in cases]
+)
+def test_a_refusal_names_its_node_and_reason(reason: Reason, name: str) -> None:
+    case, made = CASES[reason][name], Graph()
+    node = case.make(made)
+    graph = made.output(*(made.results or [node]))
+    regions, rejections = walk(graph, capability=case.capability)
+    assert [rejection.reason for rejection in rejections if rejection.node == node.name] == [reason]
+    assert len(regions) == case.fused
+    assert all("{" not in rejection.message for rejection in rejections)
+    before = [other.name for other in graph.nodes]
+    if regions:
+        rewrite(graph, regions)
+        assert sum(other.target is OP for other in graph.nodes) == case.fused
+        assert node.name in [other.name for other in graph.nodes]
+    else:
+        assert before == [other.name for other in graph.nodes]
+
+
+def test_every_reason_has_a_case() -> None:
+    """AOT is a matter of the pass, not of a graph: see test_walk_pass."""
+    assert set(CASES) == set(Reason) - {Reason.AOT}
