@@ -49,13 +49,10 @@ class Chain:
         return store.value, Overflow.SATURATE
 
     def _needed(self) -> set[str]:
-        pending = [self._final(store)[0] for store in self._spec.stores]
-        needed: set[str] = set()
-        while pending:
-            name = pending.pop()
-            if name in self._ops and name not in needed:
-                needed.add(name)
-                pending += [operand for operand in self._ops[name].operands if isinstance(operand, str)]
+        needed = {self._final(store)[0] for store in self._spec.stores}
+        for op in reversed(self._spec.ops):
+            if op.name in needed:
+                needed.update(operand for operand in op.operands if isinstance(operand, str))
         return needed
 
     def _emit(self, op: Op) -> None:
@@ -79,10 +76,7 @@ class Chain:
         target = effective_dtype(op, self._spec.precision)
         source = self._source(operand)
         text = self._operand(operand, source, wrapped=True)
-        if target is source.register and isinstance(operand, str):
-            self._text[op.name], self._dtype[op.name] = text, source.register
-        else:
-            self._define(op.name, cast_expression(text, source, target, op.overflow), target.register)
+        self._define(op.name, cast_expression(text, source, target, op.overflow), target.register)
 
     def _define(self, name: str, expression: str, dtype: DType) -> None:
         self.statements.append(f"{name} = {expression}")

@@ -8,7 +8,8 @@ from ..formula import formula
 from ..spec import DType, EpilogueSpec, Load, Order, Overflow, Store
 from ..templates.config import Arch, TileConfig
 from .chain import Chain, register_type
-from .placement import Placement, Plan, Variant, plan, plane_order
+from .placement import Placement, Variant, plan, plane_order
+from .simplify import simplify
 
 CUTE_TYPES = {
     DType.F32: "Float32",
@@ -48,12 +49,13 @@ def emit(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
     It defines the class `Epilogue`, the kernel `gemm` and the function `launch(a, b, <loads>, <stores>,
     max_active_clusters, stream)`, whose arguments carry the spec's names.
     """
-    return _Module(spec, config, variant, plan(spec, config, variant)).text()
+    return _Module(simplify(spec), formula(spec), config, variant).text()
 
 
 class _Module:
-    def __init__(self, spec: EpilogueSpec, config: TileConfig, variant: Variant, plan: Plan) -> None:
-        self.spec, self.config, self.variant, self.plan = spec, config, variant, plan
+    def __init__(self, spec: EpilogueSpec, formula: str, config: TileConfig, variant: Variant) -> None:
+        self.spec, self.formula, self.config, self.variant = spec, formula, config, variant
+        self.plan = plan(spec, config, variant)
         self.chain = Chain(spec, self._reads())
 
     def text(self) -> str:
@@ -81,7 +83,7 @@ class _Module:
         module, template = _TEMPLATES[self.config.arch]
         names = [load.name for load in self.spec.loads]
         width = max(map(len, names), default=0)
-        lines = ['"""' + formula(self.spec).replace("\n", "\n   "), ""]
+        lines = ['"""' + self.formula.replace("\n", "\n   "), ""]
         for load in self.spec.loads:
             placement = self.plan.placements[load.name]
             lines.append(

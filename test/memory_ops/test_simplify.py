@@ -1,0 +1,108 @@
+"""Rewrites keep the values and drop what they promise to drop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from epilogues import EPILOGUES, Problem
+
+from cute_backend.fx_walk.collect import collect
+from cute_backend.memory_ops.simplify import simplify
+from cute_backend.replay import replay
+from cute_backend.spec import Accumulator, Const, DType, EpilogueSpec, Op, Precision, Store
+
+ACC = (Accumulator("acc", DType.BF16, DType.BF16),)
+
+
+def spec_of(*ops: tuple, value: str, precision: Precision = Precision.FUSED) -> EpilogueSpec:
+    rows = tuple(Op(name, op, tuple(operands), DType.F32) for name, op, *operands in ops)
+    return EpilogueSpec(ACC, (), rows, (Store("out0", value, DType.F32),), precision)
+
+
+def evaluate(spec: EpilogueSpec, x: torch.Tensor) -> torch.Tensor:
+    """The chain on given accumulators: A is a column of ones and B a row."""
+    ones = torch.ones(1, 1, dtype=torch.bfloat16)
+    return replay(spec, [ones], [x[None].bfloat16()], [])[0][0]
+
+
+SPECIAL = torch.tensor([0.0, -0.0, 1.0, -1.0, 20.0, -20.0, 200.0, -200.0, float("inf"), -float("inf"), float("nan")])
+
+SILU = [("n", "neg", "acc"), ("e", "exp", "n"), ("d", "add", "e", Const(1)), ("y", "div", "acc", "d")]
+SIGMOID = [*SILU[:3], ("y", "div", Const(1.0), "d")]
+RECIPROCAL = [*SILU[:2], ("d", "add", Const(1.0), "e"), ("y", "reciprocal", "d")]
+TANH = [("t", "tanh", "acc"), ("y", "add", "t", Const(1.0))]
+
+
+@pytest.mark.parametrize(
+    ("ops", "left"),
+    [
+        (SILU, ["sigmoid", "mul"]),
+        (SIGMOID, ["sigmoid"]),
+        (RECIPROCAL, ["sigmoid"]),
+        (TANH, ["mul", "sigmoid", "mul"]),
+    ],
+)
+def test_pattern_becomes_a_sigmoid_of_equal_values(ops: list, left: list[str]) -> None:
+    spec = spec_of(*ops, value="y")
+    simple = simplify(spec)
+    assert [op.op for op in simple.ops] == left
+    x = torch.cat([SPECIAL, torch.randn(1000)])
+    torch.testing.assert_close(evaluate(simple, x), evaluate(spec, x), rtol=2e-6, atol=2e-7, equal_nan=True)
+
+
+def test_one_plus_tanh_keeps_the_digits_that_the_sum_cancels() -> None:
+    spec = spec_of(*TANH, value="y")
+    x = torch.linspace(-8, -2, 25).bfloat16().double()
+    exact = 1 + torch.tanh(x)
+    error = ((evaluate(simplify(spec), x).double() - exact) / exact).abs().max()
+    assert error < 1e-6 < ((evaluate(spec, x).double() - exact) / exact).abs().max()
+
+
+@pytest.mark.parametrize(
+    "ops",
+    [
+        [("e", "exp", "acc"), ("d", "add", "e", Const(1)), ("y", "div", "acc", "d")],
+        [*SILU[:2], ("d", "add", "e", Const(2)), ("y", "div", "acc", "d")],
+        [*SILU[:2], ("d", "sub", "e", Const(1)), ("y", "div", "acc", "d")],
+        [("t", "tanh", "acc"), ("y", "add", "t", Const(2.0))],
+    ],
+)
+def test_a_near_miss_is_left_alone(ops: list) -> None:
+    spec = spec_of(*ops, value="y")
+    assert simplify(spec) == spec
+
+
+def test_an_op_that_something_else_reads_stays() -> None:
+    spec = spec_of(*SILU, ("z", "mul", "y", "e"), value="z")
+    assert [op.op for op in simplify(spec).ops] == ["neg", "exp", "sigmoid", "mul", "mul"]
+
+
+def test_casts_go_only_where_they_round_nothing() -> None:
+    ops = (Op("h", "cast", ("acc",), DType.BF16), Op("q", "cast", ("h",), DType.E4M3), Op("y", "neg", ("q",), DType.F32))
+    for precision, left in ((Precision.FUSED, ["q", "y"]), (Precision.EAGER, ["h", "q", "y"])):
+        spec = EpilogueSpec(ACC, (), ops, (Store("out0", "y", DType.F32),), precision)
+        assert [op.name for op in simplify(spec).ops] == left
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_shared_epilogues_keep_their_values(name: str) -> None:
+    epilogue = EPILOGUES[name]
+    (report,) = collect(epilogue.fn, epilogue.inputs(Problem(32, 32, 32)))
+    spec = report.regions[0].spec
+    simple = simplify(spec)
+    assert simple.loads == spec.loads
+    assert [(store.name, store.dtype) for store in simple.stores] == [(s.name, s.dtype) for s in spec.stores]
+    generator = torch.Generator().manual_seed(0)
+    (acc,) = spec.accumulators
+    torch_dtypes = {DType.E4M3: torch.float8_e4m3fn, DType.E5M2: torch.float8_e5m2, DType.BF16: torch.bfloat16}
+    a = torch.randn(32, 32, generator=generator).to(torch_dtypes[acc.a_dtype])
+    b = torch.randn(32, 32, generator=generator).to(torch_dtypes[acc.b_dtype])
+    shapes = {"exact": (32, 32), "rowvec": (32,), "colvec": (32,), "scalar": (1,)}
+    loads = [
+        torch.randn(shapes[load.kind.value], generator=generator).to(
+            torch.float32 if load.dtype is DType.F32 else torch_dtypes[load.dtype]
+        )
+        for load in spec.loads
+    ]
+    for before, after in zip(replay(spec, [a], [b], loads), replay(simple, [a], [b], loads), strict=True):
+        torch.testing.assert_close(after.float(), before.float(), rtol=1e-2, atol=1e-2)
