@@ -34,6 +34,12 @@ class Problem:
     def randn(self, *shape: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
         return torch.randn(*shape, generator=generator, device=self.device).to(dtype)
 
+    def operand(self, *shape: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        """Normal values rounded to halves, up to 3.5: exact in every dtype that is multiplied, and so are the
+        sums of their products, whose rounding would tip comparisons one way here and another there."""
+        normal = torch.randn(*shape, generator=generator, device=self.device)
+        return (normal * 2).round().clamp(-7, 7).div(2).to(dtype)
+
     def ramp(self, count: int) -> Tensor:
         """(count,) fp32: (i + 1) / count."""
         return torch.arange(1, count + 1, device=self.device, dtype=torch.float32) / count
@@ -43,12 +49,12 @@ Maker = Callable[[Problem, torch.Generator], Tensor]
 
 
 def _a(dtype: torch.dtype) -> Maker:
-    return lambda p, g: p.randn(p.m, p.k, dtype=dtype, generator=g)
+    return lambda p, g: p.operand(p.m, p.k, dtype=dtype, generator=g)
 
 
 def _b(dtype: torch.dtype) -> Maker:
     """(K, N), K contiguous, as the transpose of a linear's weight."""
-    return lambda p, g: p.randn(p.n, p.k, dtype=dtype, generator=g).t()
+    return lambda p, g: p.operand(p.n, p.k, dtype=dtype, generator=g).t()
 
 
 def _plane(dtype: torch.dtype) -> Maker:
@@ -61,8 +67,8 @@ MAKERS: dict[str, Maker] = {
     "a_bf16": _a(torch.bfloat16),
     "b": _b(E4M3),
     "b_bf16": _b(torch.bfloat16),
-    "x": lambda p, g: p.randn(2, p.m // 2, p.k, dtype=E4M3, generator=g),
-    "weight": lambda p, g: p.randn(p.n, p.k, dtype=E4M3, generator=g),
+    "x": lambda p, g: p.operand(2, p.m // 2, p.k, dtype=E4M3, generator=g),
+    "weight": lambda p, g: p.operand(p.n, p.k, dtype=E4M3, generator=g),
     "scale_a": lambda p, g: p.ramp(p.m)[:, None],
     "scale_b": lambda p, g: p.ramp(p.n)[None, :],
     "scale_a_one": lambda p, g: torch.full((), 0.25, device=p.device),
