@@ -8,6 +8,7 @@ for graph in collect(fn, (x, w)):
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo import config as dynamo_config
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx, fake_tensor_prop
@@ -73,8 +75,13 @@ _ARCHS = {"sm_90a": (9, 0), "sm_100a": (10, 0)}
 
 @contextmanager
 def _fresh() -> Iterator[None]:
-    """Caches off, and the backward graph compiled together with the forward one."""
+    """Caches off, the backward graph compiled together with the forward one, and no end of recompilations.
+
+    Each call brings a backend of its own, so to Dynamo each is a recompilation of the function, and beyond
+    its limit the function would silently run unseen.
+    """
     with (
+        dynamo_config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize),
         inductor_config.patch(force_disable_caches=True),
         functorch_config.patch(force_non_lazy_backward_lowering=True),
     ):
@@ -113,20 +120,29 @@ class _Collector:
     def _report(
         self, gm: fx.GraphModule, inputs: Sequence[Any], names: list[str], how: dict[str, Any]
     ) -> None:
-        """What Inductor does between AOTAutograd and the pass, and then the pass."""
         is_backward = bool(how.get("is_backward", False))
 
-        def spy(graph: fx.Graph) -> None:
-            seen = _copy(graph)
-            _label(seen, names)
-            regions, rejections = find_regions(seen, current_precision(), self.capability)
-            self.reports.append(GraphReport(tuple(regions), tuple(rejections), seen, is_backward))
+        def see(graph: fx.Graph) -> None:
+            _label(graph, names)
+            regions, rejections = find_regions(graph, current_precision(), self.capability)
+            self.reports.append(GraphReport(tuple(regions), tuple(rejections), graph, is_backward))
 
-        view_to_reshape(gm)
-        with torch.no_grad():
-            fake_tensor_prop(gm, inputs)
-        with inductor_config.patch(post_grad_custom_pre_pass=spy):
-            post_grad_passes(gm, bool(how.get("is_inference", False)))
+        as_the_pass_meets_it(gm, inputs, how, see)
+
+
+def as_the_pass_meets_it(
+    gm: fx.GraphModule, inputs: Sequence[Any], how: dict[str, Any], see: Callable[[fx.Graph], None]
+) -> None:
+    """Does what Inductor does between AOTAutograd and the pass, then calls `see` with a copy of the graph."""
+
+    def spy(graph: fx.Graph) -> None:
+        see(_copy(graph))
+
+    view_to_reshape(gm)
+    with torch.no_grad():
+        fake_tensor_prop(gm, inputs)
+    with inductor_config.patch(post_grad_custom_pre_pass=spy):
+        post_grad_passes(gm, bool(how.get("is_inference", False)))
 
 
 def _copy(graph: fx.Graph) -> fx.Graph:
