@@ -44,8 +44,11 @@ class EpiloguePass(CustomGraphPass):
 
     def analyse(self, graph: fx.Graph) -> tuple[list[Region], list[Rejection]]:
         """What the pass would do to a graph, as regions and rejections; the graph stays as it is."""
-        if V.aot_compilation:
-            refused = Refused(Reason.AOT, what="an ahead-of-time package")
+        unreachable = (
+            Reason.AOT if V.aot_compilation else Reason.CPP_WRAPPER if inductor_config.cpp_wrapper else None
+        )
+        if unreachable is not None:
+            refused = Refused(unreachable)
             return [], [refused.rejection(node) for node in graph.nodes if is_anchor(node)]
         return find_regions(graph, current_precision(), device_capability)
 

@@ -32,10 +32,11 @@ def rewrite(graph: fx.Graph, regions: Sequence[Region]) -> None:
     """Replace each region by one call of the op, and erase what nothing needs any more."""
     order = {node: position for position, node in enumerate(graph.nodes)}
     sizes = _Sizes(graph)
+    replaced: dict[fx.Node, fx.Node] = {}
     for region in regions:
         last = max(region.nodes, key=order.__getitem__)
         with graph.inserting_before(last):
-            _insert(graph, region, sizes)
+            _insert(graph, region, sizes, replaced)
     for region in regions:
         for node in sorted(region.nodes, key=order.__getitem__, reverse=True):
             if not node.users:
@@ -45,7 +46,8 @@ def rewrite(graph: fx.Graph, regions: Sequence[Region]) -> None:
     graph.lint()
 
 
-def _insert(graph: fx.Graph, region: Region, sizes: _Sizes) -> None:
+def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.Node, fx.Node]) -> None:
+    """Add the call of one region; `replaced` maps outputs of regions that are done to what stands for them."""
     anchor = region.anchor.node
 
     def call(target: Callable[..., Any], *args: Any) -> fx.Node:
@@ -56,11 +58,14 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes) -> None:
             node.meta["val"] = target(*map_arg(args, lambda source: source.meta["val"]))
         return node
 
-    loads = [_canonical(call, view, sizes) for view in region.views]
+    a_nodes, b_nodes = (
+        [replaced.get(node, node) for node in nodes] for nodes in (region.a_nodes, region.b_nodes)
+    )
+    loads = [_canonical(call, view, replaced.get(view.node, view.node), sizes) for view in region.views]
     results = call(
         torch.ops.cute_backend.gemm_epilogue.default,
-        region.a_nodes,
-        region.b_nodes,
+        a_nodes,
+        b_nodes,
         loads,
         region.spec.to_json(),
     )
@@ -74,12 +79,12 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes) -> None:
             if len(shape) == 2
             else call(aten.reshape.default, plane, [sizes.argument(s) for s in shape])
         )
+        replaced[node] = output
         node.replace_all_uses_with(output, delete_user_cb=lambda user: user not in inside)
 
 
-def _canonical(call: Callable[..., fx.Node], view: LoadView, sizes: _Sizes) -> fx.Node:
+def _canonical(call: Callable[..., fx.Node], view: LoadView, node: fx.Node, sizes: _Sizes) -> fx.Node:
     """The load as the op takes it: (M, N), (N,), (M,) or 0-d, with the strides that its class is of."""
-    node = view.node
     kept = {*view.m_axes, *([] if view.n_axis is None else [view.n_axis])}
     for axis in reversed(range(fake(node).dim())):
         if axis not in kept:

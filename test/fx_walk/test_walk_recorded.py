@@ -1,0 +1,83 @@
+"""The walker on graphs recorded from real compilations, on this project's GPU machine and on CPU.
+
+`test/fixtures/record_graphs.py` records them; what the walker makes of them is in test/expected.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from golden import assert_expected
+from synthetic import OP, called
+from torch import fx
+
+from cute_backend.formula import formula
+from cute_backend.fx_walk.reasons import Rejection
+from cute_backend.fx_walk.region import Region
+from cute_backend.fx_walk.regions import find_regions
+from cute_backend.fx_walk.rewrite import rewrite
+from cute_backend.fx_walk.static import fake, tensor_of
+from cute_backend.spec import Precision
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+sys.path.insert(0, str(FIXTURES))
+import graph_text
+
+FOLDERS = sorted(path for path in (FIXTURES / "graphs").iterdir() if path.is_dir())
+GRAPHS = [path for folder in FOLDERS for path in sorted(folder.glob("*.txt"))]
+
+
+def read(path: Path) -> tuple[fx.Graph, Precision]:
+    text = path.read_text()
+    eager = "'emulate_precision_casts': True" in text.split("\n", 2)[1]
+    return graph_text.read(text), Precision.EAGER if eager else Precision.FUSED
+
+
+def walked(path: Path) -> tuple[fx.Graph, list[Region], list[Rejection]]:
+    graph, precision = read(path)
+    return graph, *find_regions(graph, precision, lambda device: (9, 0))
+
+
+def summary(path: Path) -> str:
+    _, regions, rejections = walked(path)
+    lines = [f"== {path.stem}"]
+    for region in regions:
+        loads = ", ".join(f"{load.name}: {load.kind.value} {load.dtype.value}" for load in region.spec.loads)
+        outputs = ", ".join(f"{node.name} = out{index}" for node, index in region.outputs.items())
+        lines += [f"{region.anchor.node.name} ({loads})", *formula(region.spec).splitlines(), f"  {outputs}"]
+    lines += [f"{rejection.node}: {rejection.reason.value}" for rejection in rejections]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_what_is_found(folder: Path) -> None:
+    text = "\n".join(summary(path) for path in sorted(folder.glob("*.txt")))
+    assert_expected(f"walk_{folder.name}.txt", text)
+
+
+@pytest.mark.parametrize("path", GRAPHS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_the_rewritten_graph_is_whole(path: Path) -> None:
+    """As many calls of the op as regions, sound metas, and nothing left of what the regions took."""
+    graph, regions, _ = walked(path)
+    taken = {node.name for region in regions for node in region.nodes}
+    (before,) = graph.find_nodes(op="output")
+    wanted = [fake(node) for node in before.all_input_nodes if tensor_of(node) is not None]
+    rewrite(graph, regions)
+    graph.lint()
+    assert called(graph).count("cute_backend.gemm_epilogue.default") == len(regions)
+    assert not taken & {node.name for node in graph.nodes}
+    assert all(node.meta.get("val") is not None for node in graph.nodes if node.target is OP)
+    (after,) = graph.find_nodes(op="output")
+    found = [fake(node) for node in after.all_input_nodes if tensor_of(node) is not None]
+    for old, new in zip(wanted, found, strict=True):
+        assert (new.shape, new.stride(), new.dtype) == (old.shape, old.stride(), old.dtype)
+
+
+def test_a_text_is_read_as_it_was_written() -> None:
+    """Sizes that are symbols get other names; everything else is the same text."""
+    path = next(path for path in GRAPHS if path.stem == "fp8_llama_mlp")
+    text = path.read_text()
+    header = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("#")]
+    assert graph_text.write(graph_text.read(text), header) == text
