@@ -207,8 +207,8 @@ def sqrt(x: Float) -> Float32:
 
 
 def sigmoid(x: Float) -> Float32:
-    """1 / (1 + exp(-x)), by two approximate instructions: within 3 ulp for x > -4, |x| ulp below; 0 where that
-    is below fp32's normal range."""
+    """1 / (1 + exp(-x)), by two approximate instructions: within 3 ulp for x > -4, |x| ulp below; 0 where
+    that is below fp32's normal range."""
     return rcp_approx(exp2(Float32(x) * -_LOG2_E, fastmath=True) + 1.0)
 
 

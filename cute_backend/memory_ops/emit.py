@@ -40,7 +40,7 @@ _HELD_READS = {
     Placement.ROW_READ: ("tile.rows", "r", "tile.row(r)"),
     Placement.REGISTER_HOIST: ("tile.columns", "c", "tile.column(c)"),
 }
-"""For the placements that `begin` reads: how many elements, their slot, and where each is in global memory."""
+"""For the placements that `begin` reads: how many elements, their slot, and where each is in memory."""
 
 
 def emit(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
@@ -128,7 +128,9 @@ class _Module:
 
     def _epilogue(self) -> list[str]:
         staged = [_operand(load.name, load.dtype) for load in self._having(Placement.SMEM_STAGED)]
-        tma_loads = [_operand(load.name, load.dtype, plane_order(load)) for load in self._having(Placement.TMA)]
+        tma_loads = [
+            _operand(load.name, load.dtype, plane_order(load)) for load in self._having(Placement.TMA)
+        ]
         tma_stores = [
             _operand(store.name, store.dtype, store.order)
             for store in self.spec.stores
@@ -191,7 +193,8 @@ class _Module:
             lines.append(f"        {store.name} = cute.make_rmem_tensor({shape}, {kind})")
         lines += ["        for e in cutlass.range_constexpr(sub.elements):", *self._slots()]
         lines += [f"            {statement}" for statement in self.chain.statements]
-        lines += [f"            {store.name}[e] = {self.chain.stored(store)[0]}" for store in self.spec.stores]
+        for store in self.spec.stores:
+            lines.append(f"            {store.name}[e] = {self.chain.stored(store)[0]}")
         for store in self.spec.stores:
             lines += self._store(store)
         return lines

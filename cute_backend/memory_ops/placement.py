@@ -18,8 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ..spec import EpilogueSpec, Load, LoadKind, Order, Stride
-from ..templates.config import Arch, TileConfig
+from ..spec import DType, EpilogueSpec, Load, LoadKind, Order, Stride
+from ..templates.config import EPILOGUE_STAGES, Arch, TileConfig
 
 
 class Placement(str, Enum):
@@ -58,11 +58,11 @@ def plan(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Plan:
     """Places the loads and stores of a spec for one configuration and alignment."""
     registers = _hoist_budget(spec, config)
     smem = config.epilogue_smem_bytes - sum(
-        config.row_bytes(load.dtype) for load in spec.loads if load.kind is LoadKind.ROWVEC
+        _ring_bytes(config.tile_n, load.dtype) for load in spec.loads if load.kind is LoadKind.ROWVEC
     )
     tma_stores = []
     for store in spec.stores:
-        cost = config.plane_bytes(store.dtype)
+        cost = _ring_bytes(config.store_stage_elements, store.dtype)
         if variant is Variant.TMA and cost <= smem:
             tma_stores.append(store.name)
             smem -= cost
@@ -77,11 +77,16 @@ def plan(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Plan:
             placements[load.name] = Placement.REGISTER_HOIST if hoisted else Placement.SMEM_STAGED
             registers -= config.thread_columns if hoisted else 0
         else:
-            cost = config.plane_bytes(load.dtype)
+            cost = _ring_bytes(config.exact_stage_elements, load.dtype)
             by_tma = variant is Variant.TMA and plane_order(load) is not None and cost <= smem
             placements[load.name] = Placement.TMA if by_tma else Placement.VECTOR
             smem -= cost if by_tma else 0
     return Plan(placements, tuple(tma_stores))
+
+
+def _ring_bytes(elements: int, dtype: DType) -> int:
+    """Shared memory for the fewest stages of something of `elements` a stage."""
+    return EPILOGUE_STAGES * elements * dtype.bits // 8
 
 
 def plane_order(load: Load) -> Order | None:

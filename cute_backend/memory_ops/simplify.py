@@ -28,13 +28,16 @@ def _without_transparent_casts(spec: EpilogueSpec) -> EpilogueSpec:
     for op in spec.ops:
         op = replace(op, operands=tuple(_renamed(operand, source) for operand in op.operands))
         operand = op.operands[0]
-        if op.op == "cast" and isinstance(operand, str):
-            if effective_dtype(op, spec.precision) is spec.dtypes[operand].register:
-                source[op.name] = operand
-                continue
-        ops.append(op)
+        if op.op == "cast" and isinstance(operand, str) and _keeps(op, spec.dtypes[operand], spec):
+            source[op.name] = operand
+        else:
+            ops.append(op)
     stores = tuple(replace(store, value=source.get(store.value, store.value)) for store in spec.stores)
     return replace(spec, ops=tuple(ops), stores=stores)
+
+
+def _keeps(cast: Op, source: DType, spec: EpilogueSpec) -> bool:
+    return effective_dtype(cast, spec.precision) is source.register
 
 
 def _renamed(operand: Operand, source: dict[str, str]) -> Operand:

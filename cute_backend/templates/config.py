@@ -29,14 +29,14 @@ class Arch(str, Enum):
 SMEM_BYTES = 227 * 1024
 """Shared memory that one CTA can have on both architectures (CUDA C++ Programming Guide, Table 27)."""
 
-SMEM_RESERVE = 5 * 1024
+SMEM_RESERVE = 2 * 1024
 """Kept for barriers and the alignment of swizzled buffers."""
 
 MIN_AB_STAGES = 3
 """Stages of A and B below which the MMA waits for memory."""
 
 EPILOGUE_STAGES = 2
-"""Stages of everything that the epilogue passes through shared memory."""
+"""Stages of everything that the epilogue passes through shared memory, at the least."""
 
 TILE_K_BYTES = 128
 """Bytes of K in one pipeline stage: one row of the 128-byte swizzle."""
@@ -50,8 +50,8 @@ class TileConfig:
     of CTAs that share it by halves of M. A cluster is `cluster_m` x `cluster_n` CTAs; the CTAs of a cluster
     multicast the operand tiles that they share. The epilogue works through a tile in subtiles of `subtile_n`
     columns. On sm_90a two warpgroups share each tile, or with `pingpong` take tiles in turn, so that one's
-    epilogue runs under the other's MMA. Tiles are visited in groups of `raster_m` rows of clusters, so that those in flight share
-    operands in L2.
+    epilogue runs under the other's MMA. Tiles are visited in groups of `raster_m` rows of clusters, so that
+    those in flight share operands in L2.
     """
 
     arch: Arch
@@ -89,24 +89,39 @@ class TileConfig:
         return self.tile_n // 4 if self.arch is Arch.SM90A else self.tile_n
 
     @property
+    def warpgroups(self) -> int:
+        """Warpgroups of a CTA that run the epilogue."""
+        return 2 if self.arch is Arch.SM90A and (self.pingpong or self.cta_rows > 64) else 1
+
+    @property
+    def sharing(self) -> int:
+        """How many of them work on one tile."""
+        return 1 if self.pingpong else self.warpgroups
+
+    @property
+    def block_m(self) -> int:
+        """Rows of a subtile: those of one MMA instruction that one warpgroup owns."""
+        return 64 if self.arch is Arch.SM90A else 128
+
+    @property
     def thread_accumulators(self) -> int:
-        """fp32 accumulators of one epilogue thread: its share of the tile, or of half of it where two
-        warpgroups work on one tile."""
-        warpgroups = 1 if self.pingpong or self.cta_rows == 64 else 2
-        return self.cta_rows * self.tile_n // (128 * warpgroups)
+        """fp32 accumulators of one epilogue thread for a tile."""
+        return self.cta_rows * self.tile_n // (128 * self.sharing)
 
     @property
     def ab_stage_bytes(self) -> int:
         """Shared memory of one CTA for one stage of A and B."""
         return (self.cta_rows + self.tile_n // self.ctas) * TILE_K_BYTES
 
-    def plane_bytes(self, dtype: DType) -> int:
-        """Shared memory for the stages of one operand or output that travels in subtiles."""
-        return EPILOGUE_STAGES * min(self.cta_rows, 128) * self.subtile_n * dtype.bits // 8
+    @property
+    def exact_stage_elements(self) -> int:
+        """Elements in one stage of an exact load: a subtile for each warpgroup on the tile."""
+        return self.block_m * self.sharing * self.subtile_n
 
-    def row_bytes(self, dtype: DType) -> int:
-        """Shared memory for the stages of one rowvec of the tile, with its alignment."""
-        return EPILOGUE_STAGES * self.tile_n * dtype.bits // 8 + 128
+    @property
+    def store_stage_elements(self) -> int:
+        """Elements in one stage of an output: a subtile for each warpgroup of the CTA."""
+        return self.block_m * self.warpgroups * self.subtile_n
 
     @property
     def epilogue_smem_bytes(self) -> int:
@@ -143,7 +158,10 @@ _TABLE = {
     ),
 }
 
-_PROMOTED = (TileConfig(Arch.SM90A, 128, 128, 2, subtile_n=64), TileConfig(Arch.SM90A, 64, 128, pingpong=True))
+_PROMOTED = (
+    TileConfig(Arch.SM90A, 128, 128, 2, subtile_n=64),
+    TileConfig(Arch.SM90A, 64, 128, pingpong=True),
+)
 """For fp8 sums promoted on Hopper, which keep two sets of accumulators in registers."""
 
 

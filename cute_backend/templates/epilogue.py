@@ -6,9 +6,9 @@ A generated epilogue is a class with these attributes and hooks; the templates k
     staged                  rowvecs that a warp brings to shared memory ahead of the accumulator
     tma_loads, tma_stores   operands and outputs that travel through shared memory by TMA
 
-    stage(tile, glob, smem)                  one warp: fills `smem` with the staged rowvecs of a tile
-    begin(tile, glob)                        epilogue threads, before the accumulator wait: returns what they hold
-    visit(sub, acc, glob, held, smem)        epilogue threads, each subtile: reads, computes, converts, writes
+    stage(tile, glob, smem)             one warp: fills `smem` with the staged rowvecs of a tile
+    begin(tile, glob)                   epilogue threads, before the accumulator wait: returns what they hold
+    visit(sub, acc, glob, held, smem)   epilogue threads, each subtile: reads, computes, converts, writes
 
 `glob` has the global tensors and `smem` the shared ones, by name, as attributes. `tile` and `sub` say which
 rows and columns a thread owns; their indices into global memory are clamped to the problem's last row and

@@ -29,9 +29,10 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.memory import SmemAllocator, TmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
-from .config import EPILOGUE_STAGES, SMEM_BYTES, TILE_K_BYTES, TileConfig
+from .config import TILE_K_BYTES, TileConfig
 from .epilogue import Epilogue, SmemOperand, by_name
 from .scheduler import TileSchedule
+from .stages import Stages
 
 CTA_M = 128
 """Rows of a CTA's tile: one a lane of tensor memory, one a thread of the epilogue warps."""
@@ -49,43 +50,6 @@ BARRIER_BYTES = 1024
 """For the mbarriers and what else comes before the first aligned buffer; no configuration uses half of it."""
 
 EPILOGUE_BARRIER, TMEM_BARRIER = 1, 2
-
-
-@dataclass(frozen=True)
-class Stages:
-    """How many buffers each ring in shared memory has; 0 where the epilogue has no use for it."""
-
-    ab: int
-    exact: int
-    store: int
-    row: int
-
-    @staticmethod
-    def of(config: TileConfig, epilogue: Epilogue) -> Stages:
-        """Shares shared memory out: two buffers to each ring of the epilogue, A and B what fits, it the rest.
-
-        Raises ValueError where fewer than two stages are left for A and B.
-        """
-        box = CTA_M * config.subtile_n
-        exact_bytes = sum(operand.bytes(box) for operand in epilogue.tma_loads)
-        store_bytes = sum(operand.bytes(box) for operand in epilogue.tma_stores)
-        row_bytes = sum(operand.bytes(config.tile_n) for operand in epilogue.staged)
-        exact, store, row = (EPILOGUE_STAGES if size else 0 for size in (exact_bytes, store_bytes, row_bytes))
-
-        free = SMEM_BYTES - BARRIER_BYTES
-        free -= exact * exact_bytes + store * store_bytes + row * row_bytes
-        ab = free // config.ab_stage_bytes
-        if ab < 2:
-            raise ValueError(
-                f"tile {config.name} leaves shared memory for {ab} stages of A and B beside the epilogue's "
-                f"{exact_bytes} bytes of exact loads and {store_bytes} bytes of stores a subtile; it takes 2"
-            )
-        free -= ab * config.ab_stage_bytes
-        while exact and exact < 4 and free >= exact_bytes:
-            exact, free = exact + 1, free - exact_bytes
-        while store and store < 4 and free >= store_bytes:
-            store, free = store + 1, free - store_bytes
-        return Stages(ab, exact, store, row)
 
 
 class Sm100Tile:
@@ -497,7 +461,9 @@ class Sm100Gemm:
         schedule, ab_pipeline, acc_pipeline = shared.schedule, shared.ab_pipeline, shared.acc_pipeline
         fragments_a = tiled_mma.make_fragment_A(s_a)
         fragments_b = tiled_mma.make_fragment_B(s_b)
-        ab_state, acc_state = _consumer_state(self.stages.ab), _producer_state(ACC_STAGES)
+        # The epilogue warps of both CTAs hand the accumulators over once their tensor memory is allocated, so
+        # the producer, too, starts with buffers in use.
+        ab_state, acc_state = _consumer_state(self.stages.ab), _consumer_state(ACC_STAGES)
         _, _, item = cute.arch.block_idx()
         _, _, item_step = cute.arch.grid_dim()
         while schedule.is_valid(item):
@@ -578,6 +544,11 @@ class Sm100Gemm:
         store_pipeline = pipeline.PipelineTmaStore.create(
             num_stages=max(stages.store - 1, 1), producer_group=_agents(EPILOGUE_THREADS)
         )
+        free_state = _consumer_state(ACC_STAGES)
+        for _ in cutlass.range_constexpr(ACC_STAGES):
+            with cute.arch.elect_one():
+                acc_pipeline.consumer_release(free_state)
+            free_state.advance()
         acc_state, row_state = _consumer_state(ACC_STAGES), _consumer_state(stages.row)
         exact_state, store_state = _consumer_state(stages.exact), _producer_state(stages.store)
         _, _, item = cute.arch.block_idx()

@@ -1,11 +1,12 @@
 """The Hopper kernel: a warp-specialised, persistent GEMM on wgmma with an epilogue plugged in.
 
-One warpgroup loads: warp 0 brings A and B tiles by TMA, warp 1 the epilogue's operands. The other one or two
-warpgroups multiply; each owns 64-row blocks of the tile, keeps their accumulators in registers and runs the
-epilogue on them, a subtile of 64 rows at a time, with shared memory and a TMA store queue of its own.
+One warpgroup loads: warp 0 brings A and B tiles by TMA, warps 1 and 2 the epilogue's operands. The other one
+or two warpgroups multiply; each owns 64-row blocks of the tile, keeps their accumulators in registers and
+runs the epilogue on them, a subtile of 64 rows at a time, with shared memory and TMA stores of its own.
 
            warp 0          A, B of a k tile  -> ab pipeline
-           warp 1          staged rowvecs    -> row pipeline;  exact loads of a subtile -> exact pipeline
+           warp 1          exact loads of a subtile  -> exact pipeline
+           warp 2          staged rowvecs of a tile  -> row pipeline
            warpgroup 1, 2  begin | wgmma over all k tiles | visit each subtile -> shared memory -> TMA store
 """
 
@@ -27,6 +28,9 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from .config import TILE_K_BYTES, TileConfig
 from .epilogue import Epilogue, SmemOperand, by_name
 from .scheduler import TileSchedule
+from .stages import Stages
+
+PRODUCER, CONSUMER = pipeline.PipelineUserType.Producer, pipeline.PipelineUserType.Consumer
 
 WARPGROUP = 128
 BLOCK_M = 64
@@ -52,7 +56,7 @@ class Sm90Tile:
         self.tile_n = gemm.config.tile_n
         self.rows = 2 * gemm.blocks
         self.columns = self.tile_n // 4
-        self._sharing = gemm.sharing
+        self._sharing = gemm.config.sharing
         self._row0 = m0 + share * BLOCK_M + thread // 32 * 16 + lane // 4
         self._column0 = lane % 4 * 2
 
@@ -138,7 +142,7 @@ class Turn:
     """The right of one of two warpgroups to go on, under ping-pong.
 
     Both walk the same rings of stages, each skipping what is the other's. A waiter knows a barrier's phase
-    only by its parity, so it may wait for its own fill of a stage only once the other has taken the one before.
+    only by its parity, so it may wait for its fill of a stage only once the other has taken the one before.
     """
 
     own: pipeline.NamedBarrier
@@ -171,27 +175,11 @@ class Sm90Gemm:
         self.epilogue = epilogue
         self.config = config
         self.fast_accum = fast_accum
-        self.warpgroups = 2 if config.pingpong or config.tile_m > BLOCK_M else 1
-        self.sharing = 1 if config.pingpong else self.warpgroups
-        self.blocks = config.tile_m // (BLOCK_M * self.sharing)
+        self.stages = Stages.of(config, epilogue)
+        self.blocks = config.tile_m // (BLOCK_M * config.sharing)
         self.steps = config.tile_n // config.subtile_n
         self.subtiles = self.blocks * self.steps
-        self.threads = WARPGROUP * (1 + self.warpgroups)
-        self.exact_stages = 2 if epilogue.tma_loads else 0
-        self.row_stages = 2 if epilogue.staged else 0
-        self.store_stages = 2 if epilogue.tma_stores else 0
-
-    def _epilogue_bytes(self) -> int:
-        box = BLOCK_M * self.config.subtile_n
-        loads = sum(operand.bytes(box * self.sharing) for operand in self.epilogue.tma_loads) * self.exact_stages
-        rows = sum(operand.bytes(self.config.tile_n) for operand in self.epilogue.staged) * self.row_stages
-        stores = sum(operand.bytes(box * self.warpgroups) for operand in self.epilogue.tma_stores) * self.store_stages
-        paddings = SMEM_ALIGN * (2 + len(self.epilogue.staged))
-        return loads + rows + stores + paddings
-
-    def _ab_stages(self) -> int:
-        stage = (self.config.tile_m + self.config.tile_n) * TILE_K_BYTES
-        return (utils.get_smem_capacity_in_bytes("sm_90") - self._epilogue_bytes()) // stage
+        self.threads = WARPGROUP * (1 + config.warpgroups)
 
     @cute.jit
     def __call__(
@@ -203,7 +191,7 @@ class Sm90Gemm:
         max_active_clusters: Int32,
         stream: cuda.CUstream,
     ):
-        """Launches the kernel for A (M, K), B (K, N) and the epilogue's operands, in the order of its names."""
+        """Launches the kernel for A (M, K), B (K, N) and the epilogue's operands, in its names' order."""
         config, epilogue = self.config, self.epilogue
         b = cute.make_tensor(b.iterator, cute.select(b.layout, [1, 0]))
         m, n = a.shape[0], b.shape[0]
@@ -217,7 +205,7 @@ class Sm90Gemm:
             a_layout.sm90_mma_major_mode(),
             b_layout.sm90_mma_major_mode(),
             Float32,
-            (self.sharing, 1, 1),
+            (config.sharing, 1, 1),
             (BLOCK_M, config.tile_n),
         )
         # Its accumulators are laid out as those of tiled_mma, over one subtile.
@@ -230,14 +218,14 @@ class Sm90Gemm:
             (1, 1, 1),
             (BLOCK_M, config.subtile_n),
         )
-        ab_stages = self._ab_stages()
-        a_smem = hopper.make_smem_layout_a(a_layout, tile, self.a_dtype, ab_stages)
-        b_smem = hopper.make_smem_layout_b(b_layout, tile, self.b_dtype, ab_stages)
+        a_smem = hopper.make_smem_layout_a(a_layout, tile, self.a_dtype, self.stages.ab)
+        b_smem = hopper.make_smem_layout_b(b_layout, tile, self.b_dtype, self.stages.ab)
         a_tma = _tma_load(a, a_smem, (config.tile_m, tile_k), config.cluster_n)
         b_tma = _tma_load(b, b_smem, (config.tile_n, tile_k), config.cluster_m)
 
-        load_planes = [self._planes(operand, self.exact_stages * self.sharing) for operand in epilogue.tma_loads]
-        store_planes = [self._planes(operand, self.store_stages * self.warpgroups) for operand in epilogue.tma_stores]
+        load_count, store_count = self.stages.exact * config.sharing, self.stages.store * config.warpgroups
+        load_planes = [self._planes(operand, load_count) for operand in epilogue.tma_loads]
+        store_planes = [self._planes(operand, store_count) for operand in epilogue.tma_stores]
         load_of = dict(zip(epilogue.loads, loads, strict=True))
         store_of = dict(zip(epilogue.stores, stores, strict=True))
         box = (BLOCK_M, config.subtile_n)
@@ -282,7 +270,8 @@ class Sm90Gemm:
 
     def _planes(self, operand: SmemOperand, count: int) -> cute.ComposedLayout:
         """Shared memory for what travels in subtiles: (64, subtile_n, count)."""
-        return hopper.make_smem_layout_epi(operand.dtype, operand.layout, (BLOCK_M, self.config.subtile_n), count)
+        box = (BLOCK_M, self.config.subtile_n)
+        return hopper.make_smem_layout_epi(operand.dtype, operand.layout, box, count)
 
     @cute.kernel
     def kernel(
@@ -302,7 +291,7 @@ class Sm90Gemm:
         m: Int32,
         n: Int32,
     ):
-        config, epilogue = self.config, self.epilogue
+        config, epilogue, stages = self.config, self.epilogue, self.stages
         thread, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         _, _, first_item = cute.arch.block_idx()
@@ -321,36 +310,35 @@ class Sm90Gemm:
                 cpasync.prefetch_descriptor(tma.atom)
 
         smem = utils.SmemAllocator()
-        ab_stages = cute.size(a_smem, mode=[2])
         ab_bytes = cute.size_in_bytes(self.a_dtype, cute.slice_(a_smem, (None, None, 0)))
         ab_bytes += cute.size_in_bytes(self.b_dtype, cute.slice_(b_smem, (None, None, 0)))
-        consumer_warps = 4 * self.sharing
+        consumer_warps = 4 * config.sharing
         ab_pipeline = pipeline.PipelineTmaAsync.create(
-            barrier_storage=smem.allocate_array(cutlass.Int64, 2 * ab_stages),
-            num_stages=ab_stages,
+            barrier_storage=smem.allocate_array(cutlass.Int64, 2 * stages.ab),
+            num_stages=stages.ab,
             producer_group=_agents(1),
             consumer_group=_agents(consumer_warps * (config.cluster_m + config.cluster_n - 1)),
             tx_count=ab_bytes,
             cta_layout_vmnk=cute.make_layout((1, *cta_layout.shape)),
             defer_sync=True,
         )
-        if cutlass.const_expr(self.exact_stages > 0):
-            box = BLOCK_M * config.subtile_n * self.sharing
+        if cutlass.const_expr(stages.exact > 0):
+            box = BLOCK_M * config.subtile_n * config.sharing
             exact_pipeline = pipeline.PipelineTmaAsync.create(
-                barrier_storage=smem.allocate_array(cutlass.Int64, 2 * self.exact_stages),
-                num_stages=self.exact_stages,
+                barrier_storage=smem.allocate_array(cutlass.Int64, 2 * stages.exact),
+                num_stages=stages.exact,
                 producer_group=_agents(1),
                 consumer_group=_agents(consumer_warps),
                 tx_count=sum(operand.bytes(box) for operand in epilogue.tma_loads),
                 cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),
                 defer_sync=True,
             )
-        if cutlass.const_expr(self.row_stages > 0):
+        if cutlass.const_expr(stages.row > 0):
             row_pipeline = pipeline.PipelineAsync.create(
-                barrier_storage=smem.allocate_array(cutlass.Int64, 2 * self.row_stages),
-                num_stages=self.row_stages,
+                barrier_storage=smem.allocate_array(cutlass.Int64, 2 * stages.row),
+                num_stages=stages.row,
                 producer_group=_agents(32),
-                consumer_group=_agents(WARPGROUP * self.sharing),
+                consumer_group=_agents(WARPGROUP * config.sharing),
                 defer_sync=True,
             )
         pipeline.pipeline_init_arrive(cluster_shape_mn=cta_layout, is_relaxed=True)
@@ -359,14 +347,14 @@ class Sm90Gemm:
         s_b = smem.allocate_tensor(self.b_dtype, b_smem.outer, SMEM_ALIGN, b_smem.inner)
         s_loads = [
             smem.allocate_tensor(operand.dtype, planes.outer, SMEM_ALIGN, planes.inner)
-            for operand, planes in zip(epilogue.tma_loads, load_planes)
+            for operand, planes in zip(epilogue.tma_loads, load_planes, strict=True)
         ]
         s_stores = [
             smem.allocate_tensor(operand.dtype, planes.outer, SMEM_ALIGN, planes.inner)
-            for operand, planes in zip(epilogue.tma_stores, store_planes)
+            for operand, planes in zip(epilogue.tma_stores, store_planes, strict=True)
         ]
         s_rows = [
-            smem.allocate_tensor(operand.dtype, cute.make_layout((config.tile_n, self.row_stages)), 128)
+            smem.allocate_tensor(operand.dtype, cute.make_layout((config.tile_n, stages.row)), 128)
             for operand in epilogue.staged
         ]
         glob = by_name(epilogue.loads + epilogue.stores, loads + stores)
@@ -397,9 +385,12 @@ class Sm90Gemm:
                 cute.group_modes(g_b, 0, 2),
             )
             cta_coord = (cta_m, cta_n, 0)
-            a_mask = cute.make_layout_image_mask(cta_layout, cta_coord, mode=1) if config.cluster_n > 1 else None
-            b_mask = cute.make_layout_image_mask(cta_layout, cta_coord, mode=0) if config.cluster_m > 1 else None
-            ab_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, ab_stages)
+            a_mask = b_mask = None
+            if cutlass.const_expr(config.cluster_n > 1):
+                a_mask = cute.make_layout_image_mask(cta_layout, cta_coord, mode=1)
+            if cutlass.const_expr(config.cluster_m > 1):
+                b_mask = cute.make_layout_image_mask(cta_layout, cta_coord, mode=0)
+            ab_state = _state(PRODUCER, stages.ab)
             item = Int32(first_item)
             while schedule.is_valid(item):
                 cluster_row, cluster_column = schedule.cluster_coord(item)
@@ -408,51 +399,44 @@ class Sm90Gemm:
                 for k in cutlass.range(k_tiles, unroll=1):
                     ab_pipeline.producer_acquire(ab_state)
                     barrier = ab_pipeline.producer_get_barrier(ab_state)
-                    cute.copy(
-                        a_atom, tile_a[(None, k)], t_sa[(None, ab_state.index)], tma_bar_ptr=barrier, mcast_mask=a_mask
-                    )
-                    cute.copy(
-                        b_atom, tile_b[(None, k)], t_sb[(None, ab_state.index)], tma_bar_ptr=barrier, mcast_mask=b_mask
-                    )
+                    stage_a, stage_b = t_sa[(None, ab_state.index)], t_sb[(None, ab_state.index)]
+                    cute.copy(a_atom, tile_a[(None, k)], stage_a, tma_bar_ptr=barrier, mcast_mask=a_mask)
+                    cute.copy(b_atom, tile_b[(None, k)], stage_b, tma_bar_ptr=barrier, mcast_mask=b_mask)
                     ab_state.advance()
                 item += item_step
             ab_pipeline.producer_tail(ab_state)
 
-        if cutlass.const_expr(self.exact_stages + self.row_stages > 0):
+        if cutlass.const_expr(stages.exact > 0):
             if warp == 1:
-                row_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, max(self.row_stages, 1))
-                exact_state = pipeline.make_pipeline_state(
-                    pipeline.PipelineUserType.Producer, max(self.exact_stages, 1)
-                )
+                exact_state = _state(PRODUCER, stages.exact)
                 item = Int32(first_item)
                 while schedule.is_valid(item):
-                    cluster_row, cluster_column = schedule.cluster_coord(item)
-                    m0 = (cluster_row * config.cluster_m + cta_m) * config.tile_m
-                    n0 = (cluster_column * config.cluster_n + cta_n) * config.tile_n
-                    if cutlass.const_expr(self.row_stages > 0):
-                        row_pipeline.producer_acquire(row_state)
-                        tile = Sm90Tile(self, m0, n0, m, n, thread % 32, Int32(0))
-                        rows = [s_row[(None, row_state.index)] for s_row in s_rows]
-                        self.epilogue.stage(tile, glob, by_name([o.name for o in epilogue.staged], rows))
-                        row_pipeline.producer_commit(row_state)
-                        row_state.advance()
-                    if cutlass.const_expr(self.exact_stages > 0):
-                        for subtile in cutlass.range_constexpr(self.subtiles):
-                            exact_pipeline.producer_acquire(exact_state)
-                            barrier = exact_pipeline.producer_get_barrier(exact_state)
-                            for i in cutlass.range_constexpr(len(load_tmas)):
-                                for share in cutlass.range_constexpr(self.sharing):
-                                    self._copy_plane(
-                                        load_tmas[i],
-                                        s_loads[i],
-                                        exact_state.index * self.sharing + share,
-                                        self._plane_coord(m0, n0, subtile, share),
-                                        barrier,
-                                    )
-                            exact_state.advance()
+                    m0, n0 = self._origin(schedule, item, cta_m, cta_n)
+                    for subtile in cutlass.range_constexpr(self.subtiles):
+                        exact_pipeline.producer_acquire(exact_state)
+                        barrier = exact_pipeline.producer_get_barrier(exact_state)
+                        for i in cutlass.range_constexpr(len(load_tmas)):
+                            for share in cutlass.range_constexpr(config.sharing):
+                                plane = exact_state.index * config.sharing + share
+                                coord = self._plane_coord(m0, n0, subtile, share)
+                                self._copy_plane(load_tmas[i], s_loads[i], plane, coord, barrier)
+                        exact_state.advance()
                     item += item_step
-                if cutlass.const_expr(self.exact_stages > 0):
-                    exact_pipeline.producer_tail(exact_state)
+                exact_pipeline.producer_tail(exact_state)
+
+        if cutlass.const_expr(stages.row > 0):
+            if warp == 2:
+                row_state = _state(PRODUCER, stages.row)
+                item = Int32(first_item)
+                while schedule.is_valid(item):
+                    m0, n0 = self._origin(schedule, item, cta_m, cta_n)
+                    tile = Sm90Tile(self, m0, n0, m, n, thread % 32, Int32(0))
+                    row_pipeline.producer_acquire(row_state)
+                    rows = [s_row[(None, row_state.index)] for s_row in s_rows]
+                    self.epilogue.stage(tile, glob, by_name([o.name for o in epilogue.staged], rows))
+                    row_pipeline.producer_commit(row_state)
+                    row_state.advance()
+                    item += item_step
 
         if warp >= 4:
             cute.arch.setmaxregister_increase(MMA_REGISTERS)
@@ -470,12 +454,12 @@ class Sm90Gemm:
             mma_turn, epilogue_turn = Turn.of(3, group), Turn.of(5, group)
             is_store_warp = group_thread < 32
             store_group = pipeline.PipelineTmaStore.create(
-                num_stages=max(self.store_stages, 1), producer_group=_agents(WARPGROUP)
+                num_stages=max(stages.store, 1), producer_group=_agents(WARPGROUP)
             )
 
-            ab_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, ab_stages)
-            row_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, max(self.row_stages, 1))
-            exact_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, max(self.exact_stages, 1))
+            ab_state = _state(CONSUMER, stages.ab)
+            row_state = _state(CONSUMER, stages.row)
+            exact_state = _state(CONSUMER, stages.exact)
             store_plane = Int32(0)
             item = Int32(first_item)
             if cutlass.const_expr(config.pingpong):
@@ -487,9 +471,7 @@ class Sm90Gemm:
                 row_state.advance(group)
                 exact_state.advance(group * self.subtiles)
             while schedule.is_valid(item):
-                cluster_row, cluster_column = schedule.cluster_coord(item)
-                m0 = (cluster_row * config.cluster_m + cta_m) * config.tile_m
-                n0 = (cluster_column * config.cluster_n + cta_n) * config.tile_n
+                m0, n0 = self._origin(schedule, item, cta_m, cta_n)
                 tile = Sm90Tile(self, m0, n0, m, n, group_thread, share)
                 held = self.epilogue.begin(tile, glob)
 
@@ -502,39 +484,40 @@ class Sm90Gemm:
                     epilogue_turn.wait()
 
                 rows = []
-                if cutlass.const_expr(self.row_stages > 0):
+                if cutlass.const_expr(stages.row > 0):
                     row_pipeline.consumer_wait(row_state)
                     rows = [s_row[(None, row_state.index)] for s_row in s_rows]
                 flat = cute.make_tensor(acc.iterator, cute.make_layout(cute.size(acc)))
                 for subtile in cutlass.range_constexpr(self.subtiles):
                     sub = Sm90Subtile(self, tile, subtile, thr_subtile)
-                    piece = cute.make_tensor(flat.iterator + subtile * sub.elements, cute.make_layout(sub.elements))
-                    if cutlass.const_expr(self.store_stages > 0):
+                    piece = cute.make_tensor(
+                        flat.iterator + subtile * sub.elements, cute.make_layout(sub.elements)
+                    )
+                    if cutlass.const_expr(stages.store > 0):
                         if is_store_warp:
                             store_group.producer_acquire()
                         group_barrier.arrive_and_wait()
-                    if cutlass.const_expr(self.exact_stages > 0):
+                    if cutlass.const_expr(stages.exact > 0):
                         exact_pipeline.consumer_wait(exact_state)
-                    load_plane = exact_state.index * self.sharing + share
-                    plane = store_plane * self.warpgroups + group
+                    load_plane = exact_state.index * config.sharing + share
+                    plane = store_plane * config.warpgroups + group
                     planes = [s_load[(None, None, load_plane)] for s_load in s_loads]
                     planes += [s_store[(None, None, plane)] for s_store in s_stores]
                     names = [o.name for o in epilogue.staged + epilogue.tma_loads + epilogue.tma_stores]
                     self.epilogue.visit(sub, piece, glob, held, by_name(names, rows + planes))
-                    if cutlass.const_expr(self.exact_stages > 0):
+                    if cutlass.const_expr(stages.exact > 0):
                         exact_pipeline.consumer_release(exact_state)
                         exact_state.advance()
-                    if cutlass.const_expr(self.store_stages > 0):
+                    if cutlass.const_expr(stages.store > 0):
                         cute.arch.fence_proxy("async.shared", space="cta")
                         group_barrier.arrive_and_wait()
                         if is_store_warp:
+                            coord = self._plane_coord(m0, n0, subtile, share)
                             for i in cutlass.range_constexpr(len(store_tmas)):
-                                self._store_plane(
-                                    store_tmas[i], s_stores[i], plane, self._plane_coord(m0, n0, subtile, share)
-                                )
+                                self._store_plane(store_tmas[i], s_stores[i], plane, coord)
                             store_group.producer_commit()
-                        store_plane = (store_plane + 1) % self.store_stages
-                if cutlass.const_expr(self.row_stages > 0):
+                        store_plane = (store_plane + 1) % stages.store
+                if cutlass.const_expr(stages.row > 0):
                     row_pipeline.consumer_release(row_state)
                     row_state.advance()
                 item += item_step
@@ -545,7 +528,7 @@ class Sm90Gemm:
                     ab_state.advance(k_tiles)
                     row_state.advance(Int32(1))
                     exact_state.advance(self.subtiles)
-            if cutlass.const_expr(self.store_stages > 0):
+            if cutlass.const_expr(stages.store > 0):
                 if is_store_warp:
                     store_group.producer_tail()
 
@@ -588,7 +571,7 @@ class Sm90Gemm:
             ab_pipeline.consumer_release(release_state)
         else:
             partial = cute.make_rmem_tensor(acc.shape, Float32)
-            for k in cutlass.range(k_tiles, unroll=1):
+            for _ in cutlass.range(k_tiles, unroll=1):
                 ab_pipeline.consumer_wait(ab_state)
                 partial.fill(0.0)
                 warpgroup.fence()
@@ -605,23 +588,32 @@ class Sm90Gemm:
                 turn.pass_on()
         return ab_state
 
+    def _origin(self, schedule: TileSchedule, item: Int32, cta_m: Int32, cta_n: Int32) -> tuple[Int32, Int32]:
+        """The first row and column of a CTA's tile of a work item."""
+        config = self.config
+        row, column = schedule.cluster_coord(item)
+        m0 = (row * config.cluster_m + cta_m) * config.tile_m
+        return m0, (column * config.cluster_n + cta_n) * config.tile_n
+
     def _plane_coord(self, m0: Int32, n0: Int32, subtile: int, share: Any) -> tuple[Int32, Int32]:
         """Where a warpgroup's subtile lies, counted in (64, subtile_n) boxes of the output."""
         block, step = divmod(subtile, self.steps)
-        row = m0 // BLOCK_M + block * self.sharing + share
+        row = m0 // BLOCK_M + block * self.config.sharing + share
         return row, n0 // self.config.subtile_n + step
 
-    def _partition_plane(self, tma: cpasync.TmaInfo, planes: cute.Tensor, coord: tuple[Int32, Int32]) -> tuple:
+    def _partition_plane(self, tma: cpasync.TmaInfo, planes: cute.Tensor, coord: tuple) -> tuple:
         boxes = cute.local_tile(tma.tma_tensor, (BLOCK_M, self.config.subtile_n), coord)
         return cpasync.tma_partition(
             tma.atom, 0, cute.make_layout(1), cute.group_modes(planes, 0, 2), cute.group_modes(boxes, 0, 2)
         )
 
-    def _copy_plane(self, tma: cpasync.TmaInfo, planes: cute.Tensor, index: Int32, coord: tuple, barrier: cute.Pointer):
+    def _copy_plane(
+        self, tma: cpasync.TmaInfo, planes: cute.Tensor, index: Int32, coord: tuple, barrier: cute.Pointer
+    ) -> None:
         t_s, t_g = self._partition_plane(tma, planes, coord)
         cute.copy(tma.atom, t_g, t_s[(None, index)], tma_bar_ptr=barrier)
 
-    def _store_plane(self, tma: cpasync.TmaInfo, planes: cute.Tensor, index: Int32, coord: tuple):
+    def _store_plane(self, tma: cpasync.TmaInfo, planes: cute.Tensor, index: Int32, coord: tuple) -> None:
         t_s, t_g = self._partition_plane(tma, planes, coord)
         cute.copy(tma.atom, t_s[(None, index)], t_g)
 
@@ -630,7 +622,15 @@ def _agents(count: int) -> pipeline.CooperativeGroup:
     return pipeline.CooperativeGroup(pipeline.Agent.Thread, count)
 
 
-def _tma_load(tensor: cute.Tensor, staged: cute.ComposedLayout, box: tuple[int, int], multicast: int) -> cpasync.TmaInfo:
+def _state(user: pipeline.PipelineUserType, stages: int) -> pipeline.PipelineState:
+    """Where a warp stands in a ring; in a ring without stages, nowhere that matters."""
+    return pipeline.make_pipeline_state(user, max(stages, 1))
+
+
+def _tma_load(
+    tensor: cute.Tensor, staged: cute.ComposedLayout, box: tuple[int, int], multicast: int
+) -> cpasync.TmaInfo:
     """The TMA atom and coordinate tensor that bring boxes of `tensor` to one stage of shared memory."""
     op = cpasync.CopyBulkTensorTileG2SOp() if multicast == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
-    return cpasync.make_tiled_tma_atom(op, tensor, cute.slice_(staged, (None, None, 0)), box, num_multicast=multicast)
+    stage = cute.slice_(staged, (None, None, 0))
+    return cpasync.make_tiled_tma_atom(op, tensor, stage, box, num_multicast=multicast)
