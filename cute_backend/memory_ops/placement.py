@@ -116,4 +116,3 @@ def _hoist_budget(spec: EpilogueSpec, config: TileConfig) -> int:
     free = _THREAD_REGISTERS - _WORKING_REGISTERS
     promoted = not all(acc.fast_accum for acc in spec.accumulators)
     return free - config.thread_accumulators * (2 if promoted else 1)
-

@@ -367,7 +367,7 @@ class Sm100Gemm:
             # Of a pair of CTAs, the even one multiplies for both.
             if cta_coord[0] == 0:
                 self._multiply(shared, tiled_mma, s_a, s_b, acc, k_tiles)
-        if cutlass.const_expr(self.loads_operands):  # noqa: SIM102  (one is known now, one at run time)
+        if cutlass.const_expr(self.loads_operands):
             if warp == EPILOGUE_LOAD_WARP:
                 self._load_operands(shared, load_tmas)
         if warp < EPILOGUE_WARPS:

@@ -41,9 +41,9 @@ class Stages:
         ab = (free - exact * exact_bytes) // config.ab_stage_bytes
         if ab < MIN_AB_STAGES:
             raise ValueError(
-                f"tile {config.name} leaves shared memory for {ab} stages of A and B beside {exact_bytes} bytes "
-                f"of exact loads, {row_bytes} of rowvecs and {store_bytes} of outputs a stage; it takes "
-                f"{MIN_AB_STAGES}"
+                f"tile {config.name} leaves shared memory for {ab} stages of A and B, which take "
+                f"{MIN_AB_STAGES}, beside {exact_bytes} bytes of exact loads, {row_bytes} of rowvecs and "
+                f"{store_bytes} of outputs in each of their stages"
             )
         if exact:
             left = free - min(ab, ENOUGH_AB_STAGES) * config.ab_stage_bytes

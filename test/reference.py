@@ -1,0 +1,39 @@
+"""What a result is compared with: the program in float64, and by how much the two may differ."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import torch
+from epilogues import Epilogue
+from torch import Tensor
+
+TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 6e-4, torch.float32: 4e-6, torch.float8_e4m3fn: 5e-2}
+"""By which a result may differ from its reference, relative in norm: a unit in its dtype's last place."""
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """NaN where an element was not written: outputs are poisoned with NaN."""
+    actual, expected = actual.double(), expected.double()
+    return ((actual - expected).norm() / expected.norm()).item()
+
+
+def _scaled_mm_f64(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None = None, **_
+) -> Tensor:
+    product = (a.double() @ b.double()) * scale_a.double() * scale_b.double()
+    return product if bias is None else product + bias.double()
+
+
+def _addmm_f64(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return bias.double() + a.double() @ b.double()
+
+
+def in_float64(epilogue: Epilogue, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The program with its products in float64, whose dtype all that follows then takes on."""
+    with patch("torch._scaled_mm", _scaled_mm_f64), patch("torch.addmm", _addmm_f64):
+        return as_tuple(epilogue.fn(*inputs))
+
+
+def as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
