@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
-import torch
 from torch import fx
 
 from cute_backend import config
@@ -23,7 +22,6 @@ from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import classify, supported_dtype
 from cute_backend.fx_walk.device import Capability, check_device
 from cute_backend.fx_walk.lower import (
-    CASTS,
     constant,
     is_pointwise,
     is_reshape,
@@ -33,13 +31,14 @@ from cute_backend.fx_walk.lower import (
     number,
 )
 from cute_backend.fx_walk.mutation import mutations, root
+from cute_backend.fx_walk.questions import base, follows_a_product, is_free_cast, is_reduction, may_join
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region import Region, store_order, stores_of
 from cute_backend.fx_walk.static import (
     DTYPES,
-    Size,
     describe,
     fake,
+    known,
     on_plane,
     target_name,
     tensor_of,
@@ -132,7 +131,7 @@ class _Search:
 
         def push_users(node: fx.Node) -> None:
             for user in node.users:
-                if user not in seen and user not in self.owner and _may_join(user):
+                if user not in seen and user not in self.owner and may_join(user):
                     seen.add(user)
                     heappush(queue, (self.order[user], user))
 
@@ -167,13 +166,17 @@ class _Search:
             raise Refused(Reason.LOAD_DEVICE, operand=node.name, device=result.device, anchor=anchor.device)
         if not on_plane(result.shape, anchor.m, anchor.n):
             raise Refused(Reason.PLANE, shape=describe(result.shape), m=anchor.m, n=anchor.n)
-        value = lower(node, draft.chain, lambda argument: self._resolve(draft, argument, list(result.shape)))
+        value = lower(node, draft.chain, lambda argument: self._resolve(draft, argument, node))
         self._check_mutations(draft, node)
         _check_loads(draft.chain)
         return value
 
-    def _resolve(self, draft: _Draft, argument: Any, shape: list[Size]) -> Operand:
-        """An argument of a call as a value of the chain: a number, a member's value, or a load."""
+    def _resolve(self, draft: _Draft, argument: Any, reader: fx.Node) -> Operand:
+        """An argument of `reader` as a value of the chain: a number, a member's value, or a load.
+
+        Work on operands alone is done by the kernel where that costs no memory traffic: a cast to a wider
+        dtype, and ops of the plane's own shape that nobody else reads.
+        """
         if not isinstance(argument, fx.Node):
             return number(argument)
         if argument in draft.values:
@@ -183,12 +186,31 @@ class _Search:
         filled = constant(argument)
         if filled is not None:
             return filled
-        if _is_free_cast(argument):
-            source = self._resolve(draft, argument.args[0], shape)
+        if is_free_cast(argument):
+            source = self._resolve(draft, argument.args[0], reader)
             return lower_cast(draft.chain, source, supported_dtype(argument.name, fake(argument).dtype))
         if self._depends(draft, argument):
             raise Refused(Reason.CYCLE, operand=argument.name)
-        return draft.chain.load(classify(argument, shape, draft.anchor.device))
+        view = classify(argument, fake(reader).shape, draft.anchor.device)
+        if view not in draft.chain.views and self._is_for_the_region_alone(draft, argument, reader):
+            mark = draft.chain.mark()
+            try:
+                return lower(argument, draft.chain, lambda inner: self._resolve(draft, inner, argument))
+            except Refused:
+                draft.chain.rollback(mark)
+        return draft.chain.load(view)
+
+    def _is_for_the_region_alone(self, draft: _Draft, node: fx.Node, reader: fx.Node) -> bool:
+        """Whether an operand is pointwise work of the reader's own shape that nothing outside reads.
+
+        What follows from another product is left to that product's region.
+        """
+        if not is_pointwise(node) or node in self.owner or follows_a_product(node):
+            return False
+        if any(user is not reader and user not in draft.values for user in node.users):
+            return False
+        shape, plane = fake(node).shape, fake(reader).shape
+        return len(shape) == len(plane) and all(known(a == b) for a, b in zip(shape, plane, strict=True))
 
     def _depends(self, draft: _Draft, node: fx.Node) -> bool:
         """Whether a node outside needs a value of the region, every region found so far counting as one node.
@@ -256,16 +278,16 @@ class _Search:
         Its users are pointwise ops and reductions outside, into which Inductor fuses what they read: the
         `abs` before an `amax`, or a cast to fp32, of a value that is written anyway.
         """
-        written = {_base(node) for node in escaping}
+        written = {base(node) for node in escaping}
         inside = set(members)
         for node in escaping:
             if node is members[0] or node in self.reads or is_reshape(node):
                 continue
             if not all(
-                user not in inside and (is_pointwise(user) or _is_reduction(user)) for user in node.users
+                user not in inside and (is_pointwise(user) or is_reduction(user)) for user in node.users
             ):
                 continue
-            sources = {_base(source) for source in node.all_input_nodes if source in inside} - written
+            sources = {base(source) for source in node.all_input_nodes if source in inside} - written
             if sum(fake(source).element_size() for source in sources) < fake(node).element_size():
                 return node
         return None
@@ -313,58 +335,6 @@ class _Search:
         )
         outputs = {node: index[store] for node, store in stores.items()}
         return Region(anchor, tuple(members), spec, tuple(draft.chain.views), outputs)
-
-
-def _may_join(node: fx.Node) -> bool:
-    """Whether a user of a region is worth a word: a product, a write or an output is no missed fusion."""
-    if node.op != "call_function" or is_anchor(node):
-        return False
-    if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
-        return False
-    return not isinstance(
-        node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
-    )
-
-
-def _is_free_cast(node: fx.Node) -> bool:
-    """Whether an operand is a cast that costs nothing to do again as it is loaded: one to a wider dtype."""
-    if node.op != "call_function" or target_name(node) not in CASTS:
-        return False
-    source = tensor_of(node.args[0])  # type: ignore[arg-type]
-    result = tensor_of(node)
-    if source is None or result is None or source.dtype not in DTYPES or source.device != result.device:
-        return False
-    return source.element_size() <= result.element_size()
-
-
-_REDUCTIONS = (
-    "sum",
-    "mean",
-    "prod",
-    "amax",
-    "amin",
-    "max",
-    "min",
-    "argmax",
-    "argmin",
-    "var",
-    "var_mean",
-    "any",
-    "all",
-)
-
-
-def _is_reduction(node: fx.Node) -> bool:
-    return (
-        isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket.__name__ in _REDUCTIONS
-    )
-
-
-def _base(node: fx.Node) -> fx.Node:
-    """The value behind reshapes."""
-    while is_reshape(node):
-        node = node.args[0]  # type: ignore[assignment]
-    return node
 
 
 def _check_loads(chain: Chain) -> None:

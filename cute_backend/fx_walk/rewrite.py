@@ -47,7 +47,7 @@ def rewrite(graph: fx.Graph, regions: Sequence[Region]) -> None:
 
 
 def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.Node, fx.Node]) -> None:
-    """Add the call of one region; `replaced` maps outputs of regions that are done to what stands for them."""
+    """Add the call of one region. `replaced` maps outputs of regions that are done to their successors."""
     anchor = region.anchor.node
 
     def call(target: Callable[..., Any], *args: Any) -> fx.Node:

@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "fixtures"))
+
+import graph_text
 from golden import assert_expected
 from synthetic import OP, called
 from torch import fx
@@ -21,11 +25,8 @@ from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.fx_walk.static import fake, tensor_of
 from cute_backend.spec import Precision
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
-sys.path.insert(0, str(FIXTURES))
-import graph_text
-
-FOLDERS = sorted(path for path in (FIXTURES / "graphs").iterdir() if path.is_dir())
+RECORDED = Path(graph_text.__file__).parent / "graphs"
+FOLDERS = sorted(path for path in RECORDED.iterdir() if path.is_dir())
 GRAPHS = [path for folder in FOLDERS for path in sorted(folder.glob("*.txt"))]
 
 

@@ -1,0 +1,75 @@
+"""Questions about one node, whatever region it may become a part of."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from cute_backend.fx_walk.anchors import is_anchor
+from cute_backend.fx_walk.lower import CASTS, is_pointwise, is_reshape
+from cute_backend.fx_walk.static import DTYPES, target_name, tensor_of
+
+
+def may_join(node: fx.Node) -> bool:
+    """Whether a user of a region is worth a word: a product, a write or an output is no missed fusion."""
+    if node.op != "call_function" or is_anchor(node):
+        return False
+    if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+        return False
+    return not isinstance(
+        node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+    )
+
+
+def is_free_cast(node: fx.Node) -> bool:
+    """Whether an operand is a cast that costs nothing to do again as it is loaded: one to a wider dtype."""
+    if node.op != "call_function" or target_name(node) not in CASTS:
+        return False
+    source = tensor_of(node.args[0])  # type: ignore[arg-type]
+    result = tensor_of(node)
+    if source is None or result is None or source.dtype not in DTYPES or source.device != result.device:
+        return False
+    return source.element_size() <= result.element_size()
+
+
+_REDUCTIONS = (
+    "sum",
+    "mean",
+    "prod",
+    "amax",
+    "amin",
+    "max",
+    "min",
+    "argmax",
+    "argmin",
+    "var",
+    "var_mean",
+    "any",
+    "all",
+)
+
+
+def is_reduction(node: fx.Node) -> bool:
+    return (
+        isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket.__name__ in _REDUCTIONS
+    )
+
+
+def base(node: fx.Node) -> fx.Node:
+    """The value behind reshapes."""
+    while is_reshape(node):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def follows_a_product(node: fx.Node) -> bool:
+    """Whether an operand is pointwise work after a product, which is for that product's region to do."""
+    stack, seen = [node], set()
+    while stack:
+        current = stack.pop()
+        if is_anchor(current):
+            return True
+        if current not in seen and (is_pointwise(current) or is_reshape(current)):
+            seen.add(current)
+            stack.extend(current.all_input_nodes)
+    return False

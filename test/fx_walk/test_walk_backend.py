@@ -1,0 +1,369 @@
+"""`torch.compile(backend="cute")`, and the pass inside Inductor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor_config
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+import cute_backend
+from cute_backend import config
+from cute_backend.backend import cute, epilogue_pass
+
+aten = torch.ops.aten
+BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
+M, N, K = 64, 48, 32
+
+
+def rand(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def linear_inputs() -> tuple[Tensor, Tensor, Tensor]:
+    return rand(M, K), rand(N, K, seed=1) / 6, rand(N, seed=2)
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, weight, bias))
+
+
+def counted() -> dict[str, int]:
+    return dict(counters["cute_backend"])
+
+
+class LeftOver(CustomGraphPass):
+    """A post-grad post-pass that notes what compiled graphs call, views aside."""
+
+    VIEWS = (aten.reshape.default, aten.select.int, aten.permute.default)
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __call__(self, graph: fx.Graph) -> None:
+        self.calls += [
+            str(node.target)
+            for node in graph.nodes
+            if isinstance(node.target, torch._ops.OpOverload) and node.target not in self.VIEWS
+        ]
+
+    def uuid(self) -> None:
+        return None
+
+
+def assert_all_fused(fn: Callable[..., Any], *args: Any, regions: int = 1, **how: Any) -> Any:
+    """The compiled function calls the op, so many times, and nothing else; gives its result."""
+    left = LeftOver()
+    with inductor_config.patch(post_grad_custom_post_pass=left):
+        result = torch.compile(fn, backend=cute, **how)(*args)
+    assert counted() == {"anchors": regions, "regions": regions}
+    assert left.calls == ["cute_backend.gemm_epilogue.default"] * regions
+    return result
+
+
+def scaled_inputs() -> tuple[Tensor, ...]:
+    a, b = rand(M, K, dtype=E4M3), rand(N, K, dtype=E4M3, seed=1).t()
+    scales = torch.rand(M, 1) + 0.5, torch.rand(1, N) + 0.5
+    return (a, b, *scales, rand(N, seed=2), rand(M, N, seed=3))
+
+
+def rowwise(a: Tensor, b: Tensor, sa: Tensor, sb: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    y = torch._scaled_mm(a, b, sa, sb, bias=bias, out_dtype=BF16, use_fast_accum=True)
+    return F.gelu(y, approximate="tanh") + residual
+
+
+def tensorwise(a: Tensor, b: Tensor, sa: Tensor, sb: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    return torch._scaled_mm(a, b, sa[0, 0], sb[0, 0], out_dtype=BF16).relu() * residual
+
+
+def to_fp8(a: Tensor, b: Tensor, sa: Tensor, sb: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    y = F.silu(torch._scaled_mm(a, b, sa, sb, out_dtype=BF16)) * residual
+    return (y.float() * sa[0, 0]).clamp(-448, 448).to(E4M3)
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("program", [rowwise, to_fp8], ids=lambda program: program.__name__)
+def test_an_fp8_product_and_all_after_it_is_one_call(
+    program: Callable[..., Tensor], dynamic: bool | None, fresh_compiler: None
+) -> None:
+    args = scaled_inputs()
+    result = assert_all_fused(program, *args, dynamic=dynamic)
+    step = 0.13 if result.dtype is E4M3 else 0.02
+    torch.testing.assert_close(result.float(), program(*args).float(), rtol=step, atol=step)
+
+
+def test_tensorwise_scales_are_scalars(fresh_compiler: None) -> None:
+    args = scaled_inputs()
+    result = assert_all_fused(tensorwise, *args)
+    torch.testing.assert_close(result, tensorwise(*args), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
+def test_a_three_dimensional_gated_mlp_is_three_calls(dynamic: bool | None, fresh_compiler: None) -> None:
+    def mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down) + x
+
+    args = rand(4, 16, K), rand(N, K, seed=1) / 5, rand(N, K, seed=2) / 5, rand(K, N, seed=3) / 7
+    result = assert_all_fused(mlp, *args, regions=3, dynamic=dynamic)
+    reference = mlp(*(value.double() for value in args))
+    assert (result - reference).abs().max() <= 1.5 * (mlp(*args) - reference).abs().max()
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "leaky_relu": F.leaky_relu,
+    "elu": F.elu,
+    "selu": F.selu,
+    "celu": lambda x: F.celu(x, 0.7),
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "mish": F.mish,
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "hardtanh": F.hardtanh,
+    "softplus": F.softplus,
+    "softsign": F.softsign,
+    "tanhshrink": F.tanhshrink,
+    "softshrink": F.softshrink,
+    "hardshrink": F.hardshrink,
+    "threshold": lambda x: F.threshold(x, 0.1, -2.0),
+    "sigmoid": F.sigmoid,
+    "logsigmoid": F.logsigmoid,
+    "tanh": F.tanh,
+    "clamp": lambda x: x.clamp(-0.5, 0.5),
+    "clamp_below": lambda x: x.clamp(min=0.25),
+    "where": lambda x: torch.where(x > 0, x, -0.5),
+    "masked_fill": lambda x: x.masked_fill(x < 0, 3.0),
+    "alpha": lambda x: torch.sub(x, x.abs(), alpha=0.5),
+    "number_minus": lambda x: 3 - x,
+    "number_over": lambda x: 1 / (x.abs() + 1),
+    "powers": lambda x: x**2 + x**3 + (x.abs() + 1) ** -0.5 + (x.abs() + 1) ** 1.7,
+    "floor_divide": lambda x: x // 0.5,
+    "logic": lambda x: ((x > -0.5) & (x < 0.5) | (x == 1)).to(BF16),
+    "addcmul": lambda x: torch.addcmul(x, x, x, value=0.5),
+    "lerp": lambda x: torch.lerp(x, x * x, 0.3),
+    "square_root": lambda x: x.abs().sqrt() + torch.rsqrt(x.abs() + 1),
+    "to_int8": lambda x: (x * 10).round().clamp(-128, 127).to(torch.int8),
+    "to_float16": lambda x: (x.float() * 2).to(torch.float16),
+}
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["fused", "eager_rounding"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_every_activation_fuses_whole(name: str, eager: bool, fresh_compiler: None) -> None:
+    """And is no further from float64's result than eager is."""
+    x, weight, _ = linear_inputs()
+
+    def program(x: Tensor, weight: Tensor) -> Tensor:
+        return ACTIVATIONS[name](F.linear(x, weight))
+
+    with inductor_config.patch(emulate_precision_casts=eager):
+        result = assert_all_fused(program, x, weight)
+    wanted = program(x, weight)
+    assert result.dtype is wanted.dtype
+    exact = program(x.double(), weight.double()).double()
+    assert (result.double() - exact).abs().max() <= 1.5 * (wanted.double() - exact).abs().max() + 1e-6
+
+
+def test_eager_rounding_is_eager_to_the_bit(fresh_compiler: None) -> None:
+    """Sums of products of small integers are exact, so nothing but the rounding could differ."""
+
+    def program(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+        y = F.linear(x, weight, bias) * 0.3 + residual
+        return (y.relu() * y).to(E4M3).to(BF16) - residual / 7
+
+    ints = torch.Generator().manual_seed(3)
+    args = [torch.randint(-8, 9, s, generator=ints).to(BF16) for s in ((M, K), (N, K), (N,), (M, N))]
+    with inductor_config.patch(emulate_precision_casts=True):
+        result = assert_all_fused(program, *args)
+    assert torch.equal(result, program(*args))
+
+
+def test_one_compilation_serves_every_m(fresh_compiler: None) -> None:
+    x, weight, bias = linear_inputs()
+    compiled = torch.compile(linear_gelu, backend=cute, dynamic=True)
+    for rows in (64, 7, 33, 2):
+        torch.testing.assert_close(
+            compiled(x[:rows].clone(), weight, bias),
+            linear_gelu(x[:rows], weight, bias),
+            rtol=0.02,
+            atol=0.02,
+        )
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_no_rows_and_one_row(fresh_compiler: None) -> None:
+    x, weight, bias = linear_inputs()
+    compiled = torch.compile(linear_gelu, backend=cute)
+    assert compiled(x[:0], weight, bias).shape == (0, N)
+    assert counted() == {"anchors": 1, "regions": 0, "empty": 1}
+    wanted = linear_gelu(x[:1], weight, bias)
+    torch.testing.assert_close(compiled(x[:1], weight, bias), wanted, rtol=0.02, atol=0.02)
+    assert counted()["regions"] == 1
+
+
+def test_training_fuses_forward_and_meets_backward(fresh_compiler: None) -> None:
+    """The saved value is a further store; gradients are as close to fp64's as eager's."""
+    args = linear_inputs()
+
+    def gradients(fn: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+        leaves = [value.clone().to(dtype).requires_grad_() for value in args]
+        fn(*leaves).to(torch.float64).square().sum().backward()
+        return [leaf.grad.double() for leaf in leaves]  # type: ignore[union-attr]
+
+    results = gradients(torch.compile(linear_gelu, backend=cute), BF16)
+    assert counted() == {"anchors": 3, "regions": 1, "nothing_to_fuse": 2}
+    for result, eager, exact in zip(
+        results, gradients(linear_gelu, BF16), gradients(linear_gelu, torch.float64), strict=True
+    ):
+        assert (result - exact).abs().max() <= 2 * (eager - exact).abs().max()
+
+
+def test_a_backward_product_fuses_with_what_follows_it(fresh_compiler: None) -> None:
+    def program(x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x.tanh(), weight)
+
+    x, weight = rand(M, K), rand(N, K, seed=1) / 6
+    grads = []
+    for fn in (torch.compile(program, backend=cute), program):
+        leaf = x.clone().requires_grad_()
+        fn(leaf, weight).sum().backward()
+        grads.append(leaf.grad)
+    assert counted() == {"anchors": 2, "regions": 1, "nothing_to_fuse": 1}
+    torch.testing.assert_close(grads[0], grads[1], rtol=0.02, atol=0.02)
+
+
+# How the pass lives in Inductor
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune-no-cudagraphs"])
+def test_modes_are_inductors(mode: str, fresh_compiler: None) -> None:
+    args = linear_inputs()
+    result = assert_all_fused(linear_gelu, *args, mode=mode)
+    torch.testing.assert_close(result, linear_gelu(*args), rtol=0.02, atol=0.02)
+
+
+def test_options_are_inductors(fresh_compiler: None) -> None:
+    args = linear_inputs()
+    assert_all_fused(linear_gelu, *args, options={"emulate_precision_casts": True})
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="Unexpected optimization option no_such_option"):
+        torch.compile(linear_gelu, backend=cute, options={"no_such_option": True})(*args)
+
+
+def test_the_pass_alone_is_an_option_of_inductor(fresh_compiler: None) -> None:
+    args = linear_inputs()
+    options = {"post_grad_custom_pre_pass": cute_backend.epilogue_pass}
+    result = torch.compile(linear_gelu, options=options)(*args)
+    assert counted() == {"anchors": 1, "regions": 1}
+    torch.testing.assert_close(result, linear_gelu(*args), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("where", ["options", "config"])
+@pytest.mark.parametrize("form", ["callable", "list", "both"])
+def test_a_users_own_pass_is_kept_and_runs_first(where: str, form: str, fresh_compiler: None) -> None:
+    seen: list[str] = []
+
+    def own(graph: fx.Graph) -> None:
+        seen.extend(str(node.target) for node in graph.nodes if node.op == "call_function")
+
+    value: Any = {"callable": own, "list": [own], "both": [own, epilogue_pass]}[form]
+    option = {"post_grad_custom_pre_pass": value}
+    if where == "options":
+        torch.compile(linear_gelu, backend=cute, options=option)(*linear_inputs())
+    else:
+        with inductor_config.patch(option):
+            torch.compile(linear_gelu, backend=cute)(*linear_inputs())
+    assert "aten.addmm.default" in seen and "cute_backend.gemm_epilogue.default" not in seen
+    assert counted() == {"anchors": 1, "regions": 1}
+
+
+def test_a_cached_graph_does_not_meet_the_pass(fresh_compiler: None) -> None:
+    args = linear_inputs()
+    first = torch.compile(linear_gelu, backend=cute)(*args)
+    torch._dynamo.reset()
+    second = torch.compile(linear_gelu, backend=cute)(*args)
+    assert counters["inductor"]["fxgraph_cache_hit"] == 1
+    assert counted() == {"anchors": 1, "regions": 1}
+    assert torch.equal(first, second)
+
+
+def test_a_setting_that_changes_a_decision_misses_the_cache(fresh_compiler: None) -> None:
+    def program(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.linear(x, weight, bias).relu()
+        return y, y * 2
+
+    args = linear_inputs()
+    torch.compile(program, backend=cute)(*args)
+    torch._dynamo.reset()
+    with config.patch(max_stores=1):
+        torch.compile(program, backend=cute)(*args)
+    assert counters["inductor"]["fxgraph_cache_hit"] == 0
+    assert counted() == {"anchors": 2, "regions": 2, "too_many_stores": 1}
+
+
+def test_the_uuid_follows_precision_and_settings() -> None:
+    plain = epilogue_pass.uuid()
+    with inductor_config.patch(emulate_precision_casts=True):
+        assert epilogue_pass.uuid() != plain
+    with config.patch(max_loads=3):
+        assert epilogue_pass.uuid() != plain
+    assert epilogue_pass.uuid() == plain
+
+
+def test_a_pass_without_a_uuid_keeps_the_cache_off(fresh_compiler: None) -> None:
+    torch.compile(linear_gelu, backend=cute, options={"post_grad_custom_pre_pass": lambda graph: None})(
+        *linear_inputs()
+    )
+    assert counters["inductor"]["fxgraph_cache_bypass"] == 1
+
+
+@pytest.mark.parametrize("reason", ["aot", "cpp_wrapper"])
+def test_nothing_is_fused_where_no_python_op_can_be_called(reason: str) -> None:
+    from synthetic import Graph
+    from torch._inductor.virtualized import V
+
+    made = Graph()
+    graph = made.output(made.call(torch.ops.aten.relu.default, made.mm()))
+    with inductor_config.patch(cpp_wrapper=reason == "cpp_wrapper"), V.set_aot_compilation(reason == "aot"):
+        regions, rejections = epilogue_pass.analyse(graph)
+    assert not regions
+    assert [(each.node, each.reason.value) for each in rejections] == [("mm_default", reason)]
+
+
+# What a program may do around a region
+
+
+def test_a_buffer_that_is_written_in_place_is_read_before(fresh_compiler: None) -> None:
+    def program(x: Tensor, weight: Tensor, buffer: Tensor) -> Tensor:
+        y = F.linear(x, weight).relu() + buffer
+        buffer.add_(1)
+        return y * buffer
+
+    x, weight, _ = linear_inputs()
+    buffers = torch.ones(M, N).to(BF16), torch.ones(M, N).to(BF16)
+    result = torch.compile(program, backend=cute)(x, weight, buffers[0])
+    assert counted()["regions"] == 1
+    torch.testing.assert_close(result, program(x, weight, buffers[1]), rtol=0.02, atol=0.02)
+    assert torch.equal(*buffers)
+
+
+def test_views_of_a_result_keep_their_strides(fresh_compiler: None) -> None:
+    def program(x: Tensor, weight: Tensor, column_major: Tensor) -> tuple[Tensor, ...]:
+        y = F.linear(x, weight).relu()
+        return y.t(), y.view(-1), y[:, :4], column_major.t() + F.linear(x, weight)
+
+    x, weight, _ = linear_inputs()
+    column_major = rand(N, M, seed=4)
+    results = torch.compile(program, backend=cute)(x, weight, column_major)
+    for result, wanted in zip(results, program(x, weight, column_major), strict=True):
+        assert result.stride() == wanted.stride()
+        torch.testing.assert_close(result, wanted, rtol=0.02, atol=0.02)

@@ -1,0 +1,97 @@
+"""What `collect` reports of a function, on CPU tensors and on fakes, without computing anything."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from cute_backend.fx_walk.collect import GraphReport, collect
+
+BF16 = torch.bfloat16
+
+
+class Gated(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = torch.nn.Linear(64, 128, dtype=BF16)
+        self.up = torch.nn.Linear(64, 128, dtype=BF16)
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        return F.silu(self.gate(x)) * self.up(x) + residual
+
+
+def labels(report: GraphReport) -> list[dict[str, str]]:
+    return [
+        dict(zip([load.name for load in region.spec.loads], region.load_labels, strict=True))
+        for region in report.regions
+    ]
+
+
+def test_loads_have_the_users_names() -> None:
+    with torch.no_grad():
+        (report,) = collect(Gated(), (torch.ones(2, 16, 64, dtype=BF16), torch.ones(128, dtype=BF16)))
+    first, second = labels(report)
+    assert first == {"bias": "self.gate.bias"}
+    assert second["bias"] == "self.up.bias" and second["rowvec0"] == "residual"
+    assert [region.problem for region in report.regions] == [(32, 128, 64)] * 2
+    assert not report.rejections and not report.is_backward
+
+
+def test_nothing_is_computed_or_counted(fresh_compiler: None) -> None:
+    """These products would take hours."""
+    before = dict(counters["cute_backend"])
+    x, weight = (
+        torch.ones(1, 1, dtype=BF16).expand(2**20, 2**14),
+        torch.ones(1, 1, dtype=BF16).expand(2**20, 2**14),
+    )
+    (report,) = collect(lambda x, w: (x.contiguous() @ w.contiguous().t()).relu(), (x, weight))
+    assert report.regions[0].problem == (2**20, 2**20, 2**14)
+    assert dict(counters["cute_backend"]) == before
+
+
+def test_fakes_will_do_of_a_gpu_too() -> None:
+    mode = FakeTensorMode()
+    with mode:
+        x, weight = (torch.empty(*shape, dtype=BF16, device="cuda:0") for shape in ((64, 32), (48, 32)))
+    (report,) = collect(lambda x, w: F.linear(x, w).relu(), (x, weight), arch="sm_100a")
+    assert len(report.regions) == 1
+
+
+def test_dynamic_sizes_are_symbols() -> None:
+    args = torch.ones(64, 32, dtype=BF16), torch.ones(48, 32, dtype=BF16)
+    (report,) = collect(lambda x, w: F.linear(x, w).relu(), args, dynamic=True)
+    assert all(isinstance(size, torch.SymInt) for size in report.regions[0].problem)
+
+
+def test_forward_and_backward_are_both_reported() -> None:
+    leaf = torch.ones(64, 32, dtype=BF16, requires_grad=True)
+    reports = collect(lambda x, w: F.linear(x.tanh(), w), (leaf, torch.ones(48, 32, dtype=BF16)))
+    assert [(report.is_backward, len(report.regions)) for report in reports] == [(False, 0), (True, 1)]
+    assert leaf.grad is None
+
+
+def test_a_program_that_looks_at_values_gets_real_ones() -> None:
+    def program(x: Tensor, weight: Tensor) -> Tensor:
+        y = F.linear(x, weight).relu()
+        return F.linear(y, y).tanh() if y.sum() > 0 else y
+
+    reports = collect(program, (torch.ones(32, 32, dtype=BF16), torch.ones(32, 32, dtype=BF16)))
+    assert [len(report.regions) for report in reports] == [1, 1]
+
+
+def test_a_function_is_asked_about_any_number_of_times() -> None:
+    def program(x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x, weight).relu()
+
+    args = torch.ones(32, 32, dtype=BF16), torch.ones(32, 32, dtype=BF16)
+    for _ in range(10):
+        assert [len(report.regions) for report in collect(program, args)] == [1]
+
+
+def test_what_torch_raises_is_raised() -> None:
+    with pytest.raises(Exception, match="fake tensor call"):
+        collect(lambda x, w: x @ w, (torch.ones(4, 5), torch.ones(6, 7)))

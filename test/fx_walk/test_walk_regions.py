@@ -1,0 +1,420 @@
+"""What a region takes in, what it gives out, and how several of them live in one graph.
+
+Each graph is run after the pass and compared with the same arithmetic in fp32 or with the graph before it.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from synthetic import BF16, E4M3, F32, Graph, aten, called, prims, rewritten, run, walk
+from torch import Tensor, fx
+
+from cute_backend import config
+from cute_backend.formula import formula
+from cute_backend.fx_walk import lower
+from cute_backend.spec import Const, DType, Order, Overflow, Precision, Stride
+
+M, N, K = 64, 48, 32
+EPILOGUE = "cute_backend.gemm_epilogue.default"
+
+
+def integers(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> Tensor:
+    """Small enough that every sum and product of a test is exact in bf16's eight bits."""
+    return torch.randint(-1, 2, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def inputs_of(graph: fx.Graph) -> list[Tensor]:
+    values = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
+    return [
+        integers(*value.shape, seed=index).as_strided(value.shape, value.stride()).to(value.dtype)
+        if value.numel() == sum((s - 1) * t for s, t in zip(value.shape, value.stride(), strict=True)) + 1
+        else integers(*value.shape, dtype=value.dtype, seed=index)
+        for index, value in enumerate(values)
+    ]
+
+
+def assert_same_after_the_pass(graph: fx.Graph, regions: int, left: list[str] | None = None) -> None:
+    """The pass fuses so many regions, leaves so many other calls, and the graph gives what it gave."""
+    inputs = inputs_of(graph)
+    before = run(copy.deepcopy(graph), *inputs)
+    after_graph = rewritten(graph)
+    calls = called(after_graph)
+    assert calls.count(EPILOGUE) == regions
+    assert [call for call in calls if call != EPILOGUE] == (left or [])
+    for wanted, result in zip(before, run(after_graph, *inputs), strict=True):
+        assert torch.equal(result, wanted)
+        assert result.stride() == wanted.stride()
+
+
+def silu(graph: Graph, value: fx.Node) -> fx.Node:
+    wide = graph.call(prims.convert_element_type.default, value, F32)
+    denominator = graph.call(
+        aten.add.Tensor, graph.call(aten.exp.default, graph.call(aten.neg.default, wide)), 1
+    )
+    return graph.call(
+        prims.convert_element_type.default, graph.call(aten.div.Tensor, wide, denominator), BF16
+    )
+
+
+def test_a_value_that_is_read_twice_is_computed_once() -> None:
+    made = Graph()
+    relu = made.call(aten.relu.default, made.mm())
+    graph = made.output(made.call(aten.mul.Tensor, relu, relu))
+    (region,), _ = walk(graph)
+    assert [(op.op, op.operands) for op in region.spec.ops] == [("relu", ("acc",)), ("mul", ("t0", "t0"))]
+    assert_same_after_the_pass(graph, 1)
+
+
+def test_the_same_cast_or_step_made_twice_is_one_step() -> None:
+    made = Graph()
+    mm = made.mm()
+    parts = [
+        made.call(aten.relu.default, made.call(prims.convert_element_type.default, mm, F32)) for _ in "ab"
+    ]
+    graph = made.output(made.call(aten.add.Tensor, *parts))
+    (region,), _ = walk(graph)
+    assert [op.op for op in region.spec.ops] == ["relu", "add"]
+    assert_same_after_the_pass(graph, 1)
+
+
+def test_an_escaping_intermediate_is_a_further_store() -> None:
+    made = Graph()
+    mm = made.mm()
+    relu = made.call(aten.relu.default, mm)
+    graph = made.output(made.call(aten.add.Tensor, relu, made.input("bias", (N,))), relu, mm)
+    (region,), _ = walk(graph)
+    assert [(store.name, store.value) for store in region.spec.stores] == [
+        ("out0", "acc"),
+        ("out1", "t0"),
+        ("out2", "t1"),
+    ]
+    assert_same_after_the_pass(graph, 1)
+
+
+def test_results_that_differ_in_shape_alone_share_a_store() -> None:
+    made = Graph()
+    relu = made.call(aten.relu.default, made.mm())
+    graph = made.output(relu, made.call(aten.reshape.default, relu, [8, 8, N]))
+    (region,), _ = walk(graph)
+    assert len(region.spec.stores) == 1 and len(region.outputs) == 2
+    assert_same_after_the_pass(graph, 1)
+
+
+@pytest.mark.parametrize("gate_first", [True, False], ids=["gate_first", "up_first"])
+def test_a_node_of_two_anchors_belongs_to_the_later_one(gate_first: bool) -> None:
+    """A gated MLP: what the earlier product gives, its own epilogue fused, is an exact load of the later."""
+    made = Graph()
+    gate = made.mm(name="g")
+    up = None if gate_first else made.mm(name="u")
+    activated = silu(made, gate)
+    up = made.mm(name="u") if up is None else up
+    graph = made.output(made.call(aten.mul.Tensor, activated, up))
+    first, second = walk(graph)[0]
+    assert "exp" in [op.op for op in first.spec.ops] and not first.spec.loads
+    assert [op.op for op in second.spec.ops] == ["mul"]
+    assert [load.name for load in second.spec.loads] == ["exact0"]
+    assert second.load_nodes == [activated]
+    assert_same_after_the_pass(graph, 2)
+
+
+def test_a_region_feeds_the_operand_of_the_next() -> None:
+    made = Graph()
+    hidden = made.call(aten.relu.default, made.mm())
+    down = made.call(aten.mm.default, hidden, made.input("down", (N, K)))
+    graph = made.output(made.call(aten.add.Tensor, down, made.input("bias", (K,))))
+    assert_same_after_the_pass(graph, 2)
+
+
+def test_an_earlier_product_that_needs_a_later_one_is_placed_behind_it() -> None:
+    """The later product's own region refuses the sum, for it would need itself; the earlier one takes it."""
+    made = Graph()
+    first, second = made.mm(name="1"), made.mm(name="2")
+    relu = made.call(aten.relu.default, second)
+    total = made.call(aten.sum.dim_IntList, relu, [1], True)
+    graph = made.output(made.call(aten.add.Tensor, first, total), relu)
+    assert len(walk(graph)[0]) == 2
+    assert_same_after_the_pass(graph, 2, ["aten.sum.dim_IntList"])
+
+
+def test_two_regions_make_no_cycle_of_one_another() -> None:
+    """The later region reads the earlier one; the earlier may then not read what the later one leads to."""
+    made = Graph()
+    first, second = made.mm(name="1"), made.mm(name="2")
+    relu = made.call(aten.relu.default, first)
+    total = made.call(aten.sum.dim_IntList, second, [1], True)
+    both = made.call(aten.add.Tensor, second, relu)
+    refused = made.call(aten.add.Tensor, relu, total)
+    graph = made.output(both, refused)
+    regions, rejections = walk(graph)
+    assert len(regions) == 2
+    assert (refused.name, "cycle") in [(each.node, each.reason.value) for each in rejections]
+    assert_same_after_the_pass(graph, 2, ["aten.sum.dim_IntList", "aten.add.Tensor"])
+
+
+def test_what_reads_an_intermediate_early_moves_behind_the_kernel() -> None:
+    made = Graph()
+    relu = made.call(aten.relu.default, made.mm())
+    total = made.call(aten.sum.dim_IntList, relu, [1])
+    late = made.call(aten.cumsum.default, made.input("x", (N,)), 0)
+    graph = made.output(made.call(aten.add.Tensor, relu, late), total)
+    assert_same_after_the_pass(graph, 1, ["aten.cumsum.default", "aten.sum.dim_IntList"])
+
+
+def test_a_write_into_an_operand_after_the_region_stays_after_it() -> None:
+    made = Graph()
+    buffer = made.input("buffer", (M, N))
+    total = made.call(aten.add.Tensor, made.mm(), buffer)
+    made.call(aten.copy_.default, buffer, total)
+    graph = made.output(made.call(aten.mul.Tensor, total, 2))
+    (region,), rejections = walk(graph)
+    assert region.load_nodes == [buffer]
+    assert [each.reason.value for each in rejections] == ["mutated_load"]
+    calls = called(rewritten(graph))
+    assert calls == [EPILOGUE, "aten.copy_.default", "aten.mul.Tensor"]
+
+
+def test_a_three_dimensional_linear_fuses_with_its_reshapes() -> None:
+    made = Graph()
+    x, weight = made.input("x", (4, 16, K)), made.input("weight", (K, N))
+    flat = made.call(aten.reshape.default, x, [-1, K])
+    view = made.call(aten.reshape.default, made.call(aten.mm.default, flat, weight), [4, 16, N])
+    graph = made.output(made.call(aten.add.Tensor, view, made.input("residual", (4, 16, N))))
+    (region,), _ = walk(graph)
+    assert [load.name for load in region.spec.loads] == ["exact0"]
+    assert_same_after_the_pass(graph, 1)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1, 1), (2, 1), (1, 0.5), (-1.5, 2)])
+@pytest.mark.parametrize("shape", [(N,), (1, N), (M, 1), (), (M, N)], ids=str)
+def test_addmm_scales_its_product_and_its_addend(alpha: float, beta: float, shape: tuple[int, ...]) -> None:
+    made = Graph()
+    addend, a, b = made.input("addend", shape), made.input("a", (M, K)), made.input("b", (K, N))
+    addmm = made.call(aten.addmm.default, addend, a, b, alpha=alpha, beta=beta)
+    graph = made.output(made.call(aten.relu.default, addmm))
+    (region,), _ = walk(graph)
+    assert [load.name for load in region.spec.loads] == ["exact0" if shape == (M, N) else "bias"]
+    assert_same_after_the_pass(graph, 1)
+
+
+def test_addmm_with_a_beta_of_zero_ignores_its_addend() -> None:
+    """NaN in it included."""
+    made = Graph()
+    addend, a, b = made.input("addend", (N,)), made.input("a", (M, K)), made.input("b", (K, N))
+    graph = made.output(made.call(aten.relu.default, made.call(aten.addmm.default, addend, a, b, beta=0)))
+    (region,), _ = walk(graph)
+    assert not region.spec.loads
+    values = torch.full((N,), float("nan")).to(BF16), integers(M, K), integers(K, N, seed=1)
+    (result,) = run(rewritten(graph), *values)
+    assert torch.equal(result, (values[1].float() @ values[2].float()).relu().to(BF16))
+
+
+def test_scales_and_bias_of_scaled_mm_are_loads_with_their_roles() -> None:
+    made = Graph()
+    bias = made.input("bias", (N,))
+    graph = made.output(made.scaled_mm(bias=bias))
+    (region,), _ = walk(graph)
+    assert [(load.name, load.kind.value) for load in region.spec.loads] == [
+        ("scale_a", "colvec"),
+        ("scale_b", "rowvec"),
+        ("bias", "rowvec"),
+    ]
+    assert formula(region.spec) == "out0 = bf16(acc * scale_a * scale_b + bias)"
+    inputs = inputs_of(graph)
+    bias_value, a, b, scale_a, scale_b = (value.float() for value in inputs)
+    (result,) = run(rewritten(graph), *inputs)
+    assert torch.equal(result, (a @ b * scale_a * scale_b + bias_value).to(BF16))
+
+
+@pytest.mark.parametrize("shape", [(1, N), (N, 1)], ids=str)
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_scaled_mm_v2_by_its_recipes(recipe: str, shape: tuple[int, int]) -> None:
+    """Its `scale_b` may be (1, N) or (N, 1)."""
+    made = Graph()
+    a, b = made.input("a", (M, K), E4M3), made.input("b", (K, N), E4M3, (1, K))
+    rowwise = recipe == "rowwise"
+    scale_a = made.input("scale_a", (M, 1) if rowwise else (), F32)
+    scale_b = made.input("scale_b", shape if rowwise else (1,), F32)
+    code = int(rowwise)
+    node = made.graph.call_function(
+        aten._scaled_mm_v2.default, (a, b, [scale_a], [code], [], [scale_b], [code], [], None, BF16)
+    )
+    with made.mode:
+        node.meta["val"] = torch.empty(M, N, dtype=BF16)
+    graph = made.output(node)
+    (region,), _ = walk(graph)
+    kinds = ["colvec", "rowvec"] if rowwise else ["scalar", "scalar"]
+    assert [load.kind.value for load in region.spec.loads] == kinds
+    inputs = [integers(M, K, dtype=E4M3), integers(N, K, dtype=E4M3, seed=1).t()]
+    scales = [
+        torch.arange(fake.numel(), dtype=F32).reshape(fake.shape) + 1
+        for fake in (scale_a.meta["val"], scale_b.meta["val"])
+    ]
+    (result,) = run(rewritten(graph), *inputs, *scales)
+    wanted = inputs[0].float() @ inputs[1].float() * scales[0] * scales[1].reshape(1, -1)
+    assert torch.equal(result, wanted.to(BF16))
+
+
+def test_an_fp8_result_of_scaled_mm_is_rounded_before_what_follows() -> None:
+    made = Graph()
+    product = made.scaled_mm(out_dtype=E4M3)
+    graph = made.output(made.call(prims.convert_element_type.default, product, F32), product)
+    (region,), _ = walk(graph)
+    assert [(op.op, op.dtype) for op in region.spec.ops][-1] == ("cast", DType.E4M3)
+    assert {store.value for store in region.spec.stores} == {region.spec.ops[-1].name}
+
+
+def test_a_load_in_a_narrow_dtype_is_widened_by_the_kernel() -> None:
+    """Not by a kernel of its own that writes fp32 first."""
+    made = Graph()
+    wide = made.call(prims.convert_element_type.default, made.input("residual", (M, N)), F32)
+    mm = made.call(prims.convert_element_type.default, made.mm(), F32)
+    graph = made.output(made.call(aten.add.Tensor, mm, wide))
+    (region,), _ = walk(graph)
+    assert [load.dtype for load in region.spec.loads] == [DType.BF16]
+    assert_same_after_the_pass(graph, 1)
+
+
+def test_work_on_an_operand_that_nobody_else_reads_is_done_by_the_kernel() -> None:
+    made = Graph()
+    residual, mask = made.input("residual", (M, N)), made.input("mask", (M, N))
+    masked = made.call(aten.neg.default, made.call(aten.mul.Tensor, residual, mask))
+    graph = made.output(made.call(aten.add.Tensor, made.mm(), masked))
+    (region,), _ = walk(graph)
+    assert region.load_nodes == [residual, mask]
+    assert_same_after_the_pass(graph, 1)
+
+
+def test_work_on_an_operand_that_others_read_is_not_done_again() -> None:
+    made = Graph()
+    negative = made.call(aten.neg.default, made.input("residual", (M, N)))
+    graph = made.output(made.call(aten.add.Tensor, made.mm(), negative), negative)
+    (region,), _ = walk(graph)
+    assert region.load_nodes == [negative]
+    assert_same_after_the_pass(graph, 1, ["aten.neg.default"])
+
+
+def test_work_on_a_vector_is_not_done_for_every_element() -> None:
+    made = Graph()
+    vector = made.call(aten.neg.default, made.input("vector", (N,)))
+    graph = made.output(made.call(aten.add.Tensor, made.mm(), vector))
+    (region,), _ = walk(graph)
+    assert region.load_nodes == [vector]
+    assert_same_after_the_pass(graph, 1, ["aten.neg.default"])
+
+
+def test_filled_tensors_are_numbers() -> None:
+    """As their dtype holds them; on whatever device they are made."""
+    made = Graph()
+    mm = made.mm()
+    tenth = made.call(aten.full.default, [], 0.1, dtype=BF16)
+    condition = made.call(aten.gt.Scalar, mm, 0)
+    graph = made.output(made.call(aten.where.self, condition, mm, tenth))
+    (region,), _ = walk(graph)
+    assert region.spec.ops[-1].operands[-1] == Const(torch.tensor(0.1).to(BF16).item())
+    assert_same_after_the_pass(graph, 1)
+
+
+def test_a_column_major_result_is_stored_so() -> None:
+    made = Graph()
+    mm, load = made.mm(), made.input("load", (M, N), strides=(1, M))
+    node = made.call(aten.add.Tensor, load, mm)
+    assert node.meta["val"].stride() == (1, M)
+    graph = made.output(node)
+    (region,), _ = walk(graph)
+    assert region.spec.stores[0].order is Order.COLUMN
+    assert region.spec.loads[0].stride_m is Stride.ONE
+    assert_same_after_the_pass(graph, 1)
+
+
+def test_integers_wrap_to_their_own_width() -> None:
+    made = Graph()
+    narrow = made.call(prims.convert_element_type.default, made.mm(), torch.int8)
+    graph = made.output(made.call(aten.mul.Tensor, narrow, 100))
+    (region,), _ = walk(graph)
+    assert [(op.op, op.dtype) for op in region.spec.ops] == [
+        ("cast", DType.I8),
+        ("mul", DType.I32),
+        ("cast", DType.I8),
+    ]
+    assert_same_after_the_pass(graph, 1)
+
+
+def chain(barriers: bool) -> fx.Graph:
+    """mm, times two, to fp32, plus one, all but the cast's fp32 in bf16."""
+    made = Graph()
+    double = made.call(aten.mul.Tensor, made.mm(), 2)
+    if barriers:
+        double.meta["low_precision_pointwise_barrier"] = True
+    wide = made.call(prims.convert_element_type.default, double, F32)
+    return made.output(made.call(aten.add.Tensor, wide, 1))
+
+
+def test_fused_precision_rounds_no_trip_through_bf16() -> None:
+    (region,), _ = walk(chain(barriers=True), Precision.FUSED)
+    assert [op.op for op in region.spec.ops] == ["mul", "add"]
+
+
+def test_eager_precision_rounds_the_product_and_what_inductor_marks() -> None:
+    (region,), _ = walk(chain(barriers=True), Precision.EAGER)
+    assert [(op.op, op.dtype) for op in region.spec.ops] == [
+        ("cast", DType.BF16),
+        ("mul", DType.F32),
+        ("cast", DType.BF16),
+        ("add", DType.F32),
+    ]
+    assert region.spec.precision is Precision.EAGER
+
+
+def test_eager_precision_leaves_the_inside_of_a_decomposition_alone() -> None:
+    (region,), _ = walk(chain(barriers=False), Precision.EAGER)
+    assert [op.op for op in region.spec.ops] == ["cast", "mul", "add"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "bound", "overflow"),
+    [
+        (Precision.FUSED, None, Overflow.SATURATE),
+        (Precision.EAGER, None, Overflow.NONFINITE),
+        (Precision.EAGER, 448.0, Overflow.SATURATE),
+        (Precision.EAGER, 1000.0, Overflow.NONFINITE),
+    ],
+)
+def test_a_cast_to_fp8_overflows_as_eager_unless_a_clamp_proves_its_range(
+    precision: Precision, bound: float | None, overflow: Overflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lower, "eager_overflow", lambda dtype: Overflow.NONFINITE)
+    made = Graph()
+    value: Any = made.call(prims.convert_element_type.default, made.mm(), F32)
+    if bound is not None:
+        value = made.call(aten.clamp_min.default, value, -bound)
+        value = made.call(aten.clamp_max.default, value, bound)
+    graph = made.output(made.call(prims.convert_element_type.default, value, E4M3))
+    (region,), _ = walk(graph, precision)
+    assert region.spec.ops[-1].overflow is overflow
+
+
+def test_the_same_epilogue_in_another_layer_is_the_same_spec() -> None:
+    made = Graph()
+    outputs = []
+    for layer in "12":
+        mm = made.mm(64 * int(layer), name=layer)
+        outputs.append(
+            made.call(aten.add.Tensor, made.call(aten.relu.default, mm), made.input(f"bias{layer}", (N,)))
+        )
+    first, second = walk(made.output(*outputs))[0]
+    assert first.spec == second.spec and first.spec.key == second.spec.key
+
+
+def test_a_region_is_cut_until_its_results_can_be_written() -> None:
+    made = Graph()
+    mm = made.mm()
+    results = [made.call(aten.mul.Tensor, mm, factor) for factor in range(2, config.max_stores + 4)]
+    graph = made.output(*results)
+    (region,), rejections = walk(graph)
+    assert len(region.spec.stores) == config.max_stores
+    assert {each.reason.value for each in rejections} == {"too_many_stores"}
+    assert_same_after_the_pass(graph, 1, ["aten.mul.Tensor"] * len(rejections))
