@@ -1,0 +1,225 @@
+"""A function's fused regions on the simulated machine: `cute_backend.simulate`.
+
+The function is compiled as `torch.compile(fn, backend="cute")` would, up to the pass that finds the regions.
+Its graph is then run node by node: each region by its real compiled kernel, with its real host code, on the
+simulator; all else by aten.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._inductor.compile_fx import compile_fx
+
+from ..errors import UsageError
+from ..fx_walk.collect import as_the_pass_meets_it
+from ..fx_walk.epilogue_pass import EpiloguePass
+from ..fx_walk.reasons import Rejection
+from ..fx_walk.rewrite import rewrite
+from ..memory_ops import Variant
+from ..runtime.build import build
+from ..runtime.compile import SYMBOL
+from ..runtime.kernel import Kernel
+from ..runtime.op import gemm_epilogue
+from ..runtime.operands import check_operands, output_like, parse_spec
+from ..runtime.reach import bucket_of, stores_aligned
+from ..runtime.slots import adapters, planes
+from ..spec import EpilogueSpec
+from ..templates.config import TILE_K_BYTES, Arch, TileConfig, choose
+from .host import HostProgram
+from .report import Observer, Report
+
+SM_COUNT = {Arch.SM90A: 132, Arch.SM100A: 148}
+"""Multiprocessors of an H200 and a B200 (their data sheets): a tile configuration is chosen for them."""
+
+CLUSTERS = 2
+"""Clusters in flight unless the caller says otherwise: few, so that each works through several tiles."""
+
+
+TILE_SECONDS, STAGE_SECONDS = 0.06, 0.02
+"""What a 128 x 128 tile, and each 128 bytes of its K, take on one core: measured, and only to refuse with."""
+
+LONGEST_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is simulated, and how.
+
+    `config` is a tile configuration for every region in place of the one that its size would get; `clusters`
+    is how many a persistent kernel keeps in flight; the rest is as in `run_kernel`.
+    """
+
+    arch: Arch = Arch.SM100A
+    async_seed: int | None = None
+    config: TileConfig | None = None
+    clusters: int = CLUSTERS
+    observer: Observer | None = None
+    progress: Callable[[int, int], None] | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One region's kernel, the M, N and K that it ran on, and what it did."""
+
+    kernel: Kernel
+    problem: tuple[int, int, int]
+    report: Report
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a function returned, and each of its regions' launches in order."""
+
+    outputs: Any
+    launches: list[Launch]
+
+
+def simulate(fn: Callable[..., Any], *args: Any, arch: str = "sm_100a", async_seed: int | None = None) -> Any:
+    """What `fn(*args)` returns, its fused regions computed by their compiled kernels on a simulated GPU.
+
+    `args` are CPU tensors and whatever else `fn` takes; `arch` is "sm_100a" or "sm_90a". With `async_seed`
+    asynchronous operations complete, and warps run, in an order drawn from that seed; a correct kernel gives
+    the same bits for every seed. Raises UsageError where nothing is fused or the problem is too large, and
+    SimulationError for what is wrong in a kernel. It proves function and says nothing of speed.
+    """
+    return run(fn, args, Machine(parse_arch(arch), async_seed)).outputs
+
+
+def parse_arch(arch: str) -> Arch:
+    """The architecture of a name. Raises UsageError for one that no kernel is generated for."""
+    if arch not in list(Arch):
+        raise UsageError(f"arch is {arch!r}; {' or '.join(known.value for known in Arch)} can be simulated")
+    return Arch(arch)
+
+
+def run(fn: Callable[..., Any], args: Sequence[Any], machine: Machine) -> Simulation:
+    """As `simulate`, on a machine of the caller's making, and with what the launches did."""
+    launches: list[Launch] = []
+
+    def execute(a: list[Tensor], b: list[Tensor], loads: list[Tensor], spec: str) -> list[Tensor]:
+        outputs, launch = run_region(parse_spec(spec), a, b, loads, machine)
+        launches.append(launch)
+        return outputs
+
+    return Simulation(_run(fn, args, execute), launches)
+
+
+def reference(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """What `fn(*args)` returns, its fused regions replayed with aten: what `simulate` should come to."""
+    return _run(fn, args, gemm_epilogue)
+
+
+Execute = Callable[[list[Tensor], list[Tensor], list[Tensor], str], list[Tensor]]
+"""The op, somehow."""
+
+
+def _run(fn: Callable[..., Any], args: Sequence[Any], execute: Execute) -> Any:
+    def call(*args: Any) -> Any:
+        return fn(*args)
+
+    # Dynamo keeps what it compiles with the code object: this one is thrown away, the function's stays clean.
+    call.__code__ = call.__code__.replace()
+    backend = _Backend(execute)
+    with torch.no_grad():
+        outputs = torch.compile(call, backend=backend, dynamic=False)(*args)
+    if not backend.regions:
+        why = f": {backend.rejections[0].message}" if backend.rejections else ""
+        raise UsageError(f"nothing of the function is fused, so there is no kernel to simulate{why}")
+    return outputs
+
+
+class _Backend:
+    """A Dynamo backend: graphs as the pass rewrites them, run node by node."""
+
+    def __init__(self, execute: Execute) -> None:
+        self.execute = execute
+        self.regions = 0
+        self.rejections: list[Rejection] = []
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_fx(gm, example_inputs, inner_compile=self._compile)  # type: ignore[arg-type,return-value]
+
+    def _compile(self, gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Callable[..., Any]:
+        graphs: list[fx.Graph] = []
+
+        def see(graph: fx.Graph) -> None:
+            regions, rejections = EpiloguePass().analyse(graph)
+            self.regions += len(regions)
+            self.rejections += rejections
+            rewrite(graph, regions)
+            graphs.append(graph)
+
+        as_the_pass_meets_it(gm, inputs, how, see)
+        return _Runner(fx.GraphModule(gm, graphs[0]), self.execute).run
+
+
+class _Runner(fx.Interpreter):
+    """Runs a rewritten graph, with `execute` for the op."""
+
+    def __init__(self, gm: fx.GraphModule, execute: Execute) -> None:
+        super().__init__(gm)
+        self.execute = execute
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is gemm_epilogue:
+            return self.execute(*args)
+        return super().call_function(target, args, kwargs)
+
+
+def run_region(
+    spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], machine: Machine
+) -> tuple[list[Tensor], Launch]:
+    """The op on the simulated machine: see `cute_backend.runtime.op` for its arguments and results.
+
+    Outputs begin as NaN, or all bits set, so that what a kernel leaves unwritten shows.
+    """
+    check_operands(spec, a, b, loads)
+    (m, k), n = a[0].shape, b[0].shape[1]
+    config = machine.config or choose(machine.arch, spec, bucket_of(m), n, k, SM_COUNT[machine.arch])
+    _check_size(spec, m, n, k)
+    operands = [*chain.from_iterable(zip(a, b, strict=True)), *loads]
+    aligned = stores_aligned(spec, m, n) is True
+    for plane in planes(spec):
+        if not plane.fits(operands[plane.index]):
+            operands[plane.index] = plane.conform(operands[plane.index])
+            aligned &= plane.fits(operands[plane.index])
+    for index, adapt in adapters(spec):
+        operands[index] = adapt(operands[index])
+    outputs = [output_like(store, a[0], m, n) for store in spec.stores]
+    for output in outputs:
+        ctypes.memset(output.data_ptr(), 0xFF, output.untyped_storage().nbytes())
+    memory = [out.view(torch.uint8) if out.dtype is torch.bool else out for out in outputs]
+
+    kernel = Kernel(spec, config, Variant.TMA if aligned else Variant.PLAIN)
+    [report] = _program(kernel).launch(
+        [*operands, *memory, machine.clusters],
+        async_seed=machine.async_seed,
+        observer=machine.observer,
+        progress=machine.progress,
+    )
+    return outputs, Launch(kernel, (m, n, k), report)
+
+
+def _check_size(spec: EpilogueSpec, m: int, n: int, k: int) -> None:
+    """Raise UsageError for what would take longer than anyone waits."""
+    rows = sum(-(-k * acc.a_dtype.bits // 8 // TILE_K_BYTES) for acc in spec.accumulators)
+    seconds = -(-m // 128) * -(-n // 128) * (TILE_SECONDS + STAGE_SECONDS * rows)
+    if seconds > LONGEST_SECONDS:
+        raise UsageError(
+            f"simulating M = {m}, N = {n}, K = {k} would take about {seconds / 60:.0f} minutes, and up to "
+            f"{LONGEST_SECONDS // 60} are accepted: shrink M or N to a few tiles of 128, or K"
+        )
+
+
+@lru_cache(maxsize=64)
+def _program(kernel: Kernel) -> HostProgram:
+    built = build(kernel)
+    return HostProgram(built.ptx, built.host_object, SYMBOL)
