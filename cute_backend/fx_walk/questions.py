@@ -7,6 +7,7 @@ from torch import fx
 
 from cute_backend.fx_walk.anchors import is_anchor
 from cute_backend.fx_walk.lower import CASTS, is_pointwise, is_reshape
+from cute_backend.fx_walk.mutation import root
 from cute_backend.fx_walk.static import DTYPES, target_name, tensor_of
 
 
@@ -53,6 +54,11 @@ def is_reduction(node: fx.Node) -> bool:
     return (
         isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket.__name__ in _REDUCTIONS
     )
+
+
+def is_stored(node: fx.Node) -> bool:
+    """Whether a value is in memory whoever reads it: an input of the graph, and views of one."""
+    return root(node).op in ("placeholder", "get_attr")
 
 
 def base(node: fx.Node) -> fx.Node:

@@ -31,7 +31,14 @@ from cute_backend.fx_walk.lower import (
     number,
 )
 from cute_backend.fx_walk.mutation import mutations, root
-from cute_backend.fx_walk.questions import base, follows_a_product, is_free_cast, is_reduction, may_join
+from cute_backend.fx_walk.questions import (
+    base,
+    follows_a_product,
+    is_free_cast,
+    is_reduction,
+    is_stored,
+    may_join,
+)
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region import Region, store_order, stores_of
 from cute_backend.fx_walk.static import (
@@ -54,6 +61,10 @@ def find_regions(
     Every node needs a fake tensor in `meta["val"]`. The graph is read, not changed, and no guard is added.
     """
     return _Search(graph, precision, capability).run()
+
+
+_MAX_OPERAND_WORK = 16
+"""Ops in a row on operands alone that a region takes in. What comes before them is a load."""
 
 
 @dataclass
@@ -100,7 +111,8 @@ class _Search:
         anchor = read_anchor(node)
         draft = self._grow(self._seed(anchor))
         members = self._settle(draft)
-        if not anchor.stands_alone and not any(is_pointwise(member) for member in members):
+        fuses = anchor.stands_alone or any(is_pointwise(member) for member in members)
+        if not fuses or not self._escaping(members):
             raise Refused(Reason.NOTHING_TO_FUSE)
         return self._finish(anchor, members)
 
@@ -171,11 +183,11 @@ class _Search:
         _check_loads(draft.chain)
         return value
 
-    def _resolve(self, draft: _Draft, argument: Any, reader: fx.Node) -> Operand:
+    def _resolve(self, draft: _Draft, argument: Any, reader: fx.Node, depth: int = 0) -> Operand:
         """An argument of `reader` as a value of the chain: a number, a member's value, or a load.
 
         Work on operands alone is done by the kernel where that costs no memory traffic: a cast to a wider
-        dtype, and ops of the plane's own shape that nobody else reads.
+        dtype, and ops of the plane's own shape that nobody else reads, `depth` of them in a row so far.
         """
         if not isinstance(argument, fx.Node):
             return number(argument)
@@ -186,16 +198,19 @@ class _Search:
         filled = constant(argument)
         if filled is not None:
             return filled
-        if is_free_cast(argument):
-            source = self._resolve(draft, argument.args[0], reader)
+        if depth < _MAX_OPERAND_WORK and is_free_cast(argument):
+            source = self._resolve(draft, argument.args[0], reader, depth + 1)
             return lower_cast(draft.chain, source, supported_dtype(argument.name, fake(argument).dtype))
         if self._depends(draft, argument):
             raise Refused(Reason.CYCLE, operand=argument.name)
         view = classify(argument, fake(reader).shape, draft.anchor.device)
-        if view not in draft.chain.views and self._is_for_the_region_alone(draft, argument, reader):
+        is_work = depth < _MAX_OPERAND_WORK and view not in draft.chain.views
+        if is_work and self._is_for_the_region_alone(draft, argument, reader):
             mark = draft.chain.mark()
             try:
-                return lower(argument, draft.chain, lambda inner: self._resolve(draft, inner, argument))
+                return lower(
+                    argument, draft.chain, lambda inner: self._resolve(draft, inner, argument, depth + 1)
+                )
             except Refused:
                 draft.chain.rollback(mark)
         return draft.chain.load(view)
@@ -203,9 +218,12 @@ class _Search:
     def _is_for_the_region_alone(self, draft: _Draft, node: fx.Node, reader: fx.Node) -> bool:
         """Whether an operand is pointwise work of the reader's own shape that nothing outside reads.
 
-        What follows from another product is left to that product's region.
+        What follows from another product is left to that product's region, and work on what Inductor computes
+        as it goes, such as random numbers, to Inductor.
         """
         if not is_pointwise(node) or node in self.owner or follows_a_product(node):
+            return False
+        if not all(is_pointwise(source) or is_stored(source) for source in node.all_input_nodes):
             return False
         if any(user is not reader and user not in draft.values for user in node.users):
             return False

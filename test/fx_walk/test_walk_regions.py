@@ -81,6 +81,23 @@ def test_the_same_cast_or_step_made_twice_is_one_step() -> None:
     assert_same_after_the_pass(graph, 1)
 
 
+def test_numbers_that_only_compare_equal_are_not_the_same_step() -> None:
+    made = Graph()
+    mm = made.mm()
+    parts = [made.call(aten.mul.Tensor, mm, number) for number in (0.0, -0.0)]
+    graph = made.output(made.call(aten.sub.Tensor, *parts))
+    (region,), _ = walk(graph)
+    assert [op.op for op in region.spec.ops] == ["mul", "mul", "sub"]
+
+
+def test_a_product_that_nobody_reads_is_no_region() -> None:
+    made = Graph()
+    made.scaled_mm()
+    graph = made.output(made.input("x", (3,)))
+    regions, rejections = walk(graph)
+    assert not regions and [each.reason.value for each in rejections] == ["nothing_to_fuse"]
+
+
 def test_an_escaping_intermediate_is_a_further_store() -> None:
     made = Graph()
     mm = made.mm()
@@ -288,6 +305,17 @@ def test_work_on_an_operand_that_nobody_else_reads_is_done_by_the_kernel() -> No
     assert_same_after_the_pass(graph, 1)
 
 
+def test_long_work_on_an_operand_is_taken_in_part() -> None:
+    made = Graph()
+    value = made.input("residual", (M, N))
+    for _ in range(300):
+        value = made.call(aten.neg.default, value)
+    graph = made.output(made.call(aten.add.Tensor, made.mm(), value))
+    (region,), _ = walk(graph)
+    assert [op.op for op in region.spec.ops] == ["neg"] * 16 + ["add"]
+    assert_same_after_the_pass(graph, 1, ["aten.neg.default"] * 284)
+
+
 def test_work_on_an_operand_that_others_read_is_not_done_again() -> None:
     made = Graph()
     negative = made.call(aten.neg.default, made.input("residual", (M, N)))
@@ -295,6 +323,16 @@ def test_work_on_an_operand_that_others_read_is_not_done_again() -> None:
     (region,), _ = walk(graph)
     assert region.load_nodes == [negative]
     assert_same_after_the_pass(graph, 1, ["aten.neg.default"])
+
+
+def test_work_on_what_inductor_would_not_store_is_left_to_it() -> None:
+    """A dropout mask: the random numbers, four times its size, would have to be written for the kernel."""
+    made = Graph()
+    random = made.call(aten.rand_like.default, made.input("residual", (M, N)))
+    mask = made.call(aten.gt.Scalar, random, 0.5)
+    graph = made.output(made.call(aten.mul.Tensor, made.mm(), mask))
+    (region,), _ = walk(graph)
+    assert region.load_nodes == [mask]
 
 
 def test_work_on_a_vector_is_not_done_for_every_element() -> None:

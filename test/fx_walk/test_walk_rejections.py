@@ -67,13 +67,17 @@ def unknown_stride(graph: Graph) -> fx.Node:
     return node
 
 
-def written_before(graph: Graph) -> fx.Node:
+def written_before(view_op: Any) -> Callable[[Graph], fx.Node]:
     """The load is a view of what is written in place before the sum."""
-    buffer = graph.input("buffer", (64 * 48,))
-    view = graph.call(aten.view.default, buffer, [64, 48])
-    mm = graph.mm()
-    graph.call(aten.add_.Tensor, buffer, 1)
-    return graph.call(aten.add.Tensor, mm, view)
+
+    def make(graph: Graph) -> fx.Node:
+        buffer = graph.input("buffer", (64 * 48,))
+        view = graph.call(view_op, buffer, [64, 48])
+        mm = graph.mm()
+        graph.call(aten.add_.Tensor, buffer, 1)
+        return graph.call(aten.add.Tensor, mm, view)
+
+    return make
 
 
 def write_in_between(graph: Graph) -> fx.Node:
@@ -311,11 +315,21 @@ CASES: dict[Reason, dict[str, Case]] = {
             lambda graph: graph.call(
                 aten.add.Tensor,
                 graph.call(aten.reshape.default, graph.mm(), [8, 8, 48]),
+                graph.input("load", (8, 8, 48), strides=(48, 8 * 48, 1)),
+            )
+        ),
+        "per_batch": Case(
+            lambda graph: graph.call(
+                aten.add.Tensor,
+                graph.call(aten.reshape.default, graph.mm(), [8, 8, 48]),
                 graph.input("load", (8, 1, 48)),
             )
-        )
+        ),
     },
-    Reason.MUTATED_LOAD: {"view": Case(written_before)},
+    Reason.MUTATED_LOAD: {
+        "view": Case(written_before(aten.view.default)),
+        "reshape": Case(written_before(aten.reshape.default)),
+    },
 }
 
 
