@@ -407,6 +407,22 @@ def test_eager_precision_rounds_the_product_and_what_inductor_marks() -> None:
     assert region.spec.precision is Precision.EAGER
 
 
+def test_eager_precision_rounds_what_a_marked_op_reads() -> None:
+    """The inside of a decomposition ends where eager would have stored its result."""
+    made = Graph()
+    inner = made.call(aten.mul.Tensor, made.mm(), 0.3)
+    marked = made.call(aten.add.Tensor, inner, 1)
+    marked.meta["low_precision_pointwise_barrier"] = True
+    (region,), _ = walk(made.output(marked), Precision.EAGER)
+    assert [(op.op, op.dtype) for op in region.spec.ops] == [
+        ("cast", DType.BF16),
+        ("mul", DType.F32),
+        ("cast", DType.BF16),
+        ("add", DType.F32),
+        ("cast", DType.BF16),
+    ]
+
+
 def test_eager_precision_leaves_the_inside_of_a_decomposition_alone() -> None:
     (region,), _ = walk(chain(barriers=False), Precision.EAGER)
     assert [op.op for op in region.spec.ops] == ["cast", "mul", "add"]
