@@ -62,7 +62,7 @@ def plan(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Plan:
     )
     tma_stores = []
     for store in spec.stores:
-        cost = _ring_bytes(config.store_stage_elements, store.dtype)
+        cost = _ring_bytes(config.stage_elements, store.dtype)
         if variant is Variant.TMA and cost <= smem:
             tma_stores.append(store.name)
             smem -= cost
@@ -77,7 +77,7 @@ def plan(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Plan:
             placements[load.name] = Placement.REGISTER_HOIST if hoisted else Placement.SMEM_STAGED
             registers -= config.thread_columns if hoisted else 0
         else:
-            cost = _ring_bytes(config.exact_stage_elements, load.dtype)
+            cost = _ring_bytes(config.stage_elements, load.dtype)
             by_tma = variant is Variant.TMA and plane_order(load) is not None and cost <= smem
             placements[load.name] = Placement.TMA if by_tma else Placement.VECTOR
             smem -= cost if by_tma else 0

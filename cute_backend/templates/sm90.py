@@ -141,7 +141,7 @@ class Sm90Subtile:
 class Turn:
     """The right of one of two warpgroups to go on, under ping-pong.
 
-    Both walk the same rings of stages, each skipping what is the other's. A waiter knows a barrier's phase
+    Both walk the same ring of A and B, each skipping what is the other's. A waiter knows a barrier's phase
     only by its parity, so it may wait for its fill of a stage only once the other has taken the one before.
     """
 
@@ -180,6 +180,7 @@ class Sm90Gemm:
         self.steps = config.tile_n // config.subtile_n
         self.subtiles = self.blocks * self.steps
         self.threads = WARPGROUP * (1 + config.warpgroups)
+        self.rings = config.warpgroups // config.sharing
 
     @cute.jit
     def __call__(
@@ -223,9 +224,8 @@ class Sm90Gemm:
         a_tma = _tma_load(a, a_smem, (config.tile_m, tile_k), config.cluster_n)
         b_tma = _tma_load(b, b_smem, (config.tile_n, tile_k), config.cluster_m)
 
-        load_count, store_count = self.stages.exact * config.sharing, self.stages.store * config.warpgroups
-        load_planes = [self._planes(operand, load_count) for operand in epilogue.tma_loads]
-        store_planes = [self._planes(operand, store_count) for operand in epilogue.tma_stores]
+        load_planes = [self._planes(operand, self.stages.exact) for operand in epilogue.tma_loads]
+        store_planes = [self._planes(operand, self.stages.store) for operand in epilogue.tma_stores]
         load_of = dict(zip(epilogue.loads, loads, strict=True))
         store_of = dict(zip(epilogue.stores, stores, strict=True))
         box = (BLOCK_M, config.subtile_n)
@@ -268,10 +268,10 @@ class Sm90Gemm:
             stream=stream,
         )
 
-    def _planes(self, operand: SmemOperand, count: int) -> cute.ComposedLayout:
-        """Shared memory for what travels in subtiles: (64, subtile_n, count)."""
-        box = (BLOCK_M, self.config.subtile_n)
-        return hopper.make_smem_layout_epi(operand.dtype, operand.layout, box, count)
+    def _planes(self, operand: SmemOperand, stages: int) -> cute.ComposedLayout:
+        """Shared memory for what travels in subtiles: (64, subtile_n, stages * warpgroups)."""
+        box, planes = (BLOCK_M, self.config.subtile_n), stages * self.config.warpgroups
+        return hopper.make_smem_layout_epi(operand.dtype, operand.layout, box, planes)
 
     @cute.kernel
     def kernel(
@@ -325,8 +325,8 @@ class Sm90Gemm:
         if cutlass.const_expr(stages.exact > 0):
             box = BLOCK_M * config.subtile_n * config.sharing
             exact_pipeline = pipeline.PipelineTmaAsync.create(
-                barrier_storage=smem.allocate_array(cutlass.Int64, 2 * stages.exact),
-                num_stages=stages.exact,
+                barrier_storage=smem.allocate_array(cutlass.Int64, 2 * self.rings * stages.exact),
+                num_stages=self.rings * stages.exact,
                 producer_group=_agents(1),
                 consumer_group=_agents(consumer_warps),
                 tx_count=sum(operand.bytes(box) for operand in epilogue.tma_loads),
@@ -411,18 +411,22 @@ class Sm90Gemm:
                 exact_state = _state(PRODUCER, stages.exact)
                 item = Int32(first_item)
                 while schedule.is_valid(item):
-                    m0, n0 = self._origin(schedule, item, cta_m, cta_n)
-                    for subtile in cutlass.range_constexpr(self.subtiles):
-                        exact_pipeline.producer_acquire(exact_state)
-                        barrier = exact_pipeline.producer_get_barrier(exact_state)
-                        for i in cutlass.range_constexpr(len(load_tmas)):
-                            for share in cutlass.range_constexpr(config.sharing):
-                                plane = exact_state.index * config.sharing + share
-                                coord = self._plane_coord(m0, n0, subtile, share)
-                                self._copy_plane(load_tmas[i], s_loads[i], plane, coord, barrier)
-                        exact_state.advance()
-                    item += item_step
-                exact_pipeline.producer_tail(exact_state)
+                    for ring in cutlass.range_constexpr(self.rings):
+                        if schedule.is_valid(item + ring * item_step):
+                            m0, n0 = self._origin(schedule, item + ring * item_step, cta_m, cta_n)
+                            ring_state = exact_state.clone()
+                            for subtile in cutlass.range_constexpr(self.subtiles):
+                                stage = _in_ring(ring_state, ring)
+                                exact_pipeline.producer_acquire(stage)
+                                barrier = exact_pipeline.producer_get_barrier(stage)
+                                for i in cutlass.range_constexpr(len(load_tmas)):
+                                    for share in cutlass.range_constexpr(config.sharing):
+                                        plane = stage.index * config.sharing + share
+                                        coord = self._plane_coord(m0, n0, subtile, share)
+                                        self._copy_plane(load_tmas[i], s_loads[i], plane, coord, barrier)
+                                ring_state.advance()
+                    exact_state.advance(self.subtiles)
+                    item += self.rings * item_step
 
         if cutlass.const_expr(stages.row > 0):
             if warp == 2:
@@ -443,7 +447,9 @@ class Sm90Gemm:
             group = cute.arch.make_warp_uniform(thread // WARPGROUP) - 1
             group_thread = thread % WARPGROUP
             tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
-            share = Int32(0) if cutlass.const_expr(config.pingpong) else group
+            share, ring = group, Int32(0)
+            if cutlass.const_expr(config.pingpong):
+                share, ring = Int32(0), group
             thr_mma = tiled_mma.get_slice(share * WARPGROUP)
             fragments_a = tiled_mma.make_fragment_A(thr_mma.partition_A(s_a))
             fragments_b = tiled_mma.make_fragment_B(thr_mma.partition_B(s_b))
@@ -451,7 +457,7 @@ class Sm90Gemm:
             acc = cute.make_rmem_tensor(acc_shape, Float32)
             thr_subtile = subtile_mma.get_slice(group_thread)
             group_barrier = pipeline.NamedBarrier(barrier_id=1 + group, num_threads=WARPGROUP)
-            mma_turn, epilogue_turn = Turn.of(3, group), Turn.of(5, group)
+            mma_turn = Turn.of(3, group)
             is_store_warp = group_thread < 32
             store_group = pipeline.PipelineTmaStore.create(
                 num_stages=max(stages.store, 1), producer_group=_agents(WARPGROUP)
@@ -466,10 +472,8 @@ class Sm90Gemm:
                 item += group * item_step
                 if group == 1:
                     mma_turn.pass_on()
-                    epilogue_turn.pass_on()
                 ab_state.advance(group * k_tiles)
                 row_state.advance(group)
-                exact_state.advance(group * self.subtiles)
             while schedule.is_valid(item):
                 m0, n0 = self._origin(schedule, item, cta_m, cta_n)
                 tile = Sm90Tile(self, m0, n0, m, n, group_thread, share)
@@ -480,8 +484,6 @@ class Sm90Gemm:
                 ab_state = self._multiply(
                     tiled_mma, acc, fragments_a, fragments_b, ab_pipeline, ab_state, k_tiles, mma_turn
                 )
-                if cutlass.const_expr(config.pingpong):
-                    epilogue_turn.wait()
 
                 rows = []
                 if cutlass.const_expr(stages.row > 0):
@@ -498,15 +500,16 @@ class Sm90Gemm:
                             store_group.producer_acquire()
                         group_barrier.arrive_and_wait()
                     if cutlass.const_expr(stages.exact > 0):
-                        exact_pipeline.consumer_wait(exact_state)
-                    load_plane = exact_state.index * config.sharing + share
+                        exact_stage = _in_ring(exact_state, ring)
+                        exact_pipeline.consumer_wait(exact_stage)
+                    load_plane = (ring * stages.exact + exact_state.index) * config.sharing + share
                     plane = store_plane * config.warpgroups + group
                     planes = [s_load[(None, None, load_plane)] for s_load in s_loads]
                     planes += [s_store[(None, None, plane)] for s_store in s_stores]
                     names = [o.name for o in epilogue.staged + epilogue.tma_loads + epilogue.tma_stores]
                     self.epilogue.visit(sub, piece, glob, held, by_name(names, rows + planes))
                     if cutlass.const_expr(stages.exact > 0):
-                        exact_pipeline.consumer_release(exact_state)
+                        exact_pipeline.consumer_release(exact_stage)
                         exact_state.advance()
                     if cutlass.const_expr(stages.store > 0):
                         cute.arch.fence_proxy("async.shared", space="cta")
@@ -522,12 +525,10 @@ class Sm90Gemm:
                     row_state.advance()
                 item += item_step
                 if cutlass.const_expr(config.pingpong):
-                    epilogue_turn.pass_on()
                     # The next tile is the other warpgroup's.
                     item += item_step
                     ab_state.advance(k_tiles)
                     row_state.advance(Int32(1))
-                    exact_state.advance(self.subtiles)
             if cutlass.const_expr(stages.store > 0):
                 if is_store_warp:
                     store_group.producer_tail()
@@ -625,6 +626,11 @@ def _agents(count: int) -> pipeline.CooperativeGroup:
 def _state(user: pipeline.PipelineUserType, stages: int) -> pipeline.PipelineState:
     """Where a warp stands in a ring; in a ring without stages, nowhere that matters."""
     return pipeline.make_pipeline_state(user, max(stages, 1))
+
+
+def _in_ring(state: pipeline.PipelineState, ring: Any) -> pipeline.PipelineState:
+    """The stage of one of several rings that lie one behind another in a pipeline."""
+    return pipeline.PipelineState(state.stages, state.count, ring * state.stages + state.index, state.phase)
 
 
 def _tma_load(

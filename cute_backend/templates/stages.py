@@ -12,7 +12,7 @@ ENOUGH_AB_STAGES = 4
 """Stages of A and B that hide the latency of memory; more are worth less than exact loads in flight."""
 
 MAX_EXACT_STAGES = 4
-"""Stages of the exact loads that hide the latency of memory under the visits of the ones before."""
+"""Stages of the exact loads, of each warpgroup's ring, that hide the latency of memory."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Stages:
             return sum(operand.bytes(elements) for operand in operands), EPILOGUE_STAGES if operands else 0
 
         row_bytes, rows = ring(epilogue.staged, config.tile_n)
-        store_bytes, store = ring(epilogue.tma_stores, config.store_stage_elements)
-        exact_bytes, exact = ring(epilogue.tma_loads, config.exact_stage_elements)
+        store_bytes, store = ring(epilogue.tma_stores, config.stage_elements)
+        exact_bytes, exact = ring(epilogue.tma_loads, config.stage_elements)
         free = SMEM_BYTES - SMEM_RESERVE - rows * row_bytes - store * store_bytes
         ab = (free - exact * exact_bytes) // config.ab_stage_bytes
         if ab < MIN_AB_STAGES:
