@@ -167,8 +167,8 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
 
 
 _RATE = {64 * 64: 0.3, 64 * 128: 0.55}
-"""Speed of a full wave of tiles by their area, relative to the largest; measured on an H200 in fp8 at 4096 and
-8192 cubed, where 64 x 128 reached 0.56 of 128 x 128. A tile not listed counts as the largest."""
+"""Speed of a full wave of tiles by their area, relative to the largest; measured on an H200 in fp8 at 4096
+and 8192 cubed, where 64 x 128 reached 0.56 of 128 x 128. A tile not listed counts as the largest."""
 
 
 def choose(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int) -> TileConfig:
