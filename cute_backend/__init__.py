@@ -3,7 +3,8 @@
     torch.compile(model, backend="cute")
 
 is all that most programs need. `explain` tells what was fused and why the rest was not, `generate` shows the
-kernel, `build` compiles it without a GPU, and `gemm` runs it eagerly.
+kernel, `build` compiles it without a GPU, `simulate` runs it without one, and `gemm` runs
+it eagerly.
 """
 
 from __future__ import annotations
@@ -16,10 +17,21 @@ from .runtime import op as _op  # noqa: F401  a graph from Inductor's cache call
 if TYPE_CHECKING:
     from .api import Build, Explanation, build, explain, gemm, generate
     from .backend import epilogue_pass
+    from .simulator.api import simulate
 
 __version__ = "0.1.0"
 
-__all__ = ["Build", "Explanation", "__version__", "build", "epilogue_pass", "explain", "gemm", "generate"]
+__all__ = [
+    "Build",
+    "Explanation",
+    "__version__",
+    "build",
+    "epilogue_pass",
+    "explain",
+    "gemm",
+    "generate",
+    "simulate",
+]
 
 _HOME = {
     "Build": ".api",
@@ -29,6 +41,7 @@ _HOME = {
     "explain": ".api",
     "gemm": ".api",
     "generate": ".api",
+    "simulate": ".simulator.api",
 }
 
 

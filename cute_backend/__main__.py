@@ -1,7 +1,7 @@
-"""`python -m cute_backend explain|source|build|bench FILE.py[:name] [--arch sm_90a|sm_100a]`.
+"""`python -m cute_backend explain|source|build|simulate|bench FILE.py[:name] [--arch sm_90a|sm_100a]`.
 
 FILE defines a function (or a module) and `example_inputs()`, which returns its arguments. What is wrong with
-a request is told in one sentence, with exit status 2.
+a request is told in one sentence, with exit status 2. What is wrong in a simulated kernel ends with status 1.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command. Returns the exit status: 0, or 2 where the request cannot be met."""
+    """Runs one command. Returns the exit status: 0, 1 for a faulty kernel, 2 for what cannot be done."""
     try:
         arguments = _parser().parse_args(argv)
-        arguments.command(arguments)
+        return arguments.command(arguments) or 0
     except UsageError as error:
         print(f"cute_backend: {error}", file=sys.stderr)
         return 2
@@ -49,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         (_explain, "what is fused, how each operand is loaded, and why the rest is not fused"),
         (_source, "print the first region's kernel as CuTe DSL Python"),
         (_build, "compile every region and print registers, spills and shared memory; needs no GPU"),
+        (_simulate, "run every region's kernel on the simulated machine and compare with the reference"),
         (_bench, "time the function as eager, Inductor and cute run it; needs a GPU"),
     ):
         sub = commands.add_parser(command.__name__[1:], help=about, description=about)
@@ -56,6 +57,10 @@ def _parser() -> argparse.ArgumentParser:
         if command is not _bench:
             sub.add_argument(
                 "--arch", metavar="ARCH", help="sm_90a or sm_100a (default: the GPU here, or sm_100a)"
+            )
+        if command is _simulate:
+            sub.add_argument(
+                "--async-seed", metavar="N", type=int, help="complete asynchronous work in this random order"
             )
         sub.set_defaults(command=command)
     return parser
@@ -84,6 +89,34 @@ def _build(arguments: argparse.Namespace) -> None:
     with console.status("compiling"):
         builds = [region.build() for region in explanation.require_regions()]
     console.print(report.build_table(builds))
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from . import report
+    from .simulator import api
+    from .simulator.errors import SimulationError
+
+    fn, inputs = load(arguments.file)
+    args = inputs()
+    console = report.console()
+    with console.status("compiling") as status:
+
+        def progress(done: int, total: int) -> None:
+            status.update(f"simulating: {done} of {total} clusters")
+
+        machine = api.Machine(
+            api.parse_arch(arguments.arch or "sm_100a"), arguments.async_seed, progress=progress
+        )
+        try:
+            simulation = api.run(fn, args, machine)
+        except SimulationError as error:
+            print(error, file=sys.stderr)
+            return 1
+        differences = api.compare(simulation.outputs, api.reference(fn, args))
+    for launch in simulation.launches:
+        console.print(report.launch_table(launch))
+    console.print(report.comparison_table(differences))
+    return 0 if all(difference.agrees for difference in differences) else 1
 
 
 def _bench(arguments: argparse.Namespace) -> None:

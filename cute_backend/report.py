@@ -1,7 +1,8 @@
-"""How explanations, builds, sources and timings look in a terminal."""
+"""How explanations, builds, sources, simulations and timings look in a terminal."""
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from .api import Build, Explanation, Region
     from .bench import Timing
+    from .simulator.api import Difference, Launch
 
 PLAIN_WIDTH = 110
 
@@ -96,6 +98,43 @@ def timing_table(timings: Mapping[str, Timing]) -> Table:
             f"{timing.median:.1f}",
             f"{timing.low:.1f} to {timing.high:.1f}",
             f"{base / timing.median:.2f}x",
+        )
+    return table
+
+
+def launch_table(launch: Launch) -> RenderableType:
+    """A simulated launch: what the warps of each role did."""
+    m, n, k = launch.problem
+    config, run = launch.kernel.config, launch.report
+    heading = Text(
+        f"M={m} N={n} K={k}  tile {config.name} on {config.arch.value}  grid {run.grid}  "
+        f"{run.instructions} warp instructions"
+    )
+    table = _table("role", "warps", "instructions", "waits", "exposed loads", "bytes moved")
+    for role in sorted(run.roles.values(), key=lambda role: role.role):
+        table.add_row(
+            role.role,
+            str(role.warps),
+            str(role.instructions),
+            str(sum(role.waits.values())),
+            str(max(role.exposed_loads)) if role.exposed_loads else "",
+            ", ".join(f"{kind} {count}" for kind, count in sorted(role.bytes.items())),
+        )
+    return Group(heading, table)
+
+
+def comparison_table(differences: Sequence[Difference]) -> Table:
+    """Outputs beside their references."""
+    table = _table("output", "dtype", "equal", "relative error", "")
+    for index, difference in enumerate(differences):
+        total = math.prod(difference.shape)
+        verdict = Text("agrees", style="green") if difference.agrees else Text("WRONG", style="bold red")
+        table.add_row(
+            f"{index} {difference.shape}",
+            str(difference.dtype).removeprefix("torch."),
+            f"{difference.equal} of {total}",
+            f"{difference.relative:.1e}",
+            verdict,
         )
     return table
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._inductor.compile_fx import compile_fx
+from torch.utils._pytree import tree_leaves
 
 from ..errors import UsageError
 from ..fx_walk.collect import as_the_pass_meets_it
@@ -47,6 +48,9 @@ TILE_SECONDS, STAGE_SECONDS = 0.06, 0.02
 """What a 128 x 128 tile, and each 128 bytes of its K, take on one core: measured, and only to refuse with."""
 
 LONGEST_SECONDS = 600
+
+INTEGER_TOLERANCE = 0.01
+"""By which integer outputs may differ from their reference, relative in norm: some round the other way."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,40 @@ def reference(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
     return _run(fn, args, gemm_epilogue)
 
 
+@dataclass(frozen=True)
+class Difference:
+    """An output beside its reference. `relative` is in norm, NaN where an element was not written."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    equal: int
+    relative: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether they differ by no more than a unit in their dtype's last place; integers, by rounding."""
+        floating = self.dtype.is_floating_point
+        return self.relative <= (torch.finfo(self.dtype).eps if floating else INTEGER_TOLERANCE)
+
+
+def compare(outputs: Any, expected: Any) -> list[Difference]:
+    """Every tensor of a function's result with that of the reference."""
+    pairs = zip(tree_leaves(outputs), tree_leaves(expected), strict=True)
+    return [_difference(actual, right) for actual, right in pairs if isinstance(right, Tensor)]
+
+
+def _difference(actual: Tensor, expected: Tensor) -> Difference:
+    left, right = actual.double(), expected.double()
+    both = (left == right) | (left.isnan() & right.isnan())
+    apart = torch.where(both, 0.0, left - right).norm()
+    return Difference(
+        tuple(expected.shape),
+        expected.dtype,
+        int(both.sum()),
+        (apart / right.nan_to_num(0.0, 0.0, 0.0).norm().clamp(min=1e-30)).item(),
+    )
+
+
 Execute = Callable[[list[Tensor], list[Tensor], list[Tensor], str], list[Tensor]]
 """The op, somehow."""
 
@@ -166,6 +204,7 @@ class _Runner(fx.Interpreter):
 
     def __init__(self, gm: fx.GraphModule, execute: Execute) -> None:
         super().__init__(gm)
+        self.extra_traceback = False  # errors say enough themselves
         self.execute = execute
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,0 +1,153 @@
+"""`cute_backend.simulate` and `python -m cute_backend simulate`: what people call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from epilogues import EPILOGUES, Problem
+
+import cute_backend
+from cute_backend.__main__ import main
+from cute_backend.errors import UsageError
+from cute_backend.simulator import api, host
+from cute_backend.simulator.errors import SimulationError
+
+
+def inputs_of(name: str, m: int = 40, n: int = 48, k: int = 64) -> tuple[torch.Tensor, ...]:
+    return EPILOGUES[name].inputs(Problem(m, n, k))
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_90a"])
+def test_the_result_has_the_form_of_the_functions_own(arch):
+    inputs = inputs_of("two_outputs")
+    hidden, quantised = cute_backend.simulate(EPILOGUES["two_outputs"].fn, *inputs, arch=arch, async_seed=5)
+    assert (hidden.dtype, quantised.dtype) == (torch.bfloat16, torch.float8_e4m3fn)
+    expected = api.reference(EPILOGUES["two_outputs"].fn, inputs)
+    assert all(difference.agrees for difference in api.compare((hidden, quantised), expected))
+
+
+def test_what_stands_around_a_region_runs_too():
+    a, b, scale_a, scale_b = inputs_of("rowwise")
+
+    def fn(a, b, shift, *, twice):
+        y = EPILOGUES["rowwise"].fn(a, b, scale_a, scale_b)
+        return {"sum": y.float().cumsum(0) + shift, "twice": twice}
+
+    def call(a, b, shift):
+        return fn(a, b, shift, twice=True)
+
+    simulation = api.run(call, (a, b, 3.0), api.Machine())
+    assert simulation.outputs["twice"] is True
+    expected = fn(a, b, 3.0, twice=True)["sum"]
+    torch.testing.assert_close(simulation.outputs["sum"], expected, rtol=1e-2, atol=1e-1)
+    assert len(simulation.launches) == 1
+
+
+def test_modules_and_several_regions():
+    class Mlp(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = torch.nn.Linear(64, 48, dtype=torch.bfloat16)
+            self.down = torch.nn.Linear(48, 32, dtype=torch.bfloat16)
+
+        def forward(self, x):
+            return self.down(self.up(x).relu()).sigmoid()
+
+    module, x = Mlp(), torch.randn(2, 20, 64, dtype=torch.bfloat16)
+    simulation = api.run(module, (x,), api.Machine())
+    assert [launch.problem for launch in simulation.launches] == [(40, 48, 64), (40, 32, 48)]
+    torch.testing.assert_close(simulation.outputs, module(x), rtol=2e-2, atol=2e-2)
+
+
+def test_one_function_may_be_simulated_often():
+    """More often than Dynamo compiles one function before it gives up."""
+    for m in range(16, 160, 16):
+        inputs = inputs_of("rowwise", m=m)
+        out = cute_backend.simulate(EPILOGUES["rowwise"].fn, *inputs)
+        assert out.shape == (m, 48)
+
+
+def test_progress_is_told():
+    heard = []
+    machine = api.Machine(clusters=2, progress=lambda done, total: heard.append((done, total)))
+    api.run(EPILOGUES["rowwise"].fn, inputs_of("rowwise", m=300), machine)
+    assert heard == [(1, 2), (2, 2)]
+
+
+def test_an_unwritten_element_disagrees():
+    full, partial = torch.ones(4, 4), torch.ones(4, 4)
+    partial[3, 3] = float("nan")
+    assert api.compare(full, full)[0].agrees
+    assert not api.compare(partial, full)[0].agrees
+    both_nan = api.compare(partial, partial)[0]
+    assert both_nan.agrees and both_nan.equal == 16
+    assert not api.compare(full + 1e-3, full)[0].agrees
+
+
+def test_requests_that_cannot_be_met_are_told_in_one_sentence():
+    rowwise, inputs = EPILOGUES["rowwise"].fn, inputs_of("rowwise")
+    with pytest.raises(UsageError, match=r"^arch is 'sm_80'; sm_90a or sm_100a can be simulated$"):
+        cute_backend.simulate(rowwise, *inputs, arch="sm_80")
+    with pytest.raises(UsageError, match="nothing of the function is fused"):
+        cute_backend.simulate(torch.sin, inputs[2])
+    with pytest.raises(
+        UsageError, match=r"^simulating M = 65536, N = 4128, K = 64 would take about \d+ minutes"
+    ):
+        cute_backend.simulate(
+            rowwise,
+            torch.zeros(65536, 64, dtype=torch.float8_e4m3fn),
+            torch.zeros(4128, 64, dtype=torch.float8_e4m3fn).t(),
+            torch.ones(65536, 1),
+            torch.ones(1, 4128),
+        )
+
+
+PROGRAM = """
+import torch
+
+def linear(x, weight, bias):
+    return torch.addmm(bias, x, weight.t()).relu()
+
+def example_inputs():
+    bf16 = torch.bfloat16
+    return torch.randn(40, 64).to(bf16), torch.randn(48, 64).to(bf16), torch.randn(48).to(bf16)
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return str(path)
+
+
+def test_the_command_line_runs_and_compares(program, capsys):
+    assert main(["simulate", program, "--arch", "sm_90a", "--async-seed", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "M=40 N=48 K=64" in printed and "on sm_90a" in printed
+    assert "wgmma" in printed
+    assert "1920 of 1920" in printed and "agrees" in printed
+
+
+def test_the_command_line_tells_faults_from_requests(program, capsys, monkeypatch):
+    assert main(["simulate", program, "--arch", "sm_80"]) == 2
+    assert capsys.readouterr().err == "cute_backend: arch is 'sm_80'; sm_90a or sm_100a can be simulated\n"
+
+    def run_kernel(*args, **how):
+        raise SimulationError("a race")
+
+    monkeypatch.setattr(host, "run_kernel", run_kernel)
+    assert main(["simulate", program]) == 1
+    assert capsys.readouterr().err == "a race\n"
+
+
+def test_the_command_line_fails_where_numbers_do(program, capsys, monkeypatch):
+    real = api.run_region
+
+    def run_region(spec, a, b, loads, machine):
+        outputs, launch = real(spec, a, b, loads, machine)
+        return [output.roll(1, 0) for output in outputs], launch
+
+    monkeypatch.setattr(api, "run_region", run_region)
+    assert main(["simulate", program]) == 1
+    assert "WRONG" in capsys.readouterr().out
