@@ -1,11 +1,12 @@
 """The Blackwell kernel: a warp-specialised, persistent GEMM on tcgen05 with an epilogue plugged in.
 
-Seven warps, each with one job, joined by rings of shared-memory or tensor-memory stages:
+Each warp has one job, and rings of shared-memory or tensor-memory stages join them:
 
-    load warp           A, B of a k tile, TMA with multicast        -> ab pipeline  -> MMA warp
-    MMA warp            tcgen05.mma into one of two accumulators    -> acc pipeline -> epilogue warps
-    epilogue-load warp  staged rowvecs    -> row pipeline, exact loads of a subtile -> exact pipeline
-    4 epilogue warps    begin | accumulator wait | visit each subtile -> shared memory -> TMA store
+    load warp         A, B of a k tile, TMA with multicast      -> ab pipeline    -> MMA warp
+    MMA warp          tcgen05.mma into one of two accumulators  -> acc pipeline   -> epilogue warps
+    row warp          staged rowvecs of a tile                  -> row pipeline   -> epilogue warps
+    exact warp        exact loads of a subtile, TMA             -> exact pipeline -> epilogue warps
+    4 epilogue warps  begin | accumulator wait | visit each subtile -> shared memory -> TMA store
 
 Tensor memory holds two accumulators, so the epilogue of one tile runs under the MMA of the next. With `ctas`
 = 2 a pair of CTAs shares one MMA: each brings half of A's rows and half of B's columns, the even CTA issues
@@ -38,16 +39,13 @@ CTA_M = 128
 """Rows of a CTA's tile: one a lane of tensor memory, one a thread of the epilogue warps."""
 
 EPILOGUE_WARPS = 4
-MMA_WARP, LOAD_WARP, EPILOGUE_LOAD_WARP = 4, 5, 6
+MMA_WARP, LOAD_WARP = 4, 5
 EPILOGUE_THREADS = 32 * EPILOGUE_WARPS
 
 ACC_STAGES = 2
 
 SMEM_ALIGN = 1024
 """The 128-byte swizzle repeats every 1024 bytes."""
-
-BARRIER_BYTES = 1024
-"""For the mbarriers and what else comes before the first aligned buffer; no configuration uses half of it."""
 
 EPILOGUE_BARRIER, TMEM_BARRIER = 1, 2
 
@@ -156,9 +154,10 @@ class Sm100Gemm:
         self.stages = Stages.of(config, epilogue)
         self.subtiles = config.tile_n // config.subtile_n
         self.box = (CTA_M, config.subtile_n)
-        self.loads_operands = bool(epilogue.staged or epilogue.tma_loads)
         self.uses_planes = bool(epilogue.tma_loads or epilogue.tma_stores)
-        self.threads = 32 * (EPILOGUE_LOAD_WARP + self.loads_operands)
+        self.row_warp = LOAD_WARP + 1
+        self.exact_warp = self.row_warp + bool(epilogue.staged)
+        self.threads = 32 * (self.exact_warp + bool(epilogue.tma_loads))
 
     @cute.jit
     def __call__(
@@ -367,9 +366,12 @@ class Sm100Gemm:
             # Of a pair of CTAs, the even one multiplies for both.
             if cta_coord[0] == 0:
                 self._multiply(shared, tiled_mma, s_a, s_b, acc, k_tiles)
-        if cutlass.const_expr(self.loads_operands):
-            if warp == EPILOGUE_LOAD_WARP:
-                self._load_operands(shared, load_tmas)
+        if cutlass.const_expr(epilogue.staged):
+            if warp == self.row_warp:
+                self._load_rows(shared)
+        if cutlass.const_expr(epilogue.tma_loads):
+            if warp == self.exact_warp:
+                self._load_exact(shared, load_tmas)
         if warp < EPILOGUE_WARPS:
             tmem.allocate(ACC_STAGES * config.tile_n)
             tmem.wait_for_alloc()
@@ -484,39 +486,44 @@ class Sm100Gemm:
         acc_pipeline.producer_tail(acc_state)
 
     @cute.jit
-    def _load_operands(self, shared: Shared, load_tmas: list):
-        """The epilogue-load warp: what the epilogue reads from shared memory."""
-        config, epilogue, stages = self.config, self.epilogue, self.stages
+    def _load_rows(self, shared: Shared):
+        """The row warp: the staged rowvecs of one tile after the other."""
+        config, row_pipeline = self.config, shared.row_pipeline
         schedule, glob = shared.schedule, shared.glob
-        exact_pipeline, row_pipeline = shared.exact_pipeline, shared.row_pipeline
+        names = [operand.name for operand in self.epilogue.staged]
         lane = cute.arch.lane_idx()
-        row_state, exact_state = _producer_state(stages.row), _producer_state(stages.exact)
+        row_state = _producer_state(self.stages.row)
         _, _, item = cute.arch.block_idx()
         _, _, item_step = cute.arch.grid_dim()
         while schedule.is_valid(item):
             row, column = self._cta_tile(shared, item)
-            if cutlass.const_expr(epilogue.staged):
-                row_pipeline.producer_acquire(row_state)
-                tile = Sm100Tile(self, row * CTA_M, column * config.tile_n, shared.m, shared.n, lane)
-                rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
-                self.epilogue.stage(tile, glob, by_name([operand.name for operand in epilogue.staged], rows))
-                row_pipeline.producer_commit(row_state)
-                row_state.advance()
-            if cutlass.const_expr(epilogue.tma_loads):
-                for subtile in cutlass.range(self.subtiles, unroll=1):
-                    exact_pipeline.producer_acquire(exact_state)
-                    barrier = exact_pipeline.producer_get_barrier(exact_state)
-                    for i in cutlass.range_constexpr(len(load_tmas)):
-                        t_s, t_g = self._box(
-                            load_tmas[i], shared.loads[i], row, column * self.subtiles + subtile
-                        )
-                        cute.copy(load_tmas[i].atom, t_g, t_s[(None, exact_state.index)], tma_bar_ptr=barrier)
-                    exact_state.advance()
+            tile = Sm100Tile(self, row * CTA_M, column * config.tile_n, shared.m, shared.n, lane)
+            row_pipeline.producer_acquire(row_state)
+            rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
+            self.epilogue.stage(tile, glob, by_name(names, rows))
+            row_pipeline.producer_commit(row_state)
+            row_state.advance()
             item += item_step
-        if cutlass.const_expr(epilogue.staged):
-            row_pipeline.producer_tail(row_state)
-        if cutlass.const_expr(epilogue.tma_loads):
-            exact_pipeline.producer_tail(exact_state)
+        row_pipeline.producer_tail(row_state)
+
+    @cute.jit
+    def _load_exact(self, shared: Shared, load_tmas: list):
+        """The exact warp: the exact loads of one subtile after the other."""
+        schedule, exact_pipeline = shared.schedule, shared.exact_pipeline
+        exact_state = _producer_state(self.stages.exact)
+        _, _, item = cute.arch.block_idx()
+        _, _, item_step = cute.arch.grid_dim()
+        while schedule.is_valid(item):
+            row, column = self._cta_tile(shared, item)
+            for subtile in cutlass.range(self.subtiles, unroll=1):
+                exact_pipeline.producer_acquire(exact_state)
+                barrier = exact_pipeline.producer_get_barrier(exact_state)
+                for i in cutlass.range_constexpr(len(load_tmas)):
+                    t_s, t_g = self._box(load_tmas[i], shared.loads[i], row, column * self.subtiles + subtile)
+                    cute.copy(load_tmas[i].atom, t_g, t_s[(None, exact_state.index)], tma_bar_ptr=barrier)
+                exact_state.advance()
+            item += item_step
+        exact_pipeline.producer_tail(exact_state)
 
     @cute.jit
     def _finish(self, shared: Shared, acc: Any, store_tmas: list):
