@@ -1,4 +1,4 @@
-# make demo | test | lint | test-gpu | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
+# make demo | test | test-sim | lint | test-gpu | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,11 +14,12 @@ TORCH_CPU := torch==2.13.0+cpu
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-gpu golden clean
+.PHONY: help demo test test-sim lint test-gpu golden clean
 
 help:
 	@echo "make demo      install, then explain, build and check a fused fp8 MLP (and run it, on a GPU)"
 	@echo "make test      install, lint, then every test that needs no GPU"
+	@echo "make test-sim  every shipped configuration on the simulated machine, some ten minutes on 2 cores"
 	@echo "make test-gpu  the tests that run kernels, on a Hopper or Blackwell GPU"
 	@echo "make golden    rewrite the expected modules in test/expected from what is generated now"
 	@echo "make lint      ruff and mypy"
@@ -28,7 +29,10 @@ demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
 
 test: lint
-	$(BIN)/python -m pytest -m "not gpu" -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -m "not gpu and not sim" -n $(JOBS) --dist worksteal
+
+test-sim: $(INSTALLED)
+	$(BIN)/python -m pytest -m sim -n $(JOBS) --dist worksteal
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,0 +1,35 @@
+"""Every shared epilogue in every configuration that ships, aligned and not: `make test-sim`."""
+
+from __future__ import annotations
+
+import pytest
+from epilogues import EPILOGUES, Problem
+from reference import TOLERANCE, as_tuple, relative_error
+
+from cute_backend.fx_walk.collect import collect
+from cute_backend.memory_ops import Variant
+from cute_backend.simulator.api import Machine, reference, run
+from cute_backend.templates.config import Arch, table
+
+pytestmark = pytest.mark.sim
+
+SEEDS = (None, 1, 2)
+
+
+@pytest.mark.parametrize("variant", Variant, ids=lambda variant: variant.value)
+@pytest.mark.parametrize("arch", Arch, ids=lambda arch: arch.value)
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_the_configuration_table(name, arch, variant):
+    epilogue = EPILOGUES[name]
+    n = 304 if variant is Variant.TMA else 301
+    m = n if epilogue.square else 330
+    inputs = epilogue.inputs(Problem(m, n, 528))
+    expected = as_tuple(reference(epilogue.fn, inputs))
+    [graph] = collect(epilogue.fn, inputs)
+    for config in table(arch, graph.regions[0].spec):
+        for seed in SEEDS:
+            simulation = run(epilogue.fn, inputs, Machine(arch, seed, config, clusters=1))
+            [launch] = simulation.launches
+            assert launch.kernel.variant is variant
+            for actual, right in zip(as_tuple(simulation.outputs), expected, strict=True):
+                assert relative_error(actual, right) < TOLERANCE[actual.dtype], (config.name, seed)
