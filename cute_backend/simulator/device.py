@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from .errors import SimulationError
-from .machine import Report
 from .memory import GlobalMemory
 from .parser import Entry, Module
+from .report import Report
 
 _SUCCESS, _LAUNCH_FAILURE = 0, 719  # cudaError_t
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ import torch
 from .device import Device, Executor, Launch
 from .errors import SimulationError
 from .linking import load_with_stub
-from .machine import Report, run_kernel
+from .machine import run_kernel
 from .memory import GlobalMemory
 from .parser import parse
+from .report import Observer, Report
 
 _EXPORTED = "simulated"
 
@@ -37,8 +38,8 @@ def launch(
     *,
     sm_count: int = 4,
     async_seed: int | None = None,
-    observer: Any = None,
-    progress: Any = None,
+    observer: Observer | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Report]:
     """Call `compiled` (from `cute.compile` with `--keep-ptx`) on CPU tensors, with its kernels simulated.
 
@@ -69,8 +70,8 @@ class HostProgram:
         *,
         sm_count: int = 4,
         async_seed: int | None = None,
-        observer: Any = None,
-        progress: Any = None,
+        observer: Observer | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> list[Report]:
         """Call the host code on `args` and run what it launches on the simulated machine.
 

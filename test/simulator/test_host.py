@@ -16,7 +16,7 @@ from cutlass.cute.runtime import from_dlpack
 from cute_backend.simulator import linking
 from cute_backend.simulator.device import Device, DeviceAttribute, Launch
 from cute_backend.simulator.errors import SimulationError
-from cute_backend.simulator.host import device_tensor, host_program
+from cute_backend.simulator.host import device_tensor, host_program, launch
 from cute_backend.simulator.parser import parse
 from cute_backend.simulator.tensormap import Swizzle, decode
 
@@ -54,14 +54,14 @@ def vectors(length=300):
     return [torch.arange(length, dtype=torch.float32) + i for i in range(3)]
 
 
-def check_add_launch(launch: Launch, tensors):
-    assert launch.kernel.startswith("kernel_cutlass_add_kernel")
-    assert (launch.grid, launch.block, launch.cluster) == ((3, 1, 1), (128, 1, 1), (1, 1, 1))
-    assert launch.smem_bytes == 0
-    assert [len(p) for p in launch.params] == [16, 16, 16, 4]
-    for param, tensor in zip(launch.params, tensors, strict=False):
+def check_add_launch(one: Launch, tensors):
+    assert one.kernel.startswith("kernel_cutlass_add_kernel")
+    assert (one.grid, one.block, one.cluster) == ((3, 1, 1), (128, 1, 1), (1, 1, 1))
+    assert one.smem_bytes == 0
+    assert [len(p) for p in one.params] == [16, 16, 16, 4]
+    for param, tensor in zip(one.params, tensors, strict=False):
         assert struct.unpack("<QI", param[:12]) == (tensor.data_ptr(), 300)
-    assert struct.unpack("<f", launch.params[3]) == (2.5,)
+    assert struct.unpack("<f", one.params[3]) == (2.5,)
 
 
 def test_a_tvm_ffi_launch_arrives_with_its_parameters(add):
@@ -83,9 +83,9 @@ def test_a_tma_launch_arrives_with_its_maps_cluster_and_shared_memory(options):
     record = Recorder()
     source, target = (torch.zeros(70, 200, dtype=torch.bfloat16) for _ in range(2))
     host_program(compile_tile_copy(options, (1, 2, 1))).run((source, target), record)
-    [launch] = record.launches
-    assert (launch.grid, launch.cluster, launch.smem_bytes) == ((3, 4, 1), (1, 2, 1), 1024 + 32 * 64 * 2)
-    maps = [decode(param) for param in launch.params if len(param) == 128]
+    [one] = record.launches
+    assert (one.grid, one.cluster, one.smem_bytes) == ((3, 4, 1), (1, 2, 1), 1024 + 32 * 64 * 2)
+    maps = [decode(param) for param in one.params if len(param) == 128]
     assert [m.address for m in maps] == [source.data_ptr(), target.data_ptr()]
     assert {(m.sizes, m.strides_bytes, m.box, m.swizzle) for m in maps} == {
         ((200, 70), (400,), (64, 32), Swizzle.B128)
@@ -182,6 +182,27 @@ def test_the_stub_stays_inside_its_own_library(add, options):
         with pytest.raises(RuntimeError, match=r"[Cc]uda"):
             tensors = (from_dlpack(device_tensor(t), enable_tvm_ffi=True) for t in vectors())
             host_kernels.compile_add(options)(*tensors, 1.0)
+
+
+def test_the_simulated_machine_computes_what_the_host_code_launches(add):
+    a, b, c = vectors()
+    [report] = launch(add, (a, b, c, 2.5))
+    assert torch.equal(c, a + 2.5 * b)
+    assert report.grid == (3, 1, 1)
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_90a"])
+def test_tiles_travel_by_tma_for_every_seed(arch, tmp_path):
+    matrices = (host_kernels.fake_row_major(cutlass.BFloat16) for _ in range(2))
+    compiled = host_kernels.compile_tvm_ffi(
+        *(host_kernels.tile_copy, *matrices, (3, 4, 3), (32, 64), (1, 1, 1)),
+        options=f"--keep-ptx --gpu-arch {arch} --dump-dir={tmp_path}",
+    )
+    source = torch.randn(70, 200).bfloat16()
+    for seed in (None, *range(8)):
+        target = torch.zeros_like(source)
+        launch(compiled, (source, target), async_seed=seed)
+        assert torch.equal(source, target)
 
 
 # The rest of the stub, called from C as host code would.
