@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Union
 
 from ..memory_ops import emit
@@ -26,17 +25,12 @@ _loaded: dict[Kernel, KernelFunction] = {}
 _loading = threading.Lock()
 
 
-def build(kernel: Kernel, path: Path | None = None) -> Built:
-    """Compile one kernel afresh, past every cache. Raises BuildError, UnavailableError.
+def build(kernel: Kernel) -> Built:
+    """Compile one kernel afresh, past every cache; its text is kept in the cache folder.
 
-    Its text is kept at `path`, or in the cache folder.
+    Raises BuildError, UnavailableError.
     """
-    source = emit(kernel.spec, kernel.config, kernel.variant)
-    if path is None:
-        path = caches()[-1].write_source(kernel, source)
-    else:
-        path.write_text(source)
-    return compile_kernel(kernel, source, path)
+    return _compile(caches()[-1], kernel)
 
 
 def load_known(kernels: Iterable[Kernel]) -> dict[Kernel, KernelFunction]:
@@ -77,8 +71,15 @@ def build_into(cache: KernelCache, kernel: Kernel) -> None:
     """Have a kernel in a cache, built unless it is there. Raises BuildError, UnavailableError, OSError."""
     with cache.lock(kernel):
         if cache.load(kernel) is None:
-            source = emit(kernel.spec, kernel.config, kernel.variant)
-            cache.save(kernel, compile_kernel(kernel, source, cache.write_source(kernel, source)))
+            cache.save(kernel, _compile(cache, kernel))
+
+
+def _compile(cache: KernelCache, kernel: Kernel) -> Built:
+    try:
+        source = emit(kernel.spec, kernel.config, kernel.variant)
+    except Exception as error:
+        raise BuildError(f"{kernel.name} can't be written: {type(error).__name__}: {error}") from error
+    return compile_kernel(kernel, source, cache.write_source(kernel, source))
 
 
 def _attempt(

@@ -21,6 +21,7 @@ import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 from platformdirs import user_cache_path
@@ -43,6 +44,10 @@ def cache_root() -> Path:
     return Path(named).expanduser().absolute() if named else user_cache_path("cute_backend")
 
 
+class _ForeignError(Exception):
+    """An entry is not what its name says."""
+
+
 class KernelCache:
     """Kernels in one folder. Raises CacheFolderError where the folder is not safe to load code from."""
 
@@ -53,24 +58,29 @@ class KernelCache:
 
     def load(self, kernel: Kernel) -> KernelFunction | None:
         """The kernel, or None where it is absent, or is corrupt or foreign, which is warned of once."""
-        entry_path = self._path(kernel, ".json")
+        entry = self._path(kernel, ".json")
         try:
-            entry = json.loads(entry_path.read_bytes())
+            return self._read(kernel, json.loads(entry.read_bytes()))
         except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            return self._reject(entry_path, f"can't be read ({error})")
-        try:
-            if entry["kernel"] != kernel.to_dict() or tuple(entry["environment"]) != environment():
-                return self._reject(entry_path, "is of another kernel or version")
-            code = self.root / f"{kernel.name}{OBJECT if entry['linked'] is False else LIBRARY}"
-            if hashlib.sha256(code.read_bytes()).hexdigest() != entry["sha256"]:
-                return self._reject(code, "is not what was written")
-            return load(code)
-        except (KeyError, TypeError) as error:
-            return self._reject(entry_path, f"is no kernel entry ({error!r})")
+            return None  # of the entry or, between two renames, of its code
+        except _ForeignError as error:
+            why = str(error)
+        except (KeyError, TypeError, ValueError) as error:
+            why = f"it is no kernel's entry ({error!r})"
         except (OSError, RuntimeError, AttributeError) as error:
-            return self._reject(entry_path, f"names code that does not load ({error})")
+            why = f"its code does not load ({error})"
+        warn_once(
+            ("entry", entry), f"cute_backend: {entry} is not used: {why}; the kernel is compiled afresh."
+        )
+        return None
+
+    def _read(self, kernel: Kernel, entry: dict[str, Any]) -> KernelFunction:
+        if entry["kernel"] != kernel.to_dict() or tuple(entry["environment"]) != environment():
+            raise _ForeignError("it is of another kernel or version")
+        code = self._path(kernel, LIBRARY if entry["linked"] else OBJECT)
+        if hashlib.sha256(code.read_bytes()).hexdigest() != entry["sha256"]:
+            raise _ForeignError(f"{code.name} is not what was written")
+        return load(code)
 
     def save(self, kernel: Kernel, built: Built) -> None:
         """Write a kernel. The caller holds its lock."""
@@ -123,9 +133,6 @@ class KernelCache:
             with suppress(OSError):
                 os.unlink(name)
             raise
-
-    def _reject(self, path: Path, why: str) -> None:
-        warn_once(("cache entry", path), f"cute_backend: {path} {why}; the kernel is compiled afresh.")
 
 
 def _make_private(root: Path) -> None:

@@ -23,11 +23,14 @@ from ..memory_ops.emit import CUTE_TYPES
 from ..memory_ops.placement import plane_order
 from ..spec import DType, EpilogueSpec, Load, LoadKind, Major, Order, Stride
 from .cubin import resources
-from .kernel import Kernel, UnavailableError, host_cpu
+from .host_code import dynamic_smem_bytes, target_baseline
+from .kernel import Kernel, UnavailableError
 from .operands import TMA_ALIGN
 
 SYMBOL = "gemm_epilogue"
 """The name under which an object exports its `launch`."""
+
+_OPTIONS = "--enable-tvm-ffi --keep-ptx --keep-cubin"
 
 _DSL = threading.Lock()
 """The DSL traces into state that its whole process shares."""
@@ -103,15 +106,15 @@ def _compile(kernel: Kernel, module: ModuleType, scratch: str) -> Any:
         *operands.values(),
         cutlass.Int32(1),
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        options=f"--gpu-arch {kernel.arch.value} --enable-tvm-ffi --keep-ptx --keep-cubin --dump-dir '{scratch}'",
+        options=f"--gpu-arch {kernel.arch.value} {_OPTIONS} --dump-dir '{scratch}'",
     )
 
 
 def _collect(compiled: Any, source: str, scratch: Path) -> Built:
     cubin = compiled.__cubin__
     needs = resources(cubin)
-    smem_bytes = needs.static_smem_bytes + _dynamic_smem_bytes(compiled.ir_module)
-    _target_baseline(compiled.ir_module)
+    smem_bytes = needs.static_smem_bytes + dynamic_smem_bytes(compiled.ir_module)
+    target_baseline(compiled.ir_module)
     compiled.export_to_c(str(scratch / "kernel.o"), SYMBOL, export_only_tvm_ffi_symbols=True)
     return Built(
         source=source,
@@ -183,55 +186,3 @@ def _fake(dtype: DType, shape: tuple[Any, ...], stride: tuple[Any, ...], align: 
     return make_fake_tensor(
         getattr(cutlass, CUTE_TYPES[dtype]), shape, stride, assumed_align=align or dtype.bits // 8
     )
-
-
-def _target_baseline(module: Any) -> None:
-    """Have LLVM compile the host code for the baseline CPU instead of the one it runs on.
-
-    A function's own target attribute overrides the code generator's default, which is the build machine.
-    """
-    from cutlass._mlir import ir
-
-    def visit(op: Any) -> Any:
-        if op.name == "llvm.func":
-            op.attributes["target_cpu"] = ir.StringAttr.get(host_cpu())
-        return ir.WalkResult.ADVANCE
-
-    with module.context:
-        module.operation.walk(visit)
-
-
-_LAUNCH_CONFIG = "!llvm.struct<(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32)>"
-"""`cudaLaunchConfig_t` (CUDA Runtime API): grid, block, bytes of dynamic shared memory, stream, attributes."""
-
-
-def _dynamic_smem_bytes(module: Any) -> int:
-    """The largest constant that the host code stores to a launch configuration's dynamic shared memory."""
-    from cutlass._mlir import ir
-
-    sizes: list[int] = []
-
-    def visit(op: Any) -> Any:
-        if op.name == "llvm.getelementptr" and str(op.attributes["elem_type"]) == _LAUNCH_CONFIG:
-            indices = list(ir.DenseI32ArrayAttr(op.attributes["rawConstantIndices"]))
-            if indices == [0, 2]:
-                sizes.extend(_stored_constants(op.results[0]))
-        return ir.WalkResult.ADVANCE
-
-    with module.context:
-        module.operation.walk(visit)
-    if not sizes:
-        raise ValueError("the launch's dynamic shared memory is not a constant")
-    return max(sizes)
-
-
-def _stored_constants(pointer: Any) -> list[int]:
-    from cutlass._mlir import ir
-
-    stores = [use.owner for use in pointer.uses if use.owner.name == "llvm.store"]
-    makers = [store.operands[0].owner for store in stores]
-    return [
-        ir.IntegerAttr(maker.attributes["value"]).value
-        for maker in makers
-        if maker.name == "llvm.mlir.constant"
-    ]

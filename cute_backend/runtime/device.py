@@ -95,7 +95,7 @@ def _occupancy(index: int, cluster_size: int) -> int:
     call("cuModuleLoadData", ctypes.byref(module), _PROBE)
     try:
         call("cuModuleGetFunction", ctypes.byref(function), module, b"probe")
-        shared_bytes = torch.cuda.get_device_properties(index).shared_memory_per_block_optin
+        shared_bytes = torch.cuda.get_device_properties(index).shared_memory_per_block_optin  # type: ignore[attr-defined]
         call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
         call("cuFuncSetAttribute", function, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
         attribute = _LaunchAttribute(_ATTRIBUTE_CLUSTER_DIMENSION, 0, (cluster_size, 1, 1))

@@ -41,7 +41,7 @@ _MAX_CHOICES = 4096
 def launch(a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], spec: str) -> list[Tensor]:
     """The op on CUDA: see `cute_backend.runtime.op` for its arguments.
 
-    Raises UnsupportedDeviceError on a GPU that no kernel is for, ValueError where operands don't fit the spec.
+    Raises UnsupportedDeviceError on a GPU that no kernel is for, ValueError where operands contradict `spec`.
     """
     try:
         launcher = _launchers[spec, a[0].get_device()]

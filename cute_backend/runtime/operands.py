@@ -5,14 +5,14 @@ Everything here is safe on symbolic sizes: a comparison that holds statically ad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Union
 
 import torch
 from torch import SymInt, Tensor
 
-from cute_backend.spec import DType, EpilogueSpec, Load, LoadKind, Order, Store
+from cute_backend.spec import DType, EpilogueSpec, LoadKind, Order, Store
 
 Size = Union[int, SymInt]
 
@@ -31,6 +31,15 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
     DType.I32: torch.int32,
     DType.BOOL: torch.bool,
 }
+
+
+_SHAPES: dict[LoadKind, Callable[[Size, Size], Union[tuple[Size, ...], None]]] = {
+    LoadKind.EXACT: lambda m, n: (m, n),
+    LoadKind.ROWVEC: lambda m, n: (n,),
+    LoadKind.COLVEC: lambda m, n: (m,),
+    LoadKind.SCALAR: lambda m, n: None,
+}
+"""The shape of each kind of load; None is any shape of one element."""
 
 
 @cache
@@ -62,23 +71,26 @@ def check_operands(
     if len(loads) != len(spec.loads):
         names = ", ".join(load.name for load in spec.loads) or "none"
         raise ValueError(f"gemm_epilogue got {len(loads)} loads; the spec reads {len(spec.loads)} ({names})")
-    m, n = a[0].shape[0], b[0].shape[-1]
     for acc, left, right in zip(spec.accumulators, a, b, strict=True):
         if left.dim() != 2 or right.dim() != 2 or left.shape[1] != right.shape[0]:
             raise ValueError(
-                f"{acc.name} wants A (M, K) and B (K, N), not {_shape(left)} and {_shape(right)}"
+                f"{acc.name} wants A (M, K) and B (K, N), not {_shape(left.shape)} and {_shape(right.shape)}"
             )
+        m, n = a[0].shape[0], b[0].shape[1]
         if left.shape[0] != m or right.shape[1] != n:
             raise ValueError(
-                f"{acc.name} is {_shape(left)} times {_shape(right)}, but the epilogue is ({m}, {n})"
+                f"{acc.name} is {_shape(left.shape)} times {_shape(right.shape)}; the epilogue is ({m}, {n})"
             )
         _check_dtype(f"A of {acc.name}", left, acc.a_dtype)
         _check_dtype(f"B of {acc.name}", right, acc.b_dtype)
     for load, tensor in zip(spec.loads, loads, strict=True):
         _check_dtype(load.name, tensor, load.dtype)
-        if not _has_shape(load, tensor, m, n):
+        expected = _SHAPES[load.kind](m, n)
+        if tensor.numel() != 1 if expected is None else tensor.shape != expected:
+            wanted = "one element" if expected is None else f"shape {_shape(expected)}"
             raise ValueError(
-                f"{load.name} is a {load.kind.value} load of a ({m}, {n}) plane, not {_shape(tensor)}"
+                f"{load.name} is a load of kind {load.kind.value} and wants {wanted}, "
+                f"not shape {_shape(tensor.shape)}"
             )
     for tensor in (*a, *b, *loads):
         if tensor.device != a[0].device:
@@ -92,13 +104,5 @@ def _check_dtype(name: str, tensor: Tensor, dtype: DType) -> None:
         raise ValueError(f"{name} is {tensor.dtype}; the spec says {TORCH_DTYPES[dtype]}")
 
 
-def _has_shape(load: Load, tensor: Tensor, m: Size, n: Size) -> bool:
-    if load.kind is LoadKind.EXACT:
-        return tensor.dim() == 2 and tensor.shape[0] == m and tensor.shape[1] == n
-    if load.kind is LoadKind.SCALAR:
-        return tensor.numel() == 1
-    return tensor.dim() == 1 and tensor.shape[0] == (n if load.kind is LoadKind.ROWVEC else m)
-
-
-def _shape(tensor: Tensor) -> str:
-    return "(" + ", ".join(str(size) for size in tensor.shape) + ")"
+def _shape(sizes: Sequence[Size]) -> str:
+    return "(" + ", ".join(str(size) for size in sizes) + ")"

@@ -49,8 +49,8 @@ def reachable_kernels(problem: Problem, arch: Arch, sm_count: int) -> list[Kerne
 def reachable_variants(problem: Problem) -> tuple[Variant, ...]:
     """The alignments that launches of `problem` can meet.
 
-    The op allocates its outputs, so theirs follows from sizes alone. An exact load may begin anywhere: whether
-    it is aligned is known only at launch.
+    The op allocates its outputs, so theirs follows from sizes alone. An exact load may begin anywhere:
+    whether it is aligned is known only at launch.
     """
     stores = stores_aligned(problem.spec, problem.m, problem.n)
     if stores is False:

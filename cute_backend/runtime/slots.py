@@ -66,7 +66,7 @@ class Plane:
 
 
 def planes(spec: EpilogueSpec) -> list[Plane]:
-    """The arguments whose layout a kernel leans on: A and B of every product, exact loads with a unit stride."""
+    """What has a layout that a kernel leans on: A and B of every product, exact loads with a unit stride."""
     found = []
     for i, acc in enumerate(spec.accumulators):
         a_unit, b_unit = int(acc.a_major is Major.K), int(acc.b_major is not Major.K)

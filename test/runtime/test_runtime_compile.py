@@ -10,6 +10,7 @@ from handmade import kernel_of, make_spec, source
 
 from cute_backend.memory_ops import Variant
 from cute_backend.runtime import compile as compiling
+from cute_backend.runtime import host_code
 from cute_backend.runtime.compile import BuildError, compile_kernel
 from cute_backend.runtime.cubin import resources
 from cute_backend.runtime.toolkit import cuda_major
@@ -95,7 +96,7 @@ def test_host_code_is_for_the_stated_baseline_not_for_this_machine(
 ) -> None:
     objects = {}
     for cpu in ("x86-64-v2", "x86-64-v4"):
-        monkeypatch.setattr(compiling, "host_cpu", lambda cpu=cpu: cpu)
+        monkeypatch.setattr(host_code, "host_cpu", lambda cpu=cpu: cpu)
         objects[cpu] = compile_text(source(make_spec()), tmp_path).host_object
     assert objects["x86-64-v2"] != objects["x86-64-v4"]
 

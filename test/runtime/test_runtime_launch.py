@@ -1,0 +1,376 @@
+"""Launches without a GPU: which kernel serves which operands, what is copied, and that nothing is compiled.
+
+The compiler is replaced by one that hands out Python functions, and the GPU by a description of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from handmade import make_spec
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from cute_backend.memory_ops import Variant
+from cute_backend.replay import replay
+from cute_backend.runtime import launch as launching
+from cute_backend.runtime import notices
+from cute_backend.runtime.compile import BuildError
+from cute_backend.runtime.device import Device, UnsupportedDeviceError
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.launch import launch, prepare
+from cute_backend.runtime.reach import MAX_KERNELS, Problem, bucket_of, reachable_kernels
+from cute_backend.spec import (
+    Accumulator,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Op,
+    Order,
+    Store,
+    Stride,
+)
+from cute_backend.templates.config import Arch, choose
+
+GPU = Device(-1, Arch.SM90A, 132)
+"""Stands for the CPU, whose index torch gives as -1."""
+
+
+@dataclass
+class Compiler:
+    """What was asked to be built, and the kernels and operands of every launch."""
+
+    built: list[Kernel] = field(default_factory=list)
+    batches: int = 0
+    launches: list[tuple[Kernel, tuple[Any, ...]]] = field(default_factory=list)
+    broken: Callable[[Kernel], bool] = lambda kernel: False
+
+    def obtain(self, kernels: Any) -> dict[Kernel, Any]:
+        self.batches += 1
+        outcomes: dict[Kernel, Any] = {}
+        for kernel in dict.fromkeys(kernels):
+            self.built.append(kernel)
+            broken = self.broken(kernel)
+            outcomes[kernel] = BuildError(f"{kernel.name} is broken") if broken else self._function(kernel)
+        return outcomes
+
+    def _function(self, kernel: Kernel) -> Callable[..., None]:
+        """Obeys the contract of a compiled `launch`, on CPU tensors."""
+
+        def function(*arguments: Any) -> None:
+            *tensors, clusters = arguments
+            assert isinstance(clusters, int)
+            self.launches.append((kernel, arguments))
+            spec = kernel.spec
+            loads = list(tensors[2 : 2 + len(spec.loads)])
+            for i, load in enumerate(spec.loads):
+                if load.dtype is DType.BOOL:
+                    loads[i] = loads[i].view(torch.bool)
+            results = replay(spec, tensors[:1], tensors[1:2], loads)
+            for out, result in zip(tensors[2 + len(loads) :], results, strict=True):
+                out.copy_(result.view(torch.uint8) if result.dtype is torch.bool else result)
+
+        return function
+
+    @property
+    def variants(self) -> list[Variant]:
+        return [kernel.variant for kernel, _ in self.launches]
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
+    fake = Compiler()
+    monkeypatch.setattr(launching, "_launchers", {})
+    monkeypatch.setattr(notices, "_warned", set())
+    monkeypatch.setattr(launching, "device_at", lambda index: GPU)
+    monkeypatch.setattr(launching, "max_active_clusters", lambda index, size: GPU.sm_count // size)
+    monkeypatch.setattr(launching, "obtain", fake.obtain)
+    monkeypatch.setattr(launching, "load_known", lambda kernels: {})
+    counters.clear()
+    yield fake
+    counters.clear()
+
+
+def operands(m: int = 6, n: int = 16, k: int = 8) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    torch.manual_seed(m * 100 + n)
+    a = torch.randn(m, k).bfloat16()
+    b = torch.randn(n, k).bfloat16().t()
+    loads = [torch.randn(()), torch.randn(n), torch.randn(m, 3)[:, 0], torch.randn(m, n).bfloat16()]
+    return [a], [b], loads
+
+
+SPEC = make_spec(second_store=True)
+
+
+def check(given: tuple[list[Tensor], list[Tensor], list[Tensor]], spec: EpilogueSpec = SPEC) -> list[Tensor]:
+    """Launch and compare with the replay of the operands as they were given."""
+    results = launch(*given, spec.to_json())
+    for result, expected in zip(results, replay(spec, *given), strict=True):
+        assert torch.equal(result, expected)
+        assert result.dtype is expected.dtype and result.stride() == expected.stride()
+    return results
+
+
+def shifted(tensor: Tensor) -> Tensor:
+    """The same values and strides, one element off any alignment."""
+    memory = tensor.new_empty(tensor.numel() + 1)[1:].view(tensor.shape)
+    return memory.copy_(tensor)
+
+
+# What is compiled, and when
+
+
+def test_no_launch_compiles_after_the_first(compiler: Compiler) -> None:
+    check(operands())
+    assert compiler.batches == 1 and 0 < len(compiler.built) <= MAX_KERNELS
+    for m in (1, 3, 17, 100, 129, 700, 5000):
+        for n in (8, 12, 16, 72):
+            check(operands(m, n))
+            given = operands(m, n)
+            given[2][3] = shifted(given[2][3])
+            check(given)
+    assert compiler.batches == 1
+    assert set(compiler.variants) == set(Variant)
+
+
+def test_an_announced_region_compiles_only_what_it_reaches_and_nothing_at_its_launch(
+    compiler: Compiler,
+) -> None:
+    prepare([Problem(SPEC, 4096, 4096, 512)], -1)
+    expected = choose(Arch.SM90A, SPEC, 4096, 4096, 512, GPU.sm_count)
+    assert {(kernel.config, kernel.variant) for kernel in compiler.built} == {
+        (expected, Variant.TMA),
+        (expected, Variant.PLAIN),
+    }
+    check(operands(40, 16))  # a size that was not announced is served by what is there
+    assert compiler.batches == 1
+
+
+def test_several_regions_are_built_in_one_batch(compiler: Compiler) -> None:
+    other = make_spec()
+    prepare([Problem(SPEC, 64, 4096, 512), Problem(other, 64, 4096, 512), Problem(SPEC, 64, 4096, 512)], -1)
+    assert compiler.batches == 1
+    assert {kernel.spec for kernel in compiler.built} == {SPEC, other}
+    assert len(compiler.built) == len(set(compiler.built))
+
+
+@pytest.mark.parametrize("arch", list(Arch))
+@pytest.mark.parametrize(
+    "problem", [(None, None, None), (None, 4096, 512), (777, 4096, 512), (None, 4100, None)]
+)
+def test_a_region_reaches_few_kernels_and_every_one_that_is_chosen(
+    arch: Arch, problem: tuple[int | None, int | None, int | None]
+) -> None:
+    kernels = reachable_kernels(Problem(SPEC, *problem), arch, 132)
+    assert len(kernels) == len(set(kernels)) <= MAX_KERNELS
+    assert len({kernel.variant for kernel in kernels}) <= 4
+    m, n, k = problem
+    if n is not None and k is not None:
+        configs = {kernel.config for kernel in kernels}
+        for rows in (1, 16, 17, 500, 777, 4096, 10**6) if m is None else (m,):
+            assert choose(arch, SPEC, bucket_of(rows), n, k, 132) in configs
+
+
+def test_alignments_that_cannot_occur_are_not_built() -> None:
+    def variants(spec: EpilogueSpec, n: int | None) -> set[Variant]:
+        return {kernel.variant for kernel in reachable_kernels(Problem(spec, None, n, 64), Arch.SM90A, 132)}
+
+    alone = make_spec(exact=False)
+    assert variants(alone, 4096) == {Variant.TMA}  # bf16 rows of 8192 bytes
+    assert variants(alone, 4100) == {Variant.PLAIN}  # rows of 8200 bytes
+    assert variants(alone, None) == set(Variant)
+    assert variants(SPEC, 4096) == set(Variant)  # the exact load may begin anywhere
+    assert variants(make_spec(exact=False, order=Order.COLUMN), 4096) == set(
+        Variant
+    )  # M decides, and is unknown
+
+
+def test_a_bucket_is_never_smaller_than_m() -> None:
+    assert [bucket_of(m) for m in (1, 16, 17, 4096, 4097)] == [16, 16, 32, 4096, 8192]
+
+
+# Which kernel serves which operands
+
+
+def test_aligned_operands_go_to_the_tma_variant_as_they_are(compiler: Compiler) -> None:
+    given = operands()
+    check(given)
+    assert compiler.variants == [Variant.TMA]
+    passed = compiler.launches[0][1]
+    addresses = [t.data_ptr() for side in given for t in side]
+    assert [t.data_ptr() for t in passed[: len(addresses)]] == addresses
+    assert counters["cute_backend"]["operands_copied"] == 0
+
+
+def test_an_exact_load_at_an_odd_address_goes_to_the_plain_variant(compiler: Compiler) -> None:
+    given = operands()
+    given[2][3] = shifted(given[2][3])
+    check(given)
+    assert compiler.variants == [Variant.PLAIN]
+    assert counters["cute_backend"]["operands_copied"] == 0
+
+
+def test_an_exact_load_of_odd_pitch_goes_to_the_plain_variant(compiler: Compiler) -> None:
+    given = operands()
+    wide = torch.randn(6, 19).bfloat16()
+    given[2][3] = wide[:, :16]
+    check(given)
+    assert compiler.variants == [Variant.PLAIN]
+
+
+def test_an_exact_load_that_repeats_one_row_goes_to_the_plain_variant(compiler: Compiler) -> None:
+    given = operands()
+    given[2][3] = torch.randn(1, 16).bfloat16().expand(6, 16)
+    check(given)
+    assert compiler.variants == [Variant.PLAIN]
+
+
+def test_outputs_of_odd_pitch_go_to_the_plain_variant(compiler: Compiler) -> None:
+    check(operands(n=12))
+    assert compiler.variants == [Variant.PLAIN]
+
+
+def test_an_exact_load_in_another_order_is_copied_and_counted(compiler: Compiler) -> None:
+    given = operands()
+    given[2][3] = torch.randn(16, 6).bfloat16().t()
+    with pytest.warns(RuntimeWarning, match="exact0, .* is copied at each call"):
+        check(given)
+    assert compiler.variants == [Variant.TMA]  # the copy is aligned
+    assert counters["cute_backend"]["operands_copied"] == 1
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_product_that_tma_cannot_read_is_copied_counted_and_warned_of_once(
+    compiler: Compiler, side: int
+) -> None:
+    given = operands(k=7)  # a pitch of 14 bytes
+    given[1 - side][0] = operands()[1 - side][0][:7] if side == 0 else operands()[0][0][:, :7]
+    with pytest.warns(
+        RuntimeWarning, match=f"{'AB'[side]} of acc, .* base and pitch in multiples of 16"
+    ) as warned:
+        check(given)
+        check(given)
+    assert len(warned) == 1
+    assert counters["cute_backend"]["operands_copied"] == 2
+    copy = compiler.launches[0][1][side]
+    assert copy.data_ptr() % 16 == 0 and max(copy.stride()) * 2 % 16 == 0
+
+
+def test_a_stride_that_no_element_uses_costs_no_copy(compiler: Compiler) -> None:
+    given = operands(m=1)
+    given[0][0] = torch.randn(3).bfloat16().new_empty(11)[:8].as_strided((1, 8), (3, 1)).fill_(0.5)
+    given[2][3] = given[2][3].as_strided((1, 16), (5, 1))
+    check(given)
+    assert compiler.variants == [Variant.TMA]
+    assert counters["cute_backend"]["operands_copied"] == 0
+
+
+def test_a_vector_of_another_stride_than_the_spec_says_is_copied(compiler: Compiler) -> None:
+    given = operands()
+    given[2][1] = torch.randn(16, 2)[:, 1]
+    check(given)
+    assert counters["cute_backend"]["operands_copied"] == 1
+    assert compiler.launches[0][1][3].stride() == (1,)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_a_scalar_may_have_any_shape_of_one_element(compiler: Compiler, shape: tuple[int, ...]) -> None:
+    given = operands()
+    given[2][0] = torch.randn(9)[4].reshape(shape)
+    check(given)
+    passed = compiler.launches[0][1][2]
+    assert (passed.shape, passed.stride()) == ((1,), (1,))
+
+
+def test_bools_travel_as_bytes(compiler: Compiler) -> None:
+    spec = EpilogueSpec(
+        (Accumulator("acc", DType.BF16, DType.BF16),),
+        (Load("exact0", LoadKind.EXACT, DType.BOOL, Stride.OTHER, Stride.ONE),),
+        (Op("t0", "cast", ("exact0",), DType.F32), Op("t1", "mul", ("acc", "t0"), DType.F32)),
+        (Store("out0", "exact0", DType.BOOL), Store("out1", "t1", DType.F32)),
+    )
+    a, b, _ = operands()
+    check((a, b, [torch.randn(6, 16) > 0]), spec)
+    passed = compiler.launches[0][1]
+    assert passed[2].dtype is passed[3].dtype is torch.uint8
+
+
+def test_two_results_of_one_shape_live_apart(compiler: Compiler) -> None:
+    first, second = check(operands()), check(operands())
+    addresses = {out.data_ptr() for out in (*first, *second)}
+    assert len(addresses) == 4
+
+
+# Nothing to do, nothing to do it with
+
+
+@pytest.mark.parametrize(("m", "n"), [(0, 16), (6, 0), (0, 0)])
+def test_an_empty_output_launches_nothing(compiler: Compiler, m: int, n: int) -> None:
+    assert [out.shape for out in check(operands(m, n))] == [(m, n), (m, n)]
+    assert compiler.launches == [] and compiler.built == []
+
+
+def test_an_empty_sum_is_the_epilogue_of_zeros(compiler: Compiler) -> None:
+    out = check(operands(k=0))[1]
+    _, _, (_, row, column, plane) = operands(k=0)
+    assert torch.equal(out, row + column[:, None] + plane.float())
+    assert compiler.launches == []
+
+
+def test_a_kernel_that_does_not_build_is_replayed_counted_and_explained(compiler: Compiler) -> None:
+    compiler.broken = lambda kernel: True
+    with pytest.warns(RuntimeWarning) as warned:
+        check(operands())
+        check(operands())
+        check(operands(m=7))
+    messages = [str(warning.message) for warning in warned]
+    assert sum("is replayed with aten" in message for message in messages) == 1
+    assert any("is broken" in message for message in messages)
+    assert counters["cute_backend"]["replayed"] == 3
+    assert counters["cute_backend"]["builds_failed"] == len(compiler.built)
+    assert compiler.batches == 1  # it is not tried again
+
+
+def test_where_the_tma_variant_does_not_build_the_plain_one_serves(compiler: Compiler) -> None:
+    compiler.broken = lambda kernel: kernel.variant is Variant.TMA
+    with pytest.warns(RuntimeWarning, match="is broken"):
+        check(operands())
+    assert compiler.variants == [Variant.PLAIN]
+
+
+def test_where_a_configuration_does_not_build_another_serves(compiler: Compiler) -> None:
+    wanted = choose(Arch.SM90A, SPEC, bucket_of(6), 16, 8, GPU.sm_count)
+    compiler.broken = lambda kernel: kernel.config == wanted
+    with pytest.warns(RuntimeWarning, match="is broken"):
+        check(operands())
+    assert compiler.launches[0][0].config != wanted
+
+
+def test_operands_that_contradict_the_spec_are_refused_before_anything_is_built(compiler: Compiler) -> None:
+    a, b, loads = operands()
+    with pytest.raises(ValueError, match=r"rowvec0 .* wants shape"):
+        launch(a, b, [loads[0], loads[1][:5], *loads[2:]], SPEC.to_json())
+    assert compiler.built == []
+    check(operands())
+    with pytest.raises(ValueError, match=r"exact0 .* wants shape"):
+        launch(a, b, [*loads[:3], loads[3][0]], SPEC.to_json())
+
+
+def test_another_gpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cute_backend.runtime import device
+
+    class Properties:
+        name, major, minor, multi_processor_count = "NVIDIA A100", 8, 0, 108
+
+    device.device_at.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
+    with pytest.raises(
+        UnsupportedDeviceError, match=r"NVIDIA A100 has compute capability 8.0; .* 9.0 .* 10.0"
+    ):
+        device.device_at(0)
+    device.device_at.cache_clear()

@@ -1,0 +1,132 @@
+"""The op as torch sees it: schema, fake kernel, dispatch, and its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from handmade import make_spec
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import cute_backend  # noqa: F401  registers the op
+from cute_backend.replay import replay
+from cute_backend.spec import DType, Order
+
+OP = torch.ops.cute_backend.gemm_epilogue.default
+SPEC = make_spec(second_store=True)
+
+
+def operands(m: int = 6, n: int = 10, k: int = 4, device: str = "cpu") -> tuple[list[Tensor], ...]:
+    torch.manual_seed(m * 100 + n)
+    a = torch.randn(m, k, device=device).bfloat16()
+    b = torch.randn(n, k, device=device).bfloat16().t()
+    loads = [
+        torch.randn((), device=device).reshape(1),
+        torch.randn(n, device=device),
+        torch.randn(m, 3, device=device).select(1, 0),
+        torch.randn(m, n, device=device).bfloat16(),
+    ]
+    return [a], [b], loads
+
+
+def test_on_cpu_it_is_the_replay() -> None:
+    a, b, loads = operands()
+    expected = (a[0].float() @ b[0].float()) * loads[0] + loads[1] + loads[2][:, None] + loads[3].float()
+    out0, out1 = OP(a, b, loads, SPEC.to_json())
+    torch.testing.assert_close(out1, expected)
+    torch.testing.assert_close(out0, expected.bfloat16())
+
+
+def test_the_fake_kernel_knows_shapes_dtypes_orders_and_device() -> None:
+    with FakeTensorMode():
+        out0, out1 = OP(
+            *operands(device="cuda"),
+            make_spec(order=Order.COLUMN, store=DType.E4M3, second_store=True).to_json(),
+        )
+    assert (out0.shape, out0.stride(), out0.dtype) == ((6, 10), (1, 6), torch.float8_e4m3fn)
+    assert (out1.shape, out1.stride(), out1.dtype) == ((6, 10), (10, 1), torch.float32)
+    assert out0.device.type == out1.device.type == "cuda"
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_the_fake_kernel_agrees_with_the_replay(order: Order) -> None:
+    spec = make_spec(order=order, store=DType.BOOL)
+    real = replay(spec, *operands())
+    with FakeTensorMode() as mode:
+        fake = OP(*([mode.from_tensor(t) for t in side] for side in operands()), spec.to_json())
+    assert [(t.shape, t.stride(), t.dtype) for t in fake] == [(t.shape, t.stride(), t.dtype) for t in real]
+
+
+def test_one_compilation_serves_every_m() -> None:
+    def fn(a: list[Tensor], b: list[Tensor], loads: list[Tensor]) -> list[Tensor]:
+        return OP(a, b, loads, SPEC.to_json())
+
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, dynamic=True, fullgraph=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for m in (6, 40, 41):
+            for real, expected in zip(compiled(*operands(m)), fn(*operands(m)), strict=True):
+                assert torch.equal(real, expected)
+
+
+def test_torch_finds_no_fault_in_its_registration() -> None:
+    torch.library.opcheck(OP, (*operands(), SPEC.to_json()))
+
+
+def test_it_is_not_differentiable() -> None:
+    a, b, loads = operands()
+    a[0].requires_grad_()
+    assert not any(out.requires_grad for out in OP(a, b, loads, SPEC.to_json()))
+
+
+def replaced(side: int, index: int, change: Callable[[Tensor], Tensor]) -> tuple[list[Tensor], ...]:
+    given = operands()
+    given[side][index] = change(given[side][index])
+    return given
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (([], [], operands()[2]), r"got 0 A and 0 B tensors; the spec multiplies 1 pairs"),
+        ((*operands()[:2], operands()[2][:2]), r"got 2 loads; the spec reads 4 \(scalar0, .*exact0\)"),
+        (
+            replaced(0, 0, lambda a: a[:, :3]),
+            r"acc wants A \(M, K\) and B \(K, N\), not \(6, 3\) and \(4, 10\)",
+        ),
+        (replaced(1, 0, lambda b: b[0]), r"acc wants A \(M, K\) and B \(K, N\), not \(6, 4\) and \(10\)"),
+        (replaced(0, 0, Tensor.half), r"A of acc is torch.float16; the spec says torch.bfloat16"),
+        (replaced(2, 1, Tensor.double), r"rowvec0 is torch.float64; the spec says torch.float32"),
+        (
+            replaced(2, 1, lambda v: v[:6]),
+            r"rowvec0 is a load of kind rowvec and wants shape \(10\), not shape \(6\)",
+        ),
+        (
+            replaced(2, 2, lambda v: v[:, None]),
+            r"colvec0 .* colvec and wants shape \(6\), not shape \(6, 1\)",
+        ),
+        (replaced(2, 3, Tensor.t), r"exact0 .* exact and wants shape \(6, 10\), not shape \(10, 6\)"),
+        (replaced(2, 0, lambda s: s.expand(2)), r"scalar0 .* scalar and wants one element, not shape \(2\)"),
+    ],
+)
+def test_operands_that_contradict_the_spec_are_refused_in_one_sentence(
+    given: tuple[list[Tensor], ...], message: str
+) -> None:
+    with pytest.raises((ValueError, RuntimeError), match=message) as error:
+        OP(*given, SPEC.to_json())
+    assert "\n" not in str(error.value)
+
+
+def test_operands_of_two_devices_are_refused() -> None:
+    with FakeTensorMode():
+        a, b, loads = operands(device="cuda")
+        loads[1] = torch.empty(10)
+        with pytest.raises(ValueError, match="tensors on cuda:0 and on cpu; it takes one device"):
+            OP(a, b, loads, SPEC.to_json())
+
+
+def test_what_is_no_spec_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a canonical epilogue spec"):
+        OP(*operands(), "{}")
