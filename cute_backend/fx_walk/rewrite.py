@@ -6,7 +6,7 @@ A region of shape (..., N) turns into
     out0 = results[0]                   # (M, N)
     out0.reshape(...)                   # where the graph had leading axes
 
-at the place of the region's last node. Every new node has a fake value in `meta["val"]`.
+at the place of the region's last node that computes. Every new node has a fake value in `meta["val"]`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx.node import map_arg
 
 from cute_backend.fx_walk.classify import LoadView
+from cute_backend.fx_walk.lower import is_reshape
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.static import Size, fake, known, tensor_of
 from cute_backend.spec import LoadKind
@@ -34,7 +35,7 @@ def rewrite(graph: fx.Graph, regions: Sequence[Region]) -> None:
     sizes = _Sizes(graph)
     replaced: dict[fx.Node, fx.Node] = {}
     for region in regions:
-        last = max(region.nodes, key=order.__getitem__)
+        last = max((node for node in region.nodes if not is_reshape(node)), key=order.__getitem__)
         with graph.inserting_before(last):
             _insert(graph, region, sizes, replaced)
     for region in regions:

@@ -194,6 +194,22 @@ def test_a_write_into_an_operand_after_the_region_stays_after_it() -> None:
     assert calls == [EPILOGUE, "aten.copy_.default", "aten.mul.Tensor"]
 
 
+def test_writes_of_a_region_stay_in_order_before_a_late_reshape() -> None:
+    """The reshape is a result of the region, but the kernel does not wait for its place."""
+    made = Graph()
+    buffer = made.input("buffer", (M, N))
+    relu = made.call(aten.relu.default, made.mm())
+    double = made.call(aten.mul.Tensor, relu, 2)
+    for value in (double, relu):
+        made.call(aten.copy_.default, buffer, value)
+    graph = made.output(made.call(aten.reshape.default, relu, [8, 8, N]))
+    inputs = inputs_of(graph)
+    graph = rewritten(graph)
+    assert called(graph) == [EPILOGUE, "aten.copy_.default", "aten.copy_.default"]
+    run(graph, *inputs)
+    assert torch.equal(inputs[0], (inputs[1].float() @ inputs[2].float()).relu().to(BF16))
+
+
 def test_a_three_dimensional_linear_fuses_with_its_reshapes() -> None:
     made = Graph()
     x, weight = made.input("x", (4, 16, K)), made.input("weight", (K, N))
