@@ -9,10 +9,10 @@ from .config import EPILOGUE_STAGES, MIN_AB_STAGES, SMEM_BYTES, SMEM_RESERVE, Ti
 from .epilogue import Epilogue, SmemOperand
 
 ENOUGH_AB_STAGES = 4
-"""Stages of A and B that hide the latency of memory; more are worth less than exact loads in flight."""
+"""Stages of A and B that hide the latency of memory; more are worth less than subtiles in flight."""
 
-MAX_EXACT_STAGES = 4
-"""Stages of the exact loads, of each warpgroup's ring, that hide the latency of memory."""
+MAX_STAGES = 4
+"""Stages of exact loads and outputs that hide the latency of TMA, loading and storing."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Stages:
 
     @staticmethod
     def of(config: TileConfig, epilogue: Epilogue) -> Stages:
-        """Two stages for each ring of the epilogue, then A and B and the exact loads share the rest.
+        """Two stages for each ring of the epilogue and enough for A and B, then more to each from the rest.
 
         Raises ValueError where fewer than MIN_AB_STAGES are left for A and B.
         """
@@ -37,16 +37,20 @@ class Stages:
         row_bytes, rows = ring(epilogue.staged, config.tile_n)
         store_bytes, store = ring(epilogue.tma_stores, config.stage_elements)
         exact_bytes, exact = ring(epilogue.tma_loads, config.stage_elements)
-        free = SMEM_BYTES - SMEM_RESERVE - rows * row_bytes - store * store_bytes
-        ab = (free - exact * exact_bytes) // config.ab_stage_bytes
+        free = SMEM_BYTES - SMEM_RESERVE - rows * row_bytes
+        ab = (free - exact * exact_bytes - store * store_bytes) // config.ab_stage_bytes
         if ab < MIN_AB_STAGES:
             raise ValueError(
                 f"tile {config.name} leaves shared memory for {ab} stages of A and B, which take "
                 f"{MIN_AB_STAGES}, beside {exact_bytes} bytes of exact loads, {row_bytes} of rowvecs and "
                 f"{store_bytes} of outputs in each of their stages"
             )
-        if exact:
-            left = free - min(ab, ENOUGH_AB_STAGES) * config.ab_stage_bytes
-            exact = min(left // exact_bytes, MAX_EXACT_STAGES)
-            ab = (free - exact * exact_bytes) // config.ab_stage_bytes
+        enough = min(ab, ENOUGH_AB_STAGES) * config.ab_stage_bytes
+
+        def grown(stages: int, stage_bytes: int, others: int) -> int:
+            return min((free - enough - others) // stage_bytes, MAX_STAGES) if stages else 0
+
+        exact = grown(exact, exact_bytes, store * store_bytes)
+        store = grown(store, store_bytes, exact * exact_bytes)
+        ab = (free - exact * exact_bytes - store * store_bytes) // config.ab_stage_bytes
         return Stages(ab, exact, rows, store)
