@@ -95,6 +95,8 @@ def _attempt(
             builder(caches()[-1], kernel)
     except (BuildError, UnavailableError) as error:
         return error
+    except OSError as error:
+        return BuildError(f"{kernel.name} has no folder to be built in: {error}")
     return None
 
 

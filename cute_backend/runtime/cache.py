@@ -55,6 +55,7 @@ class KernelCache:
         self.root = root
         _make_private(root)
         self.writable = os.access(root, os.W_OK)
+        self.why_not = "it is read-only"
 
     def load(self, kernel: Kernel) -> KernelFunction | None:
         """The kernel, or None where it is absent, or is corrupt or foreign, which is warned of once."""
@@ -116,9 +117,7 @@ class KernelCache:
     def give_up_writing(self, error: OSError) -> None:
         """The folder turned out not to take what this process compiles."""
         self.writable = False
-        warn_once(
-            ("full", self.root), f"cute_backend: the cache folder {self.root} can't be written ({error})."
-        )
+        self.why_not = str(error)
 
     def _path(self, kernel: Kernel, suffix: str) -> Path:
         return self.root / f"{kernel.name}{suffix}"
@@ -183,8 +182,8 @@ def caches() -> list[KernelCache]:
     if user.writable:
         return [user]
     warn_once(
-        ("read-only", user.root),
-        f"cute_backend: the cache folder {user.root} is read-only; kernels that it lacks "
-        "are compiled anew in each process.",
+        ("unwritable", user.root),
+        f"cute_backend: the cache folder {user.root} can't be written ({user.why_not}); kernels that it "
+        "lacks are compiled anew in each process.",
     )
     return [user, _scratch_cache()]

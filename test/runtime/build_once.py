@@ -1,0 +1,48 @@
+"""A process that wants the hand-made kernel: `python build_once.py [NUMBER OF KERNELS]`.
+
+Prints as JSON how often it compiled, which kernels it got, its warnings, and whether it imported the DSL.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+
+from handmade import kernel_of, make_spec, source
+
+from cute_backend.runtime import build
+from cute_backend.runtime.compile import BuildError
+from cute_backend.runtime.kernel import UnavailableError
+
+
+def main() -> None:
+    compilations = []
+    compile_kernel = build.compile_kernel
+
+    def counting(*arguments):
+        compilations.append(arguments[0].name)
+        return compile_kernel(*arguments)
+
+    build.compile_kernel = counting
+    build.emit = lambda spec, config, variant: source(spec)
+    kernels = [kernel_of(make_spec(second_store=bool(i))) for i in range(int(sys.argv[1]))]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        outcomes = [outcome for kernel in kernels for outcome in build.obtain([kernel]).values()]
+    failures = [str(o) for o in outcomes if isinstance(o, (BuildError, UnavailableError))]
+    print(
+        json.dumps(
+            {
+                "compiled": len(compilations),
+                "loaded": len(outcomes) - len(failures),
+                "failures": failures,
+                "warnings": [str(w.message) for w in caught if "cute_backend" in str(w.message)],
+                "imported_cutlass": "cutlass" in sys.modules,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

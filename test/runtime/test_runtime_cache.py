@@ -1,0 +1,400 @@
+"""Compiled kernels on disk: what finds them again, what is refused, and what survives what."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from handmade import kernel_of, make_spec, source
+from torch._dynamo.utils import counters
+
+from cute_backend.memory_ops import Variant, emit
+from cute_backend.runtime import build as building
+from cute_backend.runtime import cache as caching
+from cute_backend.runtime import kernel as naming
+from cute_backend.runtime import link as linking
+from cute_backend.runtime import notices
+from cute_backend.runtime.build import build_into, load_known, obtain
+from cute_backend.runtime.cache import CacheFolderError, KernelCache
+from cute_backend.runtime.compile import BuildError, Built, compile_kernel
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.spec import DType, EpilogueSpec, LoadKind, Major, Op, Order, Stride
+from cute_backend.templates.config import Arch, table
+
+SPEC = make_spec()
+KERNEL = kernel_of(SPEC)
+SCRIPT = Path(__file__).with_name("build_once.py")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache folder of the test's own, in a process that knows no kernel and has warned of nothing."""
+    root = tmp_path / "kernels"
+    monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(root))
+    monkeypatch.setattr(building, "_loaded", {})
+    monkeypatch.setattr(notices, "_warned", set())
+    monkeypatch.setattr(building, "emit", lambda spec, config, variant: source(spec))
+    for cached in (caching._cache_at, caching._scratch_cache):
+        cached.cache_clear()
+    counters.clear()
+    yield root
+    for cached in (caching._cache_at, caching._scratch_cache):
+        cached.cache_clear()
+    counters.clear()
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the kernels that this process compiles."""
+    names: list[str] = []
+
+    def counting(kernel: Kernel, text: str, path: Path) -> Built:
+        names.append(kernel.name)
+        return compile_kernel(kernel, text, path)
+
+    monkeypatch.setattr(building, "compile_kernel", counting)
+    return names
+
+
+def start(root: Path, kernels: int = 1) -> subprocess.Popen[str]:
+    surroundings = {
+        **os.environ,
+        "CUTE_BACKEND_CACHE_DIR": str(root),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), str(kernels)], env=surroundings, stdout=subprocess.PIPE, text=True
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    return json.loads(output.splitlines()[-1])
+
+
+def forget() -> None:
+    """What a new process would know: nothing."""
+    building._loaded.clear()
+    notices._warned.clear()
+
+
+# Finding kernels again
+
+
+def test_a_second_process_loads_what_the_first_compiled_without_the_dsl(folder: Path) -> None:
+    first, second = finish(start(folder)), finish(start(folder))
+    assert (first["compiled"], first["loaded"]) == (1, 1)
+    assert (second["compiled"], second["loaded"]) == (0, 1)
+    assert second["imported_cutlass"] is False
+    assert first["warnings"] == second["warnings"] == []
+
+
+def test_of_two_processes_at_once_one_compiles(folder: Path) -> None:
+    reports = [finish(process) for process in [start(folder, 2), start(folder, 2)]]
+    assert [report["loaded"] for report in reports] == [2, 2]
+    assert sum(report["compiled"] for report in reports) == 2
+    assert all(report["warnings"] == [] for report in reports)
+
+
+def test_an_entry_can_be_inspected(folder: Path, compilations: list[str]) -> None:
+    obtain([KERNEL])
+    assert (folder / f"{KERNEL.name}.py").read_text() == source(SPEC)
+    entry = json.loads((folder / f"{KERNEL.name}.json").read_text())
+    assert Kernel.from_dict(entry["kernel"]) == KERNEL
+    assert entry["spill_bytes"] == 0 and entry["registers"] > 0
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert not list(folder.glob("new-*"))
+
+
+def test_a_process_loads_a_kernel_once(folder: Path, compilations: list[str]) -> None:
+    first = obtain([KERNEL])[KERNEL]
+    for path in folder.iterdir():
+        path.unlink()
+    assert obtain([KERNEL])[KERNEL] is first
+    assert compilations == [KERNEL.name]
+    assert counters["cute_backend"]["kernels_built"] == 1
+
+
+def changed_op(spec: EpilogueSpec) -> EpilogueSpec:
+    return replace(spec, ops=(*spec.ops[:-1], replace(spec.ops[-1], op="sub")))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        kernel_of(changed_op(SPEC)),
+        kernel_of(make_spec(store=DType.F16)),
+        kernel_of(make_spec(order=Order.COLUMN)),
+        kernel_of(make_spec(b_major=Major.MN)),
+        kernel_of(SPEC, variant=Variant.PLAIN),
+        kernel_of(SPEC, index=1),
+        kernel_of(SPEC, arch=Arch.SM100A),
+    ],
+    ids=["op", "store dtype", "store order", "operand major", "alignment", "tile", "architecture"],
+)
+def test_whatever_changes_a_kernel_changes_its_name(other: Kernel) -> None:
+    assert other.name != KERNEL.name
+
+
+def test_the_spec_changes_a_name_by_its_meaning_alone() -> None:
+    assert kernel_of(EpilogueSpec.from_json(SPEC.to_json())).name == KERNEL.name
+    load = SPEC.loads_of(LoadKind.COLVEC)[0]
+    loads = tuple(replace(item, stride_m=Stride.ONE) if item is load else item for item in SPEC.loads)
+    assert kernel_of(replace(SPEC, loads=loads)).name != KERNEL.name
+
+
+@pytest.mark.parametrize("part", range(len(naming.environment())))
+def test_another_version_of_anything_is_a_miss(
+    part: int, folder: Path, compilations: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    obtain([kernel_of(SPEC)])
+    forget()
+    surroundings = list(naming.environment())
+    surroundings[part] += " (another)"
+    for module in (naming, caching):
+        monkeypatch.setattr(module, "environment", lambda: tuple(surroundings))
+    assert load_known([kernel_of(SPEC)]) == {}
+    assert notices._warned == set()
+
+
+def test_the_sources_that_make_kernels_are_part_of_the_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = naming._source_digest()
+    package = tmp_path / "cute_backend"
+    for path in (naming._PACKAGE).rglob("*.py"):
+        copy = package / path.relative_to(naming._PACKAGE)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    monkeypatch.setattr(naming, "_PACKAGE", package)
+    assert naming._source_digest() == before
+    for makes_code in ("templates/sm90.py", "memory_ops/emit.py", "ops.py", "runtime/compile.py"):
+        with (package / makes_code).open("a") as file:
+            file.write("# changed\n")
+        assert naming._source_digest() != before, makes_code
+        before = naming._source_digest()
+
+
+# What is not a sound entry
+
+
+def put(path: Path, content: bytes) -> None:
+    """Another file in the place of `path`, which this process may have mapped."""
+    path.unlink()
+    path.write_bytes(content)
+
+
+def truncate_code(folder: Path) -> None:
+    path = folder / f"{KERNEL.name}.so"
+    put(path, path.read_bytes()[:1000])
+
+
+def swap_code(folder: Path) -> None:
+    put(folder / f"{KERNEL.name}.so", b"\x7fELF and something else")
+
+
+def truncate_entry(folder: Path) -> None:
+    path = folder / f"{KERNEL.name}.json"
+    path.write_text(path.read_text()[:100])
+
+
+def write_list(folder: Path) -> None:
+    (folder / f"{KERNEL.name}.json").write_text("[1, 2]")
+
+
+def rename_another(folder: Path) -> None:
+    other = kernel_of(make_spec(second_store=True))
+    obtain([other])
+    for suffix in (".json", ".so"):
+        (folder / f"{other.name}{suffix}").replace(folder / f"{KERNEL.name}{suffix}")
+
+
+def state_another_version(folder: Path) -> None:
+    path = folder / f"{KERNEL.name}.json"
+    entry = json.loads(path.read_text())
+    entry["environment"][0] = "cute_backend of another time"
+    path.write_text(json.dumps(entry))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [truncate_code, swap_code, truncate_entry, write_list, rename_another, state_another_version],
+    ids=lambda damage: damage.__name__,
+)
+def test_what_is_corrupt_or_foreign_is_a_miss_with_one_warning(
+    damage: Callable[[Path], None], folder: Path, compilations: list[str]
+) -> None:
+    obtain([KERNEL])
+    damage(folder)
+    forget()
+    compilations.clear()
+    with pytest.warns(RuntimeWarning, match="is not used: .* compiled afresh") as warned:
+        assert callable(obtain([KERNEL])[KERNEL])
+    assert len(warned) == 1
+    assert compilations == [KERNEL.name]
+    forget()
+    obtain([KERNEL])
+    assert compilations == [KERNEL.name]  # what was written in its place is sound
+
+
+def test_code_without_an_entry_is_no_kernel(folder: Path, compilations: list[str]) -> None:
+    obtain([KERNEL])
+    (folder / f"{KERNEL.name}.json").unlink()
+    forget()
+    assert load_known([KERNEL]) == {} and notices._warned == set()
+
+
+def test_writers_killed_at_any_instant_leave_only_whole_kernels(folder: Path) -> None:
+    chance = random.Random(0)
+    for _ in range(4):
+        process = start(folder, 2)
+        time.sleep(chance.uniform(1.0, 3.5))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        forget()
+        load_known([kernel_of(make_spec(second_store=second)) for second in (False, True)])
+        assert notices._warned == set()
+    assert finish(start(folder, 2))["loaded"] == 2
+
+
+# Folders
+
+
+def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(CacheFolderError, match=r"others may write the cache folder .* \(mode 777\)"):
+        KernelCache(tmp_path)
+
+
+def test_a_folder_that_another_user_owns_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = tmp_path.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(CacheFolderError, match=f"belongs to user {owner}, not to {owner + 1}"):
+        KernelCache(tmp_path)
+
+
+def test_a_folder_that_others_may_read_is_closed_to_them(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    KernelCache(tmp_path)
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
+
+
+def test_without_a_folder_kernels_are_compiled_for_the_process_with_one_warning(
+    folder: Path, compilations: list[str]
+) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="others may write .* compiled anew in each process") as warned:
+        kernels = [KERNEL, kernel_of(make_spec(second_store=True))]
+        for kernel in kernels:
+            assert callable(obtain([kernel])[kernel])
+    assert len(warned) == 1
+    assert list(folder.iterdir()) == []
+
+
+def test_a_file_in_the_folders_place_is_no_crash(folder: Path, compilations: list[str]) -> None:
+    folder.write_text("not a folder")
+    with pytest.warns(RuntimeWarning, match="can't be used: "):
+        assert callable(obtain([KERNEL])[KERNEL])
+
+
+def test_a_read_only_folder_is_read_and_warned_of_once(
+    folder: Path, compilations: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = kernel_of(make_spec(second_store=True))
+    obtain([KERNEL])
+    forget()
+    compilations.clear()
+    caching._cache_at.cache_clear()
+    before = sorted(folder.iterdir())
+    folder.chmod(0o500)
+    if os.geteuid() == 0:  # whom no mode keeps out
+        monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder)
+    try:
+        with pytest.warns(
+            RuntimeWarning, match="can't be written .it is read-only"
+        ) as warned:
+            outcomes = [obtain([kernel])[kernel] for kernel in (KERNEL, other, other)]
+    finally:
+        folder.chmod(0o700)
+    assert len(warned) == 1 and all(map(callable, outcomes))
+    assert compilations == [other.name]
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_full_disk_costs_the_cache_not_the_kernel(
+    folder: Path, compilations: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = KernelCache.save
+
+    def full(cache: KernelCache, kernel: Kernel, built: Built) -> None:
+        if cache.root == folder:
+            raise OSError(28, "No space left on device")
+        save(cache, kernel, built)
+
+    monkeypatch.setattr(KernelCache, "save", full)
+    with pytest.warns(RuntimeWarning, match="can't be written .*No space left") as warned:
+        assert callable(obtain([KERNEL])[KERNEL])
+    assert len(warned) == 1
+
+
+# Building
+
+
+def test_without_a_linker_the_dsl_loads_the_object(
+    folder: Path, compilations: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linking, "find_linker", lambda: None)
+    assert callable(obtain([KERNEL])[KERNEL])
+    assert {path.suffix for path in folder.iterdir()} >= {".o", ".json"}
+    assert not (folder / f"{KERNEL.name}.so").exists()
+    forget()
+    assert callable(obtain([KERNEL])[KERNEL])
+    assert compilations == [KERNEL.name]
+
+
+def test_a_loaded_kernel_checks_what_it_is_given(folder: Path, compilations: list[str]) -> None:
+    import torch
+
+    a, b = torch.zeros(2, 8).bfloat16(), torch.zeros(16, 8).bfloat16().t()
+    plane = torch.zeros(2, 16).bfloat16()
+    loads = [torch.zeros(1), torch.zeros(16), torch.zeros(2), plane]
+    with pytest.raises(ValueError, match="expected device_type=cuda"):
+        obtain([KERNEL])[KERNEL](a, b, *loads, plane, 132)
+
+
+def test_several_kernels_are_built_in_processes_of_their_own(folder: Path, compilations: list[str]) -> None:
+    # Real ones: what this process would put in their place does not reach another.
+    kernels = [Kernel(SPEC, config, Variant.TMA) for config in table(Arch.SM90A, SPEC)[:2]]
+    outcomes = obtain(kernels)
+    assert all(callable(outcomes[kernel]) for kernel in kernels), outcomes
+    assert compilations == []
+    for kernel in kernels:
+        text = (folder / f"{kernel.name}.py").read_text()
+        assert text == emit(kernel.spec, kernel.config, kernel.variant)
+
+
+def test_what_goes_wrong_in_another_process_is_told(folder: Path) -> None:
+    broken = replace(SPEC, ops=(*SPEC.ops[:-1], Op("t3", "no_such_op", ("t2",), DType.F32)))
+    kernels = [kernel_of(broken), kernel_of(broken, variant=Variant.PLAIN)]
+    for kernel, outcome in obtain(kernels).items():
+        assert isinstance(outcome, BuildError)
+        assert kernel.name in str(outcome) and "no_such_op" in str(outcome)
+
+
+def test_a_failed_build_leaves_no_entry(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "emit", lambda spec, config, variant: "raise RuntimeError('no')")
+    with pytest.raises(BuildError, match="does not compile: RuntimeError: no"):
+        build_into(KernelCache(folder), KERNEL)
+    assert {path.suffix for path in folder.iterdir()} <= {".py", ".lock"}
