@@ -25,7 +25,7 @@ def test_the_configuration_table(name, arch, variant):
     m = n if epilogue.square else 330
     inputs = epilogue.inputs(Problem(m, n, 528))
     expected = as_tuple(reference(epilogue.fn, inputs))
-    [graph] = collect(epilogue.fn, inputs)
+    [graph] = collect(epilogue.fn, inputs, dynamic=False)
     for config in table(arch, graph.regions[0].spec):
         for seed in SEEDS:
             simulation = run(epilogue.fn, inputs, Machine(arch, seed, config, clusters=1))
