@@ -129,9 +129,9 @@ class Launcher:
                 operands[index] = adapt(operands[index])
             ready = choice.tma if aligned else choice.plain
             if ready is None:
-                ready = self._prepare_rest(m, n, k, aligned)
-                if ready is None:
-                    return self._replay(a, b, loads)
+                if self._prepare_rest(choice):
+                    return self(a, b, loads)
+                return self._replay(a, b, loads)
             outputs = [output_like(store, a[0], m, n) for store in self._spec.stores]
             memory = outputs
             if self._writes_bools:
@@ -171,15 +171,17 @@ class Launcher:
         }
         return there.get(config) or (there[min(there, key=distance)] if there else None)
 
-    def _prepare_rest(self, m: int, n: int, k: int, aligned: bool) -> _Ready | None:
-        """What to launch where no kernel is there: no one announced this region, so it may be of any size."""
+    def _prepare_rest(self, choice: _Choice) -> bool:
+        """Whether there is more to choose from now. No one announced this region: it may be of any size."""
         anything = Problem(self._spec, None, None, None)
         with _preparing:
+            if choice not in self._choices.values():
+                return True  # another thread was preparing
             rest = reachable_kernels(anything, self._gpu.arch, self._gpu.sm_count)
-            if any((kernel.config, kernel.variant) not in self._kernels for kernel in rest):
-                prepare([anything], self._gpu.index)
-            choice = self._choose(m, n, k)
-        return choice.tma if aligned else choice.plain
+            if all((kernel.config, kernel.variant) in self._kernels for kernel in rest):
+                return False
+            prepare([anything], self._gpu.index)
+            return True
 
     def _replay(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
         from ..replay import replay

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-import random
+import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -255,17 +255,40 @@ def test_code_without_an_entry_is_no_kernel(folder: Path, compilations: list[str
     assert load_known([KERNEL]) == {} and notices._warned == set()
 
 
-def test_writers_killed_at_any_instant_leave_only_whole_kernels(folder: Path) -> None:
-    chance = random.Random(0)
-    for _ in range(4):
-        process = start(folder, 2)
-        time.sleep(chance.uniform(1.0, 3.5))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+def test_a_writer_killed_at_any_instant_leaves_a_whole_kernel_or_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    obtain([KERNEL])
+    text = source(SPEC)
+    built = compile_kernel(KERNEL, text, folder / f"{KERNEL.name}.py")
+    monkeypatch.setattr(building, "compile_kernel", lambda *arguments: built)
+    whole = []
+    for instant in itertools.count(1):
+        shutil.rmtree(folder)
+        survived = build_until(instant, folder)
         forget()
-        load_known([kernel_of(make_spec(second_store=second)) for second in (False, True)])
-        assert notices._warned == set()
-    assert finish(start(folder, 2))["loaded"] == 2
+        whole.append(load_known([KERNEL]) != {})
+        assert notices._warned == set(), instant
+        if survived:
+            break
+    assert len(whole) > 10 and not whole[0] and whole[-1]
+
+
+def build_until(instant: int, folder: Path) -> bool:
+    """Build in a process that is killed at the so many-th thing it asks of the system; whether it lived."""
+    child = os.fork()
+    if child == 0:
+        left = itertools.count(instant, -1)
+
+        def hook(event: str, arguments: tuple[object, ...]) -> None:
+            if event.split(".")[0] in ("open", "os", "tempfile", "subprocess", "shutil") and next(left) == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(hook)
+        build_into(KernelCache(folder), KERNEL)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status) == 0
 
 
 # Folders
@@ -322,9 +345,7 @@ def test_a_read_only_folder_is_read_and_warned_of_once(
     if os.geteuid() == 0:  # whom no mode keeps out
         monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder)
     try:
-        with pytest.warns(
-            RuntimeWarning, match="can't be written .it is read-only"
-        ) as warned:
+        with pytest.warns(RuntimeWarning, match="can't be written .it is read-only") as warned:
             outcomes = [obtain([kernel])[kernel] for kernel in (KERNEL, other, other)]
     finally:
         folder.chmod(0o700)

@@ -197,56 +197,64 @@ def test_a_bucket_is_never_smaller_than_m() -> None:
 # Which kernel serves which operands
 
 
-def test_aligned_operands_go_to_the_tma_variant_as_they_are(compiler: Compiler) -> None:
+@pytest.fixture
+def prepared(compiler: Compiler) -> Compiler:
+    """A compiler that has done its work: launches choose from what there is."""
+    prepare([Problem(SPEC, None, None, None)], -1)
+    return compiler
+
+
+def test_aligned_operands_go_to_the_tma_variant_as_they_are(prepared: Compiler) -> None:
     given = operands()
     check(given)
-    assert compiler.variants == [Variant.TMA]
-    passed = compiler.launches[0][1]
+    assert prepared.variants == [Variant.TMA]
+    passed = prepared.launches[0][1]
     addresses = [t.data_ptr() for side in given for t in side]
     assert [t.data_ptr() for t in passed[: len(addresses)]] == addresses
     assert counters["cute_backend"]["operands_copied"] == 0
 
 
-def test_an_exact_load_at_an_odd_address_goes_to_the_plain_variant(compiler: Compiler) -> None:
+def test_an_exact_load_at_an_odd_address_goes_to_the_plain_variant(prepared: Compiler) -> None:
     given = operands()
     given[2][3] = shifted(given[2][3])
     check(given)
-    assert compiler.variants == [Variant.PLAIN]
+    assert prepared.variants == [Variant.PLAIN]
     assert counters["cute_backend"]["operands_copied"] == 0
 
 
-def test_an_exact_load_of_odd_pitch_goes_to_the_plain_variant(compiler: Compiler) -> None:
+def test_an_exact_load_of_odd_pitch_goes_to_the_plain_variant(prepared: Compiler) -> None:
     given = operands()
     wide = torch.randn(6, 19).bfloat16()
     given[2][3] = wide[:, :16]
     check(given)
-    assert compiler.variants == [Variant.PLAIN]
+    assert prepared.variants == [Variant.PLAIN]
 
 
-def test_an_exact_load_that_repeats_one_row_goes_to_the_plain_variant(compiler: Compiler) -> None:
+def test_an_exact_load_that_repeats_one_row_goes_to_the_plain_variant(prepared: Compiler) -> None:
     given = operands()
     given[2][3] = torch.randn(1, 16).bfloat16().expand(6, 16)
     check(given)
-    assert compiler.variants == [Variant.PLAIN]
+    assert prepared.variants == [Variant.PLAIN]
 
 
 def test_outputs_of_odd_pitch_go_to_the_plain_variant(compiler: Compiler) -> None:
-    check(operands(n=12))
+    a, b, loads = operands(n=12)
+    check((a, b, loads[:3]), make_spec(exact=False))
     assert compiler.variants == [Variant.PLAIN]
 
 
-def test_an_exact_load_in_another_order_is_copied_and_counted(compiler: Compiler) -> None:
+def test_an_exact_load_in_another_order_is_copied_and_counted(prepared: Compiler) -> None:
     given = operands()
     given[2][3] = torch.randn(16, 6).bfloat16().t()
     with pytest.warns(RuntimeWarning, match="exact0, .* is copied at each call"):
         check(given)
-    assert compiler.variants == [Variant.TMA]  # the copy is aligned
+    assert prepared.variants == [Variant.TMA]  # the copy is aligned
     assert counters["cute_backend"]["operands_copied"] == 1
 
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_product_that_tma_cannot_read_is_copied_counted_and_warned_of_once(
-    compiler: Compiler, side: int
+    prepared: Compiler, side: int
 ) -> None:
     given = operands(k=7)  # a pitch of 14 bytes
     given[1 - side][0] = operands()[1 - side][0][:7] if side == 0 else operands()[0][0][:, :7]
@@ -257,37 +265,37 @@ def test_a_product_that_tma_cannot_read_is_copied_counted_and_warned_of_once(
         check(given)
     assert len(warned) == 1
     assert counters["cute_backend"]["operands_copied"] == 2
-    copy = compiler.launches[0][1][side]
+    copy = prepared.launches[0][1][side]
     assert copy.data_ptr() % 16 == 0 and max(copy.stride()) * 2 % 16 == 0
 
 
-def test_a_stride_that_no_element_uses_costs_no_copy(compiler: Compiler) -> None:
+def test_a_stride_that_no_element_uses_costs_no_copy(prepared: Compiler) -> None:
     given = operands(m=1)
     given[0][0] = torch.randn(3).bfloat16().new_empty(11)[:8].as_strided((1, 8), (3, 1)).fill_(0.5)
     given[2][3] = given[2][3].as_strided((1, 16), (5, 1))
     check(given)
-    assert compiler.variants == [Variant.TMA]
+    assert prepared.variants == [Variant.TMA]
     assert counters["cute_backend"]["operands_copied"] == 0
 
 
-def test_a_vector_of_another_stride_than_the_spec_says_is_copied(compiler: Compiler) -> None:
+def test_a_vector_of_another_stride_than_the_spec_says_is_copied(prepared: Compiler) -> None:
     given = operands()
     given[2][1] = torch.randn(16, 2)[:, 1]
     check(given)
     assert counters["cute_backend"]["operands_copied"] == 1
-    assert compiler.launches[0][1][3].stride() == (1,)
+    assert prepared.launches[0][1][3].stride() == (1,)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-def test_a_scalar_may_have_any_shape_of_one_element(compiler: Compiler, shape: tuple[int, ...]) -> None:
+def test_a_scalar_may_have_any_shape_of_one_element(prepared: Compiler, shape: tuple[int, ...]) -> None:
     given = operands()
     given[2][0] = torch.randn(9)[4].reshape(shape)
     check(given)
-    passed = compiler.launches[0][1][2]
+    passed = prepared.launches[0][1][2]
     assert (passed.shape, passed.stride()) == ((1,), (1,))
 
 
-def test_bools_travel_as_bytes(compiler: Compiler) -> None:
+def test_bools_travel_as_bytes(prepared: Compiler) -> None:
     spec = EpilogueSpec(
         (Accumulator("acc", DType.BF16, DType.BF16),),
         (Load("exact0", LoadKind.EXACT, DType.BOOL, Stride.OTHER, Stride.ONE),),
@@ -296,11 +304,11 @@ def test_bools_travel_as_bytes(compiler: Compiler) -> None:
     )
     a, b, _ = operands()
     check((a, b, [torch.randn(6, 16) > 0]), spec)
-    passed = compiler.launches[0][1]
+    passed = prepared.launches[0][1]
     assert passed[2].dtype is passed[3].dtype is torch.uint8
 
 
-def test_two_results_of_one_shape_live_apart(compiler: Compiler) -> None:
+def test_two_results_of_one_shape_live_apart(prepared: Compiler) -> None:
     first, second = check(operands()), check(operands())
     addresses = {out.data_ptr() for out in (*first, *second)}
     assert len(addresses) == 4
