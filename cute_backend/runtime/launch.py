@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..memory_ops import Variant
+from ..replay import replay
 from ..spec import DType, EpilogueSpec
 from ..templates.config import TileConfig, choose
 from .build import Outcome, load_known, obtain
@@ -27,7 +28,7 @@ from .device import device_at, max_active_clusters
 from .kernel import Kernel, UnavailableError
 from .link import KernelFunction
 from .notices import count, warn_once
-from .operands import check_operands, output_like, parse_spec
+from .operands import Size, check_operands, output_like, parse_spec
 from .reach import Problem, bucket_of, reachable_kernels, stores_aligned
 from .slots import adapters, planes
 
@@ -63,6 +64,20 @@ def prepare(problems: Iterable[Problem], device: int) -> None:
         outcomes = obtain(kernel for kernels in wanted for kernel in kernels)
         for kernel in outcomes:
             _launcher(kernel.spec, device).add(kernel, outcomes[kernel])
+
+
+def announce(regions: Iterable[tuple[EpilogueSpec, Size, Size, Size]], device: torch.device) -> None:
+    """Prepare regions of a graph, as (spec, M, N, K), whose symbolic sizes are yet unknown.
+
+    Does nothing for another device than CUDA's, or where there is no GPU and so no launch to come.
+    """
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return
+    problems = []
+    for spec, *sizes in regions:
+        m, n, k = (size if isinstance(size, int) else None for size in sizes)
+        problems.append(Problem(spec, m, n, k))
+    prepare(problems, torch.cuda.current_device() if device.index is None else device.index)
 
 
 def _launcher(spec: EpilogueSpec, device: int) -> Launcher:
@@ -184,8 +199,6 @@ class Launcher:
             return True
 
     def _replay(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
-        from ..replay import replay
-
         count("replayed")
         warn_once(
             ("replayed", self._spec),
@@ -202,7 +215,5 @@ class Launcher:
         check_operands(self._spec, a, b, loads)
         if m == 0 or n == 0:
             return [output_like(store, a[0], m, n) for store in self._spec.stores]
-        from ..replay import replay
-
         with torch.no_grad():
             return replay(self._spec, a, b, loads)

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cute_backend.replay import replay
+from cute_backend.runtime.launch import launch
 from cute_backend.runtime.operands import check_operands, output_like, parse_spec
 
 _LIBRARY = torch.library.Library("cute_backend", "DEF")
@@ -36,22 +38,14 @@ def _fake(a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], spe
 
 @torch.no_grad()
 def _cpu(a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], spec: str) -> list[Tensor]:
-    from cute_backend.replay import replay
-
     parsed = parse_spec(spec)
     check_operands(parsed, a, b, loads)
     return replay(parsed, a, b, loads)
 
 
-def _cuda(a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], spec: str) -> list[Tensor]:
-    from cute_backend.runtime.launch import launch
-
-    return launch(a, b, loads, spec)
-
-
 torch.library.register_fake("cute_backend::gemm_epilogue", _fake, lib=_LIBRARY)
 _LIBRARY.impl("gemm_epilogue", _cpu, "CPU")
-_LIBRARY.impl("gemm_epilogue", _cuda, "CUDA")
+_LIBRARY.impl("gemm_epilogue", launch, "CUDA")
 _LIBRARY.impl("gemm_epilogue", torch.library.fallthrough_kernel, "Autograd")
 
 gemm_epilogue = torch.ops.cute_backend.gemm_epilogue.default
