@@ -1,0 +1,101 @@
+"""Work that completes later: TMA, tensor-core operations, commits, bulk stores.
+
+Each pipe finishes its operations in the order of their issue, each after a delay counted in warp instructions of the
+cluster. Data moves when an operation completes, never before. With a seed the delays, the order of the warps and
+their speed are random, and differ from seed to seed; without one they are fixed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cute_backend.simulator.errors import SimulationError
+
+FIXED_DELAY = 40
+
+
+@dataclass
+class Operation:
+    """An operation under way. `finish` moves its data and signals whoever waits."""
+
+    pipe: Pipe
+    text: str
+    issued: int
+    due: int
+    finish: Callable[[], None]
+
+
+class Pipe:
+    """Operations of one kind of one CTA, finished in order."""
+
+    def __init__(self, name: str, engine: Engine) -> None:
+        self.name = name
+        self.engine = engine
+        self.last_due = 0
+        self.outstanding = 0
+
+    def issue(self, text: str, finish: Callable[[], None]) -> None:
+        self.engine.schedule(self, text, finish)
+
+
+class Engine:
+    """The clock of a cluster and its operations under way."""
+
+    def __init__(self, seed: int | None, observer: object | None = None) -> None:
+        self.random = None if seed is None else np.random.default_rng(seed)
+        self.now = 0
+        self.observer = observer
+        self._queue: list[tuple[int, int, Operation]] = []
+        self._order = itertools.count()
+
+    def delay(self) -> int:
+        if self.random is None:
+            return FIXED_DELAY
+        # Mostly short, now and then long enough for everyone else to run into a wall.
+        return int(
+            self.random.integers(1, 60) if self.random.random() < 0.8 else self.random.integers(60, 2500)
+        )
+
+    def schedule(self, pipe: Pipe, text: str, finish: Callable[[], None]) -> None:
+        due = max(self.now + self.delay(), pipe.last_due)
+        pipe.last_due = due
+        pipe.outstanding += 1
+        heapq.heappush(self._queue, (due, next(self._order), Operation(pipe, text, self.now, due, finish)))
+
+    def advance(self, ticks: int) -> None:
+        """Time passes: whatever is due by then finishes."""
+        self.now += ticks
+        while self._queue and self._queue[0][0] <= self.now:
+            self._finish_one()
+
+    def jump(self) -> bool:
+        """Nobody can run: the next operation finishes. False if there is none."""
+        if not self._queue:
+            return False
+        self.now = max(self.now, self._queue[0][0])
+        self._finish_one()
+        return True
+
+    def drain(self) -> None:
+        while self.jump():
+            pass
+
+    def pending(self) -> list[Operation]:
+        return [entry[2] for entry in sorted(self._queue, key=lambda e: e[:2])]
+
+    def _finish_one(self) -> None:
+        _, _, operation = heapq.heappop(self._queue)
+        operation.pipe.outstanding -= 1
+        try:
+            operation.finish()
+        except SimulationError as error:
+            if error.where is None:
+                error.where = f"the completion of `{operation.text}` in {operation.pipe.name}"
+            raise
+        if self.observer is not None:
+            self.observer.operation(operation.pipe.name, operation.text, operation.issued, self.now)  # type: ignore[attr-defined]

@@ -1,0 +1,64 @@
+"""What the binders of several families share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cute_backend.simulator.opcodes import Step, unsupported
+from cute_backend.simulator.parser import TYPE_BYTES, Instruction, Operand
+
+if TYPE_CHECKING:
+    from cute_backend.simulator.program import Binder
+    from cute_backend.simulator.warp import Warp
+
+TYPES = frozenset(TYPE_BYTES)
+
+
+def types_of(instruction: Instruction) -> list[str]:
+    """The type modifiers, in order."""
+    return [p for p in instruction.parts[1:] if p in TYPES]
+
+
+def the_type(instruction: Instruction) -> str:
+    """The one type modifier. Raises `UnknownOpcode` if there are none or several."""
+    found = types_of(instruction)
+    if len(found) != 1:
+        raise unsupported(instruction, f"the type {'.'.join(found) or '(none)'}")
+    return found[0]
+
+
+def compute(
+    binder: Binder, instruction: Instruction, function: Callable[..., Any], kinds: list[str], result: str
+) -> Step:
+    """A step that applies `function` to the source operands and writes the destination, operand 0."""
+    sources = instruction.operands[1:]
+    if len(sources) != len(kinds):
+        raise unsupported(instruction, f"{len(sources)} source operands")
+    put = binder.put(instruction.operands[0], result, instruction)
+    gets = [binder.get(s, k, instruction) for s, k in zip(sources, kinds)]
+    if len(gets) == 1:
+        (a,) = gets
+        return lambda w: put(w, function(a(w)))
+    if len(gets) == 2:
+        a, b = gets
+        return lambda w: put(w, function(a(w), b(w)))
+    if len(gets) == 3:
+        a, b, c = gets
+        return lambda w: put(w, function(a(w), b(w), c(w)))
+    return lambda w: put(w, function(*(g(w) for g in gets)))
+
+
+def scalar(
+    binder: Binder, operand: Operand, kind: str, instruction: Instruction
+) -> Callable[[Warp], int]:
+    """A function that gives an operand that must be the same in all active lanes, as a Python int."""
+    get = binder.get(operand, kind, instruction)
+
+    def value(w: Warp) -> int:
+        lanes = get(w)
+        if lanes.ndim == 0:
+            return int(lanes)
+        return int(lanes[int(w.mask.argmax())])
+
+    return value

@@ -1,0 +1,209 @@
+"""Exchange between the lanes of a warp (PTX ISA 9.7.9.6, 9.7.13.5-14)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cute_backend.simulator.isa.common import the_type
+from cute_backend.simulator.opcodes import Step, opcode, unsupported
+from cute_backend.simulator.parser import Instruction, Operand, Pair
+from cute_backend.simulator.warp import LANE_IDS
+
+if TYPE_CHECKING:
+    from cute_backend.simulator.program import Binder
+    from cute_backend.simulator.warp import Warp
+
+BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
+
+
+def bitmask(lanes: np.ndarray) -> np.uint32:
+    """32 booleans as bits."""
+    return np.packbits(lanes, bitorder="little").view(np.uint32)[0]
+
+
+def lanes_of(mask: Any) -> np.ndarray:
+    """Bits as 32 booleans; of one vector the first lane's, as all lanes must agree."""
+    value = np.asarray(mask)
+    number = value if value.ndim == 0 else value[0]
+    return (np.uint32(number) & BITS) != 0
+
+
+class Members:
+    """The membermask of a .sync instruction: `absent` is a wait until its lanes have come."""
+
+    def __init__(self, binder: Binder, operand: Operand, instruction: Instruction) -> None:
+        self.get = binder.get(operand, "b32", instruction)
+
+    def lanes(self, w: Warp) -> np.ndarray:
+        value = np.asarray(self.get(w))
+        number = value if value.ndim == 0 else value[int(w.mask.argmax())]
+        return (np.uint32(number) & BITS) != 0
+
+    def absent(self, w: Warp) -> Any:
+        return None if w.full else w.together(self.lanes(w))
+
+
+@opcode("shfl.sync", section="9.7.9.6", meaning="Value of another lane: up, down, bfly or idx")
+def bind_shfl(binder: Binder, instruction: Instruction) -> Step:
+    mode = instruction.parts[2]
+    target, source, second, clamp, mask = instruction.operands
+    members = Members(binder, mask, instruction)
+    put = binder.put(target.first if isinstance(target, Pair) else target, "b32", instruction)
+    put_valid = binder.put(target.second, "pred", instruction) if isinstance(target, Pair) else None
+    a, b, c = (binder.get(o, "b32", instruction) for o in (source, second, clamp))
+
+    def shuffle(w: Warp) -> Any:
+        absent = members.absent(w)
+        if absent is not None:
+            return absent
+        value = np.broadcast_to(a(w), 32)
+        offset = np.asarray(b(w)).astype(np.int64) & 31
+        control = np.asarray(c(w)).astype(np.int64)
+        bound, segment = control & 31, (control >> 8) & 31
+        most = (LANE_IDS & segment) | (bound & ~segment & 31)
+        least = LANE_IDS & segment
+        if mode == "up":
+            lane = LANE_IDS - offset
+            valid = lane >= most
+        elif mode == "down":
+            lane = LANE_IDS + offset
+            valid = lane <= most
+        elif mode == "bfly":
+            lane = LANE_IDS ^ offset
+            valid = lane <= most
+        else:
+            lane = least | (offset & ~segment & 31)
+            valid = lane <= most
+        lane = np.where(valid, lane, LANE_IDS)
+        put(w, value[lane])
+        if put_valid is not None:
+            put_valid(w, valid)
+        return None
+
+    return shuffle
+
+
+@opcode("elect.sync", section="9.7.13.14", meaning="One lane of the membermask: the lowest")
+def bind_elect(binder: Binder, instruction: Instruction) -> Step:
+    target, mask = instruction.operands
+    members = Members(binder, mask, instruction)
+    assert isinstance(target, Pair)
+    put_lane = binder.put(target.first, "b32", instruction)
+    put_elected = binder.put(target.second, "pred", instruction)
+    first = LANE_IDS == 0
+
+    def elect(w: Warp) -> Any:
+        if w.full:
+            put_lane(w, np.uint32(0))
+            put_elected(w, first)
+            return None
+        absent = members.absent(w)
+        if absent is not None:
+            return absent
+        leader = int((w.mask & members.lanes(w)).argmax())
+        put_lane(w, np.uint32(leader))
+        put_elected(w, leader == LANE_IDS)
+        return None
+
+    return elect
+
+
+@opcode("vote.sync", section="9.7.13.10", meaning="all, any, uni or ballot of a predicate")
+def bind_vote(binder: Binder, instruction: Instruction) -> Step:
+    mode = instruction.parts[2]
+    target, source, mask = instruction.operands
+    members = Members(binder, mask, instruction)
+    put = binder.put(target, "b32" if mode == "ballot" else "pred", instruction)
+    get = binder.get(source, "pred", instruction)
+
+    def vote(w: Warp) -> Any:
+        absent = members.absent(w)
+        if absent is not None:
+            return absent
+        value = np.broadcast_to(get(w), 32)
+        among = members.lanes(w) & w.mask
+        if mode == "ballot":
+            put(w, bitmask(value & among))
+        elif mode == "all":
+            put(w, value[among].all())
+        elif mode == "any":
+            put(w, value[among].any())
+        else:
+            put(w, value[among].all() or not value[among].any())
+        return None
+
+    return vote
+
+
+@opcode("activemask", section="9.7.13.12", meaning="The lanes that execute this")
+def bind_activemask(binder: Binder, instruction: Instruction) -> Step:
+    put = binder.put(instruction.operands[0], "b32", instruction)
+    return lambda w: put(w, bitmask(w.mask))
+
+
+@opcode("match.any.sync", "match.all.sync", section="9.7.13.11", meaning="Lanes with the same value")
+def bind_match(binder: Binder, instruction: Instruction) -> Step:
+    every = instruction.has("all")
+    kind = the_type(instruction)
+    target, source, mask = instruction.operands
+    members = Members(binder, mask, instruction)
+    put = binder.put(target.first if isinstance(target, Pair) else target, "b32", instruction)
+    put_all = binder.put(target.second, "pred", instruction) if isinstance(target, Pair) else None
+    get = binder.get(source, kind, instruction)
+
+    def match(w: Warp) -> Any:
+        absent = members.absent(w)
+        if absent is not None:
+            return absent
+        among = members.lanes(w) & w.mask
+        value = np.broadcast_to(get(w), 32)
+        equal = (value[:, None] == value[None, :]) & among[None, :]
+        if every:
+            same = bool((value[among] == value[among][0]).all())
+            put(w, bitmask(among) if same else np.uint32(0))
+            if put_all is not None:
+                put_all(w, np.bool_(same))
+        else:
+            put(w, np.array([bitmask(row) for row in equal], np.uint32))
+        return None
+
+    return match
+
+
+@opcode("redux.sync", section="9.7.13.13", meaning="Reduction over the lanes")
+def bind_redux(binder: Binder, instruction: Instruction) -> Step:
+    kind = the_type(instruction)
+    name = next(p for p in instruction.parts if p in ("add", "min", "max", "and", "or", "xor"))
+    target, source, mask = instruction.operands
+    members = Members(binder, mask, instruction)
+    magnitude, propagate = instruction.has("abs"), instruction.has("NaN")
+    if kind not in ("u32", "s32", "b32", "f32"):
+        raise unsupported(instruction, kind)
+    put, get = binder.put(target, kind, instruction), binder.get(source, kind, instruction)
+    function = {
+        "add": np.add, "min": np.fmin, "max": np.fmax, "and": np.bitwise_and, "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
+    }[name]  # fmt: skip
+
+    def reduce(w: Warp) -> Any:
+        absent = members.absent(w)
+        if absent is not None:
+            return absent
+        value = np.broadcast_to(get(w), 32)[members.lanes(w) & w.mask]
+        if magnitude:
+            value = np.abs(value)
+        result = function.reduce(value)
+        if propagate and np.isnan(value).any():
+            result = np.float32(np.nan)
+        put(w, result)
+        return None
+
+    return reduce
+
+
+@opcode("bar.warp.sync", section="9.7.13.2", meaning="Waits until the lanes of the membermask have come")
+def bind_warp_sync(binder: Binder, instruction: Instruction) -> Step:
+    members = Members(binder, instruction.operands[0], instruction)
+    return lambda w: members.absent(w)

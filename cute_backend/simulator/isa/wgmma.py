@@ -1,0 +1,228 @@
+"""The tensor core of sm_90: wgmma with its fence and groups (PTX ISA 9.7.15).
+
+Each warp of a warpgroup computes its own 16 rows of D. Accumulators change when the operation completes; touching
+them before the wgmma.wait_group that waits for it is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cute_backend.simulator.errors import RaceError
+from cute_backend.simulator.isa.common import scalar
+from cute_backend.simulator.layouts import decode_descriptor
+from cute_backend.simulator.opcodes import Step, opcode, unsupported
+from cute_backend.simulator.parser import Immediate, Instruction, Vector
+from cute_backend.simulator.products import WIDTHS, accumulate, collect, plan, values
+from cute_backend.simulator.shadow import Access
+from cute_backend.simulator.warp import LANE_IDS, Wait
+
+if TYPE_CHECKING:
+    from cute_backend.simulator.program import Binder
+    from cute_backend.simulator.warp import Warp
+
+ROWS = 64
+_ROW, _PAIR = LANE_IDS // 4, LANE_IDS % 4
+
+
+class WgmmaState:
+    """A warp's wgmma operations: groups, what has finished, and the registers that are in flight."""
+
+    def __init__(self, w: Warp) -> None:
+        self.agent = w.cta.cluster.agents.new(f"wgmma of {w.name}")
+        self.epoch = 1
+        self.issued = 0
+        self.finished = 0
+        self.groups: list[tuple[int, int]] = []
+        self.fenced = False
+        self.in_flight: dict[int, int] = {}
+        self.pipe = w.new_pipe("wgmma")
+
+
+def state_of(w: Warp) -> WgmmaState:
+    found = w.pipes.get("wgmma")
+    if found is None:
+        found = w.pipes["wgmma"] = WgmmaState(w)
+    return found
+
+
+@opcode("wgmma.fence", section="9.7.15.7.1", meaning="Orders register accesses before wgmma")
+def bind_fence(binder: Binder, instruction: Instruction) -> Step:
+    def fence(w: Warp) -> Wait | None:
+        absent = w.together()
+        if absent is not None:
+            return absent
+        state_of(w).fenced = True
+        return None
+
+    return fence
+
+
+@opcode("wgmma.commit_group", section="9.7.15.7.2", meaning="Closes a group of wgmma")
+def bind_commit(binder: Binder, instruction: Instruction) -> Step:
+    def commit(w: Warp) -> None:
+        state = state_of(w)
+        state.groups.append((state.issued, state.epoch))
+        state.epoch += 1
+
+    return commit
+
+
+@opcode("wgmma.wait_group", section="9.7.15.7.3", meaning="Waits for all but N groups of wgmma")
+def bind_wait(binder: Binder, instruction: Instruction) -> Step:
+    operand = instruction.operands[0]
+    assert isinstance(operand, Immediate)
+    keep = int(operand.value)
+
+    def wait(w: Warp) -> Wait | None:
+        state = state_of(w)
+        wanted = len(state.groups) - keep
+        if wanted <= 0:
+            return None
+        count, epoch = state.groups[wanted - 1]
+        if state.finished < count:
+            return Wait(
+                lambda: state.finished >= count,
+                lambda: f"wgmma groups: {count - state.finished} operations are not done",
+            )
+        state.groups = state.groups[wanted:]
+        w.clock.seen[state.agent] = epoch
+        state.in_flight = {slot: order for slot, order in state.in_flight.items() if order > count}
+        if keep == 0:
+            w.report.accumulator_ready()
+        return None
+
+    return wait
+
+
+def result_rows(w: Warp, slots: list[int], kind: str) -> np.ndarray:
+    """D of a warp (16, N), raw, from its registers (PTX ISA 9.7.15.5.1.1.1, figure of the D fragment)."""
+    raw = w.u32[slots]
+    if kind == "f16":
+        halves = raw.view(np.uint16).reshape(len(slots), 32, 2).transpose(0, 2, 1)
+        return _place(halves.reshape(-1, 2, 2, 32).astype(np.uint32))
+    return _place(raw.reshape(-1, 2, 2, 32))
+
+
+def _place(pieces: np.ndarray) -> np.ndarray:
+    """(columns / 8, upper or lower half, left or right, lane) to (16, columns)."""
+    out = np.empty((16, 8 * len(pieces)), np.uint32)
+    for half in range(2):
+        for side in range(2):
+            columns = 8 * np.arange(len(pieces))[:, None] + 2 * _PAIR + side
+            out[_ROW + 8 * half, columns] = pieces[:, half, side, :]
+    return out
+
+
+def put_result(w: Warp, slots: list[int], kind: str, d: np.ndarray) -> None:
+    """The reverse of `result_rows`."""
+    count = d.shape[1] // 8
+    pieces = np.empty((count, 2, 2, 32), np.uint32)
+    for half in range(2):
+        for side in range(2):
+            columns = 8 * np.arange(count)[:, None] + 2 * _PAIR + side
+            pieces[:, half, side, :] = d[_ROW + 8 * half, columns]
+    if kind == "f16":
+        w.u32[slots] = (pieces[:, :, 0] | (pieces[:, :, 1] << np.uint32(16))).reshape(-1, 32)
+    else:
+        w.u32[slots] = pieces.reshape(-1, 32)
+
+
+def a_from_registers(w: Warp, gets: list[Any], kind: str) -> np.ndarray:
+    """A of a warp (16, K) as float64 from four registers per lane (figure of the A fragment)."""
+    each = 4 // WIDTHS[kind]
+    raw = np.empty((16, 8 * each * WIDTHS[kind]), np.uint8).view(np.uint32)
+    for index, get in enumerate(gets):
+        raw[_ROW + 8 * (index % 2), _PAIR + 4 * (index // 2)] = get(w)
+    return values(raw.view(np.uint8), kind)
+
+
+@opcode("wgmma.mma_async", section="9.7.15.5.2", meaning="D = A * B + D in registers, asynchronous")
+def bind_mma(binder: Binder, instruction: Instruction) -> Step:
+    if instruction.has("sp"):
+        raise unsupported(instruction, "sparsity")
+    parts = instruction.parts
+    shape = next(re.fullmatch(r"m64n(\d+)k(\d+)", p) for p in parts if p.startswith("m64n"))
+    assert shape is not None
+    n, k = int(shape.group(1)), int(shape.group(2))
+    at = next(i for i, p in enumerate(parts) if p.startswith("m64n"))
+    d_kind, a_kind, b_kind = (p for p in parts[at + 1 :] if p != "satfinite")
+    if a_kind not in WIDTHS or b_kind not in WIDTHS or d_kind not in ("f32", "f16", "s32"):
+        raise unsupported(instruction, f"types {d_kind}.{a_kind}.{b_kind}")
+    operands = instruction.operands
+    d_operand = operands[0]
+    assert isinstance(d_operand, Vector)
+    slots = [e.slot for e in d_operand.elements]  # type: ignore[union-attr]
+    from_registers = isinstance(operands[1], Vector)
+    a_gets = [binder.get(e, "b32", instruction) for e in operands[1].elements] if from_registers else []  # type: ignore[union-attr]
+    a_descriptor = None if from_registers else scalar(binder, operands[1], "b64", instruction)
+    b_descriptor = scalar(binder, operands[2], "b64", instruction)
+    adds = scalar(binder, operands[3], "pred", instruction)
+    constants = [int(o.value) for o in operands[4:] if isinstance(o, Immediate)]
+    sign_a, sign_b = (constants + [1, 1])[:2] if constants else (1, 1)
+    transposes = constants[2:] if len(constants) > 2 else []
+    a_mn = bool(transposes[0]) if len(transposes) == 2 else False
+    b_mn = bool(transposes[-1]) if transposes else False
+    width, saturate, text = (
+        WIDTHS[a_kind],
+        instruction.has("satfinite"),
+        instruction.text.split("{")[0].strip(),
+    )
+
+    def mma(w: Warp) -> Wait | None:
+        absent = w.together()
+        if absent is not None:
+            return absent
+        state = state_of(w)
+        if not state.fenced:
+            raise RaceError(f"{w.name} issues its first wgmma.mma_async with no wgmma.fence before it")
+        quarter = 16 * (w.index % 4)
+        shared = w.cta.shared
+        access = Access(state.agent, state.epoch, w.clock, "async", f"{text} of {w.name}")
+        b_plan = plan(decode_descriptor(b_descriptor(w), False), n, k, width, b_mn)
+        plans = [b_plan]
+        a_now = a_from_registers(w, a_gets, a_kind) if from_registers else None
+        a_plan = None
+        if a_descriptor is not None:
+            a_plan = plan(decode_descriptor(a_descriptor(w), False), ROWS, k, width, a_mn)
+            plans.append(a_plan)
+        for part in plans:
+            shared.check(part.low, part.high)
+            shared.shadow.read(part.cells, access)
+        shared.shadow.note(state.agent, state.epoch, text)
+        accumulates = bool(adds(w))
+        state.issued += 1
+        for slot in slots:
+            state.in_flight[slot] = state.issued
+
+        def finish() -> None:
+            b = collect(shared, b_plan, b_kind) * sign_b
+            a = a_now if a_plan is None else collect(shared, a_plan, a_kind)[quarter : quarter + 16]
+            assert a is not None
+            old = result_rows(w, slots, d_kind) if accumulates else None
+            put_result(w, slots, d_kind, accumulate(old, a * sign_a, b, d_kind, saturate))
+            state.finished += 1
+
+        w.report.bytes["MMA operands"] += (16 + n) * k * width
+        state.pipe.issue(text, finish)
+        return None
+
+    return mma
+
+
+def guard_accumulators(step: Step, slots: frozenset[int]) -> Step:
+    """Wraps a step that touches registers which some wgmma of the program writes: they must not be in flight."""
+
+    def guarded(w: Warp) -> Any:
+        state = w.pipes.get("wgmma")
+        if state is not None and state.in_flight and not slots.isdisjoint(state.in_flight):
+            raise RaceError(
+                f"{w.name} touches accumulator registers of a wgmma.mma_async that it has not waited for "
+                "(wgmma.wait_group)"
+            )
+        return step(w)
+
+    return guarded

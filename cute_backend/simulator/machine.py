@@ -1,0 +1,410 @@
+"""Launches: clusters of CTAs of warps, in turn, until all have exited or none can go on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from cute_backend.simulator.asynchrony import Engine
+from cute_backend.simulator.cta import (
+    MBARRIERS_PER_CTA,
+    SHARED_LIMIT,
+    SHARED_RESERVED,
+    Cluster,
+    Cta,
+)
+from cute_backend.simulator.errors import Deadlock, ResourceError, SimulationError
+from cute_backend.simulator.memory import GlobalMemory
+from cute_backend.simulator.parser import Entry, Module, parse
+from cute_backend.simulator.program import Program, parameter_symbols
+from cute_backend.simulator.report import Observer, Report, ReportBuilder, role_of
+from cute_backend.simulator.warp import LANES, Warp
+
+QUANTUM = 32
+RESIDENT_CLUSTERS = 4
+MOST_RESIDENT_CTAS = 148
+IDLE_LIMIT = 200_000
+AGENTS_PER_WARP = 4
+AGENTS_PER_CTA = 4
+
+_parse = lru_cache(maxsize=32)(parse)
+
+
+def run_kernel(
+    ptx: str,
+    entry: str,
+    params: Sequence[bytes],
+    *,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    cluster: tuple[int, int, int] = (1, 1, 1),
+    smem_bytes: int = 0,
+    memory: GlobalMemory,
+    async_seed: int | None = None,
+    observer: Observer | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Runs one kernel launch to its end.
+
+    ptx: the module's text. entry: the name of its .entry; an empty name takes the only one. params: the bytes of
+    each .param, in order. smem_bytes: dynamic shared memory. memory: what the kernel's global addresses mean.
+    async_seed: None for fixed delays of asynchronous work, else the seed of random delays, warp order and warp speed.
+    progress: called with (clusters done, clusters in all) after each cluster.
+
+    Raises a `SimulationError` that names the instruction and the warp.
+    """
+    module = _parse(ptx)
+    if not entry and len(module.entries) == 1:
+        entry = next(iter(module.entries))
+    if entry not in module.entries:
+        raise SimulationError(f"no entry {entry!r}; the module has {', '.join(module.entries) or 'none'}")
+    launch = _Launch(module, module.entries[entry], params, grid, block, cluster, smem_bytes, memory)
+    try:
+        with np.errstate(all="ignore"):
+            return launch.run(async_seed, observer, progress)
+    finally:
+        launch.close()
+
+
+class _Launch:
+    """The parts of a launch that all its clusters share."""
+
+    def __init__(
+        self,
+        module: Module,
+        entry: Entry,
+        params: Sequence[bytes],
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        cluster: tuple[int, int, int],
+        smem_bytes: int,
+        memory: GlobalMemory,
+    ) -> None:
+        self.grid, self.block, self.cluster = grid, block, cluster
+        self.entry = entry
+        self.memory = memory
+        self.smem_bytes = smem_bytes
+        self._check()
+        self.globals: list[np.ndarray] = []
+        symbols = parameter_symbols(entry)
+        self.shared_bytes = SHARED_RESERVED
+        local_bytes = 0
+        for variable in (*module.variables.values(), *entry.variables.values()):
+            if variable.space == "shared":
+                if not variable.external:
+                    start = _round_up(self.shared_bytes, variable.align)
+                    symbols[variable.name] = ("shared", start)
+                    self.shared_bytes = start + variable.nbytes
+            elif variable.space == "local":
+                start = _round_up(local_bytes, variable.align)
+                symbols[variable.name] = ("local", start)
+                local_bytes = start + variable.nbytes
+            else:
+                symbols[variable.name] = (
+                    "global",
+                    self._allocate(variable.name, variable.nbytes, variable.data),
+                )
+        dynamic = self.shared_bytes
+        for variable in (*module.variables.values(), *entry.variables.values()):
+            if variable.space == "shared" and variable.external:
+                symbols[variable.name] = ("shared", _round_up(dynamic, max(variable.align, 16)))
+                self.shared_bytes = symbols[variable.name][1] + smem_bytes
+        if self.shared_bytes == dynamic:
+            self.shared_bytes += smem_bytes
+        if self.shared_bytes - SHARED_RESERVED > SHARED_LIMIT:
+            raise ResourceError(
+                f"{self.shared_bytes - SHARED_RESERVED} bytes of shared memory; a CTA can have {SHARED_LIMIT}"
+            )
+        self.parameters = self._parameters(params)
+        try:
+            self.program = Program(entry, symbols, self.parameters, local_bytes)
+        except SimulationError:
+            self.close()
+            raise
+
+    def _check(self) -> None:
+        threads = self.block[0] * self.block[1] * self.block[2]
+        if not 0 < threads <= 1024:
+            raise ResourceError(f"a block of {threads} threads; 1 to 1024 are allowed")
+        wanted = self.entry.required_threads
+        if wanted is not None and wanted != self.block:
+            raise ResourceError(f"a block of {self.block}; the kernel was compiled for {wanted}")
+        if any(g % c for g, c in zip(self.grid, self.cluster)):
+            raise ResourceError(f"a grid of {self.grid} is no multiple of the cluster {self.cluster}")
+        size = self.cluster[0] * self.cluster[1] * self.cluster[2]
+        if size > 16:
+            raise ResourceError(f"a cluster of {size} CTAs; 16 is the limit")
+
+    def _allocate(self, name: str, nbytes: int, data: bytes | None) -> int:
+        store = np.zeros(nbytes + 256, np.uint8)
+        start = -store.ctypes.data % 256
+        if data is not None:
+            store[start : start + len(data)] = np.frombuffer(data, np.uint8)
+        address = store.ctypes.data + start
+        self.memory.register(address, nbytes, f"the module's variable {name}", keep=store)
+        self.globals.append(store)
+        return address
+
+    def _parameters(self, params: Sequence[bytes]) -> np.ndarray:
+        declared = self.entry.parameters
+        if len(params) != len(declared):
+            raise SimulationError(
+                f"{len(params)} parameters given; {self.entry.name} declares {len(declared)}"
+            )
+        total = max((p.offset + p.nbytes for p in declared), default=0)
+        raw = np.zeros(_round_up(total, 16) + 16, np.uint8)
+        for parameter, given in zip(declared, params):
+            if len(given) != parameter.nbytes:
+                raise SimulationError(
+                    f"parameter {parameter.name} has {parameter.nbytes} bytes; {len(given)} bytes were given"
+                )
+            raw[parameter.offset : parameter.offset + len(given)] = np.frombuffer(bytes(given), np.uint8)
+        return raw
+
+    def close(self) -> None:
+        for store in self.globals:
+            self.memory.unregister(store.ctypes.data + -store.ctypes.data % 256)
+        self.globals = []
+
+    # --- running -----------------------------------------------------------------------------------------
+    def run(
+        self, seed: int | None, observer: Observer | None, progress: Callable[[int, int], None] | None
+    ) -> Report:
+        report = Report(self.entry.name, self.grid, self.block, self.cluster)
+        builder = ReportBuilder(report, observer)
+        origins = self._origins()
+        total = len(origins)
+        waiting = iter(enumerate(origins))
+        running: list[_Running] = []
+        size = self.cluster[0] * self.cluster[1] * self.cluster[2]
+        room, done = RESIDENT_CLUSTERS, 0
+
+        def admit(limit: int) -> None:
+            while len(running) < limit:
+                following = next(waiting, None)
+                if following is None:
+                    return
+                index, origin = following
+                running.append(_Running(self._cluster(index, origin, seed, builder), builder))
+
+        while True:
+            admit(room)
+            if not running:
+                break
+            moved = False
+            for one in list(running):
+                moved |= one.turn()
+                if one.finished:
+                    running.remove(one)
+                    done += 1
+                    report.ticks = max(report.ticks, one.cluster.engine.now)
+                    if progress is not None:
+                        progress(done, total)
+                    moved = True
+            if not moved:
+                # All that run may wait for clusters that have not started; the machine has room for more.
+                if len(running) * size < MOST_RESIDENT_CTAS and done + len(running) < total:
+                    room = len(running) + 1
+                else:
+                    raise Deadlock("\n".join(one.describe() for one in running))
+        return report
+
+    def _origins(self) -> list[tuple[int, int, int]]:
+        ranges = [range(0, g, c) for g, c in zip(self.grid, self.cluster)]
+        return [(x, y, z) for z, y, x in itertools.product(*reversed(ranges))]
+
+    def _cluster(
+        self, index: int, origin: tuple[int, int, int], seed: int | None, builder: ReportBuilder
+    ) -> Cluster:
+        engine = Engine(None if seed is None else seed * 7919 + index, builder.observer)
+        cx, cy, cz = self.cluster
+        size = cx * cy * cz
+        threads = self.block[0] * self.block[1] * self.block[2]
+        warps = (threads + LANES - 1) // LANES
+        agents = size * (warps * AGENTS_PER_WARP + AGENTS_PER_CTA + MBARRIERS_PER_CTA)
+        cluster = Cluster(index, self.cluster, engine, agents, self.memory, builder)
+        for rank in range(size):
+            place = (rank % cx, rank // cx % cy, rank // (cx * cy))
+            ctaid = (origin[0] + place[0], origin[1] + place[1], origin[2] + place[2])
+            cta = Cta(cluster, rank, ctaid, self.shared_bytes)
+            cluster.ctas.append(cta)
+        for cta in cluster.ctas:
+            for number in range(warps):
+                special, mask = self._special(cta, number, warps, threads)
+                cta.warps.append(Warp(cta, number, self.program, special, mask))
+        return cluster
+
+    def _special(self, cta: Cta, number: int, warps: int, threads: int) -> tuple[dict[str, Any], np.ndarray]:
+        """The values of the special registers (PTX ISA 10) in one warp."""
+        lanes = np.arange(LANES)
+        linear = number * LANES + lanes
+        bx, by, _ = self.block
+        cx, cy, cz = self.cluster
+        place = (cta.rank % cx, cta.rank // cx % cy, cta.rank // (cx * cy))
+        one = np.uint32(1)
+        special: dict[str, Any] = {
+            "%tid.x": linear % bx,
+            "%tid.y": linear // bx % by,
+            "%tid.z": linear // (bx * by),
+            "%laneid": lanes,
+            "%warpid": number,
+            "%nwarpid": warps,
+            "%smid": cta.cluster.index * cx * cy * cz + cta.rank,
+            "%nsmid": MOST_RESIDENT_CTAS,
+            "%gridid": 0,
+            "%cluster_ctarank": cta.rank,
+            "%cluster_nctarank": cx * cy * cz,
+            "%is_explicit_cluster": int(cx * cy * cz > 1),
+            "%lanemask_eq": one << lanes.astype(np.uint32),
+            "%lanemask_lt": (one << lanes.astype(np.uint32)) - one,
+            "%lanemask_le": (np.uint32(2) << lanes.astype(np.uint32)) - one,
+            "%lanemask_gt": ~((np.uint32(2) << lanes.astype(np.uint32)) - one),
+            "%lanemask_ge": ~((one << lanes.astype(np.uint32)) - one),
+            "%dynamic_smem_size": self.smem_bytes,
+            "%total_smem_size": self.shared_bytes - SHARED_RESERVED,
+            "%aggr_smem_size": self.shared_bytes,
+        }
+        for axis, name in enumerate("xyz"):
+            special[f"%ntid.{name}"] = self.block[axis]
+            special[f"%ctaid.{name}"] = cta.ctaid[axis]
+            special[f"%nctaid.{name}"] = self.grid[axis]
+            special[f"%cluster_ctaid.{name}"] = place[axis]
+            special[f"%cluster_nctaid.{name}"] = self.cluster[axis]
+            special[f"%clusterid.{name}"] = cta.ctaid[axis] // self.cluster[axis]
+            special[f"%nclusterid.{name}"] = self.grid[axis] // self.cluster[axis]
+        return special, linear < threads
+
+
+def _round_up(value: int, step: int) -> int:
+    return (value + step - 1) // step * step
+
+
+class _Running:
+    """A cluster under way: its warps take turns."""
+
+    def __init__(self, cluster: Cluster, builder: ReportBuilder) -> None:
+        self.cluster = cluster
+        self.builder = builder
+        self.warps = [warp for cta in cluster.ctas for warp in cta.warps]
+        random = cluster.engine.random
+        self.speeds = [QUANTUM] * len(self.warps)
+        self.starts = [0] * len(self.warps)
+        if random is not None:
+            self.speeds = [int(s) for s in random.integers(2, 2 * QUANTUM, len(self.warps))]
+            self.starts = [int(s) for s in random.integers(0, 300, len(self.warps))]
+        self.quiet_since = 0
+        self.quiet_activity = -1
+        self.expired_at = -1
+        self.finished = False
+
+    def turn(self) -> bool:
+        """One round over the warps. False if nothing could move and no time-out was left to try."""
+        engine = self.cluster.engine
+        ran = False
+        for warp in self._order():
+            if warp.exited or not warp.wake():
+                continue
+            executed = self._run(warp, self._budget(warp))
+            ran = True
+            engine.advance(executed)
+            if warp.exited:
+                self._retire(warp)
+        self.warps = [w for w in self.warps if not w.exited]
+        if not self.warps:
+            engine.drain()
+            self._finish()
+            return True
+        if ran:
+            return self._watch()
+        if self._start_late() or engine.jump():
+            return True
+        return self._expire()
+
+    def _start_late(self) -> bool:
+        """Whoever has started waits: time passes until the next warp starts. False if all have."""
+        engine = self.cluster.engine
+        later = [s for s in (self.starts[self._number(w)] for w in self.warps) if s > engine.now]
+        if later:
+            engine.advance(min(later) - engine.now)
+        return bool(later)
+
+    def _order(self) -> Iterator[Warp]:
+        engine = self.cluster.engine
+        warps = [w for w in self.warps if engine.now >= self.starts[self._number(w)]] or self.warps
+        if engine.random is None:
+            return iter(warps)
+        return (warps[i] for i in engine.random.permutation(len(warps)))
+
+    def _number(self, warp: Warp) -> int:
+        return warp.cta.rank * len(warp.cta.warps) + warp.index
+
+    def _budget(self, warp: Warp) -> int:
+        random = self.cluster.engine.random
+        speed = self.speeds[self._number(warp)]
+        return speed if random is None else 1 + int(random.integers(0, speed))
+
+    def _run(self, warp: Warp, budget: int) -> int:
+        try:
+            return warp.run(budget)
+        except SimulationError as error:
+            if error.where is None:
+                error.where = where(warp)
+            raise
+
+    def _retire(self, warp: Warp) -> None:
+        self.builder.add(warp)
+        cta = warp.cta
+        self.cluster.activity += 1
+        self.cluster.barrier.settle(warp)
+        if all(w.exited for w in cta.warps):
+            cta.finished = True
+            if cta.tmem.allocated:
+                raise ResourceError(
+                    f"{cta.name} exits with tensor memory allocated (columns: size {cta.tmem.allocated}); "
+                    "tcgen05.dealloc must come first"
+                )
+
+    def _finish(self) -> None:
+        self.finished = True
+
+    def _watch(self) -> bool:
+        """Warps ran. False after a long time in which they changed nothing that another could wait for."""
+        cluster = self.cluster
+        if cluster.activity != self.quiet_activity:
+            self.quiet_activity = cluster.activity
+            self.quiet_since = cluster.engine.now
+            return True
+        return cluster.engine.now - self.quiet_since < IDLE_LIMIT
+
+    def _expire(self) -> bool:
+        """Nothing runs and nothing is under way: waits that may time out do so, once."""
+        if self.expired_at == self.cluster.activity:
+            return False
+        self.expired_at = self.cluster.activity
+        return any([warp.expire() for warp in self.warps])
+
+    def describe(self) -> str:
+        """What every warp waits for."""
+        lines = [f"deadlock in cluster {self.cluster.index}: no warp can go on, and nothing is under way"]
+        for warp in self.warps:
+            waits = [g.wait.describe() for g in warp.groups if g.wait is not None]
+            state = "; ".join(waits) if waits else "spins without effect"
+            lines.append(f"  {where(warp)}\n    waits for {state}")
+        return "\n".join(lines)
+
+
+def where(warp: Warp) -> str:
+    """A warp and the instruction that it stands at, for errors."""
+    instructions = warp.program.entry.instructions
+    place = f"{role_of(warp)} warp {warp.index} of {warp.cta.name}"
+    if len(warp.cta.cluster.ctas) > 1:
+        place += f" (rank {warp.cta.rank})"
+    if warp.pc >= len(instructions):
+        return f"{place}, past the last instruction"
+    instruction = instructions[warp.pc]
+    source = f" ({instruction.source})" if instruction.source else ""
+    return f"{place}, PTX line {instruction.line}{source}: {instruction.text[:160]}"

@@ -1,0 +1,177 @@
+"""What a run reports: instructions, waits and bytes per warp role, exposed loads, and events for a timeline."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from cute_backend.simulator.program import Program
+    from cute_backend.simulator.warp import Wait, Warp
+
+# The opcodes that tell what a warp is for; the first kind that a warp has executed names its role.
+ROLE_OPCODES = {
+    "mma": ("tcgen05.mma",),
+    "epilogue": ("tcgen05.ld",),
+    "wgmma": ("wgmma.mma_async",),
+    "tma": ("cp.async.bulk.tensor",),
+}
+
+
+class Observer(Protocol):
+    """Hears of waits and asynchronous operations. Times count warp instructions of the cluster: not cycles."""
+
+    def wait(self, warp: str, role: str, line: int, text: str, start: int, end: int) -> None:
+        """A warp was parked at PTX line `line` from `start` to `end`."""
+
+    def operation(self, pipe: str, text: str, issued: int, finished: int) -> None:
+        """An asynchronous operation of `pipe` was under way from `issued` to `finished`."""
+
+
+@dataclass
+class Recorder:
+    """An Observer that keeps everything: (warp, role, line, text, start, end) and (pipe, text, issued, finished)."""
+
+    waits: list[tuple[str, str, int, str, int, int]] = field(default_factory=list)
+    operations: list[tuple[str, str, int, int]] = field(default_factory=list)
+
+    def wait(self, warp: str, role: str, line: int, text: str, start: int, end: int) -> None:
+        self.waits.append((warp, role, line, text, start, end))
+
+    def operation(self, pipe: str, text: str, issued: int, finished: int) -> None:
+        self.operations.append((pipe, text, issued, finished))
+
+
+@dataclass
+class RoleReport:
+    """Sums over the warps of one role.
+
+    bytes: moved, by kind ("ld.global", "st.shared", "TMA load", ...). waits: parked warps by barrier instruction.
+    exposed_loads: for each tile, the global loads that stand between the accumulator wait and the tile's first store.
+    """
+
+    role: str
+    warps: int = 0
+    instructions: int = 0
+    opcodes: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
+    waits: Counter[str] = field(default_factory=Counter)
+    exposed_loads: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Report:
+    """What one launch did. `instructions` counts warp instructions, `ticks` the longest cluster's."""
+
+    entry: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    roles: dict[str, RoleReport] = field(default_factory=dict)
+    instructions: int = 0
+    ticks: int = 0
+
+    @property
+    def exposed_loads(self) -> list[int]:
+        """Over all roles; see RoleReport."""
+        return [n for role in self.roles.values() for n in role.exposed_loads]
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.entry[:60]}: grid {self.grid}, cluster {self.cluster}, {self.instructions} warp instructions"
+        ]
+        for role in sorted(self.roles.values(), key=lambda r: r.role):
+            moved = ", ".join(f"{kind} {n}" for kind, n in sorted(role.bytes.items()))
+            lines.append(
+                f"  {role.role}: {role.warps} warps, {role.instructions} instructions, "
+                f"{sum(role.waits.values())} waits; bytes: {moved or 'none'}"
+                + (
+                    f"; exposed global loads per tile: max {max(role.exposed_loads)}"
+                    if role.exposed_loads
+                    else ""
+                )
+            )
+        return "\n".join(lines)
+
+
+class WarpReport:
+    """The counters of one warp while it runs."""
+
+    def __init__(self, warp: Warp, observer: Observer | None) -> None:
+        self.warp = warp
+        self.observer = observer
+        self.bytes: Counter[str] = Counter()
+        self.waits: Counter[str] = Counter()
+        self.exposed: list[int] = []
+        self.loads_since_wait: int | None = None
+
+    def waited(self, wait: Wait) -> None:
+        instruction = self.warp.program.entry.instructions[self.warp.pc]
+        self.waits[instruction.opcode] += 1
+        if self.observer is not None:
+            now = self.warp.cta.cluster.engine.now
+            self.observer.wait(
+                self.warp.name, role_of(self.warp), instruction.line, instruction.text, wait.since, now
+            )
+
+    def accumulator_ready(self) -> None:
+        """The warp has passed the wait for an accumulator."""
+        self.loads_since_wait = 0
+
+    def global_load(self) -> None:
+        if self.loads_since_wait is not None:
+            self.loads_since_wait += 1
+
+    def stored(self) -> None:
+        if self.loads_since_wait is not None:
+            self.exposed.append(self.loads_since_wait)
+            self.loads_since_wait = None
+
+
+class ReportBuilder:
+    """Collects the warps' counters as they exit."""
+
+    def __init__(self, report: Report, observer: Observer | None) -> None:
+        self.report = report
+        self.observer = observer
+
+    def warp(self, warp: Warp) -> WarpReport:
+        return WarpReport(warp, self.observer)
+
+    def add(self, warp: Warp) -> None:
+        role = role_of(warp)
+        summary = self.report.roles.setdefault(role, RoleReport(role))
+        summary.warps += 1
+        total = sum(warp.counts)
+        summary.instructions += total
+        self.report.instructions += total
+        for count, instruction in zip(warp.counts, warp.program.entry.instructions):
+            if count:
+                summary.opcodes[instruction.opcode] += count
+        summary.bytes.update(warp.report.bytes)
+        summary.waits.update(warp.report.waits)
+        summary.exposed_loads.extend(warp.report.exposed)
+
+
+def role_of(warp: Warp) -> str:
+    """What a warp is for: by what it has executed, else by what comes first after where it stands."""
+    opcodes = warp.program.role_opcodes
+    for role, found in opcodes.items():
+        if any(warp.counts[index] for index in found):
+            return role
+    return _nearest_role(warp.program, warp.pc)
+
+
+def _nearest_role(program: Program, start: int) -> str:
+    of_index = {index: role for role, found in program.role_opcodes.items() for index in found}
+    queue, seen = deque([start]), {start}
+    while queue:
+        index = queue.popleft()
+        if index in of_index:
+            return of_index[index]
+        for successor in program.successors(index):
+            if successor not in seen and successor < len(program.entry.instructions):
+                seen.add(successor)
+                queue.append(successor)
+    return "other"

@@ -1,0 +1,169 @@
+"""Who wrote and who read each cell of shared and tensor memory, and what every agent knows of it.
+
+An agent is a warp, an asynchronous pipe or an mbarrier (on whose phases the completions of TMA loads are counted).
+Each agent counts its own events; a vector clock says how far its owner has seen every agent (Lamport's
+happens-before; the check per cell is FastTrack's, Flanagan and Freund 2009). Barriers hand clocks on. An access is a
+race if its owner's clock doesn't cover the write that it reads, or the reads and the write that it overwrites. That
+finds a missing wait whatever the timing was.
+
+A second clock holds what a fence.proxy.async has published: the async proxy may only read writes of the generic
+proxy that this clock covers (PTX ISA 8.3 "Proxies").
+
+Cells are 4 bytes of shared memory, and one lane and column of tensor memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Union
+
+import numpy as np
+
+from cute_backend.simulator.errors import MissingProxyFence, RaceError
+
+Cells = Union[np.ndarray, slice, tuple[slice, slice], tuple[np.ndarray, slice]]
+IN_FLIGHT = np.iinfo(np.int32).max
+
+
+class Clock:
+    """A vector clock: `seen[a]` events of agent a are known, `published[a]` of them also to the async proxy."""
+
+    __slots__ = ("published", "seen")
+
+    def __init__(self, size: int) -> None:
+        self.seen = np.zeros(size, np.int32)
+        self.published = np.zeros(size, np.int32)
+
+    def copy(self) -> Clock:
+        clock = Clock.__new__(Clock)
+        clock.seen = self.seen.copy()
+        clock.published = self.published.copy()
+        return clock
+
+    def join(self, other: Clock) -> None:
+        np.maximum(self.seen, other.seen, out=self.seen)
+        np.maximum(self.published, other.published, out=self.published)
+
+    def publish(self) -> None:
+        np.copyto(self.published, self.seen)
+
+
+class Agents:
+    """The agents of a cluster: numbers and names. `size` bounds their number."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.names: list[str] = []
+        self.generic: list[bool] = []
+
+    def new(self, name: str, *, generic: bool = False) -> int:
+        if len(self.names) == self.size:
+            raise RaceError(f"more than {self.size} warps, pipes and barriers in one cluster")
+        self.names.append(name)
+        self.generic.append(generic)
+        return len(self.names) - 1
+
+
+@dataclass(slots=True)
+class Access:
+    """One access as the shadow sees it: by which agent, as which of its events, knowing what.
+
+    `proxy` is "generic" or "async"; `text` names the access in errors. An epoch of IN_FLIGHT is covered by no clock.
+    """
+
+    agent: int
+    epoch: int
+    clock: Clock
+    proxy: str
+    text: str
+
+
+class Shadow:
+    """The cells of one memory. `describe` names a cell in errors."""
+
+    def __init__(self, cells: int | tuple[int, int], agents: Agents, describe: Callable[[int], str]) -> None:
+        self.agents = agents
+        self.describe = describe
+        self.writer = np.full(cells, -1, np.int16)
+        self.epoch = np.zeros(cells, np.int32)
+        self.reads: dict[int, np.ndarray] = {}
+        self.notes: dict[tuple[int, int], str] = {}
+
+    def read(self, cells: Cells, access: Access) -> None:
+        """Checks and records a read of `cells`."""
+        writer = self.writer[cells]
+        if (writer < 0).any():
+            where = self._first(cells, writer < 0)
+            raise RaceError(f"{access.text} reads {self.describe(where)}, which was never written")
+        epoch = self.epoch[cells]
+        if not (access.clock.seen[writer] >= epoch).all():
+            self._raise(cells, access.clock.seen[writer] < epoch, access, "reads", "written by")
+        if access.proxy == "async" and not (access.clock.published[writer] >= epoch).all():
+            generic = np.array(self.agents.generic)[writer]
+            missed = (access.clock.published[writer] < epoch) & generic
+            if missed.any():
+                where = self._first(cells, missed)
+                raise MissingProxyFence(
+                    f"{access.text} reads {self.describe(where)} through the async proxy; "
+                    f"{self._who(where)} wrote it through the generic proxy, and no fence.proxy.async stands "
+                    "between the two"
+                )
+        seen = self.reads.get(access.agent)
+        if seen is None:
+            seen = self.reads[access.agent] = np.zeros(self.writer.shape, np.int32)
+        seen[cells] = access.epoch
+
+    def write(self, cells: Cells, access: Access, *, whole: bool = True) -> None:
+        """Checks and records a write. `whole` is false where it covers part of a cell: neighbours may differ."""
+        if whole:
+            writer = self.writer[cells]
+            missed = access.clock.seen[writer] < self.epoch[cells]
+            if missed.any():
+                missed &= writer >= 0
+                if missed.any():
+                    self._raise(cells, missed, access, "overwrites", "written by")
+        for agent, seen in self.reads.items():
+            if agent == access.agent:
+                continue
+            missed = seen[cells] > access.clock.seen[agent]
+            if missed.any():
+                where = self._first(cells, missed)
+                raise RaceError(
+                    f"{access.text} overwrites {self.describe(where)}, which {self.agents.names[agent]} may still be "
+                    f"reading{self._note(agent, int(seen.flat[where]))}: nothing waits for that read"
+                )
+        self.writer[cells] = access.agent
+        self.epoch[cells] = access.epoch
+
+    def note(self, agent: int, epoch: int, text: str) -> None:
+        """Remembers which instruction stood behind an event, for errors."""
+        if len(self.notes) > 20000:
+            self.notes.clear()
+        self.notes[agent, epoch] = text
+
+    def forget(self, cells: Cells) -> None:
+        """Contents become undefined (tensor memory that is freed)."""
+        self.writer[cells] = -1
+        self.epoch[cells] = 0
+        for seen in self.reads.values():
+            seen[cells] = 0
+
+    def _first(self, cells: Cells, mask: np.ndarray) -> int:
+        index = np.arange(self.writer.size).reshape(self.writer.shape)[cells]
+        return int(index[mask].flat[0])
+
+    def _note(self, agent: int, epoch: int) -> str:
+        text = self.notes.get((agent, epoch))
+        return f" ({text})" if text else ""
+
+    def _who(self, cell: int) -> str:
+        agent = int(self.writer.flat[cell])
+        return self.agents.names[agent] + self._note(agent, int(self.epoch.flat[cell]))
+
+    def _raise(self, cells: Cells, mask: np.ndarray, access: Access, verb: str, by: str) -> None:
+        where = self._first(cells, mask)
+        raise RaceError(
+            f"{access.text} {verb} {self.describe(where)}, {by} {self._who(where)}: nothing that it waited for "
+            "says that this write is complete"
+        )

@@ -1,0 +1,290 @@
+"""A warp: 32 lanes as numpy vectors, a program counter per lane, lowest first.
+
+Lanes that stand at the same program counter form a group; the group with the lowest counter that isn't waiting runs
+(PTX ISA 3.1: lanes of a warp may diverge and advance on their own). Instructions that want the whole warp
+(`.aligned`, or a membermask) make their group wait until the other lanes get there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cute_backend.simulator.asynchrony import Pipe
+from cute_backend.simulator.memory import LocalMemory
+from cute_backend.simulator.shadow import Access, Clock
+
+if TYPE_CHECKING:
+    from cute_backend.simulator.cta import Cta
+    from cute_backend.simulator.program import Program
+
+LANES = 32
+ALL = b"\1" * LANES
+NONE = b"\0" * LANES
+LANE_IDS = np.arange(LANES)
+
+
+class _Moved:
+    """What a step returns when it has set the program counter itself."""
+
+
+MOVED = _Moved()
+
+
+@dataclass
+class Wait:
+    """Why a group can't go on. `retry` runs the instruction again once `ready`, else it counts as done.
+
+    `then` runs before the warp goes on. `expires` allows a spurious time-out (mbarrier.try_wait).
+    """
+
+    ready: Callable[[], bool]
+    describe: Callable[[], str]
+    retry: bool = True
+    then: Callable[[], None] | None = None
+    expires: bool = False
+    since: int = 0
+
+
+class Group:
+    """Lanes at one program counter."""
+
+    __slots__ = ("mask", "pc", "wait")
+
+    def __init__(self, pc: int, mask: np.ndarray) -> None:
+        self.pc = pc
+        self.mask = mask
+        self.wait: Wait | None = None
+
+
+class Warp:
+    """Registers, masks, program counters, clock and counters of one warp."""
+
+    def __init__(
+        self, cta: Cta, index: int, program: Program, special: dict[str, Any], mask: np.ndarray
+    ) -> None:
+        self.cta = cta
+        self.index = index
+        self.program = program
+        self.special = special
+        counts = program.entry.register_counts
+        self.pred = np.zeros((counts["p"], LANES), bool)
+        self.u16 = np.zeros((counts["h"], LANES), np.uint16)
+        self.s16 = self.u16.view(np.int16)
+        self.f16 = self.u16.view(np.float16)
+        self.u32 = np.zeros((counts["w"], LANES), np.uint32)
+        self.s32 = self.u32.view(np.int32)
+        self.f32 = self.u32.view(np.float32)
+        self.u64 = np.zeros((counts["d"], LANES), np.uint64)
+        self.s64 = self.u64.view(np.int64)
+        self.f64 = self.u64.view(np.float64)
+        self.u128 = np.zeros((counts["q"], LANES, 2), np.uint64)
+        self.alive = mask.copy()
+        self.group = Group(0, mask)
+        self.groups = [self.group]
+        self.pc = 0
+        self.mask = mask
+        self.full = bool(mask.all())
+        self.exited = False
+        self.timed_out = False
+        self.name = f"warp {index} of {cta.name}"
+        cluster = cta.cluster
+        self.agent = cluster.agents.new(self.name, generic=True)
+        self.clock = Clock(cluster.agents.size)
+        self.epoch = 1
+        self.clock.seen[self.agent] = 1
+        self.fenced: Clock | None = None
+        self.local = LocalMemory(program.local_bytes)
+        self.counts = [0] * len(program.steps)
+        self.carry = np.zeros(LANES, np.uint8)
+        self.cluster_round: Any = None
+        self.pipes: dict[str, Any] = {}
+        self.report = cluster.reports.warp(self)
+
+    # --- running -----------------------------------------------------------------------------------------
+    def run(self, budget: int) -> int:
+        """Executes up to `budget` instructions, fewer if the warp has to wait; returns how many."""
+        steps, counts = self.program.steps, self.counts
+        done = 0
+        while done < budget:
+            pc = self.pc
+            done += 1
+            outcome = steps[pc](self)
+            if outcome is None:
+                counts[pc] += 1
+                self.pc = pc + 1
+                if len(self.groups) > 1:
+                    self._choose()
+            elif outcome.__class__ is int:
+                counts[pc] += 1
+                self.pc = outcome
+                if len(self.groups) > 1:
+                    self._choose()
+            elif outcome is MOVED:
+                counts[pc] += 1
+                if self.exited:
+                    break
+            else:
+                outcome.since = self.cta.cluster.engine.now
+                self.group.wait = outcome
+                if not outcome.retry:
+                    counts[pc] += 1
+                self._choose()
+                if self.group.wait is not None:
+                    break
+        return done
+
+    def wake(self) -> bool:
+        """Tests the waits; True if some group can run."""
+        if self.exited:
+            return False
+        if len(self.groups) == 1:
+            wait = self.group.wait
+            if wait is None:
+                return True
+            if not wait.ready():
+                return False
+            self._resume(self.group)
+            return True
+        woken = False
+        self.group.pc = self.pc
+        for group in self.groups:
+            if group.wait is None or group.wait.ready():
+                if group.wait is not None:
+                    self._resume(group)
+                woken = True
+        if woken:
+            self.pc = self.group.pc
+            self._choose()
+        return woken
+
+    def _resume(self, group: Group) -> None:
+        wait = group.wait
+        assert wait is not None
+        group.wait = None
+        self.report.waited(wait)
+        if wait.then is not None:
+            wait.then()
+        if not wait.retry:
+            group.pc += 1
+            if group is self.group or len(self.groups) == 1:
+                self.pc = group.pc
+
+    def expire(self) -> bool:
+        """Ends one expiring wait by a spurious time-out; False if there is none."""
+        for group in self.groups:
+            if group.wait is not None and group.wait.expires:
+                self.group.pc = self.pc
+                self.report.waited(group.wait)
+                group.wait = None
+                self.timed_out = True
+                self.pc = self.group.pc
+                self._choose()
+                return True
+        return False
+
+    # --- divergence --------------------------------------------------------------------------------------
+    def split(self, target: int, taken: np.ndarray, rest: np.ndarray) -> _Moved:
+        """A branch that some lanes take: two groups, the lower program counter runs."""
+        self.group.mask = rest
+        self.group.pc = self.pc + 1
+        self.groups.append(Group(target, taken))
+        self.pc += 1
+        self._choose()
+        return MOVED
+
+    def spread(self, targets: np.ndarray) -> _Moved:
+        """An indexed branch: one target per lane."""
+        mask = self.mask
+        self.groups.remove(self.group)
+        for target in np.unique(targets[mask]):
+            self.groups.append(Group(int(target), mask & (targets == target)))
+        self.group = self.groups[-1]
+        self.pc = self.group.pc
+        self._choose()
+        return MOVED
+
+    def exit(self, lanes: np.ndarray) -> _Moved:
+        """These lanes are done."""
+        self.alive &= ~lanes
+        rest = self.group.mask & ~lanes
+        if rest.any():
+            self.group.mask = rest
+            self.group.pc = self.pc + 1
+            self.pc += 1
+        else:
+            self.groups.remove(self.group)
+            if not self.groups:
+                self.exited = True
+                return MOVED
+            self.group = self.groups[0]
+            self.pc = self.group.pc
+        self._choose()
+        return MOVED
+
+    def _choose(self) -> None:
+        """Joins groups that have met and turns to the lowest that can run."""
+        self.group.pc = self.pc
+        groups = self.groups
+        if len(groups) > 1:
+            groups.sort(key=lambda g: g.pc)
+            merged = [groups[0]]
+            for group in groups[1:]:
+                last = merged[-1]
+                waits_apart = any(g.wait is not None and not g.wait.retry for g in (last, group))
+                if group.pc == last.pc and not waits_apart:
+                    last.mask = last.mask | group.mask
+                    last.wait = None
+                else:
+                    merged.append(group)
+            self.groups = groups = merged
+        chosen = next((g for g in groups if g.wait is None), None)
+        if chosen is None:
+            chosen = next((g for g in groups if g is self.group), groups[0])
+        self.group = chosen
+        self.pc = chosen.pc
+        self.mask = chosen.mask
+        self.full = bool(chosen.mask.all())
+
+    def together(self, members: np.ndarray | None = None) -> Wait | None:
+        """None if all living lanes (of `members`) are in the running group, else a wait for them."""
+        if self.full:
+            return None
+
+        def missing() -> np.ndarray:
+            wanted = self.alive if members is None else self.alive & members
+            return wanted & ~group.mask
+
+        group = self.group
+        if not missing().any():
+            return None
+
+        def describe() -> str:
+            return f"lanes {np.flatnonzero(missing()).tolist()} of the same warp, which don't get to this instruction"
+
+        return Wait(lambda: not missing().any(), describe)
+
+    # --- happens-before ----------------------------------------------------------------------------------
+    def release(self) -> Clock:
+        """A copy of what this warp knows, itself included; what it does next is a new event."""
+        clock = self.clock.copy()
+        self.epoch += 1
+        self.clock.seen[self.agent] = self.epoch
+        return clock
+
+    def acquire(self, clock: Clock) -> None:
+        self.clock.join(clock)
+
+    def access(self, text: str) -> Access:
+        """This warp's generic-proxy access now."""
+        return Access(self.agent, self.epoch, self.clock, "generic", text)
+
+    def pipe(self, kind: str) -> Any:
+        """This warp's own pipe of a kind (bulk groups, wgmma), made on first use by `make_pipe`."""
+        return self.pipes.get(kind)
+
+    def new_pipe(self, kind: str) -> Pipe:
+        return Pipe(f"{kind} of {self.name}", self.cta.cluster.engine)
