@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +23,8 @@ from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.regions import find_regions
 from cute_backend.fx_walk.rewrite import rewrite
+from cute_backend.fx_walk.static import fake
+from cute_backend.runtime.launch import announce
 from cute_backend.spec import Precision
 
 
@@ -41,6 +43,7 @@ class EpiloguePass(CustomGraphPass):
         tally.update(Counter(rejection.reason.value for rejection in rejections))
         if regions:
             rewrite(graph, regions)
+            _announce(regions)
 
     def analyse(self, graph: fx.Graph) -> tuple[list[Region], list[Rejection]]:
         """What the pass would do to a graph, as regions and rejections; the graph stays as it is."""
@@ -62,6 +65,15 @@ class EpiloguePass(CustomGraphPass):
             current_precision().value,
             tuple(sorted(config.get_config_copy().items())),  # type: ignore[attr-defined]
         )
+
+
+def _announce(regions: list[Region]) -> None:
+    """Have the kernels of a graph built together, and before it runs."""
+    by_device = defaultdict(list)
+    for region in regions:
+        by_device[fake(region.anchor.a).device].append((region.spec, *region.problem))
+    for device, problems in by_device.items():
+        announce(problems, device)
 
 
 def current_precision() -> Precision:
