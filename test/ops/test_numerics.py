@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from formats import FORMATS
+from float_formats import FORMATS
 from torch import Tensor
 
 from cute_backend import numerics

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import operands
+from op_samples import operands
 from torch import Tensor
 
 from cute_backend import numerics
