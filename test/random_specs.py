@@ -118,13 +118,14 @@ def _draw_step(draw: st.DrawFn, chain: _Chain, row: PointwiseOp) -> None:
 def specs(draw: st.DrawFn, rows: Sequence[str] = tuple(OPS), max_ops: int = 10) -> EpilogueSpec:
     """A spec whose ops are drawn from the named rows of the table.
 
-    Where torch leaves the sign of a zero open, 0.0 is added, so that every result is determined.
+    Every fourth op is a cast. Where torch leaves the sign of a zero open, 0.0 is added, so that every result is determined.
     """
     accs = draw(accumulators())
     loads = tuple(draw(_load(index)) for index in range(draw(st.integers(0, 4))))
     chain = _Chain({**{acc.name: DType.F32 for acc in accs}, **{load.name: load.dtype for load in loads}})
+    names = st.sampled_from([*rows, *["cast"] * (len(rows) // 3)])
     for _ in range(draw(st.integers(0, max_ops))):
-        _draw_step(draw, chain, OPS[draw(st.sampled_from(rows))])
+        _draw_step(draw, chain, OPS[draw(names)])
     stores = tuple(
         Store(f"out{index}", draw(_value(chain)), draw(st.sampled_from(DType)), draw(st.sampled_from(Order)))
         for index in range(draw(st.integers(1, 3)))
