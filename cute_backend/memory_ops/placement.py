@@ -56,7 +56,7 @@ class Plan:
 
 def plan(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Plan:
     """Places the loads and stores of a spec for one configuration and alignment."""
-    registers = _hoist_budget(spec, config)
+    registers = _hoist_budget(spec, config, variant)
     smem = config.epilogue_smem_bytes - sum(
         _ring_bytes(config.tile_n, load.dtype) for load in spec.loads if load.kind is LoadKind.ROWVEC
     )
@@ -96,23 +96,29 @@ def plane_order(load: Load) -> Order | None:
     return Order.COLUMN if load.stride_m is Stride.ONE else None
 
 
-_WORKING_REGISTERS = 72
-"""Kept for addresses, the subtile's fragments and the chain itself; measured as the point below which the
-shipped configurations begin to spill, with a margin."""
+_WORKING_REGISTERS = 68
+"""Kept for addresses, the chain and the first output; with what `_hoist_budget` counts, the least that leaves
+the shared epilogues without a spill in every configuration of the table."""
 
 _THREAD_REGISTERS = 232
 """What a thread of the Hopper epilogue may have: see MMA_REGISTERS in its template."""
 
 
-def _hoist_budget(spec: EpilogueSpec, config: TileConfig) -> int:
+def _hoist_budget(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> int:
     """fp32 registers of a thread that hoisted rowvecs may take.
 
-    On sm_90a the accumulators live in the same registers, twice where fp8 sums are promoted. On sm_100a a
-    thread owns a whole row of the tile: a hoisted rowvec would cost it a register and a load for every
-    column, and keep the loop over subtiles unrolled, so nothing is hoisted there.
+    On sm_90a the accumulators live in the same registers, twice where fp8 sums are promoted, and so do a
+    subtile's fragments of the planes (an exact load as it comes and as it is widened, and its addresses where
+    it is read by element) and what is read ahead for rows. On sm_100a a thread owns a whole row of the tile:
+    a hoisted rowvec would cost it a register and a load for every column, and keep the loop over subtiles
+    unrolled, so nothing is hoisted there.
     """
     if config.arch is Arch.SM100A:
         return 0
-    free = _THREAD_REGISTERS - _WORKING_REGISTERS
     promoted = not all(acc.fast_accum for acc in spec.accumulators)
-    return free - config.thread_accumulators * (2 if promoted else 1)
+    fragments = len(spec.stores) - 1
+    fragments += len(spec.loads_of(LoadKind.EXACT)) * (2 if variant is Variant.TMA else 3)
+    taken = config.thread_accumulators * (2 if promoted else 1)
+    taken += fragments * config.block_m * config.subtile_n // 128
+    taken += len(spec.loads_of(LoadKind.COLVEC)) * config.cta_rows // (32 * config.sharing)
+    return _THREAD_REGISTERS - _WORKING_REGISTERS - taken

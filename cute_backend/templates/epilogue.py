@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import cutlass
 import cutlass.cute as cute
-import cutlass.utils as utils
+from cutlass.tensor_utils import LayoutEnum
 
 from ..spec import Order
 
@@ -38,9 +38,9 @@ class SmemOperand:
     order: Order = Order.ROW
 
     @property
-    def layout(self) -> utils.LayoutEnum:
+    def layout(self) -> LayoutEnum:
         """The DSL's name for `order`."""
-        return utils.LayoutEnum.ROW_MAJOR if self.order is Order.ROW else utils.LayoutEnum.COL_MAJOR
+        return LayoutEnum.ROW_MAJOR if self.order is Order.ROW else LayoutEnum.COL_MAJOR
 
     def bytes(self, elements: int) -> int:
         """Shared memory that `elements` of it take."""

@@ -20,10 +20,11 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-import cutlass.utils as utils
 import cutlass.utils.hopper_helpers as hopper
 from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.memory import SmemAllocator
+from cutlass.tensor_utils import LayoutEnum
 
 from .config import TILE_K_BYTES, TileConfig
 from .epilogue import Epilogue, SmemOperand, by_name
@@ -196,7 +197,7 @@ class Sm90Gemm:
         config, epilogue = self.config, self.epilogue
         b = cute.make_tensor(b.iterator, cute.select(b.layout, [1, 0]))
         m, n = a.shape[0], b.shape[0]
-        a_layout, b_layout = utils.LayoutEnum.from_tensor(a), utils.LayoutEnum.from_tensor(b)
+        a_layout, b_layout = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
         self.a_dtype, self.b_dtype = a.element_type, b.element_type
         tile_k = TILE_K_BYTES * 8 // self.a_dtype.width
         tile = (config.tile_m, config.tile_n, tile_k)
@@ -309,7 +310,7 @@ class Sm90Gemm:
             for tma in load_tmas + store_tmas:
                 cpasync.prefetch_descriptor(tma.atom)
 
-        smem = utils.SmemAllocator()
+        smem = SmemAllocator()
         ab_bytes = cute.size_in_bytes(self.a_dtype, cute.slice_(a_smem, (None, None, 0)))
         ab_bytes += cute.size_in_bytes(self.b_dtype, cute.slice_(b_smem, (None, None, 0)))
         consumer_warps = 4 * config.sharing
@@ -498,7 +499,9 @@ class Sm90Gemm:
                     if cutlass.const_expr(stages.store > 0):
                         if is_store_warp:
                             store_group.producer_acquire()
-                        group_barrier.arrive_and_wait()
+                    # Where nothing is stored by TMA, this keeps the assembler from working out the addresses
+                    # of all visits at once, which spills.
+                    group_barrier.arrive_and_wait()
                     if cutlass.const_expr(stages.exact > 0):
                         exact_stage = _in_ring(exact_state, ring)
                         exact_pipeline.consumer_wait(exact_stage)
