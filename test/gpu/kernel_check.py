@@ -1,0 +1,120 @@
+"""Every kernel that a spec could be given, run on a real GPU and compared with the replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from epilogues import Problem
+from reference import TOLERANCE, relative_error
+from torch import Tensor
+
+from cute_backend.memory_ops import Variant
+from cute_backend.replay import replay
+from cute_backend.runtime.build import obtain
+from cute_backend.runtime.device import device_at, max_active_clusters
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.operands import TORCH_DTYPES
+from cute_backend.spec import DType, EpilogueSpec, Load, LoadKind, Major, Order, Stride
+from cute_backend.templates.config import table
+
+SHAPES = [
+    (256, 256, 256),
+    (2, 128, 128),
+    (200, 336, 144),
+    (130, 272, 1024),
+    (1000, 1040, 528),
+    (4096, 512, 64),
+]
+"""(M, N, K): whole tiles; few rows; edges in both directions; few and many k tiles; many tiles a CTA."""
+
+
+def check_kernels(spec: EpilogueSpec, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> None:
+    """Asserts that every kernel in the table, in both alignments, gives what the replay gives."""
+    kernels = [
+        Kernel(spec, config, variant) for config in table(device_at(0).arch, spec) for variant in Variant
+    ]
+    functions = obtain(kernels)
+    failures = []
+    for m, n, k in shapes:
+        m = -(-m // 16) * 16 if _has_columns(spec) else m  # the pitch of a transposed plane
+        for aligned in (True, False):
+            a, b, loads = operands_of(spec, m, n, k, aligned=aligned)
+            expected = replay(spec, [a], [b], loads, accumulate=torch.float64)
+            for kernel in kernels:
+                if aligned is not (kernel.variant is Variant.TMA):
+                    continue
+                outputs = [_poisoned(m, n, store.dtype, store.order, aligned) for store in spec.stores]
+                clusters = max_active_clusters(0, kernel.config.cluster_size)
+                memory = [_as_memory(tensor) for tensor in (a, b, *loads, *outputs)]
+                functions[kernel](*memory, clusters)
+                for actual, right in zip(outputs, expected, strict=True):
+                    error = relative_error(actual, right)
+                    if not error < TOLERANCE.get(actual.dtype, 1e-9):
+                        name = f"{kernel.config.name} {kernel.variant.value}"
+                        failures.append(f"{name} ({m}, {n}, {k}) {actual.dtype}: {error:.2e}")
+    assert not failures, "\n".join(failures)
+
+
+def operands_of(
+    spec: EpilogueSpec, m: int, n: int, k: int, *, aligned: bool
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """A, B and loads for a spec: products sum exactly, and where `aligned` is False no load is."""
+    generator = torch.Generator("cuda").manual_seed(m + n + k)
+    (acc,) = spec.accumulators
+    problem = Problem(m, n, k, device="cuda")
+
+    def product(rows: int, columns: int, dtype: DType) -> Tensor:
+        return problem.operand(rows, columns, dtype=TORCH_DTYPES[dtype], generator=generator)
+
+    pad = 16  # so that K need not be a pitch that TMA takes
+    wide_m, wide_n = -(-m // pad) * pad, -(-n // pad) * pad
+    a = product(m, k, acc.a_dtype) if acc.a_major is Major.K else product(k, wide_m, acc.a_dtype).t()[:m]
+    b = product(n, k, acc.b_dtype).t() if acc.b_major is Major.K else product(k, wide_n, acc.b_dtype)[:, :n]
+    return a, b, [_load(load, m, n, generator, aligned) for load in spec.loads]
+
+
+def _load(load: Load, m: int, n: int, generator: torch.Generator, aligned: bool) -> Tensor:
+    if load.kind is not LoadKind.EXACT:
+        size = {LoadKind.SCALAR: 1, LoadKind.ROWVEC: n, LoadKind.COLVEC: m}[load.kind]
+        strided = Stride.OTHER in (load.stride_m, load.stride_n)
+        vector = _values((size * (3 if strided else 1),), load.dtype, generator, aligned=True)
+        return vector[::3] if strided else vector
+    if load.stride_n is Stride.ONE:
+        return _values((m, n), load.dtype, generator, aligned=aligned)
+    if load.stride_m is Stride.ONE:
+        return _values((n, m), load.dtype, generator, aligned=aligned).t()
+    return _values((m, 2 * n), load.dtype, generator, aligned=aligned)[:, ::2]
+
+
+def _values(shape: tuple[int, ...], dtype: DType, generator: torch.Generator, *, aligned: bool) -> Tensor:
+    """Small random values; not aligned, they begin one element past a boundary, rows one element apart."""
+    random = torch.randn(shape, generator=generator, device="cuda")
+    if not dtype.is_float:
+        random = (random * 3).clamp(0, 100) if dtype in (DType.U8, DType.BOOL) else random * 3
+    values = (random > 1) if dtype is DType.BOOL else random.to(TORCH_DTYPES[dtype])
+    return values if aligned else _unaligned_like(values).copy_(values)
+
+
+def _unaligned_like(tensor: Tensor) -> Tensor:
+    *rows, columns = tensor.shape
+    buffer = tensor.new_empty(torch.Size(rows).numel() * (columns + 1) + 1)
+    return buffer[1:].as_strided(tensor.shape, (columns + 1, 1) if rows else (1,))
+
+
+def _poisoned(m: int, n: int, dtype: DType, order: Order, aligned: bool) -> Tensor:
+    """An output full of NaN, or of a value that no test computes."""
+    shape = (m, n) if order is Order.ROW else (n, m)
+    output = torch.empty(shape, device="cuda", dtype=TORCH_DTYPES[dtype])
+    output = output if aligned else _unaligned_like(output)
+    output.fill_(float("nan") if dtype.is_float else 1 if dtype is DType.BOOL else 77)
+    return output if order is Order.ROW else output.t()
+
+
+def _as_memory(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
+
+
+def _has_columns(spec: EpilogueSpec) -> bool:
+    loads = any(load.kind is LoadKind.EXACT and load.stride_n is not Stride.ONE for load in spec.loads)
+    return loads or any(store.order is Order.COLUMN for store in spec.stores)
