@@ -118,7 +118,7 @@ def _draw_step(draw: st.DrawFn, chain: _Chain, row: PointwiseOp) -> None:
 def specs(draw: st.DrawFn, rows: Sequence[str] = tuple(OPS), max_ops: int = 10) -> EpilogueSpec:
     """A spec whose ops are drawn from the named rows of the table.
 
-    Every fourth op is a cast. Where torch leaves the sign of a zero open, 0.0 is added, so that every result is determined.
+    Every fourth op is a cast. Where torch leaves the sign of a zero open, 0.0 is added, which settles it.
     """
     accs = draw(accumulators())
     loads = tuple(draw(_load(index)) for index in range(draw(st.integers(0, 4))))

@@ -101,7 +101,7 @@ def _assert_equal(got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> 
     np.testing.assert_array_equal(got[numbers].view(np.int32), expected[numbers].view(np.int32))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(spec=specs(EXACT_OPS), seed=st.integers(0, 2**32 - 1))
 def test_random_specs(spec: EpilogueSpec, seed: int) -> None:
     """Bit for bit, on integer products and on loads full of infinities, NaNs and zeros of both signs."""
