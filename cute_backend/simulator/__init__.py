@@ -1,11 +1,12 @@
 """A functional simulator of the part of the PTX machine that this project's kernels use.
 
-A kernel that `cute.compile` made runs here instruction by instruction on a CPU: its real PTX, and on top of it
-(`host.py`, `api.py`) its real host code. The way through the code:
+A kernel that `cute.compile` made runs here instruction by instruction on a CPU: its real PTX, and on top of
+it (`host.py`, `api.py`) its real host code. The way through the code:
 
     machine.run_kernel           clusters, CTAs and warps take turns; deadlocks are told
-      parser.parse               text to instructions with operand objects
+      parser.parse               text to instructions with operand objects (syntax.py)
       program.Program            each instruction bound once to a closure, by the table in opcodes.py
+        binder.Binder            operands as functions of a warp
         isa/                     the opcodes, one module per family, each with its section of the PTX ISA
       warp.Warp                  32 lanes as numpy vectors, a program counter per lane
       cta.Cta, cta.Cluster       shared memory, tensor memory, barriers, pipes
@@ -15,20 +16,21 @@ A kernel that `cute.compile` made runs here instruction by instruction on a CPU:
       report.Report              instructions, waits and bytes per warp role; exposed loads; a timeline
 
 What a run proves, for the inputs it ran on:
-- The numbers. Integer and data movement instructions are exact. Float instructions round as PTX states. Matrix
-  products are formed in double precision and rounded once per instruction into the accumulator.
+- The numbers. Integer and data movement instructions are exact. Float instructions round as PTX states.
+  Matrix products are formed in double precision and rounded once per instruction into the accumulator.
 - That every access stays in memory that is registered or allocated, aligned as PTX wants it.
-- That every read of shared and tensor memory is ordered after the write that it depends on, and every overwriting
-  after the reads before it, by barriers that the reader or writer waited for; and that a fence.proxy.async stands
-  between generic writes and asynchronous reads. This does not depend on luck: it follows from what each warp waited
-  for, not from when things happened. Global memory and registers are not watched in this way.
+- That every read of shared and tensor memory is ordered after the write that it depends on, and every
+  overwriting after the reads before it, by barriers that the reader or writer waited for; and that a
+  fence.proxy.async stands between generic writes and asynchronous reads. This does not depend on luck: it
+  follows from what each warp waited for, not from when things happened. Global memory and registers are not
+  watched in this way.
 - That the kernel ends, with its tensor memory freed, under the delays of the seeds that were tried.
 
 What it can't prove:
 - Speed. It counts instructions, not cycles; it has no caches, no issue slots, no bandwidth.
 - What ptxas makes of the PTX: register allocation, spills, its own bugs. The errata of real chips.
-- Bits where PTX leaves them open: approximations (ex2.approx, tanh.approx, ...) are closer to the true value than
-  the hardware's; the tensor cores' inner sums are not bit-exact beyond what is exactly representable.
+- Bits where PTX leaves them open: approximations (ex2.approx, tanh.approx, ...) are closer to the true value
+  than the hardware's; the tensor cores' inner sums are not bit-exact beyond what is exactly representable.
 - The absence of races between lanes of one warp, and between clusters through global memory.
 - tcgen05.wait::ld and the tcgen05 thread-sync fences: ld takes effect at once, as ptxas orders its uses.
 """

@@ -37,9 +37,6 @@ from ..templates.config import TILE_K_BYTES, Arch, TileConfig, choose
 from .host import HostProgram
 from .report import Observer, Report
 
-SM_COUNT = {Arch.SM90A: 132, Arch.SM100A: 148}
-"""Multiprocessors of an H200 and a B200 (their data sheets): a tile configuration is chosen for them."""
-
 CLUSTERS = 2
 """Clusters in flight unless the caller says otherwise: few, so that each works through several tiles."""
 
@@ -222,7 +219,7 @@ def run_region(
     """
     check_operands(spec, a, b, loads)
     (m, k), n = a[0].shape, b[0].shape[1]
-    config = machine.config or choose(machine.arch, spec, bucket_of(m), n, k, SM_COUNT[machine.arch])
+    config = machine.config or choose(machine.arch, spec, bucket_of(m), n, k, machine.arch.sm_count)
     _check_size(spec, m, n, k)
     operands = [*chain.from_iterable(zip(a, b, strict=True)), *loads]
     aligned = stores_aligned(spec, m, n) is True

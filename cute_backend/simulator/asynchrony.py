@@ -1,8 +1,8 @@
 """Work that completes later: TMA, tensor-core operations, commits, bulk stores.
 
-Each pipe finishes its operations in the order of their issue, each after a delay counted in warp instructions of the
-cluster. Data moves when an operation completes, never before. With a seed the delays, the order of the warps and
-their speed are random, and differ from seed to seed; without one they are fixed.
+Each pipe finishes its operations in the order of their issue, each after a delay counted in warp
+instructions of the cluster. Data moves when an operation completes, never before. With a seed the delays,
+the order of the warps and their speed are random, and differ from seed to seed; without one they are fixed.
 """
 
 from __future__ import annotations

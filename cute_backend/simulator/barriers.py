@@ -1,8 +1,8 @@
 """Barrier objects: mbarriers, the sixteen named barriers of a CTA, the barrier of a cluster.
 
-mbarrier: PTX ISA 9.7.13.15. A phase completes when no arrival is pending and the transaction count is zero; the
-pending count then starts again from the expected count. Each barrier hands the clocks of those who arrived to those
-who wait (see shadow.py).
+mbarrier: PTX ISA 9.7.13.15. A phase completes when no arrival is pending and the transaction count is zero;
+the pending count then starts again from the expected count. Each barrier hands the clocks of those who
+arrived to those who wait (see shadow.py).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Mbarrier:
 
     def describe(self) -> str:
         return (
-            f"{self.name}: phase {self.phase} (parity {self.phase & 1}) has {self.expected - self.pending} of "
-            f"{self.expected} arrivals"
+            f"{self.name}: phase {self.phase} (parity {self.phase & 1}) has "
+            f"{self.expected - self.pending} of {self.expected} arrivals"
             + (f", {self.tx} bytes of transactions outstanding" if self.tx else "")
         )
 
@@ -102,7 +102,9 @@ class Mbarrier:
 
 
 class Round:
-    """One use of a barrier by all its threads: complete once all have come; `clock` is what they knew together."""
+    """One use of a barrier by all its threads: complete once all have come; `clock` is what they knew
+    together.
+    """
 
     def __init__(self, size: int) -> None:
         self.arrived = 0
@@ -130,7 +132,9 @@ class NamedBarrier:
         )
 
     def arrive(self, warp: Warp, threads: int, expected: int, votes: int = 0) -> Round:
-        """Registers `threads` threads of `warp`, `votes` of them voting yes; returns the round they belong to."""
+        """Registers `threads` threads of `warp`, `votes` of them voting yes; returns the round they belong
+        to.
+        """
         now = self.round
         if now.arrived and expected != now.expected:
             raise BarrierError(

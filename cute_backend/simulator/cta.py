@@ -87,7 +87,8 @@ class TensorMemory:
         return None
 
     def allocate_with(self, peer: TensorMemory, columns: int) -> int | None:
-        """As `allocate`, in both CTAs of a pair at once: whoever comes first gets None until the other has come.
+        """As `allocate`, in both CTAs of a pair at once: whoever comes first gets None until the other has
+        come.
 
         PTX ISA 9.7.16.5: with .cta_group::2 a warp of each CTA performs the operation collectively.
         """
@@ -106,8 +107,8 @@ class TensorMemory:
             return False
         if self.wanted != peer.wanted:
             raise ResourceError(
-                f"tcgen05.alloc.cta_group::2 of {self.wanted} columns in {self.cta.name} and of {peer.wanted} in "
-                f"{peer.cta.name}; both CTAs of a pair allocate the same"
+                f"tcgen05.alloc.cta_group::2 of {self.wanted} columns in {self.cta.name} and of "
+                f"{peer.wanted} in {peer.cta.name}; both CTAs of a pair allocate the same"
             )
         return self.room(self.wanted) is not None and peer.room(self.wanted) is not None
 

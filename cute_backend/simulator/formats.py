@@ -1,7 +1,7 @@
 """Number formats of PTX as numpy arrays: decoding to floats, rounding and encoding, every mode.
 
-Formats and rounding: PTX ISA 5.2.3 "Alternate floating-point data formats", 9.7.9.21 "cvt". e4m3 has no infinity
-and its NaN is 0x7f (OCP 8-bit floating point specification 1.0).
+Formats and rounding: PTX ISA 5.2.3 "Alternate floating-point data formats", 9.7.9.21 "cvt". e4m3 has no
+infinity and its NaN is 0x7f (OCP 8-bit floating point specification 1.0).
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Format:
-    """A binary float of `bits` bits: `precision` counts the hidden bit; `low` and `high` bound the exponent."""
+    """A binary float of `bits` bits: `precision` counts the hidden bit; `low` and `high` bound the
+    exponent.
+    """
 
     name: str
     bits: int
@@ -119,7 +121,9 @@ def round_to(x: np.ndarray, fmt: Format, mode: str = "rn", saturate: bool = Fals
 
 
 def encode(x: np.ndarray, name: str, mode: str = "rn", saturate: bool = False) -> np.ndarray:
-    """Floats (float32 or float64) to the raw bits of `name`, rounded; NaN gives the format's canonical NaN."""
+    """Floats (float32 or float64) to the raw bits of `name`, rounded; NaN gives the format's canonical
+    NaN.
+    """
     fmt = FORMATS[name]
     if mode == "rn" and not saturate and name == "f16" and x.dtype == np.float32:
         bits = x.astype(np.float16).view(np.uint16)

@@ -1,8 +1,8 @@
 """Where matrix elements lie in shared memory: swizzles, and the canonical layouts of matrix descriptors.
 
-Swizzles act on absolute shared addresses, in units of 16 bytes: bits 7 and up are xored into bits 4 and up (into bits
-5 and up where atoms of 32 bytes stay together). PTX ISA 5.5.7 "Swizzling modes", 9.7.15.5 (wgmma) and 9.7.16.10
-(tcgen05) for the layouts and descriptors.
+Swizzles act on absolute shared addresses, in units of 16 bytes: bits 7 and up are xored into bits 4 and up
+(into bits 5 and up where atoms of 32 bytes stay together). PTX ISA 5.5.7 "Swizzling modes", 9.7.15.5 (wgmma)
+and 9.7.16.10 (tcgen05) for the layouts and descriptors.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def decode_descriptor(raw: int, sm100: bool) -> MatrixDescriptor:
         )
     if sm100 and (raw >> 46) & 7 != 1:
         raise DescriptorError(
-            f"matrix descriptor {raw:#018x}: bits 46 to 48 are {(raw >> 46) & 7}; tcgen05 wants the constant 1"
+            f"matrix descriptor {raw:#018x}: bits 46 to 48 are {(raw >> 46) & 7}; tcgen05 wants 1"
         )
     if (raw >> 49) & 7:
         raise DescriptorError(f"matrix descriptor {raw:#018x}: a base offset other than 0 is not supported")
@@ -68,9 +68,9 @@ def decode_descriptor(raw: int, sm100: bool) -> MatrixDescriptor:
 def matrix_bytes(descriptor: MatrixDescriptor, rows: int, k: int, width: int, mn_major: bool) -> np.ndarray:
     """Byte offsets (rows, k * width) of a matrix in shared memory: element (i, j) at [i, j * width : ...].
 
-    `width` is the element's size in bytes. K-major: groups of 8 rows, `stride` apart, rows of one swizzle span.
-    Without swizzle: core matrices of 8 rows of 16 bytes, `stride` apart along rows, `leading` along K. MN-major:
-    the same with the roles of rows and K exchanged; `leading` is between spans along MN.
+    `width` is the element's size in bytes. K-major: groups of 8 rows, `stride` apart, rows of one swizzle
+    span. Without swizzle: core matrices of 8 rows of 16 bytes, `stride` apart along rows, `leading` along K.
+    MN-major: the same with the roles of rows and K exchanged; `leading` is between spans along MN.
     """
     if mn_major:
         return _mn_major(descriptor, rows, k, width)

@@ -19,9 +19,10 @@ from cute_backend.simulator.cta import (
 )
 from cute_backend.simulator.errors import Deadlock, ResourceError, SimulationError
 from cute_backend.simulator.memory import GlobalMemory
-from cute_backend.simulator.parser import Entry, Module, parse
+from cute_backend.simulator.parser import parse
 from cute_backend.simulator.program import Program, parameter_symbols
 from cute_backend.simulator.report import Observer, Report, ReportBuilder, role_of
+from cute_backend.simulator.syntax import Entry, Module
 from cute_backend.simulator.warp import LANES, Warp
 
 QUANTUM = 32
@@ -50,10 +51,10 @@ def run_kernel(
 ) -> Report:
     """Runs one kernel launch to its end.
 
-    ptx: the module's text. entry: the name of its .entry; an empty name takes the only one. params: the bytes of
-    each .param, in order. smem_bytes: dynamic shared memory. memory: what the kernel's global addresses mean.
-    async_seed: None for fixed delays of asynchronous work, else the seed of random delays, warp order and warp speed.
-    progress: called with (clusters done, clusters in all) after each cluster.
+    ptx: the module's text. entry: the name of its .entry; an empty name takes the only one. params: the
+    bytes of each .param, in order. smem_bytes: dynamic shared memory. memory: what the kernel's global
+    addresses mean. async_seed: None for fixed delays of asynchronous work, else the seed of random delays,
+    warp order and warp speed. progress: called with (clusters done, clusters in all) after each cluster.
 
     Raises a `SimulationError` that names the instruction and the warp.
     """
@@ -133,7 +134,7 @@ class _Launch:
         wanted = self.entry.required_threads
         if wanted is not None and wanted != self.block:
             raise ResourceError(f"a block of {self.block}; the kernel was compiled for {wanted}")
-        if any(g % c for g, c in zip(self.grid, self.cluster)):
+        if any(g % c for g, c in zip(self.grid, self.cluster, strict=False)):
             raise ResourceError(f"a grid of {self.grid} is no multiple of the cluster {self.cluster}")
         size = self.cluster[0] * self.cluster[1] * self.cluster[2]
         if size > 16:
@@ -157,7 +158,7 @@ class _Launch:
             )
         total = max((p.offset + p.nbytes for p in declared), default=0)
         raw = np.zeros(_round_up(total, 16) + 16, np.uint8)
-        for parameter, given in zip(declared, params):
+        for parameter, given in zip(declared, params, strict=False):
             if len(given) != parameter.nbytes:
                 raise SimulationError(
                     f"parameter {parameter.name} has {parameter.nbytes} bytes; {len(given)} bytes were given"
@@ -214,7 +215,7 @@ class _Launch:
         return report
 
     def _origins(self) -> list[tuple[int, int, int]]:
-        ranges = [range(0, g, c) for g, c in zip(self.grid, self.cluster)]
+        ranges = [range(0, g, c) for g, c in zip(self.grid, self.cluster, strict=False)]
         return [(x, y, z) for z, y, x in itertools.product(*reversed(ranges))]
 
     def _cluster(
@@ -385,7 +386,7 @@ class _Running:
         if self.expired_at == self.cluster.activity:
             return False
         self.expired_at = self.cluster.activity
-        return any([warp.expire() for warp in self.warps])
+        return any(warp.expire() for warp in self.warps)
 
     def describe(self) -> str:
         """What every warp waits for."""

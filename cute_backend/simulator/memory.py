@@ -1,7 +1,7 @@
 """Memories: the host's, seen as global memory, and a CTA's shared and local memory.
 
-Generic addresses: global memory keeps the host's addresses (below 2**47); shared, local and parameter memory have
-windows above them (PTX ISA 5.1 "State spaces", `cvta`).
+Generic addresses: global memory keeps the host's addresses (below 2**47); shared, local and parameter memory
+have windows above them (PTX ISA 5.1 "State spaces", `cvta`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class GlobalMemory:
         """Lets kernels access `nbytes` bytes at the host address `address`; `owner` names them in errors."""
         if nbytes <= 0:
             return
-        view = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=np.uint8)
+        view = np.frombuffer(memoryview((ctypes.c_uint8 * nbytes).from_address(address)), np.uint8)
         self._last = None
         at = bisect.bisect(self._starts, address)
         self._starts.insert(at, address)
@@ -133,7 +133,7 @@ class GlobalMemory:
         try:
             found = self.find(low, high - low + nbytes)
         except IllegalAccess:
-            for address, row in zip(addresses, data):
+            for address, row in zip(addresses, data, strict=False):
                 self.view(int(address), nbytes)[:] = row
             return
         offsets = (addresses - np.uint64(found.address)).astype(np.int64)

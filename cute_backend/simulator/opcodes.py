@@ -1,8 +1,9 @@
 """The table of opcodes: name, section of the PTX ISA (9.0), meaning, and the function that binds it.
 
-A binder is called once per instruction of the program, before the run. It decodes the modifiers and operands, and
-returns a step: a function of a `Warp` that executes the instruction for the warp's active lanes. A step returns None
-to go on, the index of the next instruction, `MOVED` when it has set the program counter, or a `Wait`.
+A binder is called once per instruction of the program, before the run. It decodes the modifiers and
+operands, and returns a step: a function of a `Warp` that executes the instruction for the warp's active
+lanes. A step returns None to go on, the index of the next instruction, `MOVED` when it has set the program
+counter, or a `Wait`.
 
 To add an opcode, write a binder in the module of its family in `isa/` and decorate it with `@opcode`.
 """
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from cute_backend.simulator.errors import UnknownOpcode
 
 if TYPE_CHECKING:
-    from cute_backend.simulator.parser import Instruction
-    from cute_backend.simulator.program import Binder
+    from cute_backend.simulator.binder import Binder
+    from cute_backend.simulator.syntax import Instruction
     from cute_backend.simulator.warp import Warp
 
 Step = Callable[["Warp"], Any]
@@ -56,7 +57,8 @@ def lookup(instruction: Instruction) -> Opcode:
         if row is not None:
             return row
     raise UnknownOpcode(
-        f"the opcode {instruction.opcode} is not in the table (PTX line {instruction.line}: {instruction.text[:100]}); "
+        f"the opcode {instruction.opcode} is not in the table "
+        f"(PTX line {instruction.line}: {instruction.text[:100]}); "
         "add a binder for it in the module of its family under cute_backend/simulator/isa"
     )
 

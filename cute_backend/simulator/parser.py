@@ -8,154 +8,29 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass, field
-from typing import Union
+from typing import Any, Union
 
 from cute_backend.simulator.errors import PtxSyntaxError
-
-TYPE_BYTES = {
-    "pred": 1, "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2,
-    "b32": 4, "u32": 4, "s32": 4, "f32": 4, "f16x2": 4, "bf16x2": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8,
-    "f32x2": 8, "b128": 16,
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Register:
-    """One register: `file` is the register file ("p", "h", "w", "d", "q" for 1, 16, 32, 64, 128 bits)."""
-
-    name: str
-    file: str
-    slot: int
-
-
-@dataclass(frozen=True)
-class Special:
-    """A read-only special register such as %tid.x."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Immediate:
-    """A literal. `value` is an int, or a float for decimal and for the 0f and 0d bit forms."""
-
-    value: int | float
-
-
-@dataclass(frozen=True)
-class Symbol:
-    """The address of a variable, plus a byte offset."""
-
-    name: str
-    offset: int = 0
-
-
-@dataclass(frozen=True)
-class Address:
-    """`[base + offset]`, or `[base, {coordinates}]` of a tensor instruction."""
-
-    base: Union[Register, Symbol, Immediate]
-    offset: int = 0
-    rest: tuple[Operand, ...] = ()
-
-
-@dataclass(frozen=True)
-class Vector:
-    """`{a, b, ...}`."""
-
-    elements: tuple[Operand, ...]
-
-
-@dataclass(frozen=True)
-class Pair:
-    """`a|b`: two destinations."""
-
-    first: Operand
-    second: Operand
-
-
-@dataclass(frozen=True)
-class Not:
-    """`!p`."""
-
-    register: Register
-
-
-@dataclass(frozen=True)
-class Sink:
-    """`_`."""
-
-
-@dataclass(frozen=True)
-class Label:
-    """A branch target: the index of an instruction."""
-
-    name: str
-    index: int
-
-
-Operand = Union[Register, Special, Immediate, Symbol, Address, Vector, Pair, Not, Sink, Label]
-
-
-@dataclass
-class Instruction:
-    """One instruction: `opcode` is the whole dotted name, `parts` its pieces, `guard` the @p or @!p."""
-
-    index: int
-    line: int
-    text: str
-    opcode: str
-    parts: tuple[str, ...]
-    guard: tuple[Register, bool] | None
-    operands: tuple[Operand, ...]
-    source: str | None = None
-
-    def has(self, modifier: str) -> bool:
-        return modifier in self.parts
-
-
-@dataclass(frozen=True)
-class Parameter:
-    name: str
-    offset: int
-    nbytes: int
-
-
-@dataclass
-class Variable:
-    """A .shared, .global, .const or .local variable; `data` holds the initial bytes where there are any."""
-
-    name: str
-    space: str
-    nbytes: int
-    align: int
-    external: bool = False
-    data: bytes | None = None
-
-
-@dataclass
-class Entry:
-    """One .entry with its instructions, parameters, variables and the sizes of its register files."""
-
-    name: str
-    parameters: list[Parameter] = field(default_factory=list)
-    instructions: list[Instruction] = field(default_factory=list)
-    variables: dict[str, Variable] = field(default_factory=dict)
-    labels: dict[str, int] = field(default_factory=dict)
-    branch_targets: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    register_counts: dict[str, int] = field(default_factory=dict)
-    required_threads: tuple[int, int, int] | None = None
-    cluster: tuple[int, int, int] | None = None
-
-
-@dataclass
-class Module:
-    target: str
-    version: str
-    entries: dict[str, Entry]
-    variables: dict[str, Variable]
-
+from cute_backend.simulator.syntax import (
+    TYPE_BYTES,
+    Address,
+    Entry,
+    FloatBits,
+    Immediate,
+    Instruction,
+    Label,
+    Module,
+    Not,
+    Operand,
+    Pair,
+    Parameter,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    Variable,
+    Vector,
+)
 
 FILES = {1: "h", 2: "h", 4: "w", 8: "d", 16: "q"}
 _IDENTIFIER = r"[A-Za-z_$%][A-Za-z0-9_$.]*"
@@ -176,7 +51,7 @@ class _Scope:
         self.labels: dict[str, int] = {}
         self.tables: dict[str, list[str]] = {}
 
-    def find(self, table: str, name: str):  # type: ignore[no-untyped-def]
+    def find(self, table: str, name: str) -> Any:
         scope: _Scope | None = self
         while scope is not None:
             found = getattr(scope, table).get(name)
@@ -454,14 +329,6 @@ def _float_bits(text: str) -> Immediate | None:
     if text[:2] in ("0d", "0D") and len(text) == 18:
         return FloatBits(_number(text), int(text[2:], 16), 8)
     return None
-
-
-@dataclass(frozen=True)
-class FloatBits(Immediate):
-    """A 0f or 0d literal: its value and its exact bits."""
-
-    bits: int = 0
-    nbytes: int = 4
 
 
 def _operand(text: str, scope: _Scope, line: int) -> Operand:

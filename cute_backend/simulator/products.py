@@ -1,7 +1,7 @@
 """Matrix products of the tensor cores: operands out of shared memory, products and sums.
 
-A product is formed in double precision and added to the accumulator with one rounding to its type: at least as exact
-as the hardware, which aligns and truncates. Integer products are exact.
+A product is formed in double precision and added to the accumulator with one rounding to its type: at least
+as exact as the hardware, which aligns and truncates. Integer products are exact.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ WIDTHS = {"e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1, "f16": 2, "bf16": 2, "tf32": 4
 
 @dataclass(frozen=True)
 class Gather:
-    """How to collect a matrix from shared memory: as 16-byte units where rows are made of them, else as bytes."""
+    """How to collect a matrix from shared memory: as 16-byte units where rows are made of them, else as
+    bytes.
+    """
 
     units: np.ndarray | None
     bytes: np.ndarray | None
@@ -82,8 +84,8 @@ def accumulate(
 
 
 ONE_THREAD = 1 << 18
-"""Multiplications up to which OpenBLAS stays on one thread. Beyond, it wakes threads that spin: on a busy machine
-a product of 128 x 128 x 32 then takes 18 ms in place of 0.3."""
+"""Multiplications up to which OpenBLAS stays on one thread. Beyond, it wakes threads that spin: on a busy
+machine a product of 128 x 128 x 32 then takes 18 ms in place of 0.3."""
 
 
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""What a run reports: instructions, waits and bytes per warp role, exposed loads, and events for a timeline."""
+"""What a run reports: instructions, waits and bytes per warp role, exposed loads, and events for a
+timeline.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ ROLE_OPCODES = {
 
 
 class Observer(Protocol):
-    """Hears of waits and asynchronous operations. Times count warp instructions of the cluster: not cycles."""
+    """Hears of waits and asynchronous operations. Times count warp instructions of the cluster: not
+    cycles.
+    """
 
     def wait(self, warp: str, role: str, line: int, text: str, start: int, end: int) -> None:
         """A warp was parked at PTX line `line` from `start` to `end`."""
@@ -31,7 +35,9 @@ class Observer(Protocol):
 
 @dataclass
 class Recorder:
-    """An Observer that keeps everything: (warp, role, line, text, start, end) and (pipe, text, issued, finished)."""
+    """An Observer that keeps everything: (warp, role, line, text, start, end) and (pipe, text, issued,
+    finished).
+    """
 
     waits: list[tuple[str, str, int, str, int, int]] = field(default_factory=list)
     operations: list[tuple[str, str, int, int]] = field(default_factory=list)
@@ -47,8 +53,9 @@ class Recorder:
 class RoleReport:
     """Sums over the warps of one role.
 
-    bytes: moved, by kind ("ld.global", "st.shared", "TMA load", ...). waits: parked warps by barrier instruction.
-    exposed_loads: for each tile, the global loads that stand between the accumulator wait and the tile's first store.
+    bytes: moved, by kind ("ld.global", "st.shared", "TMA load", ...). waits: parked warps by barrier
+    instruction. exposed_loads: for each tile, the global loads that stand between the accumulator wait and
+    the tile's first store.
     """
 
     role: str
@@ -79,7 +86,8 @@ class Report:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.entry[:60]}: grid {self.grid}, cluster {self.cluster}, {self.instructions} warp instructions"
+            f"{self.entry[:60]}: grid {self.grid}, cluster {self.cluster}, "
+            f"{self.instructions} warp instructions"
         ]
         for role in sorted(self.roles.values(), key=lambda r: r.role):
             moved = ", ".join(f"{kind} {n}" for kind, n in sorted(role.bytes.items()))
@@ -146,7 +154,7 @@ class ReportBuilder:
         total = sum(warp.counts)
         summary.instructions += total
         self.report.instructions += total
-        for count, instruction in zip(warp.counts, warp.program.entry.instructions):
+        for count, instruction in zip(warp.counts, warp.program.entry.instructions, strict=False):
             if count:
                 summary.opcodes[instruction.opcode] += count
         summary.bytes.update(warp.report.bytes)

@@ -1,13 +1,13 @@
 """Who wrote and who read each cell of shared and tensor memory, and what every agent knows of it.
 
-An agent is a warp, an asynchronous pipe or an mbarrier (on whose phases the completions of TMA loads are counted).
-Each agent counts its own events; a vector clock says how far its owner has seen every agent (Lamport's
-happens-before; the check per cell is FastTrack's, Flanagan and Freund 2009). Barriers hand clocks on. An access is a
-race if its owner's clock doesn't cover the write that it reads, or the reads and the write that it overwrites. That
-finds a missing wait whatever the timing was.
+An agent is a warp, an asynchronous pipe or an mbarrier (on whose phases the completions of TMA loads are
+counted). Each agent counts its own events; a vector clock says how far its owner has seen every agent
+(Lamport's happens-before; the check per cell is FastTrack's, Flanagan and Freund 2009). Barriers hand clocks
+on. An access is a race if its owner's clock doesn't cover the write that it reads, or the reads and the
+write that it overwrites. That finds a missing wait whatever the timing was.
 
-A second clock holds what a fence.proxy.async has published: the async proxy may only read writes of the generic
-proxy that this clock covers (PTX ISA 8.3 "Proxies").
+A second clock holds what a fence.proxy.async has published: the async proxy may only read writes of the
+generic proxy that this clock covers (PTX ISA 8.3 "Proxies").
 
 Cells are 4 bytes of shared memory, and one lane and column of tensor memory.
 """
@@ -27,7 +27,9 @@ IN_FLIGHT = np.iinfo(np.int32).max
 
 
 class Clock:
-    """A vector clock: `seen[a]` events of agent a are known, `published[a]` of them also to the async proxy."""
+    """A vector clock: `seen[a]` events of agent a are known, `published[a]` of them also to the async
+    proxy.
+    """
 
     __slots__ = ("published", "seen")
 
@@ -69,7 +71,8 @@ class Agents:
 class Access:
     """One access as the shadow sees it: by which agent, as which of its events, knowing what.
 
-    `proxy` is "generic" or "async"; `text` names the access in errors. An epoch of IN_FLIGHT is covered by no clock.
+    `proxy` is "generic" or "async"; `text` names the access in errors. An epoch of IN_FLIGHT is covered by
+    no clock.
     """
 
     agent: int
@@ -115,7 +118,9 @@ class Shadow:
         seen[cells] = access.epoch
 
     def write(self, cells: Cells, access: Access, *, whole: bool = True) -> None:
-        """Checks and records a write. `whole` is false where it covers part of a cell: neighbours may differ."""
+        """Checks and records a write. `whole` is false where it covers part of a cell: neighbours may
+        differ.
+        """
         if whole:
             writer = self.writer[cells]
             missed = access.clock.seen[writer] < self.epoch[cells]
@@ -130,8 +135,8 @@ class Shadow:
             if missed.any():
                 where = self._first(cells, missed)
                 raise RaceError(
-                    f"{access.text} overwrites {self.describe(where)}, which {self.agents.names[agent]} may still be "
-                    f"reading{self._note(agent, int(seen.flat[where]))}: nothing waits for that read"
+                    f"{access.text} overwrites {self.describe(where)}, which {self.agents.names[agent]} "
+                    f"may still be reading{self._note(agent, int(seen.flat[where]))}: nothing waits for it"
                 )
         self.writer[cells] = access.agent
         self.epoch[cells] = access.epoch
@@ -164,6 +169,6 @@ class Shadow:
     def _raise(self, cells: Cells, mask: np.ndarray, access: Access, verb: str, by: str) -> None:
         where = self._first(cells, mask)
         raise RaceError(
-            f"{access.text} {verb} {self.describe(where)}, {by} {self._who(where)}: nothing that it waited for "
-            "says that this write is complete"
+            f"{access.text} {verb} {self.describe(where)}, {by} {self._who(where)}: nothing that it "
+            "waited for says that this write is complete"
         )

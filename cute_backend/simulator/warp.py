@@ -1,8 +1,8 @@
 """A warp: 32 lanes as numpy vectors, a program counter per lane, lowest first.
 
-Lanes that stand at the same program counter form a group; the group with the lowest counter that isn't waiting runs
-(PTX ISA 3.1: lanes of a warp may diverge and advance on their own). Instructions that want the whole warp
-(`.aligned`, or a membermask) make their group wait until the other lanes get there.
+Lanes that stand at the same program counter form a group; the group with the lowest counter that isn't
+waiting runs (PTX ISA 3.1: lanes of a warp may diverge and advance on their own). Instructions that want the
+whole warp (`.aligned`, or a membermask) make their group wait until the other lanes get there.
 """
 
 from __future__ import annotations
@@ -71,17 +71,17 @@ class Warp:
         self.program = program
         self.special = special
         counts = program.entry.register_counts
-        self.pred = np.zeros((counts["p"], LANES), bool)
-        self.u16 = np.zeros((counts["h"], LANES), np.uint16)
-        self.s16 = self.u16.view(np.int16)
-        self.f16 = self.u16.view(np.float16)
-        self.u32 = np.zeros((counts["w"], LANES), np.uint32)
-        self.s32 = self.u32.view(np.int32)
-        self.f32 = self.u32.view(np.float32)
-        self.u64 = np.zeros((counts["d"], LANES), np.uint64)
-        self.s64 = self.u64.view(np.int64)
-        self.f64 = self.u64.view(np.float64)
-        self.u128 = np.zeros((counts["q"], LANES, 2), np.uint64)
+        self.pred: np.ndarray = np.zeros((counts["p"], LANES), bool)
+        self.u16: np.ndarray = np.zeros((counts["h"], LANES), np.uint16)
+        self.s16: np.ndarray = self.u16.view(np.int16)
+        self.f16: np.ndarray = self.u16.view(np.float16)
+        self.u32: np.ndarray = np.zeros((counts["w"], LANES), np.uint32)
+        self.s32: np.ndarray = self.u32.view(np.int32)
+        self.f32: np.ndarray = self.u32.view(np.float32)
+        self.u64: np.ndarray = np.zeros((counts["d"], LANES), np.uint64)
+        self.s64: np.ndarray = self.u64.view(np.int64)
+        self.f64: np.ndarray = self.u64.view(np.float64)
+        self.u128: np.ndarray = np.zeros((counts["q"], LANES, 2), np.uint64)
         self.alive = mask.copy()
         self.group = Group(0, mask)
         self.groups = [self.group]
@@ -263,7 +263,8 @@ class Warp:
             return None
 
         def describe() -> str:
-            return f"lanes {np.flatnonzero(missing()).tolist()} of the same warp, which don't get to this instruction"
+            lanes = np.flatnonzero(missing()).tolist()
+            return f"lanes {lanes} of the same warp, which don't get to this instruction"
 
         return Wait(lambda: not missing().any(), describe)
 

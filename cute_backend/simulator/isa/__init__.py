@@ -1,15 +1,22 @@
 """The opcodes, one module per family. Importing this package fills the table in `opcodes.py`."""
 
 from cute_backend.simulator.isa import (  # noqa: F401
+    addresses,
+    atomics,
     barrier,
     bulk,
     control,
     convert,
+    copies,
     floating,
     integer,
+    logic,
     matrix,
     memory,
+    select,
     tcgen05,
+    tcgen05_mma,
+    tensor,
     warpwide,
     wgmma,
 )

@@ -13,14 +13,14 @@ from cute_backend.simulator.isa.common import scalar
 from cute_backend.simulator.isa.memory import active, per_lane
 from cute_backend.simulator.memory import OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW, WINDOW_MASK
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.parser import Immediate, Instruction, Operand, Sink
+from cute_backend.simulator.syntax import Immediate, Instruction, Operand, Sink
 from cute_backend.simulator.warp import Wait
 
 if TYPE_CHECKING:
-    from cute_backend.simulator.program import Binder
+    from cute_backend.simulator.binder import Binder
     from cute_backend.simulator.warp import Warp
 
-# --- named barriers -------------------------------------------------------------------------------------------
+# --- named barriers -------------------------------------------------------------------------------
 
 
 @opcode("bar", "barrier", section="9.7.13.1", meaning="Barrier of a CTA: sync, arrive, red")
@@ -108,7 +108,7 @@ def bind_cluster_wait(binder: Binder, instruction: Instruction) -> Step:
     return wait
 
 
-# --- fences -----------------------------------------------------------------------------------------------------
+# --- fences ---------------------------------------------------------------------------------------
 
 
 @opcode(
@@ -138,7 +138,7 @@ def bind_tensormap_fence(binder: Binder, instruction: Instruction) -> Step:
     return lambda w: None
 
 
-# --- mbarrier ---------------------------------------------------------------------------------------------------
+# --- mbarrier -------------------------------------------------------------------------------------
 
 
 def use_mbarrier(w: Warp, address: int) -> Mbarrier:
@@ -150,8 +150,8 @@ def use_mbarrier(w: Warp, address: int) -> Mbarrier:
     agent, epoch = barrier.made_by
     if w.clock.seen[agent] < epoch:
         raise RaceError(
-            f"{w.name} uses the {barrier.name}, which {w.cta.cluster.agents.names[agent]} initialised: no barrier "
-            "between the two makes the initialisation visible"
+            f"{w.name} uses the {barrier.name}, which {w.cta.cluster.agents.names[agent]} initialised: "
+            "no barrier between the two makes the initialisation visible"
         )
     return barrier
 
@@ -170,7 +170,7 @@ def own_address(w: Warp, address: int) -> int:
 def each_lane(w: Warp, *values: Any) -> list[tuple[int, ...]]:
     """The operands of each active lane, as ints."""
     lanes = active(w)
-    return [tuple(int(x) for x in row) for row in zip(*(per_lane(w, v, lanes) for v in values))]
+    return [tuple(int(x) for x in row) for row in zip(*(per_lane(w, v, lanes) for v in values), strict=False)]
 
 
 @opcode("mbarrier.init", section="9.7.13.15.9", meaning="Makes an mbarrier that expects a count of arrivals")
@@ -245,7 +245,7 @@ def _bind_arrive(binder: Binder, instruction: Instruction, drop: bool) -> Step:
     def arrive(w: Warp) -> None:
         clock = (w.fenced or None) if relaxed else w.release()
         states = np.zeros(32, np.uint64)
-        for lane, (where, number) in zip(active(w), each_lane(w, address(w), amount(w))):
+        for lane, (where, number) in zip(active(w), each_lane(w, address(w), amount(w)), strict=False):
             barrier = use_mbarrier(w, where)
             if not remote and barrier.cta is not w.cta:
                 raise IllegalAccess(f"{instruction.opcode} on the {barrier.name}, which is another CTA's")
@@ -308,7 +308,7 @@ def _bind_wait(binder: Binder, instruction: Instruction, blocks: bool) -> Step:
             w.timed_out = False
             return None
         found = np.zeros(32, bool)
-        for lane, (where, number) in zip(active(w), rows):
+        for lane, (where, number) in zip(active(w), rows, strict=False):
             barrier = use_mbarrier(w, where)
             found[lane] = passed(barrier, number)
             if found[lane]:

@@ -1,165 +1,36 @@
-"""Bulk copies by the TMA unit: cp.async.bulk and cp.async.bulk.tensor, reductions, groups (PTX ISA 9.7.9.25.4-5)."""
+"""Bulk copies: what the TMA unit's loads and stores share, groups, consecutive bytes (PTX ISA 9.7.9.25.4)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_backend.simulator.errors import DescriptorError, IllegalAccess
-from cute_backend.simulator.formats import F32, TF32, round_to
+from cute_backend.simulator.boxes import unit_cells
+from cute_backend.simulator.errors import IllegalAccess
+from cute_backend.simulator.isa.atomics import atomic_function
 from cute_backend.simulator.isa.barrier import own_address, use_mbarrier
-from cute_backend.simulator.isa.memory import active, atomic_function, per_lane
-from cute_backend.simulator.layouts import swizzle_units
+from cute_backend.simulator.isa.memory import active, per_lane
 from cute_backend.simulator.memory import (
     OFFSET_MASK,
-    PARAM_WINDOW,
     RANK_SHIFT,
     SHARED_WINDOW,
     WINDOW_MASK,
-    GlobalMemory,
 )
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.parser import Address, Immediate, Instruction, Vector
 from cute_backend.simulator.shadow import IN_FLIGHT, Access
-from cute_backend.simulator.tensormap import ElementType, Fill, TensorMap, decode
+from cute_backend.simulator.syntax import Immediate, Instruction
 from cute_backend.simulator.warp import Wait
 
 if TYPE_CHECKING:
+    from cute_backend.simulator.binder import Binder
     from cute_backend.simulator.cta import Cta
-    from cute_backend.simulator.program import Binder
     from cute_backend.simulator.warp import Warp
 
-TENSOR_MAP_BYTES = 128
-ATOMIC_KINDS = {
-    ElementType.U8: "b8", ElementType.U16: "b16", ElementType.U32: "u32", ElementType.U64: "u64",
-    ElementType.F16: "f16", ElementType.F32: "f32", ElementType.F64: "f64", ElementType.BF16: "bf16",
-    ElementType.TF32: "f32",
-}  # fmt: skip
 REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
-
-
-@lru_cache(maxsize=256)
-def _decoded(raw: bytes) -> TensorMap:
-    return decode(raw)
-
-
-def tensor_map(w: Warp, address: int, parameters: np.ndarray) -> TensorMap:
-    """The tensor map at a generic address: a kernel parameter, or global memory."""
-    window = address & WINDOW_MASK
-    if address % 64:
-        raise IllegalAccess(f"a tensor map at {address:#x}, which is not a multiple of 64")
-    if window == PARAM_WINDOW:
-        start = address - PARAM_WINDOW
-        return _decoded(parameters[start : start + TENSOR_MAP_BYTES].tobytes())
-    if window:
-        raise IllegalAccess(f"a tensor map at {address:#x}: parameters and global memory can hold one")
-    return _decoded(w.cta.cluster.memory.read(address, TENSOR_MAP_BYTES).tobytes())
-
-
-# --- boxes --------------------------------------------------------------------------------------------------
-
-
-def box_shape(tmap: TensorMap) -> tuple[int, ...]:
-    """Elements of the box in shared memory, outermost dimension first."""
-    return tuple(
-        (size + stride - 1) // stride
-        for size, stride in zip(reversed(tmap.box), reversed(tmap.element_strides))
-    )
-
-
-def box_bytes(tmap: TensorMap) -> int:
-    total = tmap.dtype.nbytes
-    for size in box_shape(tmap):
-        total *= size
-    return total
-
-
-def box_view(
-    tmap: TensorMap, coordinates: tuple[int, ...], memory: GlobalMemory
-) -> tuple[np.ndarray, Any] | None:
-    """The part of a box that lies in the tensor: a view of global memory (outermost dimension first, raw unsigned
-    elements), and the slices of the box that it fills. None if no element lies inside."""
-    width = tmap.dtype.nbytes
-    strides = (width, *tmap.strides_bytes)
-    start, last, shape, steps, where = tmap.address, tmap.address, [], [], []
-    for size, box, coordinate, stride, step in zip(
-        tmap.sizes, tmap.box, coordinates, strides, tmap.element_strides
-    ):
-        count = (box + step - 1) // step
-        first = 0 if coordinate >= 0 else (-coordinate + step - 1) // step
-        end = min(count, (size - coordinate + step - 1) // step) if size > coordinate else 0
-        if end <= first:
-            return None
-        low = coordinate + first * step
-        start += low * stride
-        last += (coordinate + (end - 1) * step) * stride
-        shape.append(end - first)
-        steps.append(step * stride)
-        where.append(slice(first, end))
-    raw = memory.view(start, last - start + width)
-    dtype = np.dtype(f"u{width}")
-    flat = np.lib.stride_tricks.as_strided(
-        raw[: len(raw) // width * width].view(dtype) if raw.ctypes.data % width == 0 else raw.view(np.uint8),
-        shape=tuple(reversed(shape)),
-        strides=tuple(reversed(steps)),
-    )
-    return flat, tuple(reversed(where))
-
-
-def load_box(tmap: TensorMap, coordinates: tuple[int, ...], memory: GlobalMemory) -> np.ndarray:
-    """A box as it lies in shared memory before swizzling: bytes, out-of-bounds elements filled."""
-    dtype = np.dtype(f"u{tmap.dtype.nbytes}")
-    fill = _nan_bits(tmap.dtype) if tmap.fill is Fill.NAN else 0
-    dense = np.full(box_shape(tmap), fill, dtype)
-    part = box_view(tmap, coordinates, memory)
-    if part is not None:
-        view, where = part
-        if tmap.dtype is ElementType.TF32:
-            dense[where] = round_to(view.view(np.float32), TF32, "rna").astype(np.float32).view(np.uint32)
-        else:
-            dense[where] = view
-    return dense.reshape(-1).view(np.uint8)
-
-
-def _nan_bits(dtype: ElementType) -> int:
-    return {
-        2: 0x7FFF if dtype in (ElementType.F16, ElementType.BF16) else 0xFFFF,
-        4: F32.nan,
-        8: 0x7FFFFFFFFFFFFFFF,
-    }.get(dtype.nbytes, 0xFF)
-
-
-def box_units(tmap: TensorMap, offset: int) -> np.ndarray:
-    """The 16-byte units of shared memory that a box at `offset` fills, in the order of its elements."""
-    inner = box_shape(tmap)[-1] * tmap.dtype.nbytes
-    if offset % 128:
-        raise IllegalAccess(
-            f"a tensor copy with the shared address {offset:#x}; multiples of 128 are allowed"
-        )
-    if inner % 16:
-        raise DescriptorError(f"a box whose rows have {inner} bytes; multiples of 16 are allowed")
-    if tmap.swizzle.span and inner > tmap.swizzle.span:
-        raise DescriptorError(
-            f"a box whose rows have {inner} bytes with a swizzle of {tmap.swizzle.span} bytes"
-        )
-    count = box_bytes(tmap) // 16
-    if tmap.swizzle.span and inner < tmap.swizzle.span:
-        raise DescriptorError(
-            f"a box whose rows have {inner} bytes, less than the swizzle of {tmap.swizzle.span} bytes, is not supported"
-        )
-    return swizzle_units((offset >> 4) + np.arange(count), tmap.swizzle.span, tmap.swizzle.atom)
-
-
-def unit_cells(units: np.ndarray) -> np.ndarray:
-    """Shadow cells of 16-byte units."""
-    return (units[:, None] * 4 + np.arange(4)).reshape(-1)
-
-
-# --- loads --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -174,8 +45,8 @@ class Destination:
 def destinations(w: Warp, target: int, barrier: int, mask: int | None, pair: bool) -> list[Destination]:
     """Where a load goes. With a multicast mask, to the same offsets in each CTA of the mask.
 
-    .cta_group::2 lets the barrier be in the other CTA of the pair: with multicast, in the CTA of each destination's
-    pair that has the parity of the barrier's own (PTX ISA 9.7.9.25.5.2).
+    .cta_group::2 lets the barrier be in the other CTA of the pair: with multicast, in the CTA of each
+    destination's pair that has the parity of the barrier's own (PTX ISA 9.7.9.25.5.2).
     """
     cluster = w.cta.cluster
     if target & WINDOW_MASK == SHARED_WINDOW:
@@ -187,8 +58,8 @@ def destinations(w: Warp, target: int, barrier: int, mask: int | None, pair: boo
         rank = barrier >> RANK_SHIFT
         if rank != cta.rank and not (pair and rank ^ 1 == cta.rank):
             raise IllegalAccess(
-                f"a bulk copy into CTA rank {cta.rank} that signals an mbarrier of rank {rank}: allowed is the same "
-                "CTA, and with .cta_group::2 the other one of the pair"
+                f"a bulk copy into CTA rank {cta.rank} that signals an mbarrier of rank {rank}: allowed is "
+                "the same CTA, and with .cta_group::2 the other one of the pair"
             )
         return [Destination(cta, offset, barrier)]
     found = []
@@ -226,60 +97,6 @@ def start_load(
     goal.cta.pipes["TMA load"].issue(text, finish)
 
 
-@opcode("cp.async.bulk.tensor", section="9.7.9.25.5.2", meaning="TMA copy of a tensor's box")
-def bind_tensor_copy(binder: Binder, instruction: Instruction) -> Step:
-    parts = instruction.parts
-    spaces = [p for p in parts if p.startswith("shared") or p == "global"]
-    if any(p.startswith(("im2col", "tile::")) for p in parts):
-        raise unsupported(instruction, "a mode other than .tile")
-    if spaces[0].startswith("shared"):
-        return _bind_tensor_load(binder, instruction)
-    return _bind_tensor_store(binder, instruction, None)
-
-
-@opcode("cp.reduce.async.bulk.tensor", section="9.7.9.25.5.3", meaning="TMA reduction of a box into a tensor")
-def bind_tensor_reduce(binder: Binder, instruction: Instruction) -> Step:
-    return _bind_tensor_store(binder, instruction, next(p for p in instruction.parts if p in REDUCTIONS))
-
-
-def _coordinates(binder: Binder, operand: Any, instruction: Instruction) -> list[Any]:
-    assert isinstance(operand, Address) and isinstance(operand.rest[0], Vector)
-    return [binder.get(e, "s32", instruction) for e in operand.rest[0].elements]
-
-
-def _bind_tensor_load(binder: Binder, instruction: Instruction) -> Step:
-    operands = list(instruction.operands)
-    if instruction.has("L2::cache_hint"):
-        operands.pop()
-    target, source, signal = operands[:3]
-    destination, address = binder.address(target, instruction), binder.address(source, instruction)
-    barrier = binder.address(signal, instruction)
-    coordinates = _coordinates(binder, source, instruction)
-    multicast = binder.get(operands[3], "u16", instruction) if instruction.has("multicast::cluster") else None
-    pair = instruction.has("cta_group::2")
-    parameters, text = binder.parameters, instruction.text
-
-    def load(w: Warp) -> None:
-        lanes = active(w)
-        columns = [per_lane(w, g(w), lanes) for g in (destination, address, barrier, *coordinates)]
-        masks = per_lane(w, multicast(w), lanes) if multicast is not None else [None] * len(lanes)
-        memory = w.cta.cluster.memory
-        for row, mask in zip(zip(*columns), masks):
-            target, at, signal, *where = (int(x) for x in row)
-            tmap = tensor_map(w, at, parameters)
-            if tmap.rank != len(where):
-                raise DescriptorError(f"{len(where)} coordinates for a tensor map of rank {tmap.rank}")
-            goals = destinations(w, target, signal, None if mask is None else int(mask), pair)
-            units = box_units(tmap, goals[0].offset)
-            for goal in goals:
-                start_load(w, goal, units, partial(load_box, tmap, tuple(where), memory), text)
-
-    return load
-
-
-# --- stores and bulk groups -----------------------------------------------------------------------------------
-
-
 @dataclass
 class BulkOperation:
     """A bulk store: done reading shared memory, done writing."""
@@ -313,7 +130,9 @@ def begin_store(
     text: str,
     on_group: bool = True,
 ) -> None:
-    """Begins one bulk store from `units` of the own shared memory: it reads them later, and writes later still."""
+    """Begins one bulk store from `units` of the own shared memory: it reads them later, and writes later
+    still.
+    """
     cta = w.cta
     state = w.pipes.get("bulk agent")
     if state is None:
@@ -350,61 +169,6 @@ def begin_store(
     pipe.issue(text, read)
 
 
-def store_box(
-    tmap: TensorMap,
-    coordinates: tuple[int, ...],
-    memory: GlobalMemory,
-    reduction: str | None,
-    data: np.ndarray,
-) -> None:
-    """Writes a box (bytes) to its tensor, or reduces it into it; elements outside are dropped."""
-    part = box_view(tmap, coordinates, memory)
-    if part is None:
-        return
-    view, where = part
-    dense = data.view(view.dtype).reshape(box_shape(tmap))[where]
-    if reduction is None:
-        view[...] = dense
-        return
-    kind = ATOMIC_KINDS[tmap.dtype]
-    function = atomic_function(reduction, kind)
-    native = {"f32": np.float32, "f64": np.float64}.get(kind)
-    if native is not None:
-        view.view(native)[...] = function(view.view(native), np.ascontiguousarray(dense).view(native))
-    else:
-        view[...] = function(np.ascontiguousarray(view), np.ascontiguousarray(dense))
-
-
-def _bind_tensor_store(binder: Binder, instruction: Instruction, reduction: str | None) -> Step:
-    target, source = instruction.operands[:2]
-    address, shared_address = binder.address(target, instruction), binder.address(source, instruction)
-    coordinates = _coordinates(binder, target, instruction)
-    parameters, text = binder.parameters, instruction.text
-
-    def store(w: Warp) -> None:
-        lanes = active(w)
-        columns = [per_lane(w, g(w), lanes) for g in (address, shared_address, *coordinates)]
-        rows = list(zip(*([int(x) for x in c] for c in columns)))
-        # A plain store that all lanes issue alike has the effect of one, and the hardware issues it once.
-        together = reduction is None and len(set(rows)) == 1
-        memory = w.cta.cluster.memory
-        for row, owners in [(rows[0], lanes)] if together else [(r, [n]) for r, n in zip(rows, lanes)]:
-            at, offset, *where = row
-            tmap = tensor_map(w, at, parameters)
-            if tmap.rank != len(where):
-                raise DescriptorError(f"{len(where)} coordinates for a tensor map of rank {tmap.rank}")
-            units = box_units(tmap, own_address(w, offset))
-            begin_store(
-                w,
-                owners,
-                units,
-                partial(store_box, tmap, tuple(where), memory, reduction),
-                text,
-            )
-
-    return store
-
-
 @opcode("cp.async.bulk", section="9.7.9.25.4.1", meaning="Bulk copy of consecutive bytes")
 def bind_bulk_copy(binder: Binder, instruction: Instruction) -> Step:
     spaces = [p for p in instruction.parts if p.startswith("shared") or p == "global"]
@@ -426,7 +190,7 @@ def bind_bulk_copy(binder: Binder, instruction: Instruction) -> Step:
         columns = [per_lane(w, g(w), lanes) for g in (target, source, size, barrier)]
         masks = per_lane(w, multicast(w), lanes) if multicast is not None else [None] * len(lanes)
         memory = w.cta.cluster.memory
-        for row, mask, lane in zip(zip(*columns), masks, lanes):
+        for row, mask in zip(zip(*columns, strict=True), masks, strict=True):
             goal_address, at, nbytes, signal = (int(x) for x in row)
             _check_bulk(goal_address, at, nbytes)
             for goal in destinations(w, goal_address, signal, None if mask is None else int(mask), False):
@@ -443,13 +207,11 @@ def bind_bulk_copy(binder: Binder, instruction: Instruction) -> Step:
 def _check_bulk(target: int, source: int, nbytes: int) -> None:
     if target % 16 or source % 16 or nbytes % 16:
         raise IllegalAccess(
-            f"a bulk copy of {nbytes} bytes from {source:#x} to {target:#x}; all three must be multiples of 16"
+            f"a bulk copy of {nbytes} bytes from {source:#x} to {target:#x}: multiples of 16 are allowed"
         )
 
 
-def _copy_between(
-    w: Warp, goal: Destination, units: np.ndarray, source: int, nbytes: int, text: str
-) -> None:
+def _copy_between(w: Warp, goal: Destination, units: np.ndarray, source: int, nbytes: int, text: str) -> None:
     """Shared memory of this CTA to shared memory of another one of the cluster."""
     shared = w.cta.shared
     shared.check(source, source + nbytes)
@@ -480,7 +242,7 @@ def _bind_bulk_store(binder: Binder, instruction: Instruction, reduction: str | 
         lanes = active(w)
         memory = w.cta.cluster.memory
         columns = [per_lane(w, g(w), lanes) for g in (target, source, size)]
-        for row, lane in zip(zip(*columns), lanes):
+        for row, lane in zip(zip(*columns, strict=False), lanes, strict=False):
             at, offset, nbytes = (int(x) for x in row)
             offset = own_address(w, offset)
             _check_bulk(at, offset, nbytes)

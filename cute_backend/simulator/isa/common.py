@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from cute_backend.simulator.opcodes import Step, unsupported
-from cute_backend.simulator.parser import TYPE_BYTES, Instruction, Operand
+from cute_backend.simulator.syntax import TYPE_BYTES, Instruction, Operand
 
 if TYPE_CHECKING:
-    from cute_backend.simulator.program import Binder
+    from cute_backend.simulator.binder import Binder
     from cute_backend.simulator.warp import Warp
 
 TYPES = frozenset(TYPE_BYTES)
@@ -36,7 +38,7 @@ def compute(
     if len(sources) != len(kinds):
         raise unsupported(instruction, f"{len(sources)} source operands")
     put = binder.put(instruction.operands[0], result, instruction)
-    gets = [binder.get(s, k, instruction) for s, k in zip(sources, kinds)]
+    gets = [binder.get(s, k, instruction) for s, k in zip(sources, kinds, strict=False)]
     if len(gets) == 1:
         (a,) = gets
         return lambda w: put(w, function(a(w)))
@@ -49,9 +51,7 @@ def compute(
     return lambda w: put(w, function(*(g(w) for g in gets)))
 
 
-def scalar(
-    binder: Binder, operand: Operand, kind: str, instruction: Instruction
-) -> Callable[[Warp], int]:
+def scalar(binder: Binder, operand: Operand, kind: str, instruction: Instruction) -> Callable[[Warp], int]:
     """A function that gives an operand that must be the same in all active lanes, as a Python int."""
     get = binder.get(operand, kind, instruction)
 
@@ -62,3 +62,24 @@ def scalar(
         return int(lanes[int(w.mask.argmax())])
 
     return value
+
+
+def lane_by_lane(function: Callable[..., int], bits: int) -> Callable[..., Any]:
+    """Applies a function of Python ints lane by lane: for rare instructions."""
+
+    def lanes(*operands: Any) -> Any:
+        columns = [np.broadcast_to(o, 32).tolist() for o in operands]
+        return np.array([function(*row) for row in zip(*columns, strict=False)], f"u{bits // 8}")
+
+    return lanes
+
+
+def scalar_address(binder: Binder, operand: Any, instruction: Instruction) -> Any:
+    """An address that all lanes share, as an int."""
+    get = binder.address(operand, instruction)
+
+    def address(w: Warp) -> int:
+        lanes = np.asarray(get(w))
+        return int(lanes) if lanes.ndim == 0 else int(lanes[int(w.mask.argmax())])
+
+    return address

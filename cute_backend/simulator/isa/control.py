@@ -8,11 +8,11 @@ import numpy as np
 
 from cute_backend.simulator.errors import Trap
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.parser import Instruction, Label, Symbol
+from cute_backend.simulator.syntax import Instruction, Label, Symbol
 from cute_backend.simulator.warp import ALL, NONE
 
 if TYPE_CHECKING:
-    from cute_backend.simulator.program import Binder
+    from cute_backend.simulator.binder import Binder
     from cute_backend.simulator.warp import Warp
 
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from cute_backend.simulator.formats import F32, decode, encode, flush, round_to
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.parser import TYPE_BYTES, Instruction
+from cute_backend.simulator.syntax import TYPE_BYTES, Instruction
 
 if TYPE_CHECKING:
-    from cute_backend.simulator.program import Binder
+    from cute_backend.simulator.binder import Binder
     from cute_backend.simulator.warp import Warp
 
 INTEGER_ROUNDINGS: dict[str, Callable[[Any], Any]] = {
@@ -152,7 +152,7 @@ def _bind_to_integer(binder: Binder, instruction: Instruction, target: str, sour
     low, high = limits(target)
     put = binder.put(instruction.operands[0], target, instruction)
     get = binder.get(instruction.operands[1], source, instruction)
-    # NaN: 0 for types of at most 32 bits from f32 and f16, the least (or for u64 the greatest bit) for 64 bits.
+    # NaN: 0 in at most 32 bits from at most f32, else only the highest bit (as seen on sm_90).
     nan = 0 if TYPE_BYTES[target] < 8 and source != "f64" else (1 << (8 * TYPE_BYTES[target] - 1))
     dtype = np.dtype(f"{'i' if low else 'u'}{TYPE_BYTES[target]}")
     unsigned_nan = np.array(nan, f"u{TYPE_BYTES[target]}").view(dtype)

@@ -1,7 +1,7 @@
 """Floating-point arithmetic: f64, f32, f16, bf16 and the packed forms, with every rounding PTX states.
 
-Results are rounded once. Approximations (.approx, tanh, ex2, ...) are computed in double precision and rounded to the
-type: closer than the hardware, whose error PTX ISA 9.7.3 bounds.
+Results are rounded once. Approximations (.approx, tanh, ex2, ...) are computed in double precision and
+rounded to the type: closer than the hardware, whose error PTX ISA 9.7.3 bounds.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from cute_backend.simulator.formats import (
 from cute_backend.simulator.isa import integer
 from cute_backend.simulator.isa.common import compute, types_of
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.parser import Instruction
+from cute_backend.simulator.syntax import Instruction
 
 if TYPE_CHECKING:
-    from cute_backend.simulator.program import Binder
+    from cute_backend.simulator.binder import Binder
 
 FLOATS = ("f16", "f16x2", "bf16", "bf16x2", "f32", "f32x2", "f64")
 FORMATS: dict[str, Format] = {"f16": F16, "bf16": BF16, "f32": F32}
@@ -125,7 +125,7 @@ def elementwise(
     ftz = flush_inputs(instruction)
 
     def whole(*raw: Any) -> Any:
-        operands = [u(r) for u, r in zip(unpacks, raw)]
+        operands = [u(r) for u, r in zip(unpacks, raw, strict=False)]
         if ftz is not None:
             operands = [ftz(x) for x in operands]
         return packed(finish(function(*operands)))
@@ -156,7 +156,9 @@ def exact_fma(a: Any, b: Any, c: Any) -> Any:
 
 
 def fma_f64(a: Any, b: Any, c: Any) -> Any:
-    """One rounding in double precision, by exact splitting (Dekker) and a sum rounded to odd in long double."""
+    """One rounding in double precision, by exact splitting (Dekker) and a sum rounded to odd in long
+    double.
+    """
     wide = np.longdouble
     product = _wide(a) * _wide(b)
     split = 134217729.0

@@ -1,4 +1,4 @@
-"""Integer arithmetic, logic, shifts, comparison, selection and data movement between registers."""
+"""Integer arithmetic and bit fields (PTX ISA 9.7.1, 9.7.2)."""
 
 from __future__ import annotations
 
@@ -7,35 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_backend.simulator.isa.common import compute, the_type, types_of
-from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.parser import (
+from cute_backend.simulator.isa.common import compute, lane_by_lane, the_type, types_of
+from cute_backend.simulator.opcodes import Step, opcode
+from cute_backend.simulator.syntax import (
     TYPE_BYTES,
-    Immediate,
     Instruction,
-    Label,
-    Pair,
-    Register,
-    Symbol,
-    Vector,
 )
 
 if TYPE_CHECKING:
-    from cute_backend.simulator.program import Binder
+    from cute_backend.simulator.binder import Binder
     from cute_backend.simulator.warp import Warp
 
-INTEGERS = ("u16", "s16", "u32", "s32", "u64", "s64", "b16", "b32", "b64")
-UNSIGNED = {"s8": np.uint8, "s16": np.uint16, "s32": np.uint32, "s64": np.uint64}
 WIDE = {
     "u16": (np.uint32, "u32"),
     "s16": (np.int32, "s32"),
     "u32": (np.uint64, "u64"),
     "s32": (np.int64, "s64"),
 }
-
-
-def is_integer(kind: str) -> bool:
-    return kind in INTEGERS
 
 
 def high_product(a: Any, b: Any, kind: str) -> Any:
@@ -49,10 +37,6 @@ def high_product(a: Any, b: Any, kind: str) -> Any:
     dtype = np.uint64 if kind == "u64" else np.int64
     product = np.asarray(a).astype(object) * np.asarray(b).astype(object)
     return (product >> 64).astype(dtype)
-
-
-def low_product(a: Any, b: Any) -> Any:
-    return a * b
 
 
 def wide_product(a: Any, b: Any, kind: str) -> Any:
@@ -169,7 +153,7 @@ def bind_mul(binder: Binder, instruction: Instruction) -> Step:
         return compute(binder, instruction, lambda a, b: high_product(a, b, kind), [kind] * 2, kind)
     if multiply_add:
         return compute(binder, instruction, lambda a, b, c: a * b + c, [kind] * 3, kind)
-    return compute(binder, instruction, low_product, [kind] * 2, kind)
+    return compute(binder, instruction, np.multiply, [kind] * 2, kind)
 
 
 @opcode("madc", section="9.7.2.6", meaning="Product and sum with the carry flag")
@@ -310,17 +294,7 @@ def bind_bfe(binder: Binder, instruction: Instruction) -> Step:
         taken = min(length, max(bits - start, 0))
         return (field | (-1 << taken)) & ((1 << bits) - 1) if negative else field
 
-    return compute(binder, instruction, _each(extract, bits), [kind, "u32", "u32"], f"b{bits}")
-
-
-def _each(function: Callable[..., int], bits: int) -> Callable[..., Any]:
-    """Applies a function of Python ints lane by lane: for rare instructions."""
-
-    def lanes(*operands: Any) -> Any:
-        columns = [np.broadcast_to(o, 32).tolist() for o in operands]
-        return np.array([function(*row) for row in zip(*columns)], f"u{bits // 8}")
-
-    return lanes
+    return compute(binder, instruction, lane_by_lane(extract, bits), [kind, "u32", "u32"], f"b{bits}")
 
 
 @opcode("bfi", section="9.7.1.20", meaning="Bit field inserted")
@@ -333,7 +307,7 @@ def bind_bfi(binder: Binder, instruction: Instruction) -> Step:
         field = (((1 << length) - 1) << start) & ((1 << bits) - 1)
         return (b & ~field) | ((a << start) & field)
 
-    return compute(binder, instruction, _each(insert, bits), [kind, kind, "u32", "u32"], kind)
+    return compute(binder, instruction, lane_by_lane(insert, bits), [kind, kind, "u32", "u32"], kind)
 
 
 @opcode("bmsk", section="9.7.1.22", meaning="Mask of b ones from bit a")
@@ -344,7 +318,7 @@ def bind_bmsk(binder: Binder, instruction: Instruction) -> Step:
         start, length = (a & 31, b & 31) if wrap else (min(a, 32), min(b, 32))
         return (((1 << length) - 1) << start) & 0xFFFFFFFF
 
-    return compute(binder, instruction, _each(mask, 32), ["u32", "u32"], "b32")
+    return compute(binder, instruction, lane_by_lane(mask, 32), ["u32", "u32"], "b32")
 
 
 @opcode("szext", section="9.7.1.21", meaning="Sign or zero extension of the low b bits")
@@ -358,7 +332,7 @@ def bind_szext(binder: Binder, instruction: Instruction) -> Step:
             field |= -1 << n
         return field & 0xFFFFFFFF
 
-    return compute(binder, instruction, _each(extend, 32), ["b32", "u32"], "b32")
+    return compute(binder, instruction, lane_by_lane(extend, 32), ["b32", "u32"], "b32")
 
 
 @opcode("dp4a", "dp2a", section="9.7.1.23, 9.7.1.24", meaning="Dot product of bytes, added to c")
@@ -380,279 +354,3 @@ def bind_dp(binder: Binder, instruction: Instruction) -> Step:
         return (total & 0xFFFFFFFF).astype(np.uint32)
 
     return compute(binder, instruction, dot, ["b32", "b32", "b32"], "b32")
-
-
-# --- logic and shifts --------------------------------------------------------------------------------------
-
-
-@opcode("and", "or", "xor", section="9.7.8.1-3", meaning="Bitwise logic, predicates included")
-def bind_logic(binder: Binder, instruction: Instruction) -> Step:
-    kind = the_type(instruction)
-    function = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[instruction.parts[0]]
-    return compute(binder, instruction, function, [kind] * 2, kind)
-
-
-@opcode("not", section="9.7.8.4", meaning="Complement")
-def bind_not(binder: Binder, instruction: Instruction) -> Step:
-    kind = the_type(instruction)
-    return compute(binder, instruction, np.invert, [kind], kind)
-
-
-@opcode("cnot", section="9.7.8.5", meaning="1 where zero, else 0")
-def bind_cnot(binder: Binder, instruction: Instruction) -> Step:
-    kind = the_type(instruction)
-    return compute(binder, instruction, lambda a: a == 0, [kind], kind)
-
-
-@opcode("lop3", section="9.7.8.6", meaning="Any logic of three operands, by its truth table")
-def bind_lop3(binder: Binder, instruction: Instruction) -> Step:
-    if not isinstance(instruction.operands[0], Register):
-        raise unsupported(instruction, "a predicate result")
-    table = instruction.operands[4]
-    assert isinstance(table, Immediate)
-    code = int(table.value)
-
-    def logic(a: Any, b: Any, c: Any) -> Any:
-        result = np.zeros(32, np.uint32)
-        for row in range(8):
-            if (code >> row) & 1:
-                x = a if row & 4 else ~a
-                y = b if row & 2 else ~b
-                z = c if row & 1 else ~c
-                result |= x & y & z
-        return result
-
-    put = binder.put(instruction.operands[0], "b32", instruction)
-    gets = [binder.get(o, "b32", instruction) for o in instruction.operands[1:4]]
-    return lambda w: put(w, logic(*(g(w) for g in gets)))
-
-
-@opcode("shl", "shr", section="9.7.8.8, 9.7.8.9", meaning="Shift; amounts beyond the width are clamped to it")
-def bind_shift(binder: Binder, instruction: Instruction) -> Step:
-    kind = the_type(instruction)
-    bits = 8 * TYPE_BYTES[kind]
-    left = instruction.parts[0] == "shl"
-    amount = instruction.operands[2]
-    function = np.left_shift if left else np.right_shift
-    signed = kind.startswith("s") and not left
-    if isinstance(amount, Immediate) and 0 <= int(amount.value) < bits:
-        put = binder.put(instruction.operands[0], kind, instruction)
-        a = binder.get(instruction.operands[1], kind, instruction)
-        constant = binder.constant(amount, kind, instruction)
-        return lambda w: put(w, function(a(w), constant))
-
-    def shift(a: Any, b: Any) -> Any:
-        dtype = np.asarray(a).dtype.type
-        if signed:
-            return a >> np.minimum(b, bits - 1).astype(dtype)
-        return np.where(b < bits, function(a, np.minimum(b, bits - 1).astype(dtype)), dtype(0))
-
-    return compute(binder, instruction, shift, [kind, "u32"], kind)
-
-
-@opcode("shf", section="9.7.8.7", meaning="Funnel shift of a pair of registers")
-def bind_shf(binder: Binder, instruction: Instruction) -> Step:
-    left, wrap = instruction.has("l"), instruction.has("wrap")
-
-    def funnel(a: Any, b: Any, c: Any) -> Any:
-        pair = (np.asarray(b).astype(np.uint64) << np.uint64(32)) | np.asarray(a).astype(np.uint64)
-        amount = (c & np.uint32(31) if wrap else np.minimum(c, 32)).astype(np.uint64)
-        shifted = (pair << amount) >> np.uint64(32) if left else pair >> amount
-        return shifted.astype(np.uint32)
-
-    return compute(binder, instruction, funnel, ["b32", "b32", "u32"], "b32")
-
-
-@opcode("prmt", section="9.7.9.7", meaning="Bytes picked from a pair of registers")
-def bind_prmt(binder: Binder, instruction: Instruction) -> Step:
-    modes = {
-        "f4e": lambda i, s: s + i,
-        "b4e": lambda i, s: (s - i) & 7,
-        "rc8": lambda i, s: s,
-        "ecl": lambda i, s: max(i, s),
-        "ecr": lambda i, s: min(i, s),
-        "rc16": lambda i, s: (i & 1) | (s & 2),
-    }
-    mode = next((m for m in modes if instruction.has(m)), None)
-
-    def permute(a: int, b: int, c: int) -> int:
-        source = (b << 32) | a
-        result = 0
-        for i in range(4):
-            if mode is None:
-                selector = (c >> (4 * i)) & 0xF
-            else:
-                selector = modes[mode](i, c & 3) & 7
-            byte = (source >> (8 * (selector & 7))) & 0xFF
-            if selector & 8:
-                byte = 0xFF if byte & 0x80 else 0
-            result |= byte << (8 * i)
-        return result
-
-    return compute(binder, instruction, _each(permute, 32), ["b32", "b32", "b32"], "b32")
-
-
-# --- comparison and selection -------------------------------------------------------------------------------
-
-
-def comparison(name: str, kind: str) -> Callable[[Any, Any], Any]:
-    """The function of a comparison operator (PTX ISA 9.3.1): unordered forms are true if an operand is NaN."""
-    plain: dict[str, Callable[[Any, Any], Any]] = {
-        "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
-        "ge": np.greater_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
-    }  # fmt: skip
-    floating = kind in ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2")
-    if name == "num":
-        return lambda a, b: ~(np.isnan(a) | np.isnan(b))
-    if name == "nan":
-        return lambda a, b: np.isnan(a) | np.isnan(b)
-    if floating and name == "ne":
-        return lambda a, b: (a != b) & ~(np.isnan(a) | np.isnan(b))
-    if name in plain:
-        return plain[name]
-    base = plain[name[:-1]] if name.endswith("u") else None
-    if base is None:
-        raise KeyError(name)
-    return lambda a, b: base(a, b) | np.isnan(a) | np.isnan(b)
-
-
-COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "lo", "ls", "hi", "hs", "equ", "neu", "ltu", "leu", "gtu", "geu",
-               "num", "nan")  # fmt: skip
-
-
-@opcode("setp", "set", section="9.7.6.1, 9.7.6.2", meaning="Comparison, optionally combined with a predicate")
-def bind_setp(binder: Binder, instruction: Instruction) -> Step:
-    from cute_backend.simulator.isa.floating import float_values, flush_inputs
-
-    parts = instruction.parts
-    operator = next(p for p in parts[1:] if p in COMPARISONS)
-    combine = next((p for p in parts[1:] if p in ("and", "or", "xor")), None)
-    kinds = types_of(instruction)
-    kind = kinds[-1]
-    compare = comparison(operator, kind)
-    decode = float_values(kind)
-    ftz = flush_inputs(instruction)
-    a, b = (binder.get(o, kind, instruction) for o in instruction.operands[1:3])
-    third = binder.get(instruction.operands[3], "pred", instruction) if combine else None
-    merge = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor, None: None}[combine]
-
-    def both(w: Warp) -> tuple[Any, Any]:
-        x, y = a(w), b(w)
-        if decode is not None:
-            x, y = decode(x), decode(y)
-        if ftz is not None:
-            x, y = ftz(x), ftz(y)
-        found = np.asarray(compare(x, y))
-        if merge is None:
-            return found, None
-        assert third is not None
-        c = third(w)
-        c = c[:, None] if found.ndim == 2 else c
-        return merge(found, c), merge(~found, c)
-
-    target = instruction.operands[0]
-    if parts[0] == "set":
-        result = kinds[0]
-        put = binder.put(target, "b32" if result in ("f16x2", "bf16x2") else result, instruction)
-        yes: Any = {"f32": np.float32(1), "f16": np.float16(1), "bf16": np.uint16(0x3F80)}.get(result)
-        if kind.endswith("x2"):
-            one = {"f16x2": 0x3C00, "bf16x2": 0x3F80}.get(result, 0xFFFF)
-            return lambda w: put(
-                w,
-                np.where(both(w)[0], np.uint16(one), np.uint16(0))
-                .astype(np.uint16)
-                .view(np.uint32)
-                .reshape(-1),
-            )
-        if yes is None:
-            width = TYPE_BYTES[result]
-            yes = np.array((1 << (8 * width)) - 1, f"u{width}")[()]
-        return lambda w: put(w, np.where(both(w)[0], yes, yes.dtype.type(0)))
-    if isinstance(target, Pair):
-        first, second = (binder.put(o, "pred", instruction) for o in (target.first, target.second))
-        if kind.endswith("x2"):
-
-            def step_packed(w: Warp) -> None:
-                found = np.broadcast_to(both(w)[0], (32, 2))
-                first(w, found[:, 0])
-                second(w, found[:, 1])
-
-            return step_packed
-
-        def step_pair(w: Warp) -> None:
-            found, opposite = both(w)
-            first(w, found)
-            second(w, ~found if opposite is None else opposite)
-
-        return step_pair
-    put = binder.put(target, "pred", instruction)
-    if decode is None and ftz is None and merge is None:
-        return lambda w: put(w, compare(a(w), b(w)))
-    return lambda w: put(w, both(w)[0])
-
-
-@opcode("selp", section="9.7.6.3", meaning="a where the predicate is true, else b")
-def bind_selp(binder: Binder, instruction: Instruction) -> Step:
-    kind = the_type(instruction)
-    return compute(binder, instruction, lambda a, b, p: np.where(p, a, b), [kind, kind, "pred"], kind)
-
-
-@opcode("slct", section="9.7.6.4", meaning="a where c is not negative, else b")
-def bind_slct(binder: Binder, instruction: Instruction) -> Step:
-    kinds = types_of(instruction)
-    return compute(
-        binder, instruction, lambda a, b, c: np.where(c >= 0, a, b), [kinds[0], kinds[0], kinds[1]], kinds[0]
-    )
-
-
-# --- mov ------------------------------------------------------------------------------------------------------
-
-
-@opcode("mov", section="9.7.9.2, 9.7.9.3", meaning="Copy; packs and unpacks vectors; takes addresses")
-def bind_mov(binder: Binder, instruction: Instruction) -> Step:
-    kind = the_type(instruction)
-    target, source = instruction.operands
-    if isinstance(source, Vector):
-        return _pack(binder, instruction, kind, source)
-    if isinstance(source, Label):
-        raise unsupported(instruction, "the address of a label")
-    put = binder.put(target, kind, instruction)
-    if kind == "b128":
-        if not isinstance(source, Register):
-            raise unsupported(instruction, f"the source {source!r}")
-        slot = source.slot
-        return lambda w: put(w, w.u128[slot])
-    if isinstance(source, Symbol) and kind not in ("u32", "u64", "b32", "b64"):
-        raise unsupported(instruction, f"the address of a variable as {kind}")
-    get = binder.get(source, kind, instruction)
-    return lambda w: put(w, get(w))
-
-
-def _pack(binder: Binder, instruction: Instruction, kind: str, source: Vector) -> Step:
-    width = TYPE_BYTES[kind] // len(source.elements)
-    gets = [binder.get(e, f"b{8 * width}", instruction) for e in source.elements]
-    put = binder.put(instruction.operands[0], kind, instruction)
-    if kind == "b128":
-
-        def step_wide(w: Warp) -> None:
-            raw = np.stack([np.broadcast_to(g(w), 32) for g in gets], axis=1).astype(f"u{width}")
-            put(w, np.ascontiguousarray(raw).view(np.uint64).reshape(32, 2))
-
-        return step_wide
-    if width == 4 and len(gets) == 2:
-        low, high = gets
-        shift = np.uint64(32)
-
-        def step_two(w: Warp) -> None:
-            put(w, low(w).astype(np.uint64) | (high(w).astype(np.uint64) << shift))
-
-        return step_two
-    dtype = np.dtype(f"u{TYPE_BYTES[kind]}").type
-
-    def step(w: Warp) -> None:
-        total = dtype(0)
-        for i, get in enumerate(gets):
-            total = total | (get(w).astype(dtype) << dtype(8 * width * i))
-        put(w, total)
-
-    return step

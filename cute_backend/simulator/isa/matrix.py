@@ -1,4 +1,6 @@
-"""Matrices between shared memory and the registers of a warp: ldmatrix, stmatrix, movmatrix (PTX ISA 9.7.14.5)."""
+"""Matrices between shared memory and the registers of a warp: ldmatrix, stmatrix, movmatrix (PTX ISA
+9.7.14.5).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ import numpy as np
 
 from cute_backend.simulator.isa.memory import aligned, cells_of, per_lane, shared_target
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.parser import Instruction, Vector
+from cute_backend.simulator.syntax import Instruction, Vector
 from cute_backend.simulator.warp import LANE_IDS
 
 if TYPE_CHECKING:
-    from cute_backend.simulator.program import Binder
+    from cute_backend.simulator.binder import Binder
     from cute_backend.simulator.warp import Warp
 
 ROW_BYTES = 16
@@ -71,7 +73,7 @@ def bind_ldmatrix(binder: Binder, instruction: Instruction) -> Step:
         cta.shared.shadow.read(cells_of(offsets, ROW_BYTES), w.access(w.name))
         data = cta.shared.data[offsets[:, None] + np.arange(ROW_BYTES)].reshape(count, 8, ROW_BYTES)
         w.report.bytes["ld.shared"] += data.size
-        for matrix, put in zip(data, puts):
+        for matrix, put in zip(data, puts, strict=False):
             put(w, _to_fragments(_transposed(matrix, 2) if transpose else matrix))
         return None
 
@@ -118,8 +120,8 @@ def bind_stmatrix(binder: Binder, instruction: Instruction) -> Step:
 def _columns_of_bytes(fragment: np.ndarray) -> np.ndarray:
     """m16n8 of b8, transposed: shared row j (of 16 bytes) is column j of the 16 x 8 matrix.
 
-    Lane i holds rows i // 4 and i // 4 + 8 at columns 2 * (i % 4) and the next (PTX ISA 9.7.14.5.16, figure of the
-    m16n8 fragment): bytes 0, 1 the upper row's, bytes 2, 3 the lower row's.
+    Lane i holds rows i // 4 and i // 4 + 8 at columns 2 * (i % 4) and the next (PTX ISA 9.7.14.5.16, figure
+    of the m16n8 fragment): bytes 0, 1 the upper row's, bytes 2, 3 the lower row's.
     """
     pieces = fragment.view(np.uint8).reshape(8, 4, 2, 2)
     matrix = np.empty((16, 8), np.uint8)

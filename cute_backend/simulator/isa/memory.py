@@ -1,15 +1,13 @@
-"""Loads, stores, atomics, address arithmetic and cp.async of single threads (PTX ISA 9.7.9, 9.7.13)."""
+"""Loads and stores of single threads, from and to every state space (PTX ISA 9.7.9.8 to 9.7.9.12)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cute_backend.simulator.errors import IllegalAccess
-from cute_backend.simulator.formats import decode, encode
-from cute_backend.simulator.isa.common import TYPES, compute, scalar, types_of
+from cute_backend.simulator.isa.common import types_of
 from cute_backend.simulator.memory import (
     LOCAL_WINDOW,
     OFFSET_MASK,
@@ -19,22 +17,18 @@ from cute_backend.simulator.memory import (
     WINDOW_MASK,
 )
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.parser import (
+from cute_backend.simulator.syntax import (
     TYPE_BYTES,
     Address,
-    Immediate,
     Instruction,
-    Pair,
-    Sink,
     Symbol,
     Vector,
 )
-from cute_backend.simulator.shadow import Access
-from cute_backend.simulator.warp import LANE_IDS, Wait
+from cute_backend.simulator.warp import LANE_IDS
 
 if TYPE_CHECKING:
+    from cute_backend.simulator.binder import Binder
     from cute_backend.simulator.cta import Cta
-    from cute_backend.simulator.program import Binder
     from cute_backend.simulator.warp import Warp
 
 SPACES = ("param", "param::entry", "global", "shared", "shared::cta", "shared::cluster", "local", "const")
@@ -85,7 +79,7 @@ def shared_target(w: Warp, addresses: np.ndarray, space: str) -> list[tuple[Cta,
     for rank in found:
         if rank >= len(w.cta.cluster.ctas):
             raise IllegalAccess(
-                f"shared address {rank << RANK_SHIFT:#x} and up: the cluster has {len(w.cta.cluster.ctas)} CTAs"
+                f"shared addresses of CTA rank {rank}: the cluster has {len(w.cta.cluster.ctas)} CTAs"
             )
         if rank != w.cta.rank and space == "shared::cta":
             raise IllegalAccess(f"a .shared::cta address in CTA rank {rank}, issued by rank {w.cta.rank}")
@@ -194,7 +188,7 @@ def bind_ld(binder: Binder, instruction: Instruction) -> Step:
     if len(elements) != count:
         raise unsupported(instruction, f"{len(elements)} destinations")
     puts = [binder.put(e, kind, instruction) for e in elements]
-    dtype = _raw_dtype(kind)
+    dtype = raw_dtype(kind)
     parameters = binder.parameters
     assert isinstance(source, Address)
     if isinstance(source.base, Symbol) and space.startswith("param"):
@@ -220,7 +214,7 @@ def bind_ld(binder: Binder, instruction: Instruction) -> Step:
     return load
 
 
-def _raw_dtype(kind: str) -> Any:
+def raw_dtype(kind: str) -> Any:
     if kind in ("s8", "s16", "s32", "s64"):
         return np.dtype(f"i{TYPE_BYTES[kind]}")
     if kind in ("f32", "f64", "f16"):
@@ -244,7 +238,7 @@ def _load_constant(
         return lambda w: put(w, constant)
 
     def load(w: Warp) -> None:
-        for put, constant in zip(puts, constants):
+        for put, constant in zip(puts, constants, strict=False):
             put(w, constant)
 
     return load
@@ -258,8 +252,6 @@ def value_bytes(w: Warp, gets: list[Any], dtype: Any, lanes: np.ndarray) -> np.n
 
 @opcode("st", section="9.7.9.11", meaning="Store to memory, vectors of up to 8 elements")
 def bind_st(binder: Binder, instruction: Instruction) -> Step:
-    if instruction.has("async"):
-        return bind_st_async(binder, instruction)
     kind, count, space = types_of(instruction)[-1], vector_length(instruction), space_of(instruction)
     address = binder.address(instruction.operands[0], instruction)
     source = instruction.operands[1]
@@ -277,7 +269,7 @@ def bind_st(binder: Binder, instruction: Instruction) -> Step:
             store_bytes(w, space, per_lane(w, address(w), lanes), lanes, data, strong)
 
         return store_wide
-    dtype = _raw_dtype(kind)
+    dtype = raw_dtype(kind)
 
     def store(w: Warp) -> None:
         lanes = active(w)
@@ -285,353 +277,3 @@ def bind_st(binder: Binder, instruction: Instruction) -> Step:
         store_bytes(w, space, per_lane(w, address(w), lanes), lanes, data, strong)
 
     return store
-
-
-@opcode("st.async", section="9.7.9.12", meaning="Store to a CTA of the cluster, counted on an mbarrier")
-def bind_st_async(binder: Binder, instruction: Instruction) -> Step:
-    kind, count = types_of(instruction)[-1], vector_length(instruction)
-    address = binder.address(instruction.operands[0], instruction)
-    source = instruction.operands[1]
-    gets = [
-        binder.get(e, kind, instruction)
-        for e in (source.elements if isinstance(source, Vector) else (source,))
-    ]
-    barrier_address = binder.address(instruction.operands[2], instruction)
-    dtype, nbytes = _raw_dtype(kind), TYPE_BYTES[kind] * count
-    text = instruction.text
-
-    def store(w: Warp) -> None:
-        lanes = active(w)
-        data = value_bytes(w, gets, dtype, lanes)
-        addresses = per_lane(w, address(w), lanes)
-        barriers = per_lane(w, barrier_address(w), lanes)
-        aligned(addresses, nbytes)
-        for i in range(len(lanes)):
-            land_later(w, int(addresses[i]), data[i], int(barriers[i]), text)
-
-    return store
-
-
-def land_later(w: Warp, address: int, data: np.ndarray, barrier_address: int, text: str) -> None:
-    """Bytes that reach shared memory of the cluster later and are counted on an mbarrier there."""
-    from cute_backend.simulator.shadow import IN_FLIGHT
-
-    cluster = w.cta.cluster
-    cta, offset = cluster.locate(address, w.cta)
-    barrier = cluster.mbarrier_at(barrier_address, w.cta)
-    cta.shared.check(offset, offset + len(data))
-    cells = np.unique((offset + np.arange(len(data))) >> 2)
-    cta.shared.shadow.write(cells, Access(barrier.agent, IN_FLIGHT, w.clock.copy(), "async", text))
-
-    def finish() -> None:
-        cta.shared.data[offset : offset + len(data)] = data
-        cta.shared.shadow.epoch[cells] = barrier.next_epoch
-        barrier.complete_tx(len(data))
-
-    cta.pipes["TMA load"].issue(text, finish)
-
-
-# --- atomics ------------------------------------------------------------------------------------------------
-
-ATOMICS: dict[str, Callable[..., Any]] = {
-    "add": lambda old, x: old + x,
-    "min": lambda old, x: np.minimum(old, x),
-    "max": lambda old, x: np.maximum(old, x),
-    "and": lambda old, x: old & x,
-    "or": lambda old, x: old | x,
-    "xor": lambda old, x: old ^ x,
-    "exch": lambda old, x: x,
-    "inc": lambda old, x: np.where(old >= x, old.dtype.type(0), old + old.dtype.type(1)),
-    "dec": lambda old, x: np.where((old == 0) | (old > x), x, old - old.dtype.type(1)),
-    "cas": lambda old, x, y: np.where(old == x, y, old),
-}
-
-
-def atomic_function(name: str, kind: str) -> Callable[..., Any]:
-    """The update of one memory element: on raw bits for the 16-bit floats."""
-    plain = ATOMICS[name]
-    if kind not in ("bf16", "f16", "bf16x2", "f16x2") or name in ("exch", "cas"):
-        if name in ("min", "max") and kind.startswith("f"):
-            return np.fmin if name == "min" else np.fmax
-        return plain
-    element = kind.removesuffix("x2")
-
-    def half(old: Any, x: Any) -> Any:
-        if kind.endswith("x2"):
-            old, x = (np.ascontiguousarray(v).view(np.uint16) for v in (old, x))
-            a, b = decode(old, element), decode(x, element)
-            return encode(plain(a, b), element).view(np.uint32)
-        a, b = decode(old.view(np.uint16), element), decode(x.view(np.uint16), element)
-        return encode(plain(a, b), element).view(old.dtype)
-
-    return half
-
-
-@opcode("atom", "red", section="9.7.13.8, 9.7.13.9", meaning="Atomic update, with and without its old value")
-def bind_atomic(binder: Binder, instruction: Instruction) -> Step:
-    name = next((p for p in instruction.parts[1:] if p in ATOMICS), None)
-    if name is None or instruction.has("async"):
-        raise unsupported(instruction, "this form")
-    kind, count, space = types_of(instruction)[-1], vector_length(instruction), space_of(instruction)
-    function = atomic_function(name, kind)
-    returns = instruction.parts[0] == "atom"
-    operands = list(instruction.operands)
-    target = operands.pop(0) if returns else Sink()
-    address = binder.address(operands.pop(0), instruction)
-    targets = target.elements if isinstance(target, Vector) else (target,) * count
-    puts = [binder.put(t, kind, instruction) for t in targets]
-    sources = [o.elements if isinstance(o, Vector) else (o,) for o in operands[: 2 if name == "cas" else 1]]
-    gets = [[binder.get(e, kind, instruction) for e in group] for group in sources]
-    dtype = _raw_dtype(kind)
-    nbytes = dtype.itemsize * count
-    acquires = any(instruction.has(m) for m in ("acq_rel", "acquire", "release"))
-    parameters = binder.parameters
-
-    def update(w: Warp) -> None:
-        lanes = active(w)
-        addresses = per_lane(w, address(w), lanes)
-        values = [
-            np.stack([per_lane(w, g(w), lanes).astype(dtype, copy=False) for g in group], axis=1)
-            for group in gets
-        ]
-        old = np.zeros((32, count), dtype)
-        distinct = len(np.unique(addresses)) == len(lanes)
-        batches = [np.arange(len(lanes))] if distinct else [np.array([i]) for i in range(len(lanes))]
-        loads = w.report.loads_since_wait
-        for batch in batches:
-            raw = load_bytes(w, space, addresses[batch], lanes[batch], nbytes, parameters, True)
-            before = np.ascontiguousarray(raw).view(dtype)
-            after = np.asarray(function(before, *(v[batch] for v in values))).astype(dtype, copy=False)
-            store_bytes(
-                w, space, addresses[batch], lanes[batch], np.ascontiguousarray(after).view(np.uint8), True
-            )
-            old[lanes[batch]] = before
-        if w.report.loads_since_wait is not None:
-            w.report.loads_since_wait = loads
-        for i, put in enumerate(puts):
-            put(w, old[:, i])
-        if acquires:
-            w.release()
-
-    return update
-
-
-# --- addresses ----------------------------------------------------------------------------------------------
-
-
-@opcode("cvta", section="9.7.9.20", meaning="Between generic addresses and those of a state space")
-def bind_cvta(binder: Binder, instruction: Instruction) -> Step:
-    kind, space = types_of(instruction)[-1], space_of(instruction)
-    window = {"global": 0, "const": 0, "param": 0, "param::entry": 0, "local": LOCAL_WINDOW}.get(
-        space, SHARED_WINDOW
-    )
-    if kind == "u32" and window:
-        raise unsupported(instruction, "32-bit generic addresses")
-    shift = np.uint64(window)
-    if window == 0:
-        return compute(binder, instruction, lambda a: a, [kind], kind)
-    if instruction.has("to"):
-        return compute(binder, instruction, lambda a: a - shift, [kind], kind)
-    return compute(binder, instruction, lambda a: a + shift, [kind], kind)
-
-
-@opcode("isspacep", section="9.7.9.19", meaning="Whether a generic address is in a state space")
-def bind_isspacep(binder: Binder, instruction: Instruction) -> Step:
-    space = space_of(instruction)
-    window = {"global": 0, "const": 0, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}.get(space, SHARED_WINDOW)
-    put = binder.put(instruction.operands[0], "pred", instruction)
-    get = binder.get(instruction.operands[1], "u64", instruction)
-
-    def test(w: Warp) -> None:
-        address = get(w)
-        found = (address & np.uint64(WINDOW_MASK)) == np.uint64(window)
-        if space == "shared::cta":
-            found = found & (
-                ((address & np.uint64(0xFFFFFFFF)) >> np.uint64(RANK_SHIFT)) == np.uint64(w.cta.rank)
-            )
-        put(w, found)
-
-    return test
-
-
-@opcode("mapa", section="9.7.9.22", meaning="The same shared address in another CTA of the cluster")
-def bind_mapa(binder: Binder, instruction: Instruction) -> Step:
-    kind = types_of(instruction)[-1]
-    put = binder.put(instruction.operands[0], kind, instruction)
-    get = binder.get(instruction.operands[1], kind, instruction)
-    rank = binder.get(instruction.operands[2], "u32", instruction)
-    dtype = np.uint64 if kind == "u64" else np.uint32
-    keep = dtype((1 << (8 * dtype().itemsize)) - 1 - (0xFF << RANK_SHIFT))
-
-    def map_address(w: Warp) -> None:
-        put(w, (get(w) & keep) | (np.asarray(rank(w)).astype(dtype) << dtype(RANK_SHIFT)))
-
-    return map_address
-
-
-@opcode("getctarank", section="9.7.9.23", meaning="The CTA rank of a shared::cluster address")
-def bind_getctarank(binder: Binder, instruction: Instruction) -> Step:
-    kind = types_of(instruction)[-1]
-    dtype = np.uint64 if kind == "u64" else np.uint32
-    put = binder.put(instruction.operands[0], "u32", instruction)
-    get = binder.get(instruction.operands[1], kind, instruction)
-    return lambda w: put(w, ((get(w) >> dtype(RANK_SHIFT)) & dtype(0xFF)).astype(np.uint32))
-
-
-@opcode(
-    "prefetch",
-    "prefetchu",
-    "applypriority",
-    "discard",
-    section="9.7.9.15-18",
-    meaning="Cache hints: no effect here",
-)
-def bind_hint(binder: Binder, instruction: Instruction) -> Step:
-    return lambda w: None
-
-
-@opcode("createpolicy", section="9.7.9.19", meaning="A cache policy: an opaque value")
-def bind_createpolicy(binder: Binder, instruction: Instruction) -> Step:
-    put = binder.put(instruction.operands[0], "b64", instruction)
-    return lambda w: put(w, np.uint64(0))
-
-
-# --- cp.async -----------------------------------------------------------------------------------------------
-
-
-class CopyGroups:
-    """A warp's cp.async operations: those not yet in a group, and the groups, oldest first."""
-
-    def __init__(self, w: Warp) -> None:
-        self.agent = w.cta.cluster.agents.new(f"cp.async of {w.name}", generic=True)
-        self.epoch = 1
-        self.finished = 0
-        self.pending = 0
-        self.groups: list[list[int]] = []
-        self.pipe = w.new_pipe("cp.async")
-
-
-def copies_of(w: Warp) -> CopyGroups:
-    found = w.pipes.get("cp.async")
-    if found is None:
-        found = w.pipes["cp.async"] = CopyGroups(w)
-    return found
-
-
-@opcode(
-    "cp.async", section="9.7.9.25.3", meaning="Copy of 4 to 16 bytes per thread from global to shared memory"
-)
-def bind_cp_async(binder: Binder, instruction: Instruction) -> Step:
-    if not (instruction.has("ca") or instruction.has("cg")):
-        raise unsupported(instruction, "this form")
-    target, source = (binder.address(o, instruction) for o in instruction.operands[:2])
-    size_operand = instruction.operands[2]
-    assert isinstance(size_operand, Immediate)
-    nbytes = int(size_operand.value)
-    rest = [o for o in instruction.operands[3:]]
-    if instruction.has("L2::cache_hint"):
-        rest = rest[:-1]
-    source_size = binder.get(rest[0], "u32", instruction) if rest else None
-    text = instruction.text
-
-    def copy(w: Warp) -> None:
-        copies, lanes = copies_of(w), active(w)
-        data = np.zeros((len(lanes), nbytes), np.uint8)
-        sizes = np.full(len(lanes), nbytes) if source_size is None else per_lane(w, source_size(w), lanes)
-        sources = per_lane(w, source(w), lanes)
-        for size in np.unique(sizes):
-            if size:
-                here = np.flatnonzero(sizes == size)
-                data[here, :size] = w.cta.cluster.memory.gather(sources[here], int(size))
-        addresses = per_lane(w, target(w), lanes)
-        aligned(addresses, nbytes)
-        epoch = copies.epoch
-        ((cta, _, offsets),) = shared_target(w, addresses, "shared::cta")
-        cta.shared.check(int(offsets.min()), int(offsets.max()) + nbytes)
-        cells = cells_of(offsets, nbytes)
-        cta.shared.shadow.write(cells, Access(copies.agent, epoch, w.clock.copy(), "generic", text))
-        copies.pending += 1
-        w.report.bytes["cp.async"] += data.size
-
-        def finish() -> None:
-            cta.shared.data[offsets[:, None] + np.arange(nbytes)] = data
-            copies.finished += 1
-
-        copies.pipe.issue(text, finish)
-
-    return copy
-
-
-@opcode("cp.async.commit_group", section="9.7.9.25.3.2", meaning="Closes a group of cp.async")
-def bind_cp_async_commit(binder: Binder, instruction: Instruction) -> Step:
-    def commit(w: Warp) -> None:
-        copies = copies_of(w)
-        copies.groups.append([copies.epoch, copies.pending])
-        copies.epoch += 1
-
-    return commit
-
-
-@opcode(
-    "cp.async.wait_group", "cp.async.wait_all", section="9.7.9.25.3.3", meaning="Waits for cp.async groups"
-)
-def bind_cp_async_wait(binder: Binder, instruction: Instruction) -> Step:
-    every = instruction.has("wait_all")
-    left = 0 if every else int(instruction.operands[0].value)  # type: ignore[union-attr]
-
-    def wait(w: Warp) -> Wait | None:
-        copies = copies_of(w)
-        if every and copies.pending:
-            copies.groups.append([copies.epoch, copies.pending])
-            copies.epoch += 1
-        wanted = len(copies.groups) - left
-        if wanted <= 0:
-            return None
-        epoch, count = copies.groups[wanted - 1]
-        if copies.finished < count:
-            return Wait(lambda: copies.finished >= count, lambda: f"{len(copies.groups)} cp.async groups")
-        w.clock.seen[copies.agent] = epoch
-        return None
-
-    return wait
-
-
-@opcode(
-    "cp.async.mbarrier.arrive", section="9.7.13.15.17", meaning="Arrival once the thread's cp.async are done"
-)
-def bind_cp_async_arrive(binder: Binder, instruction: Instruction) -> Step:
-    address = binder.address(instruction.operands[0], instruction)
-    no_increment = instruction.has("noinc")
-    text = instruction.text
-
-    def arrive(w: Warp) -> None:
-        copies, lanes = copies_of(w), active(w)
-        epoch = copies.epoch
-        copies.epoch += 1
-        barriers = [w.cta.mbarrier(int(a) & OFFSET_MASK) for a in per_lane(w, address(w), lanes)]
-        if not no_increment:
-            for barrier in barriers:
-                barrier.pending += 1
-        clock = w.release()
-
-        def finish() -> None:
-            clock.seen[copies.agent] = epoch
-            for barrier in barriers:
-                barrier.arrive(1, clock)
-
-        copies.pipe.issue(text, finish)
-
-    return arrive
-
-
-__all__ = [
-    "TYPES",
-    "Pair",
-    "active",
-    "aligned",
-    "cells_of",
-    "load_bytes",
-    "per_lane",
-    "scalar",
-    "store_bytes",
-]

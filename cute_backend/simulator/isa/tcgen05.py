@@ -1,7 +1,7 @@
-"""The tensor core of sm_100: tensor memory, tcgen05.mma, commits (PTX ISA 9.7.16).
+"""Tensor memory: allocation, loads and stores (PTX ISA 9.7.16.7, 9.7.16.8).
 
-tcgen05.ld and .st take effect at once: a missing tcgen05.wait::ld is no error of the PTX, as ptxas orders the uses of
-the loaded registers itself.
+tcgen05.ld and .st take effect at once: a missing tcgen05.wait::ld is no error of the PTX, as ptxas orders
+the uses of the loaded registers itself.
 """
 
 from __future__ import annotations
@@ -12,23 +12,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_backend.simulator.cta import TMEM_LANES
-from cute_backend.simulator.errors import DescriptorError, IllegalAccess, ResourceError, SimulationError
-from cute_backend.simulator.isa.barrier import own_address, use_mbarrier
-from cute_backend.simulator.isa.common import scalar
-from cute_backend.simulator.layouts import decode_descriptor
-from cute_backend.simulator.memory import OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW, WINDOW_MASK
+from cute_backend.simulator.errors import IllegalAccess, ResourceError, SimulationError
+from cute_backend.simulator.isa.barrier import own_address
+from cute_backend.simulator.isa.common import scalar, scalar_address
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.parser import Address, Immediate, Instruction, Vector
-from cute_backend.simulator.products import Gather, accumulate, collect, plan, values
-from cute_backend.simulator.shadow import Access
+from cute_backend.simulator.syntax import Instruction, Vector
 from cute_backend.simulator.warp import LANE_IDS, Wait
 
 if TYPE_CHECKING:
+    from cute_backend.simulator.binder import Binder
     from cute_backend.simulator.cta import Cta
-    from cute_backend.simulator.program import Binder
     from cute_backend.simulator.warp import Warp
-
-# --- allocation -----------------------------------------------------------------------------------------------
 
 
 @opcode(
@@ -52,7 +46,7 @@ def bind_alloc(binder: Binder, instruction: Instruction) -> Step:
                 return Wait(
                     lambda: tmem.granted is not None or tmem.may_allocate_with(peer),
                     lambda: (
-                        f"tcgen05.alloc of {count} columns in {peer.cta.name} too; allocated are {tmem.allocated}"
+                        f"{count} columns to be allocated in {peer.cta.name} too; here are {tmem.allocated}"
                     ),
                 )
         else:
@@ -78,17 +72,6 @@ def _peer(cta: Cta, instruction: Instruction) -> Cta:
     if cta.rank ^ 1 >= len(ctas):
         raise ResourceError(f"{instruction.opcode} in a cluster of {len(ctas)}: a pair of CTAs is needed")
     return ctas[cta.rank ^ 1]
-
-
-def scalar_address(binder: Binder, operand: Any, instruction: Instruction) -> Any:
-    """An address that all lanes share, as an int."""
-    get = binder.address(operand, instruction)
-
-    def address(w: Warp) -> int:
-        lanes = np.asarray(get(w))
-        return int(lanes) if lanes.ndim == 0 else int(lanes[int(w.mask.argmax())])
-
-    return address
 
 
 @opcode("tcgen05.dealloc", section="9.7.16.7.1", meaning="Frees columns")
@@ -117,12 +100,11 @@ def bind_relinquish(binder: Binder, instruction: Instruction) -> Step:
     return relinquish
 
 
-# --- loads and stores -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Shape:
-    """Where the registers of one repetition lie: lane and column of register r of thread t, columns per repetition."""
+    """Where the registers of one repetition lie: lane and column of register r of thread t, columns per
+    repetition.
+    """
 
     rows: int
     columns: int
@@ -145,7 +127,9 @@ SHAPES = {
 
 
 class Fragment:
-    """The cells that the registers of a tcgen05.ld or .st name: lanes and columns (32, registers) from an address."""
+    """The cells that the registers of a tcgen05.ld or .st name: lanes and columns (32, registers) from an
+    address.
+    """
 
     def __init__(self, instruction: Instruction, split: int | None) -> None:
         name = next((p for p in instruction.parts if "x" in p and p.endswith("b")), "")
@@ -168,13 +152,15 @@ class Fragment:
         )
 
     def place(self, w: Warp, address: int) -> tuple[slice, slice, int, int]:
-        """The block of cells, checked: allocated, and in the quarter of the lanes that this warp may touch."""
+        """The block of cells, checked: allocated, and in the quarter of the lanes that this warp may
+        touch.
+        """
         lane, column = address >> 16, address & 0xFFFF
         quarter = 32 * (w.index % 4)
         if lane < quarter or lane + self.rows > quarter + 32 or lane % 16:
             raise IllegalAccess(
-                f"tensor memory lanes {lane} to {lane + self.rows - 1}: {w.name} may touch lanes {quarter} to "
-                f"{quarter + 31} (warp number modulo 4)"
+                f"tensor memory lanes {lane} to {lane + self.rows - 1}: {w.name} may touch lanes "
+                f"{quarter} to {quarter + 31} (warp number modulo 4)"
             )
         w.cta.tmem.check(column, self.width)
         return slice(lane, lane + self.rows), slice(column, column + self.width), lane, column
@@ -211,7 +197,7 @@ def bind_ld(binder: Binder, instruction: Instruction) -> Step:
             data = tmem.cells[lanes, columns].T
         else:
             data = tmem.cells[lane + fragment.lanes, column + fragment.columns].T
-        for put, value in zip(puts, data):
+        for put, value in zip(puts, data, strict=False):
             put(w, value)
         w.report.bytes["tcgen05.ld"] += data.size * 4
         return None
@@ -243,238 +229,9 @@ def bind_st(binder: Binder, instruction: Instruction) -> Step:
 
 
 @opcode(
-    "tcgen05.wait::ld", "tcgen05.wait::st", "tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync",
+    "tcgen05.wait::ld", "tcgen05.wait::st",
+    "tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync",
     section="9.7.16.8.3, 9.7.16.11", meaning="Order of tcgen05.ld and .st, which are done at once here",
 )  # fmt: skip
 def bind_wait(binder: Binder, instruction: Instruction) -> Step:
     return lambda w: None
-
-
-# --- mma --------------------------------------------------------------------------------------------------------
-
-FORMATS = {
-    "kind::f16": {0: "f16", 1: "bf16"},
-    "kind::tf32": {2: "tf32"},
-    "kind::f8f6f4": {0: "e4m3", 1: "e5m2"},
-    "kind::i8": {0: "u8", 1: "s8"},
-}
-DEPTHS = {"kind::f16": 16, "kind::tf32": 8, "kind::f8f6f4": 32, "kind::i8": 32}
-RESULTS = {"kind::i8": {2: "s32"}, "kind::tf32": {1: "f32"}, "kind::f16": {0: "f16", 1: "f32"},
-           "kind::f8f6f4": {0: "f16", 1: "f32"}}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class MmaShape:
-    """An instruction descriptor, decoded (PTX ISA 9.7.16.4.2)."""
-
-    m: int
-    n: int
-    k: int
-    a: str
-    b: str
-    d: str
-    negate_a: bool
-    negate_b: bool
-    a_mn_major: bool
-    b_mn_major: bool
-    saturate: bool
-
-
-def decode_instruction_descriptor(raw: int, kind: str, ctas: int) -> MmaShape:
-    """Raises `DescriptorError` for formats and sizes that the kind doesn't have."""
-    a, b, d = (raw >> 7) & 7, (raw >> 10) & 7, (raw >> 4) & 3
-    formats, results = FORMATS[kind], RESULTS[kind]
-    where = f"instruction descriptor {raw:#010x} of .{kind}"
-    for name, code in (("A", a), ("B", b)):
-        if code not in formats:
-            raise DescriptorError(f"{where}: format {code} of {name}; {formats} are supported")
-    if d not in results:
-        raise DescriptorError(f"{where}: format {d} of D; {results} are defined")
-    if (raw >> 2) & 1:
-        raise DescriptorError(f"{where}: sparsity is not supported")
-    m, n = ((raw >> 24) & 0x1F) << 4, ((raw >> 17) & 0x3F) << 3
-    sizes = {1: (64, 128), 2: (128, 256)}[ctas]
-    # PTX ISA 9.7.16.2.1: N in steps of 8 for M = 64, of 16 for M = 128 and over one pair of CTAs of 16 or 32.
-    step = 8 if m == 64 else (16 if ctas == 1 or m == 128 else 16)
-    if m not in sizes or n % step or not step <= n <= 256:
-        raise DescriptorError(f"{where}: M = {m}, N = {n} with {ctas} CTA(s); M is one of {sizes}, N a multiple of {step} "
-                              "up to 256")  # fmt: skip
-    flags = [bool((raw >> bit) & 1) for bit in (13, 14, 15, 16, 3)]
-    return MmaShape(m, n, DEPTHS[kind], formats[a], formats[b], results[d], *flags)
-
-
-@dataclass
-class Share:
-    """The part of one CTA: its rows of A, its rows of B, its lanes of D."""
-
-    cta: Cta
-    a: Gather | None
-    b: Gather
-    blocks: list[tuple[slice | np.ndarray, slice, slice]]
-    """(lanes, columns of tensor memory, columns of D) of D's parts in this CTA."""
-
-
-def d_blocks(shape: MmaShape, ctas: int, lane: int, column: int) -> list[tuple[Any, slice, slice]]:
-    """Where D lies in one CTA's tensor memory (PTX ISA 9.7.16.10.5, data path layouts)."""
-    n = shape.n
-    rows = shape.m // ctas
-    if rows == 128:
-        return [(slice(0, 128), slice(column, column + n), slice(0, n))]
-    if ctas == 2:
-        half = n // 2
-        columns = slice(column, column + half)
-        return [(slice(0, 64), columns, slice(0, half)), (slice(64, 128), columns, slice(half, n))]
-    lanes = lane + np.arange(64) // 16 * 32 + np.arange(64) % 16
-    return [(lanes, slice(column, column + n), slice(0, n))]
-
-
-@opcode("tcgen05.mma", section="9.7.16.10.9.1", meaning="D = A * B + D in tensor memory, asynchronous")
-def bind_mma(binder: Binder, instruction: Instruction) -> Step:
-    kind = next((p for p in instruction.parts if p.startswith("kind::")), "")
-    if kind not in FORMATS or any(
-        p in ("ws", "sp") or p.startswith("block_scale") for p in instruction.parts
-    ):
-        raise unsupported(instruction, "this kind")
-    ctas = 2 if instruction.has("cta_group::2") else 1
-    operands = list(instruction.operands)
-    d_address = scalar_address(binder, operands[0], instruction)
-    from_tmem = isinstance(operands[1], Address)
-    a_operand = (
-        scalar_address(binder, operands[1], instruction)
-        if from_tmem
-        else scalar(binder, operands[1], "b64", instruction)
-    )
-    b_operand = scalar(binder, operands[2], "b64", instruction)
-    descriptor = scalar(binder, operands[3], "b32", instruction)
-    rest = operands[4:]
-    disabled = (
-        [scalar(binder, e, "b32", instruction) for e in rest.pop(0).elements]
-        if isinstance(rest[0], Vector)
-        else []
-    )
-    adds = scalar(binder, rest[0], "pred", instruction)
-    scale = int(rest[1].value) if len(rest) > 1 and isinstance(rest[1], Immediate) else 0
-    text = instruction.text
-
-    def mma(w: Warp) -> None:
-        if int(w.mask.sum()) != 1:
-            raise SimulationError(
-                f"tcgen05.mma by {int(w.mask.sum())} lanes of {w.name}: one thread issues it"
-            )
-        cta, cluster = w.cta, w.cta.cluster
-        shape = decode_instruction_descriptor(descriptor(w), kind, ctas)
-        pair = [cta] if ctas == 1 else [cluster.ctas[cta.rank & ~1], cluster.ctas[cta.rank | 1]]
-        width = {"tf32": 4, "f16": 2, "bf16": 2}.get(shape.a, 1)
-        at = d_address(w)
-        lane, column = at >> 16, at & 0xFFFF
-        if lane not in ((0, 16) if shape.m == 64 else (0,)):
-            raise IllegalAccess(f"tcgen05.mma with D at lane {lane}")
-        blocks = d_blocks(shape, ctas, lane, column)
-        off = [get(w) for get in disabled]
-        keep = _enabled(off, ctas, len(pair))
-        accumulates = bool(adds(w))
-        cta.mma_epoch += 1
-        clock = w.clock.copy()
-        clock.seen[cta.mma_agent] = cta.mma_epoch
-        access = Access(cta.mma_agent, cta.mma_epoch, clock, "async", text)
-        a_raw = a_operand(w)
-        b_plan = plan(
-            decode_descriptor(b_operand(w), True), shape.n // ctas, shape.k, width, shape.b_mn_major
-        )
-        a_plan = None if from_tmem else plan(
-            decode_descriptor(a_raw, True), shape.m // ctas, shape.k, width, shape.a_mn_major
-        )  # fmt: skip
-        for member in pair:
-            member.tmem.check(column, blocks[0][1].stop - column)
-            for part in (a_plan, b_plan):
-                if part is not None:
-                    member.shared.check(part.low, part.high)
-                    member.shared.shadow.read(part.cells, access)
-            if from_tmem:
-                member.tmem.shadow.read(_a_block(shape, ctas, a_raw, width), access)
-            for lanes, columns, _ in blocks:
-                if accumulates:
-                    member.tmem.shadow.read((lanes, columns), access)
-                member.tmem.shadow.write((lanes, columns), access)
-            member.shared.shadow.note(cta.mma_agent, cta.mma_epoch, text)
-
-        def finish() -> None:
-            b = np.concatenate([collect(m.shared, b_plan, shape.b) for m in pair])
-            if shape.negate_b:
-                b = -b
-            for member, enabled in zip(pair, keep):
-                if a_plan is not None:
-                    a = collect(member.shared, a_plan, shape.a)
-                else:
-                    cells = member.tmem.cells[_a_block(shape, ctas, a_raw, width)]
-                    a = values(np.ascontiguousarray(cells).view(np.uint8), shape.a)
-                if shape.negate_a:
-                    a = -a
-                for lanes, columns, part in blocks:
-                    old = member.tmem.cells[lanes, columns]
-                    before = np.ascontiguousarray(old) if accumulates else None
-                    if scale and before is not None:
-                        before = (before.view(np.float32) * np.float32(2.0**-scale)).view(np.uint32)
-                    new = accumulate(before, a, b[part], shape.d, shape.saturate)
-                    if enabled is not None:
-                        new = np.where(enabled[lanes][:, None], new, old)
-                    member.tmem.cells[lanes, columns] = new
-
-        w.report.bytes["MMA operands"] += (shape.m + shape.n) * shape.k * width
-        cta.pipes["MMA"].issue(text, finish)
-
-    return mma
-
-
-def _a_block(shape: MmaShape, ctas: int, address: int, width: int) -> tuple[slice, slice]:
-    """A in tensor memory: row i in lane i, its K elements in consecutive columns."""
-    lane, column = address >> 16, address & 0xFFFF
-    return slice(lane, lane + shape.m // ctas), slice(column, column + shape.k * width // 4)
-
-
-def _enabled(words: list[int], ctas: int, members: int) -> list[np.ndarray | None]:
-    """Per CTA, the lanes that disable-output-lane leaves enabled; None where it names no lane."""
-    if not any(words):
-        return [None] * members
-    bits = np.unpackbits(np.array(words, np.uint32).view(np.uint8), bitorder="little") == 0
-    return [bits[128 * i : 128 * (i + 1)] for i in range(ctas)]
-
-
-@opcode(
-    "tcgen05.commit", section="9.7.16.12.1", meaning="Arrival once the earlier tcgen05 operations are done"
-)
-def bind_commit(binder: Binder, instruction: Instruction) -> Step:
-    address = scalar_address(binder, instruction.operands[0], instruction)
-    mask = (
-        scalar(binder, instruction.operands[1], "u16", instruction)
-        if instruction.has("multicast::cluster")
-        else None
-    )
-    text = instruction.text
-
-    def commit(w: Warp) -> None:
-        if int(w.mask.sum()) != 1:
-            raise SimulationError(
-                f"tcgen05.commit by {int(w.mask.sum())} lanes of {w.name}: each would arrive"
-            )
-        cta = w.cta
-        at = address(w)
-        if at & WINDOW_MASK == SHARED_WINDOW:
-            at -= SHARED_WINDOW
-        chosen = None if mask is None else mask(w)
-        ranks = [at >> RANK_SHIFT] if chosen is None else [r for r in range(16) if (chosen >> r) & 1]
-        barriers = [use_mbarrier(w, (at & OFFSET_MASK) | (rank << RANK_SHIFT)) for rank in ranks]
-        clock = w.release()
-        clock.seen[cta.mma_agent] = cta.mma_epoch
-
-        def finish() -> None:
-            for barrier in barriers:
-                if barrier.cta.finished:
-                    raise IllegalAccess(
-                        f"a commit arrives on the {barrier.name}, all of whose warps have exited"
-                    )
-                barrier.arrive(1, clock, commit=True)
-
-        cta.pipes["MMA"].issue(text, finish)
-
-    return commit

@@ -8,11 +8,11 @@ import numpy as np
 
 from cute_backend.simulator.isa.common import the_type
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.parser import Instruction, Operand, Pair
+from cute_backend.simulator.syntax import Instruction, Operand, Pair
 from cute_backend.simulator.warp import LANE_IDS
 
 if TYPE_CHECKING:
-    from cute_backend.simulator.program import Binder
+    from cute_backend.simulator.binder import Binder
     from cute_backend.simulator.warp import Warp
 
 BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)

@@ -1,7 +1,7 @@
 """The tensor core of sm_90: wgmma with its fence and groups (PTX ISA 9.7.15).
 
-Each warp of a warpgroup computes its own 16 rows of D. Accumulators change when the operation completes; touching
-them before the wgmma.wait_group that waits for it is an error.
+Each warp of a warpgroup computes its own 16 rows of D. Accumulators change when the operation completes;
+touching them before the wgmma.wait_group that waits for it is an error.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from cute_backend.simulator.errors import RaceError
 from cute_backend.simulator.isa.common import scalar
 from cute_backend.simulator.layouts import decode_descriptor
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.parser import Immediate, Instruction, Vector
 from cute_backend.simulator.products import WIDTHS, accumulate, collect, plan, values
 from cute_backend.simulator.shadow import Access
+from cute_backend.simulator.syntax import Immediate, Instruction, Vector
 from cute_backend.simulator.warp import LANE_IDS, Wait
 
 if TYPE_CHECKING:
-    from cute_backend.simulator.program import Binder
+    from cute_backend.simulator.binder import Binder
     from cute_backend.simulator.warp import Warp
 
 ROWS = 64
@@ -162,7 +162,7 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
     b_descriptor = scalar(binder, operands[2], "b64", instruction)
     adds = scalar(binder, operands[3], "pred", instruction)
     constants = [int(o.value) for o in operands[4:] if isinstance(o, Immediate)]
-    sign_a, sign_b = (constants + [1, 1])[:2] if constants else (1, 1)
+    sign_a, sign_b = ([*constants, 1, 1])[:2] if constants else (1, 1)
     transposes = constants[2:] if len(constants) > 2 else []
     a_mn = bool(transposes[0]) if len(transposes) == 2 else False
     b_mn = bool(transposes[-1]) if transposes else False
@@ -214,7 +214,9 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
 
 
 def guard_accumulators(step: Step, slots: frozenset[int]) -> Step:
-    """Wraps a step that touches registers which some wgmma of the program writes: they must not be in flight."""
+    """Wraps a step that touches registers which some wgmma of the program writes: they must not be in
+    flight.
+    """
 
     def guarded(w: Warp) -> Any:
         state = w.pipes.get("wgmma")

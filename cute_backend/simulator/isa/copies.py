@@ -1,0 +1,202 @@
+"""Asynchronous copies of single threads: cp.async and st.async (PTX ISA 9.7.9.12, 9.7.9.25.3)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_backend.simulator.isa.common import types_of
+from cute_backend.simulator.isa.memory import (
+    active,
+    aligned,
+    cells_of,
+    per_lane,
+    raw_dtype,
+    shared_target,
+    value_bytes,
+    vector_length,
+)
+from cute_backend.simulator.memory import (
+    OFFSET_MASK,
+)
+from cute_backend.simulator.opcodes import Step, opcode, unsupported
+from cute_backend.simulator.shadow import IN_FLIGHT, Access
+from cute_backend.simulator.syntax import (
+    TYPE_BYTES,
+    Immediate,
+    Instruction,
+    Vector,
+)
+from cute_backend.simulator.warp import Wait
+
+if TYPE_CHECKING:
+    from cute_backend.simulator.binder import Binder
+    from cute_backend.simulator.warp import Warp
+
+
+class CopyGroups:
+    """A warp's cp.async operations: those not yet in a group, and the groups, oldest first."""
+
+    def __init__(self, w: Warp) -> None:
+        self.agent = w.cta.cluster.agents.new(f"cp.async of {w.name}", generic=True)
+        self.epoch = 1
+        self.finished = 0
+        self.pending = 0
+        self.groups: list[list[int]] = []
+        self.pipe = w.new_pipe("cp.async")
+
+
+def copies_of(w: Warp) -> CopyGroups:
+    found = w.pipes.get("cp.async")
+    if found is None:
+        found = w.pipes["cp.async"] = CopyGroups(w)
+    return found
+
+
+@opcode(
+    "cp.async", section="9.7.9.25.3", meaning="Copy of 4 to 16 bytes per thread from global to shared memory"
+)
+def bind_cp_async(binder: Binder, instruction: Instruction) -> Step:
+    if not (instruction.has("ca") or instruction.has("cg")):
+        raise unsupported(instruction, "this form")
+    target, source = (binder.address(o, instruction) for o in instruction.operands[:2])
+    size_operand = instruction.operands[2]
+    assert isinstance(size_operand, Immediate)
+    nbytes = int(size_operand.value)
+    rest = list(instruction.operands[3:])
+    if instruction.has("L2::cache_hint"):
+        rest = rest[:-1]
+    source_size = binder.get(rest[0], "u32", instruction) if rest else None
+    text = instruction.text
+
+    def copy(w: Warp) -> None:
+        copies, lanes = copies_of(w), active(w)
+        data = np.zeros((len(lanes), nbytes), np.uint8)
+        sizes = np.full(len(lanes), nbytes) if source_size is None else per_lane(w, source_size(w), lanes)
+        sources = per_lane(w, source(w), lanes)
+        for size in np.unique(sizes):
+            if size:
+                here = np.flatnonzero(sizes == size)
+                data[here, :size] = w.cta.cluster.memory.gather(sources[here], int(size))
+        addresses = per_lane(w, target(w), lanes)
+        aligned(addresses, nbytes)
+        epoch = copies.epoch
+        ((cta, _, offsets),) = shared_target(w, addresses, "shared::cta")
+        cta.shared.check(int(offsets.min()), int(offsets.max()) + nbytes)
+        cells = cells_of(offsets, nbytes)
+        cta.shared.shadow.write(cells, Access(copies.agent, epoch, w.clock.copy(), "generic", text))
+        copies.pending += 1
+        w.report.bytes["cp.async"] += data.size
+
+        def finish() -> None:
+            cta.shared.data[offsets[:, None] + np.arange(nbytes)] = data
+            copies.finished += 1
+
+        copies.pipe.issue(text, finish)
+
+    return copy
+
+
+@opcode("cp.async.commit_group", section="9.7.9.25.3.2", meaning="Closes a group of cp.async")
+def bind_cp_async_commit(binder: Binder, instruction: Instruction) -> Step:
+    def commit(w: Warp) -> None:
+        copies = copies_of(w)
+        copies.groups.append([copies.epoch, copies.pending])
+        copies.epoch += 1
+
+    return commit
+
+
+@opcode(
+    "cp.async.wait_group", "cp.async.wait_all", section="9.7.9.25.3.3", meaning="Waits for cp.async groups"
+)
+def bind_cp_async_wait(binder: Binder, instruction: Instruction) -> Step:
+    every = instruction.has("wait_all")
+    left = 0 if every else int(instruction.operands[0].value)  # type: ignore[union-attr]
+
+    def wait(w: Warp) -> Wait | None:
+        copies = copies_of(w)
+        if every and copies.pending:
+            copies.groups.append([copies.epoch, copies.pending])
+            copies.epoch += 1
+        wanted = len(copies.groups) - left
+        if wanted <= 0:
+            return None
+        epoch, count = copies.groups[wanted - 1]
+        if copies.finished < count:
+            return Wait(lambda: copies.finished >= count, lambda: f"{len(copies.groups)} cp.async groups")
+        w.clock.seen[copies.agent] = epoch
+        return None
+
+    return wait
+
+
+@opcode(
+    "cp.async.mbarrier.arrive", section="9.7.13.15.17", meaning="Arrival once the thread's cp.async are done"
+)
+def bind_cp_async_arrive(binder: Binder, instruction: Instruction) -> Step:
+    address = binder.address(instruction.operands[0], instruction)
+    no_increment = instruction.has("noinc")
+    text = instruction.text
+
+    def arrive(w: Warp) -> None:
+        copies, lanes = copies_of(w), active(w)
+        epoch = copies.epoch
+        copies.epoch += 1
+        barriers = [w.cta.mbarrier(int(a) & OFFSET_MASK) for a in per_lane(w, address(w), lanes)]
+        if not no_increment:
+            for barrier in barriers:
+                barrier.pending += 1
+        clock = w.release()
+
+        def finish() -> None:
+            clock.seen[copies.agent] = epoch
+            for barrier in barriers:
+                barrier.arrive(1, clock)
+
+        copies.pipe.issue(text, finish)
+
+    return arrive
+
+
+@opcode("st.async", section="9.7.9.12", meaning="Store to a CTA of the cluster, counted on an mbarrier")
+def bind_st_async(binder: Binder, instruction: Instruction) -> Step:
+    kind, count = types_of(instruction)[-1], vector_length(instruction)
+    address = binder.address(instruction.operands[0], instruction)
+    source = instruction.operands[1]
+    gets = [
+        binder.get(e, kind, instruction)
+        for e in (source.elements if isinstance(source, Vector) else (source,))
+    ]
+    barrier_address = binder.address(instruction.operands[2], instruction)
+    dtype, nbytes = raw_dtype(kind), TYPE_BYTES[kind] * count
+    text = instruction.text
+
+    def store(w: Warp) -> None:
+        lanes = active(w)
+        data = value_bytes(w, gets, dtype, lanes)
+        addresses = per_lane(w, address(w), lanes)
+        barriers = per_lane(w, barrier_address(w), lanes)
+        aligned(addresses, nbytes)
+        for i in range(len(lanes)):
+            land_later(w, int(addresses[i]), data[i], int(barriers[i]), text)
+
+    return store
+
+
+def land_later(w: Warp, address: int, data: np.ndarray, barrier_address: int, text: str) -> None:
+    """Bytes that reach shared memory of the cluster later and are counted on an mbarrier there."""
+    cluster = w.cta.cluster
+    cta, offset = cluster.locate(address, w.cta)
+    barrier = cluster.mbarrier_at(barrier_address, w.cta)
+    cta.shared.check(offset, offset + len(data))
+    cells = np.unique((offset + np.arange(len(data))) >> 2)
+    cta.shared.shadow.write(cells, Access(barrier.agent, IN_FLIGHT, w.clock.copy(), "async", text))
+
+    def finish() -> None:
+        cta.shared.data[offset : offset + len(data)] = data
+        cta.shared.shadow.epoch[cells] = barrier.next_epoch
+        barrier.complete_tx(len(data))
+
+    cta.pipes["TMA load"].issue(text, finish)

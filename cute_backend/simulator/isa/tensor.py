@@ -1,0 +1,128 @@
+"""Copies of tensor boxes by the TMA unit: loads, multicast, stores, reductions (PTX ISA 9.7.9.25.5)."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cute_backend.simulator.boxes import box_units, load_box, store_box
+from cute_backend.simulator.errors import DescriptorError, IllegalAccess
+from cute_backend.simulator.isa.barrier import own_address
+from cute_backend.simulator.isa.bulk import REDUCTIONS, begin_store, destinations, start_load
+from cute_backend.simulator.isa.memory import active, per_lane
+from cute_backend.simulator.memory import (
+    PARAM_WINDOW,
+    WINDOW_MASK,
+)
+from cute_backend.simulator.opcodes import Step, opcode, unsupported
+from cute_backend.simulator.syntax import Address, Instruction, Vector
+from cute_backend.simulator.tensormap import TensorMap, decode
+
+if TYPE_CHECKING:
+    from cute_backend.simulator.binder import Binder
+    from cute_backend.simulator.warp import Warp
+
+TENSOR_MAP_BYTES = 128
+
+
+@lru_cache(maxsize=256)
+def _decoded(raw: bytes) -> TensorMap:
+    return decode(raw)
+
+
+def tensor_map(w: Warp, address: int, parameters: np.ndarray) -> TensorMap:
+    """The tensor map at a generic address: a kernel parameter, or global memory."""
+    window = address & WINDOW_MASK
+    if address % 64:
+        raise IllegalAccess(f"a tensor map at {address:#x}, which is not a multiple of 64")
+    if window == PARAM_WINDOW:
+        start = address - PARAM_WINDOW
+        return _decoded(parameters[start : start + TENSOR_MAP_BYTES].tobytes())
+    if window:
+        raise IllegalAccess(f"a tensor map at {address:#x}: parameters and global memory can hold one")
+    return _decoded(w.cta.cluster.memory.read(address, TENSOR_MAP_BYTES).tobytes())
+
+
+@opcode("cp.async.bulk.tensor", section="9.7.9.25.5.2", meaning="TMA copy of a tensor's box")
+def bind_tensor_copy(binder: Binder, instruction: Instruction) -> Step:
+    parts = instruction.parts
+    spaces = [p for p in parts if p.startswith("shared") or p == "global"]
+    if any(p.startswith(("im2col", "tile::")) for p in parts):
+        raise unsupported(instruction, "a mode other than .tile")
+    if spaces[0].startswith("shared"):
+        return _bind_tensor_load(binder, instruction)
+    return _bind_tensor_store(binder, instruction, None)
+
+
+@opcode("cp.reduce.async.bulk.tensor", section="9.7.9.25.5.3", meaning="TMA reduction of a box into a tensor")
+def bind_tensor_reduce(binder: Binder, instruction: Instruction) -> Step:
+    return _bind_tensor_store(binder, instruction, next(p for p in instruction.parts if p in REDUCTIONS))
+
+
+def _coordinates(binder: Binder, operand: Any, instruction: Instruction) -> list[Any]:
+    assert isinstance(operand, Address) and isinstance(operand.rest[0], Vector)
+    return [binder.get(e, "s32", instruction) for e in operand.rest[0].elements]
+
+
+def _bind_tensor_load(binder: Binder, instruction: Instruction) -> Step:
+    operands = list(instruction.operands)
+    if instruction.has("L2::cache_hint"):
+        operands.pop()
+    target, source, signal = operands[:3]
+    destination, address = binder.address(target, instruction), binder.address(source, instruction)
+    barrier = binder.address(signal, instruction)
+    coordinates = _coordinates(binder, source, instruction)
+    multicast = binder.get(operands[3], "u16", instruction) if instruction.has("multicast::cluster") else None
+    pair = instruction.has("cta_group::2")
+    parameters, text = binder.parameters, instruction.text
+
+    def load(w: Warp) -> None:
+        lanes = active(w)
+        columns = [per_lane(w, g(w), lanes) for g in (destination, address, barrier, *coordinates)]
+        masks = per_lane(w, multicast(w), lanes) if multicast is not None else [None] * len(lanes)
+        memory = w.cta.cluster.memory
+        for row, mask in zip(zip(*columns, strict=False), masks, strict=False):
+            target, at, signal, *where = (int(x) for x in row)
+            tmap = tensor_map(w, at, parameters)
+            if tmap.rank != len(where):
+                raise DescriptorError(f"{len(where)} coordinates for a tensor map of rank {tmap.rank}")
+            goals = destinations(w, target, signal, None if mask is None else int(mask), pair)
+            units = box_units(tmap, goals[0].offset)
+            for goal in goals:
+                start_load(w, goal, units, partial(load_box, tmap, tuple(where), memory), text)
+
+    return load
+
+
+def _bind_tensor_store(binder: Binder, instruction: Instruction, reduction: str | None) -> Step:
+    target, source = instruction.operands[:2]
+    address, shared_address = binder.address(target, instruction), binder.address(source, instruction)
+    coordinates = _coordinates(binder, target, instruction)
+    parameters, text = binder.parameters, instruction.text
+
+    def store(w: Warp) -> None:
+        lanes = active(w)
+        columns = [per_lane(w, g(w), lanes) for g in (address, shared_address, *coordinates)]
+        rows = list(zip(*([int(x) for x in c] for c in columns), strict=False))
+        # A plain store that all lanes issue alike has the effect of one, and the hardware issues it once.
+        together = reduction is None and len(set(rows)) == 1
+        memory = w.cta.cluster.memory
+        for row, owners in (
+            [(rows[0], lanes)] if together else [(r, [n]) for r, n in zip(rows, lanes, strict=False)]
+        ):
+            at, offset, *where = row
+            tmap = tensor_map(w, at, parameters)
+            if tmap.rank != len(where):
+                raise DescriptorError(f"{len(where)} coordinates for a tensor map of rank {tmap.rank}")
+            units = box_units(tmap, own_address(w, offset))
+            begin_store(
+                w,
+                owners,
+                units,
+                partial(store_box, tmap, tuple(where), memory, reduction),
+                text,
+            )
+
+    return store
