@@ -4,9 +4,11 @@ Kernels are built by `prepare`, which knows a region before it runs, or by the f
 one announced (a graph from Inductor's cache, a direct call). A kernel that can't be built is replaced by the
 replay of its spec, which is counted and warned of.
 
-The host cost of a call matters more than anything else here: what depends only on the spec, the device and
-the sizes is looked up, and what is left is to check addresses and strides, allocate the outputs and call. The
-device is switched to, and its current stream found, by the compiled host code, through TVM-FFI.
+The host cost of a call matters more than anything else here. What depends on the spec, the device and the
+sizes is looked up; what is left is to allocate the outputs and call. The compiled host code, through TVM-FFI,
+checks dtypes, sizes, strides and addresses against what it was compiled for, before it launches anything, and
+switches to the operands' device and finds its current stream. So operands are looked at in Python only when
+their sizes are new, or when that check has refused operands of these sizes before.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import is_
 
 import torch
 from torch import Tensor
 
 from ..memory_ops import Variant
 from ..replay import replay
-from ..spec import DType, EpilogueSpec
+from ..spec import DType, EpilogueSpec, Order
 from ..templates.config import TileConfig, choose
 from .build import Outcome, load_known, obtain
 from .compile import BuildError
@@ -28,9 +31,9 @@ from .device import device_at, max_active_clusters
 from .kernel import Kernel, UnavailableError
 from .link import KernelFunction
 from .notices import count, warn_once
-from .operands import Size, check_operands, output_like, parse_spec
+from .operands import TORCH_DTYPES, Size, check_operands, output_like, parse_spec
 from .reach import Problem, bucket_of, reachable_kernels, stores_aligned
-from .slots import adapters, planes
+from .slots import adapters, planes, views
 
 _launchers: dict[tuple[str, int], Launcher] = {}
 _preparing = threading.RLock()
@@ -92,13 +95,19 @@ class _Ready:
     clusters: int
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Choice:
-    """What serves one (M, N, K): where TMA's rules are met, and where they are not. None is the replay."""
+    """What serves one (M, N, K): where TMA's rules are met, and where they are not. None is the replay.
+
+    `settled` is the kernel that took operands of these sizes just as they lay; `uneven` says that one day it
+    did not, and that from then on operands are looked at before they are passed on.
+    """
 
     stores_aligned: bool
     tma: _Ready | None
     plain: _Ready | None
+    settled: _Ready | None = None
+    uneven: bool = False
 
 
 class Launcher:
@@ -108,7 +117,10 @@ class Launcher:
         self._spec = spec
         self._gpu = device_at(device)
         self._planes = planes(spec)
+        self._views = views(spec)
         self._adapters = adapters(spec)
+        self._one_product = len(spec.accumulators) == 1
+        self._outputs = [(TORCH_DTYPES[store.dtype], store.order is Order.ROW) for store in spec.stores]
         self._writes_bools = any(store.dtype is DType.BOOL for store in spec.stores)
         self._kernels: dict[tuple[TileConfig, Variant], _Ready | None] = {}
         self._choices: dict[tuple[int, int, int], _Choice] = {}
@@ -129,33 +141,70 @@ class Launcher:
         try:
             m, k = a[0].shape
             n = b[0].shape[1]
-            if not (m and n and k):
-                return self._empty_product(a, b, loads, m, n)
-            choice = self._choices.get((m, n, k)) or self._choose(m, n, k)
-            operands = [operand for pair in zip(a, b, strict=True) for operand in pair]
-            operands += loads
-            aligned = choice.stores_aligned
-            for plane in self._planes:
-                tensor = operands[plane.index]
-                if not plane.fits(tensor):
-                    operands[plane.index] = tensor = plane.conform(tensor)
-                    aligned = aligned and plane.fits(tensor)
-            for index, adapt in self._adapters:
-                operands[index] = adapt(operands[index])
-            ready = choice.tma if aligned else choice.plain
-            if ready is None:
-                if self._prepare_rest(choice):
-                    return self(a, b, loads)
-                return self._replay(a, b, loads)
-            outputs = [output_like(store, a[0], m, n) for store in self._spec.stores]
-            memory = outputs
-            if self._writes_bools:
-                memory = [out.view(torch.uint8) if out.dtype is torch.bool else out for out in outputs]
-            ready.function(*operands, *memory, ready.clusters)
-            return outputs
+            choice = self._choices.get((m, n, k))
+            if choice is None or choice.settled is None:
+                return self._consider(a, b, loads, m, n, k)
+            try:
+                return self._run(choice.settled, self._arguments(a, b, loads), m, n)
+            except (
+                Exception
+            ):  # compiled host code checks every layout, and these are not as those before them
+                choice.settled, choice.uneven = None, True
+                return self._consider(a, b, loads, m, n, k)
         except Exception:
             check_operands(self._spec, a, b, loads)  # says what is wrong in one sentence, if this is what is
             raise
+
+    def _arguments(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
+        if self._one_product:
+            arguments = [a[0], b[0], *loads]
+        else:
+            arguments = [*(operand for pair in zip(a, b, strict=True) for operand in pair), *loads]
+        for index, view in self._views:
+            arguments[index] = view(arguments[index])
+        return arguments
+
+    def _run(self, ready: _Ready, arguments: list[Tensor], m: int, n: int) -> list[Tensor]:
+        device = arguments[0].device
+        outputs = [
+            torch.empty(m, n, dtype=dtype, device=device)
+            if by_row
+            else torch.empty(n, m, dtype=dtype, device=device).t()
+            for dtype, by_row in self._outputs
+        ]
+        memory = outputs
+        if self._writes_bools:
+            memory = [out.view(torch.uint8) if out.dtype is torch.bool else out for out in outputs]
+        ready.function(*arguments, *memory, ready.clusters)
+        return outputs
+
+    def _consider(
+        self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], m: int, n: int, k: int
+    ) -> list[Tensor]:
+        """A launch that looks at where and how its operands lie."""
+        if not (m and n and k):
+            return self._empty_product(a, b, loads, m, n)
+        choice = self._choices.get((m, n, k)) or self._choose(m, n, k)
+        given = self._arguments(a, b, loads)
+        arguments = list(given)
+        aligned = choice.stores_aligned
+        for plane in self._planes:
+            tensor = arguments[plane.index]
+            if not plane.fits(tensor):
+                arguments[plane.index] = tensor = plane.conform(tensor)
+                aligned = aligned and plane.fits(tensor)
+        for index, adapt in self._adapters:
+            arguments[index] = adapt(arguments[index])
+        ready = choice.tma if aligned else choice.plain
+        if ready is None:
+            if self._prepare_rest(choice):
+                return self._consider(a, b, loads, m, n, k)
+            return self._replay(a, b, loads)
+        outputs = self._run(ready, arguments, m, n)
+        as_they_lay = aligned is choice.stores_aligned and all(map(is_, arguments, given))
+        if as_they_lay and not choice.uneven:
+            choice.settled = ready
+        return outputs
 
     def _choose(self, m: int, n: int, k: int) -> _Choice:
         """The kernels for these sizes, of those that were prepared or lie on disk."""
@@ -190,7 +239,7 @@ class Launcher:
         """Whether there is more to choose from now. No one announced this region: it may be of any size."""
         anything = Problem(self._spec, None, None, None)
         with _preparing:
-            if choice not in self._choices.values():
+            if all(choice is not current for current in self._choices.values()):
                 return True  # another thread was preparing
             rest = reachable_kernels(anything, self._gpu.arch, self._gpu.sm_count)
             if all((kernel.config, kernel.variant) in self._kernels for kernel in rest):

@@ -81,17 +81,34 @@ def planes(spec: EpilogueSpec) -> list[Plane]:
     return found
 
 
+def views(spec: EpilogueSpec) -> list[tuple[int, Callable[[Tensor], Tensor]]]:
+    """The arguments that every launch passes as another view: 0-d scalars as vectors, bools as bytes."""
+    found: list[tuple[int, Callable[[Tensor], Tensor]]] = []
+    for index, load in enumerate(spec.loads, 2 * len(spec.accumulators)):
+        if load.kind is LoadKind.SCALAR:
+            found.append((index, _as_vector))
+        if load.dtype is DType.BOOL:
+            found.append((index, _as_bytes))
+    return found
+
+
 def adapters(spec: EpilogueSpec) -> list[tuple[int, Callable[[Tensor], Tensor]]]:
-    """What else is done to arguments at a launch, by their index: nothing to most of them."""
+    """How scalars and vectors are made to fit where they don't; those that fit come back as they are."""
     found: list[tuple[int, Callable[[Tensor], Tensor]]] = []
     for index, load in enumerate(spec.loads, 2 * len(spec.accumulators)):
         if load.kind is LoadKind.SCALAR:
             found.append((index, _one_element))
         elif load.kind is not LoadKind.EXACT and _vector_stride(load) is Stride.ONE:
             found.append((index, _contiguous_vector))
-        if load.dtype is DType.BOOL:
-            found.append((index, _as_bytes))
     return found
+
+
+def _as_vector(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dim() else tensor.unsqueeze(0)
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.uint8)
 
 
 def _vector_stride(load: Load) -> Stride:
@@ -109,7 +126,3 @@ def _contiguous_vector(tensor: Tensor) -> Tensor:
         return tensor.as_strided((1,), (1,))
     count("operands_copied")
     return tensor.contiguous()
-
-
-def _as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.view(torch.uint8)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pytest
@@ -18,8 +19,8 @@ from torch._dynamo.utils import counters
 from cute_backend.memory_ops import Variant
 from cute_backend.replay import replay
 from cute_backend.runtime import launch as launching
-from cute_backend.runtime import notices
-from cute_backend.runtime.compile import BuildError
+from cute_backend.runtime import notices, slots
+from cute_backend.runtime.compile import BuildError, fake_operands
 from cute_backend.runtime.device import Device, UnsupportedDeviceError
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.launch import launch, prepare
@@ -39,6 +40,27 @@ from cute_backend.templates.config import Arch, choose
 
 GPU = Device(-1, Arch.SM90A, 132)
 """Stands for the CPU, whose index torch gives as -1."""
+
+
+@cache
+def compiled_for(kernel: Kernel) -> list[Any]:
+    return list(fake_operands(kernel.spec, kernel.variant).values())
+
+
+def check_layouts(kernel: Kernel, tensors: list[Tensor]) -> None:
+    """What compiled host code checks of its arguments, by what it was compiled for."""
+    sizes: dict[int, int] = {}
+    for tensor, fake in zip(tensors, compiled_for(kernel), strict=True):
+        if tensor.dim() != len(fake.shape):
+            raise ValueError("Mismatched rank")
+        if tensor.data_ptr() % fake._assumed_align:
+            raise ValueError("Misaligned data")
+        for size, symbol in zip(tensor.shape, fake.shape, strict=True):
+            if size != (symbol if isinstance(symbol, int) else sizes.setdefault(id(symbol), size)):
+                raise ValueError("Mismatched shape")
+        for stride, wanted in zip(tensor.stride(), fake.stride, strict=True):
+            if stride != wanted if isinstance(wanted, int) else stride % wanted.divisibility:
+                raise ValueError("Mismatched strides")
 
 
 @dataclass
@@ -65,6 +87,7 @@ class Compiler:
         def function(*arguments: Any) -> None:
             *tensors, clusters = arguments
             assert isinstance(clusters, int)
+            check_layouts(kernel, tensors)
             self.launches.append((kernel, arguments))
             spec = kernel.spec
             loads = list(tensors[2 : 2 + len(spec.loads)])
@@ -235,6 +258,24 @@ def test_an_exact_load_that_repeats_one_row_goes_to_the_plain_variant(prepared: 
     given[2][3] = torch.randn(1, 16).bfloat16().expand(6, 16)
     check(given)
     assert prepared.variants == [Variant.PLAIN]
+
+
+def test_operands_of_one_size_may_lie_differently_from_call_to_call(prepared: Compiler) -> None:
+    even, odd = operands(), operands()
+    odd[2][3] = shifted(odd[2][3])
+    for given in (even, even, odd, even, odd, odd, even):
+        check(given)
+    tma, plain = Variant.TMA, Variant.PLAIN
+    assert prepared.variants == [tma, tma, plain, tma, plain, plain, tma]
+
+
+def test_operands_that_lie_as_before_are_not_looked_at(
+    prepared: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(operands())
+    for looks in ("fits", "conform"):
+        monkeypatch.setattr(slots.Plane, looks, lambda *arguments: pytest.fail("looked at"))
+    check(operands())
 
 
 def test_outputs_of_odd_pitch_go_to_the_plain_variant(compiler: Compiler) -> None:
