@@ -3,8 +3,8 @@
     torch.compile(model, backend="cute")
 
 is all that most programs need. `explain` tells what was fused and why the rest was not, `generate` shows the
-kernel, `build` compiles it without a GPU, `simulate` runs it without one, and `gemm` runs
-it eagerly.
+kernel, `build` compiles it without a GPU, `simulate` runs it without one, `gemm` runs it eagerly, and
+`config` holds the settings.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ from typing import TYPE_CHECKING, Any
 from .runtime import op as _op  # noqa: F401  a graph from Inductor's cache calls the op without meeting the pass
 
 if TYPE_CHECKING:
-    from .api import Build, Explanation, build, explain, gemm, generate
+    from . import config
+    from .api import Explanation, build, explain, generate
     from .backend import epilogue_pass
+    from .eager import gemm
+    from .errors import UsageError
     from .simulator.api import simulate
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Build",
     "Explanation",
+    "UsageError",
     "__version__",
     "build",
+    "config",
     "epilogue_pass",
     "explain",
     "gemm",
@@ -34,21 +38,23 @@ __all__ = [
 ]
 
 _HOME = {
-    "Build": ".api",
-    "Explanation": ".api",
-    "build": ".api",
-    "epilogue_pass": ".backend",
-    "explain": ".api",
-    "gemm": ".api",
-    "generate": ".api",
-    "simulate": ".simulator.api",
+    "Explanation": "api",
+    "UsageError": "errors",
+    "build": "api",
+    "epilogue_pass": "backend",
+    "explain": "api",
+    "gemm": "eager",
+    "generate": "api",
+    "simulate": "simulator.api",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "config":
+        return import_module(".config", __name__)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name], __name__), name)
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

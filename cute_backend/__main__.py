@@ -15,10 +15,17 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
 
 from . import __version__
 from .errors import UsageError
+from .runtime.compile import BuildError
+from .runtime.kernel import UnavailableError
+
+if TYPE_CHECKING:
+    from .api import Explanation
 
 
 class _Parser(argparse.ArgumentParser):
@@ -31,8 +38,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         arguments = _parser().parse_args(argv)
         return arguments.command(arguments) or 0
-    except UsageError as error:
-        print(f"cute_backend: {error}", file=sys.stderr)
+    except (UsageError, BuildError, UnavailableError) as error:
+        print("cute_backend:", " ".join(str(error).split()), file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -67,28 +74,39 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _explain(arguments: argparse.Namespace) -> None:
-    from . import api, report
+    from . import report
 
-    fn, inputs = load(arguments.file)
-    report.console().print(api.explain(fn, *inputs(), arch=arguments.arch))
+    report.show(_explanation(arguments))
 
 
 def _source(arguments: argparse.Namespace) -> None:
-    from . import api, report
+    from . import report
 
-    fn, inputs = load(arguments.file)
-    report.print_source(api.generate(fn, *inputs(), arch=arguments.arch))
+    report.print_source(_explanation(arguments).first_region().source())
 
 
 def _build(arguments: argparse.Namespace) -> None:
-    from . import api, report
+    from . import report
 
-    fn, inputs = load(arguments.file)
-    explanation = api.explain(fn, *inputs(), arch=arguments.arch)
+    explained = _explanation(arguments)
+    explained.first_region()
     console = report.console()
-    with console.status("compiling"):
-        builds = [region.build() for region in explanation.require_regions()]
-    console.print(report.build_table(builds))
+    builds = {}
+    for index, region in enumerate(explained.regions):
+        with console.status(f"compiling region {index} of {len(explained.regions)} for {explained.arch}"):
+            builds[f"region {index}"] = region.kernel(), region.build()
+    report.show(report.build_table(builds))
+
+
+def _explanation(arguments: argparse.Namespace) -> Explanation:
+    from . import api
+
+    if arguments.arch is not None:
+        api.parse_arch(arguments.arch)
+    fn, inputs = load(arguments.file)
+    args = inputs()
+    with torch.no_grad(), _told_in_one_sentence(f"{arguments.file} cannot be traced with its example inputs"):
+        return api.explain(fn, *args, arch=arguments.arch)
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
@@ -114,21 +132,19 @@ def _simulate(arguments: argparse.Namespace) -> int:
             return 1
         differences = api.compare(simulation.outputs, api.reference(fn, args))
     for launch in simulation.launches:
-        console.print(report.launch_table(launch))
-    console.print(report.comparison_table(differences))
+        report.show(report.launch_table(launch))
+    report.show(report.comparison_table(differences))
     return 0 if all(difference.agrees for difference in differences) else 1
 
 
 def _bench(arguments: argparse.Namespace) -> None:
-    import torch
-
     from . import bench, report
 
     bench.require_gpu()
     with torch.device("cuda"):
         fn, inputs = load(arguments.file)
         args = inputs()
-    report.console().print(report.timing_table(bench.compare(fn, args)))
+    report.show(report.timing_table(bench.compare(fn, args)))
 
 
 def load(target: str) -> tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]:
@@ -172,8 +188,6 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _candidates(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    import torch
-
     for name, value in vars(module).items():
         is_function = inspect.isfunction(value) and value.__module__ == module.__name__
         if (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,4 +69,4 @@ def compare(fn: Callable[..., Any], args: tuple[Any, ...], rounds: int = 50) -> 
         "cute": torch.compile(fn, backend="cute"),
     }
     with torch.no_grad():
-        return time_interleaved({name: lambda run=run: run(*args) for name, run in runs.items()}, rounds)
+        return time_interleaved({name: partial(run, *args) for name, run in runs.items()}, rounds)

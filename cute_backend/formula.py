@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 from .ops import OPS, effective_dtype
-from .spec import Const, EpilogueSpec, Op, Operand
+from .spec import Const, DType, EpilogueSpec, Op, Operand, Store
 
 _INFIX_LEVELS = (("==", "!=", "<", "<=", ">", ">="), ("|",), ("^",), ("&",), ("+", "-"), ("*", "/"))
 _LEVEL = {symbol: level for level, symbols in enumerate(_INFIX_LEVELS) for symbol in symbols}
@@ -40,9 +40,12 @@ class _Formula:
 
     def lines(self) -> list[str]:
         shared = [f"{op.name} = {self._expression(op)[0]}" for op in self.spec.ops if op.name in self.named]
-        return shared + [
-            f"{store.name} = {store.dtype.value}({self._text(store.value)[0]})" for store in self.spec.stores
-        ]
+        return shared + [f"{store.name} = {self._stored(store)}" for store in self.spec.stores]
+
+    def _stored(self, store: Store) -> str:
+        text, _ = self._text(store.value)
+        rounded = self.spec.dtypes[self._source(store.value)] is store.dtype and store.dtype is not DType.F32
+        return text if rounded and store.value not in self.named else f"{store.dtype.value}({text})"
 
     def _is_transparent(self, op: Op) -> bool:
         """Whether the op is a cast that leaves its value as it is."""

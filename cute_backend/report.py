@@ -10,21 +10,32 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from .api import Build, Explanation, Region
+    from .api import Explanation, Region
     from .bench import Timing
+    from .runtime.compile import Built
+    from .runtime.kernel import Kernel
     from .simulator.api import Difference, Launch
 
 PLAIN_WIDTH = 110
 
 
 def console() -> Console:
-    """Standard output: in colour on a terminal, plain and wide enough for tables in a pipe."""
-    return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    """Standard output."""
+    return Console(highlight=False)
+
+
+def show(renderable: RenderableType) -> None:
+    """Print to standard output."""
+    if sys.stdout.isatty():
+        console().print(renderable)
+    else:
+        print(to_text(renderable))
 
 
 def to_text(renderable: RenderableType) -> str:
@@ -38,52 +49,58 @@ def to_text(renderable: RenderableType) -> str:
 
 def explanation(explained: Explanation) -> RenderableType:
     """One block a region, then what was not fused and why."""
-    count, left = len(explained.regions), len(explained.rejections)
-    summary = Text(
-        f"{count} fused region{'' if count == 1 else 's'}, {left} thing{'' if left == 1 else 's'} left alone"
-    )
+    count = len(explained.regions)
+    summary = Text(f"{count or 'no'} region{'' if count == 1 else 's'} fused", style="bold")
+    if explained.rejections:
+        left = len(explained.rejections)
+        summary.append(f", {left} refusal{'' if left == 1 else 's'}", style="not bold")
     parts: list[RenderableType] = [summary]
     for index, region in enumerate(explained.regions):
-        parts += [Text(), _region(region, f"region {index}", explained.arch)]
+        parts += [Text(), _region(region, index)]
     if explained.rejections:
         parts += [Text(), _rejections(explained)]
     return Group(*parts)
 
 
-def _region(region: Region, title: str, arch: str) -> RenderableType:
-    m, n, k = region.problem
+def _region(region: Region, index: int) -> RenderableType:
+    m, n, k = region.sizes
+    config = region.kernel().config
     heading = Text.assemble(
-        (title, "bold"), f"  {region.anchor}  M={m} N={n} K={k}  tile {region.config(arch).name} on {arch}"
+        (f"region {index}: ", "bold"),
+        f"{region.anchor} ({region.node})   M {m}, N {n}, K {k}   {region.arch}, tile {config.name}",
     )
-    operands = _table("load", "yours", "kind", "placement", "dtype")
+    formula = Text("".join(f"    {line}\n" for line in region.formula.splitlines()), style="cyan")
+    operands = _table("", "in your program", "kind", "placement", "dtype")
     for load in region.loads:
         operands.add_row(load.name, load.label, load.kind, load.placement, load.dtype)
     for store in region.stores:
-        operands.add_row(store.name, "", "store", store.placement, store.dtype, style="green")
-    return Group(
-        heading, *(Text(f"  {line}", style="cyan") for line in region.formula.splitlines()), operands
-    )
+        kind = "output" if store.order == "row" else "output, column-major"
+        operands.add_row(store.name, "", kind, store.placement, store.dtype, style="green")
+    return Group(heading, formula, Padding(operands, (0, 0, 0, 4)))
 
 
 def _rejections(explained: Explanation) -> Table:
-    table = _table("left alone", "reason", "what it means")
+    table = _table("not fused", "reason", "because")
     for rejection in explained.rejections:
-        table.add_row(rejection.node, rejection.reason, rejection.message)
+        table.add_row(rejection.node, rejection.reason.value, rejection.message)
     return table
 
 
-def build_table(builds: Sequence[Build]) -> Table:
-    """Registers, spills and shared memory of compiled kernels, a row each."""
-    table = _table("kernel", "arch", "tile", "registers", "spill bytes", "smem KiB", "cubin KiB", right=4)
-    for build in builds:
+def build_table(builds: Mapping[str, tuple[Kernel, Built]]) -> Table:
+    """What compiled kernels ask of an SM, a row each, by the name of their region."""
+    table = _table(
+        "", "arch", "tile", "registers", "spill bytes", "smem KiB", "PTX lines", "cubin KiB", right=5
+    )
+    for name, (kernel, built) in builds.items():
         table.add_row(
-            build.name,
-            build.arch,
-            build.tile,
-            str(build.registers),
-            Text(str(build.spill_bytes), style="green" if build.spill_bytes == 0 else "bold red"),
-            f"{build.smem_bytes / 1024:.1f}",
-            f"{len(build.cubin) / 1024:.1f}",
+            name,
+            kernel.arch.value,
+            kernel.config.name,
+            str(built.registers),
+            Text(str(built.spill_bytes), style="green" if built.spill_bytes == 0 else "bold red"),
+            f"{built.smem_bytes / 1024:.1f}",
+            str(built.ptx.count("\n")),
+            f"{len(built.cubin) / 1024:.1f}",
         )
     return table
 
@@ -155,7 +172,7 @@ def print_source(text: str) -> None:
 
 def _table(*columns: str, right: int = 0) -> Table:
     """A light table whose last `right` columns are numbers."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
         table.add_column(
             column, justify="right" if index >= len(columns) - right else "left", overflow="fold"

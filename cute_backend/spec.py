@@ -208,7 +208,8 @@ class EpilogueSpec:
     @cached_property
     def producers(self) -> dict[str, Union[Accumulator, Load, Op]]:
         """The accumulator, load or op behind every value, by name."""
-        return {value.name: value for value in (*self.accumulators, *self.loads, *self.ops)}
+        values: tuple[Union[Accumulator, Load, Op], ...] = (*self.accumulators, *self.loads, *self.ops)
+        return {value.name: value for value in values}
 
     def loads_of(self, kind: LoadKind) -> tuple[Load, ...]:
         """The loads of one kind, in the spec's order."""
@@ -268,10 +269,9 @@ def _decode_operand(item: Any) -> Operand:
     ((kind, number),) = item.items()
     if kind == "float":
         return Const(float.fromhex(number))
-    expected = {"bool": bool, "int": int}[kind]
-    if type(number) is not expected:
+    if type(number) is not {"bool": bool, "int": int}[kind]:
         raise SpecError(f"the constant {item} is not a {kind}")
-    return Const(number)
+    return Const(item[kind])
 
 
 def _decode_accumulator(item: Any) -> Accumulator:

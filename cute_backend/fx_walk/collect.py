@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,10 +82,12 @@ def _fresh() -> Iterator[None]:
     its limit the function would silently run unseen.
     """
     with (
+        warnings.catch_warnings(),
         dynamo_config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize),
         inductor_config.patch(force_disable_caches=True),
         functorch_config.patch(force_non_lazy_backward_lowering=True),
     ):
+        warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
         yield
 
 

@@ -117,7 +117,8 @@ class _Module:
     def _types(self) -> set[str]:
         stored = {register_type(self.chain.stored(store)[1]) for store in self.spec.stores}
         loaded = {register_type(load.dtype) for load in self.spec.loads}
-        memory = {CUTE_TYPES[item.dtype] for item in (*self.spec.loads, *self.spec.stores)}
+        memory = {CUTE_TYPES[load.dtype] for load in self.spec.loads}
+        memory |= {CUTE_TYPES[store.dtype] for store in self.spec.stores}
         wrapped = {name for name in ("Boolean",) if any(f"{name}(" in line for line in self.chain.statements)}
         return stored | loaded | memory | wrapped
 

@@ -20,6 +20,11 @@ class Arch(str, Enum):
         """The compute capability of a device that runs this target."""
         return (9, 0) if self is Arch.SM90A else (10, 0)
 
+    @property
+    def sm_count(self) -> int:
+        """Multiprocessors to plan for where no GPU is here: those of an H200 or a B200 (their data sheets)."""
+        return 132 if self is Arch.SM90A else 148
+
     @staticmethod
     def of_capability(capability: tuple[int, int]) -> Arch | None:
         """The target for a device, or None where there is none."""

@@ -1,0 +1,273 @@
+"""What people ask of a function: what is fused (`explain`), the kernel (`generate`), its figures (`build`).
+
+Nothing here runs the function or needs a GPU: CPU, CUDA and fake tensors will do as arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from .errors import UsageError
+from .formula import formula
+from .fx_walk.collect import collect
+from .fx_walk.mutation import root
+from .fx_walk.reasons import Rejection
+from .fx_walk.region import Region as FoundRegion
+from .fx_walk.static import Size, fake, target_name
+from .memory_ops import Plan, Variant, emit, plan
+from .memory_ops.placement import plane_order
+from .runtime.kernel import Kernel
+from .runtime.operands import TMA_ALIGN
+from .runtime.reach import bucket_of, stores_aligned
+from .spec import EpilogueSpec, LoadKind, Stride
+from .templates.config import Arch, choose
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from .runtime.compile import Built
+
+__all__ = ["Explanation", "Load", "Region", "Store", "build", "explain", "generate"]
+
+
+@dataclass(frozen=True)
+class Load:
+    """An operand of an epilogue.
+
+    `name` is its role in the generated code and `label` what the program calls it; `kind` is one of "exact",
+    "rowvec", "colvec" and "scalar", `placement` one of "scalar", "row_read", "register_hoist", "smem_staged",
+    "tma" and "vector", `dtype` a spec dtype such as "bf16".
+    """
+
+    name: str
+    label: str
+    kind: str
+    placement: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Store:
+    """An (M, N) output of an epilogue; `placement` is "tma" or "vector", `order` "row" or "column"."""
+
+    name: str
+    dtype: str
+    order: str
+    placement: str
+
+
+@dataclass(frozen=True)
+class Region:
+    """A matrix product and the pointwise work after it, which one kernel computes.
+
+    `anchor` is the product's aten target and `node` its name in the graph; `sizes` are M, N and K, of which
+    symbolic ones are texts. What depends on an architecture is told for `arch`, unless another is asked for.
+    """
+
+    anchor: str
+    node: str
+    spec: EpilogueSpec
+    sizes: tuple[int | str, int | str, int | str]
+    arch: str
+    labels: tuple[str, ...] = field(repr=False)
+    hints: tuple[int, int, int] = field(repr=False)
+    variant: Variant = field(repr=False)
+
+    @property
+    def formula(self) -> str:
+        """What the epilogue computes, an assignment a line."""
+        return formula(self.spec)
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """The operands that the epilogue reads, in the order of the kernel's arguments."""
+        placements = self._plan.placements
+        return tuple(
+            Load(load.name, label, load.kind.value, placements[load.name].value, load.dtype.value)
+            for load, label in zip(self.spec.loads, self.labels, strict=True)
+        )
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        """The outputs, in the order of the kernel's arguments."""
+        by_tma = self._plan.tma_stores
+        return tuple(
+            Store(
+                store.name, store.dtype.value, store.order.value, "tma" if store.name in by_tma else "vector"
+            )
+            for store in self.spec.stores
+        )
+
+    def kernel(self, arch: str | None = None) -> Kernel:
+        """The kernel that serves these sizes and this alignment. Raises UsageError for an unknown `arch`."""
+        target = parse_arch(arch or self.arch)
+        m, n, k = self.hints
+        return Kernel(self.spec, choose(target, self.spec, bucket_of(m), n, k, target.sm_count), self.variant)
+
+    def source(self, arch: str | None = None) -> str:
+        """The kernel's module, as CuTe DSL Python. Raises UsageError for an unknown architecture."""
+        kernel = self.kernel(arch)
+        return emit(kernel.spec, kernel.config, kernel.variant)
+
+    def build(self, arch: str | None = None) -> Built:
+        """The kernel, compiled afresh. Raises UsageError, BuildError and UnavailableError."""
+        from .runtime.build import build
+
+        return build(self.kernel(arch))
+
+    @cached_property
+    def _plan(self) -> Plan:
+        kernel = self.kernel()
+        return plan(kernel.spec, kernel.config, kernel.variant)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `torch.compile(fn, backend="cute")` makes of a function. Prints as a table.
+
+    `rejections` have the `node` that was left to Inductor, the `reason` and a `message` in a sentence.
+    """
+
+    regions: tuple[Region, ...]
+    rejections: tuple[Rejection, ...]
+    arch: str
+
+    def first_region(self) -> Region:
+        """The first region. Raises UsageError where nothing is fused, with the reason."""
+        if self.regions:
+            return self.regions[0]
+        why = "there is no matrix product in it"
+        if self.rejections:
+            why = "; ".join(f"{each.node}: {each.message}" for each in self.rejections)
+        raise UsageError(f"nothing of the function is fused, so there is no kernel: {why}")
+
+    def __str__(self) -> str:
+        from .report import to_text
+
+        return to_text(self)
+
+    def __rich__(self) -> RenderableType:
+        from .report import explanation
+
+        return explanation(self)
+
+
+def explain(
+    fn: Callable[..., Any], *args: Any, arch: str | None = None, dynamic: bool | None = None
+) -> Explanation:
+    """What would be fused of `fn(*args)`, how each operand is loaded, and why the rest is not fused.
+
+    `args` may be CPU, CUDA or fake tensors; nothing is computed unless `fn` looks at a value, and no cache is
+    read or written. `arch` is "sm_90a" or "sm_100a", by default that of the GPU here, or "sm_100a" without
+    one; `dynamic` is torch.compile's. Raises UsageError for another `arch`, and what torch raises where `fn`
+    can't run on these arguments.
+    """
+    target = parse_arch(arch).value if arch is not None else default_arch()
+    reports = collect(fn, args, dynamic, arch)
+    regions: list[Region] = []
+    for report in reports:
+        results = _Results(len(regions))
+        regions += [_region(found, results, target) for found in report.regions]
+    return Explanation(
+        regions=tuple(regions),
+        rejections=tuple(rejection for report in reports for rejection in report.rejections),
+        arch=target,
+    )
+
+
+def generate(fn: Callable[..., Any], *args: Any, arch: str = "sm_100a") -> str:
+    """The kernel of the first region of `fn(*args)`, as the text of a Python module.
+
+    Raises UsageError for an unknown architecture, and where nothing is fused.
+    """
+    return explain(fn, *args, arch=arch).first_region().source()
+
+
+def build(fn: Callable[..., Any], *args: Any, arch: str = "sm_100a") -> Built:
+    """The kernel of the first region of `fn(*args)`, compiled for `arch`; needs no GPU.
+
+    The result has `ptx`, `cubin`, `source`, and what an SM must give it: `registers` of a thread,
+    `spill_bytes` of a thread, `smem_bytes` of a CTA. Raises UsageError for an unknown architecture and where
+    nothing is fused, UnavailableError where the CuTe DSL is not installed, BuildError where it fails.
+    """
+    return explain(fn, *args, arch=arch).first_region().build()
+
+
+def parse_arch(arch: str) -> Arch:
+    """The architecture of a name. Raises UsageError for one that no kernel is generated for."""
+    if arch not in [known.value for known in Arch]:
+        raise UsageError(f"arch is {arch!r}; kernels are generated for {' and '.join(a.value for a in Arch)}")
+    return Arch(arch)
+
+
+def default_arch() -> str:
+    """The architecture of the current GPU; "sm_100a" where there is none, or none that kernels are for."""
+    here = Arch.of_capability(torch.cuda.get_device_capability()) if torch.cuda.is_available() else None
+    return (here or Arch.SM100A).value
+
+
+class _Results:
+    """What the regions of one graph have written so far, for those that read it."""
+
+    def __init__(self, first: int) -> None:
+        self.count = first
+        self.names: dict[fx.Node, str] = {}
+
+    def labels(self, found: FoundRegion) -> tuple[str, ...]:
+        """The program's names for the operands of the next region, whose outputs are then known too."""
+        labels = tuple(
+            self.names.get(view.node) or self.names.get(root(view.node), label)
+            for view, label in zip(found.views, found.load_labels, strict=True)
+        )
+        for node, index in found.outputs.items():
+            self.names[node] = f"region {self.count}, {found.spec.stores[index].name}"
+        self.count += 1
+        return labels
+
+
+def _region(found: FoundRegion, results: _Results, arch: str) -> Region:
+    m, n, k = found.problem
+    return Region(
+        anchor=target_name(found.anchor.node),
+        node=found.anchor.node.name,
+        spec=found.spec,
+        sizes=(_shown(m), _shown(n), _shown(k)),
+        arch=arch,
+        labels=results.labels(found),
+        hints=(_hint(m), _hint(n), _hint(k)),
+        variant=_variant(found, _hint(m), _hint(n)),
+    )
+
+
+def _variant(found: FoundRegion, m: int, n: int) -> Variant:
+    """The alignment that these arguments have: outputs' from sizes, exact loads' from strides and offsets."""
+    aligned = stores_aligned(found.spec, m, n) is True
+    for load, view in zip(found.spec.loads, found.views, strict=True):
+        if load.kind is LoadKind.EXACT and plane_order(load) is not None:
+            tensor = fake(view.node)
+            pitch = tensor.stride(-1 if load.stride_m is Stride.ONE else view.m_axes[-1])
+            offset = _hint(tensor.storage_offset()) * tensor.element_size()
+            aligned &= not (offset | _hint(pitch) * tensor.element_size()) % TMA_ALIGN
+    return Variant.TMA if aligned else Variant.PLAIN
+
+
+_UNKNOWN_SIZE = 4096
+"""Stands for a symbolic size of which the program gives no example."""
+
+
+def _hint(size: Size) -> int:
+    """A size, or the example that a symbolic size was made from."""
+    if not isinstance(size, torch.SymInt):
+        return size
+    hint = size.node.hint
+    return _UNKNOWN_SIZE if hint is None else int(hint)
+
+
+def _shown(size: Size) -> int | str:
+    return str(size) if isinstance(size, torch.SymInt) else size

@@ -1,0 +1,310 @@
+"""`gemm`: one fused product, called eagerly.
+
+The epilogue is traced once into the graph that torch.compile would have made of it, and goes through the same
+walker to the same op. What it closes over becomes operands, read anew at every call.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
+
+from .closure import Captured, capture
+from .errors import UsageError
+from .fx_walk.device import device_capability
+from .fx_walk.epilogue_pass import current_precision
+from .fx_walk.mutation import root
+from .fx_walk.regions import find_regions
+from .fx_walk.rewrite import rewrite
+from .fx_walk.static import DTYPES
+from .runtime.op import gemm_epilogue
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+Epilogue = Callable[[Tensor], Any]
+
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_HALF = (torch.bfloat16, torch.float16)
+_ACCEPTED = (
+    "float8_e4m3fn by float8_e4m3fn, float8_e4m3fn by float8_e5m2 (either way round), bfloat16 by bfloat16 "
+    "and float16 by float16"
+)
+
+_PROGRAMS = 512
+"""Traced programs that are remembered, the least recently used forgotten first."""
+
+
+@torch.compiler.disable
+def gemm(
+    a: Tensor,
+    b: Tensor,
+    *,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    bias: Tensor | None = None,
+    epilogue: Epilogue | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = True,
+) -> Any:
+    """`epilogue(a @ b * scale_a * scale_b + bias)` in one kernel; on CPU tensors, its replay.
+
+    `a` is (M, K) and `b` (K, N): fp8 with K contiguous in both (`b` is a weight's transpose), bf16 or fp16
+    with either mode contiguous. Scales are fp32: `scale_a` one element, (M,) or (M, 1), `scale_b` one
+    element, (N,) or (1, N). `bias` is (N,) or (1, N). `use_fast_accum=False` promotes fp8 sums to fp32 as
+    they grow.
+
+    `epilogue` gets the (M, N) fp32 result and returns one (M, N) tensor or several. It may use pointwise ops
+    and any tensors that it closes over, which are read at every call. It is traced once for each set of
+    shapes, strides, dtypes and Python values in its closure; where it closes over other objects, such as a
+    module, at every call. What it returns in fp32 is converted to `out_dtype`, by default bf16 for fp8
+    operands, else that of `a`; what it has cast to another dtype stays as it is.
+
+    Raises UsageError for operands that no kernel takes, and where the epilogue does not fuse.
+    """
+    operands = _operands(a, b, scale_a, scale_b, bias)
+    if out_dtype is None:
+        out_dtype = torch.bfloat16 if a.dtype in _FP8 else a.dtype
+    if out_dtype not in DTYPES:
+        raise UsageError(f"gemm got out_dtype={_name(out_dtype)}; it writes {', '.join(map(_name, DTYPES))}")
+    captured = capture(epilogue)
+    if torch.is_grad_enabled() and any(
+        each.requires_grad for each in (*operands.values(), *captured.tensors)
+    ):
+        raise UsageError(
+            "gemm has no derivative and got a tensor that requires one; call it under torch.no_grad()"
+        )
+    program = _program(operands, epilogue, captured, out_dtype, use_fast_accum)
+    with torch.no_grad():
+        return program(operands, captured)
+
+
+@dataclass(frozen=True)
+class _Program:
+    """A traced and rewritten call. `constants` are its further operands: an index among what was captured, or
+    a tensor that the epilogue makes of constants."""
+
+    graph: fx.GraphModule
+    constants: tuple[int | Tensor, ...]
+
+    def __call__(self, operands: dict[str, Tensor], captured: Captured) -> Any:
+        constants = [captured.tensors[each] if isinstance(each, int) else each for each in self.constants]
+        return self.graph(*operands.values(), *constants)
+
+
+_programs: OrderedDict[Any, _Program] = OrderedDict()
+
+
+def _program(
+    operands: dict[str, Tensor],
+    epilogue: Epilogue | None,
+    captured: Captured,
+    out_dtype: torch.dtype,
+    fast_accum: bool,
+) -> _Program:
+    """The program of a call, traced where no earlier call was like it."""
+    if captured.key is None:
+        return _trace(operands, epilogue, captured, out_dtype, fast_accum)
+    layouts = tuple((name, _layout(tensor)) for name, tensor in operands.items())
+    key = (layouts, captured.key, out_dtype, fast_accum, current_precision())
+    if key in _programs:
+        _programs.move_to_end(key)
+    else:
+        _programs[key] = _trace(operands, epilogue, captured, out_dtype, fast_accum)
+        if len(_programs) > _PROGRAMS:
+            _programs.popitem(last=False)
+    return _programs[key]
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _operands(
+    a: Tensor, b: Tensor, scale_a: Tensor | None, scale_b: Tensor | None, bias: Tensor | None
+) -> dict[str, Tensor]:
+    """The operands by name, in the walker's forms. Raises UsageError where they make no product."""
+    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
+        raise UsageError(f"gemm got a {_shape(a)} and b {_shape(b)}; it multiplies (M, K) by (K, N)")
+    fp8 = a.dtype in _FP8 and b.dtype in _FP8 and torch.float8_e4m3fn in (a.dtype, b.dtype)
+    if not fp8 and not (a.dtype in _HALF and a.dtype is b.dtype):
+        raise UsageError(f"gemm got {_name(a.dtype)} by {_name(b.dtype)}; it multiplies {_ACCEPTED}")
+    m, n = a.shape[0], b.shape[1]
+    operands = {"a": a, "b": b}
+    if fp8 or scale_a is not None or scale_b is not None:
+        operands["scale_a"] = _scale("scale_a", scale_a, a, (m, 1))
+        operands["scale_b"] = _scale("scale_b", scale_b, a, (1, n))
+        if operands["scale_a"].numel() == 1 != operands["scale_b"].numel():
+            operands["scale_a"] = operands["scale_a"].expand(m, 1)
+        elif operands["scale_b"].numel() == 1 != operands["scale_a"].numel():
+            operands["scale_b"] = operands["scale_b"].expand(1, n)
+    if bias is not None:
+        if tuple(bias.shape) not in ((n,), (1, n)) or not bias.is_floating_point():
+            raise UsageError(
+                f"gemm got a {_name(bias.dtype)} bias {_shape(bias)}; it takes a float one of ({n},)"
+            )
+        operands["bias"] = bias.reshape(n)
+    for name, tensor in operands.items():
+        if tensor.device != a.device:
+            raise UsageError(f"gemm got a on {a.device} and {name} on {tensor.device}; it takes one device")
+    return operands
+
+
+def _scale(name: str, scale: Tensor | None, a: Tensor, shape: tuple[int, int]) -> Tensor:
+    """A scale in its rowwise shape, or as one element; ones where there is none."""
+    if scale is None:
+        return torch.ones((1, 1), device=a.device)
+    if scale.dtype is not torch.float32:
+        raise UsageError(f"gemm got a {_name(scale.dtype)} {name}; scales are float32")
+    if scale.numel() == 1:
+        return scale.reshape(1, 1)
+    length = max(shape)
+    if tuple(scale.shape) not in (shape, (length,)):
+        raise UsageError(f"gemm got {name} {_shape(scale)}; it takes one element, ({length},) or {shape}")
+    return scale.reshape(shape)
+
+
+def _trace(
+    operands: dict[str, Tensor],
+    epilogue: Epilogue | None,
+    captured: Captured,
+    out_dtype: torch.dtype,
+    fast_accum: bool,
+) -> _Program:
+    """The call as a graph of one region, rewritten. Raises UsageError where it does not become one kernel."""
+    builder = _Builder()
+    with builder.mode:
+        shape = operands["a"].shape[0], operands["b"].shape[1]
+        plane = torch.empty(shape, dtype=torch.float32, device=operands["a"].device)
+    traced = _trace_epilogue(epilogue or (lambda result: result), plane)
+    constants = [
+        (node, getattr(traced, str(node.target))) for node in traced.graph.nodes if node.op == "get_attr"
+    ]
+
+    nodes = {name: builder.placeholder(name, tensor) for name, tensor in operands.items()}
+    values = {
+        node: builder.placeholder(f"captured{index}", tensor)
+        for index, (node, tensor) in enumerate(constants)
+    }
+    (argument,) = (node for node in traced.graph.nodes if node.op == "placeholder")
+    values[argument] = builder.product(nodes, plane, fast_accum)
+    outputs = builder.graph.graph_copy(traced.graph, values)
+    builder.graph.output(fx.node.map_arg(outputs, lambda node: builder.finished(node, plane, out_dtype)))
+    _fuse(builder.graph)
+    known = {id(tensor): index for index, tensor in enumerate(captured.tensors)}
+    return _Program(
+        fx.GraphModule(torch.nn.Module(), builder.graph),
+        tuple(known.get(id(tensor), tensor) for _, tensor in constants),
+    )
+
+
+def _trace_epilogue(epilogue: Epilogue, plane: Tensor) -> fx.GraphModule:
+    """The epilogue as aten calls on the fp32 result; the tensors that it closes over are attributes."""
+    trace = make_fx(
+        functionalize(epilogue),
+        decomposition_table=select_decomp_table(),
+        tracing_mode="real",
+        _allow_non_fake_inputs=True,
+    )
+    with torch.no_grad():
+        traced = trace(plane)
+    for node in traced.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+            written = node.args[0]
+            if not (isinstance(written, fx.Node) and written.op == "placeholder"):
+                raise UsageError(
+                    f"gemm's epilogue writes in place to a tensor that it closes over ({node.target})"
+                )
+            traced.graph.erase_node(
+                node
+            )  # what functionalize writes back to the result, which is read no more
+    results = next(node for node in traced.graph.nodes if node.op == "output").args[0]
+    for result in tree_leaves(results):
+        if not isinstance(result, fx.Node):
+            raise UsageError(f"gemm's epilogue returned a {type(result).__name__}; it returns tensors")
+        if result.meta["val"].shape != plane.shape:
+            given, wanted = _shape(result.meta["val"]), _shape(plane)
+            raise UsageError(
+                f"gemm's epilogue returned a tensor {given}; it returns {wanted}, the product's shape"
+            )
+    return traced
+
+
+class _Builder:
+    """A graph in the making, with the fake tensors that the walker reads."""
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def placeholder(self, name: str, tensor: Tensor) -> fx.Node:
+        node = self.graph.placeholder(name)
+        node.meta["val"] = self.mode.from_tensor(tensor.detach(), static_shapes=True)
+        return node
+
+    def product(self, nodes: dict[str, fx.Node], plane: Tensor, fast_accum: bool) -> fx.Node:
+        """The product with its scales and bias: calls that are said to give fp32, whatever eager's would."""
+        a, b, bias = nodes["a"], nodes["b"], nodes.get("bias")
+        scales = [nodes[name] for name in ("scale_a", "scale_b") if name in nodes]
+        if a.meta["val"].dtype in _FP8:
+            result = self._call(
+                plane, aten._scaled_mm.default, a, b, *scales, bias, None, torch.float32, fast_accum
+            )
+        elif bias is not None and not scales:
+            result = self._call(plane, aten.addmm.default, bias, a, b)
+        else:
+            result = self._call(plane, aten.mm.default, a, b)
+            for scale in scales:
+                result = self._call(plane, aten.mul.Tensor, result, scale)
+            if bias is not None:
+                result = self._call(plane, aten.add.Tensor, result, bias)
+        # Changes nothing, but is work after the product, without which the walker leaves an mm alone.
+        return self._call(plane, prims.convert_element_type.default, result, torch.float32)
+
+    def finished(self, node: fx.Node, plane: Tensor, out_dtype: torch.dtype) -> fx.Node:
+        """An output, brought from fp32 to `out_dtype`."""
+        value = node.meta["val"]
+        if value.dtype is not torch.float32 or out_dtype is torch.float32:
+            return node
+        with self.mode:
+            converted = torch.empty_like(plane, dtype=out_dtype)
+        return self._call(converted, prims.convert_element_type.default, node, out_dtype)
+
+    def _call(self, value: Tensor, target: Any, *args: Any) -> fx.Node:
+        node = self.graph.call_function(target, args)
+        node.meta["val"] = value
+        return node
+
+
+def _fuse(graph: fx.Graph) -> None:
+    """Make the product and its epilogue one call of the op. Raises UsageError where more is left."""
+    regions, rejections = find_regions(graph, current_precision(), device_capability)
+    if regions:
+        rewrite(graph, regions)
+    outputs = next(node for node in graph.nodes if node.op == "output").all_input_nodes
+    if len(regions) != 1 or not all(_is_result(root(output)) for output in outputs):
+        why = (
+            "; ".join(rejection.message for rejection in rejections) or "a result is not made of the product"
+        )
+        raise UsageError(f"gemm can't do this in one kernel: {why}")
+
+
+def _is_result(node: fx.Node) -> bool:
+    return any(source.target is gemm_epilogue for source in (node, *node.all_input_nodes))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _shape(tensor: Tensor) -> str:
+    return str(tuple(tensor.shape))
