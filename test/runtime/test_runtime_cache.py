@@ -395,15 +395,21 @@ def test_a_loaded_kernel_checks_what_it_is_given(folder: Path, compilations: lis
         obtain([KERNEL])[KERNEL](a, b, *loads, plane, 132)
 
 
-def test_several_kernels_are_built_in_processes_of_their_own(folder: Path, compilations: list[str]) -> None:
-    # Real ones: what this process would put in their place does not reach another.
-    kernels = [Kernel(SPEC, config, Variant.TMA) for config in table(Arch.SM90A, SPEC)[:2]]
+@pytest.mark.parametrize("arch", list(Arch))
+def test_several_generated_kernels_are_built_in_processes_of_their_own(
+    arch: Arch, folder: Path, compilations: list[str]
+) -> None:
+    # What this process would put in the place of generated text does not reach another.
+    config = table(arch, SPEC)[-1]
+    kernels = [Kernel(SPEC, config, variant) for variant in Variant]
     outcomes = obtain(kernels)
     assert all(callable(outcomes[kernel]) for kernel in kernels), outcomes
     assert compilations == []
     for kernel in kernels:
         text = (folder / f"{kernel.name}.py").read_text()
         assert text == emit(kernel.spec, kernel.config, kernel.variant)
+        entry = json.loads((folder / f"{kernel.name}.json").read_text())
+        assert entry["spill_bytes"] == 0 and entry["smem_bytes"] > 0
 
 
 def test_what_goes_wrong_in_another_process_is_told(folder: Path) -> None:
