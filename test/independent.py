@@ -102,7 +102,8 @@ def cast(value: Array, dtype: DType, overflow: Overflow) -> Array:
 
 
 def _stored(spec: EpilogueSpec, name: str, dtype: DType, values: dict[str, Array]) -> Array:
-    return values[name] if spec.dtypes[name] is dtype else cast(values[name], dtype, Overflow.SATURATE)
+    keeps = spec.dtypes[name] is dtype
+    return cast(values[name], dtype, Overflow.NONFINITE if keeps else Overflow.SATURATE)
 
 
 def _step(spec: EpilogueSpec, op: Op, values: dict[str, Array]) -> Array:
