@@ -78,7 +78,7 @@ MAKERS: dict[str, Maker] = {
     "row_bf16": lambda p, g: p.randn(p.n, dtype=torch.bfloat16, generator=g),
     "column_bf16": lambda p, g: p.randn(p.m, 1, dtype=torch.bfloat16, generator=g),
     "row": lambda p, g: p.ramp(p.n),
-    "threshold": lambda p, g: p.ramp(p.n) - 0.37,  # no product of halves and the other ramps
+    "threshold": lambda p, g: p.ramp(p.n) - 0.1234567,  # no product of halves and the other ramps
     "column": lambda p, g: p.ramp(p.m),
     "residual": _plane(torch.bfloat16),
     "other": _plane(torch.bfloat16),
