@@ -22,7 +22,7 @@ class Arch(str, Enum):
 
     @property
     def sm_count(self) -> int:
-        """Multiprocessors to plan for where no GPU is here: those of an H200 or a B200 (their data sheets)."""
+        """Multiprocessors to plan for where no GPU is here: an H200's or a B200's (their data sheets)."""
         return 132 if self is Arch.SM90A else 148
 
     @staticmethod

@@ -25,7 +25,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils.blackwell_helpers as blackwell
-from cutlass import Boolean, Float32, Int32
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.memory import SmemAllocator, TmemAllocator
 from cutlass.tensor_utils import LayoutEnum
@@ -34,6 +34,7 @@ from .config import TILE_K_BYTES, TileConfig
 from .epilogue import Epilogue, SmemOperand, by_name
 from .scheduler import TileSchedule
 from .stages import Stages
+from .tile import Sm100Subtile, Sm100Tile
 
 CTA_M = 128
 """Rows of a CTA's tile: one a lane of tensor memory, one a thread of the epilogue warps."""
@@ -48,91 +49,6 @@ SMEM_ALIGN = 1024
 """The 128-byte swizzle repeats every 1024 bytes."""
 
 EPILOGUE_BARRIER, TMEM_BARRIER = 1, 2
-
-
-class Sm100Tile:
-    """The part of an output tile that one thread owns: one row, as tcgen05.ld.32x32b (PTX ISA) reads it."""
-
-    rows = 1
-
-    def __init__(self, gemm: Sm100Gemm, m0: Int32, n0: Int32, m: Int32, n: Int32, thread: Int32):
-        self.m0, self.n0, self.m, self.n = m0, n0, m, n
-        self.lane = thread % 32
-        self.thread = thread
-        self.tile_n = gemm.config.tile_n
-        self.columns = gemm.config.tile_n
-
-    def raw_row(self, r: int) -> Int32:
-        """The global row of the thread's r-th row, which may lie beyond M."""
-        return self.m0 + self.thread
-
-    def raw_column(self, c: int) -> Int32:
-        """The global column of the thread's c-th column, which may lie beyond N."""
-        return self.n0 + self.column_offset(c)
-
-    def column_offset(self, c: int) -> int:
-        """The thread's c-th column within the tile."""
-        return c
-
-    def row(self, r: int) -> Int32:
-        """The global row of the thread's r-th row, clamped to the last."""
-        return cutlass.min(self.raw_row(r), self.m - 1)
-
-    def column(self, c: int) -> Int32:
-        """The global column of the thread's c-th column, clamped to the last."""
-        return self.clamp_column(self.column_offset(c))
-
-    def clamp_column(self, offset: int | Int32) -> Int32:
-        """The global column of a column of the tile, clamped to the last."""
-        return cutlass.min(self.n0 + offset, self.n - 1)
-
-
-class Sm100Subtile:
-    """One visit: a 128 x `subtile_n` piece of a CTA's tile and the thread's elements of it.
-
-    Element e of the fragment belongs to the thread's row `row_of(e)` and, within the subtile, to its column
-    `column_of(e)`; `first_column` is where the subtile's columns begin among those of the whole tile. It is
-    known at run time only, because the loop over subtiles stays a loop: registers can't be indexed by it.
-    """
-
-    def __init__(self, gemm: Sm100Gemm, tile: Sm100Tile, index: Int32):
-        self.tile = tile
-        self.elements = self.columns = gemm.config.subtile_n
-        self.first_column = index * self.columns
-
-    def row_of(self, e: int) -> int:
-        """Which of the thread's rows element e lies in."""
-        return 0
-
-    def column_of(self, e: int) -> int:
-        """Which of the thread's columns of this subtile element e lies in."""
-        return e
-
-    def row_slice(self, vector: Any) -> cute.Tensor:
-        """The thread's columns of this subtile in a shared vector of the tile's columns."""
-        return cute.make_tensor(vector.iterator + self.first_column, cute.make_layout(self.columns))
-
-    def partition(self, plane: Any) -> cute.Tensor:
-        """The thread's elements of a (128, subtile_n) plane."""
-        return plane[(self.tile.thread, None)]
-
-    def row(self, e: int) -> Int32:
-        """The global row of element e, clamped to the last."""
-        return self.tile.row(self.row_of(e))
-
-    def column(self, e: int) -> Int32:
-        """The global column of element e, clamped to the last."""
-        return self.tile.column(self.first_column + self.column_of(e))
-
-    def target(self, e: int) -> tuple[Int32, Int32, Boolean]:
-        """The global row and column of element e, and whether they belong to the output.
-
-        Not clamped, so that the addresses of a row's elements differ by constants: clamped ones take two
-        registers each, and spilled.
-        """
-        row = self.tile.raw_row(self.row_of(e))
-        column = self.tile.raw_column(self.first_column + self.column_of(e))
-        return row, column, (row < self.tile.m) & (column < self.tile.n)
 
 
 class Sm100Gemm:
@@ -497,7 +413,7 @@ class Sm100Gemm:
         _, _, item_step = cute.arch.grid_dim()
         while schedule.is_valid(item):
             row, column = self._cta_tile(shared, item)
-            tile = Sm100Tile(self, row * CTA_M, column * config.tile_n, shared.m, shared.n, lane)
+            tile = Sm100Tile(self.config, row * CTA_M, column * config.tile_n, shared.m, shared.n, lane)
             row_pipeline.producer_acquire(row_state)
             rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
             self.epilogue.stage(tile, glob, by_name(names, rows))
@@ -562,7 +478,7 @@ class Sm100Gemm:
         _, _, item_step = cute.arch.grid_dim()
         while schedule.is_valid(item):
             row, column = self._cta_tile(shared, item)
-            tile = Sm100Tile(self, row * CTA_M, column * config.tile_n, shared.m, shared.n, thread)
+            tile = Sm100Tile(self.config, row * CTA_M, column * config.tile_n, shared.m, shared.n, thread)
             held = self.epilogue.begin(tile, glob)
             if cutlass.const_expr(epilogue.staged):
                 row_pipeline.consumer_wait(row_state)
@@ -579,7 +495,7 @@ class Sm100Gemm:
                         acc_pipeline.consumer_release(acc_state)
                 planes = [s_load[(None, None, exact_state.index)] for s_load in shared.loads]
                 planes += [s_store[(None, None, store_state.index)] for s_store in shared.stores]
-                sub = Sm100Subtile(self, tile, Int32(subtile))
+                sub = Sm100Subtile(self.config, tile, Int32(subtile))
                 flat = cute.make_tensor(fragment.iterator, cute.make_layout(sub.elements))
                 self.epilogue.visit(sub, flat, glob, held, by_name(names, rows + planes))
                 if cutlass.const_expr(self.uses_planes):

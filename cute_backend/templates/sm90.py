@@ -21,7 +21,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils.hopper_helpers as hopper
-from cutlass import Boolean, Float32, Int32
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
@@ -30,6 +30,7 @@ from .config import TILE_K_BYTES, TileConfig
 from .epilogue import Epilogue, SmemOperand, by_name
 from .scheduler import TileSchedule
 from .stages import Stages
+from .tile import Sm90Subtile, Sm90Tile
 
 PRODUCER, CONSUMER = pipeline.PipelineUserType.Producer, pipeline.PipelineUserType.Consumer
 
@@ -41,101 +42,6 @@ SMEM_ALIGN = 1024
 """The 128-byte swizzle repeats every 1024 bytes."""
 
 LOAD_REGISTERS, MMA_REGISTERS = 40, 232
-
-
-class Sm90Tile:
-    """The part of an output tile that one thread owns, as wgmma lays out its accumulators.
-
-    A thread has two rows, eight apart, of each 64-row block of its warpgroup, and two neighbouring columns of
-    every eight (PTX ISA, wgmma register fragments, matrix D).
-    """
-
-    def __init__(self, gemm: Sm90Gemm, m0: Int32, n0: Int32, m: Int32, n: Int32, thread: Int32, share: Int32):
-        lane = thread % 32
-        self.m0, self.n0, self.m, self.n = m0, n0, m, n
-        self.lane = lane
-        self.tile_n = gemm.config.tile_n
-        self.rows = 2 * gemm.blocks
-        self.columns = self.tile_n // 4
-        self._sharing = gemm.config.sharing
-        self._row0 = m0 + share * BLOCK_M + thread // 32 * 16 + lane // 4
-        self._column0 = lane % 4 * 2
-
-    def raw_row(self, r: int) -> Int32:
-        """The global row of the thread's r-th row, which may lie beyond M."""
-        return self._row0 + (r // 2 * self._sharing * BLOCK_M + r % 2 * 8)
-
-    def raw_column(self, c: int) -> Int32:
-        """The global column of the thread's c-th column, which may lie beyond N."""
-        return self.n0 + self.column_offset(c)
-
-    def column_offset(self, c: int) -> Int32:
-        """The thread's c-th column within the tile."""
-        return self._column0 + (c // 2 * 8 + c % 2)
-
-    def row(self, r: int) -> Int32:
-        """The global row of the thread's r-th row, clamped to the last."""
-        return cutlass.min(self.raw_row(r), self.m - 1)
-
-    def column(self, c: int) -> Int32:
-        """The global column of the thread's c-th column, clamped to the last."""
-        return self.clamp_column(self.column_offset(c))
-
-    def clamp_column(self, offset: Int32) -> Int32:
-        """The global column of a column of the tile, clamped to the last."""
-        return cutlass.min(self.n0 + offset, self.n - 1)
-
-
-class Sm90Subtile:
-    """One visit: a 64 x `subtile_n` piece of a warpgroup's tile and the thread's elements of it.
-
-    Element e of the fragment belongs to the thread's row `row_of(e)` and, within the subtile, to its column
-    `column_of(e)`; `first_column` is where the subtile's columns begin among those of the whole tile.
-    """
-
-    def __init__(self, gemm: Sm90Gemm, tile: Sm90Tile, index: int, thr_mma: Any):
-        subtile_n = gemm.config.subtile_n
-        self.tile = tile
-        self.block, self.step = divmod(index, gemm.steps)
-        self.elements = BLOCK_M * subtile_n // WARPGROUP
-        self.columns = subtile_n // 4
-        self.first_column = self.step * self.columns
-        self._thr_mma = thr_mma
-
-    def row_of(self, e: int) -> int:
-        """Which of the thread's rows element e lies in."""
-        return 2 * self.block + e // 2 % 2
-
-    def column_of(self, e: int) -> int:
-        """Which of the thread's columns of this subtile element e lies in."""
-        return e // 4 * 2 + e % 2
-
-    def row_slice(self, vector: cute.Tensor) -> cute.Tensor:
-        """The thread's columns of this subtile in a shared vector of the tile's columns."""
-        layout = cute.make_layout((2, self.columns // 2), stride=(1, 8))
-        return cute.make_tensor(vector.iterator + self.tile.column_offset(self.first_column), layout)
-
-    def partition(self, plane: cute.Tensor) -> cute.Tensor:
-        """The thread's elements of a (64, subtile_n) plane."""
-        return self._thr_mma.partition_C(plane)
-
-    def row(self, e: int) -> Int32:
-        """The global row of element e, clamped to the last."""
-        return self.tile.row(self.row_of(e))
-
-    def column(self, e: int) -> Int32:
-        """The global column of element e, clamped to the last."""
-        return self.tile.column(self.first_column + self.column_of(e))
-
-    def target(self, e: int) -> tuple[Int32, Int32, Boolean]:
-        """The global row and column of element e, and whether they belong to the output.
-
-        Not clamped, so that the addresses of a row's elements differ by constants: clamped ones take two
-        registers each, and spilled.
-        """
-        row = self.tile.raw_row(self.row_of(e))
-        column = self.tile.raw_column(self.first_column + self.column_of(e))
-        return row, column, (row < self.tile.m) & (column < self.tile.n)
 
 
 @dataclass(frozen=True)
@@ -435,7 +341,7 @@ class Sm90Gemm:
                 item = Int32(first_item)
                 while schedule.is_valid(item):
                     m0, n0 = self._origin(schedule, item, cta_m, cta_n)
-                    tile = Sm90Tile(self, m0, n0, m, n, thread % 32, Int32(0))
+                    tile = Sm90Tile(config, m0, n0, m, n, thread % 32, Int32(0))
                     row_pipeline.producer_acquire(row_state)
                     rows = [s_row[(None, row_state.index)] for s_row in s_rows]
                     self.epilogue.stage(tile, glob, by_name([o.name for o in epilogue.staged], rows))
@@ -477,7 +383,7 @@ class Sm90Gemm:
                 row_state.advance(group)
             while schedule.is_valid(item):
                 m0, n0 = self._origin(schedule, item, cta_m, cta_n)
-                tile = Sm90Tile(self, m0, n0, m, n, group_thread, share)
+                tile = Sm90Tile(config, m0, n0, m, n, group_thread, share)
                 held = self.epilogue.begin(tile, glob)
 
                 if cutlass.const_expr(config.pingpong):
@@ -492,7 +398,7 @@ class Sm90Gemm:
                     rows = [s_row[(None, row_state.index)] for s_row in s_rows]
                 flat = cute.make_tensor(acc.iterator, cute.make_layout(cute.size(acc)))
                 for subtile in cutlass.range_constexpr(self.subtiles):
-                    sub = Sm90Subtile(self, tile, subtile, thr_subtile)
+                    sub = Sm90Subtile(config, tile, subtile, thr_subtile)
                     piece = cute.make_tensor(
                         flat.iterator + subtile * sub.elements, cute.make_layout(sub.elements)
                     )

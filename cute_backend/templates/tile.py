@@ -1,0 +1,190 @@
+"""What one thread of the epilogue owns of a tile and of a subtile: the faces that generated epilogues use.
+
+The thread's rows of a tile are counted by r, its columns by c. Element e of a subtile's fragment belongs to
+row slot `row_of(e)` and, within the subtile, to column slot `column_of(e)`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32
+
+from .config import TileConfig
+
+
+class Tile(ABC):
+    """The rows and columns in which a thread has elements of an output tile, which begins at (m0, n0) of (M, N).
+
+    `rows` and `columns` are how many, `lane` is the thread's place in its warp.
+    """
+
+    rows: int
+    columns: int
+
+    def __init__(self, config: TileConfig, m0: Int32, n0: Int32, m: Int32, n: Int32, thread: Int32):
+        self.m0, self.n0, self.m, self.n = m0, n0, m, n
+        self.tile_n = config.tile_n
+        self.thread = thread
+        self.lane = thread % 32
+
+    @abstractmethod
+    def raw_row(self, r: int) -> Int32:
+        """The global row of the thread's r-th row, which may lie beyond M."""
+
+    @abstractmethod
+    def column_offset(self, c: int) -> int | Int32:
+        """The thread's c-th column within the tile."""
+
+    def raw_column(self, c: int) -> Int32:
+        """The global column of the thread's c-th column, which may lie beyond N."""
+        return self.n0 + self.column_offset(c)
+
+    def row(self, r: int) -> Int32:
+        """The global row of the thread's r-th row, clamped to the last."""
+        return cutlass.min(self.raw_row(r), self.m - 1)
+
+    def column(self, c: int) -> Int32:
+        """The global column of the thread's c-th column, clamped to the last."""
+        return self.clamp_column(self.column_offset(c))
+
+    def clamp_column(self, offset: int | Int32) -> Int32:
+        """The global column of a column of the tile, clamped to the last."""
+        return cutlass.min(self.n0 + offset, self.n - 1)
+
+
+class Subtile(ABC):
+    """One visit: as many rows as one MMA instruction gives a warpgroup, `subtile_n` columns.
+
+    The thread has `elements` of it, in `columns` columns, which begin at slot `first_column` of the tile's.
+    """
+
+    elements: int
+    columns: int
+
+    def __init__(self, tile: Tile, first_column: int | Int32):
+        self.tile = tile
+        self.first_column = first_column
+
+    @abstractmethod
+    def row_of(self, e: int) -> int:
+        """Which of the thread's rows element e lies in."""
+
+    @abstractmethod
+    def column_of(self, e: int) -> int:
+        """Which of the thread's columns of this subtile element e lies in."""
+
+    @abstractmethod
+    def row_slice(self, vector: Any) -> cute.Tensor:
+        """The thread's columns of this subtile in a shared vector of the tile's columns."""
+
+    @abstractmethod
+    def partition(self, plane: Any) -> cute.Tensor:
+        """The thread's elements of a shared plane of the subtile's shape."""
+
+    def row(self, e: int) -> Int32:
+        """The global row of element e, clamped to the last."""
+        return self.tile.row(self.row_of(e))
+
+    def column(self, e: int) -> Int32:
+        """The global column of element e, clamped to the last."""
+        return self.tile.column(self.first_column + self.column_of(e))
+
+    def target(self, e: int) -> tuple[Int32, Int32, Boolean]:
+        """The global row and column of element e, and whether they belong to the output.
+
+        Not clamped, so that the addresses of a row's elements differ by constants: clamped ones take two
+        registers each, and spilled.
+        """
+        row = self.tile.raw_row(self.row_of(e))
+        column = self.tile.raw_column(self.first_column + self.column_of(e))
+        return row, column, (row < self.tile.m) & (column < self.tile.n)
+
+
+class Sm90Tile(Tile):
+    """As wgmma lays out its accumulators: two rows, eight apart, of each 64-row block of the warpgroup, and
+    two neighbouring columns of every eight (PTX ISA, wgmma register fragments, matrix D).
+
+    `share` is which of the warpgroups on the tile this is; their blocks alternate.
+    """
+
+    def __init__(
+        self, config: TileConfig, m0: Int32, n0: Int32, m: Int32, n: Int32, thread: Int32, share: int | Int32
+    ):
+        super().__init__(config, m0, n0, m, n, thread)
+        self.rows = config.tile_m // (32 * config.sharing)
+        self.columns = config.tile_n // 4
+        self._block_step = config.block_m * config.sharing
+        self._row0 = m0 + share * config.block_m + thread // 32 * 16 + self.lane // 4
+        self._column0 = self.lane % 4 * 2
+
+    def raw_row(self, r: int) -> Int32:
+        return self._row0 + (r // 2 * self._block_step + r % 2 * 8)
+
+    def column_offset(self, c: int) -> Int32:
+        return self._column0 + (c // 2 * 8 + c % 2)
+
+
+class Sm90Subtile(Subtile):
+    """The `index`-th 64 x `subtile_n` piece of a warpgroup's tile, along N first; `thr_mma` is the thread's
+    slice of an MMA of that shape."""
+
+    def __init__(self, config: TileConfig, tile: Sm90Tile, index: int, thr_mma: Any):
+        self._block, step = divmod(index, config.tile_n // config.subtile_n)
+        self.columns = config.subtile_n // 4
+        self.elements = 2 * self.columns
+        self._thr_mma = thr_mma
+        super().__init__(tile, step * self.columns)
+
+    def row_of(self, e: int) -> int:
+        return 2 * self._block + e // 2 % 2
+
+    def column_of(self, e: int) -> int:
+        return e // 4 * 2 + e % 2
+
+    def row_slice(self, vector: Any) -> cute.Tensor:
+        layout = cute.make_layout((2, self.columns // 2), stride=(1, 8))
+        return cute.make_tensor(vector.iterator + self.tile.column_offset(self.first_column), layout)
+
+    def partition(self, plane: Any) -> cute.Tensor:
+        return self._thr_mma.partition_C(plane)
+
+
+class Sm100Tile(Tile):
+    """As tcgen05.ld.32x32b reads tensor memory: one row, all its columns (PTX ISA)."""
+
+    rows = 1
+
+    def __init__(self, config: TileConfig, m0: Int32, n0: Int32, m: Int32, n: Int32, thread: Int32):
+        super().__init__(config, m0, n0, m, n, thread)
+        self.columns = config.tile_n
+
+    def raw_row(self, r: int) -> Int32:
+        return self.m0 + self.thread
+
+    def column_offset(self, c: int) -> int:
+        return c
+
+
+class Sm100Subtile(Subtile):
+    """The `index`-th 128 x `subtile_n` piece of a CTA's tile. The index is known at run time only, because
+    the loop over subtiles stays a loop: registers can't be indexed by it."""
+
+    def __init__(self, config: TileConfig, tile: Sm100Tile, index: Int32):
+        self.elements = self.columns = config.subtile_n
+        super().__init__(tile, index * config.subtile_n)
+
+    def row_of(self, e: int) -> int:
+        return 0
+
+    def column_of(self, e: int) -> int:
+        return e
+
+    def row_slice(self, vector: Any) -> cute.Tensor:
+        return cute.make_tensor(vector.iterator + self.first_column, cute.make_layout(self.columns))
+
+    def partition(self, plane: Any) -> cute.Tensor:
+        return plane[(self.tile.thread, None)]
