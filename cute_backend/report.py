@@ -39,12 +39,12 @@ def show(renderable: RenderableType) -> None:
 
 
 def to_text(renderable: RenderableType) -> str:
-    """What `print` shows: the same layout, no colour."""
+    """What `print` shows: the same layout, no colour, and rules in ASCII for logs."""
     width = shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns if sys.stdout.isatty() else PLAIN_WIDTH
     plain = Console(width=width, color_system=None, highlight=False)
     with plain.capture() as capture:
         plain.print(renderable)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+    return "\n".join(line.rstrip().replace("\u2500", "-") for line in capture.get().splitlines())
 
 
 def explanation(explained: Explanation) -> RenderableType:

@@ -7,17 +7,21 @@ for graph in collect(fn, (x, w)):
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import fx
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
 from torch._dynamo import config as dynamo_config
+from torch._dynamo import convert_frame
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx, fake_tensor_prop
@@ -56,18 +60,18 @@ def collect(
     """
     reports: list[GraphReport] = []
     capability = device_capability if arch is None else lambda device: _ARCHS[arch]
-    backend = _Collector(reports, capability)
+    backend = _Collector(reports, capability, _user_names(fn))
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = tree_map(lambda value: _to_fake(mode, value), tuple(args))
     with _fresh():
         try:
             with mode:
-                torch.compile(fn, backend=backend, dynamic=dynamic)(*fakes)
+                torch.compile(_call_of(fn), backend=backend, dynamic=dynamic)(*fakes)
         except DataDependentOutputException:
             if any(isinstance(value, FakeTensor) for value in args):
                 raise
             reports.clear()
-            torch.compile(fn, backend=backend, dynamic=dynamic)(*args)
+            torch.compile(_call_of(fn), backend=backend, dynamic=dynamic)(*args)
     return reports
 
 
@@ -76,19 +80,45 @@ _ARCHS = {"sm_90a": (9, 0), "sm_100a": (10, 0)}
 
 @contextmanager
 def _fresh() -> Iterator[None]:
-    """Caches off, the backward graph compiled together with the forward one, and no end of recompilations.
+    """Caches off, the backward graph compiled together with the forward one, and no trace left in Dynamo.
 
-    Each call brings a backend of its own, so to Dynamo each is a recompilation of the function, and beyond
-    its limit the function would silently run unseen.
+    Sizes that differ from those of an earlier call would become dynamic, and beyond Dynamo's limit of
+    recompilations a function would silently run unseen, when it is next asked about or really compiled.
     """
+    theirs = {id(code) for code in _compiled_codes()}
     with (
         warnings.catch_warnings(),
-        dynamo_config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize),
+        dynamo_config.patch(
+            recompile_limit=sys.maxsize,
+            accumulated_recompile_limit=sys.maxsize,
+            automatic_dynamic_shapes=False,
+        ),
         inductor_config.patch(force_disable_caches=True),
         functorch_config.patch(force_non_lazy_backward_lowering=True),
     ):
         warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
-        yield
+        try:
+            yield
+        finally:
+            for code in _compiled_codes():
+                if id(code) not in theirs:
+                    reset_code(code)
+
+
+def _compiled_codes() -> list[CodeType]:
+    """The code objects with which Dynamo keeps something compiled."""
+    seen = (reference() for reference in convert_frame.input_codes.seen)
+    return [code for code in seen if code is not None and _debug_get_cache_entry_list(code)]
+
+
+def _call_of(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls `fn`, with code of its own: Dynamo keeps what it compiles with the code."""
+
+    def call(*args: Any) -> Any:
+        return fn(*args)
+
+    call.__code__ = call.__code__.replace()
+    return call
 
 
 def _to_fake(mode: FakeTensorMode, value: Any) -> Any:
@@ -105,12 +135,15 @@ def _to_fake(mode: FakeTensorMode, value: Any) -> Any:
 class _Collector:
     """A Dynamo backend that stops each graph where the pass would meet it, and runs it as it is."""
 
-    def __init__(self, reports: list[GraphReport], capability: Capability) -> None:
+    def __init__(
+        self, reports: list[GraphReport], capability: Capability, user_name: Callable[[fx.Node], str]
+    ) -> None:
         self.reports = reports
         self.capability = capability
+        self.user_name = user_name
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        names = [_user_name(node) for node in gm.graph.nodes if node.op == "placeholder"]
+        names = [self.user_name(node) for node in gm.graph.nodes if node.op == "placeholder"]
 
         def inner(gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Callable[..., Any]:
             copy = fx.GraphModule(gm, fx.Graph())
@@ -154,16 +187,38 @@ def _copy(graph: fx.Graph) -> fx.Graph:
     return new
 
 
-def _user_name(node: fx.Node) -> str:
-    """What the user calls an input of Dynamo's graph: `bias`, or `self.up.weight`."""
-    grapharg = node.meta.get("grapharg")
-    source = getattr(grapharg, "source", None)
-    if source is None:
-        return node.name
-    name = source.name if isinstance(source.name, str) else source.name()
-    name = re.sub(r"\._(?:modules|parameters|buffers)(?=\[)", "", name)
-    name = re.sub(r"^[LG](?=\[)", "", name)
-    return re.sub(r"\['(\w+)'\]", r".\1", name).strip(".")
+def _user_names(fn: Callable[..., Any]) -> Callable[[fx.Node], str]:
+    """What the user of `fn` calls an input of the graph that Dynamo made of `_call_of(fn)`.
+
+    `bias` for a parameter, a variable of a closure or a global, `self.up.weight` for a module's.
+    """
+    code = getattr(fn, "__code__", None)
+    try:
+        parameters = list(inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn).parameters)
+    except ValueError:  # a function that is not written in Python
+        parameters = []
+
+    def parameter(match: re.Match[str]) -> str:
+        index = int(match[1])
+        return parameters[index] if index < len(parameters) else match[0]
+
+    def name_of(node: fx.Node) -> str:
+        source = getattr(node.meta.get("grapharg"), "source", None)
+        if source is None:
+            return node.name
+        name = source.name if isinstance(source.name, str) else source.name()
+        name = re.sub(r"\._(?:modules|parameters|buffers)(?=\[)", "", name)
+        name = re.sub(r"^L\['args'\]\[(\d+)\]", parameter, name)
+        if code is not None:
+            free = code.co_freevars
+            name = re.sub(
+                r"^L\['fn'\]\.__closure__\[(\d+)\]\.cell_contents", lambda match: free[int(match[1])], name
+            )
+        name = re.sub(r"^L\['fn'\](\.__self__)?", "self", name)
+        name = re.sub(r"^[LG](?=\[)", "", name)
+        return re.sub(r"\['(\w+)'\]", r".\1", name).strip(".")
+
+    return name_of
 
 
 def _label(graph: fx.Graph, names: list[str]) -> None:

@@ -92,6 +92,41 @@ def test_a_function_is_asked_about_any_number_of_times() -> None:
         assert [len(report.regions) for report in collect(program, args)] == [1]
 
 
+def test_asking_leaves_no_trace_in_what_is_compiled(fresh_compiler: None) -> None:
+    """Nothing that Dynamo remembers of earlier questions counts: recompilations, or sizes that changed."""
+
+    def program(x: Tensor, weight: Tensor) -> Tensor:
+        y = F.linear(x, weight).relu()
+        torch._dynamo.graph_break()
+        return F.linear(y, weight).relu()
+
+    for size in range(16, 192, 16):
+        square = torch.ones(size, size, dtype=BF16)
+        reports = collect(program, (square, square))
+        assert [region.problem for report in reports for region in report.regions] == [(size,) * 3] * 2
+    before = counters["cute_backend"]["regions"]
+    torch.compile(program, backend="cute")(square, square)
+    assert counters["cute_backend"]["regions"] == before + 2
+
+
+def test_names_of_all_kinds_of_functions() -> None:
+    weight, bias = torch.ones(32, 64, dtype=BF16), torch.ones(32, dtype=BF16)
+
+    class Linear(torch.nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).relu()
+
+    linear = Linear(64, 32, dtype=BF16)
+
+    def closure(x: Tensor) -> Tensor:
+        return F.linear(x, weight) + bias
+
+    x = torch.ones(16, 64, dtype=BF16)
+    with torch.no_grad():
+        found = [labels(collect(fn, (x,))[0])[0] for fn in (closure, linear, linear.forward)]
+    assert found == [{"rowvec0": "bias"}, {"bias": "self.bias"}, {"bias": "self.bias"}]
+
+
 def test_what_torch_raises_is_raised() -> None:
     with pytest.raises(Exception, match="fake tensor call"):
         collect(lambda x, w: x @ w, (torch.ones(4, 5), torch.ones(6, 7)))

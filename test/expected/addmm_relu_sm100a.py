@@ -1,0 +1,70 @@
+"""out0 = bf16(relu(acc + bias))
+
+    bias  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
+
+sm_100a, tile 256x128_2x1_2cta, planes aligned to 16 bytes.
+"""
+
+from types import SimpleNamespace
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32
+
+from cute_backend.memory_ops import device_math as math
+from cute_backend.templates.config import Arch, TileConfig
+from cute_backend.templates.epilogue import SmemOperand
+from cute_backend.templates.sm100 import Sm100Gemm
+
+
+class Epilogue:
+    loads = ("bias",)
+    stores = ("out0",)
+    staged = (
+        SmemOperand("bias", BFloat16),
+    )
+    tma_loads = ()
+    tma_stores = (
+        SmemOperand("out0", BFloat16),
+    )
+
+    @cute.jit
+    def stage(self, tile, glob, smem):
+        for i in cutlass.range_constexpr(tile.tile_n // 32):
+            column = tile.lane + 32 * i
+            smem.bias[column] = glob.bias[tile.clamp_column(column)]
+
+    @cute.jit
+    def begin(self, tile, glob):
+        return SimpleNamespace()
+
+    @cute.jit
+    def visit(self, sub, acc, glob, held, smem):
+        bias_smem = sub.row_slice(smem.bias)
+        bias = cute.make_rmem_tensor(bias_smem.shape, BFloat16)
+        cute.autovec_copy(bias_smem, bias)
+        bias = math.widen(bias, Float32)
+        out0_smem = sub.partition(smem.out0)
+        out0 = cute.make_rmem_tensor(out0_smem.shape, Float32)
+        for e in cutlass.range_constexpr(sub.elements):
+            c = sub.column_of(e)
+            t0 = acc[e] + bias[c]
+            t1 = math.maximum(t0, 0.0)
+            out0[e] = t1
+        cute.autovec_copy(math.narrow(out0, BFloat16), out0_smem)
+
+
+gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2))
+
+
+@cute.jit
+def launch(
+    a: cute.Tensor,
+    b: cute.Tensor,
+    bias: cute.Tensor,
+    out0: cute.Tensor,
+    max_active_clusters: Int32,
+    stream: cuda.CUstream,
+):
+    gemm(a, b, [bias], [out0], max_active_clusters, stream)

@@ -1,0 +1,75 @@
+"""out0 = bf16(acc * scale_a * scale_b)
+
+    scale_a  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
+    scale_b  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
+
+sm_100a, tile 256x128_2x1_2cta, planes aligned to 16 bytes.
+"""
+
+from types import SimpleNamespace
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32
+
+from cute_backend.memory_ops import device_math as math
+from cute_backend.templates.config import Arch, TileConfig
+from cute_backend.templates.epilogue import SmemOperand
+from cute_backend.templates.sm100 import Sm100Gemm
+
+
+class Epilogue:
+    loads = ("scale_a", "scale_b")
+    stores = ("out0",)
+    staged = (
+        SmemOperand("scale_b", Float32),
+    )
+    tma_loads = ()
+    tma_stores = (
+        SmemOperand("out0", BFloat16),
+    )
+
+    @cute.jit
+    def stage(self, tile, glob, smem):
+        for i in cutlass.range_constexpr(tile.tile_n // 32):
+            column = tile.lane + 32 * i
+            smem.scale_b[column] = glob.scale_b[tile.clamp_column(column)]
+
+    @cute.jit
+    def begin(self, tile, glob):
+        scale_a = cute.make_rmem_tensor(tile.rows, Float32)
+        for r in cutlass.range_constexpr(tile.rows):
+            scale_a[r] = glob.scale_a[tile.row(r)]
+        return SimpleNamespace(scale_a=scale_a)
+
+    @cute.jit
+    def visit(self, sub, acc, glob, held, smem):
+        scale_b_smem = sub.row_slice(smem.scale_b)
+        scale_b = cute.make_rmem_tensor(scale_b_smem.shape, Float32)
+        cute.autovec_copy(scale_b_smem, scale_b)
+        out0_smem = sub.partition(smem.out0)
+        out0 = cute.make_rmem_tensor(out0_smem.shape, Float32)
+        for e in cutlass.range_constexpr(sub.elements):
+            r = sub.row_of(e)
+            c = sub.column_of(e)
+            t0 = acc[e] * held.scale_a[r]
+            t1 = t0 * scale_b[c]
+            out0[e] = t1
+        cute.autovec_copy(math.narrow(out0, BFloat16), out0_smem)
+
+
+gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2))
+
+
+@cute.jit
+def launch(
+    a: cute.Tensor,
+    b: cute.Tensor,
+    scale_a: cute.Tensor,
+    scale_b: cute.Tensor,
+    out0: cute.Tensor,
+    max_active_clusters: Int32,
+    stream: cuda.CUstream,
+):
+    gemm(a, b, [scale_a, scale_b], [out0], max_active_clusters, stream)

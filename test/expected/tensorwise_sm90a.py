@@ -1,0 +1,65 @@
+"""out0 = bf16(acc * scale_a * scale_b)
+
+    scale_a  scalar  f32   scalar          read once, before the accumulator wait
+    scale_b  scalar  f32   scalar          read once, before the accumulator wait
+
+sm_90a, tile 128x128_2x1_pingpong, planes aligned to 16 bytes.
+"""
+
+from types import SimpleNamespace
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32
+
+from cute_backend.memory_ops import device_math as math
+from cute_backend.templates.config import Arch, TileConfig
+from cute_backend.templates.epilogue import SmemOperand
+from cute_backend.templates.sm90 import Sm90Gemm
+
+
+class Epilogue:
+    loads = ("scale_a", "scale_b")
+    stores = ("out0",)
+    staged = ()
+    tma_loads = ()
+    tma_stores = (
+        SmemOperand("out0", BFloat16),
+    )
+
+    @cute.jit
+    def begin(self, tile, glob):
+        scale_a = cute.make_rmem_tensor(1, Float32)
+        for i in cutlass.range_constexpr(1):
+            scale_a[i] = glob.scale_a[i]
+        scale_b = cute.make_rmem_tensor(1, Float32)
+        for i in cutlass.range_constexpr(1):
+            scale_b[i] = glob.scale_b[i]
+        return SimpleNamespace(scale_a=scale_a, scale_b=scale_b)
+
+    @cute.jit
+    def visit(self, sub, acc, glob, held, smem):
+        out0_smem = sub.partition(smem.out0)
+        out0 = cute.make_rmem_tensor(out0_smem.shape, Float32)
+        for e in cutlass.range_constexpr(sub.elements):
+            t0 = acc[e] * held.scale_a[0]
+            t1 = t0 * held.scale_b[0]
+            out0[e] = t1
+        cute.autovec_copy(math.narrow(out0, BFloat16), out0_smem)
+
+
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, pingpong=True))
+
+
+@cute.jit
+def launch(
+    a: cute.Tensor,
+    b: cute.Tensor,
+    scale_a: cute.Tensor,
+    scale_b: cute.Tensor,
+    out0: cute.Tensor,
+    max_active_clusters: Int32,
+    stream: cuda.CUstream,
+):
+    gemm(a, b, [scale_a, scale_b], [out0], max_active_clusters, stream)

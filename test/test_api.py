@@ -1,0 +1,179 @@
+"""explain, generate and build: what a person is told, without a GPU."""
+
+import re
+import subprocess
+import sys
+
+import expecttest
+import pytest
+import torch
+import torch.nn.functional as F
+from epilogues import EPILOGUES, Problem
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import cute_backend
+from cute_backend import UsageError
+from cute_backend.fx_walk.reasons import Reason
+
+
+def explain(name, arch="sm_90a", m=512, n=512, k=512, **options):
+    epilogue = EPILOGUES[name]
+    return cute_backend.explain(epilogue.fn, *epilogue.inputs(Problem(m, n, k)), arch=arch, **options)
+
+
+def test_an_explanation_prints_as_a_table():
+    expecttest.assert_expected_inline(
+        str(explain("silu_mul_quant")),
+        """\
+1 region fused
+
+region 0: aten._scaled_mm.default (_scaled_mm)   M 512, N 512, K 512   sm_90a, tile 64x64_1x1
+    t1 = acc * scale_a * scale_b
+    out0 = e4m3(minimum(maximum(t1 / (exp(-t1) + 1) * exact0 * scalar0, -448), 448))
+
+              in your program   kind     placement        dtype
+    -----------------------------------------------------------
+    scale_a   scale_a           colvec   row_read         f32
+    scale_b   scale_b           rowvec   register_hoist   f32
+    exact0    other             exact    tma              bf16
+    scalar0   scale_out         scalar   scalar           f32
+    out0                        output   tma              e4m3""",
+    )
+
+
+def test_refusals_are_listed_with_their_reasons():
+    def fn(a, b):
+        return (a @ b).relu().amax(-1)
+
+    a, b = torch.randn(64, 64, dtype=torch.bfloat16), torch.randn(64, 64, dtype=torch.bfloat16)
+    explained = cute_backend.explain(fn, a, b)
+    (region,) = explained.regions
+    assert region.formula == "out0 = bf16(relu(acc))"
+    (refusal,) = explained.rejections
+    assert (refusal.node, refusal.reason) == ("amax", Reason.NOT_POINTWISE)
+    assert refusal.message == "aten.amax.default is not a pointwise op"
+    assert re.search(r"amax +not_pointwise +aten.amax.default is not a pointwise op", str(explained))
+
+
+def test_a_program_without_a_product_has_nothing_to_explain():
+    explained = cute_backend.explain(torch.relu, torch.randn(4))
+    assert explained.regions == explained.rejections == ()
+    with pytest.raises(UsageError, match="no kernel: there is no matrix product in it"):
+        cute_backend.generate(torch.relu, torch.randn(4))
+
+
+def test_a_product_that_is_refused_says_why_there_is_no_kernel():
+    with pytest.raises(UsageError, match=r"no kernel: mm: no MMA here multiplies torch\.float32"):
+        cute_backend.generate(lambda a, b: (a @ b).relu(), torch.randn(4, 4), torch.randn(4, 4))
+
+
+def test_labels_are_the_programs_names():
+    class Linear(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.projection = torch.nn.Linear(64, 64, dtype=torch.bfloat16)
+
+        def forward(self, x, residual):
+            return self.projection(x).relu() + residual
+
+    x, residual = torch.randn(2, 2, 32, 64, dtype=torch.bfloat16)
+    with torch.no_grad():
+        (region,) = cute_backend.explain(Linear(), x, residual).regions
+    assert [load.label for load in region.loads] == ["self.projection.bias", "residual"]
+
+
+def test_a_region_that_reads_anothers_result_says_so():
+    def gated(a, b, scale_a, scale_b):
+        def product():
+            return torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=torch.bfloat16)
+
+        return F.silu(product()) * product().relu()
+
+    inputs = EPILOGUES["rowwise"].inputs(Problem(64, 64, 64))
+    first, second = cute_backend.explain(gated, *inputs).regions
+    assert first.stores[0].name == "out0"
+    assert [load.label for load in second.loads if load.kind == "exact"] == ["region 0, out0"]
+
+
+def test_nothing_is_computed():
+    with FakeTensorMode():
+        inputs = EPILOGUES["bias_gelu_residual"].inputs(Problem(2**20, 2**20, 2**20))
+    (region,) = cute_backend.explain(EPILOGUES["bias_gelu_residual"].fn, *inputs).regions
+    assert region.sizes == (2**20, 2**20, 2**20)
+
+
+def test_explaining_leaves_no_trace_in_what_is_compiled(fresh_compiler):
+    epilogue = EPILOGUES["rowwise"]
+    inputs = epilogue.inputs(Problem(32, 32, 32))
+    for _ in range(20):  # beyond the limit of recompilations
+        assert len(cute_backend.explain(epilogue.fn, *inputs).regions) == 1
+    compiled = torch.compile(epilogue.fn, backend="cute", dynamic=False)
+    torch.testing.assert_close(compiled(*inputs), epilogue.fn(*inputs), rtol=1e-2, atol=1e-2)
+    assert torch._dynamo.utils.counters["cute_backend"]["regions"] == 1
+
+
+def test_dynamic_sizes_are_symbols():
+    (region,) = explain("bias", dynamic=True, m=48, n=64, k=32).regions
+    assert all(isinstance(size, str) for size in region.sizes)
+    assert region.hints == (48, 64, 32)
+
+
+def test_placements_depend_on_the_architecture():
+    (hopper,) = explain("rowwise", "sm_90a").regions
+    (blackwell,) = explain("rowwise", "sm_100a").regions
+    assert [load.placement for load in hopper.loads] == ["row_read", "register_hoist"]
+    assert [load.placement for load in blackwell.loads] == ["row_read", "smem_staged"]
+    assert hopper.source("sm_100a") == blackwell.source() != hopper.source()
+
+
+@pytest.mark.parametrize(("columns", "placement"), [(512, "tma"), (500, "vector")])
+def test_alignment_decides_how_planes_travel(columns, placement):
+    (region,) = explain("clamp_where", n=columns).regions
+    assert {load.placement for load in region.loads if load.kind == "exact"} == {placement}
+    assert [store.placement for store in region.stores] == [placement]
+
+
+def test_an_offset_plane_is_not_aligned():
+    inputs = list(EPILOGUES["clamp_where"].inputs(Problem(64, 64, 64)))
+    inputs[-1] = torch.zeros(64 * 64 + 1, dtype=torch.bfloat16)[1:].view(64, 64)
+    (region,) = cute_backend.explain(EPILOGUES["clamp_where"].fn, *inputs).regions
+    assert {load.placement for load in region.loads if load.kind == "exact"} == {"vector"}
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_build_gives_the_figures_of_the_generated_kernel(arch):
+    epilogue = EPILOGUES["bias"]
+    inputs = epilogue.inputs(Problem(256, 256, 256))
+    built = cute_backend.build(epilogue.fn, *inputs, arch=arch)
+    assert built.source == cute_backend.generate(epilogue.fn, *inputs, arch=arch)
+    assert f".target {arch}" in built.ptx
+    assert built.cubin.startswith(b"\x7fELF")
+    assert 32 < built.registers <= 255
+    assert built.spill_bytes == 0
+    assert 32 * 1024 < built.smem_bytes <= 227 * 1024
+
+
+@pytest.mark.parametrize("ask", [cute_backend.explain, cute_backend.generate, cute_backend.build])
+def test_an_unknown_architecture_is_named_beside_the_known(ask):
+    message = "arch is 'sm_80'; kernels are generated for sm_90a and sm_100a"
+    with pytest.raises(UsageError, match=message):
+        ask(torch.mm, torch.randn(4, 4), torch.randn(4, 4), arch="sm_80")
+
+
+def test_without_the_dsl_only_build_fails_and_says_what_to_install():
+    code = """
+import sys
+sys.path.insert(0, "test")
+sys.modules["cutlass"] = None
+import cute_backend
+from cute_backend.runtime.kernel import UnavailableError
+from epilogues import EPILOGUES, Problem
+fn, inputs = EPILOGUES["rowwise"].fn, EPILOGUES["rowwise"].inputs(Problem(64, 64, 64))
+assert "class Epilogue" in cute_backend.generate(fn, *inputs)
+try:
+    cute_backend.build(fn, *inputs)
+except UnavailableError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'nvidia-cutlass-dsl[cu13]" in done.stdout

@@ -1,0 +1,50 @@
+"""The kernels of the shared epilogues, as text that a person has read, and compiled from that text."""
+
+import pytest
+from epilogues import EPILOGUES, Problem
+from golden import EXPECTED, assert_expected
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import cute_backend
+from cute_backend.api import Region
+from cute_backend.runtime.compile import compile_kernel
+
+ARCHS = ("sm_90a", "sm_100a")
+CASES = [pytest.param(name, arch, id=f"{name}-{arch}") for name in EPILOGUES for arch in ARCHS]
+
+
+def the_region(name: str, arch: str) -> Region:
+    """The one region of an epilogue at 4096 cubed."""
+    epilogue = EPILOGUES[name]
+    with FakeTensorMode():
+        inputs = epilogue.inputs(Problem(4096, 4096, 4096))
+    explained = cute_backend.explain(epilogue.fn, *inputs, arch=arch)
+    assert not explained.rejections
+    (region,) = explained.regions
+    return region
+
+
+def file_name(name: str, arch: str) -> str:
+    return f"{name}_{arch.replace('_', '')}.py"
+
+
+@pytest.mark.parametrize(("name", "arch"), CASES)
+def test_the_region_is_the_whole_program(name, arch):
+    region = the_region(name, arch)
+    assert {load.name: load.kind for load in region.loads} == EPILOGUES[name].loads
+    assert tuple(store.dtype for store in region.stores) == EPILOGUES[name].stores
+
+
+@pytest.mark.parametrize(("name", "arch"), CASES)
+def test_the_module_is_as_expected_and_compiles(name, arch):
+    region = the_region(name, arch)
+    path = assert_expected(file_name(name, arch), region.source())
+    built = compile_kernel(region.kernel(), path.read_text(), path)
+    assert built.cubin.startswith(b"\x7fELF")
+    assert f".target {arch}" in built.ptx
+    assert built.spill_bytes == 0
+
+
+def test_every_expected_module_has_an_epilogue():
+    expected = {file_name(name, arch) for name in EPILOGUES for arch in ARCHS}
+    assert {path.name for path in EXPECTED.glob("*_sm*.py")} == expected
