@@ -17,7 +17,7 @@ from .config import TileConfig
 
 
 class Tile(ABC):
-    """The rows and columns in which a thread has elements of an output tile, which begins at (m0, n0) of (M, N).
+    """The rows and columns in which a thread has elements of an output tile, which begins at (m0, n0).
 
     `rows` and `columns` are how many, `lane` is the thread's place in its warp.
     """
