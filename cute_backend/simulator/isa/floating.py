@@ -168,8 +168,10 @@ def fma_f64(a: Any, b: Any, c: Any) -> Any:
     error = ((ah * bh - product) + ah * bl + al * bh) + al * bl
     total = product + _wide(c)
     part = total - product
-    rest = (product - (total - part)) + (_wide(c) - part)
-    return np.asarray(total.astype(wide) + (rest.astype(wide) + error.astype(wide)), np.float64)
+    rest = ((product - (total - part)) + (_wide(c) - part)).astype(wide) + error.astype(wide)
+    # Adding a zero would lose the sign of another; of infinities the splitting makes NaN.
+    settled = (rest == 0) | ~np.isfinite(total)
+    return np.where(settled, total, np.asarray(total.astype(wide) + rest, np.float64))
 
 
 def native(function: Function, instruction: Instruction, kind: str) -> bool:
