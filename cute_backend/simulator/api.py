@@ -110,12 +110,12 @@ def run(fn: Callable[..., Any], args: Sequence[Any], machine: Machine) -> Simula
         launches.append(launch)
         return outputs
 
-    return Simulation(_run(fn, args, execute), launches)
+    return Simulation(run_with(fn, args, execute), launches)
 
 
 def reference(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
     """What `fn(*args)` returns, its fused regions replayed with aten: what `simulate` should come to."""
-    return _run(fn, args, gemm_epilogue)
+    return run_with(fn, args, gemm_epilogue)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,9 @@ Execute = Callable[[list[Tensor], list[Tensor], list[Tensor], str], list[Tensor]
 """The op, somehow."""
 
 
-def _run(fn: Callable[..., Any], args: Sequence[Any], execute: Execute) -> Any:
+def run_with(fn: Callable[..., Any], args: Sequence[Any], execute: Execute) -> Any:
+    """What `fn(*args)` returns, each of its fused regions computed by `execute`."""
+
     def call(*args: Any) -> Any:
         return fn(*args)
 

@@ -1,0 +1,148 @@
+"""Kernels whose results on a real H200 are kept, to hold the simulator against: see record_hardware.py.
+
+Inputs come from integers drawn by a seeded generator, so that every machine makes the same ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from epilogues import EPILOGUES, Problem
+from reference import as_tuple
+from torch import Tensor
+
+from cute_backend.runtime.operands import TORCH_DTYPES
+from cute_backend.simulator.api import Execute, run_with
+from cute_backend.spec import Accumulator, DType, EpilogueSpec, Load, LoadKind, Major, Op, Store, Stride
+from cute_backend.templates.config import Arch, TileConfig
+
+CLUSTERS = 1
+"""Clusters in flight, here as there: a persistent kernel works through all its tiles in one."""
+
+
+class DrawnProblem(Problem):
+    """A problem whose normal values are replaced by fractions that are drawn: no libm takes part."""
+
+    def randn(self, *shape: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        return (torch.randint(-384, 385, shape, generator=generator) / 128).to(dtype)
+
+    def operand(self, *shape: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        return (torch.randint(-7, 8, shape, generator=generator) / 2).to(dtype)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel and its inputs. `exact`: all arithmetic is, up to the rounding of the store.
+
+    `tolerance` is by how much others may differ, relative in norm.
+    """
+
+    name: str
+    config: TileConfig
+    problem: tuple[int, int, int]
+    epilogue: str = ""
+    spec: EpilogueSpec | None = None
+    tolerance: float = 0.0
+
+    @property
+    def exact(self) -> bool:
+        return self.tolerance == 0.0
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Fresh inputs: A, B and loads for a spec, arguments for an epilogue."""
+        if self.spec is None:
+            return EPILOGUES[self.epilogue].inputs(DrawnProblem(*self.problem))
+        return _operands(self.spec, *self.problem)
+
+    def outputs(self, execute: Execute) -> Sequence[Tensor]:
+        """What comes of the case, its kernel run by `execute`."""
+        inputs = self.inputs()
+        if self.spec is None:
+            return as_tuple(run_with(EPILOGUES[self.epilogue].fn, inputs, execute))
+        a, b, *loads = inputs
+        return execute([a], [b], loads, self.spec.to_json())
+
+    def digest(self) -> str:
+        """SHA-256 of the inputs' bytes: others than those that the fixtures were made from prove nothing."""
+        total = hashlib.sha256()
+        for tensor in self.inputs():
+            total.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+        return total.hexdigest()
+
+
+def _operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[Tensor, ...]:
+    """A, B and loads: operands of -1, 0 and 1; rows and columns have scales of their own."""
+    generator = torch.Generator().manual_seed(m + n + k)
+    [acc] = spec.accumulators
+
+    def plane(rows: int, columns: int, largest: int, dtype: DType) -> Tensor:
+        values = torch.randint(-largest, largest + 1, (rows, columns), generator=generator)
+        return values.to(TORCH_DTYPES[dtype])
+
+    a = plane(m, k, 1, acc.a_dtype) if acc.a_major is Major.K else plane(k, m, 1, acc.a_dtype).t()
+    b = plane(n, k, 1, acc.b_dtype).t() if acc.b_major is Major.K else plane(k, n, 1, acc.b_dtype)
+    residual = plane(m, n, 9, DType.BF16)
+    return a, b, 2.0 ** (torch.arange(m) % 3), 1.0 + torch.arange(n) % 2, residual
+
+
+def _spec(
+    a: DType, b: DType, a_major: Major = Major.K, b_major: Major = Major.K, fast: bool = True
+) -> EpilogueSpec:
+    """acc * scale_a * scale_b + exact0, a column, a row and a plane, to bf16."""
+    loads = (
+        Load("scale_a", LoadKind.COLVEC, DType.F32, Stride.ONE, Stride.ZERO),
+        Load("scale_b", LoadKind.ROWVEC, DType.F32, Stride.ZERO, Stride.ONE),
+        Load("exact0", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.ONE),
+    )
+    ops = (
+        Op("t0", "mul", ("acc", "scale_a"), DType.F32),
+        Op("t1", "mul", ("t0", "scale_b"), DType.F32),
+        Op("t2", "add", ("t1", "exact0"), DType.F32),
+    )
+    acc = Accumulator("acc", a, b, a_major, b_major, fast_accum=fast)
+    return EpilogueSpec((acc,), loads, ops, (Store("out0", "t2", DType.BF16),))
+
+
+def _tile(tile_m: int, tile_n: int, cluster_m: int = 1, cluster_n: int = 1, **options: bool) -> TileConfig:
+    return TileConfig(Arch.SM90A, tile_m, tile_n, cluster_m, cluster_n, **options)
+
+
+SMALL, SINGLE = _tile(64, 64), _tile(64, 128, pingpong=True)
+PAIR, SHARED = _tile(128, 128, 2, pingpong=True), _tile(128, 128)
+
+E4M3, E5M2, BF16, F16 = DType.E4M3, DType.E5M2, DType.BF16, DType.F16
+
+_EXACT = [
+    ("e4m3", SINGLE, (136, 144, 208), _spec(E4M3, E4M3)),
+    ("e4m3-pair", PAIR, (280, 40, 272), _spec(E4M3, E4M3)),
+    ("e4m3-shared", SHARED, (136, 72, 400), _spec(E4M3, E4M3)),
+    ("e4m3-row", SINGLE, (1, 144, 144), _spec(E4M3, E4M3)),
+    ("e4m3-masked", SINGLE, (67, 133, 160), _spec(E4M3, E4M3)),
+    ("e4m3-promoted", SHARED, (136, 72, 272), _spec(E4M3, E4M3, fast=False)),
+    ("e5m2-e4m3", SMALL, (72, 72, 208), _spec(E5M2, E4M3)),
+    ("bf16", SINGLE, (136, 136, 104), _spec(BF16, BF16)),
+    ("bf16-mn-mn", SHARED, (136, 72, 104), _spec(BF16, BF16, Major.MN, Major.MN)),
+    ("f16-k-mn", SMALL, (72, 72, 104), _spec(F16, F16, Major.K, Major.MN)),
+]
+
+UNIT = {"bf16": 2.0**-8, "e4m3": 2.0**-4}
+"""A unit in the last place: approximate functions and an order of addition may tip a store's rounding."""
+
+
+def _rounded(name: str, config: TileConfig) -> Case:
+    epilogue = EPILOGUES[name]
+    problem = (72, 72, 144) if epilogue.square else (76, 72, 144)
+    tolerance = max(UNIT[store] for store in epilogue.stores)
+    return Case(name, config, problem, epilogue=name, tolerance=tolerance)
+
+
+CASES = {
+    case.name: case
+    for case in [
+        *(Case(name, config, problem, spec=spec) for name, config, problem, spec in _EXACT),
+        *(_rounded(name, SMALL if i % 2 else SINGLE) for i, name in enumerate(EPILOGUES)),
+    ]
+}
