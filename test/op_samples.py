@@ -29,7 +29,7 @@ def randoms(register: DType, count: int, seed: int) -> Tensor:
     if register is DType.BOOL:
         return torch.randint(0, 2, (count,), generator=generator).bool()
     if register is DType.I32:
-        bits = torch.randint(0, 32, (count,), generator=generator)
+        bits = torch.randint(0, 32, (count,), generator=generator, dtype=torch.int32)
         return torch.randint(-(2**31), 2**31, (count,), generator=generator).to(torch.int32) >> bits
     wide = torch.exp2(torch.rand(count, generator=generator) * 250 - 125)
     near = torch.rand(count, generator=generator) * 10

@@ -1,0 +1,117 @@
+"""What the kernels of `device_rows` wrote, against the references: to the bit, or within stated errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from device_rows import Conversion, RowCase
+from torch import Tensor
+
+from cute_backend.spec import DType
+
+MAX_ULP = {
+    "div": 0.51,
+    "div_floor": 0.51,
+    "reciprocal": 0.51,
+    "sqrt": 0.51,
+    "rsqrt": 2.0,
+    "pow": 4.0,
+    "exp": 2.0,
+    "exp2": 2.0,
+    "expm1": 2.0,
+    "log": 2.0,
+    "log2": 2.0,
+    "log10": 2.0,
+    "log1p": 2.0,
+    "sin": 2.5,
+    "cos": 2.5,
+    "tanh": 2.0,
+    "sigmoid": 3.0,
+    "erf": 2.0,
+}
+"""The largest error that each function may have, in ulps of a float64 reference. Other rows have none."""
+
+_SIGN_OF_ZERO_IS_OPEN = ("maximum", "minimum", "fmax", "fmin", "relu")
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def row_errors(cases: Sequence[RowCase], inputs: dict[str, Tensor], out: Tensor) -> dict[str, float]:
+    """The largest error of each case, in ulps where MAX_ULP has its row; the tensors are on one device.
+
+    Asserts that none exceeds its bound.
+    """
+    errors, complaints = {}, []
+    for case, bits in zip(cases, out, strict=True):
+        operands = [inputs[name] for name in case.names()]
+        if case.name in MAX_ULP:
+            error, allowed = _ulps(case, operands, bits.view(torch.float32))
+            errors[str(case)] = error[allowed < 2.0**23].max().item()
+            wrong = ~(error <= allowed)
+        else:
+            wrong = ~_same(case, operands, bits)
+            errors[str(case)] = 0.0
+        if wrong.any():
+            worst = wrong.nonzero()[:4, 0]
+            got = bits.view(torch.float32) if case.result is DType.F32 else bits
+            given = [operand[worst].tolist() for operand in operands]
+            expected = case.reference(*(operand[worst] for operand in operands)).tolist()
+            count = int(wrong.sum())
+            complaints.append(f"{case}: {count} wrong, at {given}: {got[worst].tolist()}, not {expected}")
+    assert not complaints, "\n".join(complaints)
+    return errors
+
+
+def _same(case: RowCase, operands: list[Tensor], bits: Tensor) -> Tensor:
+    expected = case.reference(*operands)
+    if case.result is not DType.F32:
+        return bits == expected.to(torch.int32)
+    got = bits.view(torch.float32)
+    equal = got == expected
+    if case.name not in _SIGN_OF_ZERO_IS_OPEN:
+        equal &= got.signbit() == expected.signbit()
+    return equal | (got.isnan() & expected.isnan())
+
+
+def _ulps(case: RowCase, operands: list[Tensor], got: Tensor) -> tuple[Tensor, Tensor]:
+    """Errors in ulps, and how many are allowed; infinite where special results differ."""
+    exact = case.reference(*(operand.double() for operand in operands))
+    nearest = exact.float()
+    exponent = torch.frexp(exact.abs().clamp(2.0**-126, _LARGEST))[1] - 24
+    error = (got.double() - exact).abs() / torch.exp2(exponent.double())
+    special = nearest.isinf() | nearest.isnan() | (exact == 0)
+    same = ((got == nearest) & (got.signbit() == nearest.signbit())) | (got.isnan() & nearest.isnan())
+    error = torch.where(special, torch.where(same, 0.0, torch.inf), error)
+    return error, _allowed(case.name, operands, exact)
+
+
+def _allowed(name: str, operands: list[Tensor], exact: Tensor) -> Tensor:
+    allowed = torch.full_like(exact, MAX_ULP[name])
+    small = exact.abs() < 2.0**-100
+    if name in ("div", "div_floor", "reciprocal", "sqrt"):
+        # The remainder that corrects the result loses bits there.
+        small |= operands[0].abs() < 2.0**-100
+        return torch.where(small, 1.0, allowed)
+    if name in ("sin", "cos"):
+        # Beyond 2^50 the reduction has no bits left, and only the bound of the result remains.
+        return torch.where(operands[0].abs() < 2.0**50, allowed, torch.inf)
+    if name == "sigmoid":
+        # The product with log2(e) is rounded once; below the normal range the reciprocal is flushed.
+        allowed = torch.fmax(allowed, -1.5 * operands[0].double())
+        return torch.where(exact < 2.0**-126, 2.0**24, allowed)
+    return allowed
+
+
+def assert_converted(cases: Sequence[Conversion], inputs: dict[str, Tensor], out: Tensor) -> None:
+    """Asserts that every conversion wrote exactly what `numerics` gives."""
+    complaints = []
+    for case, bits in zip(cases, out, strict=True):
+        got, expected = case.decode(bits).double(), case.expected(inputs).double()
+        same = (got == expected) & (got.signbit() == expected.signbit())
+        wrong = ~(same | (got.isnan() & expected.isnan()))
+        if wrong.any():
+            worst = wrong.nonzero()[:4, 0]
+            given = {name: tensor[worst].tolist() for name, tensor in inputs.items()}
+            count = int(wrong.sum())
+            complaints.append(f"{case}: {count} wrong, at {given}: {got[worst]}, not {expected[worst]}")
+    assert not complaints, "\n".join(complaints)

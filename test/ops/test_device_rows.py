@@ -1,0 +1,57 @@
+"""Every row and every conversion as device code: compiled for each architecture, and run on the simulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from device_check import assert_converted, row_errors
+from device_rows import (
+    as_arguments,
+    compiled,
+    conversion_inputs,
+    conversions,
+    conversions_module,
+    row_cases,
+    row_inputs,
+    rows_module,
+)
+from torch import Tensor
+
+from cute_backend.ops import CAST, OPS
+from cute_backend.runtime.cubin import resources
+from cute_backend.simulator import host
+
+ARCHES = ["sm_90a", "sm_100a"]
+SAMPLES = 2048
+
+
+def test_every_row_has_a_case() -> None:
+    names = {case.name for case in row_cases()}
+    assert names >= set(OPS) - {CAST.name}
+
+
+def simulated(text: str, inputs: dict[str, Tensor], cases: int, folder: Path, arch: str) -> Tensor:
+    function = compiled(text, inputs, folder, arch)
+    needs = resources(function.__cubin__)
+    assert needs.frame_bytes == 0
+    assert ".local" not in function.__ptx__
+    out = torch.full((cases, SAMPLES), -7, dtype=torch.int32)
+    host.launch(function, as_arguments(inputs, out))
+    return out
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_rows(arch: str, tmp_path: Path) -> None:
+    cases, inputs = row_cases(), row_inputs(SAMPLES)
+    out = simulated(rows_module(cases), inputs, len(cases), tmp_path, arch)
+    errors = row_errors(cases, inputs, out)
+    assert 0.0 < errors["rsqrt(f32)"] < 1.0
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_conversions(arch: str, tmp_path: Path) -> None:
+    cases, inputs = conversions(), conversion_inputs(SAMPLES)
+    out = simulated(conversions_module(cases), inputs, len(cases), tmp_path, arch)
+    assert_converted(cases, inputs, out)
