@@ -17,6 +17,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from .closure import Captured, capture
@@ -185,7 +186,8 @@ def _trace(
     with builder.mode:
         shape = operands["a"].shape[0], operands["b"].shape[1]
         plane = torch.empty(shape, dtype=torch.float32, device=operands["a"].device)
-    traced = _trace_epilogue(epilogue or (lambda result: result), plane)
+    with builder.mode, _ReadOnly():
+        traced = _trace_epilogue(epilogue or (lambda result: result), plane)
     constants = [
         (node, getattr(traced, str(node.target))) for node in traced.graph.nodes if node.op == "get_attr"
     ]
@@ -210,7 +212,7 @@ def _trace(
 def _trace_epilogue(epilogue: Epilogue, plane: Tensor) -> fx.GraphModule:
     """The epilogue as aten calls on the fp32 result; the tensors that it closes over are attributes."""
     trace = make_fx(
-        functionalize(epilogue),
+        functionalize(lambda result: epilogue(result)),  # tracing counts parameters, defaults among them
         decomposition_table=select_decomp_table(),
         tracing_mode="real",
         _allow_non_fake_inputs=True,
@@ -221,12 +223,8 @@ def _trace_epilogue(epilogue: Epilogue, plane: Tensor) -> fx.GraphModule:
         if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
             written = node.args[0]
             if not (isinstance(written, fx.Node) and written.op == "placeholder"):
-                raise UsageError(
-                    f"gemm's epilogue writes in place to a tensor that it closes over ({node.target})"
-                )
-            traced.graph.erase_node(
-                node
-            )  # what functionalize writes back to the result, which is read no more
+                raise _written(node.target)
+            traced.graph.erase_node(node)  # functionalize writes the argument back; no one reads it
     results = next(node for node in traced.graph.nodes if node.op == "output").args[0]
     for result in tree_leaves(results):
         if not isinstance(result, fx.Node):
@@ -237,6 +235,21 @@ def _trace_epilogue(epilogue: Epilogue, plane: Tensor) -> fx.GraphModule:
                 f"gemm's epilogue returned a tensor {given}; it returns {wanted}, the product's shape"
             )
     return traced
+
+
+def _written(target: Any) -> UsageError:
+    return UsageError(f"gemm's epilogue calls {target} on a tensor that is not made of the product")
+
+
+class _ReadOnly(TorchDispatchMode):
+    """Keeps an epilogue that is being traced from writing to the real tensors that it closes over."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func._schema.is_mutable and type(args[0]) in (Tensor, torch.nn.Parameter):
+            raise _written(func)
+        return func(*args, **(kwargs or {}))
 
 
 class _Builder:

@@ -1,0 +1,161 @@
+"""`python -m cute_backend`: what it prints, and how it refuses."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from cute_backend.__main__ import main
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "gelu_residual.py"
+
+PROGRAM = """
+import torch
+def product(a, b):
+    return (a @ b).relu()
+def example_inputs():
+    return torch.randn(64, 64, dtype=torch.bfloat16), torch.randn(64, 64, dtype=torch.bfloat16)
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Writes a file and returns its path."""
+
+    def write(text):
+        path = tmp_path / "program.py"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_explain_prints_the_table(program, capsys):
+    assert main(["explain", program(PROGRAM), "--arch", "sm_90a"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("1 region fused\n")
+    assert "out0 = bf16(relu(acc))" in out
+    assert "sm_90a, tile 64x64_1x1" in out
+
+
+def test_source_prints_the_module_to_the_byte(program, capsys):
+    import cute_backend
+
+    assert main(["source", program(PROGRAM), "--arch", "sm_100a"]) == 0
+    plane = torch.randn(64, 64, dtype=torch.bfloat16)
+    assert capsys.readouterr().out == cute_backend.generate(lambda a, b: (a @ b).relu(), plane, plane)
+
+
+def test_build_prints_a_row_a_region(program, capsys):
+    assert main(["build", program(PROGRAM), "--arch", "sm_90a"]) == 0
+    _, _, row = capsys.readouterr().out.splitlines()
+    assert row.split()[:3] == ["region", "0", "sm_90a"]
+    assert row.split()[5] == "0"
+
+
+def test_a_name_chooses_among_functions(program, capsys):
+    path = program(PROGRAM + "def other(a, b):\n    return (a @ b).tanh()\n")
+    assert main(["explain", f"{path}:other"]) == 0
+    assert "tanh(acc)" in capsys.readouterr().out
+
+
+def test_a_module_will_do_for_a_function(program, capsys):
+    text = """
+import torch
+layer = torch.nn.Sequential(torch.nn.Linear(64, 64, dtype=torch.bfloat16), torch.nn.ReLU())
+def _helper(): pass
+def example_inputs():
+    return [torch.randn(32, 64, dtype=torch.bfloat16)]
+"""
+    assert main(["explain", program(text)]) == 0
+    assert "relu(acc + bias)" in capsys.readouterr().out
+
+
+def test_every_example_explains(capsys):
+    for path in sorted(EXAMPLE.parent.glob("*.py")):
+        if "def example_inputs" in path.read_text():
+            name = ":mlp" if path.name == "llama_mlp.py" else ""
+            assert main(["explain", f"{path}{name}"]) == 0
+            assert "region 0" in capsys.readouterr().out
+
+
+def refused(capsys, *argv):
+    """The one sentence of a refusal."""
+    assert main([*argv]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("cute_backend: ")
+    return line.removeprefix("cute_backend: ")
+
+
+@pytest.mark.parametrize("command", ["explain", "source", "build"])
+def test_an_unknown_architecture(command, program, capsys):
+    assert refused(capsys, command, program(PROGRAM), "--arch", "sm_80") == (
+        "arch is 'sm_80'; kernels are generated for sm_90a and sm_100a"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "suffix", "message"),
+    [
+        ("def product(a): return a", "", "defines no example_inputs()"),
+        (PROGRAM + "\ndef other(a): return a", "", "defines product, other beside example_inputs; name one"),
+        ("def example_inputs(): return ()", "", "defines none beside example_inputs"),
+        (PROGRAM, ":missing", "defines no function 'missing'; it defines product"),
+        ("import nonsense_module", "", "ModuleNotFoundError: No module named 'nonsense_module'"),
+        ("def broken(:", "", "SyntaxError"),
+        (PROGRAM.replace("return torch", "return [][0], torch"), "", "failed: IndexError: list index"),
+        (
+            PROGRAM.replace("return torch.randn(64, 64, dtype=torch.bfloat16), ", "return "),
+            "",
+            "a Tensor, not a tuple",
+        ),
+        (PROGRAM.replace("randn(64, 64", "randn(64, 63"), "", "cannot be traced with its example inputs"),
+    ],
+)
+def test_a_file_that_will_not_do(text, suffix, message, program, capsys):
+    assert message in refused(capsys, "explain", program(text) + suffix)
+
+
+def test_no_file_and_no_python_file(capsys):
+    assert refused(capsys, "explain", "nowhere.py") == "there is no file nowhere.py"
+    assert "is not a Python file" in refused(capsys, "explain", "model.onnx")
+
+
+def test_no_command_and_no_such_command(capsys):
+    assert "COMMAND" in refused(capsys)
+    assert "invalid choice: 'fuse'" in refused(capsys, "fuse")
+
+
+@pytest.mark.parametrize("command", ["source", "build"])
+def test_nothing_to_generate(command, program, capsys):
+    text = PROGRAM.replace("(a @ b).relu()", "a + b")
+    assert "nothing of the function is fused" in refused(capsys, command, program(text))
+
+
+def test_without_the_dsl(program, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cutlass", None)
+    assert "pip install 'nvidia-cutlass-dsl[cu13]" in refused(capsys, "build", program(PROGRAM))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to time on")
+def test_bench_needs_a_gpu(capsys):
+    assert refused(capsys, "bench", str(EXAMPLE)) == (
+        "bench times kernels on a GPU, and torch finds no CUDA device on this machine"
+    )
+
+
+def test_as_a_program_from_another_folder(tmp_path):
+    def run(*argv):
+        return subprocess.run(
+            [sys.executable, "-m", "cute_backend", *argv], capture_output=True, text=True, cwd=tmp_path
+        )
+
+    done = run("source", str(EXAMPLE))
+    assert done.returncode == 0 and "class Epilogue:" in done.stdout
+    failed = run("explain", "nowhere.py")
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert failed.stderr == "cute_backend: there is no file nowhere.py\n"

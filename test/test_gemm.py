@@ -1,0 +1,206 @@
+"""The eager entry, on CPU: what it computes, what it remembers, and what it refuses."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cute_backend import UsageError, eager, gemm
+
+M, N, K = 48, 64, 32
+E4M3, E5M2, BF16, F16, F32 = (
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.bfloat16,
+    torch.float16,
+    torch.float32,
+)
+
+
+def operands(a_dtype=E4M3, b_dtype=None):
+    """Small integers, so that every product is exact."""
+    a = torch.randint(-4, 5, (M, K)).to(a_dtype)
+    return a, torch.randint(-4, 5, (N, K)).to(b_dtype or a_dtype).t()
+
+
+def scales():
+    return 2.0 ** (torch.arange(M) % 3)[:, None], 2.0 ** (torch.arange(N) % 5)
+
+
+def product(a, b):
+    return a.float() @ b.float()
+
+
+@pytest.mark.parametrize(
+    ("a_dtype", "b_dtype"), [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (BF16, BF16), (F16, F16)]
+)
+def test_scales_and_bias_are_applied_in_fp32(a_dtype, b_dtype):
+    (a, b), (scale_a, scale_b) = operands(a_dtype, b_dtype), scales()
+    bias = torch.arange(N).to(BF16)
+    out = gemm(a, b, scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=F32)
+    assert torch.equal(out, product(a, b) * scale_a * scale_b + bias)
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(E4M3, BF16), (BF16, BF16), (F16, F16)])
+def test_the_default_dtype_is_that_of_inference(dtype, expected):
+    a, b = operands(dtype)
+    assert torch.equal(gemm(a, b), product(a, b).to(expected))
+
+
+def test_scales_may_be_missing_or_single_on_one_side():
+    (a, b), (scale_a, scale_b) = operands(), scales()
+    exact = product(a, b)
+    assert torch.equal(gemm(a, b, scale_a=scale_a, out_dtype=F32), exact * scale_a)
+    assert torch.equal(gemm(a, b, scale_b=scale_b[None], out_dtype=F32), exact * scale_b)
+    half = torch.tensor(0.5)
+    assert torch.equal(gemm(a, b, scale_a=half, scale_b=scale_b, out_dtype=F32), exact * scale_b / 2)
+
+
+def test_the_epilogue_sees_fp32_and_may_return_several():
+    a, b = operands()
+    seen = []
+
+    def epilogue(acc):
+        seen.append(acc.dtype)
+        return acc, (acc / 16).to(E4M3), acc > 0
+
+    full, narrow, positive = gemm(a, b, epilogue=epilogue)
+    exact = product(a, b)
+    assert seen == [F32]
+    assert torch.equal(full, exact.to(BF16))
+    assert torch.equal(narrow.float(), (exact / 16).to(E4M3).float())
+    assert torch.equal(positive, exact > 0)
+
+
+def test_a_remembered_epilogue_reads_its_tensors_anew():
+    a, b = operands()
+    row, plane = torch.ones(N), torch.ones(M, N, dtype=BF16)
+    before = len(eager._programs)
+
+    def epilogue(acc):
+        return acc * row + plane
+
+    assert torch.equal(gemm(a, b, epilogue=epilogue, out_dtype=F32), product(a, b) + 1)
+    row, plane = torch.arange(N).float(), torch.randint(9, (M, N)).to(BF16)
+    assert torch.equal(gemm(a, b, epilogue=epilogue, out_dtype=F32), product(a, b) * row + plane)
+    row.add_(1)
+    assert torch.equal(gemm(a, b, epilogue=epilogue, out_dtype=F32), product(a, b) * row + plane)
+    assert len(eager._programs) == before + 1
+
+
+def test_a_tensor_of_another_layout_is_another_program():
+    a, b = operands()
+    shift = torch.arange(N).float()
+    epilogue = lambda acc: acc + shift  # noqa: E731
+    assert torch.equal(gemm(a, b, epilogue=epilogue, out_dtype=F32), product(a, b) + shift)
+    shift = torch.arange(M).float()[:, None]
+    assert torch.equal(gemm(a, b, epilogue=epilogue, out_dtype=F32), product(a, b) + shift)
+    shift = torch.randn(M, N)
+    assert torch.equal(gemm(a, b, epilogue=epilogue, out_dtype=F32), product(a, b) + shift)
+
+
+def test_numbers_in_the_closure_are_not_frozen():
+    a, b = operands()
+
+    def shifted(by):
+        return gemm(a, b, epilogue=lambda acc: acc / 0.0 * by, out_dtype=F32)[product(a, b) > 0]
+
+    assert (shifted(1.0) == math.inf).all()
+    assert (shifted(-1.0) == -math.inf).all()
+    zero, minus_zero = (
+        gemm(a, b, epilogue=lambda acc, z=z: acc * 0.0 * z, out_dtype=F32) for z in (0.0, -0.0)
+    )
+    assert torch.equal(torch.signbit(zero), ~torch.signbit(minus_zero))
+
+
+def test_a_helper_functions_globals_count_too(monkeypatch):
+    a, b = operands()
+    epilogue = lambda acc: _helper(acc)  # noqa: E731
+    assert torch.equal(gemm(a, b, epilogue=epilogue, out_dtype=F32), product(a, b) * 2)
+    monkeypatch.setitem(globals(), "FACTOR", torch.tensor(3.0))
+    assert torch.equal(gemm(a, b, epilogue=epilogue, out_dtype=F32), product(a, b) * 3)
+    monkeypatch.setitem(globals(), "FACTOR", 4)
+    assert torch.equal(gemm(a, b, epilogue=epilogue, out_dtype=F32), product(a, b) * 4)
+
+
+FACTOR = torch.tensor(2.0)
+
+
+def _helper(x):
+    return x * FACTOR
+
+
+def test_objects_whose_state_cannot_be_told_are_traced_at_every_call():
+    a, b = operands()
+    state = {"factor": 2.0}
+    module = torch.nn.PReLU(N, dtype=F32).requires_grad_(False)
+    before = len(eager._programs)
+
+    def call():
+        return gemm(a, b, epilogue=lambda acc: module(acc) * state["factor"], out_dtype=F32)
+
+    assert torch.equal(call(), F.prelu(product(a, b), module.weight) * 2)
+    state["factor"] = 4.0
+    module.weight.fill_(0.5)
+    assert torch.equal(call(), F.prelu(product(a, b), torch.full((N,), 0.5)) * 4)
+    assert len(eager._programs) == before
+
+
+def test_in_place_work_on_the_result_stays_inside():
+    a, b = operands()
+    assert torch.equal(
+        gemm(a, b, epilogue=lambda acc: acc.relu_().add_(1), out_dtype=F32), product(a, b).relu() + 1
+    )
+
+
+def test_the_program_cache_is_bounded(monkeypatch):
+    monkeypatch.setattr(eager, "_PROGRAMS", 2)
+    eager._programs.clear()
+    a, b = operands()
+    for number in (0, 1, 0, 2, 0):
+        gemm(a, b, epilogue=lambda acc, number=number: acc + number)
+    assert len(eager._programs) == 2
+
+
+def refused(message, a=None, b=None, **arguments):
+    default_a, default_b = operands()
+    with pytest.raises(UsageError, match=message) as caught:
+        gemm(default_a if a is None else a, default_b if b is None else b, **arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        (r"a \(48, 32\) and b \(64, 32\); it multiplies \(M, K\) by \(K, N\)", {"b": operands()[1].t()}),
+        (r"a \(2, 48, 32\)", {"a": torch.zeros(2, 48, 32, dtype=E4M3)}),
+        (r"float32 by float8_e4m3fn; it multiplies .*bfloat16 by bfloat16", {"a": torch.zeros(M, K)}),
+        (r"float8_e5m2 by float8_e5m2", {"a": operands(E5M2)[0], "b": operands(E5M2)[1]}),
+        (r"b has strides \(64, 1\); fp8 wants K contiguous", {"b": operands()[1].contiguous()}),
+        (
+            r"a has rows of 24 bytes.* multiples of 16",
+            {"a": torch.zeros(M, 24).to(E4M3), "b": operands()[1][:24]},
+        ),
+        (r"scale_a \(1, 48\); it takes one element, \(48,\) or \(48, 1\)", {"scale_a": torch.ones(1, M)}),
+        (r"float16 scale_b; scales are float32", {"scale_b": torch.ones(N, dtype=F16)}),
+        (r"bias \(48,\); it takes a float one of \(64,\)", {"bias": torch.ones(M)}),
+        (r"int64 bias", {"bias": torch.ones(N, dtype=torch.int64)}),
+        (r"a on cpu and bias on meta", {"bias": torch.ones(N, device="meta")}),
+        (r"out_dtype=float64; it writes float32, bfloat16", {"out_dtype": torch.float64}),
+        (r"no derivative.*torch\.no_grad", {"scale_a": torch.ones(M, 1, requires_grad=True)}),
+        (r"returned a int; it returns tensors", {"epilogue": lambda acc: 1}),
+        (r"returned a tensor \(48,\); it returns \(48, 64\)", {"epilogue": lambda acc: acc.sum(-1)}),
+        (r"one kernel: .*amax\.default is not a pointwise op", {"epilogue": lambda acc: acc.softmax(-1)}),
+        (r"a result is not made of the product", {"epilogue": lambda acc: torch.zeros(M, N)}),
+        (r"aten\.sort\.default is not a pointwise op", {"epilogue": lambda acc: acc.sort(-1).values}),
+    ],
+)
+def test_what_no_kernel_takes_is_named_beside_what_is_taken(message, arguments):
+    refused(message, **arguments)
+
+
+def test_a_captured_tensor_is_not_written_to():
+    row = torch.ones(N)
+    refused("calls aten.add_.Tensor on a tensor that is not made", epilogue=lambda acc: acc * row.add_(1))
+    assert torch.equal(row, torch.ones(N))
