@@ -46,7 +46,8 @@ DTYPES = {
 FILE_VIEWS = {"p": "pred", "h": "u16", "w": "u32", "d": "u64", "q": "u128"}
 FILE_BYTES = {"p": 1, "h": 2, "w": 4, "d": 8, "q": 16}
 SIGNED_VIEWS = {"h": "s16", "w": "s32", "d": "s64"}
-TYPES = frozenset(TYPE_BYTES)
+WIDENING = frozenset(("ld", "ldu", "st", "cvt"))
+"""Opcodes whose registers may be wider than their type (PTX ISA 9.4.1 "Operand size exceeding instruction-type")."""
 
 _GETTERS: dict[str, Callable[[int], Get]] = {
     "pred": lambda i: lambda w: w.pred[i],
@@ -100,7 +101,7 @@ class Binder:
                 return _GETTERS[VIEWS[kind]](operand.slot)
             if operand.file == "p" or kind == "pred":
                 raise self._mismatch(operand, kind, instruction)
-            if TYPE_BYTES[kind] < FILE_BYTES[operand.file]:
+            if TYPE_BYTES[kind] < FILE_BYTES[operand.file] and instruction.parts[0] in WIDENING:
                 return self._narrow(operand, kind)
             raise self._mismatch(operand, kind, instruction)
         if isinstance(operand, Immediate):
@@ -200,7 +201,7 @@ class Binder:
             return _putter("pred", operand.slot)
         if TYPE_BYTES[kind] == FILE_BYTES[operand.file] and kind not in NARROW:
             return _putter(VIEWS[kind], operand.slot)
-        if TYPE_BYTES[kind] > FILE_BYTES[operand.file]:
+        if TYPE_BYTES[kind] > FILE_BYTES[operand.file] or instruction.parts[0] not in WIDENING:
             raise self._mismatch(operand, kind, instruction)
         if operand.file == "q":
             raise self._mismatch(operand, kind, instruction)

@@ -61,7 +61,7 @@ def _mode(instruction: Instruction, default: str) -> str:
 
 
 def _relu(x: Any, relu: bool) -> Any:
-    return np.where(x < 0, x.dtype.type(0), x) if relu else x
+    return np.where((x > 0) | np.isnan(x), x, x.dtype.type(0)) if relu else x
 
 
 def _values(raw: Any, kind: str) -> Any:
