@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import importlib.util
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -91,10 +92,10 @@ def _build(arguments: argparse.Namespace) -> None:
     explained = _explanation(arguments)
     explained.first_region()
     console = report.console()
-    builds = {}
+    builds = []
     for index, region in enumerate(explained.regions):
         with console.status(f"compiling region {index} of {len(explained.regions)} for {explained.arch}"):
-            builds[f"region {index}"] = region.kernel(), region.build()
+            builds.append((f"region {index}", region.kernel(), region.build()))
     report.show(report.build_table(builds))
 
 
@@ -105,8 +106,15 @@ def _explanation(arguments: argparse.Namespace) -> Explanation:
         api.parse_arch(arguments.arch)
     fn, inputs = load(arguments.file)
     args = inputs()
-    with torch.no_grad(), _told_in_one_sentence(f"{arguments.file} cannot be traced with its example inputs"):
-        return api.explain(fn, *args, arch=arguments.arch)
+    logging.disable(logging.ERROR)  # torch logs a traceback of what it then raises
+    try:
+        with (
+            torch.no_grad(),
+            _told_in_one_sentence(f"{arguments.file} cannot be traced on its example inputs"),
+        ):
+            return api.explain(fn, *args, arch=arguments.arch)
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
@@ -216,8 +224,16 @@ def _told_in_one_sentence(what: str) -> Iterator[None]:
     except UsageError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split()) or "no message"
-        raise UsageError(f"{what}: {type(error).__name__}: {reason}") from error
+        root = _root_cause(error)
+        reason = next(iter(str(root).splitlines()), "no message")
+        raise UsageError(f"{what}: {type(root).__name__}: {reason}") from error
+
+
+def _root_cause(error: BaseException) -> BaseException:
+    """What was raised first: Dynamo wraps what a program raises in pages of its own."""
+    while (earlier := error.__cause__ or error.__context__) is not None:
+        error = earlier
+    return error
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ PLAIN_WIDTH = 110
 
 
 def console() -> Console:
-    """Standard output."""
-    return Console(highlight=False)
+    """Standard output: as wide as the terminal, or wide enough for the tables in a pipe."""
+    return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
 
 
 def show(renderable: RenderableType) -> None:
@@ -66,8 +66,8 @@ def _region(region: Region, index: int) -> RenderableType:
     m, n, k = region.sizes
     config = region.kernel().config
     heading = Text.assemble(
-        (f"region {index}: ", "bold"),
-        f"{region.anchor} ({region.node})   M {m}, N {n}, K {k}   {region.arch}, tile {config.name}",
+        (f"region {index}: {region.node}", "bold"),
+        f", {region.anchor} of M {m}, N {n}, K {k}\n    {region.arch}, tile {config.name}",
     )
     formula = Text("".join(f"    {line}\n" for line in region.formula.splitlines()), style="cyan")
     operands = _table("", "in your program", "kind", "placement", "dtype")
@@ -86,12 +86,10 @@ def _rejections(explained: Explanation) -> Table:
     return table
 
 
-def build_table(builds: Mapping[str, tuple[Kernel, Built]]) -> Table:
-    """What compiled kernels ask of an SM, a row each, by the name of their region."""
-    table = _table(
-        "", "arch", "tile", "registers", "spill bytes", "smem KiB", "PTX lines", "cubin KiB", right=5
-    )
-    for name, (kernel, built) in builds.items():
+def build_table(builds: Sequence[tuple[str, Kernel, Built]]) -> Table:
+    """What compiled kernels ask of an SM, a row each, with the name of their region."""
+    table = _table("", "arch", "tile", "registers", "spill bytes", "smem KiB", "cubin KiB", right=4)
+    for name, kernel, built in builds:
         table.add_row(
             name,
             kernel.arch.value,
@@ -99,7 +97,6 @@ def build_table(builds: Mapping[str, tuple[Kernel, Built]]) -> Table:
             str(built.registers),
             Text(str(built.spill_bytes), style="green" if built.spill_bytes == 0 else "bold red"),
             f"{built.smem_bytes / 1024:.1f}",
-            str(built.ptx.count("\n")),
             f"{len(built.cubin) / 1024:.1f}",
         )
     return table
@@ -172,7 +169,7 @@ def print_source(text: str) -> None:
 
 def _table(*columns: str, right: int = 0) -> Table:
     """A light table whose last `right` columns are numbers."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for index, column in enumerate(columns):
         table.add_column(
             column, justify="right" if index >= len(columns) - right else "left", overflow="fold"

@@ -113,7 +113,11 @@ def test_an_unknown_architecture(command, program, capsys):
             "",
             "a Tensor, not a tuple",
         ),
-        (PROGRAM.replace("randn(64, 64", "randn(64, 63"), "", "cannot be traced with its example inputs"),
+        (
+            PROGRAM.replace("randn(64, 64", "randn(64, 63"),
+            "",
+            "on its example inputs: RuntimeError: a and b must have same reduction dim",
+        ),
     ],
 )
 def test_a_file_that_will_not_do(text, suffix, message, program, capsys):

@@ -1,0 +1,111 @@
+"""The main job, end to end: an fp8 Llama MLP through `torch.compile(mlp, backend="cute")`.
+
+Without a GPU: explain what is fused, show a generated kernel, compile all of them for Hopper and Blackwell,
+and check the regions' replay against eager. On a Hopper or Blackwell GPU also run, check and time them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+
+import torch
+from llama_mlp import LlamaMLP
+from rich.rule import Rule
+from torch import Tensor
+
+import cute_backend
+from cute_backend import bench, report
+from cute_backend.api import Explanation
+from cute_backend.simulator.api import reference
+from cute_backend.templates.config import Arch
+
+ARCHS = [arch.value for arch in Arch]
+
+TOLERANCE = 0.03
+"""Relative, in norm. The hidden activations are quantised to e4m3 between the kernels, and a fused epilogue
+does not round to bf16 on its way there, so some of them fall on the other side of a rounding boundary."""
+
+console = report.console()
+
+
+def main() -> int:
+    title("An fp8 Llama MLP, as its author writes it")
+    console.print(report.source(inspect.getsource(LlamaMLP.forward)))
+    gpu = gpu_name()
+    mlp, x, residual = block(gpu is not None)
+    with torch.no_grad():
+        title('What torch.compile(mlp, backend="cute") makes of it')
+        explained = cute_backend.explain(mlp, x, residual)
+        console.print(explained)
+        title(f"The kernel of region 1, for {explained.arch}")
+        console.print(report.source(explained.regions[1].source()))
+        title("Every kernel, compiled here")
+        spills = build_all(explained)
+        title("Is it right?")
+        if gpu:
+            right = run(mlp, x, residual)
+            title(f"How fast is it on this {gpu}?")
+            console.print(report.timing_table(bench.compare(mlp, (x, residual))))
+        else:
+            right = replay(mlp, x, residual)
+    return 0 if right and spills == 0 else 1
+
+
+def block(gpu: bool) -> tuple[LlamaMLP, Tensor, Tensor]:
+    """The MLP and its inputs: of Llama 3.1 8B and 4096 tokens on a GPU, else of Llama 3.2 1B and 128."""
+    tokens, hidden, intermediate = (2048, 4096, 14336) if gpu else (64, 2048, 8192)
+    torch.manual_seed(0)
+    with torch.device("cuda" if gpu else "cpu"):
+        x, residual = torch.randn(2, 2, tokens, hidden, dtype=torch.bfloat16)
+        return LlamaMLP(hidden, intermediate), x, residual
+
+
+def gpu_name() -> str | None:
+    """The GPU here, if kernels are generated for it."""
+    if not torch.cuda.is_available() or Arch.of_capability(torch.cuda.get_device_capability()) is None:
+        return None
+    return torch.cuda.get_device_name()
+
+
+def title(text: str) -> None:
+    console.print()
+    console.print(Rule(f"[bold]{text}", align="left"))
+
+
+def build_all(explained: Explanation) -> int:
+    """Build every region for both architectures. Returns the bytes that they spill, together."""
+    builds = []
+    with console.status("compiling") as status:
+        for index, region in enumerate(explained.regions):
+            for arch in ARCHS:
+                status.update(f"compiling region {index} for {arch}")
+                builds.append((f"region {index}", region.kernel(arch), region.build(arch)))
+    console.print(report.build_table(builds))
+    return sum(built.spill_bytes for _, _, built in builds)
+
+
+def replay(mlp: LlamaMLP, x: Tensor, residual: Tensor) -> bool:
+    """Compare the fused regions' specs, replayed on the CPU, with eager."""
+    right = compare(reference(mlp, (x, residual)), mlp(x, residual), "replayed on the CPU")
+    console.print("There is no GPU of compute capability 9.0 or 10.0 here, so no kernel was run or timed.")
+    return right
+
+
+def run(mlp: LlamaMLP, x: Tensor, residual: Tensor) -> bool:
+    """Compare the kernels with eager."""
+    fused = torch.compile(mlp, backend="cute")
+    with console.status("compiling"):
+        actual = fused(x, residual)
+    return compare(actual, mlp(x, residual), "run on the GPU")
+
+
+def compare(actual: Tensor, expected: Tensor, how: str) -> bool:
+    error = ((actual.double() - expected.double()).norm() / expected.double().norm()).item()
+    verdict = "[green]agrees" if error < TOLERANCE else "[bold red]WRONG"
+    console.print(f"{how}: differs from eager by {error:.2%} in norm, {TOLERANCE:.0%} is allowed: {verdict}")
+    return error < TOLERANCE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
