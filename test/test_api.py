@@ -27,17 +27,18 @@ def test_an_explanation_prints_as_a_table():
         """\
 1 region fused
 
-region 0: aten._scaled_mm.default (_scaled_mm)   M 512, N 512, K 512   sm_90a, tile 64x64_1x1
+region 0: _scaled_mm, aten._scaled_mm.default of M 512, N 512, K 512
+    sm_90a, tile 64x64_1x1
     t1 = acc * scale_a * scale_b
     out0 = e4m3(minimum(maximum(t1 / (exp(-t1) + 1) * exact0 * scalar0, -448), 448))
 
-              in your program   kind     placement        dtype
-    -----------------------------------------------------------
-    scale_a   scale_a           colvec   row_read         f32
-    scale_b   scale_b           rowvec   register_hoist   f32
-    exact0    other             exact    tma              bf16
-    scalar0   scale_out         scalar   scalar           f32
-    out0                        output   tma              e4m3""",
+             in your program  kind    placement       dtype
+    --------------------------------------------------------
+    scale_a  scale_a          colvec  row_read        f32
+    scale_b  scale_b          rowvec  register_hoist  f32
+    exact0   other            exact   tma             bf16
+    scalar0  scale_out        scalar  scalar          f32
+    out0                      output  tma             e4m3""",
     )
 
 
