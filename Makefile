@@ -21,7 +21,7 @@ help:
 	@echo "make test      install, lint, then every test that needs no GPU"
 	@echo "make test-sim  every shipped configuration on the simulated machine, some ten minutes on 2 cores"
 	@echo "make test-gpu  the tests that run kernels, on a Hopper or Blackwell GPU"
-	@echo "make golden    rewrite the expected modules in test/expected from what is generated now"
+	@echo "make golden    accept what is generated now: test/expected and the samples in the README"
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove $(VENV) and every cache in this folder"
 
@@ -42,7 +42,9 @@ test-gpu: $(INSTALLED)
 	$(BIN)/python -m pytest -m gpu
 
 golden: $(INSTALLED)
-	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q -n $(JOBS) test/test_golden.py
+	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q -n $(JOBS) test/test_golden.py test/test_api.py \
+		test/fx_walk/test_walk_recorded.py
+	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q test/test_readme.py
 
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \

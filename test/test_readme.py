@@ -1,0 +1,55 @@
+"""The README shows what is generated now: its samples stand between comments that name them."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import cute_backend
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def samples() -> dict[str, str]:
+    """The demo's block: the epilogue of its second kernel, and what explain prints of that region."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    import llama_mlp
+
+    with torch.no_grad():
+        explained = cute_backend.explain(llama_mlp.mlp, *llama_mlp.example_inputs(), arch="sm_100a")
+    source = explained.regions[1].source()
+    hooks = source[source.index("    @cute.jit\n    def begin") : source.index("\n\n\ngemm =")]
+    printed = str(explained)
+    region = printed[printed.index("region 1:") : printed.index("\n\nregion 2:")]
+    refusals = printed[printed.index("not fused") :]
+    return {"kernel": f"```python\n{hooks}\n```", "explain": f"```text\n{region}\n\n{refusals}\n```"}
+
+
+@pytest.mark.parametrize("name", ["kernel", "explain"])
+def test_samples_are_current(name, samples):
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    pattern = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=\n<!-- /{name} -->)", re.DOTALL)
+    if os.environ.get("EXPECTTEST_ACCEPT") == "1":
+        readme.write_text(pattern.sub(lambda _: samples[name], text))
+        return
+    (shown,) = pattern.findall(text)
+    assert shown == samples[name], "make golden rewrites it"
+
+
+def test_links_lead_somewhere():
+    targets = re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / "README.md").read_text())
+    assert targets and all((ROOT / target).exists() for target in targets)
+
+
+def test_files_that_are_named_exist():
+    named = re.findall(
+        r"`((?:fx_walk|memory_ops|templates|runtime)/\w+\.py|\w+\.py)`", (ROOT / "README.md").read_text()
+    )
+    assert len(named) > 8
+    for name in named:
+        assert (ROOT / "cute_backend" / name).exists(), name
