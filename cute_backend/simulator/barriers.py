@@ -50,11 +50,15 @@ class Mbarrier:
         return self.first_epoch + self.phase + 1
 
     def describe(self) -> str:
-        return (
+        text = (
             f"{self.name}: phase {self.phase} (parity {self.phase & 1}) has "
             f"{self.expected - self.pending} of {self.expected} arrivals"
-            + (f", {self.tx} bytes of transactions outstanding" if self.tx else "")
         )
+        if self.tx > 0:
+            text += f", {self.tx} bytes of transactions outstanding"
+        elif self.tx < 0:
+            text += f", and {-self.tx} bytes have landed that it wasn't told to expect"
+        return text
 
     def passed(self, parity: int) -> bool:
         """Whether the phase of this parity is complete (mbarrier.test_wait.parity)."""

@@ -401,7 +401,8 @@ class _Running:
 def where(warp: Warp) -> str:
     """A warp and the instruction that it stands at, for errors."""
     instructions = warp.program.entry.instructions
-    place = f"{role_of(warp)} warp {warp.index} of {warp.cta.name}"
+    role = role_of(warp)
+    place = f"{role} {warp.name}" if role != "other" else warp.name
     if len(warp.cta.cluster.ctas) > 1:
         place += f" (rank {warp.cta.rank})"
     if warp.pc >= len(instructions):
