@@ -32,5 +32,5 @@ What it can't prove:
 - Bits where PTX leaves them open: approximations (ex2.approx, tanh.approx, ...) are closer to the true value
   than the hardware's; the tensor cores' inner sums are not bit-exact beyond what is exactly representable.
 - The absence of races between lanes of one warp, and between clusters through global memory.
-- tcgen05.wait::ld and the tcgen05 thread-sync fences: ld takes effect at once, as ptxas orders its uses.
+- The tcgen05 thread-sync fences and tcgen05.wait::st, which change nothing here.
 """

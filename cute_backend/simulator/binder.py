@@ -47,7 +47,7 @@ FILE_VIEWS = {"p": "pred", "h": "u16", "w": "u32", "d": "u64", "q": "u128"}
 FILE_BYTES = {"p": 1, "h": 2, "w": 4, "d": 8, "q": 16}
 SIGNED_VIEWS = {"h": "s16", "w": "s32", "d": "s64"}
 WIDENING = frozenset(("ld", "ldu", "st", "cvt"))
-"""Opcodes whose registers may be wider than their type (PTX ISA 9.4.1 "Operand size exceeding instruction-type")."""
+"""Opcodes whose registers may be wider than their type (PTX ISA 9.4.1)."""
 
 _GETTERS: dict[str, Callable[[int], Get]] = {
     "pred": lambda i: lambda w: w.pred[i],

@@ -10,6 +10,7 @@ import numpy as np
 
 import cute_backend.simulator.isa  # noqa: F401  (fills the opcode table)
 from cute_backend.simulator.binder import Binder
+from cute_backend.simulator.isa.tcgen05 import complete_before_use
 from cute_backend.simulator.isa.wgmma import guard_accumulators
 from cute_backend.simulator.memory import PARAM_WINDOW
 from cute_backend.simulator.opcodes import Step, lookup
@@ -23,7 +24,7 @@ from cute_backend.simulator.syntax import (
     Register,
     Vector,
 )
-from cute_backend.simulator.warp import ALL, NONE, Warp
+from cute_backend.simulator.warp import ALL, MOVED, NONE, Warp
 
 
 class Program:
@@ -35,8 +36,11 @@ class Program:
         self.entry = entry
         self.local_bytes = local
         binder = Binder(entry, symbols, parameters)
-        accumulators = _accumulators(entry)
-        self.steps: list[Step] = [self._bind(binder, i, accumulators) for i in entry.instructions]
+        self.watched = [
+            ("wgmma", _written_by(entry, "wgmma.mma_async"), guard_accumulators),
+            ("tcgen05", _written_by(entry, "tcgen05.ld"), complete_before_use),
+        ]
+        self.steps: list[Step] = [self._bind(binder, i) for i in entry.instructions]
         self.steps.append(lambda w: w.exit(w.mask))
         self.role_opcodes = {
             role: [
@@ -61,12 +65,12 @@ class Program:
             return []
         return [*targets, index + 1]
 
-    def _bind(self, binder: Binder, instruction: Instruction, accumulators: frozenset[int]) -> Step:
+    def _bind(self, binder: Binder, instruction: Instruction) -> Step:
         step = lookup(instruction).bind(binder, instruction)
-        if accumulators and instruction.parts[0] != "wgmma":
-            touched = accumulators & _slots(instruction.operands)
-            if touched:
-                step = guard_accumulators(step, touched)
+        for family, registers, watch in self.watched:
+            touched = registers & _slots(instruction.operands) if registers else registers
+            if touched and instruction.parts[0] != family:
+                step = watch(step, touched)
         if instruction.guard is None or instruction.parts[0] == "bra":
             return step
         register, negated = instruction.guard
@@ -88,11 +92,11 @@ def _slots(operands: Sequence[Operand]) -> frozenset[int]:
     return frozenset(found)
 
 
-def _accumulators(entry: Entry) -> frozenset[int]:
-    """The registers that some wgmma.mma_async writes."""
+def _written_by(entry: Entry, opcode: str) -> frozenset[int]:
+    """The 32-bit registers that some instruction of this opcode writes."""
     found: frozenset[int] = frozenset()
     for instruction in entry.instructions:
-        if instruction.opcode.startswith("wgmma.mma_async"):
+        if instruction.opcode.startswith(opcode):
             found |= _slots(instruction.operands[:1])
     return found
 
@@ -114,11 +118,7 @@ def _guarded(step: Step, slot: int, negated: bool) -> Step:
             return None
         w.mask, w.full = chosen, bool(chosen.all())
         outcome = step(w)
-        if outcome is None or outcome.__class__ is int:
-            w.mask, w.full = mask, full
-        elif not hasattr(outcome, "retry"):
-            return outcome
-        else:
+        if outcome is not MOVED:
             w.mask, w.full = mask, full
         return outcome
 

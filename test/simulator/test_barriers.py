@@ -55,7 +55,7 @@ def test_without_it_the_read_is_a_race_whatever_the_timing(barrier: str, seed: i
 
 def test_overwriting_what_others_still_read_is_a_race() -> None:
     code = REVERSE.format(barrier="bar.sync 0;") + "mad.lo.u32 %r9, %r0, 4, %r2; st.shared.b32 [%r9+1024], 0;"
-    with pytest.raises(RaceError, match="may still be reading|, written by warp"):
+    with pytest.raises(RaceError, match=r"may still be reading|, written by warp"):
         run(code, np.zeros(64, np.uint32))
 
 
@@ -85,7 +85,7 @@ def test_reductions_over_a_barrier() -> None:
 
 
 def test_counts_that_do_not_fit() -> None:
-    with pytest.raises(BarrierError, match="expects 64 threads.*expected 96"):
+    with pytest.raises(BarrierError, match=r"expects 64 threads.*expected 96"):
         run("selp.u32 %r4, 96, 64, %p1; bar.sync 1, %r4;", np.zeros(64, np.uint32))
     with pytest.raises(BarrierError, match="multiples of 32"):
         run("bar.sync 1, 40;", np.zeros(64, np.uint32))
@@ -174,7 +174,7 @@ def test_arrivals_that_lack_and_arrivals_too_many() -> None:
     lacking = (
         INIT.format(count=3) + "@%p0 mbarrier.arrive.shared.b64 _, [%r2];" + WAIT.format(label="W", parity=0)
     )
-    with pytest.raises(Deadlock, match="parity 0 of the mbarrier at shared .* has 1 of 3 arrivals"):
+    with pytest.raises(Deadlock, match=r"parity 0 of the mbarrier at shared .* has 1 of 3 arrivals"):
         run(lacking, np.zeros(64, np.uint32))
     with pytest.raises(BarrierError, match="more than it expects"):
         run(INIT.format(count=3) + "@%p0 mbarrier.arrive.shared.b64 _, [%r2], 4;", np.zeros(64, np.uint32))

@@ -339,7 +339,7 @@ def test_the_source_of_a_store_is_busy_until_it_is_read(wait: str, fails: bool, 
     source, target = filled((8, 32), np.uint32), np.zeros((8, 32), np.uint32)
     after = "mad.lo.u32 %r21, %r0, 4, %r3; st.shared.b32 [%r21], 0; cp.async.bulk.wait_group 0;"
     if fails:
-        with pytest.raises(RaceError, match="may still be reading.*cp.async.bulk.tensor"):
+        with pytest.raises(RaceError, match=r"may still be reading.*cp\.async\.bulk\.tensor"):
             store(source, target, (8, 32), (0, 0), kind="u32", wait=wait, after=after, seed=seed)
     else:
         store(source, target, (8, 32), (0, 0), kind="u32", wait=wait, after=after, seed=seed)
@@ -392,11 +392,13 @@ def test_bulk_bytes_in_and_out(seed: int | None) -> None:
 def test_shared_memory_to_shared_memory_of_another_cta(seed: int | None) -> None:
     out = np.zeros(32, np.uint32)
     body = f"""{INIT} @%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 128;
-    mad.lo.u32 %r9, %r0, 4, %r3; add.u32 %r10, %r0, 7; st.shared.b32 [%r9], %r10; fence.proxy.async.shared::cta;
+    mad.lo.u32 %r9, %r0, 4, %r3; add.u32 %r10, %r0, 7; st.shared.b32 [%r9], %r10;
+    fence.proxy.async.shared::cta;
     barrier.cluster.arrive; barrier.cluster.wait;
     mapa.shared::cluster.u32 %r11, %r3, 1; mapa.shared::cluster.u32 %r12, %r2, 1; setp.eq.u32 %p1, %r4, 0;
     and.pred %p2, %p0, %p1;
-    @%p2 cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r11+1024], [%r3], 128, [%r12];
+    add.u32 %r11, %r11, 1024;
+    @%p2 cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r11], [%r3], 128, [%r12];
     @%p1 bra END;
     {WAIT}
     ld.shared.b32 %r13, [%r9+1024]; mad.wide.u32 %rd1, %r0, 4, %rd0; st.global.b32 [%rd1], %r13;

@@ -1,7 +1,8 @@
 """Tensor memory: allocation, loads and stores (PTX ISA 9.7.16.7, 9.7.16.8).
 
-tcgen05.ld and .st take effect at once: a missing tcgen05.wait::ld is no error of the PTX, as ptxas orders
-the uses of the loaded registers itself.
+tcgen05.ld and .st take effect at once, and the registers may be used with no tcgen05.wait::ld before: ptxas
+waits before the first use. It does not order what hands the columns on: until a tcgen05.wait::ld, or such a
+use, the load counts as still reading them, whatever barrier the warp has arrived at since.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from cute_backend.simulator.errors import IllegalAccess, ResourceError, Simulati
 from cute_backend.simulator.isa.barrier import own_address
 from cute_backend.simulator.isa.common import scalar, scalar_address
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.syntax import Instruction, Vector
+from cute_backend.simulator.shadow import Access
+from cute_backend.simulator.syntax import Instruction, Register, Vector
 from cute_backend.simulator.warp import LANE_IDS, Wait
 
 if TYPE_CHECKING:
@@ -177,6 +179,31 @@ def _fragment_and_registers(
     return fragment, registers
 
 
+@dataclass
+class Loads:
+    """The tcgen05.ld of a warp: `agent` reads as event `epoch` until a wait, or a use of a `loading` register."""
+
+    agent: int
+    loading: set[int]
+    epoch: int = 1
+
+    def wait(self, w: Warp) -> None:
+        """All loads so far are complete."""
+        w.clock.seen[self.agent] = self.epoch
+        self.epoch += 1
+        self.loading.clear()
+
+
+def loads_of(w: Warp) -> Loads:
+    """The loads of a warp, made on first use."""
+    loads = w.pipe("tcgen05.ld")
+    if loads is None:
+        loads = w.pipes["tcgen05.ld"] = Loads(
+            w.cta.cluster.agents.new(f"a tcgen05.ld of {w.name}", generic=True), set()
+        )
+    return loads
+
+
 @opcode("tcgen05.ld", section="9.7.16.8.1", meaning="Tensor memory to registers")
 def bind_ld(binder: Binder, instruction: Instruction) -> Step:
     fragment, registers = _fragment_and_registers(
@@ -185,6 +212,7 @@ def bind_ld(binder: Binder, instruction: Instruction) -> Step:
     puts = [binder.put(r, "b32", instruction) for r in registers]
     address = scalar_address(binder, instruction.operands[1], instruction)
     straight = instruction.has("32x32b")
+    slots = [r.slot for r in registers if isinstance(r, Register)]
 
     def load(w: Warp) -> Wait | None:
         absent = w.together()
@@ -192,7 +220,10 @@ def bind_ld(binder: Binder, instruction: Instruction) -> Step:
             return absent
         lanes, columns, lane, column = fragment.place(w, address(w))
         tmem = w.cta.tmem
-        tmem.shadow.read((lanes, columns), w.access(w.name))
+        loads = loads_of(w)
+        access = Access(loads.agent, loads.epoch, w.clock, "generic", w.name)
+        tmem.shadow.read((lanes, columns), access)
+        loads.loading.update(slots)
         if straight:
             data = tmem.cells[lanes, columns].T
         else:
@@ -228,10 +259,27 @@ def bind_st(binder: Binder, instruction: Instruction) -> Step:
     return store
 
 
+@opcode("tcgen05.wait::ld", section="9.7.16.8.3", meaning="Waits until this warp's tcgen05.ld are complete")
+def bind_wait_ld(binder: Binder, instruction: Instruction) -> Step:
+    return lambda w: loads_of(w).wait(w)
+
+
+def complete_before_use(step: Step, slots: frozenset[int]) -> Step:
+    """Wraps a step that touches registers which some tcgen05.ld writes: ptxas waits before it."""
+
+    def complete(w: Warp) -> Any:
+        loads = w.pipes.get("tcgen05.ld")
+        if loads is not None and not loads.loading.isdisjoint(slots):
+            loads.wait(w)
+        return step(w)
+
+    return complete
+
+
 @opcode(
-    "tcgen05.wait::ld", "tcgen05.wait::st",
+    "tcgen05.wait::st",
     "tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync",
-    section="9.7.16.8.3, 9.7.16.11", meaning="Order of tcgen05.ld and .st, which are done at once here",
+    section="9.7.16.8.3, 9.7.16.11", meaning="Order of tcgen05.st, which is done at once here",
 )  # fmt: skip
 def bind_wait(binder: Binder, instruction: Instruction) -> Step:
     return lambda w: None
