@@ -10,6 +10,9 @@ from torch import Tensor
 from cute_backend.spec import DType
 
 _FLOATS = [0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1.5, 2.5, -2.5, 3.0, -7.25, 20.5, 88.0, -104.0, 1e-3, -3e-5]
+_BOUNDARIES = [448.0, 464.0, 480.0, 57344.0, 61440.0, -61440.0, 65504.0, 2.0**-9, 2.0**-10, 2.0**-17]
+"""Where fp8 formats and fp16 end."""
+
 _EXTREMES = [1e-40, -1e-45, 1.17e-38, 3e38, -3.4e38, 16777217.0, float("inf"), float("-inf"), float("nan")]
 _INTEGERS = [0, 1, -1, 2, -3, 7, 100, -100, 127, -128, 1000, -65536, 2**31 - 1, -(2**31)]
 
@@ -17,7 +20,7 @@ _INTEGERS = [0, 1, -1, 2, -3, 7, 100, -100, 127, -128, 1000, -65536, 2**31 - 1, 
 def specials(register: DType) -> Tensor:
     """The values of a register dtype that matter most."""
     if register is DType.F32:
-        return torch.tensor(_FLOATS + _EXTREMES)
+        return torch.tensor(_FLOATS + _BOUNDARIES + _EXTREMES)
     if register is DType.I32:
         return torch.tensor(_INTEGERS, dtype=torch.int32)
     return torch.tensor([False, True])
