@@ -96,14 +96,14 @@ class Overflow(str, Enum):
 
     SATURATE = "saturate"
     NONFINITE = "nonfinite"
-    """NaN in e4m3 (beyond 464), infinity in e5m2 (from 61440 on): torch's eager casts that do not saturate."""
+    """NaN in e4m3 (beyond 464), infinity in e5m2 (from 61440 on): torch's casts that do not saturate."""
 
 
 class Precision(str, Enum):
     """Which casts inside the chain round."""
 
     FUSED = "fused"
-    """Casts to fp8 and to integers round; a trip through bf16 or fp16 does not, as in Inductor's fused kernels."""
+    """Casts to fp8 and to integers round; a trip through bf16 or fp16 does not, as in Inductor's kernels."""
     EAGER = "eager"
     """Every cast rounds, as eager does (`torch._inductor.config.emulate_precision_casts`)."""
 
@@ -307,7 +307,8 @@ def _decode_op(item: Any) -> Op:
 
 
 def _decode_store(item: Any) -> Store:
-    return Store(name=item["name"], value=item["value"], dtype=DType(item["dtype"]), order=Order(item["order"]))
+    dtype, order = DType(item["dtype"]), Order(item["order"])
+    return Store(name=item["name"], value=item["value"], dtype=dtype, order=order)
 
 
 _MMA_DTYPES = (DType.E4M3, DType.E5M2, DType.BF16, DType.F16)

@@ -25,7 +25,8 @@ def evaluate(spec: EpilogueSpec, x: torch.Tensor) -> torch.Tensor:
     return replay(spec, [ones], [x[None].bfloat16()], [])[0][0]
 
 
-SPECIAL = torch.tensor([0.0, -0.0, 1.0, -1.0, 20.0, -20.0, 200.0, -200.0, float("inf"), -float("inf"), float("nan")])
+INF, NAN = float("inf"), float("nan")
+SPECIAL = torch.tensor([0.0, -0.0, 1.0, -1.0, 20.0, -20.0, 200.0, -200.0, INF, -INF, NAN])
 
 SILU = [("n", "neg", "acc"), ("e", "exp", "n"), ("d", "add", "e", Const(1)), ("y", "div", "acc", "d")]
 SIGMOID = [*SILU[:3], ("y", "div", Const(1.0), "d")]
@@ -78,7 +79,11 @@ def test_an_op_that_something_else_reads_stays() -> None:
 
 
 def test_casts_go_only_where_they_round_nothing() -> None:
-    ops = (Op("h", "cast", ("acc",), DType.BF16), Op("q", "cast", ("h",), DType.E4M3), Op("y", "neg", ("q",), DType.F32))
+    ops = (
+        Op("h", "cast", ("acc",), DType.BF16),
+        Op("q", "cast", ("h",), DType.E4M3),
+        Op("y", "neg", ("q",), DType.F32),
+    )
     for precision, left in ((Precision.FUSED, ["q", "y"]), (Precision.EAGER, ["h", "q", "y"])):
         spec = EpilogueSpec(ACC, (), ops, (Store("out0", "y", DType.F32),), precision)
         assert [op.name for op in simplify(spec).ops] == left
@@ -91,7 +96,8 @@ def test_shared_epilogues_keep_their_values(name: str) -> None:
     spec = report.regions[0].spec
     simple = simplify(spec)
     assert simple.loads == spec.loads
-    assert [(store.name, store.dtype) for store in simple.stores] == [(s.name, s.dtype) for s in spec.stores]
+    kept = [(store.name, store.dtype) for store in simple.stores]
+    assert kept == [(store.name, store.dtype) for store in spec.stores]
     generator = torch.Generator().manual_seed(0)
     (acc,) = spec.accumulators
     torch_dtypes = {DType.E4M3: torch.float8_e4m3fn, DType.E5M2: torch.float8_e5m2, DType.BF16: torch.bfloat16}
