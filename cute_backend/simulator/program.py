@@ -10,7 +10,7 @@ import numpy as np
 
 import cute_backend.simulator.isa  # noqa: F401  (fills the opcode table)
 from cute_backend.simulator.binder import Binder
-from cute_backend.simulator.isa.tcgen05 import complete_before_use
+from cute_backend.simulator.isa.tcgen05 import complete_before_use, follow_copy
 from cute_backend.simulator.isa.wgmma import guard_accumulators
 from cute_backend.simulator.memory import PARAM_WINDOW
 from cute_backend.simulator.opcodes import Step, lookup
@@ -36,10 +36,8 @@ class Program:
         self.entry = entry
         self.local_bytes = local
         binder = Binder(entry, symbols, parameters)
-        self.watched = [
-            ("wgmma", _written_by(entry, "wgmma.mma_async"), guard_accumulators),
-            ("tcgen05", _written_by(entry, "tcgen05.ld"), complete_before_use),
-        ]
+        self.accumulators = _written_by(entry, "wgmma.mma_async")
+        self.loaded = _with_copies(entry, _written_by(entry, "tcgen05.ld"))
         self.steps: list[Step] = [self._bind(binder, i) for i in entry.instructions]
         self.steps.append(lambda w: w.exit(w.mask))
         self.role_opcodes = {
@@ -67,38 +65,58 @@ class Program:
 
     def _bind(self, binder: Binder, instruction: Instruction) -> Step:
         step = lookup(instruction).bind(binder, instruction)
-        for family, registers, watch in self.watched:
-            touched = registers & _slots(instruction.operands) if registers else registers
-            if touched and instruction.parts[0] != family:
-                step = watch(step, touched)
+        family = instruction.parts[0]
+        if self.accumulators and family != "wgmma":
+            touched = self.accumulators & _registers(instruction.operands)
+            if touched:
+                step = guard_accumulators(step, frozenset(slot for _, slot in touched))
+        if self.loaded and family != "tcgen05":
+            touched = self.loaded & _registers(instruction.operands)
+            if touched and family == "mov":
+                target, *sources = instruction.operands
+                step = follow_copy(step, _registers(sources), _registers([target]))
+            elif touched:
+                step = complete_before_use(step, touched)
         if instruction.guard is None or instruction.parts[0] == "bra":
             return step
         register, negated = instruction.guard
         return _guarded(step, register.slot, negated)
 
 
-def _slots(operands: Sequence[Operand]) -> frozenset[int]:
-    """The 32-bit registers among operands."""
-    found: set[int] = set()
+def _registers(operands: Sequence[Operand]) -> frozenset[tuple[str, int]]:
+    """The registers among operands, by file and slot."""
+    found: set[tuple[str, int]] = set()
     for operand in operands:
         if isinstance(operand, Register):
-            found |= {operand.slot} if operand.file == "w" else set()
+            found.add((operand.file, operand.slot))
         elif isinstance(operand, Vector):
-            found |= _slots(operand.elements)
+            found |= _registers(operand.elements)
         elif isinstance(operand, Pair):
-            found |= _slots((operand.first, operand.second))
+            found |= _registers((operand.first, operand.second))
         elif isinstance(operand, Address):
-            found |= _slots((operand.base, *operand.rest))
+            found |= _registers((operand.base, *operand.rest))
     return frozenset(found)
 
 
-def _written_by(entry: Entry, opcode: str) -> frozenset[int]:
-    """The 32-bit registers that some instruction of this opcode writes."""
-    found: frozenset[int] = frozenset()
+def _written_by(entry: Entry, opcode: str) -> frozenset[tuple[str, int]]:
+    """The registers that some instruction of this opcode writes."""
+    found: frozenset[tuple[str, int]] = frozenset()
     for instruction in entry.instructions:
         if instruction.opcode.startswith(opcode):
-            found |= _slots(instruction.operands[:1])
+            found |= _registers(instruction.operands[:1])
     return found
+
+
+def _with_copies(entry: Entry, registers: frozenset[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+    """These registers and those that a mov may have copied them to, at any remove."""
+    while True:
+        found = registers
+        for instruction in entry.instructions:
+            if instruction.parts[0] == "mov" and registers & _registers(instruction.operands[1:]):
+                found |= _registers(instruction.operands[:1])
+        if found == registers:
+            return found
+        registers = found
 
 
 def _guarded(step: Step, slot: int, negated: bool) -> Step:

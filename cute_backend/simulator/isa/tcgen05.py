@@ -1,8 +1,9 @@
 """Tensor memory: allocation, loads and stores (PTX ISA 9.7.16.7, 9.7.16.8).
 
 tcgen05.ld and .st take effect at once, and the registers may be used with no tcgen05.wait::ld before: ptxas
-waits before the first use. It does not order what hands the columns on: until a tcgen05.wait::ld, or such a
-use, the load counts as still reading them, whatever barrier the warp has arrived at since.
+waits before the first use, of which a mov is none. It does not order what hands the columns on: until a
+tcgen05.wait::ld, or such a use, the load counts as still reading them, whatever barrier the warp has arrived
+at since.
 """
 
 from __future__ import annotations
@@ -181,10 +182,12 @@ def _fragment_and_registers(
 
 @dataclass
 class Loads:
-    """The tcgen05.ld of a warp: `agent` reads as event `epoch` until a wait, or a use of a `loading` register."""
+    """The tcgen05.ld of a warp: `agent` reads as event `epoch` until a wait or the use of a register that is
+    `loading`, by file and slot.
+    """
 
     agent: int
-    loading: set[int]
+    loading: set[tuple[str, int]]
     epoch: int = 1
 
     def wait(self, w: Warp) -> None:
@@ -212,7 +215,7 @@ def bind_ld(binder: Binder, instruction: Instruction) -> Step:
     puts = [binder.put(r, "b32", instruction) for r in registers]
     address = scalar_address(binder, instruction.operands[1], instruction)
     straight = instruction.has("32x32b")
-    slots = [r.slot for r in registers if isinstance(r, Register)]
+    loaded = [(r.file, r.slot) for r in registers if isinstance(r, Register)]
 
     def load(w: Warp) -> Wait | None:
         absent = w.together()
@@ -223,7 +226,7 @@ def bind_ld(binder: Binder, instruction: Instruction) -> Step:
         loads = loads_of(w)
         access = Access(loads.agent, loads.epoch, w.clock, "generic", w.name)
         tmem.shadow.read((lanes, columns), access)
-        loads.loading.update(slots)
+        loads.loading.update(loaded)
         if straight:
             data = tmem.cells[lanes, columns].T
         else:
@@ -264,16 +267,28 @@ def bind_wait_ld(binder: Binder, instruction: Instruction) -> Step:
     return lambda w: loads_of(w).wait(w)
 
 
-def complete_before_use(step: Step, slots: frozenset[int]) -> Step:
-    """Wraps a step that touches registers which some tcgen05.ld writes: ptxas waits before it."""
+def complete_before_use(step: Step, touched: frozenset[tuple[str, int]]) -> Step:
+    """Wraps a step that touches registers that may be loading: ptxas waits before it."""
 
     def complete(w: Warp) -> Any:
         loads = w.pipes.get("tcgen05.ld")
-        if loads is not None and not loads.loading.isdisjoint(slots):
+        if loads is not None and not loads.loading.isdisjoint(touched):
             loads.wait(w)
         return step(w)
 
     return complete
+
+
+def follow_copy(step: Step, sources: frozenset[tuple[str, int]], targets: frozenset[tuple[str, int]]) -> Step:
+    """Wraps a mov of registers that may be loading. It is no use of them: ptxas only renames."""
+
+    def follow(w: Warp) -> Any:
+        loads = w.pipes.get("tcgen05.ld")
+        if loads is not None and not loads.loading.isdisjoint(sources):
+            loads.loading.update(targets)
+        return step(w)
+
+    return follow
 
 
 @opcode(

@@ -1,0 +1,627 @@
+"""Deliberate faults in our kernels, each in one place, and the error by which each must be caught.
+
+A fault is an edit of a template's text, of a generated module or of a compiled kernel's PTX. The text that it
+replaces must be there exactly as often as said, so that no mutant vanishes when a template changes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from test_templates import operands, scaled_residual, sm90, sm100, wrong
+
+import cute_backend.templates
+from cute_backend.memory_ops import Variant, emit
+from cute_backend.replay import replay
+from cute_backend.runtime.build import build
+from cute_backend.runtime.compile import SYMBOL, Built, compile_kernel
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.simulator import api
+from cute_backend.simulator.errors import (
+    BarrierError,
+    Deadlock,
+    IllegalAccess,
+    MissingProxyFence,
+    RaceError,
+    ResourceError,
+)
+from cute_backend.simulator.host import HostProgram
+from cute_backend.templates.config import Arch, TileConfig
+
+SPEC = scaled_residual()
+
+
+class WrongNumbers(AssertionError):
+    """A kernel ran to its end and left something else than the reference."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kernel and a problem of several tiles, all of which one cluster works through."""
+
+    config: TileConfig
+    problem: tuple[int, int, int]
+    variant: Variant = Variant.TMA
+
+    @property
+    def kernel(self) -> Kernel:
+        return Kernel(SPEC, self.config, self.variant)
+
+    def check(self, program: HostProgram, seed: int) -> None:
+        """Run the problem. Raises WrongNumbers, or whatever the simulator has to say of the kernel."""
+        a, b, loads = operands(SPEC, *self.problem)
+        machine = api.Machine(self.config.arch, seed, self.config, clusters=1)
+        with patch.object(api, "_program", lambda kernel: program):
+            [actual], launch = api.run_region(SPEC, a, b, loads, machine)
+        assert launch.kernel == self.kernel
+        [expected] = replay(SPEC, a, b, loads)
+        if not torch.equal(actual, expected):
+            raise WrongNumbers(wrong(actual, expected))
+
+
+ONE = Subject(sm100(128, 64), (192, 192, 384))  # M = N: only the strides tell a row from a column
+PAIR = Subject(sm100(256, 64, 2, 1, ctas=2), (520, 104, 256))
+MULTICAST = Subject(sm100(128, 64, 2, 2), (296, 168, 256))
+MASKED = Subject(sm100(128, 64), (131, 69, 128), Variant.PLAIN)
+TURNS = Subject(sm90(64, 128, pingpong=True), (136, 144, 896))  # 7 k tiles: the ring's stages change hands
+COOPERATIVE = Subject(sm90(128, 128), (136, 136, 896))
+HOPPER_MULTICAST = Subject(sm90(128, 64, 2, 1), (136, 136, 512))
+
+SUBJECTS = {
+    "one": ONE,
+    "pair": PAIR,
+    "multicast": MULTICAST,
+    "masked": MASKED,
+    "turns": TURNS,
+    "cooperative": COOPERATIVE,
+    "hopper multicast": HOPPER_MULTICAST,
+}
+
+
+class Text(Enum):
+    """What is edited."""
+
+    TEMPLATE = "the template of the architecture"
+    TILE = "what the templates say of a thread's part of a tile"
+    MODULE = "the generated module"
+    PTX = "the PTX, where the old text is a regular expression"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """`old` becomes `new` at its `at`-th of `times` occurrences."""
+
+    old: str
+    new: str
+    times: int = 1
+    at: int = 0
+
+    def apply(self, text: str, *, regex: bool = False) -> str:
+        found = list(re.finditer(self.old if regex else re.escape(self.old), text))
+        assert len(found) == self.times, f"{self.old!r} is there {len(found)} times, not {self.times}"
+        match = found[self.at]
+        return text[: match.start()] + (match.expand(self.new) if regex else self.new) + text[match.end() :]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault. `message` is searched for in the text of the error."""
+
+    name: str
+    subject: Subject
+    edits: tuple[Edit, ...]
+    error: type[Exception]
+    message: str
+    text: Text = Text.TEMPLATE
+
+    def program(self, folder: Path) -> HostProgram:
+        """The faulty kernel, its text in `folder`."""
+        kernel = self.subject.kernel
+        if self.text is Text.PTX:
+            compiled = built(kernel)
+            return HostProgram(self._edited(compiled.ptx), compiled.host_object, SYMBOL)
+        source = emit(kernel.spec, kernel.config, kernel.variant)
+        template = "sm100" if kernel.arch is Arch.SM100A else "sm90"
+        if self.text is Text.MODULE:
+            source = self._edited(source)
+        else:
+            if self.text is Text.TILE:
+                tile = self._imported("tile", self._edited(_text("tile")), folder)
+                text = Edit("from .tile import", f"from .{tile} import").apply(_text(template))
+            else:
+                text = self._edited(_text(template))
+            faulty = self._imported(template, text, folder)
+            source = Edit(f"templates.{template} import", f"templates.{faulty} import").apply(source)
+        path = folder / "kernel.py"
+        path.write_text(source)
+        compiled = compile_kernel(kernel, source, path)
+        return HostProgram(compiled.ptx, compiled.host_object, SYMBOL)
+
+    def _edited(self, text: str) -> str:
+        for edit in self.edits:
+            text = edit.apply(text, regex=self.text is Text.PTX)
+        return text
+
+    def _imported(self, original: str, text: str, folder: Path) -> str:
+        """Import `text` beside the module of the templates that it is made from; returns its name."""
+        path = folder / f"{original}.py"
+        path.write_text(text)
+        name = re.sub(r"\W", "_", f"{original} {self.name}")
+        found = importlib.util.spec_from_file_location(f"{cute_backend.templates.__name__}.{name}", path)
+        assert found is not None and found.loader is not None
+        module = sys.modules[found.name] = importlib.util.module_from_spec(found)
+        found.loader.exec_module(module)
+        return name
+
+
+def _text(module: str) -> str:
+    """The source of a module of the templates."""
+    [package] = cute_backend.templates.__path__
+    return Path(package, f"{module}.py").read_text()
+
+
+@cache
+def built(kernel: Kernel) -> Built:
+    """A sound kernel, compiled once for all the mutants of its PTX."""
+    return build(kernel)
+
+
+def sound(subject: Subject) -> HostProgram:
+    """The kernel without a fault."""
+    compiled = built(subject.kernel)
+    return HostProgram(compiled.ptx, compiled.host_object, SYMBOL)
+
+
+def without(line: str, times: int = 1, at: int = 0) -> tuple[Edit, ...]:
+    """The statement is gone."""
+    return (Edit(line, "pass", times, at),)
+
+
+def instead(old: str, new: str, times: int = 1, at: int = 0) -> tuple[Edit, ...]:
+    return (Edit(old, new, times, at),)
+
+
+def early(release: str, wait: str) -> tuple[Edit, ...]:
+    """The release stands right after the wait, no longer where it stood."""
+    return (Edit(release, "pass"), Edit(wait, f"{wait}; {release}"))
+
+
+# What the simulator says of a race. The dot does not cross lines, so both sides stand in one sentence.
+UNWRITTEN = "reads {}.*, which was never written"
+UNFINISHED = "reads {}.*, written by .*: nothing that it waited for says that this write is complete"
+STILL_READ = "overwrites {}.* may still be reading.*: nothing waits for it"
+STILL_WRITTEN = "overwrites {}.*, written by .*: nothing that it waited for"
+SHARED, TMEM = "shared 0x", "tensor memory lane"
+
+SWIZZLE_128 = 0x4000404000010000
+"""The constant bits of our tcgen05 descriptors: swizzle 2 (128 bytes), stride offset 1024, version 1."""
+
+MUTANTS = [
+    # Operands: the load warp, the MMA warp, and the cluster.
+    Mutant(
+        "operands not waited for",
+        ONE,
+        without("ab_pipeline.consumer_wait(ab_state)"),
+        RaceError,
+        r"tcgen05\.mma.*" + UNFINISHED.format(SHARED),
+    ),
+    Mutant(
+        "operand stage not waited for",
+        ONE,
+        instead("producer_acquire(ab_state)", "producer_acquire(ab_state, cutlass.Boolean(True))"),
+        BarrierError,
+        "arrival.* more than it expects",
+    ),
+    Mutant(
+        "operand stage released before its products",
+        ONE,
+        early("ab_pipeline.consumer_release(ab_state)", "ab_pipeline.consumer_wait(ab_state)"),
+        RaceError,
+        STILL_READ.format(SHARED),
+    ),
+    Mutant(
+        "half of the bytes expected",
+        ONE,
+        instead("tx_count=ab_bytes * config.ctas", "tx_count=ab_bytes // 2"),
+        Deadlock,
+        "mma warp(.|\n)*1 of 1 arrivals.* bytes",
+    ),
+    Mutant(
+        "half of a pair's bytes expected",
+        PAIR,
+        instead("tx_count=ab_bytes * config.ctas", "tx_count=ab_bytes"),
+        RaceError,
+        r"tcgen05\.mma.*reads shared",
+    ),
+    Mutant(
+        "sixteen bytes too many expected",
+        ONE,
+        instead(r"mov\.b32(\s+%r\d+), 24576;", r"mov.b32\1, 24592;"),
+        Deadlock,
+        r"mma warp(.|\n)*1 of 1 arrivals, 16 bytes",
+        Text.PTX,
+    ),
+    Mutant(
+        "A multicast to the CTAs that share B",
+        MULTICAST,
+        instead("cta_coord, mcast_mode=2)", "cta_coord, mcast_mode=1)"),
+        RaceError,
+        r"multicast.*" + STILL_WRITTEN.format(SHARED),
+    ),
+    Mutant(
+        "one reader of a stage not counted",
+        MULTICAST,
+        instead("cute.size(cluster, mode=[2]) - 1", "cute.size(cluster, mode=[2]) - 2"),
+        RaceError,
+        "overwrites shared",
+    ),
+    # Products.
+    Mutant(
+        "accumulator not waited for by the MMA warp",
+        ONE,
+        without("acc_pipeline.producer_acquire(acc_state)"),
+        RaceError,
+        TMEM,
+    ),
+    Mutant(
+        "MMA warp begins in the wrong phase",
+        ONE,
+        instead(
+            "_consumer_state(self.stages.ab), _consumer_state(ACC_STAGES)",
+            "_consumer_state(self.stages.ab), _producer_state(ACC_STAGES)",
+        ),
+        Deadlock,
+        "mma warp(.|\\n)*waits for parity 1 of .* phase 1 .* 0 of 4 arrivals",
+    ),
+    Mutant(
+        "sums begin with what was there",
+        ONE,
+        instead("tcgen05.Field.ACCUMULATE, False", "tcgen05.Field.ACCUMULATE, True"),
+        RaceError,
+        r"tcgen05\.mma.*" + UNWRITTEN.format(TMEM),
+    ),
+    Mutant(
+        "accumulator committed to the operands' barrier",
+        ONE,
+        instead("acc_pipeline.producer_commit(acc_state)", "ab_pipeline.consumer_release(ab_state)"),
+        Deadlock,
+        "epilogue warp(.|\n)*0 of 1 arrivals",
+    ),
+    Mutant(
+        "products committed to the next stage's barrier",
+        ONE,
+        instead(r"(tcgen05\.commit\S+\s+\[%r\d+\+)48\]", r"\g<1>56]"),
+        Deadlock,
+        "tma warp(.|\n)*0 of 1 arrivals",
+        Text.PTX,
+    ),
+    Mutant(
+        "swizzle of 64 bytes for one of 128",
+        ONE,
+        instead(str(SWIZZLE_128), str(SWIZZLE_128 ^ 6 << 61), 2),
+        WrongNumbers,
+        "are wrong",
+        Text.PTX,
+    ),
+    Mutant(
+        "every eighth row half as far on",
+        ONE,
+        instead(str(SWIZZLE_128), str(SWIZZLE_128 - (32 << 32)), 2, 1),
+        WrongNumbers,
+        "are wrong",
+        Text.PTX,
+    ),
+    # Tensor memory.
+    Mutant(
+        "address of tensor memory not waited for",
+        ONE,
+        without("tmem.wait_for_alloc()", 2),
+        RaceError,
+        "mma warp",
+    ),
+    Mutant(
+        "tensor memory for one stage of two",
+        ONE,
+        instead("tmem.allocate(ACC_STAGES * config.tile_n)", "tmem.allocate(config.tile_n)"),
+        IllegalAccess,
+        "tensor memory columns 64 to 127 .* allocated are 0 to 63",
+    ),
+    Mutant(
+        "tensor memory not freed",
+        ONE,
+        without("tmem.free(tmem_ptr)"),
+        ResourceError,
+        "exits with tensor memory allocated",
+    ),
+    Mutant(
+        "tensor memory freed before all have read",
+        MASKED,
+        without("barrier.arrive_and_wait()", 2, 1),
+        RaceError,
+        r"tcgen05\.dealloc.*" + STILL_READ.format(TMEM),
+    ),
+    Mutant(
+        "tensor memory read a column further",
+        ONE,
+        instead(r"(tcgen05\.ld\S+ \{[^}]*\}, \[%r\d+)\]", r"\1+1]"),
+        RaceError,
+        TMEM,
+        Text.PTX,
+    ),
+    Mutant(
+        "loads from tensor memory not waited for",
+        ONE,
+        without("cute.arch.fence_view_async_tmem_load()"),
+        RaceError,
+        r"tcgen05\.mma.* overwrites tensor memory.*a tcgen05\.ld of warp \d .*may still be reading",
+    ),
+    # The accumulators' way to the epilogue.
+    Mutant(
+        "barriers not awaited at the start",
+        ONE,
+        without("pipeline.pipeline_init_wait(cluster_shape_mn=cluster)"),
+        RaceError,
+        "no barrier between the two makes the initialisation visible",
+    ),
+    Mutant(
+        "accumulator not waited for by the epilogue",
+        ONE,
+        without("acc_pipeline.consumer_wait(acc_state)"),
+        RaceError,
+        UNWRITTEN.format(TMEM),
+    ),
+    Mutant(
+        "accumulator released after its first subtile",
+        ONE,
+        instead("if subtile == self.subtiles - 1:", "if subtile == 0:"),
+        RaceError,
+        TMEM,
+    ),
+    Mutant(
+        "accumulator stage not handed over at the start",
+        ONE,
+        instead("cutlass.range_constexpr(ACC_STAGES)", "cutlass.range_constexpr(ACC_STAGES - 1)"),
+        Deadlock,
+        "mma warp(.|\n)*0 of 4 arrivals",
+    ),
+    Mutant(
+        "one arrival too many expected",
+        ONE,
+        instead("_agents(EPILOGUE_WARPS * config.ctas)", "_agents(EPILOGUE_WARPS * config.ctas + 1)"),
+        Deadlock,
+        "mma warp(.|\n)*4 of 5 arrivals",
+    ),
+    Mutant(
+        "arrivals of one CTA of a pair expected",
+        PAIR,
+        instead("_agents(EPILOGUE_WARPS * config.ctas)", "_agents(EPILOGUE_WARPS)"),
+        Deadlock,
+        r"mma warp(.|\n)*of 4 arrivals",
+    ),
+    Mutant(
+        "accumulator of the other stage",
+        ONE,
+        instead("subtile, acc_state.index)]", "subtile, 1 - acc_state.index)]"),
+        RaceError,
+        TMEM,
+    ),
+    Mutant(
+        "accumulator of the other subtile",
+        ONE,
+        instead("subtile, acc_state.index)]", "self.subtiles - 1 - subtile, acc_state.index)]"),
+        WrongNumbers,
+        "are wrong",
+    ),
+    # The epilogue's operands.
+    Mutant(
+        "rowvec not waited for",
+        ONE,
+        without("row_pipeline.consumer_wait(row_state)"),
+        RaceError,
+        UNFINISHED.format(SHARED),
+    ),
+    Mutant(
+        "rowvec stage not waited for",
+        ONE,
+        without("row_pipeline.producer_acquire(row_state)"),
+        RaceError,
+        SHARED,
+    ),
+    Mutant(
+        "rowvec stage released early",
+        ONE,
+        early("row_pipeline.consumer_release(row_state)", "row_pipeline.consumer_wait(row_state)"),
+        RaceError,
+        SHARED,
+    ),
+    Mutant(
+        "an arrival too many expected of the row warp",
+        ONE,
+        instead("_agents(32)", "_agents(33)"),
+        Deadlock,
+        "epilogue warp(.|\n)*32 of 33 arrivals",
+    ),
+    Mutant(
+        "exact load not waited for",
+        ONE,
+        without("exact_pipeline.consumer_wait(exact_state)"),
+        RaceError,
+        UNFINISHED.format(SHARED),
+    ),
+    Mutant(
+        "exact stage released by three warps of four",
+        ONE,
+        instead("_agents(EPILOGUE_WARPS),", "_agents(EPILOGUE_WARPS - 1),"),
+        RaceError,
+        r"cp\.async\.bulk\.tensor.*" + STILL_READ.format(SHARED),
+    ),
+    Mutant(
+        "exact load of the first subtile always",
+        ONE,
+        instead("row, column * self.subtiles + subtile)", "row, column * self.subtiles)"),
+        WrongNumbers,
+        "columns 32 to 191",
+    ),
+    Mutant(
+        "row scale read by columns",
+        ONE,
+        instead("glob.scale_a[tile.row(r)]", "glob.scale_a[tile.clamp_column(tile.thread)]"),
+        WrongNumbers,
+        "are wrong",
+        Text.MODULE,
+    ),
+    Mutant(
+        "rows beyond M read",
+        ONE,
+        instead("return cutlass.min(self.raw_row(r), self.m - 1)", "return self.raw_row(r)"),
+        IllegalAccess,
+        "past the end of argument 2",
+        Text.TILE,
+    ),
+    # Outputs.
+    Mutant(
+        "output not published to TMA",
+        ONE,
+        without('cute.arch.fence_proxy("async.shared", space="cta")'),
+        MissingProxyFence,
+        r"cp\.async\.bulk\.tensor.* wrote it through the generic proxy",
+    ),
+    Mutant(
+        "output stored before all have written",
+        ONE,
+        without("barrier.arrive_and_wait()", 2),
+        RaceError,
+        r"cp\.async\.bulk\.tensor.*reads shared",
+    ),
+    Mutant(
+        "output plane not waited for",
+        ONE,
+        without("store_pipeline.producer_acquire()"),
+        RaceError,
+        STILL_READ.format(SHARED),
+    ),
+    Mutant(
+        "output plane not advanced",
+        ONE,
+        without("store_state.advance()"),
+        RaceError,
+        STILL_READ.format(SHARED),
+    ),
+    Mutant(
+        "shared memory given up under a store",
+        ONE,
+        without("store_pipeline.producer_tail()"),
+        IllegalAccess,
+        "while this store still reads its shared memory",
+    ),
+    Mutant(
+        "masked store without its bound",
+        MASKED,
+        instead("if inside:", "if inside | True:"),
+        IllegalAccess,
+        "past the end of argument 5",
+        Text.MODULE,
+    ),
+    Mutant(
+        "masked store one row too high",
+        MASKED,
+        instead("(row < self.tile.m)", "(row <= self.tile.m)"),
+        IllegalAccess,
+        "past the end of argument 5",
+        Text.TILE,
+    ),
+    # Hopper.
+    Mutant(
+        "accumulator registers not fenced",
+        COOPERATIVE,
+        without("warpgroup.fence()", 2),
+        RaceError,
+        r"no wgmma\.fence before it",
+    ),
+    Mutant(
+        "last products not waited for",
+        COOPERATIVE,
+        without("warpgroup.wait_group(0)", 2),
+        RaceError,
+        r"touches accumulator registers of a wgmma\.mma_async that it has not waited for",
+    ),
+    Mutant(
+        "operand stage released under its products",
+        COOPERATIVE,
+        instead("warpgroup.wait_group(1)", "warpgroup.wait_group(2)"),
+        RaceError,
+        r"cp\.async\.bulk\.tensor.*wgmma of .* may still be reading",
+    ),
+    Mutant(
+        "wgmma's operands not waited for",
+        COOPERATIVE,
+        without("ab_pipeline.consumer_wait(ab_state)", 2),
+        RaceError,
+        r"wgmma\.mma_async.*" + UNFINISHED.format(SHARED),
+    ),
+    Mutant(
+        "turns not taken",
+        TURNS,
+        (Edit("self.own.arrive_and_wait()", "pass"), Edit("self.other.arrive()", "pass")),
+        RaceError,
+        r"wgmma\.mma_async.*" + UNFINISHED.format(SHARED),
+    ),
+    Mutant(
+        "the other warpgroup's operands not skipped",
+        TURNS,
+        without("ab_state.advance(k_tiles)"),
+        Deadlock,
+        "wgmma warp(.|\\n)*128 of 256 threads have arrived",
+    ),
+    Mutant(
+        "wgmma's output not published to TMA",
+        TURNS,
+        without('cute.arch.fence_proxy("async.shared", space="cta")'),
+        MissingProxyFence,
+        r"cp\.async\.bulk\.tensor.* wrote it through the generic proxy",
+    ),
+    Mutant(
+        "output stored before a warpgroup has written",
+        TURNS,
+        without("group_barrier.arrive_and_wait()", 2, 1),
+        RaceError,
+        r"cp\.async\.bulk\.tensor.*reads shared",
+    ),
+    Mutant(
+        "output plane of a warpgroup not advanced",
+        TURNS,
+        instead("(store_plane + 1) % stages.store", "store_plane + 0"),
+        RaceError,
+        STILL_READ.format(SHARED),
+    ),
+    Mutant(
+        "rows of a fragment confused",
+        TURNS,
+        instead("e // 2 % 2", "e % 2"),
+        WrongNumbers,
+        "are wrong",
+        Text.TILE,
+    ),
+    Mutant(
+        "readers in one CTA of two counted",
+        HOPPER_MULTICAST,
+        instead("consumer_warps * (config.cluster_m + config.cluster_n - 1)", "consumer_warps"),
+        RaceError,
+        r"cp\.async\.bulk\.tensor.*overwrites shared",
+    ),
+    Mutant(
+        "B multicast to one CTA of two",
+        HOPPER_MULTICAST,
+        instead("cute.make_layout_image_mask(cta_layout, cta_coord, mode=0)", "cutlass.Int16(1)"),
+        Deadlock,
+        "wgmma warp(.|\n)* bytes",
+    ),
+]

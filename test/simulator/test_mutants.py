@@ -1,0 +1,51 @@
+"""The simulator must find every fault that was planted, and none where there is none.
+
+Which seeds show a race or a deadlock is a matter of luck; that at least one of eight does is not.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from mutants import MUTANTS, SUBJECTS, Edit, Mutant, WrongNumbers, sound
+
+from cute_backend.simulator.errors import SimulationError
+from cute_backend.templates.config import Arch
+
+SEEDS = range(1, 9)
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_no_fault_is_found_in_a_sound_kernel(name):
+    program = sound(SUBJECTS[name])
+    for seed in SEEDS:
+        SUBJECTS[name].check(program, seed)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_planted_fault_is_caught(mutant: Mutant, tmp_path: Path):
+    program = mutant.program(tmp_path)
+    others = []
+    for seed in SEEDS:
+        try:
+            mutant.subject.check(program, seed)
+        except (SimulationError, WrongNumbers) as error:
+            if type(error) is mutant.error and re.search(mutant.message, str(error)):
+                return
+            others.append(f"seed {seed}: {type(error).__name__}: {error}")
+    pytest.fail("\n".join(others) or f"no seed of {SEEDS} shows it")
+
+
+def test_the_table_covers_both_architectures():
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    per_arch = [sum(mutant.subject.config.arch is arch for mutant in MUTANTS) for arch in Arch]
+    assert sum(per_arch) >= 25
+    assert min(per_arch) >= 10
+
+
+@pytest.mark.parametrize("text", ["nothing of the kind", "twice twice"])
+def test_an_edit_that_misses_is_an_error(text):
+    with pytest.raises(AssertionError, match="'twice' is there"):
+        Edit("twice", "once").apply(text)
