@@ -9,6 +9,7 @@ from epilogues import EPILOGUES, Problem
 from cute_backend.fx_walk.collect import collect
 from cute_backend.memory_ops.simplify import simplify
 from cute_backend.replay import replay
+from cute_backend.runtime.operands import TORCH_DTYPES
 from cute_backend.spec import Accumulator, Const, DType, EpilogueSpec, Op, Precision, Store
 
 ACC = (Accumulator("acc", DType.BF16, DType.BF16),)
@@ -100,14 +101,11 @@ def test_shared_epilogues_keep_their_values(name: str) -> None:
     assert kept == [(store.name, store.dtype) for store in spec.stores]
     generator = torch.Generator().manual_seed(0)
     (acc,) = spec.accumulators
-    torch_dtypes = {DType.E4M3: torch.float8_e4m3fn, DType.E5M2: torch.float8_e5m2, DType.BF16: torch.bfloat16}
-    a = torch.randn(32, 32, generator=generator).to(torch_dtypes[acc.a_dtype])
-    b = torch.randn(32, 32, generator=generator).to(torch_dtypes[acc.b_dtype])
+    a = torch.randn(32, 32, generator=generator).to(TORCH_DTYPES[acc.a_dtype])
+    b = torch.randn(32, 32, generator=generator).to(TORCH_DTYPES[acc.b_dtype])
     shapes = {"exact": (32, 32), "rowvec": (32,), "colvec": (32,), "scalar": (1,)}
     loads = [
-        torch.randn(shapes[load.kind.value], generator=generator).to(
-            torch.float32 if load.dtype is DType.F32 else torch_dtypes[load.dtype]
-        )
+        torch.randn(shapes[load.kind.value], generator=generator).to(TORCH_DTYPES[load.dtype])
         for load in spec.loads
     ]
     for before, after in zip(replay(spec, [a], [b], loads), replay(simple, [a], [b], loads), strict=True):
