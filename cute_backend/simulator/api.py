@@ -31,7 +31,7 @@ from ..runtime.kernel import Kernel
 from ..runtime.op import gemm_epilogue
 from ..runtime.operands import check_operands, output_like, parse_spec
 from ..runtime.reach import bucket_of, stores_aligned
-from ..runtime.slots import adapters, planes
+from ..runtime.slots import adapters, planes, views
 from ..spec import EpilogueSpec
 from ..templates.config import TILE_K_BYTES, Arch, TileConfig, choose
 from .host import HostProgram
@@ -229,7 +229,7 @@ def run_region(
         if not plane.fits(operands[plane.index]):
             operands[plane.index] = plane.conform(operands[plane.index])
             aligned &= plane.fits(operands[plane.index])
-    for index, adapt in adapters(spec):
+    for index, adapt in (*adapters(spec), *views(spec)):
         operands[index] = adapt(operands[index])
     outputs = [output_like(store, a[0], m, n) for store in spec.stores]
     for output in outputs:

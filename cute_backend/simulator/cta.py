@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -194,7 +195,9 @@ class Cluster:
         agent_count: int,
         memory: GlobalMemory,
         reports: ReportBuilder,
+        take_unstarted: Callable[[], tuple[int, int, int] | None],
     ) -> None:
+        self.take_unstarted = take_unstarted
         self.memory = memory
         self.reports = reports
         self.index = index

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -28,7 +29,10 @@ from cute_backend.simulator.warp import LANES, Warp
 QUANTUM = 32
 RESIDENT_CLUSTERS = 4
 MOST_RESIDENT_CTAS = 148
-IDLE_LIMIT = 200_000
+PATIENCE = 2_000
+"""Instructions of a cluster without effect after which it may be waiting for one that has not started."""
+IDLE_LIMIT = 100_000
+"""Instructions of a cluster without effect after which it is said to spin for ever."""
 AGENTS_PER_WARP = 5
 AGENTS_PER_CTA = 4
 
@@ -177,23 +181,15 @@ class _Launch:
     ) -> Report:
         report = Report(self.entry.name, self.grid, self.block, self.cluster)
         builder = ReportBuilder(report, observer)
-        origins = self._origins()
-        total = len(origins)
-        waiting = iter(enumerate(origins))
+        self.unstarted = deque(enumerate(self._origins()))
+        total = len(self.unstarted)
         running: list[_Running] = []
         size = self.cluster[0] * self.cluster[1] * self.cluster[2]
-        room, done = RESIDENT_CLUSTERS, 0
-
-        def admit(limit: int) -> None:
-            while len(running) < limit:
-                following = next(waiting, None)
-                if following is None:
-                    return
-                index, origin = following
-                running.append(_Running(self._cluster(index, origin, seed, builder), builder))
-
+        room = RESIDENT_CLUSTERS
         while True:
-            admit(room)
+            while self.unstarted and len(running) < room:
+                index, origin = self.unstarted.popleft()
+                running.append(_Running(self._cluster(index, origin, seed, builder), builder))
             if not running:
                 break
             moved = False
@@ -201,18 +197,21 @@ class _Launch:
                 moved |= one.turn()
                 if one.finished:
                     running.remove(one)
-                    done += 1
                     report.ticks = max(report.ticks, one.cluster.engine.now)
                     if progress is not None:
-                        progress(done, total)
+                        progress(total - len(self.unstarted) - len(running), total)
                     moved = True
-            if not moved:
-                # All that run may wait for clusters that have not started; the machine has room for more.
-                if len(running) * size < MOST_RESIDENT_CTAS and done + len(running) < total:
+            # All that run may wait for clusters that have not started; the machine has room for more.
+            if self.unstarted and len(running) * size < MOST_RESIDENT_CTAS:
+                if not moved or all(one.quiet > PATIENCE for one in running):
                     room = len(running) + 1
-                else:
-                    raise Deadlock("\n".join(one.describe() for one in running))
+            elif not moved:
+                raise Deadlock("\n".join(one.describe() for one in running))
         return report
+
+    def take_unstarted(self) -> tuple[int, int, int] | None:
+        """The first CTA of a cluster that another one stands in for; None if all have started."""
+        return self.unstarted.popleft()[1] if self.unstarted else None
 
     def _origins(self) -> list[tuple[int, int, int]]:
         ranges = [range(0, g, c) for g, c in zip(self.grid, self.cluster, strict=False)]
@@ -227,7 +226,7 @@ class _Launch:
         threads = self.block[0] * self.block[1] * self.block[2]
         warps = (threads + LANES - 1) // LANES
         agents = size * (warps * AGENTS_PER_WARP + AGENTS_PER_CTA + MBARRIERS_PER_CTA)
-        cluster = Cluster(index, self.cluster, engine, agents, self.memory, builder)
+        cluster = Cluster(index, self.cluster, engine, agents, self.memory, builder, self.take_unstarted)
         for rank in range(size):
             place = (rank % cx, rank // cx % cy, rank // (cx * cy))
             ctaid = (origin[0] + place[0], origin[1] + place[1], origin[2] + place[2])
@@ -379,7 +378,12 @@ class _Running:
             self.quiet_activity = cluster.activity
             self.quiet_since = cluster.engine.now
             return True
-        return cluster.engine.now - self.quiet_since < IDLE_LIMIT
+        return self.quiet < IDLE_LIMIT
+
+    @property
+    def quiet(self) -> int:
+        """Instructions since something happened that another warp or cluster could wait for."""
+        return self.cluster.engine.now - self.quiet_since
 
     def _expire(self) -> bool:
         """Nothing runs and nothing is under way: waits that may time out do so, once."""

@@ -5,6 +5,7 @@ from cute_backend.simulator.isa import (  # noqa: F401
     atomics,
     barrier,
     bulk,
+    cluster_launch,
     control,
     convert,
     copies,
