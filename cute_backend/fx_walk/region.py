@@ -11,7 +11,7 @@ from cute_backend.fx_walk.anchors import Anchor
 from cute_backend.fx_walk.classify import LoadView
 from cute_backend.fx_walk.mutation import root
 from cute_backend.fx_walk.static import DTYPES, Size, fake, known, product
-from cute_backend.spec import DType, EpilogueSpec, Operand, Order
+from cute_backend.spec import DType, EpilogueSpec, Operand, Order, Store
 
 LABEL = "cute_backend_label"
 """The entry of a placeholder's meta with the user's name for it."""
@@ -22,7 +22,7 @@ class Region:
     """What becomes one kernel.
 
     `views` are the loads, in the order of `spec.loads`. `outputs` maps each node of the graph that is
-    replaced to the index of its store: nodes that differ in shape alone share one.
+    replaced to the index of its store: views of one another share one.
     """
 
     anchor: Anchor
@@ -54,19 +54,24 @@ class Region:
         return self.anchor.m, self.anchor.n, fake(self.anchor.a).shape[1]
 
 
-StoreKey = tuple[str, DType, Order]
-
-
 def stores_of(
     anchor: Anchor, nodes: list[fx.Node], values: dict[fx.Node, Operand]
-) -> dict[fx.Node, StoreKey]:
-    """What has to be written for each node that escapes: the value, its dtype and the order in memory."""
-    stores = {}
+) -> tuple[list[Store], dict[fx.Node, int]]:
+    """What has to be written for the nodes that escape, and which of these stores each node has its value in.
+
+    Views of one another share a store. A value and its clone do not: they are equal until someone writes to
+    one of them, and a graph that keeps both does so for a reason, as Inductor has dropped all other clones.
+    """
+    stores: list[Store] = []
+    outputs: dict[fx.Node, int] = {}
+    index: dict[tuple[str, DType, Order, fx.Node], int] = {}
     for node in nodes:
-        value, order = values[node], store_order(anchor, node)
+        value, dtype, order = values[node], DTYPES[fake(node).dtype], store_order(anchor, node)
         assert isinstance(value, str) and order is not None
-        stores[node] = (value, DTYPES[fake(node).dtype], order)
-    return stores
+        outputs[node] = index.setdefault((value, dtype, order, root(node)), len(stores))
+        if outputs[node] == len(stores):
+            stores.append(Store(f"out{len(stores)}", value, dtype, order))
+    return stores, outputs
 
 
 def store_order(anchor: Anchor, node: fx.Node) -> Order | None:

@@ -50,7 +50,7 @@ from cute_backend.fx_walk.static import (
     target_name,
     tensor_of,
 )
-from cute_backend.spec import LoadKind, Operand, Precision, Store
+from cute_backend.spec import LoadKind, Operand, Precision
 
 
 def find_regions(
@@ -281,7 +281,7 @@ class _Search:
                 members = self._cut(
                     members, odd, Refused(Reason.OUTPUT_LAYOUT, strides=describe(fake(odd).stride()))
                 )
-            elif (count := len(stores_of(draft.anchor, escaping, draft.values))) > config.max_stores:
+            elif (count := len(stores_of(draft.anchor, escaping, draft.values)[0])) > config.max_stores:
                 limit = Refused(Reason.TOO_MANY_STORES, count=count, limit=config.max_stores)
                 members = self._cut(members, members[-1], limit)
             elif (costly := self._left_to_users(members, escaping)) is not None:
@@ -343,15 +343,8 @@ class _Search:
             draft.values[node] = self._join(draft, node)
         self.owner.update(dict.fromkeys(members, draft))
         self.reads.update(draft.inputs)
-        stores = stores_of(anchor, self._escaping(members), draft.values)
-        index = {store: position for position, store in enumerate(dict.fromkeys(stores.values()))}
-        spec = draft.chain.build(
-            [
-                Store(f"out{position}", value, dtype, order)
-                for (value, dtype, order), position in index.items()
-            ]
-        )
-        outputs = {node: index[store] for node, store in stores.items()}
+        stores, outputs = stores_of(anchor, self._escaping(members), draft.values)
+        spec = draft.chain.build(stores)
         return Region(anchor, tuple(members), spec, tuple(draft.chain.views), outputs)
 
 

@@ -80,6 +80,8 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
             if len(shape) == 2
             else call(aten.reshape.default, plane, [sizes.argument(s) for s in shape])
         )
+        # Inductor tells by the storages of fakes what views what, also in nodes that stay as they are.
+        output.meta["val"] = fake(node)
         replaced[node] = output
         node.replace_all_uses_with(output, delete_user_cb=lambda user: user not in inside)
 

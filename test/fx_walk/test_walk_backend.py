@@ -367,3 +367,18 @@ def test_views_of_a_result_keep_their_strides(fresh_compiler: None) -> None:
     for result, wanted in zip(results, program(x, weight, column_major), strict=True):
         assert result.stride() == wanted.stride()
         torch.testing.assert_close(result, wanted, rtol=0.02, atol=0.02)
+
+
+def test_equal_results_share_memory_only_where_eagers_do(fresh_compiler: None) -> None:
+    def program(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        y = F.linear(x, weight).relu()
+        return y, y.clone(), y * 1.0, F.linear(x, weight).relu(), y.view(-1), y.view(N, M).clone()
+
+    def memory(results: tuple[Tensor, ...]) -> list[int]:
+        places = [result.data_ptr() for result in results]
+        return [places.index(place) for place in places]
+
+    x, weight, _ = linear_inputs()
+    results = torch.compile(program, backend=cute)(x, weight)
+    assert counted()["regions"] >= 1
+    assert memory(results) == memory(program(x, weight)) == [0, 1, 2, 3, 0, 5]

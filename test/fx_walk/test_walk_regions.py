@@ -121,6 +121,39 @@ def test_results_that_differ_in_shape_alone_share_a_store() -> None:
     assert_same_after_the_pass(graph, 1)
 
 
+def test_results_that_views_share_are_counted_once() -> None:
+    made = Graph()
+    relu = made.call(aten.relu.default, made.mm())
+    shapes = ([8, 8, N], [4, 16, N], [2, 32, N], [1, 64, N], [16, 4, N])
+    graph = made.output(*(made.call(aten.reshape.default, relu, shape) for shape in shapes))
+    (region,), rejections = walk(graph)
+    assert len(region.spec.stores) == 1 and len(region.outputs) == len(shapes) > config.max_stores
+    assert not rejections
+
+
+def test_equal_results_share_no_memory() -> None:
+    """Whoever gets them may write to one of them."""
+    made = Graph()
+    relu = made.call(aten.relu.default, made.mm())
+    copy, again = made.call(aten.clone.default, relu), made.call(aten.mul.Tensor, relu, 1)
+    graph = made.output(relu, copy, again, made.call(aten.reshape.default, copy, [8, 8, N]))
+    (region,), _ = walk(graph)
+    assert [store.value for store in region.spec.stores] == ["t0", "t0", "t0"]
+    places = [result.data_ptr() for result in run(rewritten(graph), *inputs_of(graph))]
+    assert len(set(places)) == 3 and places[1] == places[3]
+
+
+def test_fakes_tell_of_results_and_their_views_that_they_share_memory() -> None:
+    made = Graph()
+    relu = made.call(aten.relu.default, made.mm())
+    flat = made.call(aten.reshape.default, relu, [-1])
+    rows = made.call(aten.reshape.default, relu, [8, 8, N])
+    graph = rewritten(made.output(relu, rows, made.call(aten.abs.default, flat)))
+    *results, absolute = graph.output_node().args[0]
+    storages = {node.meta["val"].untyped_storage()._cdata for node in (*results, *absolute.all_input_nodes)}
+    assert len(results) == 2 and len(storages) == 1
+
+
 @pytest.mark.parametrize("gate_first", [True, False], ids=["gate_first", "up_first"])
 def test_a_node_of_two_anchors_belongs_to_the_later_one(gate_first: bool) -> None:
     """A gated MLP: what the earlier product gives, its own epilogue fused, is an exact load of the later."""
