@@ -37,16 +37,22 @@ class Chain:
     def stored(self, store: Store) -> tuple[str, DType, Overflow]:
         """The expression to store, before its rounding to the store's dtype, and the rule of that rounding.
 
-        A cast to the very dtype of the store is left to the store, which converts whole vectors.
+        A cast to the very dtype of the store is left to the store, which converts whole vectors. But truth
+        values are stored as bytes, and only here is it known that a byte is one.
         """
         value, overflow = self._final(store)
-        return self._text[value], self._dtype[value], overflow
+        text, dtype = self._text[value], self._dtype[value]
+        if store.dtype is DType.BOOL:
+            return conversion_expression(text, dtype, DType.BOOL), DType.BOOL, overflow
+        return text, dtype, overflow
 
     def _final(self, store: Store) -> tuple[str, Overflow]:
         op = self._ops.get(store.value)
         if op is not None and op.op == "cast" and op.dtype is store.dtype and isinstance(op.operands[0], str):
             return op.operands[0], op.overflow
-        return store.value, Overflow.SATURATE
+        # A value that has the dtype already is stored as it is: an infinity of e5m2 stays one.
+        rounded = store.dtype is DType.E5M2 and self._spec.dtypes[store.value] is DType.E5M2
+        return store.value, Overflow.NONFINITE if rounded else Overflow.SATURATE
 
     def _needed(self) -> set[str]:
         needed = {self._final(store)[0] for store in self._spec.stores}

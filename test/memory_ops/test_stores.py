@@ -1,0 +1,109 @@
+"""What kernels store, on the simulator against the replay: dtypes, overflow rules, special values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from cute_backend import numerics
+from cute_backend.replay import replay
+from cute_backend.simulator import api
+from cute_backend.spec import (
+    Accumulator,
+    Const,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Op,
+    Overflow,
+    Precision,
+    Store,
+    Stride,
+)
+from cute_backend.templates.config import Arch
+
+M, N, K = 32, 48, 32
+ACC = Accumulator("acc", DType.BF16, DType.BF16)
+F32, BOOL, E4M3, E5M2 = DType.F32, DType.BOOL, DType.E4M3, DType.E5M2
+
+
+def plane(dtype: DType) -> Load:
+    return Load("exact0", LoadKind.EXACT, dtype, Stride.OTHER, Stride.ONE)
+
+
+def cast(name: str, value: str, dtype: DType, overflow: Overflow = Overflow.SATURATE) -> Op:
+    return Op(name, "cast", (value,), dtype, overflow)
+
+
+SMALL = Op("t0", "mul", ("acc", Const(2.0**-10)), F32)
+LARGE = Op("t0", "mul", ("acc", Const(1000.0)), F32)
+
+CASES: dict[str, tuple[tuple[Load, ...], tuple[Op, ...], tuple[tuple[str, DType], ...]]] = {
+    "fractions to truth values": ((), (SMALL, cast("t1", "t0", BOOL)), (("t1", BOOL),)),
+    "fractions stored as truth values": ((), (SMALL,), (("t0", BOOL),)),
+    "integers to truth values": (
+        (),
+        (LARGE, cast("t1", "t0", DType.I32), cast("t2", "t1", BOOL)),
+        (("t2", BOOL), ("t1", DType.I32)),
+    ),
+    "truth values as numbers": (
+        (plane(BOOL),),
+        (Op("t0", "gt", ("acc", Const(0.0)), BOOL), Op("t1", "logical_xor", ("t0", "exact0"), BOOL)),
+        (("t1", DType.U8), ("exact0", BOOL), ("t1", DType.BF16)),
+    ),
+    "integers wrap": (
+        (),
+        (
+            LARGE,
+            cast("t1", "t0", DType.I8),
+            cast("t2", "t0", DType.U8),
+            Op("t3", "add", ("t1", "t2"), DType.I32),
+        ),
+        (("t1", DType.I8), ("t2", DType.U8), ("t3", DType.F16)),
+    ),
+    "fp8 saturates": ((), (LARGE,), (("t0", E4M3), ("t0", E5M2))),
+    "fp8 overflows": (
+        (),
+        (LARGE, cast("t1", "t0", E4M3, Overflow.NONFINITE), cast("t2", "t0", E5M2, Overflow.NONFINITE)),
+        (("t1", E4M3), ("t2", E5M2)),
+    ),
+    "an overflow that the chain reads": (
+        (),
+        (
+            LARGE,
+            cast("t1", "t0", E5M2, Overflow.NONFINITE),
+            cast("t2", "t0", E4M3, Overflow.NONFINITE),
+            Op("t3", "isfinite", ("t1",), BOOL),
+            Op("t4", "isnan", ("t2",), BOOL),
+        ),
+        (("t1", F32), ("t3", BOOL), ("t4", BOOL)),
+    ),
+    "infinities of e5m2 as they were loaded": ((plane(E5M2),), (), (("exact0", E5M2), ("acc", F32))),
+    "nans of e4m3 as they were loaded": ((plane(E4M3),), (), (("exact0", E4M3), ("exact0", F32))),
+}
+
+
+def codes(dtype: DType) -> Tensor:
+    """(M, N) with every code of an 8-bit dtype."""
+    raw = torch.arange(M * N, dtype=torch.int32).reshape(M, N)
+    if dtype is BOOL:
+        return raw % 3 == 0
+    return (raw & 255).to(torch.uint8).view(numerics.TORCH_DTYPES[dtype])
+
+
+@pytest.mark.parametrize("arch", Arch)
+@pytest.mark.parametrize("name", CASES)
+def test_stores(name: str, arch: Arch) -> None:
+    loads, ops, stored = CASES[name]
+    stores = tuple(Store(f"out{index}", value, dtype) for index, (value, dtype) in enumerate(stored))
+    spec = EpilogueSpec((ACC,), loads, ops, stores, Precision.EAGER)
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randint(-4, 5, (M, K), generator=generator).to(torch.bfloat16)
+    b = torch.randint(-4, 5, (N, K), generator=generator).to(torch.bfloat16).t()
+    operands = [codes(load.dtype) for load in loads]
+    outputs, _ = api.run_region(spec, [a], [b], operands, api.Machine(arch))
+    for got, expected in zip(outputs, replay(spec, [a], [b], operands), strict=True):
+        assert got.dtype == expected.dtype
+        torch.testing.assert_close(got.double(), expected.double(), rtol=0, atol=0, equal_nan=True)
