@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
+        raise UsageError(f"{message}; usage: {' '.join(self.format_usage().split()[1:])}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -69,6 +69,9 @@ def _parser() -> argparse.ArgumentParser:
         if command is _simulate:
             sub.add_argument(
                 "--async-seed", metavar="N", type=int, help="complete asynchronous work in this random order"
+            )
+            sub.add_argument(
+                "--timeline", metavar="FILE.png", type=Path, help="draw what the first region's warps do when"
             )
         sub.set_defaults(command=command)
     return parser
@@ -121,6 +124,8 @@ def _simulate(arguments: argparse.Namespace) -> int:
     from . import report
     from .simulator import api
     from .simulator.errors import SimulationError
+    from .simulator.report import Recorder
+    from .simulator.timeline import draw
 
     fn, inputs = load(arguments.file)
     args = inputs()
@@ -130,8 +135,12 @@ def _simulate(arguments: argparse.Namespace) -> int:
         def progress(done: int, total: int) -> None:
             status.update(f"simulating: {done} of {total} clusters")
 
+        recorder = None if arguments.timeline is None else Recorder()
         machine = api.Machine(
-            api.parse_arch(arguments.arch or "sm_100a"), arguments.async_seed, progress=progress
+            api.parse_arch(arguments.arch or "sm_100a"),
+            arguments.async_seed,
+            observer=recorder,
+            progress=progress,
         )
         try:
             simulation = api.run(fn, args, machine)
@@ -141,6 +150,9 @@ def _simulate(arguments: argparse.Namespace) -> int:
         differences = api.compare(simulation.outputs, api.reference(fn, args))
     for launch in simulation.launches:
         report.show(report.launch_table(launch))
+    if recorder is not None:
+        kernel = simulation.launches[0].kernel
+        draw(recorder, arguments.timeline, f"{kernel.arch.value}, tile {kernel.config.name}")
     report.show(report.comparison_table(differences))
     return 0 if all(difference.agrees for difference in differences) else 1
 

@@ -1,0 +1,97 @@
+"""A picture of a simulated launch: when each warp works and waits, and what is under way meanwhile.
+
+Its axis counts warp instructions of the cluster. It shows order and overlap, not time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from ..errors import UsageError
+from .report import Recorder
+
+_COLORS = {
+    "TMA load": "tab:blue",
+    "TMA store": "tab:cyan",
+    "MMA": "tab:red",
+    "wgmma": "tab:red",
+    "epilogue": "tab:green",
+    "mma": "tab:red",
+    "tma": "tab:blue",
+}
+_WAITING, _OTHER = "lightgrey", "tab:olive"
+
+Bars = dict[str, list[tuple[int, int]]]
+
+
+def draw(recorder: Recorder, path: Path, title: str) -> None:
+    """Writes the timeline of the first CTA that `recorder` saw to `path`, in the format of its ending.
+
+    Raises UsageError where matplotlib is not installed or can't write that format.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UsageError("a timeline needs matplotlib, which is missing: pip install matplotlib") from error
+    warps, roles = _warps(recorder)
+    operations = _operations(recorder)
+    end = max(
+        [finish for *_, finish in recorder.waits] + [finish for *_, finish in recorder.operations], default=1
+    )
+    figure = Figure(figsize=(12, 1.2 + 0.32 * (len(warps) + len(operations))), layout="constrained")
+    axes = figure.add_subplot()
+    labels = []
+    for row, (warp, waits) in enumerate(warps.items()):
+        role = roles[warp]
+        axes.broken_barh([(0, end)], (row - 0.4, 0.8), color=_COLORS.get(role, _OTHER))
+        axes.broken_barh(_spans(waits), (row - 0.4, 0.8), color=_WAITING)
+        labels.append(f"{warp}: {role}")
+    for row, (pipe, spans) in enumerate(operations.items(), len(warps)):
+        axes.broken_barh(_spans(spans), (row - 0.4, 0.8), color=_COLORS.get(pipe, _OTHER), alpha=0.35)
+        labels.append(f"{pipe}, under way")
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.set_xlim(0, end)
+    axes.set_xlabel("warp instructions of the cluster (order and overlap, not time); grey: waiting")
+    axes.set_title(title)
+    try:
+        figure.savefig(path)
+    except (ValueError, OSError) as error:
+        raise UsageError(f"the timeline can't be written to {path}: {error}") from error
+
+
+def _spans(bars: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Bars as matplotlib takes them: a start and a width."""
+    return [(start, max(end - start, 1)) for start, end in bars]
+
+
+def _warps(recorder: Recorder) -> tuple[Bars, dict[str, str]]:
+    """The waits of each warp of the first CTA, by number, and the role that each came to have."""
+    waits: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    roles = {}
+    cta = _first_cta(recorder)
+    for warp, role, _, _, start, end in recorder.waits:
+        number = re.fullmatch(rf"warp (\d+) of {re.escape(cta)}", warp)
+        if number is not None:
+            waits[int(number[1])].append((start, end))
+            roles[f"warp {number[1]}"] = role
+    return {f"warp {number}": waits[number] for number in sorted(waits)}, roles
+
+
+def _operations(recorder: Recorder) -> Bars:
+    """The operations of each kind of pipe of the first CTA."""
+    found: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    cta = _first_cta(recorder)
+    for pipe, _, issued, finished in recorder.operations:
+        kind = re.fullmatch(rf"(.*?) of (?:warp \d+ of )?{re.escape(cta)}", pipe)
+        if kind is not None:
+            found[kind[1]].append((issued, finished))
+    return dict(found)
+
+
+def _first_cta(recorder: Recorder) -> str:
+    for warp, *_ in recorder.waits:
+        return warp.partition(" of ")[2]
+    return ""

@@ -1,0 +1,42 @@
+"""The timeline shows every warp and pipe of the first CTA, and nothing of the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cute_backend.errors import UsageError
+from cute_backend.simulator.report import Recorder
+from cute_backend.simulator.timeline import draw
+
+FIRST, SECOND = "CTA (0, 0, 0)", "CTA (1, 0, 0)"
+
+
+def recorded() -> Recorder:
+    recorder = Recorder()
+    recorder.wait(f"warp 10 of {FIRST}", "mma", 7, "mbarrier.try_wait", 5, 50)
+    recorder.wait(f"warp 2 of {FIRST}", "epilogue", 9, "bar.sync 1", 10, 20)
+    recorder.wait(f"warp 2 of {FIRST}", "epilogue", 9, "bar.sync 1", 30, 40)
+    recorder.wait(f"warp 3 of {SECOND}", "tma", 9, "bar.sync 1", 1, 2)
+    recorder.operation(f"TMA load of {FIRST}", "cp.async.bulk.tensor", 3, 60)
+    recorder.operation(f"wgmma of warp 2 of {FIRST}", "wgmma.mma_async", 3, 9)
+    recorder.operation(f"wgmma of warp 10 of {FIRST}", "wgmma.mma_async", 4, 9)
+    recorder.operation(f"TMA store of {SECOND}", "cp.async.bulk.tensor", 3, 60)
+    return recorder
+
+
+def test_rows_are_the_first_ctas_warps_and_pipes_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.svg"
+    draw(recorded(), path, "a title")
+    picture = path.read_text()
+    rows = ["warp 2: epilogue", "warp 10: mma", "TMA load, under way", "wgmma, under way"]
+    places = [picture.index(f"<!-- {row} -->") for row in rows]
+    assert places == sorted(places)
+    assert "a title" in picture
+    assert "warp 3" not in picture and "TMA store" not in picture
+
+
+def test_a_format_that_matplotlib_lacks_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"can't be written to .*\.nosuch"):
+        draw(recorded(), tmp_path / "timeline.nosuch", "a title")
