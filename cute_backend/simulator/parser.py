@@ -36,6 +36,7 @@ FILES = {1: "h", 2: "h", 4: "w", 8: "d", 16: "q"}
 _IDENTIFIER = r"[A-Za-z_$%][A-Za-z0-9_$.]*"
 _LABEL = re.compile(r"([A-Za-z_$][A-Za-z0-9_$]*)\s*:(?!:)")
 _INTEGER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|[0-9]+U?)$")
+_SOURCE_FILE = re.compile(r"^\s*\.file\s+(\d+)\s+\"(?:[^\"]*/)?([^\"/]*)\"", re.M)
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 
 
@@ -68,7 +69,8 @@ class _Parser:
         self.at = 0
         self.line = 1
         self.counted = 0
-        self.files: dict[int, str] = {}
+        # .file may stand behind the .loc that refers to it.
+        self.files = {int(n): name for n, name in _SOURCE_FILE.findall(self.text)}
 
     # --- characters and statements ---------------------------------------------------------------------
     def fail(self, message: str) -> PtxSyntaxError:
@@ -105,8 +107,6 @@ class _Parser:
                     module.target = words[1].split(",")[0].strip()
                 elif words[0] == ".version":
                     module.version = words[1]
-                elif words[0] == ".file":
-                    self.source_file(words[1])
             elif rest.startswith(".section"):
                 self.until("{")
                 self.until("}")
@@ -116,11 +116,6 @@ class _Parser:
                 variable = self.variable(self.until(";"))
                 module.variables[variable.name] = variable
         return module
-
-    def source_file(self, words: str) -> None:
-        match = re.match(r"(\d+)\s+\"([^\"]*)\"", words)
-        if match:
-            self.files[int(match.group(1))] = match.group(2)
 
     def variable(self, statement: str) -> Variable:
         match = re.match(
@@ -219,8 +214,8 @@ class _Parser:
                 if word == ".loc":
                     numbers = self.until("\n").split()
                     source = f"{self.files.get(int(numbers[1]), '?')}:{numbers[2]}"
-                elif word in (".file",):
-                    self.source_file(self.until("\n")[5:])
+                elif word == ".file":
+                    self.until("\n")
                 elif word == ".reg":
                     self.registers(self.until(";"), scope, counts)
                 elif word in (".shared", ".global", ".const", ".local"):

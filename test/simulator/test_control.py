@@ -239,6 +239,13 @@ def test_trap_names_warp_and_line() -> None:
     assert "CTA (1, 0, 0)" in str(caught.value) and "trap" in str(caught.value)
 
 
+def test_errors_name_the_line_of_the_source_where_the_ptx_has_it() -> None:
+    text = entry(".loc 3 17 5\n mov.b32 %r0, 1;\n .loc 3 21 9\n trap;", 0)
+    text += '\n.file 3 "/some/where/kernel.py"\n'
+    with pytest.raises(Trap, match=r"PTX line \d+ \(kernel\.py:21\): trap"):
+        launch(text, [])
+
+
 def test_launches_that_cannot_be() -> None:
     text = entry("", 0)
     with pytest.raises(ResourceError, match="2048 threads"):
