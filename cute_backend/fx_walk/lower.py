@@ -18,7 +18,7 @@ from torch import fx
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import supported_dtype
 from cute_backend.fx_walk.reasons import Reason, Refused
-from cute_backend.fx_walk.static import arguments, fake, known, target_name, tensor_of
+from cute_backend.fx_walk.static import DTYPES, arguments, fake, known, target_name, tensor_of
 from cute_backend.ops import OperandError, by_aten
 from cute_backend.spec import Const, DType, Operand, Overflow, Precision
 
@@ -121,9 +121,7 @@ def lower(node: fx.Node, chain: Chain, resolve: Resolve) -> Operand:
 
     def operand(argument: Any) -> Operand:
         value = resolve(argument)
-        if eager and isinstance(argument, fx.Node) and fake(argument).dtype in _LOW_PRECISION:
-            return _rounded(chain, value, supported_dtype(argument.name, fake(argument).dtype))
-        return value
+        return _as_eager_reads(chain, value, argument, node) if eager else value
 
     try:
         result = _compute(node, name, chain, operand)
@@ -150,6 +148,31 @@ def _rounded(chain: Chain, value: Operand, dtype: DType) -> Operand:
     return chain.cast(value, dtype) if dtype in (DType.BF16, DType.F16) else value
 
 
+def _common_dtype(node: fx.Node) -> torch.dtype:
+    """What aten brings an op's operands to: the dtype of its result, or for a question that of them all."""
+    dtype = fake(node).dtype
+    tensors = [fake(source) for source in node.all_input_nodes]
+    if dtype is not torch.bool or len(tensors) > 2:
+        return dtype
+    return torch.result_type(tensors[0], tensors[-1])
+
+
+def _as_eager_reads(chain: Chain, value: Operand, argument: Any, node: fx.Node) -> Operand:
+    """An operand rounded to its own dtype and to the one that `node` computes in.
+
+    Of numbers that is so in comparisons alone; other kernels take them in fp32.
+    """
+    common = _common_dtype(node)
+    if not isinstance(argument, fx.Node):
+        compared = common in _LOW_PRECISION and fake(node).dtype is torch.bool
+        return Const(_round_number(float(argument), common)) if compared else value
+    own = fake(argument).dtype
+    if own in _LOW_PRECISION:
+        value = chain.cast(value, DTYPES[own])
+    exact = own is common or own.itemsize == 1 or common not in _LOW_PRECISION
+    return value if exact else chain.cast(value, DTYPES[common])
+
+
 def _overflow(chain: Chain, value: Operand, dtype: DType) -> Overflow:
     """Saturating, except where eager does not and nothing proves that the value is in range."""
     largest = torch.finfo(torch.float8_e4m3fn if dtype is DType.E4M3 else torch.float8_e5m2).max
@@ -174,15 +197,15 @@ def _round_number(value: float, dtype: torch.dtype) -> float:
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     with unset_fake_temporarily():
-        return float(
-            torch.full((), value, dtype=torch.float32, device="cpu").to(dtype).to(torch.float32).item()
-        )
+        exact = torch.full((), value, dtype=torch.float64, device="cpu")
+        return float(exact.to(torch.float32).to(dtype).to(torch.float32).item())
 
 
 def _compute(node: fx.Node, name: str, chain: Chain, operand: Resolve) -> Operand:
     composite = _COMPOSITES.get(name)
     if composite is not None:
-        return composite(chain, operand, arguments(node))
+        floats = fake(node).dtype.is_floating_point
+        return composite(chain, lambda argument: _float_of(chain, operand(argument), floats), arguments(node))
     row = by_aten(name)
     if row is None:
         raise Refused(Reason.UNSUPPORTED_OP, target=name, why="has no row in the op table")
@@ -191,6 +214,12 @@ def _compute(node: fx.Node, name: str, chain: Chain, operand: Resolve) -> Operan
             Reason.UNSUPPORTED_OP, target=name, why="is called with arguments that its row does not have"
         )
     return chain.emit(row.name, *(operand(argument) for argument in node.args))
+
+
+def _float_of(chain: Chain, value: Operand, wanted: bool) -> Operand:
+    """An integer as a float where that is wanted: aten converts operands first, its steps do not wrap."""
+    keep = not wanted or isinstance(value, Const) or chain.dtype(value).is_float
+    return value if keep else chain.cast(value, DType.F32)
 
 
 Composite = Callable[[Chain, Resolve, dict[str, Any]], Operand]

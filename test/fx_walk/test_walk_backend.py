@@ -187,6 +187,22 @@ def test_eager_rounding_is_eager_to_the_bit(fresh_compiler: None) -> None:
     assert torch.equal(result, program(*args))
 
 
+def test_eager_rounding_of_mixed_operands_is_eager_to_the_bit(fresh_compiler: None) -> None:
+    """Eager converts what it promotes to bf16, and what it compares with, before it computes."""
+
+    def program(x: Tensor, weight: Tensor, scalar: Tensor, whole: Tensor) -> tuple[Tensor, ...]:
+        y = F.linear(x, weight) * 0.1
+        return y + scalar, y * whole, torch.maximum(y, whole), (y > 0.3) | (y == scalar) | (y < whole)
+
+    ints = torch.Generator().manual_seed(3)
+    args = [torch.randint(-8, 9, s, generator=ints).to(BF16) for s in ((M, K), (N, K))]
+    args += [torch.tensor(0.3), torch.randint(-3000, 3000, (M, N), generator=ints, dtype=torch.int32)]
+    with inductor_config.patch(emulate_precision_casts=True):
+        results = assert_all_fused(program, *args)
+    for result, wanted in zip(results, program(*args), strict=True):
+        assert torch.equal(result, wanted)
+
+
 def test_one_compilation_serves_every_m(fresh_compiler: None) -> None:
     x, weight, bias = linear_inputs()
     compiled = torch.compile(linear_gelu, backend=cute, dynamic=True)

@@ -430,6 +430,24 @@ def test_integers_wrap_to_their_own_width() -> None:
     assert_same_after_the_pass(graph, 1)
 
 
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda made, x, wide: made.call(aten.pow.Tensor_Scalar, wide, 2.0),
+        lambda made, x, wide: made.call(aten.add.Tensor, x, wide, alpha=2**17),
+        lambda made, x, wide: made.call(aten.rsub.Tensor, wide, x, alpha=2**17),
+        lambda made, x, wide: made.call(aten.addcmul.default, x, wide, wide),
+    ],
+    ids=["pow", "add", "rsub", "addcmul"],
+)
+def test_the_steps_of_a_float_op_do_not_wrap_its_integers(step: Any) -> None:
+    made = Graph()
+    product = made.call(prims.convert_element_type.default, made.mm(), F32)
+    whole = made.call(prims.convert_element_type.default, product, torch.int32)
+    graph = made.output(step(made, product, made.call(aten.mul.Tensor, whole, 2**17)))
+    assert_same_after_the_pass(graph, 1)
+
+
 def chain(barriers: bool) -> fx.Graph:
     """mm, times two, to fp32, plus one, all but the cast's fp32 in bf16."""
     made = Graph()
@@ -475,6 +493,41 @@ def test_eager_precision_rounds_what_a_marked_op_reads() -> None:
 def test_eager_precision_leaves_the_inside_of_a_decomposition_alone() -> None:
     (region,), _ = walk(chain(barriers=False), Precision.EAGER)
     assert [op.op for op in region.spec.ops] == ["cast", "mul", "add"]
+
+
+@pytest.mark.parametrize(
+    ("operand", "casts"),
+    [
+        (((), F32), 1),
+        (((), torch.float16), 1),
+        (((M, N), torch.int32), 1),
+        (((M, N), torch.int8), 0),
+        (((M, N), torch.bool), 0),
+        (((N,), BF16), 0),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("op", [aten.mul.Tensor, aten.gt.Tensor])
+def test_eager_precision_rounds_an_operand_to_the_dtype_that_the_op_computes_in(
+    op: Any, operand: tuple[tuple[int, ...], torch.dtype], casts: int
+) -> None:
+    made = Graph()
+    node = made.call(op, made.mm(), made.input("operand", *operand))
+    node.meta["low_precision_pointwise_barrier"] = True
+    (region,), _ = walk(made.output(node), Precision.EAGER)
+    (load,) = region.spec.loads
+    rounded = [step.dtype for step in region.spec.ops if step.op == "cast" and step.operands == (load.name,)]
+    assert rounded == [DType.BF16] * casts
+
+
+@pytest.mark.parametrize(("op", "number"), [(aten.gt.Scalar, 0.30078125), (aten.mul.Tensor, 0.3)])
+def test_eager_precision_rounds_a_number_that_is_compared_with(op: Any, number: float) -> None:
+    made = Graph()
+    node = made.call(op, made.mm(), 0.3)
+    node.meta["low_precision_pointwise_barrier"] = True
+    (region,), _ = walk(made.output(node), Precision.EAGER)
+    step = next(step for step in region.spec.ops if step.op != "cast")
+    assert step.operands[1] == Const(number)
 
 
 @pytest.mark.parametrize(
