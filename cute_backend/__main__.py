@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; usage: {' '.join(self.format_usage().split()[1:])}")
+        raise UsageError(message)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="cute_backend", description="What cute_backend makes of a function, seen without running it."
     )
     parser.add_argument("--version", action="version", version=f"cute_backend {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+    commands = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
     for command, about in (
         (_explain, "what is fused, how each operand is loaded, and why the rest is not fused"),
         (_source, "print the first region's kernel as CuTe DSL Python"),
@@ -74,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
                 "--timeline", metavar="FILE.png", type=Path, help="draw what the first region's warps do when"
             )
         sub.set_defaults(command=command)
+    parser.set_defaults(command=lambda _: parser.error(f"give a COMMAND: {', '.join(commands.choices)}"))
     return parser
 
 

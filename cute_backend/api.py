@@ -17,7 +17,7 @@ from .errors import UsageError
 from .formula import formula
 from .fx_walk.collect import collect
 from .fx_walk.mutation import root
-from .fx_walk.reasons import Rejection
+from .fx_walk.reasons import NO_PRODUCT, Rejection
 from .fx_walk.region import Region as FoundRegion
 from .fx_walk.static import Size, fake, target_name
 from .memory_ops import Plan, Variant, emit, plan
@@ -142,7 +142,7 @@ class Explanation:
         """The first region. Raises UsageError where nothing is fused, with the reason."""
         if self.regions:
             return self.regions[0]
-        why = "there is no matrix product in it"
+        why = NO_PRODUCT
         if self.rejections:
             why = "; ".join(f"{each.node}: {each.message}" for each in self.rejections)
         raise UsageError(f"nothing of the function is fused, so there is no kernel: {why}")

@@ -15,6 +15,8 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from .fx_walk.reasons import NO_PRODUCT
+
 if TYPE_CHECKING:
     from .api import Explanation, Region
     from .bench import Timing
@@ -54,6 +56,8 @@ def explanation(explained: Explanation) -> RenderableType:
     if explained.rejections:
         left = len(explained.rejections)
         summary.append(f", {left} refusal{'' if left == 1 else 's'}", style="not bold")
+    elif not explained.regions:
+        summary.append(f": {NO_PRODUCT}", style="not bold")
     parts: list[RenderableType] = [summary]
     for index, region in enumerate(explained.regions):
         parts += [Text(), _region(region, index)]
@@ -80,9 +84,9 @@ def _region(region: Region, index: int) -> RenderableType:
 
 
 def _rejections(explained: Explanation) -> Table:
-    table = _table("not fused", "reason", "because")
+    table = _table("not fused", "line", "reason", "because")
     for rejection in explained.rejections:
-        table.add_row(rejection.node, rejection.reason.value, rejection.message)
+        table.add_row(rejection.node, rejection.where, rejection.reason.value, rejection.message)
     return table
 
 

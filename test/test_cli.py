@@ -130,8 +130,20 @@ def test_no_file_and_no_python_file(capsys):
 
 
 def test_no_command_and_no_such_command(capsys):
-    assert "COMMAND" in refused(capsys)
+    assert refused(capsys) == "give a COMMAND: explain, source, build, simulate, bench"
     assert "invalid choice: 'fuse'" in refused(capsys, "fuse")
+
+
+def test_explain_without_a_product(program, capsys):
+    assert main(["explain", program(PROGRAM.replace("(a @ b).relu()", "a + b"))]) == 0
+    assert capsys.readouterr().out == "no regions fused: there is no matrix product in it\n"
+
+
+def test_explain_gives_the_line_of_what_is_not_fused(program, capsys):
+    path = program(PROGRAM.replace("(a @ b).relu()", "(a @ b).relu().cumsum(0)"))
+    assert main(["explain", path]) == 0
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("cumsum"))
+    assert row.split()[:3] == ["cumsum", "program.py:4", "not_pointwise"]
 
 
 @pytest.mark.parametrize("command", ["source", "build"])

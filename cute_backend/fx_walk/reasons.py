@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import fx
+
+NO_PRODUCT = "there is no matrix product in it"
+"""Why nothing is fused of a program in which nothing is refused."""
 
 
 class Reason(Enum):
@@ -64,7 +70,7 @@ class Reason(Enum):
     )
     LEFT_TO_USERS = (
         "left_to_users",
-        "only {users} reads it, and computes it more cheaply from what the kernel writes anyway",
+        "its only readers ({users}) compute it more cheaply from what the kernel writes anyway",
     )
     UNSUPPORTED_DTYPE = "unsupported_dtype", "{operand} is {dtype}, which no epilogue holds"
     FLOAT64 = "float64", "{operand} is float64, and an epilogue computes in fp32"
@@ -98,11 +104,15 @@ class Reason(Enum):
 
 @dataclass(frozen=True)
 class Rejection:
-    """A node that was not fused: its name in the graph, why, and the sentence."""
+    """A node that was not fused: its name in the graph, why, the sentence, and the program's line.
+
+    `where` is "file.py:12", or empty where the graph does not know.
+    """
 
     node: str
     reason: Reason
     message: str
+    where: str = ""
 
 
 class Refused(Exception):
@@ -114,4 +124,17 @@ class Refused(Exception):
         super().__init__(self.message)
 
     def rejection(self, node: fx.Node) -> Rejection:
-        return Rejection(node.name, self.reason, self.message)
+        return Rejection(node.name, self.reason, self.message, program_line(node))
+
+
+_FRAME = re.compile(r'File "(.+)", line (\d+)')
+_TORCH = Path(torch.__file__).parent
+
+
+def program_line(node: fx.Node) -> str:
+    """The line that a node comes from, as "file.py:12": the innermost one outside torch, empty if unknown."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    for path, line in reversed(frames):
+        if _TORCH not in Path(path).parents:
+            return f"{Path(path).name}:{line}"
+    return ""
