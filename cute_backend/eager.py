@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._inductor.decomposition import select_decomp_table
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -217,8 +217,14 @@ def _trace_epilogue(epilogue: Epilogue, plane: Tensor) -> fx.GraphModule:
         tracing_mode="real",
         _allow_non_fake_inputs=True,
     )
-    with torch.no_grad():
-        traced = trace(plane)
+    try:
+        with torch.no_grad():
+            traced = trace(plane)
+    except DataDependentOutputException as error:
+        raise UsageError(
+            f"gemm's epilogue asks for a value of the result ({error}), which is known only in the kernel; "
+            "it may choose by torch.where"
+        ) from error
     for node in traced.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
             written = node.args[0]
