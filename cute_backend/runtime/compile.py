@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,13 +48,13 @@ class Built:
     `smem_bytes` of a CTA, static and dynamic together.
     """
 
-    source: str
-    ptx: str
-    cubin: bytes
+    source: str = field(repr=False)
+    ptx: str = field(repr=False)
+    cubin: bytes = field(repr=False)
     registers: int
     spill_bytes: int
     smem_bytes: int
-    host_object: bytes
+    host_object: bytes = field(repr=False)
     """An ELF relocatable: the host code and, as data, the cubin."""
 
 
