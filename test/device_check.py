@@ -57,7 +57,10 @@ def row_errors(cases: Sequence[RowCase], inputs: dict[str, Tensor], out: Tensor)
             given = [operand[worst].tolist() for operand in operands]
             expected = case.reference(*(operand[worst] for operand in operands)).tolist()
             count = int(wrong.sum())
-            complaints.append(f"{case}: {count} wrong, at {given}: {got[worst].tolist()}, not {expected}")
+            complaints.append(
+                f"{case}: {count} wrong by more than its MAX_ULP of {MAX_ULP.get(case.name, 0)}, "
+                f"at {given}: {got[worst].tolist()}, not {expected}"
+            )
     assert not complaints, "\n".join(complaints)
     return errors
 

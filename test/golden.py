@@ -14,6 +14,7 @@ EXPECTED = Path(__file__).parent / "expected"
 
 def assert_expected(name: str, text: str) -> Path:
     """Compare `text` with the file `name` of test/expected, and return the file's path."""
+    __tracebackhide__ = True  # the difference says it all
     path = EXPECTED / name
     if os.environ.get("EXPECTTEST_ACCEPT") == "1":
         EXPECTED.mkdir(exist_ok=True)
@@ -25,5 +26,7 @@ def assert_expected(name: str, text: str) -> Path:
         diff = difflib.unified_diff(
             expected.splitlines(), text.splitlines(), f"expected/{name}", "generated", lineterm=""
         )
-        raise AssertionError("\n".join([f"{name} differs; EXPECTTEST_ACCEPT=1 accepts it:", *diff]))
+        raise AssertionError(
+            "\n".join([f"{name} differs; EXPECTTEST_ACCEPT=1 (or `make golden`) accepts it:", *diff])
+        )
     return path
