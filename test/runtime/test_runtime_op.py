@@ -60,8 +60,10 @@ def test_the_fake_kernel_agrees_with_the_replay(order: Order) -> None:
 
 
 def test_one_compilation_serves_every_m() -> None:
+    spec = SPEC.to_json()
+
     def fn(a: list[Tensor], b: list[Tensor], loads: list[Tensor]) -> list[Tensor]:
-        return OP(a, b, loads, SPEC.to_json())
+        return OP(a, b, loads, spec)
 
     torch._dynamo.reset()
     compiled = torch.compile(fn, dynamic=True, fullgraph=True)
