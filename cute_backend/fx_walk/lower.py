@@ -151,7 +151,7 @@ def _rounded(chain: Chain, value: Operand, dtype: DType) -> Operand:
 def _common_dtype(node: fx.Node) -> torch.dtype:
     """What aten brings an op's operands to: the dtype of its result, or for a question that of them all."""
     dtype = fake(node).dtype
-    tensors = [fake(source) for source in node.all_input_nodes]
+    tensors = [tensor for source in node.all_input_nodes if (tensor := tensor_of(source)) is not None]
     if dtype is not torch.bool or len(tensors) > 2:
         return dtype
     return torch.result_type(tensors[0], tensors[-1])

@@ -203,6 +203,19 @@ def test_eager_rounding_of_mixed_operands_is_eager_to_the_bit(fresh_compiler: No
         assert torch.equal(result, wanted)
 
 
+def test_eager_rounding_meets_a_size_as_an_operand(fresh_compiler: None) -> None:
+    def program(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        y = F.linear(x, weight)
+        return y * 0.5, y > x.shape[0], y * x.shape[0]
+
+    args = torch.ones(M, K).to(BF16), torch.ones(N, K).to(BF16)
+    with inductor_config.patch(emulate_precision_casts=True):
+        results = torch.compile(program, backend=cute, dynamic=True)(*args)
+    assert counted() == {"anchors": 1, "regions": 1, "symbolic_scalar": 2}
+    for result, wanted in zip(results, program(*args), strict=True):
+        assert torch.equal(result, wanted)
+
+
 def test_one_compilation_serves_every_m(fresh_compiler: None) -> None:
     x, weight, bias = linear_inputs()
     compiled = torch.compile(linear_gelu, backend=cute, dynamic=True)
