@@ -1,8 +1,9 @@
-"""What every test gets: its own kernel cache, and no GPU tests where there is no GPU."""
+"""What every test gets: its own kernel cache, and no test that needs a GPU or a compiler that is not here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Generator, Iterator
 
 import pytest
 import torch
@@ -19,6 +20,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+HAS_COMPILER = any(shutil.which(name) for name in ("cc", "gcc", "clang"))
+
+NO_COMPILER = ("InvalidCxxCompiler", "the simulator needs a C compiler", "No such file or directory: 'cc'")
+"""What tests fail with where Inductor's CPU code and the simulator's host library can't be compiled."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """On a machine without a C compiler, skip what turns out to need one."""
+    report = yield
+    if not HAS_COMPILER and report.failed:
+        told = report.longreprtext + report.capstderr
+        if any(complaint in told for complaint in NO_COMPILER):
+            report.outcome = "skipped"
+            report.longrepr = (str(report.fspath), 0, "Skipped: needs a C compiler, and there is none here")
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)
