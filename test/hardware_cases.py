@@ -154,8 +154,8 @@ _SUMS = [
     ("e4m3-sums", SMALL, (40, 48, 1024), _sum(E4M3), 2.0**-10),
     ("e4m3-sums-promoted", SHARED, (40, 48, 1024), _sum(E4M3, fast=False), 2.0**-11),
 ]
-"""Sums that round. Hopper's tensor cores keep fewer bits of a sum than fp32 has, so the simulator, which rounds
-once an instruction, is nearer the truth: the H200 differs from it by 1.3e-6, 6.7e-4 and 2.5e-4 in norm."""
+"""Sums that round. Hopper's tensor cores keep fewer bits of a sum than fp32 has, so the simulator, which
+rounds once an instruction, is nearer the truth: the H200 differs from it by 1.3e-6, 6.7e-4 and 2.5e-4."""
 
 APPROXIMATE = {"bias_gelu_residual": 2.0**-8, "silu_mul_quant": 2.0**-4}
 """Epilogues with approximate functions, and a unit in the last place of what they store. All others' products
