@@ -60,7 +60,7 @@ def _silu(op: Op, producers: dict[str, Op]) -> list[Op] | None:
     if negated is None:
         return None
     minus = _made(negated, producers)
-    if minus is None or minus.op != "neg":
+    if minus is None or minus.op != "neg" or minus.dtype is not DType.F32:  # an integer's negation may wrap
         return None
     sigmoid = Op(f"{op.name}_sigmoid", "sigmoid", minus.operands, DType.F32)
     if op.op == "reciprocal" or _is_one(op.operands[0]):

@@ -10,7 +10,18 @@ from cute_backend.fx_walk.collect import collect
 from cute_backend.memory_ops.simplify import simplify
 from cute_backend.replay import replay
 from cute_backend.runtime.operands import TORCH_DTYPES
-from cute_backend.spec import Accumulator, Const, DType, EpilogueSpec, Op, Precision, Store
+from cute_backend.spec import (
+    Accumulator,
+    Const,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Op,
+    Precision,
+    Store,
+    Stride,
+)
 
 ACC = (Accumulator("acc", DType.BF16, DType.BF16),)
 
@@ -72,6 +83,17 @@ def test_one_plus_tanh_keeps_the_digits_that_the_sum_cancels() -> None:
 def test_a_near_miss_is_left_alone(ops: list) -> None:
     spec = spec_of(*ops, value="y")
     assert simplify(spec) == spec
+
+
+def test_a_negation_that_wraps_is_left_alone() -> None:
+    """-(-2^31) is -2^31 in int32, whose exponential is 0 and not infinity."""
+    whole = Load("exact0", LoadKind.EXACT, DType.I32, Stride.OTHER, Stride.ONE)
+    rows = [("n", "neg", "exact0", DType.I32), ("e", "exp", "n", DType.F32), ("d", "add", "e", DType.F32)]
+    ops = [Op(name, op, (x, Const(1.0)) if op == "add" else (x,), dtype) for name, op, x, dtype in rows]
+    ops.append(Op("y", "div", ("acc", "d"), DType.F32))
+    spec = EpilogueSpec(ACC, (whole,), tuple(ops), (Store("out0", "y", DType.F32),))
+    one, lowest = torch.ones(1, 1).bfloat16(), torch.full((1, 1), -(2**31), dtype=torch.int32)
+    assert replay(simplify(spec), [one], [one], [lowest])[0].item() == 1
 
 
 def test_an_op_that_something_else_reads_stays() -> None:
