@@ -105,4 +105,6 @@ def literal(value: bool | int | float, dtype: DType) -> str:
     if dtype is DType.I32:
         return repr(int(value))
     number = float(value)
+    if number == 0.0 and math.copysign(1.0, number) < 0.0:
+        return "math.negative_zero()"
     return repr(number) if math.isfinite(number) else f'float("{number}")'

@@ -31,7 +31,8 @@ from cutlass import (
     Int64,
     Uint8,
 )
-from cutlass._mlir.dialects import arith
+from cutlass._mlir.dialects import arith, llvm
+from cutlass._mlir.extras import types as T
 from cutlass.cute.arch import fmax, fmin, rcp_approx
 from cutlass.cute.math import (
     abs,
@@ -85,6 +86,7 @@ __all__ = [
     "minimum",
     "minimum_int",
     "narrow",
+    "negative_zero",
     "pow",
     "reciprocal",
     "round",
@@ -114,6 +116,11 @@ Float = Union[Float32, float]
 Register = Union[Float32, Int32, Boolean]
 
 _INFINITY = float("inf")
+
+
+def negative_zero() -> Float32:
+    """-0.0. As a literal it becomes 0.0 after one of those: the DSL keeps its constants by value (4.8.1)."""
+    return Int32(-(2**31)).bitcast(Float32)
 
 
 def where(condition: Boolean, chosen: Any, other: Any) -> Any:
@@ -263,7 +270,10 @@ def to_f32(x: Union[Int32, Boolean]) -> Float32:
 
 def to_i32(x: Union[Float32, Boolean]) -> Int32:
     """Towards zero; NaN gives 0; beyond int32's range its ends (PTX cvt.rzi.s32.f32)."""
-    return where(x, 1, Int32(0)) if isinstance(x, Boolean) else x.to(Int32)
+    if isinstance(x, Boolean):
+        return where(x, 1, Int32(0))
+    # The DSL's own conversion is LLVM's fptosi, of which an optimiser may make anything out of range.
+    return Int32(llvm.call_intrinsic(T.i32(), "llvm.nvvm.f2i.rz", [Float32(x).ir_value()], [], []))
 
 
 def to_bool(x: Union[Float32, Int32]) -> Boolean:

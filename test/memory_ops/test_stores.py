@@ -63,6 +63,15 @@ CASES: dict[str, tuple[tuple[Load, ...], tuple[Op, ...], tuple[tuple[str, DType]
         ),
         (("t1", DType.I8), ("t2", DType.U8), ("t3", DType.F16)),
     ),
+    "zeros of both signs as numbers": (
+        (),
+        (
+            Op("t0", "copysign", ("acc", Const(0.0)), F32),
+            Op("t1", "copysign", ("acc", Const(-0.0)), F32),
+            Op("t2", "signbit", (Const(-0.0),), BOOL),
+        ),
+        (("t0", F32), ("t1", F32), ("t2", BOOL)),
+    ),
     "fp8 saturates": ((), (LARGE,), (("t0", E4M3), ("t0", E5M2))),
     "fp8 overflows": (
         (),

@@ -1,0 +1,82 @@
+"""Kernels of random specs, compiled and run on the simulator, against the replay: bit for bit.
+
+Only ops that the device computes exactly are drawn, and no products: the compiler may contract one and a sum
+after it into a single rounding.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from independent import EXACT_OPS
+from random_specs import specs
+from torch import Tensor
+
+from cute_backend import numerics
+from cute_backend.replay import replay
+from cute_backend.simulator import api
+from cute_backend.spec import DType, EpilogueSpec, Load, LoadKind, Major, Stride
+from cute_backend.templates.config import Arch
+
+N, K = 48, 32
+ROWS = tuple(name for name in EXACT_OPS if name not in ("mul", "div", "reciprocal"))
+
+
+def values(shape: tuple[int, ...], dtype: DType, generator: torch.Generator) -> Tensor:
+    """Small halves and thirds, a few special values, all bytes, truth values."""
+    if dtype is DType.BOOL:
+        return torch.randint(0, 2, shape, generator=generator).bool()
+    if not dtype.is_float:
+        return torch.randint(-300, 300, shape, generator=generator).to(numerics.TORCH_DTYPES[dtype])
+    numbers = torch.randint(-900, 900, shape, generator=generator) / 3
+    special = torch.tensor([0.0, -0.0, 464.0, 70000.0, torch.inf, -torch.inf, torch.nan])
+    picked = special[torch.randint(0, len(special), shape, generator=generator)]
+    mixed = torch.where(torch.rand(shape, generator=generator) < 0.1, picked, numbers)
+    return numerics.store(mixed, dtype)
+
+
+def operand(load: Load, m: int, generator: torch.Generator) -> Tensor:
+    """A tensor of the load's kind, with the strides that it is classed by."""
+    if load.kind is LoadKind.SCALAR:
+        return values((1,), load.dtype, generator)
+    if load.kind is not LoadKind.EXACT:
+        length = N if load.kind is LoadKind.ROWVEC else m
+        stride = load.stride_n if load.kind is LoadKind.ROWVEC else load.stride_m
+        return (
+            values((length,), load.dtype, generator)
+            if stride is Stride.ONE
+            else (values((length, 3), load.dtype, generator)[:, 1])
+        )
+    if load.stride_n is Stride.ONE:
+        return values((m, N), load.dtype, generator)
+    if load.stride_m is Stride.ONE:
+        return values((N, m), load.dtype, generator).t()
+    return values((m, N, 2), load.dtype, generator)[:, :, 1]
+
+
+def product_operand(rows: int, dtype: DType, major: Major, generator: torch.Generator) -> Tensor:
+    """(rows, K), contiguous along K or along its rows."""
+    made = (torch.randint(-7, 8, (rows, K), generator=generator) / 8).to(numerics.TORCH_DTYPES[dtype])
+    return made if major is Major.K else made.t().contiguous().t()
+
+
+def _has_two_unit_strides(spec: EpilogueSpec) -> bool:
+    return any(load.stride_m is load.stride_n is Stride.ONE for load in spec.loads)
+
+
+@pytest.mark.parametrize("arch", Arch)
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+@given(spec=specs(ROWS), m=st.sampled_from([1, 40, 48]), seed=st.integers(0, 2**16))
+def test_a_random_spec(arch: Arch, spec: EpilogueSpec, m: int, seed: int) -> None:
+    assume(len(spec.accumulators) == 1 and not _has_two_unit_strides(spec))
+    (acc,) = spec.accumulators
+    generator = torch.Generator().manual_seed(seed)
+    a = product_operand(m, acc.a_dtype, acc.a_major, generator)
+    b = product_operand(N, acc.b_dtype, acc.b_major, generator).t()
+    loads = [operand(load, m, generator) for load in spec.loads]
+    outputs, _ = api.run_region(spec, [a], [b], loads, api.Machine(arch))
+    for got, expected in zip(outputs, replay(spec, [a], [b], loads), strict=True):
+        assert got.dtype == expected.dtype
+        torch.testing.assert_close(got.double(), expected.double(), rtol=0, atol=0, equal_nan=True)
