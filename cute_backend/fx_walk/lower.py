@@ -127,6 +127,9 @@ def lower(node: fx.Node, chain: Chain, resolve: Resolve) -> Operand:
         result = _compute(node, name, chain, operand)
     except OperandError as error:
         raise Refused(Reason.UNSUPPORTED_OP, target=name, why=str(error)) from error
+    if dtype.is_fp8:
+        # Infinity is a value of e5m2: an op that selects one gives one.
+        return chain.cast(result, dtype, Overflow.NONFINITE if dtype is DType.E5M2 else Overflow.SATURATE)
     if chain.dtype(result).register is not dtype.register or not dtype.is_float:
         return chain.cast(result, dtype)
     return _rounded(chain, result, dtype) if eager else result

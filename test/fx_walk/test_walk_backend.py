@@ -216,6 +216,16 @@ def test_eager_rounding_meets_a_size_as_an_operand(fresh_compiler: None) -> None
         assert torch.equal(result, wanted)
 
 
+def test_an_infinity_of_e5m2_that_is_selected_stays_one(fresh_compiler: None) -> None:
+    def program(x: Tensor, weight: Tensor, plane: Tensor) -> Tensor:
+        return torch.where(F.linear(x, weight) > 0, plane, plane.abs())
+
+    x, weight, _ = linear_inputs()
+    plane = torch.full((M, N), float("-inf")).to(torch.float8_e5m2)
+    result = assert_all_fused(program, x, weight, plane)
+    assert torch.equal(result.float(), program(x, weight, plane).float())
+
+
 def test_one_compilation_serves_every_m(fresh_compiler: None) -> None:
     x, weight, bias = linear_inputs()
     compiled = torch.compile(linear_gelu, backend=cute, dynamic=True)
