@@ -38,6 +38,11 @@ class Reason(Enum):
         "matrix_vector",
         "Inductor wrote this product, with M or N of 1, as a multiply and a sum with an epilogue of its own",
     )
+    BATCHED = (
+        "batched",
+        "{target} is a batched product of shape {shape}; torch also writes a linear as one where the "
+        "leading axes of its input do not collapse",
+    )
     OPERAND_DTYPE = "operand_dtype", "no MMA here multiplies {a} by {b}; taken are bf16, fp16 and fp8"
     OPERAND_LAYOUT = "operand_layout", "{operand} has strides {strides}; {accepted}"
     OPERAND_ALIGNMENT = (

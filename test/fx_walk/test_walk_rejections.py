@@ -215,6 +215,21 @@ CASES: dict[Reason, dict[str, Case]] = {
         "addmm": Case(addmm),
     },
     Reason.MATRIX_VECTOR: {"one_row": Case(matrix_vector)},
+    Reason.BATCHED: {
+        "bmm": Case(
+            lambda graph: graph.call(
+                aten.bmm.default, graph.input("a", (4, 16, 32)), graph.input("b", (4, 32, 48))
+            )
+        ),
+        "baddbmm": Case(
+            lambda graph: graph.call(
+                aten.baddbmm.default,
+                graph.input("c", (4, 16, 48)),
+                graph.input("a", (4, 16, 32)),
+                graph.input("b", (4, 32, 48)),
+            )
+        ),
+    },
     Reason.OPERAND_DTYPE: {
         "float32": Case(mm_of(F32)),
         "float64": Case(mm_of(torch.float64)),
