@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Union
 
-import torch
 from torch import SymInt, Tensor
 
+from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.spec import DType, EpilogueSpec, LoadKind, Order, Store
 
 Size = Union[int, SymInt]
@@ -19,18 +19,6 @@ Size = Union[int, SymInt]
 TMA_ALIGN = 16
 """Bytes that divide the base address and every stride of a tensor that TMA reads or writes (CUDA Driver API,
 cuTensorMapEncodeTiled)."""
-
-TORCH_DTYPES: dict[DType, torch.dtype] = {
-    DType.F32: torch.float32,
-    DType.BF16: torch.bfloat16,
-    DType.F16: torch.float16,
-    DType.E4M3: torch.float8_e4m3fn,
-    DType.E5M2: torch.float8_e5m2,
-    DType.I8: torch.int8,
-    DType.U8: torch.uint8,
-    DType.I32: torch.int32,
-    DType.BOOL: torch.bool,
-}
 
 
 _SHAPES: dict[LoadKind, Callable[[Size, Size], Union[tuple[Size, ...], None]]] = {
