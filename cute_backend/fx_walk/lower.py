@@ -50,6 +50,7 @@ _FILLS = {
 }
 
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
+_BYTES = (torch.int8, torch.uint8)
 _INT32 = torch.iinfo(torch.int32)
 
 
@@ -94,6 +95,8 @@ def constant(node: fx.Node) -> Const | None:
     supported_dtype(node.name, tensor.dtype)
     if tensor.dtype.is_floating_point:
         return Const(_round_number(float(value), tensor.dtype))
+    if tensor.dtype in _BYTES:
+        return Const(_wrap_number(int(value), tensor.dtype))
     return number(bool(value) if tensor.dtype is torch.bool else int(value))
 
 
@@ -119,8 +122,10 @@ def lower(node: fx.Node, chain: Chain, resolve: Resolve) -> Operand:
         return lower_cast(chain, resolve(node.args[0]), dtype)
     eager = chain.precision is Precision.EAGER and node.meta.get("low_precision_pointwise_barrier", False)
 
+    common = _common_dtype(node)
+
     def operand(argument: Any) -> Operand:
-        value = resolve(argument)
+        value = _wrapped(chain, resolve(argument), common)
         return _as_eager_reads(chain, value, argument, node) if eager else value
 
     try:
@@ -154,10 +159,24 @@ def _rounded(chain: Chain, value: Operand, dtype: DType) -> Operand:
 def _common_dtype(node: fx.Node) -> torch.dtype:
     """What aten brings an op's operands to: the dtype of its result, or for a question that of them all."""
     dtype = fake(node).dtype
-    tensors = [tensor for source in node.all_input_nodes if (tensor := tensor_of(source)) is not None]
-    if dtype is not torch.bool or len(tensors) > 2:
+    values = [tensor_of(each) if isinstance(each, fx.Node) else each for each in node.args]
+    known_values = [each for each in values if isinstance(each, (torch.Tensor, bool, int, float))]
+    if dtype is not torch.bool or not 0 < len(known_values) <= 2:
         return dtype
-    return torch.result_type(tensors[0], tensors[-1])
+    return torch.result_type(known_values[0], known_values[-1])
+
+
+def _wrapped(chain: Chain, value: Operand, common: torch.dtype) -> Operand:
+    """An integer as an op that computes in int8 or uint8 reads it.
+
+    Numbers and 0-d tensors promote no integer tensor: `uint8_tensor > -2` asks for what exceeds 254.
+    """
+    if common not in _BYTES:
+        return value
+    if isinstance(value, Const):
+        return value if isinstance(value.value, (bool, float)) else Const(_wrap_number(value.value, common))
+    own = chain.dtype(value)
+    return value if own.is_float or own is DType.BOOL else chain.cast(value, DTYPES[common])
 
 
 def _as_eager_reads(chain: Chain, value: Operand, argument: Any, node: fx.Node) -> Operand:
@@ -202,6 +221,11 @@ def _round_number(value: float, dtype: torch.dtype) -> float:
     with unset_fake_temporarily():
         exact = torch.full((), value, dtype=torch.float64, device="cpu")
         return float(exact.to(torch.float32).to(dtype).to(torch.float32).item())
+
+
+def _wrap_number(value: int, dtype: torch.dtype) -> int:
+    low = torch.iinfo(dtype).min
+    return (value - low) % 256 + low
 
 
 def _compute(node: fx.Node, name: str, chain: Chain, operand: Resolve) -> Operand:

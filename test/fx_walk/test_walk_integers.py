@@ -1,0 +1,148 @@
+"""Ops on int8 and uint8 tensors: as in eager, numbers and 0-d tensors wrap where they are out of range."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from synthetic import BF16, Graph, aten, called, prims, rewritten, run
+from torch import Tensor, fx
+
+I8, U8, I32 = torch.int8, torch.uint8, torch.int32
+M, N, K = 16, 16, 16
+OP = "cute_backend.gemm_epilogue.default"
+EVERY_BYTE = torch.arange(256, dtype=U8).reshape(M, N)
+
+Step = Callable[..., fx.Node]
+"""Adds an op to a graph: on a value of it and on numbers or 0-d tensors."""
+
+
+def assert_as_eager(
+    dtype: torch.dtype, step: Step, *numbers: Any, scalars: tuple[Tensor, ...] = (), fused: bool = True
+) -> None:
+    """`step` gives the same of every value of `dtype` after the pass, which takes it in if `fused`."""
+    made = Graph()
+    zeros = made.call(prims.convert_element_type.default, made.mm(M, N, K), dtype)
+    value = made.call(aten.add.Tensor, zeros, made.input("plane", (M, N), dtype))
+    loads = [made.input(f"scalar{index}", (), scalar.dtype) for index, scalar in enumerate(scalars)]
+    graph = made.output(step(made, value, *numbers, *loads))
+    zero = torch.zeros(M, K, dtype=BF16)
+    inputs = [zero, zero.t(), EVERY_BYTE.view(dtype), *scalars]
+    (wanted,) = run(copy.deepcopy(graph), *inputs)
+    after = rewritten(graph)
+    assert (called(after) == [OP]) is fused
+    (result,) = run(after, *inputs)
+    assert result.dtype is wanted.dtype
+    assert torch.equal(result, wanted)
+
+
+def op(target: Any, **arguments: Any) -> Step:
+    return lambda made, *operands: made.call(target, *operands, **arguments)
+
+
+def choice(made: Graph, value: fx.Node, other: fx.Node) -> fx.Node:
+    return made.call(aten.where.self, made.call(aten.gt.Scalar, value, 7), value, other)
+
+
+OUT_OF_RANGE = [(I8, 200), (I8, -129), (I8, 256), (U8, -2), (U8, 256), (U8, 300)]
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+@pytest.mark.parametrize(("dtype", "number"), OUT_OF_RANGE)
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_a_number_that_is_compared_with_wraps(name: str, dtype: torch.dtype, number: int) -> None:
+    assert_as_eager(dtype, op(getattr(aten, name).Scalar), number)
+
+
+@pytest.mark.parametrize(("dtype", "number"), OUT_OF_RANGE)
+@pytest.mark.parametrize(
+    ("step", "fused"),
+    [
+        (op(aten.add.Tensor), True),
+        (op(aten.sub.Tensor), True),
+        (op(aten.mul.Tensor), True),
+        (op(aten.bitwise_and.Scalar), True),
+        (op(aten.bitwise_or.Scalar), True),
+        (op(aten.bitwise_xor.Scalar), True),
+        (op(aten.div.Tensor_mode, rounding_mode="floor"), False),
+        (op(aten.div.Tensor_mode, rounding_mode="trunc"), False),
+    ],
+    ids=["add", "sub", "mul", "and", "or", "xor", "div_floor", "div_trunc"],
+)
+def test_a_number_that_is_computed_with_wraps(
+    step: Step, fused: bool, dtype: torch.dtype, number: int
+) -> None:
+    if fused or number != 256:  # which is a division by zero
+        assert_as_eager(dtype, step, number, fused=fused)
+
+
+@pytest.mark.parametrize("target", [aten.remainder.Scalar, aten.fmod.Scalar])
+def test_a_remainder_by_a_number_that_wraps(target: Any) -> None:
+    assert_as_eager(I8, op(target), 300, fused=False)
+
+
+def test_a_bound_that_wraps() -> None:
+    """Of eager's clamps this one alone takes a negative number for unsigned values."""
+    assert_as_eager(U8, op(aten.clamp_min.default), -2)
+
+
+@pytest.mark.parametrize("dtype", [I8, U8])
+@pytest.mark.parametrize("number", [-2.5, 300.0, True])
+def test_floats_and_truth_values_do_not_wrap(dtype: torch.dtype, number: float | bool) -> None:
+    assert_as_eager(dtype, op(aten.gt.Scalar), number)
+    assert_as_eager(dtype, op(aten.mul.Tensor), number)
+
+
+def test_a_number_beside_truth_values_does_not_wrap() -> None:
+    def step(made: Graph, value: fx.Node) -> fx.Node:
+        return made.call(aten.gt.Scalar, made.call(aten.gt.Scalar, value, 3), -256)
+
+    assert_as_eager(I8, step)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        *(op(getattr(aten, name).Tensor) for name in COMPARISONS),
+        op(aten.maximum.default),
+        op(aten.minimum.default),
+        op(aten.logical_and.default),
+        choice,
+    ],
+    ids=[*COMPARISONS, "maximum", "minimum", "logical_and", "where"],
+)
+@pytest.mark.parametrize(
+    ("dtype", "scalar"),
+    [
+        (U8, torch.tensor(-2, dtype=I32)),
+        (U8, torch.tensor(256, dtype=I32)),
+        (U8, torch.tensor(-3, dtype=I8)),
+        (I8, torch.tensor(200, dtype=U8)),
+        (I8, torch.tensor(-7000, dtype=I32)),
+    ],
+    ids=str,
+)
+def test_a_tensor_without_axes_wraps(step: Step, dtype: torch.dtype, scalar: Tensor) -> None:
+    """It takes no part in the promotion: the op computes in the dtype of the other."""
+    assert_as_eager(dtype, step, scalars=(scalar,))
+
+
+@pytest.mark.parametrize("number", [-2, 300])
+def test_a_vector_does_not_wrap(number: int) -> None:
+    """It does take part: uint8 and int32 are compared in int32."""
+
+    def step(made: Graph, value: fx.Node, scalar: fx.Node) -> fx.Node:
+        return made.call(aten.gt.Tensor, value, made.call(aten.reshape.default, scalar, [1]))
+
+    assert_as_eager(U8, step, scalars=(torch.tensor(number, dtype=I32),))
+
+
+def test_a_number_that_fills_a_tensor_wraps() -> None:
+    def step(made: Graph, value: fx.Node) -> fx.Node:
+        filled = made.call(aten.full.default, [M, N], -2, dtype=U8)
+        return made.call(aten.gt.Tensor, made.call(prims.convert_element_type.default, value, I32), filled)
+
+    assert_as_eager(U8, step)
