@@ -22,7 +22,8 @@ from cute_backend.simulator.errors import Deadlock, ResourceError, SimulationErr
 from cute_backend.simulator.memory import GlobalMemory
 from cute_backend.simulator.parser import parse
 from cute_backend.simulator.program import Program, parameter_symbols
-from cute_backend.simulator.report import Observer, Report, ReportBuilder, role_of
+from cute_backend.simulator.report import Observer, Report, ReportBuilder
+from cute_backend.simulator.roles import UNNAMED
 from cute_backend.simulator.syntax import Entry, Module
 from cute_backend.simulator.warp import LANES, Warp
 
@@ -405,8 +406,7 @@ class _Running:
 def where(warp: Warp) -> str:
     """A warp and the instruction that it stands at, for errors."""
     instructions = warp.program.entry.instructions
-    role = role_of(warp)
-    place = f"{role} {warp.name}" if role != "other" else warp.name
+    place = warp.name if warp.role == UNNAMED else f"{warp.role} {warp.name}"
     if len(warp.cta.cluster.ctas) > 1:
         place += f" (rank {warp.cta.rank})"
     if warp.pc >= len(instructions):

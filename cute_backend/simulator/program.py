@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,16 +12,8 @@ from cute_backend.simulator.isa.tcgen05 import complete_before_use, follow_copy
 from cute_backend.simulator.isa.wgmma import guard_accumulators
 from cute_backend.simulator.memory import PARAM_WINDOW
 from cute_backend.simulator.opcodes import Step, lookup
-from cute_backend.simulator.report import ROLE_OPCODES
-from cute_backend.simulator.syntax import (
-    Address,
-    Entry,
-    Instruction,
-    Operand,
-    Pair,
-    Register,
-    Vector,
-)
+from cute_backend.simulator.roles import Roles
+from cute_backend.simulator.syntax import Entry, Instruction, registers_of
 from cute_backend.simulator.warp import ALL, MOVED, NONE, Warp
 
 
@@ -40,41 +30,20 @@ class Program:
         self.loaded = _with_copies(entry, _written_by(entry, "tcgen05.ld"))
         self.steps: list[Step] = [self._bind(binder, i) for i in entry.instructions]
         self.steps.append(lambda w: w.exit(w.mask))
-        self.role_opcodes = {
-            role: [
-                i.index
-                for i in entry.instructions
-                if i.opcode.startswith(prefixes)
-                and (role != "tma" or re.search(r"shared::(cta|cluster)\.global", i.opcode) is not None)
-            ]
-            for role, prefixes in ROLE_OPCODES.items()
-        }
-
-    def successors(self, index: int) -> Sequence[int]:
-        """Where control may go after instruction `index`."""
-        instruction = self.entry.instructions[index]
-        name = instruction.parts[0]
-        targets = [
-            o.index for o in instruction.operands if hasattr(o, "index") and not isinstance(o, Instruction)
-        ]
-        if name == "bra" and instruction.guard is None:
-            return targets
-        if name in ("ret", "exit", "trap") and instruction.guard is None:
-            return []
-        return [*targets, index + 1]
+        self.roles = Roles(self)
 
     def _bind(self, binder: Binder, instruction: Instruction) -> Step:
         step = lookup(instruction).bind(binder, instruction)
         family = instruction.parts[0]
         if self.accumulators and family != "wgmma":
-            touched = self.accumulators & _registers(instruction.operands)
+            touched = self.accumulators & registers_of(instruction.operands)
             if touched:
                 step = guard_accumulators(step, frozenset(slot for _, slot in touched))
         if self.loaded and family != "tcgen05":
-            touched = self.loaded & _registers(instruction.operands)
+            touched = self.loaded & registers_of(instruction.operands)
             if touched and family == "mov":
                 target, *sources = instruction.operands
-                step = follow_copy(step, _registers(sources), _registers([target]))
+                step = follow_copy(step, registers_of(sources), registers_of([target]))
             elif touched:
                 step = complete_before_use(step, touched)
         if instruction.guard is None or instruction.parts[0] == "bra":
@@ -83,27 +52,12 @@ class Program:
         return _guarded(step, register.slot, negated)
 
 
-def _registers(operands: Sequence[Operand]) -> frozenset[tuple[str, int]]:
-    """The registers among operands, by file and slot."""
-    found: set[tuple[str, int]] = set()
-    for operand in operands:
-        if isinstance(operand, Register):
-            found.add((operand.file, operand.slot))
-        elif isinstance(operand, Vector):
-            found |= _registers(operand.elements)
-        elif isinstance(operand, Pair):
-            found |= _registers((operand.first, operand.second))
-        elif isinstance(operand, Address):
-            found |= _registers((operand.base, *operand.rest))
-    return frozenset(found)
-
-
 def _written_by(entry: Entry, opcode: str) -> frozenset[tuple[str, int]]:
     """The registers that some instruction of this opcode writes."""
     found: frozenset[tuple[str, int]] = frozenset()
     for instruction in entry.instructions:
         if instruction.opcode.startswith(opcode):
-            found |= _registers(instruction.operands[:1])
+            found |= registers_of(instruction.operands[:1])
     return found
 
 
@@ -112,8 +66,8 @@ def _with_copies(entry: Entry, registers: frozenset[tuple[str, int]]) -> frozens
     while True:
         found = registers
         for instruction in entry.instructions:
-            if instruction.parts[0] == "mov" and registers & _registers(instruction.operands[1:]):
-                found |= _registers(instruction.operands[:1])
+            if instruction.parts[0] == "mov" and registers & registers_of(instruction.operands[1:]):
+                found |= registers_of(instruction.operands[:1])
         if found == registers:
             return found
         registers = found

@@ -4,21 +4,12 @@ timeline.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from cute_backend.simulator.program import Program
     from cute_backend.simulator.warp import Wait, Warp
-
-# The opcodes that tell what a warp is for; the first kind that a warp has executed names its role.
-ROLE_OPCODES = {
-    "mma": ("tcgen05.mma",),
-    "epilogue": ("tcgen05.ld",),
-    "wgmma": ("wgmma.mma_async",),
-    "tma": ("cp.async.bulk.tensor",),
-}
 
 
 class Observer(Protocol):
@@ -120,7 +111,7 @@ class WarpReport:
         if self.observer is not None:
             now = self.warp.cta.cluster.engine.now
             self.observer.wait(
-                self.warp.name, role_of(self.warp), instruction.line, instruction.text, wait.since, now
+                self.warp.name, self.warp.role, instruction.line, instruction.text, wait.since, now
             )
 
     def accumulator_ready(self) -> None:
@@ -148,7 +139,7 @@ class ReportBuilder:
         return WarpReport(warp, self.observer)
 
     def add(self, warp: Warp) -> None:
-        role = role_of(warp)
+        role = warp.role
         summary = self.report.roles.setdefault(role, RoleReport(role))
         summary.warps += 1
         total = sum(warp.counts)
@@ -160,26 +151,3 @@ class ReportBuilder:
         summary.bytes.update(warp.report.bytes)
         summary.waits.update(warp.report.waits)
         summary.exposed_loads.extend(warp.report.exposed)
-
-
-def role_of(warp: Warp) -> str:
-    """What a warp is for: by what it has executed, else by what comes first after where it stands."""
-    opcodes = warp.program.role_opcodes
-    for role, found in opcodes.items():
-        if any(warp.counts[index] for index in found):
-            return role
-    return _nearest_role(warp.program, warp.pc)
-
-
-def _nearest_role(program: Program, start: int) -> str:
-    of_index = {index: role for role, found in program.role_opcodes.items() for index in found}
-    queue, seen = deque([start]), {start}
-    while queue:
-        index = queue.popleft()
-        if index in of_index:
-            return of_index[index]
-        for successor in program.successors(index):
-            if successor not in seen and successor < len(program.entry.instructions):
-                seen.add(successor)
-                queue.append(successor)
-    return "other"

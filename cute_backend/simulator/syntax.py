@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Union
 
@@ -96,6 +97,23 @@ class Label:
 
 
 Operand = Union[Register, Special, Immediate, Symbol, Address, Vector, Pair, Not, Sink, Label]
+
+
+def registers_of(operands: Iterable[Operand]) -> frozenset[tuple[str, int]]:
+    """The registers among operands, by file and slot."""
+    found: set[tuple[str, int]] = set()
+    for operand in operands:
+        if isinstance(operand, Register):
+            found.add((operand.file, operand.slot))
+        elif isinstance(operand, Not):
+            found |= registers_of((operand.register,))
+        elif isinstance(operand, Vector):
+            found |= registers_of(operand.elements)
+        elif isinstance(operand, Pair):
+            found |= registers_of((operand.first, operand.second))
+        elif isinstance(operand, Address):
+            found |= registers_of((operand.base, *operand.rest))
+    return frozenset(found)
 
 
 @dataclass

@@ -60,17 +60,10 @@ class Group:
         self.wait: Wait | None = None
 
 
-class Warp:
-    """Registers, masks, program counters, clock and counters of one warp."""
+class Registers:
+    """The register files of 32 lanes, each under the types that it can be seen as."""
 
-    def __init__(
-        self, cta: Cta, index: int, program: Program, special: dict[str, Any], mask: np.ndarray
-    ) -> None:
-        self.cta = cta
-        self.index = index
-        self.program = program
-        self.special = special
-        counts = program.entry.register_counts
+    def __init__(self, counts: dict[str, int]) -> None:
         self.pred: np.ndarray = np.zeros((counts["p"], LANES), bool)
         self.u16: np.ndarray = np.zeros((counts["h"], LANES), np.uint16)
         self.s16: np.ndarray = self.u16.view(np.int16)
@@ -82,6 +75,20 @@ class Warp:
         self.s64: np.ndarray = self.u64.view(np.int64)
         self.f64: np.ndarray = self.u64.view(np.float64)
         self.u128: np.ndarray = np.zeros((counts["q"], LANES, 2), np.uint64)
+
+
+class Warp(Registers):
+    """Registers, masks, program counters, clock and counters of one warp."""
+
+    def __init__(
+        self, cta: Cta, index: int, program: Program, special: dict[str, Any], mask: np.ndarray
+    ) -> None:
+        self.cta = cta
+        self.index = index
+        self.program = program
+        self.special = special
+        super().__init__(program.entry.register_counts)
+        self.threads = mask
         self.alive = mask.copy()
         self.group = Group(0, mask)
         self.groups = [self.group]
@@ -103,6 +110,11 @@ class Warp:
         self.cluster_round: Any = None
         self.pipes: dict[str, Any] = {}
         self.report = cluster.reports.warp(self)
+
+    @property
+    def role(self) -> str:
+        """What the warp is for: see roles.py."""
+        return self.program.roles.of(self)
 
     # --- running -----------------------------------------------------------------------------------------
     def run(self, budget: int) -> int:

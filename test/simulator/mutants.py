@@ -73,6 +73,7 @@ MULTICAST = Subject(sm100(128, 64, 2, 2), (296, 168, 256))
 MASKED = Subject(sm100(128, 64), (131, 69, 128), Variant.PLAIN)
 TURNS = Subject(sm90(64, 128, pingpong=True), (136, 144, 896))  # 7 k tiles: the ring's stages change hands
 COOPERATIVE = Subject(sm90(128, 128), (136, 136, 896))
+STAGED = Subject(sm90(64, 256, pingpong=True), (136, 264, 512))  # the row is too long for registers
 HOPPER_MULTICAST = Subject(sm90(128, 64, 2, 1), (136, 136, 512))
 
 SUBJECTS = {
@@ -82,6 +83,7 @@ SUBJECTS = {
     "masked": MASKED,
     "turns": TURNS,
     "cooperative": COOPERATIVE,
+    "staged": STAGED,
     "hopper multicast": HOPPER_MULTICAST,
 }
 

@@ -33,11 +33,11 @@ def test_blackwell_roles():
         "tma": 2,
         "mma": 1,
         "epilogue": 4,
-        "other": 1,
+        "staging": 1,
     }
     assert roles["tma"].bytes == {"TMA load": stages + planes}
     assert roles["mma"].bytes["MMA operands"] == stages
-    assert roles["other"].bytes == {"ld.global": tiles * 64 * 4, "st.shared": tiles * 64 * 4}
+    assert roles["staging"].bytes == {"ld.global": tiles * 64 * 4, "st.shared": tiles * 64 * 4}
     epilogue = roles["epilogue"]
     assert epilogue.bytes["tcgen05.ld"] == tiles * 128 * 64 * 4
     assert epilogue.bytes["st.shared"] == epilogue.bytes["TMA store"] == planes
