@@ -64,7 +64,8 @@ def prepare(problems: Iterable[Problem], device: int) -> None:
     gpu = device_at(device)
     with _preparing:
         wanted = [reachable_kernels(problem, gpu.arch, gpu.sm_count) for problem in problems]
-        outcomes = obtain(kernel for kernels in wanted for kernel in kernels)
+        kernels = [kernel for kernels in wanted for kernel in kernels]
+        outcomes = obtain(kernel for kernel in kernels if not _launcher(kernel.spec, device).knows(kernel))
         for kernel in outcomes:
             _launcher(kernel.spec, device).add(kernel, outcomes[kernel])
 
@@ -124,6 +125,10 @@ class Launcher:
         self._writes_bools = any(store.dtype is DType.BOOL for store in spec.stores)
         self._kernels: dict[tuple[TileConfig, Variant], _Ready | None] = {}
         self._choices: dict[tuple[int, int, int], _Choice] = {}
+
+    def knows(self, kernel: Kernel) -> bool:
+        """Whether the kernel was added: it is there, or can't be had."""
+        return (kernel.config, kernel.variant) in self._kernels
 
     def add(self, kernel: Kernel, outcome: Outcome) -> None:
         """One more kernel to choose from, or the knowledge that it can't be had."""
@@ -242,7 +247,7 @@ class Launcher:
             if all(choice is not current for current in self._choices.values()):
                 return True  # another thread was preparing
             rest = reachable_kernels(anything, self._gpu.arch, self._gpu.sm_count)
-            if all((kernel.config, kernel.variant) in self._kernels for kernel in rest):
+            if all(map(self.knows, rest)):
                 return False
             prepare([anything], self._gpu.index)
             return True

@@ -182,6 +182,15 @@ def test_several_regions_are_built_in_one_batch(compiler: Compiler) -> None:
     assert len(compiler.built) == len(set(compiler.built))
 
 
+@pytest.mark.filterwarnings("ignore:cute_backend")
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_region_that_is_announced_again_builds_nothing(broken: bool, compiler: Compiler) -> None:
+    compiler.broken = lambda kernel: broken
+    for _ in range(2):
+        prepare([Problem(SPEC, 64, 4096, 512)], -1)
+    assert len(compiler.built) == 2
+
+
 @pytest.mark.parametrize("arch", list(Arch))
 @pytest.mark.parametrize(
     "problem", [(None, None, None), (None, 4096, 512), (777, 4096, 512), (None, 4100, None)]
