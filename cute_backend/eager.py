@@ -6,14 +6,17 @@ walker to the same op. What it closes over becomes operands, read anew at every 
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -23,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from .closure import Captured, capture
 from .errors import UsageError
 from .fx_walk.device import device_capability
-from .fx_walk.epilogue_pass import current_precision
+from .fx_walk.epilogue_pass import announce_regions, current_precision
 from .fx_walk.mutation import root
 from .fx_walk.regions import find_regions
 from .fx_walk.rewrite import rewrite
@@ -62,7 +65,7 @@ def gemm(
     `a` is (M, K) and `b` (K, N): fp8 with K contiguous in both (`b` is a weight's transpose), bf16 or fp16
     with either mode contiguous. Scales are fp32: `scale_a` one element, (M,) or (M, 1), `scale_b` one
     element, (N,) or (1, N). `bias` is (N,) or (1, N). `use_fast_accum=False` promotes fp8 sums to fp32 as
-    they grow.
+    they grow. An empty product runs as aten ops, without a kernel.
 
     `epilogue` gets the (M, N) fp32 result and returns one (M, N) tensor or several. It may use pointwise ops
     and any tensors that it closes over, which are read at every call. It is traced once for each set of
@@ -72,6 +75,15 @@ def gemm(
 
     Raises UsageError for operands that no kernel takes, and where the epilogue does not fuse.
     """
+    for name, tensor in (("a", a), ("b", b), ("scale_a", scale_a), ("scale_b", scale_b), ("bias", bias)):
+        if not (isinstance(tensor, Tensor) or (tensor is None and name not in ("a", "b"))):
+            raise UsageError(f"gemm got {name} of type {type(tensor).__name__}; it takes a tensor")
+    if epilogue is not None and not callable(epilogue):
+        raise UsageError(
+            f"gemm got an epilogue of type {type(epilogue).__name__}; it takes a function of the result"
+        )
+    if not isinstance(use_fast_accum, bool):
+        raise UsageError(f"gemm got use_fast_accum={use_fast_accum!r}; it takes True or False")
     operands = _operands(a, b, scale_a, scale_b, bias)
     if out_dtype is None:
         out_dtype = torch.bfloat16 if a.dtype in _FP8 else a.dtype
@@ -187,7 +199,7 @@ def _trace(
         shape = operands["a"].shape[0], operands["b"].shape[1]
         plane = torch.empty(shape, dtype=torch.float32, device=operands["a"].device)
     with builder.mode, _ReadOnly():
-        traced = _trace_epilogue(epilogue or (lambda result: result), plane)
+        traced = _trace_epilogue(epilogue or (lambda result: result), plane, captured)
     constants = [
         (node, getattr(traced, str(node.target))) for node in traced.graph.nodes if node.op == "get_attr"
     ]
@@ -200,8 +212,9 @@ def _trace(
     (argument,) = (node for node in traced.graph.nodes if node.op == "placeholder")
     values[argument] = builder.product(nodes, plane, fast_accum)
     outputs = builder.graph.graph_copy(traced.graph, values)
-    builder.graph.output(fx.node.map_arg(outputs, lambda node: builder.finished(node, plane, out_dtype)))
-    _fuse(builder.graph)
+    builder.graph.output(fx.node.map_arg(outputs, lambda node: builder.finished(node, out_dtype)))
+    if plane.numel() and operands["a"].shape[1]:
+        _fuse(builder.graph)
     known = {id(tensor): index for index, tensor in enumerate(captured.tensors)}
     return _Program(
         fx.GraphModule(torch.nn.Module(), builder.graph),
@@ -209,7 +222,7 @@ def _trace(
     )
 
 
-def _trace_epilogue(epilogue: Epilogue, plane: Tensor) -> fx.GraphModule:
+def _trace_epilogue(epilogue: Epilogue, plane: Tensor, captured: Captured) -> fx.GraphModule:
     """The epilogue as aten calls on the fp32 result; the tensors that it closes over are attributes."""
     trace = make_fx(
         functionalize(lambda result: epilogue(result)),  # tracing counts parameters, defaults among them
@@ -218,12 +231,18 @@ def _trace_epilogue(epilogue: Epilogue, plane: Tensor) -> fx.GraphModule:
         _allow_non_fake_inputs=True,
     )
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _unlogged():
             traced = trace(plane)
     except DataDependentOutputException as error:
         raise UsageError(
             f"gemm's epilogue asks for a value of the result ({error}), which is known only in the kernel; "
             "it may choose by torch.where"
+        ) from error
+    except RuntimeError as error:
+        given = " and ".join(f"{_shape(each)} on {each.device}" for each in captured.tensors)
+        raise UsageError(
+            f"gemm's epilogue fails on the product, {_shape(plane)} on {plane.device}, closing over "
+            f"{given or 'no tensor'}: {str(error).splitlines()[0]}"
         ) from error
     for node in traced.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
@@ -232,7 +251,10 @@ def _trace_epilogue(epilogue: Epilogue, plane: Tensor) -> fx.GraphModule:
                 raise _written(node.target)
             traced.graph.erase_node(node)  # functionalize writes the argument back; no one reads it
     results = next(node for node in traced.graph.nodes if node.op == "output").args[0]
-    for result in tree_leaves(results):
+    leaves = tree_leaves(results)
+    if not leaves:
+        raise UsageError(f"gemm's epilogue returned an empty {type(results).__name__}; it returns tensors")
+    for result in leaves:
         if not isinstance(result, fx.Node):
             raise UsageError(f"gemm's epilogue returned a {type(result).__name__}; it returns tensors")
         if result.meta["val"].shape != plane.shape:
@@ -241,6 +263,21 @@ def _trace_epilogue(epilogue: Epilogue, plane: Tensor) -> fx.GraphModule:
                 f"gemm's epilogue returned a tensor {given}; it returns {wanted}, the product's shape"
             )
     return traced
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Without the tracebacks that torch logs of calls that fail on fakes: they are raised, too."""
+    logger = logging.getLogger(fake_tensor.__name__)
+    logger.addFilter(_drop)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_drop)
+
+
+def _drop(record: logging.LogRecord) -> bool:
+    return False
 
 
 def _written(target: Any) -> UsageError:
@@ -274,7 +311,12 @@ class _Builder:
         """The product with its scales and bias: calls that are said to give fp32, whatever eager's would."""
         a, b, bias = nodes["a"], nodes["b"], nodes.get("bias")
         scales = [nodes[name] for name in ("scale_a", "scale_b") if name in nodes]
-        if a.meta["val"].dtype in _FP8:
+        fp8 = a.meta["val"].dtype in _FP8
+        if not (plane.numel() and a.meta["val"].numel()):
+            # An empty product stays aten's, which has none of fp8.
+            a, b = (self._converted(each, torch.float32) for each in (a, b))
+            fp8 = False
+        if fp8:
             result = self._call(
                 plane, aten._scaled_mm.default, a, b, *scales, bias, None, torch.float32, fast_accum
             )
@@ -289,14 +331,17 @@ class _Builder:
         # Changes nothing, but is work after the product, without which the walker leaves an mm alone.
         return self._call(plane, prims.convert_element_type.default, result, torch.float32)
 
-    def finished(self, node: fx.Node, plane: Tensor, out_dtype: torch.dtype) -> fx.Node:
+    def finished(self, node: fx.Node, out_dtype: torch.dtype) -> fx.Node:
         """An output, brought from fp32 to `out_dtype`."""
         value = node.meta["val"]
         if value.dtype is not torch.float32 or out_dtype is torch.float32:
             return node
+        return self._converted(node, out_dtype)
+
+    def _converted(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
         with self.mode:
-            converted = torch.empty_like(plane, dtype=out_dtype)
-        return self._call(converted, prims.convert_element_type.default, node, out_dtype)
+            value = node.meta["val"].to(dtype)
+        return self._call(value, prims.convert_element_type.default, node, dtype)
 
     def _call(self, value: Tensor, target: Any, *args: Any) -> fx.Node:
         node = self.graph.call_function(target, args)
@@ -315,6 +360,7 @@ def _fuse(graph: fx.Graph) -> None:
             "; ".join(rejection.message for rejection in rejections) or "a result is not made of the product"
         )
         raise UsageError(f"gemm can't do this in one kernel: {why}")
+    announce_regions(regions)
 
 
 def _is_result(node: fx.Node) -> bool:

@@ -1,12 +1,18 @@
 """The eager entry, on CPU: what it computes, what it remembers, and what it refuses."""
 
 import math
+import subprocess
+import sys
+from collections import OrderedDict
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from cute_backend import UsageError, eager, gemm
+from cute_backend.fx_walk import epilogue_pass
+from cute_backend.runtime.reach import Problem, bucket_of, reachable_kernels
+from cute_backend.templates.config import Arch, choose
 
 M, N, K = 48, 64, 32
 E4M3, E5M2, BF16, F16, F32 = (
@@ -163,6 +169,48 @@ def test_the_program_cache_is_bounded(monkeypatch):
     assert len(eager._programs) == 2
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(0, N, K), (M, 0, K), (M, N, 0)])
+@pytest.mark.parametrize("dtype", [E4M3, BF16])
+def test_an_empty_product_needs_no_kernel(dtype, m, n, k):
+    a, b = torch.ones(m, k).to(dtype), torch.ones(n, k).to(dtype).t()
+    scale, bias = torch.ones(m, 1), torch.arange(n).float()
+    out = gemm(a, b, scale_a=scale, bias=bias, epilogue=lambda acc: acc + 1, out_dtype=F32)
+    assert torch.equal(out, (bias + 1).expand(m, n))
+
+
+@pytest.fixture
+def announced(monkeypatch):
+    """What is announced, as (spec, M, N, K), a list for each call."""
+    calls = []
+    monkeypatch.setattr(eager, "_programs", OrderedDict())
+    monkeypatch.setattr(epilogue_pass, "announce", lambda problems, device: calls.append(problems))
+    return calls
+
+
+@pytest.mark.parametrize(("plane", "variants"), [(False, 1), (True, 2)])
+@pytest.mark.parametrize("arch", list(Arch))
+def test_a_first_call_asks_for_the_kernels_of_its_own_sizes(plane, variants, arch, announced):
+    """An exact load may lie anywhere, so it takes a kernel more; none is built for other sizes."""
+    (a, b), other = operands(), torch.ones((M, N) if plane else (N,))
+    for _ in range(2):
+        gemm(a, b, epilogue=lambda acc: acc * other)
+    (((spec, *sizes),),) = announced
+    kernels = reachable_kernels(Problem(spec, *sizes), arch, sm_count=132)
+    assert len(kernels) == variants
+    assert {kernel.config for kernel in kernels} == {choose(arch, spec, bucket_of(M), N, K, 132)}
+
+
+def test_nothing_is_built_for_what_is_refused(announced):
+    refused("one kernel", epilogue=lambda acc: (acc.relu(), acc.softmax(-1)))
+    assert not announced
+
+
+def plus(*shape, **how):
+    """An epilogue that closes over a tensor of this shape."""
+    other = torch.ones(shape, **how)
+    return lambda acc: acc + other
+
+
 def refused(message, a=None, b=None, **arguments):
     default_a, default_b = operands()
     with pytest.raises(UsageError, match=message) as caught:
@@ -177,7 +225,14 @@ def refused(message, a=None, b=None, **arguments):
         (r"a \(2, 48, 32\)", {"a": torch.zeros(2, 48, 32, dtype=E4M3)}),
         (r"float32 by float8_e4m3fn; it multiplies .*bfloat16 by bfloat16", {"a": torch.zeros(M, K)}),
         (r"float8_e5m2 by float8_e5m2", {"a": operands(E5M2)[0], "b": operands(E5M2)[1]}),
-        (r"b has strides \(64, 1\); fp8 wants K contiguous", {"b": operands()[1].contiguous()}),
+        (
+            r"b has strides \(64, 1\); fp8 wants K contiguous, as in weight\.t\(\) of a row-major \(N, K\)",
+            {"b": operands()[1].contiguous()},
+        ),
+        (
+            r"a has strides \(1, 48\); fp8 wants K contiguous, as in a row-major \(M, K\) tensor",
+            {"a": operands()[0].t().contiguous().t()},
+        ),
         (
             r"a has rows of 24 bytes.* multiples of 16",
             {"a": torch.zeros(M, 24).to(E4M3), "b": operands()[1][:24]},
@@ -189,6 +244,22 @@ def refused(message, a=None, b=None, **arguments):
         (r"a on cpu and bias on meta", {"bias": torch.ones(N, device="meta")}),
         (r"out_dtype=float64; it writes float32, bfloat16", {"out_dtype": torch.float64}),
         (r"no derivative.*torch\.no_grad", {"scale_a": torch.ones(M, 1, requires_grad=True)}),
+        (r"a of type float; it takes a tensor", {"a": 1.0}),
+        (r"b of type list; it takes a tensor", {"b": [[1.0]]}),
+        (r"scale_a of type float; it takes a tensor", {"scale_a": 2.0}),
+        (r"scale_b of type int; it takes a tensor", {"scale_b": 2}),
+        (r"bias of type float; it takes a tensor", {"bias": 0.5}),
+        (r"an epilogue of type Tensor; it takes a function of the result", {"epilogue": torch.ones(N)}),
+        (r"use_fast_accum=None; it takes True or False", {"use_fast_accum": None}),
+        (r"out_dtype=bf16; it writes float32, bfloat16", {"out_dtype": "bf16"}),
+        (r"fails on the product, \(48, 64\) on cpu, closing over \(7,\) on cpu: ", {"epilogue": plus(7)}),
+        (
+            r"closing over \(64,\) on meta: .* same device",
+            {"epilogue": plus(N, device="meta")},
+        ),
+        (r"returned a tensor \(3, 48, 64\); it returns \(48, 64\)", {"epilogue": plus(3, M, N)}),
+        (r"returned a NoneType; it returns tensors", {"epilogue": lambda acc: None}),
+        (r"returned an empty tuple; it returns tensors", {"epilogue": lambda acc: ()}),
         (r"returned a int; it returns tensors", {"epilogue": lambda acc: 1}),
         (r"returned a tensor \(48,\); it returns \(48, 64\)", {"epilogue": lambda acc: acc.sum(-1)}),
         (r"one kernel: .*amax\.default is not a pointwise op", {"epilogue": lambda acc: acc.softmax(-1)}),
@@ -208,3 +279,20 @@ def test_a_captured_tensor_is_not_written_to():
     row = torch.ones(N)
     refused("calls aten.add_.Tensor on a tensor that is not made", epilogue=lambda acc: acc * row.add_(1))
     assert torch.equal(row, torch.ones(N))
+
+
+def test_a_failing_epilogue_is_told_of_in_its_error_alone():
+    """Torch also logs a traceback of a call that fails on fakes."""
+    code = """
+import torch
+from cute_backend import UsageError, gemm
+a = b = torch.ones(16, 16, dtype=torch.bfloat16)
+other = torch.ones(7)
+try:
+    gemm(a, b, epilogue=lambda acc: acc + other)
+except UsageError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "closing over (7,)" in done.stdout
+    assert done.stderr == ""

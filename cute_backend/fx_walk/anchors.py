@@ -239,7 +239,10 @@ def _major(operand: fx.Node, k_axis: int, k_major_only: bool) -> Major:
                     Reason.OPERAND_ALIGNMENT, operand=operand.name, bytes=leading * tensor.element_size()
                 )
             return major
-    accepted = "fp8 wants K contiguous" if k_major_only else "one of its two modes has to be contiguous"
+    accepted = "one of its two modes has to be contiguous"
+    if k_major_only:
+        form = "weight.t() of a row-major (N, K) weight" if k_axis == 0 else "a row-major (M, K) tensor"
+        accepted = f"fp8 wants K contiguous, as in {form}"
     raise Refused(
         Reason.OPERAND_LAYOUT, operand=operand.name, strides=describe(tensor.stride()), accepted=accepted
     )

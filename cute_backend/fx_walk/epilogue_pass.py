@@ -43,7 +43,7 @@ class EpiloguePass(CustomGraphPass):
         tally.update(Counter(rejection.reason.value for rejection in rejections))
         if regions:
             rewrite(graph, regions)
-            _announce(regions)
+            announce_regions(regions)
 
     def analyse(self, graph: fx.Graph) -> tuple[list[Region], list[Rejection]]:
         """What the pass would do to a graph, as regions and rejections; the graph stays as it is."""
@@ -67,7 +67,7 @@ class EpiloguePass(CustomGraphPass):
         )
 
 
-def _announce(regions: list[Region]) -> None:
+def announce_regions(regions: list[Region]) -> None:
     """Have the kernels of a graph built together, and before it runs."""
     by_device = defaultdict(list)
     for region in regions:
