@@ -83,6 +83,7 @@ SMOOTH: dict[str, Unary] = {
     "log": lambda x: torch.log(x.abs() + 1) + torch.log1p(x.abs()),
     "exp": lambda x: torch.exp(-x.abs()) + torch.exp2(-x.abs()),
     "power": lambda x: (x.abs() + 1) ** 0.7,
+    "roots": lambda x: (x.abs() + 1) ** 0.5 - (x.abs() + 2) ** -0.5 + (x.abs() + 1) ** -1,
     "scale": lambda x: x * 0.3 - 1,
     "over": lambda x: 2 / (x.abs() + 1),
 }

@@ -448,6 +448,26 @@ def test_the_steps_of_a_float_op_do_not_wrap_its_integers(step: Any) -> None:
     assert_same_after_the_pass(graph, 1)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "exponent"),
+    [(F32, exponent) for exponent in (0.5, -0.5, -1, -1.0, 0, 0.0, 1, 2, 2.0, 3, 4, -2, 1.5)]
+    + [(torch.int32, exponent) for exponent in (0.5, -0.5, -1.0, 0, 1, 2, 3, 4, 1.5)],
+)
+def test_a_power_that_is_a_number_is_that_power(exponent: float, dtype: torch.dtype) -> None:
+    """Of the integers from 1 to 3."""
+    made = Graph()
+    positive = made.call(aten.add.Tensor, made.input("plane", (M, N), dtype), 2)
+    product = made.call(prims.convert_element_type.default, made.mm(), dtype)
+    value = made.call(aten.add.Tensor, made.call(aten.mul.Tensor, product, 0), positive)
+    graph = made.output(made.call(aten.pow.Tensor_Scalar, value, exponent))
+    inputs = inputs_of(graph)
+    (wanted,) = run(copy.deepcopy(graph), *inputs)
+    (result,) = run(rewritten(graph), *inputs)
+    assert called(graph).count(EPILOGUE) == 1
+    assert result.dtype is wanted.dtype
+    torch.testing.assert_close(result, wanted, rtol=3e-7, atol=0)
+
+
 def chain(barriers: bool) -> fx.Graph:
     """mm, times two, to fp32, plus one, all but the cast's fp32 in bf16."""
     made = Graph()
