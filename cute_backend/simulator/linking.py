@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime.cache import cache_root
+from ..runtime.kernel import UnavailableError
 from .errors import SimulationError
 
 _STUB = Path(__file__).with_name("runtime_stub.c")
@@ -60,7 +61,7 @@ def _build_stub() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
     except OSError as error:
-        raise SimulationError(f"the simulator can't build in {folder}: {error.strerror}") from error
+        raise UnavailableError(f"the simulator can't build in {folder}: {error.strerror}") from error
     built_from = _STUB.read_bytes() + " ".join(_STUB_FLAGS).encode()
     path = folder / f"runtime_stub-{hashlib.sha256(built_from).hexdigest()[:16]}.o"
     if not path.exists():
@@ -72,13 +73,13 @@ def _compile(arguments: Sequence[str], output: Path) -> None:
     """Run the C compiler; `output` appears whole or not at all."""
     compiler = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
     if compiler is None:
-        raise SimulationError("the simulator needs a C compiler: install cc, gcc or clang, or name one in CC")
+        raise UnavailableError("the simulator needs a C compiler: install cc, gcc or clang, or name one in CC")
     unfinished = output.with_suffix(f".{os.getpid()}")
     command = [*compiler.split(), *arguments, "-o", str(unfinished)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise SimulationError(f"the C compiler {compiler} could not be run: {error.strerror}") from error
+        raise UnavailableError(f"the C compiler {compiler} could not be run: {error.strerror}") from error
     if done.returncode == 0:
         os.replace(unfinished, output)
         return
@@ -88,4 +89,4 @@ def _compile(arguments: Sequence[str], output: Path) -> None:
             f"the host code calls {', '.join(missing)}, which the simulated runtime lacks: add it to "
             "simulator/runtime_stub.c"
         )
-    raise SimulationError(f"{' '.join(command)} failed: {done.stderr.strip()}")
+    raise UnavailableError(f"{' '.join(command)} failed: {done.stderr.strip()}")

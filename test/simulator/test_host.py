@@ -13,6 +13,7 @@ import pytest
 import torch
 from cutlass.cute.runtime import from_dlpack
 
+from cute_backend.runtime.kernel import UnavailableError
 from cute_backend.simulator import linking
 from cute_backend.simulator.device import Device, DeviceAttribute, Launch
 from cute_backend.simulator.errors import SimulationError
@@ -286,10 +287,10 @@ def test_without_a_compiler_one_sentence(add, tmp_path, monkeypatch):
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    with pytest.raises(SimulationError, match=r"^the simulator needs a C compiler: .*CC$"):
+    with pytest.raises(UnavailableError, match=r"^the simulator needs a C compiler: .*CC$"):
         host_program(add)
     monkeypatch.setenv("CC", "/nowhere/cc")
-    with pytest.raises(SimulationError, match="/nowhere/cc could not be run"):
+    with pytest.raises(UnavailableError, match="/nowhere/cc could not be run"):
         host_program(add)
 
 
@@ -310,5 +311,5 @@ def test_a_cache_folder_that_cannot_be_made_is_named(add, tmp_path, monkeypatch)
     monkeypatch.setattr(linking, "_loaded", {})
     (tmp_path / "file").touch()
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(SimulationError, match=r"can't build in .*file/simulator: Not a directory"):
+    with pytest.raises(UnavailableError, match=r"can't build in .*file/simulator: Not a directory"):
         host_program(add)

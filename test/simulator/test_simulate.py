@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from epilogues import EPILOGUES, Problem
@@ -139,6 +142,16 @@ def test_the_command_line_tells_faults_from_requests(program, capsys, monkeypatc
     monkeypatch.setattr(host, "run_kernel", run_kernel)
     assert main(["simulate", program]) == 1
     assert capsys.readouterr().err == "a race\n"
+
+
+def test_the_command_line_without_a_compiler(program, tmp_path):
+    where = {"CUTE_BACKEND_CACHE_DIR": str(tmp_path / "cache"), "HOME": str(tmp_path), "PATH": ""}
+    command = [sys.executable, "-m", "cute_backend", "simulate", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=where, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "cute_backend: the simulator needs a C compiler: install cc, gcc or clang, or name one in CC\n"
+    )
 
 
 def test_the_command_line_fails_where_numbers_do(program, capsys, monkeypatch):
