@@ -48,10 +48,18 @@ class Engine:
 
     def __init__(self, seed: int | None, observer: object | None = None) -> None:
         self.random = None if seed is None else np.random.default_rng(seed)
+        self._garbage = np.random.default_rng(seed or 0)
         self.now = 0
         self.observer = observer
         self._queue: list[tuple[int, int, Operation]] = []
         self._order = itertools.count()
+
+    def garbage(self, shape: int | tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
+        """What memory and registers hold before anything is written there: other bits for every seed."""
+        array = np.empty(shape, dtype)
+        raw = self._garbage.integers(0, 256, array.nbytes, np.uint8)
+        array.reshape(-1).view(np.uint8)[:] = raw & 1 if dtype is np.bool_ else raw
+        return array
 
     def delay(self) -> int:
         if self.random is None:

@@ -31,7 +31,7 @@ class SharedMemory:
     def __init__(self, cta: Cta, nbytes: int) -> None:
         self.cta = cta
         self.nbytes = (nbytes + 15) // 16 * 16
-        self.data = np.zeros(self.nbytes, np.uint8)
+        self.data = cta.cluster.engine.garbage(self.nbytes, np.uint8)
         self.units = self.data.reshape(-1, 16)
         self.words = self.data.view(np.uint32)
         self.shadow = Shadow(
@@ -56,7 +56,7 @@ class TensorMemory:
 
     def __init__(self, cta: Cta) -> None:
         self.cta = cta
-        self.cells = np.zeros((TMEM_LANES, TMEM_COLUMNS), np.uint32)
+        self.cells = cta.cluster.engine.garbage((TMEM_LANES, TMEM_COLUMNS), np.uint32)
         self.allocated: dict[int, int] = {}
         self.may_allocate = True
         self.wanted: int | None = None

@@ -141,10 +141,10 @@ class GlobalMemory:
 
 
 class LocalMemory:
-    """Per-lane memory of one warp: `bytes` has the shape (nbytes, 32)."""
+    """Per-lane memory of one warp: `data` are its bytes, (nbytes, 32)."""
 
-    def __init__(self, nbytes: int) -> None:
-        self.data = np.zeros((nbytes, 32), np.uint8)
+    def __init__(self, data: np.ndarray) -> None:
+        self.data = data
 
     def gather(self, lanes: np.ndarray, offsets: np.ndarray, nbytes: int) -> np.ndarray:
         self._check(offsets, nbytes)

@@ -157,7 +157,7 @@ class Lanes(Registers):
     """Registers to compute in on a warp's behalf: as much of it as PURE opcodes need."""
 
     def __init__(self, warp: Warp) -> None:
-        super().__init__(warp.program.entry.register_counts)
+        super().__init__(warp.program.entry.register_counts, np.zeros)
         self.cta = warp.cta
         self.special = warp.special
         self.mask = np.ones_like(warp.mask)

@@ -26,6 +26,8 @@ ALL = b"\1" * LANES
 NONE = b"\0" * LANES
 LANE_IDS = np.arange(LANES)
 
+Fresh = Callable[[tuple[int, ...], type[np.generic]], np.ndarray]
+
 
 class _Moved:
     """What a step returns when it has set the program counter itself."""
@@ -61,20 +63,23 @@ class Group:
 
 
 class Registers:
-    """The register files of 32 lanes, each under the types that it can be seen as."""
+    """The register files of 32 lanes, each under the types that it can be seen as.
 
-    def __init__(self, counts: dict[str, int]) -> None:
-        self.pred: np.ndarray = np.zeros((counts["p"], LANES), bool)
-        self.u16: np.ndarray = np.zeros((counts["h"], LANES), np.uint16)
+    `fresh` makes an array of a shape and dtype: what they hold before the first write.
+    """
+
+    def __init__(self, counts: dict[str, int], fresh: Fresh) -> None:
+        self.pred: np.ndarray = fresh((counts["p"], LANES), np.bool_)
+        self.u16: np.ndarray = fresh((counts["h"], LANES), np.uint16)
         self.s16: np.ndarray = self.u16.view(np.int16)
         self.f16: np.ndarray = self.u16.view(np.float16)
-        self.u32: np.ndarray = np.zeros((counts["w"], LANES), np.uint32)
+        self.u32: np.ndarray = fresh((counts["w"], LANES), np.uint32)
         self.s32: np.ndarray = self.u32.view(np.int32)
         self.f32: np.ndarray = self.u32.view(np.float32)
-        self.u64: np.ndarray = np.zeros((counts["d"], LANES), np.uint64)
+        self.u64: np.ndarray = fresh((counts["d"], LANES), np.uint64)
         self.s64: np.ndarray = self.u64.view(np.int64)
         self.f64: np.ndarray = self.u64.view(np.float64)
-        self.u128: np.ndarray = np.zeros((counts["q"], LANES, 2), np.uint64)
+        self.u128: np.ndarray = fresh((counts["q"], LANES, 2), np.uint64)
 
 
 class Warp(Registers):
@@ -87,7 +92,7 @@ class Warp(Registers):
         self.index = index
         self.program = program
         self.special = special
-        super().__init__(program.entry.register_counts)
+        super().__init__(program.entry.register_counts, cta.cluster.engine.garbage)
         self.threads = mask
         self.alive = mask.copy()
         self.group = Group(0, mask)
@@ -104,7 +109,7 @@ class Warp(Registers):
         self.epoch = 1
         self.clock.seen[self.agent] = 1
         self.fenced: Clock | None = None
-        self.local = LocalMemory(program.local_bytes)
+        self.local = LocalMemory(cta.cluster.engine.garbage((program.local_bytes, LANES), np.uint8))
         self.counts = [0] * len(program.steps)
         self.carry = np.zeros(LANES, np.uint8)
         self.cluster_round: Any = None
