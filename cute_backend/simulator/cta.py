@@ -159,7 +159,10 @@ class Cta:
         agent, epoch = self.barrier_agents.get(offset, (-1, 0))
         old = self.mbarriers.get(offset)
         if old is not None:
-            epoch = old.next_epoch
+            raise BarrierError(
+                f"mbarrier.init of the {old.name}, which {self.cluster.agents.names[old.made_by[0]]} has "
+                "initialised; mbarrier.inval must come first"
+            )
         if agent < 0:
             agent = self.cluster.agents.new(
                 f"a TMA load counted on the mbarrier at shared {offset:#x} of {self.name}"

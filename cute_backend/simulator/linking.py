@@ -73,7 +73,9 @@ def _compile(arguments: Sequence[str], output: Path) -> None:
     """Run the C compiler; `output` appears whole or not at all."""
     compiler = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
     if compiler is None:
-        raise UnavailableError("the simulator needs a C compiler: install cc, gcc or clang, or name one in CC")
+        raise UnavailableError(
+            "the simulator needs a C compiler: install cc, gcc or clang, or name one in CC"
+        )
     unfinished = output.with_suffix(f".{os.getpid()}")
     command = [*compiler.split(), *arguments, "-o", str(unfinished)]
     try:

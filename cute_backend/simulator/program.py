@@ -8,6 +8,7 @@ import numpy as np
 
 import cute_backend.simulator.isa  # noqa: F401  (fills the opcode table)
 from cute_backend.simulator.binder import Binder
+from cute_backend.simulator.errors import ResourceError
 from cute_backend.simulator.isa.tcgen05 import complete_before_use, follow_copy
 from cute_backend.simulator.isa.wgmma import guard_accumulators
 from cute_backend.simulator.memory import PARAM_WINDOW
@@ -26,6 +27,7 @@ class Program:
         self.entry = entry
         self.local_bytes = local
         binder = Binder(entry, symbols, parameters)
+        _check_cta_groups(entry)
         self.accumulators = _written_by(entry, "wgmma.mma_async")
         self.loaded = _with_copies(entry, _written_by(entry, "tcgen05.ld"))
         self.steps: list[Step] = [self._bind(binder, i) for i in entry.instructions]
@@ -50,6 +52,19 @@ class Program:
             return step
         register, negated = instruction.guard
         return _guarded(step, register.slot, negated)
+
+
+def _check_cta_groups(entry: Entry) -> None:
+    """PTX ISA 9.7.16.5: all tcgen05 instructions of a kernel have the same .cta_group."""
+    lines: dict[str, int] = {}
+    for instruction in entry.instructions:
+        if instruction.parts[0] == "tcgen05":
+            for part in instruction.parts:
+                if part.startswith("cta_group::"):
+                    lines.setdefault(part, instruction.line)
+    if len(lines) > 1:
+        found = " and ".join(f".{group} (PTX line {line})" for group, line in sorted(lines.items()))
+        raise ResourceError(f"tcgen05 instructions of {found} in one kernel; all must have the same")
 
 
 def _written_by(entry: Entry, opcode: str) -> frozenset[tuple[str, int]]:

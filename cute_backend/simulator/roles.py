@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .syntax import Entry, Instruction, Label, Operand, Register, Special, Symbol, registers_of
+from .syntax import Entry, Immediate, Instruction, Label, Operand, Register, Special, Symbol, registers_of
 from .warp import Registers
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ HELPER_ROLES = {
 
 PURE = frozenset((
     "mov", "add", "sub", "mul", "mad", "shl", "shr", "shf", "and", "or", "xor", "not", "setp", "selp", "set",
-    "min", "max", "abs", "neg", "cvt", "bfe", "bfi", "lop3", "prmt", "shfl",
+    "min", "max", "abs", "neg", "cvt", "bfe", "bfi", "lop3", "prmt",
 ))  # fmt: skip
 """Opcodes whose results follow from their registers alone."""
 
@@ -77,10 +77,7 @@ class Roles:
         left = [
             (instruction, written)
             for instruction, written in zip(entry.instructions, writers, strict=True)
-            if instruction.guard is None
-            and instruction.parts[0] in PURE
-            and "cc" not in instruction.parts
-            and all(times[register] == 1 for register in written)
+            if _is_pure(instruction) and all(times[register] == 1 for register in written)
         ]
         while True:
             before = len(left)
@@ -163,6 +160,16 @@ class Lanes(Registers):
         self.mask = np.ones_like(warp.mask)
         self.full = True
         self.pipes: dict[str, object] = {}
+
+
+def _is_pure(instruction: Instruction) -> bool:
+    """Whether what an instruction writes follows from its operands, wherever it stands."""
+    if instruction.guard is not None or "cc" in instruction.parts:
+        return False
+    if instruction.parts[0] == "shfl":  # among all lanes: else it matters which of them come
+        members = instruction.operands[-1]
+        return isinstance(members, Immediate) and int(members.value) & 0xFFFFFFFF == 0xFFFFFFFF
+    return instruction.parts[0] in PURE
 
 
 def _results(instruction: Instruction) -> frozenset[tuple[str, int]]:

@@ -6,8 +6,8 @@ counted). Each agent counts its own events; a vector clock says how far its owne
 on. An access is a race if its owner's clock doesn't cover the write that it reads, or the reads and the
 write that it overwrites. That finds a missing wait whatever the timing was.
 
-A second clock holds what a fence.proxy.async has published: the async proxy may only read writes of the
-generic proxy that this clock covers (PTX ISA 8.3 "Proxies").
+A second clock holds what a fence.proxy.async has published: the async proxy may only read or overwrite writes
+of the generic proxy that this clock covers (PTX ISA 8.3 "Proxies").
 
 Cells are 4 bytes of shared memory, and one lane and column of tensor memory.
 """
@@ -102,16 +102,7 @@ class Shadow:
         epoch = self.epoch[cells]
         if not (access.clock.seen[writer] >= epoch).all():
             self._raise(cells, access.clock.seen[writer] < epoch, access, "reads", "written by")
-        if access.proxy == "async" and not (access.clock.published[writer] >= epoch).all():
-            generic = np.array(self.agents.generic)[writer]
-            missed = (access.clock.published[writer] < epoch) & generic
-            if missed.any():
-                where = self._first(cells, missed)
-                raise MissingProxyFence(
-                    f"{access.text} reads {self.describe(where)} through the async proxy; "
-                    f"{self._who(where)} wrote it through the generic proxy, and no fence.proxy.async stands "
-                    "between the two"
-                )
+        self._check_proxy(cells, access, "reads")
         seen = self.reads.get(access.agent)
         if seen is None:
             seen = self.reads[access.agent] = np.zeros(self.writer.shape, np.int32)
@@ -128,6 +119,7 @@ class Shadow:
                 missed &= writer >= 0
                 if missed.any():
                     self._raise(cells, missed, access, "overwrites", "written by")
+        self._check_proxy(cells, access, "overwrites")
         for agent, seen in self.reads.items():
             if agent == access.agent:
                 continue
@@ -140,6 +132,21 @@ class Shadow:
                 )
         self.writer[cells] = access.agent
         self.epoch[cells] = access.epoch
+
+    def _check_proxy(self, cells: Cells, access: Access, verb: str) -> None:
+        """Raises `MissingProxyFence` where the async proxy meets a write of the generic one."""
+        if access.proxy != "async":
+            return
+        writer = self.writer[cells]
+        missed = (access.clock.published[writer] < self.epoch[cells]) & (writer >= 0)
+        if missed.any():
+            missed &= np.array(self.agents.generic)[writer]
+        if missed.any():
+            where = self._first(cells, missed)
+            raise MissingProxyFence(
+                f"{access.text} {verb} {self.describe(where)} through the async proxy; {self._who(where)} "
+                "wrote it through the generic proxy, and no fence.proxy.async stands between the two"
+            )
 
     def note(self, agent: int, epoch: int, text: str) -> None:
         """Remembers which instruction stood behind an event, for errors."""

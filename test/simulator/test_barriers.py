@@ -203,6 +203,15 @@ def test_a_barrier_must_be_initialised_and_known_to_be() -> None:
         run(code, np.zeros(64, np.uint32))
 
 
+def test_an_mbarrier_is_initialised_once() -> None:
+    again = INIT.format(count=1) + "{} @%p0 mbarrier.init.shared.b64 [%r2], 1;"
+    with pytest.raises(
+        BarrierError, match=r"which warp 0 .* has initialised; mbarrier\.inval must come first"
+    ):
+        run(again.format(""), np.zeros(64, np.uint32))
+    run(again.format("@%p0 mbarrier.inval.shared.b64 [%r2];"), np.zeros(64, np.uint32))
+
+
 def test_an_mbarrier_is_not_ordinary_memory_until_invalidated() -> None:
     with pytest.raises(RaceError, match="an mbarrier object"):
         run(INIT.format(count=1) + "ld.shared.b32 %r4, [%r2];", np.zeros(64, np.uint32))

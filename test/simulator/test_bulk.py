@@ -405,3 +405,26 @@ def test_shared_memory_to_shared_memory_of_another_cta(seed: int | None) -> None
 END: barrier.cluster.arrive; barrier.cluster.wait;"""
     launch(module(body, 1, 0), [out], grid=(2, 1, 1), cluster=(2, 1, 1), seed=seed)
     assert out.tolist() == [i + 7 for i in range(32)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("fence", ["fence.proxy.async.shared::cta;", ""])
+def test_a_load_over_ordinary_stores_needs_the_proxy_fence_too(fence: str, seed: int | None) -> None:
+    code = f"""
+    @%p0 mbarrier.init.shared.b64 [%r2], 1; mad.lo.u32 %r5, %r0, 4, %r2; st.shared.b32 [%r5+128], %r0;
+    {fence} bar.sync 0; @!%p0 bra WAIT;
+    mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 128;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2+128], [%rd0], 128, [%r2];
+WAIT: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0; @!%p1 bra WAIT;
+    ld.shared.b32 %r6, [%r5+128]; mad.wide.u32 %rd1, %r0, 4, %rd0; st.global.b32 [%rd1+128], %r6;
+    """
+    array = filled((2, 32), np.uint32)
+    first = array[0].copy()
+    if fence:
+        launch(module(code, 1, 0), [array], seed=seed)
+        assert np.array_equal(array[1], first)
+    else:
+        with pytest.raises(
+            MissingProxyFence, match=r"overwrites shared .* warp 0 .* through the generic proxy"
+        ):
+            launch(module(code, 1, 0), [array], seed=seed)

@@ -159,7 +159,8 @@ def test_votes_match_and_election() -> None:
     ballot, flags, match, elected = lanes(
         """
         setp.lt.u32 %p0, %r0, 5; vote.sync.ballot.b32 %r1, %p0, -1;
-        vote.sync.any.pred %p1, %p0, -1; vote.sync.all.pred %p2, %p0, -1; vote.sync.uni.pred %p3, %p0, 0x1f;
+        vote.sync.any.pred %p1, %p0, -1; vote.sync.all.pred %p2, %p0, -1; setp.ne.u32 %p3, 0, 0;
+        @%p0 vote.sync.uni.pred %p3, %p0, 0x1f;
         selp.u32 %r2, 1, 0, %p1; @%p2 add.u32 %r2, %r2, 2; @%p3 add.u32 %r2, %r2, 4;
         and.b32 %r9, %r0, 3; match.any.sync.b32 %r3, %r9, -1;
         elect.sync %r10|%p4, -1; selp.u32 %r4, 1, 0, %p4;
@@ -167,9 +168,22 @@ def test_votes_match_and_election() -> None:
         4,
     )
     assert ballot.tolist() == [0b11111] * 32
-    assert flags.tolist() == [1 + 4] * 32
+    assert flags.tolist() == [1 + 4] * 5 + [1] * 27
     assert match.tolist() == [0x11111111 << lane % 4 for lane in range(32)]
     assert elected.tolist() == [1] + [0] * 31
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "elect.sync %r9|%p1, 0xfffffffe;",
+        "bar.warp.sync 0xfffffffe;",
+        "shfl.sync.idx.b32 %r9, %r0, 1, 31, 0xfffe;",
+    ],
+)
+def test_lanes_that_a_membermask_leaves_out(code: str) -> None:
+    with pytest.raises(SimulationError, match=r"sync\S* in lanes \[0.* membermask 0xf+e leaves out"):
+        lanes(f"{code} mov.b32 %r1, 0;")
 
 
 def test_election_among_the_members_that_are_there() -> None:

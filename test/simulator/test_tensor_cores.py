@@ -233,7 +233,8 @@ def test_disabled_lanes_keep_their_values() -> None:
     )
     prepare = f"""bar.sync 0;
     ld.shared.b32 %r10, [%r2+16]; mad.lo.u32 %r13, %r1, {32 << 16}, %r10; mov.b32 %r49, 7;
-    {stores} bar.sync 0; mov.b32 %r50, 0; mov.b32 %r51, 0xf; mov.b32 %r52, 0; mov.b32 %r53, 0x80000000;"""
+    {stores} tcgen05.wait::st.sync.aligned; bar.sync 0;
+    mov.b32 %r50, 0; mov.b32 %r51, 0xf; mov.b32 %r52, 0; mov.b32 %r53, 0x80000000;"""
     out = replace(case, sync=prepare).run()
     kept = [32, 33, 34, 35, 127]
     assert (out[kept] == 7).all()
@@ -361,7 +362,7 @@ def test_stores_are_the_reverse_of_loads(shape: str) -> None:
     fill = "".join(f"mad.lo.u32 %r{100 + i}, %r0, 77, {i};" for i in range(count))
     stores = "".join(f"st.global.b32 [%rd7+{4 * i}], %r{200 + i};" for i in range(count))
     body = f"""{fill} tcgen05.st.sync.aligned.{shape}.x4.b32 [%r10], {{{registers}}};
-    tcgen05.ld.sync.aligned.{shape}.x4.b32 {{{again}}}, [%r10];
+    tcgen05.wait::st.sync.aligned; tcgen05.ld.sync.aligned.{shape}.x4.b32 {{{again}}}, [%r10];
     mad.wide.u32 %rd7, %r0, {4 * count}, %rd0; {stores}"""
     launch(_with_tensor_memory(body), [out])
     assert out.tolist() == [[77 * t + i for i in range(count)] for t in range(32)]
@@ -412,6 +413,19 @@ def _with_tensor_memory(
             ResourceError,
             "relinquish",
         ),
+        (
+            "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r10], {%r20};"
+            "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r20}, [%r10];",
+            None,
+            RaceError,
+            r"reads .* written by a tcgen05\.st of warp 0",
+        ),
+        (
+            "tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned;",
+            None,
+            ResourceError,
+            r"cta_group::1 \(PTX line \d+\) and \.cta_group::2 \(PTX line \d+\) in one kernel",
+        ),
         ("tcgen05.cp.cta_group::1.128x256b [%r10], %rd0;", None, UnknownOpcode, "tcgen05.cp"),
     ],
 )
@@ -424,7 +438,8 @@ HAND_OVER = """
     mov.u32 %r1, %warpid; setp.eq.u32 %p1, %r1, 0; setp.eq.u32 %p0, %r0, 0; @%p0 mbarrier.init.shared.b64
     [%r2+8], 32; @%p1 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2], 64; bar.sync 0;
     ld.shared.b32 %r10, [%r2]; @!%p1 bra FREE; mov.b32 %r20, 3; tcgen05.st.sync.aligned.32x32b.x1.b32 [%r10],
-    {%r20}; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r21}, [%r10]; USE mbarrier.arrive.shared.b64 _, [%r2+8];
+    {%r20}; tcgen05.wait::st.sync.aligned; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r21}, [%r10]; USE
+    mbarrier.arrive.shared.b64 _, [%r2+8];
     add.u32 %r22, %r21, 1; bra END;
 FREE: mbarrier.try_wait.parity.shared.b64 %p9, [%r2+8], 0; @!%p9 bra FREE;
     tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r10, 64;
@@ -463,6 +478,7 @@ class Warpgroup:
     proxy: str = "fence.proxy.async.shared::cta;"
     wait: str = "wgmma.wait_group.sync.aligned 0;"
     commit: str = "wgmma.commit_group.sync.aligned;"
+    between: str = ""
 
     @property
     def registers(self) -> int:
@@ -496,7 +512,7 @@ class Warpgroup:
     {fragments if self.from_registers else ""}
     setp.ne.b32 %p10, %r0, %r0;
     {self.fence}
-    {mma * self.steps}
+    {self.between.join([mma] * self.steps)}
     {self.commit} {self.wait}
     mad.wide.u32 %rd7, %r0, {4 * self.registers}, %rd2; {stores}
     ret;
@@ -583,6 +599,14 @@ def test_wgmma_signs_and_results(case: Warpgroup) -> None:
     assert np.array_equal(got, wanted)
 
 
+TOUCHED = "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; mov.b32 %r60, %r100;"
+
+
+def test_accumulators_may_be_read_between_products_with_a_fence_after() -> None:
+    got, wanted = Warpgroup(steps=2, between=TOUCHED + "wgmma.fence.sync.aligned;").run()
+    assert np.array_equal(got, wanted)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     ("change", "error", "message"),
@@ -592,6 +616,7 @@ def test_wgmma_signs_and_results(case: Warpgroup) -> None:
         ({"wait": ""}, RaceError, "that it has not waited for"),
         ({"wait": "wgmma.wait_group.sync.aligned 1;"}, RaceError, "that it has not waited for"),
         ({"commit": ""}, RaceError, "that it has not waited for"),
+        ({"steps": 2, "between": TOUCHED}, RaceError, "touched since its last wgmma.fence"),
     ],
 )
 def test_wgmma_faults(change: dict[str, Any], error: type[Exception], message: str, seed: int | None) -> None:

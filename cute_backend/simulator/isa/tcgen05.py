@@ -3,7 +3,7 @@
 tcgen05.ld and .st take effect at once, and the registers may be used with no tcgen05.wait::ld before: ptxas
 waits before the first use, of which a mov is none. It does not order what hands the columns on: until a
 tcgen05.wait::ld, or such a use, the load counts as still reading them, whatever barrier the warp has arrived
-at since.
+at since. So does a store count as still writing until a tcgen05.wait::st.
 """
 
 from __future__ import annotations
@@ -239,6 +239,31 @@ def bind_ld(binder: Binder, instruction: Instruction) -> Step:
     return load
 
 
+@dataclass
+class Stores:
+    """The tcgen05.st of a warp: `agent` writes as event `epoch`, which a tcgen05.wait::st makes known."""
+
+    agent: int
+    epoch: int = 1
+
+    def access(self, w: Warp) -> Access:
+        clock = w.clock.copy()
+        clock.seen[self.agent] = self.epoch  # the stores of one warp keep their order
+        return Access(self.agent, self.epoch, clock, "generic", w.name)
+
+    def wait(self, w: Warp) -> None:
+        w.clock.seen[self.agent] = self.epoch
+        self.epoch += 1
+
+
+def stores_of(w: Warp) -> Stores:
+    """The stores of a warp, made on first use."""
+    stores = w.pipe("tcgen05.st")
+    if stores is None:
+        stores = w.pipes["tcgen05.st"] = Stores(w.cta.cluster.agents.new(f"a tcgen05.st of {w.name}"))
+    return stores
+
+
 @opcode("tcgen05.st", section="9.7.16.8.2", meaning="Registers to tensor memory")
 def bind_st(binder: Binder, instruction: Instruction) -> Step:
     fragment, registers = _fragment_and_registers(
@@ -253,7 +278,7 @@ def bind_st(binder: Binder, instruction: Instruction) -> Step:
             return absent
         lanes, columns, lane, column = fragment.place(w, address(w))
         tmem = w.cta.tmem
-        tmem.shadow.write((lanes, columns), w.access(w.name))
+        tmem.shadow.write((lanes, columns), stores_of(w).access(w))
         data = np.stack([np.broadcast_to(g(w), 32) for g in gets], axis=1)
         tmem.cells[lane + fragment.lanes, column + fragment.columns] = data
         w.report.bytes["tcgen05.st"] += data.size * 4
@@ -291,10 +316,14 @@ def follow_copy(step: Step, sources: frozenset[tuple[str, int]], targets: frozen
     return follow
 
 
+@opcode("tcgen05.wait::st", section="9.7.16.8.3", meaning="Waits until this warp's tcgen05.st are complete")
+def bind_wait_st(binder: Binder, instruction: Instruction) -> Step:
+    return lambda w: stores_of(w).wait(w)
+
+
 @opcode(
-    "tcgen05.wait::st",
     "tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync",
-    section="9.7.16.8.3, 9.7.16.11", meaning="Order of tcgen05.st, which is done at once here",
+    section="9.7.16.11", meaning="Order around barriers, which hand on all that was done here",
 )  # fmt: skip
 def bind_wait(binder: Binder, instruction: Instruction) -> Step:
     return lambda w: None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cute_backend.simulator.errors import SimulationError
 from cute_backend.simulator.isa.common import the_type
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
 from cute_backend.simulator.syntax import Instruction, Operand, Pair
@@ -35,6 +36,7 @@ class Members:
 
     def __init__(self, binder: Binder, operand: Operand, instruction: Instruction) -> None:
         self.get = binder.get(operand, "b32", instruction)
+        self.opcode = instruction.opcode
 
     def lanes(self, w: Warp) -> np.ndarray:
         value = np.asarray(self.get(w))
@@ -42,7 +44,15 @@ class Members:
         return (np.uint32(number) & BITS) != 0
 
     def absent(self, w: Warp) -> Any:
-        return None if w.full else w.together(self.lanes(w))
+        """Raises `SimulationError` where a lane executes the instruction that its membermask leaves out."""
+        members = self.lanes(w)
+        outside = w.mask & ~members
+        if outside.any():
+            raise SimulationError(
+                f"{self.opcode} in lanes {np.flatnonzero(outside).tolist()} of {w.name}, which its "
+                f"membermask {int(bitmask(members)):#x} leaves out"
+            )
+        return None if w.full else w.together(members)
 
 
 @opcode("shfl.sync", section="9.7.9.6", meaning="Value of another lane: up, down, bfly or idx")
@@ -95,13 +105,13 @@ def bind_elect(binder: Binder, instruction: Instruction) -> Step:
     first = LANE_IDS == 0
 
     def elect(w: Warp) -> Any:
+        absent = members.absent(w)
+        if absent is not None:
+            return absent
         if w.full:
             put_lane(w, np.uint32(0))
             put_elected(w, first)
             return None
-        absent = members.absent(w)
-        if absent is not None:
-            return absent
         leader = int((w.mask & members.lanes(w)).argmax())
         put_lane(w, np.uint32(leader))
         put_elected(w, leader == LANE_IDS)

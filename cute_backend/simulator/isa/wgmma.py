@@ -17,7 +17,7 @@ from cute_backend.simulator.layouts import decode_descriptor
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
 from cute_backend.simulator.products import WIDTHS, accumulate, collect, plan, values
 from cute_backend.simulator.shadow import Access
-from cute_backend.simulator.syntax import Immediate, Instruction, Vector
+from cute_backend.simulator.syntax import Immediate, Instruction, Vector, registers_of
 from cute_backend.simulator.warp import LANE_IDS, Wait
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class WgmmaState:
         self.finished = 0
         self.groups: list[tuple[int, int]] = []
         self.fenced = False
+        self.touched: set[int] = set()
         self.in_flight: dict[int, int] = {}
         self.pipe = w.new_pipe("wgmma")
 
@@ -55,7 +56,9 @@ def bind_fence(binder: Binder, instruction: Instruction) -> Step:
         absent = w.together()
         if absent is not None:
             return absent
-        state_of(w).fenced = True
+        state = state_of(w)
+        state.fenced = True
+        state.touched.clear()
         return None
 
     return fence
@@ -157,6 +160,7 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
     assert isinstance(d_operand, Vector)
     slots = [e.slot for e in d_operand.elements]  # type: ignore[union-attr]
     from_registers = isinstance(operands[1], Vector)
+    registers = frozenset(slot for _, slot in registers_of(operands[:2] if from_registers else operands[:1]))
     a_gets = [binder.get(e, "b32", instruction) for e in operands[1].elements] if from_registers else []  # type: ignore[union-attr]
     a_descriptor = None if from_registers else scalar(binder, operands[1], "b64", instruction)
     b_descriptor = scalar(binder, operands[2], "b64", instruction)
@@ -179,6 +183,11 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
         state = state_of(w)
         if not state.fenced:
             raise RaceError(f"{w.name} issues its first wgmma.mma_async with no wgmma.fence before it")
+        if not state.touched.isdisjoint(registers):
+            raise RaceError(
+                f"{w.name} issues a wgmma.mma_async on registers that it has touched since its last "
+                "wgmma.fence"
+            )
         quarter = 16 * (w.index % 4)
         shared = w.cta.shared
         access = Access(state.agent, state.epoch, w.clock, "async", f"{text} of {w.name}")
@@ -214,17 +223,19 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
 
 
 def guard_accumulators(step: Step, slots: frozenset[int]) -> Step:
-    """Wraps a step that touches registers which some wgmma of the program writes: they must not be in
-    flight.
+    """Wraps a step that touches registers which some wgmma of the program uses: they must not be in flight,
+    and the next wgmma that uses them needs a fence before it (PTX ISA 9.7.15.7.1).
     """
 
     def guarded(w: Warp) -> Any:
         state = w.pipes.get("wgmma")
-        if state is not None and state.in_flight and not slots.isdisjoint(state.in_flight):
-            raise RaceError(
-                f"{w.name} touches accumulator registers of a wgmma.mma_async that it has not waited for "
-                "(wgmma.wait_group)"
-            )
+        if state is not None:
+            if state.in_flight and not slots.isdisjoint(state.in_flight):
+                raise RaceError(
+                    f"{w.name} touches accumulator registers of a wgmma.mma_async that it has not waited for "
+                    "(wgmma.wait_group)"
+                )
+            state.touched |= slots
         return step(w)
 
     return guarded
