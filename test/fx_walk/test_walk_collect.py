@@ -103,10 +103,24 @@ def test_asking_leaves_no_trace_in_what_is_compiled(fresh_compiler: None) -> Non
     for size in range(16, 192, 16):
         square = torch.ones(size, size, dtype=BF16)
         reports = collect(program, (square, square))
-        assert [region.problem for report in reports for region in report.regions] == [(size,) * 3] * 2
+        problems = [region.problem for report in reports for region in report.regions]
+        assert problems == [(size,) * 3] * 2
+        assert all(isinstance(size, int) for problem in problems for size in problem)
     before = counters["cute_backend"]["regions"]
     torch.compile(program, backend="cute")(square, square)
     assert counters["cute_backend"]["regions"] == before + 2
+
+
+def test_a_part_that_runs_with_many_sizes_is_seen_with_each() -> None:
+    def part(x: Tensor, weight: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return F.linear(x, weight).relu()
+
+    def program(x: Tensor, weight: Tensor) -> list[Tensor]:
+        return [part(x[:rows], weight) for rows in range(2, 32)]
+
+    reports = collect(program, (torch.ones(32, 32, dtype=BF16), torch.ones(32, 32, dtype=BF16)))
+    assert [report.regions[0].problem[0] for report in reports] == [*range(2, 32)]
 
 
 def test_names_of_all_kinds_of_functions() -> None:
