@@ -98,6 +98,23 @@ def test_a_region_that_reads_anothers_result_says_so():
     assert [load.label for load in second.loads if load.kind == "exact"] == ["region 0, out0"]
 
 
+def test_what_the_program_computes_is_told_by_its_variable_and_line():
+    def quantized(x, w, scale_w):
+        scale = x.abs().amax(-1, keepdim=True) / 448
+        q = (x / scale).to(torch.float8_e4m3fn)
+        y = torch._scaled_mm(q, w, scale.clone(), scale_w, out_dtype=torch.bfloat16)
+        return y * torch.softmax(x[:, :1] + 1, 0).add(1)
+
+    x, scale_w = torch.randn(64, 64), torch.ones(1, 64)
+    w = torch.randn(64, 64).to(torch.float8_e4m3fn).t()
+    (region,) = cute_backend.explain(quantized, x, w, scale_w).regions
+    line = quantized.__code__.co_firstlineno
+    names = {load.name: load.label for load in region.loads}
+    assert names["scale_a"] == f"scale (test_api.py:{line + 1})"
+    assert names["scale_b"] == "scale_w"
+    assert re.fullmatch(rf"\w+ \(test_api.py:{line + 4}\)", names["colvec0"])
+
+
 def test_nothing_is_computed():
     with FakeTensorMode():
         inputs = EPILOGUES["bias_gelu_residual"].inputs(Problem(2**20, 2**20, 2**20))

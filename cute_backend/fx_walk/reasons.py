@@ -132,14 +132,32 @@ class Refused(Exception):
         return Rejection(node.name, self.reason, self.message, program_line(node))
 
 
-_FRAME = re.compile(r'File "(.+)", line (\d+)')
+_FRAME = re.compile(r'File "(.+)", line (\d+).*\n?(.*)')
+_ASSIGNMENT = re.compile(r"\s*([\w.]+)\s*(?::[^=]+)?=(?!=)")
 _TORCH = Path(torch.__file__).parent
 
 
 def program_line(node: fx.Node) -> str:
     """The line that a node comes from, as "file.py:12": the innermost one outside torch, empty if unknown."""
+    return _program_frame(node)[0]
+
+
+def program_name(node: fx.Node) -> str:
+    """What the program's reader knows a value by, as "scale (file.py:12)", the variable that it is assigned to.
+
+    The graph's name stands for a value inside of an expression, and alone where no line is known.
+    """
+    where, code = _program_frame(node)
+    assigned = _ASSIGNMENT.match(code)
+    inner = any(program_line(user) == where for user in node.users)
+    name = assigned[1] if assigned is not None and not inner else node.name
+    return f"{name} ({where})" if where else name
+
+
+def _program_frame(node: fx.Node) -> tuple[str, str]:
+    """The line that a node comes from and its code, as `program_line` has it."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    for path, line in reversed(frames):
+    for path, line, code in reversed(frames):
         if _TORCH not in Path(path).parents:
-            return f"{Path(path).name}:{line}"
-    return ""
+            return f"{Path(path).name}:{line}", code
+    return "", ""

@@ -10,6 +10,7 @@ from torch import fx
 from cute_backend.fx_walk.anchors import Anchor
 from cute_backend.fx_walk.classify import LoadView
 from cute_backend.fx_walk.mutation import root
+from cute_backend.fx_walk.reasons import program_name
 from cute_backend.fx_walk.static import DTYPES, Size, fake, known, product
 from cute_backend.spec import DType, EpilogueSpec, Operand, Order, Store
 
@@ -45,8 +46,9 @@ class Region:
 
     @property
     def load_labels(self) -> list[str]:
-        """The user's names of the loads, where `collect` knows them, else the graph's."""
-        return [root(view.node).meta.get(LABEL, view.node.name) for view in self.views]
+        """The user's names of the loads: of inputs, where `collect` knows them, else by the program's lines."""
+        sources = [root(view.node) for view in self.views]
+        return [source.meta.get(LABEL) or program_name(source) for source in sources]
 
     @property
     def problem(self) -> tuple[Size, Size, Size]:
