@@ -133,8 +133,8 @@ def _simulate(arguments: argparse.Namespace) -> int:
     console = report.console()
     with console.status("compiling") as status:
 
-        def progress(done: int, total: int) -> None:
-            status.update(f"simulating: {done} of {total} clusters")
+        def progress(done: int, total: int, instructions: int) -> None:
+            status.update(f"simulating: {done} of {total} clusters done, {instructions:,} warp instructions")
 
         recorder = None if arguments.timeline is None else Recorder()
         machine = api.Machine(

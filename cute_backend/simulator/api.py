@@ -35,6 +35,7 @@ from ..runtime.slots import adapters, planes, views
 from ..spec import EpilogueSpec
 from ..templates.config import TILE_K_BYTES, Arch, TileConfig, choose
 from .host import HostProgram
+from .machine import Progress
 from .report import Observer, Report
 
 CLUSTERS = 2
@@ -45,6 +46,9 @@ TILE_SECONDS, STAGE_SECONDS = 0.06, 0.02
 """What a 128 x 128 tile, and each 128 bytes of its K, take on one core: measured, and only to refuse with."""
 
 LONGEST_SECONDS = 600
+
+INSTRUCTIONS_PER_SECOND = 2_000_000
+"""Some ten times what a sound kernel executes in an estimated second: more means a loop without an end."""
 
 INTEGER_TOLERANCE = 0.01
 """By which integer outputs may differ from their reference, relative in norm: some round the other way."""
@@ -63,7 +67,7 @@ class Machine:
     config: TileConfig | None = None
     clusters: int = CLUSTERS
     observer: Observer | None = None
-    progress: Callable[[int, int], None] | None = None
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True)
@@ -222,7 +226,7 @@ def run_region(
     check_operands(spec, a, b, loads)
     (m, k), n = a[0].shape, b[0].shape[1]
     config = machine.config or choose(machine.arch, spec, bucket_of(m), n, k, machine.arch.sm_count)
-    _check_size(spec, m, n, k)
+    seconds = _seconds(spec, m, n, k)
     operands = [*chain.from_iterable(zip(a, b, strict=True)), *loads]
     aligned = stores_aligned(spec, m, n) is True
     for plane in planes(spec):
@@ -242,12 +246,13 @@ def run_region(
         async_seed=machine.async_seed,
         observer=machine.observer,
         progress=machine.progress,
+        most_instructions=int(INSTRUCTIONS_PER_SECOND * (1 + seconds)),
     )
     return outputs, Launch(kernel, (m, n, k), report)
 
 
-def _check_size(spec: EpilogueSpec, m: int, n: int, k: int) -> None:
-    """Raise UsageError for what would take longer than anyone waits."""
+def _seconds(spec: EpilogueSpec, m: int, n: int, k: int) -> float:
+    """About how long a problem takes. Raises UsageError for what would take longer than anyone waits."""
     rows = sum(-(-k * acc.a_dtype.bits // 8 // TILE_K_BYTES) for acc in spec.accumulators)
     seconds = -(-m // 128) * -(-n // 128) * (TILE_SECONDS + STAGE_SECONDS * rows)
     if seconds > LONGEST_SECONDS:
@@ -255,6 +260,7 @@ def _check_size(spec: EpilogueSpec, m: int, n: int, k: int) -> None:
             f"simulating M = {m}, N = {n}, K = {k} would take about {seconds / 60:.0f} minutes, and up to "
             f"{LONGEST_SECONDS // 60} are accepted: shrink M or N to a few tiles of 128, or K"
         )
+    return seconds
 
 
 @lru_cache(maxsize=64)

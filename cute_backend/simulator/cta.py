@@ -140,6 +140,7 @@ class Cta:
         self.ctaid = ctaid
         self.name = f"CTA {ctaid}"
         self.finished = False
+        self.free_registers = 0
         self.warps: list[Warp] = []
         self.shared = SharedMemory(self, shared_bytes)
         self.shared_base = rank << RANK_SHIFT

@@ -55,5 +55,9 @@ class Deadlock(SimulationError):
     """Nothing can make progress any more."""
 
 
+class Runaway(SimulationError):
+    """The kernel executes far more than its problem can need."""
+
+
 class Trap(SimulationError):
     """The kernel executed `trap`."""

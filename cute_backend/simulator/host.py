@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import torch
 from .device import Device, Executor, Launch
 from .errors import SimulationError
 from .linking import load_with_stub
-from .machine import run_kernel
+from .machine import Progress, run_kernel
 from .memory import GlobalMemory
 from .parser import parse
 from .report import Observer, Report
@@ -39,7 +39,7 @@ def launch(
     sm_count: int = 4,
     async_seed: int | None = None,
     observer: Observer | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[Report]:
     """Call `compiled` (from `cute.compile` with `--keep-ptx`) on CPU tensors, with its kernels simulated.
 
@@ -71,12 +71,13 @@ class HostProgram:
         sm_count: int = 4,
         async_seed: int | None = None,
         observer: Observer | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
+        most_instructions: int | None = None,
     ) -> list[Report]:
         """Call the host code on `args` and run what it launches on the simulated machine.
 
         Outputs are written in place. `sm_count` is the number of multiprocessors that the device claims to
-        have. `async_seed`, `observer` and `progress` are those of `run_kernel`. Returns one report for each
+        have. The rest are those of `run_kernel`. Returns one report for each
         kernel launch. Raises SimulationError, and what the host code raises.
         """
 
@@ -93,6 +94,7 @@ class HostProgram:
                 async_seed=async_seed,
                 observer=observer,
                 progress=progress,
+                most_instructions=most_instructions,
             )
 
         return self.run(args, execute, sm_count=sm_count)

@@ -18,7 +18,7 @@ from cute_backend.simulator.cta import (
     Cluster,
     Cta,
 )
-from cute_backend.simulator.errors import Deadlock, ResourceError, SimulationError
+from cute_backend.simulator.errors import Deadlock, ResourceError, Runaway, SimulationError
 from cute_backend.simulator.memory import GlobalMemory
 from cute_backend.simulator.parser import parse
 from cute_backend.simulator.program import Program, parameter_symbols
@@ -37,6 +37,10 @@ IDLE_LIMIT = 100_000
 AGENTS_PER_WARP = 5
 AGENTS_PER_CTA = 4
 
+PROGRESS_STEP = 100_000
+
+Progress = Callable[[int, int, int], None]
+
 _parse = lru_cache(maxsize=32)(parse)
 
 
@@ -52,14 +56,17 @@ def run_kernel(
     memory: GlobalMemory,
     async_seed: int | None = None,
     observer: Observer | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
+    most_instructions: int | None = None,
 ) -> Report:
     """Runs one kernel launch to its end.
 
     ptx: the module's text. entry: the name of its .entry; an empty name takes the only one. params: the
     bytes of each .param, in order. smem_bytes: dynamic shared memory. memory: what the kernel's global
     addresses mean. async_seed: None for fixed delays of asynchronous work, else the seed of random delays,
-    warp order and warp speed. progress: called with (clusters done, clusters in all) after each cluster.
+    warp order and warp speed. progress: called with (clusters done, clusters in all, warp instructions so
+    far) after each cluster and every PROGRESS_STEP instructions. most_instructions: beyond which some loop is
+    held to have no end.
 
     Raises a `SimulationError` that names the instruction and the warp.
     """
@@ -71,7 +78,7 @@ def run_kernel(
     launch = _Launch(module, module.entries[entry], params, grid, block, cluster, smem_bytes, memory)
     try:
         with np.errstate(all="ignore"):
-            return launch.run(async_seed, observer, progress)
+            return launch.run(async_seed, observer, progress, most_instructions)
     finally:
         launch.close()
 
@@ -178,7 +185,11 @@ class _Launch:
 
     # --- running -----------------------------------------------------------------------------------------
     def run(
-        self, seed: int | None, observer: Observer | None, progress: Callable[[int, int], None] | None
+        self,
+        seed: int | None,
+        observer: Observer | None,
+        progress: Progress | None,
+        most_instructions: int | None,
     ) -> Report:
         report = Report(self.entry.name, self.grid, self.block, self.cluster)
         builder = ReportBuilder(report, observer)
@@ -187,6 +198,7 @@ class _Launch:
         running: list[_Running] = []
         size = self.cluster[0] * self.cluster[1] * self.cluster[2]
         room = RESIDENT_CLUSTERS
+        executed = told = 0
         while True:
             while self.unstarted and len(running) < room:
                 index, origin = self.unstarted.popleft()
@@ -195,19 +207,30 @@ class _Launch:
                 break
             moved = False
             for one in list(running):
+                before = one.executed
                 moved |= one.turn()
+                executed += one.executed - before
                 if one.finished:
                     running.remove(one)
                     report.ticks = max(report.ticks, one.cluster.engine.now)
-                    if progress is not None:
-                        progress(total - len(self.unstarted) - len(running), total)
                     moved = True
+                if progress is not None and (one.finished or executed >= told + PROGRESS_STEP):
+                    told = executed
+                    progress(total - len(self.unstarted) - len(running), total, executed)
+            if most_instructions is not None and executed > most_instructions:
+                raise Runaway(
+                    f"{executed} warp instructions, where {most_instructions} are more than enough: some "
+                    "loop does not end\n" + "\n".join(one.describe("runs") for one in running)
+                )
             # All that run may wait for clusters that have not started; the machine has room for more.
             if self.unstarted and len(running) * size < MOST_RESIDENT_CTAS:
                 if not moved or all(one.quiet > PATIENCE for one in running):
                     room = len(running) + 1
             elif not moved:
-                raise Deadlock("\n".join(one.describe() for one in running))
+                raise Deadlock(
+                    "no warp can go on, and nothing is under way\n"
+                    + "\n".join(one.describe("spins without effect") for one in running)
+                )
         return report
 
     def take_unstarted(self) -> tuple[int, int, int] | None:
@@ -300,6 +323,7 @@ class _Running:
         self.quiet_since = 0
         self.quiet_activity = -1
         self.expired_at = -1
+        self.executed = 0
         self.finished = False
 
     def turn(self) -> bool:
@@ -311,6 +335,7 @@ class _Running:
                 continue
             executed = self._run(warp, self._budget(warp))
             ran = True
+            self.executed += executed
             engine.advance(executed)
             if warp.exited:
                 self._retire(warp)
@@ -393,13 +418,12 @@ class _Running:
         self.expired_at = self.cluster.activity
         return any(warp.expire() for warp in self.warps)
 
-    def describe(self) -> str:
-        """What every warp waits for."""
-        lines = [f"deadlock in cluster {self.cluster.index}: no warp can go on, and nothing is under way"]
+    def describe(self, unless_waiting: str) -> str:
+        """Where every warp stands, and what it waits for."""
+        lines = [f"in cluster {self.cluster.index}:"]
         for warp in self.warps:
-            waits = [g.wait.describe() for g in warp.groups if g.wait is not None]
-            state = "; ".join(waits) if waits else "spins without effect"
-            lines.append(f"  {where(warp)}\n    waits for {state}")
+            waits = "; ".join(g.wait.describe() for g in warp.groups if g.wait is not None)
+            lines.append(f"  {where(warp)}\n    {f'waits for {waits}' if waits else unless_waiting}")
         return "\n".join(lines)
 
 

@@ -163,7 +163,12 @@ class _Parser:
             offset = (offset + alignment - 1) // alignment * alignment
             entry.parameters.append(Parameter(name, offset, nbytes))
             offset += nbytes
-        for directive, target in ((r"\.reqntid", "required_threads"), (r"\.reqnctapercluster", "cluster")):
+        for directive, target in (
+            (r"\.reqntid", "required_threads"),
+            (r"\.reqnctapercluster", "cluster"),
+            (r"\.maxnreg", "most_registers"),
+            (r"\.minnctapersm", "resident_ctas"),
+        ):
             match = re.search(directive + r"\s+([\d,\s]+)", head)
             if match:
                 numbers = [int(w) for w in match.group(1).split(",")]

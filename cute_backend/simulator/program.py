@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from cute_backend.simulator.isa.wgmma import guard_accumulators
 from cute_backend.simulator.memory import PARAM_WINDOW
 from cute_backend.simulator.opcodes import Step, lookup
 from cute_backend.simulator.roles import Roles
-from cute_backend.simulator.syntax import Entry, Instruction, registers_of
+from cute_backend.simulator.syntax import Entry, Immediate, Instruction, registers_of
 from cute_backend.simulator.warp import ALL, MOVED, NONE, Warp
+
+SM_REGISTERS = 65536
 
 
 class Program:
@@ -26,6 +29,7 @@ class Program:
     ) -> None:
         self.entry = entry
         self.local_bytes = local
+        self.launch_registers = _launch_registers(entry)
         binder = Binder(entry, symbols, parameters)
         _check_cta_groups(entry)
         self.accumulators = _written_by(entry, "wgmma.mma_async")
@@ -52,6 +56,26 @@ class Program:
             return step
         register, negated = instruction.guard
         return _guarded(step, register.slot, negated)
+
+
+def _launch_registers(entry: Entry) -> int | None:
+    """Registers a thread that a CTA of a kernel with setmaxnreg starts with; None where it has none to count.
+
+    What ptxas does: no more than the directives allow (PTX ISA 11.4: .maxnreg, or .reqntid and .minnctapersm,
+    which share out a multiprocessor's), nor than the kernel ever asks for. Without these it ignores
+    setmaxnreg.
+    """
+    counts = [i.operands[0] for i in entry.instructions if i.parts[0] == "setmaxnreg"]
+    asked = [int(count.value) for count in counts if isinstance(count, Immediate)]
+    if not asked:
+        return None
+    if entry.most_registers is not None:
+        return min(entry.most_registers[0], max(asked))
+    if entry.required_threads is None:
+        return None
+    ctas = entry.resident_ctas[0] if entry.resident_ctas else 1
+    shared_out = SM_REGISTERS // (math.prod(entry.required_threads) * ctas) // 8 * 8
+    return min(shared_out, max(asked))
 
 
 def _check_cta_groups(entry: Entry) -> None:

@@ -165,6 +165,8 @@ class Entry:
     register_counts: dict[str, int] = field(default_factory=dict)
     required_threads: tuple[int, int, int] | None = None
     cluster: tuple[int, int, int] | None = None
+    most_registers: tuple[int, int, int] | None = None
+    resident_ctas: tuple[int, int, int] | None = None
 
 
 @dataclass

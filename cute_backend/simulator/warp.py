@@ -94,6 +94,7 @@ class Warp(Registers):
         self.special = special
         super().__init__(program.entry.register_counts, cta.cluster.engine.garbage)
         self.threads = mask
+        self.register_limit = program.launch_registers
         self.alive = mask.copy()
         self.group = Group(0, mask)
         self.groups = [self.group]

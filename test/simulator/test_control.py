@@ -186,6 +186,37 @@ def test_lanes_that_a_membermask_leaves_out(code: str) -> None:
         lanes(f"{code} mov.b32 %r1, 0;")
 
 
+REGISTERS = """
+    mov.u32 %r0, %tid.x; setp.lt.u32 %p0, %r0, 128; @%p0 bra GIVE;
+    setmaxnreg.inc.sync.aligned.u32 {more}; bra END;
+GIVE: setmaxnreg.dec.sync.aligned.u32 {less};
+END:
+"""
+
+
+def register_pool(more: int, less: int, directives: str = ".reqntid 384, 1, 1\n.minnctapersm 1\n") -> None:
+    """A warpgroup gives registers and two take some: of 168 a thread, if the directives are those."""
+    text = entry(REGISTERS.format(more=more, less=less), 0, target="sm_90a").replace(
+        ")\n{", f")\n{directives}{{"
+    )
+    launch(text, [], block=384, seed=1)
+
+
+def test_registers_go_from_warpgroup_to_warpgroup() -> None:
+    register_pool(232, 40)
+    register_pool(256, 24, directives="")  # what ptxas ignores
+    with pytest.raises(
+        Deadlock, match="waits for 240 registers a thread, 2304 more for the warp; the pool of"
+    ):
+        register_pool(240, 40)
+    with pytest.raises(Deadlock, match="224 registers a thread"):
+        register_pool(224, 80)
+    with pytest.raises(ResourceError, match=r"inc\S* 100: multiples of 8"):
+        register_pool(100, 40)
+    with pytest.raises(ResourceError, match=r"inc\S* 64 where a thread of warp \d+ .* has 168"):
+        register_pool(64, 200)
+
+
 def test_election_among_the_members_that_are_there() -> None:
     (elected,) = lanes(
         """

@@ -72,9 +72,10 @@ def test_one_function_may_be_simulated_often():
 
 def test_progress_is_told():
     heard = []
-    machine = api.Machine(clusters=2, progress=lambda done, total: heard.append((done, total)))
-    api.run(EPILOGUES["rowwise"].fn, inputs_of("rowwise", m=300), machine)
-    assert heard == [(1, 2), (2, 2)]
+    machine = api.Machine(clusters=2, progress=lambda *told: heard.append(told))
+    [launch] = api.run(EPILOGUES["rowwise"].fn, inputs_of("rowwise", m=300), machine).launches
+    assert [told[:2] for told in heard] == [(1, 2), (2, 2)]
+    assert heard[0][2] < launch.report.instructions <= heard[1][2]
 
 
 def test_an_unwritten_element_disagrees():

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_backend.simulator.errors import Trap
+from cute_backend.simulator.errors import ResourceError, Trap
+from cute_backend.simulator.isa.common import scalar
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
 from cute_backend.simulator.syntax import Instruction, Label, Symbol
-from cute_backend.simulator.warp import ALL, NONE
+from cute_backend.simulator.warp import ALL, LANES, NONE, Wait
 
 if TYPE_CHECKING:
     from cute_backend.simulator.binder import Binder
@@ -75,8 +76,46 @@ def bind_trap(binder: Binder, instruction: Instruction) -> Step:
 
 
 @opcode(
-    "nanosleep", "brkpt", "pmevent", "setmaxnreg", "griddepcontrol", "membar.proxy", "fence.proxy.alias",
+    "nanosleep", "brkpt", "pmevent", "griddepcontrol", "membar.proxy", "fence.proxy.alias",
     section="9.7.13.6, 9.7.19", meaning="No effect on the values of a single functional launch",
 )  # fmt: skip
 def bind_nothing(binder: Binder, instruction: Instruction) -> Step:
     return lambda w: None
+
+
+@opcode(
+    "setmaxnreg.inc", "setmaxnreg.dec", section="9.7.19.5",
+    meaning="Registers a thread, taken from and given to the CTA's pool: inc waits until they are there",
+)  # fmt: skip
+def bind_setmaxnreg(binder: Binder, instruction: Instruction) -> Step:
+    count = scalar(binder, instruction.operands[0], "u32", instruction)
+    more = instruction.has("inc")
+
+    def change(w: Warp) -> Wait | None:
+        absent = w.together()
+        if absent is not None:
+            return absent
+        wanted, cta = count(w), w.cta
+        if w.register_limit is None:
+            return None  # ptxas ignores the instruction, too
+        if wanted % 8 or not 24 <= wanted <= 256:
+            raise ResourceError(f"{instruction.opcode} {wanted}: multiples of 8 from 24 to 256 are allowed")
+        if (wanted < w.register_limit) if more else (wanted > w.register_limit):
+            raise ResourceError(
+                f"{instruction.opcode} {wanted} where a thread of {w.name} has {w.register_limit}"
+            )
+        needed = LANES * (wanted - w.register_limit)
+        if needed > cta.free_registers:
+            return Wait(
+                lambda: needed <= cta.free_registers,
+                lambda: (
+                    f"{wanted} registers a thread, {needed} more for the warp; the pool of {cta.name} has "
+                    f"{cta.free_registers}"
+                ),
+            )
+        cta.free_registers -= needed
+        w.register_limit = wanted
+        cta.cluster.activity += 1
+        return None
+
+    return change
