@@ -143,7 +143,7 @@ def program_line(node: fx.Node) -> str:
 
 
 def program_name(node: fx.Node) -> str:
-    """What the program's reader knows a value by, as "scale (file.py:12)", the variable that it is assigned to.
+    """What a reader knows a value by, as "scale (file.py:12)", the variable that it is assigned to.
 
     The graph's name stands for a value inside of an expression, and alone where no line is known.
     """

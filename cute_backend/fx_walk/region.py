@@ -46,7 +46,7 @@ class Region:
 
     @property
     def load_labels(self) -> list[str]:
-        """The user's names of the loads: of inputs, where `collect` knows them, else by the program's lines."""
+        """The user's names of the loads: of inputs, where `collect` knows them, else by the lines."""
         sources = [root(view.node) for view in self.views]
         return [source.meta.get(LABEL) or program_name(source) for source in sources]
 
