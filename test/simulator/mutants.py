@@ -32,6 +32,7 @@ from cute_backend.simulator.errors import (
     MissingProxyFence,
     RaceError,
     ResourceError,
+    SimulationError,
 )
 from cute_backend.simulator.host import HostProgram
 from cute_backend.templates.config import Arch, TileConfig
@@ -265,6 +266,39 @@ MUTANTS = [
         RaceError,
         "overwrites shared",
     ),
+    Mutant(
+        "barriers not made known to the cluster",
+        MULTICAST,
+        instead(r"fence\.mbarrier_init\.release\.cluster;", ""),
+        RaceError,
+        "no barrier between the two makes the initialisation visible",
+        Text.PTX,
+    ),
+    Mutant(
+        "two pipelines share a barrier",
+        ONE,
+        instead(
+            "allocate_array(cutlass.Int64, 2 * ACC_STAGES)",
+            "allocate_array(cutlass.Int64, 2 * ACC_STAGES - 1)",
+        ),
+        BarrierError,
+        r"mbarrier\.init of the mbarrier at .* which warp 0 .* has initialised",
+    ),
+    Mutant(
+        "CTA leaves while others signal it",
+        MULTICAST,
+        without("ab_pipeline.producer_tail(ab_state)"),
+        IllegalAccess,
+        "mbarrier at .*, all of whose warps have exited",
+    ),
+    Mutant(
+        "a wait that gives up is taken for one that succeeds",
+        ONE,
+        instead(r"bra\.uni\s+LAB_WAIT;", "", 21, 8),
+        RaceError,
+        r"tcgen05\.mma.*reads shared",
+        Text.PTX,
+    ),
     # Products.
     Mutant(
         "accumulator not waited for by the MMA warp",
@@ -319,6 +353,30 @@ MUTANTS = [
         instead(str(SWIZZLE_128), str(SWIZZLE_128 - (32 << 32)), 2, 1),
         WrongNumbers,
         "are wrong",
+        Text.PTX,
+    ),
+    Mutant(
+        "lanes that no instruction has set disabled",
+        ONE,
+        instead(r"mov\.b64\s+\{%r\d+, %r\d+\}, %rd24;", "", 4, 3),
+        WrongNumbers,
+        "are wrong",
+        Text.PTX,
+    ),
+    Mutant(
+        "a pair's accumulator committed to one CTA",
+        PAIR,
+        instead(r"(\[%r\d+\+128\]), %rs\d+;", r"\1, 1;"),
+        Deadlock,
+        r"epilogue warp \d of CTA \(1, 0, 0\)(.|\n)*0 of 1 arrivals",
+        Text.PTX,
+    ),
+    Mutant(
+        "tensor memory of a pair handled by one CTA",
+        PAIR,
+        instead(r"relinquish_alloc_permit\.cta_group::2", "relinquish_alloc_permit.cta_group::1"),
+        ResourceError,
+        r"cta_group::1 .* and \.cta_group::2 .* in one kernel",
         Text.PTX,
     ),
     # Tensor memory.
@@ -422,6 +480,33 @@ MUTANTS = [
         WrongNumbers,
         "are wrong",
     ),
+    Mutant(
+        "accumulator handed over by every lane",
+        ONE,
+        (
+            Edit(
+                "if subtile == self.subtiles - 1:\n                    with cute.arch.elect_one():",
+                "if subtile == self.subtiles - 1:\n                    if subtile >= 0:",
+            ),
+        ),
+        Deadlock,
+        "epilogue warp(.|\n)*0 of 1 arrivals",
+    ),
+    Mutant(
+        "accumulator of another warp's rows",
+        ONE,
+        instead("tmem_copy.get_slice(thread)", "tmem_copy.get_slice((thread + 32) % EPILOGUE_THREADS)"),
+        IllegalAccess,
+        r"warp \d of .* may touch lanes",
+    ),
+    Mutant(
+        "half of a warp waited for",
+        ONE,
+        instead(r"bar\.warp\.sync(\s+)-1;", r"bar.warp.sync\1 65535;"),
+        SimulationError,
+        "in lanes .*16.* which its membermask 0xffff leaves out",
+        Text.PTX,
+    ),
     # The epilogue's operands.
     Mutant(
         "rowvec not waited for",
@@ -497,6 +582,31 @@ MUTANTS = [
         r"cp\.async\.bulk\.tensor.* wrote it through the generic proxy",
     ),
     Mutant(
+        "output published to TMA before it is written",
+        ONE,
+        (
+            Edit('cute.arch.fence_proxy("async.shared", space="cta")', "pass"),
+            Edit(
+                "sub = Sm100Subtile(self.config, tile, Int32(subtile))",
+                "sub = Sm100Subtile(self.config, tile, Int32(subtile)); "
+                'cute.arch.fence_proxy("async.shared", space="cta")',
+            ),
+        ),
+        MissingProxyFence,
+        r"cp\.async\.bulk\.tensor.* wrote it through the generic proxy",
+    ),
+    Mutant(
+        "output map with rows that are not there",
+        ONE,
+        instead(
+            "store_of = dict(zip(epilogue.stores, stores, strict=True))",
+            "store_of = {name: cute.make_tensor(d.iterator, cute.make_layout((m + 128, n), stride=d.stride)) "
+            "for name, d in zip(epilogue.stores, stores, strict=True)}",
+        ),
+        IllegalAccess,
+        "past the end of argument 5",
+    ),
+    Mutant(
         "output stored before all have written",
         ONE,
         without("barrier.arrive_and_wait()", 2),
@@ -541,6 +651,51 @@ MUTANTS = [
         Text.TILE,
     ),
     # Hopper.
+    Mutant(
+        "more registers asked for than there are",
+        COOPERATIVE,
+        instead("LOAD_REGISTERS, MMA_REGISTERS = 40, 232", "LOAD_REGISTERS, MMA_REGISTERS = 40, 240"),
+        Deadlock,
+        r"wgmma warp (.|\n)*240 registers a thread, .* more for the warp; the pool of CTA",
+    ),
+    Mutant(
+        "accumulator registers fenced for the first k tile only",
+        COOPERATIVE,
+        (
+            Edit("warpgroup.fence()", "pass", 2),
+            Edit("acc.fill(0.0)", "warpgroup.fence(); acc.fill(0.0)"),
+        ),
+        RaceError,
+        r"registers that it has touched since its last wgmma\.fence",
+    ),
+    Mutant(
+        "one named barrier for both warpgroups",
+        TURNS,
+        instead("barrier_id=1 + group", "barrier_id=1"),
+        RaceError,
+        SHARED,
+    ),
+    Mutant(
+        "rows of the other warpgroup's tile",
+        STAGED,
+        without("row_state.advance(group)"),
+        RaceError,
+        SHARED,
+    ),
+    Mutant(
+        "staged rows not waited for",
+        STAGED,
+        without("row_pipeline.consumer_wait(row_state)"),
+        RaceError,
+        UNFINISHED.format(SHARED),
+    ),
+    Mutant(
+        "multicast to a CTA that is not there",
+        HOPPER_MULTICAST,
+        instead("cute.make_layout_image_mask(cta_layout, cta_coord, mode=0)", "cutlass.Int16(7)"),
+        IllegalAccess,
+        "multicast mask 0x7 in a cluster of 2 CTAs",
+    ),
     Mutant(
         "accumulator registers not fenced",
         COOPERATIVE,

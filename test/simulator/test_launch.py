@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ptx_entries import entry, launch
 
-from cute_backend.simulator.errors import Deadlock
+from cute_backend.simulator.errors import Deadlock, Runaway
 from cute_backend.simulator.opcodes import TABLE
 from cute_backend.simulator.report import Recorder
 
@@ -86,3 +86,12 @@ def test_every_row_of_the_table_names_its_section_and_meaning() -> None:
     for name, row in TABLE.items():
         assert row.section.startswith("9."), name
         assert row.meaning, name
+
+
+def test_a_loop_without_an_end_is_stopped() -> None:
+    out = np.zeros(1, np.uint32)
+    # It goes on doing things that another warp could wait for: no deadlock.
+    code = "ld.param.u64 %rd0, [p0]; AGAIN: st.global.b32 [%rd0], 1; bra AGAIN;"
+    with pytest.raises(Runaway, match=r"where 5000 are more than enough(.|\n)*warp 0 of CTA(.|\n)* runs$"):
+        launch(entry(code, 1), [out], most_instructions=5000)
+    launch(entry("ld.param.u64 %rd0, [p0]; st.global.b32 [%rd0], 1;", 1), [out], most_instructions=5000)

@@ -13,7 +13,7 @@ import cute_backend
 from cute_backend.__main__ import main
 from cute_backend.errors import UsageError
 from cute_backend.simulator import api, host
-from cute_backend.simulator.errors import SimulationError
+from cute_backend.simulator.errors import Runaway, SimulationError
 
 
 def inputs_of(name: str, m: int = 40, n: int = 48, k: int = 64) -> tuple[torch.Tensor, ...]:
@@ -76,6 +76,12 @@ def test_progress_is_told():
     [launch] = api.run(EPILOGUES["rowwise"].fn, inputs_of("rowwise", m=300), machine).launches
     assert [told[:2] for told in heard] == [(1, 2), (2, 2)]
     assert heard[0][2] < launch.report.instructions <= heard[1][2]
+
+
+def test_a_kernel_that_runs_away_is_stopped(monkeypatch):
+    monkeypatch.setattr(api, "INSTRUCTIONS_PER_SECOND", 100)
+    with pytest.raises(Runaway, match="some loop does not end"):
+        cute_backend.simulate(EPILOGUES["rowwise"].fn, *inputs_of("rowwise"))
 
 
 def test_an_unwritten_element_disagrees():

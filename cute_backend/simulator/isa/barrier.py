@@ -117,7 +117,12 @@ def bind_cluster_wait(binder: Binder, instruction: Instruction) -> Step:
 def bind_proxy_fence(binder: Binder, instruction: Instruction) -> Step:
     if "proxy" in instruction.parts and instruction.parts[-1] == "global":
         return lambda w: None
-    return lambda w: w.clock.publish()
+
+    def publish(w: Warp) -> None:
+        w.clock.publish()
+        w.release()  # what it writes from now on is not published
+
+    return publish
 
 
 @opcode(
@@ -328,7 +333,7 @@ def _bind_wait(binder: Binder, instruction: Instruction, blocks: bool) -> Step:
 def _impatient(w: Warp) -> bool:
     """With a seed, try_wait now and then gives up at once, as its time limit allows."""
     random = w.cta.cluster.engine.random
-    return random is not None and random.random() < 0.1
+    return random is not None and random.random() < 0.25
 
 
 def _describe(barrier: Mbarrier, number: int, by_parity: bool) -> Callable[[], str]:
