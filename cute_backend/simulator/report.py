@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Hears of waits and asynchronous operations. Times count warp instructions of the cluster: not
-    cycles.
+    """Hears of waits, of asynchronous operations and of warps that end. Times count warp instructions of the
+    cluster: not cycles.
     """
 
     def wait(self, warp: str, role: str, line: int, text: str, start: int, end: int) -> None:
@@ -23,21 +23,28 @@ class Observer(Protocol):
     def operation(self, pipe: str, text: str, issued: int, finished: int) -> None:
         """An asynchronous operation of `pipe` was under way from `issued` to `finished`."""
 
+    def exit(self, warp: str, role: str, time: int) -> None:
+        """A warp has ended."""
+
 
 @dataclass
 class Recorder:
-    """An Observer that keeps everything: (warp, role, line, text, start, end) and (pipe, text, issued,
-    finished).
+    """An Observer that keeps everything: (warp, role, line, text, start, end), (pipe, text, issued,
+    finished), and (warp, role, time).
     """
 
     waits: list[tuple[str, str, int, str, int, int]] = field(default_factory=list)
     operations: list[tuple[str, str, int, int]] = field(default_factory=list)
+    exits: list[tuple[str, str, int]] = field(default_factory=list)
 
     def wait(self, warp: str, role: str, line: int, text: str, start: int, end: int) -> None:
         self.waits.append((warp, role, line, text, start, end))
 
     def operation(self, pipe: str, text: str, issued: int, finished: int) -> None:
         self.operations.append((pipe, text, issued, finished))
+
+    def exit(self, warp: str, role: str, time: int) -> None:
+        self.exits.append((warp, role, time))
 
 
 @dataclass
@@ -140,6 +147,8 @@ class ReportBuilder:
 
     def add(self, warp: Warp) -> None:
         role = warp.role
+        if self.observer is not None:
+            self.observer.exit(warp.name, role, warp.cta.cluster.engine.now)
         summary = self.report.roles.setdefault(role, RoleReport(role))
         summary.warps += 1
         total = sum(warp.counts)

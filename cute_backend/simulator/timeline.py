@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
@@ -35,19 +36,17 @@ def draw(recorder: Recorder, path: Path, title: str) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UsageError("a timeline needs matplotlib, which is missing: pip install matplotlib") from error
-    warps, roles = _warps(recorder)
+    warps = _warps(recorder)
     operations = _operations(recorder)
-    end = max(
-        [finish for *_, finish in recorder.waits] + [finish for *_, finish in recorder.operations], default=1
-    )
+    ends = [time for *_, time in recorder.exits] + [finish for *_, finish in recorder.operations]
+    end = max(ends, default=1)
     figure = Figure(figsize=(12, 1.2 + 0.32 * (len(warps) + len(operations))), layout="constrained")
     axes = figure.add_subplot()
     labels = []
-    for row, (warp, waits) in enumerate(warps.items()):
-        role = roles[warp]
-        axes.broken_barh([(0, end)], (row - 0.4, 0.8), color=_COLORS.get(role, _OTHER))
-        axes.broken_barh(_spans(waits), (row - 0.4, 0.8), color=_WAITING)
-        labels.append(f"{warp}: {role}")
+    for row, warp in enumerate(warps):
+        axes.broken_barh([(0, warp.end)], (row - 0.4, 0.8), color=_COLORS.get(warp.role, _OTHER))
+        axes.broken_barh(_spans(warp.waits), (row - 0.4, 0.8), color=_WAITING)
+        labels.append(f"warp {warp.number}: {warp.role}")
     for row, (pipe, spans) in enumerate(operations.items(), len(warps)):
         axes.broken_barh(_spans(spans), (row - 0.4, 0.8), color=_COLORS.get(pipe, _OTHER), alpha=0.35)
         labels.append(f"{pipe}, under way")
@@ -67,17 +66,26 @@ def _spans(bars: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return [(start, max(end - start, 1)) for start, end in bars]
 
 
-def _warps(recorder: Recorder) -> tuple[Bars, dict[str, str]]:
-    """The waits of each warp of the first CTA, by number, and the role that each came to have."""
-    waits: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    roles = {}
+@dataclass(frozen=True)
+class _Warp:
+    """A warp of the first CTA: when it waited, and when it ended."""
+
+    number: int
+    role: str
+    end: int
+    waits: list[tuple[int, int]]
+
+
+def _warps(recorder: Recorder) -> list[_Warp]:
+    """The warps of the first CTA, by number."""
     cta = _first_cta(recorder)
-    for warp, role, _, _, start, end in recorder.waits:
-        number = re.fullmatch(rf"warp (\d+) of {re.escape(cta)}", warp)
+    found = []
+    for name, role, end in recorder.exits:
+        number = re.fullmatch(rf"warp (\d+) of {re.escape(cta)}", name)
         if number is not None:
-            waits[int(number[1])].append((start, end))
-            roles[f"warp {number[1]}"] = role
-    return {f"warp {number}": waits[number] for number in sorted(waits)}, roles
+            waits = [(start, finish) for warp, *_, start, finish in recorder.waits if warp == name]
+            found.append(_Warp(int(number[1]), role, end, waits))
+    return sorted(found, key=lambda warp: warp.number)
 
 
 def _operations(recorder: Recorder) -> Bars:
@@ -92,6 +100,5 @@ def _operations(recorder: Recorder) -> Bars:
 
 
 def _first_cta(recorder: Recorder) -> str:
-    for warp, *_ in recorder.waits:
-        return warp.partition(" of ")[2]
-    return ""
+    names = [wait[0] for wait in recorder.waits] or [one[0] for one in recorder.exits]
+    return names[0].partition(" of ")[2] if names else ""

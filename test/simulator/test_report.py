@@ -57,6 +57,9 @@ def test_blackwell_roles():
     assert pipes.count("MMA of CTA (0, 0, 0)") == tiles * (k_tiles * (4 + 1) + 1)
     assert all(issued < finished for _, _, issued, finished in recorder.operations)
     assert all(start <= end <= launch.report.ticks for *_, start, end in recorder.waits)
+    ends = {warp: time for warp, _, time in recorder.exits}
+    assert len(ends) == 8
+    assert all(end <= ends[warp] <= launch.report.ticks for warp, *_, end in recorder.waits)
 
 
 def test_hopper_roles():

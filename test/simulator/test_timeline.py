@@ -19,6 +19,10 @@ def recorded() -> Recorder:
     recorder.wait(f"warp 2 of {FIRST}", "epilogue", 9, "bar.sync 1", 10, 20)
     recorder.wait(f"warp 2 of {FIRST}", "epilogue", 9, "bar.sync 1", 30, 40)
     recorder.wait(f"warp 3 of {SECOND}", "tma", 9, "bar.sync 1", 1, 2)
+    recorder.exit(f"warp 10 of {FIRST}", "mma", 60)
+    recorder.exit(f"warp 3 of {SECOND}", "tma", 70)
+    recorder.exit(f"warp 2 of {FIRST}", "epilogue", 45)
+    recorder.exit(f"warp 0 of {FIRST}", "other", 1)
     recorder.operation(f"TMA load of {FIRST}", "cp.async.bulk.tensor", 3, 60)
     recorder.operation(f"wgmma of warp 2 of {FIRST}", "wgmma.mma_async", 3, 9)
     recorder.operation(f"wgmma of warp 10 of {FIRST}", "wgmma.mma_async", 4, 9)
@@ -30,7 +34,7 @@ def test_rows_are_the_first_ctas_warps_and_pipes_in_order(tmp_path: Path) -> Non
     path = tmp_path / "timeline.svg"
     draw(recorded(), path, "a title")
     picture = path.read_text()
-    rows = ["warp 2: epilogue", "warp 10: mma", "TMA load, under way", "wgmma, under way"]
+    rows = ["warp 0: other", "warp 2: epilogue", "warp 10: mma", "TMA load, under way", "wgmma, under way"]
     places = [picture.index(f"<!-- {row} -->") for row in rows]
     assert places == sorted(places)
     assert "a title" in picture
