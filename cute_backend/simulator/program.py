@@ -11,11 +11,11 @@ import cute_backend.simulator.isa  # noqa: F401  (fills the opcode table)
 from cute_backend.simulator.binder import Binder
 from cute_backend.simulator.errors import ResourceError
 from cute_backend.simulator.isa.tcgen05 import complete_before_use, follow_copy
-from cute_backend.simulator.isa.wgmma import guard_accumulators
+from cute_backend.simulator.isa.wgmma import guard_registers
 from cute_backend.simulator.memory import PARAM_WINDOW
 from cute_backend.simulator.opcodes import Step, lookup
 from cute_backend.simulator.roles import Roles
-from cute_backend.simulator.syntax import Entry, Immediate, Instruction, registers_of
+from cute_backend.simulator.syntax import Entry, Immediate, Instruction, Vector, registers_of
 from cute_backend.simulator.warp import ALL, MOVED, NONE, Warp
 
 SM_REGISTERS = 65536
@@ -32,7 +32,7 @@ class Program:
         self.launch_registers = _launch_registers(entry)
         binder = Binder(entry, symbols, parameters)
         _check_cta_groups(entry)
-        self.accumulators = _written_by(entry, "wgmma.mma_async")
+        self.multiplied = _used_by_wgmma(entry)
         self.loaded = _with_copies(entry, _written_by(entry, "tcgen05.ld"))
         self.steps: list[Step] = [self._bind(binder, i) for i in entry.instructions]
         self.steps.append(lambda w: w.exit(w.mask))
@@ -41,10 +41,10 @@ class Program:
     def _bind(self, binder: Binder, instruction: Instruction) -> Step:
         step = lookup(instruction).bind(binder, instruction)
         family = instruction.parts[0]
-        if self.accumulators and family != "wgmma":
-            touched = self.accumulators & registers_of(instruction.operands)
+        if self.multiplied and family != "wgmma":
+            touched = self.multiplied & registers_of(instruction.operands)
             if touched:
-                step = guard_accumulators(step, frozenset(slot for _, slot in touched))
+                step = guard_registers(step, frozenset(slot for _, slot in touched), copies=family == "mov")
         if self.loaded and family != "tcgen05":
             touched = self.loaded & registers_of(instruction.operands)
             if touched and family == "mov":
@@ -89,6 +89,15 @@ def _check_cta_groups(entry: Entry) -> None:
     if len(lines) > 1:
         found = " and ".join(f".{group} (PTX line {line})" for group, line in sorted(lines.items()))
         raise ResourceError(f"tcgen05 instructions of {found} in one kernel; all must have the same")
+
+
+def _used_by_wgmma(entry: Entry) -> frozenset[tuple[str, int]]:
+    """The registers that hold D, or A, of some wgmma."""
+    found: frozenset[tuple[str, int]] = frozenset()
+    for instruction in entry.instructions:
+        if instruction.opcode.startswith("wgmma.mma_async"):
+            found |= registers_of(o for o in instruction.operands[:2] if isinstance(o, Vector))
+    return found
 
 
 def _written_by(entry: Entry, opcode: str) -> frozenset[tuple[str, int]]:

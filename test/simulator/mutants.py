@@ -659,11 +659,12 @@ MUTANTS = [
         r"wgmma warp (.|\n)*240 registers a thread, .* more for the warp; the pool of CTA",
     ),
     Mutant(
-        "accumulator registers fenced for the first k tile only",
+        "accumulator registers fenced for the first tile only",
         COOPERATIVE,
         (
             Edit("warpgroup.fence()", "pass", 2),
-            Edit("acc.fill(0.0)", "warpgroup.fence(); acc.fill(0.0)"),
+            Edit("warpgroup.fence()", "pass"),
+            Edit("store_plane = Int32(0)", "store_plane = Int32(0); warpgroup.fence()"),
         ),
         RaceError,
         r"registers that it has touched since its last wgmma\.fence",

@@ -599,7 +599,7 @@ def test_wgmma_signs_and_results(case: Warpgroup) -> None:
     assert np.array_equal(got, wanted)
 
 
-TOUCHED = "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; mov.b32 %r60, %r100;"
+TOUCHED = "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; add.f32 %r60, %r100, %r100;"
 
 
 def test_accumulators_may_be_read_between_products_with_a_fence_after() -> None:
@@ -617,6 +617,11 @@ def test_accumulators_may_be_read_between_products_with_a_fence_after() -> None:
         ({"wait": "wgmma.wait_group.sync.aligned 1;"}, RaceError, "that it has not waited for"),
         ({"commit": ""}, RaceError, "that it has not waited for"),
         ({"steps": 2, "between": TOUCHED}, RaceError, "touched since its last wgmma.fence"),
+        (
+            {"steps": 2, "between": "add.u32 %r61, %r61, 1;", "from_registers": True},
+            RaceError,
+            "touched since its last wgmma.fence",
+        ),
     ],
 )
 def test_wgmma_faults(change: dict[str, Any], error: type[Exception], message: str, seed: int | None) -> None:

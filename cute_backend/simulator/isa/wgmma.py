@@ -160,7 +160,7 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
     assert isinstance(d_operand, Vector)
     slots = [e.slot for e in d_operand.elements]  # type: ignore[union-attr]
     from_registers = isinstance(operands[1], Vector)
-    registers = frozenset(slot for _, slot in registers_of(operands[:2] if from_registers else operands[:1]))
+    registers = frozenset(slot for _, slot in registers_of(o for o in operands[:2] if isinstance(o, Vector)))
     a_gets = [binder.get(e, "b32", instruction) for e in operands[1].elements] if from_registers else []  # type: ignore[union-attr]
     a_descriptor = None if from_registers else scalar(binder, operands[1], "b64", instruction)
     b_descriptor = scalar(binder, operands[2], "b64", instruction)
@@ -222,9 +222,12 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
     return mma
 
 
-def guard_accumulators(step: Step, slots: frozenset[int]) -> Step:
+def guard_registers(step: Step, slots: frozenset[int], *, copies: bool) -> Step:
     """Wraps a step that touches registers which some wgmma of the program uses: they must not be in flight,
     and the next wgmma that uses them needs a fence before it (PTX ISA 9.7.15.7.1).
+
+    A step that `copies` needs no fence: compilers put the zeros that sums begin with behind it, and ptxas
+    renames registers instead of copying them.
     """
 
     def guarded(w: Warp) -> Any:
@@ -235,7 +238,8 @@ def guard_accumulators(step: Step, slots: frozenset[int]) -> Step:
                     f"{w.name} touches accumulator registers of a wgmma.mma_async that it has not waited for "
                     "(wgmma.wait_group)"
                 )
-            state.touched |= slots
+            if not copies:
+                state.touched |= slots
         return step(w)
 
     return guarded
