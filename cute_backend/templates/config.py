@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
-from ..spec import DType, EpilogueSpec
+from ..spec import DType, EpilogueSpec, LoadKind
 
 
 class Arch(str, Enum):
@@ -177,17 +178,114 @@ and 8192 cubed, where 64 x 128 reached 0.56 of 128 x 128. A tile not listed coun
 
 
 def choose(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int) -> TileConfig:
-    """The configuration for a problem: the one whose waves of tiles cost least.
+    """The configuration for a problem that was never tuned: of `table`, the one that should be fastest.
+
+    Among equals the larger tile wins.
+    """
+    return min(table(arch, spec), key=lambda config: _cost(config, m, n, sm_count))
+
+
+def _cost(config: TileConfig, m: int, n: int, sm_count: int) -> float:
+    """How long a problem takes, in the time of one element of a full wave of the largest tiles.
 
     A wave of tiles on `sm_count` multiprocessors takes time in proportion to the area of a tile, and smaller
-    tiles more than that, since they move more bytes for each operation. Among equals the larger tile wins.
+    tiles more than that, since they move more bytes for each operation.
     """
+    rows, columns = config.cta_rows * config.cluster_m, config.tile_n * config.cluster_n
+    clusters = -(-m // rows) * -(-n // columns)
+    waves = -(-clusters * config.cluster_size // sm_count)
+    area = config.cta_rows * config.tile_n
+    return waves * area / _RATE.get(area, 1.0)
 
-    def cost(config: TileConfig) -> float:
-        rows, columns = config.cta_rows * config.cluster_m, config.tile_n * config.cluster_n
-        clusters = -(-m // rows) * -(-n // columns)
-        waves = -(-clusters * config.cluster_size // sm_count)
-        area = config.cta_rows * config.tile_n
-        return waves * area / _RATE.get(area, 1.0)
 
-    return min(table(arch, spec), key=cost)
+_SHAPES = {
+    Arch.SM90A: (
+        TileConfig(Arch.SM90A, 256, 128),
+        TileConfig(Arch.SM90A, 128, 256),
+        TileConfig(Arch.SM90A, 128, 192),
+        TileConfig(Arch.SM90A, 128, 128),
+        TileConfig(Arch.SM90A, 128, 64),
+        TileConfig(Arch.SM90A, 64, 64),
+        TileConfig(Arch.SM90A, 128, 128, pingpong=True),
+        TileConfig(Arch.SM90A, 64, 256, pingpong=True),
+        TileConfig(Arch.SM90A, 64, 192, pingpong=True),
+        TileConfig(Arch.SM90A, 64, 128, pingpong=True),
+        TileConfig(Arch.SM90A, 64, 64, pingpong=True),
+    ),
+    Arch.SM100A: (
+        TileConfig(Arch.SM100A, 256, 256, 2, ctas=2),
+        TileConfig(Arch.SM100A, 256, 128, 2, ctas=2),
+        TileConfig(Arch.SM100A, 256, 64, 2, ctas=2),
+        TileConfig(Arch.SM100A, 128, 256),
+        TileConfig(Arch.SM100A, 128, 128),
+        TileConfig(Arch.SM100A, 128, 64),
+    ),
+}
+"""Tiles, with the schedule of each, that kernels may be tuned over; clusters and rasters come on top."""
+
+_CLUSTERS = ((2, 1), (1, 1), (1, 2))
+_RASTERS = (8, 4, 16)
+
+MAX_CANDIDATES = 12
+"""Configurations that one problem is tuned over: each takes seconds of a core to compile."""
+
+_MAX_ACCUMULATORS = 128
+"""fp32 accumulators of a Hopper epilogue thread that leave registers for the epilogue; promoted sums count
+twice."""
+
+_PRUNED_AT = 2.0
+"""A configuration that should take this many times as long as the best of them is not tried."""
+
+
+def candidates(
+    arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int, limit: int = MAX_CANDIDATES
+) -> tuple[TileConfig, ...]:
+    """What is worth timing for a problem, at most `limit`, the heuristic's own choice first.
+
+    Every configuration of which the model thinks well and beside whose operands the epilogue has room in
+    shared memory. The tiles that differ most in kind come first, then further clusters and rasters of each.
+    """
+    first = choose(arch, spec, m, n, k, sm_count)
+    space = [first, *(config for config in tunable(arch, spec) if config != first)]
+    # A raster of more rows than there are is the same as any other such raster.
+    effective: dict[TileConfig, TileConfig] = {}
+    for config in space:
+        rows = -(-m // (config.cta_rows * config.cluster_m))
+        effective.setdefault(replace(config, raster_m=min(config.raster_m, rows)), config)
+    costs = {config: _cost(config, m, n, sm_count) for config in effective.values()}
+    best = min(costs.values())
+    ranked = sorted((config for config in costs if costs[config] < _PRUNED_AT * best), key=costs.__getitem__)
+    seen: Counter[tuple[int, int, int, bool]] = Counter()
+    turns = {}
+    for config in ranked:
+        shape = (config.tile_m, config.tile_n, config.ctas, config.pingpong)
+        turns[config] = seen[shape]
+        seen[shape] += 1
+    chosen = sorted((config for config in ranked if config != first), key=turns.__getitem__)
+    return (first, *chosen)[:limit]
+
+
+def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
+    """Every configuration that may serve a spec: those of its table, and all that fit it."""
+    shipped = table(arch, spec)
+    found = [
+        replace(shape, cluster_m=max(cluster_m, shape.ctas), cluster_n=cluster_n, raster_m=raster_m)
+        for raster_m in _RASTERS
+        for cluster_m, cluster_n in _CLUSTERS
+        for shape in _SHAPES[arch]
+        if shape.ctas == 1 or cluster_n == 1
+    ]
+    return tuple(dict.fromkeys([*shipped, *(config for config in found if _fits(config, spec))]))
+
+
+def _fits(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether the accumulators fit in registers, and the epilogue's operands and outputs in shared memory."""
+    promoted = not all(acc.fast_accum for acc in spec.accumulators)
+    accumulators = config.thread_accumulators * (2 if promoted else 1) * len(spec.accumulators)
+    if config.arch is Arch.SM90A and accumulators > _MAX_ACCUMULATORS:
+        return False
+    planes = [store.dtype for store in spec.stores]
+    planes += [load.dtype for load in spec.loads_of(LoadKind.EXACT)]
+    bits = config.stage_elements * sum(dtype.bits for dtype in planes)
+    bits += config.tile_n * sum(load.dtype.bits for load in spec.loads_of(LoadKind.ROWVEC))
+    return EPILOGUE_STAGES * bits // 8 <= config.epilogue_smem_bytes

@@ -1,0 +1,110 @@
+"""What the heuristic chooses and what tuning tries: configurations that exist, fit and do not spill."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import cutlass
+import pytest
+from epilogues import EPILOGUES, Problem
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_specs import specs
+
+from cute_backend.fx_walk.collect import collect
+from cute_backend.memory_ops import Placement, Variant, plan
+from cute_backend.memory_ops.emit import CUTE_TYPES
+from cute_backend.runtime.build import build
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.spec import EpilogueSpec
+from cute_backend.templates.config import (
+    MAX_CANDIDATES,
+    MIN_AB_STAGES,
+    Arch,
+    TileConfig,
+    candidates,
+    choose,
+    table,
+    tunable,
+)
+from cute_backend.templates.epilogue import SmemOperand
+from cute_backend.templates.stages import Stages
+
+SIZES = st.tuples(st.integers(1, 70_000), st.integers(1, 2048), st.integers(1, 2048)).map(
+    lambda sizes: (sizes[0], 16 * sizes[1], 16 * sizes[2])
+)
+
+
+def shared_spec(name: str) -> EpilogueSpec:
+    epilogue = EPILOGUES[name]
+    (report,) = collect(epilogue.fn, epilogue.inputs(Problem(256, 256, 256)))
+    return report.regions[0].spec
+
+
+def stages(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Stages:
+    """The stages of a kernel. Raises ValueError where its shared memory does not hold them."""
+    placed = plan(spec, config, variant)
+
+    def operands(items: object) -> tuple[SmemOperand, ...]:
+        return tuple(
+            SmemOperand(item.name, getattr(cutlass, CUTE_TYPES[item.dtype]))
+            for item in items  # type: ignore[attr-defined]
+        )
+
+    epilogue = SimpleNamespace(
+        staged=operands(placed.having(Placement.SMEM_STAGED, spec)),
+        tma_loads=operands(placed.having(Placement.TMA, spec)),
+        tma_stores=operands(store for store in spec.stores if store.name in placed.tma_stores),
+    )
+    return Stages.of(config, epilogue)  # type: ignore[arg-type]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(spec=specs(), sizes=SIZES, arch=st.sampled_from(Arch))
+def test_what_is_chosen_exists_and_fits_shared_memory(
+    spec: EpilogueSpec, sizes: tuple[int, int, int], arch: Arch
+) -> None:
+    chosen = choose(arch, spec, *sizes, arch.sm_count)
+    assert chosen in table(arch, spec) and len(table(arch, spec)) <= 4
+    tried = candidates(arch, spec, *sizes, arch.sm_count)
+    assert tried[0] == chosen
+    assert len(set(tried)) == len(tried) <= MAX_CANDIDATES
+    assert set(tried) <= set(tunable(arch, spec))
+    for config in tried:
+        assert config.arch is arch
+        for variant in Variant:
+            assert stages(spec, config, variant).ab >= MIN_AB_STAGES
+
+
+@pytest.mark.parametrize("arch", Arch)
+def test_candidates_are_of_many_kinds_and_none_is_hopeless(arch: Arch) -> None:
+    spec = shared_spec("bias_gelu_residual")
+    large = candidates(arch, spec, 4096, 4096, 4096, arch.sm_count)
+    assert len({(config.tile_m, config.tile_n, config.pingpong) for config in large}) >= 5
+    assert not any(config.tile_m == config.tile_n == 64 for config in large)
+    small = candidates(arch, spec, 16, 8192, 8192, arch.sm_count)
+    assert not any(config.cta_rows * config.cluster_m > 256 for config in small)
+
+
+def test_rasters_that_are_the_same_are_not_tried_twice() -> None:
+    tried = candidates(Arch.SM90A, shared_spec("rowwise"), 128, 8192, 8192, 132, limit=1000)
+    assert len({(c.tile_m, c.tile_n, c.cluster_m, c.cluster_n, c.pingpong) for c in tried}) == len(tried)
+
+
+def test_tiles_that_leave_the_epilogue_no_room_are_not_tried() -> None:
+    spec = shared_spec("two_outputs")
+    for arch in Arch:
+        for config in set(tunable(arch, spec)) - set(table(arch, spec)):
+            placed = plan(spec, config, Variant.TMA)
+            assert len(placed.tma_stores) == len(spec.stores)
+            assert Placement.VECTOR not in placed.placements.values()
+
+
+def test_a_few_candidates_compile_without_a_spill() -> None:
+    draw = random.Random(20)
+    for arch in Arch:
+        spec = shared_spec(draw.choice(sorted(EPILOGUES)))
+        sizes = draw.choice([(16, 8192, 8192), (512, 4096, 2048), (8192, 8192, 1024)])
+        config = draw.choice(candidates(arch, spec, *sizes, arch.sm_count))
+        assert build(Kernel(spec, config, draw.choice(list(Variant)))).spill_bytes == 0, config.name
