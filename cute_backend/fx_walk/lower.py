@@ -256,9 +256,11 @@ def _scaled_sum(op: str, first: str = "self", second: str = "other") -> Composit
     """`first op alpha * second`."""
 
     def lower_sum(chain: Chain, operand: Resolve, args: dict[str, Any]) -> Operand:
-        left, right = operand(args[first]), operand(args[second])
-        if args["alpha"] != 1:
-            right = chain.emit("mul", right, number(args["alpha"]))
+        left, right, alpha = operand(args[first]), operand(args[second]), args["alpha"]
+        if chain.dtype(left) is chain.dtype(right) is DType.BOOL and isinstance(alpha, int):
+            alpha = bool(alpha)  # a sum of truth values has no other multiples
+        if alpha != 1:
+            right = chain.emit("mul", right, number(alpha))
         return chain.emit(op, left, right)
 
     return lower_sum

@@ -448,6 +448,18 @@ def test_the_steps_of_a_float_op_do_not_wrap_its_integers(step: Any) -> None:
     assert_same_after_the_pass(graph, 1)
 
 
+@pytest.mark.parametrize("alpha", [-1, 0, 1, 2, True, False])
+def test_a_sum_of_truth_values_takes_alpha_as_one(alpha: int) -> None:
+    """True plus minus one times True is True."""
+    made = Graph()
+    product = made.mm()
+    positive = made.call(aten.gt.Scalar, product, 0)
+    graph = made.output(
+        made.call(aten.add.Tensor, positive, made.call(aten.gt.Scalar, product, 1), alpha=alpha)
+    )
+    assert_same_after_the_pass(graph, 1)
+
+
 @pytest.mark.parametrize(
     ("dtype", "exponent"),
     [(F32, exponent) for exponent in (0.5, -0.5, -1, -1.0, 0, 0.0, 1, 2, 2.0, 3, 4, -2, 1.5)]
