@@ -44,6 +44,8 @@ class _Formula:
 
     def _stored(self, store: Store) -> str:
         text, _ = self._text(store.value)
+        if store.reduce is not None:
+            return f"{store.dtype.value}({store.reduce.axis.value}_{store.reduce.kind.value}({text}))"
         rounded = self.spec.dtypes[self._source(store.value)] is store.dtype and store.dtype is not DType.F32
         return text if rounded and store.value not in self.named else f"{store.dtype.value}({text})"
 
@@ -74,6 +76,8 @@ class _Formula:
         if op.op == "cast":
             return f"{op.dtype.value}({operands[0][0]})", _ATOM
         template = OPS[op.op].formula
+        if not operands:
+            return template, _ATOM
         infix = re.fullmatch(r"\{0\} (\S+) \{1\}", template)
         if infix:
             level = _LEVEL[infix[1]]

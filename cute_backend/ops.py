@@ -23,6 +23,7 @@ from enum import Enum
 
 import torch
 
+from cute_backend import philox
 from cute_backend.spec import Const, DType, EpilogueSpec, Op, Overflow, Precision, SpecError
 
 
@@ -51,6 +52,8 @@ class ResultRule(Enum):
     SAME = "same"
     """That of the operands once brought together (for WHERE, of the two choices)."""
     BOOL = "bool"
+    FLOAT = "float"
+    """fp32, whatever the operands are."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +205,7 @@ def _div_floor(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _no_reference(*_: torch.Tensor) -> torch.Tensor:
-    raise NotImplementedError("a cast takes its dtype from the spec's op: see numerics.cast")
+    raise NotImplementedError("what this row gives depends on more than its operands: see replay")
 
 
 _P, _N = OperandRule.PROMOTE, OperandRule.NUMBER
@@ -287,12 +290,28 @@ _ROWS: tuple[PointwiseOp, ...] = (
     _bitwise("bitwise_xor", "^"),
     PointwiseOp("bitwise_not", _targets("bitwise_not"), 1, _P, _SAME, None, "~{0}", torch.bitwise_not,
                 cute_int="~{0}", cute_bool="math.logical_not({0})"),
+    # Noise, from seed low, seed high, index, row, sample: see `philox`.
+    PointwiseOp("gumbel", (), 5, _P, ResultRule.FLOAT, None, "gumbel({0}, {1}, {2}, {3}, {4})",
+                philox.gumbel, cute_int="math.gumbel({0}, {1}, {2}, {3}, {4})"),
 )  # fmt: skip
 
 CAST = PointwiseOp("cast", (), 1, _P, _SAME, None, "cast({0})", _no_reference)
 """To the dtype of the spec's op, under its overflow rule. The device expression is `cast_expression`."""
 
-OPS: dict[str, PointwiseOp] = {row.name: row for row in (*_ROWS, CAST)}
+ROW_INDEX = PointwiseOp("row_index", (), 0, _P, _SAME, None, "row", _no_reference)
+"""Which row of the plane an element lies in, as int32."""
+
+COLUMN_INDEX = PointwiseOp("column_index", (), 0, _P, _SAME, None, "column", _no_reference)
+"""Which column."""
+
+INDEX_EXPRESSIONS = {ROW_INDEX.name: "sub.row(e)", COLUMN_INDEX.name: "sub.column(e)"}
+"""The device expressions of what an element's place gives, for element `e` of subtile `sub`: clamped to the
+last row and column, where an element beyond them is of no use to anyone."""
+
+SPECIAL = (CAST, ROW_INDEX, COLUMN_INDEX)
+"""Rows that the replay and the emitter know by name: what they give depends on more than their operands."""
+
+OPS: dict[str, PointwiseOp] = {row.name: row for row in (*_ROWS, *SPECIAL)}
 
 _BY_ATEN = {target: row for row in _ROWS for target in row.aten}
 
@@ -310,7 +329,7 @@ def promote(row: PointwiseOp, dtypes: Sequence[DType]) -> tuple[DType, ...]:
     if len(dtypes) != row.arity:
         raise OperandError(f"{row.name} takes {row.arity} operands, not {len(dtypes)}")
     registers = [dtype.register for dtype in dtypes]
-    if row is CAST:
+    if row in SPECIAL:
         return tuple(registers)
     common = _common(row.operands, registers[1:] if row.operands is OperandRule.WHERE else registers)
     if row.expression(common) is None:
@@ -335,7 +354,9 @@ def result_dtype(row: PointwiseOp, dtypes: Sequence[DType]) -> DType:
     Raises OperandError as `promote` does.
     """
     operands = promote(row, dtypes)
-    return DType.BOOL if row.result is ResultRule.BOOL else operands[-1]
+    if row in (ROW_INDEX, COLUMN_INDEX):
+        return DType.I32
+    return {ResultRule.BOOL: DType.BOOL, ResultRule.FLOAT: DType.F32}.get(row.result) or operands[-1]
 
 
 def operand_dtypes(spec: EpilogueSpec, op: Op) -> list[DType]:

@@ -12,8 +12,21 @@ import torch
 from torch import Tensor
 
 from cute_backend import numerics
-from cute_backend.ops import OPS, check, effective_dtype, operand_dtypes, promote
-from cute_backend.spec import Const, DType, EpilogueSpec, Load, LoadKind, Op, Operand, Order, Overflow, Store
+from cute_backend.ops import COLUMN_INDEX, OPS, ROW_INDEX, check, effective_dtype, operand_dtypes, promote
+from cute_backend.reduce import reduce
+from cute_backend.spec import (
+    Const,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Op,
+    Operand,
+    Order,
+    Overflow,
+    Reduction,
+    Store,
+)
 
 _VIEWS = {
     LoadKind.SCALAR: (1, 1),
@@ -30,15 +43,15 @@ def replay(
     *,
     accumulate: torch.dtype = torch.float32,
 ) -> list[Tensor]:
-    """The spec's stores, in order: (M, N) tensors, dense in each store's order.
+    """The spec's stores, in order: (M, N) tensors, dense in each store's order, or their reductions.
 
     `a[i]` is (M, K) and `b[i]` (K, N), one pair for each accumulator. `loads` follow the spec: (M, N) for an
     exact load, (N,) for a rowvec, (M,) for a colvec, one element for a scalar. The operands' values are exact
-    in `accumulate`, in which the products are summed, in the order of the device's own matmul; float64 takes
-    that order's rounding out of a test. All that follows is fp32.
+    in `accumulate`, in which products and reductions are summed, in the order of the device's own kernels;
+    float64 takes that order's rounding out of a test. Everything else is fp32.
 
     Raises SpecError where an op and its operands contradict the op table, ValueError where the number of
-    operands contradicts the spec.
+    operands contradicts the spec, IndexError for an extremum of no elements.
     """
     check(spec)
     values: dict[str, Tensor] = {}
@@ -46,10 +59,15 @@ def replay(
         values[acc.name] = torch.mm(left.to(accumulate), right.to(accumulate)).to(torch.float32)
     for load, tensor in zip(spec.loads, loads, strict=True):
         values[load.name] = _plane(load, tensor)
-    for op in spec.ops:
-        values[op.name] = _step(spec, op, values)
     plane = (a[0].shape[0], b[0].shape[1])
-    return [_stored(spec, store, values[store.value], plane) for store in spec.stores]
+    for op in spec.ops:
+        values[op.name] = _step(spec, op, values, plane)
+    return [
+        _stored(spec, store, values[store.value].expand(plane))
+        if store.reduce is None
+        else _reduced(spec, store, store.reduce, values[store.value].expand(plane), accumulate)
+        for store in spec.stores
+    ]
 
 
 def _plane(load: Load, tensor: Tensor) -> Tensor:
@@ -58,9 +76,13 @@ def _plane(load: Load, tensor: Tensor) -> Tensor:
     return numerics.widen(view, load.dtype)
 
 
-def _step(spec: EpilogueSpec, op: Op, values: dict[str, Tensor]) -> Tensor:
+def _step(spec: EpilogueSpec, op: Op, values: dict[str, Tensor], plane: tuple[int, int]) -> Tensor:
     device = values[spec.accumulators[0].name].device
     row = OPS[op.op]
+    if row is ROW_INDEX:
+        return torch.arange(plane[0], dtype=torch.int32, device=device).unsqueeze(1)
+    if row is COLUMN_INDEX:
+        return torch.arange(plane[1], dtype=torch.int32, device=device)
 
     def fetch(operand: Operand, register: DType) -> Tensor:
         if isinstance(operand, Const):
@@ -74,13 +96,27 @@ def _step(spec: EpilogueSpec, op: Op, values: dict[str, Tensor]) -> Tensor:
     return row.reference(*operands)
 
 
-def _stored(spec: EpilogueSpec, store: Store, value: Tensor, plane: tuple[int, int]) -> Tensor:
-    """The value over the whole plane, in memory's dtype and order: fresh memory, whatever the value is.
-
-    A value that has the store's dtype already is stored as it is: an infinity of e5m2 stays one.
-    """
-    rounded = spec.dtypes[store.value] is store.dtype
-    packed = numerics.store(value, store.dtype, Overflow.NONFINITE if rounded else Overflow.SATURATE)
-    m, n = plane
+def _stored(spec: EpilogueSpec, store: Store, value: Tensor) -> Tensor:
+    """An (M, N) value in memory's dtype and order: fresh memory, whatever the value is."""
+    packed = _packed(spec, store, value)
+    m, n = value.shape
     out = packed.new_empty((m, n)) if store.order is Order.ROW else packed.new_empty((n, m)).t()
-    return out.copy_(packed.expand(m, n))
+    return out.copy_(packed)
+
+
+def _reduced(
+    spec: EpilogueSpec, store: Store, reduction: Reduction, value: Tensor, accumulate: torch.dtype
+) -> Tensor:
+    result = reduce(numerics.convert(value, DType.F32), reduction, accumulate)
+    return result if reduction.kind.is_index else _packed(spec, store, result)
+
+
+def _packed(spec: EpilogueSpec, store: Store, value: Tensor) -> Tensor:
+    """A value, or an element of it, in memory's dtype.
+
+    What has the store's dtype already is stored as it is: an infinity of e5m2 stays one.
+    """
+    rounded = spec.dtypes[store.value] is store.dtype and (
+        store.reduce is None or store.reduce.kind.is_extremum
+    )
+    return numerics.store(value, store.dtype, Overflow.NONFINITE if rounded else Overflow.SATURATE)

@@ -29,6 +29,7 @@ MAX_ULP = {
     "tanh": 2.0,
     "sigmoid": 4.0,
     "erf": 2.0,
+    "gumbel": 4.0,
 }
 """The largest error that each function may have, in ulps of a float64 reference. Other rows have none."""
 
@@ -102,6 +103,9 @@ def _allowed(name: str, operands: list[Tensor], exact: Tensor) -> Tensor:
         # The product with log2(e) is rounded once; below the normal range the reciprocal is flushed.
         allowed = torch.fmax(allowed, -1.5 * operands[0].double())
         return torch.where(exact < 2.0**-126, 2.0**24, allowed)
+    if name == "gumbel":
+        # Near 0 the logarithm's argument is near 1, and its error is absolute.
+        return allowed / exact.abs().clamp(2.0**-24, 1.0)
     return allowed
 
 

@@ -5,6 +5,7 @@ import pytest
 from cute_backend.formula import formula
 from cute_backend.spec import (
     Accumulator,
+    Axis,
     Const,
     DType,
     EpilogueSpec,
@@ -12,6 +13,8 @@ from cute_backend.spec import (
     LoadKind,
     Op,
     Precision,
+    ReduceKind,
+    Reduction,
     Store,
     Stride,
 )
@@ -55,6 +58,32 @@ def test_a_cast_shows_only_where_it_rounds():
     ops = [op("t0", "cast", "acc", dtype=DType.BF16), op("t1", "add", "t0", "t0")]
     assert text(*ops) == "out0 = bf16(acc + acc)"
     assert text(*ops, precision=Precision.EAGER) == "t0 = bf16(acc)\nout0 = bf16(t0 + t0)"
+
+
+def test_reductions_name_their_axis():
+    ops = [op("t0", "mul", "acc", "scale_a"), op("t1", "abs", "t0")]
+    stores = (
+        Store("out0", "t0", DType.BF16),
+        Store("out1", "t1", DType.BF16, reduce=Reduction(Axis.ROW, ReduceKind.MAX)),
+        Store("out2", "t0", DType.I64, reduce=Reduction(Axis.ALL, ReduceKind.ARGMIN)),
+    )
+    assert text(*ops, stores=stores).splitlines() == [
+        "t0 = acc * scale_a",
+        "out0 = bf16(t0)",
+        "out1 = bf16(row_max(abs(t0)))",
+        "out2 = i64(all_argmin(t0))",
+    ]
+
+
+def test_places_and_noise_are_named():
+    ops = [
+        op("t0", "row_index", dtype=DType.I32),
+        op("t1", "column_index", dtype=DType.I32),
+        op("t2", "gumbel", Const(1), Const(2), "t1", "t0", Const(3)),
+        op("t3", "add", "acc", "t2"),
+        op("t4", "add", "t3", "t0"),
+    ]
+    assert text(*ops) == "t0 = row\nout0 = bf16(acc + gumbel(1, 2, column, t0, 3) + t0)"
 
 
 def test_every_output_has_its_line():

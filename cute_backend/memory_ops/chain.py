@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ..ops import OPS, cast_expression, conversion_expression, effective_dtype, promote
+from ..ops import INDEX_EXPRESSIONS, OPS, cast_expression, conversion_expression, effective_dtype, promote
 from ..spec import Const, DType, EpilogueSpec, Op, Operand, Overflow, Store
 
 _REGISTER_TYPES = {DType.F32: "Float32", DType.I32: "Int32", DType.BOOL: "Boolean"}
@@ -20,7 +20,8 @@ class Chain:
     """A spec's ops, reduced to what its stores need.
 
     `reads` gives the expression for each accumulator and load. After construction `statements` has the lines
-    in order and `stored(store)` the expression, register dtype and overflow rule of each output.
+    in order and `stored(store)` the expression, register dtype and overflow rule of each output; of one that
+    reduces, the fp32 expression that is reduced.
     """
 
     def __init__(self, spec: EpilogueSpec, reads: Mapping[str, str]) -> None:
@@ -42,11 +43,15 @@ class Chain:
         """
         value, overflow = self._final(store)
         text, dtype = self._text[value], self._dtype[value]
+        if store.reduce is not None:
+            return conversion_expression(text, dtype, DType.F32), DType.F32, overflow
         if store.dtype is DType.BOOL:
             return conversion_expression(text, dtype, DType.BOOL), DType.BOOL, overflow
         return text, dtype, overflow
 
     def _final(self, store: Store) -> tuple[str, Overflow]:
+        if store.reduce is not None:  # rounds what it reduces where the spec says so, and what it gives
+            return store.value, Overflow.SATURATE
         op = self._ops.get(store.value)
         if op is not None and op.op == "cast" and op.dtype is store.dtype and isinstance(op.operands[0], str):
             return op.operands[0], op.overflow
@@ -64,6 +69,9 @@ class Chain:
     def _emit(self, op: Op) -> None:
         if op.op == "cast":
             self._emit_cast(op)
+            return
+        if op.op in INDEX_EXPRESSIONS:
+            self._define(op.name, INDEX_EXPRESSIONS[op.op], DType.I32)
             return
         row = OPS[op.op]
         sources = [self._source(operand) for operand in op.operands]

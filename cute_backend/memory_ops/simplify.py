@@ -27,7 +27,7 @@ def _without_transparent_casts(spec: EpilogueSpec) -> EpilogueSpec:
     ops = []
     for op in spec.ops:
         op = replace(op, operands=tuple(_renamed(operand, source) for operand in op.operands))
-        operand = op.operands[0]
+        operand = op.operands[0] if op.operands else None
         if op.op == "cast" and isinstance(operand, str) and _keeps(op, spec.dtypes[operand], spec):
             source[op.name] = operand
         else:

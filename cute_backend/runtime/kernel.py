@@ -90,7 +90,7 @@ def version_of(distribution: str) -> str:
 
 def _source_digest() -> str:
     """A digest of every source that has a say in the code of a kernel."""
-    makers = [_PACKAGE / "spec.py", _PACKAGE / "ops.py", _PACKAGE / "runtime" / "compile.py"]
+    makers = [_PACKAGE / name for name in ("spec.py", "ops.py", "philox.py", "runtime/compile.py")]
     makers += sorted((_PACKAGE / "memory_ops").glob("*.py")) + sorted((_PACKAGE / "templates").glob("*.py"))
     digest = hashlib.sha256()
     for path in makers:

@@ -37,6 +37,13 @@ def cast(name: str, value: str, dtype: DType, overflow: Overflow = Overflow.SATU
     return Op(name, "cast", (value,), dtype, overflow)
 
 
+NOISE = (
+    Op("t1", "row_index", (), DType.I32),
+    Op("t2", "column_index", (), DType.I32),
+    Op("t3", "gumbel", ("scalar0", "scalar0", "t2", "t1", Const(3)), F32),
+    Op("t4", "gt", ("t3", Const(0.5)), BOOL),
+)
+
 SMALL = Op("t0", "mul", ("acc", Const(2.0**-10)), F32)
 LARGE = Op("t0", "mul", ("acc", Const(1000.0)), F32)
 
@@ -52,6 +59,11 @@ CASES: dict[str, tuple[tuple[Load, ...], tuple[Op, ...], tuple[tuple[str, DType]
         (plane(BOOL),),
         (Op("t0", "gt", ("acc", Const(0.0)), BOOL), Op("t1", "logical_xor", ("t0", "exact0"), BOOL)),
         (("t1", DType.U8), ("exact0", BOOL), ("t1", DType.BF16)),
+    ),
+    "places and noise": (
+        (Load("scalar0", LoadKind.SCALAR, DType.I32, Stride.ZERO, Stride.ZERO),),
+        NOISE,
+        (("t1", DType.I32), ("t2", DType.I32), ("t4", DType.U8)),
     ),
     "integers wrap": (
         (),
@@ -111,7 +123,8 @@ def test_stores(name: str, arch: Arch) -> None:
     generator = torch.Generator().manual_seed(0)
     a = torch.randint(-4, 5, (M, K), generator=generator).to(torch.bfloat16)
     b = torch.randint(-4, 5, (N, K), generator=generator).to(torch.bfloat16).t()
-    operands = [codes(load.dtype) for load in loads]
+    seed = torch.tensor([12345], dtype=torch.int32)
+    operands = [codes(load.dtype) if load.kind is LoadKind.EXACT else seed for load in loads]
     outputs, _ = api.run_region(spec, [a], [b], operands, api.Machine(arch))
     for got, expected in zip(outputs, replay(spec, [a], [b], operands), strict=True):
         assert got.dtype == expected.dtype
