@@ -30,6 +30,7 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
     DType.I8: torch.int8,
     DType.U8: torch.uint8,
     DType.I32: torch.int32,
+    DType.I64: torch.int64,
     DType.BOOL: torch.bool,
 }
 

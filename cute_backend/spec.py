@@ -8,6 +8,10 @@ Where values live. A floating-point value is held in fp32, an integer value in i
 bool, whatever dtype it was loaded from: widening is exact. `Op.dtype` says what the result has been rounded
 or wrapped to; only `cast` may name a dtype narrower than the three register dtypes. A store rounds its value
 to `Store.dtype` as a saturating cast would.
+
+A store may reduce: then it has one element for each row, for each column, or for the whole plane. Reductions
+are computed in fp32, over the elements of the (M, N) plane and no others. What they are reduced to can't be
+read in the same spec: it is whole only when the kernel is done.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, Union
 
-SPEC_VERSION = 1
+SPEC_VERSION = 2
 
 
 class SpecError(ValueError):
@@ -37,6 +41,8 @@ class DType(str, Enum):
     I8 = "i8"
     U8 = "u8"
     I32 = "i32"
+    I64 = "i64"
+    """Indices, as torch stores them; held in int32."""
     BOOL = "bool"
 
     @property
@@ -50,7 +56,7 @@ class DType(str, Enum):
     @property
     def bits(self) -> int:
         """Bits of one element in memory; a bool takes a byte, as in torch."""
-        return {DType.F32: 32, DType.I32: 32, DType.BF16: 16, DType.F16: 16}.get(self, 8)
+        return {DType.I64: 64, DType.F32: 32, DType.I32: 32, DType.BF16: 16, DType.F16: 16}.get(self, 8)
 
     @property
     def register(self) -> DType:
@@ -58,6 +64,10 @@ class DType(str, Enum):
         if self.is_float:
             return DType.F32
         return DType.BOOL if self is DType.BOOL else DType.I32
+
+
+VALUE_DTYPES = tuple(dtype for dtype in DType if dtype is not DType.I64)
+"""What operands, loads, casts and stored planes may have: all but the dtype of indices."""
 
 
 class LoadKind(str, Enum):
@@ -89,6 +99,47 @@ class Order(str, Enum):
 
     ROW = "row"
     COLUMN = "column"
+
+
+class Axis(str, Enum):
+    """What a reduction has one result for."""
+
+    ROW = "row"
+    """Each row, reduced over N: (M,)."""
+    COLUMN = "column"
+    """Each column, reduced over M: (N,)."""
+    ALL = "all"
+    """The plane: 0-d."""
+
+
+class ReduceKind(str, Enum):
+    """How a reduction combines elements: as torch does, ties and NaN included."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    """A sum, divided by how many there were when it is finished."""
+    MAX = "max"
+    """NaN where there is one, else the largest; +0 is larger than -0."""
+    MIN = "min"
+    """NaN where there is one, else the smallest; -0 is smaller than +0."""
+    ARGMAX = "argmax"
+    """Where the largest is, or the first NaN; of equals, which zeros are, the lowest index.
+
+    The column for each row, the row for each column, row * N + column for the plane.
+    """
+    ARGMIN = "argmin"
+    """As ARGMAX, of the smallest."""
+    LOGSUMEXP = "logsumexp"
+    """log(sum(exp(x))), shifted by the largest so that nothing overflows."""
+
+    @property
+    def is_index(self) -> bool:
+        return self in (ReduceKind.ARGMAX, ReduceKind.ARGMIN)
+
+    @property
+    def is_extremum(self) -> bool:
+        """Whether the result is one of the elements."""
+        return self in (ReduceKind.MAX, ReduceKind.MIN)
 
 
 class Overflow(str, Enum):
@@ -169,13 +220,29 @@ class Op:
 
 
 @dataclass(frozen=True)
+class Reduction:
+    """What a store makes of its value: one element along `axis` in place of the plane.
+
+    Two stores of one value, MAX and ARGMAX, are what torch calls `max` with a dimension.
+    """
+
+    axis: Axis
+    kind: ReduceKind
+
+
+@dataclass(frozen=True)
 class Store:
-    """An (M, N) output: the value `value`, converted to `dtype`, written in `order`."""
+    """An output: the value `value`, converted to `dtype`.
+
+    The (M, N) plane, written in `order`; or its reduction, (M,), (N,) or 0-d, rounded to `dtype` when it is
+    whole. Indices are i64, and nothing else is. Extrema of integers keep the value's dtype; all else is a float.
+    """
 
     name: str
     value: str
     dtype: DType
     order: Order = Order.ROW
+    reduce: Union[Reduction, None] = None
 
 
 @dataclass(frozen=True)
@@ -210,6 +277,16 @@ class EpilogueSpec:
         """The accumulator, load or op behind every value, by name."""
         values: tuple[Union[Accumulator, Load, Op], ...] = (*self.accumulators, *self.loads, *self.ops)
         return {value.name: value for value in values}
+
+    @cached_property
+    def planes(self) -> tuple[Store, ...]:
+        """The stores that write the whole (M, N) plane."""
+        return tuple(store for store in self.stores if store.reduce is None)
+
+    @cached_property
+    def reductions(self) -> tuple[Store, ...]:
+        """The stores that reduce it."""
+        return tuple(store for store in self.stores if store.reduce is not None)
 
     def loads_of(self, kind: LoadKind) -> tuple[Load, ...]:
         """The loads of one kind, in the spec's order."""
@@ -307,8 +384,14 @@ def _decode_op(item: Any) -> Op:
 
 
 def _decode_store(item: Any) -> Store:
-    dtype, order = DType(item["dtype"]), Order(item["order"])
-    return Store(name=item["name"], value=item["value"], dtype=dtype, order=order)
+    dtype, order, reduce = DType(item["dtype"]), Order(item["order"]), item["reduce"]
+    return Store(
+        name=item["name"],
+        value=item["value"],
+        dtype=dtype,
+        order=order,
+        reduce=None if reduce is None else Reduction(Axis(reduce["axis"]), ReduceKind(reduce["kind"])),
+    )
 
 
 _MMA_DTYPES = (DType.E4M3, DType.E5M2, DType.BF16, DType.F16)
@@ -348,6 +431,8 @@ def _validate(spec: EpilogueSpec) -> None:
                 f"{load.name} is called {load.kind.value} but has stride classes "
                 f"({load.stride_m.value}, {load.stride_n.value})"
             )
+        if load.dtype is DType.I64:
+            raise SpecError(f"{load.name} is i64, which only indices are stored as")
         if load.m_modes < 1:
             raise SpecError(f"{load.name} has {load.m_modes} M modes")
     for op in spec.ops:
@@ -356,15 +441,36 @@ def _validate(spec: EpilogueSpec) -> None:
                 raise SpecError(f"{op.name} reads {operand!r} before it is made")
         if op.op != "cast" and op.dtype is not op.dtype.register:
             raise SpecError(f"{op.name} = {op.op} has dtype {op.dtype.value}; only a cast may narrow")
+        if op.dtype is DType.I64:
+            raise SpecError(f"{op.name} has dtype i64, which only indices are stored as")
         if op.overflow is not Overflow.SATURATE and not (op.op == "cast" and op.dtype.is_fp8):
             raise SpecError(f"{op.name} = {op.op} to {op.dtype.value} has no overflow rule to state")
         define(op.name)
     for store in spec.stores:
         if store.value not in seen:
             raise SpecError(f"{store.name} stores {store.value!r}, which no one makes")
+        _validate_store(store, spec.dtypes[store.value])
     names = [store.name for store in spec.stores]
     if len(set(names)) != len(names) or seen & set(names):
         raise SpecError(f"the stores {names} clash among themselves or with values")
+
+
+def _validate_store(store: Store, value: DType) -> None:
+    if store.reduce is None:
+        if store.dtype is DType.I64:
+            raise SpecError(f"{store.name} stores a plane as i64, which only indices are stored as")
+        return
+    kind = store.reduce.kind
+    what = f"{store.name}, the {store.reduce.axis.value} {kind.value} of {store.value!r},"
+    if store.order is not Order.ROW:
+        raise SpecError(f"{what} has order {store.order.value}, which only planes have")
+    if value is DType.I32:
+        raise SpecError(f"{what} reduces i32, which fp32 does not hold")
+    if kind.is_index != (store.dtype is DType.I64):
+        raise SpecError(f"{what} is stored as {store.dtype.value}; indices are i64, and nothing else is")
+    kept = kind.is_extremum and store.dtype is value
+    if not (kind.is_index or store.dtype.is_float or kept):
+        raise SpecError(f"{what} is stored as {store.dtype.value}; it is a float")
 
 
 def _validate_accumulator(acc: Accumulator) -> None:

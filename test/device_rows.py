@@ -19,7 +19,7 @@ from torch import Tensor
 from cute_backend import numerics
 from cute_backend.memory_ops.emit import CUTE_TYPES
 from cute_backend.ops import CAST, OPS, OperandRule, cast_expression, result_dtype
-from cute_backend.spec import DType, Overflow
+from cute_backend.spec import VALUE_DTYPES, DType, Overflow
 
 REGISTERS = (DType.F32, DType.I32, DType.BOOL)
 THREADS = 128
@@ -65,7 +65,7 @@ def row_cases() -> list[RowCase]:
             case = RowCase(row.name, registers, result_dtype(row, registers), text, row.reference)
             cases.append(case)
     for source in REGISTERS:
-        for target in DType:
+        for target in VALUE_DTYPES:
             for overflow in Overflow:
                 if overflow is Overflow.NONFINITE and not target.is_fp8:
                     continue
@@ -198,11 +198,11 @@ def conversions() -> list[Conversion]:
     narrowings = [
         Narrowing(source, target, overflow)
         for source in REGISTERS
-        for target in DType
+        for target in VALUE_DTYPES
         for overflow in Overflow
         if overflow is Overflow.SATURATE or target.is_fp8
     ]
-    return [*narrowings, *(Widening(source) for source in DType if source.bits < 32)]
+    return [*narrowings, *(Widening(source) for source in VALUE_DTYPES if source.bits < 32)]
 
 
 def conversion_inputs(count: int) -> dict[str, Tensor]:

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from cute_backend.ops import CAST, OPS, OperandError, PointwiseOp, promote, result_dtype
 from cute_backend.spec import (
+    VALUE_DTYPES,
     Accumulator,
+    Axis,
     Const,
     DType,
     EpilogueSpec,
@@ -23,6 +25,8 @@ from cute_backend.spec import (
     Order,
     Overflow,
     Precision,
+    ReduceKind,
+    Reduction,
     Store,
     Stride,
 )
@@ -68,7 +72,7 @@ def _load(draw: st.DrawFn, index: int) -> Load:
     return Load(
         name=f"{_NAMES[kind]}{index}",
         kind=kind,
-        dtype=draw(st.sampled_from(DType)),
+        dtype=draw(st.sampled_from(VALUE_DTYPES)),
         stride_m=draw(st.sampled_from(_NONZERO)) if varies_m else Stride.ZERO,
         stride_n=draw(st.sampled_from(_NONZERO)) if varies_n else Stride.ZERO,
         m_modes=draw(st.integers(1, 2)),
@@ -100,7 +104,7 @@ def _draw_step(draw: st.DrawFn, chain: _Chain, row: PointwiseOp) -> None:
     operands = tuple(draw(chain.operand()) for _ in range(row.arity))
     dtypes = [chain.dtype_of(operand) for operand in operands]
     if row is CAST:
-        target = draw(st.sampled_from(DType))
+        target = draw(st.sampled_from(VALUE_DTYPES))
         overflow = draw(st.sampled_from(Overflow)) if target.is_fp8 else Overflow.SATURATE
         chain.add("cast", operands, target, overflow)
         return
@@ -115,7 +119,9 @@ def _draw_step(draw: st.DrawFn, chain: _Chain, row: PointwiseOp) -> None:
 
 
 @st.composite
-def specs(draw: st.DrawFn, rows: Sequence[str] = tuple(OPS), max_ops: int = 10) -> EpilogueSpec:
+def specs(
+    draw: st.DrawFn, rows: Sequence[str] = tuple(OPS), max_ops: int = 10, reductions: bool = False
+) -> EpilogueSpec:
     """A spec whose ops are drawn from the named rows of the table.
 
     Every fourth op is a cast. Where torch leaves the sign of a zero open, 0.0 is added, which settles it.
@@ -126,11 +132,33 @@ def specs(draw: st.DrawFn, rows: Sequence[str] = tuple(OPS), max_ops: int = 10) 
     names = st.sampled_from([*rows, *["cast"] * (len(rows) // 3)])
     for _ in range(draw(st.integers(0, max_ops))):
         _draw_step(draw, chain, OPS[draw(names)])
+    makers = [_plane, _reduced] if reductions else [_plane]
     stores = tuple(
-        Store(f"out{index}", draw(_value(chain)), draw(st.sampled_from(DType)), draw(st.sampled_from(Order)))
-        for index in range(draw(st.integers(1, 3)))
+        draw(draw(st.sampled_from(makers))(f"out{index}", chain)) for index in range(draw(st.integers(1, 3)))
     )
     return EpilogueSpec(accs, loads, tuple(chain.ops), stores, draw(st.sampled_from(Precision)))
+
+
+@st.composite
+def _plane(draw: st.DrawFn, name: str, chain: _Chain) -> Store:
+    return Store(name, draw(_value(chain)), draw(st.sampled_from(VALUE_DTYPES)), draw(st.sampled_from(Order)))
+
+
+@st.composite
+def _reduced(draw: st.DrawFn, name: str, chain: _Chain) -> Store:
+    """A reduction of a value that fp32 holds, a float where there is no other."""
+    value = draw(_value(chain))
+    if chain.dtypes[value] is DType.I32:
+        value = next(iter(chain.dtypes))
+    kind = draw(st.sampled_from(ReduceKind))
+    dtypes = [dtype for dtype in VALUE_DTYPES if dtype.is_float]
+    if kind.is_index:
+        dtypes = [DType.I64]
+    elif kind.is_extremum and not chain.dtypes[value].is_float:
+        dtypes.append(chain.dtypes[value])
+    return Store(
+        name, value, draw(st.sampled_from(dtypes)), reduce=Reduction(draw(st.sampled_from(Axis)), kind)
+    )
 
 
 def _value(chain: _Chain) -> st.SearchStrategy[str]:

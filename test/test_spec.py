@@ -14,6 +14,7 @@ from random_specs import NUMBERS, specs
 
 from cute_backend.spec import (
     Accumulator,
+    Axis,
     Const,
     DType,
     EpilogueSpec,
@@ -21,8 +22,11 @@ from cute_backend.spec import (
     LoadKind,
     Major,
     Op,
+    Order,
     Overflow,
     Precision,
+    ReduceKind,
+    Reduction,
     SpecError,
     Store,
     Stride,
@@ -35,7 +39,7 @@ OUT = Store("out0", "t0", DType.BF16)
 SPEC = EpilogueSpec((ACC,), (BIAS,), (ADD,), (OUT,))
 
 
-@given(specs())
+@given(specs(reductions=True))
 def test_json_round_trip(spec: EpilogueSpec) -> None:
     text = spec.to_json()
     again = EpilogueSpec.from_json(text)
@@ -85,6 +89,9 @@ def test_json_is_canonical() -> None:
         ("accumulators", (replace(ACC, b_dtype=DType.E5M2),)),
         ("ops", (replace(ADD, op="sub"),)),
         ("stores", (replace(OUT, dtype=DType.F16),)),
+        ("stores", (replace(OUT, reduce=Reduction(Axis.ROW, ReduceKind.MAX)),)),
+        ("stores", (replace(OUT, reduce=Reduction(Axis.ROW, ReduceKind.MIN)),)),
+        ("stores", (replace(OUT, reduce=Reduction(Axis.ALL, ReduceKind.MAX)),)),
     ],
 )
 def test_every_field_reaches_the_key(field: str, value: Any) -> None:
@@ -96,6 +103,9 @@ def test_dtypes_and_producers() -> None:
     assert SPEC.producers == {"acc": ACC, "bias": BIAS, "t0": ADD}
     assert SPEC.loads_of(LoadKind.ROWVEC) == (BIAS,)
     assert SPEC.loads_of(LoadKind.COLVEC) == ()
+
+
+MAXIMA = replace(OUT, reduce=Reduction(Axis.ROW, ReduceKind.MAX))
 
 
 def _load(kind: LoadKind, stride_m: Stride, stride_n: Stride) -> Load:
@@ -124,6 +134,23 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         "t0 = cast to bf16 has no overflow rule",
     ),
     ({"stores": (replace(OUT, value="t1"),)}, "out0 stores 't1', which no one makes"),
+    ({"stores": (replace(OUT, dtype=DType.I64),)}, "out0 stores a plane as i64"),
+    ({"loads": (replace(BIAS, dtype=DType.I64),)}, "bias is i64, which only indices are stored as"),
+    ({"ops": (Op("t0", "cast", ("acc",), DType.I64),)}, "t0 = cast has dtype i64|t0 has dtype i64"),
+    (
+        {"stores": (replace(MAXIMA, order=Order.COLUMN),)},
+        "out0, the row max of 't0', has order column, which only planes have",
+    ),
+    ({"stores": (replace(MAXIMA, dtype=DType.I64),)}, "out0, the row max of 't0', is stored as i64"),
+    ({"stores": (replace(MAXIMA, dtype=DType.I8),)}, "is stored as i8; it is a float"),
+    (
+        {"stores": (replace(MAXIMA, reduce=Reduction(Axis.COLUMN, ReduceKind.ARGMAX)),)},
+        "out0, the column argmax of 't0', is stored as bf16; indices are i64",
+    ),
+    (
+        {"ops": (Op("t0", "cast", ("acc",), DType.I32),), "stores": (MAXIMA,)},
+        "reduces i32, which fp32 does not hold",
+    ),
     ({"stores": (OUT, OUT)}, "clash"),
     ({"stores": (replace(OUT, name="acc"),)}, "clash"),
 ]
@@ -160,7 +187,7 @@ def test_fp8_operands_are_k_major(majors: tuple[Major, Major]) -> None:
 MALFORMED = {
     "no JSON": lambda data: "{",
     "no object": lambda data: [],
-    "another version": lambda data: {**data, "version": 2},
+    "another version": lambda data: {**data, "version": 99},
     "no version": lambda data: {key: value for key, value in data.items() if key != "version"},
     "no stores": lambda data: {key: value for key, value in data.items() if key != "stores"},
     "unknown dtype": lambda data: {**data, "stores": [{**data["stores"][0], "dtype": "f64"}]},
@@ -206,6 +233,7 @@ def test_any_other_text_is_refused(text: str) -> None:
         (DType.I8, 8, DType.I32),
         (DType.U8, 8, DType.I32),
         (DType.I32, 32, DType.I32),
+        (DType.I64, 64, DType.I32),
         (DType.BOOL, 8, DType.BOOL),
     ],
 )

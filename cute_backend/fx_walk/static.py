@@ -16,11 +16,11 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from cute_backend.numerics import TORCH_DTYPES
-from cute_backend.spec import DType
+from cute_backend.spec import VALUE_DTYPES, DType
 
 Size = Union[int, torch.SymInt]
 
-DTYPES: dict[torch.dtype, DType] = {dtype: ours for ours, dtype in TORCH_DTYPES.items()}
+DTYPES: dict[torch.dtype, DType] = {TORCH_DTYPES[dtype]: dtype for dtype in VALUE_DTYPES}
 
 
 def known(condition: Any) -> bool:

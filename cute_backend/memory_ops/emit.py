@@ -8,7 +8,7 @@ from ..formula import formula
 from ..spec import DType, EpilogueSpec, Load, Order, Overflow, Store
 from ..templates.config import Arch, TileConfig
 from .chain import Chain, register_type
-from .placement import Placement, Variant, plan, plane_order
+from .placement import Placement, Variant, kernels_reduce, plan, plane_order
 from .simplify import simplify
 
 CUTE_TYPES = {
@@ -47,8 +47,12 @@ def emit(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
     """The module for a spec, a tile configuration and an alignment.
 
     It defines the class `Epilogue`, the kernel `gemm` and the function `launch(a, b, <loads>, <stores>,
-    max_active_clusters, stream)`, whose arguments carry the spec's names.
+    max_active_clusters, stream)`, whose arguments carry the spec's names. Raises NotImplementedError for a
+    spec that no kernel can be written for.
     """
+    if spec.reductions and not kernels_reduce():
+        names = ", ".join(store.name for store in spec.reductions)
+        raise NotImplementedError(f"{names} reduce the plane, which kernels don't do yet")
     return _Module(simplify(spec), formula(spec), config, variant).text()
 
 

@@ -54,6 +54,11 @@ class Plan:
         return tuple(load for load in spec.loads if self.placements[load.name] is placement)
 
 
+def kernels_reduce() -> bool:
+    """Whether kernels can be written for specs whose stores reduce: not yet."""
+    return False
+
+
 def plan(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Plan:
     """Places the loads and stores of a spec for one configuration and alignment."""
     registers = _hoist_budget(spec, config, variant)
@@ -61,7 +66,7 @@ def plan(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Plan:
         _ring_bytes(config.tile_n, load.dtype) for load in spec.loads if load.kind is LoadKind.ROWVEC
     )
     tma_stores = []
-    for store in spec.stores:
+    for store in spec.planes:
         cost = _ring_bytes(config.stage_elements, store.dtype)
         if variant is Variant.TMA and cost <= smem:
             tma_stores.append(store.name)
@@ -116,7 +121,7 @@ def _hoist_budget(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> i
     if config.arch is Arch.SM100A:
         return 0
     promoted = not all(acc.fast_accum for acc in spec.accumulators)
-    fragments = len(spec.stores) - 1
+    fragments = max(len(spec.planes) - 1, 0)
     fragments += len(spec.loads_of(LoadKind.EXACT)) * (2 if variant is Variant.TMA else 3)
     taken = config.thread_accumulators * (2 if promoted else 1)
     taken += fragments * config.block_m * config.subtile_n // 128

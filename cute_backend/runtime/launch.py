@@ -267,7 +267,7 @@ class Launcher:
     ) -> list[Tensor]:
         """No output, or the epilogue of a sum of nothing: neither is worth a kernel."""
         check_operands(self._spec, a, b, loads)
-        if m == 0 or n == 0:
+        if (m == 0 or n == 0) and not self._spec.reductions:
             return [output_like(store, a[0], m, n) for store in self._spec.stores]
         with torch.no_grad():
             return replay(self._spec, a, b, loads)

@@ -12,7 +12,7 @@ from typing import Union
 from torch import SymInt, Tensor
 
 from cute_backend.numerics import TORCH_DTYPES
-from cute_backend.spec import DType, EpilogueSpec, LoadKind, Order, Store
+from cute_backend.spec import Axis, DType, EpilogueSpec, LoadKind, Order, Store
 
 Size = Union[int, SymInt]
 
@@ -30,6 +30,14 @@ _SHAPES: dict[LoadKind, Callable[[Size, Size], Union[tuple[Size, ...], None]]] =
 """The shape of each kind of load; None is any shape of one element."""
 
 
+_REDUCED: dict[Axis, Callable[[Size, Size], tuple[Size, ...]]] = {
+    Axis.ROW: lambda m, n: (m,),
+    Axis.COLUMN: lambda m, n: (n,),
+    Axis.ALL: lambda m, n: (),
+}
+"""The shape of what is reduced along each axis."""
+
+
 @cache
 def parse_spec(text: str) -> EpilogueSpec:
     """The spec behind its canonical JSON, parsed once for each text. Raises SpecError on anything else."""
@@ -37,8 +45,10 @@ def parse_spec(text: str) -> EpilogueSpec:
 
 
 def output_like(store: Store, like: Tensor, m: Size, n: Size) -> Tensor:
-    """An uninitialised (M, N) output of `store`, dense in its order, on the device of `like`."""
+    """An uninitialised output of `store`, a plane dense in its order or reduced, on the device of `like`."""
     dtype = TORCH_DTYPES[store.dtype]
+    if store.reduce is not None:
+        return like.new_empty(_REDUCED[store.reduce.axis](m, n), dtype=dtype)
     if store.order is Order.ROW:
         return like.new_empty((m, n), dtype=dtype)
     return like.new_empty((n, m), dtype=dtype).t()

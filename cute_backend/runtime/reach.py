@@ -66,7 +66,7 @@ def reachable_variants(problem: Problem) -> tuple[Variant, ...]:
 def stores_aligned(spec: EpilogueSpec, m: int | None, n: int | None) -> bool | None:
     """Whether the pitch of every output is a multiple of TMA's 16 bytes; None where its size is unknown."""
     verdicts = []
-    for store in spec.stores:
+    for store in spec.planes:
         extent = n if store.order is Order.ROW else m
         verdicts.append(None if extent is None else extent * store.dtype.bits // 8 % TMA_ALIGN == 0)
     if False in verdicts:

@@ -284,7 +284,7 @@ def _fits(config: TileConfig, spec: EpilogueSpec) -> bool:
     accumulators = config.thread_accumulators * (2 if promoted else 1) * len(spec.accumulators)
     if config.arch is Arch.SM90A and accumulators > _MAX_ACCUMULATORS:
         return False
-    planes = [store.dtype for store in spec.stores]
+    planes = [store.dtype for store in spec.planes]
     planes += [load.dtype for load in spec.loads_of(LoadKind.EXACT)]
     bits = config.stage_elements * sum(dtype.bits for dtype in planes)
     bits += config.tile_n * sum(load.dtype.bits for load in spec.loads_of(LoadKind.ROWVEC))
