@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from . import config
 from .closure import Captured, capture
 from .errors import UsageError
 from .fx_walk.device import device_capability
@@ -128,7 +129,7 @@ def _program(
     if captured.key is None:
         return _trace(operands, epilogue, captured, out_dtype, fast_accum)
     layouts = tuple((name, _layout(tensor)) for name, tensor in operands.items())
-    key = (layouts, captured.key, out_dtype, fast_accum, current_precision())
+    key = (layouts, captured.key, out_dtype, fast_accum, current_precision(), config.batch_invariant)
     if key in _programs:
         _programs.move_to_end(key)
     else:

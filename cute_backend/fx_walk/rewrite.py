@@ -20,6 +20,7 @@ from torch import fx
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx.node import map_arg
 
+from cute_backend import config
 from cute_backend.fx_walk.classify import LoadView
 from cute_backend.fx_walk.lower import is_reshape
 from cute_backend.fx_walk.region import Region
@@ -69,6 +70,7 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
         b_nodes,
         loads,
         region.spec.to_json(),
+        *([True] if config.batch_invariant else []),
     )
     inside = set(region.nodes)
     planes = [call(getitem, results, index) for index in range(len(region.spec.stores))]
@@ -77,7 +79,7 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
         plane = planes[index]
         output = (
             plane
-            if len(shape) == 2
+            if len(shape) == fake(plane).dim()
             else call(aten.reshape.default, plane, [sizes.argument(s) for s in shape])
         )
         # Inductor tells by the storages of fakes what views what, also in nodes that stay as they are.

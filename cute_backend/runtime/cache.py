@@ -83,6 +83,13 @@ class KernelCache:
             raise _ForeignError(f"{code.name} is not what was written")
         return load(code)
 
+    def spill_bytes(self, kernel: Kernel) -> int:
+        """The bytes that each thread of a kernel that was loaded from here spills; 0 where it is not here."""
+        try:
+            return int(json.loads(self._path(kernel, ".json").read_bytes())["spill_bytes"])
+        except FileNotFoundError:
+            return 0
+
     def save(self, kernel: Kernel, built: Built) -> None:
         """Write a kernel. The caller holds its lock."""
         with tempfile.TemporaryDirectory(prefix="new-", dir=self.root) as scratch:
@@ -102,12 +109,12 @@ class KernelCache:
                 "smem_bytes": built.smem_bytes,
             }
             code.replace(self._path(kernel, code.suffix))
-            self._write(self._path(kernel, ".json"), json.dumps(entry, indent=1).encode())
+            self.write(self._path(kernel, ".json"), json.dumps(entry, indent=1).encode())
 
     def write_source(self, kernel: Kernel, source: str) -> Path:
         """Put a kernel's text where it is compiled from and where people find it."""
         path = self._path(kernel, ".py")
-        self._write(path, source.encode())
+        self.write(path, source.encode())
         return path
 
     def lock(self, kernel: Kernel) -> FileLock:
@@ -122,7 +129,8 @@ class KernelCache:
     def _path(self, kernel: Kernel, suffix: str) -> Path:
         return self.root / f"{kernel.name}{suffix}"
 
-    def _write(self, path: Path, content: bytes) -> None:
+    def write(self, path: Path, content: bytes) -> None:
+        """Put a file of the folder in place, whole or not at all. Raises OSError."""
         handle, name = tempfile.mkstemp(prefix="new-", dir=self.root)
         try:
             with os.fdopen(handle, "wb") as file:

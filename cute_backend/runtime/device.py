@@ -22,6 +22,12 @@ class Device:
     index: int
     arch: Arch
     sm_count: int
+    name: str
+
+    @property
+    def model(self) -> str:
+        """What timings hold for: the same GPU, or the same slice of one."""
+        return f"{self.name}, {self.sm_count} SMs"
 
 
 @cache
@@ -34,7 +40,7 @@ def device_at(index: int) -> Device:
             f"{properties.name} has compute capability {properties.major}.{properties.minor}; "
             "cute_backend's kernels need 9.0 (Hopper) or 10.0 (Blackwell)"
         )
-    return Device(index, arch, properties.multi_processor_count)
+    return Device(index, arch, properties.multi_processor_count, properties.name)
 
 
 @cache

@@ -14,45 +14,53 @@ their sizes are new, or when that check has refused operands of these sizes befo
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
 
 import torch
 from torch import Tensor
 
+from .. import config
 from ..memory_ops import Variant
 from ..replay import replay
 from ..spec import DType, EpilogueSpec, Order
-from ..templates.config import TileConfig, choose
+from ..templates.config import TileConfig
 from .build import Outcome, load_known, obtain
 from .compile import BuildError
-from .device import device_at, max_active_clusters
+from .device import Device, device_at, max_active_clusters
 from .kernel import Kernel, UnavailableError
 from .link import KernelFunction
 from .notices import count, warn_once
 from .operands import TORCH_DTYPES, Size, check_operands, output_like, parse_spec
-from .reach import Problem, bucket_of, reachable_kernels, stores_aligned
+from .reach import Problem, Winners, config_for, reachable_kernels, stores_aligned
 from .slots import adapters, planes, views
+from .tuned import remembered
 
-_launchers: dict[tuple[str, int], Launcher] = {}
+_launchers: dict[tuple[str, int, bool], Launcher] = {}
 _preparing = threading.RLock()
 
 _MAX_CHOICES = 4096
 """Sizes that a launcher remembers its choice for."""
 
 
-def launch(a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], spec: str) -> list[Tensor]:
+def launch(
+    a: Sequence[Tensor],
+    b: Sequence[Tensor],
+    loads: Sequence[Tensor],
+    spec: str,
+    batch_invariant: bool = False,
+) -> list[Tensor]:
     """The op on CUDA: see `cute_backend.runtime.op` for its arguments.
 
     Raises UnsupportedDeviceError on a GPU that no kernel is for, ValueError where operands contradict `spec`.
     """
     try:
-        launcher = _launchers[spec, a[0].get_device()]
+        launcher = _launchers[spec, a[0].get_device(), batch_invariant]
     except (KeyError, IndexError):
         parsed = parse_spec(spec)
         check_operands(parsed, a, b, loads)
-        launcher = _launcher(parsed, a[0].get_device())
+        launcher = _launcher(parsed, a[0].get_device(), batch_invariant)
     return launcher(a, b, loads)
 
 
@@ -63,29 +71,46 @@ def prepare(problems: Iterable[Problem], device: int) -> None:
     """
     gpu = device_at(device)
     with _preparing:
-        wanted = [reachable_kernels(problem, gpu.arch, gpu.sm_count) for problem in problems]
-        kernels = [kernel for kernels in wanted for kernel in kernels]
-        outcomes = obtain(kernel for kernel in kernels if not _launcher(kernel.spec, device).knows(kernel))
-        for kernel in outcomes:
-            _launcher(kernel.spec, device).add(kernel, outcomes[kernel])
+        wanted = [
+            (_launcher(problem.spec, device, problem.batch_invariant), kernel)
+            for problem in problems
+            for kernel in reachable_kernels(problem, gpu.arch, gpu.sm_count, winners_on(gpu))
+        ]
+        missing = [
+            (launcher, kernel) for launcher, kernel in dict.fromkeys(wanted) if not launcher.knows(kernel)
+        ]
+        outcomes = obtain(kernel for _, kernel in missing)
+        for launcher, kernel in missing:
+            launcher.add(kernel, outcomes[kernel])
+
+
+def winners_on(gpu: Device) -> Winners:
+    """What tuning has found on GPUs of this model."""
+
+    def winners(spec: EpilogueSpec, variant: Variant, n: int, k: int) -> Mapping[int, TileConfig]:
+        return remembered().winners(spec, variant, n, k, gpu.model)
+
+    return winners
 
 
 def announce(regions: Iterable[tuple[EpilogueSpec, Size, Size, Size]], device: torch.device) -> None:
     """Prepare regions of a graph, as (spec, M, N, K), whose symbolic sizes are yet unknown.
 
-    Does nothing for another device than CUDA's, or where there is no GPU and so no launch to come.
+    `config.batch_invariant` is read here. Does nothing for another device than CUDA's, or where there is no
+    GPU and so no launch to come.
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return
     problems = []
     for spec, *sizes in regions:
         m, n, k = (size if isinstance(size, int) else None for size in sizes)
-        problems.append(Problem(spec, m, n, k))
+        problems.append(Problem(spec, m, n, k, config.batch_invariant))
     prepare(problems, torch.cuda.current_device() if device.index is None else device.index)
 
 
-def _launcher(spec: EpilogueSpec, device: int) -> Launcher:
-    return _launchers.setdefault((spec.to_json(), device), Launcher(spec, device))
+def _launcher(spec: EpilogueSpec, device: int, batch_invariant: bool) -> Launcher:
+    key = (spec.to_json(), device, batch_invariant)
+    return _launchers.get(key) or _launchers.setdefault(key, Launcher(spec, device, batch_invariant))
 
 
 @dataclass(frozen=True)
@@ -114,8 +139,9 @@ class _Choice:
 class Launcher:
     """All that is known of a spec on a device before its operands are."""
 
-    def __init__(self, spec: EpilogueSpec, device: int) -> None:
+    def __init__(self, spec: EpilogueSpec, device: int, batch_invariant: bool) -> None:
         self._spec = spec
+        self._batch_invariant = batch_invariant
         self._gpu = device_at(device)
         self._planes = planes(spec)
         self._views = views(spec)
@@ -213,22 +239,35 @@ class Launcher:
 
     def _choose(self, m: int, n: int, k: int) -> _Choice:
         """The kernels for these sizes, of those that were prepared or lie on disk."""
-        config = choose(self._gpu.arch, self._spec, bucket_of(m), n, k, self._gpu.sm_count)
+        problem, winners = Problem(self._spec, m, n, k, self._batch_invariant), winners_on(self._gpu)
+        kernels = [
+            Kernel(
+                self._spec,
+                config_for(problem, variant, self._gpu.arch, self._gpu.sm_count, winners),
+                variant,
+            )
+            for variant in (Variant.TMA, Variant.PLAIN)
+        ]
         with _preparing:
-            absent = [variant for variant in Variant if (config, variant) not in self._kernels]
             for kernel, function in load_known(
-                [Kernel(self._spec, config, variant) for variant in absent]
+                [kernel for kernel in kernels if not self.knows(kernel)]
             ).items():
                 self.add(kernel, function)
-            tma, plain = self._nearest(config, Variant.TMA), self._nearest(config, Variant.PLAIN)
+            tma, plain = map(self._nearest, kernels)
             choice = _Choice(stores_aligned(self._spec, m, n) is True, tma or plain, plain)
             if len(self._choices) >= _MAX_CHOICES:
                 self._choices.clear()
             self._choices[m, n, k] = choice
             return choice
 
-    def _nearest(self, config: TileConfig, variant: Variant) -> _Ready | None:
-        """The kernel of a configuration, or of the one whose tile is nearest in size, or None."""
+    def _nearest(self, kernel: Kernel) -> _Ready | None:
+        """A kernel, or the one like it whose tile is nearest in size, or None.
+
+        A batch-invariant region takes no other: which are there may change from one M to the next.
+        """
+        config, variant = kernel.config, kernel.variant
+        if self._batch_invariant:
+            return self._kernels.get((config, variant))
 
         def distance(other: TileConfig) -> int:
             return abs(other.tile_m * other.tile_n - config.tile_m * config.tile_n)
@@ -242,7 +281,7 @@ class Launcher:
 
     def _prepare_rest(self, choice: _Choice) -> bool:
         """Whether there is more to choose from now. No one announced this region: it may be of any size."""
-        anything = Problem(self._spec, None, None, None)
+        anything = Problem(self._spec, None, None, None, self._batch_invariant)
         with _preparing:
             if all(choice is not current for current in self._choices.values()):
                 return True  # another thread was preparing

@@ -1,12 +1,12 @@
 """The one operator that a rewritten graph calls: `torch.ops.cute_backend.gemm_epilogue`.
 
-    gemm_epilogue(Tensor[] a, Tensor[] b, Tensor[] loads, str spec) -> Tensor[]
+    gemm_epilogue(Tensor[] a, Tensor[] b, Tensor[] loads, str spec, bool batch_invariant=False) -> Tensor[]
 
 `a[i]` is (M, K) and `b[i]` is (K, N), one pair for each accumulator of the spec. `loads` are in the spec's
 order, in canonical view: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, one element for a
 scalar. The result has one (M, N) tensor for each store, dense in the store's order. `spec` is the canonical
 JSON of an EpilogueSpec: the op is static and all that varies travels in its arguments, so that a graph from
-Inductor's cache finds it in a fresh process.
+Inductor's cache finds it in a fresh process. `batch_invariant` asks for rows whose bits do not depend on M.
 
 On CPU the op replays the spec, on CUDA it launches a kernel. It is a post-grad op: autograd has already run,
 so it has no derivative: it passes straight through the autograd key, and its results require no gradient.
@@ -25,19 +25,31 @@ from cute_backend.runtime.operands import check_operands, output_like, parse_spe
 
 _LIBRARY = torch.library.Library("cute_backend", "DEF")
 _LIBRARY.define(
-    "gemm_epilogue(Tensor[] a, Tensor[] b, Tensor[] loads, str spec) -> Tensor[]",
+    "gemm_epilogue(Tensor[] a, Tensor[] b, Tensor[] loads, str spec, bool batch_invariant=False) -> Tensor[]",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
 )
 
 
-def _fake(a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], spec: str) -> list[Tensor]:
+def _fake(
+    a: Sequence[Tensor],
+    b: Sequence[Tensor],
+    loads: Sequence[Tensor],
+    spec: str,
+    batch_invariant: bool = False,
+) -> list[Tensor]:
     parsed = parse_spec(spec)
     check_operands(parsed, a, b, loads)
     return [output_like(store, a[0], a[0].shape[0], b[0].shape[1]) for store in parsed.stores]
 
 
 @torch.no_grad()
-def _cpu(a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], spec: str) -> list[Tensor]:
+def _cpu(
+    a: Sequence[Tensor],
+    b: Sequence[Tensor],
+    loads: Sequence[Tensor],
+    spec: str,
+    batch_invariant: bool = False,
+) -> list[Tensor]:
     parsed = parse_spec(spec)
     check_operands(parsed, a, b, loads)
     return replay(parsed, a, b, loads)

@@ -6,7 +6,8 @@ They are all built before the region's first launch, so their number is bounded.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from ..memory_ops import Variant
 from ..memory_ops.placement import plane_order
@@ -18,7 +19,13 @@ from .operands import TMA_ALIGN
 MAX_KERNELS = 8
 """The most objects that a region may need, its alignments and tile choices together."""
 
-_BUCKETS = tuple(1 << exponent for exponent in range(4, 17))
+BUCKETS = tuple(1 << exponent for exponent in range(4, 17))
+"""What M is rounded up to where a configuration is chosen."""
+
+INVARIANT_M = 512
+"""The M that the one configuration of a batch-invariant region is chosen for, whatever M is: between a step
+of decoding, whose tiles would be slow in a large batch, and a large batch, whose tiles would leave most SMs
+idle in a step of decoding."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,16 @@ class Problem:
     m: int | None
     n: int | None
     k: int | None
+    batch_invariant: bool = False
+
+
+Winners = Callable[[EpilogueSpec, Variant, int, int], Mapping[int, TileConfig]]
+"""Configurations that tuning found for a spec, an alignment, N and K, by the bucket of M."""
+
+
+def no_winners(spec: EpilogueSpec, variant: Variant, n: int, k: int) -> Mapping[int, TileConfig]:
+    """Where nothing was tuned."""
+    return {}
 
 
 def bucket_of(m: int) -> int:
@@ -36,14 +53,39 @@ def bucket_of(m: int) -> int:
 
     So a new M seldom means a new configuration, and the set of those that a region reaches is known.
     """
-    return next((bucket for bucket in _BUCKETS if m <= bucket), _BUCKETS[-1])
+    return next((bucket for bucket in BUCKETS if m <= bucket), BUCKETS[-1])
 
 
-def reachable_kernels(problem: Problem, arch: Arch, sm_count: int) -> list[Kernel]:
+def config_for(
+    problem: Problem, variant: Variant, arch: Arch, sm_count: int, winners: Winners = no_winners
+) -> TileConfig:
+    """The configuration that serves a problem of known sizes.
+
+    What was found best for the bucket of M, or for the next smaller or larger one, else the heuristic's
+    choice. A batch-invariant region has one for all M.
+    """
+    spec, m, n, k = problem.spec, problem.m, problem.n, problem.k
+    assert m is not None and n is not None and k is not None
+    if problem.batch_invariant:
+        return choose(arch, spec, INVARIANT_M, n, k, sm_count)
+    bucket = bucket_of(m)
+    tuned = winners(spec, variant, n, k)
+    near = next((each for each in (bucket, bucket // 2, 2 * bucket) if each in tuned), None)
+    return choose(arch, spec, bucket, n, k, sm_count) if near is None else tuned[near]
+
+
+def reachable_kernels(
+    problem: Problem, arch: Arch, sm_count: int, winners: Winners = no_winners
+) -> list[Kernel]:
     """Every kernel that launches of `problem` can ask for, at most MAX_KERNELS."""
     variants = reachable_variants(problem)
-    configs = _reachable_configs(problem, arch, sm_count)[: MAX_KERNELS // len(variants)]
-    return [Kernel(problem.spec, config, variant) for config in configs for variant in variants]
+    return [
+        Kernel(problem.spec, config, variant)
+        for variant in variants
+        for config in _reachable_configs(problem, variant, arch, sm_count, winners)[
+            : MAX_KERNELS // len(variants)
+        ]
+    ]
 
 
 def reachable_variants(problem: Problem) -> tuple[Variant, ...]:
@@ -74,11 +116,16 @@ def stores_aligned(spec: EpilogueSpec, m: int | None, n: int | None) -> bool | N
     return None if None in verdicts else True
 
 
-def _reachable_configs(problem: Problem, arch: Arch, sm_count: int) -> list[TileConfig]:
-    """Those chosen for most sizes of M first."""
+def _reachable_configs(
+    problem: Problem, variant: Variant, arch: Arch, sm_count: int, winners: Winners
+) -> list[TileConfig]:
+    """Tuned ones first, then those chosen for most sizes of M."""
     spec, n, k = problem.spec, problem.n, problem.k
     if n is None or k is None:
         return list(table(arch, spec))
-    buckets = _BUCKETS if problem.m is None else (bucket_of(problem.m),)
-    chosen = Counter(choose(arch, spec, bucket, n, k, sm_count) for bucket in buckets)
-    return [config for config, _ in chosen.most_common()]
+    buckets = BUCKETS if problem.m is None else (problem.m,)
+    chosen = Counter(
+        config_for(replace(problem, m=bucket), variant, arch, sm_count, winners) for bucket in buckets
+    )
+    tuned = set() if problem.batch_invariant else set(winners(spec, variant, n, k).values())
+    return sorted(chosen, key=lambda config: (config not in tuned, -chosen[config]))

@@ -24,7 +24,7 @@ from cute_backend.runtime.compile import BuildError, fake_operands
 from cute_backend.runtime.device import Device, UnsupportedDeviceError
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.launch import launch, prepare
-from cute_backend.runtime.reach import MAX_KERNELS, Problem, bucket_of, reachable_kernels
+from cute_backend.runtime.reach import MAX_KERNELS, Problem, bucket_of, config_for, reachable_kernels
 from cute_backend.spec import (
     Accumulator,
     DType,
@@ -36,9 +36,9 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
-from cute_backend.templates.config import Arch, choose
+from cute_backend.templates.config import Arch, TileConfig, choose
 
-GPU = Device(-1, Arch.SM90A, 132)
+GPU = Device(-1, Arch.SM90A, 132, "a GPU")
 """Stands for the CPU, whose index torch gives as -1."""
 
 
@@ -224,6 +224,120 @@ def test_alignments_that_cannot_occur_are_not_built() -> None:
 
 def test_a_bucket_is_never_smaller_than_m() -> None:
     assert [bucket_of(m) for m in (1, 16, 17, 4096, 4097)] == [16, 16, 32, 4096, 8192]
+
+
+# What tuning has found
+
+
+WINNER = TileConfig(Arch.SM90A, 64, 256, pingpong=True)
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[Variant, int, int], dict[int, TileConfig]]:
+    """What is remembered, by alignment, N and K; a test may add to it."""
+    results: dict[tuple[Variant, int, int], dict[int, TileConfig]] = {}
+
+    class Remembered:
+        def winners(
+            self, spec: EpilogueSpec, variant: Variant, n: int, k: int, device: str
+        ) -> dict[int, TileConfig]:
+            return results.get((variant, n, k), {}) if spec == SPEC and device == GPU.model else {}
+
+    monkeypatch.setattr(launching, "remembered", Remembered)
+    return results
+
+
+Found = dict[tuple[Variant, int, int], dict[int, TileConfig]]
+
+
+def reached(problem: Problem, found: Found) -> list[Kernel]:
+    def winners(spec: EpilogueSpec, variant: Variant, n: int, k: int) -> dict[int, TileConfig]:
+        return found.get((variant, n, k), {})
+
+    return reachable_kernels(problem, Arch.SM90A, 132, winners)
+
+
+def test_a_tuned_configuration_takes_the_place_of_the_heuristics(compiler: Compiler, found: Found) -> None:
+    found[Variant.TMA, 16, 8] = {16: WINNER}
+    heuristic = choose(Arch.SM90A, SPEC, 16, 16, 8, GPU.sm_count)
+    prepare([Problem(SPEC, 6, 16, 8)], -1)
+    assert [(kernel.config, kernel.variant) for kernel in compiler.built] == [
+        (WINNER, Variant.TMA),
+        (heuristic, Variant.PLAIN),  # which was not timed
+    ]
+    check(operands())
+    given = operands()
+    given[2][3] = shifted(given[2][3])
+    check(given)
+    assert [kernel.config for kernel, _ in compiler.launches] == [WINNER, heuristic]
+    assert compiler.batches == 1
+
+
+def test_what_was_tuned_serves_the_next_buckets_and_no_further(compiler: Compiler, found: Found) -> None:
+    found[Variant.TMA, 16, 8] = {64: WINNER}
+    prepare([Problem(SPEC, None, 16, 8)], -1)
+    served = {}
+    for m in (16, 17, 64, 65, 128, 129, 1000):
+        check(operands(m))
+        served[m] = compiler.launches[-1][0].config == WINNER
+    assert served == {16: False, 17: True, 64: True, 65: True, 128: True, 129: False, 1000: False}
+    assert compiler.batches == 1
+
+
+def test_a_dynamic_region_reaches_what_was_tuned_for_it_and_few_kernels() -> None:
+    tuned = {16 << i: TileConfig(Arch.SM90A, 64, 64, raster_m=i) for i in range(13)}
+    for count in (1, 3, 13):
+        winners = dict(list(tuned.items())[:count])
+        kernels = reached(Problem(SPEC, None, 4096, 512), {(Variant.TMA, 4096, 512): winners})
+        assert len(kernels) == len(set(kernels)) <= MAX_KERNELS
+        tma = {kernel.config for kernel in kernels if kernel.variant is Variant.TMA}
+        assert len(tma & set(winners.values())) == min(count, MAX_KERNELS // 2)
+
+
+def test_a_launch_does_not_build_what_was_tuned_meanwhile(compiler: Compiler, found: Found) -> None:
+    prepare([Problem(SPEC, None, 16, 8)], -1)
+    found[Variant.TMA, 16, 8] = {16: WINNER}
+    check(operands())
+    assert compiler.batches == 1 and compiler.launches[0][0].config != WINNER
+
+
+# One configuration for all M
+
+
+@pytest.mark.parametrize("arch", list(Arch))
+@pytest.mark.parametrize(("n", "k"), [(512, 8192), (8192, 512), (8192, 8192)])
+def test_a_batch_invariant_region_has_one_configuration(arch: Arch, n: int, k: int) -> None:
+    ms = [None, 1, 16, 300, 5000, 10**6]
+    invariant = [reachable_kernels(Problem(SPEC, m, n, k, True), arch, 132) for m in ms]
+    assert all(kernels == invariant[0] for kernels in invariant)
+    assert len({kernel.config for kernel in invariant[0]}) == 1
+    others = {config_for(Problem(SPEC, m, n, k), Variant.TMA, arch, 132) for m in ms if m is not None}
+    assert len(others) > 1
+
+
+def test_a_batch_invariant_launch_takes_that_one_whatever_is_there(compiler: Compiler, found: Found) -> None:
+    found[Variant.TMA, 16, 8] = {16: WINNER}
+    prepare([Problem(SPEC, None, None, None, True)], -1)
+    for m in (1, 6, 100, 1000, 4000):
+        given = operands(m)
+        for invariant in (True, False):
+            results = launch(*given, SPEC.to_json(), invariant)
+            for result, expected in zip(results, replay(SPEC, *given), strict=True):
+                assert torch.equal(result, expected)
+    batch_invariant = compiler.launches[::2]
+    assert len({kernel.config for kernel, _ in batch_invariant}) == 1
+    assert len({kernel.config for kernel, _ in compiler.launches}) > 1
+
+
+@pytest.mark.filterwarnings("ignore:cute_backend")
+def test_a_batch_invariant_region_takes_no_other_configuration_for_one_that_does_not_build(
+    compiler: Compiler,
+) -> None:
+    wanted = config_for(Problem(SPEC, 6, 16, 8, True), Variant.TMA, Arch.SM90A, GPU.sm_count)
+    compiler.broken = lambda kernel: kernel.config == wanted
+    given = operands()
+    launch(*given, SPEC.to_json(), True)
+    assert compiler.launches == [] and counters["cute_backend"]["replayed"] == 1
 
 
 # Which kernel serves which operands

@@ -1,0 +1,200 @@
+"""What tuning has found, remembered on disk: one JSON file in the cache folder.
+
+An entry belongs to a problem's bucket on one model of GPU, and is valid for the versions that it was made
+with: of this package's sources, the DSL and torch. The file is replaced whole, under a lock, and never
+unpickled. What can't be read is warned of once and tuned again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+
+from ..memory_ops import Variant
+from ..spec import EpilogueSpec
+from ..templates.config import TileConfig
+from .cache import KernelCache, caches
+from .kernel import environment
+from .notices import warn_once
+from .reach import BUCKETS
+
+NOISE = 0.03
+"""The part of its time by which Inductor's own code must beat the best kernel before a region is left to it:
+medians of one run on one GPU repeat within a third of that, and the graph around a region is not timed."""
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a result is kept under. `bucket` is `bucket_of(M)`, `device` names a model of GPU."""
+
+    spec: EpilogueSpec
+    variant: Variant
+    bucket: int
+    n: int
+    k: int
+    device: str
+
+    @property
+    def text(self) -> str:
+        """The key in the file."""
+        return f"{self.device}; {self.spec.key} {self.variant.value}; M {self.bucket}, N {self.n}, K {self.k}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The fastest configuration of a problem, its time in microseconds and that of Inductor's own code.
+
+    `unfused_us` is None where there was nothing to compare with.
+    """
+
+    config: TileConfig
+    us: float
+    unfused_us: float | None
+
+    @property
+    def unfused_wins(self) -> bool:
+        """Whether the region is better left to Inductor, by more than noise."""
+        return self.unfused_us is not None and self.unfused_us < (1 - NOISE) * self.us
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, with the versions that they hold for."""
+        return {
+            "config": self.config.to_dict(),
+            "us": self.us,
+            "unfused_us": self.unfused_us,
+            "environment": _environment(),
+        }
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Result | None:
+        """The inverse of `to_dict`; None for one of other versions. Raises what malformed data raises."""
+        if data["environment"] != _environment():
+            return None
+        unfused_us = data["unfused_us"]
+        return Result(
+            TileConfig.from_dict(data["config"]),
+            float(data["us"]),
+            None if unfused_us is None else float(unfused_us),
+        )
+
+
+def _environment() -> list[str]:
+    return [*environment(), f"torch {torch.__version__}"]
+
+
+class TunedFile:
+    """The results in one cache folder, as this process last saw them."""
+
+    def __init__(self, cache: KernelCache) -> None:
+        self._cache = cache
+        self._path = cache.root / "tuned.json"
+        self._seen: tuple[int, int, int] | None = None
+        self._results: dict[str, Result] = {}
+        self._unwritten: dict[str, Result] = {}
+
+    def get(self, key: Key) -> Result | None:
+        """The result of a problem, or None where it was not tuned, or by other versions."""
+        self._refresh()
+        return self._unwritten.get(key.text) or self._results.get(key.text)
+
+    def put(self, results: Mapping[Key, Result]) -> None:
+        """Add results to those in the file. Where it can't be written, this process alone remembers."""
+        new = {key.text: result for key, result in results.items()}
+        try:
+            with FileLock(self._cache.root / "tuned.lock", mode=0o600):
+                entries = self._read()
+                entries.update({text: result.to_dict() for text, result in new.items()})
+                content = json.dumps({"format": _FORMAT, "problems": entries}, indent=1, sort_keys=True)
+                self._cache.write(self._path, content.encode())
+        except OSError as error:
+            self._unwritten.update(new)
+            warn_once(
+                ("tuned file unwritable", self._path),
+                f"cute_backend: {self._path} can't be written ({error}); what is tuned is forgotten when "
+                "this process ends.",
+            )
+
+    def exclusively(self) -> FileLock:
+        """Whoever tunes holds this lock: two who tune at once would disturb each other's timings."""
+        return FileLock(self._cache.root / "tuning.lock", mode=0o600)
+
+    def _refresh(self) -> None:
+        """Read the file again where it has changed."""
+        try:
+            status = self._path.stat()
+            seen = (status.st_mtime_ns, status.st_size, status.st_ino)
+        except OSError:
+            self._seen, self._results = None, {}
+            return
+        if seen == self._seen:
+            return
+        results = {text: self._parse(entry) for text, entry in self._read().items()}
+        self._seen, self._results = seen, {text: each for text, each in results.items() if each is not None}
+
+    def _parse(self, entry: Any) -> Result | None:
+        try:
+            return Result.from_dict(entry)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            self._complain(f"it has an entry that is none ({error!r})")
+            return None
+
+    def _read(self) -> dict[str, Any]:
+        """The entries as they stand in the file; none where there is no sound file."""
+        try:
+            data = json.loads(self._path.read_bytes())
+            if data["format"] == _FORMAT:
+                return dict(data["problems"])
+            self._complain(f"it has format {data['format']}, and this version reads {_FORMAT}")
+        except FileNotFoundError:
+            pass
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            self._complain(f"it can't be read ({error!r})")
+        return {}
+
+    def _complain(self, why: str) -> None:
+        warn_once(
+            ("tuned file", self._path),
+            f"cute_backend: {self._path} is not used: {why}; its problems are tuned anew on request.",
+        )
+
+
+class Memory:
+    """All results that this process can see: those of every cache folder, written to the last."""
+
+    def __init__(self, files: list[TunedFile]) -> None:
+        self._files = files
+
+    def get(self, key: Key) -> Result | None:
+        """The result of a problem, or None."""
+        return next((found for file in reversed(self._files) if (found := file.get(key))), None)
+
+    def winners(
+        self, spec: EpilogueSpec, variant: Variant, n: int, k: int, device: str
+    ) -> dict[int, TileConfig]:
+        """The configurations found for some N and K, by the bucket of M."""
+        found = {bucket: self.get(Key(spec, variant, bucket, n, k, device)) for bucket in BUCKETS}
+        return {bucket: result.config for bucket, result in found.items() if result is not None}
+
+    def put(self, results: Mapping[Key, Result]) -> None:
+        """Remember results."""
+        self._files[-1].put(results)
+
+    def exclusively(self) -> FileLock:
+        """The lock of whoever tunes."""
+        return self._files[-1].exclusively()
+
+
+_files: dict[Path, TunedFile] = {}
+
+
+def remembered() -> Memory:
+    """The memory beside the kernels of this process."""
+    return Memory([_files.setdefault(cache.root, TunedFile(cache)) for cache in caches()])

@@ -1,0 +1,161 @@
+"""The file of tuned results: across processes, corrupt, of other versions, and where it can't be written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from handmade import make_spec
+
+from cute_backend.memory_ops import Variant
+from cute_backend.runtime import notices, tuned
+from cute_backend.runtime.cache import KernelCache
+from cute_backend.runtime.tuned import Key, Memory, Result, TunedFile, remembered
+from cute_backend.templates.config import Arch, TileConfig
+
+SPEC = make_spec()
+KEY = Key(SPEC, Variant.TMA, 64, 4096, 512, "a GPU, 132 SMs")
+OTHER = Key(SPEC, Variant.TMA, 128, 4096, 512, "a GPU, 132 SMs")
+RESULT = Result(TileConfig(Arch.SM90A, 64, 256, 2, pingpong=True, raster_m=4), 12.25, 13.5)
+
+
+@pytest.fixture(autouse=True)
+def unwarned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(notices, "_warned", set())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+
+
+def file_in(folder: Path) -> TunedFile:
+    return TunedFile(KernelCache(folder))
+
+
+def entries(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "tuned.json").read_text())["problems"]
+
+
+WRITER = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+import test_tuned as t
+keys = [t.Key(t.SPEC, t.Variant.TMA, int(m), 4096, 512, "a GPU, 132 SMs") for m in sys.argv[3:]]
+t.remembered().put(dict.fromkeys(keys, t.RESULT))
+print(t.remembered().get(t.KEY))
+"""
+
+
+def start(folder: Path, *buckets: int) -> subprocess.Popen[str]:
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", WRITER, str(here), str(here.parent), *map(str, buckets)]
+    surroundings = {**os.environ, "CUTE_BACKEND_CACHE_DIR": str(folder)}
+    return subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_result_is_remembered_by_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writers = [start(tmp_path, 64, 128), start(tmp_path, 256), start(tmp_path, 512, 1024)]
+    assert all(writer.wait(60) == 0 for writer in writers)
+    assert len(entries(tmp_path)) == 5  # none has overwritten another's
+    monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path))
+    assert remembered().get(KEY) == RESULT
+    winners = remembered().winners(SPEC, Variant.TMA, 4096, 512, "a GPU, 132 SMs")
+    assert winners == dict.fromkeys((64, 128, 256, 512, 1024), RESULT.config)
+    reader = start(tmp_path)
+    assert reader.communicate(timeout=60)[0].strip() == str(RESULT)
+
+
+def test_what_another_process_adds_is_seen(tmp_path: Path) -> None:
+    mine, theirs = file_in(tmp_path), file_in(tmp_path)
+    mine.put({KEY: RESULT})
+    assert theirs.get(KEY) == RESULT and theirs.get(OTHER) is None
+    mine.put({OTHER: RESULT})
+    assert theirs.get(OTHER) == RESULT
+
+
+def test_a_result_of_other_versions_is_ignored_and_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file_in(tmp_path).put({KEY: RESULT, OTHER: RESULT})
+    ours = tuned._environment()
+    monkeypatch.setattr(tuned, "_environment", lambda: [*ours, "a newer DSL"])
+    newer = file_in(tmp_path)
+    assert newer.get(KEY) is None
+    newer.put({KEY: RESULT})
+    assert newer.get(KEY) == RESULT and newer.get(OTHER) is None
+    assert len(entries(tmp_path)) == 2
+
+
+def test_results_of_another_gpu_are_not_taken(tmp_path: Path) -> None:
+    memory = Memory([file_in(tmp_path)])
+    memory.put({KEY: RESULT})
+    assert memory.winners(SPEC, Variant.TMA, 4096, 512, "another GPU") == {}
+    assert memory.winners(SPEC, Variant.PLAIN, 4096, 512, KEY.device) == {}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '"x"',
+        "{}",
+        '{"format": 1}',
+        '{"format": 1, "problems": 7}',
+        "\x80",
+        '{"format": 99}',
+    ],
+)
+def test_a_corrupt_file_is_a_miss_with_one_warning_and_is_replaced(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tuned.json").write_bytes(content.encode("latin-1"))
+    file = file_in(tmp_path)
+    with pytest.warns(RuntimeWarning, match=r"tuned\.json is not used") as warned:
+        assert file.get(KEY) is None
+        assert file.get(OTHER) is None
+        file.put({KEY: RESULT})
+    assert len(warned) == 1
+    assert file.get(KEY) == RESULT == file_in(tmp_path).get(KEY)
+
+
+@pytest.mark.parametrize("field", ["config", "us", "unfused_us", "environment"])
+@pytest.mark.parametrize("value", ["?", {"tile": 1}, [1], ...])
+def test_a_corrupt_entry_is_a_miss_with_a_warning_and_spoils_no_other(
+    tmp_path: Path, field: str, value: object
+) -> None:
+    file_in(tmp_path).put({KEY: RESULT, OTHER: RESULT})
+    data = json.loads((tmp_path / "tuned.json").read_text())
+    entry = data["problems"][KEY.text]
+    if value is ...:
+        del entry[field]
+    else:
+        entry[field] = value
+    (tmp_path / "tuned.json").write_text(json.dumps(data))
+    file = file_in(tmp_path)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        assert file.get(KEY) is None
+        assert file.get(OTHER) == RESULT
+    of_other_versions = field == "environment" and value is not ...
+    assert len(warned) == (0 if of_other_versions else 1)
+
+
+def test_where_nothing_can_be_written_this_process_remembers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = file_in(tmp_path)
+
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(file._cache, "write", full)
+    with pytest.warns(RuntimeWarning, match="No space left"):
+        file.put({KEY: RESULT})
+    assert file.get(KEY) == RESULT and file_in(tmp_path).get(KEY) is None
