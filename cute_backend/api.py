@@ -19,7 +19,8 @@ from .fx_walk.collect import collect
 from .fx_walk.mutation import root
 from .fx_walk.reasons import NO_PRODUCT, Rejection
 from .fx_walk.region import Region as FoundRegion
-from .fx_walk.static import Size, fake, target_name
+from .fx_walk.static import Size, fake, hint, target_name
+from .fx_walk.tuning import recall, tuning_is_on
 from .memory_ops import Plan, Variant, emit, plan
 from .memory_ops.placement import plane_order
 from .runtime.kernel import Kernel
@@ -164,19 +165,22 @@ def explain(
     """What would be fused of `fn(*args)`, how each operand is loaded, and why the rest is not fused.
 
     `args` may be CPU, CUDA or fake tensors; nothing is computed unless `fn` looks at a value, and no cache is
-    read or written. `arch` is "sm_90a" or "sm_100a", by default that of the GPU here, or "sm_100a" without
-    one; `dynamic` is torch.compile's. Raises UsageError for another `arch`, and what torch raises where `fn`
-    can't run on these arguments.
+    read or written, save that what tuning has found is told where tuning is on. `arch` is "sm_90a" or
+    "sm_100a", by default that of the GPU here, or "sm_100a" without one; `dynamic` is torch.compile's. Raises
+    UsageError for another `arch`, and what torch raises where `fn` can't run on these arguments.
     """
     target = parse_arch(arch).value if arch is not None else default_arch()
     reports = collect(fn, args, dynamic, arch)
     regions: list[Region] = []
+    rejections: list[Rejection] = []
     for report in reports:
+        kept, slower = recall(report.regions) if tuning_is_on() else (report.regions, [])
         results = _Results(len(regions))
-        regions += [_region(found, results, target) for found in report.regions]
+        regions += [_region(found, results, target) for found in kept]
+        rejections += [*report.rejections, *slower]
     return Explanation(
         regions=tuple(regions),
-        rejections=tuple(rejection for report in reports for rejection in report.rejections),
+        rejections=tuple(rejections),
         arch=target,
     )
 
@@ -263,10 +267,8 @@ _UNKNOWN_SIZE = 4096
 
 def _hint(size: Size) -> int:
     """A size, or the example that a symbolic size was made from."""
-    if not isinstance(size, torch.SymInt):
-        return size
-    hint = size.node.hint
-    return _UNKNOWN_SIZE if hint is None else int(hint)
+    example = hint(size)
+    return _UNKNOWN_SIZE if example is None else example
 
 
 def _shown(size: Size) -> int | str:

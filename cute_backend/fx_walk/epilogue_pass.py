@@ -24,6 +24,7 @@ from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.regions import find_regions
 from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.fx_walk.static import fake
+from cute_backend.fx_walk.tuning import tune, tuning_is_on
 from cute_backend.runtime.launch import announce
 from cute_backend.spec import Precision
 
@@ -37,6 +38,9 @@ class EpiloguePass(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         regions, rejections = self.analyse(graph)
+        if tuning_is_on():
+            regions, slower = tune(regions)
+            rejections += slower
         tally = counters["cute_backend"]
         tally["anchors"] += sum(is_anchor(node) for node in graph.nodes)
         tally["regions"] += len(regions)
@@ -63,7 +67,7 @@ class EpiloguePass(CustomGraphPass):
             _dsl_version(),
             _source_hash(),
             current_precision().value,
-            tuple(sorted(config.get_config_copy().items())),  # type: ignore[attr-defined]
+            tuple(sorted(config.save_config_portable().items())),  # type: ignore[attr-defined]
         )
 
 

@@ -87,6 +87,11 @@ class Reason(Enum):
     TOO_MANY_LOADS = "too_many_loads", "the region would read {count} {kind} operands; a kernel takes {limit}"
     TOO_MANY_STORES = "too_many_stores", "the region would write {count} results; a kernel takes {limit}"
 
+    UNFUSED_FASTER = (
+        "unfused_faster",
+        "Inductor's own code takes {unfused} us here and the best of our kernels {fused} us, as tuning found",
+    )
+
     # An operand of it.
     LOAD_DEVICE = "load_device", "{operand} is on {device} and the product on {anchor}"
     LOAD_LAYOUT = "load_layout", "{operand} is not a strided tensor"

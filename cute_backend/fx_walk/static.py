@@ -60,6 +60,14 @@ def fake(node: fx.Node) -> torch.Tensor:
     return value
 
 
+def hint(size: Size) -> int | None:
+    """A size, or the example that a symbolic size was made from, or None where there is none."""
+    if not isinstance(size, torch.SymInt):
+        return size
+    example = size.node.hint
+    return None if example is None else int(example)
+
+
 def target_name(node: fx.Node) -> str:
     """An op's full name, such as "aten.add.Tensor"; for other nodes what FX says."""
     return (

@@ -47,24 +47,42 @@ def load_known(kernels: Iterable[Kernel]) -> dict[Kernel, KernelFunction]:
 Outcome = Union[KernelFunction, BuildError, UnavailableError]
 
 
-def obtain(kernels: Iterable[Kernel]) -> dict[Kernel, Outcome]:
-    """Every one of `kernels`, built where need be; an error stands for one that can't be."""
+def obtain(
+    kernels: Iterable[Kernel], *, apart: bool = False, built: Callable[[], None] = lambda: None
+) -> dict[Kernel, Outcome]:
+    """Every one of `kernels`, built where need be; an error stands for one that can't be.
+
+    With `apart` none is built in this process, which may then do other work in other threads. `built` is
+    called as each is done.
+    """
     kernels = list(dict.fromkeys(kernels))
     outcomes: dict[Kernel, Outcome] = dict(load_known(kernels))
     missing = [kernel for kernel in kernels if kernel not in outcomes]
     if not missing:
         return outcomes
     count("kernels_built", len(missing))
-    if len(missing) == 1:
-        failures = [_attempt(build_into, missing[0])]
+    here = len(missing) == 1 and not apart
+
+    def attempt(kernel: Kernel) -> BuildError | UnavailableError | None:
+        failure = _attempt(build_into if here else _build_in_process, kernel)
+        built()
+        return failure
+
+    if here:
+        failures = [attempt(missing[0])]
     else:
         with ThreadPoolExecutor(min(len(missing), len(os.sched_getaffinity(0)))) as pool:
-            failures = list(pool.map(lambda kernel: _attempt(_build_in_process, kernel), missing))
+            failures = list(pool.map(attempt, missing))
     outcomes.update(load_known(missing))
     for kernel, failure in zip(missing, failures, strict=True):
         if kernel not in outcomes:
             outcomes[kernel] = failure or BuildError(f"{kernel.name} was built but does not load")
     return outcomes
+
+
+def spills(kernel: Kernel) -> bool:
+    """Whether a built kernel's threads spill registers."""
+    return any(cache.spill_bytes(kernel) for cache in caches())
 
 
 def build_into(cache: KernelCache, kernel: Kernel) -> None:

@@ -1,0 +1,103 @@
+"""Tuning as the pass asks for it: regions become jobs, and those that Inductor does better are left to it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from torch._inductor import config as inductor_config
+
+from cute_backend import config
+from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
+from cute_backend.fx_walk.region import Region
+from cute_backend.fx_walk.static import hint
+from cute_backend.fx_walk.unfused import compile_unfused
+from cute_backend.runtime.device import device_at
+from cute_backend.runtime.timing import GpuTimer
+from cute_backend.runtime.tune import Job, Tuner, Untuned
+from cute_backend.runtime.tuned import Result, remembered
+
+
+def tuning_is_on() -> bool:
+    """Whether the graph being compiled is to be tuned: as `config.max_autotune` says, or else Inductor's."""
+    if config.max_autotune is not None:
+        return config.max_autotune
+    return bool(inductor_config.max_autotune or inductor_config.max_autotune_gemm)
+
+
+def tune(regions: Sequence[Region]) -> tuple[list[Region], list[Rejection]]:
+    """The regions that are worth a kernel, and why the others are not, once all that can be tuned is.
+
+    What can't be tuned is kept, and counted. Without a GPU every region is kept.
+    """
+    jobs: dict[int, dict[int, Job]] = defaultdict(dict)
+    for position, index, job in _jobs(regions):
+        if isinstance(job, Untuned):
+            job.note()
+        else:
+            jobs[index][position] = job
+    found: dict[int, Result | None] = {}
+    for index, each in jobs.items():
+        found.update(zip(each, tuner_for(index).tune(list(each.values())), strict=True))
+    return _judge(regions, found)
+
+
+def recall(regions: Sequence[Region]) -> tuple[list[Region], list[Rejection]]:
+    """As `tune`, by what earlier tuning found: nothing is compiled, timed or counted."""
+    found = {
+        position: tuner_for(index).recall(job)
+        for position, index, job in _jobs(regions)
+        if isinstance(job, Job)
+    }
+    return _judge(regions, found)
+
+
+def tuner_for(index: int) -> Tuner:
+    """The tuner of a GPU."""
+    gpu = device_at(index)
+    return Tuner(gpu, GpuTimer(gpu), remembered())
+
+
+def _judge(
+    regions: Sequence[Region], found: dict[int, Result | None]
+) -> tuple[list[Region], list[Rejection]]:
+    """What is kept and what is left to Inductor, by the results of some of the regions."""
+    kept, rejections = [], []
+    for position, region in enumerate(regions):
+        result = found.get(position)
+        if result is None or not result.unfused_wins:
+            kept.append(region)
+            continue
+        refused = Refused(Reason.UNFUSED_FASTER, unfused=f"{result.unfused_us:.1f}", fused=f"{result.us:.1f}")
+        rejections.append(refused.rejection(region.anchor.node))
+    return kept, rejections
+
+
+def _jobs(regions: Sequence[Region]) -> Iterator[tuple[int, int, Job | Untuned]]:
+    """The regions that run on a GPU, by position and GPU, as jobs or with why they are none."""
+    for position, region in enumerate(regions):
+        index = gpu_of(region.anchor.device)
+        if index is not None:
+            yield position, index, _job(region)
+
+
+def gpu_of(device: torch.device) -> int | None:
+    """The index of the GPU on which a region will run, None for a CPU and where there is no GPU."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _job(region: Region) -> Job | Untuned:
+    """The region as a job, or why it is none."""
+    m, n, k = region.problem
+    if config.batch_invariant:
+        return Untuned.BATCH_INVARIANT
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return Untuned.CAPTURING
+    example = hint(m)
+    if not isinstance(n, int) or not isinstance(k, int) or example is None:
+        return Untuned.SYMBOLIC
+    return Job(region.spec, example, n, k, not isinstance(m, int), partial(compile_unfused, region))

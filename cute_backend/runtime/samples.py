@@ -1,0 +1,51 @@
+"""Random operands, for timings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..spec import DType, EpilogueSpec, Load, LoadKind, Major, Stride
+from .operands import TMA_ALIGN, TORCH_DTYPES
+
+
+def random_tensor(
+    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, generator: torch.Generator
+) -> Tensor:
+    """Normal values, or small integers, of any layout, on the device of `generator`."""
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True) if size > 1)
+    memory = torch.empty(elements, dtype=dtype, device=generator.device)
+    if dtype.is_floating_point:
+        source = memory if dtype.itemsize > 1 else torch.empty_like(memory, dtype=torch.bfloat16)
+        source.normal_(generator=generator)
+        memory.copy_(source)
+    else:
+        memory.random_(0, 2, generator=generator)
+    return memory.as_strided(shape, strides)
+
+
+def random_operands(
+    spec: EpilogueSpec, m: int, n: int, k: int, generator: torch.Generator
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """A, B and loads for an op of these sizes, laid out as the spec says and TMA likes best."""
+
+    def plane(rows: int, columns: int, dtype: DType, row_major: bool) -> Tensor:
+        unit = columns if row_major else rows
+        wide = -(-unit * dtype.bits // (8 * TMA_ALIGN)) * TMA_ALIGN * 8 // dtype.bits
+        strides = (wide, 1) if row_major else (1, wide)
+        return random_tensor((rows, columns), strides, TORCH_DTYPES[dtype], generator)
+
+    def load_of(load: Load) -> Tensor:
+        if load.kind is LoadKind.EXACT and Stride.ONE in (load.stride_m, load.stride_n):
+            return plane(m, n, load.dtype, load.stride_n is Stride.ONE)
+        if load.kind is LoadKind.EXACT:
+            return random_tensor((m, n), (2 * n, 2), TORCH_DTYPES[load.dtype], generator)
+        length = {LoadKind.ROWVEC: n, LoadKind.COLVEC: m, LoadKind.SCALAR: 1}[load.kind]
+        step = 2 if Stride.OTHER in (load.stride_m, load.stride_n) else 1
+        return random_tensor((length,), (step,), TORCH_DTYPES[load.dtype], generator)
+
+    a = [plane(m, k, acc.a_dtype, acc.a_major is Major.K) for acc in spec.accumulators]
+    b = [plane(k, n, acc.b_dtype, acc.b_major is not Major.K) for acc in spec.accumulators]
+    return a, b, [load_of(load) for load in spec.loads]

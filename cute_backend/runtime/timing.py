@@ -1,0 +1,145 @@
+"""How long kernels take, side by side on a GPU."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..spec import DType, EpilogueSpec
+from .device import Device, max_active_clusters
+from .kernel import Kernel
+from .link import KernelFunction
+from .operands import output_like
+from .samples import random_operands
+from .slots import views
+
+Run = Callable[[], Any]
+"""Work that is put on the current stream."""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Medians in microseconds. What failed to run is missing."""
+
+    kernels: dict[Kernel, float]
+    unfused: float | None = None
+
+
+class Timer(Protocol):
+    """Times kernels of one spec and, beside them, what does the same without them."""
+
+    def __call__(
+        self, m: int, n: int, k: int, functions: Mapping[Kernel, KernelFunction], unfused: Run | None
+    ) -> Timings: ...
+
+
+_SECONDS = 1.5
+"""What the timing of one problem may take."""
+
+_ROUNDS = (12, 60)
+"""The fewest and the most timings of each candidate."""
+
+_SWEPT = 4
+"""Times the size of L2 that is read between two runs."""
+
+_HOST_CYCLES = 200_000
+"""GPU cycles, about 100 us, that a call may keep the host busy, so that the GPU never waits for it."""
+
+
+@dataclass(frozen=True)
+class GpuTimer:
+    """Times on a real GPU, on random operands: one run of each candidate a round, each from a cold L2."""
+
+    gpu: Device
+
+    def __call__(
+        self, m: int, n: int, k: int, functions: Mapping[Kernel, KernelFunction], unfused: Run | None
+    ) -> Timings:
+        """Raises torch.OutOfMemoryError where the operands don't fit beside what the GPU holds."""
+        with torch.no_grad(), torch.cuda.device(self.gpu.index):
+            try:
+                return self._time(m, n, k, functions, unfused)
+            finally:
+                torch.cuda.empty_cache()
+
+    def _time(
+        self, m: int, n: int, k: int, functions: Mapping[Kernel, KernelFunction], unfused: Run | None
+    ) -> Timings:
+        device = torch.device("cuda", self.gpu.index)
+        spec = next(iter(functions)).spec
+        memory = _memory(spec, m, n, k, torch.Generator(device).manual_seed(0))
+        runs: dict[Kernel | None, Run] = {
+            kernel: _call(function, memory, max_active_clusters(self.gpu.index, kernel.config.cluster_size))
+            for kernel, function in functions.items()
+        }
+        if unfused is not None:
+            runs[None] = unfused
+        runs = {name: run for name, run in runs.items() if _works(run)}
+        medians = dict(zip(runs, _medians(list(runs.values()), device), strict=True))
+        return Timings(
+            {kernel: us for kernel, us in medians.items() if kernel is not None}, medians.get(None)
+        )
+
+
+def _memory(spec: EpilogueSpec, m: int, n: int, k: int, generator: torch.Generator) -> list[Tensor]:
+    """The arguments of a kernel, in order: operands, loads and outputs."""
+    a, b, loads = random_operands(spec, m, n, k, generator)
+    arguments = [*chain.from_iterable(zip(a, b, strict=True)), *loads]
+    for index, view in views(spec):
+        arguments[index] = view(arguments[index])
+    for store in spec.stores:
+        out = output_like(store, a[0], m, n)
+        arguments.append(out.view(torch.uint8) if store.dtype is DType.BOOL else out)
+    return arguments
+
+
+def _call(function: KernelFunction, memory: list[Tensor], clusters: int) -> Run:
+    return lambda: function(*memory, clusters)
+
+
+def _works(run: Run) -> bool:
+    """Whether a run ends well, the second time too. A launch that the driver refuses is no candidate."""
+    try:
+        for _ in range(2):
+            run()
+            torch.cuda.synchronize()
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError):
+        return False
+    return True
+
+
+def _medians(runs: Sequence[Run], device: torch.device) -> list[float]:
+    """Microseconds between the start and the end of each run.
+
+    Between two runs a buffer larger than L2 is read, which leaves nothing there that a run could use, and
+    nothing that it would have to write back. The host is ahead by a whole round, so a run of several kernels
+    is timed as it goes in a CUDA graph, without the host's pauses.
+    """
+    if not runs:
+        return []
+    l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+    swept = torch.zeros(_SWEPT * l2_bytes // 4, device=device)
+    rounds: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = []
+    fewest, most = _ROUNDS
+    until = time.monotonic() + _SECONDS
+    while len(rounds) < fewest or (len(rounds) < most and time.monotonic() < until):
+        pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in runs]
+        torch.cuda._sleep(_HOST_CYCLES * len(runs))
+        for run, (start, end) in zip(runs, pairs, strict=True):
+            swept.sum()
+            start.record()
+            run()
+            end.record()
+        torch.cuda.synchronize()
+        rounds.append(pairs)
+    times = [[start.elapsed_time(end) * 1e3 for start, end in pairs] for pairs in rounds[2:]]
+    return [statistics.median(column) for column in zip(*times, strict=True)]

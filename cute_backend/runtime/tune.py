@@ -1,0 +1,210 @@
+"""Tuning: the fastest configuration of a problem, found by timing what the model thinks well of.
+
+Candidates are compiled side by side in processes, timed in turn from a cold L2, and the winner is remembered
+for its bucket of M. Nothing is tuned at a launch: what was found before it serves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from .. import config
+from ..spec import EpilogueSpec
+from ..templates.config import candidates
+from .build import Outcome, obtain, spills
+from .compile import BuildError
+from .device import Device
+from .kernel import Kernel, UnavailableError
+from .notices import count, warn_once
+from .reach import Problem, bucket_of, reachable_variants
+from .timing import Run, Timer
+from .tuned import Key, Memory, Result
+
+
+class Untuned(Enum):
+    """Why a region is not tuned. The value is its name in the counters; `sentence` says it to the user."""
+
+    sentence: str
+
+    def __new__(cls, key: str, sentence: str) -> Untuned:
+        member = object.__new__(cls)
+        member._value_ = key
+        member.sentence = sentence
+        return member
+
+    SYMBOLIC = "untuned_symbolic", "its N or K is not static, or nothing is known of its M"
+    BATCH_INVARIANT = "untuned_batch_invariant", "config.batch_invariant leaves one configuration for all M"
+    CAPTURING = "untuned_capturing", "a CUDA graph is being captured, in which nothing can be timed"
+    MEMORY = "untuned_memory", "its operands do not fit into the GPU's memory beside what is there"
+    FAILED = "untuned_failed", "none of its candidates runs"
+
+    def note(self) -> None:
+        """Count it, and warn of it once in a process."""
+        count(self.value)
+        warn_once(
+            self, f"cute_backend: a region is not tuned and takes the heuristic's choice: {self.sentence}."
+        )
+
+
+class Build(Protocol):
+    """`cute_backend.runtime.build.obtain`."""
+
+    def __call__(
+        self, kernels: Sequence[Kernel], *, apart: bool, built: Callable[[], None]
+    ) -> dict[Kernel, Outcome]: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """A region to tune: its spec and its sizes, M being an example where it is symbolic.
+
+    `dynamic` says that it is. `unfused` makes what computes the same as the region without our kernels, and
+    is called only where it has to be timed.
+    """
+
+    spec: EpilogueSpec
+    m: int
+    n: int
+    k: int
+    dynamic: bool = False
+    unfused: Callable[[], Run] | None = None
+
+
+class Tuner:
+    """Finds the fastest kernels on one GPU, and remembers them."""
+
+    def __init__(
+        self,
+        gpu: Device,
+        timer: Timer,
+        memory: Memory,
+        build: Build = obtain,
+        console: Console | None = None,
+    ) -> None:
+        self._gpu = gpu
+        self._timer = timer
+        self._memory = memory
+        self._build = build
+        self._console = console or Console(stderr=True)
+
+    def tune(self, jobs: Sequence[Job]) -> list[Result | None]:
+        """The result of each job, from memory or found now; None where there is none, which is counted."""
+        keys = [self._key(job) for job in jobs]
+        if any(self._memory.get(key) is None for key in keys):
+            with self._progress(len(jobs)) as progress, self._memory.exclusively():
+                # Another process may have done it while this one waited for the lock.
+                missing = {
+                    key: job for key, job in zip(keys, jobs, strict=True) if self._memory.get(key) is None
+                }
+                self._find(missing, progress)
+        return [self._memory.get(key) for key in keys]
+
+    def recall(self, job: Job) -> Result | None:
+        """What is remembered of a job."""
+        return self._memory.get(self._key(job))
+
+    def _key(self, job: Job) -> Key:
+        """Tuned is the alignment that most launches have, which `reachable_variants` names first."""
+        problem = Problem(job.spec, None if job.dynamic else job.m, job.n, job.k)
+        variant = reachable_variants(problem)[0]
+        return Key(job.spec, variant, bucket_of(job.m), job.n, job.k, self._gpu.model)
+
+    def _find(self, jobs: Mapping[Key, Job], progress: _Report) -> None:
+        kernels = {key: self._candidates(key) for key in jobs}
+        everything = list(dict.fromkeys(kernel for each in kernels.values() for kernel in each))
+        progress.compiling(len(everything))
+        with ThreadPoolExecutor(1) as pool:
+            building = pool.submit(self._build, everything, apart=True, built=progress.step)
+            unfused = {key: _unfused(job) for key, job in jobs.items()}
+            outcomes = building.result()
+        progress.timing(len(jobs))
+        for key, job in jobs.items():
+            functions = {
+                kernel: outcome
+                for kernel in kernels[key]
+                if not isinstance(outcome := outcomes[kernel], (BuildError, UnavailableError))
+                and not spills(kernel)
+            }
+            result = self._time(job, functions, unfused.pop(key))
+            if result is not None:
+                self._memory.put({key: result})
+                count("tuned")
+            progress.step()
+
+    def _candidates(self, key: Key) -> list[Kernel]:
+        spec, gpu = key.spec, self._gpu
+        configs = candidates(gpu.arch, spec, key.bucket, key.n, key.k, gpu.sm_count)
+        return [Kernel(spec, each, key.variant) for each in configs]
+
+    def _time(self, job: Job, functions: Mapping[Kernel, Callable], unfused: Run | None) -> Result | None:
+        if not functions:
+            Untuned.FAILED.note()
+            return None
+        try:
+            timings = self._timer(job.m, job.n, job.k, functions, unfused)
+        except torch.OutOfMemoryError:
+            Untuned.MEMORY.note()
+            return None
+        if not timings.kernels:
+            Untuned.FAILED.note()
+            return None
+        best = min(timings.kernels, key=timings.kernels.__getitem__)
+        return Result(best.config, timings.kernels[best], timings.unfused)
+
+    @contextmanager
+    def _progress(self, regions: int) -> Iterator[_Report]:
+        with Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed} of {task.total}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            disable=config.quiet or not self._console.is_terminal,
+        ) as bar:
+            yield _Report(bar, f"{regions} region{'' if regions == 1 else 's'}")
+
+
+class _Report:
+    """A line that says how far the tuner is."""
+
+    def __init__(self, bar: Progress, what: str) -> None:
+        self._bar = bar
+        self._what = what
+        self._task = bar.add_task(f"tuning {what}: another process is at it", total=None)
+
+    def compiling(self, total: int) -> None:
+        self._bar.reset(self._task, total=total, description=f"tuning {self._what}: compiling candidates")
+
+    def timing(self, total: int) -> None:
+        self._bar.reset(self._task, total=total, description=f"tuning {self._what}: timing")
+
+    def step(self) -> None:
+        self._bar.advance(self._task)
+
+
+def _unfused(job: Job) -> Run | None:
+    """What the region is compared with, or None where Inductor can't make it, which is counted."""
+    if job.unfused is None:
+        return None
+    try:
+        return job.unfused()
+    except Exception as error:
+        count("unfused_not_timed")
+        reason = (str(error).strip() or "no message").splitlines()[0]
+        warn_once(
+            ("unfused", job.spec),
+            "cute_backend: a region is not compared with Inductor's own code, which could not be compiled "
+            f"by itself: {type(error).__name__}: {reason}",
+        )
+        return None

@@ -1,0 +1,285 @@
+"""Tuning inside torch.compile: when it is asked for, what is tuned, and what is left to Inductor for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from epilogues import EPILOGUES, Problem
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor_config
+
+import cute_backend
+from cute_backend import config
+from cute_backend.backend import cute, epilogue_pass
+from cute_backend.fx_walk import tuning
+from cute_backend.fx_walk.collect import collect
+from cute_backend.fx_walk.unfused import compile_unfused, extract
+from cute_backend.runtime import notices
+from cute_backend.runtime.tune import Job
+from cute_backend.runtime.tuned import Result
+from cute_backend.templates.config import Arch, TileConfig
+
+BF16 = torch.bfloat16
+M, N, K = 64, 48, 32
+CONFIG = TileConfig(Arch.SM90A, 64, 64)
+
+
+class FakeTuner:
+    """A tuner of a GPU that the CPU stands for. It runs what it compares with, and takes 10 us itself."""
+
+    def __init__(self, unfused_us: float | None) -> None:
+        self.unfused_us = unfused_us
+        self.jobs: list[Job] = []
+        self.results: list[Any] = []
+        self.known: dict[tuple[int, int, int], Result] = {}
+
+    def tune(self, jobs: Sequence[Job]) -> list[Result | None]:
+        self.jobs += jobs
+        for job in jobs:
+            assert job.unfused is not None
+            self.results.append(job.unfused()())
+            self.known[job.m, job.n, job.k] = Result(CONFIG, 10.0, self.unfused_us)
+        return [self.recall(job) for job in jobs]
+
+    def recall(self, job: Job) -> Result | None:
+        return self.known.get((job.m, job.n, job.k))
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch, fresh_compiler: None) -> Iterator[None]:
+    monkeypatch.setattr(notices, "_warned", set())
+    yield
+
+
+@pytest.fixture
+def tuner(monkeypatch: pytest.MonkeyPatch) -> FakeTuner:
+    fake = FakeTuner(9.0)
+    monkeypatch.setattr(tuning, "gpu_of", lambda device: 0)
+    monkeypatch.setattr(tuning, "tuner_for", lambda index: fake)
+    return fake
+
+
+def counted() -> dict[str, int]:
+    return dict(counters["cute_backend"])
+
+
+def inputs(m: int = M) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(m)
+    made = [torch.randn(*shape, generator=generator).to(BF16) for shape in ((m, K), (N, K), (N,))]
+    return made[0], made[1] / 6, made[2]
+
+
+def program(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, weight, bias))
+
+
+def check(**how: Any) -> None:
+    args = inputs()
+    result = torch.compile(program, backend=cute, **how)(*args)
+    torch.testing.assert_close(result, program(*args), rtol=0.02, atol=0.02)
+
+
+# When
+
+
+@pytest.mark.parametrize(
+    ("ours", "options", "asked"),
+    [
+        (None, {}, False),
+        (None, {"max_autotune": True}, True),
+        (None, {"max_autotune_gemm": True}, True),
+        (None, {"max_autotune_pointwise": True}, False),
+        (True, {}, True),
+        (False, {"max_autotune": True}, False),
+    ],
+)
+def test_tuning_is_inductors_setting_unless_ours_says_otherwise(
+    tuner: FakeTuner, ours: bool | None, options: dict[str, bool], asked: bool
+) -> None:
+    with config.patch(max_autotune=ours):
+        check(options=options)
+    assert bool(tuner.jobs) is asked
+
+
+def test_max_autotune_is_a_mode(tuner: FakeTuner) -> None:
+    check(mode="max-autotune-no-cudagraphs")
+    (job,) = tuner.jobs
+    assert (job.m, job.n, job.k, job.dynamic) == (M, N, K, False)
+
+
+def test_nothing_is_tuned_or_counted_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "tuner_for", lambda index: pytest.fail("there is no GPU"))
+    check(options={"max_autotune": True})
+    assert counted() == {"anchors": 1, "regions": 1}
+
+
+# What
+
+
+@pytest.mark.parametrize(
+    ("name", "dynamic"),
+    [("bias_gelu_residual", False), ("two_outputs", False), ("linear_3d", True), ("square", True)],
+)
+def test_what_is_timed_beside_our_kernels_computes_the_same(name: str, dynamic: bool) -> None:
+    epilogue = EPILOGUES[name]
+    (report,) = collect(epilogue.fn, epilogue.inputs(Problem(64, 64, 64)), dynamic=dynamic)
+    module, made = extract(report.regions[0])
+    results = compile_unfused(report.regions[0])()
+    for result, expected in zip(results, module(*made), strict=True):
+        assert result.stride() == expected.stride() and result.dtype is expected.dtype
+        step = 0.13 if result.dtype.itemsize == 1 else 0.05
+        torch.testing.assert_close(result.double(), expected.double(), rtol=step, atol=step, equal_nan=True)
+
+
+def test_a_region_by_itself_does_the_work_that_the_kernel_does_on_its_operands() -> None:
+    def with_work(x: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
+        return F.linear(x, weight).relu() * gate.sigmoid().exp()
+
+    args = (*inputs()[:2], torch.randn(M, N).to(BF16))
+    (report,) = collect(with_work, args)
+    module, made = extract(report.regions[0])
+    assert len(made) == 3
+    assert "aten.exp.default" in {str(node.target) for node in module.graph.nodes}
+
+
+def test_a_symbolic_m_is_tuned_at_its_example(tuner: FakeTuner) -> None:
+    tuner.unfused_us = 50.0
+    args = inputs(40)
+    torch._dynamo.mark_dynamic(args[0], 0)
+    compiled = torch.compile(program, backend=cute, options={"max_autotune": True})
+    compiled(*args)
+    (job,) = tuner.jobs
+    assert (job.m, job.n, job.k, job.dynamic) == (40, N, K, True)
+    ((result,),) = tuner.results
+    assert result.shape == (40, N)
+    compiled(*inputs(56))  # a new M tunes nothing
+    assert len(tuner.jobs) == 1 and counted()["regions"] == 1
+
+
+def test_a_symbolic_n_is_not_tuned_and_counted(tuner: FakeTuner) -> None:
+    x, weight, bias = inputs()
+    torch._dynamo.mark_dynamic(weight, 0)
+    torch._dynamo.mark_dynamic(bias, 0)
+    with pytest.warns(RuntimeWarning, match="its N or K is not static"):
+        torch.compile(program, backend=cute, options={"max_autotune": True})(x, weight, bias)
+    assert not tuner.jobs
+    assert counted() == {"anchors": 1, "regions": 1, "untuned_symbolic": 1}
+
+
+def test_batch_invariant_regions_are_not_tuned_and_counted(tuner: FakeTuner) -> None:
+    with (
+        config.patch(batch_invariant=True),
+        pytest.warns(RuntimeWarning, match="one configuration for all M"),
+    ):
+        check(options={"max_autotune": True})
+    assert not tuner.jobs
+    assert counted() == {"anchors": 1, "regions": 1, "untuned_batch_invariant": 1}
+
+
+# What comes of it
+
+
+def test_a_region_that_inductor_does_faster_is_left_to_it(tuner: FakeTuner) -> None:
+    called: list[str] = []
+
+    def see(graph: torch.fx.Graph) -> None:
+        called.extend(str(node.target) for node in graph.nodes if node.op == "call_function")
+
+    with inductor_config.patch(post_grad_custom_post_pass=see):
+        check(options={"max_autotune": True})
+    assert counted() == {"anchors": 1, "regions": 0, "unfused_faster": 1}
+    assert "cute_backend.gemm_epilogue.default" not in called
+    assert called  # and the pass of the user saw the graph, not the region by itself
+    assert sum("addmm" in name or name == "aten.mm.default" for name in called) == 1
+
+
+def test_a_region_that_is_about_as_fast_is_fused(tuner: FakeTuner) -> None:
+    tuner.unfused_us = 9.9
+    check(options={"max_autotune": True})
+    assert counted() == {"anchors": 1, "regions": 1}
+
+
+def test_of_two_regions_one_may_be_left(tuner: FakeTuner) -> None:
+    def two(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        hidden = program(x, weight, bias)
+        return F.linear(hidden, weight.t()).relu() + x
+
+    args = inputs()
+    tuner.known[M, N, K] = Result(CONFIG, 10.0, 5.0)
+    tuner.known[M, K, N] = Result(CONFIG, 10.0, 50.0)
+    tuner.tune = lambda jobs: [tuner.recall(job) for job in jobs]  # type: ignore[method-assign]
+    result = torch.compile(two, backend=cute, options={"max_autotune": True})(*args)
+    assert counted() == {"anchors": 2, "regions": 1, "unfused_faster": 1}
+    torch.testing.assert_close(result, two(*args), rtol=0.02, atol=0.02)
+
+
+def test_what_was_found_is_kept_in_inductors_cache(tuner: FakeTuner) -> None:
+    check(options={"max_autotune": True})
+    torch._dynamo.reset()
+    check(options={"max_autotune": True})
+    assert counters["inductor"]["fxgraph_cache_hit"] == 1
+    assert len(tuner.jobs) == 1 and counted()["unfused_faster"] == 1
+
+
+def test_explain_tells_what_tuning_found(tuner: FakeTuner) -> None:
+    args = inputs()
+    with config.patch(max_autotune=True):
+        assert (
+            len(cute_backend.explain(program, *args).regions) == 1
+        )  # nothing is known, and nothing is tuned
+        assert not tuner.jobs
+        check()
+        told = cute_backend.explain(program, *args)
+    assert told.regions == ()
+    (rejection,) = told.rejections
+    assert rejection.reason.value == "unfused_faster"
+    assert "9.0 us" in rejection.message and "10.0" in rejection.message
+    assert len(cute_backend.explain(program, *args).regions) == 1  # tuning is off
+
+
+# Settings and caches
+
+
+def test_the_uuid_follows_what_decides_and_nothing_else() -> None:
+    plain = epilogue_pass.uuid()
+    with config.patch(max_autotune=True):
+        assert epilogue_pass.uuid() != plain
+    with config.patch(batch_invariant=True):
+        assert epilogue_pass.uuid() != plain
+    with config.patch(quiet=True):
+        assert epilogue_pass.uuid() == plain
+
+
+def test_the_op_of_a_batch_invariant_program_says_so() -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def see(graph: torch.fx.Graph) -> None:
+        asked.extend(node.args[4:] for node in graph.nodes if "gemm_epilogue" in str(node.target))
+
+    for invariant in (False, True):
+        torch._dynamo.reset()
+        with config.patch(batch_invariant=invariant), inductor_config.patch(post_grad_custom_post_pass=see):
+            check()
+    assert asked == [(), (True,)]
+
+
+def test_gemm_is_batch_invariant_where_that_is_set() -> None:
+    from cute_backend import eager
+
+    a, b, _ = inputs()
+    with config.patch(batch_invariant=True):
+        cute_backend.gemm(a, b.t())
+    cute_backend.gemm(a, b.t())
+    programs = list(eager._programs.values())[-2:]
+    arguments = [
+        node.args[4:]
+        for each in programs
+        for node in each.graph.graph.nodes
+        if "gemm_epilogue" in str(node.target)
+    ]
+    assert arguments == [(True,), ()]

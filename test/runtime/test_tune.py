@@ -1,0 +1,242 @@
+"""Tuning without a GPU: what is tried, what wins, what is remembered, and what a user sees of it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from handmade import make_spec
+from rich.console import Console
+from torch._dynamo.utils import counters
+
+from cute_backend import config
+from cute_backend.memory_ops import Variant
+from cute_backend.runtime import notices, tune
+from cute_backend.runtime.cache import KernelCache
+from cute_backend.runtime.compile import BuildError
+from cute_backend.runtime.device import Device
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.timing import Run, Timings
+from cute_backend.runtime.tune import Job, Tuner
+from cute_backend.runtime.tuned import NOISE, Key, Memory, Result, TunedFile
+from cute_backend.templates.config import MAX_CANDIDATES, Arch, TileConfig, candidates, choose
+
+GPU = Device(-1, Arch.SM90A, 132, "a GPU")
+SPEC = make_spec()
+SIZES = 4000, 4096, 512
+JOB = Job(SPEC, *SIZES)
+TRIED = candidates(Arch.SM90A, SPEC, 4096, 4096, 512, 132)
+WINNER = TRIED[3]
+
+
+@dataclass
+class FakeTimer:
+    """Says what it is told to: every configuration takes 100 us, some another time, or fail."""
+
+    times: dict[TileConfig, float] = field(default_factory=lambda: {WINNER: 70.0})
+    failing: tuple[TileConfig, ...] = ()
+    unfused: float | None = None
+    error: Exception | None = None
+    asked: list[tuple[tuple[int, int, int], list[Kernel]]] = field(default_factory=list)
+
+    def __call__(
+        self, m: int, n: int, k: int, functions: Mapping[Kernel, Any], unfused: Run | None
+    ) -> Timings:
+        self.asked.append(((m, n, k), list(functions)))
+        if self.error is not None:
+            raise self.error
+        kernels = {
+            kernel: self.times.get(kernel.config, 100.0)
+            for kernel in functions
+            if kernel.config not in self.failing
+        }
+        return Timings(kernels, None if unfused is None else self.unfused)
+
+
+@dataclass
+class FakeBuild:
+    """Hands out functions, except for what is said not to compile."""
+
+    broken: tuple[TileConfig, ...] = ()
+    batches: list[list[Kernel]] = field(default_factory=list)
+
+    def __call__(
+        self, kernels: Sequence[Kernel], *, apart: bool, built: Callable[[], None]
+    ) -> dict[Kernel, Any]:
+        assert apart
+        self.batches.append(list(kernels))
+        outcomes: dict[Kernel, Any] = {}
+        for kernel in kernels:
+            broken = kernel.config in self.broken
+            outcomes[kernel] = BuildError(f"{kernel.name} is broken") if broken else print
+            built()
+        return outcomes
+
+
+def memory_in(folder: Path) -> Memory:
+    return Memory([TunedFile(KernelCache(folder))])
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(notices, "_warned", set())
+    counters.clear()
+    yield
+    counters.clear()
+
+
+def tuner(folder: Path, timer: FakeTimer, build: FakeBuild | None = None, **how: Any) -> Tuner:
+    return Tuner(GPU, timer, memory_in(folder), build or FakeBuild(), **how)
+
+
+def counted() -> dict[str, int]:
+    return dict(counters["cute_backend"])
+
+
+# What wins
+
+
+def test_the_fastest_candidate_wins_and_is_remembered(tmp_path: Path) -> None:
+    timer, build = FakeTimer(), FakeBuild()
+    (result,) = tuner(tmp_path, timer, build).tune([JOB])
+    assert result == Result(WINNER, 70.0, None) and not result.unfused_wins
+    ((sizes, timed),) = timer.asked
+    assert sizes == SIZES
+    assert [kernel.config for kernel in timed] == list(TRIED) and len(timed) <= MAX_CANDIDATES
+    assert {kernel.variant for kernel in timed} == {Variant.TMA}
+    assert build.batches == [timed]
+    assert counted() == {"tuned": 1}
+
+    again = FakeTimer()
+    assert tuner(tmp_path, again, build).tune([Job(SPEC, 2049, *SIZES[1:])]) == [result]  # the same bucket
+    assert again.asked == [] and len(build.batches) == 1
+
+
+@pytest.mark.parametrize(
+    ("unfused", "wins"), [(70 * (1 - NOISE) - 0.1, True), (70 * (1 - NOISE) + 0.1, False)]
+)
+def test_inductors_own_code_wins_only_beyond_noise(tmp_path: Path, unfused: float, wins: bool) -> None:
+    job = Job(SPEC, *SIZES, unfused=lambda: lambda: None)
+    (result,) = tuner(tmp_path, FakeTimer(unfused=unfused)).tune([job])
+    assert result is not None and result.unfused_us == unfused and result.unfused_wins is wins
+
+
+def test_several_regions_are_built_together_and_each_problem_once(tmp_path: Path) -> None:
+    other = make_spec(second_store=True)
+    timer, build = FakeTimer(), FakeBuild()
+    results = tuner(tmp_path, timer, build).tune([JOB, Job(other, *SIZES), JOB, Job(SPEC, 64, *SIZES[1:])])
+    assert all(results) and results[0] == results[2]
+    assert len(build.batches) == 1
+    assert [sizes for sizes, _ in timer.asked] == [SIZES, SIZES, (64, *SIZES[1:])]
+    assert counted() == {"tuned": 3}
+
+
+def test_a_problem_whose_outputs_no_tma_can_write_is_tuned_as_it_is_launched(tmp_path: Path) -> None:
+    timer = FakeTimer()
+    tuner(tmp_path, timer).tune([Job(SPEC, 4096, 4100, 512)])
+    assert {kernel.variant for kernel in timer.asked[0][1]} == {Variant.PLAIN}
+
+
+# What can't win
+
+
+def test_what_does_not_build_or_spills_or_fails_to_run_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, spilling, failing = TRIED[3], TRIED[1], TRIED[2]
+    monkeypatch.setattr(tune, "spills", lambda kernel: kernel.config == spilling)
+    timer = FakeTimer({broken: 1.0, spilling: 2.0, failing: 3.0, TRIED[4]: 50.0}, failing=(failing,))
+    (result,) = tuner(tmp_path, timer, FakeBuild(broken=(broken,))).tune([JOB])
+    assert result == Result(TRIED[4], 50.0, None)
+
+
+@pytest.mark.parametrize(
+    ("timer", "build", "reason", "sentence"),
+    [
+        (FakeTimer(), FakeBuild(broken=TRIED), "untuned_failed", "none of its candidates runs"),
+        (FakeTimer(failing=TRIED), FakeBuild(), "untuned_failed", "none of its candidates runs"),
+        (FakeTimer(error=torch.OutOfMemoryError("no room")), FakeBuild(), "untuned_memory", "do not fit"),
+    ],
+    ids=["nothing builds", "nothing runs", "no memory"],
+)
+def test_where_nothing_can_be_timed_it_is_counted_and_told_and_not_remembered(
+    tmp_path: Path, timer: FakeTimer, build: FakeBuild, reason: str, sentence: str
+) -> None:
+    for _ in range(2):
+        with pytest.warns(RuntimeWarning, match=sentence) if not counted() else _nothing():
+            assert tuner(tmp_path, timer, build).tune([JOB]) == [None]
+    assert counted() == {reason: 2}
+
+
+class _nothing:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_inductors_code_that_does_not_compile_is_counted_and_told(tmp_path: Path) -> None:
+    def unfused() -> Run:
+        raise AssertionError("Inductor stumbles\nat length")
+
+    with pytest.warns(RuntimeWarning, match="by itself: AssertionError: Inductor stumbles$"):
+        (result,) = tuner(tmp_path, FakeTimer(unfused=1.0)).tune([Job(SPEC, *SIZES, unfused=unfused)])
+    assert result == Result(WINNER, 70.0, None)
+    assert counted() == {"tuned": 1, "unfused_not_timed": 1}
+
+
+def test_nothing_is_found_out_by_asking_what_is_known(tmp_path: Path) -> None:
+    timer, build = FakeTimer(), FakeBuild()
+    asked = tuner(tmp_path, timer, build)
+    assert asked.recall(JOB) is None and not timer.asked and not build.batches
+    (result,) = asked.tune([JOB])
+    assert asked.recall(JOB) == result
+
+
+# What a user sees
+
+
+def progress_of(folder: Path, console: Console) -> None:
+    tuner(folder, FakeTimer(), console=console).tune([JOB])
+
+
+def test_progress_is_shown_on_a_terminal(tmp_path: Path) -> None:
+    shown = io.StringIO()
+    progress_of(tmp_path, Console(file=shown, force_terminal=True, width=100))
+    assert "tuning 1 region: timing" in shown.getvalue()
+
+
+def test_no_progress_where_there_is_no_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tuner(tmp_path, FakeTimer()).tune([JOB])
+    assert capfd.readouterr() == ("", "")
+
+
+def test_no_progress_where_it_is_unwanted(tmp_path: Path) -> None:
+    shown = io.StringIO()
+    with config.patch(quiet=True):
+        progress_of(tmp_path, Console(file=shown, force_terminal=True, width=100))
+    assert shown.getvalue() == ""
+
+
+def test_what_is_known_shows_no_progress(tmp_path: Path) -> None:
+    progress_of(tmp_path, Console(file=io.StringIO(), force_terminal=True))
+    shown = io.StringIO()
+    progress_of(tmp_path, Console(file=shown, force_terminal=True))
+    assert shown.getvalue() == ""
+
+
+def test_keys_tell_problems_apart() -> None:
+    key = Key(SPEC, Variant.TMA, 4096, 4096, 512, GPU.model)
+    others = [
+        Key(make_spec(second_store=True), Variant.TMA, 4096, 4096, 512, GPU.model),
+        Key(SPEC, Variant.PLAIN, 4096, 4096, 512, GPU.model),
+        Key(SPEC, Variant.TMA, 2048, 4096, 512, GPU.model),
+        Key(SPEC, Variant.TMA, 4096, 512, 4096, GPU.model),
+        Key(SPEC, Variant.TMA, 4096, 4096, 512, "a GPU, 66 SMs"),
+    ]
+    assert key.text not in {other.text for other in others}
+    assert choose(Arch.SM90A, SPEC, 4096, 4096, 512, 132) != WINNER  # else nothing above shows anything
