@@ -1,7 +1,8 @@
 """`python -m cute_backend explain|source|build|simulate|bench FILE.py[:name] [--arch sm_90a|sm_100a]`.
 
-FILE defines a function (or a module) and `example_inputs()`, which returns its arguments. What is wrong with
-a request is told in one sentence, with exit status 2. What is wrong in a simulated kernel ends with status 1.
+FILE defines a function (or a module) and `example_inputs()`, which returns its arguments; `bench` without it
+runs the built-in table. What is wrong with a request is told in one sentence, with exit status 2. What is
+wrong in a simulated kernel, or in a result that is timed, ends with status 1.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from . import __version__
-from .errors import UsageError
+from .errors import UsageError, root_cause
 from .runtime.compile import BuildError
 from .runtime.kernel import UnavailableError
 
@@ -58,11 +59,18 @@ def _parser() -> argparse.ArgumentParser:
         (_source, "print the first region's kernel as CuTe DSL Python"),
         (_build, "compile every region and print registers, spills and shared memory; needs no GPU"),
         (_simulate, "run every region's kernel on the simulated machine and compare with the reference"),
-        (_bench, "time the function as eager, Inductor and cute run it; needs a GPU"),
+        (_bench, "time the function, or the built-in table, beside what else could run it; needs a GPU"),
     ):
         sub = commands.add_parser(command.__name__[1:], help=about, description=about)
-        sub.add_argument("file", metavar="FILE.py[:name]", help="defines the function, and example_inputs()")
-        if command is not _bench:
+        sub.add_argument(
+            "file",
+            metavar="FILE.py[:name]",
+            nargs="?" if command is _bench else None,
+            help="defines the function, and example_inputs()",
+        )
+        if command is _bench:
+            _add_bench_options(sub)
+        else:
             sub.add_argument(
                 "--arch", metavar="ARCH", help="sm_90a or sm_100a (default: the GPU here, or sm_100a)"
             )
@@ -76,6 +84,35 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=command)
     parser.set_defaults(command=lambda _: parser.error(f"give a COMMAND: {', '.join(commands.choices)}"))
     return parser
+
+
+def _add_bench_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--rows",
+        metavar="PATTERN",
+        nargs="+",
+        default=[],
+        help="of the built-in table, such as '*x8192x8192'",
+    )
+    parser.add_argument("--rounds", metavar="N", type=int, default=50, help="timings of each (default: 50)")
+    parser.add_argument(
+        "--peers", action="store_true", help="also max-autotune, and QuACK where installed; takes long"
+    )
+    parser.add_argument(
+        "--host",
+        action="store_true",
+        help="instead, time calls on the host and a kernel's cold and warm start",
+    )
+    parser.add_argument(
+        "--json", metavar="PATH", type=Path, help="write the results; in a folder, as <gpu>-<date>.json"
+    )
+    parser.add_argument("--picture", metavar="FILE.png", type=Path, help="draw the speeds and the limit")
+    parser.add_argument(
+        "--draw",
+        metavar="RESULTS.json",
+        type=Path,
+        help="instead, show results that were written; needs no GPU",
+    )
 
 
 def _explain(arguments: argparse.Namespace) -> None:
@@ -158,14 +195,10 @@ def _simulate(arguments: argparse.Namespace) -> int:
     return 0 if all(difference.agrees for difference in differences) else 1
 
 
-def _bench(arguments: argparse.Namespace) -> None:
-    from . import bench, report
+def _bench(arguments: argparse.Namespace) -> int:
+    from .bench import command
 
-    bench.require_gpu()
-    with torch.device("cuda"):
-        fn, inputs = load(arguments.file)
-        args = inputs()
-    report.show(report.timing_table(bench.compare(fn, args)))
+    return command.main(arguments, load)
 
 
 def load(target: str) -> tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]:
@@ -237,16 +270,9 @@ def _told_in_one_sentence(what: str) -> Iterator[None]:
     except UsageError:
         raise
     except Exception as error:
-        root = _root_cause(error)
+        root = root_cause(error)
         reason = next(iter(str(root).splitlines()), "no message")
         raise UsageError(f"{what}: {type(root).__name__}: {reason}") from error
-
-
-def _root_cause(error: BaseException) -> BaseException:
-    """What was raised first: Dynamo wraps what a program raises in pages of its own."""
-    while (earlier := error.__cause__ or error.__context__) is not None:
-        error = earlier
-    return error
 
 
 if __name__ == "__main__":

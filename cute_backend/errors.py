@@ -8,3 +8,10 @@ class UsageError(ValueError):
 
     The command line prints it and exits with status 2.
     """
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """What was raised first: Dynamo wraps what a program raises in pages of its own."""
+    while (earlier := error.__cause__ or error.__context__) is not None:
+        error = earlier
+    return error

@@ -1,11 +1,11 @@
-"""How explanations, builds, sources, simulations and timings look in a terminal."""
+"""How explanations, builds, sources and simulations look in a terminal."""
 
 from __future__ import annotations
 
 import math
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -19,7 +19,6 @@ from .fx_walk.reasons import NO_PRODUCT
 
 if TYPE_CHECKING:
     from .api import Explanation, Region
-    from .bench import Timing
     from .runtime.compile import Built
     from .runtime.kernel import Kernel
     from .simulator.api import Difference, Launch
@@ -74,7 +73,7 @@ def _region(region: Region, index: int) -> RenderableType:
         f", {region.anchor} of M {m}, N {n}, K {k}\n    {region.arch}, tile {config.name}",
     )
     formula = Text("".join(f"    {line}\n" for line in region.formula.splitlines()), style="cyan")
-    operands = _table("", "in your program", "kind", "placement", "dtype")
+    operands = light_table("", "in your program", "kind", "placement", "dtype")
     for load in region.loads:
         operands.add_row(load.name, load.label, load.kind, load.placement, load.dtype)
     for store in region.stores:
@@ -84,7 +83,7 @@ def _region(region: Region, index: int) -> RenderableType:
 
 
 def _rejections(explained: Explanation) -> Table:
-    table = _table("not fused", "line", "reason", "because")
+    table = light_table("not fused", "line", "reason", "because")
     for rejection in explained.rejections:
         table.add_row(rejection.node, rejection.where, rejection.reason.value, rejection.message)
     return table
@@ -92,7 +91,7 @@ def _rejections(explained: Explanation) -> Table:
 
 def build_table(builds: Sequence[tuple[str, Kernel, Built]]) -> Table:
     """What compiled kernels ask of an SM, a row each, with the name of their region."""
-    table = _table("", "arch", "tile", "registers", "spill bytes", "smem KiB", "cubin KiB", right=4)
+    table = light_table("", "arch", "tile", "registers", "spill bytes", "smem KiB", "cubin KiB", right=4)
     for name, kernel, built in builds:
         table.add_row(
             name,
@@ -106,20 +105,6 @@ def build_table(builds: Sequence[tuple[str, Kernel, Built]]) -> Table:
     return table
 
 
-def timing_table(timings: Mapping[str, Timing]) -> Table:
-    """Medians with their spread, and each variant's speed against eager."""
-    table = _table("", "median us", "10% to 90%", "speed", right=3)
-    base = timings["eager"].median
-    for name, timing in timings.items():
-        table.add_row(
-            name,
-            f"{timing.median:.1f}",
-            f"{timing.low:.1f} to {timing.high:.1f}",
-            f"{base / timing.median:.2f}x",
-        )
-    return table
-
-
 def launch_table(launch: Launch) -> RenderableType:
     """A simulated launch: what the warps of each role did."""
     m, n, k = launch.problem
@@ -128,7 +113,7 @@ def launch_table(launch: Launch) -> RenderableType:
         f"M={m} N={n} K={k}  tile {config.name} on {config.arch.value}  grid {run.grid}  "
         f"{run.instructions} warp instructions"
     )
-    table = _table("role", "warps", "instructions", "waits", "exposed loads", "bytes moved")
+    table = light_table("role", "warps", "instructions", "waits", "exposed loads", "bytes moved")
     for role in sorted(run.roles.values(), key=lambda role: role.role):
         table.add_row(
             role.role,
@@ -143,7 +128,7 @@ def launch_table(launch: Launch) -> RenderableType:
 
 def comparison_table(differences: Sequence[Difference]) -> Table:
     """Outputs beside their references."""
-    table = _table("output", "dtype", "equal", "relative error", "")
+    table = light_table("output", "dtype", "equal", "relative error", "")
     for index, difference in enumerate(differences):
         total = math.prod(difference.shape)
         verdict = Text("agrees", style="green") if difference.agrees else Text("WRONG", style="bold red")
@@ -171,7 +156,7 @@ def print_source(text: str) -> None:
         sys.stdout.flush()
 
 
-def _table(*columns: str, right: int = 0) -> Table:
+def light_table(*columns: str, right: int = 0) -> Table:
     """A light table whose last `right` columns are numbers."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for index, column in enumerate(columns):

@@ -15,8 +15,9 @@ from rich.rule import Rule
 from torch import Tensor
 
 import cute_backend
-from cute_backend import bench, report
+from cute_backend import report
 from cute_backend.api import Explanation
+from cute_backend.bench.command import compare as timed
 from cute_backend.simulator.api import reference
 from cute_backend.templates.config import Arch
 
@@ -46,7 +47,7 @@ def main() -> int:
         if gpu:
             right = run(mlp, x, residual)
             title(f"How fast is it on this {gpu}?")
-            console.print(report.timing_table(bench.compare(mlp, (x, residual))))
+            console.print(timed(mlp, (x, residual)))
         else:
             right = replay(mlp, x, residual)
     return 0 if right and spills == 0 else 1

@@ -1,0 +1,181 @@
+"""Runs of the benchmark, as the command line and Python ask for them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .. import report
+from ..errors import UsageError
+from . import picture
+from .host import measure_host
+from .machine import Nvml, describe, now
+from .measure import Run, build_kernels, measure_ceilings, measure_table, rate_of, steps
+from .results import Results, TableResult, raise_rates
+from .scaled_mm import SCALED_MM
+from .table import Table, function_table, select
+from .timing import require_gpu
+
+TABLES = (SCALED_MM,)
+"""The built-in tables."""
+
+ROUNDS = 50
+
+_DEVICE = "cuda"
+
+
+def compare(fn: Callable[..., Any], args: tuple[Any, ...], rounds: int = ROUNDS) -> Results:
+    """Times `fn(*args)` as eager, as Inductor and as cute run it. Prints as a table."""
+    require_gpu()
+    return run([_table_of(fn, args, peers=False)], rounds)
+
+
+def _table_of(fn: Callable[..., Any], args: tuple[Any, ...], peers: bool) -> Table:
+    name = getattr(fn, "__name__", type(fn).__name__)
+    return function_table(name, fn, args, rate_of(fn, args), peers)
+
+
+def run(
+    tables: Sequence[Table], rounds: int = ROUNDS, save: Callable[[Results], Any] = lambda results: None
+) -> Results:
+    """Times the tables, interleaved within each problem; `save` is given the results after each problem.
+
+    Raises UsageError where there is no GPU, or a program fails in eager.
+    """
+    require_gpu()
+    nvml = Nvml()
+    results = _empty(nvml)
+    rates = {each.rate for table in tables for problem in table.problems for each in problem.workloads}
+    with _progress(steps(tables) + 2) as progress:
+        progress("building kernels, several at once")
+        notes = build_kernels(tables)
+        progress("measuring the machine's limits")
+        ceilings = measure_ceilings(sorted(rates), rounds)
+        done: tuple[TableResult, ...] = ()
+        for table in tables:
+            for found in measure_table(table, Run(ceilings, notes, nvml, rounds, progress)):
+                measured = (*done, found)
+                results = replace(results, tables=measured, ceilings=raise_rates(ceilings, measured))
+                save(results)
+            done = results.tables
+    return results
+
+
+def run_host(rounds: int = ROUNDS) -> Results:
+    """Times calls on the host, and a kernel's way into a new process. Raises UsageError without a GPU."""
+    require_gpu()
+    with _progress(3) as progress:
+        return replace(_empty(Nvml()), host=measure_host(rounds, progress))
+
+
+def _empty(nvml: Nvml) -> Results:
+    return Results(now(), _command(), describe(nvml))
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error that advances as it is told of the next step."""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True) as bar:
+        task, done = bar.add_task("", total=total), count()
+
+        def tell(what: str) -> None:
+            bar.update(task, completed=next(done), description=what)
+            if not console.is_terminal:
+                console.print(what)
+
+        yield tell
+
+
+def _command() -> str:
+    """The command line, without where its results go."""
+    words = iter(sys.argv[1:])
+    kept = []
+    for word in words:
+        if word in ("--json", "--picture"):
+            next(words, None)
+        elif not word.startswith(("--json=", "--picture=")):
+            kept.append(word)
+    return " ".join(["python -m cute_backend", *kept])
+
+
+def main(arguments: argparse.Namespace, load: Callable[[str], Any]) -> int:
+    """The command `bench`. Returns the exit status: 1 where a result was wrong. Raises UsageError.
+
+    `load` turns `FILE.py[:name]` into a function and another that makes its arguments.
+    """
+    _refuse_contradictions(arguments)
+    if arguments.draw is not None:
+        results = Results.load(arguments.draw)
+    else:
+        require_gpu()
+        results = _measure(arguments, load)
+    report.show(results)
+    if arguments.picture is not None:
+        picture.draw(results, arguments.picture)
+    return 0 if results.agrees else 1
+
+
+def _measure(arguments: argparse.Namespace, load: Callable[[str], Any]) -> Results:
+    path: Path | None = arguments.json
+
+    def save(results: Results) -> None:
+        if path is not None:
+            results.save(path / results.file_name if path.is_dir() else path)
+
+    if arguments.host:
+        results = run_host(arguments.rounds)
+        save(results)
+        return results
+    if arguments.file is None:
+        return run(select(TABLES, arguments.rows, arguments.peers), arguments.rounds, save)
+    with torch.device(_DEVICE):
+        fn, inputs = load(arguments.file)
+        args = inputs()
+    return run([_table_of(fn, args, arguments.peers)], arguments.rounds, save)
+
+
+def _refuse_contradictions(arguments: argparse.Namespace) -> None:
+    """Raises UsageError for options that don't go together, and for what would only fail after the timing."""
+    given = [
+        name
+        for name, value in (
+            ("FILE", arguments.file),
+            ("--rows", arguments.rows),
+            ("--peers", arguments.peers),
+            ("--json", arguments.json),
+            ("--picture", arguments.picture),
+        )
+        if value
+    ]
+    if arguments.draw is not None:
+        _allow("--draw", [*given, *(["--host"] if arguments.host else [])], ["--picture"])
+    elif arguments.host:
+        _allow("--host", given, ["--json"])
+    elif arguments.file is not None:
+        _allow("FILE", given, ["FILE", "--peers", "--json", "--picture"])
+    else:
+        select(TABLES, arguments.rows, arguments.peers)
+    if arguments.rounds < 2:
+        raise UsageError(f"--rounds is {arguments.rounds}; a median with its spread takes 2 or more")
+    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {arguments.json.parent} for the results")
+    if arguments.picture is not None:
+        picture.check(arguments.picture)
+
+
+def _allow(option: str, given: list[str], allowed: list[str]) -> None:
+    for other in given:
+        if other not in allowed:
+            raise UsageError(f"bench {option} can't be combined with {other}")

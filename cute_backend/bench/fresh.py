@@ -1,0 +1,27 @@
+"""What a new process does to have one kernel, timed; imports nothing that a program would not."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from ..runtime.build import obtain
+from ..runtime.kernel import Kernel
+
+
+def main(start: float) -> None:
+    """Reads a kernel from standard input and writes the seconds since `start` that it took to have it."""
+    imported = time.perf_counter()
+    kernel = Kernel.from_dict(json.load(sys.stdin))
+    began = time.perf_counter()
+    outcome = obtain([kernel])[kernel]
+    loaded = time.perf_counter()
+    if isinstance(outcome, Exception):
+        raise outcome
+    told = {
+        "import_s": imported - start,
+        "load_s": loaded - began,
+        "imports_cutlass": "cutlass" in sys.modules,
+    }
+    json.dump(told, sys.stdout)

@@ -1,0 +1,113 @@
+"""What calls cost the host, and what a kernel costs a new process. Timed at a size at which the GPU waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..api import explain
+from ..errors import UsageError
+from ..runtime.cache import CACHE_DIR_VARIABLE
+from ..runtime.kernel import Kernel
+from ..runtime.op import gemm_epilogue
+from . import scaled_mm
+from .results import HostResult, Timing
+
+_SIZE = 128
+
+_BURST = 100
+"""Calls between two synchronisations: many enough to time, too few to fill the GPU's queue of 1024."""
+
+_FRESH = (
+    "import time, torch; start = time.perf_counter(); from cute_backend.bench import fresh; fresh.main(start)"
+)
+
+
+def pointwise(x: Tensor, residual: Tensor) -> Tensor:
+    """What Inductor makes one kernel of."""
+    return F.gelu(x, approximate="tanh") + residual
+
+
+@torch.no_grad()
+def measure_host(rounds: int, progress: Callable[[str], Any]) -> HostResult:
+    """Host time of one call of 128 cubed in e4m3. Raises UsageError where no kernel can be built here."""
+    torch._dynamo.reset()
+    bare, full, _ = scaled_mm.problem(_SIZE, _SIZE, _SIZE).workloads
+    with torch.device("cuda"):
+        operands, args = bare.inputs(), full.inputs()
+    plane = torch.randn(_SIZE, _SIZE, dtype=torch.bfloat16, device="cuda")
+    product = explain(bare.fn, *operands, dynamic=False).first_region().spec.to_json()
+    x, weight, x_scale, weight_scale = operands
+    loads = [x_scale.view(-1), weight_scale.view(-1)]
+    op: Callable[[], Any] = lambda: gemm_epilogue([x], [weight.t()], loads, product)  # noqa: E731
+    pointwise_graph = torch.compile(pointwise, dynamic=False)
+    inductor = torch.compile(full.fn, dynamic=False)
+    cute = torch.compile(full.fn, backend="cute", dynamic=False)
+    progress("timing calls")
+    calls = time_calls(
+        {
+            "eager _scaled_mm": lambda: bare.fn(*operands),
+            "the op alone, same product": op,
+            "compiled, one pointwise kernel": lambda: pointwise_graph(plane, args[-1]),
+            "compiled by cute, one fused region": lambda: cute(*args),
+            "compiled by Inductor, the same program": lambda: inductor(*args),
+        },
+        rounds,
+    )
+    kernel = explain(full.fn, *args, dynamic=False).first_region().kernel()
+    with tempfile.TemporaryDirectory() as folder:
+        progress("compiling a kernel in a new process")
+        cold = _in_new_process(kernel, folder)
+        progress("loading it in another")
+        warm = _in_new_process(kernel, folder)
+    return HostResult(calls, cold["load_s"], warm["import_s"], warm["load_s"], warm["imports_cutlass"])
+
+
+def time_calls(programs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, Timing]:
+    """Microseconds of host time of one call of each, from bursts that are interleaved."""
+    order, shuffle = list(programs), random.Random(0).shuffle
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    for name in order:
+        _burst(programs[name])  # compiles
+    for _ in range(rounds):
+        shuffle(order)
+        for name in order:
+            times[name].append(_burst(programs[name]))
+    return {name: Timing.of(taken) for name, taken in times.items()}
+
+
+def _burst(program: Callable[[], Any]) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(_BURST):
+        program()
+    taken = time.perf_counter() - start
+    torch.cuda.synchronize()
+    return 1e6 * taken / _BURST
+
+
+def _in_new_process(kernel: Kernel, folder: str) -> dict[str, Any]:
+    """What `fresh` tells of getting `kernel` with `folder` as its cache."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FRESH],
+        input=json.dumps(kernel.to_dict()),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), CACHE_DIR_VARIABLE: folder},
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UsageError(f"a kernel can't be had in a new process: {last}")
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told

@@ -1,0 +1,277 @@
+"""Measures tables: compiles what is to be timed, checks it against eager, times it."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import importlib.util
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..errors import UsageError, root_cause
+from ..runtime import launch
+from .machine import Nvml
+from .results import Ceilings, Measurement, ProblemResult, TableResult, Work
+from .table import Cell, Problem, Rate, Runner, Table, Workload
+from .timing import MAX_CALLS, UNIT_US, Unit, time_units, unit_of
+
+Progress = Callable[[str], Any]
+"""Told what is being done; called once for each cell and once for each problem's timing."""
+
+_DEVICE = "cuda"
+
+_MEMORY_SHARE = 16
+"""The inputs of one workload take at most one part in so many of the memory that is free."""
+
+
+def compiled(runner: Runner, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` as `runner` runs it, for the sizes of its first call alone. Raises UsageError without QuACK."""
+    if runner is Runner.EAGER:
+        return fn
+    if runner is Runner.QUACK:
+        if importlib.util.find_spec("quack") is None:
+            raise UsageError("not installed: pip install --no-deps quack-kernels")
+        from .quack_peer import spelling
+
+        return spelling(fn)
+    if runner is Runner.MAX_AUTOTUNE:
+        return torch.compile(fn, mode="max-autotune-no-cudagraphs", dynamic=False)
+    return torch.compile(fn, backend=runner.value, dynamic=False)
+
+
+@torch.no_grad()
+def build_kernels(tables: Iterable[Table]) -> dict[Workload, str]:
+    """Have every kernel that the tables' programs need, built in parallel processes.
+
+    Returns what is to be noted of a workload that is not fused, or of which that is not known beforehand.
+    """
+    from ..api import explain
+
+    regions: list[Any] = []
+    notes = {}
+    for workload in (each for table in tables for problem in table.problems for each in problem.workloads):
+        if Runner.CUTE not in workload.runners:
+            continue
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.device(_DEVICE):
+            args = workload.inputs()
+        try:
+            explained = explain(workload.fn, *args, dynamic=False)
+            explained.first_region()
+        except Exception as error:  # a program of the user's may do anything when it is traced
+            notes[workload] = _reason(error)
+            continue
+        regions += [(region.spec, *region.sizes) for region in explained.regions]
+    if regions:
+        launch.announce(regions, torch.device(_DEVICE))
+    return notes
+
+
+_COPIED_BYTES = 2**30
+
+_CUBES = {4096: 16, 8192: 2}
+"""The products that ceilings are measured with, M = N = K, and how many calls make a unit."""
+
+
+def measure_ceilings(rates: Sequence[Rate], rounds: int) -> Ceilings:
+    """The bandwidth of a large copy, and the best of torch's products of 4096 and 8192 cubed."""
+    source = torch.zeros(_COPIED_BYTES, dtype=torch.uint8, device=_DEVICE)
+    target = torch.empty_like(source)
+    units: dict[Any, Unit] = {"copy": unit_of(lambda: target.copy_(source), [(), ()])}
+    units |= {
+        (rate, size): _torch_product(rate, size, calls) for rate in rates for size, calls in _CUBES.items()
+    }
+    timings = time_units(units, rounds)
+    best = {rate: max(2e6 * size**3 / timings[rate, size].median_us for size in _CUBES) for rate in rates}
+    return Ceilings(bandwidth=2e6 * source.nbytes / timings["copy"].median_us, rates=best)
+
+
+def _torch_product(rate: Rate, size: int, calls: int) -> Unit:
+    with torch.device(_DEVICE):
+        a, b = torch.randn(size, size), torch.randn(size, size)
+        scales = torch.ones(size, 1), torch.ones(1, size)
+    if rate is Rate.BF16:
+        x, y = a.bfloat16(), b.bfloat16().t()
+        return unit_of(lambda: torch.mm(x, y), [()] * calls)
+    x, y = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()
+    return unit_of(
+        lambda: torch._scaled_mm(x, y, *scales, out_dtype=torch.bfloat16, use_fast_accum=True), [()] * calls
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the problems of one run share. `notes` are `build_kernels`'s."""
+
+    ceilings: Ceilings
+    notes: Mapping[Workload, str]
+    nvml: Nvml
+    rounds: int
+    progress: Progress
+
+
+def measure_table(table: Table, run: Run) -> Iterator[TableResult]:
+    """The table as far as it is measured: once after each problem.
+
+    Raises UsageError where a program fails in eager; what fails elsewhere is noted in its place.
+    """
+    problems: list[ProblemResult] = []
+    for problem in table.problems:
+        problems.append(_measure(problem, run))
+        gc.collect()
+        torch.cuda.empty_cache()
+        yield TableResult(table.name, table.title, table.baseline, table.ratios, tuple(problems))
+
+
+def steps(tables: Iterable[Table]) -> int:
+    """How often measuring them tells its progress."""
+    problems = [problem for table in tables for problem in table.problems]
+    return sum(1 + sum(len(each.runners) for each in problem.workloads) for problem in problems)
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """A cell on its way to be timed."""
+
+    cell: Cell
+    unit: Unit | None
+    difference: float | None = None
+    agrees: bool = True
+    note: str = ""
+
+
+@torch.no_grad()
+def _measure(problem: Problem, run: Run) -> ProblemResult:
+    torch._dynamo.reset()  # or the sizes of the next problem would become dynamic, or too many
+    works: list[Work] = []
+    variants: list[_Variant] = []
+    for workload in problem.workloads:
+        with torch.device(_DEVICE):
+            args = workload.inputs()
+        try:
+            expected = workload.fn(*args)
+        except Exception as error:  # of a program of the user's, or on a GPU that lacks an op
+            raise UsageError(f"{workload.name} of {problem.name} fails in eager: {_reason(error)}") from error
+        work = work_of(workload, args, expected)
+        sets = _input_sets(workload, args, work.limit_us(run.ceilings), work.bytes)
+        works.append(work)
+        for runner in workload.runners:
+            run.progress(f"{problem.name}: {runner.value} {workload.name}")
+            note = run.notes.get(workload, "") if runner is Runner.CUTE else ""
+            variants.append(_variant(workload, runner, sets, expected, note))
+        del expected
+    run.progress(f"{problem.name}: timing")
+    units = {variant.cell: variant.unit for variant in variants if variant.unit is not None}
+    timings = time_units(units, run.rounds, run.nvml.sample_clock)
+    return ProblemResult(
+        problem.name,
+        tuple(works),
+        tuple(
+            Measurement(
+                each.cell,
+                timings.get(each.cell),
+                each.unit.calls if each.unit else 0,
+                each.difference,
+                each.agrees,
+                each.note,
+            )
+            for each in variants
+        ),
+        run.nvml.take_clock(),
+    )
+
+
+def _variant(
+    workload: Workload, runner: Runner, sets: Sequence[tuple[Any, ...]], expected: Any, note: str
+) -> _Variant:
+    cell = Cell(workload.name, runner)
+    replays = counters["cute_backend"]["replayed"]
+    try:
+        program = compiled(runner, workload.fn)
+        difference = relative_difference(program(*sets[0]), expected)
+        unit = unit_of(program, sets)
+    except Exception as error:  # a peer's failure is a result: the others are still to be timed
+        return _Variant(cell, None, agrees=runner is not Runner.CUTE, note=_reason(error))
+    replayed = counters["cute_backend"]["replayed"] > replays
+    notes = [note, unit.uncaptured, "no kernel could be built: aten ops were timed" if replayed else ""]
+    agrees = workload.tolerance is None or difference <= workload.tolerance
+    return _Variant(
+        cell,
+        unit,
+        difference if math.isfinite(difference) else None,
+        agrees,
+        note="; ".join(filter(None, notes)),
+    )
+
+
+def _reason(error: BaseException) -> str:
+    root = root_cause(error)
+    line = next(iter(str(root).splitlines()), "no message")
+    return line if isinstance(root, UsageError) else f"{type(root).__name__}: {line}"
+
+
+def work_of(workload: Workload, args: tuple[Any, ...], result: Any) -> Work:
+    """A workload's operations and bytes: of its arguments, a module's own tensors and its results."""
+    own = workload.fn.state_dict() if isinstance(workload.fn, torch.nn.Module) else ()
+    moved = sum(_bytes(each) for each in tree_leaves((args, own, result)))
+    operations = workload.operations
+    if operations is None:
+        with FlopCounterMode(display=False) as counter:
+            workload.fn(*args)
+        operations = counter.get_total_flops()
+    return Work(workload.name, operations, moved, workload.rate)
+
+
+def _bytes(value: Any) -> int:
+    """The bytes that a tensor occupies; a broadcast axis takes none."""
+    if not isinstance(value, Tensor):
+        return 0
+    sizes = [size for size, stride in zip(value.shape, value.stride(), strict=True) if stride]
+    return math.prod(sizes) * value.element_size() if value.numel() else 0
+
+
+def _input_sets(
+    workload: Workload, args: tuple[Any, ...], limit_us: float, taken: int
+) -> list[tuple[Any, ...]]:
+    """As many copies of the arguments as a unit has calls.
+
+    A module's weights would be warm from the second call on, so a module is called once.
+    """
+    calls = 1
+    if not isinstance(workload.fn, torch.nn.Module):
+        free, _ = torch.cuda.mem_get_info()
+        fitting = free // _MEMORY_SHARE // max(taken, 1)
+        calls = max(1, min(MAX_CALLS, fitting, math.ceil(UNIT_US / max(limit_us, 1e-3))))
+    return [args, *(copy.deepcopy(args) for _ in range(calls - 1))]
+
+
+def relative_difference(actual: Any, expected: Any) -> float:
+    """The largest difference of a tensor from its counterpart, relative in norm."""
+    worst = 0.0
+    for got, right in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
+        if isinstance(right, Tensor):
+            right, got = right.double(), got.double()
+            difference, norm = (got - right).norm().item(), right.norm().item()
+            worst = max(worst, difference / norm if norm else difference and math.inf)
+            if math.isnan(difference) or math.isnan(norm):
+                return math.nan
+    return worst
+
+
+def rate_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> Rate:
+    """The arithmetic that bounds a program of the user's from below: fp8 if any of its tensors is."""
+    own = fn.state_dict() if isinstance(fn, torch.nn.Module) else ()
+    fp8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+    return (
+        Rate.FP8
+        if any(isinstance(each, Tensor) and each.dtype in fp8 for each in tree_leaves((args, own)))
+        else Rate.BF16
+    )

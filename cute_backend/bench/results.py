@@ -1,0 +1,275 @@
+"""What a run of the benchmark found, as plain data: written as JSON, read back and shown without a GPU."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from .table import Cell, Rate, Ratio, Runner
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds of one call: the median of the rounds, and their 10th and 90th percentiles."""
+
+    median_us: float
+    low_us: float
+    high_us: float
+
+    @staticmethod
+    def of(times: Sequence[float]) -> Timing:
+        """The summary of two or more rounds."""
+        deciles = statistics.quantiles(times, n=10, method="inclusive")
+        return Timing(statistics.median(times), deciles[0], deciles[-1])
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the machine was seen to do in the same run.
+
+    `bandwidth` is a large device copy's, bytes a second, read and written ones together. `rates` are the best
+    of torch's products in the run, operations a second: not a data sheet's figure, so a kernel that beats
+    torch may stand above its limit.
+    """
+
+    bandwidth: float
+    rates: dict[Rate, float]
+
+
+@dataclass(frozen=True)
+class Work:
+    """The least that a workload has to do: its products' operations, and each byte in and out moved once."""
+
+    workload: str
+    operations: int
+    bytes: int
+    rate: Rate
+
+    def limit_us(self, ceilings: Ceilings) -> float:
+        """The roofline: the longer of the arithmetic and the traffic, at the best rates seen."""
+        return 1e6 * max(self.operations / ceilings.rates[self.rate], self.bytes / ceilings.bandwidth)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One cell of a problem.
+
+    `timing` is None where it could not be run, and `note` then says why. `calls` were timed together.
+    `difference` is the result's from eager's, relative in norm, None where it is not finite; `agrees` says
+    whether it is small enough, and is False too where cute itself could not be run.
+    """
+
+    cell: Cell
+    timing: Timing | None = None
+    calls: int = 0
+    difference: float | None = None
+    agrees: bool = True
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The SM clock in MHz, sampled once a round while the GPU was at work."""
+
+    low_mhz: int
+    median_mhz: int
+    high_mhz: int
+
+
+@dataclass(frozen=True)
+class ProblemResult:
+    """The timings of one problem, all interleaved."""
+
+    name: str
+    works: tuple[Work, ...]
+    measurements: tuple[Measurement, ...]
+    clock: Clock | None
+
+    def work(self, cell: Cell) -> Work:
+        return next(work for work in self.works if work.workload == cell.workload)
+
+    def median_us(self, cell: Cell) -> float | None:
+        """The cell's median, or None where it was not measured."""
+        return next(
+            (each.timing.median_us for each in self.measurements if each.cell == cell and each.timing), None
+        )
+
+    def ratio(self, ratio: Ratio) -> float | None:
+        """How many times faster `ratio.of` is, or None where either was not measured."""
+        of, to = self.median_us(ratio.of), self.median_us(ratio.to)
+        return None if of is None or to is None else to / of
+
+    def share(self, cell: Cell, ceilings: Ceilings) -> float | None:
+        """The share of its limit at which a cell runs, or None where it was not measured."""
+        taken = self.median_us(cell)
+        return None if taken is None else self.work(cell).limit_us(ceilings) / taken
+
+
+@dataclass(frozen=True)
+class TableResult:
+    """The results of one table."""
+
+    name: str
+    title: str
+    baseline: Cell
+    ratios: tuple[Ratio, ...]
+    problems: tuple[ProblemResult, ...]
+
+
+@dataclass(frozen=True)
+class HostResult:
+    """Host time of one call, by what was called, and what a kernel costs a process that needs it.
+
+    `cold_s` is from an empty cache to a loaded kernel, the import of the DSL included. In a new process with
+    a warm cache and torch imported, `warm_import_s` imports cute_backend and `warm_load_s` loads the kernel.
+    """
+
+    calls: dict[str, Timing]
+    cold_s: float
+    warm_import_s: float
+    warm_load_s: float
+    warm_imports_cutlass: bool
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a timing depends on beside the program; None for what could not be asked for."""
+
+    gpu: str
+    sms: int
+    power_limit_w: int | None
+    driver: str | None
+    cuda: str | None
+    torch: str
+    python: str
+    packages: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Results:
+    """A run: when, by which command, on what machine, and what it found."""
+
+    date: str
+    command: str
+    machine: Machine
+    ceilings: Ceilings | None = None
+    tables: tuple[TableResult, ...] = ()
+    host: HostResult | None = None
+    version: int = field(default=VERSION, init=False)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every result was close enough to eager's."""
+        return all(
+            each.agrees
+            for table in self.tables
+            for problem in table.problems
+            for each in problem.measurements
+        )
+
+    @property
+    def file_name(self) -> str:
+        """`<gpu>-<date>.json`."""
+        gpu = "-".join(self.machine.gpu.lower().split())
+        return f"{gpu}-{self.date[:10]}{'-host' if self.host else ''}.json"
+
+    def save(self, path: Path) -> None:
+        """Write as JSON. Raises UsageError where `path` can't be written."""
+        try:
+            path.write_text(json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
+        except OSError as error:
+            raise UsageError(f"the results can't be written to {path}: {error}") from error
+
+    @staticmethod
+    def load(path: Path) -> Results:
+        """What `save` wrote. Raises UsageError where there is no such file, or it is of another kind."""
+        try:
+            data = json.loads(path.read_text())
+            if data["version"] != VERSION:
+                raise UsageError(f"{path} has version {data['version']}; this package reads {VERSION}")
+            return Results(
+                date=data["date"],
+                command=data["command"],
+                machine=Machine(**data["machine"]),
+                ceilings=_ceilings(data["ceilings"]),
+                tables=tuple(_table(each) for each in data["tables"]),
+                host=_host(data["host"]),
+            )
+        except OSError as error:
+            raise UsageError(f"{path} can't be read: {error}") from error
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(f"{path} holds no results of bench --json: {error!r}") from error
+
+    def __str__(self) -> str:
+        from ..report import to_text
+
+        return to_text(self)
+
+    def __rich__(self) -> RenderableType:
+        from .show import results
+
+        return results(self)
+
+
+def raise_rates(ceilings: Ceilings, tables: Sequence[TableResult]) -> Ceilings:
+    """The ceilings, with what eager reached in the tables where that is more."""
+    rates = dict(ceilings.rates)
+    for problem in (problem for table in tables for problem in table.problems):
+        for work in problem.works:
+            eager = problem.median_us(Cell(work.workload, Runner.EAGER))
+            if eager is not None:
+                rates[work.rate] = max(rates[work.rate], 1e6 * work.operations / eager)
+    return replace(ceilings, rates=rates)
+
+
+def _ceilings(data: Any) -> Ceilings | None:
+    if data is None:
+        return None
+    rates = {Rate(name): float(rate) for name, rate in data["rates"].items()}
+    return Ceilings(float(data["bandwidth"]), rates)
+
+
+def _table(data: Any) -> TableResult:
+    return TableResult(
+        data["name"],
+        data["title"],
+        _cell(data["baseline"]),
+        tuple(Ratio(_cell(each["of"]), _cell(each["to"])) for each in data["ratios"]),
+        tuple(_problem(each) for each in data["problems"]),
+    )
+
+
+def _problem(data: Any) -> ProblemResult:
+    return ProblemResult(
+        data["name"],
+        tuple(Work(**{**each, "rate": Rate(each["rate"])}) for each in data["works"]),
+        tuple(_measurement(each) for each in data["measurements"]),
+        None if data["clock"] is None else Clock(**data["clock"]),
+    )
+
+
+def _measurement(data: Any) -> Measurement:
+    timing = None if data["timing"] is None else Timing(**data["timing"])
+    return Measurement(**{**data, "cell": _cell(data["cell"]), "timing": timing})
+
+
+def _cell(data: Any) -> Cell:
+    return Cell(data["workload"], Runner(data["runner"]))
+
+
+def _host(data: Any) -> HostResult | None:
+    if data is None:
+        return None
+    return HostResult(**{**data, "calls": {name: Timing(**each) for name, each in data["calls"].items()}})

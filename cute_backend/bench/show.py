@@ -1,0 +1,154 @@
+"""How results look: in a terminal, and as the README's table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..report import light_table
+from .results import Ceilings, HostResult, Measurement, ProblemResult, Results, TableResult
+from .table import Ratio
+
+
+def results(found: Results) -> RenderableType:
+    """Everything: each problem in detail, then each table's ratios, the host's times, and the machine."""
+    parts: list[RenderableType] = []
+    for table in found.tables:
+        assert found.ceilings is not None
+        for problem in table.problems:
+            parts += [Text(problem.name + _clock(problem), style="bold"), detail(problem, found.ceilings)]
+            parts += [*notes(problem), Text()]
+    for table in found.tables:
+        parts += [Text(table.title), Text("speed of one relative to another, medians"), ratios(table), Text()]
+    if found.host is not None:
+        parts += [host(found.host), Text()]
+    parts += [Text(line, style="dim") for line in circumstances(found)]
+    return Group(*parts)
+
+
+def _clock(problem: ProblemResult) -> str:
+    clock = problem.clock
+    return f", SM clock {clock.low_mhz} to {clock.high_mhz} MHz" if clock else ""
+
+
+def detail(problem: ProblemResult, ceilings: Ceilings) -> Table:
+    """Every cell of a problem: its time and rate, the share of its limit, its difference from eager."""
+    table = light_table("", "median us", "10% to 90%", "TFLOP/s", "of limit", "differs", right=5)
+    for each in problem.measurements:
+        work, timing = problem.work(each.cell), each.timing
+        if timing is None:
+            table.add_row(str(each.cell), "-", "-", "-", "-", "-")
+            continue
+        table.add_row(
+            str(each.cell),
+            f"{timing.median_us:.1f}",
+            f"{timing.low_us:.1f} to {timing.high_us:.1f}",
+            f"{work.operations / timing.median_us / 1e6:.0f}",
+            _plain(problem.share(each.cell, ceilings), ".0%"),
+            _difference(each),
+        )
+    for work in problem.works:
+        table.add_row(f"limit {work.workload}", f"{work.limit_us(ceilings):.1f}", "", "", "", "", style="dim")
+    return table
+
+
+def _difference(each: Measurement) -> Text:
+    shown = "not finite" if each.difference is None else f"{each.difference:.2%}"
+    return Text(shown) if each.agrees else Text(f"WRONG {shown}", style="bold red")
+
+
+def notes(problem: ProblemResult) -> list[Text]:
+    """What is to be said of single cells."""
+    return [Text(f"{each.cell}: {each.note}") for each in problem.measurements if each.note]
+
+
+def _measured(table: TableResult) -> list[Ratio]:
+    """The ratios that are known for at least one problem."""
+    return [ratio for ratio in table.ratios if any(each.ratio(ratio) is not None for each in table.problems)]
+
+
+def ratios(table: TableResult) -> Table:
+    """A row a problem, a column a ratio, also where one of the two failed: its note says why."""
+    tried = {each.cell for problem in table.problems for each in problem.measurements}
+    columns = [ratio for ratio in table.ratios if {ratio.of, ratio.to} <= tried]
+    shown = light_table("", *map(str, columns), right=len(columns))
+    shown.columns[0].no_wrap = True
+    for problem in table.problems:
+        shown.add_row(problem.name, *(_ratio(problem.ratio(each)) for each in columns))
+    return shown
+
+
+def _ratio(value: float | None) -> Text:
+    return Text() if value is None else Text(f"{value:.2f}", style="green" if value >= 1 else "")
+
+
+def host(found: HostResult) -> Group:
+    """Host time of one call, by what was called."""
+    table = light_table("host time of one call", "median us", "10% to 90%", right=2)
+    for name, timing in found.calls.items():
+        table.add_row(name, f"{timing.median_us:.1f}", f"{timing.low_us:.1f} to {timing.high_us:.1f}")
+    imports = "imported" if found.warm_imports_cutlass else "did not import"
+    return Group(
+        table,
+        Text(f"a kernel that no cache has: {found.cold_s:.1f} s until it is loaded"),
+        Text(
+            f"a kernel on disk, in a new process: {found.warm_load_s:.3f} s to load, after "
+            f"{found.warm_import_s:.3f} s to import cute_backend"
+        ),
+        Text(f"(torch was imported before; loading {imports} cutlass)"),
+    )
+
+
+def circumstances(found: Results) -> Iterator[str]:
+    """The machine, its ceilings and the command, a line each."""
+    machine = found.machine
+    power = f", {machine.power_limit_w} W" if machine.power_limit_w else ""
+    yield (
+        f"{machine.gpu}{power}, driver {machine.driver or 'unknown'}, CUDA {machine.cuda}, torch "
+        f"{machine.torch}, {found.date}"
+    )
+    if found.ceilings is not None:
+        rates = ", ".join(f"{name.value} {rate / 1e12:.0f}" for name, rate in found.ceilings.rates.items())
+        yield (
+            f"limits: a copy's {found.ceilings.bandwidth / 1e12:.2f} TB/s, read and written; torch's best "
+            f"product, {rates} TFLOP/s"
+        )
+    yield found.command
+
+
+def markdown(found: Results, picture: str) -> str:
+    """The README's sample: the ratios of each table, where they come from, and a link to the picture.
+
+    In brackets stands the share of its limit that a ratio's first kernel reaches, once for each kernel.
+    """
+    assert found.ceilings is not None
+    blocks = []
+    for table in found.tables:
+        columns = _measured(table)
+        first = {ratio.of: ratio for ratio in reversed(columns)}
+        header = ["M x N x K", *map(str, columns)]
+        lines = [" | ".join(header), " | ".join("---" for _ in header)]
+        for problem in table.problems:
+            cells = []
+            for ratio in columns:
+                share = problem.share(ratio.of, found.ceilings) if first[ratio.of] is ratio else None
+                cells.append(
+                    _plain(problem.ratio(ratio), ".2f")
+                    + (f" ({share:.0%})" if share is not None and problem.ratio(ratio) is not None else "")
+                )
+            lines.append(" | ".join([problem.name, *cells]))
+        blocks += [table.title + ".", "\n".join(f"| {line} |" for line in lines)]
+    machine, limits, command = circumstances(found)
+    blocks.append(
+        f"Ratios of speed, of medians within one run of `{command}`; in brackets, the share of its limit\n"
+        f"that a kernel reaches. {machine}; {limits}."
+    )
+    blocks.append(f"![Speed relative to torch's bare product]({picture})")
+    return "\n\n".join(blocks)
+
+
+def _plain(value: float | None, style: str) -> str:
+    return "" if value is None else format(value, style)

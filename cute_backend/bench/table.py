@@ -1,0 +1,145 @@
+"""What a table of the benchmark is: problems, the ways to run them, and the ratios that are asked for.
+
+A built-in table is one `Table` object, listed in `command.TABLES`; everything else here is shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ..errors import UsageError
+
+
+class Runner(str, Enum):
+    """Who runs a program. All but eager compile it first."""
+
+    EAGER = "eager"
+    INDUCTOR = "inductor"
+    MAX_AUTOTUNE = "max-autotune"
+    """Inductor, which then times Triton's products too; without its CUDA graphs, which time host work."""
+    QUACK = "quack"
+    CUTE = "cute"
+
+
+PEERS = (Runner.MAX_AUTOTUNE, Runner.QUACK)
+"""Those whose compilation takes long, so that they run only when asked for."""
+
+
+class Rate(str, Enum):
+    """Which arithmetic bounds a workload."""
+
+    FP8 = "fp8"
+    BF16 = "bf16"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One timing of a problem: a workload, run by someone."""
+
+    workload: str
+    runner: Runner
+
+    def __str__(self) -> str:
+        return f"{self.runner.value} {self.workload}"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of speeds: how many times faster `of` is than `to`."""
+
+    of: Cell
+    to: Cell
+
+    def __str__(self) -> str:
+        return f"{self.of} / {self.to}"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A program of one problem.
+
+    `inputs()` makes its arguments on torch's default device. `operations` are those of its matrix products,
+    2 M N K for each; None has them counted. `tolerance` is by how much a result may differ from eager's,
+    relative in norm; None accepts anything, as for a program that draws random numbers.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    inputs: Callable[[], tuple[Any, ...]]
+    rate: Rate
+    operations: int | None
+    runners: tuple[Runner, ...]
+    tolerance: float | None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Workloads of the same sizes, timed interleaved."""
+
+    name: str
+    workloads: tuple[Workload, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Problems and the ratios to be shown of each. Pictures show speeds relative to `baseline`."""
+
+    name: str
+    title: str
+    baseline: Cell
+    ratios: tuple[Ratio, ...]
+    problems: tuple[Problem, ...]
+
+
+def select(tables: Sequence[Table], patterns: Sequence[str], peers: bool) -> list[Table]:
+    """The tables with the problems that any pattern names, by shell wildcards, and with or without peers.
+
+    A pattern names a problem or a whole table; no pattern names all. Raises UsageError where one names none.
+    """
+    names = [name for table in tables for name in (table.name, *(problem.name for problem in table.problems))]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise UsageError(f"no row is called {pattern!r}; there are {', '.join(names)}")
+
+    def named(*candidates: str) -> bool:
+        return not patterns or any(fnmatchcase(name, each) for name in candidates for each in patterns)
+
+    chosen = []
+    for table in tables:
+        problems = tuple(
+            problem if peers else _without_peers(problem)
+            for problem in table.problems
+            if named(table.name, problem.name)
+        )
+        if problems:
+            chosen.append(replace(table, problems=problems))
+    return chosen
+
+
+def _without_peers(problem: Problem) -> Problem:
+    return replace(
+        problem,
+        workloads=tuple(
+            replace(workload, runners=tuple(each for each in workload.runners if each not in PEERS))
+            for workload in problem.workloads
+        ),
+    )
+
+
+def function_table(
+    name: str, fn: Callable[..., Any], args: tuple[Any, ...], rate: Rate, peers: bool = False
+) -> Table:
+    """A table of one program of the user's: as eager, Inductor and cute run it."""
+    runners = (Runner.EAGER, Runner.INDUCTOR, *((Runner.MAX_AUTOTUNE,) if peers else ()), Runner.CUTE)
+    cute = Cell(name, Runner.CUTE)
+    return Table(
+        name,
+        title=name,
+        baseline=Cell(name, Runner.EAGER),
+        ratios=tuple(Ratio(cute, Cell(name, runner)) for runner in runners if runner is not Runner.CUTE),
+        problems=(Problem(name, (Workload(name, fn, lambda: args, rate, None, runners, None),)),),
+    )

@@ -1,0 +1,120 @@
+"""How programs are timed: several at once, interleaved, each from a cold L2, without the host's time.
+
+What is timed is a unit: a program called a number of times in a row, every time on inputs of its own, so long
+together that the few microseconds by which events and the start of a graph blur a timing don't matter. The
+calls are captured in one CUDA graph and replayed, so that a kernel of 10 us is not timed as the host's 50 us.
+Between two kernels of a graph the GPU waits a microsecond, as it does in a served model; that counts.
+
+Cold means that no call finds in L2 what it reads. Two ways were considered:
+
+- Writing a large buffer before each call, as `triton.testing.do_bench` does. It leaves L2 full of dirty
+  lines, which the timed kernel then has to write back: up to 50 MB on an H200, 12 us of its memory's time,
+  as much as a decoding kernel itself takes. Small problems would seem slow, and all variants alike.
+- Rotating inputs, whose sets together exceed L2 by far. Nothing is charged to the kernel but its own traffic,
+  and outputs are written back as they are in a model. But tiny inputs would need thousands of sets.
+
+So inputs rotate, and before each unit L2 is swept by reading a large buffer, which leaves it full of clean
+lines of no use: each set is read once in a unit, and is cold however small it is. The sweep runs before the
+first event; while it does, the host enqueues the unit.
+
+In each round every unit runs once, in an order drawn anew, so that clocks, heat and neighbours disturb all
+alike. Rounds follow each other closely: the GPU is as hot, and clocked as low, as under steady load.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from ..errors import UsageError, root_cause
+from .results import Timing
+
+UNIT_US = 1000.0
+"""A unit's calls take at least so long together, unless it has MAX_CALLS of them."""
+
+MAX_CALLS = 64
+
+_SWEPT_BYTES = 256 * 2**20
+"""Read between two units; more than any GPU's L2 holds."""
+
+_WARMUP_S = 0.3
+"""Rounds are run untimed for so long first: an idle GPU takes a while to raise its clock."""
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def require_gpu() -> None:
+    """Raises UsageError where there is no GPU to time on."""
+    if not torch.cuda.is_available():
+        raise UsageError("bench times kernels on a GPU, and torch finds no CUDA device on this machine")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Calls that are timed together. `uncaptured` says why they are launched one by one, if they are.
+
+    `kept` is what a replay needs: the inputs, and the program with its loaded kernels.
+    """
+
+    run: Callable[[], Any]
+    calls: int
+    uncaptured: str = ""
+    kept: Any = None
+
+
+def unit_of(program: Callable[..., Any], sets: Sequence[tuple[Any, ...]]) -> Unit:
+    """One call of `program` on each of `sets`, captured where it can be. Compiles and warms up."""
+
+    def calls() -> list[Any]:
+        return [program(*args) for args in sets]  # all results are alive at once: each has memory of its own
+
+    calls()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            calls()
+    except RuntimeError as error:
+        torch.cuda.synchronize()
+        why = next(iter(str(root_cause(error)).splitlines()), type(error).__name__)
+        return Unit(calls, len(sets), f"not captured in a CUDA graph, so host time may count: {why}")
+    return Unit(graph.replay, len(sets), kept=(program, sets))
+
+
+def time_units(
+    units: Mapping[Key, Unit], rounds: int, meanwhile: Callable[[], Any] = lambda: None
+) -> dict[Key, Timing]:
+    """Microseconds of one call of each unit. `meanwhile` is called once a round, while the GPU is at work."""
+    require_gpu()
+    sweep = torch.zeros(_SWEPT_BYTES // 4, device="cuda").sum
+    order, shuffle = list(units), random.Random(0).shuffle
+    warm = time.monotonic() + _WARMUP_S
+    while time.monotonic() < warm:
+        _round(units, order, sweep, lambda: None)
+    times: dict[Key, list[float]] = {key: [] for key in units}
+    for _ in range(rounds):
+        shuffle(order)
+        for key, taken in _round(units, order, sweep, meanwhile).items():
+            times[key].append(taken)
+    return {key: Timing.of(taken) for key, taken in times.items()}
+
+
+def _round(
+    units: Mapping[Key, Unit], order: Iterable[Key], sweep: Callable[[], Any], meanwhile: Callable[[], Any]
+) -> dict[Key, float]:
+    events = {}
+    for key in order:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        sweep()
+        start.record()
+        units[key].run()
+        end.record()
+        events[key] = (start, end)
+    meanwhile()
+    torch.cuda.synchronize()
+    return {key: start.elapsed_time(end) * 1e3 / units[key].calls for key, (start, end) in events.items()}

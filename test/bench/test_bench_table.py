@@ -1,0 +1,136 @@
+"""The built-in table: its problems, how its rows are picked, and that every variant computes it right."""
+
+import pytest
+import torch
+from reference import TOLERANCE, relative_error
+
+from cute_backend import UsageError, explain
+from cute_backend.bench import scaled_mm
+from cute_backend.bench.command import TABLES
+from cute_backend.bench.measure import compiled, work_of
+from cute_backend.bench.table import PEERS, Cell, Rate, Runner, function_table, select
+
+SMALL = {
+    problem.name: problem
+    for problem in (
+        scaled_mm.problem(48, 64, 96),
+        scaled_mm.slow_problem(32, 48, 64),
+        scaled_mm.bf16_problem(16, 32, 64),
+    )
+}
+
+
+def in_float64(workload, args):
+    """The workload's formula, as its docstring has it, in float64."""
+    x, weight, *rest = [each.double() for each in args]
+    product = x @ weight.t()
+    if workload.rate is Rate.BF16:
+        return product if workload.name == "bare" else (product + rest[0]).relu()
+    y = product * rest[0] * rest[1]
+    if workload.name == "full":
+        return torch.nn.functional.gelu(y + rest[2], approximate="tanh") + rest[3]
+    if workload.name == "quant":
+        return torch.nn.functional.silu(y) * rest[2] * rest[3]
+    return y
+
+
+@pytest.mark.parametrize("runner", [Runner.EAGER, Runner.INDUCTOR, Runner.CUTE])
+@pytest.mark.parametrize(
+    ("problem", "index"), [(p, i) for p, problem in SMALL.items() for i in range(len(problem.workloads))]
+)
+def test_every_variant_computes_its_formula(problem, index, runner):
+    workload = SMALL[problem].workloads[index]
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    args = workload.inputs()
+    with torch.no_grad():
+        result = compiled(runner, workload.fn)(*args)
+    assert result.dtype is (torch.float8_e4m3fn if workload.name == "quant" else torch.bfloat16)
+    assert relative_error(result, in_float64(workload, args)) < TOLERANCE[result.dtype]
+
+
+def test_every_cute_variant_is_one_region():
+    for problem in SMALL.values():
+        for workload in problem.workloads:
+            if Runner.CUTE in workload.runners:
+                (region,) = explain(workload.fn, *workload.inputs(), arch="sm_90a").regions
+                assert region.spec.accumulators[0].fast_accum is (workload.fn is not scaled_mm.bare_slow)
+
+
+def test_the_table_at_full_size():
+    (table,) = TABLES
+    names = [problem.name for problem in table.problems]
+    assert names[:7] == [
+        "4096x4096x4096",
+        "8192x8192x8192",
+        "8192x8192x1024",
+        "512x28672x8192",
+        "2048x8192x28672",
+        "128x8192x8192",
+        "16x8192x8192",
+    ]
+    assert names[7:] == ["4096x4096x4096-slow", "8192x8192x8192-slow", "8192x8192x8192-bf16"]
+    cells = {
+        Cell(workload.name, runner)
+        for problem in table.problems
+        for workload in problem.workloads
+        for runner in workload.runners
+    }
+    assert {table.baseline} | {cell for ratio in table.ratios for cell in (ratio.of, ratio.to)} <= cells
+
+
+def test_work_counts_operations_and_each_byte_once():
+    m, n, k = 512, 28672, 8192
+    with torch.device("meta"):
+        works = {}
+        for workload in scaled_mm.problem(m, n, k).workloads:
+            out = torch.empty(m, n, dtype=torch.float8_e4m3fn if workload.name == "quant" else torch.bfloat16)
+            works[workload.name] = work_of(workload, workload.inputs(), out)
+    assert {work.operations for work in works.values()} == {2 * m * n * k}
+    product = m * k + n * k + 4 * m + 4 * n
+    assert works["bare"].bytes == product + 2 * m * n
+    assert works["full"].bytes == product + 2 * n + 4 * m * n
+    assert works["quant"].bytes == product + 4 + 3 * m * n
+
+
+def test_work_of_a_function_counts_what_torch_can_and_no_broadcast_axis():
+    weight = torch.randn(32, 16)
+    row = torch.randn(1, 16).expand(8, 16)
+    layer = torch.nn.Linear(32, 16, bias=False)
+    (problem,) = function_table(
+        "plain", lambda x, row: x @ weight + row, (torch.ones(8, 32), row), Rate.BF16
+    ).problems
+    (workload,) = problem.workloads
+    args = workload.inputs()
+    work = work_of(workload, args, workload.fn(*args))
+    assert work.operations == 2 * 8 * 16 * 32
+    assert work.bytes == 4 * (8 * 32 + 16 + 8 * 16)
+    (problem,) = function_table("layer", layer, (torch.ones(8, 32),), Rate.BF16).problems
+    (workload,) = problem.workloads
+    assert work_of(workload, workload.inputs(), layer(torch.ones(8, 32))).bytes == 4 * (
+        8 * 32 + 32 * 16 + 8 * 16
+    )
+
+
+def test_rows_are_picked_by_name_and_peers_by_option():
+    (table,) = select(TABLES, ["16x*", "*-bf16"], peers=False)
+    assert [problem.name for problem in table.problems] == ["16x8192x8192", "8192x8192x8192-bf16"]
+    assert not any(
+        runner in PEERS
+        for problem in table.problems
+        for workload in problem.workloads
+        for runner in workload.runners
+    )
+    assert select(TABLES, ["scaled_mm"], peers=True) == list(TABLES)
+    assert select(TABLES, [], peers=True) == list(TABLES)
+    with pytest.raises(UsageError, match=r"no row is called '17x\*'; there are scaled_mm, 4096x4096x4096"):
+        select(TABLES, ["16x*", "17x*"], peers=False)
+
+
+def test_a_function_is_timed_beside_eager_and_inductor():
+    table = function_table("fn", torch.sin, (torch.ones(3),), Rate.BF16, peers=True)
+    assert [str(ratio) for ratio in table.ratios] == [
+        "cute fn / eager fn",
+        "cute fn / inductor fn",
+        "cute fn / max-autotune fn",
+    ]
