@@ -1,4 +1,4 @@
-# make demo | test | test-sim | lint | test-gpu | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
+# make demo | test | test-sim | lint | test-gpu | bench | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,13 +14,14 @@ TORCH_CPU := torch==2.13.0+cpu
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sim lint test-gpu golden clean
+.PHONY: help demo test test-sim lint test-gpu bench golden clean
 
 help:
 	@echo "make demo      install, then explain, build and check a fused fp8 MLP (and run it, on a GPU)"
 	@echo "make test      install, lint, then every test that needs no GPU"
 	@echo "make test-sim  every shipped configuration on the simulated machine, some ten minutes on 2 cores"
 	@echo "make test-gpu  the tests that run kernels, on a Hopper or Blackwell GPU"
+	@echo "make bench     the whole benchmark on the GPU here: benchmarks/results and docs/speed.png"
 	@echo "make golden    accept what is generated now: test/expected and the samples in the README"
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove $(VENV) and every cache in this folder"
@@ -40,6 +41,11 @@ lint: $(INSTALLED)
 
 test-gpu: $(INSTALLED)
 	$(BIN)/python -m pytest -m gpu
+
+bench: $(INSTALLED)
+	mkdir -p benchmarks/results
+	$(BIN)/python -m cute_backend bench --peers --json benchmarks/results --picture docs/speed.png
+	$(BIN)/python -m cute_backend bench --host --json benchmarks/results
 
 golden: $(INSTALLED)
 	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q -n $(JOBS) test/test_golden.py test/test_api.py \

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import cute_backend
+from cute_backend.bench import show
+from cute_backend.bench.results import Results
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,16 +31,30 @@ def samples() -> dict[str, str]:
     return {"kernel": f"```python\n{hooks}\n```", "explain": f"```text\n{region}\n\n{refusals}\n```"}
 
 
-@pytest.mark.parametrize("name", ["kernel", "explain"])
-def test_samples_are_current(name, samples):
+def check(name: str, sample: str) -> None:
+    """Compares the README's sample with what it should be, or writes it."""
     readme = ROOT / "README.md"
     text = readme.read_text()
     pattern = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=\n<!-- /{name} -->)", re.DOTALL)
     if os.environ.get("EXPECTTEST_ACCEPT") == "1":
-        readme.write_text(pattern.sub(lambda _: samples[name], text))
+        readme.write_text(pattern.sub(lambda _: sample, text))
         return
     (shown,) = pattern.findall(text)
-    assert shown == samples[name], "make golden rewrites it"
+    assert shown == sample, "make golden rewrites it"
+
+
+@pytest.mark.parametrize("name", ["kernel", "explain"])
+def test_samples_are_current(name, samples):
+    check(name, samples[name])
+
+
+RESULTS = [path for path in (ROOT / "benchmarks" / "results").glob("*.json") if "-host" not in path.stem]
+
+
+@pytest.mark.skipif(not RESULTS, reason="no results are kept in benchmarks/results")
+def test_what_was_measured_is_that_of_the_newest_results():
+    newest = max((Results.load(path) for path in RESULTS), key=lambda results: results.date)
+    check("measured", show.markdown(newest, "docs/speed.png"))
 
 
 def test_links_lead_somewhere():
