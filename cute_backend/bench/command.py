@@ -100,14 +100,15 @@ def _progress(total: int) -> Iterator[Callable[[str], None]]:
 
 def _command() -> str:
     """The command line, without where its results go."""
-    words = iter(sys.argv[1:])
-    kept = []
+    program, words = Path(sys.argv[0]), iter(sys.argv[1:])
+    is_ours = program.name == "__main__.py" and program.parent.name == "cute_backend"
+    kept = ["python", *(["-m", "cute_backend"] if is_ours else [program.name])]
     for word in words:
         if word in ("--json", "--picture"):
             next(words, None)
         elif not word.startswith(("--json=", "--picture=")):
             kept.append(word)
-    return " ".join(["python -m cute_backend", *kept])
+    return " ".join(kept)
 
 
 def main(arguments: argparse.Namespace, load: Callable[[str], Any]) -> int:

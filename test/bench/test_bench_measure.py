@@ -6,8 +6,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import handmade
 import pytest
+import sample_results
 import torch
 
 from cute_backend import UsageError
@@ -52,7 +52,7 @@ def on_cpu(monkeypatch):
     monkeypatch.setattr(command, "require_gpu", lambda: None)
     monkeypatch.setattr(command, "Nvml", FakeNvml)
     monkeypatch.setattr(
-        command, "describe", lambda nvml: replace(handmade.results().machine, gpu="NVIDIA Nothing")
+        command, "describe", lambda nvml: replace(sample_results.results().machine, gpu="NVIDIA Nothing")
     )
 
 
@@ -194,7 +194,11 @@ def test_ceilings_are_of_the_best_product_and_the_copy(on_cpu, monkeypatch):
 def test_the_command_times_a_file_and_writes_json(on_cpu, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(command, "measure_ceilings", lambda rates, rounds: CEILINGS)
     monkeypatch.setattr(command, "_DEVICE", "cpu")
-    monkeypatch.setattr(sys, "argv", ["m", "bench", "small.py", "--json", str(tmp_path), "--picture=x"])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["/a/cute_backend/__main__.py", "bench", "small.py", "--json", str(tmp_path), "--picture=x"],
+    )
     program = tmp_path / "small.py"
     program.write_text(EXAMPLE.read_text().replace("4096", "64"))
     assert main(["bench", str(program), "--json", str(tmp_path)]) == 0
@@ -278,3 +282,22 @@ def test_without_nvml_nothing_is_known(monkeypatch):
     nvml = Nvml()
     nvml.sample_clock()
     assert (nvml.take_clock(), nvml.driver, nvml.power_limit_w) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (
+            ["/a/cute_backend/__main__.py", "bench", "--rows", "16x*"],
+            "python -m cute_backend bench --rows 16x*",
+        ),
+        (
+            ["/a/cute_backend/__main__.py", "bench", "--json=x", "--picture", "y"],
+            "python -m cute_backend bench",
+        ),
+        (["/a/examples/demo.py", "all"], "python demo.py all"),
+    ],
+)
+def test_the_command_is_kept_without_its_outputs(argv, told, monkeypatch):
+    monkeypatch.setattr(sys, "argv", argv)
+    assert command._command() == told

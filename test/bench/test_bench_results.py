@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-import handmade
 import pytest
-from handmade import BARE, CEILINGS, FULL, INDUCTOR, QUACK, TORCH
+import sample_results
+from sample_results import BARE, CEILINGS, FULL, INDUCTOR, QUACK, TORCH
 
 from cute_backend import UsageError
 from cute_backend.__main__ import main
@@ -27,7 +27,7 @@ def test_the_limit_is_the_longer_of_arithmetic_and_traffic():
 
 
 def test_ratios_are_of_speeds():
-    problem = handmade.problem("one", 1.0, None)
+    problem = sample_results.problem("one", 1.0, None)
     assert problem.ratio(Ratio(BARE, TORCH)) == pytest.approx(1.2)
     assert problem.ratio(Ratio(FULL, INDUCTOR)) == pytest.approx(1.25)
     assert problem.ratio(Ratio(FULL, QUACK)) is None
@@ -38,16 +38,16 @@ def test_ratios_are_of_speeds():
 
 def test_torch_raises_the_ceiling_that_it_exceeds():
     slow = replace(CEILINGS, rates={Rate.FP8: 5e14, Rate.BF16: 5e14})
-    raised = raise_rates(slow, handmade.results().tables)
+    raised = raise_rates(slow, sample_results.results().tables)
     assert raised.rates == {Rate.FP8: pytest.approx(1e11 / 150e-6), Rate.BF16: 5e14}
-    assert raise_rates(CEILINGS, handmade.results().tables) == CEILINGS
+    assert raise_rates(CEILINGS, sample_results.results().tables) == CEILINGS
 
 
 @pytest.mark.parametrize("with_host", [False, True])
 def test_json_gives_back_what_it_was_given(with_host, tmp_path):
-    results = handmade.results()
+    results = sample_results.results()
     if with_host:
-        results = replace(results, ceilings=None, tables=(), host=handmade.host())
+        results = replace(results, ceilings=None, tables=(), host=sample_results.host())
     path = tmp_path / "results.json"
     results.save(path)
     assert Results.load(path) == results
@@ -72,12 +72,12 @@ def test_other_files_are_refused(text, message, tmp_path):
     with pytest.raises(UsageError, match="can't be read"):
         Results.load(tmp_path / "absent.json")
     with pytest.raises(UsageError, match="can't be written"):
-        handmade.results().save(tmp_path / "absent" / "results.json")
+        sample_results.results().save(tmp_path / "absent" / "results.json")
 
 
 def test_draw_shows_and_draws_without_a_gpu(tmp_path, capsys):
     kept, drawn = tmp_path / "kept.json", tmp_path / "speed.png"
-    handmade.results().save(kept)
+    sample_results.results().save(kept)
     assert main(["bench", "--draw", str(kept), "--picture", str(drawn)]) == 0
     out = capsys.readouterr().out
     lines = [line.split() for line in out.splitlines()]
@@ -92,9 +92,9 @@ def test_draw_shows_and_draws_without_a_gpu(tmp_path, capsys):
 
 
 def test_a_wrong_result_is_shown_as_such_and_ends_with_status_1(tmp_path, capsys):
-    results = handmade.results()
+    results = sample_results.results()
     (table,) = results.tables
-    wrong = Measurement(BARE, handmade.timing(1.0), calls=4, difference=None, agrees=False)
+    wrong = Measurement(BARE, sample_results.timing(1.0), calls=4, difference=None, agrees=False)
     first = replace(table.problems[0], measurements=(table.problems[0].measurements[0], wrong))
     path = tmp_path / "wrong.json"
     replace(results, tables=(replace(table, problems=(first,)),)).save(path)
@@ -104,7 +104,7 @@ def test_a_wrong_result_is_shown_as_such_and_ends_with_status_1(tmp_path, capsys
 
 def test_host_times_are_shown(tmp_path, capsys):
     path = tmp_path / "host.json"
-    replace(handmade.results(), ceilings=None, tables=(), host=handmade.host()).save(path)
+    replace(sample_results.results(), ceilings=None, tables=(), host=sample_results.host()).save(path)
     assert main(["bench", "--draw", str(path)]) == 0
     out = capsys.readouterr().out
     assert ["the", "op", "alone", "8.0", "7.8", "to", "8.4"] in [line.split() for line in out.splitlines()]
@@ -116,7 +116,7 @@ def test_host_times_are_shown(tmp_path, capsys):
 
 
 def test_the_picture_has_a_panel_a_workload_a_bar_a_runner_and_the_limit():
-    figure = picture.figure(handmade.results())
+    figure = picture.figure(sample_results.results())
     bare, full = figure.axes
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["bare", "full"]
     assert [text.get_text() for text in bare.get_legend().get_texts()] == ["limit", "cute"]
@@ -140,7 +140,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused_beforehand(tmp_path, monkeypa
 
 
 def test_the_readmes_sample():
-    lines = show.markdown(handmade.results(), "docs/speed.png").splitlines()
+    lines = show.markdown(sample_results.results(), "docs/speed.png").splitlines()
     assert lines[:6] == [
         "A linear and its epilogue.",
         "",
@@ -155,5 +155,5 @@ def test_the_readmes_sample():
 
 
 def test_results_print_as_a_table():
-    rows = [line.split() for line in str(handmade.results()).splitlines()]
+    rows = [line.split() for line in str(sample_results.results()).splitlines()]
     assert ["16x8192x8192-slow", "1.20", "0.94", "1.25"] in rows
