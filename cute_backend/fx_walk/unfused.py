@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,36 +41,63 @@ _SETTINGS: dict[str, Any] = {
 def compile_unfused(region: Region) -> Callable[[], Any]:
     """The region as Inductor's own code, on random inputs: a call computes it once, on the current stream.
 
-    Symbolic sizes take the example that they were made from. Raises what Inductor raises.
+    Symbolic sizes take the example that they were made from. The inputs are made by the first call. Raises
+    what Inductor raises.
     """
-    module, inputs = extract(region)
+    alone = extract(region)
     mode = FakeTensorMode(shape_env=ShapeEnv())
-    fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in inputs]
+    with mode:
+        fakes = [layout.empty() for layout in alone.layouts]
     with (
         tracing(TracingContext(mode)),
         torch.no_grad(),
         inductor_config.patch(_SETTINGS),
         functorch_config.patch(bundled_autograd_cache=False),
     ):
-        compiled = compile_fx_inner(module, fakes, cudagraphs=BoxedBool(False), is_inference=True)
+        compiled = compile_fx_inner(alone.module, fakes, cudagraphs=BoxedBool(False), is_inference=True)
+    inputs: list[Tensor] = []
 
     def run() -> Any:
+        if not inputs:
+            inputs.extend(alone.inputs())
         return compiled(list(inputs))
 
-    run()  # triton kernels are tuned at their first launch
     return run
 
 
-def extract(region: Region) -> tuple[fx.GraphModule, list[Tensor]]:
-    """The region as a graph of its own, and random inputs for it, in which every size is a number.
+@dataclass(frozen=True)
+class Layout:
+    """A tensor without its values."""
 
-    Its inputs are what the region loads; work on them that the kernel does is part of it.
-    """
+    sizes: list[int]
+    strides: list[int]
+    dtype: torch.dtype
+    device: torch.device
+
+    def empty(self) -> Tensor:
+        """An uninitialised tensor."""
+        return torch.empty_strided(self.sizes, self.strides, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A region as a graph of its own, in which every size is a number, and its inputs' layouts."""
+
+    module: fx.GraphModule
+    layouts: tuple[Layout, ...]
+
+    def inputs(self) -> list[Tensor]:
+        """Random inputs, the same at every call."""
+        generator = torch.Generator(self.layouts[0].device).manual_seed(0)
+        return [random_tensor(each.sizes, each.strides, each.dtype, generator) for each in self.layouts]
+
+
+def extract(region: Region) -> Alone:
+    """The region by itself. Its inputs are its kernel's loads; work on them that the kernel does is in it."""
     nodes = _computed(region)
     graph = fx.Graph()
     copies: dict[fx.Node, Any] = {}
-    inputs: list[Tensor] = []
-    generator = torch.Generator(region.anchor.device).manual_seed(0)
+    layouts: list[Layout] = []
     for source in dict.fromkeys(source for node in nodes for source in node.all_input_nodes):
         if source in nodes:
             continue
@@ -77,9 +105,9 @@ def extract(region: Region) -> tuple[fx.GraphModule, list[Tensor]]:
             copies[source] = _number(source)
             continue
         tensor = fake(source)
+        copies[source] = graph.placeholder(f"input{len(layouts)}")
         sizes, strides = _numbers(tensor.shape), _numbers(tensor.stride())
-        copies[source] = graph.placeholder(f"input{len(inputs)}")
-        inputs.append(random_tensor(sizes, strides, tensor.dtype, generator))
+        layouts.append(Layout(sizes, strides, tensor.dtype, tensor.device))
     for node in nodes:
         copies[node] = graph.call_function(
             node.target,  # type: ignore[arg-type]
@@ -87,7 +115,7 @@ def extract(region: Region) -> tuple[fx.GraphModule, list[Tensor]]:
             map_arg(node.kwargs, copies.__getitem__),
         )
     graph.output(tuple(copies[node] for node in region.outputs))
-    return fx.GraphModule(torch.nn.Module(), graph), inputs
+    return Alone(fx.GraphModule(torch.nn.Module(), graph), tuple(layouts))
 
 
 def _computed(region: Region) -> dict[fx.Node, None]:

@@ -74,7 +74,7 @@ class GpuTimer:
     ) -> Timings:
         device = torch.device("cuda", self.gpu.index)
         spec = next(iter(functions)).spec
-        memory = _memory(spec, m, n, k, torch.Generator(device).manual_seed(0))
+        memory = arguments_of(spec, m, n, k, torch.Generator(device).manual_seed(0))
         runs: dict[Kernel | None, Run] = {
             kernel: _call(function, memory, max_active_clusters(self.gpu.index, kernel.config.cluster_size))
             for kernel, function in functions.items()
@@ -88,8 +88,8 @@ class GpuTimer:
         )
 
 
-def _memory(spec: EpilogueSpec, m: int, n: int, k: int, generator: torch.Generator) -> list[Tensor]:
-    """The arguments of a kernel, in order: operands, loads and outputs."""
+def arguments_of(spec: EpilogueSpec, m: int, n: int, k: int, generator: torch.Generator) -> list[Tensor]:
+    """Random arguments of a kernel, in order: operands, loads and outputs."""
     a, b, loads = random_operands(spec, m, n, k, generator)
     arguments = [*chain.from_iterable(zip(a, b, strict=True)), *loads]
     for index, view in views(spec):

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -25,7 +26,7 @@ from .compile import BuildError
 from .device import Device
 from .kernel import Kernel, UnavailableError
 from .notices import count, warn_once
-from .reach import Problem, bucket_of, reachable_variants
+from .reach import Problem, bucket_of, reachable_kernels, reachable_variants
 from .timing import Run, Timer
 from .tuned import Key, Memory, Result
 
@@ -114,13 +115,14 @@ class Tuner:
 
     def _key(self, job: Job) -> Key:
         """Tuned is the alignment that most launches have, which `reachable_variants` names first."""
-        problem = Problem(job.spec, None if job.dynamic else job.m, job.n, job.k)
-        variant = reachable_variants(problem)[0]
+        variant = reachable_variants(_problem(job))[0]
         return Key(job.spec, variant, bucket_of(job.m), job.n, job.k, self._gpu.model)
 
     def _find(self, jobs: Mapping[Key, Job], progress: _Report) -> None:
         kernels = {key: self._candidates(key) for key in jobs}
-        everything = list(dict.fromkeys(kernel for each in kernels.values() for kernel in each))
+        tried = [kernel for each in kernels.values() for kernel in each]
+        # What the regions reach besides is needed soon, and compiles at the side of the candidates.
+        everything = list(dict.fromkeys([*tried, *chain.from_iterable(map(self._reached, jobs.values()))]))
         progress.compiling(len(everything))
         with ThreadPoolExecutor(1) as pool:
             building = pool.submit(self._build, everything, apart=True, built=progress.step)
@@ -139,6 +141,9 @@ class Tuner:
                 self._memory.put({key: result})
                 count("tuned")
             progress.step()
+
+    def _reached(self, job: Job) -> list[Kernel]:
+        return reachable_kernels(_problem(job), self._gpu.arch, self._gpu.sm_count)
 
     def _candidates(self, key: Key) -> list[Kernel]:
         spec, gpu = key.spec, self._gpu
@@ -191,6 +196,10 @@ class _Report:
 
     def step(self) -> None:
         self._bar.advance(self._task)
+
+
+def _problem(job: Job) -> Problem:
+    return Problem(job.spec, None if job.dynamic else job.m, job.n, job.k)
 
 
 def _unfused(job: Job) -> Run | None:

@@ -16,7 +16,7 @@ from cute_backend.runtime.device import device_at, max_active_clusters
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.operands import TORCH_DTYPES
 from cute_backend.spec import DType, EpilogueSpec, Load, LoadKind, Major, Order, Stride
-from cute_backend.templates.config import table
+from cute_backend.templates.config import TileConfig, table
 
 SHAPES = [
     (256, 256, 256),
@@ -29,11 +29,16 @@ SHAPES = [
 """(M, N, K): whole tiles; few rows; edges in both directions; few and many k tiles; many tiles a CTA."""
 
 
-def check_kernels(spec: EpilogueSpec, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> None:
-    """Asserts that every kernel in the table, in both alignments, gives what the replay gives."""
-    kernels = [
-        Kernel(spec, config, variant) for config in table(device_at(0).arch, spec) for variant in Variant
-    ]
+def check_kernels(
+    spec: EpilogueSpec,
+    shapes: Sequence[tuple[int, int, int]] = SHAPES,
+    configs: Sequence[TileConfig] | None = None,
+) -> None:
+    """Asserts that every kernel of `configs`, by default the table's, in both alignments, gives what the
+    replay gives."""
+    if configs is None:
+        configs = table(device_at(0).arch, spec)
+    kernels = [Kernel(spec, config, variant) for config in configs for variant in Variant]
     functions = obtain(kernels)
     failures = []
     for m, n, k in shapes:

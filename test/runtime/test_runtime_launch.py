@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from handmade import make_spec
+from layouts import check_layouts
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -20,7 +20,7 @@ from cute_backend.memory_ops import Variant
 from cute_backend.replay import replay
 from cute_backend.runtime import launch as launching
 from cute_backend.runtime import notices, slots
-from cute_backend.runtime.compile import BuildError, fake_operands
+from cute_backend.runtime.compile import BuildError
 from cute_backend.runtime.device import Device, UnsupportedDeviceError
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.launch import launch, prepare
@@ -40,27 +40,6 @@ from cute_backend.templates.config import Arch, TileConfig, choose
 
 GPU = Device(-1, Arch.SM90A, 132, "a GPU")
 """Stands for the CPU, whose index torch gives as -1."""
-
-
-@cache
-def compiled_for(kernel: Kernel) -> list[Any]:
-    return list(fake_operands(kernel.spec, kernel.variant).values())
-
-
-def check_layouts(kernel: Kernel, tensors: list[Tensor]) -> None:
-    """What compiled host code checks of its arguments, by what it was compiled for."""
-    sizes: dict[int, int] = {}
-    for tensor, fake in zip(tensors, compiled_for(kernel), strict=True):
-        if tensor.dim() != len(fake.shape):
-            raise ValueError("Mismatched rank")
-        if tensor.data_ptr() % fake._assumed_align:
-            raise ValueError("Misaligned data")
-        for size, symbol in zip(tensor.shape, fake.shape, strict=True):
-            if size != (symbol if isinstance(symbol, int) else sizes.setdefault(id(symbol), size)):
-                raise ValueError("Mismatched shape")
-        for stride, wanted in zip(tensor.stride(), fake.stride, strict=True):
-            if stride != wanted if isinstance(wanted, int) else stride % wanted.divisibility:
-                raise ValueError("Mismatched strides")
 
 
 @dataclass

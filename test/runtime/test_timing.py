@@ -1,0 +1,52 @@
+"""What is timed is called as it is launched: on operands that its compiled host code takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from handmade import make_spec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layouts import check_layouts
+from random_specs import specs
+
+from cute_backend.memory_ops import Variant
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.samples import random_tensor
+from cute_backend.runtime.timing import arguments_of
+from cute_backend.spec import EpilogueSpec
+from cute_backend.templates.config import Arch, table
+
+
+@settings(max_examples=100, deadline=None)
+@given(spec=specs(), m=st.integers(1, 5), n=st.integers(1, 40), k=st.integers(1, 40))
+def test_operands_fit_what_a_kernel_is_compiled_for(spec: EpilogueSpec, m: int, n: int, k: int) -> None:
+    # Outputs are dense, so their pitch is TMA's only where the sizes are.
+    arguments = arguments_of(spec, 16 * m, 16 * n, k, torch.Generator().manual_seed(0))
+    check_layouts(Kernel(spec, table(Arch.SM90A, spec)[0], Variant.TMA), arguments)
+    arguments = arguments_of(spec, m, n, k, torch.Generator().manual_seed(0))
+    check_layouts(Kernel(spec, table(Arch.SM90A, spec)[0], Variant.PLAIN), arguments)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float32, torch.int8, torch.bool]
+)
+@pytest.mark.parametrize(
+    ("shape", "strides"), [((3, 8), (0, 1)), ((3, 8), (1, 3)), ((), ()), ((40, 1), (7, 9))]
+)
+def test_a_random_tensor_has_any_layout_and_many_values(
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    tensor = random_tensor(shape, strides, dtype, torch.Generator().manual_seed(1))
+    assert tensor.shape == shape and tensor.stride() == strides and tensor.dtype is dtype
+    values = tensor.double()
+    assert values.isfinite().all()
+    assert len(shape) == 0 or len(values.unique()) > 1
+
+
+def test_what_a_user_draws_next_does_not_change() -> None:
+    torch.manual_seed(0)
+    expected = torch.randn(3)
+    torch.manual_seed(0)
+    arguments_of(make_spec(), 16, 16, 16, torch.Generator().manual_seed(0))
+    assert torch.equal(torch.randn(3), expected)
