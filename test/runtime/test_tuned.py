@@ -9,9 +9,11 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from handmade import make_spec
 
 from cute_backend.memory_ops import Variant
@@ -77,6 +79,17 @@ def test_what_another_process_adds_is_seen(tmp_path: Path) -> None:
     assert theirs.get(KEY) == RESULT and theirs.get(OTHER) is None
     mine.put({OTHER: RESULT})
     assert theirs.get(OTHER) == RESULT
+
+
+def test_whoever_writes_waits_for_the_lock(tmp_path: Path) -> None:
+    file = file_in(tmp_path)
+    with FileLock(tmp_path / "tuned.lock"):
+        writer = Thread(target=file.put, args=({KEY: RESULT},))
+        writer.start()
+        writer.join(0.3)
+        assert writer.is_alive() and not (tmp_path / "tuned.json").exists()
+    writer.join(60)
+    assert file.get(KEY) == RESULT
 
 
 def test_a_result_of_other_versions_is_ignored_and_replaced(

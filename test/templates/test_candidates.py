@@ -17,7 +17,16 @@ from cute_backend.memory_ops import Placement, Variant, plan
 from cute_backend.memory_ops.emit import CUTE_TYPES
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import Kernel
-from cute_backend.spec import EpilogueSpec
+from cute_backend.spec import (
+    Accumulator,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Op,
+    Store,
+    Stride,
+)
 from cute_backend.templates.config import (
     MAX_CANDIDATES,
     MIN_AB_STAGES,
@@ -92,13 +101,29 @@ def test_rasters_that_are_the_same_are_not_tried_twice() -> None:
     assert len({(c.tile_m, c.tile_n, c.cluster_m, c.cluster_n, c.pingpong) for c in tried}) == len(tried)
 
 
-def test_tiles_that_leave_the_epilogue_no_room_are_not_tried() -> None:
-    spec = shared_spec("two_outputs")
-    for arch in Arch:
-        for config in set(tunable(arch, spec)) - set(table(arch, spec)):
-            placed = plan(spec, config, Variant.TMA)
-            assert len(placed.tma_stores) == len(spec.stores)
-            assert Placement.VECTOR not in placed.placements.values()
+def wide_spec() -> EpilogueSpec:
+    """An epilogue that passes five planes of fp32 through shared memory."""
+    loads = tuple(Load(f"exact{i}", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.ONE) for i in range(4))
+    ops = tuple(
+        Op(f"t{i}", "add", ("acc" if i == 0 else f"t{i - 1}", load.name), DType.F32)
+        for i, load in enumerate(loads)
+    )
+    accumulator = Accumulator("acc", DType.E4M3, DType.E4M3)
+    return EpilogueSpec((accumulator,), loads, ops, (Store("out0", "t3", DType.F32),))
+
+
+@pytest.mark.parametrize("arch", Arch)
+def test_tiles_that_leave_the_epilogue_no_room_are_not_tried(arch: Arch) -> None:
+    spec = wide_spec()
+    tried = set(tunable(arch, spec))
+    assert tried < set(tunable(arch, shared_spec("rowwise")))
+    for config in tried - set(table(arch, spec)):
+        assert Placement.VECTOR not in plan(spec, config, Variant.TMA).placements.values(), config.name
+
+
+def test_tiles_whose_promoted_sums_leave_no_registers_are_not_tried() -> None:
+    for config in tunable(Arch.SM90A, shared_spec("e5m2_relu")):
+        assert 2 * config.thread_accumulators <= 128, config.name
 
 
 def test_a_few_candidates_compile_without_a_spill() -> None:
