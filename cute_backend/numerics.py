@@ -101,6 +101,11 @@ _FLOAT8 = {
 _FP8_NAN = 0x7F
 
 
+def largest_finite(dtype: DType) -> float:
+    """The largest number of an fp8 format."""
+    return _FLOAT8[dtype].largest
+
+
 def _round_fp8(value: Tensor, form: _Float8, overflow: Overflow) -> Tensor:
     """fp32 rounded to an fp8 format, in fp32.
 

@@ -204,6 +204,10 @@ def _div_floor(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.div(a, b, rounding_mode="floor")
 
 
+def _logistic2(x: torch.Tensor) -> torch.Tensor:
+    return torch.reciprocal(1 + torch.exp2(-x))
+
+
 def _no_reference(*_: torch.Tensor) -> torch.Tensor:
     raise NotImplementedError("what this row gives depends on more than its operands: see replay")
 
@@ -251,6 +255,8 @@ _ROWS: tuple[PointwiseOp, ...] = (
     _function("cos"),
     _function("tanh"),
     _function("sigmoid", aten=_aten("sigmoid")),
+    PointwiseOp("logistic2", (), 1, OperandRule.FLOAT, _SAME, "math.logistic2({0})", "1 / (1 + exp2(-{0}))",
+                _logistic2),
     _function("erf"),
     # To integral values; `round` takes halves to even.
     _rounding("floor"),

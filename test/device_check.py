@@ -28,6 +28,7 @@ MAX_ULP = {
     "cos": 2.5,
     "tanh": 2.0,
     "sigmoid": 4.0,
+    "logistic2": 4.0,
     "erf": 2.0,
     "gumbel": 4.0,
 }
@@ -99,9 +100,10 @@ def _allowed(name: str, operands: list[Tensor], exact: Tensor) -> Tensor:
     if name in ("sin", "cos"):
         # Beyond 2^50 the reduction has no bits left, and only the bound of the result remains.
         return torch.where(operands[0].abs() < 2.0**50, allowed, torch.inf)
-    if name == "sigmoid":
-        # The product with log2(e) is rounded once; below the normal range the reciprocal is flushed.
-        allowed = torch.fmax(allowed, -1.5 * operands[0].double())
+    if name in ("sigmoid", "logistic2"):
+        # The sigmoid's product with log2(e) is rounded; below the normal range the reciprocal is flushed.
+        if name == "sigmoid":
+            allowed = torch.fmax(allowed, -1.5 * operands[0].double())
         return torch.where(exact < 2.0**-126, 2.0**24, allowed)
     if name == "gumbel":
         # Near 0 the logarithm's argument is near 1, and its error is absolute.

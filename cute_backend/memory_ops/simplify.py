@@ -3,23 +3,39 @@
 Each is at least as accurate as what it replaces. Activations reach the walker taken apart, and taken apart
 they cost an exact division or a hyperbolic tangent for each element, where the hardware has a reciprocal:
 
-    y / (1 + exp(-x))   ->  y * sigmoid(x)        silu and sigmoid
-    1 + tanh(x)         ->  2 * sigmoid(2 * x)    gelu; nothing cancels where tanh nears -1
+    y / (1 + exp(-x))    ->  y * sigmoid(x)        silu and sigmoid
+    1 + tanh(x)          ->  2 * sigmoid(2 * x)    gelu; nothing cancels where tanh nears -1
 
+What is left of them is multiplied by numbers, which move to where they cost nothing. Only powers of two move
+past another rounding, so nothing changes but what would have overflowed or left the normal range on the way:
+
+    (x * a) * b        ->  x * (a * b)           one of a and b a power of two
+    (x * a) * (y * b)  ->  (x * y) * (a * b)     both powers of two
+
+The device's exponential is that of 2, so a sigmoid is that of x * log2(e), a number like the others, and its
+argument is rounded less often:
+
+    sigmoid(x * a)                ->  logistic2(x * a')               a' = a * log2(e)
+    sigmoid((x + y * x * b) * a)  ->  logistic2(x * (y * b' + a'))    b' = a' * b > 0, y a square
+
+A clamp to the range of an fp8 format before a saturating cast to it does what the cast does: it is dropped.
 Casts that round nothing are dropped first, since they stand between the ops of a pattern.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+from ..numerics import largest_finite
 from ..ops import effective_dtype
-from ..spec import Const, DType, EpilogueSpec, Op, Operand
+from ..spec import Const, DType, EpilogueSpec, Op, Operand, Overflow
 
 
 def simplify(spec: EpilogueSpec) -> EpilogueSpec:
     """The same stores by cheaper ops, and no op that no store needs."""
-    return _without_dead_ops(_with_sigmoids(_without_transparent_casts(spec)))
+    spec = _with_sigmoids(_without_transparent_casts(spec))
+    return _without_dead_ops(_without_saturating_clamps(_with_numbers_gathered(spec)))
 
 
 def _without_transparent_casts(spec: EpilogueSpec) -> EpilogueSpec:
@@ -75,6 +91,124 @@ def _one_plus_tanh(op: Op, producers: dict[str, Op]) -> list[Op] | None:
     doubled = Op(f"{op.name}_twice", "mul", (argument, Const(2.0)), DType.F32)
     sigmoid = Op(f"{op.name}_sigmoid", "sigmoid", (doubled.name,), DType.F32)
     return [doubled, sigmoid, Op(op.name, "mul", (sigmoid.name, Const(2.0)), DType.F32)]
+
+
+def _with_numbers_gathered(spec: EpilogueSpec) -> EpilogueSpec:
+    """Products with numbers moved past other products and into sigmoids."""
+    numbers = _Numbers(spec)
+    ops: list[Op] = []
+    for op in spec.ops:
+        gathered = numbers.gathered(op) if op.dtype is DType.F32 else [op]
+        for made in gathered:
+            numbers.enter(made)
+        ops += gathered
+    return replace(spec, ops=tuple(ops))
+
+
+class _Numbers:
+    """What is known of the values so far: which are fp32 values times numbers."""
+
+    def __init__(self, spec: EpilogueSpec) -> None:
+        self._dtypes = spec.dtypes
+        self._producers: dict[str, Op] = {}
+        self._scaled = {name: (name, 1.0) for name in spec.dtypes}
+
+    def enter(self, op: Op) -> None:
+        self._producers[op.name] = op
+        self._scaled[op.name] = (op.name, 1.0)
+        if op.op == "mul" and op.dtype is DType.F32:
+            value, number = op.operands
+            if isinstance(value, str) and isinstance(number, Const) and self._is_float(value):
+                self._scaled[op.name] = (value, float(number.value))
+
+    def gathered(self, op: Op) -> list[Op]:
+        """The ops to compute an fp32 op by."""
+        if op.op == "sigmoid" and isinstance(op.operands[0], str):
+            return self._logistic2(op, *self._scaled[op.operands[0]])
+        if op.op != "mul" or not isinstance(op.operands[0], str):
+            return [op]
+        left, a = self._scaled[op.operands[0]]
+        if isinstance(op.operands[1], Const):
+            b = float(op.operands[1].value)
+            moves = (_is_power_of_two(a) or _is_power_of_two(b)) and _is_normal(a * b)
+            return [replace(op, operands=(left, Const(a * b)))] if moves else [op]
+        right, b = self._scaled[op.operands[1]]
+        if not (_is_power_of_two(a) and _is_power_of_two(b)):
+            return [op]
+        if a * b == 1.0:
+            return [replace(op, operands=(left, right))]
+        product = Op(f"{op.name}_product", "mul", (left, right), DType.F32)
+        return [product, replace(op, operands=(product.name, Const(a * b)))]
+
+    def _logistic2(self, op: Op, value: str, number: float) -> list[Op]:
+        """The sigmoid of a value times a number."""
+        a = number * _LOG2_E
+        argument = Op(f"{op.name}_argument", "mul", (value, Const(a)), DType.F32)
+        logistic = replace(op, op="logistic2", operands=(argument.name,))
+        common = self._common_factor(value)
+        if common is None:
+            return [argument, logistic]
+        x, y, b = common
+        slope = Op(f"{op.name}_slope", "mul", (y, Const(a * b)), DType.F32)
+        line = Op(f"{op.name}_line", "add", (slope.name, Const(a)), DType.F32)
+        return [slope, line, replace(argument, operands=(x, line.name)), logistic]
+
+    def _common_factor(self, name: str) -> tuple[str, str, float] | None:
+        """x, y and b, where the value is the fp32 sum of x and y * x * b, y a square and b positive: of one
+        sign, so that infinities make no NaN in the one form and not in the other."""
+        total = self._producers.get(name)
+        if total is None or total.op != "add" or total.dtype is not DType.F32:
+            return None
+        for x, term in (total.operands, total.operands[::-1]):
+            if not (isinstance(x, str) and isinstance(term, str) and self._is_float(x)):
+                continue
+            product, b = self._scaled[term]
+            op = self._producers.get(product)
+            if op is not None and op.op == "mul" and op.dtype is DType.F32 and x in op.operands:
+                y = op.operands[op.operands[0] == x]
+                if isinstance(y, str) and self._is_square(y) and b > 0:
+                    return x, y, b
+        return None
+
+    def _is_square(self, name: str) -> bool:
+        op = self._producers.get(name)
+        return op is not None and op.op == "mul" and op.dtype is DType.F32 and len(set(op.operands)) == 1
+
+    def _is_float(self, name: str) -> bool:
+        return self._dtypes.get(name, DType.F32).register is DType.F32
+
+
+_LOG2_E = math.log2(math.e)
+
+
+def _is_power_of_two(number: float) -> bool:
+    return math.isfinite(number) and abs(math.frexp(number)[0]) == 0.5
+
+
+def _is_normal(number: float) -> bool:
+    return 2.0**-126 <= abs(number) < 2.0**128
+
+
+def _without_saturating_clamps(spec: EpilogueSpec) -> EpilogueSpec:
+    producers = {op.name: op for op in spec.ops}
+
+    def unclamped(operand: Operand, largest: float) -> Operand:
+        op = _made(operand, producers)
+        if op is None or op.op not in ("minimum", "maximum") or op.dtype is not DType.F32:
+            return operand
+        value, bound = op.operands
+        if not isinstance(bound, Const) or not isinstance(value, str):
+            return operand
+        beyond = bound.value >= largest if op.op == "minimum" else bound.value <= -largest
+        return unclamped(value, largest) if beyond else operand
+
+    ops = [
+        replace(op, operands=(unclamped(op.operands[0], largest_finite(op.dtype)),))
+        if op.op == "cast" and op.dtype.is_fp8 and op.overflow is Overflow.SATURATE
+        else op
+        for op in spec.ops
+    ]
+    return replace(spec, ops=tuple(ops))
 
 
 def _made(operand: Operand | None, producers: dict[str, Op]) -> Op | None:

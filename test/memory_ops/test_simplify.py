@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from epilogues import EPILOGUES, Problem
@@ -18,6 +20,7 @@ from cute_backend.spec import (
     Load,
     LoadKind,
     Op,
+    Overflow,
     Precision,
     Store,
     Stride,
@@ -44,15 +47,27 @@ SILU = [("n", "neg", "acc"), ("e", "exp", "n"), ("d", "add", "e", Const(1)), ("y
 SIGMOID = [*SILU[:3], ("y", "div", Const(1.0), "d")]
 RECIPROCAL = [*SILU[:2], ("d", "add", Const(1.0), "e"), ("y", "reciprocal", "d")]
 TANH = [("t", "tanh", "acc"), ("y", "add", "t", Const(1.0))]
+GELU = [
+    ("half", "mul", "acc", Const(0.5)),
+    ("square", "mul", "acc", "acc"),
+    ("cube", "mul", "square", "acc"),
+    ("small", "mul", "cube", Const(0.044715)),
+    ("sum", "add", "acc", "small"),
+    ("u", "mul", "sum", Const(0.7978845608028654)),
+    ("t", "tanh", "u"),
+    ("one", "add", "t", Const(1)),
+    ("y", "mul", "half", "one"),
+]
 
 
 @pytest.mark.parametrize(
     ("ops", "left"),
     [
-        (SILU, ["sigmoid", "mul"]),
-        (SIGMOID, ["sigmoid"]),
-        (RECIPROCAL, ["sigmoid"]),
-        (TANH, ["mul", "sigmoid", "mul"]),
+        (SILU, ["mul", "logistic2", "mul"]),
+        (SIGMOID, ["mul", "logistic2"]),
+        (RECIPROCAL, ["mul", "logistic2"]),
+        (TANH, ["mul", "logistic2", "mul"]),
+        (GELU, ["mul", "mul", "add", "mul", "logistic2", "mul"]),
     ],
 )
 def test_pattern_becomes_a_sigmoid_of_equal_values(ops: list, left: list[str]) -> None:
@@ -98,7 +113,7 @@ def test_a_negation_that_wraps_is_left_alone() -> None:
 
 def test_an_op_that_something_else_reads_stays() -> None:
     spec = spec_of(*SILU, ("z", "mul", "y", "e"), value="z")
-    assert [op.op for op in simplify(spec).ops] == ["neg", "exp", "sigmoid", "mul", "mul"]
+    assert [op.op for op in simplify(spec).ops] == ["neg", "exp", "mul", "logistic2", "mul", "mul"]
 
 
 def test_casts_go_only_where_they_round_nothing() -> None:
@@ -132,3 +147,88 @@ def test_shared_epilogues_keep_their_values(name: str) -> None:
     ]
     for before, after in zip(replay(spec, [a], [b], loads), replay(simple, [a], [b], loads), strict=True):
         torch.testing.assert_close(after.float(), before.float(), rtol=1e-2, atol=1e-2)
+
+
+HALF, QUARTER, THIRD = Const(0.5), Const(0.25), Const(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("ops", "left"),
+    [
+        ([("a", "mul", "acc", THIRD), ("y", "mul", "a", HALF)], [("mul", "acc", Const(1 / 6))]),
+        ([("a", "mul", "acc", HALF), ("y", "mul", "a", THIRD)], [("mul", "acc", Const(1 / 6))]),
+        (
+            [
+                ("r", "relu", "acc"),
+                ("a", "mul", "acc", HALF),
+                ("b", "mul", "r", Const(2.0)),
+                ("y", "mul", "a", "b"),
+            ],
+            [("relu", "acc"), ("mul", "acc", "r")],
+        ),
+        (
+            [
+                ("r", "relu", "acc"),
+                ("a", "mul", "acc", HALF),
+                ("b", "mul", "r", HALF),
+                ("y", "mul", "a", "b"),
+            ],
+            [("relu", "acc"), ("mul", "acc", "r"), ("mul", "y_product", QUARTER)],
+        ),
+        (
+            [("a", "mul", "acc", THIRD), ("y", "sigmoid", "a")],
+            [("mul", "acc", Const(math.log2(math.e) / 3)), ("logistic2", "y_argument")],
+        ),
+    ],
+)
+def test_numbers_are_gathered(ops: list, left: list) -> None:
+    spec = spec_of(*ops, value="y")
+    simple = simplify(spec)
+    assert [(op.op, *op.operands) for op in simple.ops] == left
+    x = torch.cat([SPECIAL, torch.randn(1000)])
+    torch.testing.assert_close(evaluate(simple, x), evaluate(spec, x), rtol=4e-6, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "ops",
+    [
+        [("a", "mul", "acc", THIRD), ("y", "mul", "a", THIRD)],
+        [("a", "mul", "acc", Const(2.0**100)), ("y", "mul", "a", Const(2.0**100))],
+        [("r", "relu", "acc"), ("a", "mul", "acc", THIRD), ("b", "mul", "r", HALF), ("y", "mul", "a", "b")],
+        [("a", "mul", "acc", HALF), ("b", "add", "a", HALF), ("y", "mul", "b", THIRD)],
+    ],
+)
+def test_numbers_that_would_round_otherwise_stay(ops: list) -> None:
+    spec = spec_of(*ops, value="y")
+    assert simplify(spec) == spec
+
+
+def test_no_factor_is_taken_out_where_infinities_would_differ() -> None:
+    product = [("r", "relu", "acc"), ("p", "mul", "r", "acc"), ("s", "mul", "p", HALF)]
+    spec = spec_of(*product, ("t", "add", "acc", "s"), ("y", "sigmoid", "t"), value="y")
+    assert [op.op for op in simplify(spec).ops] == ["relu", "mul", "mul", "add", "mul", "logistic2"]
+
+
+def quantised(low: float, high: float, overflow: Overflow = Overflow.SATURATE) -> EpilogueSpec:
+    ops = (
+        Op("low", "maximum", ("acc", Const(low)), DType.F32),
+        Op("high", "minimum", ("low", Const(high)), DType.F32),
+        Op("q", "cast", ("high",), DType.E4M3, overflow),
+    )
+    return EpilogueSpec(ACC, (), ops, (Store("out0", "q", DType.E4M3),))
+
+
+def test_a_clamp_that_the_cast_does_as_well_is_dropped() -> None:
+    spec = quantised(-448.0, 500.0)
+    simple = simplify(spec)
+    assert [op.name for op in simple.ops] == ["q"]
+    x = torch.cat([SPECIAL, torch.randn(1000) * 300])
+    before, after = (evaluate(each, x).view(torch.uint8) for each in (spec, simple))
+    assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize(
+    "spec", [quantised(-440.0, 440.0), quantised(448.0, 500.0), quantised(-448.0, 448.0, Overflow.NONFINITE)]
+)
+def test_a_clamp_that_the_cast_does_not_do_stays(spec: EpilogueSpec) -> None:
+    assert "maximum" in [op.op for op in simplify(spec).ops]
