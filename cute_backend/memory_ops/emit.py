@@ -186,16 +186,18 @@ class _Module:
         for load in self._having(Placement.SMEM_STAGED):
             lines += _fragment(load, f"sub.row_slice(smem.{load.name})")
         for load in self._having(Placement.TMA):
-            lines += _fragment(load, f"sub.partition(smem.{load.name})")
+            lines += [
+                f"        {load.name} = cute.make_rmem_tensor(sub.elements, {CUTE_TYPES[load.dtype]})",
+                f"        sub.copy_from(smem.{load.name}, {load.name})",
+                *_widened(load),
+            ]
+        if self._having(Placement.TMA):
+            lines.append("        smem.release()")
         for load in self._having(Placement.VECTOR):
             lines += _elements(load, "sub.elements", "e", "sub.row(e), sub.column(e)")
         for store in self.spec.stores:
             kind = register_type(self.chain.stored(store)[1])
-            shape = "sub.elements"
-            if store.name in self.plan.tma_stores:
-                lines.append(f"        {store.name}_smem = sub.partition(smem.{store.name})")
-                shape = f"{store.name}_smem.shape"
-            lines.append(f"        {store.name} = cute.make_rmem_tensor({shape}, {kind})")
+            lines.append(f"        {store.name} = cute.make_rmem_tensor(sub.elements, {kind})")
         lines += ["        for e in cutlass.range_constexpr(sub.elements):", *self._slots()]
         lines += [f"            {statement}" for statement in self.chain.statements]
         for store in self.spec.stores:
@@ -215,7 +217,7 @@ class _Module:
         rule = ", saturate=False" if overflow is Overflow.NONFINITE else ""
         narrowed = f"math.narrow({store.name}, {CUTE_TYPES[store.dtype]}{rule})"
         if store.name in self.plan.tma_stores:
-            return [f"        cute.autovec_copy({narrowed}, {store.name}_smem)"]
+            return [f"        sub.copy_to({narrowed}, smem.{store.name})"]
         return [
             f"        {store.name}_glob = glob.{store.name}",
             f"        {store.name}_rmem = {narrowed}",

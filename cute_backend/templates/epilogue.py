@@ -10,6 +10,9 @@ A generated epilogue is a class with these attributes and hooks; the templates k
     begin(tile, glob)                   epilogue threads, before the accumulator wait: returns what they hold
     visit(sub, acc, glob, held, smem)   epilogue threads, each subtile: reads, computes, converts, writes
 
+`visit` calls `smem.release()` where it has loads by TMA, once it has read them: TMA may then fill their
+planes with those of a later subtile.
+
 `glob` has the global tensors and `smem` the shared ones, by name, as attributes. `tile` and `sub` say which
 rows and columns a thread owns; their indices into global memory are clamped to the problem's last row and
 column, so that reads at an edge need no branch: what is computed beyond it is never stored.
@@ -63,6 +66,13 @@ class Epilogue(Protocol):
     def visit(
         self, sub: Any, acc: cute.Tensor, glob: SimpleNamespace, held: SimpleNamespace, smem: SimpleNamespace
     ) -> None: ...
+
+
+def release_planes(loads: Any, state: Any) -> None:
+    """A warp hands a stage of planes back to TMA once all its lanes have read theirs."""
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.sync_warp()
+    loads.consumer_release(state)
 
 
 def by_name(names: Sequence[str], values: Sequence[Any]) -> SimpleNamespace:

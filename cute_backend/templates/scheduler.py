@@ -17,34 +17,41 @@ class TileSchedule:
 
     Cluster `i` of `count` takes the work items i, i + count, ... Work items run down groups of `raster_m`
     cluster rows, column by column, so that the tiles in flight form a block of the output and share rows of A
-    and columns of B in L2. `grid_m` and `grid_n` count clusters.
+    and columns of B in L2. `grid_m` and `grid_n` count clusters, `group_items` the items of a full group and
+    `last_rows` the rows of a last one that is not full; divisors, since every warp divides for every tile.
     """
 
     grid_m: Int32
     grid_n: Int32
     raster_m: int
+    group_items: cute.FastDivmodDivisorV2
+    last_rows: cute.FastDivmodDivisorV2
 
     @staticmethod
     def of(config: TileConfig, m: Int32, n: Int32) -> TileSchedule:
         """The schedule of a problem: a work item is what one cluster computes at a time."""
-        rows = config.tile_m // config.ctas * config.cluster_m
-        columns = config.tile_n * config.cluster_n
-        return TileSchedule(cute.ceil_div(m, rows), cute.ceil_div(n, columns), config.raster_m)
+        grid_m = cute.ceil_div(m, config.tile_m // config.ctas * config.cluster_m)
+        grid_n = cute.ceil_div(n, config.tile_n * config.cluster_n)
+        group_items = cute.fast_divmod_create_divisor_v2(config.raster_m * grid_n)
+        last_rows = cute.fast_divmod_create_divisor_v2(cutlass.max(grid_m % config.raster_m, 1))
+        return TileSchedule(grid_m, grid_n, config.raster_m, group_items, last_rows)
 
     @property
     def items(self) -> Int32:
         """The number of work items."""
         return self.grid_m * self.grid_n
 
+    @cute.jit
     def cluster_coord(self, item: Int32) -> tuple[Int32, Int32]:
         """The cluster row and column of a work item."""
-        group_items = self.raster_m * self.grid_n
-        group = item // group_items
+        group, local = (Int32(part) for part in divmod(item, self.group_items))
         first_row = group * self.raster_m
-        rows = cutlass.min(self.grid_m - first_row, Int32(self.raster_m))
-        local = item - group * group_items
-        column = local // rows
-        return first_row + local - column * rows, column
+        column = local // self.raster_m
+        row = local - column * self.raster_m
+        last_column, last_row = (Int32(part) for part in divmod(local, self.last_rows))
+        if first_row + self.raster_m > self.grid_m:
+            column, row = last_column, last_row
+        return first_row + row, column
 
     def is_valid(self, item: Int32) -> Boolean:
         """Whether there is such a work item."""

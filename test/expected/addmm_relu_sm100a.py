@@ -45,14 +45,13 @@ class Epilogue:
         bias = cute.make_rmem_tensor(bias_smem.shape, BFloat16)
         cute.autovec_copy(bias_smem, bias)
         bias = math.widen(bias, Float32)
-        out0_smem = sub.partition(smem.out0)
-        out0 = cute.make_rmem_tensor(out0_smem.shape, Float32)
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
             c = sub.column_of(e)
             t0 = acc[e] + bias[c]
             t1 = math.maximum(t0, 0.0)
             out0[e] = t1
-        cute.autovec_copy(math.narrow(out0, BFloat16), out0_smem)
+        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
 gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2))

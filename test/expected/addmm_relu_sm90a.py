@@ -1,6 +1,6 @@
 """out0 = bf16(relu(acc + bias))
 
-    bias  rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait
+    bias  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
 sm_90a, tile 128x128_2x1_pingpong, planes aligned to 16 bytes.
 """
@@ -21,30 +21,37 @@ from cute_backend.templates.sm90 import Sm90Gemm
 class Epilogue:
     loads = ("bias",)
     stores = ("out0",)
-    staged = ()
+    staged = (
+        SmemOperand("bias", BFloat16),
+    )
     tma_loads = ()
     tma_stores = (
         SmemOperand("out0", BFloat16),
     )
 
     @cute.jit
+    def stage(self, tile, glob, smem):
+        for i in cutlass.range_constexpr(tile.tile_n // 32):
+            column = tile.lane + 32 * i
+            smem.bias[column] = glob.bias[tile.clamp_column(column)]
+
+    @cute.jit
     def begin(self, tile, glob):
-        bias = cute.make_rmem_tensor(tile.columns, BFloat16)
-        for c in cutlass.range_constexpr(tile.columns):
-            bias[c] = glob.bias[tile.column(c)]
-        bias = math.widen(bias, Float32)
-        return SimpleNamespace(bias=bias)
+        return SimpleNamespace()
 
     @cute.jit
     def visit(self, sub, acc, glob, held, smem):
-        out0_smem = sub.partition(smem.out0)
-        out0 = cute.make_rmem_tensor(out0_smem.shape, Float32)
+        bias_smem = sub.row_slice(smem.bias)
+        bias = cute.make_rmem_tensor(bias_smem.shape, BFloat16)
+        cute.autovec_copy(bias_smem, bias)
+        bias = math.widen(bias, Float32)
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
             c = sub.column_of(e)
-            t0 = acc[e] + held.bias[sub.first_column + c]
+            t0 = acc[e] + bias[c]
             t1 = math.maximum(t0, 0.0)
             out0[e] = t1
-        cute.autovec_copy(math.narrow(out0, BFloat16), out0_smem)
+        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
 gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, pingpong=True))

@@ -60,8 +60,7 @@ class Epilogue:
         rowvec0 = cute.make_rmem_tensor(rowvec0_smem.shape, BFloat16)
         cute.autovec_copy(rowvec0_smem, rowvec0)
         rowvec0 = math.widen(rowvec0, Float32)
-        out0_smem = sub.partition(smem.out0)
-        out0 = cute.make_rmem_tensor(out0_smem.shape, Float32)
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
             r = sub.row_of(e)
             c = sub.column_of(e)
@@ -70,7 +69,7 @@ class Epilogue:
             t2 = t1 * held.colvec0[r]
             t3 = t2 + rowvec0[c]
             out0[e] = t3
-        cute.autovec_copy(math.narrow(out0, BFloat16), out0_smem)
+        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
 gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, pingpong=True))

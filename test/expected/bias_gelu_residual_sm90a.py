@@ -59,31 +59,26 @@ class Epilogue:
         bias = cute.make_rmem_tensor(bias_smem.shape, BFloat16)
         cute.autovec_copy(bias_smem, bias)
         bias = math.widen(bias, Float32)
-        exact0_smem = sub.partition(smem.exact0)
-        exact0 = cute.make_rmem_tensor(exact0_smem.shape, BFloat16)
-        cute.autovec_copy(exact0_smem, exact0)
+        exact0 = cute.make_rmem_tensor(sub.elements, BFloat16)
+        sub.copy_from(smem.exact0, exact0)
         exact0 = math.widen(exact0, Float32)
-        out0_smem = sub.partition(smem.out0)
-        out0 = cute.make_rmem_tensor(out0_smem.shape, Float32)
+        smem.release()
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
             r = sub.row_of(e)
             c = sub.column_of(e)
             t0 = acc[e] * held.scale_a[r]
             t1 = t0 * scale_b[c]
             t2 = t1 + bias[c]
-            t3 = t2 * 0.5
             t4 = t2 * t2
-            t5 = t4 * t2
-            t6 = t5 * 0.044715
-            t7 = t2 + t6
-            t8 = t7 * 0.7978845608028654
-            t10_twice = t8 * 2.0
-            t10_sigmoid = math.sigmoid(t10_twice)
-            t10 = t10_sigmoid * 2.0
-            t11 = t3 * t10
+            t10_sigmoid_slope = t4 * 0.1029432395800235
+            t10_sigmoid_line = t10_sigmoid_slope + 2.302208198144325
+            t10_sigmoid_argument = t2 * t10_sigmoid_line
+            t10_sigmoid = math.logistic2(t10_sigmoid_argument)
+            t11 = t2 * t10_sigmoid
             t12 = t11 + exact0[e]
             out0[e] = t12
-        cute.autovec_copy(math.narrow(out0, BFloat16), out0_smem)
+        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
 gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, pingpong=True))

@@ -55,8 +55,7 @@ class Epilogue:
         bias = cute.make_rmem_tensor(bias_smem.shape, BFloat16)
         cute.autovec_copy(bias_smem, bias)
         bias = math.widen(bias, Float32)
-        out0_smem = sub.partition(smem.out0)
-        out0 = cute.make_rmem_tensor(out0_smem.shape, Float32)
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
             r = sub.row_of(e)
             c = sub.column_of(e)
@@ -64,7 +63,7 @@ class Epilogue:
             t1 = t0 * scale_b[c]
             t2 = t1 + bias[c]
             out0[e] = t2
-        cute.autovec_copy(math.narrow(out0, BFloat16), out0_smem)
+        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
 gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2))

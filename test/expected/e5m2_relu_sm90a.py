@@ -3,7 +3,7 @@
     scale_a  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
     scale_b  rowvec  f32   register_hoist  the columns of a thread, before the accumulator wait
 
-sm_90a, tile 128x128_2x1, planes aligned to 16 bytes.
+sm_90a, tile 128x128_2x1_by64, planes aligned to 16 bytes.
 """
 
 from types import SimpleNamespace
@@ -40,8 +40,7 @@ class Epilogue:
 
     @cute.jit
     def visit(self, sub, acc, glob, held, smem):
-        out0_smem = sub.partition(smem.out0)
-        out0 = cute.make_rmem_tensor(out0_smem.shape, Float32)
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
             r = sub.row_of(e)
             c = sub.column_of(e)
@@ -49,7 +48,7 @@ class Epilogue:
             t1 = t0 * held.scale_b[sub.first_column + c]
             t2 = math.maximum(t1, 0.0)
             out0[e] = t2
-        cute.autovec_copy(math.narrow(out0, BFloat16), out0_smem)
+        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
 gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, subtile_n=64), fast_accum=False)

@@ -58,12 +58,11 @@ class Epilogue:
         bias = cute.make_rmem_tensor(bias_smem.shape, BFloat16)
         cute.autovec_copy(bias_smem, bias)
         bias = math.widen(bias, Float32)
-        exact0_smem = sub.partition(smem.exact0)
-        exact0 = cute.make_rmem_tensor(exact0_smem.shape, BFloat16)
-        cute.autovec_copy(exact0_smem, exact0)
+        exact0 = cute.make_rmem_tensor(sub.elements, BFloat16)
+        sub.copy_from(smem.exact0, exact0)
         exact0 = math.widen(exact0, Float32)
-        out0_smem = sub.partition(smem.out0)
-        out0 = cute.make_rmem_tensor(out0_smem.shape, Float32)
+        smem.release()
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
             r = sub.row_of(e)
             c = sub.column_of(e)
@@ -72,7 +71,7 @@ class Epilogue:
             t2 = t1 + bias[c]
             t3 = t2 + exact0[e]
             out0[e] = t3
-        cute.autovec_copy(math.narrow(out0, BFloat16), out0_smem)
+        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
 gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, pingpong=True))

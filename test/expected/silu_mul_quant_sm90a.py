@@ -56,25 +56,23 @@ class Epilogue:
         scale_b_smem = sub.row_slice(smem.scale_b)
         scale_b = cute.make_rmem_tensor(scale_b_smem.shape, Float32)
         cute.autovec_copy(scale_b_smem, scale_b)
-        exact0_smem = sub.partition(smem.exact0)
-        exact0 = cute.make_rmem_tensor(exact0_smem.shape, BFloat16)
-        cute.autovec_copy(exact0_smem, exact0)
+        exact0 = cute.make_rmem_tensor(sub.elements, BFloat16)
+        sub.copy_from(smem.exact0, exact0)
         exact0 = math.widen(exact0, Float32)
-        out0_smem = sub.partition(smem.out0)
-        out0 = cute.make_rmem_tensor(out0_smem.shape, Float32)
+        smem.release()
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
             r = sub.row_of(e)
             c = sub.column_of(e)
             t0 = acc[e] * held.scale_a[r]
             t1 = t0 * scale_b[c]
-            t5_sigmoid = math.sigmoid(t1)
+            t5_sigmoid_argument = t1 * 1.4426950408889634
+            t5_sigmoid = math.logistic2(t5_sigmoid_argument)
             t5 = t1 * t5_sigmoid
             t6 = t5 * exact0[e]
             t7 = t6 * held.scalar0[0]
-            t8 = math.maximum(t7, -448.0)
-            t9 = math.minimum(t8, 448.0)
-            out0[e] = t9
-        cute.autovec_copy(math.narrow(out0, Float8E4M3FN), out0_smem)
+            out0[e] = t7
+        sub.copy_to(math.narrow(out0, Float8E4M3FN), smem.out0)
 
 
 gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, pingpong=True))

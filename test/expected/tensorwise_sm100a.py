@@ -40,13 +40,12 @@ class Epilogue:
 
     @cute.jit
     def visit(self, sub, acc, glob, held, smem):
-        out0_smem = sub.partition(smem.out0)
-        out0 = cute.make_rmem_tensor(out0_smem.shape, Float32)
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
             t0 = acc[e] * held.scale_a[0]
             t1 = t0 * held.scale_b[0]
             out0[e] = t1
-        cute.autovec_copy(math.narrow(out0, BFloat16), out0_smem)
+        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
 gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2))

@@ -58,14 +58,12 @@ class Epilogue:
         scale_b_smem = sub.row_slice(smem.scale_b)
         scale_b = cute.make_rmem_tensor(scale_b_smem.shape, Float32)
         cute.autovec_copy(scale_b_smem, scale_b)
-        exact0_smem = sub.partition(smem.exact0)
-        exact0 = cute.make_rmem_tensor(exact0_smem.shape, BFloat16)
-        cute.autovec_copy(exact0_smem, exact0)
+        exact0 = cute.make_rmem_tensor(sub.elements, BFloat16)
+        sub.copy_from(smem.exact0, exact0)
         exact0 = math.widen(exact0, Float32)
-        out0_smem = sub.partition(smem.out0)
-        out0 = cute.make_rmem_tensor(out0_smem.shape, Float32)
-        out1_smem = sub.partition(smem.out1)
-        out1 = cute.make_rmem_tensor(out1_smem.shape, Float32)
+        smem.release()
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
+        out1 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
             r = sub.row_of(e)
             c = sub.column_of(e)
@@ -73,12 +71,10 @@ class Epilogue:
             t1 = t0 * scale_b[c]
             t2 = t1 + exact0[e]
             t3 = t2 * held.scalar0[0]
-            t4 = math.maximum(t3, -448.0)
-            t5 = math.minimum(t4, 448.0)
             out0[e] = t2
-            out1[e] = t5
-        cute.autovec_copy(math.narrow(out0, BFloat16), out0_smem)
-        cute.autovec_copy(math.narrow(out1, Float8E4M3FN), out1_smem)
+            out1[e] = t3
+        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
+        sub.copy_to(math.narrow(out1, Float8E4M3FN), smem.out1)
 
 
 gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, pingpong=True))
