@@ -22,11 +22,12 @@ from .fx_walk.region import Region as FoundRegion
 from .fx_walk.static import Size, fake, hint, target_name
 from .fx_walk.tuning import recall, tuning_is_on
 from .memory_ops import Plan, Variant, emit, plan
-from .memory_ops.placement import plane_order
+from .memory_ops.placement import kernels_reduce, plane_order
 from .runtime.kernel import Kernel
 from .runtime.operands import TMA_ALIGN
 from .runtime.reach import bucket_of, stores_aligned
 from .spec import EpilogueSpec, LoadKind, Stride
+from .spec import Store as SpecStore
 from .templates.config import Arch, choose
 
 if TYPE_CHECKING:
@@ -55,12 +56,18 @@ class Load:
 
 @dataclass(frozen=True)
 class Store:
-    """An (M, N) output of an epilogue; `placement` is "tma" or "vector", `order` "row" or "column"."""
+    """An output of an epilogue.
+
+    The (M, N) plane: `placement` is "tma" or "vector", `order` "row" or "column", `reduce` empty. Or what
+    `reduce`, such as "row_max", makes of it: `placement` is "two_stage", as each tile leaves what it finds to
+    a second stage.
+    """
 
     name: str
     dtype: str
     order: str
     placement: str
+    reduce: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,13 +104,14 @@ class Region:
     @property
     def stores(self) -> tuple[Store, ...]:
         """The outputs, in the order of the kernel's arguments."""
-        by_tma = self._plan.tma_stores
-        return tuple(
-            Store(
-                store.name, store.dtype.value, store.order.value, "tma" if store.name in by_tma else "vector"
-            )
-            for store in self.spec.stores
-        )
+        return tuple(self._store(store) for store in self.spec.stores)
+
+    def _store(self, store: SpecStore) -> Store:
+        name, dtype, order = store.name, store.dtype.value, store.order.value
+        if store.reduce is not None:
+            reduce = f"{store.reduce.axis.value}_{store.reduce.kind.value}"
+            return Store(name, dtype, order, "two_stage", reduce)
+        return Store(name, dtype, order, "tma" if name in self._plan.tma_stores else "vector")
 
     def kernel(self, arch: str | None = None) -> Kernel:
         """The kernel that serves these sizes and this alignment. Raises UsageError for an unknown `arch`."""
@@ -170,7 +178,7 @@ def explain(
     UsageError for another `arch`, and what torch raises where `fn` can't run on these arguments.
     """
     target = parse_arch(arch).value if arch is not None else default_arch()
-    reports = collect(fn, args, dynamic, arch)
+    reports = collect(fn, args, dynamic, arch, reduces=lambda device: kernels_reduce())
     regions: list[Region] = []
     rejections: list[Rejection] = []
     for report in reports:

@@ -77,7 +77,7 @@ def _region(region: Region, index: int) -> RenderableType:
     for load in region.loads:
         operands.add_row(load.name, load.label, load.kind, load.placement, load.dtype)
     for store in region.stores:
-        kind = "output" if store.order == "row" else "output, column-major"
+        kind = store.reduce or ("output" if store.order == "row" else "output, column-major")
         operands.add_row(store.name, "", kind, store.placement, store.dtype, style="green")
     return Group(heading, formula, Padding(operands, (0, 0, 0, 4)))
 

@@ -235,7 +235,8 @@ class Store:
     """An output: the value `value`, converted to `dtype`.
 
     The (M, N) plane, written in `order`; or its reduction, (M,), (N,) or 0-d, rounded to `dtype` when it is
-    whole. Indices are i64, and nothing else is. Extrema of integers keep the value's dtype; all else is a float.
+    whole. Indices are i64, and nothing else is. Extrema of integers keep their dtype; other reductions give
+    floats.
     """
 
     name: str

@@ -43,6 +43,7 @@ _REDUCTIONS = (
     "min",
     "argmax",
     "argmin",
+    "logsumexp",
     "var",
     "var_mean",
     "any",

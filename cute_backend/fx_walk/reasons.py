@@ -68,6 +68,22 @@ class Reason(Enum):
         "rearranged",
         "{target} gives the (M, N) plane the shape {shape}, which splits or moves its columns",
     )
+    REDUCTION = (
+        "reduction",
+        "{target} reduces in a way that no kernel does; they do sum, mean, amax, amin, max, min, any, "
+        "argmax, argmin and logsumexp",
+    )
+    REDUCED_AXES = (
+        "reduced_axes",
+        "{target} reduces the axes {axes} of the shape {shape}; a kernel reduces the last one, all the "
+        "others together, or all",
+    )
+    REDUCTION_KERNEL = "reduction_kernel", "kernels don't reduce what they compute yet"
+    FEEDBACK = (
+        "feedback",
+        "{reduction} reduces the region's own result and feeds back into {into}, but is whole only when the "
+        "kernel is done",
+    )
     PLANE = "plane", "the result has shape {shape}, which is not the product's ({m}, {n}) plane"
     OUTPUT_LAYOUT = (
         "output_layout",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Union
 
 from torch import fx
 
@@ -11,8 +12,13 @@ from cute_backend.fx_walk.anchors import Anchor
 from cute_backend.fx_walk.classify import LoadView
 from cute_backend.fx_walk.mutation import root
 from cute_backend.fx_walk.reasons import program_name
+from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.static import DTYPES, Size, fake, known, product
-from cute_backend.spec import DType, EpilogueSpec, Operand, Order, Store
+from cute_backend.spec import DType, EpilogueSpec, Operand, Order, Reduction, Store
+
+Value = Union[Operand, Reduced, None]
+"""What a member of a region gives: a value of the chain, its reduction, or, where several nodes spell one
+reduction, nothing of its own."""
 
 LABEL = "cute_backend_label"
 """The entry of a placeholder's meta with the user's name for it."""
@@ -22,8 +28,8 @@ LABEL = "cute_backend_label"
 class Region:
     """What becomes one kernel.
 
-    `views` are the loads, in the order of `spec.loads`. `outputs` maps each node of the graph that is
-    replaced to the index of its store: views of one another share one.
+    `nodes` are what the kernel makes needless. `views` are the loads, in the spec's order. `outputs` maps
+    each node of the graph that is replaced to the index of its store: views of one another share one.
     """
 
     anchor: Anchor
@@ -57,7 +63,7 @@ class Region:
 
 
 def stores_of(
-    anchor: Anchor, nodes: list[fx.Node], values: dict[fx.Node, Operand]
+    anchor: Anchor, nodes: list[fx.Node], values: dict[fx.Node, Value]
 ) -> tuple[list[Store], dict[fx.Node, int]]:
     """What has to be written for the nodes that escape, and which of these stores each node has its value in.
 
@@ -66,21 +72,33 @@ def stores_of(
     """
     stores: list[Store] = []
     outputs: dict[fx.Node, int] = {}
-    index: dict[tuple[str, DType, Order, fx.Node], int] = {}
+    index: dict[tuple[Store, fx.Node], int] = {}
     for node in nodes:
-        value, dtype, order = values[node], DTYPES[fake(node).dtype], store_order(anchor, node)
-        assert isinstance(value, str) and order is not None
-        outputs[node] = index.setdefault((value, dtype, order, root(node)), len(stores))
+        store = _store(anchor, node, values[node])
+        outputs[node] = index.setdefault((store, root(node)), len(stores))
         if outputs[node] == len(stores):
-            stores.append(Store(f"out{len(stores)}", value, dtype, order))
+            stores.append(replace(store, name=f"out{len(stores)}"))
     return stores, outputs
 
 
-def store_order(anchor: Anchor, node: fx.Node) -> Order | None:
-    """The order in which a dense plane has the strides of a node, None where there is none."""
+def _store(anchor: Anchor, node: fx.Node, value: Value) -> Store:
+    """The store of a node, still without a name."""
+    reduction = value.reduce if isinstance(value, Reduced) else None
+    stored = value.value if isinstance(value, Reduced) else value
+    order = store_order(anchor, node, reduction)
+    assert isinstance(stored, str) and order is not None
+    index = reduction is not None and reduction.kind.is_index
+    return Store("", stored, DType.I64 if index else DTYPES[fake(node).dtype], order, reduction)
+
+
+def store_order(anchor: Anchor, node: fx.Node, reduction: Reduction | None = None) -> Order | None:
+    """The order in which a dense plane, or a dense reduction, has the strides of a node; None for none."""
     tensor = fake(node)
     sizes, strides = list(tensor.shape), list(tensor.stride())
-    for order, wanted in ((Order.ROW, _row_major(sizes)), (Order.COLUMN, _column_major(sizes, anchor.m))):
+    layouts = [(Order.ROW, _row_major(sizes))]
+    if reduction is None:
+        layouts.append((Order.COLUMN, _column_major(sizes, anchor.m)))
+    for order, wanted in layouts:
         if all(
             known(size == 1) or known(stride == want)
             for size, stride, want in zip(sizes, strides, wanted, strict=True)

@@ -2,9 +2,9 @@
 
 A region is grown from its anchor, node by node in graph order, as far as every step is legal: a pointwise op
 or a reshape that keeps the (M, N) plane, whose other operands the epilogue can load, none of which depends on
-the region itself. Anchors are visited from the last to the first, so a node that two of them feed belongs to
-the later one, and what the earlier one produced is an exact load there. A value that something outside needs
-becomes a further store.
+the region itself; or a reduction of the plane, where the region ends. Anchors are visited from the last to
+the first, so a node that two of them feed belongs to the later one, and what the earlier one produced is an
+exact load there. A value that something outside needs becomes a further store.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cute_backend import config
 from cute_backend.fx_walk.anchors import Anchor, is_anchor, read_anchor
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import classify, supported_dtype
-from cute_backend.fx_walk.device import Capability, check_device
+from cute_backend.fx_walk.device import Capability, Reduces, check_device, may_reduce
 from cute_backend.fx_walk.lower import (
     constant,
     is_pointwise,
@@ -40,7 +40,15 @@ from cute_backend.fx_walk.questions import (
     may_join,
 )
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
-from cute_backend.fx_walk.region import Region, store_order, stores_of
+from cute_backend.fx_walk.reductions import (
+    Found,
+    Reduced,
+    find_reductions,
+    reduced,
+    refuse_rounds,
+    refuse_unknown,
+)
+from cute_backend.fx_walk.region import Region, Value, store_order, stores_of
 from cute_backend.fx_walk.static import (
     DTYPES,
     describe,
@@ -50,17 +58,17 @@ from cute_backend.fx_walk.static import (
     target_name,
     tensor_of,
 )
-from cute_backend.spec import LoadKind, Operand, Precision
+from cute_backend.spec import LoadKind, Operand, Order, Precision
 
 
 def find_regions(
-    graph: fx.Graph, precision: Precision, capability: Capability
+    graph: fx.Graph, precision: Precision, capability: Capability, reduces: Reduces = may_reduce
 ) -> tuple[list[Region], list[Rejection]]:
     """Every region of a post-grad graph, in the order of their anchors, and why the rest was not fused.
 
     Every node needs a fake tensor in `meta["val"]`. The graph is read, not changed, and no guard is added.
     """
-    return _Search(graph, precision, capability).run()
+    return _Search(graph, precision, capability, reduces).run()
 
 
 _MAX_OPERAND_WORK = 16
@@ -73,7 +81,7 @@ class _Draft:
 
     anchor: Anchor
     chain: Chain
-    values: dict[fx.Node, Operand] = field(default_factory=dict)
+    values: dict[fx.Node, Value] = field(default_factory=dict)
     independent: set[fx.Node] = field(default_factory=set)
     """Nodes outside that are known not to depend on the region."""
 
@@ -83,10 +91,19 @@ class _Draft:
 
 
 class _Search:
-    def __init__(self, graph: fx.Graph, precision: Precision, capability: Capability) -> None:
+    def __init__(
+        self, graph: fx.Graph, precision: Precision, capability: Capability, reduces: Reduces
+    ) -> None:
         self.precision = precision
         self.capability = capability
+        self.reduces = reduces
         self.order = {node: position for position, node in enumerate(graph.nodes)}
+        self.reductions = find_reductions(self.order)
+        self.heads: dict[fx.Node, list[fx.Node]] = {}
+        """The reductions that a node is an inner part of."""
+        for found in self.reductions.values():
+            for inner in found.inner:
+                self.heads.setdefault(inner, []).append(found.head)
         self.mutations = mutations(self.order)
         self.owner: dict[fx.Node, _Draft] = {}
         self.reads: set[fx.Node] = set()
@@ -110,11 +127,13 @@ class _Search:
         check_device(fake(node).device, self.capability)
         anchor = read_anchor(node)
         draft = self._grow(self._seed(anchor))
-        members = self._settle(draft)
-        fuses = anchor.stands_alone or any(is_pointwise(member) for member in members)
-        if not fuses or not self._escaping(members):
+        members, copied = self._settle(draft)
+        fuses = anchor.stands_alone or any(
+            is_pointwise(member) or isinstance(draft.values[member], Reduced) for member in members
+        )
+        if not fuses or not self._escaping(members, copied):
             raise Refused(Reason.NOTHING_TO_FUSE)
-        return self._finish(anchor, members)
+        return self._finish(anchor, members, copied)
 
     # Growth
 
@@ -142,33 +161,42 @@ class _Search:
         seen: set[fx.Node] = set()
 
         def push_users(node: fx.Node) -> None:
-            for user in node.users:
-                if user not in seen and user not in self.owner and may_join(user):
-                    seen.add(user)
-                    heappush(queue, (self.order[user], user))
+            for reader in node.users:
+                for user in self.heads.get(reader, [reader]):
+                    if user not in seen and user not in self.owner and may_join(user):
+                        seen.add(user)
+                        heappush(queue, (self.order[user], user))
 
         push_users(draft.anchor.node)
         while queue:
             _, node = heappop(queue)
             mark = draft.chain.mark()
             try:
-                draft.values[node] = self._join(draft, node)
+                value = self._join(draft, node)
             except Refused as refused:
                 draft.chain.rollback(mark)
                 self.rejections.setdefault(node, refused.rejection(node))
+                continue
+            if isinstance(value, Reduced):
+                draft.values |= dict.fromkeys(self.reductions[node].inner)
             else:
                 push_users(node)
+            draft.values[node] = value
         return draft
 
-    def _join(self, draft: _Draft, node: fx.Node) -> Operand:
+    def _join(self, draft: _Draft, node: fx.Node) -> Operand | Reduced:
         """The value of `node` as a member of the region. Raises Refused where it can't be one."""
         target = target_name(node)
         anchor = draft.anchor
+        if node in self.reductions and self.reductions[node].source in draft.values:
+            return self._join_reduction(draft, self.reductions[node])
         if is_reshape(node):
             shape = fake(node).shape
             if not on_plane(shape, anchor.m, anchor.n) or not keeps_plane(node):
                 raise Refused(Reason.REARRANGED, target=target, shape=describe(shape))
-            return draft.values[node.args[0]]  # type: ignore[index]
+            return self._resolve(draft, node.args[0], node)
+        if is_reduction(node):
+            refuse_unknown(node, anchor.m, anchor.n)
         if not is_pointwise(node):
             raise Refused(Reason.NOT_POINTWISE, target=target)
         result = tensor_of(node)
@@ -183,6 +211,16 @@ class _Search:
         _check_loads(draft.chain)
         return value
 
+    def _join_reduction(self, draft: _Draft, found: Found) -> Reduced:
+        anchor = draft.anchor
+        if not self.reduces(anchor.device):
+            raise Refused(Reason.REDUCTION_KERNEL)
+        refuse_rounds(found, anchor.m, anchor.n)
+        value = self._resolve(draft, found.source, found.head)
+        result = reduced(found, draft.chain, value, fake(found.source).shape)
+        self._check_mutations(draft, found.head)
+        return result
+
     def _resolve(self, draft: _Draft, argument: Any, reader: fx.Node, depth: int = 0) -> Operand:
         """An argument of `reader` as a value of the chain: a number, a member's value, or a load.
 
@@ -192,7 +230,10 @@ class _Search:
         if not isinstance(argument, fx.Node):
             return number(argument)
         if argument in draft.values:
-            return draft.values[argument]
+            value = draft.values[argument]
+            if value is None or isinstance(value, Reduced):
+                raise Refused(Reason.FEEDBACK, reduction=argument.name, into=reader.name)
+            return value
         if tensor_of(argument) is None:
             raise Refused(Reason.SYMBOLIC_SCALAR, value=argument.name)
         filled = constant(argument)
@@ -202,6 +243,9 @@ class _Search:
             source = self._resolve(draft, argument.args[0], reader, depth + 1)
             return lower_cast(draft.chain, source, supported_dtype(argument.name, fake(argument).dtype))
         if self._depends(draft, argument):
+            reduction = self._reduction_before(draft, argument)
+            if reduction is not None:
+                raise Refused(Reason.FEEDBACK, reduction=reduction.name, into=reader.name)
             raise Refused(Reason.CYCLE, operand=argument.name)
         view = classify(argument, fake(reader).shape, draft.anchor.device)
         is_work = depth < _MAX_OPERAND_WORK and view not in draft.chain.views
@@ -249,6 +293,27 @@ class _Search:
         draft.independent |= visited
         return False
 
+    def _reduction_before(self, draft: _Draft, node: fx.Node) -> fx.Node | None:
+        """A reduction of the region's own values by whose way a node outside needs the region."""
+        return next(
+            (
+                current
+                for current in self._before(draft, node)
+                if is_reduction(current) and not draft.values.keys().isdisjoint(self._before(draft, current))
+            ),
+            None,
+        )
+
+    def _before(self, draft: _Draft, node: fx.Node) -> Iterator[fx.Node]:
+        """The node and what it needs, as far back as the anchor."""
+        stack, visited = [node], set()
+        while stack:
+            current = stack.pop()
+            if current not in visited and self.order[current] >= self.order[draft.anchor.node]:
+                visited.add(current)
+                stack.extend(current.all_input_nodes)
+                yield current
+
     def _check_mutations(self, draft: _Draft, node: fx.Node) -> None:
         """Refuse where a write in place stands between an operand and the kernel, or would have to be passed.
 
@@ -270,82 +335,120 @@ class _Search:
 
     # What is kept
 
-    def _settle(self, draft: _Draft) -> list[fx.Node]:
-        """The members that stay: all that are needed, cut back until every result can be written."""
-        members = list(draft.values)
+    def _settle(self, draft: _Draft) -> tuple[list[fx.Node], set[fx.Node]]:
+        """The members that stay: all that are needed, cut back until every result can be written.
+
+        Of these, the second result are computed outside as well, because that is cheaper than to write them.
+        """
+        members, copied = list(draft.values), set[fx.Node]()
         while True:
-            members = self._needed(members)
-            escaping = self._escaping(members)
-            odd = next((node for node in escaping if store_order(draft.anchor, node) is None), None)
+            members = self._needed(members, copied)
+            escaping = self._escaping(members, copied)
+            odd = next((node for node in escaping if _order(draft, node) is None), None)
             if odd is not None:
-                members = self._cut(
-                    members, odd, Refused(Reason.OUTPUT_LAYOUT, strides=describe(fake(odd).stride()))
-                )
+                members = self._cut(draft, members, odd, _odd_layout(odd))
             elif (count := len(stores_of(draft.anchor, escaping, draft.values)[0])) > config.max_stores:
                 limit = Refused(Reason.TOO_MANY_STORES, count=count, limit=config.max_stores)
-                members = self._cut(members, members[-1], limit)
-            elif (costly := self._left_to_users(members, escaping)) is not None:
-                users = ", ".join(user.name for user in costly.users)
-                members = self._cut(members, costly, Refused(Reason.LEFT_TO_USERS, users=users))
+                members = self._cut(draft, members, escaping[-1], limit)
+            elif (costly := self._left_to_users(draft, members, escaping)) is not None:
+                outside = [user for user in costly.users if user not in members]
+                refused = Refused(Reason.LEFT_TO_USERS, users=", ".join(user.name for user in outside))
+                if len(outside) == len(costly.users):
+                    members = self._cut(draft, members, costly, refused)
+                else:
+                    self.rejections.setdefault(costly, refused.rejection(costly))
+                    copied.add(costly)
             else:
-                return members
+                return members, copied.intersection(members)
 
-    def _left_to_users(self, members: list[fx.Node], escaping: list[fx.Node]) -> fx.Node | None:
-        """A last step whose result costs more to write than what it is made of, and that Inductor can redo.
+    def _left_to_users(
+        self, draft: _Draft, members: list[fx.Node], escaping: list[fx.Node]
+    ) -> fx.Node | None:
+        """A step whose result costs more to write than what it is made of, and that Inductor can redo.
 
-        Its users are pointwise ops and reductions outside, into which Inductor fuses what they read: the
-        `abs` before an `amax`, or a cast to fp32, of a value that is written anyway.
+        Its users outside are pointwise ops and reductions, into which Inductor fuses what they read: the
+        `abs` before an `amax`, or a cast to fp32, of a value that is written anyway. It may have users inside
+        if it is made of members alone, so that the copy can stand anywhere behind the kernel.
         """
         written = {base(node) for node in escaping}
         inside = set(members)
         for node in escaping:
             if node is members[0] or node in self.reads or is_reshape(node):
                 continue
-            if not all(
-                user not in inside and (is_pointwise(user) or is_reduction(user)) for user in node.users
-            ):
+            if isinstance(draft.values[node], Reduced):
+                continue
+            outside = [user for user in node.users if user not in inside]
+            if not all(is_pointwise(user) or is_reduction(user) for user in outside):
+                continue
+            if len(outside) < len(node.users) and not inside.issuperset(node.all_input_nodes):
                 continue
             sources = {base(source) for source in node.all_input_nodes if source in inside} - written
             if sum(fake(source).element_size() for source in sources) < fake(node).element_size():
                 return node
         return None
 
-    def _needed(self, members: list[fx.Node]) -> list[fx.Node]:
+    def _needed(self, members: list[fx.Node], copied: set[fx.Node]) -> list[fx.Node]:
         """Members whose value reaches something outside."""
-        needed = set(self._escaping(members))
+        needed = set(self._escaping(members, copied))
         for node in reversed(members):
             if any(user in needed for user in node.users):
                 needed.add(node)
         return [node for node in members if node in needed or node is members[0]]
 
-    def _escaping(self, members: list[fx.Node]) -> list[fx.Node]:
-        """Members that are read outside: by another region, which may pass over a cast, or by a node."""
-        inside = set(members)
+    def _escaping(self, members: list[fx.Node], copied: set[fx.Node]) -> list[fx.Node]:
+        """Members that are read outside: by another region, which may pass over a cast, or by a node.
+
+        Copies of members are outside, and what reads a member there reads its copy.
+        """
+        inside = set(members) - copied
         return [
             node
             for node in members
-            if node in self.reads or any(user not in inside and user not in self.owner for user in node.users)
+            if node not in copied
+            and (
+                node in self.reads
+                or any(user not in inside and user not in self.owner for user in node.users)
+            )
         ]
 
-    def _cut(self, members: list[fx.Node], first: fx.Node, refused: Refused) -> list[fx.Node]:
-        """The members without `first` and all that needs it."""
+    def _cut(self, draft: _Draft, members: list[fx.Node], first: fx.Node, refused: Refused) -> list[fx.Node]:
+        """The members without `first`, all that needs it, and all that is nothing without what goes."""
         self.rejections.setdefault(first, refused.rejection(first))
         cut = {first}
-        for node in members:
-            if any(source in cut for source in node.all_input_nodes):
-                cut.add(node)
-        return [node for node in members if node not in cut]
+        while True:
+            more = {
+                node
+                for node in members
+                if not cut.isdisjoint(node.all_input_nodes)
+                or (draft.values[node] is None and not cut.isdisjoint(node.users))
+            }
+            if more <= cut:
+                return [node for node in members if node not in cut]
+            cut |= more
 
-    def _finish(self, anchor: Anchor, members: list[fx.Node]) -> Region:
+    def _finish(self, anchor: Anchor, members: list[fx.Node], copied: set[fx.Node]) -> Region:
         """The region of these members, lowered afresh so that its names have no gaps."""
         draft = self._seed(anchor)
+        inner = {
+            inner for node in members if node in self.reductions for inner in self.reductions[node].inner
+        }
         for node in members[1:]:
-            draft.values[node] = self._join(draft, node)
-        self.owner.update(dict.fromkeys(members, draft))
+            draft.values[node] = None if node in inner else self._join(draft, node)
+        kept = [node for node in members if node not in copied]
+        self.owner.update(dict.fromkeys(kept, draft))
         self.reads.update(draft.inputs)
-        stores, outputs = stores_of(anchor, self._escaping(members), draft.values)
+        stores, outputs = stores_of(anchor, self._escaping(members, copied), draft.values)
         spec = draft.chain.build(stores)
-        return Region(anchor, tuple(members), spec, tuple(draft.chain.views), outputs)
+        return Region(anchor, tuple(kept), spec, tuple(draft.chain.views), outputs)
+
+
+def _order(draft: _Draft, node: fx.Node) -> Order | None:
+    value = draft.values[node]
+    return store_order(draft.anchor, node, value.reduce if isinstance(value, Reduced) else None)
+
+
+def _odd_layout(node: fx.Node) -> Refused:
+    return Refused(Reason.OUTPUT_LAYOUT, strides=describe(fake(node).stride()))
 
 
 def _check_loads(chain: Chain) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from operator import getitem
 
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -28,6 +29,7 @@ class Program:
         self.made = Graph()
         self.planes: list[fx.Node] = []
         self.loads = [self.made.input(name, shape, F32) for name, shape in LOADS.items()]
+        self.results: list[fx.Node] = []
         self.products = 0
 
     def call(self, target: object, *args: object) -> fx.Node:
@@ -71,6 +73,25 @@ class Program:
         axis = draw(st.sampled_from([0, 1]))
         self.loads.append(self.call(aten.amax.default, self.plane(draw), [axis], True))
 
+    def result(self, draw: st.DrawFn) -> None:
+        """A reduction that nothing in the graph reads, of those whose results stay exact."""
+        plane, axis = self.plane(draw), draw(st.sampled_from([0, 1, -1]))
+        keepdim = draw(st.booleans())
+        spelling = draw(st.sampled_from(["sum", "amin", "argmax", "max", "all"]))
+        if spelling == "sum":
+            self.results.append(self.call(aten.sum.dim_IntList, plane, [axis], keepdim))
+        elif spelling == "amin":
+            self.results.append(self.call(aten.amin.default, plane, [axis], keepdim))
+        elif spelling == "argmax":
+            self.results.append(self.call(aten.argmax.default, plane, axis, keepdim))
+        elif spelling == "all":
+            self.results.append(self.call(aten.max.default, plane))
+        else:
+            pair = self.call(aten.max.dim, plane, axis, keepdim)
+            self.results += [
+                self.call(getitem, pair, index) for index in draw(st.sampled_from([[0], [1], [0, 1]]))
+            ]
+
     def write(self, draw: st.DrawFn) -> None:
         """Into an input that regions may read; what is written may be a region's."""
         self.call(aten.copy_.default, self.loads[list(LOADS).index("plane")], self.plane(draw))
@@ -89,6 +110,8 @@ STEPS = [
     Program.choice,
     Program.there_and_back,
     Program.reduction,
+    Program.result,
+    Program.result,
     Program.write,
 ]
 
@@ -100,7 +123,7 @@ def graphs(draw: st.DrawFn) -> fx.Graph:
     for step in draw(st.lists(st.sampled_from(STEPS), min_size=2, max_size=14)):
         step(program, draw)
     outputs = draw(st.lists(st.sampled_from(program.planes), min_size=1, max_size=4, unique=True))
-    graph = program.made.output(*outputs)
+    graph = program.made.output(*outputs, *program.results)
     graph.eliminate_dead_code()
     return graph
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import getitem
 from typing import Any
 
 import pytest
@@ -91,7 +92,40 @@ def write_in_between(graph: Graph) -> fx.Node:
 
 def cycle(graph: Graph) -> fx.Node:
     relu = graph.call(aten.relu.default, graph.mm())
-    return graph.call(aten.div.Tensor, relu, graph.call(aten.sum.dim_IntList, relu, [1], True))
+    return graph.call(aten.div.Tensor, relu, graph.call(aten.cumsum.default, relu, 1))
+
+
+def relu(graph: Graph, **how: Any) -> fx.Node:
+    return graph.call(aten.relu.default, graph.mm(**how))
+
+
+def own_sum(graph: Graph) -> fx.Node:
+    """The sum is fused, but what divides by it is another kernel's."""
+    value = relu(graph)
+    scale = graph.call(aten.add.Tensor, graph.call(aten.sum.dim_IntList, value, [1], True), 1)
+    return graph.call(aten.div.Tensor, value, scale)
+
+
+def softmax_maximum(graph: Graph) -> fx.Node:
+    """Nothing is gained by the maximum alone: the row is read for the sum in any case."""
+    value = relu(graph)
+    largest = graph.call(aten.amax.default, value, [-1], True)
+    powers = graph.call(aten.exp.default, graph.call(aten.sub.Tensor, value, largest))
+    total = graph.call(aten.sum.dim_IntList, powers, [-1], True)
+    graph.results = [graph.call(aten.div.Tensor, powers, total)]
+    return largest
+
+
+def layer_norm_moments(graph: Graph) -> fx.Node:
+    value = relu(graph)
+    moments = graph.call(aten.var_mean.correction, value, [1], correction=0, keepdim=True)
+    graph.results = [graph.call(aten.sub.Tensor, value, graph.call(getitem, moments, 1))]
+    return moments
+
+
+def sum_over_heads(graph: Graph) -> fx.Node:
+    value = graph.call(aten.reshape.default, relu(graph), [8, 8, 48])
+    return graph.call(aten.sum.dim_IntList, value, [0])
 
 
 def rearranged(graph: Graph) -> fx.Node:
@@ -125,11 +159,11 @@ def many_results(graph: Graph) -> fx.Node:
     return results[-1]
 
 
-def abs_for_a_maximum(graph: Graph) -> fx.Node:
-    """The sum is written anyway; the maximum takes its absolute value as it reads it."""
+def abs_for_a_variance(graph: Graph) -> fx.Node:
+    """The sum is written anyway; the variance takes its absolute value as it reads it."""
     total = graph.call(aten.add.Tensor, graph.mm(), graph.input("load", (48,)))
     magnitude = graph.call(aten.abs.default, total)
-    graph.results = [total, graph.call(aten.amax.default, magnitude, [-1])]
+    graph.results = [total, graph.call(aten.var.correction, magnitude, [-1])]
     return magnitude
 
 
@@ -274,15 +308,33 @@ CASES: dict[Reason, dict[str, Case]] = {
     Reason.OUT_DTYPE: {"float64": Case(lambda graph: graph.scaled_mm(out_dtype=torch.float64))},
     Reason.SYMBOLIC_SCALAR: {"size": Case(run_time_number)},
     Reason.NOT_POINTWISE: {
-        "sum": Case(lambda graph: graph.call(aten.sum.default, graph.call(aten.relu.default, graph.mm())), 1),
-        "split": Case(
-            lambda graph: graph.call(aten.cumsum.default, graph.call(aten.relu.default, graph.mm()), 1), 1
-        ),
+        "scan": Case(lambda graph: graph.call(aten.cumsum.default, relu(graph), 1), 1),
     },
     Reason.UNSUPPORTED_OP: {
         "no_row": Case(
             lambda graph: graph.call(aten.lgamma.default, graph.call(aten.relu.default, graph.mm())), 1
         )
+    },
+    Reason.REDUCTION: {
+        "variance": Case(lambda graph: graph.call(aten.var.correction, relu(graph), [1]), 1),
+        "product": Case(lambda graph: graph.call(aten.prod.dim_int, relu(graph), 1), 1),
+    },
+    Reason.REDUCED_AXES: {
+        "part_of_m": Case(sum_over_heads, 1),
+        "part_of_m_and_n": Case(
+            lambda graph: graph.call(
+                aten.amax.default, graph.call(aten.reshape.default, relu(graph), [8, 8, 48]), [1, 2]
+            ),
+            1,
+        ),
+    },
+    Reason.REDUCTION_KERNEL: {
+        "cuda": Case(lambda graph: graph.call(aten.amax.default, relu(graph, device="cuda:0"), [1]), 1)
+    },
+    Reason.FEEDBACK: {
+        "own_sum": Case(own_sum, 1),
+        "softmax": Case(softmax_maximum, 1),
+        "layer_norm": Case(layer_norm_moments, 1),
     },
     Reason.REARRANGED: {
         "split_columns": Case(rearranged, 1),
@@ -304,6 +356,17 @@ CASES: dict[Reason, dict[str, Case]] = {
         "int16_result": Case(
             lambda graph: graph.call(prims.convert_element_type.default, graph.mm(), torch.int16)
         ),
+        "integer_sum": Case(
+            lambda graph: graph.call(aten.sum.default, graph.call(aten.gt.Scalar, relu(graph), 0)), 1
+        ),
+        "integer_maximum": Case(
+            lambda graph: graph.call(
+                aten.amax.default,
+                graph.call(prims.convert_element_type.default, relu(graph), torch.int32),
+                [1],
+            ),
+            1,
+        ),
     },
     Reason.FLOAT64: {
         "chain": Case(
@@ -311,14 +374,14 @@ CASES: dict[Reason, dict[str, Case]] = {
         ),
         "load": Case(add_load("load", (64, 48), dtype=torch.float64)),
     },
-    Reason.CYCLE: {"own_sum": Case(cycle, 1)},
+    Reason.CYCLE: {"own_scan": Case(cycle, 1)},
     Reason.MUTATION: {"copied_out": Case(write_in_between, 1)},
     Reason.TOO_MANY_LOADS: {
         "vectors": Case(lambda graph: many(graph, config.max_loads + 1, (48,)), 1),
         "planes": Case(lambda graph: many(graph, config.max_exact_loads + 1, (64, 48)), 1),
     },
     Reason.TOO_MANY_STORES: {"five": Case(many_results, 1)},
-    Reason.LEFT_TO_USERS: {"abs": Case(abs_for_a_maximum, 1)},
+    Reason.LEFT_TO_USERS: {"abs": Case(abs_for_a_variance, 1)},
     Reason.LOAD_DEVICE: {"zero_dim_on_cpu": Case(bias_on_another_device)},
     Reason.LOAD_LAYOUT: {"sparse": Case(sparse_load)},
     Reason.INDEX_SELECTED: {"index": Case(index_selected)},
@@ -369,5 +432,6 @@ def test_a_refusal_names_its_node_and_reason(reason: Reason, name: str) -> None:
 
 
 def test_every_reason_has_a_case() -> None:
-    """But for two that the pass gives to every graph of a compilation: see test_walk_backend."""
-    assert set(CASES) == set(Reason) - {Reason.AOT, Reason.CPP_WRAPPER}
+    """But for two that the pass gives to every graph of a compilation, see test_walk_backend, and what only a
+    tuned region has, see test_walk_tuning."""
+    assert set(CASES) == set(Reason) - {Reason.AOT, Reason.CPP_WRAPPER, Reason.UNFUSED_FASTER}

@@ -1,0 +1,265 @@
+"""Reductions as graphs spell them: over rows, over columns and over everything, of a value on the plane.
+
+What reduces is the end of a region: its result is whole only when the kernel is done, so nothing of the same
+region can read it. Most are one call. `max` with a dimension is a call that gives a pair; `logsumexp` arrives
+taken apart, and its steps mean something only together, because the first one's result is read by the third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import fx
+
+from cute_backend.fx_walk.chain import Chain
+from cute_backend.fx_walk.classify import supported_dtype
+from cute_backend.fx_walk.lower import constant, is_pointwise, is_reshape, lower_cast
+from cute_backend.fx_walk.questions import is_reduction
+from cute_backend.fx_walk.reasons import Reason, Refused
+from cute_backend.fx_walk.static import (
+    Size,
+    arguments,
+    describe,
+    fake,
+    known,
+    on_plane,
+    target_name,
+    tensor_of,
+)
+from cute_backend.spec import Axis, DType, Operand, ReduceKind, Reduction
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """What a member that reduces gives: the value `value` of the chain, reduced."""
+
+    value: str
+    reduce: Reduction
+
+
+@dataclass(frozen=True)
+class Found:
+    """A reduction of a graph: `head` has the result of reducing `source` over the axes `dims`.
+
+    `inner` are nodes that are nothing without it, in order: the call that gives a pair, steps on the way.
+    `dtype` is what the elements are cast to first, None where they are not.
+    """
+
+    head: fx.Node
+    source: fx.Node
+    kind: ReduceKind
+    dims: tuple[int, ...]
+    dtype: torch.dtype | None = None
+    inner: tuple[fx.Node, ...] = ()
+
+
+def find_reductions(nodes: Iterable[fx.Node]) -> dict[fx.Node, Found]:
+    """The reductions of a graph that a kernel could do, by their heads."""
+    found: dict[fx.Node, Found] = {}
+    for node in nodes:
+        if node.op == "call_function":
+            for read in (_read_call, _read_pair, _read_logsumexp):
+                reduction = read(node)
+                if reduction is not None:
+                    found[node] = reduction
+    return found
+
+
+def reduced(found: Found, chain: Chain, value: Operand, shape: Iterable[Size]) -> Reduced:
+    """A reduction of `value`, which is the chain's for `found.source`, of shape (..., N).
+
+    Raises Refused where it takes in a part of M alone, or has a dtype that no kernel reduces.
+    """
+    axis = _axis(found, list(shape))
+    if found.dtype is not None:
+        value = lower_cast(chain, value, supported_dtype(found.head.name, found.dtype))
+    own = chain.dtype(value)
+    if own is DType.I32:
+        raise Refused(Reason.UNSUPPORTED_DTYPE, operand=found.source.name, dtype=fake(found.source).dtype)
+    if not found.kind.is_index:
+        result = supported_dtype(found.head.name, fake(found.head).dtype)
+        if not (result.is_float or (found.kind.is_extremum and result is own)):
+            raise Refused(
+                Reason.UNSUPPORTED_DTYPE, operand=found.head.name, dtype=f"an integer {found.kind.value}"
+            )
+    assert isinstance(value, str)
+    return Reduced(value, Reduction(axis, found.kind))
+
+
+def refuse_unknown(node: fx.Node, m: Size, n: Size) -> None:
+    """Raise Refused for a call that reduces in a way no kernel does: variance, product, ..."""
+    back = _feeds(node, lambda user: is_pointwise(user) and _on_plane(user, m, n))
+    if back is not None:
+        raise Refused(Reason.FEEDBACK, reduction=node.name, into=back.name)
+    raise Refused(Reason.REDUCTION, target=target_name(node))
+
+
+def refuse_rounds(found: Found, m: Size, n: Size) -> None:
+    """Raise Refused for a reduction on whose result another one of the plane leans, as in softmax.
+
+    Inductor does them in one kernel that holds a row, and gains nothing by being given the first.
+    """
+    back = _feeds(found.head, lambda user: is_reduction(user) and _on_plane(user.args[0], m, n))
+    if back is not None:
+        raise Refused(Reason.FEEDBACK, reduction=found.head.name, into=back.name)
+
+
+def _feeds(node: fx.Node, wanted: Any) -> fx.Node | None:
+    """The first node after `node`, by way of pointwise work and views alone, that is wanted."""
+    stack, seen = list(node.users), set()
+    while stack:
+        user = stack.pop()
+        if user in seen or user.op != "call_function":
+            continue
+        seen.add(user)
+        if wanted(user):
+            return user
+        if user.target is getitem or is_pointwise(user) or is_reshape(user):
+            stack.extend(user.users)
+    return None
+
+
+def _on_plane(value: Any, m: Size, n: Size) -> bool:
+    tensor = tensor_of(value) if isinstance(value, fx.Node) else None
+    return tensor is not None and on_plane(tensor.shape, m, n)
+
+
+def _axis(found: Found, shape: list[Size]) -> Axis:
+    """What a reduction over `found.dims` has a result for. Axes of size 1 count where no other decides."""
+    last = len(shape) - 1
+    long = {axis for axis in range(last) if not known(shape[axis] == 1)}
+    leading = {axis for axis in found.dims if axis != last}
+    over_m = bool(leading) and long <= leading
+    if last in found.dims:
+        if not leading or not long & leading:
+            return Axis.ROW
+        if over_m:
+            return Axis.ALL
+    elif over_m:
+        return Axis.COLUMN
+    raise Refused(
+        Reason.REDUCED_AXES, target=target_name(found.head), axes=describe(found.dims), shape=describe(shape)
+    )
+
+
+# Spellings
+
+_CALLS = {
+    "aten.sum.default": ReduceKind.SUM,
+    "aten.sum.dim_IntList": ReduceKind.SUM,
+    "aten.mean.default": ReduceKind.MEAN,
+    "aten.mean.dim": ReduceKind.MEAN,
+    "aten.amax.default": ReduceKind.MAX,
+    "aten.max.default": ReduceKind.MAX,
+    "aten.amin.default": ReduceKind.MIN,
+    "aten.min.default": ReduceKind.MIN,
+    "aten.argmax.default": ReduceKind.ARGMAX,
+    "aten.argmin.default": ReduceKind.ARGMIN,
+    "aten.logsumexp.default": ReduceKind.LOGSUMEXP,
+}
+
+_ANY = ("aten.any.default", "aten.any.dim", "aten.any.dims")
+"""The largest of truth values; torch makes `amax` of them one of these."""
+
+_PAIRS = {
+    "aten.max.dim": (ReduceKind.MAX, ReduceKind.ARGMAX),
+    "aten.min.dim": (ReduceKind.MIN, ReduceKind.ARGMIN),
+}
+
+
+def _read_call(node: fx.Node) -> Found | None:
+    target, result = target_name(node), tensor_of(node)
+    if result is None:
+        return None
+    if target in _ANY and result.dtype is torch.bool:
+        args = arguments(node)
+        return Found(node, args["self"], ReduceKind.MAX, _dims(args["self"], args.get("dim")), torch.bool)
+    kind = _CALLS.get(target)
+    if kind is None:
+        return None
+    args = arguments(node)
+    return Found(node, args["self"], kind, _dims(args["self"], args.get("dim")), args.get("dtype"))
+
+
+def _read_pair(node: fx.Node) -> Found | None:
+    if node.target is not getitem:
+        return None
+    pair, index = node.args
+    if not isinstance(pair, fx.Node) or pair.op != "call_function" or target_name(pair) not in _PAIRS:
+        return None
+    args = arguments(pair)
+    kind = _PAIRS[target_name(pair)][index]  # type: ignore[index]
+    return Found(node, args["self"], kind, _dims(args["self"], args["dim"]), inner=(pair,))
+
+
+def _dims(source: fx.Node, dim: Any) -> tuple[int, ...]:
+    """The axes that a call reduces, counted from 0; all of them where it names none."""
+    rank = fake(source).dim()
+    dims = [dim] if isinstance(dim, int) else list(dim or range(rank))
+    return tuple(sorted({axis % max(rank, 1) for axis in dims}))
+
+
+_SQUEEZES = ("aten.squeeze.dims", "aten.squeeze.dim", "aten.reshape.default", "aten.view.default")
+
+
+class _Other(Exception):
+    """Raised where a graph spells something else."""
+
+
+def _read_logsumexp(node: fx.Node) -> Found | None:
+    """torch's decomposition, whose shift is 0 where the largest is infinite.
+
+        shift = where(abs(amax(x)) == inf, 0, amax(x))
+        log(sum(exp(x - shift))) + shift
+
+    None where anything outside reads a step: then the steps are what they are.
+    """
+    try:
+        return _match_logsumexp(node)
+    except _Other:
+        return None
+
+
+def _match_logsumexp(node: fx.Node) -> Found:
+    log, added = _operands(node, "aten.add.Tensor")
+    (total,) = _operands(log, "aten.log.default")
+    exponential, dims, *_ = _operands(total, "aten.sum.dim_IntList")
+    (difference,) = _operands(exponential, "aten.exp.default")
+    source, shift = _operands(difference, "aten.sub.Tensor")
+    infinite, zero, otherwise = _operands(shift, "aten.where.self")
+    magnitude, infinity = _operands(infinite, "aten.eq.Scalar")
+    (largest,) = _operands(magnitude, "aten.abs.default")
+    maximised, dims_of_largest, *_ = _operands(largest, "aten.amax.default")
+    squeezed = added is not shift and target_name(added) in _SQUEEZES and added.args[0] is shift
+    inner = {log, added, total, exponential, difference, shift, infinite, magnitude, largest}
+    nothing = constant(zero)
+    if not (
+        (added is shift or squeezed)
+        and _same_shape(log, added)
+        and maximised is source
+        and otherwise is largest
+        and infinity == float("inf")
+        and nothing is not None
+        and nothing.value == 0
+        and _dims(source, dims) == _dims(source, dims_of_largest)
+        and all(user is node or user in inner for step in inner for user in step.users)
+    ):
+        raise _Other
+    return Found(node, source, ReduceKind.LOGSUMEXP, _dims(source, dims), inner=tuple(sorted(inner)))
+
+
+def _operands(node: Any, target: str) -> tuple[Any, ...]:
+    """What a call of `target` is given by position. Raises _Other where `node` is no such call."""
+    called = isinstance(node, fx.Node) and node.op == "call_function" and not node.kwargs
+    if not called or target_name(node) != target:
+        raise _Other
+    return node.args
+
+
+def _same_shape(left: fx.Node, right: fx.Node) -> bool:
+    shapes = fake(left).shape, fake(right).shape
+    return len(shapes[0]) == len(shapes[1]) and all(known(a == b) for a, b in zip(*shapes, strict=True))

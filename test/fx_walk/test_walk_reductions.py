@@ -1,0 +1,349 @@
+"""Reductions as people write them: what each spelling fuses to, and that it gives what eager gives.
+
+Values are integers whose sums and products bf16 holds, so results are compared to the bit; where a mean or a
+logarithm rounds, with a tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+import pytest
+import torch
+from synthetic import BF16, E4M3, F32, OP, called, run
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor_config
+
+import cute_backend
+from cute_backend import api, config
+from cute_backend.backend import cute
+from cute_backend.formula import formula
+from cute_backend.fx_walk.collect import GraphReport, collect
+from cute_backend.fx_walk.reasons import Reason
+from cute_backend.fx_walk.reductions import find_reductions
+from cute_backend.fx_walk.region import LABEL
+from cute_backend.fx_walk.rewrite import rewrite
+from cute_backend.memory_ops import emit, placement
+from cute_backend.runtime.compile import BuildError
+
+M, N, K = 24, 16, 8
+EPILOGUE = "cute_backend.gemm_epilogue.default"
+
+
+def operands() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+
+    def integers(*shape: int) -> Tensor:
+        return torch.randint(-1, 2, shape, generator=generator).to(BF16)
+
+    return {"a": integers(M, K), "b": integers(K, N), "x": integers(2, 3, 4, K), "bias": integers(N)}
+
+
+@dataclass(frozen=True)
+class Program:
+    """`formula` is the region's, a line each; `left` is what is not fused."""
+
+    fn: Callable[..., Any]
+    formula: tuple[str, ...]
+    left: tuple[str, ...] = ()
+    tolerance: float = 0.0
+
+
+def one(fn: Callable[..., Any], text: str, **how: Any) -> Program:
+    return Program(fn, (text,), **how)
+
+
+CAST = "prims.convert_element_type.default"
+
+PROGRAMS = {
+    # Over the last axis
+    "sum": one(lambda a, b: (a @ b).sum(-1), "out0 = bf16(row_sum(acc))"),
+    "sum_keepdim": one(lambda a, b: (a @ b).sum(1, keepdim=True), "out0 = bf16(row_sum(acc))"),
+    "sum_in_fp32": one(lambda a, b: (a @ b).sum(-1, dtype=F32), "out0 = f32(row_sum(acc))"),
+    "sum_of_floats": one(lambda a, b: (a @ b).float().sum(-1), "out0 = f32(row_sum(acc))"),
+    "mean": one(lambda a, b: (a @ b).mean(-1), "out0 = bf16(row_mean(acc))", tolerance=1e-2),
+    "mean_of_squares": one(
+        lambda a, b: (a @ b).float().pow(2).mean(-1, keepdim=True),
+        "out0 = f32(row_mean(acc * acc))",
+        tolerance=1e-6,
+    ),
+    "amax": one(lambda a, b: (a @ b).amax(-1), "out0 = bf16(row_max(acc))"),
+    "amin": one(lambda a, b: (a @ b).relu().amin(-1), "out0 = bf16(row_min(relu(acc)))"),
+    "amax_of_abs": one(lambda a, b: (a @ b).abs().amax(-1, keepdim=True), "out0 = bf16(row_max(abs(acc)))"),
+    "aminmax": Program(
+        lambda a, b: torch.aminmax(a @ b, dim=-1),
+        ("out0 = bf16(row_min(acc))", "out1 = bf16(row_max(acc))"),
+    ),
+    "max": Program(
+        lambda a, b: tuple((a @ b).max(-1)), ("out0 = bf16(row_max(acc))", "out1 = i64(row_argmax(acc))")
+    ),
+    "max_values": one(lambda a, b: (a @ b).max(-1).values, "out0 = bf16(row_max(acc))"),
+    "min_indices": one(lambda a, b: (a @ b).min(-1, keepdim=True).indices, "out0 = i64(row_argmin(acc))"),
+    "argmax": one(lambda a, b: (a @ b).argmax(-1), "out0 = i64(row_argmax(acc))"),
+    "argmin_keepdim": one(lambda a, b: (a @ b).argmin(1, keepdim=True), "out0 = i64(row_argmin(acc))"),
+    "logsumexp": one(
+        lambda a, b: (a @ b).float().logsumexp(-1), "out0 = f32(row_logsumexp(acc))", tolerance=1e-6
+    ),
+    "logsumexp_keepdim": one(
+        lambda a, b: torch.logsumexp(a @ b, 1, keepdim=True),
+        "out0 = f32(row_logsumexp(acc))",
+        left=(CAST,),
+        tolerance=1e-2,
+    ),
+    "sum_of_exp": one(
+        lambda a, b: (a @ b).float().exp().sum(-1), "out0 = f32(row_sum(exp(acc)))", tolerance=1e-6
+    ),
+    "norm": one(
+        lambda a, b: (a @ b).float().norm(dim=-1),
+        "out0 = f32(row_sum(acc * acc))",
+        left=("aten.pow.Tensor_Scalar",),
+        tolerance=1e-6,
+    ),
+    # Over the rows
+    "column_sum": one(lambda a, b: (a @ b).sum(0), "out0 = bf16(column_sum(acc))"),
+    "column_amax": one(lambda a, b: (a @ b).amax(0, keepdim=True), "out0 = bf16(column_max(acc))"),
+    "column_amin": one(lambda a, b: (a @ b).amin(-2), "out0 = bf16(column_min(acc))"),
+    "column_argmax": one(lambda a, b: (a @ b).argmax(0), "out0 = i64(column_argmax(acc))"),
+    # Over everything
+    "all_sum": one(lambda a, b: (a @ b).sum(), "out0 = bf16(all_sum(acc))"),
+    "all_mean": one(lambda a, b: (a @ b).float().mean(), "out0 = f32(all_mean(acc))", tolerance=1e-6),
+    "all_amax": one(lambda a, b: (a @ b).abs().max(), "out0 = bf16(all_max(abs(acc)))"),
+    "all_amax_dims": one(lambda a, b: (a @ b).amax((0, 1), keepdim=True), "out0 = bf16(all_max(acc))"),
+    "all_argmax": one(lambda a, b: (a @ b).argmax(), "out0 = i64(all_argmax(acc))"),
+    # Leading axes that make one M
+    "rows_of_many_axes": one(lambda x, b: (x @ b).sum(-1, keepdim=True), "out0 = bf16(row_sum(acc))"),
+    "columns_of_many_axes": one(lambda x, b: (x @ b).amax((0, 1, 2)), "out0 = bf16(column_max(acc))"),
+    "columns_kept": one(lambda x, b: (x @ b).sum((0, 1, -2), keepdim=True), "out0 = bf16(column_sum(acc))"),
+    "all_of_many_axes": one(lambda x, b: (x @ b).argmin(), "out0 = i64(all_argmin(acc))"),
+    "an_axis_of_one_as_well": one(
+        lambda a, b: (a @ b).view(1, M, N).sum((0, 2)), "out0 = bf16(row_sum(acc))"
+    ),
+    # Beside the output, and of what it is made of
+    "beside": Program(
+        lambda a, b, bias: ((y := torch.addmm(bias, a, b).relu()), y.abs().amax(-1)),
+        ("t1 = relu(acc + bias)", "out0 = bf16(t1)", "out1 = bf16(row_max(abs(t1)))"),
+    ),
+    "of_an_intermediate": Program(
+        lambda a, b, bias: ((y := a @ b).sum(0), (y + bias).relu(), (y * 2).amax()),
+        (
+            "out0 = bf16(column_sum(acc))",
+            "out1 = bf16(relu(acc + rowvec0))",
+            "out2 = bf16(all_max(acc * 2))",
+        ),
+    ),
+    "one_value_three_ways": Program(
+        lambda a, b: ((y := (a @ b).relu()).sum(-1), y.sum(0), y.sum()),
+        (
+            "t0 = relu(acc)",
+            "out0 = bf16(row_sum(t0))",
+            "out1 = bf16(column_sum(t0))",
+            "out2 = bf16(all_sum(t0))",
+        ),
+    ),
+    "of_integers": one(
+        lambda a, b: ((a @ b).clamp(-100, 100).to(torch.int8)).amax(-1),
+        "out0 = i8(row_max(i8(minimum(maximum(acc, -100), 100))))",
+    ),
+    "any_of_numbers": one(lambda a, b: (a @ b).any(0), "out0 = bool(column_max(bool(acc)))"),
+    "all": one(
+        lambda a, b: ((a @ b) > -8).all(),
+        "out0 = bool(all_max(not (acc > -8)))",
+        left=("aten.logical_not.default",),
+    ),
+    "of_truth_values": one(lambda a, b: ((a @ b) > 2).amax(-1), "out0 = bool(row_max(acc > 2))"),
+    # What comes after
+    "a_scale": Program(
+        lambda a, b: ((y := (a @ b).relu()), y.amax(-1, keepdim=True).float() / 448),
+        ("t0 = relu(acc)", "out0 = bf16(t0)", "out1 = bf16(row_max(t0))"),
+        left=(CAST, "aten.div.Tensor"),
+        tolerance=1e-6,
+    ),
+}
+
+
+def report_of(fn: Callable[..., Any], **options: Any) -> tuple[GraphReport, list[Tensor]]:
+    """The one graph of a program, and the operands that it takes in the order of its inputs."""
+    names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
+    given = {name: operands()[name] for name in names}
+    (report,) = collect(fn, tuple(given.values()), **options)
+    inputs = report.graph.find_nodes(op="placeholder")
+    return report, [given[node.meta[LABEL]] for node in inputs]
+
+
+def leaves(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+def eager(fn: Callable[..., Any]) -> list[Tensor]:
+    names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
+    return leaves(fn(*(operands()[name] for name in names)))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program(name: str) -> None:
+    program = PROGRAMS[name]
+    report, inputs = report_of(program.fn)
+    (region,) = report.regions
+    assert tuple(formula(region.spec).splitlines()) == program.formula
+    rewrite(report.graph, report.regions)
+    calls = called(report.graph)
+    assert [call for call in calls if call not in (EPILOGUE, "aten.squeeze.dims")] == list(program.left)
+    assert calls.count(EPILOGUE) == 1
+    for got, expected in zip(leaves(run(report.graph, *inputs)), eager(program.fn), strict=True):
+        assert (got.shape, got.dtype, got.stride()) == (expected.shape, expected.dtype, expected.stride())
+        torch.testing.assert_close(got, expected, rtol=program.tolerance, atol=0)
+
+
+def test_a_square_plane_is_reduced_along_the_axis_that_is_named() -> None:
+    a, b = torch.randint(-1, 2, (N, K)).to(BF16), torch.randint(-1, 2, (K, N)).to(BF16)
+    for axis, kind in ((0, "column"), (1, "row")):
+        (report,) = collect(lambda a, b, axis=axis: (a @ b).sum(axis), (a, b))
+        assert formula(report.regions[0].spec) == f"out0 = bf16({kind}_sum(acc))"
+
+
+@pytest.mark.parametrize(("m", "dim", "kind"), [(1, 0, "column"), (1, 1, "row"), (1, (0, 1), "row")])
+def test_one_row(m: int, dim: Any, kind: str) -> None:
+    a, b = torch.ones(m, K, dtype=BF16), torch.ones(K, N, dtype=BF16)
+    (report,) = collect(lambda a, b: (a @ b).relu().sum(dim), (a, b))
+    assert formula(report.regions[0].spec) == f"out0 = bf16({kind}_sum(relu(acc)))"
+
+
+def test_under_eagers_rounding_the_elements_are_rounded_first() -> None:
+    with inductor_config.patch(emulate_precision_casts=True):
+        report, _ = report_of(lambda a, b: (a @ b).relu().sum(-1))
+    (region,) = report.regions
+    assert formula(region.spec) == "out0 = bf16(row_sum(bf16(relu(bf16(acc)))))"
+
+
+QUANTISED = ("t0 = relu(acc)", "out0 = bf16(t0)", "out1 = bf16(row_max(abs(t0)))")
+
+
+def quantised(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Dynamic rowwise quantisation, with the scale from the values as they are."""
+    y = (a @ b).relu()
+    scale = y.abs().amax(-1, keepdim=True).float().clamp(min=1e-12) / 448
+    return (y.float() / scale).clamp(-448, 448).to(E4M3), scale
+
+
+def quantised_through_fp32(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """As torchao writes it: the cast is used for the maximum and for the quotient."""
+    y = (a @ b).relu().float()
+    scale = y.abs().amax(-1, keepdim=True).to(BF16).float().clamp(min=1e-12) / 448
+    return (y / scale).clamp(-448, 448).to(E4M3), scale
+
+
+@pytest.mark.parametrize("fn", [quantised, quantised_through_fp32])
+def test_dynamic_quantisation_fuses_its_maximum_beside_the_output(fn: Callable[..., Any]) -> None:
+    """The activation is written once, in bf16, whatever the program casts it to on the way."""
+    report, inputs = report_of(fn)
+    (region,) = report.regions
+    lines = formula(region.spec).splitlines()
+    assert [line.replace("f32", "bf16") for line in lines] == list(QUANTISED)
+    assert [rejection.reason for rejection in report.rejections if rejection.node.startswith("div")] == [
+        Reason.FEEDBACK
+    ]
+    rewrite(report.graph, report.regions)
+    assert not {"aten.amax.default", "aten.mm.default"} & set(called(report.graph))
+    for got, expected in zip(leaves(run(report.graph, *inputs)), eager(fn), strict=True):
+        torch.testing.assert_close(got.float(), expected.float(), rtol=0, atol=0)
+
+
+def test_a_copy_outside_reads_the_written_value() -> None:
+    """What is recomputed stays in the graph, where it was, and reads the region's output."""
+    report, _ = report_of(quantised_through_fp32)
+    names = {rejection.node: rejection.reason for rejection in report.rejections}
+    (copy,) = [node for node, reason in names.items() if reason is Reason.LEFT_TO_USERS]
+    rewrite(report.graph, report.regions)
+    (node,) = [each for each in report.graph.nodes if each.name == copy]
+    assert node.args[0].target is getitem and node.args[0].args[0].target is OP  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("step", ["amax", "where", "sub", "exp", "log"])
+def test_a_logsumexp_with_a_step_that_is_read_elsewhere_is_its_steps(step: str) -> None:
+    """It is then no reduction of its own, and nothing that reads a maximum of the plane fuses behind it."""
+    report, _ = report_of(lambda a, b: (a @ b).float().logsumexp(-1))
+    graph = report.graph
+    (node,) = [each for each in graph.nodes if each.name == step]
+    (output,) = graph.find_nodes(op="output")
+    output.args = ((*output.args[0], node),)
+    kinds = {found.kind.value for found in find_reductions(graph.nodes).values()}
+    assert "logsumexp" not in kinds
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(3, ["", "max", "argmax"]), (2, [""])])
+def test_too_many_results_cut_the_last_and_a_pair_as_one(limit: int, kept: list[str]) -> None:
+    def fn(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        y = (a @ b).relu()
+        return y, y.sum(-1), *y.max(-1)
+
+    with config.patch(max_stores=limit):
+        report, inputs = report_of(fn)
+    (region,) = report.regions
+    assert [store.reduce.kind.value if store.reduce else "" for store in region.spec.stores] == kept
+    assert Reason.TOO_MANY_STORES in [rejection.reason for rejection in report.rejections]
+    rewrite(report.graph, report.regions)
+    for got, expected in zip(leaves(run(report.graph, *inputs)), eager(fn), strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_dynamic_rows() -> None:
+    given = operands()
+    (report,) = collect(
+        lambda a, b: ((y := (a @ b).relu()).amax(-1, keepdim=True), y.sum()),
+        (given["a"], given["b"]),
+        dynamic=True,
+    )
+    (region,) = report.regions
+    rewrite(report.graph, report.regions)
+    assert called(report.graph) == [EPILOGUE]
+    assert [store.reduce.axis.value for store in region.spec.stores if store.reduce] == ["row", "all"]
+
+
+# Through Inductor, and what people are told
+
+
+def test_compiled(fresh_compiler: None) -> None:
+    def fn(a: Tensor, b: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        y = torch.addmm(bias, a, b)
+        return y.argmax(-1), (y + 1).max(0, keepdim=True).values, y.float().logsumexp(-1)
+
+    given = operands()
+    args = given["a"], given["b"], given["bias"]
+    results = torch.compile(fn, backend=cute)(*args)
+    assert dict(counters["cute_backend"]) == {"anchors": 1, "regions": 1}
+    for got, expected in zip(results, fn(*args), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_explain_shows_reductions_as_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "kernels_reduce", lambda: True)
+    given = operands()
+    explained = cute_backend.explain(quantised, given["a"], given["b"], arch="sm_90a")
+    (region,) = explained.regions
+    assert [(store.name, store.dtype, store.reduce, store.placement) for store in region.stores] == [
+        ("out0", "bf16", "", "tma"),
+        ("out1", "bf16", "row_max", "two_stage"),
+    ]
+    rows = [line.split() for line in str(explained).splitlines()]
+    assert ["out1", "row_max", "two_stage", "bf16"] in rows
+
+
+@pytest.mark.skipif(placement.kernels_reduce(), reason="kernels reduce now")
+def test_until_kernels_reduce_a_spec_that_does_is_refused_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = operands()
+    explained = cute_backend.explain(quantised, given["a"], given["b"])
+    assert not any(store.reduce for region in explained.regions for store in region.stores)
+    assert Reason.REDUCTION_KERNEL in [rejection.reason for rejection in explained.rejections]
+    monkeypatch.setattr(api, "kernels_reduce", lambda: True)
+    (region,) = cute_backend.explain(quantised, given["a"], given["b"], arch="sm_90a").regions
+    kernel = region.kernel()
+    with pytest.raises(NotImplementedError, match="out1 reduce the plane, which kernels don't do yet"):
+        emit(kernel.spec, kernel.config, kernel.variant)
+    with pytest.raises(BuildError, match=r"can't be written: .*out1 reduce the plane"):
+        region.build()
