@@ -16,11 +16,12 @@ from torch import fx
 from .errors import UsageError
 from .formula import formula
 from .fx_walk.collect import collect
+from .fx_walk.epilogue_pass import tuning_is_on
 from .fx_walk.mutation import root
 from .fx_walk.reasons import NO_PRODUCT, Rejection
 from .fx_walk.region import Region as FoundRegion
 from .fx_walk.static import Size, fake, hint, target_name
-from .fx_walk.tuning import recall, tuning_is_on
+from .fx_walk.tuning import recall
 from .memory_ops import Plan, Variant, emit, plan
 from .memory_ops.placement import kernels_reduce, plane_order
 from .runtime.kernel import Kernel

@@ -24,7 +24,6 @@ from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.regions import find_regions
 from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.fx_walk.static import fake
-from cute_backend.fx_walk.tuning import tune, tuning_is_on
 from cute_backend.runtime.launch import announce
 from cute_backend.spec import Precision
 
@@ -39,6 +38,9 @@ class EpiloguePass(CustomGraphPass):
     def __call__(self, graph: fx.Graph) -> None:
         regions, rejections = self.analyse(graph)
         if tuning_is_on():
+            # Brings all of Inductor, which importing the pass must not.
+            from cute_backend.fx_walk.tuning import tune
+
             regions, slower = tune(regions)
             rejections += slower
         tally = counters["cute_backend"]
@@ -78,6 +80,13 @@ def announce_regions(regions: list[Region]) -> None:
         by_device[fake(region.anchor.a).device].append((region.spec, *region.problem))
     for device, problems in by_device.items():
         announce(problems, device)
+
+
+def tuning_is_on() -> bool:
+    """Whether the graph being compiled is to be tuned: as `config.max_autotune` says, or else Inductor's."""
+    if config.max_autotune is not None:
+        return config.max_autotune
+    return bool(inductor_config.max_autotune or inductor_config.max_autotune_gemm)
 
 
 def current_precision() -> Precision:

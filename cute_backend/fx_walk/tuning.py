@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
-from torch._inductor import config as inductor_config
 
 from cute_backend import config
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
@@ -18,13 +17,6 @@ from cute_backend.runtime.device import device_at
 from cute_backend.runtime.timing import GpuTimer
 from cute_backend.runtime.tune import Job, Tuner, Untuned
 from cute_backend.runtime.tuned import Result, remembered
-
-
-def tuning_is_on() -> bool:
-    """Whether the graph being compiled is to be tuned: as `config.max_autotune` says, or else Inductor's."""
-    if config.max_autotune is not None:
-        return config.max_autotune
-    return bool(inductor_config.max_autotune or inductor_config.max_autotune_gemm)
 
 
 def tune(regions: Sequence[Region]) -> tuple[list[Region], list[Rejection]]:
