@@ -16,7 +16,14 @@ from typing import Protocol
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from .. import config
 from ..spec import EpilogueSpec
@@ -25,6 +32,7 @@ from .build import Outcome, obtain, spills
 from .compile import BuildError
 from .device import Device
 from .kernel import Kernel, UnavailableError
+from .link import KernelFunction
 from .notices import count, warn_once
 from .reach import Problem, bucket_of, reachable_kernels, reachable_variants
 from .timing import Run, Timer
@@ -130,12 +138,7 @@ class Tuner:
             outcomes = building.result()
         progress.timing(len(jobs))
         for key, job in jobs.items():
-            functions = {
-                kernel: outcome
-                for kernel in kernels[key]
-                if not isinstance(outcome := outcomes[kernel], (BuildError, UnavailableError))
-                and not spills(kernel)
-            }
+            functions = _sound({kernel: outcomes[kernel] for kernel in kernels[key]})
             result = self._time(job, functions, unfused.pop(key))
             if result is not None:
                 self._memory.put({key: result})
@@ -150,7 +153,9 @@ class Tuner:
         configs = candidates(gpu.arch, spec, key.bucket, key.n, key.k, gpu.sm_count)
         return [Kernel(spec, each, key.variant) for each in configs]
 
-    def _time(self, job: Job, functions: Mapping[Kernel, Callable], unfused: Run | None) -> Result | None:
+    def _time(
+        self, job: Job, functions: Mapping[Kernel, KernelFunction], unfused: Run | None
+    ) -> Result | None:
         if not functions:
             Untuned.FAILED.note()
             return None
@@ -171,7 +176,7 @@ class Tuner:
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.completed} of {task.total}"),
+            MofNCompleteColumn(),
             TimeElapsedColumn(),
             console=self._console,
             transient=True,
@@ -196,6 +201,20 @@ class _Report:
 
     def step(self) -> None:
         self._bar.advance(self._task)
+
+
+def _sound(outcomes: Mapping[Kernel, Outcome]) -> dict[Kernel, KernelFunction]:
+    """What was built and does not spill; the rest is counted, and a failure warned of."""
+    functions = {}
+    for kernel, outcome in outcomes.items():
+        if isinstance(outcome, (BuildError, UnavailableError)):
+            count("candidates_failed")
+            warn_once(("failed", str(outcome)), f"cute_backend: a candidate is passed over: {outcome}")
+        elif spills(kernel):
+            count("candidates_spilled")
+        else:
+            functions[kernel] = outcome
+    return functions
 
 
 def _problem(job: Job) -> Problem:
