@@ -3,8 +3,8 @@
     torch.compile(model, backend="cute")
 
 is all that most programs need. `explain` tells what was fused and why the rest was not, `generate` shows the
-kernel, `build` compiles it without a GPU, `simulate` runs it without one, `gemm` runs it eagerly, and
-`config` holds the settings.
+kernel, `build` compiles it without a GPU, `simulate` runs it without one, `gemm` runs it eagerly,
+`sample` draws tokens without their logits, and `config` holds the settings.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .runtime import op as _op  # noqa: F401  a graph from Inductor's cache calls the op without meeting the pass
+# A graph from Inductor's cache calls the ops without meeting the pass.
+from .runtime import op as _op  # noqa: F401
+from .runtime import sample as _sample  # noqa: F401
 
 if TYPE_CHECKING:
     from . import config
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from .backend import epilogue_pass
     from .eager import gemm
     from .errors import UsageError
+    from .sampling import sample
     from .simulator.api import simulate
 
 __version__ = "0.1.0"
@@ -34,6 +37,7 @@ __all__ = [
     "explain",
     "gemm",
     "generate",
+    "sample",
     "simulate",
 ]
 
@@ -45,6 +49,7 @@ _HOME = {
     "explain": "api",
     "gemm": "eager",
     "generate": "api",
+    "sample": "sampling",
     "simulate": "simulator.api",
 }
 

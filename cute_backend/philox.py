@@ -27,20 +27,12 @@ def philox4x32(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Te
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        # int64 holds a product of two words modulo 2^64: its sign bit is a bit like any other.
-        first, second = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (
-            _high(second) ^ c1 ^ k0,
-            second & _MASK,
-            _high(first) ^ c3 ^ k1,
-            first & _MASK,
-        )
-        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
-    return c0, c1, c2, c3
-
-
-def _high(product: Tensor) -> Tensor:
-    return (product >> 32) & _MASK
+        # int64 holds a product modulo 2^64. The low 32 bits of a value are the word: what lies above is cut
+        # off before they are multiplied.
+        first, second = (c0 & _MASK) * _MULTIPLIERS[0], (c2 & _MASK) * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (second >> 32) ^ c1 ^ k0, second, (first >> 32) ^ c3 ^ k1, first
+        k0, k1 = k0 + _WEYL[0], k1 + _WEYL[1]
+    return c0 & _MASK, c1 & _MASK, c2 & _MASK, c3 & _MASK
 
 
 def upper_tail(word: Tensor) -> Tensor:
