@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from synthetic import BF16, E4M3, F32, OP, called, run
+from synthetic import BF16, E4M3, F32, OP, Graph, aten, called, run, walk
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
@@ -262,6 +262,25 @@ def test_a_copy_outside_reads_the_written_value() -> None:
     assert node.args[0].target is getitem and node.args[0].args[0].target is OP  # type: ignore[union-attr]
 
 
+def test_what_would_read_another_plane_again_is_written() -> None:
+    """A copy outside of what adds a plane would read both planes once more."""
+    made = Graph()
+    relu = made.call(aten.relu.default, made.mm())
+    total = made.call(aten.add.Tensor, relu, made.input("plane", (64, 48), F32))
+    largest = made.call(aten.amax.default, total, [1])
+    variance = made.call(aten.var.correction, total, [1])
+    made.output(relu, largest, variance)
+    ((region,), rejections) = walk(made.graph)
+    assert formula(region.spec).splitlines() == [
+        "t0 = relu(acc)",
+        "t1 = t0 + exact0",
+        "out0 = bf16(t0)",
+        "out1 = f32(t1)",
+        "out2 = f32(row_max(t1))",
+    ]
+    assert [(each.node, each.reason) for each in rejections] == [(variance.name, Reason.REDUCTION)]
+
+
 @pytest.mark.parametrize("step", ["amax", "where", "sub", "exp", "log"])
 def test_a_logsumexp_with_a_step_that_is_read_elsewhere_is_its_steps(step: str) -> None:
     """It is then no reduction of its own, and nothing that reads a maximum of the plane fuses behind it."""
@@ -272,6 +291,51 @@ def test_a_logsumexp_with_a_step_that_is_read_elsewhere_is_its_steps(step: str) 
     output.args = ((*output.args[0], node),)
     kinds = {found.kind.value for found in find_reductions(graph.nodes).values()}
     assert "logsumexp" not in kinds
+
+
+def shifted(x: Tensor, shift: Tensor, tail: Tensor) -> Tensor:
+    return (x - shift).exp().sum(-1).log() + tail
+
+
+def finite(largest: Tensor, instead: float = 0.0) -> Tensor:
+    return torch.where(largest.abs() == float("inf"), instead, largest)
+
+
+NO_LOGSUMEXP = {
+    "infinities_give_nan": lambda x: shifted(x, (m := x.amax(-1, keepdim=True)), m.squeeze(-1)),
+    "the_tail_is_broadcast": lambda x: shifted(x, (m := finite(x.amax(-1, keepdim=True))), m),
+    "another_number": lambda x: shifted(x, (m := finite(x.amax(-1, keepdim=True), 1.0)), m.squeeze(-1)),
+    "another_maximum": lambda x: shifted(x, (m := finite((x + 1).amax(-1, keepdim=True))), m.squeeze(-1)),
+    "the_smallest": lambda x: shifted(x, (m := finite(x.amin(-1, keepdim=True))), m.squeeze(-1)),
+    "over_columns": lambda x: shifted(x, (m := finite(x.amax(0, keepdim=True))), m.squeeze(0)),
+    "where_it_is_three": lambda x: shifted(
+        x, (m := torch.where((y := x.amax(-1, keepdim=True)).abs() == 3.0, 0.0, y)), m.squeeze(-1)
+    ),
+    "else_another": lambda x: shifted(
+        x,
+        (m := torch.where(x.amax(-1, keepdim=True).abs() == float("inf"), 0.0, x.amin(-1, keepdim=True))),
+        m.squeeze(-1),
+    ),
+    "over_everything": lambda x: shifted(x, (m := finite(x.amax((0, 1), keepdim=True))), m.squeeze(-1)),
+}
+
+
+@pytest.mark.parametrize("name", NO_LOGSUMEXP)
+def test_what_looks_like_a_logsumexp_and_is_none(name: str) -> None:
+    fn = NO_LOGSUMEXP[name]
+    a, b = torch.randn(N, K).to(BF16), torch.randn(K, N).to(BF16)
+    (report,) = collect(lambda a, b: fn((a @ b).float()), (a, b))
+    assert "logsumexp" not in "".join(formula(region.spec) for region in report.regions)
+    rewrite(report.graph, report.regions)
+    (got,) = leaves(run(report.graph, a, b))
+    torch.testing.assert_close(got, fn((a @ b).float()), rtol=1e-2, atol=1e-2)
+
+
+def test_the_decomposition_written_by_hand_is_a_logsumexp() -> None:
+    report, _ = report_of(
+        lambda a, b: shifted(x := (a @ b).float(), (m := finite(x.amax(-1, keepdim=True))), m.squeeze(-1))
+    )
+    assert formula(report.regions[0].spec) == "out0 = f32(row_logsumexp(acc))"
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(3, ["", "max", "argmax"]), (2, [""])])

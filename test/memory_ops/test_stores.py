@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from cute_backend import numerics
+from cute_backend.memory_ops.chain import Chain
 from cute_backend.replay import replay
 from cute_backend.simulator import api
 from cute_backend.spec import (
     Accumulator,
+    Axis,
     Const,
     DType,
     EpilogueSpec,
@@ -19,6 +21,8 @@ from cute_backend.spec import (
     Op,
     Overflow,
     Precision,
+    ReduceKind,
+    Reduction,
     Store,
     Stride,
 )
@@ -112,6 +116,17 @@ def codes(dtype: DType) -> Tensor:
     if dtype is BOOL:
         return raw % 3 == 0
     return (raw & 255).to(torch.uint8).view(numerics.TORCH_DTYPES[dtype])
+
+
+def test_what_is_reduced_is_rounded_first_where_the_spec_says_so() -> None:
+    """A plane leaves its last cast to the store, which would come too late for a sum."""
+    ops = (SMALL, cast("t1", "t0", DType.BF16), Op("t2", "gt", ("t0", Const(0.0)), BOOL))
+    row_sum = Reduction(Axis.ROW, ReduceKind.SUM)
+    rounded, plane = Store("out0", "t1", DType.BF16, reduce=row_sum), Store("out1", "t1", DType.BF16)
+    count = Store("out2", "t2", F32, reduce=row_sum)
+    chain = Chain(EpilogueSpec((ACC,), (), ops, (rounded, plane, count), Precision.EAGER), {"acc": "acc[e]"})
+    assert chain.stored(rounded)[:2] == ("t1", F32) and chain.stored(plane)[:2] == ("t0", F32)
+    assert chain.stored(count)[:2] == ("math.to_f32(t2)", F32)
 
 
 @pytest.mark.parametrize("arch", Arch)

@@ -6,7 +6,7 @@ The compiler is replaced by one that hands out Python functions, and the GPU by 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -27,12 +27,15 @@ from cute_backend.runtime.launch import launch, prepare
 from cute_backend.runtime.reach import MAX_KERNELS, Problem, bucket_of, config_for, reachable_kernels
 from cute_backend.spec import (
     Accumulator,
+    Axis,
     DType,
     EpilogueSpec,
     Load,
     LoadKind,
     Op,
     Order,
+    ReduceKind,
+    Reduction,
     Store,
     Stride,
 )
@@ -463,6 +466,16 @@ def test_two_results_of_one_shape_live_apart(prepared: Compiler) -> None:
 @pytest.mark.parametrize(("m", "n"), [(0, 16), (6, 0), (0, 0)])
 def test_an_empty_output_launches_nothing(compiler: Compiler, m: int, n: int) -> None:
     assert [out.shape for out in check(operands(m, n))] == [(m, n), (m, n)]
+    assert compiler.launches == [] and compiler.built == []
+
+
+def test_reductions_of_an_empty_plane_are_those_of_nothing(compiler: Compiler) -> None:
+    """Memory that no kernel would have written: a column of no rows sums to 0."""
+    spec = replace(
+        SPEC,
+        stores=tuple(replace(store, reduce=Reduction(Axis.COLUMN, ReduceKind.SUM)) for store in SPEC.stores),
+    )
+    assert all(torch.equal(out, torch.zeros_like(out)) for out in check(operands(m=0), spec))
     assert compiler.launches == [] and compiler.built == []
 
 
