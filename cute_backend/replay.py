@@ -98,20 +98,20 @@ def _step(spec: EpilogueSpec, op: Op, values: dict[str, Tensor], plane: tuple[in
 
 def _stored(spec: EpilogueSpec, store: Store, value: Tensor) -> Tensor:
     """An (M, N) value in memory's dtype and order: fresh memory, whatever the value is."""
-    packed = _packed(spec, store, value)
+    values = packed(spec, store, value)
     m, n = value.shape
-    out = packed.new_empty((m, n)) if store.order is Order.ROW else packed.new_empty((n, m)).t()
-    return out.copy_(packed)
+    out = values.new_empty((m, n)) if store.order is Order.ROW else values.new_empty((n, m)).t()
+    return out.copy_(values)
 
 
 def _reduced(
     spec: EpilogueSpec, store: Store, reduction: Reduction, value: Tensor, accumulate: torch.dtype
 ) -> Tensor:
     result = reduce(numerics.convert(value, DType.F32), reduction, accumulate)
-    return result if reduction.kind.is_index else _packed(spec, store, result)
+    return result if reduction.kind.is_index else packed(spec, store, result)
 
 
-def _packed(spec: EpilogueSpec, store: Store, value: Tensor) -> Tensor:
+def packed(spec: EpilogueSpec, store: Store, value: Tensor) -> Tensor:
     """A value, or an element of it, in memory's dtype.
 
     What has the store's dtype already is stored as it is: an infinity of e5m2 stays one.

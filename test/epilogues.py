@@ -194,3 +194,21 @@ def addmm_relu(a_bf16, b_bf16, bias):
 def square(a, b, scale_a, scale_b, column, row, residual_t):
     # M = N: only the strides tell a column vector from a row vector, and a plane from its transpose.
     return (scaled_mm(a, b, scale_a, scale_b) * column[:, None] * row + residual_t).to(torch.bfloat16)
+
+
+@epilogue(ROWWISE, "bf16", "bf16")
+def row_maxima(a, b, scale_a, scale_b):
+    # What dynamic rowwise quantisation of the next layer's input needs, beside the input.
+    y = F.silu(scaled_mm(a, b, scale_a, scale_b))
+    return y, y.abs().amax(-1)
+
+
+@epilogue({"bias": "rowvec"}, "i64")
+def greedy_token(a_bf16, b_bf16, bias):
+    return torch.argmax(torch.addmm(bias, a_bf16, b_bf16), -1)
+
+
+@epilogue(ROWWISE, "f32", "f32")
+def sums(a, b, scale_a, scale_b):
+    y = scaled_mm(a, b, scale_a, scale_b).float()
+    return y.sum(0), y.logsumexp(-1)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ..formula import formula
 from ..spec import DType, EpilogueSpec, Load, Order, Overflow, Store
 from ..templates.config import Arch, TileConfig
+from . import emit_reductions
 from .chain import Chain, register_type
-from .placement import Placement, Variant, kernels_reduce, plan, plane_order
+from .partials import outputs
+from .placement import Placement, Variant, plan, plane_order
 from .simplify import simplify
 
 CUTE_TYPES = {
@@ -47,12 +50,12 @@ def emit(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
     """The module for a spec, a tile configuration and an alignment.
 
     It defines the class `Epilogue`, the kernel `gemm` and the function `launch(a, b, <loads>, <stores>,
-    max_active_clusters, stream)`, whose arguments carry the spec's names. Raises NotImplementedError for a
-    spec that no kernel can be written for.
+    max_active_clusters, stream)`, whose arguments carry the spec's names; what reduces has
+    those of its partials. A kernel that addresses planes by element takes subtiles of 32 columns at the most,
+    for it needs registers for the addresses.
     """
-    if spec.reductions and not kernels_reduce():
-        names = ", ".join(store.name for store in spec.reductions)
-        raise NotImplementedError(f"{names} reduce the plane, which kernels don't do yet")
+    if variant is Variant.PLAIN:
+        config = replace(config, subtile_n=min(config.subtile_n, 32))
     return _Module(simplify(spec), formula(spec), config, variant).text()
 
 
@@ -107,6 +110,11 @@ class _Module:
             f"from cutlass import {', '.join(types)}",
             "",
             "from cute_backend.memory_ops import device_math as math",
+            *(
+                ["from cute_backend.memory_ops import device_reduce as reduce"]
+                if self.spec.reductions
+                else []
+            ),
             *orders,
             "from cute_backend.templates.config import Arch, TileConfig",
             "from cute_backend.templates.epilogue import SmemOperand",
@@ -122,13 +130,13 @@ class _Module:
         stored = {register_type(self.chain.stored(store)[1]) for store in self.spec.stores}
         loaded = {register_type(load.dtype) for load in self.spec.loads}
         memory = {CUTE_TYPES[load.dtype] for load in self.spec.loads}
-        memory |= {CUTE_TYPES[store.dtype] for store in self.spec.stores}
+        memory |= {CUTE_TYPES[store.dtype] for store in self.spec.planes}
         wrapped = {name for name in ("Boolean",) if any(f"{name}(" in line for line in self.chain.statements)}
         return stored | loaded | memory | wrapped
 
     def _columns(self) -> bool:
         planes = [plane_order(load) for load in self._having(Placement.TMA)]
-        planes += [store.order for store in self.spec.stores if store.name in self.plan.tma_stores]
+        planes += [store.order for store in self.spec.planes if store.name in self.plan.tma_stores]
         return Order.COLUMN in planes
 
     def _epilogue(self) -> list[str]:
@@ -138,13 +146,13 @@ class _Module:
         ]
         tma_stores = [
             _operand(store.name, store.dtype, store.order)
-            for store in self.spec.stores
+            for store in self.spec.planes
             if store.name in self.plan.tma_stores
         ]
         return [
             "class Epilogue:",
             f"    loads = {_names(load.name for load in self.spec.loads)}",
-            f"    stores = {_names(store.name for store in self.spec.stores)}",
+            f"    stores = {_names(outputs(self.spec.stores))}",
             *_tuple("staged", staged),
             *_tuple("tma_loads", tma_loads),
             *_tuple("tma_stores", tma_stores),
@@ -153,6 +161,7 @@ class _Module:
             *self._begin(),
             "",
             *self._visit(),
+            *(["", *end] if (end := emit_reductions.end(self.spec.stores)) else []),
         ]
 
     def _stage(self) -> list[str]:
@@ -178,6 +187,9 @@ class _Module:
                 count, slot, index = reads
                 lines += _elements(load, count, slot, index)
                 held.append(f"{load.name}={load.name}")
+        for store in filter(emit_reductions.by_rows, self.spec.stores):
+            lines += emit_reductions.begin(store)
+            held.append(f"{store.name}={store.name}")
         return [*lines, f"        return SimpleNamespace({', '.join(held)})"]
 
     def _visit(self) -> list[str]:
@@ -203,7 +215,7 @@ class _Module:
         for store in self.spec.stores:
             lines.append(f"            {store.name}[e] = {self.chain.stored(store)[0]}")
         for store in self.spec.stores:
-            lines += self._store(store)
+            lines += self._store(store) if store.reduce is None else emit_reductions.take(store)
         return lines
 
     def _slots(self) -> list[str]:
@@ -228,7 +240,7 @@ class _Module:
         ]
 
     def _launch(self) -> list[str]:
-        loads, stores = [load.name for load in self.spec.loads], [store.name for store in self.spec.stores]
+        loads, stores = [load.name for load in self.spec.loads], outputs(self.spec.stores)
         tensors = ["a", "b", *loads, *stores]
         _, template = _TEMPLATES[self.config.arch]
         # On Blackwell both accumulation modes are one.

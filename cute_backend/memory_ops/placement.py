@@ -54,11 +54,6 @@ class Plan:
         return tuple(load for load in spec.loads if self.placements[load.name] is placement)
 
 
-def kernels_reduce() -> bool:
-    """Whether kernels can be written for specs whose stores reduce: not yet."""
-    return False
-
-
 def plan(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Plan:
     """Places the loads and stores of a spec for one configuration and alignment."""
     registers = _hoist_budget(spec, config, variant)

@@ -20,8 +20,9 @@ from typing import Any
 
 from ..memory_ops import Variant
 from ..memory_ops.emit import CUTE_TYPES
+from ..memory_ops.partials import outputs, partials
 from ..memory_ops.placement import plane_order
-from ..spec import DType, EpilogueSpec, Load, LoadKind, Major, Order, Stride
+from ..spec import Axis, DType, EpilogueSpec, Load, LoadKind, Major, Order, Stride
 from .cubin import resources
 from .host_code import dynamic_smem_bytes, target_baseline
 from .kernel import Kernel, UnavailableError
@@ -132,7 +133,7 @@ def operand_names(spec: EpilogueSpec) -> list[str]:
     products = ["a", "b"]
     if len(spec.accumulators) > 1:
         products = [f"{side}{i}" for i in range(len(spec.accumulators)) for side in "ab"]
-    return products + [load.name for load in spec.loads] + [store.name for store in spec.stores]
+    return products + [load.name for load in spec.loads] + list(outputs(spec.stores))
 
 
 def fake_operands(spec: EpilogueSpec, variant: Variant) -> dict[str, Any]:
@@ -147,7 +148,12 @@ def fake_operands(spec: EpilogueSpec, variant: Variant) -> dict[str, Any]:
         fakes.append(_plane(acc.b_dtype, (k, n), 0 if acc.b_major is Major.K else 1, aligned=True))
     fakes += [_fake_load(load, m, n, tma) for load in spec.loads]
     for store in spec.stores:
-        fakes.append(_plane(store.dtype, (m, n), 1 if store.order is Order.ROW else 0, aligned=tma))
+        if store.reduce is None:
+            fakes.append(_plane(store.dtype, (m, n), 1 if store.order is Order.ROW else 0, aligned=tma))
+        else:
+            extent = n if store.reduce.axis is Axis.COLUMN else m
+            for part in partials(store):
+                fakes.append(_plane(part.dtype, (cute.sym_int32(), extent), 1, aligned=False))
     return dict(zip(operand_names(spec), fakes, strict=True))
 
 

@@ -27,9 +27,10 @@ from ..fx_walk.rewrite import rewrite
 from ..memory_ops import Variant
 from ..runtime.build import build
 from ..runtime.compile import SYMBOL
+from ..runtime.finish import finished, written
 from ..runtime.kernel import Kernel
 from ..runtime.op import gemm_epilogue
-from ..runtime.operands import check_operands, output_like, parse_spec
+from ..runtime.operands import check_operands, parse_spec
 from ..runtime.reach import bucket_of, stores_aligned
 from ..runtime.slots import adapters, planes, views
 from ..spec import EpilogueSpec
@@ -235,7 +236,7 @@ def run_region(
             aligned &= plane.fits(operands[plane.index])
     for index, adapt in (*adapters(spec), *views(spec)):
         operands[index] = adapt(operands[index])
-    outputs = [output_like(store, a[0], m, n) for store in spec.stores]
+    outputs = written(spec, config, a[0], m, n)
     for output in outputs:
         ctypes.memset(output.data_ptr(), 0xFF, output.untyped_storage().nbytes())
     memory = [out.view(torch.uint8) if out.dtype is torch.bool else out for out in outputs]
@@ -248,7 +249,7 @@ def run_region(
         progress=machine.progress,
         most_instructions=int(INSTRUCTIONS_PER_SECOND * (1 + seconds)),
     )
-    return outputs, Launch(kernel, (m, n, k), report)
+    return finished(spec, outputs, m, n), Launch(kernel, (m, n, k), report)
 
 
 def _seconds(spec: EpilogueSpec, m: int, n: int, k: int) -> float:

@@ -35,8 +35,8 @@ class Arch(str, Enum):
 SMEM_BYTES = 227 * 1024
 """Shared memory that one CTA can have on both architectures (CUDA C++ Programming Guide, Table 27)."""
 
-SMEM_RESERVE = 1024
-"""Kept for barriers, and for what aligns the first of the swizzled buffers."""
+SMEM_RESERVE = 1024 + 512
+"""Kept for what aligns the first of the swizzled buffers, and for barriers."""
 
 MIN_AB_STAGES = 3
 """Stages of A and B below which the MMA waits for memory."""
@@ -109,6 +109,11 @@ class TileConfig:
     def block_m(self) -> int:
         """Rows of a subtile: those of one MMA instruction that one warpgroup owns."""
         return 64 if self.arch is Arch.SM90A else 128
+
+    @property
+    def warp_rows(self) -> int:
+        """Rows of a subtile that one warp of the epilogue has."""
+        return self.block_m // 4
 
     @property
     def thread_accumulators(self) -> int:

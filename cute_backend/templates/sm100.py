@@ -196,6 +196,21 @@ class Sm100Gemm:
                 cpasync.prefetch_descriptor(tma.atom)
 
         smem = SmemAllocator()
+        # Barriers come last: ahead of buffers that are aligned to 1024 bytes they would take as much.
+        s_a = smem.allocate_tensor(self.a_dtype, a_smem.outer, SMEM_ALIGN, a_smem.inner)
+        s_b = smem.allocate_tensor(self.b_dtype, b_smem.outer, SMEM_ALIGN, b_smem.inner)
+        s_loads = [
+            smem.allocate_tensor(operand.dtype, planes.outer, SMEM_ALIGN, planes.inner)
+            for operand, planes in zip(epilogue.tma_loads, load_planes, strict=True)
+        ]
+        s_stores = [
+            smem.allocate_tensor(operand.dtype, planes.outer, SMEM_ALIGN, planes.inner)
+            for operand, planes in zip(epilogue.tma_stores, store_planes, strict=True)
+        ]
+        s_rows = [
+            smem.allocate_tensor(operand.dtype, cute.make_layout((config.tile_n, stages.row)), 128)
+            for operand in epilogue.staged
+        ]
         ab_bytes = cute.size_in_bytes(self.a_dtype, cute.slice_(a_smem, (None, None, None, 0)))
         ab_bytes += cute.size_in_bytes(self.b_dtype, cute.slice_(b_smem, (None, None, None, 0)))
         # A stage is free once every MMA that reads what the CTA loads is done: its row and column of them.
@@ -243,9 +258,6 @@ class Sm100Gemm:
             two_cta_tmem_dealloc_mbar_ptr=smem.allocate(cutlass.Int64, 8),
         )
         pipeline.pipeline_init_arrive(cluster_shape_mn=cluster, is_relaxed=True)
-
-        s_a = smem.allocate_tensor(self.a_dtype, a_smem.outer, SMEM_ALIGN, a_smem.inner)
-        s_b = smem.allocate_tensor(self.b_dtype, b_smem.outer, SMEM_ALIGN, b_smem.inner)
         shared = Shared(
             schedule=TileSchedule.of(config, m, n),
             m=m,
@@ -255,18 +267,9 @@ class Sm100Gemm:
             acc_pipeline=acc_pipeline,
             exact_pipeline=exact_pipeline,
             row_pipeline=row_pipeline,
-            loads=[
-                smem.allocate_tensor(operand.dtype, planes.outer, SMEM_ALIGN, planes.inner)
-                for operand, planes in zip(epilogue.tma_loads, load_planes, strict=True)
-            ],
-            stores=[
-                smem.allocate_tensor(operand.dtype, planes.outer, SMEM_ALIGN, planes.inner)
-                for operand, planes in zip(epilogue.tma_stores, store_planes, strict=True)
-            ],
-            rows=[
-                smem.allocate_tensor(operand.dtype, cute.make_layout((config.tile_n, stages.row)), 128)
-                for operand in epilogue.staged
-            ],
+            loads=s_loads,
+            stores=s_stores,
+            rows=s_rows,
         )
         # (MMA, MMA_M, MMA_N, stage): columns of tensor memory, 512 of them at most.
         acc_shape = cute.append(tiled_mma.partition_shape_C(self.tile[:2]), ACC_STAGES)
@@ -516,6 +519,8 @@ class Sm100Gemm:
                             cute.copy(store_tmas[i].atom, t_s[(None, store_state.index)], t_g)
                         store_pipeline.producer_commit()
                     store_state.advance()
+            if cutlass.const_expr(hasattr(epilogue, "end")):
+                self.epilogue.end(tile, glob, held)
             if cutlass.const_expr(epilogue.staged):
                 row_pipeline.consumer_release(row_state)
                 row_state.advance()

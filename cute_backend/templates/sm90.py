@@ -392,6 +392,7 @@ class Sm90Gemm:
             acc_shape = thr_mma.partition_shape_C((config.tile_m, config.tile_n))
             acc = cute.make_rmem_tensor(acc_shape, Float32)
             mma_turn = Turn.of(1, group)
+            group_barrier = pipeline.NamedBarrier(barrier_id=3 + group, num_threads=WARPGROUP)
             store_group = pipeline.PipelineTmaStore.create(
                 num_stages=max(stages.store, 1), producer_group=_agents(32)
             )
@@ -431,9 +432,10 @@ class Sm90Gemm:
                     )
                     if cutlass.const_expr(stages.store > 0):
                         store_group.producer_acquire()
-                    # Where nothing is stored by TMA, this keeps the assembler from working out the addresses
-                    # of all visits at once, which spills.
-                    cute.arch.sync_warp()
+                        cute.arch.sync_warp()
+                    else:
+                        # Keeps the assembler from working out the addresses of all visits at once: a spill.
+                        group_barrier.arrive_and_wait()
                     if cutlass.const_expr(stages.exact > 0):
                         exact_stage = _in_ring(exact_state, ring)
                         exact_pipeline.consumer_wait(exact_stage)
@@ -460,6 +462,8 @@ class Sm90Gemm:
                             self._store_plane(store_tmas[i], s_stores[i], plane, coord)
                         store_group.producer_commit()
                         store_plane = (store_plane + 1) % stages.store
+                if cutlass.const_expr(hasattr(epilogue, "end")):
+                    self.epilogue.end(tile, glob, held)
                 if cutlass.const_expr(stages.row > 0):
                     row_pipeline.consumer_release(row_state)
                     row_state.advance()

@@ -32,6 +32,13 @@ class Tile(ABC):
         self.thread = thread
         self.lane = thread % 32
 
+    row_lanes: tuple[int, ...]
+    """By how much the numbers of lanes differ that share rows: powers of two."""
+
+    @abstractmethod
+    def row_target(self, r: int) -> tuple[Int32, Int32, Boolean]:
+        """Where the partial of the thread's r-th row goes, tile of columns and row; whether to write it."""
+
     @abstractmethod
     def raw_row(self, r: int) -> Int32:
         """The global row of the thread's r-th row, which may lie beyond M."""
@@ -43,6 +50,10 @@ class Tile(ABC):
     def raw_column(self, c: int) -> Int32:
         """The global column of the thread's c-th column, which may lie beyond N."""
         return self.n0 + self.column_offset(c)
+
+    def _in_plane(self, row: Int32) -> Boolean:
+        """Whether the tile's part of a row is: clusters may have tiles beyond the last column."""
+        return (row < self.m) & (self.n0 < self.n)
 
     def row(self, r: int) -> Int32:
         """The global row of the thread's r-th row, clamped to the last."""
@@ -94,6 +105,24 @@ class Subtile(ABC):
         """Writes the thread's elements of a shared plane, by vectors."""
         cute.autovec_copy(fragment, self.partition(plane))
 
+    column_lanes: tuple[int, ...]
+    """By how much the numbers of lanes differ that share columns: powers of two."""
+
+    @abstractmethod
+    def column_target(self, c: int) -> tuple[Int32, Int32, Boolean]:
+        """Where the partial of the thread's c-th column goes, piece of rows and column, and whether it writes
+        it."""
+
+    def along_row(self, e: int) -> tuple[Int32, Boolean]:
+        """The place of element e in its row, and whether it belongs to the plane."""
+        column = self.tile.raw_column(self.first_column + self.column_of(e))
+        return column, column < self.tile.n
+
+    def along_column(self, e: int) -> tuple[Int32, Boolean]:
+        """The place of element e in its column, and whether it belongs to the plane."""
+        row = self.tile.raw_row(self.row_of(e))
+        return row, row < self.tile.m
+
     def row(self, e: int) -> Int32:
         """The global row of element e, clamped to the last."""
         return self.tile.row(self.row_of(e))
@@ -130,6 +159,12 @@ class Sm90Tile(Tile):
         self._row0 = m0 + share * config.block_m + thread // 32 * 16 + self.lane // 4
         self._column0 = self.lane % 4 * 2
 
+    row_lanes = (1, 2)
+
+    def row_target(self, r: int) -> tuple[Int32, Int32, Boolean]:
+        row = self.raw_row(r)
+        return self.n0 // self.tile_n, row, (self.lane % 4 == 0) & self._in_plane(row)
+
     def raw_row(self, r: int) -> Int32:
         return self._row0 + (r // 2 * self._block_step + r % 2 * 8)
 
@@ -145,6 +180,14 @@ class Sm90Subtile(Subtile):
         self.columns = config.subtile_n // 4
         self.elements = 2 * self.columns
         super().__init__(tile, step * self.columns)
+
+    column_lanes = (4, 8, 16)
+
+    def column_target(self, c: int) -> tuple[Int32, Int32, Boolean]:
+        column = self.tile.raw_column(self.first_column + c)
+        first_row = self.tile.raw_row(2 * self._block) - self.tile.lane // 4
+        inside = (self.tile.lane < 4) & (column < self.tile.n) & (first_row < self.tile.m)
+        return first_row // 16, column, inside
 
     def row_of(self, e: int) -> int:
         return 2 * self._block + e // 2 % 2
@@ -198,10 +241,15 @@ class Sm100Tile(Tile):
     """As tcgen05.ld.32x32b reads tensor memory: one row, all its columns (PTX ISA)."""
 
     rows = 1
+    row_lanes = ()
 
     def __init__(self, config: TileConfig, m0: Int32, n0: Int32, m: Int32, n: Int32, thread: Int32):
         super().__init__(config, m0, n0, m, n, thread)
         self.columns = config.tile_n
+
+    def row_target(self, r: int) -> tuple[Int32, Int32, Boolean]:
+        row = self.raw_row(r)
+        return self.n0 // self.tile_n, row, self._in_plane(row)
 
     def raw_row(self, r: int) -> Int32:
         return self.m0 + self.thread
@@ -217,6 +265,14 @@ class Sm100Subtile(Subtile):
     def __init__(self, config: TileConfig, tile: Sm100Tile, index: Int32):
         self.elements = self.columns = config.subtile_n
         super().__init__(tile, index * config.subtile_n)
+
+    column_lanes = (1, 2, 4, 8, 16)
+
+    def column_target(self, c: int) -> tuple[Int32, Int32, Boolean]:
+        column = self.tile.raw_column(self.first_column + c)
+        first_row = self.tile.raw_row(0) - self.tile.lane
+        mine = self.tile.lane == c % 32
+        return first_row // 32, column, mine & (column < self.tile.n) & (first_row < self.tile.m)
 
     def row_of(self, e: int) -> int:
         return 0

@@ -1,0 +1,81 @@
+"""out0 = i64(row_argmax(acc + bias))
+
+    bias  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
+
+sm_90a, tile 128x128_2x1_pingpong, planes aligned to 16 bytes.
+"""
+
+from types import SimpleNamespace
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32
+
+from cute_backend.memory_ops import device_math as math
+from cute_backend.memory_ops import device_reduce as reduce
+from cute_backend.templates.config import Arch, TileConfig
+from cute_backend.templates.epilogue import SmemOperand
+from cute_backend.templates.sm90 import Sm90Gemm
+
+
+class Epilogue:
+    loads = ("bias",)
+    stores = ("out0_key", "out0_index")
+    staged = (
+        SmemOperand("bias", BFloat16),
+    )
+    tma_loads = ()
+    tma_stores = ()
+
+    @cute.jit
+    def stage(self, tile, glob, smem):
+        for i in cutlass.range_constexpr(tile.tile_n // 32):
+            column = tile.lane + 32 * i
+            smem.bias[column] = glob.bias[tile.clamp_column(column)]
+
+    @cute.jit
+    def begin(self, tile, glob):
+        out0 = reduce.Partials(reduce.ARGMAX, tile.rows)
+        return SimpleNamespace(out0=out0)
+
+    @cute.jit
+    def visit(self, sub, acc, glob, held, smem):
+        bias_smem = sub.row_slice(smem.bias)
+        bias = cute.make_rmem_tensor(bias_smem.shape, BFloat16)
+        cute.autovec_copy(bias_smem, bias)
+        bias = math.widen(bias, Float32)
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
+        for e in cutlass.range_constexpr(sub.elements):
+            c = sub.column_of(e)
+            t0 = acc[e] + bias[c]
+            out0[e] = t0
+        held.out0.take_rows(out0, sub)
+
+    @cute.jit
+    def end(self, tile, glob, held):
+        held.out0.across(tile.row_lanes)
+        out0_key_glob = glob.out0_key
+        out0_index_glob = glob.out0_index
+        for r in cutlass.range_constexpr(tile.rows):
+            part, row, inside = tile.row_target(r)
+            out0_key_part, out0_index_part = held.out0[r]
+            if inside:
+                out0_key_glob[part, row] = out0_key_part
+                out0_index_glob[part, row] = out0_index_part
+
+
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, pingpong=True))
+
+
+@cute.jit
+def launch(
+    a: cute.Tensor,
+    b: cute.Tensor,
+    bias: cute.Tensor,
+    out0_key: cute.Tensor,
+    out0_index: cute.Tensor,
+    max_active_clusters: Int32,
+    stream: cuda.CUstream,
+):
+    gemm(a, b, [bias], [out0_key, out0_index], max_active_clusters, stream)

@@ -1,0 +1,97 @@
+"""t1 = acc * scale_a * scale_b
+   t5 = t1 / (exp(-t1) + 1)
+   out0 = bf16(t5)
+   out1 = bf16(row_max(abs(t5)))
+
+    scale_a  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
+    scale_b  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
+
+sm_90a, tile 128x128_2x1_pingpong, planes aligned to 16 bytes.
+"""
+
+from types import SimpleNamespace
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32
+
+from cute_backend.memory_ops import device_math as math
+from cute_backend.memory_ops import device_reduce as reduce
+from cute_backend.templates.config import Arch, TileConfig
+from cute_backend.templates.epilogue import SmemOperand
+from cute_backend.templates.sm90 import Sm90Gemm
+
+
+class Epilogue:
+    loads = ("scale_a", "scale_b")
+    stores = ("out0", "out1")
+    staged = (
+        SmemOperand("scale_b", Float32),
+    )
+    tma_loads = ()
+    tma_stores = (
+        SmemOperand("out0", BFloat16),
+    )
+
+    @cute.jit
+    def stage(self, tile, glob, smem):
+        for i in cutlass.range_constexpr(tile.tile_n // 32):
+            column = tile.lane + 32 * i
+            smem.scale_b[column] = glob.scale_b[tile.clamp_column(column)]
+
+    @cute.jit
+    def begin(self, tile, glob):
+        scale_a = cute.make_rmem_tensor(tile.rows, Float32)
+        for r in cutlass.range_constexpr(tile.rows):
+            scale_a[r] = glob.scale_a[tile.row(r)]
+        out1 = reduce.Partials(reduce.MAX, tile.rows)
+        return SimpleNamespace(scale_a=scale_a, out1=out1)
+
+    @cute.jit
+    def visit(self, sub, acc, glob, held, smem):
+        scale_b_smem = sub.row_slice(smem.scale_b)
+        scale_b = cute.make_rmem_tensor(scale_b_smem.shape, Float32)
+        cute.autovec_copy(scale_b_smem, scale_b)
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
+        out1 = cute.make_rmem_tensor(sub.elements, Float32)
+        for e in cutlass.range_constexpr(sub.elements):
+            r = sub.row_of(e)
+            c = sub.column_of(e)
+            t0 = acc[e] * held.scale_a[r]
+            t1 = t0 * scale_b[c]
+            t5_sigmoid_argument = t1 * 1.4426950408889634
+            t5_sigmoid = math.logistic2(t5_sigmoid_argument)
+            t5 = t1 * t5_sigmoid
+            t6 = math.abs(t5)
+            out0[e] = t5
+            out1[e] = t6
+        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
+        held.out1.take_rows(out1, sub)
+
+    @cute.jit
+    def end(self, tile, glob, held):
+        held.out1.across(tile.row_lanes)
+        out1_glob = glob.out1
+        for r in cutlass.range_constexpr(tile.rows):
+            part, row, inside = tile.row_target(r)
+            (out1_part,) = held.out1[r]
+            if inside:
+                out1_glob[part, row] = out1_part
+
+
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, pingpong=True))
+
+
+@cute.jit
+def launch(
+    a: cute.Tensor,
+    b: cute.Tensor,
+    scale_a: cute.Tensor,
+    scale_b: cute.Tensor,
+    out0: cute.Tensor,
+    out1: cute.Tensor,
+    max_active_clusters: Int32,
+    stream: cuda.CUstream,
+):
+    gemm(a, b, [scale_a, scale_b], [out0, out1], max_active_clusters, stream)

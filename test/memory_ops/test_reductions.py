@@ -1,0 +1,115 @@
+"""Kernels that reduce, on the simulated machine, against the replay: every kind along every axis."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from cute_backend.replay import replay
+from cute_backend.simulator.api import Machine, run_region
+from cute_backend.spec import (
+    Accumulator,
+    Axis,
+    Const,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Op,
+    ReduceKind,
+    Reduction,
+    Store,
+    Stride,
+)
+from cute_backend.templates.config import Arch, TileConfig
+
+INF, NAN = float("inf"), float("nan")
+
+PLANE = Load("exact0", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.ONE)
+# The product is of whole numbers and cancels, so that the plane is what is reduced, whatever it holds.
+VALUE = (
+    Op("nothing", "mul", ("acc", Const(0.0)), DType.F32),
+    Op("value", "add", ("nothing", "exact0"), DType.F32),
+)
+
+
+def spec_of(*axes: Axis) -> EpilogueSpec:
+    """Every kind along these axes, and the plane itself."""
+    stores = [Store("out0", "value", DType.F32)]
+    for axis in axes:
+        for kind in ReduceKind:
+            dtype = DType.I64 if kind.is_index else DType.F32
+            stores.append(Store(f"out{len(stores)}", "value", dtype, reduce=Reduction(axis, kind)))
+    acc = Accumulator("acc", DType.BF16, DType.BF16)
+    return EpilogueSpec((acc,), (PLANE,), VALUE, tuple(stores))
+
+
+SPECS = {"rows": spec_of(Axis.ROW), "columns": spec_of(Axis.COLUMN), "all": spec_of(Axis.ALL)}
+
+CONFIGS = {
+    "cooperative": TileConfig(Arch.SM90A, 128, 64, cluster_n=2),
+    "ping-pong": TileConfig(Arch.SM90A, 64, 128, 2, pingpong=True),
+    "one CTA": TileConfig(Arch.SM100A, 128, 64),
+    "two CTAs": TileConfig(Arch.SM100A, 256, 128, 2, ctas=2),
+}
+
+
+def difficult(m: int, n: int) -> Tensor:
+    """Negative but for a few values, so that a zero from beyond the edge would win; ties everywhere."""
+    generator = torch.Generator().manual_seed(m * n)
+    plane = torch.randint(-40, -4, (m, n), generator=generator).float()
+    plane[0, :] = -INF
+    plane[m // 2, n // 3] = INF
+    plane[m - 1, n // 2 :: 3] = NAN
+    plane[:, n - 1] = -3.0  # the largest of most rows, in the last column
+    plane[m // 3, ::5] = 0.0
+    plane[m // 3, 1::5] = -0.0
+    return plane
+
+
+def check(spec: EpilogueSpec, config: TileConfig, plane: Tensor, async_seed: int) -> None:
+    m, n = plane.shape
+    a = torch.randint(-2, 3, (m, 64)).bfloat16()
+    b = torch.randint(-2, 3, (n, 64)).bfloat16().t()
+    machine = Machine(config.arch, async_seed=async_seed, config=config)
+    outputs, _ = run_region(spec, [a], [b], [plane], machine)
+    for store, actual, right in zip(spec.stores, outputs, replay(spec, [a], [b], [plane]), strict=True):
+        exact = store.reduce is None or store.reduce.kind.is_index or store.reduce.kind.is_extremum
+        tolerance = {"rtol": 0, "atol": 0} if exact else {"rtol": 2e-6, "atol": 1e-6}
+        message = f"{store.name} {store.reduce}"
+        torch.testing.assert_close(
+            actual, right, equal_nan=True, **tolerance, msg=lambda m, at=message: f"{at}: {m}"
+        )
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_every_kind(spec: EpilogueSpec, config: TileConfig) -> None:
+    """Tiles cut by both edges, several of them; a tile of the cluster may lie beyond the plane as a whole."""
+    for seed, (m, n) in enumerate([(200, 136), (1, 72)]):
+        check(spec, config, difficult(m, n), seed)
+
+
+def test_planes_that_tma_does_not_take() -> None:
+    plane = difficult(70, 131)
+    for config in ("cooperative", "one CTA"):
+        check(SPECS["rows"], CONFIGS[config], plane, 0)
+
+
+def test_extrema_and_where_they_are_do_not_depend_on_the_tile() -> None:
+    kinds = [kind for kind in ReduceKind if kind.is_extremum or kind.is_index]
+    rows = SPECS["rows"]
+    kept = tuple(store for store in rows.stores if store.reduce is not None and store.reduce.kind in kinds)
+    spec = replace(rows, stores=kept)
+    plane = difficult(96, 200)
+    a, b = torch.ones(96, 64).bfloat16(), torch.ones(200, 64).bfloat16().t()
+    results = [
+        run_region(spec, [a], [b], [plane], Machine(config.arch, config=config))[0]
+        for config in CONFIGS.values()
+    ]
+    for result in results[1:]:
+        for one, other in zip(results[0], result, strict=True):
+            assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
