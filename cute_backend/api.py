@@ -23,7 +23,7 @@ from .fx_walk.region import Region as FoundRegion
 from .fx_walk.static import Size, fake, hint, target_name
 from .fx_walk.tuning import recall
 from .memory_ops import Plan, Variant, emit, plan
-from .memory_ops.placement import kernels_reduce, plane_order
+from .memory_ops.placement import plane_order
 from .runtime.kernel import Kernel
 from .runtime.operands import TMA_ALIGN
 from .runtime.reach import bucket_of, stores_aligned
@@ -179,7 +179,7 @@ def explain(
     UsageError for another `arch`, and what torch raises where `fn` can't run on these arguments.
     """
     target = parse_arch(arch).value if arch is not None else default_arch()
-    reports = collect(fn, args, dynamic, arch, reduces=lambda device: kernels_reduce())
+    reports = collect(fn, args, dynamic, arch)
     regions: list[Region] = []
     rejections: list[Rejection] = []
     for report in reports:

@@ -29,7 +29,7 @@ from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshap
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from cute_backend.fx_walk.device import Capability, Reduces, device_capability, may_reduce
+from cute_backend.fx_walk.device import Capability, device_capability
 from cute_backend.fx_walk.epilogue_pass import current_precision
 from cute_backend.fx_walk.reasons import Rejection
 from cute_backend.fx_walk.region import LABEL, Region
@@ -52,20 +52,18 @@ def collect(
     args: Sequence[Any],
     dynamic: bool | None = None,
     arch: str | None = None,
-    reduces: Reduces = may_reduce,
 ) -> list[GraphReport]:
     """A report for each graph that `torch.compile(fn, dynamic=dynamic)(*args)` makes, in order.
 
     `args` are CPU, CUDA or fake tensors, or anything else that `fn` takes. They are replaced by fakes, so
     nothing is computed, unless `fn` looks at a value, which only real tensors have. Fakes of a GPU that this
     torch was not built for stand for CPU tensors. With `arch` ("sm_90a" or "sm_100a") a CUDA graph is judged
-    as if it ran on that architecture, else by the device that its tensors are on; `reduces` says on which
-    devices regions may reduce. Caches are neither read nor
+    as if it ran on that architecture, else by the device that its tensors are on. Caches are neither read nor
     written. Raises what torch raises where `fn` can't run on these arguments.
     """
     reports: list[GraphReport] = []
     capability = device_capability if arch is None else lambda device: _ARCHS[arch]
-    backend = _Collector(reports, capability, reduces, _user_names(fn))
+    backend = _Collector(reports, capability, _user_names(fn))
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = tree_map(lambda value: _to_fake(mode, value), tuple(args))
     with _fresh():
@@ -144,12 +142,10 @@ class _Collector:
         self,
         reports: list[GraphReport],
         capability: Capability,
-        reduces: Reduces,
         user_name: Callable[[fx.Node], str],
     ) -> None:
         self.reports = reports
         self.capability = capability
-        self.reduces = reduces
         self.user_name = user_name
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -170,7 +166,7 @@ class _Collector:
 
         def see(graph: fx.Graph) -> None:
             _label(graph, names)
-            regions, rejections = find_regions(graph, current_precision(), self.capability, self.reduces)
+            regions, rejections = find_regions(graph, current_precision(), self.capability)
             self.reports.append(GraphReport(tuple(regions), tuple(rejections), graph, is_backward))
 
         as_the_pass_meets_it(gm, inputs, how, see)

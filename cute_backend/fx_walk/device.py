@@ -7,13 +7,9 @@ from collections.abc import Callable
 import torch
 
 from cute_backend.fx_walk.reasons import Reason, Refused
-from cute_backend.memory_ops.placement import kernels_reduce
 
 Capability = Callable[[torch.device], tuple[int, int]]
 """The compute capability of a CUDA device."""
-
-Reduces = Callable[[torch.device], bool]
-"""Whether regions on a device may reduce."""
 
 CAPABILITIES = ((9, 0), (10, 0))
 
@@ -21,11 +17,6 @@ CAPABILITIES = ((9, 0), (10, 0))
 def device_capability(device: torch.device) -> tuple[int, int]:
     """Of a real device; of a fake one, where this torch sees no GPU, the first that kernels exist for."""
     return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else CAPABILITIES[0]
-
-
-def may_reduce(device: torch.device) -> bool:
-    """Whether regions on a device may reduce: CPU graphs are replayed, which any region can be."""
-    return device.type == "cpu" or kernels_reduce()
 
 
 def check_device(device: torch.device, capability: Capability) -> None:

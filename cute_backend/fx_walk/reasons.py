@@ -78,7 +78,6 @@ class Reason(Enum):
         "{target} reduces the axes {axes} of the shape {shape}; a kernel reduces the last one, all the "
         "others together, or all",
     )
-    REDUCTION_KERNEL = "reduction_kernel", "kernels don't reduce what they compute yet"
     FEEDBACK = (
         "feedback",
         "{reduction} reduces the region's own result and feeds back into {into}, but is whole only when the "

@@ -20,7 +20,7 @@ from cute_backend import config
 from cute_backend.fx_walk.anchors import Anchor, is_anchor, read_anchor
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import classify, supported_dtype
-from cute_backend.fx_walk.device import Capability, Reduces, check_device, may_reduce
+from cute_backend.fx_walk.device import Capability, check_device
 from cute_backend.fx_walk.lower import (
     constant,
     is_pointwise,
@@ -62,13 +62,13 @@ from cute_backend.spec import LoadKind, Operand, Order, Precision
 
 
 def find_regions(
-    graph: fx.Graph, precision: Precision, capability: Capability, reduces: Reduces = may_reduce
+    graph: fx.Graph, precision: Precision, capability: Capability
 ) -> tuple[list[Region], list[Rejection]]:
     """Every region of a post-grad graph, in the order of their anchors, and why the rest was not fused.
 
     Every node needs a fake tensor in `meta["val"]`. The graph is read, not changed, and no guard is added.
     """
-    return _Search(graph, precision, capability, reduces).run()
+    return _Search(graph, precision, capability).run()
 
 
 _MAX_OPERAND_WORK = 16
@@ -91,12 +91,9 @@ class _Draft:
 
 
 class _Search:
-    def __init__(
-        self, graph: fx.Graph, precision: Precision, capability: Capability, reduces: Reduces
-    ) -> None:
+    def __init__(self, graph: fx.Graph, precision: Precision, capability: Capability) -> None:
         self.precision = precision
         self.capability = capability
-        self.reduces = reduces
         self.order = {node: position for position, node in enumerate(graph.nodes)}
         self.reductions = find_reductions(self.order)
         self.heads: dict[fx.Node, list[fx.Node]] = {}
@@ -213,8 +210,6 @@ class _Search:
 
     def _join_reduction(self, draft: _Draft, found: Found) -> Reduced:
         anchor = draft.anchor
-        if not self.reduces(anchor.device):
-            raise Refused(Reason.REDUCTION_KERNEL)
         refuse_rounds(found, anchor.m, anchor.n)
         value = self._resolve(draft, found.source, found.head)
         result = reduced(found, draft.chain, value, fake(found.source).shape)

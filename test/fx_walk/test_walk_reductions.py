@@ -19,7 +19,7 @@ from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 
 import cute_backend
-from cute_backend import api, config
+from cute_backend import config
 from cute_backend.backend import cute
 from cute_backend.formula import formula
 from cute_backend.fx_walk.collect import GraphReport, collect
@@ -27,8 +27,6 @@ from cute_backend.fx_walk.reasons import Reason
 from cute_backend.fx_walk.reductions import find_reductions
 from cute_backend.fx_walk.region import LABEL
 from cute_backend.fx_walk.rewrite import rewrite
-from cute_backend.memory_ops import emit, placement
-from cute_backend.runtime.compile import BuildError
 
 M, N, K = 24, 16, 8
 EPILOGUE = "cute_backend.gemm_epilogue.default"
@@ -383,8 +381,7 @@ def test_compiled(fresh_compiler: None) -> None:
         torch.testing.assert_close(got, expected)
 
 
-def test_explain_shows_reductions_as_stores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "kernels_reduce", lambda: True)
+def test_explain_shows_reductions_as_stores() -> None:
     given = operands()
     explained = cute_backend.explain(quantised, given["a"], given["b"], arch="sm_90a")
     (region,) = explained.regions
@@ -394,20 +391,3 @@ def test_explain_shows_reductions_as_stores(monkeypatch: pytest.MonkeyPatch) -> 
     ]
     rows = [line.split() for line in str(explained).splitlines()]
     assert ["out1", "row_max", "two_stage", "bf16"] in rows
-
-
-@pytest.mark.skipif(placement.kernels_reduce(), reason="kernels reduce now")
-def test_until_kernels_reduce_a_spec_that_does_is_refused_in_a_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    given = operands()
-    explained = cute_backend.explain(quantised, given["a"], given["b"])
-    assert not any(store.reduce for region in explained.regions for store in region.stores)
-    assert Reason.REDUCTION_KERNEL in [rejection.reason for rejection in explained.rejections]
-    monkeypatch.setattr(api, "kernels_reduce", lambda: True)
-    (region,) = cute_backend.explain(quantised, given["a"], given["b"], arch="sm_90a").regions
-    kernel = region.kernel()
-    with pytest.raises(NotImplementedError, match="out1 reduce the plane, which kernels don't do yet"):
-        emit(kernel.spec, kernel.config, kernel.variant)
-    with pytest.raises(BuildError, match=r"can't be written: .*out1 reduce the plane"):
-        region.build()

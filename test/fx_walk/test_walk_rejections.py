@@ -328,9 +328,6 @@ CASES: dict[Reason, dict[str, Case]] = {
             1,
         ),
     },
-    Reason.REDUCTION_KERNEL: {
-        "cuda": Case(lambda graph: graph.call(aten.amax.default, relu(graph, device="cuda:0"), [1]), 1)
-    },
     Reason.FEEDBACK: {
         "own_sum": Case(own_sum, 1),
         "softmax": Case(softmax_maximum, 1),
