@@ -20,10 +20,12 @@ What a run proves, for the inputs it ran on:
   Matrix products are formed in double precision and rounded once per instruction into the accumulator.
 - That every access stays in memory that is registered or allocated, aligned as PTX wants it.
 - That every read of shared and tensor memory is ordered after the write that it depends on, and every
-  overwriting after the reads before it, by barriers that the reader or writer waited for; and that a
-  fence.proxy.async stands between generic writes and asynchronous accesses. This does not depend on luck: it
-  follows from what each warp waited for, not from when things happened. Global memory is not watched in this
-  way, nor are registers but for wgmma's: what they hold before their first write differs from seed to seed.
+  overwriting after the reads before it, by barriers that the reader or writer waited for; that a
+  fence.proxy.async stands between generic writes and asynchronous accesses; and that the lanes of a warp have
+  met at bar.warp.sync before some of them store, or let go of, what others wrote or read. This does not
+  depend on luck: it follows from what each warp waited for, not from when things happened. Global memory is
+  not watched in this way, nor are registers but for wgmma's: what they hold before their first write differs
+  from seed to seed.
 - That the kernel ends, with its tensor memory freed, under the delays of the seeds that were tried.
 
 What it can't prove:
@@ -31,6 +33,7 @@ What it can't prove:
 - What ptxas makes of the PTX: register allocation, spills, its own bugs. The errata of real chips.
 - Bits where PTX leaves them open: approximations (ex2.approx, tanh.approx, ...) are closer to the true value
   than the hardware's; the tensor cores' inner sums are not bit-exact beyond what is exactly representable.
-- The absence of races between lanes of one warp, and between clusters through global memory.
+- The absence of races between ordinary accesses of the lanes of one warp, and between clusters through global
+  memory. What one lane waited for counts as known to its warp.
 - The tcgen05 thread-sync fences, which change nothing here.
 """

@@ -72,7 +72,7 @@ class Access:
     """One access as the shadow sees it: by which agent, as which of its events, knowing what.
 
     `proxy` is "generic" or "async"; `text` names the access in errors. An epoch of IN_FLIGHT is covered by
-    no clock.
+    no clock. `issuer` is the warp, as an agent, of asynchronous work.
     """
 
     agent: int
@@ -80,6 +80,7 @@ class Access:
     clock: Clock
     proxy: str
     text: str
+    issuer: int = -1
 
 
 class Shadow:
@@ -129,6 +130,7 @@ class Shadow:
                 raise RaceError(
                     f"{access.text} overwrites {self.describe(where)}, which {self.agents.names[agent]} "
                     f"may still be reading{self._note(agent, int(seen.flat[where]))}: nothing waits for it"
+                    + _unmet(agent, access)
                 )
         self.writer[cells] = access.agent
         self.epoch[cells] = access.epoch
@@ -177,5 +179,10 @@ class Shadow:
         where = self._first(cells, mask)
         raise RaceError(
             f"{access.text} {verb} {self.describe(where)}, {by} {self._who(where)}: nothing that it "
-            "waited for says that this write is complete"
+            "waited for says that this write is complete" + _unmet(int(self.writer.flat[where]), access)
         )
+
+
+def _unmet(agent: int, access: Access) -> str:
+    """What to add where a warp meets its own doings."""
+    return "; its own lanes meet at bar.warp.sync" if agent == access.issuer else ""

@@ -109,6 +109,8 @@ class Warp(Registers):
         self.clock = Clock(cluster.agents.size)
         self.epoch = 1
         self.clock.seen[self.agent] = 1
+        # What lanes did that not all lanes know of: from which event on, and which lanes.
+        self.apart: list[tuple[int, np.ndarray]] = []
         self.fenced: Clock | None = None
         self.local = LocalMemory(cta.cluster.engine.garbage((program.local_bytes, LANES), np.uint8))
         self.counts = [0] * len(program.steps)
@@ -288,18 +290,58 @@ class Warp(Registers):
 
     # --- happens-before ----------------------------------------------------------------------------------
     def release(self) -> Clock:
-        """A copy of what this warp knows, itself included; what it does next is a new event."""
+        """A copy of what the running lanes know, themselves included; what the warp does next is a new event.
+
+        They don't know what other lanes did since all last met.
+        """
         clock = self.clock.copy()
-        self.epoch += 1
-        self.clock.seen[self.agent] = self.epoch
+        clock.seen[self.agent] = self._known(self.mask)
+        self._begin_event()
         return clock
 
     def acquire(self, clock: Clock) -> None:
+        """The running lanes learn this; if they are all, also what the warp did until it was released."""
         self.clock.join(clock)
+        if self.apart and not (self.alive & ~self.mask).any():
+            told = int(clock.seen[self.agent])
+            ends = [*(first - 1 for first, _ in self.apart[1:]), self.epoch]
+            self.apart = [
+                (max(first, told + 1), lanes)
+                for (first, lanes), end in zip(self.apart, ends, strict=True)
+                if end > told
+            ]
+
+    def publish(self) -> None:
+        """fence.proxy.async: what the running lanes know is known to the async proxy; what they do from now
+        on is not."""
+        self.clock.publish()
+        self.clock.published[self.agent] = self._known(self.mask)
+        self._begin_event()
 
     def access(self, text: str) -> Access:
         """This warp's generic-proxy access now."""
+        if not self.apart or not np.array_equal(self.apart[-1][1], self.mask):
+            self._begin_event()
+            self.apart.append((self.epoch, self.mask))
         return Access(self.agent, self.epoch, self.clock, "generic", text)
+
+    def issue(self, agent: int, epoch: int, text: str) -> Access:
+        """An access of asynchronous work that the running lanes issue, as event `epoch` of `agent`.
+
+        Each knows what it did itself, and of the others what they did until all last met.
+        """
+        clock = self.clock.copy()
+        alone = np.count_nonzero(self.mask) == 1
+        clock.seen[self.agent] = self._known(self.mask if alone else np.zeros_like(self.mask))
+        return Access(agent, epoch, clock, "async", text, self.agent)
+
+    def _known(self, lanes: np.ndarray) -> int:
+        """The event up to which nothing was done by other lanes than these since all last met."""
+        return next((first - 1 for first, mask in self.apart if (mask & ~lanes).any()), self.epoch)
+
+    def _begin_event(self) -> None:
+        self.epoch += 1
+        self.clock.seen[self.agent] = self.epoch
 
     def pipe(self, kind: str) -> Any:
         """This warp's own pipe of a kind (bulk groups, wgmma), made on first use by `make_pipe`."""

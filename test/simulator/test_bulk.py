@@ -224,6 +224,28 @@ END: bar.sync 0;"""
             launch(text, [out, array], block=64, seed=seed, params=maps)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("meet", ["bar.warp.sync -1;", "shfl.sync.idx.b32 %r40, %r0, 0, 31, -1;", ""])
+def test_one_lane_lets_go_of_a_buffer_for_a_warp_that_has_met(meet: str, seed: int | None) -> None:
+    array, out = filled((16, 32), np.uint16), np.zeros(256, np.uint8)
+    fill = f"""@%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 256;
+    @%p0 {LOAD.format(n=2)} [%r3], [map0, {{0, 0}}], [%r2];"""
+    body = f"""@%p0 mbarrier.init.shared.b64 [%r2+8], 1; {INIT} {fill} {WAIT}
+    setp.lt.u32 %p5, %r0, 32; @%p5 bra PRODUCER;
+    sub.u32 %r0, %r0, 32; setp.eq.u32 %p0, %r0, 5; {dump(256)} {meet}
+    @%p0 mbarrier.arrive.shared.b64 _, [%r2+8]; bra END;
+PRODUCER: V: mbarrier.try_wait.parity.shared.b64 %p9, [%r2+8], 0; @!%p9 bra V; {fill}
+    U: mbarrier.try_wait.parity.shared.b64 %p9, [%r2], 1; @!%p9 bra U;
+END: bar.sync 0;"""
+    text, maps = module(body, 2, 1), [tensor_map(array, (8, 16), kind="u16")]
+    if meet.startswith("bar"):
+        launch(text, [out, array], block=64, seed=seed, params=maps)
+        assert np.array_equal(out.view(np.uint16).reshape(8, 16), array[:8, :16])
+    else:
+        with pytest.raises(RaceError, match=r"overwrites shared .* warp 1 of .* may still be reading"):
+            launch(text, [out, array], block=64, seed=seed, params=maps)
+
+
 # --- multicast ------------------------------------------------------------
 
 
@@ -290,12 +312,13 @@ def store(
     reduce: str = "",
     guard: str = "@%p0 ",
     seed: int | None = None,
+    meet: str = "bar.sync 0;",
     after: str = "",
 ) -> None:
     """Fills shared memory with `source` and stores it as a box of `target`."""
     op = STORE.format(reduce=".reduce" if reduce else "", op=f".{reduce}" if reduce else "", at=vector(at))
     words = source.nbytes // 4
-    body = f"{FILL.format(words=words)} {fence} bar.sync 0; {guard}{op} {COMMIT} {wait} {after}"
+    body = f"{FILL.format(words=words)} {fence} {meet} {guard}{op} {COMMIT} {wait} {after}"
     launch(
         module(body, 2, 1),
         [source, target],
@@ -328,6 +351,35 @@ def test_a_store_needs_its_proxy_fence(seed: int | None) -> None:
             fence="",
             seed=seed,
         )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("guard", ["@%p0 ", ""])
+@pytest.mark.parametrize("meet", ["bar.warp.sync -1;", "shfl.sync.idx.b32 %r40, %r0, 0, 31, -1;", ""])
+def test_a_store_needs_the_lanes_that_wrote_to_have_met(meet: str, guard: str, seed: int | None) -> None:
+    source, target = filled((8, 32), np.uint32), np.zeros((8, 32), np.uint32)
+    options = {"kind": "u32", "guard": guard, "meet": meet, "seed": seed}
+    if meet.startswith("bar"):
+        store(source, target, (8, 32), (0, 0), **options)
+        assert np.array_equal(source, target)
+    else:
+        with pytest.raises(RaceError, match=r"reads shared .* written by warp 0 .* meet at bar\.warp\.sync"):
+            store(source, target, (8, 32), (0, 0), **options)
+
+
+@pytest.mark.parametrize(("writer", "fails"), [("%p0", False), ("%p1", True)])
+def test_a_lane_stores_what_it_wrote_itself(writer: str, fails: bool) -> None:
+    out = np.zeros(4, np.uint32)
+    body = f"""setp.eq.u32 %p1, %r0, 1; @{writer} st.shared.v4.b32 [%r3], {{7, 8, 9, 10}};
+    @{writer} fence.proxy.async.shared::cta;
+    @%p0 cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r3], 16; {COMMIT}
+    cp.async.bulk.wait_group 0;"""
+    if fails:
+        with pytest.raises(RaceError, match=r"meet at bar\.warp\.sync"):
+            launch(module(body, 1, 0), [out])
+    else:
+        launch(module(body, 1, 0), [out])
+        assert out.tolist() == [7, 8, 9, 10]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -118,11 +118,7 @@ def bind_proxy_fence(binder: Binder, instruction: Instruction) -> Step:
     if "proxy" in instruction.parts and instruction.parts[-1] == "global":
         return lambda w: None
 
-    def publish(w: Warp) -> None:
-        w.clock.publish()
-        w.release()  # what it writes from now on is not published
-
-    return publish
+    return lambda w: w.publish()
 
 
 @opcode(

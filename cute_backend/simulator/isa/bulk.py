@@ -21,7 +21,7 @@ from cute_backend.simulator.memory import (
     WINDOW_MASK,
 )
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.shadow import IN_FLIGHT, Access
+from cute_backend.simulator.shadow import IN_FLIGHT
 from cute_backend.simulator.syntax import Immediate, Instruction
 from cute_backend.simulator.warp import Wait
 
@@ -83,7 +83,7 @@ def start_load(
     shared = goal.cta.shared
     shared.check(int(units.min()) * 16, int(units.max()) * 16 + 16)
     cells = unit_cells(units)
-    shared.shadow.write(cells, Access(barrier.agent, IN_FLIGHT, w.clock, "async", text))
+    shared.shadow.write(cells, w.issue(barrier.agent, IN_FLIGHT, text))
     nbytes = len(units) * 16
     w.report.bytes["TMA load"] += nbytes
 
@@ -141,7 +141,7 @@ def begin_store(
     operation = BulkOperation(state[0], state[1])
     shared = cta.shared
     shared.check(int(units.min()) * 16, int(units.max()) * 16 + 16)
-    shared.shadow.read(unit_cells(units), Access(operation.agent, operation.epoch, w.clock, "async", text))
+    shared.shadow.read(unit_cells(units), w.issue(operation.agent, operation.epoch, text))
     shared.shadow.note(operation.agent, operation.epoch, text)
     if on_group:
         for lane in lanes:
@@ -217,7 +217,7 @@ def _copy_between(w: Warp, goal: Destination, units: np.ndarray, source: int, nb
     shared.check(source, source + nbytes)
     cells = np.arange(source // 4, (source + nbytes) // 4)
     barrier = use_mbarrier(w, goal.barrier)
-    shared.shadow.read(cells, Access(barrier.agent, barrier.next_epoch, w.clock, "async", text))
+    shared.shadow.read(cells, w.issue(barrier.agent, barrier.next_epoch, text))
     start_load(w, goal, units, lambda: shared.data[source : source + nbytes].copy(), text)
 
 

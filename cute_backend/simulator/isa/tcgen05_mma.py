@@ -14,7 +14,6 @@ from cute_backend.simulator.layouts import decode_descriptor
 from cute_backend.simulator.memory import OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW, WINDOW_MASK
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
 from cute_backend.simulator.products import Gather, accumulate, collect, plan, values
-from cute_backend.simulator.shadow import Access
 from cute_backend.simulator.syntax import Address, Immediate, Instruction, Vector
 
 if TYPE_CHECKING:
@@ -144,9 +143,8 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
         keep = _enabled(off, ctas, len(pair))
         accumulates = bool(adds(w))
         cta.mma_epoch += 1
-        clock = w.clock.copy()
-        clock.seen[cta.mma_agent] = cta.mma_epoch
-        access = Access(cta.mma_agent, cta.mma_epoch, clock, "async", text)
+        access = w.issue(cta.mma_agent, cta.mma_epoch, text)
+        access.clock.seen[cta.mma_agent] = cta.mma_epoch
         a_raw = a_operand(w)
         b_plan = plan(
             decode_descriptor(b_operand(w), True), shape.n // ctas, shape.k, width, shape.b_mn_major

@@ -216,4 +216,11 @@ def bind_redux(binder: Binder, instruction: Instruction) -> Step:
 @opcode("bar.warp.sync", section="9.7.13.2", meaning="Waits until the lanes of the membermask have come")
 def bind_warp_sync(binder: Binder, instruction: Instruction) -> Step:
     members = Members(binder, instruction.operands[0], instruction)
-    return lambda w: members.absent(w)
+
+    def sync(w: Warp) -> Any:
+        absent = members.absent(w)
+        if absent is None:
+            w.acquire(w.release())
+        return absent
+
+    return sync
