@@ -16,12 +16,19 @@ _SIZED_PAYLOAD = 0x04
 _FRAME_SIZE = 0x11
 _REGISTER_COUNT = 0x2F
 
+_SYSTEM_SECTION = ".nv.shared.reserved.0"
+_SYSTEM_SMEM = 1024
+"""Bytes of shared memory that the system keeps for each CTA from compute capability 9.0 on, beside the 227
+KiB that a CTA can have (CUDA C++ Programming Guide, compute capability 9.0). The assembler makes a section
+for them and counts them in the kernel's own too."""
+
 
 @dataclass(frozen=True)
 class Resources:
     """Registers of a thread, bytes of its stack frame in local memory, and static shared memory of a CTA.
 
-    The frame holds spilled registers and arrays that are indexed at run time: 0 means neither exists.
+    The frame holds spilled registers and arrays that are indexed at run time: 0 means neither exists. Of
+    shared memory, what the system keeps is not counted.
     """
 
     registers: int
@@ -45,7 +52,10 @@ def resources(cubin: bytes) -> Resources:
     if not figures[_REGISTER_COUNT]:
         raise ValueError("the cubin's .nv.info names no register count")
     shared = [len(data) for name, data in sections.items() if re.match(r"\.nv\.shared\.(?!reserved)", name)]
-    return Resources(max(figures[_REGISTER_COUNT]), max(figures[_FRAME_SIZE]), max(shared, default=0))
+    static = max(shared, default=0)
+    if static and _SYSTEM_SECTION in sections:
+        static -= _SYSTEM_SMEM
+    return Resources(max(figures[_REGISTER_COUNT]), max(figures[_FRAME_SIZE]), static)
 
 
 def _sections(elf: bytes) -> Iterator[tuple[str, bytes]]:

@@ -77,6 +77,17 @@ def test_dynamic_shared_memory_comes_from_the_launch(tmp_path: Path) -> None:
     assert compile_text(source(make_spec(), smem_bytes=100 * 1024), tmp_path).smem_bytes == 100 * 1024
 
 
+@pytest.mark.parametrize("arch", list(Arch))
+def test_what_the_system_keeps_of_shared_memory_is_not_the_kernels(arch: Arch, tmp_path: Path) -> None:
+    allocating = source(make_spec()).replace(
+        "value = acc",
+        "scratch = cutlass.memory.SmemAllocator().allocate_array(Float32, 128)\n"
+        "        scratch[thread] = acc\n"
+        "        value = scratch[thread]",
+    )
+    assert compile_text(allocating, tmp_path, arch=arch).smem_bytes == 128 * 4
+
+
 def test_static_figures_come_from_the_cubin(tmp_path: Path) -> None:
     indexed = source(make_spec()).replace(
         "value = acc",
