@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from ..formula import formula
 from ..spec import DType, EpilogueSpec, Load, Order, Overflow, Store
@@ -11,7 +10,7 @@ from ..templates.config import Arch, TileConfig
 from . import emit_reductions
 from .chain import Chain, register_type
 from .partials import outputs
-from .placement import Placement, Variant, plan, plane_order
+from .placement import Placement, Variant, plan, plane_order, subtiled
 from .simplify import simplify
 
 CUTE_TYPES = {
@@ -51,12 +50,9 @@ def emit(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
 
     It defines the class `Epilogue`, the kernel `gemm` and the function `launch(a, b, <loads>, <stores>,
     max_active_clusters, stream)`, whose arguments carry the spec's names; what reduces has
-    those of its partials. A kernel that addresses planes by element takes subtiles of 32 columns at the most,
-    for it needs registers for the addresses.
+    those of its partials.
     """
-    if variant is Variant.PLAIN:
-        config = replace(config, subtile_n=min(config.subtile_n, 32))
-    return _Module(simplify(spec), formula(spec), config, variant).text()
+    return _Module(simplify(spec), formula(spec), subtiled(config, variant), variant).text()
 
 
 class _Module:

@@ -15,7 +15,7 @@ budgeted because they take stages from the MMA's operands.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..spec import DType, EpilogueSpec, Load, LoadKind, Order, Stride
@@ -56,6 +56,7 @@ class Plan:
 
 def plan(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Plan:
     """Places the loads and stores of a spec for one configuration and alignment."""
+    config = subtiled(config, variant)
     registers = _hoist_budget(spec, config, variant)
     smem = config.epilogue_smem_bytes - sum(
         _ring_bytes(config.tile_n, load.dtype) for load in spec.loads if load.kind is LoadKind.ROWVEC
@@ -82,6 +83,19 @@ def plan(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Plan:
             placements[load.name] = Placement.TMA if by_tma else Placement.VECTOR
             smem -= cost if by_tma else 0
     return Plan(placements, tuple(tma_stores))
+
+
+_PLAIN_SUBTILE_N = 32
+
+
+def subtiled(config: TileConfig, variant: Variant) -> TileConfig:
+    """The configuration with the subtiles that an alignment gets.
+
+    Wide ones make waits for TMA rarer. What is read and written by element doesn't wait, and has two
+    registers of address for each element of a subtile: half as many keep it from spilling.
+    """
+    narrow = min(config.subtile_n, _PLAIN_SUBTILE_N)
+    return replace(config, subtile_n=narrow) if variant is Variant.PLAIN else config
 
 
 def _ring_bytes(elements: int, dtype: DType) -> int:
