@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -35,9 +35,11 @@ from cute_backend.simulator.errors import (
     SimulationError,
 )
 from cute_backend.simulator.host import HostProgram
+from cute_backend.spec import EpilogueSpec
 from cute_backend.templates.config import Arch, TileConfig
 
 SPEC = scaled_residual()
+SLOW = replace(SPEC, accumulators=(replace(SPEC.accumulators[0], fast_accum=False),))
 
 
 class WrongNumbers(AssertionError):
@@ -51,19 +53,20 @@ class Subject:
     config: TileConfig
     problem: tuple[int, int, int]
     variant: Variant = Variant.TMA
+    spec: EpilogueSpec = SPEC
 
     @property
     def kernel(self) -> Kernel:
-        return Kernel(SPEC, self.config, self.variant)
+        return Kernel(self.spec, self.config, self.variant)
 
     def check(self, program: HostProgram, seed: int) -> None:
         """Run the problem. Raises WrongNumbers, or whatever the simulator has to say of the kernel."""
-        a, b, loads = operands(SPEC, *self.problem)
+        a, b, loads = operands(self.spec, *self.problem)
         machine = api.Machine(self.config.arch, seed, self.config, clusters=1)
         with patch.object(api, "_program", lambda kernel: program):
-            [actual], launch = api.run_region(SPEC, a, b, loads, machine)
+            [actual], launch = api.run_region(self.spec, a, b, loads, machine)
         assert launch.kernel == self.kernel
-        [expected] = replay(SPEC, a, b, loads)
+        [expected] = replay(self.spec, a, b, loads)
         if not torch.equal(actual, expected):
             raise WrongNumbers(wrong(actual, expected))
 
@@ -74,7 +77,8 @@ MULTICAST = Subject(sm100(128, 64, 2, 2), (296, 168, 256))
 MASKED = Subject(sm100(128, 64), (131, 69, 128), Variant.PLAIN)
 TURNS = Subject(sm90(64, 128, pingpong=True), (136, 144, 896))  # 7 k tiles: the ring's stages change hands
 COOPERATIVE = Subject(sm90(128, 128), (136, 136, 896))
-STAGED = Subject(sm90(64, 256, pingpong=True), (136, 264, 512))  # the row is too long for registers
+STAGED = Subject(sm90(128, 256), (136, 264, 512))  # the row is too long for registers
+PROMOTED = Subject(sm90(64, 64), (72, 72, 896), spec=SLOW)
 HOPPER_MULTICAST = Subject(sm90(128, 64, 2, 1), (136, 136, 512))
 
 SUBJECTS = {
@@ -85,15 +89,18 @@ SUBJECTS = {
     "turns": TURNS,
     "cooperative": COOPERATIVE,
     "staged": STAGED,
+    "promoted": PROMOTED,
     "hopper multicast": HOPPER_MULTICAST,
 }
 
 
 class Text(Enum):
-    """What is edited."""
+    """What is edited: a module of the templates, by its name, or something made of them."""
 
     TEMPLATE = "the template of the architecture"
-    TILE = "what the templates say of a thread's part of a tile"
+    TILE = "tile"
+    EPILOGUE = "epilogue"
+    SCHEDULER = "scheduler"
     MODULE = "the generated module"
     PTX = "the PTX, where the old text is a regular expression"
 
@@ -136,11 +143,12 @@ class Mutant:
         if self.text is Text.MODULE:
             source = self._edited(source)
         else:
-            if self.text is Text.TILE:
-                tile = self._imported("tile", self._edited(_text("tile")), folder)
-                text = Edit("from .tile import", f"from .{tile} import").apply(_text(template))
-            else:
+            if self.text is Text.TEMPLATE:
                 text = self._edited(_text(template))
+            else:
+                part = self.text.value
+                name = self._imported(part, self._edited(_text(part)), folder)
+                text = Edit(f"from .{part} import", f"from .{name} import").apply(_text(template))
             faulty = self._imported(template, text, folder)
             source = Edit(f"templates.{template} import", f"templates.{faulty} import").apply(source)
         path = folder / "kernel.py"
@@ -197,15 +205,22 @@ def early(release: str, wait: str) -> tuple[Edit, ...]:
     return (Edit(release, "pass"), Edit(wait, f"{wait}; {release}"))
 
 
+RELEASED_UNREAD = (Edit("smem.release()", "pass"), Edit("sub.copy_from(", "smem.release(); sub.copy_from("))
+"""A generated epilogue hands planes back to TMA before it has read them."""
+
+
 # What the simulator says of a race. The dot does not cross lines, so both sides stand in one sentence.
 UNWRITTEN = "reads {}.*, which was never written"
 UNFINISHED = "reads {}.*, written by .*: nothing that it waited for says that this write is complete"
 STILL_READ = "overwrites {}.* may still be reading.*: nothing waits for it"
+UNMET = r"cp\.async\.bulk\.tensor.*reads shared.*; its own lanes meet at bar\.warp\.sync"
 STILL_WRITTEN = "overwrites {}.*, written by .*: nothing that it waited for"
 SHARED, TMEM = "shared 0x", "tensor memory lane"
 
 SWIZZLE_128 = 0x4000404000010000
 """The constant bits of our tcgen05 descriptors: swizzle 2 (128 bytes), stride offset 1024, version 1."""
+
+OVERWRITES = "mma = set_mma if cutlass.const_expr(k_block == 0) else add_mma"
 
 MUTANTS = [
     # Operands: the load warp, the MMA warp, and the cluster.
@@ -358,7 +373,9 @@ MUTANTS = [
     Mutant(
         "lanes that no instruction has set disabled",
         ONE,
-        instead(r"mov\.b64\s+\{%r\d+, %r\d+\}, %rd24;", "", 4, 3),
+        instead(
+            r"mov\.b64\s+\{(%r\d+, %r\d+)\}, %rd\d+;(?=[^{]*tcgen05\.mma[^{]*\{%r\d+, %r\d+, \1\})", "", 4, 3
+        ),
         WrongNumbers,
         "are wrong",
         Text.PTX,
@@ -544,6 +561,22 @@ MUTANTS = [
         UNFINISHED.format(SHARED),
     ),
     Mutant(
+        "exact stage released before it is read",
+        ONE,
+        RELEASED_UNREAD,
+        RaceError,
+        r"cp\.async\.bulk\.tensor.*" + STILL_READ.format(SHARED),
+        Text.MODULE,
+    ),
+    Mutant(
+        "exact stage released before all lanes have read it",
+        ONE,
+        without("cute.arch.sync_warp()"),
+        RaceError,
+        r"cp\.async\.bulk\.tensor.*" + STILL_READ.format(SHARED),
+        Text.EPILOGUE,
+    ),
+    Mutant(
         "exact stage released by three warps of four",
         ONE,
         instead("_agents(EPILOGUE_WARPS),", "_agents(EPILOGUE_WARPS - 1),"),
@@ -662,6 +695,7 @@ MUTANTS = [
         "accumulator registers fenced for the first tile only",
         COOPERATIVE,
         (
+            Edit("warpgroup.fence()", "pass", 3),
             Edit("warpgroup.fence()", "pass", 2),
             Edit("warpgroup.fence()", "pass"),
             Edit("store_plane = Int32(0)", "store_plane = Int32(0); warpgroup.fence()"),
@@ -670,18 +704,18 @@ MUTANTS = [
         r"registers that it has touched since its last wgmma\.fence",
     ),
     Mutant(
-        "one named barrier for both warpgroups",
+        "one named barrier for both turns",
         TURNS,
-        instead("barrier_id=1 + group", "barrier_id=1"),
+        instead("first_barrier + group, first_barrier + 1 - group", "first_barrier, first_barrier"),
         RaceError,
         SHARED,
     ),
     Mutant(
         "rows of the other warpgroup's tile",
-        STAGED,
-        without("row_state.advance(group)"),
-        RaceError,
-        SHARED,
+        TURNS,
+        without("row_state.advance(ring)"),
+        Deadlock,
+        r"staging warp(.|\n)*0 of 128 arrivals",
     ),
     Mutant(
         "staged rows not waited for",
@@ -700,7 +734,7 @@ MUTANTS = [
     Mutant(
         "accumulator registers not fenced",
         COOPERATIVE,
-        without("warpgroup.fence()", 2),
+        (Edit("warpgroup.fence()", "pass", 3), Edit("warpgroup.fence()", "pass", 2)),
         RaceError,
         r"no wgmma\.fence before it",
     ),
@@ -721,9 +755,44 @@ MUTANTS = [
     Mutant(
         "wgmma's operands not waited for",
         COOPERATIVE,
-        without("ab_pipeline.consumer_wait(ab_state)", 2),
+        without("ab_pipeline.consumer_wait(ab_state)", 3, 1),
         RaceError,
         r"wgmma\.mma_async.*" + UNFINISHED.format(SHARED),
+    ),
+    Mutant(
+        "a tile's first operands not waited for",
+        COOPERATIVE,
+        without("ab_pipeline.consumer_wait(ab_state)", 3),
+        RaceError,
+        r"wgmma\.mma_async.*reads shared",
+    ),
+    Mutant(
+        "sums in registers begin with what was there",
+        COOPERATIVE,
+        instead(OVERWRITES, "mma = add_mma", 2),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "every product overwrites the sums",
+        COOPERATIVE,
+        instead(OVERWRITES, "mma = set_mma", 2),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "promoted sums begin with those of the last k tile",
+        PROMOTED,
+        instead(OVERWRITES, "mma = add_mma", 2, 1),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "sums promoted before they are there",
+        PROMOTED,
+        without("warpgroup.wait_group(0)", 2, 1),
+        RaceError,
+        r"touches accumulator registers of a wgmma\.mma_async that it has not waited for",
     ),
     Mutant(
         "turns not taken",
@@ -747,14 +816,134 @@ MUTANTS = [
         r"cp\.async\.bulk\.tensor.* wrote it through the generic proxy",
     ),
     Mutant(
-        "output stored before a warpgroup has written",
+        "output stored before all lanes of a warp have written",
         TURNS,
-        without("group_barrier.arrive_and_wait()", 2, 1),
+        without("cute.arch.sync_warp()", 2, 1),
         RaceError,
-        r"cp\.async\.bulk\.tensor.*reads shared",
+        UNMET,
     ),
     Mutant(
-        "output plane of a warpgroup not advanced",
+        "output stored by lanes that met before they wrote",
+        COOPERATIVE,
+        (
+            Edit("cute.arch.sync_warp()", "pass", 2, 1),
+            Edit("self.epilogue.visit(", "cute.arch.sync_warp(); self.epilogue.visit("),
+        ),
+        RaceError,
+        UNMET,
+    ),
+    Mutant(
+        "output plane of a warp not waited for",
+        TURNS,
+        without("store_group.producer_acquire()"),
+        RaceError,
+        STILL_READ.format(SHARED),
+    ),
+    Mutant(
+        "a store more in flight than there are planes",
+        TURNS,
+        instead("num_stages=max(stages.store, 1)", "num_stages=stages.store + 1"),
+        RaceError,
+        STILL_READ.format(SHARED),
+    ),
+    Mutant(
+        "shared memory given up under a warp's store",
+        COOPERATIVE,
+        without("store_group.producer_tail()"),
+        IllegalAccess,
+        "while this store still reads its shared memory",
+    ),
+    Mutant(
+        "one output plane for all warps of a warpgroup",
+        COOPERATIVE,
+        instead("+ group) * WARPS + group_warp", "+ group) * WARPS"),
+        RaceError,
+        r"overwrites shared.*, written by warp \d",
+    ),
+    Mutant(
+        "one output plane for both warpgroups",
+        COOPERATIVE,
+        instead("(store_plane * config.warpgroups + group)", "store_plane * config.warpgroups"),
+        RaceError,
+        "overwrites shared",
+    ),
+    Mutant(
+        "rows of a warpgroup's first warp stored by all",
+        TURNS,
+        instead("(row * WARPS + group_warp, column)", "(row * WARPS, column)"),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "planes handed back before they are read",
+        TURNS,
+        RELEASED_UNREAD,
+        RaceError,
+        r"cp\.async\.bulk\.tensor.*" + STILL_READ.format(SHARED),
+        Text.MODULE,
+    ),
+    Mutant(
+        "planes handed back before all lanes have read them",
+        TURNS,
+        without("cute.arch.sync_warp()"),
+        RaceError,
+        r"cp\.async\.bulk\.tensor.*" + STILL_READ.format(SHARED),
+        Text.EPILOGUE,
+    ),
+    Mutant(
+        "planes not handed back",
+        TURNS,
+        without("smem.release()"),
+        Deadlock,
+        "tma warp(.|\\n)*0 of 4 arrivals",
+        Text.MODULE,
+    ),
+    Mutant(
+        "planes not waited for",
+        TURNS,
+        without("exact_pipeline.consumer_wait(exact_stage)"),
+        RaceError,
+        UNFINISHED.format(SHARED),
+    ),
+    Mutant(
+        "barriers of the other warpgroup's planes",
+        TURNS,
+        instead("exact_stage = _in_ring(exact_state, ring)", "exact_stage = _in_ring(exact_state, 0)"),
+        Deadlock,
+        r"wgmma warp(.|\n)*0 of 1 arrivals",
+    ),
+    Mutant(
+        "planes of the other warpgroup's tile",
+        TURNS,
+        instead("(ring * stages.exact + exact_state.index)", "exact_state.index"),
+        RaceError,
+        SHARED,
+    ),
+    Mutant(
+        "planes of the other half of a tile",
+        COOPERATIVE,
+        instead("exact_state.index) * config.sharing + share", "exact_state.index) * config.sharing"),
+        WrongNumbers,
+        "rows 64 to",
+    ),
+    Mutant(
+        "matrices stored transposed",
+        TURNS,
+        instead(r"(stmatrix\.sync\.aligned\.m8n8\.x4)\.shared", r"\1.trans.shared", 8, 3),
+        WrongNumbers,
+        "are wrong",
+        Text.PTX,
+    ),
+    Mutant(
+        "a short group of tile rows walked as a full one",
+        TURNS,
+        instead("if first_row + self.raster_m > self.grid_m:", "if first_row > self.grid_m:"),
+        WrongNumbers,
+        "are wrong",
+        Text.SCHEDULER,
+    ),
+    Mutant(
+        "output plane of a warp not advanced",
         TURNS,
         instead("(store_plane + 1) % stages.store", "store_plane + 0"),
         RaceError,

@@ -39,7 +39,7 @@ BLACKWELL = ["epilogue"] * 4 + ["mma", "tma", "staging"]
         (ONE, [*BLACKWELL, "tma"]),
         (MASKED, BLACKWELL),
         (COOPERATIVE, ["tma", "tma", "", ""] + ["wgmma"] * 8),
-        (TURNS, ["tma", "tma", "", ""] + ["wgmma"] * 8),
+        (TURNS, ["tma", "tma", "staging", ""] + ["wgmma"] * 8),
         (STAGED, ["tma", "tma", "staging", ""] + ["wgmma"] * 8),
     ],
     ids=["one", "masked", "cooperative", "turns", "staged"],

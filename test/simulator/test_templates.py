@@ -115,7 +115,7 @@ def sm100(tile_m: int, tile_n: int, cluster_m: int = 1, cluster_n: int = 1, ctas
     return TileConfig(SM100, tile_m, tile_n, cluster_m, cluster_n, ctas)
 
 
-def sm90(tile_m: int, tile_n: int, cluster_m: int = 1, cluster_n: int = 1, **options: bool) -> TileConfig:
+def sm90(tile_m: int, tile_n: int, cluster_m: int = 1, cluster_n: int = 1, **options: int) -> TileConfig:
     return TileConfig(SM90, tile_m, tile_n, cluster_m, cluster_n, **options)
 
 
@@ -133,6 +133,8 @@ CONFIGS = [
     sm90(64, 128, pingpong=True),
     sm90(128, 128, 2, 1),
     sm90(128, 64, 1, 2),
+    sm90(64, 64, 1, 2),
+    sm90(128, 128, 2, 1, pingpong=True, subtile_n=64),
 ]
 by_name = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.arch.value}-{config.name}")
 
@@ -178,6 +180,15 @@ def test_tiles_are_shared_out_among_clusters(config, clusters):
     m, n, k = 2 * config.tile_m, 2 * config.tile_n, 128
     launch = check_exact(scaled_residual(), (m, n, k), machine(config, clusters=clusters))
     assert launch.report.grid[2] == min(clusters, 4)
+
+
+@small
+@pytest.mark.parametrize(("rows", "clusters"), [(4, 1), (5, 1), (5, 3)])
+def test_tiles_are_visited_in_groups_of_rows(config, rows, clusters):
+    """Full groups, and a last one that is not."""
+    config = replace(config, raster_m=2)
+    problem = (rows * config.tile_m, 3 * config.tile_n, 128)
+    check_exact(scaled_residual(), problem, machine(config, clusters=clusters))
 
 
 @small
