@@ -349,7 +349,7 @@ MUTANTS = [
     Mutant(
         "products committed to the next stage's barrier",
         ONE,
-        instead(r"(tcgen05\.commit\S+\s+\[%r\d+\+)48\]", r"\g<1>56]"),
+        instead(r"(tcgen05\.commit\S+\s+\[%r\d+\+)213552\]", r"\g<1>213560]"),
         Deadlock,
         "tma warp(.|\n)*0 of 1 arrivals",
         Text.PTX,
@@ -383,7 +383,7 @@ MUTANTS = [
     Mutant(
         "a pair's accumulator committed to one CTA",
         PAIR,
-        instead(r"(\[%r\d+\+128\]), %rs\d+;", r"\1, 1;"),
+        instead(r"(\[%r\d+\+230016\]), %rs\d+;", r"\1, 1;"),
         Deadlock,
         r"epilogue warp \d of CTA \(1, 0, 0\)(.|\n)*0 of 1 arrivals",
         Text.PTX,
