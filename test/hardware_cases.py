@@ -162,6 +162,10 @@ APPROXIMATE = {"bias_gelu_residual": 2.0**-8, "silu_mul_quant": 2.0**-4}
 and sums are exact, and what follows is rounded as IEEE 754 says."""
 
 
+NOT_YET_RECORDED = ("row_maxima", "greedy_token", "sums")
+"""Epilogues that no H200 has run."""
+
+
 def _epilogue(name: str, config: TileConfig) -> Case:
     problem = (72, 72, 144) if EPILOGUES[name].square else (76, 72, 144)
     return Case(name, config, problem, epilogue=name, tolerance=APPROXIMATE.get(name, 0.0))
@@ -172,6 +176,10 @@ CASES = {
     for case in [
         *(Case(name, config, problem, spec=spec) for name, config, problem, spec in _EXACT),
         *(Case(*case[:3], spec=case[3], tolerance=case[4], fractions=True) for case in _SUMS),
-        *(_epilogue(name, SMALL if i % 2 else SINGLE) for i, name in enumerate(EPILOGUES)),
+        *(
+            _epilogue(name, SMALL if i % 2 else SINGLE)
+            for i, name in enumerate(EPILOGUES)
+            if name not in NOT_YET_RECORDED
+        ),
     ]
 }
