@@ -1,10 +1,12 @@
-"""Operand and output formats on a real GPU: every dtype and layout that a kernel can be asked for."""
+"""Operand and output formats on a real GPU: every dtype and layout that a kernel can be asked for, in the
+largest and the smallest tile, which differ in their schedule."""
 
 from __future__ import annotations
 
 import pytest
 from kernel_check import check_kernels
 
+from cute_backend.runtime.device import device_at
 from cute_backend.spec import (
     Accumulator,
     Const,
@@ -18,6 +20,7 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
+from cute_backend.templates.config import table
 
 pytestmark = pytest.mark.gpu
 
@@ -39,6 +42,11 @@ def added(*loads: Load, acc: Accumulator = FP8, store: DType = DType.BF16) -> Ep
     return EpilogueSpec((acc,), loads, tuple(ops), (Store("out0", ops[-1].name, store),))
 
 
+def check(spec: EpilogueSpec) -> None:
+    largest, *_, smallest = table(device_at(0).arch, spec)
+    check_kernels(spec, SHAPES, [largest, smallest])
+
+
 PRODUCTS = [
     *[
         Accumulator("acc", dtype, dtype, a, b)
@@ -58,7 +66,7 @@ PRODUCTS = [
     ids=lambda acc: f"{acc.a_dtype.value}{acc.a_major.value}-{acc.b_dtype.value}{acc.b_major.value}",
 )
 def test_products(acc: Accumulator) -> None:
-    check_kernels(added(exact("exact0", DType.BF16), acc=acc), SHAPES)
+    check(added(exact("exact0", DType.BF16), acc=acc))
 
 
 STORES = [DType.F32, DType.F16, DType.E4M3, DType.E5M2, DType.I8, DType.U8, DType.I32]
@@ -73,7 +81,7 @@ def test_stores(dtype: DType, order: Order) -> None:
         Op("high", "minimum", ("low", Const(100.0)), DType.F32),
         Op("value", "cast", ("high",), dtype),
     )
-    check_kernels(EpilogueSpec((FP8,), (), ops, (Store("out0", "value", dtype, order),)), SHAPES)
+    check(EpilogueSpec((FP8,), (), ops, (Store("out0", "value", dtype, order),)))
 
 
 def test_bools_in_and_out() -> None:
@@ -83,7 +91,7 @@ def test_bools_in_and_out() -> None:
         Op("positive", "gt", ("kept", Const(0.5)), DType.BOOL),
     )
     stores = (Store("out0", "positive", DType.BOOL), Store("out1", "kept", DType.BF16))
-    check_kernels(EpilogueSpec((FP8,), (mask,), ops, stores), SHAPES)
+    check(EpilogueSpec((FP8,), (mask,), ops, stores))
 
 
 LAYOUTS = {"row": (OTHER, ONE), "column": (ONE, OTHER), "strided": (OTHER, OTHER)}
@@ -93,7 +101,7 @@ LOADS = [DType.F32, DType.F16, DType.BF16, DType.E4M3, DType.E5M2, DType.I8, DTy
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", LOADS)
 def test_exact_loads(dtype: DType, layout: str) -> None:
-    check_kernels(added(exact("exact0", dtype, *LAYOUTS[layout])), SHAPES)
+    check(added(exact("exact0", dtype, *LAYOUTS[layout])))
 
 
 @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.F16, DType.E4M3, DType.I8, DType.BOOL])
@@ -104,11 +112,11 @@ def test_vectors_and_scalars(dtype: DType, stride: Stride) -> None:
         Load("colvec0", LoadKind.COLVEC, dtype, stride, ZERO),
         Load("scalar0", LoadKind.SCALAR, dtype, ZERO, ZERO),
     ]
-    check_kernels(added(*loads), SHAPES)
+    check(added(*loads))
 
 
 def test_more_operands_than_shared_memory_has_room_for() -> None:
     planes = [exact(f"exact{i}", DType.F32) for i in range(4)]
     rows = [Load(f"rowvec{i}", LoadKind.ROWVEC, DType.F32, ZERO, ONE) for i in range(6)]
     columns = [Load(f"colvec{i}", LoadKind.COLVEC, DType.F32, ONE, ZERO) for i in range(6)]
-    check_kernels(added(*planes, *rows, *columns, store=DType.F32), SHAPES)
+    check(added(*planes, *rows, *columns, store=DType.F32))
