@@ -29,6 +29,7 @@ from .errors import UsageError
 from .fx_walk.device import device_capability
 from .fx_walk.epilogue_pass import announce_regions, current_precision
 from .fx_walk.mutation import root
+from .fx_walk.questions import is_reduction
 from .fx_walk.regions import find_regions
 from .fx_walk.rewrite import rewrite
 from .fx_walk.static import DTYPES
@@ -68,11 +69,12 @@ def gemm(
     element, (N,) or (1, N). `bias` is (N,) or (1, N). `use_fast_accum=False` promotes fp8 sums to fp32 as
     they grow. An empty product runs as aten ops, without a kernel.
 
-    `epilogue` gets the (M, N) fp32 result and returns one (M, N) tensor or several. It may use pointwise ops
-    and any tensors that it closes over, which are read at every call. It is traced once for each set of
-    shapes, strides, dtypes and Python values in its closure; where it closes over other objects, such as a
-    module, at every call. What it returns in fp32 is converted to `out_dtype`, by default bf16 for fp8
-    operands, else that of `a`; what it has cast to another dtype stays as it is.
+    `epilogue` gets the (M, N) fp32 result and returns one tensor or several: of (M, N), or reductions of such
+    a plane over rows, columns or both. It may use pointwise ops and any tensors that it closes over, which
+    are read at every call; what it has reduced it can only return. It is traced once for each set of shapes,
+    strides, dtypes and Python values in its closure; where it closes over other objects, such as a module, at
+    every call. A plane that it returns in fp32 is converted to `out_dtype`, by default bf16 for fp8 operands,
+    else that of `a`; reductions, and what it has cast to another dtype, stay as they are.
 
     Raises UsageError for operands that no kernel takes, and where the epilogue does not fuse.
     """
@@ -239,7 +241,7 @@ def _trace_epilogue(epilogue: Epilogue, plane: Tensor, captured: Captured) -> fx
             f"gemm's epilogue asks for a value of the result ({error}), which is known only in the kernel; "
             "it may choose by torch.where"
         ) from error
-    except RuntimeError as error:
+    except (RuntimeError, IndexError) as error:  # the latter for a dimension that the result does not have
         given = " and ".join(f"{_shape(each)} on {each.device}" for each in captured.tensors)
         raise UsageError(
             f"gemm's epilogue fails on the product, {_shape(plane)} on {plane.device}, closing over "
@@ -258,12 +260,19 @@ def _trace_epilogue(epilogue: Epilogue, plane: Tensor, captured: Captured) -> fx
     for result in leaves:
         if not isinstance(result, fx.Node):
             raise UsageError(f"gemm's epilogue returned a {type(result).__name__}; it returns tensors")
-        if result.meta["val"].shape != plane.shape:
+        if tuple(result.meta["val"].shape) not in _returnable(plane):
             given, wanted = _shape(result.meta["val"]), _shape(plane)
             raise UsageError(
-                f"gemm's epilogue returned a tensor {given}; it returns {wanted}, the product's shape"
+                f"gemm's epilogue returned a tensor {given}; it returns {wanted}, the product's shape, or "
+                "reductions of it over rows, columns or both"
             )
     return traced
+
+
+def _returnable(plane: Tensor) -> list[tuple[int, ...]]:
+    """The shapes of a plane and of its reductions, with and without `keepdim`."""
+    m, n = plane.shape
+    return [(m, n), (m,), (m, 1), (n,), (1, n), (), (1, 1)]
 
 
 @contextmanager
@@ -333,9 +342,9 @@ class _Builder:
         return self._call(plane, prims.convert_element_type.default, result, torch.float32)
 
     def finished(self, node: fx.Node, out_dtype: torch.dtype) -> fx.Node:
-        """An output, brought from fp32 to `out_dtype`."""
-        value = node.meta["val"]
-        if value.dtype is not torch.float32 or out_dtype is torch.float32:
+        """An output: a plane is brought from fp32 to `out_dtype`, what is reduced is left as it is."""
+        dtype = node.meta["val"].dtype
+        if dtype is not torch.float32 or out_dtype is torch.float32 or _reduction_behind(node) is not None:
             return node
         return self._converted(node, out_dtype)
 
@@ -352,16 +361,41 @@ class _Builder:
 
 def _fuse(graph: fx.Graph) -> None:
     """Make the product and its epilogue one call of the op. Raises UsageError where more is left."""
+    behind = {output: _reduction_behind(output) for output in _outputs(graph)}
     regions, rejections = find_regions(graph, current_precision(), device_capability)
     if regions:
         rewrite(graph, regions)
-    outputs = next(node for node in graph.nodes if node.op == "output").all_input_nodes
-    if len(regions) != 1 or not all(_is_result(root(output)) for output in outputs):
-        why = (
-            "; ".join(rejection.message for rejection in rejections) or "a result is not made of the product"
-        )
-        raise UsageError(f"gemm can't do this in one kernel: {why}")
+    strangers = [output for output in _outputs(graph) if not _is_result(root(output))]
+    if len(regions) != 1 or strangers:
+        reasons = [each.message for each in rejections] or [_excuse(each, behind[each]) for each in strangers]
+        raise UsageError(f"gemm can't do this in one kernel: {'; '.join(reasons)}")
     announce_regions(regions)
+
+
+def _outputs(graph: fx.Graph) -> list[fx.Node]:
+    return next(node for node in graph.nodes if node.op == "output").all_input_nodes
+
+
+def _reduction_behind(node: fx.Node) -> fx.Node | None:
+    """A reduction that a value is, or is made of."""
+    stack, seen = [node], set()
+    while stack:
+        current = stack.pop()
+        if is_reduction(current):
+            return current
+        if current not in seen:
+            seen.add(current)
+            stack.extend(current.all_input_nodes)
+    return None
+
+
+def _excuse(node: fx.Node, reduction: fx.Node | None) -> str:
+    if reduction is None or reduction is node:
+        return "a result is not made of the product"
+    return (
+        f"{reduction.name} is whole only when the kernel is done, and {node.name} is made of it: the "
+        "epilogue can return a reduction, but not work on it"
+    )
 
 
 def _is_result(node: fx.Node) -> bool:

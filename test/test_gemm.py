@@ -79,6 +79,49 @@ def test_the_epilogue_sees_fp32_and_may_return_several():
     assert torch.equal(positive, exact > 0)
 
 
+REDUCTIONS = {
+    "amax of abs": lambda x: x.abs().amax(-1),
+    "kept": lambda x: x.amin(-1, keepdim=True),
+    "sum and mean": lambda x: (x.sum(-1), x.mean(-1, keepdim=True)),
+    "max with indices": lambda x: tuple(x.max(-1)),
+    "argmin": lambda x: x.argmin(-1),
+    "logsumexp": lambda x: (x / 64).logsumexp(-1),
+    "columns": lambda x: (x.sum(0), x.amax(0, keepdim=True), x.argmax(0)),
+    "everything": lambda x: (x.sum(), x.abs().amax(), x.argmax()),
+    "of what is rounded": lambda x: (x / 3).to(E4M3).float().amax(-1),
+}
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS.values(), ids=REDUCTIONS)
+@pytest.mark.parametrize("beside", [True, False], ids=["beside the plane", "alone"])
+def test_an_epilogue_may_reduce(reduction, beside):
+    """What is reduced keeps the dtype that torch gives it; the plane is converted as ever."""
+    a, b = operands()
+    given = gemm(a, b, epilogue=lambda acc: (acc * 2, reduction(acc)) if beside else reduction(acc))
+    if beside:
+        plane, given = given
+        assert torch.equal(plane, (product(a, b) * 2).to(BF16))
+    given, expected = (
+        each if isinstance(each, tuple) else (each,) for each in (given, reduction(product(a, b)))
+    )
+    for actual, right in zip(given, expected, strict=True):
+        torch.testing.assert_close(actual, right, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("m", [1, M])
+def test_only_planes_are_converted(m):
+    """Told apart by what they are made of: with one row, sums over the rows have the shape of a plane."""
+    a, b = operands()
+    plane, kept, row = gemm(
+        a[:m], b, epilogue=lambda acc: (acc / 3, (acc / 3).sum(0, keepdim=True), (acc / 3).amax(-1))
+    )
+    exact = product(a[:m], b) / 3
+    assert torch.equal(plane, exact.to(BF16))
+    torch.testing.assert_close(kept, exact.sum(0, keepdim=True), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(row, exact.amax(-1), rtol=1e-6, atol=0)
+    assert kept.dtype is row.dtype is F32
+
+
 def test_a_remembered_epilogue_reads_its_tensors_anew():
     a, b = operands()
     row, plane = torch.ones(N), torch.ones(M, N, dtype=BF16)
@@ -176,6 +219,8 @@ def test_an_empty_product_needs_no_kernel(dtype, m, n, k):
     scale, bias = torch.ones(m, 1), torch.arange(n).float()
     out = gemm(a, b, scale_a=scale, bias=bias, epilogue=lambda acc: acc + 1, out_dtype=F32)
     assert torch.equal(out, (bias + 1).expand(m, n))
+    rows, columns = gemm(a, b, bias=bias, epilogue=lambda acc: (acc.sum(-1), acc.sum(0)))
+    assert torch.equal(rows, bias.expand(m, n).sum(-1)) and torch.equal(columns, bias * m)
 
 
 @pytest.fixture
@@ -261,12 +306,26 @@ def refused(message, a=None, b=None, **arguments):
         (r"returned a NoneType; it returns tensors", {"epilogue": lambda acc: None}),
         (r"returned an empty tuple; it returns tensors", {"epilogue": lambda acc: ()}),
         (r"returned a int; it returns tensors", {"epilogue": lambda acc: 1}),
-        (r"returned a tensor \(48,\); it returns \(48, 64\)", {"epilogue": lambda acc: acc.sum(-1)}),
+        (
+            r"returned a tensor \(24,\); it returns \(48, 64\), the product's shape, or reductions of it",
+            {"epilogue": lambda acc: acc.reshape(24, 2, 64).sum((1, 2))},
+        ),
+        (
+            r"amax is whole only when the kernel is done, and div is made of it: the epilogue can return a",
+            {"epilogue": lambda acc: (acc, acc.abs().amax(-1) / 448)},
+        ),
+        (
+            r"one kernel: amax reduces the region's own result and feeds back into div",
+            {"epilogue": lambda acc: (acc / acc.abs().amax(-1, keepdim=True)).to(E4M3)},
+        ),
+        (r"aten\.var\.correction reduces in a way that no", {"epilogue": lambda acc: acc.var(-1)}),
+        (r"fails on the product, .* Dimension out of range", {"epilogue": lambda acc: acc.sum(2)}),
         (
             r"one kernel: amax reduces the region's own result and feeds back",
             {"epilogue": lambda acc: acc.softmax(-1)},
         ),
         (r"a result is not made of the product", {"epilogue": lambda acc: torch.zeros(M, N)}),
+        (r"a result is not made of the product", {"epilogue": lambda acc: (acc, torch.ones(M, N).sum(-1))}),
         (
             r"asks for a value of the result \(aten\._local_scalar_dense\.default\).* torch\.where",
             {"epilogue": lambda acc: acc if acc.sum() > 0 else -acc},
