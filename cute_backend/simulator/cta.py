@@ -200,7 +200,10 @@ class Cluster:
         memory: GlobalMemory,
         reports: ReportBuilder,
         take_unstarted: Callable[[], tuple[int, int, int] | None],
+        *,
+        overlaps: bool,
     ) -> None:
+        self.overlaps = overlaps
         self.take_unstarted = take_unstarted
         self.memory = memory
         self.reports = reports

@@ -59,7 +59,11 @@ Dim3 = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch as the driver would have received it; `params` holds the bytes of each parameter."""
+    """One kernel launch as the driver would have received it; `params` holds the bytes of each parameter.
+
+    `overlaps` says that it may begin before what is ahead of it in the stream has ended (programmatic stream
+    serialization).
+    """
 
     kernel: str
     grid: Dim3
@@ -67,6 +71,7 @@ class Launch:
     cluster: Dim3
     smem_bytes: int
     params: tuple[bytes, ...]
+    overlaps: bool
 
 
 Executor = Callable[[Launch, GlobalMemory], Report]
@@ -208,6 +213,7 @@ class Device:
 
     def _read_launch(self, config: _LaunchConfig, kernel: _Kernel, parameters: Any) -> Launch:
         cluster: Dim3 = (1, 1, 1)
+        overlaps = False
         entries = ctypes.cast(config.attributes, ctypes.POINTER(_LaunchAttributeEntry))
         for i in range(config.num_attributes):
             if entries[i].id not in LaunchAttribute.__members__.values():
@@ -217,6 +223,8 @@ class Device:
                 )
             if entries[i].id == LaunchAttribute.CLUSTER_DIMENSION:
                 cluster = _dim3(entries[i].value)
+            if entries[i].id == LaunchAttribute.PROGRAMMATIC_STREAM_SERIALIZATION:
+                overlaps = bool(entries[i].value[0])
         one = Launch(
             kernel=kernel.name.decode(),
             grid=_dim3(config.grid),
@@ -227,6 +235,7 @@ class Device:
                 ctypes.string_at(parameters[i], parameter.nbytes)
                 for i, parameter in enumerate(self._entry(kernel.name).parameters)
             ),
+            overlaps=overlaps,
         )
         _check_launch(one, kernel)
         return one

@@ -91,6 +91,7 @@ class HostProgram:
                 cluster=one.cluster,
                 smem_bytes=one.smem_bytes,
                 memory=memory,
+                overlaps=one.overlaps,
                 async_seed=async_seed,
                 observer=observer,
                 progress=progress,

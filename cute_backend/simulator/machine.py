@@ -54,6 +54,7 @@ def run_kernel(
     cluster: tuple[int, int, int] = (1, 1, 1),
     smem_bytes: int = 0,
     memory: GlobalMemory,
+    overlaps: bool = False,
     async_seed: int | None = None,
     observer: Observer | None = None,
     progress: Progress | None = None,
@@ -63,10 +64,11 @@ def run_kernel(
 
     ptx: the module's text. entry: the name of its .entry; an empty name takes the only one. params: the
     bytes of each .param, in order. smem_bytes: dynamic shared memory. memory: what the kernel's global
-    addresses mean. async_seed: None for fixed delays of asynchronous work, else the seed of random delays,
-    warp order and warp speed. progress: called with (clusters done, clusters in all, warp instructions so
-    far) after each cluster and every PROGRESS_STEP instructions. most_instructions: beyond which some loop is
-    held to have no end.
+    addresses mean. overlaps: whether earlier kernels of the stream may still run, so that nothing global may
+    be touched before griddepcontrol.wait. async_seed: None for fixed delays of asynchronous work, else the
+    seed of random delays, warp order and warp speed. progress: called with (clusters done, clusters in all,
+    warp instructions so far) after each cluster and every PROGRESS_STEP instructions. most_instructions:
+    beyond which some loop is held to have no end.
 
     Raises a `SimulationError` that names the instruction and the warp.
     """
@@ -75,7 +77,9 @@ def run_kernel(
         entry = next(iter(module.entries))
     if entry not in module.entries:
         raise SimulationError(f"no entry {entry!r}; the module has {', '.join(module.entries) or 'none'}")
-    launch = _Launch(module, module.entries[entry], params, grid, block, cluster, smem_bytes, memory)
+    launch = _Launch(
+        module, module.entries[entry], params, grid, block, cluster, smem_bytes, memory, overlaps
+    )
     try:
         with np.errstate(all="ignore"):
             return launch.run(async_seed, observer, progress, most_instructions)
@@ -96,7 +100,9 @@ class _Launch:
         cluster: tuple[int, int, int],
         smem_bytes: int,
         memory: GlobalMemory,
+        overlaps: bool,
     ) -> None:
+        self.overlaps = overlaps
         self.grid, self.block, self.cluster = grid, block, cluster
         self.entry = entry
         self.memory = memory
@@ -250,7 +256,16 @@ class _Launch:
         threads = self.block[0] * self.block[1] * self.block[2]
         warps = (threads + LANES - 1) // LANES
         agents = size * (warps * AGENTS_PER_WARP + AGENTS_PER_CTA + MBARRIERS_PER_CTA)
-        cluster = Cluster(index, self.cluster, engine, agents, self.memory, builder, self.take_unstarted)
+        cluster = Cluster(
+            index,
+            self.cluster,
+            engine,
+            agents,
+            self.memory,
+            builder,
+            self.take_unstarted,
+            overlaps=self.overlaps,
+        )
         for rank in range(size):
             place = (rank % cx, rank // cx % cy, rank // (cx * cy))
             ctaid = (origin[0] + place[0], origin[1] + place[1], origin[2] + place[2])

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_backend.simulator.asynchrony import Pipe
-from cute_backend.simulator.memory import LocalMemory
+from cute_backend.simulator.errors import RaceError
+from cute_backend.simulator.memory import GlobalMemory, LocalMemory
 from cute_backend.simulator.shadow import Access, Clock
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class Warp(Registers):
         self.mask = mask
         self.full = bool(mask.all())
         self.exited = False
+        self.alone = not cta.cluster.overlaps
         self.timed_out = False
         self.name = f"warp {index} of {cta.name}"
         cluster = cta.cluster
@@ -123,6 +125,16 @@ class Warp(Registers):
     def role(self) -> str:
         """What the warp is for: see roles.py."""
         return self.program.roles.of(self)
+
+    @property
+    def global_memory(self) -> GlobalMemory:
+        """What an instruction is about to access. Raises RaceError while earlier kernels may still run."""
+        if not self.alone:
+            raise RaceError(
+                "global memory is accessed before griddepcontrol.wait, in a launch that may begin before the "
+                "kernels ahead of it in the stream have ended"
+            )
+        return self.cta.cluster.memory
 
     # --- running -----------------------------------------------------------------------------------------
     def run(self, budget: int) -> int:

@@ -33,6 +33,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 from .config import TILE_K_BYTES, TileConfig
 from .epilogue import Epilogue, SmemOperand, by_name, release_planes
+from .overlap import await_earlier_kernels
 from .scheduler import TileSchedule
 from .stages import Stages
 from .tile import Sm100Subtile, Sm100Tile
@@ -156,6 +157,7 @@ class Sm100Gemm:
             block=(self.threads, 1, 1),
             cluster=cluster_shape,
             min_blocks_per_mp=1,
+            use_pdl=True,
             stream=stream,
         )
 
@@ -258,6 +260,7 @@ class Sm100Gemm:
             two_cta_tmem_dealloc_mbar_ptr=smem.allocate(cutlass.Int64, 8),
         )
         pipeline.pipeline_init_arrive(cluster_shape_mn=cluster, is_relaxed=True)
+        await_earlier_kernels()
         shared = Shared(
             schedule=TileSchedule.of(config, m, n),
             m=m,

@@ -29,6 +29,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 from .config import TILE_K_BYTES, TileConfig
 from .epilogue import Epilogue, SmemOperand, by_name, release_planes
+from .overlap import await_earlier_kernels
 from .scheduler import TileSchedule
 from .stages import Stages
 from .tile import Sm90Subtile, Sm90Tile
@@ -181,6 +182,7 @@ class Sm90Gemm:
             block=(self.threads, 1, 1),
             cluster=(config.cluster_m, config.cluster_n, 1),
             min_blocks_per_mp=1,
+            use_pdl=True,
             stream=stream,
         )
 
@@ -273,6 +275,7 @@ class Sm90Gemm:
                 defer_sync=True,
             )
         pipeline.pipeline_init_arrive(cluster_shape_mn=cta_layout, is_relaxed=True)
+        await_earlier_kernels()
 
         glob = by_name(epilogue.loads + epilogue.stores, loads + stores)
         pipeline.pipeline_init_wait(cluster_shape_mn=cta_layout)

@@ -314,6 +314,21 @@ MUTANTS = [
         r"tcgen05\.mma.*reads shared",
         Text.PTX,
     ),
+    # The stream.
+    Mutant(
+        "earlier kernels not waited for",
+        ONE,
+        without("await_earlier_kernels()"),
+        RaceError,
+        r"before griddepcontrol\.wait",
+    ),
+    Mutant(
+        "earlier kernels not waited for on Hopper",
+        COOPERATIVE,
+        without("await_earlier_kernels()"),
+        RaceError,
+        r"before griddepcontrol\.wait",
+    ),
     # Products.
     Mutant(
         "accumulator not waited for by the MMA warp",

@@ -11,6 +11,7 @@ from ptx_entries import entry, launch, one
 from cute_backend.simulator.errors import (
     Deadlock,
     PtxSyntaxError,
+    RaceError,
     ResourceError,
     SimulationError,
     Trap,
@@ -319,3 +320,14 @@ SELF:
     """
     with pytest.raises(Deadlock, match=r"lanes \[0, 1, 2\]"):
         launch(entry(code, 0), [])
+
+
+@pytest.mark.parametrize("access", ["st.global.b32 [%rd0], 7;", "ld.global.b32 %r0, [%rd0];"])
+def test_nothing_global_is_touched_while_earlier_kernels_may_run(access: str) -> None:
+    memory = np.zeros(1, np.uint32)
+    address = "ld.param.u64 %rd0, [p0];"
+    with pytest.raises(RaceError, match=r"before griddepcontrol\.wait"):
+        launch(entry(f"{address} griddepcontrol.launch_dependents; {access}", 1), [memory], overlaps=True)
+    assert memory[0] == 0
+    launch(entry(f"{address} griddepcontrol.wait; st.global.b32 [%rd0], 7;", 1), [memory], overlaps=True)
+    assert memory[0] == 7

@@ -189,7 +189,7 @@ def bind_bulk_copy(binder: Binder, instruction: Instruction) -> Step:
         lanes = active(w)
         columns = [per_lane(w, g(w), lanes) for g in (target, source, size, barrier)]
         masks = per_lane(w, multicast(w), lanes) if multicast is not None else [None] * len(lanes)
-        memory = w.cta.cluster.memory
+        memory = w.global_memory
         for row, mask in zip(zip(*columns, strict=True), masks, strict=True):
             goal_address, at, nbytes, signal = (int(x) for x in row)
             _check_bulk(goal_address, at, nbytes)
@@ -240,7 +240,7 @@ def _bind_bulk_store(binder: Binder, instruction: Instruction, reduction: str | 
 
     def store(w: Warp) -> None:
         lanes = active(w)
-        memory = w.cta.cluster.memory
+        memory = w.global_memory
         columns = [per_lane(w, g(w), lanes) for g in (target, source, size)]
         for row, lane in zip(zip(*columns, strict=False), lanes, strict=False):
             at, offset, nbytes = (int(x) for x in row)

@@ -76,11 +76,24 @@ def bind_trap(binder: Binder, instruction: Instruction) -> Step:
 
 
 @opcode(
-    "nanosleep", "brkpt", "pmevent", "griddepcontrol", "membar.proxy", "fence.proxy.alias",
+    "nanosleep", "brkpt", "pmevent", "griddepcontrol.launch_dependents", "membar.proxy", "fence.proxy.alias",
     section="9.7.13.6, 9.7.19", meaning="No effect on the values of a single functional launch",
 )  # fmt: skip
 def bind_nothing(binder: Binder, instruction: Instruction) -> Step:
     return lambda w: None
+
+
+@opcode(
+    "griddepcontrol.wait", section="9.7.13.13", meaning="Until the kernels ahead in the stream have ended"
+)
+def bind_grid_wait(binder: Binder, instruction: Instruction) -> Step:
+    def wait(w: Warp) -> Wait | None:
+        absent = w.together()
+        if absent is None:
+            w.alone = True
+        return absent
+
+    return wait
 
 
 @opcode(

@@ -78,7 +78,7 @@ def bind_cp_async(binder: Binder, instruction: Instruction) -> Step:
         for size in np.unique(sizes):
             if size:
                 here = np.flatnonzero(sizes == size)
-                data[here, :size] = w.cta.cluster.memory.gather(sources[here], int(size))
+                data[here, :size] = w.global_memory.gather(sources[here], int(size))
         addresses = per_lane(w, target(w), lanes)
         aligned(addresses, nbytes)
         epoch = copies.epoch

@@ -113,7 +113,7 @@ def load_bytes(
     if space in ("global", "const"):
         w.report.bytes["ld.global"] += nbytes * len(lanes)
         w.report.global_load()
-        return w.cta.cluster.memory.gather(addresses, nbytes)
+        return w.global_memory.gather(addresses, nbytes)
     if space.startswith("shared"):
         out = np.empty((len(lanes), nbytes), np.uint8)
         for cta, here, offsets in shared_target(w, addresses, space):
@@ -162,7 +162,7 @@ def store_bytes(
         w.report.bytes["st.global"] += nbytes * len(lanes)
         w.report.stored()
         cluster.activity += 1
-        cluster.memory.scatter(addresses, data)
+        w.global_memory.scatter(addresses, data)
     elif space.startswith("shared"):
         for cta, here, offsets in shared_target(w, addresses, space):
             cta.shared.check(int(offsets.min()), int(offsets.max()) + nbytes)

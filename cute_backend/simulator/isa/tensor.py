@@ -82,7 +82,7 @@ def _bind_tensor_load(binder: Binder, instruction: Instruction) -> Step:
         lanes = active(w)
         columns = [per_lane(w, g(w), lanes) for g in (destination, address, barrier, *coordinates)]
         masks = per_lane(w, multicast(w), lanes) if multicast is not None else [None] * len(lanes)
-        memory = w.cta.cluster.memory
+        memory = w.global_memory
         for row, mask in zip(zip(*columns, strict=False), masks, strict=False):
             target, at, signal, *where = (int(x) for x in row)
             tmap = tensor_map(w, at, parameters)
@@ -108,7 +108,7 @@ def _bind_tensor_store(binder: Binder, instruction: Instruction, reduction: str 
         rows = list(zip(*([int(x) for x in c] for c in columns), strict=False))
         # A plain store that all lanes issue alike has the effect of one, and the hardware issues it once.
         together = reduction is None and len(set(rows)) == 1
-        memory = w.cta.cluster.memory
+        memory = w.global_memory
         for row, owners in (
             [(rows[0], lanes)] if together else [(r, [n]) for r, n in zip(rows, lanes, strict=False)]
         ):
