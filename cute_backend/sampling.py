@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from .errors import UsageError
+from .runtime.notices import count, warn_once
+from .runtime.operands import TMA_ALIGN
 from .runtime.sample import sample_op
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -70,6 +72,11 @@ def sample(
     draw is the largest of them with Gumbel noise added. Up to eight samples come from one pass over the
     weights, more from as many passes as they need.
 
+    Kernels read what has D, or but for fp8 the other axis, contiguous and a pitch in multiples of 16 bytes.
+    Anything else is copied, once a call: no copy is kept, since not every write to a tensor can be seen. A
+    weight of odd D is better kept padded, as a view that is read where it is:
+    `F.pad(weight, (0, -D % 8))[:, :D]` for 16-bit weights.
+
     `temperature` is a number, or a tensor, 0-d or one for each row, that is read where it is, without a
     synchronisation. At 0 the largest logit wins, the lowest index of equals. A row whose temperature tensor
     holds NaN gives index 0, as does one with a NaN among its logits before any other; a negative or infinite
@@ -101,7 +108,8 @@ def sample(
         raise UsageError(f"sample got num_samples={num_samples!r}; it draws 1 or more")
     heat = _temperature(temperature, hidden)
     key = _seed(seed, generator, hidden)
-    results = sample_op(hidden, weight, heat, key, num_samples, *vectors.values(), return_logprob)
+    operands = _readable("hidden", hidden), _readable("weight", weight)
+    results = sample_op(*operands, heat, key, num_samples, *vectors.values(), return_logprob)
     if isinstance(seed, Tensor):
         seed.add_(1)
     return (results[0], results[1]) if return_logprob else results[0]
@@ -126,6 +134,25 @@ def _check_product(hidden: Tensor, weight: Tensor) -> None:
             f"it multiplies {_ACCEPTED}"
         )
     _check_device("weight", weight, hidden)
+
+
+def _readable(name: str, tensor: Tensor) -> Tensor:
+    """The tensor, (rows, D), or a copy of it, with strides that a kernel reads by TMA."""
+    elements = TMA_ALIGN // tensor.element_size()
+    unit = 0 if tensor.stride(1) != 1 and elements < TMA_ALIGN else 1
+    pitch, lines = tensor.stride(1 - unit), tensor.shape[1 - unit]
+    if tensor.stride(unit) == 1 and (lines == 1 or (pitch > 0 and pitch % elements == 0)):
+        return tensor
+    if not torch.compiler.is_compiling():
+        count("operands_copied")
+        warn_once(
+            ("sample", name),
+            f"cute_backend: sample copies {name}, {_shape(tensor)} with strides {tensor.stride()}, at each "
+            f"call: its kernel wants D contiguous and a pitch in multiples of {elements} elements.",
+        )
+    rows, depth = tensor.shape
+    pitch = (depth + elements - 1) // elements * elements
+    return tensor.new_empty((rows, pitch))[:, :depth].copy_(tensor)
 
 
 def _vector(
@@ -161,7 +188,7 @@ def _temperature(temperature: float | Tensor, hidden: Tensor) -> Tensor | None:
         raise UsageError(
             f"sample got temperature of type {type(temperature).__name__}; it takes a number or a tensor"
         )
-    if not (math.isfinite(temperature) and temperature >= 0):
+    if not 0 <= temperature < math.inf:  # which a traced number can be asked, too
         raise UsageError(f"sample got temperature={temperature}; it takes 0 or a positive finite number")
     if temperature == 0:
         return None

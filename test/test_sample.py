@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 import cute_backend
-from cute_backend import UsageError
+from cute_backend import UsageError, sampling
 from cute_backend.philox import gumbel
 from cute_backend.runtime import sample as op_module
 from cute_backend.runtime.sample import SAMPLES_PER_PASS, sample_op
@@ -57,6 +59,7 @@ def steps(vocabulary: int, descending: bool) -> Tensor:
 
 
 @pytest.mark.parametrize("descending", [False, True], ids=["ascending", "descending"])
+@pytest.mark.filterwarnings("ignore:cute_backend. sample copies")
 @pytest.mark.parametrize("rows", [1, 2, 130])
 @pytest.mark.parametrize("vocabulary", [100, 200, 256])
 def test_draws_follow_the_softmax(vocabulary: int, rows: int, descending: bool) -> None:
@@ -240,6 +243,70 @@ def test_no_rows_and_odd_layouts() -> None:
     assert torch.equal(cute_backend.sample(strided, transposed, seed=1), expected)
 
 
+# Operands that TMA can't read as they lie
+
+
+@pytest.fixture
+def handed_on(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor]]:
+    """The hidden states and weights that the op is given."""
+    calls: list[tuple[Tensor, Tensor]] = []
+
+    def op(hidden: Tensor, weight: Tensor, *rest: Any) -> Any:
+        calls.append((hidden, weight))
+        return sample_op(hidden, weight, *rest)
+
+    monkeypatch.setattr(sampling, "sample_op", op)
+    return calls
+
+
+@pytest.mark.filterwarnings("ignore:cute_backend. sample copies")
+@pytest.mark.parametrize("dtype", [BF16, E4M3])
+@pytest.mark.parametrize("depth", [1, 100])
+def test_what_tma_cannot_read_is_copied_once_a_call(
+    depth: int, dtype: torch.dtype, handed_on: list[tuple[Tensor, Tensor]]
+) -> None:
+    """And anew at each call, so that a weight may be written to in any way."""
+    hidden, weight = (each.to(dtype) for each in problem(depth=depth))
+    samples = SAMPLES_PER_PASS + 2
+    for _ in range(2):
+        before = counters["cute_backend"]["operands_copied"]
+        tokens = cute_backend.sample(hidden, weight, num_samples=samples, seed=4)
+        assert counters["cute_backend"]["operands_copied"] == before + 2
+        logits = hidden.float() @ weight.float().t()
+        assert torch.equal(tokens, (logits + noise(4, 5, 40, samples)).argmax(-1).t())
+        for given, original in zip(handed_on.pop(), (hidden, weight), strict=True):
+            assert given.stride(1) == 1 and given.stride(0) * given.element_size() % 16 == 0
+            assert torch.equal(given.float(), original.float())
+        weight.data.copy_(weight[torch.arange(39, -1, -1)])  # does not count as a new version
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        lambda w: F.pad(w, (0, 4))[:, :100],
+        lambda w: w.t().contiguous().t(),
+        lambda w: F.pad(w, (0, 28))[:, 8:108],
+    ],
+    ids=["padded", "transposed", "a slice"],
+)
+def test_what_tma_can_read_is_left_where_it_is(
+    layout: Callable[[Tensor], Tensor], handed_on: list[tuple[Tensor, Tensor]]
+) -> None:
+    hidden, weight = problem(rows=1, depth=100)
+    weight = layout(weight)
+    cute_backend.sample(hidden, weight, seed=4)
+    ((given_hidden, given_weight),) = handed_on
+    assert given_hidden is hidden and given_weight is weight
+
+
+def test_a_copy_is_warned_of() -> None:
+    from cute_backend.runtime import notices
+
+    notices._warned.discard(("sample", "weight"))
+    with pytest.warns(RuntimeWarning, match=r"sample copies weight, \(40, 100\) with strides \(100, 1\), at"):
+        cute_backend.sample(*problem(rows=1, depth=100))
+
+
 def bad(**changes: Any) -> dict[str, Any]:
     hidden, weight = problem()
     return {"hidden": hidden, "weight": weight, **changes}
@@ -314,6 +381,19 @@ def test_compiled_it_is_one_op_in_a_whole_graph(fresh_compiler: None) -> None:
         arguments = hidden[:rows], table, weight, torch.full((rows,), 3.0)
         assert torch.equal(compiled(*arguments, seeds[0]), step(*arguments, seeds[1]))
     assert torch.equal(*seeds) and seeds[0] == 8
+
+
+@pytest.mark.filterwarnings("ignore:cute_backend. sample copies")
+def test_compiled_with_symbols(fresh_compiler: None) -> None:
+    """In a whole graph, of sizes of which operands are copied, and of a temperature."""
+
+    def step(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+        return cute_backend.sample(hidden, weight, temperature=temperature, num_samples=2, seed=3)
+
+    compiled = torch.compile(step, backend="cute", fullgraph=True, dynamic=True)
+    for depth, temperature in ((100, 0.5), (84, 2.0)):
+        arguments = *problem(depth=depth), temperature
+        assert torch.equal(compiled(*arguments), step(*arguments))
 
 
 def test_compiled_with_numbers(fresh_compiler: None) -> None:
