@@ -1,7 +1,7 @@
 """`python -m cute_backend explain|source|build|simulate|bench FILE.py[:name] [--arch sm_90a|sm_100a]`.
 
 FILE defines a function (or a module) and `example_inputs()`, which returns its arguments; `bench` without it
-runs the built-in table. What is wrong with a request is told in one sentence, with exit status 2. What is
+runs the built-in tables. What is wrong with a request is told in one sentence, with exit status 2. What is
 wrong in a simulated kernel, or in a result that is timed, ends with status 1.
 """
 
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         (_source, "print the first region's kernel as CuTe DSL Python"),
         (_build, "compile every region and print registers, spills and shared memory; needs no GPU"),
         (_simulate, "run every region's kernel on the simulated machine and compare with the reference"),
-        (_bench, "time the function, or the built-in table, beside what else could run it; needs a GPU"),
+        (_bench, "time the function, or the built-in tables, beside what else could run them; needs a GPU"),
     ):
         sub = commands.add_parser(command.__name__[1:], help=about, description=about)
         sub.add_argument(
@@ -92,7 +92,8 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         nargs="+",
         default=[],
-        help="of the built-in table, such as '*x8192x8192'",
+        help="which of the built-in tables (scaled_mm, sampling, row_maxima) or of their rows, such as "
+        "'16x*' or 'H16-*' (default: all)",
     )
     parser.add_argument("--rounds", metavar="N", type=int, default=50, help="timings of each (default: 50)")
     parser.add_argument(

@@ -22,12 +22,14 @@ from .host import measure_host
 from .machine import Nvml, describe, now
 from .measure import Run, build_kernels, measure_ceilings, measure_table, rate_of, steps
 from .results import Results, TableResult, raise_rates
+from .row_maxima import ROW_MAXIMA
+from .sampling import SAMPLING
 from .scaled_mm import SCALED_MM
 from .table import Table, function_table, select
 from .timing import require_gpu
 
-TABLES = (SCALED_MM,)
-"""The built-in tables."""
+TABLES = (SCALED_MM, SAMPLING, ROW_MAXIMA)
+"""The built-in tables, in the order in which they run; the names are those that `--rows` takes."""
 
 ROUNDS = 50
 

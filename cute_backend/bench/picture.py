@@ -21,6 +21,9 @@ _COLORS = {
 }
 """Of Okabe and Ito's palette, which colour-blind readers can tell apart."""
 
+_WIDE = 12
+"""As many problems as have room for their names in the usual size."""
+
 _FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -105,7 +108,8 @@ def _panel(axes: Any, table: TableResult, workload: str, ceilings: Ceilings) -> 
     axes.axhline(1, color="#555555", linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
     axes.set_ylim(0, 1.12 * max(tallest, *limits))
     axes.set_xlim(-0.55, len(problems) - 0.45)
-    axes.set_xticks(range(len(problems)), [_label(problem.name) for problem in problems], fontsize=8)
+    names = [_label(problem.name) for problem in problems]
+    axes.set_xticks(range(len(problems)), names, fontsize=8 if len(names) <= _WIDE else 6.5)
     axes.set_title(workload, loc="left", fontsize=10)
     axes.set_ylabel(f"speed, {table.baseline} = 1", fontsize=8)
     axes.tick_params(axis="y", labelsize=8)
@@ -121,5 +125,4 @@ def _speed(problem: ProblemResult, baseline: Cell, taken: float | None) -> float
 
 def _label(name: str) -> str:
     """`8192x8192x1024-slow` on two lines."""
-    sizes, dash, kind = name.partition("-")
-    return sizes + ("\n" + kind if dash else "")
+    return name.replace("-", "\n")

@@ -1,4 +1,4 @@
-"""The built-in table's programs as QuACK spells them; imported only where the package `quack` is installed.
+"""The programs of `scaled_mm` as QuACK spells them; imported only where the package `quack` is installed.
 
 Written for quack-kernels 0.6 on Hopper. QuACK promotes fp8 sums by default and offers no argument for fast
 accumulation; its kernel objects have the switch `fp8_slow_accum`, which `EpiMod.gemm` sets before it traces.
@@ -76,7 +76,7 @@ _SPELLINGS: dict[Callable[..., Any], Callable[..., Tensor]] = {scaled_mm.bare: _
 
 
 def spelling(fn: Callable[..., Any]) -> Callable[..., Tensor]:
-    """`fn`, one of the built-in table's programs, as QuACK runs it with the best tile for its sizes."""
+    """`fn`, one of the programs of `scaled_mm`, as QuACK runs it with the best tile for its sizes."""
     run = _SPELLINGS[fn]
     best: dict[str, Any] | None = None
 

@@ -65,8 +65,9 @@ class Measurement:
     """One cell of a problem.
 
     `timing` is None where it could not be run, and `note` then says why. `calls` were timed together.
-    `difference` is the result's from eager's, relative in norm, None where it is not finite; `agrees` says
-    whether it is small enough, and is False too where cute itself could not be run.
+    `difference` is the result's from eager's, relative in norm, or what the workload's own check makes of it;
+    None where it is not finite. `agrees` says whether it is small enough, and is False too where cute itself
+    could not be run.
     """
 
     cell: Cell

@@ -1,4 +1,4 @@
-"""The built-in table: a linear with fp8 rowwise scales, bare and with what follows it in a model.
+"""The first built-in table: a linear with fp8 rowwise scales, bare and with what follows it in a model.
 
 Weights are (N, K), as a linear holds them. The scales keep results near 1, so that e4m3 does not overflow.
 """

@@ -129,7 +129,7 @@ def markdown(found: Results, picture: str) -> str:
     for table in found.tables:
         columns = _measured(table)
         first = {ratio.of: ratio for ratio in reversed(columns)}
-        header = ["M x N x K", *map(str, columns)]
+        header = ["problem", *map(str, columns)]
         lines = [" | ".join(header), " | ".join("---" for _ in header)]
         for problem in table.problems:
             cells = []

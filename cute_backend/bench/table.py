@@ -64,7 +64,9 @@ class Workload:
 
     `inputs()` makes its arguments on torch's default device. `operations` are those of its matrix products,
     2 M N K for each; None has them counted. `tolerance` is by how much a result may differ from eager's,
-    relative in norm; None accepts anything, as for a program that draws random numbers.
+    relative in norm; None accepts anything. Where results mean something else than their values, as those of
+    a program that draws, `check` says how far one is off, given the arguments as the call has left them.
+    `calls_kernels` says of a program that it calls ops of ours by itself, so that there is nothing to fuse.
     """
 
     name: str
@@ -74,6 +76,8 @@ class Workload:
     operations: int | None
     runners: tuple[Runner, ...]
     tolerance: float | None
+    check: Callable[[tuple[Any, ...], Any], float] | None = None
+    calls_kernels: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 
 from cute_backend import UsageError
 from cute_backend.__main__ import main
-from cute_backend.bench import command, measure, scaled_mm
+from cute_backend.bench import command, measure, sampling, scaled_mm
 from cute_backend.bench.machine import Nvml
 from cute_backend.bench.results import Ceilings, Clock, Results, Timing
 from cute_backend.bench.table import Rate, Runner, function_table
@@ -83,6 +83,30 @@ def test_a_problem_is_measured_cell_by_cell(on_cpu):
     assert timed["eager full"].difference == 0 and timed["cute full"].difference > 0
     assert problem.clock == Clock(1, 2, 3)
     assert len(told) == measure.steps([table])
+
+
+def test_tokens_are_judged_by_their_own_checks(on_cpu, monkeypatch):
+    table = replace(sampling.SAMPLING, problems=(sampling.problem(3, 40, 16),))
+    notes = measure.build_kernels([table])
+    assert notes == {}
+    (found,) = measure.measure_table(table, a_run()[0])
+    cells = {str(each.cell): each for each in found.problems[0].measurements}
+    assert list(cells) == [
+        "eager logits",
+        "cute sample",
+        "inductor multinomial",
+        "inductor greedy",
+        "cute greedy",
+    ]
+    assert all(each.agrees and each.difference < 0.01 and not each.note for each in cells.values())
+
+    def compiled(runner, fn):
+        return fn if fn is sampling.logits else lambda hidden, *rest: torch.arange(7, 7 + len(hidden))
+
+    monkeypatch.setattr(measure, "compiled", compiled)
+    (found,) = measure.measure_table(table, a_run()[0])
+    wrong = [str(each.cell) for each in found.problems[0].measurements if not each.agrees]
+    assert wrong == ["cute sample", "inductor greedy", "cute greedy"]
 
 
 def test_peers_that_cannot_run_are_noted_and_the_others_timed(on_cpu, monkeypatch):

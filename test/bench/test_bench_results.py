@@ -144,7 +144,7 @@ def test_the_readmes_sample():
     assert lines[:6] == [
         "A linear and its epilogue.",
         "",
-        "| M x N x K | cute bare / eager bare | cute full / eager bare | cute full / inductor full |",
+        "| problem | cute bare / eager bare | cute full / eager bare | cute full / inductor full |",
         "| --- | --- | --- | --- |",
         "| 4096x4096x4096 | 1.20 (80%) | 0.94 (75%) | 1.25 |",
         "| 16x8192x8192-slow | 1.20 (80%) | 0.94 (75%) | 1.25 |",

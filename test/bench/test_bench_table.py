@@ -1,11 +1,14 @@
-"""The built-in table: its problems, how its rows are picked, and that every variant computes it right."""
+"""The built-in tables: their problems, how rows are picked, and that every variant computes them right."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 from reference import TOLERANCE, relative_error
 
 from cute_backend import UsageError, explain
-from cute_backend.bench import scaled_mm
+from cute_backend.__main__ import main
+from cute_backend.bench import row_maxima, sampling, scaled_mm
 from cute_backend.bench.command import TABLES
 from cute_backend.bench.measure import compiled, work_of
 from cute_backend.bench.table import PEERS, Cell, Rate, Runner, function_table, select
@@ -57,8 +60,27 @@ def test_every_cute_variant_is_one_region():
                 assert region.spec.accumulators[0].fast_accum is (workload.fn is not scaled_mm.bare_slow)
 
 
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+def test_every_ratio_is_of_cells_that_are_timed(table):
+    for problem in table.problems:
+        cells = {Cell(workload.name, runner) for workload in problem.workloads for runner in workload.runners}
+        compared = {cell for ratio in table.ratios for cell in (ratio.of, ratio.to)}
+        assert table.baseline in cells
+        assert table is scaled_mm.SCALED_MM or compared <= cells
+
+
+def test_names_are_of_one_thing(capsys):
+    """Of one table or one row; and --help names the tables."""
+    names = [name for table in TABLES for name in (table.name, *(each.name for each in table.problems))]
+    assert len(set(names)) == len(names)
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"({', '.join(table.name for table in TABLES)})" in told
+
+
 def test_the_table_at_full_size():
-    (table,) = TABLES
+    table = scaled_mm.SCALED_MM
     names = [problem.name for problem in table.problems]
     assert names[:7] == [
         "4096x4096x4096",
@@ -113,15 +135,16 @@ def test_work_of_a_function_counts_what_torch_can_and_no_broadcast_axis():
 
 
 def test_rows_are_picked_by_name_and_peers_by_option():
-    (table,) = select(TABLES, ["16x*", "*-bf16"], peers=False)
+    table, other = select(TABLES, ["16x*", "*-bf16", "H4-V128256-*"], peers=False)
     assert [problem.name for problem in table.problems] == ["16x8192x8192", "8192x8192x8192-bf16"]
+    assert [problem.name for problem in other.problems] == ["H4-V128256-D4096", "H4-V128256-D8192"]
     assert not any(
         runner in PEERS
         for problem in table.problems
         for workload in problem.workloads
         for runner in workload.runners
     )
-    assert select(TABLES, ["scaled_mm"], peers=True) == list(TABLES)
+    assert select(TABLES, ["sampling"], peers=True) == [sampling.SAMPLING]
     assert select(TABLES, [], peers=True) == list(TABLES)
     with pytest.raises(UsageError, match=r"no row is called '17x\*'; there are scaled_mm, 4096x4096x4096"):
         select(TABLES, ["16x*", "17x*"], peers=False)
@@ -134,3 +157,95 @@ def test_a_function_is_timed_beside_eager_and_inductor():
         "cute fn / inductor fn",
         "cute fn / max-autotune fn",
     ]
+
+
+# Tokens, and row maxima
+
+DECODING = sampling.problem(5, 72, 32)
+MAXIMA = row_maxima.fp8_problem(48), row_maxima.bf16_problem(48)
+
+
+def workloads(problem):
+    return {workload.name: workload for workload in problem.workloads}
+
+
+def test_the_table_of_tokens_at_full_size():
+    table = sampling.SAMPLING
+    sizes = [tuple(int(part[1:]) for part in problem.name.split("-")) for problem in table.problems]
+    assert len(sizes) == 20
+    assert {h for h, _, _ in sizes} == {1, 4, 16, 64, 256}
+    assert {(v, d) for _, v, d in sizes} == {
+        (128256, 4096),
+        (128256, 8192),
+        (151936, 4096),
+        (151936, 8192),
+    }
+    assert [str(ratio) for ratio in table.ratios] == [
+        "cute sample / eager logits",
+        "cute sample / inductor multinomial",
+        "cute greedy / eager logits",
+        "cute greedy / inductor greedy",
+    ]
+
+
+def test_the_least_work_of_a_token_is_to_read_the_weights_once():
+    h, v, d = 4, 128256, 4096
+    with torch.device("meta"):
+        works = {
+            name: work_of(workload, workload.inputs(), torch.empty(h, 1, dtype=torch.int64))
+            for name, workload in workloads(sampling.problem(h, v, d)).items()
+        }
+    assert {work.operations for work in works.values()} == {2 * h * v * d}
+    assert works["sample"].bytes == 2 * v * d + 2 * h * d + 8 * h + 8
+    assert works["greedy"].bytes == works["multinomial"].bytes == 2 * v * d + 2 * h * d + 8 * h
+
+
+@pytest.mark.parametrize(
+    ("name", "runner"),
+    [(name, runner) for name, workload in workloads(DECODING).items() for runner in workload.runners],
+)
+def test_every_variant_gives_what_its_check_wants(name, runner):
+    workload = workloads(DECODING)[name]
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    args = workload.inputs()
+    with torch.no_grad():
+        result = compiled(runner, workload.fn)(*args)
+        if name == "logits":
+            assert relative_error(result, args[0].double() @ args[1].double().t()) < 4e-3
+        else:
+            assert workload.check(args, result) <= workload.tolerance
+
+
+@pytest.mark.parametrize("name", ["sample", "multinomial", "greedy"])
+def test_checks_fail_what_is_wrong(name):
+    """Another token in one row, one that is none, too few of them; and for a draw, that of another seed."""
+    workload = workloads(DECODING)[name]
+    torch.manual_seed(0)
+    args = workload.inputs()
+    right = workload.fn(*args)
+    assert workload.check(args, right) <= workload.tolerance
+    wrong = [torch.where(right == right[2], 72, right), right[:-1]]
+    if name != "multinomial":
+        other = right.clone()
+        other[2] = (other[2] + 1) % 72
+        wrong.append(other)
+    if name == "sample":
+        wrong.append(workload.fn(*args))
+        args[2].sub_(1)
+    for tokens in wrong:
+        assert not workload.check(args, tokens) <= workload.tolerance
+
+
+@pytest.mark.parametrize("problem", MAXIMA, ids=lambda problem: problem.name)
+def test_maxima_stand_beside_the_same_product(problem):
+    alone, maxima = problem.workloads
+    args = maxima.inputs()
+    torch._dynamo.reset()
+    with torch.no_grad():
+        out, largest = compiled(Runner.CUTE, maxima.fn)(*args)
+        right = in_float64(replace(alone, name="bare" if alone.rate is Rate.FP8 else "full"), args)
+    assert relative_error(out, right) < TOLERANCE[torch.bfloat16]
+    assert relative_error(largest, right.abs().amax(-1)) < TOLERANCE[torch.bfloat16]
+    formulas = [explain(each.fn, *args, arch="sm_90a").first_region().formula for each in (alone, maxima)]
+    assert ["row_max" in formula for formula in formulas] == [False, True]

@@ -1,0 +1,136 @@
+"""The built-in table of decoding: a token drawn, or the best one chosen, and the logits that neither needs.
+
+Results are checked by what they mean. A draw of `sample` depends on its seed alone, so it is computed again
+with torch, in fp32; another's noise is not known, and only that it gives tokens is checked. The best tokens
+are those whose logits are the largest. Sums in another order, and logits rounded to bf16 first, may tell
+nearly equal ones apart otherwise: so what is compared is by how much the chosen one falls short.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import cute_backend
+
+from ..philox import gumbel
+from .table import Cell, Problem, Rate, Ratio, Runner, Table, Workload
+
+BF16 = torch.bfloat16
+
+
+def logits(hidden: Tensor, weight: Tensor) -> Tensor:
+    """The bare product, written out: what sampling is held to."""
+    return torch.mm(hidden, weight.t())
+
+
+def sample(hidden: Tensor, weight: Tensor, seed: Tensor) -> Tensor:
+    """A token a row, from the softmax at temperature 1."""
+    return cute_backend.sample(hidden, weight, seed=seed)
+
+
+def multinomial(hidden: Tensor, weight: Tensor) -> Tensor:
+    """The same, as torch draws it: from probabilities in bf16, the least that there is to write and read."""
+    return torch.multinomial(torch.softmax(torch.mm(hidden, weight.t()), -1), 1)
+
+
+def greedy(hidden: Tensor, weight: Tensor) -> Tensor:
+    """The most likely token of each row."""
+    return torch.argmax(torch.mm(hidden, weight.t()), -1)
+
+
+def _shortfall(scores: Tensor, tokens: Tensor) -> float:
+    """How far the scores of the chosen tokens are from their rows' largest, at most, relative to the latter.
+
+    Infinite where a token is none.
+    """
+    if not _are_tokens(tokens, *scores.shape):
+        return float("inf")
+    best = scores.amax(1)
+    chosen = scores.gather(1, tokens.reshape(-1, 1)).squeeze(1)
+    return ((best - chosen) / best.abs()).max().item()
+
+
+def _are_tokens(tokens: Tensor, rows: int, vocabulary: int) -> bool:
+    return tokens.numel() == rows and bool(((tokens >= 0) & (tokens < vocabulary)).all())
+
+
+def _of_draws(args: tuple[Any, ...], tokens: Tensor) -> float:
+    """The shortfall of draws, with the noise that they had; the seed has been advanced since."""
+    hidden, weight, seed = args
+    low, high = (seed - 1).reshape(1).view(torch.int32).split(1)
+    column, row = (torch.arange(len(each), device=each.device) for each in (weight, hidden))
+    noise = gumbel(low, high, column, row[:, None], torch.zeros_like(low))
+    return _shortfall(hidden.float() @ weight.float().t() + noise, tokens)
+
+
+def _of_the_best(args: tuple[Any, ...], tokens: Tensor) -> float:
+    hidden, weight = args
+    return _shortfall(hidden.float() @ weight.float().t(), tokens)
+
+
+def _of_any(args: tuple[Any, ...], tokens: Tensor) -> float:
+    """Nothing, if they are tokens."""
+    hidden, weight = args
+    return 0.0 if _are_tokens(tokens, len(hidden), len(weight)) else float("inf")
+
+
+def problem(rows: int, vocabulary: int, depth: int) -> Problem:
+    """One batch and one vocabulary; weights as a linear holds them, and logits of a spread of 2."""
+
+    def inputs() -> tuple[Tensor, Tensor]:
+        weight = torch.randn(vocabulary, depth, dtype=BF16)
+        return torch.randn(rows, depth, dtype=BF16) * (2 / depth**0.5), weight
+
+    def seeded() -> tuple[Tensor, Tensor, Tensor]:
+        return *inputs(), torch.zeros(1, dtype=torch.int64)
+
+    workload = partial(Workload, rate=Rate.BF16, operations=2 * rows * vocabulary * depth)
+    eager, inductor, cute = Runner.EAGER, Runner.INDUCTOR, Runner.CUTE
+    return Problem(
+        f"H{rows}-V{vocabulary}-D{depth}",
+        (
+            workload("logits", logits, inputs, runners=(eager,), tolerance=0.01),
+            workload(
+                "sample",
+                sample,
+                seeded,
+                runners=(cute,),
+                tolerance=1e-3,
+                check=_of_draws,
+                calls_kernels=True,
+            ),
+            workload("multinomial", multinomial, inputs, runners=(inductor,), tolerance=0.0, check=_of_any),
+            workload("greedy", greedy, inputs, runners=(inductor, cute), tolerance=0.01, check=_of_the_best),
+        ),
+    )
+
+
+_BATCHES, _VOCABULARIES, _DEPTHS = (1, 4, 16, 64, 256), (128256, 151936), (4096, 8192)
+"""H of decoding, and the vocabularies and widths of two families of models: 1.0 to 2.5 GB of weights."""
+
+_SAMPLE, _GREEDY = Cell("sample", Runner.CUTE), Cell("greedy", Runner.CUTE)
+_LOGITS = Cell("logits", Runner.EAGER)
+
+SAMPLING = Table(
+    "sampling",
+    title="A decoding step's tokens, of H rows. logits: the bare bf16 matmul; sample: cute_backend.sample; "
+    "multinomial: softmax and torch.multinomial; greedy: argmax of the matmul. The limit is that of reading "
+    "the weights once",
+    baseline=_LOGITS,
+    ratios=(
+        Ratio(_SAMPLE, _LOGITS),
+        Ratio(_SAMPLE, Cell("multinomial", Runner.INDUCTOR)),
+        Ratio(_GREEDY, _LOGITS),
+        Ratio(_GREEDY, Cell("greedy", Runner.INDUCTOR)),
+    ),
+    problems=tuple(
+        problem(rows, vocabulary, depth)
+        for vocabulary in _VOCABULARIES
+        for depth in _DEPTHS
+        for rows in _BATCHES
+    ),
+)
