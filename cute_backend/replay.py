@@ -45,7 +45,8 @@ def replay(
 ) -> list[Tensor]:
     """The spec's stores, in order: (M, N) tensors, dense in each store's order, or their reductions.
 
-    `a[i]` is (M, K) and `b[i]` (K, N), one pair for each accumulator. `loads` follow the spec: (M, N) for an
+    `a` has one tensor, (M, K), and `b` one (K, N) for each accumulator, or one (K, 2 N) for even and odd
+    columns. `loads` follow the spec: (M, N) for an
     exact load, (N,) for a rowvec, (M,) for a colvec, one element for a scalar. The operands' values are exact
     in `accumulate`, in which products and reductions are summed, in the order of the device's own kernels;
     float64 takes that order's rounding out of a test. Everything else is fp32.
@@ -55,11 +56,15 @@ def replay(
     """
     check(spec)
     values: dict[str, Tensor] = {}
-    for acc, left, right in zip(spec.accumulators, a, b, strict=True):
-        values[acc.name] = torch.mm(left.to(accumulate), right.to(accumulate)).to(torch.float32)
+    (left,) = a
+    products = [torch.mm(left.to(accumulate), right.to(accumulate)).to(torch.float32) for right in b]
+    if spec.neighbours:
+        (both,) = products
+        products = [both[:, ::2], both[:, 1::2]]
+    values.update(zip((acc.name for acc in spec.accumulators), products, strict=True))
     for load, tensor in zip(spec.loads, loads, strict=True):
         values[load.name] = _plane(load, tensor)
-    plane = (a[0].shape[0], b[0].shape[1])
+    plane = (left.shape[0], spec.plane_n(b[0].shape[1]))
     for op in spec.ops:
         values[op.name] = _step(spec, op, values, plane)
     return [

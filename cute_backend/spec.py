@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any, Union
 
-SPEC_VERSION = 2
+SPEC_VERSION = 3
 
 
 class SpecError(ValueError):
@@ -92,6 +92,14 @@ class Major(str, Enum):
 
     K = "k"
     MN = "mn"
+
+
+class Columns(str, Enum):
+    """Which columns of B an accumulator is the product with."""
+
+    ALL = "all"
+    EVEN = "even"
+    ODD = "odd"
 
 
 class Order(str, Enum):
@@ -180,6 +188,9 @@ Operand = Union[str, Const]
 class Accumulator:
     """One matrix product, A (M, K) times B (K, N), accumulated in fp32.
 
+    The accumulators of a spec share one A, and one MMA computes them all. Those of EVEN and ODD columns come
+    as a pair, in this order, and share a B of (K, 2 N) as well.
+
     `fast_accum` is `_scaled_mm`'s `use_fast_accum`: without it, Hopper's fp8 MMA promotes its partial sums to
     fp32 registers at intervals. It has no meaning for 16-bit operands, where it is True.
     """
@@ -190,6 +201,7 @@ class Accumulator:
     a_major: Major = Major.K
     b_major: Major = Major.K
     fast_accum: bool = True
+    columns: Columns = Columns.ALL
 
 
 @dataclass(frozen=True)
@@ -263,6 +275,25 @@ class EpilogueSpec:
 
     def __post_init__(self) -> None:
         _validate(self)
+
+    @property
+    def product(self) -> Accumulator:
+        """The first accumulator: its dtypes, majors and mode are those of all."""
+        return self.accumulators[0]
+
+    @property
+    def neighbours(self) -> bool:
+        """Whether the accumulators are the even and the odd columns of one product."""
+        return self.product.columns is not Columns.ALL
+
+    @property
+    def b_count(self) -> int:
+        """How many B there are."""
+        return 1 if self.neighbours else len(self.accumulators)
+
+    def plane_n(self, columns: Any) -> Any:
+        """N, for a first B of so many columns."""
+        return columns // 2 if self.neighbours else columns
 
     @cached_property
     def dtypes(self) -> dict[str, DType]:
@@ -360,6 +391,7 @@ def _decode_accumulator(item: Any) -> Accumulator:
         a_major=Major(item["a_major"]),
         b_major=Major(item["b_major"]),
         fast_accum=bool(item["fast_accum"]),
+        columns=Columns(item["columns"]),
     )
 
 
@@ -424,6 +456,7 @@ def _validate(spec: EpilogueSpec) -> None:
     for acc in spec.accumulators:
         define(acc.name)
         _validate_accumulator(acc)
+    _validate_together(spec.accumulators)
     for load in spec.loads:
         define(load.name)
         zeros = (load.stride_m is Stride.ZERO, load.stride_n is Stride.ZERO)
@@ -472,6 +505,22 @@ def _validate_store(store: Store, value: DType) -> None:
     kept = kind.is_extremum and store.dtype is value
     if not (kind.is_index or store.dtype.is_float or kept):
         raise SpecError(f"{what} is stored as {store.dtype.value}; it is a float")
+
+
+def _validate_together(accumulators: tuple[Accumulator, ...]) -> None:
+    first = accumulators[0]
+    for acc in accumulators[1:]:
+        if replace(acc, name=first.name, columns=first.columns) != first:
+            raise SpecError(
+                f"{first.name} and {acc.name} differ in dtypes, majors or mode of accumulation, and one MMA "
+                "computes both"
+            )
+    columns = [acc.columns for acc in accumulators]
+    if columns != [Columns.EVEN, Columns.ODD] and set(columns) != {Columns.ALL}:
+        raise SpecError(
+            f"the accumulators have {', '.join(each.value for each in columns)} columns; accepted are all, "
+            "or one of even and one of odd"
+        )
 
 
 def _validate_accumulator(acc: Accumulator) -> None:

@@ -6,6 +6,7 @@ What they draw is valid and agrees with the op table; sizes and operands are dra
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from cute_backend.spec import (
     VALUE_DTYPES,
     Accumulator,
     Axis,
+    Columns,
     Const,
     DType,
     EpilogueSpec,
@@ -52,17 +54,21 @@ NUMBERS = st.one_of(
 
 @st.composite
 def accumulators(draw: st.DrawFn) -> tuple[Accumulator, ...]:
-    count = draw(st.integers(1, 2))
-    return tuple(draw(_accumulator(f"acc{index}" if count > 1 else "acc")) for index in range(count))
+    """One product, two of one A, or the even and the odd columns of one."""
+    columns = draw(st.sampled_from([(Columns.ALL,), (Columns.ALL, Columns.ALL), (Columns.EVEN, Columns.ODD)]))
+    acc = draw(_accumulator())
+    if len(columns) == 1:
+        return (acc,)
+    return tuple(replace(acc, name=f"acc{i}", columns=each) for i, each in enumerate(columns))
 
 
 @st.composite
-def _accumulator(draw: st.DrawFn, name: str) -> Accumulator:
+def _accumulator(draw: st.DrawFn) -> Accumulator:
     pairs = [(DType.E4M3, DType.E4M3), (DType.E5M2, DType.E4M3), (DType.E4M3, DType.E5M2)]
     pairs += [(DType.BF16, DType.BF16), (DType.F16, DType.F16)]
     a, b = draw(st.sampled_from(pairs))
     majors = st.just(Major.K) if a.is_fp8 else st.sampled_from(Major)
-    return Accumulator(name, a, b, draw(majors), draw(majors), draw(st.booleans()))
+    return Accumulator("acc", a, b, draw(majors), draw(majors), draw(st.booleans()))
 
 
 @st.composite

@@ -17,6 +17,7 @@ from torch import Tensor
 from cute_backend.replay import replay
 from cute_backend.spec import (
     Accumulator,
+    Columns,
     Const,
     DType,
     EpilogueSpec,
@@ -109,22 +110,19 @@ def test_random_specs(spec: EpilogueSpec, seed: int) -> None:
     The products are exact in fp32 whatever the order of their sums, and mostly not in bf16.
     """
     rng = np.random.default_rng(seed)
-    pairs = [(rng.integers(-7, 8, (M, K)) / 8, rng.integers(-7, 8, (K, N)) / 8) for _ in spec.accumulators]
-    products = {
-        acc.name: (a @ b).astype(np.float32) for acc, (a, b) in zip(spec.accumulators, pairs, strict=True)
-    }
+    columns = 2 * N if spec.neighbours else N
+    a = rng.integers(-7, 8, (M, K)) / 8
+    bs = [rng.integers(-7, 8, (K, columns)) / 8 for _ in range(spec.b_count)]
+    planes = [(a @ b).astype(np.float32) for b in bs]
+    if spec.neighbours:
+        planes = [planes[0][:, ::2], planes[0][:, 1::2]]
+    products = {acc.name: plane for acc, plane in zip(spec.accumulators, planes, strict=True)}
     raws = [_raw(load, rng) for load in spec.loads]
     held = {load.name: _register(load, raw) for load, raw in zip(spec.loads, raws, strict=True)}
     outputs = replay(
         spec,
-        [
-            torch.from_numpy(a).to(TORCH[acc.a_dtype])
-            for acc, (a, _) in zip(spec.accumulators, pairs, strict=True)
-        ],
-        [
-            torch.from_numpy(b).to(TORCH[acc.b_dtype])
-            for acc, (_, b) in zip(spec.accumulators, pairs, strict=True)
-        ],
+        [torch.from_numpy(a).to(TORCH[spec.product.a_dtype])],
+        [torch.from_numpy(b).to(TORCH[spec.product.b_dtype]) for b in bs],
         [_tensor(load, raw) for load, raw in zip(spec.loads, raws, strict=True)],
     )
     for store, output, expected in zip(spec.stores, outputs, evaluate(spec, products, held), strict=True):
@@ -217,15 +215,25 @@ def test_float64_products_round_once() -> None:
     assert exact.dtype == torch.float32
 
 
-def test_two_products() -> None:
-    spec = EpilogueSpec(
-        (Accumulator("gate", DType.BF16, DType.BF16), Accumulator("up", DType.BF16, DType.BF16)),
-        (),
-        (Op("t0", "mul", ("gate", "up"), DType.F32),),
-        (Store("out0", "t0", DType.F32),),
+def _difference(*columns: Columns) -> EpilogueSpec:
+    """gate - up, the columns of each being of these."""
+    gate, up = (
+        Accumulator(name, DType.BF16, DType.BF16, columns=each)
+        for name, each in zip(("gate", "up"), columns, strict=True)
     )
-    (out,) = replay(spec, [A, A], [B, 2 * B], [])
-    assert out.tolist() == (B.float() * 2 * B.float()).tolist()
+    ops = (Op("t0", "sub", ("gate", "up"), DType.F32),)
+    return EpilogueSpec((gate, up), (), ops, (Store("out0", "t0", DType.F32),))
+
+
+def test_two_products() -> None:
+    (out,) = replay(_difference(Columns.ALL, Columns.ALL), [A], [B, 3 * B], [])
+    assert out.tolist() == (-2 * B.float()).tolist()
+
+
+def test_even_and_odd_columns() -> None:
+    wide = torch.tensor([[1.0, 2.0, 30.0, 40.0], [5.0, 7.0, 90.0, 100.0]], dtype=torch.bfloat16)
+    (out,) = replay(_difference(Columns.EVEN, Columns.ODD), [A], [wide], [])
+    assert out.tolist() == [[-1.0, -10.0], [-2.0, -10.0]]
 
 
 def test_an_unknown_op_is_refused() -> None:
@@ -234,5 +242,7 @@ def test_an_unknown_op_is_refused() -> None:
 
 
 def test_operands_are_counted() -> None:
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ValueError, match="too many values"):
         replay(_spec(), [A, A], [B], [])
+    with pytest.raises(ValueError, match="zip"):
+        replay(_spec(), [A], [B, B], [])

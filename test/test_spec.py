@@ -15,6 +15,7 @@ from random_specs import NUMBERS, specs
 from cute_backend.spec import (
     Accumulator,
     Axis,
+    Columns,
     Const,
     DType,
     EpilogueSpec,
@@ -87,6 +88,7 @@ def test_json_is_canonical() -> None:
         ("loads", (replace(BIAS, m_modes=2),)),
         ("accumulators", (replace(ACC, fast_accum=False),)),
         ("accumulators", (replace(ACC, b_dtype=DType.E5M2),)),
+        ("accumulators", (ACC, replace(ACC, name="up"))),
         ("ops", (replace(ADD, op="sub"),)),
         ("stores", (replace(OUT, dtype=DType.F16),)),
         ("stores", (replace(OUT, reduce=Reduction(Axis.ROW, ReduceKind.MAX)),)),
@@ -115,6 +117,15 @@ def _load(kind: LoadKind, stride_m: Stride, stride_n: Stride) -> Load:
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"version": 99}, "version 99; this package writes"),
     ({"accumulators": ()}, "at least one accumulator"),
+    (
+        {"accumulators": (ACC, replace(ACC, name="up", fast_accum=False))},
+        "acc and up differ in dtypes, majors",
+    ),
+    ({"accumulators": (replace(ACC, columns=Columns.EVEN),)}, "the accumulators have even columns; accepted"),
+    (
+        {"accumulators": (replace(ACC, columns=Columns.ODD), replace(ACC, name="up", columns=Columns.EVEN))},
+        "have odd, even columns",
+    ),
     ({"stores": ()}, "at least one store"),
     ({"loads": (replace(BIAS, name="acc"),)}, "two values are called 'acc'"),
     ({"ops": (ADD, ADD)}, "two values are called 't0'"),

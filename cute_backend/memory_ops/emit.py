@@ -48,9 +48,9 @@ _HELD_READS = {
 def emit(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
     """The module for a spec, a tile configuration and an alignment.
 
-    It defines the class `Epilogue`, the kernel `gemm` and the function `launch(a, b, <loads>, <stores>,
-    max_active_clusters, stream)`, whose arguments carry the spec's names; what reduces has
-    those of its partials.
+    It defines the class `Epilogue`, the kernel `gemm` and the function `launch(a, <bs>, <loads>, <stores>,
+    max_active_clusters, stream)`, whose arguments carry the spec's names; what reduces has those of its
+    partials.
     """
     return _Module(simplify(spec), formula(spec), subtiled(config, variant), variant).text()
 
@@ -237,10 +237,11 @@ class _Module:
 
     def _launch(self) -> list[str]:
         loads, stores = [load.name for load in self.spec.loads], outputs(self.spec.stores)
-        tensors = ["a", "b", *loads, *stores]
+        products = b_names(self.spec)
+        tensors = ["a", *products, *loads, *stores]
         _, template = _TEMPLATES[self.config.arch]
         # On Blackwell both accumulation modes are one.
-        fast = self.config.arch is Arch.SM100A or all(acc.fast_accum for acc in self.spec.accumulators)
+        fast = self.config.arch is Arch.SM100A or self.spec.product.fast_accum
         return [
             f"gemm = {template}(Epilogue(), {_config(self.config)}{'' if fast else ', fast_accum=False'})",
             "",
@@ -251,8 +252,14 @@ class _Module:
             "    max_active_clusters: Int32,",
             "    stream: cuda.CUstream,",
             "):",
-            f"    gemm(a, b, [{', '.join(loads)}], [{', '.join(stores)}], max_active_clusters, stream)",
+            f"    gemm(a, [{', '.join(products)}], [{', '.join(loads)}], [{', '.join(stores)}], "
+            "max_active_clusters, stream)",
         ]
+
+
+def b_names(spec: EpilogueSpec) -> list[str]:
+    """What `launch` calls each B."""
+    return ["b"] if spec.b_count == 1 else [f"b{i}" for i in range(spec.b_count)]
 
 
 def _method(signature: str) -> list[str]:

@@ -131,10 +131,9 @@ def _hoist_budget(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> i
     """
     if config.arch is Arch.SM100A or config.pingpong:
         return 0
-    promoted = not all(acc.fast_accum for acc in spec.accumulators)
     fragments = max(len(spec.planes) - 1, 0)
     fragments += len(spec.loads_of(LoadKind.EXACT)) * (2 if variant is Variant.TMA else 3)
-    taken = config.thread_accumulators * (2 if promoted else 1)
+    taken = config.thread_accumulators * (1 if spec.product.fast_accum else 2)
     taken += fragments * config.block_m * config.subtile_n // 128
     taken += len(spec.loads_of(LoadKind.COLVEC)) * config.cta_rows // (32 * config.sharing)
     return _THREAD_REGISTERS - _WORKING_REGISTERS - taken

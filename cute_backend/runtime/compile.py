@@ -1,8 +1,8 @@
 """From a kernel's source text to machine code, on any machine: no GPU is needed.
 
-A generated module defines `launch(a, b, <loads>, <stores>, max_active_clusters, stream)`. It is compiled for
-operands whose sizes are dynamic and whose strides are what the spec says of them, through TVM-FFI, so that a
-launch checks its operands, takes the caller's current stream and synchronises nothing.
+A generated module defines `launch(a, <bs>, <loads>, <stores>, max_active_clusters, stream)`. It is compiled
+for operands whose sizes are dynamic and whose strides are what the spec says of them, through TVM-FFI, so
+that a launch checks its operands, takes the caller's current stream and synchronises nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from ..memory_ops import Variant
-from ..memory_ops.emit import CUTE_TYPES
+from ..memory_ops.emit import CUTE_TYPES, b_names
 from ..memory_ops.partials import outputs, partials
 from ..memory_ops.placement import plane_order
 from ..spec import Axis, DType, EpilogueSpec, Load, LoadKind, Major, Order, Stride
@@ -130,10 +130,7 @@ def _collect(compiled: Any, source: str, scratch: Path) -> Built:
 
 def operand_names(spec: EpilogueSpec) -> list[str]:
     """The tensors of `launch`, in order: operands of the products, loads, stores."""
-    products = ["a", "b"]
-    if len(spec.accumulators) > 1:
-        products = [f"{side}{i}" for i in range(len(spec.accumulators)) for side in "ab"]
-    return products + [load.name for load in spec.loads] + list(outputs(spec.stores))
+    return ["a", *b_names(spec)] + [load.name for load in spec.loads] + list(outputs(spec.stores))
 
 
 def fake_operands(spec: EpilogueSpec, variant: Variant) -> dict[str, Any]:
@@ -143,9 +140,10 @@ def fake_operands(spec: EpilogueSpec, variant: Variant) -> dict[str, Any]:
     m, n, k = cute.sym_int32(), cute.sym_int32(), cute.sym_int32()
     tma = variant is Variant.TMA
     fakes = []
-    for acc in spec.accumulators:
-        fakes.append(_plane(acc.a_dtype, (m, k), 1 if acc.a_major is Major.K else 0, aligned=True))
-        fakes.append(_plane(acc.b_dtype, (k, n), 0 if acc.b_major is Major.K else 1, aligned=True))
+    acc, columns = spec.product, cute.sym_int32(divisibility=2) if spec.neighbours else n
+    fakes.append(_plane(acc.a_dtype, (m, k), 1 if acc.a_major is Major.K else 0, aligned=True))
+    for _ in range(spec.b_count):
+        fakes.append(_plane(acc.b_dtype, (k, columns), 0 if acc.b_major is Major.K else 1, aligned=True))
     fakes += [_fake_load(load, m, n, tma) for load in spec.loads]
     for store in spec.stores:
         if store.reduce is None:

@@ -148,7 +148,6 @@ class Launcher:
         self._planes = planes(spec)
         self._views = views(spec)
         self._adapters = adapters(spec)
-        self._one_product = len(spec.accumulators) == 1
         self._outputs = [(TORCH_DTYPES[store.dtype], store.order is Order.ROW) for store in spec.stores]
         self._reduces = bool(spec.reductions)
         self._writes_bools = any(store.dtype is DType.BOOL for store in spec.stores)
@@ -174,7 +173,7 @@ class Launcher:
     def __call__(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
         try:
             m, k = a[0].shape
-            n = b[0].shape[1]
+            n = self._spec.plane_n(b[0].shape[1])
             choice = self._choices.get((m, n, k))
             if choice is None or choice.settled is None:
                 return self._consider(a, b, loads, m, n, k)
@@ -190,10 +189,7 @@ class Launcher:
             raise
 
     def _arguments(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
-        if self._one_product:
-            arguments = [a[0], b[0], *loads]
-        else:
-            arguments = [*(operand for pair in zip(a, b, strict=True) for operand in pair), *loads]
+        arguments = [*a, *b, *loads]
         for index, view in self._views:
             arguments[index] = view(arguments[index])
         return arguments

@@ -2,11 +2,12 @@
 
     gemm_epilogue(Tensor[] a, Tensor[] b, Tensor[] loads, str spec, bool batch_invariant=False) -> Tensor[]
 
-`a[i]` is (M, K) and `b[i]` is (K, N), one pair for each accumulator of the spec. `loads` are in the spec's
-order, in canonical view: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, one element for a
-scalar. The result has one (M, N) tensor for each store, dense in the store's order. `spec` is the canonical
-JSON of an EpilogueSpec: the op is static and all that varies travels in its arguments, so that a graph from
-Inductor's cache finds it in a fresh process. `batch_invariant` asks for rows whose bits do not depend on M.
+`a` has one tensor, (M, K), that all accumulators of the spec share, and `b` one (K, N) for each of them, or
+one (K, 2 N) for a pair of even and odd columns. `loads` are in the spec's order, in canonical view: (M, N)
+for an exact load, (N,) for a rowvec, (M,) for a colvec, one element for a scalar. The result has one (M, N)
+tensor for each store, dense in the store's order, or its reduction. `spec` is the canonical JSON of an
+EpilogueSpec: the op is static and all that varies travels in its arguments, so that a graph from Inductor's
+cache finds it in a fresh process. `batch_invariant` asks for rows whose bits do not depend on M.
 
 On CPU the op replays the spec, on CUDA it launches a kernel. It is a post-grad op: autograd has already run,
 so it has no derivative: it passes straight through the autograd key, and its results require no gradient.
@@ -39,7 +40,7 @@ def _fake(
 ) -> list[Tensor]:
     parsed = parse_spec(spec)
     check_operands(parsed, a, b, loads)
-    return [output_like(store, a[0], a[0].shape[0], b[0].shape[1]) for store in parsed.stores]
+    return [output_like(store, a[0], a[0].shape[0], parsed.plane_n(b[0].shape[1])) for store in parsed.stores]
 
 
 @torch.no_grad()

@@ -61,26 +61,30 @@ def check_operands(
 
     Strides are not looked at: a load whose layout is not the spec's is copied at launch.
     """
-    products = len(spec.accumulators)
-    if len(a) != products or len(b) != products:
+    if len(a) != 1 or len(b) != spec.b_count:
         raise ValueError(
-            f"gemm_epilogue got {len(a)} A and {len(b)} B tensors; the spec multiplies {products} pairs"
+            f"gemm_epilogue got {len(a)} A and {len(b)} B tensors; the spec multiplies one A by "
+            f"{spec.b_count} B"
         )
     if len(loads) != len(spec.loads):
         names = ", ".join(load.name for load in spec.loads) or "none"
         raise ValueError(f"gemm_epilogue got {len(loads)} loads; the spec reads {len(spec.loads)} ({names})")
-    for acc, left, right in zip(spec.accumulators, a, b, strict=True):
+    (left,) = a
+    for acc, right in zip(spec.accumulators, b):  # noqa: B905, as even and odd columns share a B
         if left.dim() != 2 or right.dim() != 2 or left.shape[1] != right.shape[0]:
             raise ValueError(
                 f"{acc.name} wants A (M, K) and B (K, N), not {_shape(left.shape)} and {_shape(right.shape)}"
             )
-        m, n = a[0].shape[0], b[0].shape[1]
-        if left.shape[0] != m or right.shape[1] != n:
+        if right.shape[1] != b[0].shape[1]:
             raise ValueError(
-                f"{acc.name} is {_shape(left.shape)} times {_shape(right.shape)}; the epilogue is ({m}, {n})"
+                f"{acc.name} is {_shape(left.shape)} times {_shape(right.shape)}; the first B has "
+                f"{b[0].shape[1]} columns"
             )
         _check_dtype(f"A of {acc.name}", left, acc.a_dtype)
         _check_dtype(f"B of {acc.name}", right, acc.b_dtype)
+    if spec.neighbours and b[0].shape[1] % 2 != 0:
+        raise ValueError(f"B is {_shape(b[0].shape)}, which has not as many even columns as odd ones")
+    m, n = left.shape[0], spec.plane_n(b[0].shape[1])
     for load, tensor in zip(spec.loads, loads, strict=True):
         _check_dtype(load.name, tensor, load.dtype)
         expected = _SHAPES[load.kind](m, n)

@@ -46,6 +46,7 @@ def random_operands(
         step = 2 if Stride.OTHER in (load.stride_m, load.stride_n) else 1
         return random_tensor((length,), (step,), TORCH_DTYPES[load.dtype], generator)
 
-    a = [plane(m, k, acc.a_dtype, acc.a_major is Major.K) for acc in spec.accumulators]
-    b = [plane(k, n, acc.b_dtype, acc.b_major is not Major.K) for acc in spec.accumulators]
+    acc, columns = spec.product, 2 * n if spec.neighbours else n
+    a = [plane(m, k, acc.a_dtype, acc.a_major is Major.K)]
+    b = [plane(k, columns, acc.b_dtype, acc.b_major is not Major.K) for _ in range(spec.b_count)]
     return a, b, [load_of(load) for load in spec.loads]

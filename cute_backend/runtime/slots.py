@@ -68,11 +68,12 @@ class Plane:
 def planes(spec: EpilogueSpec) -> list[Plane]:
     """What has a layout that a kernel leans on: A and B of every product, exact loads with a unit stride."""
     found = []
-    for i, acc in enumerate(spec.accumulators):
-        a_unit, b_unit = int(acc.a_major is Major.K), int(acc.b_major is not Major.K)
-        found.append(Plane(2 * i, f"A of {acc.name}", a_unit, acc.a_dtype.bits // 8, product=True))
-        found.append(Plane(2 * i + 1, f"B of {acc.name}", b_unit, acc.b_dtype.bits // 8, product=True))
-    for index, load in enumerate(spec.loads, 2 * len(spec.accumulators)):
+    acc = spec.product
+    a_unit, b_unit = int(acc.a_major is Major.K), int(acc.b_major is not Major.K)
+    found.append(Plane(0, f"A of {acc.name}", a_unit, acc.a_dtype.bits // 8, product=True))
+    for i, acc in enumerate(spec.accumulators[: spec.b_count]):
+        found.append(Plane(1 + i, f"B of {acc.name}", b_unit, acc.b_dtype.bits // 8, product=True))
+    for index, load in enumerate(spec.loads, 1 + spec.b_count):
         order = plane_order(load) if load.kind is LoadKind.EXACT else None
         if order is not None:
             found.append(
@@ -84,7 +85,7 @@ def planes(spec: EpilogueSpec) -> list[Plane]:
 def views(spec: EpilogueSpec) -> list[tuple[int, Callable[[Tensor], Tensor]]]:
     """The arguments that every launch passes as another view: 0-d scalars as vectors, bools as bytes."""
     found: list[tuple[int, Callable[[Tensor], Tensor]]] = []
-    for index, load in enumerate(spec.loads, 2 * len(spec.accumulators)):
+    for index, load in enumerate(spec.loads, 1 + spec.b_count):
         if load.kind is LoadKind.SCALAR:
             found.append((index, _as_vector))
         if load.dtype is DType.BOOL:
@@ -95,7 +96,7 @@ def views(spec: EpilogueSpec) -> list[tuple[int, Callable[[Tensor], Tensor]]]:
 def adapters(spec: EpilogueSpec) -> list[tuple[int, Callable[[Tensor], Tensor]]]:
     """How scalars and vectors are made to fit where they don't; those that fit come back as they are."""
     found: list[tuple[int, Callable[[Tensor], Tensor]]] = []
-    for index, load in enumerate(spec.loads, 2 * len(spec.accumulators)):
+    for index, load in enumerate(spec.loads, 1 + spec.b_count):
         if load.kind is LoadKind.SCALAR:
             found.append((index, _one_element))
         elif load.kind is not LoadKind.EXACT and _vector_stride(load) is Stride.ONE:

@@ -11,7 +11,6 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 
 import torch
@@ -225,10 +224,10 @@ def run_region(
     Outputs begin as NaN, or all bits set, so that what a kernel leaves unwritten shows.
     """
     check_operands(spec, a, b, loads)
-    (m, k), n = a[0].shape, b[0].shape[1]
+    (m, k), n = a[0].shape, spec.plane_n(b[0].shape[1])
     config = machine.config or choose(machine.arch, spec, bucket_of(m), n, k, machine.arch.sm_count)
     seconds = _seconds(spec, m, n, k)
-    operands = [*chain.from_iterable(zip(a, b, strict=True)), *loads]
+    operands = [*a, *b, *loads]
     aligned = stores_aligned(spec, m, n) is True
     for plane in planes(spec):
         if not plane.fits(operands[plane.index]):
@@ -254,7 +253,7 @@ def run_region(
 
 def _seconds(spec: EpilogueSpec, m: int, n: int, k: int) -> float:
     """About how long a problem takes. Raises UsageError for what would take longer than anyone waits."""
-    rows = sum(-(-k * acc.a_dtype.bits // 8 // TILE_K_BYTES) for acc in spec.accumulators)
+    rows = len(spec.accumulators) * -(-k * spec.product.a_dtype.bits // 8 // TILE_K_BYTES)
     seconds = -(-m // 128) * -(-n // 128) * (TILE_SECONDS + STAGE_SECONDS * rows)
     if seconds > LONGEST_SECONDS:
         raise UsageError(

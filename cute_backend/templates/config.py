@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
-from ..spec import DType, EpilogueSpec, LoadKind
+from ..spec import DType, EpilogueSpec, LoadKind, Major
 
 
 class Arch(str, Enum):
@@ -58,6 +59,9 @@ class TileConfig:
     columns. On sm_90a two warpgroups share each tile, or with `pingpong` take tiles in turn, so that one's
     epilogue runs under the other's MMA. Tiles are visited in groups of `raster_m` rows of clusters, so that
     those in flight share operands in L2.
+
+    With two `products` a tile has two accumulators, and the MMA is twice as wide: it has the columns of one B
+    beside those of another, or, with `neighbours`, the even columns of one B among its odd ones.
     """
 
     arch: Arch
@@ -69,13 +73,17 @@ class TileConfig:
     subtile_n: int = 32
     pingpong: bool = False
     raster_m: int = 8
+    products: int = 1
+    neighbours: bool = False
 
     @property
     def name(self) -> str:
-        """A name for file names and tables, such as `128x256_2x1`; `_by64` tells subtiles of 64 columns."""
+        """A name for file names and tables, such as `128x256_2x1`; `_by64` tells subtiles of 64 columns, and
+        `128x64x2` a tile of two accumulators."""
         suffix = "_2cta" if self.ctas == 2 else "_pingpong" if self.pingpong else ""
         suffix += f"_by{self.subtile_n}" if self.subtile_n != 32 else ""
-        return f"{self.tile_m}x{self.tile_n}_{self.cluster_m}x{self.cluster_n}{suffix}"
+        tile = f"{self.tile_m}x{self.tile_n}" + (f"x{self.products}" if self.products > 1 else "")
+        return f"{tile}_{self.cluster_m}x{self.cluster_n}{suffix}"
 
     @property
     def cluster_size(self) -> int:
@@ -86,6 +94,21 @@ class TileConfig:
     def cta_rows(self) -> int:
         """Rows of the tile in one CTA."""
         return self.tile_m // self.ctas
+
+    @property
+    def mma_n(self) -> int:
+        """Columns of the MMA."""
+        return self.tile_n * self.products
+
+    @property
+    def pieces(self) -> int:
+        """Tensors that a stage of B is brought from."""
+        return 1 if self.neighbours else self.products
+
+    @property
+    def piece_n(self) -> int:
+        """Columns of a stage of B, in one CTA, that come from one tensor."""
+        return self.mma_n // (self.pieces * self.ctas)
 
     @property
     def thread_columns(self) -> int:
@@ -118,12 +141,12 @@ class TileConfig:
     @property
     def thread_accumulators(self) -> int:
         """fp32 accumulators of one epilogue thread for a tile."""
-        return self.cta_rows * self.tile_n // (128 * self.sharing)
+        return self.cta_rows * self.mma_n // (128 * self.sharing)
 
     @property
     def ab_stage_bytes(self) -> int:
         """Shared memory of one CTA for one stage of A and B."""
-        return (self.cta_rows + self.tile_n // self.ctas) * TILE_K_BYTES
+        return (self.cta_rows + self.mma_n // self.ctas) * TILE_K_BYTES
 
     @property
     def stage_elements(self) -> int:
@@ -175,8 +198,28 @@ _PROMOTED = (
 
 def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """The configurations that may serve a spec, at most four, largest tile first."""
-    promoted = arch is Arch.SM90A and not all(acc.fast_accum for acc in spec.accumulators)
-    return _PROMOTED if promoted else _TABLE[arch]
+    promoted = arch is Arch.SM90A and not spec.product.fast_accum
+    return _shared_out(_PROMOTED if promoted else _TABLE[arch], spec)
+
+
+def _shared_out(configs: Iterable[TileConfig], spec: EpilogueSpec) -> tuple[TileConfig, ...]:
+    """Configurations for one product, with the columns of their MMA shared out among a spec's accumulators.
+
+    Left out are those whose subtiles would not divide what is left of a tile's columns, or whose pieces of a
+    stage of B would not be whole rows of the swizzle.
+    """
+    products = len(spec.accumulators)
+    shared = (
+        replace(config, tile_n=config.tile_n // products, products=products, neighbours=spec.neighbours)
+        for config in configs
+    )
+    unit = 8 if spec.product.b_major is Major.K else tile_k(spec.product.b_dtype)
+    return tuple(
+        config
+        for config in shared
+        if products == 1
+        or (config.tile_n // config.ctas % config.subtile_n == 0 and config.piece_n % unit == 0)
+    )
 
 
 _SHORT_K = 2048
@@ -194,7 +237,7 @@ def choose(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int
 
     Among equals the larger tile wins.
     """
-    k_bytes = k * max(acc.a_dtype.bits for acc in spec.accumulators) // 8
+    k_bytes = k * spec.product.a_dtype.bits // 8
     return min(table(arch, spec), key=lambda config: _cost(config, m, n, k_bytes, sm_count))
 
 
@@ -207,7 +250,7 @@ def _cost(config: TileConfig, m: int, n: int, k_bytes: int, sm_count: int) -> fl
     rows, columns = config.cta_rows * config.cluster_m, config.tile_n * config.cluster_n
     clusters = -(-m // rows) * -(-n // columns)
     waves = -(-clusters * config.cluster_size // sm_count)
-    area = config.cta_rows * config.tile_n
+    area = config.cta_rows * config.mma_n
     unsuited = config.pingpong and (config.subtile_n == 64) != (k_bytes <= _SHORT_K)
     return waves * area / _RATE.get(area, 1.0) * (1.01 if unsuited else 1.0)
 
@@ -267,7 +310,7 @@ def candidates(
     for config in space:
         rows = -(-m // (config.cta_rows * config.cluster_m))
         effective.setdefault(replace(config, raster_m=min(config.raster_m, rows)), config)
-    k_bytes = k * max(acc.a_dtype.bits for acc in spec.accumulators) // 8
+    k_bytes = k * spec.product.a_dtype.bits // 8
     costs = {config: _cost(config, m, n, k_bytes, sm_count) for config in effective.values()}
     best = min(costs.values())
     ranked = sorted((config for config in costs if costs[config] < _PRUNED_AT * best), key=costs.__getitem__)
@@ -288,7 +331,7 @@ def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         replace(shape, cluster_m=max(cluster_m, shape.ctas), cluster_n=cluster_n, raster_m=raster_m)
         for raster_m in _RASTERS
         for cluster_m, cluster_n in _CLUSTERS
-        for shape in _SHAPES[arch]
+        for shape in _shared_out(_SHAPES[arch], spec)
         if shape.ctas == 1 or cluster_n == 1
     ]
     return tuple(dict.fromkeys([*shipped, *(config for config in found if _fits(config, spec))]))
@@ -296,8 +339,7 @@ def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
 
 def _fits(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether the accumulators fit in registers, and the epilogue's operands and outputs in shared memory."""
-    promoted = not all(acc.fast_accum for acc in spec.accumulators)
-    accumulators = config.thread_accumulators * (2 if promoted else 1) * len(spec.accumulators)
+    accumulators = config.thread_accumulators * (1 if spec.product.fast_accum else 2)
     if config.arch is Arch.SM90A and accumulators > _MAX_ACCUMULATORS:
         return False
     planes = [store.dtype for store in spec.planes]

@@ -8,7 +8,7 @@ A generated epilogue is a class with these attributes and hooks; the templates k
 
     stage(tile, glob, smem)             one warp: fills `smem` with the staged rowvecs of a tile
     begin(tile, glob)                   epilogue threads, before the accumulator wait: returns what they hold
-    visit(sub, acc, glob, held, smem)   epilogue threads, each subtile: reads, computes, converts, writes
+    visit(sub, *accs, glob, held, smem) epilogue threads, each subtile: reads, computes, converts, writes
     end(tile, glob, held)               epilogue threads, after the last subtile, where there is such a hook
 
 `visit` calls `smem.release()` where it has loads by TMA, once it has read them: TMA may then fill their
@@ -64,9 +64,7 @@ class Epilogue(Protocol):
 
     def begin(self, tile: Any, glob: SimpleNamespace) -> SimpleNamespace: ...
 
-    def visit(
-        self, sub: Any, acc: cute.Tensor, glob: SimpleNamespace, held: SimpleNamespace, smem: SimpleNamespace
-    ) -> None: ...
+    def visit(self, sub: Any, *accs_glob_held_smem: Any) -> None: ...
 
     def end(self, tile: Any, glob: SimpleNamespace, held: SimpleNamespace) -> None: ...
 

@@ -56,6 +56,10 @@ EPILOGUE_BARRIER, TMEM_BARRIER = 1, 2
 class Sm100Gemm:
     """D = epilogue(A B) for A (M, K) and B (K, N), any of whose sizes may be dynamic.
 
+    Of several products of one A there is a B for each, of one layout, or one of (K, 2 N) for neighbouring
+    columns; each stage of the pipeline has the columns of all, and the MMA is as wide as they are together.
+    Where a pair of CTAs shares it, each brings its part of the columns of every B, and these lie in a row.
+
     fp8 operands are K-major, 16-bit ones either. Base addresses are multiples of 16 bytes and so are the
     strides of both operands and of everything in `tma_loads` and `tma_stores`. `config.tile_m` is 128 with
     one CTA to an MMA and 256 with two. Raises ValueError for another tile, or where shared memory runs out.
@@ -80,27 +84,32 @@ class Sm100Gemm:
     def __call__(
         self,
         a: cute.Tensor,
-        b: cute.Tensor,
+        bs: Sequence[cute.Tensor],
         loads: Sequence[cute.Tensor],
         stores: Sequence[cute.Tensor],
         max_active_clusters: Int32,
         stream: cuda.CUstream,
     ):
-        """Launches the kernel for A (M, K), B (K, N) and the epilogue's operands in its names' order."""
+        """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order."""
         config, epilogue = self.config, self.epilogue
-        b = cute.make_tensor(b.iterator, cute.select(b.layout, [1, 0]))
-        m, n = cute.size(a, mode=[0]), cute.size(b, mode=[0])
-        self.a_dtype, self.b_dtype = a.element_type, b.element_type
-        self.tile = (config.tile_m, config.tile_n, TILE_K_BYTES * 8 // self.a_dtype.width)
-        tiled_mma = blackwell.make_trivial_tiled_mma(
-            self.a_dtype,
-            self.b_dtype,
-            LayoutEnum.from_tensor(a).mma_major_mode(),
-            LayoutEnum.from_tensor(b).mma_major_mode(),
-            Float32,
-            tcgen05.CtaGroup.TWO if config.ctas == 2 else tcgen05.CtaGroup.ONE,
-            (config.tile_m, config.tile_n),
-        )
+        bs = [cute.make_tensor(b.iterator, cute.select(b.layout, [1, 0])) for b in bs]
+        m, n = cute.size(a, mode=[0]), cute.size(bs[0], mode=[0]) * config.pieces // config.products
+        self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
+        self.tile = (config.tile_m, config.mma_n, TILE_K_BYTES * 8 // self.a_dtype.width)
+        self.piece = (config.tile_m, config.piece_n * config.ctas, self.tile[2])
+        # One multiplies, the other says what a CTA has of the tile of one B.
+        tiled_mma, piece_mma = [
+            blackwell.make_trivial_tiled_mma(
+                self.a_dtype,
+                self.b_dtype,
+                LayoutEnum.from_tensor(a).mma_major_mode(),
+                LayoutEnum.from_tensor(bs[0]).mma_major_mode(),
+                Float32,
+                tcgen05.CtaGroup.TWO if config.ctas == 2 else tcgen05.CtaGroup.ONE,
+                tile[:2],
+            )
+            for tile in (self.tile, self.piece)
+        ]
         # (CTAs of one MMA, MMAs along M, along N, 1)
         cluster_shape = (config.cluster_m, config.cluster_n, 1)
         cluster = cute.tiled_divide(cute.make_layout(cluster_shape), (tiled_mma.thr_id.shape,))
@@ -114,14 +123,18 @@ class Sm100Gemm:
             tiled_mma,
             cluster.shape,
         )
-        b_tma = cute.nvgpu.make_tiled_tma_atom_B(
-            blackwell.cluster_shape_to_tma_atom_B(cluster_shape[:2], tiled_mma.thr_id),
-            b,
-            cute.slice_(b_smem, (None, None, None, 0)),
-            self.tile,
-            tiled_mma,
-            cluster.shape,
-        )
+        piece_smem = blackwell.make_smem_layout_b(piece_mma, self.piece, self.b_dtype, self.stages.ab)
+        b_tmas = [
+            cute.nvgpu.make_tiled_tma_atom_B(
+                blackwell.cluster_shape_to_tma_atom_B(cluster_shape[:2], tiled_mma.thr_id),
+                b,
+                cute.slice_(piece_smem, (None, None, None, 0)),
+                self.piece,
+                piece_mma,
+                cluster.shape,
+            )
+            for b in bs
+        ]
 
         load_planes = [self._planes(operand, self.stages.exact) for operand in epilogue.tma_loads]
         store_planes = [self._planes(operand, self.stages.store) for operand in epilogue.tma_stores]
@@ -139,11 +152,13 @@ class Sm100Gemm:
         clusters = cutlass.min(TileSchedule.of(config, m, n).items, max_active_clusters)
         self.kernel(
             tiled_mma,
+            piece_mma,
             cluster,
             a_tma,
-            b_tma,
+            b_tmas,
             a_smem,
             b_smem,
+            piece_smem,
             list(loads),
             list(stores),
             load_tmas,
@@ -172,11 +187,13 @@ class Sm100Gemm:
     def kernel(
         self,
         tiled_mma: cute.TiledMma,
+        piece_mma: cute.TiledMma,
         cluster: cute.Layout,
         a_tma: cpasync.TmaInfo,
-        b_tma: cpasync.TmaInfo,
+        b_tmas: list,
         a_smem: cute.ComposedLayout,
         b_smem: cute.ComposedLayout,
+        piece_smem: cute.ComposedLayout,
         loads: list,
         stores: list,
         load_tmas: list,
@@ -193,8 +210,7 @@ class Sm100Gemm:
 
         if warp == LOAD_WARP:
             cpasync.prefetch_descriptor(a_tma.atom)
-            cpasync.prefetch_descriptor(b_tma.atom)
-            for tma in load_tmas + store_tmas:
+            for tma in b_tmas + load_tmas + store_tmas:
                 cpasync.prefetch_descriptor(tma.atom)
 
         smem = SmemAllocator()
@@ -281,7 +297,8 @@ class Sm100Gemm:
         pipeline.pipeline_init_wait(cluster_shape_mn=cluster)
 
         if warp == LOAD_WARP:
-            self._load(shared, tiled_mma, cluster, cta_coord, a_tma, b_tma, s_a, s_b, k_tiles)
+            s_bs = [self._piece_stages(s_b, piece_smem, i) for i in range(config.pieces)]
+            self._load(shared, tiled_mma, piece_mma, cluster, cta_coord, a_tma, b_tmas, s_a, s_bs, k_tiles)
         if warp == MMA_WARP:
             tmem.wait_for_alloc()
             acc = cute.make_tensor(tmem.retrieve_ptr(Float32), acc_layout)
@@ -295,12 +312,19 @@ class Sm100Gemm:
             if warp == self.exact_warp:
                 self._load_exact(shared, load_tmas)
         if warp < EPILOGUE_WARPS:
-            tmem.allocate(ACC_STAGES * config.tile_n)
+            tmem.allocate(ACC_STAGES * config.mma_n)
             tmem.wait_for_alloc()
             tmem_ptr = tmem.retrieve_ptr(Float32)
             self._finish(shared, cute.make_tensor(tmem_ptr, acc_layout), store_tmas)
             tmem.relinquish_alloc_permit()
             tmem.free(tmem_ptr)
+
+    def _piece_stages(self, s_b: cute.Tensor, piece: cute.ComposedLayout, index: int) -> cute.Tensor:
+        """The part of each stage of B that one tensor fills."""
+        layout, elements = piece.outer, self.config.piece_n * self.piece[2]
+        stages = cute.make_layout(self.stages.ab, stride=elements * self.config.pieces)
+        stage = cute.slice_(layout, (None, None, None, 0))
+        return cute.make_tensor(s_b.iterator + index * elements, cute.append(stage, stages))
 
     def _cta_tile(self, shared: Shared, item: Int32) -> tuple[Int32, Int32]:
         """Which (128, tile_n) tile of the output the CTA has in a work item."""
@@ -315,26 +339,38 @@ class Sm100Gemm:
             tma.atom, 0, cute.make_layout(1), cute.group_modes(planes, 0, 2), cute.group_modes(box, 0, 2)
         )
 
+    def _piece_of(self, subtile: Int32, index: int) -> Int32:
+        """Where, counted in subtiles of the MMA's columns, the `index`-th piece lies that a subtile needs."""
+        config = self.config
+        if config.pieces == 1:
+            return subtile * config.products + index
+        part = config.piece_n // config.subtile_n
+        return subtile // part * (part * config.pieces) + index * part + subtile % part
+
     @cute.jit
     def _load(
         self,
         shared: Shared,
         tiled_mma: cute.TiledMma,
+        piece_mma: cute.TiledMma,
         cluster: cute.Layout,
         cta_coord: tuple,
         a_tma: cpasync.TmaInfo,
-        b_tma: cpasync.TmaInfo,
+        b_tmas: list,
         s_a: cute.Tensor,
-        s_b: cute.Tensor,
+        s_bs: list,
         k_tiles: Int32,
     ):
         """The load warp: A and B of every k tile."""
-        config, (tile_m, tile_n, tile_k) = self.config, self.tile
+        config, (tile_m, piece_n, tile_k) = self.config, self.piece
         schedule, ab_pipeline = shared.schedule, shared.ab_pipeline
-        thr_mma = tiled_mma.get_slice(cta_coord[0])
+        thr_mma, thr_piece = tiled_mma.get_slice(cta_coord[0]), piece_mma.get_slice(cta_coord[0])
         # (MMA, MMA_M or MMA_N, MMA_K, tile, k tile)
         g_a = thr_mma.partition_A(cute.local_tile(a_tma.tma_tensor, (tile_m, tile_k), (None, None)))
-        g_b = thr_mma.partition_B(cute.local_tile(b_tma.tma_tensor, (tile_n, tile_k), (None, None)))
+        g_bs = [
+            thr_piece.partition_B(cute.local_tile(tma.tma_tensor, (piece_n, tile_k), (None, None)))
+            for tma in b_tmas
+        ]
         # A row of the cluster shares rows of A, a column of its MMAs columns of B: each CTA loads a part.
         t_sa, t_ga = cpasync.tma_partition(
             a_tma.atom,
@@ -343,13 +379,16 @@ class Sm100Gemm:
             cute.group_modes(s_a, 0, 3),
             cute.group_modes(g_a, 0, 3),
         )
-        t_sb, t_gb = cpasync.tma_partition(
-            b_tma.atom,
-            cta_coord[1],
-            cute.make_layout(config.cluster_m // config.ctas),
-            cute.group_modes(s_b, 0, 3),
-            cute.group_modes(g_b, 0, 3),
-        )
+        t_bs = [
+            cpasync.tma_partition(
+                tma.atom,
+                cta_coord[1],
+                cute.make_layout(config.cluster_m // config.ctas),
+                cute.group_modes(s_b, 0, 3),
+                cute.group_modes(g_b, 0, 3),
+            )
+            for tma, s_b, g_b in zip(b_tmas, s_bs, g_bs, strict=True)
+        ]
         a_mask, b_mask = None, None
         if cutlass.const_expr(config.cluster_size > 1):
             a_mask = cpasync.create_tma_multicast_mask(cluster, cta_coord, mcast_mode=2)
@@ -360,13 +399,15 @@ class Sm100Gemm:
         while schedule.is_valid(item):
             row, column = self._cta_tile(shared, item)
             tile_a = t_ga[(None, row // config.ctas, None)]
-            tile_b = t_gb[(None, column, None)]
             for k in cutlass.range(k_tiles, unroll=1):
                 ab_pipeline.producer_acquire(ab_state)
                 barrier = ab_pipeline.producer_get_barrier(ab_state)
                 stage = (None, ab_state.index)
                 cute.copy(a_tma.atom, tile_a[(None, k)], t_sa[stage], tma_bar_ptr=barrier, mcast_mask=a_mask)
-                cute.copy(b_tma.atom, tile_b[(None, k)], t_sb[stage], tma_bar_ptr=barrier, mcast_mask=b_mask)
+                for i in cutlass.range_constexpr(config.pieces):
+                    t_sb, t_gb = t_bs[i]
+                    tile_b = t_gb[(None, column, k)]
+                    cute.copy(b_tmas[i].atom, tile_b, t_sb[stage], tma_bar_ptr=barrier, mcast_mask=b_mask)
                 ab_state.advance()
             item += item_step
         ab_pipeline.producer_tail(ab_state)
@@ -491,8 +532,11 @@ class Sm100Gemm:
             rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
             acc_pipeline.consumer_wait(acc_state)
             for subtile in cutlass.range(self.subtiles, unroll=1):
-                fragment = cute.make_rmem_tensor(fragment_shape, Float32)
-                cute.copy(tmem_copy, t_acc[(None, None, None, 0, subtile, acc_state.index)], fragment)
+                registers = cute.make_rmem_tensor(config.products * config.subtile_n, Float32)
+                for i in cutlass.range_constexpr(config.products):
+                    piece = t_acc[(None, None, None, 0, self._piece_of(subtile, i), acc_state.index)]
+                    first = registers.iterator + i * config.subtile_n
+                    cute.copy(tmem_copy, piece, cute.make_tensor(first, cute.make_layout(fragment_shape)))
                 if cutlass.const_expr(epilogue.tma_loads):
                     exact_pipeline.consumer_wait(exact_state)
                 cute.arch.fence_view_async_tmem_load()
@@ -502,11 +546,11 @@ class Sm100Gemm:
                 planes = [s_load[(None, None, exact_state.index)] for s_load in shared.loads]
                 planes += [s_store[(None, None, store_state.index)] for s_store in shared.stores]
                 sub = Sm100Subtile(self.config, tile, Int32(subtile))
-                flat = cute.make_tensor(fragment.iterator, cute.make_layout(sub.elements))
+                accumulators = [sub.accumulators(registers, i) for i in range(config.products)]
                 smem = by_name(names, rows + planes)
                 if cutlass.const_expr(epilogue.tma_loads):
                     smem.release = partial(release_planes, exact_pipeline, exact_state)
-                self.epilogue.visit(sub, flat, glob, held, smem)
+                self.epilogue.visit(sub, *accumulators, glob, held, smem)
                 if cutlass.const_expr(epilogue.tma_loads):
                     exact_state.advance()
                 if cutlass.const_expr(epilogue.tma_stores):

@@ -32,7 +32,7 @@ from .epilogue import Epilogue, SmemOperand, by_name, release_planes
 from .overlap import await_earlier_kernels
 from .scheduler import TileSchedule
 from .stages import Stages
-from .tile import Sm90Subtile, Sm90Tile
+from .tile import Sm90NeighboursSubtile, Sm90NeighboursTile, Sm90Subtile, Sm90Tile
 
 PRODUCER, CONSUMER = pipeline.PipelineUserType.Producer, pipeline.PipelineUserType.Consumer
 
@@ -84,6 +84,9 @@ class Turn:
 class Sm90Gemm:
     """D = epilogue(A B) for A (M, K) and B (K, N), any of whose sizes may be dynamic.
 
+    Of several products of one A there is a B for each, of one layout, or one of (K, 2 N) for neighbouring
+    columns; each stage of the pipeline has the columns of all, and the MMA is as wide as they are together.
+
     fp8 operands are K-major, 16-bit ones either. Base addresses are multiples of 16 bytes and so are the
     strides of both operands and of everything in `tma_loads` and `tma_stores`. Without `fast_accum`, the sums
     of each k tile are added to the accumulators in fp32 registers instead of inside the tensor cores.
@@ -99,25 +102,29 @@ class Sm90Gemm:
         self.subtiles = self.blocks * self.steps
         self.threads = WARPGROUP * (1 + config.warpgroups)
         self.rings = config.warpgroups // config.sharing
+        neighbours = config.neighbours
+        self.tile_type = Sm90NeighboursTile if neighbours else Sm90Tile
+        self.subtile_type = Sm90NeighboursSubtile if neighbours else Sm90Subtile
 
     @cute.jit
     def __call__(
         self,
         a: cute.Tensor,
-        b: cute.Tensor,
+        bs: Sequence[cute.Tensor],
         loads: Sequence[cute.Tensor],
         stores: Sequence[cute.Tensor],
         max_active_clusters: Int32,
         stream: cuda.CUstream,
     ):
-        """Launches the kernel for A (M, K), B (K, N) and the epilogue's operands, in its names' order."""
+        """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order."""
         config, epilogue = self.config, self.epilogue
-        b = cute.make_tensor(b.iterator, cute.select(b.layout, [1, 0]))
-        m, n = a.shape[0], b.shape[0]
-        a_layout, b_layout = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
-        self.a_dtype, self.b_dtype = a.element_type, b.element_type
+        bs = [cute.make_tensor(b.iterator, cute.select(b.layout, [1, 0])) for b in bs]
+        m, n = a.shape[0], bs[0].shape[0] * config.pieces // config.products
+        a_layout, b_layout = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(bs[0])
+        self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
         tile_k = TILE_K_BYTES * 8 // self.a_dtype.width
-        tile = (config.tile_m, config.tile_n, tile_k)
+        tile = (config.tile_m, config.mma_n, tile_k)
+        piece = (config.tile_m, config.piece_n, tile_k)
         # Two of a kind: one adds to the accumulators, the other overwrites them.
         add_mma, set_mma = [
             hopper.make_trivial_tiled_mma(
@@ -127,14 +134,15 @@ class Sm90Gemm:
                 b_layout.sm90_mma_major_mode(),
                 Float32,
                 (config.sharing, 1, 1),
-                (BLOCK_M, config.tile_n),
+                (BLOCK_M, config.mma_n),
             )
             for _ in range(2)
         ]
         a_smem = hopper.make_smem_layout_a(a_layout, tile, self.a_dtype, self.stages.ab)
         b_smem = hopper.make_smem_layout_b(b_layout, tile, self.b_dtype, self.stages.ab)
         a_tma = _tma_load(a, a_smem, (config.tile_m, tile_k), config.cluster_n)
-        b_tma = _tma_load(b, b_smem, (config.tile_n, tile_k), config.cluster_m)
+        piece_smem = hopper.make_smem_layout_b(b_layout, piece, self.b_dtype, self.stages.ab)
+        b_tmas = [_tma_load(b, piece_smem, piece[1:], config.cluster_m) for b in bs]
 
         groups = config.warpgroups
         load_planes = [
@@ -166,7 +174,7 @@ class Sm90Gemm:
             add_mma,
             set_mma,
             a_tma,
-            b_tma,
+            b_tmas,
             a_smem,
             b_smem,
             list(loads),
@@ -197,7 +205,7 @@ class Sm90Gemm:
         add_mma: cute.TiledMma,
         set_mma: cute.TiledMma,
         a_tma: cpasync.TmaInfo,
-        b_tma: cpasync.TmaInfo,
+        b_tmas: list,
         a_smem: cute.ComposedLayout,
         b_smem: cute.ComposedLayout,
         loads: list,
@@ -218,13 +226,11 @@ class Sm90Gemm:
         cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         cta_m, cta_n, _ = cta_layout.get_flat_coord(cta_rank)
         a_atom, a_global = a_tma.atom, a_tma.tma_tensor
-        b_atom, b_global = b_tma.atom, b_tma.tma_tensor
         schedule = TileSchedule.of(config, m, n)
 
         if warp == 0:
             cpasync.prefetch_descriptor(a_atom)
-            cpasync.prefetch_descriptor(b_atom)
-            for tma in load_tmas + store_tmas:
+            for tma in b_tmas + load_tmas + store_tmas:
                 cpasync.prefetch_descriptor(tma.atom)
 
         smem = SmemAllocator()
@@ -283,7 +289,6 @@ class Sm90Gemm:
         # (tile, k tile, tile index, k index) partitions of the operands for TMA
         tile_k = cute.size(a_smem, mode=[1])
         g_a = cute.local_tile(a_global, (config.tile_m, tile_k), (None, None))
-        g_b = cute.local_tile(b_global, (config.tile_n, tile_k), (None, None))
         k_tiles = cute.size(g_a, mode=[3])
 
         if warp < 4:
@@ -297,13 +302,7 @@ class Sm90Gemm:
                 cute.group_modes(s_a, 0, 2),
                 cute.group_modes(g_a, 0, 2),
             )
-            t_sb, t_gb = cpasync.tma_partition(
-                b_atom,
-                cta_m,
-                cute.make_layout(config.cluster_m),
-                cute.group_modes(s_b, 0, 2),
-                cute.group_modes(g_b, 0, 2),
-            )
+            t_bs = [self._partition_b(b_tmas[i], s_b, i, cta_m) for i in range(config.pieces)]
             cta_coord = (cta_m, cta_n, 0)
             a_mask = b_mask = None
             if cutlass.const_expr(config.cluster_n > 1):
@@ -320,27 +319,28 @@ class Sm90Gemm:
             while schedule.is_valid(item):
                 cluster_row, cluster_column = schedule.cluster_coord(item)
                 tile_a = t_ga[(None, cluster_row * config.cluster_m + cta_m, None)]
-                tile_b = t_gb[(None, cluster_column * config.cluster_n + cta_n, None)]
+                column = cluster_column * config.cluster_n + cta_n
                 for k in cutlass.range(k_tiles, unroll=1):
                     ab_pipeline.producer_acquire(ab_state)
                     barrier = ab_pipeline.producer_get_barrier(ab_state)
-                    stage_a, stage_b = t_sa[(None, ab_state.index)], t_sb[(None, ab_state.index)]
                     cute.copy(
                         a_atom,
                         tile_a[(None, k)],
-                        stage_a,
+                        t_sa[(None, ab_state.index)],
                         tma_bar_ptr=barrier,
                         mcast_mask=a_mask,
                         cache_policy=a_priority,
                     )
-                    cute.copy(
-                        b_atom,
-                        tile_b[(None, k)],
-                        stage_b,
-                        tma_bar_ptr=barrier,
-                        mcast_mask=b_mask,
-                        cache_policy=b_priority,
-                    )
+                    for i in cutlass.range_constexpr(config.pieces):
+                        t_sb, t_gb = t_bs[i]
+                        cute.copy(
+                            b_tmas[i].atom,
+                            t_gb[(None, column, k)],
+                            t_sb[(None, ab_state.index)],
+                            tma_bar_ptr=barrier,
+                            mcast_mask=b_mask,
+                            cache_policy=b_priority,
+                        )
                     ab_state.advance()
                 item += item_step
             ab_pipeline.producer_tail(ab_state)
@@ -392,7 +392,7 @@ class Sm90Gemm:
             thr_mma = add_mma.get_slice(share * WARPGROUP)
             fragments_a = add_mma.make_fragment_A(thr_mma.partition_A(s_a))
             fragments_b = add_mma.make_fragment_B(thr_mma.partition_B(s_b))
-            acc_shape = thr_mma.partition_shape_C((config.tile_m, config.tile_n))
+            acc_shape = thr_mma.partition_shape_C((config.tile_m, config.mma_n))
             acc = cute.make_rmem_tensor(acc_shape, Float32)
             mma_turn = Turn.of(1, group)
             group_barrier = pipeline.NamedBarrier(barrier_id=3 + group, num_threads=WARPGROUP)
@@ -414,7 +414,7 @@ class Sm90Gemm:
                 row_state.advance(ring)
             while schedule.is_valid(item):
                 m0, n0 = self._origin(schedule, item, cta_m, cta_n)
-                tile = Sm90Tile(config, m0, n0, m, n, group_thread, share)
+                tile = self.tile_type(config, m0, n0, m, n, group_thread, share)
                 held = self.epilogue.begin(tile, glob)
 
                 if cutlass.const_expr(config.pingpong):
@@ -427,12 +427,9 @@ class Sm90Gemm:
                 if cutlass.const_expr(stages.row > 0):
                     row_pipeline.consumer_wait(row_state)
                     rows = [s_row[(None, row_state.index)] for s_row in s_rows]
-                flat = cute.make_tensor(acc.iterator, cute.make_layout(cute.size(acc)))
                 for subtile in cutlass.range_constexpr(self.subtiles):
-                    sub = Sm90Subtile(config, tile, subtile)
-                    piece = cute.make_tensor(
-                        flat.iterator + subtile * sub.elements, cute.make_layout(sub.elements)
-                    )
+                    sub = self.subtile_type(config, tile, subtile)
+                    pieces = [sub.accumulators(acc, i) for i in range(config.products)]
                     if cutlass.const_expr(stages.store > 0):
                         store_group.producer_acquire()
                         cute.arch.sync_warp()
@@ -453,7 +450,7 @@ class Sm90Gemm:
                     planes_by_name = by_name(names, rows + planes)
                     if cutlass.const_expr(stages.exact > 0):
                         planes_by_name.release = partial(release_planes, exact_pipeline, exact_stage)
-                    self.epilogue.visit(sub, piece, glob, held, planes_by_name)
+                    self.epilogue.visit(sub, *pieces, glob, held, planes_by_name)
                     if cutlass.const_expr(stages.exact > 0):
                         exact_state.advance()
                     if cutlass.const_expr(stages.store > 0):
@@ -542,6 +539,19 @@ class Sm90Gemm:
             if cutlass.const_expr(self.config.pingpong):
                 turn.pass_on()
         return ab_state
+
+    def _partition_b(self, tma: cpasync.TmaInfo, s_b: cute.Tensor, index: int, cta_m: Int32) -> tuple:
+        """The stages of a piece of B, and the tiles that it is brought from, partitioned for TMA."""
+        box = (self.config.piece_n, cute.size(s_b, mode=[1]))
+        s_piece = cute.local_tile(s_b, (*box, self.stages.ab), (index, 0, 0))
+        g_piece = cute.local_tile(tma.tma_tensor, box, (None, None))
+        return cpasync.tma_partition(
+            tma.atom,
+            cta_m,
+            cute.make_layout(self.config.cluster_m),
+            cute.group_modes(s_piece, 0, 2),
+            cute.group_modes(g_piece, 0, 2),
+        )
 
     def _origin(self, schedule: TileSchedule, item: Int32, cta_m: Int32, cta_n: Int32) -> tuple[Int32, Int32]:
         """The first row and column of a CTA's tile of a work item."""

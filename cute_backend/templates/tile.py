@@ -179,7 +179,15 @@ class Sm90Subtile(Subtile):
         self._block, step = divmod(index, config.tile_n // config.subtile_n)
         self.columns = config.subtile_n // 4
         self.elements = 2 * self.columns
+        self._config = config
+        self._step = step
         super().__init__(tile, step * self.columns)
+
+    def accumulators(self, acc: cute.Tensor, index: int) -> cute.Tensor:
+        """The thread's elements of this subtile in the accumulators of a tile, of the `index`-th product."""
+        tile_n, mma_n = self._config.tile_n, self._config.mma_n
+        first = self._block * (mma_n // 2) + index * (tile_n // 2) + self._step * self.elements
+        return cute.make_tensor(acc.iterator + first, cute.make_layout(self.elements))
 
     column_lanes = (4, 8, 16)
 
@@ -228,6 +236,41 @@ class Sm90Subtile(Subtile):
         return plane.element_type.width == 16 and cute.flatten((plane.stride[1],))[0] == 1
 
 
+class Sm90NeighboursTile(Sm90Tile):
+    """Where the accumulators are even and odd columns: a thread's two neighbours are one column of each."""
+
+    def column_offset(self, c: int) -> Int32:
+        return self.lane % 4 + c * 4
+
+
+class Sm90NeighboursSubtile(Sm90Subtile):
+    """As Sm90Subtile, of an Sm90NeighboursTile: element e has the rows of a column one after the other."""
+
+    def accumulators(self, acc: cute.Tensor, index: int) -> cute.Tensor:
+        first = self._block * (self._config.mma_n // 2) + self._step * 2 * self.elements + index
+        return cute.make_tensor(acc.iterator + first, cute.make_layout(self.elements, stride=2))
+
+    def row_of(self, e: int) -> int:
+        return 2 * self._block + e % 2
+
+    def column_of(self, e: int) -> int:
+        return e // 2
+
+    def row_slice(self, vector: Any) -> cute.Tensor:
+        layout = cute.make_layout(self.columns, stride=4)
+        return cute.make_tensor(vector.iterator + self.tile.column_offset(self.first_column), layout)
+
+    def partition(self, plane: cute.Tensor) -> cute.Tensor:
+        # The lanes are (4 columns, 8 rows), a lane's elements (2 rows, every 4 columns).
+        lanes_elements = cute.make_layout(((4, 8), (2, self.columns)), stride=((16, 1), (8, 64)))
+        elements = cute.composition(plane, lanes_elements)[(self.tile.lane, None)]
+        return cute.group_modes(elements, 0, cute.rank(elements))
+
+    @staticmethod
+    def _by_matrices(plane: cute.Tensor) -> bool:
+        return False
+
+
 def _matrix_copy(op: Any, dtype: type[cutlass.Numeric]) -> cute.TiledCopy:
     """A warp's copy of 16 x 16 elements at a time, laid out as mma's accumulators are, and wgmma's in a warp
     (PTX ISA, mma.m16n8k16, matrix D)."""
@@ -264,7 +307,13 @@ class Sm100Subtile(Subtile):
 
     def __init__(self, config: TileConfig, tile: Sm100Tile, index: Int32):
         self.elements = self.columns = config.subtile_n
+        self._neighbours = config.neighbours
         super().__init__(tile, index * config.subtile_n)
+
+    def accumulators(self, registers: cute.Tensor, index: int) -> cute.Tensor:
+        """The `index`-th product's elements among what was read of tensor memory for this subtile."""
+        first, stride = (index, 2) if self._neighbours else (index * self.elements, 1)
+        return cute.make_tensor(registers.iterator + first, cute.make_layout(self.elements, stride=stride))
 
     column_lanes = (1, 2, 4, 8, 16)
 

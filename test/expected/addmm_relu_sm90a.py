@@ -66,4 +66,4 @@ def launch(
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
-    gemm(a, b, [bias], [out0], max_active_clusters, stream)
+    gemm(a, [b], [bias], [out0], max_active_clusters, stream)

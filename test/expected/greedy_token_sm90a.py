@@ -78,4 +78,4 @@ def launch(
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
-    gemm(a, b, [bias], [out0_key, out0_index], max_active_clusters, stream)
+    gemm(a, [b], [bias], [out0_key, out0_index], max_active_clusters, stream)

@@ -89,4 +89,4 @@ def launch(
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
-    gemm(a, b, [scale_a, scale_b, bias, exact0], [out0], max_active_clusters, stream)
+    gemm(a, [b], [scale_a, scale_b, bias, exact0], [out0], max_active_clusters, stream)

@@ -98,4 +98,4 @@ def launch(
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
-    gemm(a, b, [scale_a, scale_b], [out0, out1_top, out1_total], max_active_clusters, stream)
+    gemm(a, [b], [scale_a, scale_b], [out0, out1_top, out1_total], max_active_clusters, stream)

@@ -61,4 +61,4 @@ def launch(
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
-    gemm(a, b, [scale_a, scale_b], [out0], max_active_clusters, stream)
+    gemm(a, [b], [scale_a, scale_b], [out0], max_active_clusters, stream)

@@ -93,4 +93,4 @@ def launch(
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
-    gemm(a, b, [scale_a, scale_b, exact0, scalar0], [out0, out1], max_active_clusters, stream)
+    gemm(a, [b], [scale_a, scale_b, exact0, scalar0], [out0, out1], max_active_clusters, stream)

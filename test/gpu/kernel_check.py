@@ -44,14 +44,14 @@ def check_kernels(
     for m, n, k in shapes:
         m = -(-m // 16) * 16 if _has_columns(spec) else m  # the pitch of a transposed plane
         for aligned in (True, False):
-            a, b, loads = operands_of(spec, m, n, k, aligned=aligned)
-            expected = replay(spec, [a], [b], loads, accumulate=torch.float64)
+            a, bs, loads = operands_of(spec, m, n, k, aligned=aligned)
+            expected = replay(spec, [a], bs, loads, accumulate=torch.float64)
             for kernel in kernels:
                 if aligned is not (kernel.variant is Variant.TMA):
                     continue
                 outputs = [_poisoned(m, n, store.dtype, store.order, aligned) for store in spec.stores]
                 clusters = max_active_clusters(0, kernel.config.cluster_size)
-                memory = [_as_memory(tensor) for tensor in (a, b, *loads, *outputs)]
+                memory = [_as_memory(tensor) for tensor in (a, *bs, *loads, *outputs)]
                 functions[kernel](*memory, clusters)
                 for actual, right in zip(outputs, expected, strict=True):
                     error = relative_error(actual, right)
@@ -63,20 +63,25 @@ def check_kernels(
 
 def operands_of(
     spec: EpilogueSpec, m: int, n: int, k: int, *, aligned: bool
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """A, B and loads for a spec: products sum exactly, and where `aligned` is False no load is."""
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """A, every B and loads for a spec: products sum exactly, and where `aligned` is False no load is."""
     generator = torch.Generator("cuda").manual_seed(m + n + k)
-    (acc,) = spec.accumulators
+    acc, columns = spec.product, 2 * n if spec.neighbours else n
     problem = Problem(m, n, k, device="cuda")
 
     def product(rows: int, columns: int, dtype: DType) -> Tensor:
         return problem.operand(rows, columns, dtype=TORCH_DTYPES[dtype], generator=generator)
 
     pad = 16  # so that K need not be a pitch that TMA takes
-    wide_m, wide_n = -(-m // pad) * pad, -(-n // pad) * pad
+    wide_m, wide_n = -(-m // pad) * pad, -(-columns // pad) * pad
     a = product(m, k, acc.a_dtype) if acc.a_major is Major.K else product(k, wide_m, acc.a_dtype).t()[:m]
-    b = product(n, k, acc.b_dtype).t() if acc.b_major is Major.K else product(k, wide_n, acc.b_dtype)[:, :n]
-    return a, b, [_load(load, m, n, generator, aligned) for load in spec.loads]
+    bs = [
+        product(columns, k, acc.b_dtype).t()
+        if acc.b_major is Major.K
+        else product(k, wide_n, acc.b_dtype)[:, :columns]
+        for _ in range(spec.b_count)
+    ]
+    return a, bs, [_load(load, m, n, generator, aligned) for load in spec.loads]
 
 
 def _load(load: Load, m: int, n: int, generator: torch.Generator, aligned: bool) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_backend  # noqa: F401  registers the op
 from cute_backend.replay import replay
-from cute_backend.spec import DType, Order
+from cute_backend.spec import Columns, DType, Order
 
 OP = torch.ops.cute_backend.gemm_epilogue.default
 SPEC = make_spec(second_store=True)
@@ -92,7 +93,7 @@ def replaced(side: int, index: int, change: Callable[[Tensor], Tensor]) -> tuple
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (([], [], operands()[2]), r"got 0 A and 0 B tensors; the spec multiplies 1 pairs"),
+        (([], [], operands()[2]), r"got 0 A and 0 B tensors; the spec multiplies one A by 1 B"),
         ((*operands()[:2], operands()[2][:2]), r"got 2 loads; the spec reads 4 \(scalar0, .*exact0\)"),
         (
             replaced(0, 0, lambda a: a[:, :3]),
@@ -119,6 +120,32 @@ def test_operands_that_contradict_the_spec_are_refused_in_one_sentence(
     with pytest.raises((ValueError, RuntimeError), match=message) as error:
         OP(*given, SPEC.to_json())
     assert "\n" not in str(error.value)
+
+
+GATED = replace(SPEC, accumulators=tuple(replace(SPEC.product, name=name) for name in ("acc", "acc1")))
+EVEN_ODD = replace(
+    GATED,
+    accumulators=(
+        replace(GATED.accumulators[0], columns=Columns.EVEN),
+        replace(GATED.accumulators[1], columns=Columns.ODD),
+    ),
+)
+
+
+def test_every_b_of_a_pair_is_looked_at() -> None:
+    a, (b,), loads = operands()
+    outputs = OP(a, [torch.cat([b, b], 1)], loads, EVEN_ODD.to_json())
+    assert [tuple(output.shape) for output in outputs] == [(6, 10), (6, 10)]
+    for spec, bs, message in (
+        (GATED, [b], "got 1 A and 1 B tensors; the spec multiplies one A by 2 B"),
+        (GATED, [b, b[:, :8]], r"acc1 is \(6, 4\) times \(4, 8\); the first B has 10 columns"),
+        (GATED, [b, b.half()], "B of acc1 is torch.float16"),
+        (EVEN_ODD, [b, b], "multiplies one A by 1 B"),
+        (EVEN_ODD, [b[:, :9]], r"B is \(4, 9\), which has not as many even columns as odd ones"),
+        (EVEN_ODD, [b], r"rowvec0 is a load of kind rowvec and wants shape \(5\), not shape \(10\)"),
+    ):
+        with pytest.raises((ValueError, RuntimeError), match=message):
+            OP(a, bs, loads, spec.to_json())
 
 
 def test_operands_of_two_devices_are_refused() -> None:
