@@ -422,7 +422,7 @@ MUTANTS = [
     Mutant(
         "tensor memory for one stage of two",
         ONE,
-        instead("tmem.allocate(ACC_STAGES * config.tile_n)", "tmem.allocate(config.tile_n)"),
+        instead("tmem.allocate(ACC_STAGES * config.mma_n)", "tmem.allocate(config.mma_n)"),
         IllegalAccess,
         "tensor memory columns 64 to 127 .* allocated are 0 to 63",
     ),
@@ -501,14 +501,14 @@ MUTANTS = [
     Mutant(
         "accumulator of the other stage",
         ONE,
-        instead("subtile, acc_state.index)]", "subtile, 1 - acc_state.index)]"),
+        instead("i), acc_state.index)]", "i), 1 - acc_state.index)]"),
         RaceError,
         TMEM,
     ),
     Mutant(
         "accumulator of the other subtile",
         ONE,
-        instead("subtile, acc_state.index)]", "self.subtiles - 1 - subtile, acc_state.index)]"),
+        instead("self._piece_of(subtile, i)", "self._piece_of(self.subtiles - 1 - subtile, i)"),
         WrongNumbers,
         "are wrong",
     ),
