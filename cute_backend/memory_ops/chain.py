@@ -50,13 +50,20 @@ class Chain:
         return text, dtype, overflow
 
     def _final(self, store: Store) -> tuple[str, Overflow]:
-        if store.reduce is not None:  # rounds what it reduces where the spec says so, and what it gives
-            return store.value, Overflow.SATURATE
         op = self._ops.get(store.value)
-        if op is not None and op.op == "cast" and op.dtype is store.dtype and isinstance(op.operands[0], str):
+        # What is reduced is rounded before, where the spec says so, and what it is reduced to is rounded too.
+        plane = store.reduce is None
+        if (
+            plane
+            and op is not None
+            and op.op == "cast"
+            and op.dtype is store.dtype
+            and isinstance(op.operands[0], str)
+        ):
             return op.operands[0], op.overflow
         # A value that has the dtype already is stored as it is: an infinity of e5m2 stays one.
-        rounded = store.dtype is DType.E5M2 and self._spec.dtypes[store.value] is DType.E5M2
+        element = store.reduce is None or store.reduce.kind.is_extremum
+        rounded = element and store.dtype is DType.E5M2 and self._spec.dtypes[store.value] is DType.E5M2
         return store.value, Overflow.NONFINITE if rounded else Overflow.SATURATE
 
     def _needed(self) -> set[str]:

@@ -1,7 +1,8 @@
 """What generated epilogues reduce with: partial results in registers, combined in threads and across lanes.
 
 Generated modules import this as `reduce`. Each kind says what one element is, what nothing is, and how two
-partials combine; all but sums combine to the same in any order (see `cute_backend.reduce` for the rules).
+partials combine; all but sums combine to the same in any order (see `cute_backend.reduce` for the rules). The
+second stage combines the partials of all tiles by the same kinds, and makes a store's elements of them.
 """
 
 from __future__ import annotations
@@ -9,31 +10,59 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Union
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, Int64
 
+from ..spec import Axis
 from . import device_math as math
 
 Values = tuple[Any, ...]
 """A partial: a register scalar for each of its parts."""
+
+Index = Union[Int32, Int64]
+"""The place of an element in a row or column, or in the plane."""
 
 
 @dataclass(frozen=True)
 class Kind:
     """`types` and `nothing` have an entry for each part; `element` makes a partial of a value and its index.
 
-    `several` makes one of several values at once, where that takes less than combining one by one.
+    `result` makes of the partial of all elements, and of how many there were, what is stored. `several` makes
+    a partial of several values at once, where that takes less than combining one by one.
     """
 
     types: tuple[type[cutlass.Numeric], ...]
     nothing: tuple[float | int, ...]
-    element: Callable[[Float32, Int32], Values]
+    element: Callable[[Float32, Index], Values]
     combine: Callable[[Values, Values], Values]
+    result: Callable[[Values, Int64], Float32 | Int64]
     several: Callable[[Sequence[Float32]], Values] | None = None
+
+
+def _of_numbers(nothing: float, combine: Callable[[Float32, Float32], Float32]) -> Kind:
+    """Whose partials are values themselves."""
+    return Kind(
+        (Float32,),
+        (nothing,),
+        element=lambda value, index: (value,),
+        combine=lambda a, b: (combine(a[0], b[0]),),
+        result=lambda whole, count: whole[0],
+    )
+
+
+def _of_indices(index: type[Index], highest: int, key: Callable[[Float32], Int32]) -> Kind:
+    """Where the largest key is: partials are a key and an index."""
+    return Kind(
+        (Int32, index),
+        (-(2**31), highest),
+        element=lambda value, index: (key(value), index),
+        combine=_largest,
+        result=lambda whole, count: Int64(whole[1]),
+    )
 
 
 def _largest(a: Values, b: Values) -> Values:
@@ -60,10 +89,6 @@ def _exp(value: Float32) -> Float32:
     return math.exp2(value * 1.4426950408889634, fastmath=True)
 
 
-def _exponential(value: Float32, index: Int32) -> Values:
-    return _exponentials([value])
-
-
 def _exponentials(values: Sequence[Float32]) -> Values:
     top = functools.reduce(math.maximum, values)
     shift = _shift(top)
@@ -81,15 +106,61 @@ def _sum_of_exponentials(a: Values, b: Values) -> Values:
     return top, shifted(a) + shifted(b)
 
 
-_LOWEST, _HIGHEST = -(2**31), 2**31 - 1
+def _logarithm(whole: Values, count: Int64) -> Float32:
+    top, total = whole
+    return math.log(total) + _shift(top)
+
+
 _INFINITY = float("inf")
 
-SUM = Kind((Float32,), (0.0,), lambda value, index: (value,), lambda a, b: (a[0] + b[0],))
-MAX = Kind((Float32,), (-_INFINITY,), lambda value, index: (value,), lambda a, b: (math.maximum(a[0], b[0]),))
-MIN = Kind((Float32,), (_INFINITY,), lambda value, index: (value,), lambda a, b: (math.minimum(a[0], b[0]),))
-ARGMAX = Kind((Int32, Int32), (_LOWEST, _HIGHEST), lambda value, index: (_key(value), index), _largest)
-ARGMIN = Kind((Int32, Int32), (_LOWEST, _HIGHEST), lambda value, index: (_key(-value), index), _largest)
-LOGSUMEXP = Kind((Float32, Float32), (-_INFINITY, 0.0), _exponential, _sum_of_exponentials, _exponentials)
+SUM = _of_numbers(0.0, operator.add)
+MEAN = replace(SUM, result=lambda whole, count: math.div(whole[0], count.to(Float32)))
+MAX = _of_numbers(-_INFINITY, math.maximum)
+MIN = _of_numbers(_INFINITY, math.minimum)
+ARGMAX = _of_indices(Int32, 2**31 - 1, _key)
+ARGMIN = _of_indices(Int32, 2**31 - 1, lambda value: _key(-value))
+PLANE_ARGMAX = _of_indices(Int64, 2**63 - 1, _key)
+PLANE_ARGMIN = _of_indices(Int64, 2**63 - 1, lambda value: _key(-value))
+LOGSUMEXP = Kind(
+    (Float32, Float32),
+    (-_INFINITY, 0.0),
+    element=lambda value, index: _exponentials([value]),
+    combine=_sum_of_exponentials,
+    result=_logarithm,
+    several=_exponentials,
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a store has of a reduction along `axis`: elements of `dtype`, as memory has it.
+
+    Rounded as `device_math.narrow` does.
+    """
+
+    kind: Kind
+    axis: Axis
+    dtype: type[cutlass.Numeric]
+    saturate: bool = True
+
+    @property
+    def types(self) -> tuple[type[cutlass.Numeric], ...]:
+        """Those of a partial's parts."""
+        return self.kind.types
+
+    def nothing(self) -> Partials:
+        """The partial of no elements, in slot 0."""
+        return Partials(self.kind, 1)
+
+    def element(self, whole: Values, count: Int64) -> cutlass.Numeric:
+        """The store's element of the partial of all `count` elements."""
+        result = self.kind.result(whole, count)
+        if self.dtype is Int64:
+            return result
+        fragment = cute.make_rmem_tensor(2, Float32)  # conversions go by pairs
+        fragment.fill(0.0)
+        fragment[0] = result
+        return math.narrow(fragment, self.dtype, self.saturate)[0]
 
 
 class Partials:
@@ -113,11 +184,19 @@ class Partials:
         """The elements of a subtile, each into the partial of its column; none that lie beyond the plane."""
         self._take(values, sub.column_of, sub.along_column)
 
+    def take_plane(self, values: cute.Tensor, sub: Any) -> None:
+        """The elements of a subtile, all into one partial; none that lie beyond the plane."""
+        self._take(values, lambda e: 0, sub.along_plane)
+
+    def take(self, slot: int, partial: Values, inside: Boolean) -> None:
+        """One more partial into a slot, unless it is not `inside`."""
+        self._combine(slot, self._unless(inside, partial))
+
     def _take(
         self,
         values: cute.Tensor,
         slot_of: Callable[[int], int],
-        place_of: Callable[[int], tuple[Int32, Boolean]],
+        place_of: Callable[[int], tuple[Index, Boolean]],
     ) -> None:
         slots: dict[int, list[int]] = {}
         for e in range(cute.size(values)):
@@ -131,17 +210,19 @@ class Partials:
             else:
                 for e in elements:
                     index, inside_plane = place_of(e)
-                    self._combine(slot, self._unless(inside_plane, kind.element(values[e], index)))
+                    self.take(slot, kind.element(values[e], index), inside_plane)
 
     def _unless(self, inside: Boolean, element: Values) -> Values:
         parts = zip(element, self._kind.types, self._kind.nothing, strict=True)
         return tuple(math.where(inside, part, kind(nothing)) for part, kind, nothing in parts)
 
-    def across(self, lanes: Sequence[int]) -> None:
-        """Combine with the lanes whose numbers differ by these powers of two: all get the result."""
+    def across(self, lanes: Sequence[int], least: int | Int32 = 1) -> None:
+        """Combine with the lanes whose numbers differ by these powers of two, if by `least` or more: all get
+        the result."""
         for offset in lanes:
             for slot in range(self._count):
-                self._combine(slot, tuple(cute.arch.shuffle_sync_bfly(part, offset) for part in self[slot]))
+                other = tuple(cute.arch.shuffle_sync_bfly(part, offset) for part in self[slot])
+                self.take(slot, other, offset >= least)
 
     def _combine(self, slot: int, other: Values) -> None:
         for part, value in zip(self._parts, self._kind.combine(self[slot], other), strict=True):

@@ -9,7 +9,7 @@ from ..spec import DType, EpilogueSpec, Load, Order, Overflow, Store
 from ..templates.config import Arch, TileConfig
 from . import emit_reductions
 from .chain import Chain, register_type
-from .partials import outputs
+from .partials import WORKSPACE, written
 from .placement import Placement, Variant, plan, plane_order, subtiled
 from .simplify import simplify
 
@@ -22,6 +22,7 @@ CUTE_TYPES = {
     DType.I8: "Int8",
     DType.U8: "Uint8",
     DType.I32: "Int32",
+    DType.I64: "Int64",
     DType.BOOL: "Uint8",
 }
 """The DSL's element types in memory; torch's bool is a byte."""
@@ -49,8 +50,8 @@ def emit(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
     """The module for a spec, a tile configuration and an alignment.
 
     It defines the class `Epilogue`, the kernel `gemm` and the function `launch(a, <bs>, <loads>, <stores>,
-    max_active_clusters, stream)`, whose arguments carry the spec's names; what reduces has those of its
-    partials.
+    max_active_clusters, stream)`, whose arguments carry the spec's names. Where a store reduces, there is a
+    kernel `finish` too, and after the stores comes `workspace`, where `gemm` leaves it partials.
     """
     return _Module(simplify(spec), formula(spec), subtiled(config, variant), variant).text()
 
@@ -95,7 +96,8 @@ class _Module:
             )
         lines += ["", f"{self.config.arch.value}, tile {self.config.name}, {self._alignment()}.", '"""', ""]
         types = sorted({"Float32", "Int32", *self._types()})
-        orders = ["from cute_backend.spec import Order"] if self._columns() else []
+        reductions = self.spec.reductions
+        enums = [*(["Axis"] if reductions else []), *(["Order"] if self._columns() else [])]
         return [
             *lines,
             "from types import SimpleNamespace",
@@ -106,14 +108,11 @@ class _Module:
             f"from cutlass import {', '.join(types)}",
             "",
             "from cute_backend.memory_ops import device_math as math",
-            *(
-                ["from cute_backend.memory_ops import device_reduce as reduce"]
-                if self.spec.reductions
-                else []
-            ),
-            *orders,
+            *(["from cute_backend.memory_ops import device_reduce as reduce"] if reductions else []),
+            *([f"from cute_backend.spec import {', '.join(enums)}"] if enums else []),
             "from cute_backend.templates.config import Arch, TileConfig",
             "from cute_backend.templates.epilogue import SmemOperand",
+            *(["from cute_backend.templates.finish import Finish"] if reductions else []),
             f"from cute_backend.templates.{module} import {template}",
         ]
 
@@ -126,7 +125,7 @@ class _Module:
         stored = {register_type(self.chain.stored(store)[1]) for store in self.spec.stores}
         loaded = {register_type(load.dtype) for load in self.spec.loads}
         memory = {CUTE_TYPES[load.dtype] for load in self.spec.loads}
-        memory |= {CUTE_TYPES[store.dtype] for store in self.spec.planes}
+        memory |= {CUTE_TYPES[store.dtype] for store in self.spec.stores}
         wrapped = {name for name in ("Boolean",) if any(f"{name}(" in line for line in self.chain.statements)}
         return stored | loaded | memory | wrapped
 
@@ -148,7 +147,7 @@ class _Module:
         return [
             "class Epilogue:",
             f"    loads = {_names(load.name for load in self.spec.loads)}",
-            f"    stores = {_names(outputs(self.spec.stores))}",
+            f"    stores = {_names(written(self.spec.stores))}",
             *_tuple("staged", staged),
             *_tuple("tma_loads", tma_loads),
             *_tuple("tma_stores", tma_stores),
@@ -183,7 +182,7 @@ class _Module:
                 count, slot, index = reads
                 lines += _elements(load, count, slot, index)
                 held.append(f"{load.name}={load.name}")
-        for store in filter(emit_reductions.by_rows, self.spec.stores):
+        for store in filter(emit_reductions.held, self.spec.stores):
             lines += emit_reductions.begin(store)
             held.append(f"{store.name}={store.name}")
         return [*lines, f"        return SimpleNamespace({', '.join(held)})"]
@@ -236,14 +235,16 @@ class _Module:
         ]
 
     def _launch(self) -> list[str]:
-        loads, stores = [load.name for load in self.spec.loads], outputs(self.spec.stores)
-        products = b_names(self.spec)
-        tensors = ["a", *products, *loads, *stores]
+        loads, reductions = [load.name for load in self.spec.loads], self.spec.reductions
+        workspace = [WORKSPACE] if reductions else []
+        stores = [store.name for store in self.spec.stores]
+        tensors = ["a", *b_names(self.spec), *loads, *stores, *workspace]
         _, template = _TEMPLATES[self.config.arch]
         # On Blackwell both accumulation modes are one.
         fast = self.config.arch is Arch.SM100A or self.spec.product.fast_accum
         return [
             f"gemm = {template}(Epilogue(), {_config(self.config)}{'' if fast else ', fast_accum=False'})",
+            *(self._finish() if reductions else []),
             "",
             "",
             "@cute.jit",
@@ -252,8 +253,29 @@ class _Module:
             "    max_active_clusters: Int32,",
             "    stream: cuda.CUstream,",
             "):",
-            f"    gemm(a, [{', '.join(products)}], [{', '.join(loads)}], [{', '.join(stores)}], "
-            "max_active_clusters, stream)",
+            *self._calls(", ".join(loads)),
+        ]
+
+    def _finish(self) -> list[str]:
+        results = []
+        for store in self.spec.reductions:
+            _, _, overflow = self.chain.stored(store)
+            results.append(emit_reductions.result(store, CUTE_TYPES[store.dtype], overflow))
+        return ["finish = Finish(", "    gemm.config,", *(f"    {result}," for result in results), ")"]
+
+    def _calls(self, loads: str) -> list[str]:
+        """The body of `launch`."""
+        products, planes = b_names(self.spec), ", ".join(store.name for store in self.spec.planes)
+        gemm = f"    gemm(a, [{', '.join(products)}], [{loads}], {{}}, max_active_clusters, stream)"
+        if not self.spec.reductions:
+            return [gemm.format(f"[{planes}]")]
+        results = ", ".join(store.name for store in self.spec.reductions)
+        halved = " // 2" if self.spec.neighbours else ""
+        return [
+            f"    m, n = a.shape[0], {products[0]}.shape[1]{halved}",
+            f"    partials = finish.partials({WORKSPACE}, m, n)",
+            gemm.format(f"[{planes}, *partials]" if planes else "partials"),
+            f"    finish(partials, [{results}], m, n, stream)",
         ]
 
 

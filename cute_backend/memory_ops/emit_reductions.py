@@ -1,80 +1,98 @@
-"""The lines of a module that reduce: in `begin` and `end` for rows, in `visit` for rows and columns.
+"""The lines of a module that reduce: in `begin` and `end` for rows and planes, in `visit` for all, and what
+finishes them.
 
 A thread meets all its elements of a row in the visits of a tile, so rows are held from `begin` on and written
-in `end`. Columns it meets within one visit.
+in `end`; so are planes. Columns it meets within one visit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..spec import Axis, ReduceKind, Store
+from ..spec import Axis, Overflow, Reduction, Store
 from .partials import partials
 
-_KINDS = {
-    ReduceKind.SUM: "SUM",
-    ReduceKind.MEAN: "SUM",
-    ReduceKind.MAX: "MAX",
-    ReduceKind.MIN: "MIN",
-    ReduceKind.ARGMAX: "ARGMAX",
-    ReduceKind.ARGMIN: "ARGMIN",
-    ReduceKind.LOGSUMEXP: "LOGSUMEXP",
-}
+_HELD = {Axis.ROW: "tile.rows", Axis.COLUMN: "sub.columns", Axis.ALL: "1"}
+"""The partials of a thread."""
 
 
-def by_rows(store: Store) -> bool:
-    """Whether a store's partials are those of rows: whole planes are reduced by rows first."""
+def _reduction(store: Store) -> Reduction:
+    assert store.reduce is not None
+    return store.reduce
+
+
+def _kind(store: Store) -> str:
+    """Its name in `device_reduce`."""
+    kind, axis = _reduction(store).kind, _reduction(store).axis
+    wide = kind.is_index and axis is Axis.ALL
+    return f"reduce.{'PLANE_' if wide else ''}{kind.name}"
+
+
+def held(store: Store) -> bool:
+    """Whether a thread keeps a store's partials from one subtile to the next."""
     return store.reduce is not None and store.reduce.axis is not Axis.COLUMN
 
 
 def begin(store: Store) -> list[str]:
-    """A row's partials before the first subtile."""
-    return [f"        {store.name} = {_partials(store, 'tile.rows')}"]
+    """A tile's partials before the first subtile."""
+    return [f"        {store.name} = {_partials(store)}"]
 
 
-def _partials(store: Store, count: str) -> str:
-    assert store.reduce is not None
-    return f"reduce.Partials(reduce.{_KINDS[store.reduce.kind]}, {count})"
+def _partials(store: Store) -> str:
+    return f"reduce.Partials({_kind(store)}, {_HELD[_reduction(store).axis]})"
 
 
 def take(store: Store) -> list[str]:
     """A subtile's elements, after the loop that computes them; partials of its columns are then written."""
-    if by_rows(store):
-        return [f"        held.{store.name}.take_rows({store.name}, sub)"]
+    axis = _reduction(store).axis
+    if axis is not Axis.COLUMN:
+        rows = "rows" if axis is Axis.ROW else "plane"
+        return [f"        held.{store.name}.take_{rows}({store.name}, sub)"]
     parts = f"{store.name}_parts"
-    place, index = "piece, column, inside = sub.column_target(c)", "piece, column"
     return [
-        f"        {parts} = {_partials(store, 'sub.columns')}",
+        f"        {parts} = {_partials(store)}",
         f"        {parts}.take_columns({store.name}, sub)",
-        *_write(store, parts, "sub", "column_lanes", "c", "sub.columns", place, index),
+        f"        {parts}.across(sub.column_lanes)",
+        *_write(store, parts, "piece, column, inside = sub.column_target(c)"),
     ]
 
 
 def end(stores: Sequence[Store]) -> list[str]:
-    """The hook that writes the partials of rows; no lines where there are none."""
-    rows = [store for store in stores if by_rows(store)]
-    if not rows:
-        return []
-    lines = ["    @cute.jit", "    def end(self, tile, glob, held):"]
-    for store in rows:
-        place, inside = "part, row, inside = tile.row_target(r)", "part, row"
-        lines += _write(store, f"held.{store.name}", "tile", "row_lanes", "r", "tile.rows", place, inside)
-    return lines
+    """The hook that writes the partials of rows and planes; no lines where there are none."""
+    lines = []
+    for store in filter(held, stores):
+        rows = _reduction(store).axis is Axis.ROW
+        lanes = "row_lanes" if rows else "lanes"
+        target = "part, row, inside = tile.row_target(r)" if rows else "part, inside = tile.plane_target()"
+        lines += [
+            f"        held.{store.name}.across(tile.{lanes})",
+            *_write(store, f"held.{store.name}", target),
+        ]
+    return ["    @cute.jit", "    def end(self, tile, glob, held):", *lines] if lines else []
 
 
-def _write(
-    store: Store, held: str, owner: str, lanes: str, slot: str, count: str, place: str, index: str
-) -> list[str]:
+_SLOTS = {Axis.ROW: ("r", "part, row"), Axis.COLUMN: ("c", "piece, column"), Axis.ALL: ("0", "part, 0")}
+"""The partials of a thread, and their places in (parts, results)."""
+
+
+def _write(store: Store, parts: str, target: str) -> list[str]:
+    """Partials to where they belong, which the statement `target` says of each."""
+    axis = _reduction(store).axis
     names = [part.name for part in partials(store)]
     values = ", ".join(f"{name}_part" for name in names)
-    return [
-        f"        {held}.across({owner}.{lanes})",
-        *(f"        {name}_glob = glob.{name}" for name in names),
-        f"        for {slot} in cutlass.range_constexpr({count}):",
-        f"            {place}",
-        f"            ({values},) = {held}[{slot}]"
-        if len(names) == 1
-        else f"            {values} = {held}[{slot}]",
-        "            if inside:",
-        *(f"                {name}_glob[{index}] = {name}_part" for name in names),
+    slot, index = _SLOTS[axis]
+    lines = [
+        target,
+        f"({values},) = {parts}[{slot}]" if len(names) == 1 else f"{values} = {parts}[{slot}]",
+        "if inside:",
+        *(f"    {name}_glob[{index}] = {name}_part" for name in names),
     ]
+    if axis is not Axis.ALL:
+        lines = [f"for {slot} in cutlass.range_constexpr({_HELD[axis]}):", *(f"    {line}" for line in lines)]
+    return [*(f"        {name}_glob = glob.{name}" for name in names), *(f"        {line}" for line in lines)]
+
+
+def result(store: Store, element_type: str, overflow: Overflow) -> str:
+    """What finishes a store, as `templates.finish` takes it."""
+    kept = ", saturate=False" if overflow is Overflow.NONFINITE else ""
+    return f"reduce.Result({_kind(store)}, Axis.{_reduction(store).axis.name}, {element_type}{kept})"

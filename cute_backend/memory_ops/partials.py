@@ -1,16 +1,18 @@
-"""What a kernel leaves of a reduction: one partial for each tile, which the op then finishes.
+"""What a kernel leaves of a reduction, in a buffer of its own, for a second kernel to finish.
 
-A row's partials are one for each tile of columns, (tiles, M); a column's, one for each piece of rows that a
-warp has, (pieces, N). What is reduced along both is left by rows. Which tile gave which partial follows
-from its place alone, so equal inputs give equal bits.
+`templates.workspace` says where each tensor of partials lies.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..spec import Axis, DType, ReduceKind, Store
+from ..spec import Axis, DType, EpilogueSpec, ReduceKind, Store
 from ..templates.config import TileConfig
+from ..templates.workspace import partials_bytes
+
+WORKSPACE = "workspace"
+"""The argument of a kernel's launch that holds the partials of all its reductions."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +24,10 @@ class Partial:
 
 
 _PARTS: dict[ReduceKind, tuple[tuple[str, DType], ...]] = {
-    ReduceKind.SUM: (("", DType.F32),),
-    ReduceKind.MEAN: (("", DType.F32),),
-    ReduceKind.MAX: (("", DType.F32),),
-    ReduceKind.MIN: (("", DType.F32),),
+    ReduceKind.SUM: (("_sum", DType.F32),),
+    ReduceKind.MEAN: (("_sum", DType.F32),),
+    ReduceKind.MAX: (("_max", DType.F32),),
+    ReduceKind.MIN: (("_min", DType.F32),),
     ReduceKind.ARGMAX: (("_key", DType.I32), ("_index", DType.I32)),
     ReduceKind.ARGMIN: (("_key", DType.I32), ("_index", DType.I32)),
     ReduceKind.LOGSUMEXP: (("_top", DType.F32), ("_total", DType.F32)),
@@ -33,22 +35,27 @@ _PARTS: dict[ReduceKind, tuple[tuple[str, DType], ...]] = {
 
 
 def partials(store: Store) -> tuple[Partial, ...]:
-    """The tensors that a kernel writes for a store that reduces."""
+    """The tensors that a kernel writes for a store that reduces. An index into the plane has 64 bits."""
     assert store.reduce is not None
-    return tuple(Partial(store.name + suffix, dtype) for suffix, dtype in _PARTS[store.reduce.kind])
+    wide = store.reduce.kind.is_index and store.reduce.axis is Axis.ALL
+    return tuple(
+        Partial(store.name + suffix, DType.I64 if wide and suffix == "_index" else dtype)
+        for suffix, dtype in _PARTS[store.reduce.kind]
+    )
 
 
-def outputs(stores: tuple[Store, ...]) -> tuple[str, ...]:
-    """The names of all tensors that a kernel writes, in order: planes, and the partials of reductions."""
-    names: list[str] = []
-    for store in stores:
-        names += [store.name] if store.reduce is None else [part.name for part in partials(store)]
-    return tuple(names)
+def written(stores: tuple[Store, ...]) -> tuple[str, ...]:
+    """The names of all tensors that a GEMM writes, in order: planes, then the partials of reductions."""
+    planes = [store.name for store in stores if store.reduce is None]
+    reducing = [store for store in stores if store.reduce is not None]
+    return (*planes, *(part.name for store in reducing for part in partials(store)))
 
 
-def partial_shape(store: Store, config: TileConfig, m: int, n: int) -> tuple[int, int]:
-    """The shape of a store's partials for a plane of (m, n)."""
-    assert store.reduce is not None
-    if store.reduce.axis is Axis.COLUMN:
-        return -(-m // config.warp_rows), n
-    return -(-n // config.tile_n), m
+def workspace_bytes(spec: EpilogueSpec, config: TileConfig, m: int, n: int) -> int:
+    """The size of the buffer that holds all partials of a plane of (m, n)."""
+    return sum(
+        partials_bytes(store.reduce.axis, config, m, n, part.dtype.bits)
+        for store in spec.stores
+        if store.reduce is not None
+        for part in partials(store)
+    )

@@ -1,8 +1,9 @@
 """From a kernel's source text to machine code, on any machine: no GPU is needed.
 
-A generated module defines `launch(a, <bs>, <loads>, <stores>, max_active_clusters, stream)`. It is compiled
-for operands whose sizes are dynamic and whose strides are what the spec says of them, through TVM-FFI, so
-that a launch checks its operands, takes the caller's current stream and synchronises nothing.
+A generated module defines `launch(a, <bs>, <loads>, <stores>, max_active_clusters, stream)`, with `workspace`
+after the stores where some reduce. It is compiled for operands whose sizes are dynamic and whose strides are
+what the spec says of them, through TVM-FFI, so that a launch checks its operands, takes the caller's current
+stream and synchronises nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from typing import Any
 
 from ..memory_ops import Variant
 from ..memory_ops.emit import CUTE_TYPES, b_names
-from ..memory_ops.partials import outputs, partials
+from ..memory_ops.partials import WORKSPACE
 from ..memory_ops.placement import plane_order
 from ..spec import Axis, DType, EpilogueSpec, Load, LoadKind, Major, Order, Stride
+from ..templates.workspace import ALIGN as WORKSPACE_ALIGN
 from .cubin import resources
 from .host_code import dynamic_smem_bytes, target_baseline
 from .kernel import Kernel, UnavailableError
@@ -43,10 +45,10 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Built:
-    """A kernel, compiled.
+    """A kernel, compiled; with the one that finishes its reductions, where it has any.
 
     `registers` of a thread, `spill_bytes` of local memory that a thread spills to or indexes at run time,
-    `smem_bytes` of a CTA, static and dynamic together.
+    `smem_bytes` of a CTA, static and dynamic together: of two kernels the larger figures.
     """
 
     source: str = field(repr=False)
@@ -129,8 +131,9 @@ def _collect(compiled: Any, source: str, scratch: Path) -> Built:
 
 
 def operand_names(spec: EpilogueSpec) -> list[str]:
-    """The tensors of `launch`, in order: operands of the products, loads, stores."""
-    return ["a", *b_names(spec)] + [load.name for load in spec.loads] + list(outputs(spec.stores))
+    """The tensors of `launch`, in order: operands of the products, loads, stores, room for partials."""
+    names = [load.name for load in spec.loads] + [store.name for store in spec.stores]
+    return ["a", *b_names(spec), *names, *([WORKSPACE] if spec.reductions else [])]
 
 
 def fake_operands(spec: EpilogueSpec, variant: Variant) -> dict[str, Any]:
@@ -149,9 +152,10 @@ def fake_operands(spec: EpilogueSpec, variant: Variant) -> dict[str, Any]:
         if store.reduce is None:
             fakes.append(_plane(store.dtype, (m, n), 1 if store.order is Order.ROW else 0, aligned=tma))
         else:
-            extent = n if store.reduce.axis is Axis.COLUMN else m
-            for part in partials(store):
-                fakes.append(_plane(part.dtype, (cute.sym_int32(), extent), 1, aligned=False))
+            extent = {Axis.ROW: m, Axis.COLUMN: n, Axis.ALL: 1}[store.reduce.axis]
+            fakes.append(_fake(store.dtype, (extent,), (1,)))
+    if spec.reductions:
+        fakes.append(_fake(DType.U8, (cute.sym_int64(),), (1,), WORKSPACE_ALIGN))
     return dict(zip(operand_names(spec), fakes, strict=True))
 
 

@@ -24,16 +24,16 @@ from torch import Tensor
 from .. import config
 from ..memory_ops import Variant
 from ..replay import replay
-from ..spec import DType, EpilogueSpec, Order
+from ..spec import EpilogueSpec
 from ..templates.config import TileConfig
 from .build import Outcome, load_known, obtain
 from .compile import BuildError
 from .device import Device, device_at, max_active_clusters
-from .finish import finished, written
 from .kernel import Kernel, UnavailableError
 from .link import KernelFunction
 from .notices import count, warn_once
-from .operands import TORCH_DTYPES, Size, check_operands, output_like, parse_spec
+from .operands import Size, check_operands, output_like, parse_spec
+from .outputs import Outputs
 from .reach import Problem, Winners, config_for, reachable_kernels, stores_aligned
 from .slots import adapters, planes, views
 from .tuned import remembered
@@ -116,10 +116,10 @@ def _launcher(spec: EpilogueSpec, device: int, batch_invariant: bool) -> Launche
 
 @dataclass(frozen=True)
 class _Ready:
-    """A loaded kernel, its tiles and the clusters that it may keep in flight."""
+    """A loaded kernel, what it writes and the clusters that it may keep in flight."""
 
     function: KernelFunction
-    config: TileConfig
+    outputs: Outputs
     clusters: int
 
 
@@ -148,9 +148,6 @@ class Launcher:
         self._planes = planes(spec)
         self._views = views(spec)
         self._adapters = adapters(spec)
-        self._outputs = [(TORCH_DTYPES[store.dtype], store.order is Order.ROW) for store in spec.stores]
-        self._reduces = bool(spec.reductions)
-        self._writes_bools = any(store.dtype is DType.BOOL for store in spec.stores)
         self._kernels: dict[tuple[TileConfig, Variant], _Ready | None] = {}
         self._choices: dict[tuple[int, int, int], _Choice] = {}
 
@@ -167,7 +164,7 @@ class Launcher:
             warn_once(("failed", str(outcome)), f"cute_backend: {outcome}")
         else:
             clusters = max_active_clusters(self._gpu.index, kernel.config.cluster_size)
-            self._kernels[key] = _Ready(outcome, kernel.config, clusters)
+            self._kernels[key] = _Ready(outcome, Outputs(kernel.spec, kernel.config), clusters)
         self._choices.clear()
 
     def __call__(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
@@ -195,20 +192,7 @@ class Launcher:
         return arguments
 
     def _run(self, ready: _Ready, arguments: list[Tensor], m: int, n: int) -> list[Tensor]:
-        if self._reduces:
-            memory = written(self._spec, ready.config, arguments[0], m, n)
-            ready.function(*arguments, *map(_as_memory, memory), ready.clusters)
-            return finished(self._spec, memory, m, n)
-        device = arguments[0].device
-        outputs = [
-            torch.empty(m, n, dtype=dtype, device=device)
-            if by_row
-            else torch.empty(n, m, dtype=dtype, device=device).t()
-            for dtype, by_row in self._outputs
-        ]
-        memory = outputs
-        if self._writes_bools:
-            memory = list(map(_as_memory, outputs))
+        outputs, memory = ready.outputs.allocate(m, n, arguments[0].device)
         ready.function(*arguments, *memory, ready.clusters)
         return outputs
 
@@ -313,8 +297,3 @@ class Launcher:
             return [output_like(store, a[0], m, n) for store in self._spec.stores]
         with torch.no_grad():
             return replay(self._spec, a, b, loads)
-
-
-def _as_memory(tensor: Tensor) -> Tensor:
-    """A tensor as kernels take it: truth values are bytes."""
-    return tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor

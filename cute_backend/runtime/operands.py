@@ -30,7 +30,7 @@ _SHAPES: dict[LoadKind, Callable[[Size, Size], Union[tuple[Size, ...], None]]] =
 """The shape of each kind of load; None is any shape of one element."""
 
 
-_REDUCED: dict[Axis, Callable[[Size, Size], tuple[Size, ...]]] = {
+REDUCED_SHAPES: dict[Axis, Callable[[Size, Size], tuple[Size, ...]]] = {
     Axis.ROW: lambda m, n: (m,),
     Axis.COLUMN: lambda m, n: (n,),
     Axis.ALL: lambda m, n: (),
@@ -48,7 +48,7 @@ def output_like(store: Store, like: Tensor, m: Size, n: Size) -> Tensor:
     """An uninitialised output of `store`, a plane dense in its order or reduced, on the device of `like`."""
     dtype = TORCH_DTYPES[store.dtype]
     if store.reduce is not None:
-        return like.new_empty(_REDUCED[store.reduce.axis](m, n), dtype=dtype)
+        return like.new_empty(REDUCED_SHAPES[store.reduce.axis](m, n), dtype=dtype)
     if store.order is Order.ROW:
         return like.new_empty((m, n), dtype=dtype)
     return like.new_empty((n, m), dtype=dtype).t()

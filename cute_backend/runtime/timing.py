@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ..spec import DType, EpilogueSpec
+from ..memory_ops.partials import workspace_bytes
+from ..spec import EpilogueSpec
+from ..templates.config import TileConfig
 from .device import Device, max_active_clusters
 from .kernel import Kernel
 from .link import KernelFunction
-from .operands import output_like
+from .outputs import Outputs
 from .samples import random_operands
 from .slots import views
 
@@ -73,8 +74,8 @@ class GpuTimer:
         self, m: int, n: int, k: int, functions: Mapping[Kernel, KernelFunction], unfused: Run | None
     ) -> Timings:
         device = torch.device("cuda", self.gpu.index)
-        spec = next(iter(functions)).spec
-        memory = arguments_of(spec, m, n, k, torch.Generator(device).manual_seed(0))
+        spec, configs = next(iter(functions)).spec, [kernel.config for kernel in functions]
+        memory = arguments_of(spec, configs, m, n, k, torch.Generator(device).manual_seed(0))
         runs: dict[Kernel | None, Run] = {
             kernel: _call(function, memory, max_active_clusters(self.gpu.index, kernel.config.cluster_size))
             for kernel, function in functions.items()
@@ -88,16 +89,17 @@ class GpuTimer:
         )
 
 
-def arguments_of(spec: EpilogueSpec, m: int, n: int, k: int, generator: torch.Generator) -> list[Tensor]:
-    """Random arguments of a kernel, in order: operands, loads and outputs."""
+def arguments_of(
+    spec: EpilogueSpec, configs: Iterable[TileConfig], m: int, n: int, k: int, generator: torch.Generator
+) -> list[Tensor]:
+    """Random arguments of kernels with any of these tiles, in order: operands, loads and what they write."""
     a, b, loads = random_operands(spec, m, n, k, generator)
-    arguments = [*chain.from_iterable(zip(a, b, strict=True)), *loads]
+    arguments = [*a, *b, *loads]
     for index, view in views(spec):
         arguments[index] = view(arguments[index])
-    for store in spec.stores:
-        out = output_like(store, a[0], m, n)
-        arguments.append(out.view(torch.uint8) if store.dtype is DType.BOOL else out)
-    return arguments
+    roomiest = max(configs, key=lambda config: workspace_bytes(spec, config, m, n))
+    _, memory = Outputs(spec, roomiest).allocate(m, n, a[0].device)
+    return arguments + memory
 
 
 def _call(function: KernelFunction, memory: list[Tensor], clusters: int) -> Run:

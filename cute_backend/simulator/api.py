@@ -26,10 +26,10 @@ from ..fx_walk.rewrite import rewrite
 from ..memory_ops import Variant
 from ..runtime.build import build
 from ..runtime.compile import SYMBOL
-from ..runtime.finish import finished, written
 from ..runtime.kernel import Kernel
 from ..runtime.op import gemm_epilogue
 from ..runtime.operands import check_operands, parse_spec
+from ..runtime.outputs import Outputs
 from ..runtime.reach import bucket_of, stores_aligned
 from ..runtime.slots import adapters, planes, views
 from ..spec import EpilogueSpec
@@ -72,7 +72,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Launch:
-    """One region's kernel, the M, N and K that it ran on, and what it did."""
+    """One region's kernel, the M, N and K that it ran on, and what it did, less the end of its reductions."""
 
     kernel: Kernel
     problem: tuple[int, int, int]
@@ -235,20 +235,19 @@ def run_region(
             aligned &= plane.fits(operands[plane.index])
     for index, adapt in (*adapters(spec), *views(spec)):
         operands[index] = adapt(operands[index])
-    outputs = written(spec, config, a[0], m, n)
-    for output in outputs:
-        ctypes.memset(output.data_ptr(), 0xFF, output.untyped_storage().nbytes())
-    memory = [out.view(torch.uint8) if out.dtype is torch.bool else out for out in outputs]
+    outputs, memory = Outputs(spec, config).allocate(m, n, a[0].device)
+    for written in memory:
+        ctypes.memset(written.data_ptr(), 0xFF, written.untyped_storage().nbytes())
 
     kernel = Kernel(spec, config, Variant.TMA if aligned else Variant.PLAIN)
-    [report] = _program(kernel).launch(
+    report, *_ = _program(kernel).launch(
         [*operands, *memory, machine.clusters],
         async_seed=machine.async_seed,
         observer=machine.observer,
         progress=machine.progress,
         most_instructions=int(INSTRUCTIONS_PER_SECOND * (1 + seconds)),
     )
-    return finished(spec, outputs, m, n), Launch(kernel, (m, n, k), report)
+    return outputs, Launch(kernel, (m, n, k), report)
 
 
 def _seconds(spec: EpilogueSpec, m: int, n: int, k: int) -> float:

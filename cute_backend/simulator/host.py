@@ -77,11 +77,15 @@ class HostProgram:
         """Call the host code on `args` and run what it launches on the simulated machine.
 
         Outputs are written in place. `sm_count` is the number of multiprocessors that the device claims to
-        have. The rest are those of `run_kernel`. Returns one report for each
-        kernel launch. Raises SimulationError, and what the host code raises.
+        have. The rest are those of `run_kernel`; of several kernels the observer hears the first. Returns
+        one report for each kernel launch, in order. Raises SimulationError, and what the host code raises.
         """
 
+        hearing = observer
+
         def execute(one: Launch, memory: GlobalMemory) -> Report:
+            nonlocal hearing
+            told, hearing = hearing, None
             return run_kernel(
                 self._ptx,
                 one.kernel,
@@ -93,7 +97,7 @@ class HostProgram:
                 memory=memory,
                 overlaps=one.overlaps,
                 async_seed=async_seed,
-                observer=observer,
+                observer=told,
                 progress=progress,
                 most_instructions=most_instructions,
             )

@@ -139,6 +139,11 @@ class TileConfig:
         return self.block_m // 4
 
     @property
+    def tile_warps(self) -> int:
+        """Warps of a CTA that work on one tile's epilogue."""
+        return 4 * self.sharing
+
+    @property
     def thread_accumulators(self) -> int:
         """fp32 accumulators of one epilogue thread for a tile."""
         return self.cta_rows * self.mma_n // (128 * self.sharing)

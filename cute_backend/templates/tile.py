@@ -11,7 +11,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Boolean, Int32, Int64
 from cutlass.cute.nvgpu import warp
 
 from .config import TileConfig
@@ -25,12 +25,15 @@ class Tile(ABC):
 
     rows: int
     columns: int
+    lanes = (1, 2, 4, 8, 16)
+    """By how much the numbers of lanes of a warp differ: powers of two."""
 
     def __init__(self, config: TileConfig, m0: Int32, n0: Int32, m: Int32, n: Int32, thread: Int32):
         self.m0, self.n0, self.m, self.n = m0, n0, m, n
         self.tile_n = config.tile_n
         self.thread = thread
         self.lane = thread % 32
+        self._config = config
 
     row_lanes: tuple[int, ...]
     """By how much the numbers of lanes differ that share rows: powers of two."""
@@ -38,6 +41,17 @@ class Tile(ABC):
     @abstractmethod
     def row_target(self, r: int) -> tuple[Int32, Int32, Boolean]:
         """Where the partial of the thread's r-th row goes, tile of columns and row; whether to write it."""
+
+    @abstractmethod
+    def warp(self) -> Int32:
+        """Which of the warps that work on the tile the thread's is."""
+
+    def plane_target(self) -> tuple[Int32, Boolean]:
+        """Where the partial of the warp's part of the tile goes; whether to write it."""
+        rows = cute.ceil_div(self.m, self._config.cta_rows)
+        index = self.n0 // self.tile_n * rows + self.m0 // self._config.cta_rows
+        inside = (self.lane == 0) & (self.m0 < self.m) & (self.n0 < self.n)
+        return index * self._config.tile_warps + self.warp(), inside
 
     @abstractmethod
     def raw_row(self, r: int) -> Int32:
@@ -123,6 +137,11 @@ class Subtile(ABC):
         row = self.tile.raw_row(self.row_of(e))
         return row, row < self.tile.m
 
+    def along_plane(self, e: int) -> tuple[Int64, Boolean]:
+        """The place of element e in the plane, by rows, and whether it belongs to it."""
+        (column, in_row), (row, in_column) = self.along_row(e), self.along_column(e)
+        return Int64(row) * self.tile.n + column, in_row & in_column
+
     def row(self, e: int) -> Int32:
         """The global row of element e, clamped to the last."""
         return self.tile.row(self.row_of(e))
@@ -156,6 +175,7 @@ class Sm90Tile(Tile):
         self.rows = config.tile_m // (32 * config.sharing)
         self.columns = config.tile_n // 4
         self._block_step = config.block_m * config.sharing
+        self._warp = share * 4 + thread // 32
         self._row0 = m0 + share * config.block_m + thread // 32 * 16 + self.lane // 4
         self._column0 = self.lane % 4 * 2
 
@@ -164,6 +184,9 @@ class Sm90Tile(Tile):
     def row_target(self, r: int) -> tuple[Int32, Int32, Boolean]:
         row = self.raw_row(r)
         return self.n0 // self.tile_n, row, (self.lane % 4 == 0) & self._in_plane(row)
+
+    def warp(self) -> Int32:
+        return self._warp
 
     def raw_row(self, r: int) -> Int32:
         return self._row0 + (r // 2 * self._block_step + r % 2 * 8)
@@ -293,6 +316,9 @@ class Sm100Tile(Tile):
     def row_target(self, r: int) -> tuple[Int32, Int32, Boolean]:
         row = self.raw_row(r)
         return self.n0 // self.tile_n, row, self._in_plane(row)
+
+    def warp(self) -> Int32:
+        return self.thread // 32
 
     def raw_row(self, r: int) -> Int32:
         return self.m0 + self.thread

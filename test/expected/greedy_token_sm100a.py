@@ -10,12 +10,14 @@ from types import SimpleNamespace
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32
+from cutlass import BFloat16, Float32, Int32, Int64
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
+from cute_backend.spec import Axis
 from cute_backend.templates.config import Arch, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
+from cute_backend.templates.finish import Finish
 from cute_backend.templates.sm100 import Sm100Gemm
 
 
@@ -66,6 +68,10 @@ class Epilogue:
 
 
 gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2))
+finish = Finish(
+    gemm.config,
+    reduce.Result(reduce.ARGMAX, Axis.ROW, Int64),
+)
 
 
 @cute.jit
@@ -73,9 +79,12 @@ def launch(
     a: cute.Tensor,
     b: cute.Tensor,
     bias: cute.Tensor,
-    out0_key: cute.Tensor,
-    out0_index: cute.Tensor,
+    out0: cute.Tensor,
+    workspace: cute.Tensor,
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
-    gemm(a, [b], [bias], [out0_key, out0_index], max_active_clusters, stream)
+    m, n = a.shape[0], b.shape[1]
+    partials = finish.partials(workspace, m, n)
+    gemm(a, [b], [bias], partials, max_active_clusters, stream)
+    finish(partials, [out0], m, n, stream)

@@ -18,14 +18,16 @@ from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
+from cute_backend.spec import Axis
 from cute_backend.templates.config import Arch, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
+from cute_backend.templates.finish import Finish
 from cute_backend.templates.sm90 import Sm90Gemm
 
 
 class Epilogue:
     loads = ("scale_a", "scale_b")
-    stores = ("out0", "out1")
+    stores = ("out0", "out1_max")
     staged = (
         SmemOperand("scale_b", Float32),
     )
@@ -72,15 +74,19 @@ class Epilogue:
     @cute.jit
     def end(self, tile, glob, held):
         held.out1.across(tile.row_lanes)
-        out1_glob = glob.out1
+        out1_max_glob = glob.out1_max
         for r in cutlass.range_constexpr(tile.rows):
             part, row, inside = tile.row_target(r)
-            (out1_part,) = held.out1[r]
+            (out1_max_part,) = held.out1[r]
             if inside:
-                out1_glob[part, row] = out1_part
+                out1_max_glob[part, row] = out1_max_part
 
 
 gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, pingpong=True))
+finish = Finish(
+    gemm.config,
+    reduce.Result(reduce.MAX, Axis.ROW, BFloat16),
+)
 
 
 @cute.jit
@@ -91,7 +97,11 @@ def launch(
     scale_b: cute.Tensor,
     out0: cute.Tensor,
     out1: cute.Tensor,
+    workspace: cute.Tensor,
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
-    gemm(a, [b], [scale_a, scale_b], [out0, out1], max_active_clusters, stream)
+    m, n = a.shape[0], b.shape[1]
+    partials = finish.partials(workspace, m, n)
+    gemm(a, [b], [scale_a, scale_b], [out0, *partials], max_active_clusters, stream)
+    finish(partials, [out1], m, n, stream)

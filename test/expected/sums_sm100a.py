@@ -17,14 +17,16 @@ from cutlass import Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
+from cute_backend.spec import Axis
 from cute_backend.templates.config import Arch, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
+from cute_backend.templates.finish import Finish
 from cute_backend.templates.sm100 import Sm100Gemm
 
 
 class Epilogue:
     loads = ("scale_a", "scale_b")
-    stores = ("out0", "out1_top", "out1_total")
+    stores = ("out0_sum", "out1_top", "out1_total")
     staged = (
         SmemOperand("scale_b", Float32),
     )
@@ -62,12 +64,12 @@ class Epilogue:
         out0_parts = reduce.Partials(reduce.SUM, sub.columns)
         out0_parts.take_columns(out0, sub)
         out0_parts.across(sub.column_lanes)
-        out0_glob = glob.out0
+        out0_sum_glob = glob.out0_sum
         for c in cutlass.range_constexpr(sub.columns):
             piece, column, inside = sub.column_target(c)
-            (out0_part,) = out0_parts[c]
+            (out0_sum_part,) = out0_parts[c]
             if inside:
-                out0_glob[piece, column] = out0_part
+                out0_sum_glob[piece, column] = out0_sum_part
         held.out1.take_rows(out1, sub)
 
     @cute.jit
@@ -84,6 +86,11 @@ class Epilogue:
 
 
 gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2))
+finish = Finish(
+    gemm.config,
+    reduce.Result(reduce.SUM, Axis.COLUMN, Float32),
+    reduce.Result(reduce.LOGSUMEXP, Axis.ROW, Float32),
+)
 
 
 @cute.jit
@@ -93,9 +100,12 @@ def launch(
     scale_a: cute.Tensor,
     scale_b: cute.Tensor,
     out0: cute.Tensor,
-    out1_top: cute.Tensor,
-    out1_total: cute.Tensor,
+    out1: cute.Tensor,
+    workspace: cute.Tensor,
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
-    gemm(a, [b], [scale_a, scale_b], [out0, out1_top, out1_total], max_active_clusters, stream)
+    m, n = a.shape[0], b.shape[1]
+    partials = finish.partials(workspace, m, n)
+    gemm(a, [b], [scale_a, scale_b], partials, max_active_clusters, stream)
+    finish(partials, [out0, out1], m, n, stream)

@@ -14,7 +14,7 @@ from cute_backend.memory_ops import Variant
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.samples import random_tensor
 from cute_backend.runtime.timing import arguments_of
-from cute_backend.spec import EpilogueSpec
+from cute_backend.spec import Accumulator, Axis, DType, EpilogueSpec, ReduceKind, Reduction, Store
 from cute_backend.templates.config import Arch, table
 
 
@@ -22,10 +22,28 @@ from cute_backend.templates.config import Arch, table
 @given(spec=specs(), m=st.integers(1, 5), n=st.integers(1, 40), k=st.integers(1, 40))
 def test_operands_fit_what_a_kernel_is_compiled_for(spec: EpilogueSpec, m: int, n: int, k: int) -> None:
     # Outputs are dense, so their pitch is TMA's only where the sizes are.
-    arguments = arguments_of(spec, 16 * m, 16 * n, k, torch.Generator().manual_seed(0))
-    check_layouts(Kernel(spec, table(Arch.SM90A, spec)[0], Variant.TMA), arguments)
-    arguments = arguments_of(spec, m, n, k, torch.Generator().manual_seed(0))
-    check_layouts(Kernel(spec, table(Arch.SM90A, spec)[0], Variant.PLAIN), arguments)
+    configs = table(Arch.SM90A, spec)
+    arguments = arguments_of(spec, configs, 16 * m, 16 * n, k, torch.Generator().manual_seed(0))
+    check_layouts(Kernel(spec, configs[0], Variant.TMA), arguments)
+    arguments = arguments_of(spec, configs, m, n, k, torch.Generator().manual_seed(0))
+    check_layouts(Kernel(spec, configs[0], Variant.PLAIN), arguments)
+
+
+@given(m=st.integers(1, 300), n=st.integers(1, 300))
+def test_partials_of_every_tile_have_room(m: int, n: int) -> None:
+    stores = tuple(
+        Store(f"{kind.value}_{axis.value}", "acc", dtype, reduce=Reduction(axis, kind))
+        for axis in Axis
+        for kind, dtype in ((ReduceKind.ARGMAX, DType.I64), (ReduceKind.LOGSUMEXP, DType.F32))
+    )
+    spec = EpilogueSpec((Accumulator("acc", DType.BF16, DType.BF16),), (), (), stores)
+    configs = table(Arch.SM90A, spec)
+    *arguments, room = arguments_of(spec, configs, m, n, 8, torch.Generator().manual_seed(0))
+    check_layouts(Kernel(spec, configs[0], Variant.PLAIN), [*arguments, room])
+    for config in configs:
+        rows, columns = -(-n // config.tile_n) * m, -(-m // config.warp_rows) * n
+        whole = -(-m // config.cta_rows) * config.tile_warps * -(-n // config.tile_n)
+        assert room.numel() >= 16 * (rows + columns) + 20 * whole
 
 
 @pytest.mark.parametrize(
@@ -48,5 +66,6 @@ def test_what_a_user_draws_next_does_not_change() -> None:
     torch.manual_seed(0)
     expected = torch.randn(3)
     torch.manual_seed(0)
-    arguments_of(make_spec(), 16, 16, 16, torch.Generator().manual_seed(0))
+    spec = make_spec()
+    arguments_of(spec, table(Arch.SM90A, spec), 16, 16, 16, torch.Generator().manual_seed(0))
     assert torch.equal(torch.randn(3), expected)

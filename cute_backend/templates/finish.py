@@ -1,0 +1,146 @@
+"""The second stage of reductions: one kernel that makes every reducing store of what a GEMM left of it.
+
+Partials are (parts, results), results contiguous. A CTA has up to eight results of one store, which are a
+sector; its lanes are so many results wide, and what is left of its threads takes parts in turn:
+
+           thread          its parts, several loads under way at a time  -> one partial
+           warp            by shuffles  -> one partial of each result, in shared memory
+           warp 0          those of all warps, by shuffles  -> elements of the store
+
+Partials are combined in an order that follows from their number alone, so equal ones give equal bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+from cutlass.memory import SmemAllocator
+
+from ..spec import Axis
+from .config import TileConfig
+from .workspace import ALIGN, partials_bytes, partials_shape
+
+LANES = 32
+LANE_STEPS = (16, 8, 4, 2, 1)
+WARPS = 16
+THREADS = LANES * WARPS
+
+WIDTH = 8
+"""Results of a CTA: a sector of L2, which has 32 bytes, of the narrowest partials."""
+UNROLL = 8
+"""Parts that a thread loads before it combines them: 4 rows of a vocabulary of 128256 are one such step."""
+
+
+class Held(Protocol):
+    """A thread's partial of one result; `cute_backend.memory_ops.device_reduce.Partials` is one."""
+
+    def __getitem__(self, slot: int) -> tuple[Any, ...]: ...
+
+    def take(self, slot: int, partial: tuple[Any, ...], inside: Any) -> None: ...
+
+    def across(self, lanes: Sequence[int], least: Any) -> None: ...
+
+
+class Result(Protocol):
+    """What a store makes of partials; `cute_backend.memory_ops.device_reduce.Result` is one.
+
+    Each partial has a part of each of `types`, and each part a tensor of its own.
+    """
+
+    axis: Axis
+    types: tuple[type[cutlass.Numeric], ...]
+
+    def nothing(self) -> Held: ...
+
+    def element(self, whole: tuple[Any, ...], count: Int64) -> cutlass.Numeric: ...
+
+
+class Finish:
+    """The stores `results` of a region whose kernel has the tile configuration `config`."""
+
+    def __init__(self, config: TileConfig, *results: Result):
+        self.config = config
+        self.results = results
+
+    def partials(self, workspace: cute.Tensor, m: Int32, n: Int32) -> list[cute.Tensor]:
+        """The tensors of partials, one for each part of each result, that lie in a buffer of bytes.
+
+        `workspace` is aligned to ALIGN bytes and as long as `workspace.partials_bytes` of them all says.
+        """
+        tensors, offset = [], Int64(0)
+        m, n = Int64(m), Int64(n)
+        for result in self.results:
+            parts, extent = partials_shape(result.axis, self.config, m, n)
+            for kind in result.types:
+                start = workspace.iterator + cute.assume(offset, divby=ALIGN)
+                layout = cute.make_layout((Int32(parts), Int32(extent)), stride=(extent, 1))
+                tensors.append(cute.make_tensor(cute.recast_ptr(start, dtype=kind), layout))
+                offset += partials_bytes(result.axis, self.config, m, n, kind.width)
+        return tensors
+
+    @cute.jit
+    def __call__(self, partials: list, outputs: list, m: Int32, n: Int32, stream: cuda.CUstream):
+        """Launches the kernel, for the tensors of `partials` and a vector for each result, after the GEMM."""
+        blocks = Int32(1)
+        for output in outputs:
+            blocks = cutlass.max(blocks, cute.ceil_div(output.shape[0], WIDTH))
+        self.kernel(partials, outputs, m, n).launch(
+            grid=(blocks, len(self.results), 1), block=(THREADS, 1, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kernel(self, partials: list, outputs: list, m: Int32, n: Int32):
+        block, store, _ = cute.arch.block_idx()
+        counts = {Axis.ROW: Int64(n), Axis.COLUMN: Int64(m), Axis.ALL: Int64(m) * n}
+        for i, (result, parts) in enumerate(self._parts(partials)):
+            if store == i:
+                self._finish(result, parts, outputs[i], block, counts[result.axis])
+
+    def _parts(self, partials: list) -> Iterator[tuple[Result, list[cute.Tensor]]]:
+        """Each result with its tensors."""
+        rest = iter(partials)
+        for result in self.results:
+            yield result, [next(rest) for _ in result.types]
+
+    @cute.jit
+    def _finish(self, result: Result, parts: list, output: cute.Tensor, block: Int32, count: Int64):
+        thread, _, _ = cute.arch.thread_idx()
+        lane, warp = thread % LANES, thread // LANES
+        total, extent = parts[0].shape
+        # The width of few results is the power of two that holds them.
+        shift = Int32(extent > 1) + Int32(extent > 2) + Int32(extent > 4)
+        width = Int32(1) << shift
+        place = block * width + lane % width
+        column = cutlass.min(place, extent - 1)
+
+        held, step = result.nothing(), THREADS >> shift
+        for first in cutlass.range(thread >> shift, total, step * UNROLL):
+            _take(held, parts, column, first, step, UNROLL)
+        held.across(LANE_STEPS, width)
+
+        smem, layout = SmemAllocator(), cute.make_layout((WARPS, WIDTH), stride=(WIDTH, 1))
+        shared = [smem.allocate_tensor(kind, layout) for kind in result.types]
+        if lane < width:
+            for i in cutlass.range_constexpr(len(parts)):
+                shared[i][warp, lane] = held[0][i]
+        cute.arch.sync_threads()
+        if warp == 0:
+            whole = result.nothing()
+            _take(whole, shared, lane % width, lane >> shift, LANES >> shift, WARPS * WIDTH // LANES)
+            whole.across(LANE_STEPS, width)
+            if (lane < width) & (place < extent):
+                output[place] = result.element(whole[0], count)
+
+
+def _take(held: Held, parts: list, column: Int32, first: Int32, step: Int32, count: int) -> None:
+    """So many partials of a column, a step apart, of which some may lie beyond the last: loads, then sums."""
+    total = parts[0].shape[0]
+    places = [first + i * step for i in range(count)]
+    loaded = [tuple(part[cutlass.min(place, total - 1), column] for part in parts) for place in places]
+    for place, partial in zip(places, loaded, strict=True):
+        held.take(0, partial, place < total)
