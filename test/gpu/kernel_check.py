@@ -15,6 +15,7 @@ from cute_backend.runtime.build import obtain
 from cute_backend.runtime.device import device_at, max_active_clusters
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.operands import TORCH_DTYPES
+from cute_backend.runtime.outputs import Outputs
 from cute_backend.spec import DType, EpilogueSpec, Load, LoadKind, Major, Order, Stride
 from cute_backend.templates.config import TileConfig, table
 
@@ -49,10 +50,9 @@ def check_kernels(
             for kernel in kernels:
                 if aligned is not (kernel.variant is Variant.TMA):
                     continue
-                outputs = [_poisoned(m, n, store.dtype, store.order, aligned) for store in spec.stores]
+                outputs, memory = _outputs(kernel, m, n)
                 clusters = max_active_clusters(0, kernel.config.cluster_size)
-                memory = [_as_memory(tensor) for tensor in (a, *bs, *loads, *outputs)]
-                functions[kernel](*memory, clusters)
+                functions[kernel](*map(_as_memory, (a, *bs, *loads)), *memory, clusters)
                 for actual, right in zip(outputs, expected, strict=True):
                     error = relative_error(actual, right)
                     if not error < TOLERANCE.get(actual.dtype, 1e-9):
@@ -112,13 +112,20 @@ def _unaligned_like(tensor: Tensor) -> Tensor:
     return buffer[1:].as_strided(tensor.shape, (columns + 1, 1) if rows else (1,))
 
 
-def _poisoned(m: int, n: int, dtype: DType, order: Order, aligned: bool) -> Tensor:
-    """An output full of NaN, or of a value that no test computes."""
-    shape = (m, n) if order is Order.ROW else (n, m)
-    output = torch.empty(shape, device="cuda", dtype=TORCH_DTYPES[dtype])
-    output = output if aligned else _unaligned_like(output)
-    output.fill_(float("nan") if dtype.is_float else 1 if dtype is DType.BOOL else 77)
-    return output if order is Order.ROW else output.t()
+def _outputs(kernel: Kernel, m: int, n: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Results and all that a kernel writes, full of NaN or of a value that no test computes; a kernel that
+    takes planes as they come gets them unaligned."""
+    outputs, memory = Outputs(kernel.spec, kernel.config).allocate(m, n, torch.device("cuda"))
+    for i, store in enumerate(kernel.spec.stores):
+        if store.reduce is None and kernel.variant is Variant.PLAIN:
+            row = store.order is Order.ROW
+            unaligned = _unaligned_like(outputs[i] if row else outputs[i].t())
+            outputs[i] = unaligned if row else unaligned.t()
+            memory[i] = _as_memory(outputs[i])
+        outputs[i].fill_(float("nan") if store.dtype.is_float else 1 if store.dtype is DType.BOOL else 77)
+    if kernel.spec.reductions:
+        memory[-1].fill_(0xFF)
+    return outputs, memory
 
 
 def _as_memory(tensor: Tensor) -> Tensor:
