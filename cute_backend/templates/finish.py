@@ -23,6 +23,7 @@ from cutlass.memory import SmemAllocator
 
 from ..spec import Axis
 from .config import TileConfig
+from .overlap import await_earlier_kernels
 from .workspace import ALIGN, partials_bytes, partials_shape
 
 LANES = 32
@@ -90,12 +91,13 @@ class Finish:
         for output in outputs:
             blocks = cutlass.max(blocks, cute.ceil_div(output.shape[0], WIDTH))
         self.kernel(partials, outputs, m, n).launch(
-            grid=(blocks, len(self.results), 1), block=(THREADS, 1, 1), stream=stream
+            grid=(blocks, len(self.results), 1), block=(THREADS, 1, 1), use_pdl=True, stream=stream
         )
 
     @cute.kernel
     def kernel(self, partials: list, outputs: list, m: Int32, n: Int32):
         block, store, _ = cute.arch.block_idx()
+        await_earlier_kernels()
         counts = {Axis.ROW: Int64(n), Axis.COLUMN: Int64(m), Axis.ALL: Int64(m) * n}
         for i, (result, parts) in enumerate(self._parts(partials)):
             if store == i:
