@@ -216,13 +216,11 @@ class Partials:
         parts = zip(element, self._kind.types, self._kind.nothing, strict=True)
         return tuple(math.where(inside, part, kind(nothing)) for part, kind, nothing in parts)
 
-    def across(self, lanes: Sequence[int], least: int | Int32 = 1) -> None:
-        """Combine with the lanes whose numbers differ by these powers of two, if by `least` or more: all get
-        the result."""
+    def across(self, lanes: Sequence[int]) -> None:
+        """Combine with the lanes whose numbers differ by these powers of two: all get the result."""
         for offset in lanes:
             for slot in range(self._count):
-                other = tuple(cute.arch.shuffle_sync_bfly(part, offset) for part in self[slot])
-                self.take(slot, other, offset >= least)
+                self._combine(slot, tuple(cute.arch.shuffle_sync_bfly(part, offset) for part in self[slot]))
 
     def _combine(self, slot: int, other: Values) -> None:
         for part, value in zip(self._parts, self._kind.combine(self[slot], other), strict=True):

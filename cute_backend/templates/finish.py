@@ -1,13 +1,14 @@
 """The second stage of reductions: one kernel that makes every reducing store of what a GEMM left of it.
 
-Partials are (parts, results), results contiguous. A CTA has up to eight results of one store, which are a
-sector; its lanes are so many results wide, and what is left of its threads takes parts in turn:
+Partials are (parts, results), results contiguous. A CTA has a few neighbouring results of one store, and its
+threads take their parts in turn:
 
            thread          its parts, several loads under way at a time  -> one partial
            warp            by shuffles  -> one partial of each result, in shared memory
            warp 0          those of all warps, by shuffles  -> elements of the store
 
-Partials are combined in an order that follows from their number alone, so equal ones give equal bits.
+Partials are combined in an order that follows from their number alone: equal ones give equal bits, however
+many results there are beside them.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from .overlap import await_earlier_kernels
 from .workspace import ALIGN, partials_bytes, partials_shape
 
 LANES = 32
-LANE_STEPS = (16, 8, 4, 2, 1)
 WARPS = 16
 THREADS = LANES * WARPS
 
-WIDTH = 8
-"""Results of a CTA: a sector of L2, which has 32 bytes, of the narrowest partials."""
+WIDTH = {Axis.ROW: 4, Axis.COLUMN: 8, Axis.ALL: 1}
+"""Results of a CTA. Columns are many, of few parts each, and eight are a sector of L2; rows may be few, of
+many parts, which want many threads."""
 UNROLL = 8
-"""Parts that a thread loads before it combines them: 4 rows of a vocabulary of 128256 are one such step."""
+"""Parts that a thread loads before it combines them: rows of a vocabulary of 128256 are one such step."""
 
 
 class Held(Protocol):
@@ -44,7 +45,7 @@ class Held(Protocol):
 
     def take(self, slot: int, partial: tuple[Any, ...], inside: Any) -> None: ...
 
-    def across(self, lanes: Sequence[int], least: Any) -> None: ...
+    def across(self, lanes: Sequence[int]) -> None: ...
 
 
 class Result(Protocol):
@@ -88,8 +89,8 @@ class Finish:
     def __call__(self, partials: list, outputs: list, m: Int32, n: Int32, stream: cuda.CUstream):
         """Launches the kernel, for the tensors of `partials` and a vector for each result, after the GEMM."""
         blocks = Int32(1)
-        for output in outputs:
-            blocks = cutlass.max(blocks, cute.ceil_div(output.shape[0], WIDTH))
+        for result, output in zip(self.results, outputs, strict=True):
+            blocks = cutlass.max(blocks, cute.ceil_div(output.shape[0], WIDTH[result.axis]))
         self.kernel(partials, outputs, m, n).launch(
             grid=(blocks, len(self.results), 1), block=(THREADS, 1, 1), use_pdl=True, stream=stream
         )
@@ -113,33 +114,32 @@ class Finish:
     def _finish(self, result: Result, parts: list, output: cute.Tensor, block: Int32, count: Int64):
         thread, _, _ = cute.arch.thread_idx()
         lane, warp = thread % LANES, thread // LANES
+        width = WIDTH[result.axis]
+        lanes = [offset for offset in (16, 8, 4, 2, 1) if offset >= width]
         total, extent = parts[0].shape
-        # The width of few results is the power of two that holds them.
-        shift = Int32(extent > 1) + Int32(extent > 2) + Int32(extent > 4)
-        width = Int32(1) << shift
         place = block * width + lane % width
         column = cutlass.min(place, extent - 1)
 
-        held, step = result.nothing(), THREADS >> shift
-        for first in cutlass.range(thread >> shift, total, step * UNROLL):
+        held, step = result.nothing(), THREADS // width
+        for first in cutlass.range(thread // width, total, step * UNROLL):
             _take(held, parts, column, first, step, UNROLL)
-        held.across(LANE_STEPS, width)
+        held.across(lanes)
 
-        smem, layout = SmemAllocator(), cute.make_layout((WARPS, WIDTH), stride=(WIDTH, 1))
+        smem, layout = SmemAllocator(), cute.make_layout((WARPS, width), stride=(width, 1))
         shared = [smem.allocate_tensor(kind, layout) for kind in result.types]
         if lane < width:
             for i in cutlass.range_constexpr(len(parts)):
                 shared[i][warp, lane] = held[0][i]
         cute.arch.sync_threads()
         if warp == 0:
-            whole = result.nothing()
-            _take(whole, shared, lane % width, lane >> shift, LANES >> shift, WARPS * WIDTH // LANES)
-            whole.across(LANE_STEPS, width)
+            whole, step = result.nothing(), LANES // width
+            _take(whole, shared, lane % width, lane // width, step, -(-WARPS // step))
+            whole.across(lanes)
             if (lane < width) & (place < extent):
                 output[place] = result.element(whole[0], count)
 
 
-def _take(held: Held, parts: list, column: Int32, first: Int32, step: Int32, count: int) -> None:
+def _take(held: Held, parts: list, column: Int32, first: Int32, step: int, count: int) -> None:
     """So many partials of a column, a step apart, of which some may lie beyond the last: loads, then sums."""
     total = parts[0].shape[0]
     places = [first + i * step for i in range(count)]
