@@ -107,7 +107,9 @@ def sample(
     if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
         raise UsageError(f"sample got num_samples={num_samples!r}; it draws 1 or more")
     heat = _temperature(temperature, hidden)
-    key = _seed(seed, generator, hidden)
+    _check_seed(seed, generator, hidden)
+    greedy = not isinstance(temperature, Tensor) and temperature == 0
+    key = None if greedy else _seed(seed, generator, hidden)
     operands = _readable("hidden", hidden), _readable("weight", weight)
     results = sample_op(*operands, heat, key, num_samples, *vectors.values(), return_logprob)
     if isinstance(seed, Tensor):
@@ -178,7 +180,7 @@ def _vector(
 
 
 def _temperature(temperature: float | Tensor, hidden: Tensor) -> Tensor | None:
-    """The temperature on the device, fp32; None for the number 0, which needs no noise."""
+    """The temperature on the device, fp32; None for the numbers 1, which scales nothing, and 0."""
     if isinstance(temperature, Tensor):
         rows = hidden.shape[0]
         tensor = _vector("temperature", temperature, hidden, ((), (1,), (rows,), (rows, 1)), _FLOATS)
@@ -190,14 +192,13 @@ def _temperature(temperature: float | Tensor, hidden: Tensor) -> Tensor | None:
         )
     if not 0 <= temperature < math.inf:  # which a traced number can be asked, too
         raise UsageError(f"sample got temperature={temperature}; it takes 0 or a positive finite number")
-    if temperature == 0:
+    if temperature in (0, 1):
         return None
     # A number is an operand like any other: as a part of the kernel it would have every one compiled anew.
     return torch.full((1,), float(temperature), dtype=torch.float32, device=hidden.device)
 
 
-def _seed(seed: int | Tensor | None, generator: torch.Generator | None, hidden: Tensor) -> Tensor:
-    """The 64-bit key of the noise, one int64 on the device."""
+def _check_seed(seed: int | Tensor | None, generator: torch.Generator | None, hidden: Tensor) -> None:
     if seed is not None and generator is not None:
         raise UsageError("sample got both seed and generator; it takes one of them")
     if isinstance(seed, Tensor):
@@ -206,16 +207,23 @@ def _seed(seed: int | Tensor | None, generator: torch.Generator | None, hidden: 
                 f"sample got seed {_shape(seed)} of {_name(seed.dtype)}; as a tensor it is one int64"
             )
         _check_device("seed", seed, hidden)
-        return seed
-    if seed is not None:
-        if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
-            raise UsageError(f"sample got seed={seed!r}; it takes an integer of 64 bits")
-        signed = seed - 2**64 if seed >= 2**63 else seed
-        return torch.full((1,), signed, dtype=torch.int64, device=hidden.device)
+    elif seed is not None and (
+        isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**64
+    ):
+        raise UsageError(f"sample got seed={seed!r}; it takes an integer of 64 bits")
     if generator is not None and generator.device.type != hidden.device.type:
         raise UsageError(
             f"sample got a generator on {generator.device} and hidden on {hidden.device}; it takes one device"
         )
+
+
+def _seed(seed: int | Tensor | None, generator: torch.Generator | None, hidden: Tensor) -> Tensor:
+    """The 64-bit key of the noise, one int64 on the device."""
+    if isinstance(seed, Tensor):
+        return seed
+    if seed is not None:
+        signed = seed - 2**64 if seed >= 2**63 else seed
+        return torch.full((1,), signed, dtype=torch.int64, device=hidden.device)
     bounds = torch.iinfo(torch.int64)
     return torch.randint(
         bounds.min, bounds.max, (1,), dtype=torch.int64, device=hidden.device, generator=generator

@@ -4,9 +4,9 @@
            Tensor? scale_hidden, Tensor? scale_weight, bool return_logprob) -> Tensor[]
 
 `hidden` is (H, D), `weight` (V, D); `temperature` is fp32, one element or (H,); `seed` int64, one element;
-`bias`, `scale_hidden` and `scale_weight` are vectors, or scales of one element. Without a temperature it is
-greedy and needs no seed. The results are the tokens, int64 (H, num_samples), and, if asked for, their
-log-probabilities, fp32 of the same shape.
+`bias`, `scale_hidden` and `scale_weight` are vectors, or scales of one element. Without a temperature that is
+1, and without a seed the op is greedy, whatever the temperature. The results are the tokens, int64
+(H, num_samples), and, if asked for, their log-probabilities, fp32 of the same shape.
 
 By the Gumbel-max trick a draw is the largest of logit + temperature * noise: for any temperature above 0 that
 is where logit / temperature + noise is largest, and at 0 the noise is gone. So the logits never leave the
@@ -49,6 +49,7 @@ _DTYPES = {
     torch.float16: DType.F16,
     torch.float8_e4m3fn: DType.E4M3,
     torch.float8_e5m2: DType.E5M2,
+    torch.int32: DType.I32,
 }
 _STRIDES = {
     LoadKind.SCALAR: (Stride.ZERO, Stride.ZERO),
@@ -79,7 +80,6 @@ def _fake(
     return [hidden.new_empty((hidden.shape[0], num_samples), dtype=dtype) for dtype in dtypes]
 
 
-@torch.no_grad()
 def _sample(
     hidden: Tensor,
     weight: Tensor,
@@ -93,13 +93,10 @@ def _sample(
 ) -> list[Tensor]:
     given = {"scale_a": scale_hidden, "scale_b": scale_weight, "bias": bias, "temperature": temperature}
     vectors = {name: tensor.reshape(-1).contiguous() for name, tensor in given.items() if tensor is not None}
-    accumulator = Accumulator(
-        "acc", _DTYPES[hidden.dtype], _DTYPES[weight.dtype], _major(hidden), _major(weight)
-    )
-    if temperature is None or seed is None:
-        spec = _greedy_spec(accumulator, _loads(vectors))
-        (token,) = _run(spec, hidden, weight, vectors)
-        tokens = token.unsqueeze(1).repeat(1, num_samples)
+    if seed is None:
+        vectors.pop("temperature", None)
+        (token,) = _run(hidden, weight, vectors, 0, False)
+        tokens = token.unsqueeze(1).expand(-1, num_samples).contiguous()
         return [tokens, torch.zeros_like(tokens, dtype=torch.float32)] if return_logprob else [tokens]
 
     low, high = seed.reshape(1).view(torch.int32).split(1)
@@ -107,18 +104,21 @@ def _sample(
     normalisers: list[Tensor] = []
     for first in range(0, num_samples, SAMPLES_PER_PASS):
         count = min(SAMPLES_PER_PASS, num_samples - first)
-        words = {"seed_low": low, "seed_high": high, "first_sample": torch.full_like(low, first)}
-        operands = vectors | words
-        spec = _sampling_spec(accumulator, _loads(operands), count, return_logprob and first == 0)
-        results = _run(spec, hidden, weight, operands)
+        operands = vectors | {"seed_low": low, "seed_high": high}
+        if first:
+            operands["first_sample"] = torch.full_like(low, first)
+        results = _run(hidden, weight, operands, count, return_logprob and first == 0)
         drawn += results[:count]
         normalisers += results[count:]
-    tokens = torch.stack(drawn, 1)
+    tokens = drawn[0].unsqueeze(1) if num_samples == 1 else torch.stack(drawn, 1)
     if not return_logprob:
         return [tokens]
-    scaled = _logits_of(tokens, hidden, weight, vectors) / vectors["temperature"].unsqueeze(1)
-    logprob = scaled - normalisers[0].unsqueeze(1)
-    return [tokens, torch.where(vectors["temperature"].unsqueeze(1) == 0, 0.0, logprob)]
+    with torch.no_grad():
+        logits, normaliser = _logits_of(tokens, hidden, weight, vectors), normalisers[0].unsqueeze(1)
+        if "temperature" not in vectors:
+            return [tokens, logits - normaliser]
+        heat = vectors["temperature"].unsqueeze(1)
+        return [tokens, torch.where(heat == 0, 0.0, logits / heat - normaliser)]
 
 
 torch.library.register_fake("cute_backend::sample", _fake, lib=_LIBRARY)
@@ -129,26 +129,44 @@ _LIBRARY.impl("sample", torch.library.fallthrough_kernel, "Autograd")
 sample_op = torch.ops.cute_backend.sample.default
 
 
-def _run(spec: EpilogueSpec, hidden: Tensor, weight: Tensor, operands: dict[str, Tensor]) -> list[Tensor]:
-    loads = list(operands.values())
-    return gemm_epilogue([hidden], [weight.t()], loads, spec.to_json(), config.batch_invariant)
+def _run(
+    hidden: Tensor, weight: Tensor, operands: dict[str, Tensor], samples: int, normaliser: bool
+) -> list[Tensor]:
+    """So many draws, or for 0 the most likely tokens, and the logsumexp if asked for."""
+    signature = tuple((name, tensor.dtype, tensor.numel() == 1) for name, tensor in operands.items())
+    spec = _spec(_layout(hidden), _layout(weight), signature, samples, normaliser)
+    return gemm_epilogue([hidden], [weight.t()], list(operands.values()), spec, config.batch_invariant)
 
 
-def _major(operand: Tensor) -> Major:
+_Layout = tuple[torch.dtype, Major]
+_Signature = tuple[tuple[str, torch.dtype, bool], ...]
+"""Name, dtype, and whether it is of one element."""
+
+
+def _layout(operand: Tensor) -> _Layout:
     """What a kernel is compiled for: D contiguous, unless only the other mode is. fp8 is always so."""
     only_other = operand.stride(1) != 1 and operand.stride(0) == 1 and operand.element_size() > 1
-    return Major.MN if only_other else Major.K
+    return operand.dtype, Major.MN if only_other else Major.K
 
 
-def _loads(operands: dict[str, Tensor]) -> tuple[Load, ...]:
+@cache
+def _spec(hidden: _Layout, weight: _Layout, operands: _Signature, samples: int, normaliser: bool) -> str:
+    """What is computed, as JSON: looked up at every call, since to make it costs more than to launch it."""
+    accumulator = Accumulator("acc", _DTYPES[hidden[0]], _DTYPES[weight[0]], hidden[1], weight[1])
+    loads = _loads(operands)
+    steps = _Steps(loads)
+    stores = _draws(steps, loads, samples, normaliser) if samples else _best(steps)
+    return EpilogueSpec((accumulator,), loads, tuple(steps.ops), tuple(stores)).to_json()
+
+
+def _loads(operands: _Signature) -> tuple[Load, ...]:
     """The epilogue's operands: over the vocabulary, N, or over the rows, M, where they have many elements."""
     over_n = ("scale_b", "bias")
     loads = []
-    for name, tensor in operands.items():
+    for name, dtype, single in operands:
         vector = LoadKind.ROWVEC if name in over_n else LoadKind.COLVEC
-        kind = LoadKind.SCALAR if tensor.numel() == 1 and name != "bias" else vector
-        dtype = DType.I32 if tensor.dtype is torch.int32 else _DTYPES[tensor.dtype]
-        loads.append(Load(name, kind, dtype, *_STRIDES[kind]))
+        kind = LoadKind.SCALAR if single and name != "bias" else vector
+        loads.append(Load(name, kind, _DTYPES[dtype], *_STRIDES[kind]))
     return tuple(loads)
 
 
@@ -175,30 +193,30 @@ def _store(index: int, value: Operand, kind: ReduceKind) -> Store:
     return Store(f"out{index}", value, dtype, reduce=Reduction(Axis.ROW, kind))
 
 
-@cache
-def _greedy_spec(accumulator: Accumulator, loads: tuple[Load, ...]) -> EpilogueSpec:
-    steps = _Steps(loads)
-    stores = (_store(0, steps.logits, ReduceKind.ARGMAX),)
-    return EpilogueSpec((accumulator,), loads, tuple(steps.ops), stores)
+def _best(steps: _Steps) -> list[Store]:
+    """The argmax over the vocabulary."""
+    return [_store(0, steps.logits, ReduceKind.ARGMAX)]
 
 
-@cache
-def _sampling_spec(
-    accumulator: Accumulator, loads: tuple[Load, ...], samples: int, normaliser: bool
-) -> EpilogueSpec:
+def _draws(steps: _Steps, loads: tuple[Load, ...], samples: int, normaliser: bool) -> list[Store]:
     """So many argmaxima over the vocabulary, each with noise of its own, and the logsumexp if asked for."""
-    steps = _Steps(loads)
+    names = [load.name for load in loads]
     row, column = (steps.emit(f"{axis}_index", dtype=DType.I32) for axis in ("row", "column"))
     stores = []
     for index in range(samples):
-        number = steps.emit("add", "first_sample", Const(index), dtype=DType.I32)
+        number: Operand = Const(index)
+        if "first_sample" in names:
+            number = steps.emit("add", "first_sample", number, dtype=DType.I32)
         noise = steps.emit("gumbel", "seed_low", "seed_high", column, row, number)
-        score = steps.emit("add", steps.logits, steps.emit("mul", "temperature", noise))
-        stores.append(_store(index, score, ReduceKind.ARGMAX))
+        if "temperature" in names:
+            noise = steps.emit("mul", "temperature", noise)
+        stores.append(_store(index, steps.emit("add", steps.logits, noise), ReduceKind.ARGMAX))
     if normaliser:
-        scaled = steps.emit("div", steps.logits, "temperature")
+        scaled = steps.logits
+        if "temperature" in names:
+            scaled = steps.emit("div", scaled, "temperature")
         stores.append(_store(samples, scaled, ReduceKind.LOGSUMEXP))
-    return EpilogueSpec((accumulator,), loads, tuple(steps.ops), tuple(stores))
+    return stores
 
 
 def _logits_of(tokens: Tensor, hidden: Tensor, weight: Tensor, vectors: dict[str, Tensor]) -> Tensor:
