@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from draws import STEPS, draw_pairs, draw_steps, noise, p_value
 from torch import Tensor
 from torch._dynamo.utils import counters
 
 import cute_backend
 from cute_backend import UsageError, sampling
-from cute_backend.philox import gumbel
 from cute_backend.runtime import sample as op_module
 from cute_backend.runtime.sample import SAMPLES_PER_PASS, sample_op
 
@@ -30,18 +30,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def p_value(counts: Tensor, expected: Tensor) -> float:
-    """Pearson's chi-squared, bins with an expectation below 5 put together; 0 for what is not finite."""
-    small = expected < 5
-    if small.any():
-        counts = torch.cat([counts[~small], counts[small].sum(0, keepdim=True)])
-        expected = torch.cat([expected[~small], expected[small].sum(0, keepdim=True)])
-    statistic = ((counts - expected) ** 2 / expected).sum()
-    freedom = torch.tensor((counts.numel() - 1) / 2, dtype=torch.float64)
-    p = torch.special.gammaincc(freedom, statistic / 2).item()
-    return p if math.isfinite(p) else 0.0
-
-
 def test_the_p_value_is_one_of_chi_squared() -> None:
     """Against the table of the distribution, and for what a broken sampler gives."""
     expected = torch.full((11,), 100.0, dtype=torch.float64)
@@ -51,63 +39,23 @@ def test_the_p_value_is_one_of_chi_squared() -> None:
     assert p_value(torch.full_like(expected, math.nan), expected) == 0.0
 
 
-def steps(vocabulary: int, descending: bool) -> Tensor:
-    """Logits 0, 1, 2, ... as a weight (V, 2) for hidden (1, 1): bf16 holds its low and its high digit."""
-    numbers = torch.arange(vocabulary)
-    numbers = numbers.flip(0) if descending else numbers
-    return torch.stack([numbers % 16, numbers // 16 * 16], 1).to(BF16)
-
-
-@pytest.mark.parametrize("descending", [False, True], ids=["ascending", "descending"])
-@pytest.mark.filterwarnings("ignore:cute_backend. sample copies")
-@pytest.mark.parametrize("rows", [1, 2, 130])
-@pytest.mark.parametrize("vocabulary", [100, 200, 256])
+@pytest.mark.parametrize(("vocabulary", "rows", "descending"), STEPS)
 def test_draws_follow_the_softmax(vocabulary: int, rows: int, descending: bool) -> None:
-    """10,000 draws at temperature 5, all logits below zero: a zero from beyond the edge would win."""
-    weight = steps(vocabulary, descending)
-    bias = torch.full((vocabulary,), -float(vocabulary))
-    samples = -(-10_000 // rows)
-    tokens = cute_backend.sample(
-        torch.ones(rows, 2, dtype=BF16),
-        weight,
-        temperature=5.0,
-        num_samples=samples,
-        seed=vocabulary,
-        bias=bias,
-    )
-    assert tokens.shape == (rows, samples) and tokens.dtype is torch.int64
-    counts = torch.bincount(tokens.flatten(), minlength=vocabulary).double()
-    logits = weight.double().sum(1) + bias
-    expected = torch.softmax(logits / 5.0, 0) * tokens.numel()
-    assert p_value(counts, expected) > 0.001
+    tokens, expected = draw_steps(vocabulary, rows, descending)
+    assert p_value(torch.bincount(tokens.flatten(), minlength=vocabulary), expected) > 0.001
 
 
 def test_samples_of_one_call_are_independent_and_so_are_rows() -> None:
-    """The joint counts of two samples, of two rows, and of two seeds, among eight equal tokens."""
-    hidden, weight = torch.zeros(4000, 2, dtype=BF16), torch.zeros(8, 2, dtype=BF16)
-    first = cute_backend.sample(hidden, weight, num_samples=2, seed=1)
-    second = cute_backend.sample(hidden, weight, num_samples=2, seed=2)
-    pairs = {
-        "samples": (first[:, 0], first[:, 1]),
-        "rows": (first[:-1, 0], first[1:, 0]),
-        "seeds": (first[:, 0], second[:, 0]),
-    }
-    for name, (left, right) in pairs.items():
-        counts = torch.bincount(left * 8 + right, minlength=64).double()
-        assert p_value(counts, torch.full_like(counts, len(left) / 64)) > 0.001, name
+    """By the joint counts of two."""
+    for name, (left, right) in draw_pairs().items():
+        counts = torch.bincount(left * 8 + right, minlength=64)
+        assert p_value(counts, torch.full((64,), len(left) / 64)) > 0.001, name
 
 
 def problem(rows: int = 5, vocabulary: int = 40, depth: int = 16) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randint(-2, 3, (rows, depth), generator=generator).to(BF16)
     return hidden, torch.randint(-2, 3, (vocabulary, depth), generator=generator).to(BF16)
-
-
-def noise(seed: int, rows: int, vocabulary: int, samples: int) -> Tensor:
-    """(samples, rows, vocabulary)"""
-    low, high = torch.tensor([seed]).view(torch.int32)
-    places = torch.arange(samples)[:, None, None], torch.arange(rows)[:, None], torch.arange(vocabulary)
-    return gumbel(low, high, places[2], places[1], places[0])
 
 
 @pytest.mark.parametrize("samples", [1, 3, SAMPLES_PER_PASS, SAMPLES_PER_PASS + 3])

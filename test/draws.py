@@ -1,0 +1,75 @@
+"""What tests of draws have in common, on any device: distributions to draw from, and how draws are judged."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+import cute_backend
+from cute_backend.philox import gumbel
+
+BF16 = torch.bfloat16
+
+STEPS = [
+    (vocabulary, rows, descending)
+    for vocabulary in (100, 200, 256)
+    for rows in (1, 2, 130)
+    for descending in (False, True)
+]
+"""The sizes and orders of `draw_steps`."""
+
+_SAMPLES = {1: 10_000, 2: 5_000, 130: 80}
+"""Some 10,000 draws for so many rows, in whole passes of eight."""
+
+
+def p_value(counts: Tensor, expected: Tensor) -> float:
+    """Pearson's chi-squared, bins with an expectation below 5 put together; 0 for what is not finite."""
+    counts, expected = counts.double().cpu(), expected.double().cpu()
+    small = expected < 5
+    if small.any():
+        counts = torch.cat([counts[~small], counts[small].sum(0, keepdim=True)])
+        expected = torch.cat([expected[~small], expected[small].sum(0, keepdim=True)])
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    freedom = torch.tensor((counts.numel() - 1) / 2, dtype=torch.float64)
+    p = torch.special.gammaincc(freedom, statistic / 2).item()
+    return p if math.isfinite(p) else 0.0
+
+
+def draw_steps(vocabulary: int, rows: int, descending: bool, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """10,000 draws at temperature 5 from logits 0, 1, 2, ... or back, and the counts to expect.
+
+    A bias shifts all logits by -V, so that a zero from beyond the edge would win.
+    """
+    numbers = torch.arange(vocabulary, device=device)
+    numbers = numbers.flip(0) if descending else numbers
+    weight = torch.zeros(vocabulary, 8, dtype=BF16, device=device)
+    weight[:, 0], weight[:, 1] = numbers % 16, numbers // 16 * 16  # bf16 holds a low and a high digit
+    bias = torch.full((vocabulary,), -float(vocabulary), device=device)
+    hidden = torch.ones(rows, 8, dtype=BF16, device=device)
+    tokens = cute_backend.sample(
+        hidden, weight, temperature=5.0, num_samples=_SAMPLES[rows], seed=vocabulary, bias=bias
+    )
+    assert tokens.shape == (rows, _SAMPLES[rows]) and tokens.dtype is torch.int64
+    logits = numbers.double() - vocabulary
+    return tokens, torch.softmax(logits / 5.0, 0) * tokens.numel()
+
+
+def draw_pairs(device: str = "cpu") -> dict[str, tuple[Tensor, Tensor]]:
+    """Draws that have nothing to do with one another, of eight equal tokens each."""
+    hidden, weight = (torch.zeros(size, 8, dtype=BF16, device=device) for size in (4000, 8))
+    first = cute_backend.sample(hidden, weight, num_samples=2, seed=1)
+    second = cute_backend.sample(hidden, weight, num_samples=2, seed=2)
+    return {
+        "samples": (first[:, 0], first[:, 1]),
+        "rows": (first[:-1, 0], first[1:, 0]),
+        "seeds": (first[:, 0], second[:, 0]),
+    }
+
+
+def noise(seed: int, rows: int, vocabulary: int, samples: int) -> Tensor:
+    """The noise of every draw, (samples, rows, vocabulary), on the CPU."""
+    low, high = torch.tensor([seed]).view(torch.int32)
+    places = torch.arange(samples)[:, None, None], torch.arange(rows)[:, None], torch.arange(vocabulary)
+    return gumbel(low, high, places[2], places[1], places[0])
