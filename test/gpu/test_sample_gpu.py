@@ -355,7 +355,7 @@ def test_nothing_waits_for_the_host() -> None:
     calls = (
         lambda: cute_backend.sample(*operands, temperature=4.0, seed=seed),
         lambda: cute_backend.sample(*operands, temperature=heat[1]),
-        lambda: cute_backend.sample(*operands, generator=generator),
+        lambda: cute_backend.sample(*operands, temperature=4.0, generator=generator),
         lambda: cute_backend.sample(*operands, temperature=heat, num_samples=20, seed=3),
         lambda: cute_backend.sample(*operands, temperature=0, num_samples=2),
         lambda: cute_backend.sample(**given, num_samples=2, seed=seed, return_logprob=True),
