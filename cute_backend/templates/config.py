@@ -180,10 +180,10 @@ def tile_k(dtype: DType) -> int:
 
 _TABLE = {
     Arch.SM90A: (
-        TileConfig(Arch.SM90A, 128, 128, 2, pingpong=True),
-        TileConfig(Arch.SM90A, 128, 128, 2, pingpong=True, subtile_n=64),
-        TileConfig(Arch.SM90A, 64, 128, 2, pingpong=True),
-        TileConfig(Arch.SM90A, 64, 64, cluster_n=2),
+        TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True),
+        TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True, subtile_n=64),
+        TileConfig(Arch.SM90A, 64, 128, 2),
+        TileConfig(Arch.SM90A, 64, 64),
     ),
     Arch.SM100A: (
         TileConfig(Arch.SM100A, 256, 256, 2, ctas=2),
@@ -196,7 +196,7 @@ _TABLE = {
 _PROMOTED = (
     TileConfig(Arch.SM90A, 128, 128, 2, subtile_n=64),
     TileConfig(Arch.SM90A, 64, 128, 2, pingpong=True),
-    TileConfig(Arch.SM90A, 64, 64, cluster_n=2),
+    TileConfig(Arch.SM90A, 64, 64),
 )
 """For fp8 sums promoted on Hopper, which keep two sets of accumulators in registers."""
 
@@ -232,9 +232,13 @@ _SHORT_K = 2048
 wait half as often, were faster by up to 5 percent; beyond, slower by 1, since they leave the mainloop
 a stage less (H200, fp8, K of 1024 to 8192)."""
 
-_RATE = {64 * 64: 0.3, 64 * 128: 0.55}
-"""Speed of a full wave of tiles by their area, relative to the largest; measured on an H200 in fp8 at 4096
-and 8192 cubed, where 64 x 128 reached 0.56 of 128 x 128. A tile not listed counts as the largest."""
+_TILE_US = {64 * 64: (1.1, 1.6), 64 * 128: (2.1, 1.9), 128 * 128: (1.3, 3.25)}
+"""Microseconds of a tile by its area: some of its own, and so many for each KiB of K. Fitted to an H200
+with fp8, scales, bias, gelu and a residual, K of 1024 to 14336 (benchmarks/README.md). 64 x 128 is not
+ping-pong, so its epilogue shows. Other tiles count as the largest, by their area."""
+
+_BEYOND_US = 0.01
+"""Microseconds that TMA takes to fill a row of A that is none with zeros, for each KiB of K (the same)."""
 
 
 def choose(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int) -> TileConfig:
@@ -247,17 +251,19 @@ def choose(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int
 
 
 def _cost(config: TileConfig, m: int, n: int, k_bytes: int, sm_count: int) -> float:
-    """How long a problem takes, in the time of one element of a full wave of the largest tiles.
+    """How long a problem should take on `sm_count` multiprocessors, in microseconds of an H200, by waves.
 
-    A wave of tiles on `sm_count` multiprocessors takes time in proportion to the area of a tile, and smaller
-    tiles more than that, since they move more bytes for each operation.
+    Tiles of 64 rows leave out those beyond the last row; of others, the only row of tiles is seldom full.
     """
     rows, columns = config.cta_rows * config.cluster_m, config.tile_n * config.cluster_n
     clusters = -(-m // rows) * -(-n // columns)
     waves = -(-clusters * config.cluster_size // sm_count)
     area = config.cta_rows * config.mma_n
+    largest = max(_TILE_US)
+    own, for_k = _TILE_US.get(area) or (us * area / largest for us in _TILE_US[largest])
+    beyond = max(config.cta_rows - m, 0) if config.cta_rows > 64 else 0
     unsuited = config.pingpong and (config.subtile_n == 64) != (k_bytes <= _SHORT_K)
-    return waves * area / _RATE.get(area, 1.0) * (1.01 if unsuited else 1.0)
+    return waves * (own + (for_k + beyond * _BEYOND_US) * k_bytes / 1024) * (1.01 if unsuited else 1.0)
 
 
 _SHAPES = {
