@@ -21,15 +21,15 @@ import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-from filelock import FileLock
-from platformdirs import user_cache_path
+from typing import TYPE_CHECKING, Any
 
 from .compile import Built
 from .kernel import Kernel, environment
 from .link import LIBRARY, OBJECT, KernelFunction, link, load
 from .notices import warn_once
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 CACHE_DIR_VARIABLE = "CUTE_BACKEND_CACHE_DIR"
 
@@ -41,7 +41,11 @@ class CacheFolderError(RuntimeError):
 def cache_root() -> Path:
     """Where kernels are kept: CUTE_BACKEND_CACHE_DIR, or the user's cache folder."""
     named = os.environ.get(CACHE_DIR_VARIABLE)
-    return Path(named).expanduser().absolute() if named else user_cache_path("cute_backend")
+    if named:
+        return Path(named).expanduser().absolute()
+    from platformdirs import user_cache_path
+
+    return user_cache_path("cute_backend")
 
 
 class _ForeignError(Exception):
@@ -119,7 +123,13 @@ class KernelCache:
 
     def lock(self, kernel: Kernel) -> FileLock:
         """Whoever builds a kernel holds its lock."""
-        return FileLock(self._path(kernel, ".lock"), mode=0o600)
+        return self.lock_named(f"{kernel.name}.lock")
+
+    def lock_named(self, name: str) -> FileLock:
+        """A lock of the folder, which other processes see."""
+        from filelock import FileLock  # here, for it imports asyncio, and a warm start takes no lock
+
+        return FileLock(self.root / name, mode=0o600)
 
     def give_up_writing(self, error: OSError) -> None:
         """The folder turned out not to take what this process compiles."""

@@ -11,10 +11,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from filelock import FileLock
 
 from ..memory_ops import Variant
 from ..spec import EpilogueSpec
@@ -23,6 +22,9 @@ from .cache import KernelCache, caches
 from .kernel import environment
 from .notices import warn_once
 from .reach import BUCKETS
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 NOISE = 0.03
 """The part of its time by which Inductor's own code must beat the best kernel before a region is left to it:
@@ -109,7 +111,7 @@ class TunedFile:
         """Add results to those in the file. Where it can't be written, this process alone remembers."""
         new = {key.text: result for key, result in results.items()}
         try:
-            with FileLock(self._cache.root / "tuned.lock", mode=0o600):
+            with self._cache.lock_named("tuned.lock"):
                 entries = self._read()
                 entries.update({text: result.to_dict() for text, result in new.items()})
                 content = json.dumps({"format": _FORMAT, "problems": entries}, indent=1, sort_keys=True)
@@ -124,7 +126,7 @@ class TunedFile:
 
     def exclusively(self) -> FileLock:
         """Whoever tunes holds this lock: two who tune at once would disturb each other's timings."""
-        return FileLock(self._cache.root / "tuning.lock", mode=0o600)
+        return self._cache.lock_named("tuning.lock")
 
     def _refresh(self) -> None:
         """Read the file again where it has changed."""
