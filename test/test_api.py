@@ -28,7 +28,7 @@ def test_an_explanation_prints_as_a_table():
 1 region fused
 
 region 0: _scaled_mm, aten._scaled_mm.default of M 512, N 512, K 512
-    sm_90a, tile 64x64_1x2
+    sm_90a, tile 64x64_1x1
     t1 = acc * scale_a * scale_b
     out0 = e4m3(minimum(maximum(t1 / (exp(-t1) + 1) * exact0 * scalar0, -448), 448))
 

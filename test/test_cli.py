@@ -37,7 +37,7 @@ def test_explain_prints_the_table(program, capsys):
     out = capsys.readouterr().out
     assert out.startswith("1 region fused\n")
     assert "out0 = bf16(relu(acc))" in out
-    assert "sm_90a, tile 64x64_1x2" in out
+    assert "sm_90a, tile 64x64_1x1" in out
 
 
 def test_source_prints_the_module_to_the_byte(program, capsys):

@@ -76,6 +76,7 @@ PAIR = Subject(sm100(256, 64, 2, 1, ctas=2), (520, 104, 256))
 MULTICAST = Subject(sm100(128, 64, 2, 2), (296, 168, 256))
 MASKED = Subject(sm100(128, 64), (131, 69, 128), Variant.PLAIN)
 TURNS = Subject(sm90(64, 128, pingpong=True), (136, 144, 896))  # 7 k tiles: the ring's stages change hands
+FEW_ROWS = Subject(sm90(64, 64), (40, 72, 256))
 COOPERATIVE = Subject(sm90(128, 128), (136, 136, 896))
 STAGED = Subject(sm90(128, 256), (136, 264, 512))  # the row is too long for registers
 PROMOTED = Subject(sm90(64, 64), (72, 72, 896), spec=SLOW)
@@ -87,6 +88,7 @@ SUBJECTS = {
     "multicast": MULTICAST,
     "masked": MASKED,
     "turns": TURNS,
+    "few rows": FEW_ROWS,
     "cooperative": COOPERATIVE,
     "staged": STAGED,
     "promoted": PROMOTED,
@@ -823,10 +825,39 @@ MUTANTS = [
         Deadlock,
         "wgmma warp(.|\\n)*128 of 256 threads have arrived",
     ),
+    # Rows beyond the last, which are multiplied but not loaded.
+    Mutant(
+        "rows that are not loaded not cleared",
+        FEW_ROWS,
+        without("self._clear(s_a, thread)"),
+        RaceError,
+        r"wgmma.*" + UNWRITTEN.format(SHARED),
+    ),
+    Mutant(
+        "cleared rows not published to TMA",
+        FEW_ROWS,
+        without('cute.arch.fence_proxy("async.shared", space="cta")', 2, 1),
+        MissingProxyFence,
+        r"overwrites shared.* through the async proxy; .* wrote it through the generic proxy",
+    ),
+    Mutant(
+        "more expected than is loaded of few rows",
+        FEW_ROWS,
+        instead("self.box_bytes * cutlass.max(count - 1, 0)", "self.box_bytes * count"),
+        Deadlock,
+        "1 of 1 arrivals, 2048 bytes",
+    ),
+    Mutant(
+        "a box of rows too few",
+        FEW_ROWS,
+        instead("if box < count:", "if box < count - 1:"),
+        Deadlock,
+        "1 of 1 arrivals, 2048 bytes",
+    ),
     Mutant(
         "wgmma's output not published to TMA",
         TURNS,
-        without('cute.arch.fence_proxy("async.shared", space="cta")'),
+        without('cute.arch.fence_proxy("async.shared", space="cta")', 2, 0),
         MissingProxyFence,
         r"cp\.async\.bulk\.tensor.* wrote it through the generic proxy",
     ),
