@@ -75,12 +75,14 @@ class Store:
 class Region:
     """A matrix product and the pointwise work after it, which one kernel computes.
 
-    `anchor` is the product's aten target and `node` its name in the graph; `sizes` are M, N and K, of which
-    symbolic ones are texts. What depends on an architecture is told for `arch`, unless another is asked for.
+    `anchor` is the product's aten target and `node` its name in the graph; `products` tells for each
+    accumulator what the program calls its B; `sizes` are M, N and K, of which symbolic ones are texts. What
+    depends on an architecture is told for `arch`, unless another is asked for.
     """
 
     anchor: str
     node: str
+    products: tuple[str, ...]
     spec: EpilogueSpec
     sizes: tuple[int | str, int | str, int | str]
     arch: str
@@ -247,8 +249,9 @@ class _Results:
 def _region(found: FoundRegion, results: _Results, arch: str) -> Region:
     m, n, k = found.problem
     return Region(
-        anchor=target_name(found.anchor.node),
-        node=found.anchor.node.name,
+        anchor=target_name(found.products[0]),
+        node=", ".join(node.name for node in found.products),
+        products=tuple(found.product_labels),
         spec=found.spec,
         sizes=(_shown(m), _shown(n), _shown(k)),
         arch=arch,
@@ -265,7 +268,8 @@ def _variant(found: FoundRegion, m: int, n: int) -> Variant:
         if load.kind is LoadKind.EXACT and plane_order(load) is not None:
             tensor = fake(view.node)
             pitch = tensor.stride(-1 if load.stride_m is Stride.ONE else view.m_axes[-1])
-            offset = _hint(tensor.storage_offset()) * tensor.element_size()
+            first = 0 if view.part is None else view.part.start
+            offset = _hint(tensor.storage_offset() + first) * tensor.element_size()
             aligned &= not (offset | _hint(pitch) * tensor.element_size()) % TMA_ALIGN
     return Variant.TMA if aligned else Variant.PLAIN
 

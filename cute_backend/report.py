@@ -72,6 +72,9 @@ def _region(region: Region, index: int) -> RenderableType:
         (f"region {index}: {region.node}", "bold"),
         f", {region.anchor} of M {m}, N {n}, K {k}\n    {region.arch}, tile {config.name}",
     )
+    if len(region.products) > 1:
+        for accumulator, label in zip(region.spec.accumulators, region.products, strict=True):
+            heading.append(f"\n    {accumulator.name} of {label}")
     formula = Text("".join(f"    {line}\n" for line in region.formula.splitlines()), style="cyan")
     operands = light_table("", "in your program", "kind", "placement", "dtype")
     for load in region.loads:

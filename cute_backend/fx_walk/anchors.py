@@ -8,13 +8,13 @@ dtype), which become ordinary loads and ops. Batched products are refused under 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from cute_backend.fx_walk.classify import LoadView, classify, classify_vector
+from cute_backend.fx_walk.classify import LoadView, Part, classify, classify_vector
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.static import DTYPES, Size, arguments, describe, fake, known, target_name, tensor_of
 from cute_backend.spec import Accumulator, DType, LoadKind, Major
@@ -32,7 +32,10 @@ class Addend:
 
 @dataclass(frozen=True)
 class Anchor:
-    """A matrix product (M, K) x (K, N): result = out_dtype(acc * scale_a * scale_b * alpha + addend)."""
+    """A matrix product (M, K) x (K, N): result = out_dtype(acc * scale_a * scale_b * alpha + addend).
+
+    With a `part` it is about these of the columns alone, which N then counts.
+    """
 
     node: fx.Node
     a: fx.Node
@@ -43,6 +46,24 @@ class Anchor:
     scale_b: LoadView | None = None
     alpha: Number = 1
     addend: Addend | None = None
+    part: Part | None = None
+
+    def of_part(self, part: Part, accumulator: Accumulator) -> Anchor:
+        """The product with a part of the columns of B."""
+        return replace(
+            self,
+            accumulator=accumulator,
+            scale_b=self.scale_b and self.scale_b.of_part(part),
+            addend=self.addend and Addend(self.addend.view.of_part(part), self.addend.beta),
+            part=part,
+        )
+
+    @property
+    def inputs(self) -> list[fx.Node]:
+        """What the op reads."""
+        addend = None if self.addend is None else self.addend.view
+        views = (self.scale_a, self.scale_b, addend)
+        return [self.a, self.b, *(view.node for view in views if view is not None)]
 
     @property
     def device(self) -> torch.device:
@@ -54,7 +75,7 @@ class Anchor:
 
     @property
     def n(self) -> Size:
-        return fake(self.b).shape[1]
+        return fake(self.b).shape[1] if self.part is None else self.part.count
 
     @property
     def stands_alone(self) -> bool:

@@ -36,12 +36,12 @@ class Chain:
     """Loads and ops of a region as they are found.
 
     Names are roles and counters, never the graph's names, so that the same epilogue in another layer gives
-    the same spec: `scale_a`, `scale_b`, `bias`, then `rowvec0`, `colvec0`, `exact0`, `scalar0`, ...; ops
-    `t0`, ...
+    the same spec: `scale_a`, `scale_b`, `bias`, with numbers where two products differ in them, then
+    `rowvec0`, `colvec0`, `exact0`, `scalar0`, ...; ops `t0`, ...
     """
 
-    def __init__(self, accumulator: Accumulator, precision: Precision) -> None:
-        self.accumulator = accumulator
+    def __init__(self, accumulators: tuple[Accumulator, ...], precision: Precision) -> None:
+        self.accumulators = accumulators
         self.precision = precision
         self.views: list[LoadView] = []
         self._loads: list[Load] = []
@@ -91,6 +91,13 @@ class Chain:
         choose = min if step.op == "minimum" else max
         return choose(lows), choose(highs)
 
+    def reads(self, operand: Operand) -> set[str]:
+        """The accumulators that a value is computed from."""
+        if any(operand == acc.name for acc in self.accumulators):
+            return {str(operand)}
+        step = next((op for op in self._ops if op.name == operand), None)
+        return set() if step is None else set().union(*map(self.reads, step.operands))
+
     def mark(self) -> Mark:
         return Mark(len(self._loads), len(self._ops))
 
@@ -108,7 +115,7 @@ class Chain:
     def build(self, stores: Sequence[Store]) -> EpilogueSpec:
         """The spec with these stores."""
         return EpilogueSpec(
-            accumulators=(self.accumulator,),
+            accumulators=self.accumulators,
             loads=tuple(self._loads),
             ops=tuple(self._ops),
             stores=tuple(stores),

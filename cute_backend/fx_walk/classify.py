@@ -14,7 +14,8 @@ class:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from sys import maxsize
 
 import torch
 from torch import fx
@@ -25,11 +26,30 @@ from cute_backend.spec import DType, LoadKind, Stride
 
 
 @dataclass(frozen=True)
+class Part:
+    """Columns of a plane: `count` of them from `start` on, `step` apart."""
+
+    start: Size
+    step: Size
+    count: Size
+
+    @property
+    def end(self) -> Size:
+        """Where a slice of these columns may end."""
+        return self.start + self.count if known(self.step == 1) else maxsize
+
+    def __str__(self) -> str:
+        last = f"{self.end}" if known(self.step == 1) else f":{self.step}"
+        return f"[{self.start}:{last}]"
+
+
+@dataclass(frozen=True)
 class LoadView:
     """An operand with its class, and the axes of its tensor that carry it.
 
     The canonical view of the load keeps `m_axes`, collapsed to one, and `n_axis`, and takes index 0 of every
-    other axis: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, 0-d for a scalar.
+    other axis: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, 0-d for a scalar. With a
+    `part` it takes these of the columns.
     """
 
     node: fx.Node
@@ -39,6 +59,14 @@ class LoadView:
     stride_n: Stride
     m_axes: tuple[int, ...]
     n_axis: int | None
+    part: Part | None = None
+
+    def of_part(self, part: Part) -> LoadView:
+        """What is left of the operand where the plane is cut down to some of its columns."""
+        if self.n_axis is None:
+            return self
+        stride = self.stride_n if known(part.step == 1) else Stride.OTHER
+        return replace(self, stride_n=stride, part=part)
 
 
 _INDEXING = {

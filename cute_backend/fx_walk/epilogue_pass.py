@@ -23,7 +23,6 @@ from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.regions import find_regions
 from cute_backend.fx_walk.rewrite import rewrite
-from cute_backend.fx_walk.static import fake
 from cute_backend.runtime.launch import announce
 from cute_backend.spec import Precision
 
@@ -77,7 +76,7 @@ def announce_regions(regions: list[Region]) -> None:
     """Have the kernels of a graph built together, and before it runs."""
     by_device = defaultdict(list)
     for region in regions:
-        by_device[fake(region.anchor.a).device].append((region.spec, *region.problem))
+        by_device[region.first.device].append((region.spec, *region.problem))
     for device, problems in by_device.items():
         announce(problems, device)
 

@@ -38,22 +38,20 @@ def mutations(order: dict[fx.Node, int]) -> list[Mutation]:
 
 def root(node: fx.Node) -> fx.Node:
     """The node that owns a value's memory: what views view. A reshape counts as a view."""
-    while node.op == "call_function":
-        if node.target is getitem:
-            source = node.args[0]
-        elif isinstance(node.target, torch._ops.OpOverload) and _may_alias(node.target):
-            source = node.args[0] if node.args else None
-        else:
-            return node
-        if not isinstance(source, fx.Node):
-            return node
-        node = source
+    while is_view(node) and node.args and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
     return node
 
 
-def _may_alias(op: torch._ops.OpOverload) -> bool:
-    """By its schema, as that of a view and of a reshape says."""
-    return any(result.alias_info is not None for result in op._schema.returns)
+def is_view(node: fx.Node) -> bool:
+    """Whether a call gives what it is given, or views of it: by its schema, as that of a reshape says too."""
+    if node.op != "call_function":
+        return False
+    if node.target is getitem:
+        return True
+    return isinstance(node.target, torch._ops.OpOverload) and any(
+        result.alias_info is not None for result in node.target._schema.returns
+    )
 
 
 def _written(node: fx.Node) -> Iterator[fx.Node]:

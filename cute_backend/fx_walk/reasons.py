@@ -50,6 +50,10 @@ class Reason(Enum):
         "{operand} has rows of {bytes} bytes, and TMA takes multiples of 16",
     )
     OPERAND_DEVICE = "operand_device", "{operand} is on {device} and the product on {anchor}"
+    APART = (
+        "apart",
+        "it meets {other} in one op, which could take it from the same kernel, but {why}",
+    )
     EMPTY = "empty", "the product is empty: M, N, K = {m}, {n}, {k}"
     RECIPE = "recipe", "the scales follow the recipe {recipe}; taken are TensorWise and RowWise"
     MIXED_SCALES = (
@@ -67,6 +71,11 @@ class Reason(Enum):
     REARRANGED = (
         "rearranged",
         "{target} gives the (M, N) plane the shape {shape}, which splits or moves its columns",
+    )
+    UNPAIRED = (
+        "unpaired",
+        "{target} takes a part of the product's columns: a kernel has two halves, or the even and the odd "
+        "ones, where nothing needs more of the product than these, and they meet in one op",
     )
     REDUCTION = (
         "reduction",

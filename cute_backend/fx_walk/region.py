@@ -9,16 +9,17 @@ from typing import Union
 from torch import fx
 
 from cute_backend.fx_walk.anchors import Anchor
-from cute_backend.fx_walk.classify import LoadView
+from cute_backend.fx_walk.classify import LoadView, Part
 from cute_backend.fx_walk.mutation import root
+from cute_backend.fx_walk.pairs import Parts
 from cute_backend.fx_walk.reasons import program_name
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.static import DTYPES, Size, fake, known, product
 from cute_backend.spec import DType, EpilogueSpec, Operand, Order, Reduction, Store
 
-Value = Union[Operand, Reduced, None]
-"""What a member of a region gives: a value of the chain, its reduction, or, where several nodes spell one
-reduction, nothing of its own."""
+Value = Union[Operand, Parts, Reduced, None]
+"""What a member of a region gives: a value of the chain, or two for the parts of its columns, a reduction,
+or, where several nodes spell one reduction, nothing of its own."""
 
 LABEL = "cute_backend_label"
 """The entry of a placeholder's meta with the user's name for it."""
@@ -26,25 +27,38 @@ LABEL = "cute_backend_label"
 
 @dataclass(frozen=True)
 class Region:
-    """What becomes one kernel.
+    """What becomes one kernel, of one product, two products of one A, or two parts of one product.
 
     `nodes` are what the kernel makes needless. `views` are the loads, in the spec's order. `outputs` maps
     each node of the graph that is replaced to the index of its store: views of one another share one.
     """
 
-    anchor: Anchor
+    anchors: tuple[Anchor, ...]
     nodes: tuple[fx.Node, ...]
     spec: EpilogueSpec
     views: tuple[LoadView, ...]
     outputs: dict[fx.Node, int]
 
     @property
-    def a_nodes(self) -> list[fx.Node]:
-        return [self.anchor.a]
+    def first(self) -> Anchor:
+        """The anchor that speaks for all: what they share is A, sizes and the device."""
+        return self.anchors[0]
 
     @property
-    def b_nodes(self) -> list[fx.Node]:
-        return [self.anchor.b]
+    def products(self) -> list[fx.Node]:
+        """The nodes of the products."""
+        return list(dict.fromkeys(anchor.node for anchor in self.anchors))
+
+    @property
+    def a_node(self) -> fx.Node:
+        return self.first.a
+
+    @property
+    def b_views(self) -> list[tuple[fx.Node, Part | None]]:
+        """Every B that the op takes, and which of its columns."""
+        if self.spec.neighbours:
+            return [(self.first.b, None)]
+        return [(anchor.b, anchor.part) for anchor in self.anchors]
 
     @property
     def load_nodes(self) -> list[fx.Node]:
@@ -53,13 +67,23 @@ class Region:
     @property
     def load_labels(self) -> list[str]:
         """The user's names of the loads: of inputs, where `collect` knows them, else by the lines."""
-        sources = [root(view.node) for view in self.views]
-        return [source.meta.get(LABEL) or program_name(source) for source in sources]
+        return [_label(view.node, view.part) for view in self.views]
+
+    @property
+    def product_labels(self) -> list[str]:
+        """The user's names of what A is multiplied by, for each accumulator."""
+        return [_label(anchor.b, anchor.part) for anchor in self.anchors]
 
     @property
     def problem(self) -> tuple[Size, Size, Size]:
         """M, N and K."""
-        return self.anchor.m, self.anchor.n, fake(self.anchor.a).shape[1]
+        return self.first.m, self.first.n, fake(self.first.a).shape[1]
+
+
+def _label(node: fx.Node, part: Part | None) -> str:
+    source = root(node)
+    label = source.meta.get(LABEL) or program_name(source)
+    return label if part is None else f"{label} {part}"
 
 
 def stores_of(

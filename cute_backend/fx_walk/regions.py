@@ -1,17 +1,20 @@
 """Regions: an anchor and the pointwise work after it that one kernel can do.
 
-A region is grown from its anchor, node by node in graph order, as far as every step is legal: a pointwise op
-or a reshape that keeps the (M, N) plane, whose other operands the epilogue can load, none of which depends on
-the region itself; or a reduction of the plane, where the region ends. Anchors are visited from the last to
-the first, so a node that two of them feed belongs to the later one, and what the earlier one produced is an
-exact load there. A value that something outside needs becomes a further store.
+A region is grown from its anchor, node by node in graph order, as far as every step is legal: a pointwise
+op or a reshape that keeps the (M, N) plane, whose other operands the epilogue can load, none of which
+depends on the region itself; or a reduction of the plane, where the region ends. Anchors are visited from
+the last to the first, so a node that two of them feed belongs to the later one, and what the earlier one
+produced is an exact load there; unless both multiply one A, or parts of one product meet: then the region
+grows from a pair. A value that something outside needs becomes a further store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import Any
 
 from torch import fx
@@ -19,7 +22,7 @@ from torch import fx
 from cute_backend import config
 from cute_backend.fx_walk.anchors import Anchor, is_anchor, read_anchor
 from cute_backend.fx_walk.chain import Chain
-from cute_backend.fx_walk.classify import classify, supported_dtype
+from cute_backend.fx_walk.classify import Part, classify, supported_dtype
 from cute_backend.fx_walk.device import Capability, check_device
 from cute_backend.fx_walk.lower import (
     constant,
@@ -30,7 +33,17 @@ from cute_backend.fx_walk.lower import (
     lower_cast,
     number,
 )
-from cute_backend.fx_walk.mutation import mutations, root
+from cute_backend.fx_walk.mutation import is_view, mutations, root
+from cute_backend.fx_walk.pairs import (
+    Parts,
+    column_part,
+    meet,
+    named,
+    parts_of,
+    same_part,
+    split,
+    unlike,
+)
 from cute_backend.fx_walk.questions import (
     base,
     follows_a_product,
@@ -51,6 +64,7 @@ from cute_backend.fx_walk.reductions import (
 from cute_backend.fx_walk.region import Region, Value, store_order, stores_of
 from cute_backend.fx_walk.static import (
     DTYPES,
+    Size,
     describe,
     fake,
     known,
@@ -79,15 +93,24 @@ _MAX_OPERAND_WORK = 16
 class _Draft:
     """A region that grows. `values` maps each member to its value in the chain, in the order of joining."""
 
-    anchor: Anchor
+    anchors: tuple[Anchor, ...]
     chain: Chain
     values: dict[fx.Node, Value] = field(default_factory=dict)
     independent: set[fx.Node] = field(default_factory=set)
     """Nodes outside that are known not to depend on the region."""
 
     @property
+    def first(self) -> Anchor:
+        """The earliest anchor. The plane is that of all."""
+        return self.anchors[0]
+
+    @property
     def inputs(self) -> list[fx.Node]:
-        return [self.anchor.a, self.anchor.b, *self.chain.nodes()]
+        return [self.first.a, *(anchor.b for anchor in self.anchors), *self.chain.nodes()]
+
+    def split(self, node: fx.Node) -> bool:
+        """Whether a node reads a value of which the region has two parts."""
+        return any(isinstance(self.values.get(source), Parts) for source in node.all_input_nodes)
 
 
 class _Search:
@@ -105,11 +128,14 @@ class _Search:
         self.owner: dict[fx.Node, _Draft] = {}
         self.reads: set[fx.Node] = set()
         self.rejections: dict[fx.Node, Rejection] = {}
+        self.anchors = {node: _read(node) for node in self.order if is_anchor(node)}
+        self.earliest = len(self.order)
+        """Where the first anchor of any pair so far stands."""
 
     def run(self) -> tuple[list[Region], list[Rejection]]:
         regions = []
-        for node in reversed(self.order):
-            if not is_anchor(node):
+        for node in reversed(self.anchors):
+            if node in self.owner:
                 continue
             try:
                 regions.append(self._region(node))
@@ -122,36 +148,100 @@ class _Search:
 
     def _region(self, node: fx.Node) -> Region:
         check_device(fake(node).device, self.capability)
-        anchor = read_anchor(node)
-        draft = self._grow(self._seed(anchor))
+        anchor = self.anchors[node]
+        if isinstance(anchor, Refused):
+            raise anchor
+        for anchors in self._pairs(anchor):
+            region = self._of_pair(anchors)
+            if region is not None:
+                return region
+        draft = self._grow(self._seed((anchor,)))
         members, copied = self._settle(draft)
         fuses = anchor.stands_alone or any(
             is_pointwise(member) or isinstance(draft.values[member], Reduced) for member in members
         )
         if not fuses or not self._escaping(members, copied):
-            raise Refused(Reason.NOTHING_TO_FUSE)
-        return self._finish(anchor, members, copied)
+            raise self._left_out(anchor)
+        return self._finish((anchor,), members, copied)
+
+    def _pairs(self, anchor: Anchor) -> Iterator[tuple[Anchor, ...]]:
+        """The pairs that a region could have in place of one anchor, the likeliest first."""
+        parts = parts_of(anchor)
+        if parts is not None:
+            yield split(anchor, parts)
+        for other in reversed(self.anchors.values()):
+            if (
+                isinstance(other, Anchor)
+                and self.order[other.node] < self.order[anchor.node]
+                and other.node not in self.owner
+                and unlike(other, anchor) is None
+                and meet(other.node, anchor.node)
+            ):
+                yield other, anchor
+
+    def _left_out(self, anchor: Anchor) -> Refused:
+        """Why a product has no region: nothing follows it, or a later one has all that does."""
+        for user in anchor.node.users:
+            region = self.owner.get(user)
+            why = None if region is None else unlike(anchor, region.anchors[-1])
+            if region is not None and why is not None:
+                return Refused(Reason.APART, other=region.anchors[-1].node.name, why=why)
+        return Refused(Reason.NOTHING_TO_FUSE)
+
+    def _of_pair(self, anchors: tuple[Anchor, ...]) -> Region | None:
+        """The region of two accumulators that meet in an op which stays; None where nothing comes of it."""
+        rejections = dict(self.rejections)
+        try:
+            draft = self._grow(self._seed(anchors))
+            members, copied = self._settle(draft)
+            if not any(_reads_both(draft, draft.values[member]) for member in members):
+                raise Refused(Reason.NOTHING_TO_FUSE)
+            self.earliest = min(self.earliest, self.order[anchors[0].node])
+            return self._finish(anchors, members, copied)
+        except Refused:
+            self.rejections = rejections
+            return None
 
     # Growth
 
-    def _seed(self, anchor: Anchor) -> _Draft:
-        """A draft that holds the anchor alone: what the op itself does to the accumulator."""
-        chain = Chain(anchor.accumulator, self.precision)
-        value: Operand = anchor.accumulator.name
+    def _seed(self, anchors: tuple[Anchor, ...]) -> _Draft:
+        """A draft that holds the anchors alone: what the ops themselves do to the accumulators."""
+        draft = _Draft(anchors, Chain(named(anchors), self.precision))
+        draft.values = dict.fromkeys(anchor.node for anchor in anchors)
+        for node in (node for anchor in anchors for node in anchor.inputs):
+            if self._depends(draft, node):
+                raise Refused(Reason.CYCLE, operand=node.name)
+        results = [self._product(draft, index) for index in range(len(anchors))]
+        if len(draft.values) < len(anchors):
+            draft.values[anchors[0].node] = Parts(tuple(results), whole=True)
+        else:
+            draft.values = {anchor.node: value for anchor, value in zip(anchors, results, strict=True)}
+        return draft
+
+    def _product(self, draft: _Draft, index: int) -> Operand:
+        """What an anchor's op does to its accumulator."""
+        chain, anchor = draft.chain, draft.anchors[index]
+
+        def role(name: str, of: Callable[[Anchor], object]) -> str:
+            shared = all(of(other) in (None, of(anchor)) for other in draft.anchors)
+            return name if shared else f"{name}{index}"
+
+        value: Operand = chain.accumulators[index].name
         if anchor.scale_a is not None and anchor.scale_b is not None:
-            value = chain.emit("mul", value, chain.load(anchor.scale_a, "scale_a"))
-            value = chain.emit("mul", value, chain.load(anchor.scale_b, "scale_b"))
+            for name, view in (("scale_a", anchor.scale_a), ("scale_b", anchor.scale_b)):
+                value = chain.emit("mul", value, chain.load(view, role(name, attrgetter(name))))
         if anchor.alpha != 1:
             value = chain.emit("mul", value, number(anchor.alpha))
         if anchor.addend is not None:
             view = anchor.addend.view
-            addend: Operand = chain.load(view, None if view.kind is LoadKind.EXACT else "bias")
+            addend: Operand = chain.load(
+                view, None if view.kind is LoadKind.EXACT else role("bias", attrgetter("addend"))
+            )
             if anchor.addend.beta != 1:
                 addend = chain.emit("mul", addend, number(anchor.addend.beta))
             value = chain.emit("add", value, addend)
         out = DTYPES[anchor.out_dtype]
-        value = chain.cast(value, out) if out.is_fp8 else lower_cast(chain, value, out)
-        return _Draft(anchor, chain, {anchor.node: value})
+        return chain.cast(value, out) if out.is_fp8 else lower_cast(chain, value, out)
 
     def _grow(self, draft: _Draft) -> _Draft:
         queue: list[tuple[int, fx.Node]] = []
@@ -164,7 +254,8 @@ class _Search:
                         seen.add(user)
                         heappush(queue, (self.order[user], user))
 
-        push_users(draft.anchor.node)
+        for anchor in draft.anchors:
+            push_users(anchor.node)
         while queue:
             _, node = heappop(queue)
             mark = draft.chain.mark()
@@ -181,10 +272,12 @@ class _Search:
             draft.values[node] = value
         return draft
 
-    def _join(self, draft: _Draft, node: fx.Node) -> Operand | Reduced:
+    def _join(self, draft: _Draft, node: fx.Node) -> Operand | Parts | Reduced:
         """The value of `node` as a member of the region. Raises Refused where it can't be one."""
         target = target_name(node)
-        anchor = draft.anchor
+        anchor = draft.first
+        if draft.split(node):
+            return self._join_split(draft, node)
         if node in self.reductions and self.reductions[node].source in draft.values:
             return self._join_reduction(draft, self.reductions[node])
         if is_reshape(node):
@@ -195,32 +288,63 @@ class _Search:
         if is_reduction(node):
             refuse_unknown(node, anchor.m, anchor.n)
         if not is_pointwise(node):
-            raise Refused(Reason.NOT_POINTWISE, target=target)
-        result = tensor_of(node)
+            reason = Reason.UNPAIRED if is_view(node) else Reason.NOT_POINTWISE
+            raise Refused(reason, target=target)
+        return self._join_pointwise(draft, node, anchor.n, (None,))[0]
+
+    def _join_pointwise(
+        self, draft: _Draft, node: fx.Node, n: Size, parts: Iterable[Part | None]
+    ) -> list[Operand]:
+        """The value of pointwise work on a plane of `n` columns, for each of these parts of them."""
+        anchor, target, result = draft.first, target_name(node), tensor_of(node)
         if result is None:
             raise Refused(Reason.UNSUPPORTED_OP, target=target, why="gives more than one tensor")
         if result.device != anchor.device:
             raise Refused(Reason.LOAD_DEVICE, operand=node.name, device=result.device, anchor=anchor.device)
-        if not on_plane(result.shape, anchor.m, anchor.n):
-            raise Refused(Reason.PLANE, shape=describe(result.shape), m=anchor.m, n=anchor.n)
-        value = lower(node, draft.chain, lambda argument: self._resolve(draft, argument, node))
+        if not on_plane(result.shape, anchor.m, n):
+            raise Refused(Reason.PLANE, shape=describe(result.shape), m=anchor.m, n=n)
+        values = []
+        for part in parts:
+            resolve = partial(self._resolve, draft, reader=node, part=part)
+            values.append(lower(node, draft.chain, resolve))
         self._check_mutations(draft, node)
         _check_loads(draft.chain)
-        return value
+        return values
+
+    def _join_split(self, draft: _Draft, node: fx.Node) -> Operand | Parts:
+        """A member that reads the whole plane of a product of which the region has two parts."""
+        parts = [anchor.part for anchor in draft.anchors]
+        n = fake(draft.first.b).shape[1]
+        if is_view(node):
+            source = draft.values[node.args[0]]  # type: ignore[index]
+            assert isinstance(source, Parts)
+            taken = column_part(node, draft.first.m)
+            if taken is None:
+                return Parts(source.values, whole=False)
+            for value, part in zip(source.values, parts, strict=True):
+                if part is not None and same_part(taken, part):
+                    return value
+            return Parts(source.values, whole=same_part(taken, Part(0, 1, n)))
+        if not is_pointwise(node):
+            raise Refused(Reason.NOT_POINTWISE, target=target_name(node))
+        return Parts(tuple(self._join_pointwise(draft, node, n, parts)), whole=True)
 
     def _join_reduction(self, draft: _Draft, found: Found) -> Reduced:
-        anchor = draft.anchor
+        anchor = draft.first
         refuse_rounds(found, anchor.m, anchor.n)
         value = self._resolve(draft, found.source, found.head)
         result = reduced(found, draft.chain, value, fake(found.source).shape)
         self._check_mutations(draft, found.head)
         return result
 
-    def _resolve(self, draft: _Draft, argument: Any, reader: fx.Node, depth: int = 0) -> Operand:
+    def _resolve(
+        self, draft: _Draft, argument: Any, reader: fx.Node, part: Part | None = None, depth: int = 0
+    ) -> Operand:
         """An argument of `reader` as a value of the chain: a number, a member's value, or a load.
 
-        Work on operands alone is done by the kernel where that costs no memory traffic: a cast to a wider
-        dtype, and ops of the plane's own shape that nobody else reads, `depth` of them in a row so far.
+        With a `part` the reader has the whole plane of a product, and what is wanted is its value there. Work
+        on operands alone is done by the kernel where that costs no memory traffic: a cast to a wider dtype,
+        and ops of the plane's own shape that nobody else reads, `depth` of them in a row so far.
         """
         if not isinstance(argument, fx.Node):
             return number(argument)
@@ -228,6 +352,10 @@ class _Search:
             value = draft.values[argument]
             if value is None or isinstance(value, Reduced):
                 raise Refused(Reason.FEEDBACK, reduction=argument.name, into=reader.name)
+            if isinstance(value, Parts) is (part is None) or (isinstance(value, Parts) and not value.whole):
+                raise Refused(Reason.UNPAIRED, target=target_name(reader))
+            if isinstance(value, Parts):
+                return value.values[[anchor.part for anchor in draft.anchors].index(part)]
             return value
         if tensor_of(argument) is None:
             raise Refused(Reason.SYMBOLIC_SCALAR, value=argument.name)
@@ -235,20 +363,23 @@ class _Search:
         if filled is not None:
             return filled
         if depth < _MAX_OPERAND_WORK and is_free_cast(argument):
-            source = self._resolve(draft, argument.args[0], reader, depth + 1)
+            source = self._resolve(draft, argument.args[0], reader, part, depth + 1)
             return lower_cast(draft.chain, source, supported_dtype(argument.name, fake(argument).dtype))
         if self._depends(draft, argument):
             reduction = self._reduction_before(draft, argument)
             if reduction is not None:
                 raise Refused(Reason.FEEDBACK, reduction=reduction.name, into=reader.name)
             raise Refused(Reason.CYCLE, operand=argument.name)
-        view = classify(argument, fake(reader).shape, draft.anchor.device)
+        view = classify(argument, fake(reader).shape, draft.first.device)
+        view = view if part is None else view.of_part(part)
         is_work = depth < _MAX_OPERAND_WORK and view not in draft.chain.views
         if is_work and self._is_for_the_region_alone(draft, argument, reader):
             mark = draft.chain.mark()
             try:
                 return lower(
-                    argument, draft.chain, lambda inner: self._resolve(draft, inner, argument, depth + 1)
+                    argument,
+                    draft.chain,
+                    lambda inner: self._resolve(draft, inner, argument, part, depth + 1),
                 )
             except Refused:
                 draft.chain.rollback(mark)
@@ -272,9 +403,9 @@ class _Search:
     def _depends(self, draft: _Draft, node: fx.Node) -> bool:
         """Whether a node outside needs a value of the region, every region found so far counting as one node.
 
-        Nothing before the anchor can: regions found so far grew from later anchors.
+        Nothing before the anchor can, nor before the anchors of pairs: other regions grew from later ones.
         """
-        start = self.order[draft.anchor.node]
+        start = min(self.order[draft.first.node], self.earliest)
         stack, visited = [node], set()
         while stack:
             current = stack.pop()
@@ -300,11 +431,11 @@ class _Search:
         )
 
     def _before(self, draft: _Draft, node: fx.Node) -> Iterator[fx.Node]:
-        """The node and what it needs, as far back as the anchor."""
+        """The node and what it needs, as far back as the first anchor."""
         stack, visited = [node], set()
         while stack:
             current = stack.pop()
-            if current not in visited and self.order[current] >= self.order[draft.anchor.node]:
+            if current not in visited and self.order[current] >= self.order[draft.first.node]:
                 visited.add(current)
                 stack.extend(current.all_input_nodes)
                 yield current
@@ -320,7 +451,7 @@ class _Search:
             for mutation in before:
                 if mutation.position > self.order[operand] and root(operand) in mutation.roots:
                     raise Refused(Reason.MUTATED_LOAD, operand=operand.name, mutation=mutation.node.name)
-        between = [mutation for mutation in before if mutation.position > self.order[draft.anchor.node]]
+        between = [mutation for mutation in before if mutation.position > self.order[draft.first.node]]
         if between and any(self.order[user] < self.order[node] for user in self._outside_users(draft, node)):
             raise Refused(Reason.MUTATION, mutation=between[0].node.name)
 
@@ -339,10 +470,12 @@ class _Search:
         while True:
             members = self._needed(members, copied)
             escaping = self._escaping(members, copied)
+            if any(isinstance(draft.values[node], Parts) for node in escaping):
+                raise Refused(Reason.UNPAIRED, target=draft.first.node.name)
             odd = next((node for node in escaping if _order(draft, node) is None), None)
             if odd is not None:
                 members = self._cut(draft, members, odd, _odd_layout(odd))
-            elif (count := len(stores_of(draft.anchor, escaping, draft.values)[0])) > config.max_stores:
+            elif (count := len(stores_of(draft.first, escaping, draft.values)[0])) > config.max_stores:
                 limit = Refused(Reason.TOO_MANY_STORES, count=count, limit=config.max_stores)
                 members = self._cut(draft, members, escaping[-1], limit)
             elif (costly := self._left_to_users(draft, members, escaping)) is not None:
@@ -368,7 +501,7 @@ class _Search:
         written = {base(node) for node in escaping}
         inside = set(members)
         for node in escaping:
-            if node is members[0] or node in self.reads or is_reshape(node):
+            if is_anchor(node) or node in self.reads or is_reshape(node):
                 continue
             if isinstance(draft.values[node], Reduced):
                 continue
@@ -388,7 +521,7 @@ class _Search:
         for node in reversed(members):
             if any(user in needed for user in node.users):
                 needed.add(node)
-        return [node for node in members if node in needed or node is members[0]]
+        return [node for node in members if node in needed or is_anchor(node)]
 
     def _escaping(self, members: list[fx.Node], copied: set[fx.Node]) -> list[fx.Node]:
         """Members that are read outside: by another region, which may pass over a cast, or by a node.
@@ -421,25 +554,39 @@ class _Search:
                 return [node for node in members if node not in cut]
             cut |= more
 
-    def _finish(self, anchor: Anchor, members: list[fx.Node], copied: set[fx.Node]) -> Region:
+    def _finish(self, anchors: tuple[Anchor, ...], members: list[fx.Node], copied: set[fx.Node]) -> Region:
         """The region of these members, lowered afresh so that its names have no gaps."""
-        draft = self._seed(anchor)
+        draft = self._seed(anchors)
         inner = {
             inner for node in members if node in self.reductions for inner in self.reductions[node].inner
         }
-        for node in members[1:]:
+        for node in members[len(draft.values) :]:
             draft.values[node] = None if node in inner else self._join(draft, node)
         kept = [node for node in members if node not in copied]
         self.owner.update(dict.fromkeys(kept, draft))
         self.reads.update(draft.inputs)
-        stores, outputs = stores_of(anchor, self._escaping(members, copied), draft.values)
+        stores, outputs = stores_of(draft.first, self._escaping(members, copied), draft.values)
         spec = draft.chain.build(stores)
-        return Region(anchor, tuple(kept), spec, tuple(draft.chain.views), outputs)
+        return Region(anchors, tuple(kept), spec, tuple(draft.chain.views), outputs)
+
+
+def _read(node: fx.Node) -> Anchor | Refused:
+    try:
+        return read_anchor(node)
+    except Refused as refused:
+        return refused
+
+
+def _reads_both(draft: _Draft, value: Value) -> bool:
+    """Whether two accumulators meet in a value."""
+    if value is None or isinstance(value, Parts):
+        return False
+    return len(draft.chain.reads(value.value if isinstance(value, Reduced) else value)) > 1
 
 
 def _order(draft: _Draft, node: fx.Node) -> Order | None:
     value = draft.values[node]
-    return store_order(draft.anchor, node, value.reduce if isinstance(value, Reduced) else None)
+    return store_order(draft.first, node, value.reduce if isinstance(value, Reduced) else None)
 
 
 def _odd_layout(node: fx.Node) -> Refused:

@@ -2,7 +2,7 @@
 
 A region of shape (..., N) turns into
 
-    results = cute_backend.gemm_epilogue([a], [b], [load views...], spec)
+    results = cute_backend.gemm_epilogue([a], [each b], [load views...], spec)
     out0 = results[0]                   # (M, N)
     out0.reshape(...)                   # where the graph had leading axes
 
@@ -21,7 +21,7 @@ from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx.node import map_arg
 
 from cute_backend import config
-from cute_backend.fx_walk.classify import LoadView
+from cute_backend.fx_walk.classify import LoadView, Part
 from cute_backend.fx_walk.lower import is_reshape
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.static import Size, fake, known, tensor_of
@@ -50,7 +50,7 @@ def rewrite(graph: fx.Graph, regions: Sequence[Region]) -> None:
 
 def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.Node, fx.Node]) -> None:
     """Add the call of one region. `replaced` maps outputs of regions that are done to their successors."""
-    anchor = region.anchor.node
+    anchor = region.products[-1]
 
     def call(target: Callable[..., Any], *args: Any) -> fx.Node:
         node = graph.call_function(target, args)
@@ -60,14 +60,23 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
             node.meta["val"] = target(*map_arg(args, lambda source: source.meta["val"]))
         return node
 
-    a_nodes, b_nodes = (
-        [replaced.get(node, node) for node in nodes] for nodes in (region.a_nodes, region.b_nodes)
-    )
-    loads = [_canonical(call, view, replaced.get(view.node, view.node), sizes) for view in region.views]
+    def columns(node: fx.Node, axis: int, part: Part | None) -> fx.Node:
+        if part is None:
+            return node
+        bounds = (sizes.argument(bound) for bound in (part.start, part.end, part.step))
+        return call(aten.slice.Tensor, node, axis, *bounds)
+
+    bs = [columns(replaced.get(node, node), 1, part) for node, part in region.b_views]
+    loads = []
+    for view in region.views:
+        node = replaced.get(view.node, view.node)
+        if view.n_axis is not None:
+            node = columns(node, view.n_axis, view.part)
+        loads.append(_canonical(call, view, node, sizes))
     results = call(
         torch.ops.cute_backend.gemm_epilogue.default,
-        a_nodes,
-        b_nodes,
+        [replaced.get(region.a_node, region.a_node)],
+        bs,
         loads,
         region.spec.to_json(),
         *([True] if config.batch_invariant else []),

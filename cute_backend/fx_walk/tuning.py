@@ -63,14 +63,14 @@ def _judge(
             kept.append(region)
             continue
         refused = Refused(Reason.UNFUSED_FASTER, unfused=f"{result.unfused_us:.1f}", fused=f"{result.us:.1f}")
-        rejections.append(refused.rejection(region.anchor.node))
+        rejections.append(refused.rejection(region.products[-1]))
     return kept, rejections
 
 
 def _jobs(regions: Sequence[Region]) -> Iterator[tuple[int, int, Job | Untuned]]:
     """The regions that run on a GPU, by position and GPU, as jobs or with why they are none."""
     for position, region in enumerate(regions):
-        index = gpu_of(region.anchor.device)
+        index = gpu_of(region.first.device)
         if index is not None:
             yield position, index, _job(region)
 

@@ -120,7 +120,7 @@ def extract(region: Region) -> Alone:
 
 def _computed(region: Region) -> dict[fx.Node, None]:
     """What is computed between the region's loads and its outputs, in the graph's order."""
-    ends = {*region.a_nodes, *region.b_nodes, *region.load_nodes}
+    ends = {region.a_node, *(node for node, _ in region.b_views), *region.load_nodes}
     found: set[fx.Node] = set()
     stack = list(region.outputs)
     while stack:
@@ -129,7 +129,7 @@ def _computed(region: Region) -> dict[fx.Node, None]:
             continue
         found.add(node)
         stack.extend(node.all_input_nodes)
-    return {node: None for node in region.anchor.node.graph.nodes if node in found}
+    return {node: None for node in region.first.node.graph.nodes if node in found}
 
 
 def _number(node: fx.Node) -> int:

@@ -34,10 +34,11 @@ def labels(report: GraphReport) -> list[dict[str, str]]:
 def test_loads_have_the_users_names() -> None:
     with torch.no_grad():
         (report,) = collect(Gated(), (torch.ones(2, 16, 64, dtype=BF16), torch.ones(128, dtype=BF16)))
-    first, second = labels(report)
-    assert first == {"bias": "self.gate.bias"}
-    assert second["bias"] == "self.up.bias" and second["rowvec0"] == "residual"
-    assert [region.problem for region in report.regions] == [(32, 128, 64)] * 2
+    (gated,) = labels(report)
+    assert gated == {"bias0": "self.gate.bias", "bias1": "self.up.bias", "rowvec0": "residual"}
+    (region,) = report.regions
+    assert region.product_labels == ["self.gate.weight", "self.up.weight"]
+    assert region.problem == (32, 128, 64)
     assert not report.rejections and not report.is_backward
 
 

@@ -30,15 +30,53 @@ class Program:
         self.planes: list[fx.Node] = []
         self.loads = [self.made.input(name, shape, F32) for name, shape in LOADS.items()]
         self.results: list[fx.Node] = []
+        self.operands: list[fx.Node] = []
         self.products = 0
 
     def call(self, target: object, *args: object) -> fx.Node:
         return self.made.call(target, *args)
 
     def product(self, draw: st.DrawFn) -> None:
-        mm = self.made.mm(M, N, K, name=str(self.products))
+        """Of an A of its own, or of one that is multiplied already."""
         self.products += 1
-        self.planes.append(self.call(prims.convert_element_type.default, mm, F32))
+        a = draw(st.sampled_from([None, *self.operands]))
+        if a is None:
+            a = self.made.input(f"a{self.products}", (M, K))
+            self.operands.append(a)
+        self.planes.append(self.call(prims.convert_element_type.default, self.times(a, N), F32))
+
+    def times(self, a: fx.Node, columns: int) -> fx.Node:
+        strides = (1, K)
+        return self.call(
+            aten.mm.default, a, self.made.input(f"b{self.products}", (K, columns), strides=strides)
+        )
+
+    def parts(self, draw: st.DrawFn) -> None:
+        """Parts of a wider product, or of work on it; which may be pairs, or read as a whole elsewhere."""
+        self.products += 1
+        a = self.made.input(f"a{self.products}", (M, K))
+        wide = self.call(prims.convert_element_type.default, self.times(a, 2 * N), F32)
+        if draw(st.booleans()):
+            wide = self.call(aten.add.Tensor, wide, self.made.input(f"wide{self.products}", (2 * N,), F32))
+        if draw(st.integers(0, 4)) == 0:
+            self.results.append(wide)
+        spelling = draw(st.sampled_from(["split", "slices", "even", "view", "odd ones"]))
+        if spelling == "split":
+            both = self.call(aten.split.Tensor, wide, N, 1)
+            found = [self.call(getitem, both, index) for index in (0, 1)]
+        elif spelling == "view":
+            apart = self.call(aten.reshape.default, wide, [M, N, 2])
+            found = [self.call(aten.select.int, apart, 2, index) for index in (0, 1)]
+        else:
+            bounds = {
+                "slices": [(0, N, 1), (N, 2 * N, 1)],
+                "even": [(0, 2 * N, 2), (1, 2 * N, 2)],
+                "odd ones": [(1, 1 + N, 1), (0, N, 1)],
+            }[spelling]
+            found = [self.call(aten.slice.Tensor, wide, 1, *each) for each in bounds]
+        self.planes += found
+        if draw(st.booleans()):
+            self.planes.append(self.call(aten.sub.Tensor, *found))
 
     def unary(self, draw: st.DrawFn) -> None:
         ops: list[Callable[[fx.Node], fx.Node]] = [
@@ -102,6 +140,8 @@ class Program:
 
 STEPS = [
     Program.product,
+    Program.product,
+    Program.parts,
     Program.unary,
     Program.unary,
     Program.binary,
@@ -144,7 +184,7 @@ def test_a_graph_gives_the_same_bits_after_the_pass(graph: fx.Graph) -> None:
     regions, rejections = walk(graph)
     rewrite(graph, regions)
     assert len(graph.find_nodes(op="call_function", target=OP)) == len(regions)
-    fused = {region.anchor.node.name for region in regions}
+    fused = {node.name for region in regions for node in region.products}
     assert products - fused == products & {rejection.node for rejection in rejections}
     results = run(graph, *inputs)
     for result, expected in zip(results, wanted, strict=True):

@@ -45,9 +45,10 @@ def summary(path: Path) -> str:
     _, regions, rejections = walked(path)
     lines = [f"== {path.stem}"]
     for region in regions:
+        names = ", ".join(node.name for node in region.products)
         loads = ", ".join(f"{load.name}: {load.kind.value} {load.dtype.value}" for load in region.spec.loads)
         outputs = ", ".join(f"{node.name} = out{index}" for node, index in region.outputs.items())
-        lines += [f"{region.anchor.node.name} ({loads})", *formula(region.spec).splitlines(), f"  {outputs}"]
+        lines += [f"{names} ({loads})", *formula(region.spec).splitlines(), f"  {outputs}"]
     lines += [f"{rejection.node}: {rejection.reason.value}" for rejection in rejections]
     return "\n".join(lines) + "\n"
 

@@ -99,6 +99,13 @@ def relu(graph: Graph, **how: Any) -> fx.Node:
     return graph.call(aten.relu.default, graph.mm(**how))
 
 
+def meets_another(graph: Graph) -> fx.Node:
+    """What follows the first product is fused with the second."""
+    first = graph.mm(name="first")
+    graph.results = [graph.call(aten.mul.Tensor, first, graph.mm(name="second"))]
+    return first
+
+
 def own_sum(graph: Graph) -> fx.Node:
     """The sum is fused, but what divides by it is another kernel's."""
     value = relu(graph)
@@ -346,6 +353,15 @@ CASES: dict[Reason, dict[str, Case]] = {
             1,
         ),
     },
+    Reason.UNPAIRED: {
+        "thirds": Case(lambda graph: graph.call(aten.slice.Tensor, relu(graph), 1, 0, 16), 1),
+        "one_half": Case(lambda graph: graph.call(aten.slice.Tensor, relu(graph), 1, 0, 24), 1),
+        "split": Case(
+            lambda graph: graph.call(aten.split.Tensor, relu(graph), 16, 1),
+            1,
+        ),
+    },
+    Reason.APART: {"another_a": Case(meets_another, 1)},
     Reason.PLANE: {"batch": Case(larger_plane)},
     Reason.OUTPUT_LAYOUT: {"permuted": Case(odd_layout, 1)},
     Reason.UNSUPPORTED_DTYPE: {

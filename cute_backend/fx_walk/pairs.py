@@ -1,0 +1,154 @@
+"""Pairs of accumulators: two products of one A, or two parts of one product's columns.
+
+Parts are found by coefficient: whatever a program calls it (chunk, split, slices, a view and a select), a
+view of the plane has as its column j the plane's column start + step * j, which its strides and its offset
+tell. Halves and, where the step is 2, even and odd columns make a pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from cute_backend.fx_walk.anchors import Anchor
+from cute_backend.fx_walk.classify import Part
+from cute_backend.fx_walk.lower import is_pointwise, is_reshape
+from cute_backend.fx_walk.mutation import is_view, root
+from cute_backend.fx_walk.static import (
+    Size,
+    collapsed_stride,
+    fake,
+    known,
+    product,
+    tensor_of,
+)
+from cute_backend.runtime.operands import TMA_ALIGN
+from cute_backend.spec import Accumulator, Columns, Operand
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a member gives that has the whole plane of a product in two parts: a value for each.
+
+    `whole` says that its elements lie on the plane; else it is a view on the way to the parts.
+    """
+
+    values: tuple[Operand, ...]
+    whole: bool
+
+
+def column_part(node: fx.Node, m: Size) -> Part | None:
+    """The columns that a view, (..., count), takes of all rows of the dense row-major plane that it views.
+
+    None where it takes something else.
+    """
+    tensor, plane = tensor_of(node), fake(root(node))
+    if tensor is None or tensor.dim() == 0 or tensor.dtype is not plane.dtype or tensor.is_neg():
+        return None
+    rows = collapsed_stride(tensor.shape[:-1], tensor.stride()[:-1])
+    columns = plane.shape[-1]
+    dense = known(plane.stride(-1) == 1) and known(product(plane.shape[:-1]) == m)
+    dense = dense and known(collapsed_stride(plane.shape[:-1], plane.stride()[:-1]) == columns)
+    if not dense or not known(product(tensor.shape[:-1]) == m) or not known(rows == columns):
+        return None
+    start = tensor.storage_offset() - plane.storage_offset()
+    return Part(start, tensor.stride(-1), tensor.shape[-1])
+
+
+def parts_of(anchor: Anchor) -> tuple[Part, Part] | None:
+    """The two parts that make a pair, of those which the work after a product takes of its columns.
+
+    Halves of a B that is contiguous along N are one only where TMA can read the second.
+    """
+    half = anchor.n // 2
+    if not known(2 * half == anchor.n):
+        return None
+    taken = [part for node in _after(anchor.node) if (part := column_part(node, anchor.m)) is not None]
+    pairs = [(Part(0, 2, half), Part(1, 2, half))]
+    b = fake(anchor.b)
+    if not known(half * b.stride(1) * b.element_size() % TMA_ALIGN != 0):
+        pairs.append((Part(0, 1, half), Part(half, 1, half)))
+    for pair in pairs:
+        if all(any(same_part(part, wanted) for part in taken) for wanted in pair):
+            return pair
+    return None
+
+
+def same_part(left: Part, right: Part) -> bool:
+    """Whether two parts are proven to be the same columns."""
+    return all(
+        known(a == b)
+        for a, b in ((left.start, right.start), (left.step, right.step), (left.count, right.count))
+    )
+
+
+def _after(node: fx.Node) -> Iterator[fx.Node]:
+    """The views of a product, and of pointwise work on it, by way of both."""
+    stack, seen = [node], {node}
+    while stack:
+        for user in stack.pop().users:
+            if user not in seen and (is_pointwise(user) or is_view(user)):
+                seen.add(user)
+                stack.append(user)
+                if is_view(user):
+                    yield user
+
+
+def split(anchor: Anchor, parts: tuple[Part, Part]) -> tuple[Anchor, ...]:
+    """A product as two, of one part of its columns each."""
+    halves = known(parts[0].step == 1)
+    columns = (Columns.ALL, Columns.ALL) if halves else (Columns.EVEN, Columns.ODD)
+    return tuple(
+        anchor.of_part(part, replace(anchor.accumulator, columns=each))
+        for part, each in zip(parts, columns, strict=True)
+    )
+
+
+def named(anchors: tuple[Anchor, ...]) -> tuple[Accumulator, ...]:
+    """The accumulators of a region: `acc`, or `acc0` and `acc1`."""
+    if len(anchors) == 1:
+        return (anchors[0].accumulator,)
+    return tuple(replace(anchor.accumulator, name=f"acc{i}") for i, anchor in enumerate(anchors))
+
+
+def meet(left: fx.Node, right: fx.Node) -> bool:
+    """Whether an op reads both products, by way of pointwise work alone."""
+    return not set(_reach(left)).isdisjoint(_reach(right))
+
+
+def _reach(node: fx.Node) -> Iterator[fx.Node]:
+    stack, seen = [node], {node}
+    while stack:
+        for user in stack.pop().users:
+            if user not in seen and (is_pointwise(user) or is_reshape(user)):
+                seen.add(user)
+                stack.append(user)
+                yield user
+
+
+def unlike(first: Anchor, second: Anchor) -> str | None:
+    """Why no one MMA computes two products; None where one does."""
+    if not _same_tensor(first.a, second.a):
+        return f"that multiplies {second.a.name} and this {first.a.name}"
+    if first.accumulator != second.accumulator:
+        return "their operands differ in dtype or layout, or their sums in how they are accumulated"
+    if not known(first.n == second.n):
+        return f"that has {second.n} columns and this {first.n}"
+    return None
+
+
+def _same_tensor(left: object, right: object) -> bool:
+    """Whether two operands are one node, or the same views of one."""
+    if not isinstance(left, fx.Node) or not isinstance(right, fx.Node):
+        return False
+    if left is right:
+        return True
+    return (
+        is_reshape(left)
+        and left.target is right.target
+        and left.args[1:] == right.args[1:]
+        and left.kwargs == right.kwargs
+        and _same_tensor(left.args[0], right.args[0])
+    )
