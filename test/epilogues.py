@@ -66,11 +66,17 @@ MAKERS: dict[str, Maker] = {
     "a_e5m2": _a(E5M2),
     "a_bf16": _a(torch.bfloat16),
     "b": _b(E4M3),
+    "b_up": _b(E4M3),
     "b_bf16": _b(torch.bfloat16),
     "x": lambda p, g: p.operand(2, p.m // 2, p.k, dtype=E4M3, generator=g),
     "weight": lambda p, g: p.operand(p.n, p.k, dtype=E4M3, generator=g),
     "scale_a": lambda p, g: p.ramp(p.m)[:, None],
     "scale_b": lambda p, g: p.ramp(p.n)[None, :],
+    "scale_b_up": lambda p, g: 2 - p.ramp(p.n)[None, :],
+    "scale_wide": lambda p, g: p.ramp(2 * p.n)[None, :],
+    "b_wide": lambda p, g: p.operand(2 * p.n, p.k, dtype=E4M3, generator=g).t(),
+    "b_wide_bf16": lambda p, g: p.operand(p.k, 2 * p.n, dtype=torch.bfloat16, generator=g),
+    "bias_wide": lambda p, g: p.randn(2 * p.n, dtype=torch.bfloat16, generator=g),
     "scale_a_one": lambda p, g: torch.full((), 0.25, device=p.device),
     "scale_b_one": lambda p, g: torch.full((), 0.5, device=p.device),
     "scale_out": lambda p, g: torch.full((), 4.0, device=p.device),
@@ -212,3 +218,28 @@ def greedy_token(a_bf16, b_bf16, bias):
 def sums(a, b, scale_a, scale_b):
     y = scaled_mm(a, b, scale_a, scale_b).float()
     return y.sum(0), y.logsumexp(-1)
+
+
+PAIR_ROWWISE = {"scale_a": "colvec", "scale_b0": "rowvec", "scale_b1": "rowvec"}
+
+
+@epilogue(PAIR_ROWWISE, "bf16", "bf16")
+def swiglu(a, b, b_up, scale_a, scale_b, scale_b_up):
+    # Two products of one A, and what dynamic rowwise quantisation needs.
+    y = F.silu(scaled_mm(a, b, scale_a, scale_b)) * scaled_mm(a, b_up, scale_a, scale_b_up)
+    return y, y.abs().amax(-1)
+
+
+@epilogue(PAIR_ROWWISE, "bf16")
+def swiglu_chunk(a, b_wide, scale_a, scale_wide):
+    # One product, whose halves meet.
+    gate, up = scaled_mm(a, b_wide, scale_a, scale_wide).chunk(2, -1)
+    return F.silu(gate) * up
+
+
+@epilogue({"bias0": "rowvec", "bias1": "rowvec"}, "bf16")
+def swiglu7(a_bf16, b_wide_bf16, bias_wide):
+    # One product, whose neighbouring columns meet; its B is contiguous along N.
+    y = torch.addmm(bias_wide, a_bf16, b_wide_bf16)
+    gate, linear = y[:, ::2].clamp(max=7), y[:, 1::2].clamp(-7, 7)
+    return gate * torch.sigmoid(1.702 * gate) * (linear + 1)

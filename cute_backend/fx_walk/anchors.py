@@ -58,6 +58,11 @@ class Anchor:
             part=part,
         )
 
+    def with_a(self, other: dict[fx.Node, fx.Node]) -> Anchor:
+        """The product with nodes of the same value for A and its scale."""
+        scale = self.scale_a and replace(self.scale_a, node=other[self.scale_a.node])
+        return replace(self, a=other[self.a], scale_a=scale)
+
     @property
     def inputs(self) -> list[fx.Node]:
         """What the op reads."""

@@ -130,25 +130,10 @@ def _reach(node: fx.Node) -> Iterator[fx.Node]:
 
 def unlike(first: Anchor, second: Anchor) -> str | None:
     """Why no one MMA computes two products; None where one does."""
-    if not _same_tensor(first.a, second.a):
+    if first.a is not second.a:
         return f"that multiplies {second.a.name} and this {first.a.name}"
     if first.accumulator != second.accumulator:
         return "their operands differ in dtype or layout, or their sums in how they are accumulated"
     if not known(first.n == second.n):
         return f"that has {second.n} columns and this {first.n}"
     return None
-
-
-def _same_tensor(left: object, right: object) -> bool:
-    """Whether two operands are one node, or the same views of one."""
-    if not isinstance(left, fx.Node) or not isinstance(right, fx.Node):
-        return False
-    if left is right:
-        return True
-    return (
-        is_reshape(left)
-        and left.target is right.target
-        and left.args[1:] == right.args[1:]
-        and left.kwargs == right.kwargs
-        and _same_tensor(left.args[0], right.args[0])
-    )

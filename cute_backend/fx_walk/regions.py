@@ -24,6 +24,7 @@ from cute_backend.fx_walk.anchors import Anchor, is_anchor, read_anchor
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import Part, classify, supported_dtype
 from cute_backend.fx_walk.device import Capability, check_device
+from cute_backend.fx_walk.equal import first_equals
 from cute_backend.fx_walk.lower import (
     constant,
     is_pointwise,
@@ -125,10 +126,11 @@ class _Search:
             for inner in found.inner:
                 self.heads.setdefault(inner, []).append(found.head)
         self.mutations = mutations(self.order)
+        firsts = first_equals(self.order, self.mutations)
+        self.anchors = {node: _read(node, firsts) for node in self.order if is_anchor(node)}
         self.owner: dict[fx.Node, _Draft] = {}
         self.reads: set[fx.Node] = set()
         self.rejections: dict[fx.Node, Rejection] = {}
-        self.anchors = {node: _read(node) for node in self.order if is_anchor(node)}
         self.earliest = len(self.order)
         """Where the first anchor of any pair so far stands."""
 
@@ -570,9 +572,11 @@ class _Search:
         return Region(anchors, tuple(kept), spec, tuple(draft.chain.views), outputs)
 
 
-def _read(node: fx.Node) -> Anchor | Refused:
+def _read(node: fx.Node, firsts: dict[fx.Node, fx.Node]) -> Anchor | Refused:
+    """The anchor behind a node, its A the first with that value, so that products share it; or why there is
+    none."""
     try:
-        return read_anchor(node)
+        return read_anchor(node).with_a(firsts)
     except Refused as refused:
         return refused
 

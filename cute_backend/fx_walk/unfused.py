@@ -120,7 +120,8 @@ def extract(region: Region) -> Alone:
 
 def _computed(region: Region) -> dict[fx.Node, None]:
     """What is computed between the region's loads and its outputs, in the graph's order."""
-    ends = {region.a_node, *(node for node, _ in region.b_views), *region.load_nodes}
+    products = (source for product in region.products for source in product.all_input_nodes)
+    ends = {*products, *region.load_nodes}
     found: set[fx.Node] = set()
     stack = list(region.outputs)
     while stack:

@@ -97,6 +97,36 @@ def test_the_same_view_of_one_tensor_is_one_a() -> None:
     assert the_region(made.output(made.call(aten.mul.Tensor, *sides))).products == sides
 
 
+def quantised(made: Graph, x: fx.Node) -> tuple[fx.Node, fx.Node]:
+    scale = made.call(aten.amax.default, made.call(aten.abs.default, x), [-1], True)
+    return made.call(aten.div.Tensor, x, made.call(aten.add.Tensor, scale, 1)), scale
+
+
+def test_an_a_that_is_computed_twice_in_the_same_way_is_one_a() -> None:
+    made = Graph()
+    x = made.input("x", (M, K))
+    sides = [product(made, quantised(made, x)[0], name) for name in "gu"]
+    graph = made.output(made.call(aten.mul.Tensor, *sides))
+    assert the_region(graph).products == sides
+    rewrite(graph, walk(graph)[0])
+    assert called(graph).count("aten.div.Tensor") == 1
+
+
+@pytest.mark.parametrize("change", ["a number", "a write", "noise"])
+def test_an_a_that_is_computed_otherwise_is_another(change: str) -> None:
+    made = Graph()
+    x = made.input("x", (M, K))
+    first = made.call(aten.mul.Tensor, x, 1)
+    if change == "a write":
+        made.call(aten.copy_.default, x, made.call(aten.neg.default, x))
+    second = made.call(aten.mul.Tensor, x, 1.0 if change == "a number" else 1)
+    if change == "noise":
+        first, second = (made.call(aten.bernoulli.p, value, 0.5) for value in (first, second))
+    sides = [product(made, a, name) for a, name in ((first, "g"), (second, "u"))]
+    graph = made.output(made.call(aten.mul.Tensor, *sides))
+    assert [len(region.anchors) for region in walk(graph)[0]] == [1]
+
+
 def test_a_third_product_is_left_to_itself() -> None:
     made = Graph()
     a = made.input("a", (M, K))

@@ -1,0 +1,37 @@
+"""Nodes that have the same value because they are computed in the same way from the same nodes.
+
+Inference graphs are not freed of them: a model that quantises the input of every linear does so for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from cute_backend.fx_walk.lower import is_pointwise, is_reshape
+from cute_backend.fx_walk.mutation import Mutation, is_view
+from cute_backend.fx_walk.questions import is_reduction
+
+
+def first_equals(order: dict[fx.Node, int], mutations: Iterable[Mutation]) -> dict[fx.Node, fx.Node]:
+    """The first node with the value of each; behind the first write in place every node is its own."""
+    end = min((mutation.position for mutation in mutations), default=len(order))
+    firsts: dict[fx.Node, fx.Node] = {}
+    made: dict[Any, fx.Node] = {}
+    for node, position in order.items():
+        firsts[node] = node
+        if position < end and _is_function_of_its_arguments(node):
+            args, kwargs = map_arg((node.args, node.kwargs), lambda source: f"%{firsts[source].name}")
+            firsts[node] = made.setdefault((node.target, repr(args), repr(kwargs)), node)
+    return firsts
+
+
+def _is_function_of_its_arguments(node: fx.Node) -> bool:
+    if not (is_pointwise(node) or is_reshape(node) or is_view(node) or is_reduction(node)):
+        return False
+    tags = node.target.tags if isinstance(node.target, torch._ops.OpOverload) else ()
+    return torch.Tag.nondeterministic_seeded not in tags

@@ -1,0 +1,86 @@
+"""t2 = minimum(acc0 + bias0, 7)
+   out0 = bf16(t2 * sigmoid(t2 * 1.702) * (minimum(maximum(acc1 + bias1, -7), 7) + 1))
+
+    bias0  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
+    bias1  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
+
+sm_90a, tile 128x64x2_2x1_pingpong, planes aligned to 16 bytes.
+"""
+
+from types import SimpleNamespace
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32
+
+from cute_backend.memory_ops import device_math as math
+from cute_backend.templates.config import Arch, TileConfig
+from cute_backend.templates.epilogue import SmemOperand
+from cute_backend.templates.sm90 import Sm90Gemm
+
+
+class Epilogue:
+    loads = ("bias0", "bias1")
+    stores = ("out0",)
+    staged = (
+        SmemOperand("bias0", BFloat16),
+        SmemOperand("bias1", BFloat16),
+    )
+    tma_loads = ()
+    tma_stores = (
+        SmemOperand("out0", BFloat16),
+    )
+
+    @cute.jit
+    def stage(self, tile, glob, smem):
+        for i in cutlass.range_constexpr(tile.tile_n // 32):
+            column = tile.lane + 32 * i
+            smem.bias0[column] = glob.bias0[tile.clamp_column(column)]
+            smem.bias1[column] = glob.bias1[tile.clamp_column(column)]
+
+    @cute.jit
+    def begin(self, tile, glob):
+        return SimpleNamespace()
+
+    @cute.jit
+    def visit(self, sub, acc0, acc1, glob, held, smem):
+        bias0_smem = sub.row_slice(smem.bias0)
+        bias0 = cute.make_rmem_tensor(bias0_smem.shape, BFloat16)
+        cute.autovec_copy(bias0_smem, bias0)
+        bias0 = math.widen(bias0, Float32)
+        bias1_smem = sub.row_slice(smem.bias1)
+        bias1 = cute.make_rmem_tensor(bias1_smem.shape, BFloat16)
+        cute.autovec_copy(bias1_smem, bias1)
+        bias1 = math.widen(bias1, Float32)
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
+        for e in cutlass.range_constexpr(sub.elements):
+            c = sub.column_of(e)
+            t0 = acc0[e] + bias0[c]
+            t1 = acc1[e] + bias1[c]
+            t2 = math.minimum(t0, 7.0)
+            t4_argument = t2 * 2.4554669595930156
+            t4 = math.logistic2(t4_argument)
+            t5 = t2 * t4
+            t6 = math.maximum(t1, -7.0)
+            t7 = math.minimum(t6, 7.0)
+            t8 = t7 + 1.0
+            t9 = t5 * t8
+            out0[e] = t9
+        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
+
+
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 64, cluster_m=2, pingpong=True, products=2, neighbours=True))
+
+
+@cute.jit
+def launch(
+    a: cute.Tensor,
+    b: cute.Tensor,
+    bias0: cute.Tensor,
+    bias1: cute.Tensor,
+    out0: cute.Tensor,
+    max_active_clusters: Int32,
+    stream: cuda.CUstream,
+):
+    gemm(a, [b], [bias0, bias1], [out0], max_active_clusters, stream)

@@ -1,0 +1,118 @@
+"""t1 = acc0 * scale_a * scale_b0
+   t8 = t1 / (exp(-t1) + 1) * (acc1 * scale_a * scale_b1)
+   out0 = bf16(t8)
+   out1 = bf16(row_max(abs(t8)))
+
+    scale_a   colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
+    scale_b0  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
+    scale_b1  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
+
+sm_90a, tile 128x64x2_2x1_pingpong, planes aligned to 16 bytes.
+"""
+
+from types import SimpleNamespace
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32
+
+from cute_backend.memory_ops import device_math as math
+from cute_backend.memory_ops import device_reduce as reduce
+from cute_backend.spec import Axis
+from cute_backend.templates.config import Arch, TileConfig
+from cute_backend.templates.epilogue import SmemOperand
+from cute_backend.templates.finish import Finish
+from cute_backend.templates.sm90 import Sm90Gemm
+
+
+class Epilogue:
+    loads = ("scale_a", "scale_b0", "scale_b1")
+    stores = ("out0", "out1_max")
+    staged = (
+        SmemOperand("scale_b0", Float32),
+        SmemOperand("scale_b1", Float32),
+    )
+    tma_loads = ()
+    tma_stores = (
+        SmemOperand("out0", BFloat16),
+    )
+
+    @cute.jit
+    def stage(self, tile, glob, smem):
+        for i in cutlass.range_constexpr(tile.tile_n // 32):
+            column = tile.lane + 32 * i
+            smem.scale_b0[column] = glob.scale_b0[tile.clamp_column(column)]
+            smem.scale_b1[column] = glob.scale_b1[tile.clamp_column(column)]
+
+    @cute.jit
+    def begin(self, tile, glob):
+        scale_a = cute.make_rmem_tensor(tile.rows, Float32)
+        for r in cutlass.range_constexpr(tile.rows):
+            scale_a[r] = glob.scale_a[tile.row(r)]
+        out1 = reduce.Partials(reduce.MAX, tile.rows)
+        return SimpleNamespace(scale_a=scale_a, out1=out1)
+
+    @cute.jit
+    def visit(self, sub, acc0, acc1, glob, held, smem):
+        scale_b0_smem = sub.row_slice(smem.scale_b0)
+        scale_b0 = cute.make_rmem_tensor(scale_b0_smem.shape, Float32)
+        cute.autovec_copy(scale_b0_smem, scale_b0)
+        scale_b1_smem = sub.row_slice(smem.scale_b1)
+        scale_b1 = cute.make_rmem_tensor(scale_b1_smem.shape, Float32)
+        cute.autovec_copy(scale_b1_smem, scale_b1)
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
+        out1 = cute.make_rmem_tensor(sub.elements, Float32)
+        for e in cutlass.range_constexpr(sub.elements):
+            r = sub.row_of(e)
+            c = sub.column_of(e)
+            t0 = acc0[e] * held.scale_a[r]
+            t1 = t0 * scale_b0[c]
+            t2 = acc1[e] * held.scale_a[r]
+            t3 = t2 * scale_b1[c]
+            t7_sigmoid_argument = t1 * 1.4426950408889634
+            t7_sigmoid = math.logistic2(t7_sigmoid_argument)
+            t7 = t1 * t7_sigmoid
+            t8 = t7 * t3
+            t9 = math.abs(t8)
+            out0[e] = t8
+            out1[e] = t9
+        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
+        held.out1.take_rows(out1, sub)
+
+    @cute.jit
+    def end(self, tile, glob, held):
+        held.out1.across(tile.row_lanes)
+        out1_max_glob = glob.out1_max
+        for r in cutlass.range_constexpr(tile.rows):
+            part, row, inside = tile.row_target(r)
+            (out1_max_part,) = held.out1[r]
+            if inside:
+                out1_max_glob[part, row] = out1_max_part
+
+
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 64, cluster_m=2, pingpong=True, products=2))
+finish = Finish(
+    gemm.config,
+    reduce.Result(reduce.MAX, Axis.ROW, BFloat16),
+)
+
+
+@cute.jit
+def launch(
+    a: cute.Tensor,
+    b0: cute.Tensor,
+    b1: cute.Tensor,
+    scale_a: cute.Tensor,
+    scale_b0: cute.Tensor,
+    scale_b1: cute.Tensor,
+    out0: cute.Tensor,
+    out1: cute.Tensor,
+    workspace: cute.Tensor,
+    max_active_clusters: Int32,
+    stream: cuda.CUstream,
+):
+    m, n = a.shape[0], b0.shape[1]
+    partials = finish.partials(workspace, m, n)
+    gemm(a, [b0, b1], [scale_a, scale_b0, scale_b1], [out0, *partials], max_active_clusters, stream)
+    finish(partials, [out1], m, n, stream)
