@@ -86,16 +86,44 @@ def test_labels_are_the_programs_names():
 
 
 def test_a_region_that_reads_anothers_result_says_so():
-    def gated(a, b, scale_a, scale_b):
-        def product():
+    def gated(a, b, scale_a, scale_b, other):
+        def product(a):
             return torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=torch.bfloat16)
 
-        return F.silu(product()) * product().relu()
+        return F.silu(product(a)) * product(other).relu()
 
     inputs = EPILOGUES["rowwise"].inputs(Problem(64, 64, 64))
-    first, second = cute_backend.explain(gated, *inputs).regions
+    first, second = cute_backend.explain(gated, *inputs, inputs[0].clone()).regions
     assert first.stores[0].name == "out0"
     assert [load.label for load in second.loads if load.kind == "exact"] == ["region 0, out0"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        (lambda y: y.chunk(2, -1), ["self.up_gate.weight [0:48]", "self.up_gate.weight [48:96]"]),
+        (lambda y: (y[:, ::2], y[:, 1::2]), ["self.up_gate.weight [0::2]", "self.up_gate.weight [1::2]"]),
+    ],
+    ids=["halves", "neighbours"],
+)
+def test_a_pair_is_told_with_the_columns_of_each(parts, told):
+    class Gated(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up_gate = torch.nn.Linear(64, 96, dtype=torch.bfloat16)
+
+        def forward(self, x):
+            gate, up = parts(self.up_gate(x))
+            return gate.relu() * up
+
+    with torch.no_grad():
+        explained = cute_backend.explain(Gated(), torch.randn(32, 64, dtype=torch.bfloat16))
+    (region,) = explained.regions
+    assert region.products == tuple(told) and region.sizes == (32, 48, 64)
+    assert region.formula == "out0 = bf16(relu(acc0 + bias0) * (acc1 + bias1))"
+    lines = str(explained).splitlines()
+    assert [f"    acc{i} of {label}" for i, label in enumerate(told)] == lines[4:6]
+    assert [load.label for load in region.loads] == [label.replace("weight", "bias") for label in told]
 
 
 def test_what_the_program_computes_is_told_by_its_variable_and_line():

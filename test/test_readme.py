@@ -17,16 +17,16 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def samples() -> dict[str, str]:
-    """The demo's block: the epilogue of its second kernel, and what explain prints of that region."""
+    """The demo's block: the epilogue of its first kernel, and what explain prints of that region."""
     sys.path.insert(0, str(ROOT / "examples"))
     import llama_mlp
 
     with torch.no_grad():
         explained = cute_backend.explain(llama_mlp.mlp, *llama_mlp.example_inputs(), arch="sm_100a")
-    source = explained.regions[1].source()
+    source = explained.regions[0].source()
     hooks = source[source.index("    @cute.jit\n    def begin") : source.index("\n\n\ngemm =")]
     printed = str(explained)
-    region = printed[printed.index("region 1:") : printed.index("\n\nregion 2:")]
+    region = printed[printed.index("region 0:") : printed.index("\n\nregion 1:")]
     refusals = printed[printed.index("not fused") :]
     return {"kernel": f"```python\n{hooks}\n```", "explain": f"```text\n{region}\n\n{refusals}\n```"}
 
