@@ -35,10 +35,13 @@ from cute_backend.simulator.errors import (
     SimulationError,
 )
 from cute_backend.simulator.host import HostProgram
-from cute_backend.spec import EpilogueSpec
+from cute_backend.spec import Axis, DType, EpilogueSpec, ReduceKind, Reduction, Store
 from cute_backend.templates.config import Arch, TileConfig
 
 SPEC = scaled_residual()
+LARGEST = replace(
+    SPEC, stores=(Store("out0", "t2", DType.F32, reduce=Reduction(Axis.COLUMN, ReduceKind.MAX)),)
+)
 SLOW = replace(SPEC, accumulators=(replace(SPEC.accumulators[0], fast_accum=False),))
 
 
@@ -68,7 +71,7 @@ class Subject:
         assert launch.kernel == self.kernel
         [expected] = replay(self.spec, a, b, loads)
         if not torch.equal(actual, expected):
-            raise WrongNumbers(wrong(actual, expected))
+            raise WrongNumbers(wrong(torch.atleast_2d(actual), torch.atleast_2d(expected)))
 
 
 ONE = Subject(sm100(128, 64), (192, 192, 384))  # M = N: only the strides tell a row from a column
@@ -81,6 +84,7 @@ COOPERATIVE = Subject(sm90(128, 128), (136, 136, 896))
 STAGED = Subject(sm90(128, 256), (136, 264, 512))  # the row is too long for registers
 PROMOTED = Subject(sm90(64, 64), (72, 72, 896), spec=SLOW)
 HOPPER_MULTICAST = Subject(sm90(128, 64, 2, 1), (136, 136, 512))
+REDUCING = Subject(sm90(128, 64), (136, 136, 128), spec=LARGEST)
 
 SUBJECTS = {
     "one": ONE,
@@ -93,6 +97,7 @@ SUBJECTS = {
     "staged": STAGED,
     "promoted": PROMOTED,
     "hopper multicast": HOPPER_MULTICAST,
+    "reducing": REDUCING,
 }
 
 
@@ -103,6 +108,7 @@ class Text(Enum):
     TILE = "tile"
     EPILOGUE = "epilogue"
     SCHEDULER = "scheduler"
+    FINISH = "finish"
     MODULE = "the generated module"
     PTX = "the PTX, where the old text is a regular expression"
 
@@ -145,14 +151,15 @@ class Mutant:
         if self.text is Text.MODULE:
             source = self._edited(source)
         else:
-            if self.text is Text.TEMPLATE:
-                text = self._edited(_text(template))
+            used = "finish" if self.text is Text.FINISH else template
+            if self.text in (Text.TEMPLATE, Text.FINISH):
+                text = self._edited(_text(used))
             else:
                 part = self.text.value
                 name = self._imported(part, self._edited(_text(part)), folder)
                 text = Edit(f"from .{part} import", f"from .{name} import").apply(_text(template))
-            faulty = self._imported(template, text, folder)
-            source = Edit(f"templates.{template} import", f"templates.{faulty} import").apply(source)
+            faulty = self._imported(used, text, folder)
+            source = Edit(f"templates.{used} import", f"templates.{faulty} import").apply(source)
         path = folder / "kernel.py"
         path.write_text(source)
         compiled = compile_kernel(kernel, source, path)
@@ -330,6 +337,31 @@ MUTANTS = [
         without("await_earlier_kernels()"),
         RaceError,
         r"before griddepcontrol\.wait",
+    ),
+    Mutant(
+        "partials read before the kernel that leaves them has ended",
+        REDUCING,
+        without("await_earlier_kernels()"),
+        RaceError,
+        r"before griddepcontrol\.wait",
+        Text.FINISH,
+    ),
+    # The second stage of reductions.
+    Mutant(
+        "partials of other warps not waited for",
+        REDUCING,
+        without("cute.arch.sync_threads()"),
+        RaceError,
+        UNWRITTEN.format(SHARED) + "|" + UNFINISHED.format(SHARED),
+        Text.FINISH,
+    ),
+    Mutant(
+        "partials of other lanes not taken",
+        REDUCING,
+        without("held.across(lanes)"),
+        WrongNumbers,
+        "are wrong",
+        Text.FINISH,
     ),
     # Products.
     Mutant(
