@@ -99,7 +99,8 @@ def _sample(
         tokens = token.unsqueeze(1).expand(-1, num_samples).contiguous()
         return [tokens, torch.zeros_like(tokens, dtype=torch.float32)] if return_logprob else [tokens]
 
-    low, high = seed.reshape(1).view(torch.int32).split(1)
+    words = seed.reshape(1).view(torch.int32)
+    low, high = words.narrow(0, 0, 1), words.narrow(0, 1, 1)
     drawn: list[Tensor] = []
     normalisers: list[Tensor] = []
     for first in range(0, num_samples, SAMPLES_PER_PASS):
