@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from .. import report
 from ..errors import UsageError
 from . import picture
+from .gated import GATED
 from .host import measure_host
 from .machine import Nvml, describe, now
 from .measure import Run, build_kernels, measure_ceilings, measure_table, rate_of, steps
@@ -28,7 +29,7 @@ from .scaled_mm import SCALED_MM
 from .table import Table, function_table, select
 from .timing import require_gpu
 
-TABLES = (SCALED_MM, SAMPLING, ROW_MAXIMA)
+TABLES = (SCALED_MM, SAMPLING, ROW_MAXIMA, GATED)
 """The built-in tables, in the order in which they run; the names are those that `--rows` takes."""
 
 ROUNDS = 50

@@ -8,7 +8,7 @@ from reference import TOLERANCE, relative_error
 
 from cute_backend import UsageError, explain
 from cute_backend.__main__ import main
-from cute_backend.bench import row_maxima, sampling, scaled_mm
+from cute_backend.bench import gated, row_maxima, sampling, scaled_mm
 from cute_backend.bench.command import TABLES
 from cute_backend.bench.measure import compiled, work_of
 from cute_backend.bench.table import PEERS, Cell, Rate, Runner, function_table, select
@@ -249,3 +249,55 @@ def test_maxima_stand_beside_the_same_product(problem):
     assert relative_error(largest, right.abs().amax(-1)) < TOLERANCE[torch.bfloat16]
     formulas = [explain(each.fn, *args, arch="sm_90a").first_region().formula for each in (alone, maxima)]
     assert ["row_max" in formula for formula in formulas] == [False, True]
+
+
+# Gated pairs
+
+
+def in_float64_gated(problem, args):
+    """The gated half of a problem, in float64."""
+    x, *rest = (each.double() for each in args)
+    if len(rest) == 1:
+        y = x @ rest[0]
+        gate, linear = y[:, ::2].clamp(max=7), y[:, 1::2].clamp(-7, 7)
+        return gate * torch.sigmoid(1.702 * gate) * (linear + 1)
+    if len(rest) == 5:
+        gate, up, scale, *scales = rest
+    else:
+        weight, scale, weight_scale = rest
+        (gate, up), scales = weight.chunk(2), weight_scale.chunk(2, -1)
+    y, z = ((x @ w.t()) * scale * s for w, s in zip((gate, up), scales, strict=True))
+    return torch.nn.functional.silu(y) * z
+
+
+GATED = (
+    gated.bf16_problem(40, 96, 64, row_major=False),
+    gated.bf16_problem(40, 96, 64, row_major=True),
+    gated.fp8_problem(40, 96, 64, gated.two),
+    gated.fp8_problem(40, 96, 64, gated.chunk),
+)
+
+
+@pytest.mark.parametrize("runner", [Runner.EAGER, Runner.INDUCTOR, Runner.CUTE])
+@pytest.mark.parametrize("problem", GATED, ids=lambda problem: problem.name)
+def test_every_variant_of_a_gated_pair_computes_its_formula(problem, runner):
+    wide, pair = problem.workloads
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    args = pair.inputs()
+    with torch.no_grad():
+        result = compiled(runner, pair.fn)(*args)
+        assert wide.fn(*wide.inputs()).shape == (40, 96) and result.shape == (40, 48)
+    assert relative_error(result, in_float64_gated(problem, args)) < 2 * TOLERANCE[torch.bfloat16]
+    (region,) = explain(pair.fn, *args, arch="sm_90a").regions
+    assert len(region.spec.accumulators) == 2
+
+
+def test_a_gated_pair_has_the_operations_of_the_wide_product():
+    with torch.device("meta"):
+        for problem in gated.GATED.problems:
+            wide, pair = problem.workloads
+            n = wide.fn(*wide.inputs()).shape[1]
+            out = pair.fn(*pair.inputs())
+            assert out.shape[1] == n // 2
+            assert wide.operations == pair.operations == 2 * out.shape[0] * n * pair.inputs()[0].shape[1]
