@@ -55,7 +55,8 @@ def measure(spec: EpilogueSpec, kernels: dict[Kernel, object], m: int, n: int, k
     calls = max(2, min(40, _BYTES // (m * k + n * k + 4 * m * n)))
     with torch.device("cuda"):
         products = [scaled_mm.operands(m, n, k) for _ in range(calls)]
-    sets = [arguments_of(spec, m, n, k, generator) for _ in range(calls)]
+    configs = [kernel.config for kernel in kernels]
+    sets = [arguments_of(spec, configs, m, n, k, generator) for _ in range(calls)]
     units = {"torch": unit_of(scaled_mm.bare, products)}
     for kernel, function in kernels.items():
         clusters = max_active_clusters(0, kernel.config.cluster_size)

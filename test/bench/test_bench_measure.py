@@ -205,13 +205,13 @@ def test_a_nan_is_not_hidden_by_another_output():
 
 def test_ceilings_are_of_the_best_product_and_the_copy(on_cpu, monkeypatch):
     monkeypatch.setattr(measure, "_CUBES", {64: 2, 128: 1})
-    monkeypatch.setattr(measure, "_COPIED_BYTES", 1000)
+    monkeypatch.setattr(measure, "_COPIED_BYTES", (100, 1000))
     found = measure.measure_ceilings([Rate.BF16, Rate.FP8], 2)
-    # Calls take 1 us (the copy), 2 and 3 (bf16 products of 64 and 128), 4 and 5 (fp8).
-    assert found.bandwidth == pytest.approx(2000 / 1e-6)
+    # Calls take 1 and 2 us (copies of 100 and 1000 bytes), 3 and 4 (bf16 of 64 and 128), 5 and 6 (fp8).
+    assert found.bandwidth == pytest.approx(2000 / 2e-6)
     assert found.rates == {
-        Rate.BF16: pytest.approx(2 * 128**3 / 3e-6),
-        Rate.FP8: pytest.approx(2 * 128**3 / 5e-6),
+        Rate.BF16: pytest.approx(2 * 128**3 / 4e-6),
+        Rate.FP8: pytest.approx(2 * 128**3 / 6e-6),
     }
 
 
