@@ -121,19 +121,19 @@ _THREAD_REGISTERS = 232
 def _hoist_budget(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> int:
     """fp32 registers of a thread that hoisted rowvecs may take.
 
-    On sm_90a the accumulators live in the same registers, twice where fp8 sums are promoted, and so do a
-    subtile's fragments of the planes (an exact load as it comes and as it is widened, and its addresses where
-    it is read by element) and what is read ahead for rows. On sm_100a a thread owns a whole row of the tile:
-    a hoisted rowvec would cost it a register and a load for every column, and keep the loop over subtiles
-    unrolled, so nothing is hoisted there. Nor is it under ping-pong: what a warpgroup does before its MMA
-    must hide, with its last epilogue, under the other one's MMA, and a load and its clamped address for every
-    column took a sixth of a tile's time (H200, M = N = 8192, K = 1024).
+    On sm_90a the accumulators live in the same registers, beside two sets of sums where fp8's are promoted,
+    and so do a subtile's fragments of the planes (an exact load as it comes and as it is widened, and its
+    addresses where it is read by element) and what is read ahead for rows. On sm_100a a thread owns a whole
+    row of the tile: a hoisted rowvec would cost it a register and a load for every column, and keep the
+    loop over subtiles unrolled, so nothing is hoisted there. Nor is it under ping-pong: what a warpgroup
+    does before its MMA must hide, with its last epilogue, under the other one's MMA, and a load and its
+    clamped address for every column took a sixth of a tile's time (H200, M = N = 8192, K = 1024).
     """
     if config.arch is Arch.SM100A or config.pingpong:
         return 0
     fragments = max(len(spec.planes) - 1, 0)
     fragments += len(spec.loads_of(LoadKind.EXACT)) * (2 if variant is Variant.TMA else 3)
-    taken = config.thread_accumulators * (1 if spec.product.fast_accum else 2)
+    taken = config.thread_accumulators * (1 if spec.product.fast_accum else 3)
     taken += fragments * config.block_m * config.subtile_n // 128
     taken += len(spec.loads_of(LoadKind.COLVEC)) * config.cta_rows // (32 * config.sharing)
     return _THREAD_REGISTERS - _WORKING_REGISTERS - taken

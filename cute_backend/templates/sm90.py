@@ -437,7 +437,8 @@ class Sm90Gemm:
 
                 if cutlass.const_expr(config.pingpong):
                     mma_turn.wait()
-                ab_state = self._multiply(
+                multiply = self._multiply if cutlass.const_expr(self.fast_accum) else self._multiply_promoted
+                ab_state = multiply(
                     add_mma, set_mma, acc, fragments_a, fragments_b, ab_pipeline, ab_state, k_tiles, mma_turn
                 )
 
@@ -548,52 +549,82 @@ class Sm90Gemm:
 
         Under ping-pong the turn passes on as soon as the last k tile is with the tensor cores.
         """
-        k_blocks = cute.size(fragments_a, mode=[2])
         release_state = ab_state.clone()
-        if cutlass.const_expr(self.fast_accum):
-            ab_pipeline.consumer_wait(ab_state)
-            warpgroup.fence()
-            for k_block in cutlass.range_constexpr(k_blocks):
-                stage = (None, None, k_block, ab_state.index)
-                mma = set_mma if cutlass.const_expr(k_block == 0) else add_mma
-                cute.gemm(mma, acc, fragments_a[stage], fragments_b[stage], acc)
-            warpgroup.commit_group()
+        self._multiply_tile(set_mma, add_mma, acc, fragments_a, fragments_b, ab_pipeline, ab_state)
+        ab_state.advance()
+        for _ in cutlass.range(k_tiles - 1, unroll=1):
+            self._multiply_tile(add_mma, add_mma, acc, fragments_a, fragments_b, ab_pipeline, ab_state)
+            # One k tile stays in flight; the one before it has been read and its stage may go.
+            warpgroup.wait_group(1)
+            ab_pipeline.consumer_release(release_state)
+            release_state.advance()
             ab_state.advance()
-            for _ in cutlass.range(k_tiles - 1, unroll=1):
-                ab_pipeline.consumer_wait(ab_state)
-                warpgroup.fence()
-                for k_block in cutlass.range_constexpr(k_blocks):
-                    stage = (None, None, k_block, ab_state.index)
-                    cute.gemm(add_mma, acc, fragments_a[stage], fragments_b[stage], acc)
-                warpgroup.commit_group()
-                # One k tile stays in flight; the one before it has been read and its stage may go.
-                warpgroup.wait_group(1)
+        if cutlass.const_expr(self.config.pingpong):
+            turn.pass_on()
+        warpgroup.wait_group(0)
+        ab_pipeline.consumer_release(release_state)
+        return ab_state
+
+    @cute.jit
+    def _multiply_promoted(
+        self,
+        add_mma: cute.TiledMma,
+        set_mma: cute.TiledMma,
+        acc: cute.Tensor,
+        fragments_a: cute.Tensor,
+        fragments_b: cute.Tensor,
+        ab_pipeline: pipeline.PipelineTmaAsync,
+        ab_state: pipeline.PipelineState,
+        k_tiles: Int32,
+        turn: Turn,
+    ):
+        """As `_multiply`, but each k tile's sums are added to the accumulators here, in fp32.
+
+        K tiles go in pairs: while the first's sums are added, the tensor cores are at work on the second's.
+        None is under way where the loop turns, for there the registers of sums would be moved.
+        """
+        acc.fill(0.0)
+        sums = [cute.make_rmem_tensor(acc.shape, Float32) for _ in range(2)]
+        release_state = ab_state.clone()
+        for _ in cutlass.range(k_tiles // 2, unroll=1):
+            for one in cutlass.range_constexpr(2):
+                self._multiply_tile(
+                    set_mma, add_mma, sums[one], fragments_a, fragments_b, ab_pipeline, ab_state
+                )
+                ab_state.advance()
+            for one in cutlass.range_constexpr(2):
+                warpgroup.wait_group(1 - one)
                 ab_pipeline.consumer_release(release_state)
                 release_state.advance()
-                ab_state.advance()
-            if cutlass.const_expr(self.config.pingpong):
-                turn.pass_on()
+                _add(acc, sums[one])
+        if k_tiles % 2 == 1:
+            self._multiply_tile(set_mma, add_mma, sums[0], fragments_a, fragments_b, ab_pipeline, ab_state)
+            ab_state.advance()
             warpgroup.wait_group(0)
             ab_pipeline.consumer_release(release_state)
-        else:
-            acc.fill(0.0)
-            sums = cute.make_rmem_tensor(acc.shape, Float32)
-            for _ in cutlass.range(k_tiles, unroll=1):
-                ab_pipeline.consumer_wait(ab_state)
-                warpgroup.fence()
-                for k_block in cutlass.range_constexpr(k_blocks):
-                    stage = (None, None, k_block, ab_state.index)
-                    mma = set_mma if cutlass.const_expr(k_block == 0) else add_mma
-                    cute.gemm(mma, sums, fragments_a[stage], fragments_b[stage], sums)
-                warpgroup.commit_group()
-                warpgroup.wait_group(0)
-                ab_pipeline.consumer_release(ab_state)
-                ab_state.advance()
-                for i in cutlass.range_constexpr(cute.size(acc)):
-                    acc[i] = acc[i] + sums[i]
-            if cutlass.const_expr(self.config.pingpong):
-                turn.pass_on()
+            _add(acc, sums[0])
+        if cutlass.const_expr(self.config.pingpong):
+            turn.pass_on()
         return ab_state
+
+    def _multiply_tile(
+        self,
+        first_mma: cute.TiledMma,
+        add_mma: cute.TiledMma,
+        sums: cute.Tensor,
+        fragments_a: cute.Tensor,
+        fragments_b: cute.Tensor,
+        ab_pipeline: pipeline.PipelineTmaAsync,
+        ab_state: pipeline.PipelineState,
+    ) -> None:
+        """Gives a stage's k tile to the tensor cores, as one group; `first_mma` is for its first product."""
+        ab_pipeline.consumer_wait(ab_state)
+        warpgroup.fence()
+        for k_block in range(cute.size(fragments_a, mode=[2])):
+            stage = (None, None, k_block, ab_state.index)
+            mma = first_mma if k_block == 0 else add_mma
+            cute.gemm(mma, sums, fragments_a[stage], fragments_b[stage], sums)
+        warpgroup.commit_group()
 
     def _partition_b(self, tma: cpasync.TmaInfo, s_b: cute.Tensor, index: int, cta_m: Int32) -> tuple:
         """The stages of a piece of B, and the tiles that it is brought from, partitioned for TMA."""
@@ -647,6 +678,11 @@ def _agents(count: int) -> pipeline.CooperativeGroup:
 def _state(user: pipeline.PipelineUserType, stages: int) -> pipeline.PipelineState:
     """Where a warp stands in a ring; in a ring without stages, nowhere that matters."""
     return pipeline.make_pipeline_state(user, max(stages, 1))
+
+
+def _add(acc: cute.Tensor, sums: cute.Tensor) -> None:
+    for i in range(cute.size(acc)):
+        acc[i] = acc[i] + sums[i]
 
 
 def _in_ring(state: pipeline.PipelineState, ring: Any) -> pipeline.PipelineState:

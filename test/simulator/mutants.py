@@ -229,8 +229,6 @@ SHARED, TMEM = "shared 0x", "tensor memory lane"
 SWIZZLE_128 = 0x4000404000010000
 """The constant bits of our tcgen05 descriptors: swizzle 2 (128 bytes), stride offset 1024, version 1."""
 
-OVERWRITES = "mma = set_mma if cutlass.const_expr(k_block == 0) else add_mma"
-
 MUTANTS = [
     # Operands: the load warp, the MMA warp, and the cluster.
     Mutant(
@@ -744,8 +742,6 @@ MUTANTS = [
         "accumulator registers fenced for the first tile only",
         COOPERATIVE,
         (
-            Edit("warpgroup.fence()", "pass", 3),
-            Edit("warpgroup.fence()", "pass", 2),
             Edit("warpgroup.fence()", "pass"),
             Edit("store_plane = Int32(0)", "store_plane = Int32(0); warpgroup.fence()"),
         ),
@@ -783,7 +779,7 @@ MUTANTS = [
     Mutant(
         "accumulator registers not fenced",
         COOPERATIVE,
-        (Edit("warpgroup.fence()", "pass", 3), Edit("warpgroup.fence()", "pass", 2)),
+        without("warpgroup.fence()"),
         RaceError,
         r"no wgmma\.fence before it",
     ),
@@ -804,40 +800,40 @@ MUTANTS = [
     Mutant(
         "wgmma's operands not waited for",
         COOPERATIVE,
-        without("ab_pipeline.consumer_wait(ab_state)", 3, 1),
+        without("ab_pipeline.consumer_wait(ab_state)"),
         RaceError,
         r"wgmma\.mma_async.*" + UNFINISHED.format(SHARED),
     ),
     Mutant(
-        "a tile's first operands not waited for",
-        COOPERATIVE,
-        without("ab_pipeline.consumer_wait(ab_state)", 3),
-        RaceError,
-        r"wgmma\.mma_async.*reads shared",
-    ),
-    Mutant(
         "sums in registers begin with what was there",
         COOPERATIVE,
-        instead(OVERWRITES, "mma = add_mma", 2),
+        instead("_multiply_tile(set_mma, add_mma, acc", "_multiply_tile(add_mma, add_mma, acc"),
         WrongNumbers,
         "are wrong",
     ),
     Mutant(
         "every product overwrites the sums",
         COOPERATIVE,
-        instead(OVERWRITES, "mma = set_mma", 2),
+        instead("_multiply_tile(add_mma, add_mma, acc", "_multiply_tile(set_mma, add_mma, acc"),
         WrongNumbers,
         "are wrong",
     ),
     Mutant(
         "promoted sums begin with those of the last k tile",
         PROMOTED,
-        instead(OVERWRITES, "mma = add_mma", 2, 1),
+        instead("set_mma, add_mma, sums[one]", "add_mma, add_mma, sums[one]"),
         WrongNumbers,
         "are wrong",
     ),
     Mutant(
         "sums promoted before they are there",
+        PROMOTED,
+        instead("warpgroup.wait_group(1 - one)", "warpgroup.wait_group(2 - one)"),
+        RaceError,
+        r"touches accumulator registers of a wgmma\.mma_async that it has not waited for",
+    ),
+    Mutant(
+        "sums of the last of an odd number of k tiles not waited for",
         PROMOTED,
         without("warpgroup.wait_group(0)", 2, 1),
         RaceError,
