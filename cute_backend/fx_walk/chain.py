@@ -93,10 +93,10 @@ class Chain:
 
     def reads(self, operand: Operand) -> set[str]:
         """The accumulators that a value is computed from."""
-        if any(operand == acc.name for acc in self.accumulators):
-            return {str(operand)}
-        step = next((op for op in self._ops if op.name == operand), None)
-        return set() if step is None else set().union(*map(self.reads, step.operands))
+        found: dict[Operand, set[str]] = {acc.name: {acc.name} for acc in self.accumulators}
+        for op in self._ops:
+            found[op.name] = set().union(*(found.get(source, set()) for source in op.operands))
+        return found.get(operand, set())
 
     def mark(self) -> Mark:
         return Mark(len(self._loads), len(self._ops))

@@ -11,7 +11,6 @@ grows from a pair. A value that something outside needs becomes a further store.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 from operator import attrgetter
@@ -24,6 +23,7 @@ from cute_backend.fx_walk.anchors import Anchor, is_anchor, read_anchor
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import Part, classify, supported_dtype
 from cute_backend.fx_walk.device import Capability, check_device
+from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.equal import first_equals
 from cute_backend.fx_walk.lower import (
     constant,
@@ -46,7 +46,6 @@ from cute_backend.fx_walk.pairs import (
     unlike,
 )
 from cute_backend.fx_walk.questions import (
-    base,
     follows_a_product,
     is_free_cast,
     is_reduction,
@@ -62,7 +61,8 @@ from cute_backend.fx_walk.reductions import (
     refuse_rounds,
     refuse_unknown,
 )
-from cute_backend.fx_walk.region import Region, Value, store_order, stores_of
+from cute_backend.fx_walk.region import Region, stores_of
+from cute_backend.fx_walk.settle import Outside, escapes, settle
 from cute_backend.fx_walk.static import (
     DTYPES,
     Size,
@@ -73,7 +73,7 @@ from cute_backend.fx_walk.static import (
     target_name,
     tensor_of,
 )
-from cute_backend.spec import LoadKind, Operand, Order, Precision
+from cute_backend.spec import LoadKind, Operand, Precision
 
 
 def find_regions(
@@ -90,30 +90,6 @@ _MAX_OPERAND_WORK = 16
 """Ops in a row on operands alone that a region takes in. What comes before them is a load."""
 
 
-@dataclass
-class _Draft:
-    """A region that grows. `values` maps each member to its value in the chain, in the order of joining."""
-
-    anchors: tuple[Anchor, ...]
-    chain: Chain
-    values: dict[fx.Node, Value] = field(default_factory=dict)
-    independent: set[fx.Node] = field(default_factory=set)
-    """Nodes outside that are known not to depend on the region."""
-
-    @property
-    def first(self) -> Anchor:
-        """The earliest anchor. The plane is that of all."""
-        return self.anchors[0]
-
-    @property
-    def inputs(self) -> list[fx.Node]:
-        return [self.first.a, *(anchor.b for anchor in self.anchors), *self.chain.nodes()]
-
-    def split(self, node: fx.Node) -> bool:
-        """Whether a node reads a value of which the region has two parts."""
-        return any(isinstance(self.values.get(source), Parts) for source in node.all_input_nodes)
-
-
 class _Search:
     def __init__(self, graph: fx.Graph, precision: Precision, capability: Capability) -> None:
         self.precision = precision
@@ -128,8 +104,9 @@ class _Search:
         self.mutations = mutations(self.order)
         firsts = first_equals(self.order, self.mutations)
         self.anchors = {node: _read(node, firsts) for node in self.order if is_anchor(node)}
-        self.owner: dict[fx.Node, _Draft] = {}
+        self.owner: dict[fx.Node, Draft] = {}
         self.reads: set[fx.Node] = set()
+        self.outside = Outside(self.owner, self.reads)
         self.rejections: dict[fx.Node, Rejection] = {}
         self.earliest = len(self.order)
         """Where the first anchor of any pair so far stands."""
@@ -158,11 +135,11 @@ class _Search:
             if region is not None:
                 return region
         draft = self._grow(self._seed((anchor,)))
-        members, copied = self._settle(draft)
+        members, copied = settle(draft, self.outside, self.rejections)
         fuses = anchor.stands_alone or any(
             is_pointwise(member) or isinstance(draft.values[member], Reduced) for member in members
         )
-        if not fuses or not self._escaping(members, copied):
+        if not fuses or not escapes(members, copied, self.outside):
             raise self._left_out(anchor)
         return self._finish((anchor,), members, copied)
 
@@ -195,8 +172,8 @@ class _Search:
         rejections = dict(self.rejections)
         try:
             draft = self._grow(self._seed(anchors))
-            members, copied = self._settle(draft)
-            if not any(_reads_both(draft, draft.values[member]) for member in members):
+            members, copied = settle(draft, self.outside, self.rejections)
+            if not any(map(draft.reads_both, members)):
                 raise Refused(Reason.NOTHING_TO_FUSE)
             self.earliest = min(self.earliest, self.order[anchors[0].node])
             return self._finish(anchors, members, copied)
@@ -206,9 +183,9 @@ class _Search:
 
     # Growth
 
-    def _seed(self, anchors: tuple[Anchor, ...]) -> _Draft:
+    def _seed(self, anchors: tuple[Anchor, ...]) -> Draft:
         """A draft that holds the anchors alone: what the ops themselves do to the accumulators."""
-        draft = _Draft(anchors, Chain(named(anchors), self.precision))
+        draft = Draft(anchors, Chain(named(anchors), self.precision))
         draft.values = dict.fromkeys(anchor.node for anchor in anchors)
         for node in (node for anchor in anchors for node in anchor.inputs):
             if self._depends(draft, node):
@@ -220,7 +197,7 @@ class _Search:
             draft.values = {anchor.node: value for anchor, value in zip(anchors, results, strict=True)}
         return draft
 
-    def _product(self, draft: _Draft, index: int) -> Operand:
+    def _product(self, draft: Draft, index: int) -> Operand:
         """What an anchor's op does to its accumulator."""
         chain, anchor = draft.chain, draft.anchors[index]
 
@@ -245,7 +222,7 @@ class _Search:
         out = DTYPES[anchor.out_dtype]
         return chain.cast(value, out) if out.is_fp8 else lower_cast(chain, value, out)
 
-    def _grow(self, draft: _Draft) -> _Draft:
+    def _grow(self, draft: Draft) -> Draft:
         queue: list[tuple[int, fx.Node]] = []
         seen: set[fx.Node] = set()
 
@@ -274,7 +251,7 @@ class _Search:
             draft.values[node] = value
         return draft
 
-    def _join(self, draft: _Draft, node: fx.Node) -> Operand | Parts | Reduced:
+    def _join(self, draft: Draft, node: fx.Node) -> Operand | Parts | Reduced:
         """The value of `node` as a member of the region. Raises Refused where it can't be one."""
         target = target_name(node)
         anchor = draft.first
@@ -295,7 +272,7 @@ class _Search:
         return self._join_pointwise(draft, node, anchor.n, (None,))[0]
 
     def _join_pointwise(
-        self, draft: _Draft, node: fx.Node, n: Size, parts: Iterable[Part | None]
+        self, draft: Draft, node: fx.Node, n: Size, parts: Iterable[Part | None]
     ) -> list[Operand]:
         """The value of pointwise work on a plane of `n` columns, for each of these parts of them."""
         anchor, target, result = draft.first, target_name(node), tensor_of(node)
@@ -313,7 +290,7 @@ class _Search:
         _check_loads(draft.chain)
         return values
 
-    def _join_split(self, draft: _Draft, node: fx.Node) -> Operand | Parts:
+    def _join_split(self, draft: Draft, node: fx.Node) -> Operand | Parts:
         """A member that reads the whole plane of a product of which the region has two parts."""
         parts = [anchor.part for anchor in draft.anchors]
         n = fake(draft.first.b).shape[1]
@@ -331,7 +308,7 @@ class _Search:
             raise Refused(Reason.NOT_POINTWISE, target=target_name(node))
         return Parts(tuple(self._join_pointwise(draft, node, n, parts)), whole=True)
 
-    def _join_reduction(self, draft: _Draft, found: Found) -> Reduced:
+    def _join_reduction(self, draft: Draft, found: Found) -> Reduced:
         anchor = draft.first
         refuse_rounds(found, anchor.m, anchor.n)
         value = self._resolve(draft, found.source, found.head)
@@ -340,7 +317,7 @@ class _Search:
         return result
 
     def _resolve(
-        self, draft: _Draft, argument: Any, reader: fx.Node, part: Part | None = None, depth: int = 0
+        self, draft: Draft, argument: Any, reader: fx.Node, part: Part | None = None, depth: int = 0
     ) -> Operand:
         """An argument of `reader` as a value of the chain: a number, a member's value, or a load.
 
@@ -387,7 +364,7 @@ class _Search:
                 draft.chain.rollback(mark)
         return draft.chain.load(view)
 
-    def _is_for_the_region_alone(self, draft: _Draft, node: fx.Node, reader: fx.Node) -> bool:
+    def _is_for_the_region_alone(self, draft: Draft, node: fx.Node, reader: fx.Node) -> bool:
         """Whether an operand is pointwise work of the reader's own shape that nothing outside reads.
 
         What follows from another product is left to that product's region, and work on what Inductor computes
@@ -402,7 +379,7 @@ class _Search:
         shape, plane = fake(node).shape, fake(reader).shape
         return len(shape) == len(plane) and all(known(a == b) for a, b in zip(shape, plane, strict=True))
 
-    def _depends(self, draft: _Draft, node: fx.Node) -> bool:
+    def _depends(self, draft: Draft, node: fx.Node) -> bool:
         """Whether a node outside needs a value of the region, every region found so far counting as one node.
 
         Nothing before the anchor can, nor before the anchors of pairs: other regions grew from later ones.
@@ -421,7 +398,7 @@ class _Search:
         draft.independent |= visited
         return False
 
-    def _reduction_before(self, draft: _Draft, node: fx.Node) -> fx.Node | None:
+    def _reduction_before(self, draft: Draft, node: fx.Node) -> fx.Node | None:
         """A reduction of the region's own values by whose way a node outside needs the region."""
         return next(
             (
@@ -432,7 +409,7 @@ class _Search:
             None,
         )
 
-    def _before(self, draft: _Draft, node: fx.Node) -> Iterator[fx.Node]:
+    def _before(self, draft: Draft, node: fx.Node) -> Iterator[fx.Node]:
         """The node and what it needs, as far back as the first anchor."""
         stack, visited = [node], set()
         while stack:
@@ -442,7 +419,7 @@ class _Search:
                 stack.extend(current.all_input_nodes)
                 yield current
 
-    def _check_mutations(self, draft: _Draft, node: fx.Node) -> None:
+    def _check_mutations(self, draft: Draft, node: fx.Node) -> None:
         """Refuse where a write in place stands between an operand and the kernel, or would have to be passed.
 
         The kernel stands where the last member stood, so what used a value of the region before then has to
@@ -457,104 +434,11 @@ class _Search:
         if between and any(self.order[user] < self.order[node] for user in self._outside_users(draft, node)):
             raise Refused(Reason.MUTATION, mutation=between[0].node.name)
 
-    def _outside_users(self, draft: _Draft, joining: fx.Node) -> Iterator[fx.Node]:
+    def _outside_users(self, draft: Draft, joining: fx.Node) -> Iterator[fx.Node]:
         for member in draft.values:
             yield from (user for user in member.users if user not in draft.values and user is not joining)
 
     # What is kept
-
-    def _settle(self, draft: _Draft) -> tuple[list[fx.Node], set[fx.Node]]:
-        """The members that stay: all that are needed, cut back until every result can be written.
-
-        Of these, the second result are computed outside as well, because that is cheaper than to write them.
-        """
-        members, copied = list(draft.values), set[fx.Node]()
-        while True:
-            members = self._needed(members, copied)
-            escaping = self._escaping(members, copied)
-            if any(isinstance(draft.values[node], Parts) for node in escaping):
-                raise Refused(Reason.UNPAIRED, target=draft.first.node.name)
-            odd = next((node for node in escaping if _order(draft, node) is None), None)
-            if odd is not None:
-                members = self._cut(draft, members, odd, _odd_layout(odd))
-            elif (count := len(stores_of(draft.first, escaping, draft.values)[0])) > config.max_stores:
-                limit = Refused(Reason.TOO_MANY_STORES, count=count, limit=config.max_stores)
-                members = self._cut(draft, members, escaping[-1], limit)
-            elif (costly := self._left_to_users(draft, members, escaping)) is not None:
-                outside = [user for user in costly.users if user not in members]
-                refused = Refused(Reason.LEFT_TO_USERS, users=", ".join(user.name for user in outside))
-                if len(outside) == len(costly.users):
-                    members = self._cut(draft, members, costly, refused)
-                else:
-                    self.rejections.setdefault(costly, refused.rejection(costly))
-                    copied.add(costly)
-            else:
-                return members, copied.intersection(members)
-
-    def _left_to_users(
-        self, draft: _Draft, members: list[fx.Node], escaping: list[fx.Node]
-    ) -> fx.Node | None:
-        """A step whose result costs more to write than what it is made of, and that Inductor can redo.
-
-        Its users outside are pointwise ops and reductions, into which Inductor fuses what they read: the
-        `abs` before an `amax`, or a cast to fp32, of a value that is written anyway. It may have users inside
-        if it is made of members alone, so that the copy can stand anywhere behind the kernel.
-        """
-        written = {base(node) for node in escaping}
-        inside = set(members)
-        for node in escaping:
-            if is_anchor(node) or node in self.reads or is_reshape(node):
-                continue
-            if isinstance(draft.values[node], Reduced):
-                continue
-            outside = [user for user in node.users if user not in inside]
-            if not all(is_pointwise(user) or is_reduction(user) for user in outside):
-                continue
-            if len(outside) < len(node.users) and not inside.issuperset(node.all_input_nodes):
-                continue
-            sources = {base(source) for source in node.all_input_nodes if source in inside} - written
-            if sum(fake(source).element_size() for source in sources) < fake(node).element_size():
-                return node
-        return None
-
-    def _needed(self, members: list[fx.Node], copied: set[fx.Node]) -> list[fx.Node]:
-        """Members whose value reaches something outside."""
-        needed = set(self._escaping(members, copied))
-        for node in reversed(members):
-            if any(user in needed for user in node.users):
-                needed.add(node)
-        return [node for node in members if node in needed or is_anchor(node)]
-
-    def _escaping(self, members: list[fx.Node], copied: set[fx.Node]) -> list[fx.Node]:
-        """Members that are read outside: by another region, which may pass over a cast, or by a node.
-
-        Copies of members are outside, and what reads a member there reads its copy.
-        """
-        inside = set(members) - copied
-        return [
-            node
-            for node in members
-            if node not in copied
-            and (
-                node in self.reads
-                or any(user not in inside and user not in self.owner for user in node.users)
-            )
-        ]
-
-    def _cut(self, draft: _Draft, members: list[fx.Node], first: fx.Node, refused: Refused) -> list[fx.Node]:
-        """The members without `first`, all that needs it, and all that is nothing without what goes."""
-        self.rejections.setdefault(first, refused.rejection(first))
-        cut = {first}
-        while True:
-            more = {
-                node
-                for node in members
-                if not cut.isdisjoint(node.all_input_nodes)
-                or (draft.values[node] is None and not cut.isdisjoint(node.users))
-            }
-            if more <= cut:
-                return [node for node in members if node not in cut]
-            cut |= more
 
     def _finish(self, anchors: tuple[Anchor, ...], members: list[fx.Node], copied: set[fx.Node]) -> Region:
         """The region of these members, lowered afresh so that its names have no gaps."""
@@ -567,7 +451,7 @@ class _Search:
         kept = [node for node in members if node not in copied]
         self.owner.update(dict.fromkeys(kept, draft))
         self.reads.update(draft.inputs)
-        stores, outputs = stores_of(draft.first, self._escaping(members, copied), draft.values)
+        stores, outputs = stores_of(draft.first, escapes(members, copied, self.outside), draft.values)
         spec = draft.chain.build(stores)
         return Region(anchors, tuple(kept), spec, tuple(draft.chain.views), outputs)
 
@@ -579,22 +463,6 @@ def _read(node: fx.Node, firsts: dict[fx.Node, fx.Node]) -> Anchor | Refused:
         return read_anchor(node).with_a(firsts)
     except Refused as refused:
         return refused
-
-
-def _reads_both(draft: _Draft, value: Value) -> bool:
-    """Whether two accumulators meet in a value."""
-    if value is None or isinstance(value, Parts):
-        return False
-    return len(draft.chain.reads(value.value if isinstance(value, Reduced) else value)) > 1
-
-
-def _order(draft: _Draft, node: fx.Node) -> Order | None:
-    value = draft.values[node]
-    return store_order(draft.first, node, value.reduce if isinstance(value, Reduced) else None)
-
-
-def _odd_layout(node: fx.Node) -> Refused:
-    return Refused(Reason.OUTPUT_LAYOUT, strides=describe(fake(node).stride()))
 
 
 def _check_loads(chain: Chain) -> None:

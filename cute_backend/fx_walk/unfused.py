@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
 
 from cute_backend.fx_walk.region import Region
-from cute_backend.fx_walk.static import Size, describe, fake, hint, tensor_of
+from cute_backend.fx_walk.static import Size, describe, fake, hint
 from cute_backend.runtime.samples import random_tensor
 
 _SETTINGS: dict[str, Any] = {
@@ -101,8 +101,8 @@ def extract(region: Region) -> Alone:
     for source in dict.fromkeys(source for node in nodes for source in node.all_input_nodes):
         if source in nodes:
             continue
-        if tensor_of(source) is None:
-            copies[source] = _number(source)
+        if _is_number(source):
+            copies[source] = _numbers([source.meta["val"]])[0]
             continue
         tensor = fake(source)
         copies[source] = graph.placeholder(f"input{len(layouts)}")
@@ -126,18 +126,15 @@ def _computed(region: Region) -> dict[fx.Node, None]:
     stack = list(region.outputs)
     while stack:
         node = stack.pop()
-        if node in found or node in ends or node.op != "call_function" or tensor_of(node) is None:
+        if node in found or node in ends or node.op != "call_function" or _is_number(node):
             continue
         found.add(node)
         stack.extend(node.all_input_nodes)
     return {node: None for node in region.first.node.graph.nodes if node in found}
 
 
-def _number(node: fx.Node) -> int:
-    value = node.meta.get("val")
-    if not isinstance(value, (int, torch.SymInt)):
-        raise TypeError(f"{node.name} is a {type(value).__name__}, of which no example is known")
-    return _numbers([value])[0]
+def _is_number(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), (int, torch.SymInt))
 
 
 def _numbers(sizes: Sequence[Size]) -> list[int]:

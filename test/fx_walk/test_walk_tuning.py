@@ -125,7 +125,14 @@ def test_nothing_is_tuned_or_counted_without_a_gpu(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("name", "dynamic"),
-    [("bias_gelu_residual", False), ("two_outputs", False), ("linear_3d", True), ("square", True)],
+    [
+        ("bias_gelu_residual", False),
+        ("two_outputs", False),
+        ("linear_3d", True),
+        ("square", True),
+        ("swiglu", False),
+        ("swiglu_chunk", False),
+    ],
 )
 def test_what_is_timed_beside_our_kernels_computes_the_same(name: str, dynamic: bool) -> None:
     epilogue = EPILOGUES[name]

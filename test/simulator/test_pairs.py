@@ -138,8 +138,8 @@ def test_no_seed_changes_a_bit(arch, columns):
     """One cluster works through all tiles, and every ring of stages wraps around."""
     spec = difference(columns)
     config = table(arch, spec)[2 if arch is Arch.SM100A else 0]
-    for seed in (2, 3, 4):
-        check(spec, config, 2 * config.tile_m, 3 * config.tile_n, 7 * 128, seed)
+    for seed in (2, 3):
+        check(spec, config, 2 * config.tile_m, 2 * config.tile_n, 7 * 128, seed)
 
 
 @COLUMNS

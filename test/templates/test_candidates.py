@@ -24,6 +24,7 @@ from cute_backend.spec import (
     EpilogueSpec,
     Load,
     LoadKind,
+    Major,
     Op,
     Store,
     Stride,
@@ -134,3 +135,29 @@ def test_a_few_candidates_compile_without_a_spill() -> None:
         sizes = draw.choice([(16, 8192, 8192), (512, 4096, 2048), (8192, 8192, 1024)])
         config = draw.choice(candidates(arch, spec, *sizes, arch.sm_count))
         assert build(Kernel(spec, config, draw.choice(list(Variant)))).spill_bytes == 0, config.name
+
+
+@pytest.mark.parametrize("arch", Arch)
+@pytest.mark.parametrize("name", ["swiglu", "swiglu_chunk", "swiglu7"])
+def test_what_is_tried_for_a_pair_shares_out_an_mma_that_one_product_could_have(
+    name: str, arch: Arch
+) -> None:
+    spec, alone = shared_spec(name), shared_spec("addmm_relu")
+    widths = {config.tile_n for config in tunable(arch, alone)}
+    for config in tunable(arch, spec):
+        assert config.products == 2 and config.neighbours is spec.neighbours
+        assert config.mma_n == 2 * config.tile_n and config.mma_n in widths
+        assert config.tile_n % config.subtile_n == 0
+        assert TileConfig.from_dict(config.to_dict()) == config
+
+
+def test_pieces_of_b_are_whole_rows_of_the_swizzle() -> None:
+    """Of a B that is contiguous along N, a piece of 32 columns would be half a row."""
+    spec = shared_spec("swiglu")
+    acc = replace(spec.product, a_dtype=DType.BF16, b_dtype=DType.BF16)
+    for arch in Arch:
+        pieces = []
+        for major in Major:
+            accs = tuple(replace(acc, name=each.name, b_major=major) for each in spec.accumulators)
+            pieces.append({config.piece_n for config in table(arch, replace(spec, accumulators=accs))})
+        assert 32 in pieces[0] and all(piece % 64 == 0 for piece in pieces[1])

@@ -1,0 +1,50 @@
+"""A region that grows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from cute_backend.fx_walk.anchors import Anchor
+from cute_backend.fx_walk.chain import Chain
+from cute_backend.fx_walk.pairs import Parts
+from cute_backend.fx_walk.reductions import Reduced
+from cute_backend.fx_walk.region import Value, store_order
+from cute_backend.spec import Order
+
+
+@dataclass
+class Draft:
+    """`values` maps each member to its value in the chain, in the order of joining."""
+
+    anchors: tuple[Anchor, ...]
+    chain: Chain
+    values: dict[fx.Node, Value] = field(default_factory=dict)
+    independent: set[fx.Node] = field(default_factory=set)
+    """Nodes outside that are known not to depend on the region."""
+
+    @property
+    def first(self) -> Anchor:
+        """The earliest anchor. The plane is that of all."""
+        return self.anchors[0]
+
+    @property
+    def inputs(self) -> list[fx.Node]:
+        return [self.first.a, *(anchor.b for anchor in self.anchors), *self.chain.nodes()]
+
+    def split(self, node: fx.Node) -> bool:
+        """Whether a node reads a value of which the region has two parts."""
+        return any(isinstance(self.values.get(source), Parts) for source in node.all_input_nodes)
+
+    def reads_both(self, node: fx.Node) -> bool:
+        """Whether two accumulators meet in a member's value."""
+        value = self.values[node]
+        if value is None or isinstance(value, Parts):
+            return False
+        return len(self.chain.reads(value.value if isinstance(value, Reduced) else value)) > 1
+
+    def order(self, node: fx.Node) -> Order | None:
+        """The order in which a member could be stored; None for none."""
+        value = self.values[node]
+        return store_order(self.first, node, value.reduce if isinstance(value, Reduced) else None)
