@@ -1,9 +1,9 @@
 """out0 = bf16(relu(acc * scale_a * scale_b))
 
     scale_a  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
-    scale_b  rowvec  f32   register_hoist  the columns of a thread, before the accumulator wait
+    scale_b  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
-sm_90a, tile 128x128_2x1_by64, planes aligned to 16 bytes.
+sm_90a, tile 128x128_2x1, planes aligned to 16 bytes.
 """
 
 from types import SimpleNamespace
@@ -22,36 +22,44 @@ from cute_backend.templates.sm90 import Sm90Gemm
 class Epilogue:
     loads = ("scale_a", "scale_b")
     stores = ("out0",)
-    staged = ()
+    staged = (
+        SmemOperand("scale_b", Float32),
+    )
     tma_loads = ()
     tma_stores = (
         SmemOperand("out0", BFloat16),
     )
 
     @cute.jit
+    def stage(self, tile, glob, smem):
+        for i in cutlass.range_constexpr(tile.tile_n // 32):
+            column = tile.lane + 32 * i
+            smem.scale_b[column] = glob.scale_b[tile.clamp_column(column)]
+
+    @cute.jit
     def begin(self, tile, glob):
         scale_a = cute.make_rmem_tensor(tile.rows, Float32)
         for r in cutlass.range_constexpr(tile.rows):
             scale_a[r] = glob.scale_a[tile.row(r)]
-        scale_b = cute.make_rmem_tensor(tile.columns, Float32)
-        for c in cutlass.range_constexpr(tile.columns):
-            scale_b[c] = glob.scale_b[tile.column(c)]
-        return SimpleNamespace(scale_a=scale_a, scale_b=scale_b)
+        return SimpleNamespace(scale_a=scale_a)
 
     @cute.jit
     def visit(self, sub, acc, glob, held, smem):
+        scale_b_smem = sub.row_slice(smem.scale_b)
+        scale_b = cute.make_rmem_tensor(scale_b_smem.shape, Float32)
+        cute.autovec_copy(scale_b_smem, scale_b)
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
             r = sub.row_of(e)
             c = sub.column_of(e)
             t0 = acc[e] * held.scale_a[r]
-            t1 = t0 * held.scale_b[sub.first_column + c]
+            t1 = t0 * scale_b[c]
             t2 = math.maximum(t1, 0.0)
             out0[e] = t2
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, subtile_n=64), fast_accum=False)
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2), fast_accum=False)
 
 
 @cute.jit
