@@ -180,7 +180,7 @@ def tile_k(dtype: DType) -> int:
 
 _TABLE = {
     Arch.SM90A: (
-        TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True),
+        TileConfig(Arch.SM90A, 128, 128, 2, pingpong=True),
         TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True, subtile_n=64),
         TileConfig(Arch.SM90A, 64, 128, 2),
         TileConfig(Arch.SM90A, 64, 64),
