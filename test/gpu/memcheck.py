@@ -1,0 +1,51 @@
+"""Kernels of every schedule on small problems with edges, for compute-sanitizer to watch: see
+test_memcheck_gpu.py.
+
+    python test/gpu/memcheck.py build     # first, for the sanitizer slows compilers too
+    compute-sanitizer --tool memcheck python test/gpu/memcheck.py
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from epilogues import EPILOGUES, Problem
+from kernel_check import check_kernels
+
+from cute_backend.fx_walk.collect import collect
+from cute_backend.memory_ops import Variant
+from cute_backend.runtime.build import obtain
+from cute_backend.runtime.device import device_at
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.spec import EpilogueSpec
+from cute_backend.templates.config import table
+
+NAMES = ("bias_gelu_residual", "sums", "addmm_relu")
+SHAPES = ((40, 72, 256), (200, 336, 144))
+"""(M, N, K): few rows, and edges in both directions."""
+
+
+def specs() -> list[EpilogueSpec]:
+    """Of shared epilogues, and of one with promoted sums."""
+    found = []
+    for name in NAMES:
+        [graph] = collect(EPILOGUES[name].fn, EPILOGUES[name].inputs(Problem(256, 256, 256)))
+        found.append(graph.regions[0].spec)
+    promoted = [replace(acc, fast_accum=False) for acc in found[0].accumulators]
+    return [*found, replace(found[0], accumulators=tuple(promoted))]
+
+
+def main() -> None:
+    if sys.argv[1:] == ["build"]:
+        configs = {spec: table(device_at(0).arch, spec) for spec in specs()}
+        obtain(
+            Kernel(spec, tile, variant) for spec in configs for tile in configs[spec] for variant in Variant
+        )
+    else:
+        for spec in specs():
+            check_kernels(spec, SHAPES)
+
+
+if __name__ == "__main__":
+    main()
