@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from . import config
 from .errors import UsageError
 from .formula import formula
 from .fx_walk.collect import collect
@@ -25,11 +26,12 @@ from .fx_walk.tuning import recall
 from .memory_ops import Plan, Variant, emit, plan
 from .memory_ops.placement import plane_order
 from .runtime.kernel import Kernel
+from .runtime.launch import config_here
 from .runtime.operands import TMA_ALIGN
-from .runtime.reach import bucket_of, stores_aligned
+from .runtime.reach import Problem, stores_aligned
 from .spec import EpilogueSpec, LoadKind, Stride
 from .spec import Store as SpecStore
-from .templates.config import Arch, choose
+from .templates.config import Arch
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -117,10 +119,12 @@ class Region:
         return Store(name, dtype, order, "tma" if name in self._plan.tma_stores else "vector")
 
     def kernel(self, arch: str | None = None) -> Kernel:
-        """The kernel that serves these sizes and this alignment. Raises UsageError for an unknown `arch`."""
-        target = parse_arch(arch or self.arch)
-        m, n, k = self.hints
-        return Kernel(self.spec, choose(target, self.spec, bucket_of(m), n, k, target.sm_count), self.variant)
+        """The kernel that a launch of these sizes and this alignment gets, on the GPU here if it is one of
+        `arch`, with what tuning found on it. Raises UsageError for an unknown `arch`."""
+        problem = Problem(self.spec, *self.hints, config.batch_invariant)
+        return Kernel(
+            self.spec, config_here(problem, self.variant, parse_arch(arch or self.arch)), self.variant
+        )
 
     def source(self, arch: str | None = None) -> str:
         """The kernel's module, as CuTe DSL Python. Raises UsageError for an unknown architecture."""

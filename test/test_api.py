@@ -14,6 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import cute_backend
 from cute_backend import UsageError
 from cute_backend.fx_walk.reasons import Reason
+from cute_backend.memory_ops import Variant
+from cute_backend.runtime import reach
+from cute_backend.templates.config import Arch
 
 
 def explain(name, arch="sm_90a", m=512, n=512, k=512, **options):
@@ -225,3 +228,17 @@ except UnavailableError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'nvidia-cutlass-dsl[cu13]" in done.stdout
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+def test_what_is_shown_is_the_tile_that_a_launch_gets(invariant):
+    m, n, k = 4096, 512, 256
+    x, weight, bias = torch.randn(m, k).bfloat16(), torch.randn(n, k).bfloat16(), torch.randn(n).bfloat16()
+    with cute_backend.config.patch(batch_invariant=invariant):
+        region = cute_backend.explain(
+            lambda x, weight, bias: torch.addmm(bias, x, weight.t()).relu(), x, weight, bias, arch="sm_90a"
+        ).first_region()
+        shown = region.kernel().config
+    wanted = reach.Problem(region.spec, m, n, k, invariant)
+    assert shown == reach.config_for(wanted, Variant.TMA, Arch.SM90A, Arch.SM90A.sm_count)
+    assert (shown.tile_m == 64) is invariant

@@ -25,7 +25,7 @@ from .. import config
 from ..memory_ops import Variant
 from ..replay import replay
 from ..spec import EpilogueSpec
-from ..templates.config import TileConfig
+from ..templates.config import Arch, TileConfig
 from .build import Outcome, load_known, obtain
 from .compile import BuildError
 from .device import Device, device_at, max_active_clusters
@@ -92,6 +92,15 @@ def winners_on(gpu: Device) -> Winners:
         return remembered().winners(spec, variant, n, k, gpu.model)
 
     return winners
+
+
+def config_here(problem: Problem, variant: Variant, arch: Arch) -> TileConfig:
+    """The configuration that a launch would get, on the current GPU if it is one of `arch`, else as planned
+    for one."""
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() == arch.capability:
+        gpu = device_at(torch.cuda.current_device())
+        return config_for(problem, variant, arch, gpu.sm_count, winners_on(gpu))
+    return config_for(problem, variant, arch, arch.sm_count)
 
 
 def announce(regions: Iterable[tuple[EpilogueSpec, Size, Size, Size]], device: torch.device) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from torch._inductor.compile_fx import compile_fx
 from torch.utils._pytree import tree_leaves
 
+from .. import config as settings
 from ..errors import UsageError
 from ..fx_walk.collect import as_the_pass_meets_it
 from ..fx_walk.epilogue_pass import EpiloguePass
@@ -30,10 +31,10 @@ from ..runtime.kernel import Kernel
 from ..runtime.op import gemm_epilogue
 from ..runtime.operands import check_operands, parse_spec
 from ..runtime.outputs import Outputs
-from ..runtime.reach import bucket_of, stores_aligned
+from ..runtime.reach import Problem, config_for, stores_aligned
 from ..runtime.slots import adapters, planes, views
 from ..spec import EpilogueSpec
-from ..templates.config import TILE_K_BYTES, Arch, TileConfig, choose
+from ..templates.config import TILE_K_BYTES, Arch, TileConfig
 from .host import HostProgram
 from .machine import Progress
 from .report import Observer, Report
@@ -225,7 +226,6 @@ def run_region(
     """
     check_operands(spec, a, b, loads)
     (m, k), n = a[0].shape, spec.plane_n(b[0].shape[1])
-    config = machine.config or choose(machine.arch, spec, bucket_of(m), n, k, machine.arch.sm_count)
     seconds = _seconds(spec, m, n, k)
     operands = [*a, *b, *loads]
     aligned = stores_aligned(spec, m, n) is True
@@ -235,11 +235,14 @@ def run_region(
             aligned &= plane.fits(operands[plane.index])
     for index, adapt in (*adapters(spec), *views(spec)):
         operands[index] = adapt(operands[index])
+    variant = Variant.TMA if aligned else Variant.PLAIN
+    problem = Problem(spec, m, n, k, settings.batch_invariant)
+    config = machine.config or config_for(problem, variant, machine.arch, machine.arch.sm_count)
     outputs, memory = Outputs(spec, config).allocate(m, n, a[0].device)
     for written in memory:
         ctypes.memset(written.data_ptr(), 0xFF, written.untyped_storage().nbytes())
 
-    kernel = Kernel(spec, config, Variant.TMA if aligned else Variant.PLAIN)
+    kernel = Kernel(spec, config, variant)
     report, *_ = _program(kernel).launch(
         [*operands, *memory, machine.clusters],
         async_seed=machine.async_seed,
