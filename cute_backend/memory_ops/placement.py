@@ -129,7 +129,7 @@ def _hoist_budget(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> i
     does before its MMA must hide, with its last epilogue, under the other one's MMA, and a load and its
     clamped address for every column took a sixth of a tile's time (H200, M = N = 8192, K = 1024).
     """
-    if config.arch is Arch.SM100A or config.pingpong:
+    if config.rolled or config.pingpong:
         return 0
     fragments = max(len(spec.planes) - 1, 0)
     fragments += len(spec.loads_of(LoadKind.EXACT)) * (2 if variant is Variant.TMA else 3)

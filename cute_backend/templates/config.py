@@ -129,6 +129,12 @@ class TileConfig:
         return 1 if self.pingpong else self.warpgroups
 
     @property
+    def rolled(self) -> bool:
+        """Whether visits are the turns of a loop, as always on sm_100a. On sm_90a subtiles of fewer than 32
+        columns are, which long chains get; others are written out, one visit after the other."""
+        return self.arch is Arch.SM100A or self.subtile_n < 32
+
+    @property
     def block_m(self) -> int:
         """Rows of a subtile: those of one MMA instruction that one warpgroup owns."""
         return 64 if self.arch is Arch.SM90A else 128
@@ -204,7 +210,30 @@ _PROMOTED = (
 def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """The configurations that may serve a spec, at most four, largest tile first."""
     promoted = arch is Arch.SM90A and not spec.product.fast_accum
-    return _shared_out(_PROMOTED if promoted else _TABLE[arch], spec)
+    return _suited(_PROMOTED if promoted else _TABLE[arch], spec)
+
+
+def _suited(configs: Iterable[TileConfig], spec: EpilogueSpec) -> tuple[TileConfig, ...]:
+    """Configurations for one product and a short chain, as they serve a spec; each once."""
+    return tuple(dict.fromkeys(_narrowed(config, spec) for config in _shared_out(configs, spec)))
+
+
+_DRAWS_AT_ONCE = 8
+"""Draws of noise in one visit of a thread, which hide each other's latency; but four elements at the least,
+which is what wgmma's accumulators have in eight columns."""
+
+
+def _narrowed(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
+    """With subtiles of few columns where a spec draws noise.
+
+    A draw takes some hundred instructions, and the compilers interleave all that one visit or several written
+    out one after the other have: those of a whole tile took two minutes to compile, and spilled.
+    """
+    draws = sum(op.op == "gumbel" for op in spec.ops)
+    if not draws or config.products > 1 or spec.planes or spec.loads_of(LoadKind.EXACT):
+        return config
+    elements = max(_DRAWS_AT_ONCE // draws, 4)
+    return replace(config, subtile_n=elements * 128 // config.block_m)
 
 
 def _shared_out(configs: Iterable[TileConfig], spec: EpilogueSpec) -> tuple[TileConfig, ...]:
@@ -342,7 +371,7 @@ def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         replace(shape, cluster_m=max(cluster_m, shape.ctas), cluster_n=cluster_n, raster_m=raster_m)
         for raster_m in _RASTERS
         for cluster_m, cluster_n in _CLUSTERS
-        for shape in _shared_out(_SHAPES[arch], spec)
+        for shape in _suited(_SHAPES[arch], spec)
         if shape.ctas == 1 or cluster_n == 1
     ]
     return tuple(dict.fromkeys([*shipped, *(config for config in found if _fits(config, spec))]))

@@ -99,6 +99,11 @@ class Sm90Gemm:
 
     def __init__(self, epilogue: Epilogue, config: TileConfig, *, fast_accum: bool = True):
         self.epilogue = epilogue
+        if config.rolled and (config.products > 1 or epilogue.tma_loads or epilogue.tma_stores):
+            raise ValueError(
+                f"tile {config.name} has visits in a loop, for one product and no plane in shared memory, not "
+                f"{config.products} and {len(epilogue.tma_loads) + len(epilogue.tma_stores)}"
+            )
         self.config = config
         self.fast_accum = fast_accum
         self.stages = Stages.of(config, epilogue)
@@ -446,9 +451,14 @@ class Sm90Gemm:
                 if cutlass.const_expr(stages.row > 0):
                     row_pipeline.consumer_wait(row_state)
                     rows = [s_row[(None, row_state.index)] for s_row in s_rows]
-                for subtile in cutlass.range_constexpr(self.subtiles):
-                    sub = self.subtile_type(config, tile, subtile)
-                    pieces = [sub.accumulators(acc, i) for i in range(config.products)]
+                if cutlass.const_expr(config.rolled):
+                    rows_by_name = by_name([operand.name for operand in epilogue.staged], rows)
+                    for block in cutlass.range_constexpr(self.blocks):
+                        self._roll(block, acc, tile, glob, held, rows_by_name)
+                for subtile in cutlass.range_constexpr(0 if config.rolled else self.subtiles):
+                    block, step = divmod(subtile, self.steps)
+                    sub = self.subtile_type(config, tile, block, step)
+                    pieces = [sub.accumulators(acc, i, step) for i in range(config.products)]
                     if cutlass.const_expr(stages.store > 0):
                         store_group.producer_acquire()
                         cute.arch.sync_warp()
@@ -625,6 +635,23 @@ class Sm90Gemm:
             mma = first_mma if k_block == 0 else add_mma
             cute.gemm(mma, sums, fragments_a[stage], fragments_b[stage], sums)
         warpgroup.commit_group()
+
+    @cute.jit
+    def _roll(self, block: int, acc: cute.Tensor, tile: Sm90Tile, glob: Any, held: Any, smem: Any):
+        """The visits of a block as a loop, where they have no planes; none of a warp whose rows lie beyond M.
+
+        Registers can't be indexed by the loop, so all accumulators of the block move down after each visit.
+        """
+        steps = Int32(self.steps)
+        if tile.warp_row(block) >= tile.m:
+            steps = Int32(0)
+        for step in cutlass.range(steps, unroll=1):
+            sub = self.subtile_type(self.config, tile, block, step)
+            piece = sub.accumulators(acc, 0, 0)
+            self.epilogue.visit(sub, piece, glob, held, smem)
+            row = cute.make_tensor(piece.iterator, cute.make_layout(self.steps * sub.elements))
+            for i in cutlass.range_constexpr((self.steps - 1) * sub.elements):
+                row[i] = row[i + sub.elements]
 
     def _partition_b(self, tma: cpasync.TmaInfo, s_b: cute.Tensor, index: int, cta_m: Int32) -> tuple:
         """The stages of a piece of B, and the tiles that it is brought from, partitioned for TMA."""

@@ -61,10 +61,6 @@ class Tile(ABC):
     def column_offset(self, c: int) -> int | Int32:
         """The thread's c-th column within the tile."""
 
-    def raw_column(self, c: int) -> Int32:
-        """The global column of the thread's c-th column, which may lie beyond N."""
-        return self.n0 + self.column_offset(c)
-
     def _in_plane(self, row: Int32) -> Boolean:
         """Whether the tile's part of a row is: clusters may have tiles beyond the last column."""
         return (row < self.m) & (self.n0 < self.n)
@@ -86,14 +82,16 @@ class Subtile(ABC):
     """One visit: as many rows as one MMA instruction gives a warpgroup, `subtile_n` columns.
 
     The thread has `elements` of it, in `columns` columns, which begin at slot `first_column` of the tile's.
+    It is the `step`-th along N, which where visits are a loop is known at run time only.
     """
 
     elements: int
     columns: int
 
-    def __init__(self, tile: Tile, first_column: int | Int32):
+    def __init__(self, config: TileConfig, tile: Tile, step: int | Int32):
         self.tile = tile
-        self.first_column = first_column
+        self.first_column = step * self.columns
+        self._offset = step * config.subtile_n
 
     @abstractmethod
     def row_of(self, e: int) -> int:
@@ -129,7 +127,7 @@ class Subtile(ABC):
 
     def along_row(self, e: int) -> tuple[Int32, Boolean]:
         """The place of element e in its row, and whether it belongs to the plane."""
-        column = self.tile.raw_column(self.first_column + self.column_of(e))
+        column = self.raw_column(self.column_of(e))
         return column, column < self.tile.n
 
     def along_column(self, e: int) -> tuple[Int32, Boolean]:
@@ -148,7 +146,15 @@ class Subtile(ABC):
 
     def column(self, e: int) -> Int32:
         """The global column of element e, clamped to the last."""
-        return self.tile.column(self.first_column + self.column_of(e))
+        return self.tile.clamp_column(self.column_offset(self.column_of(e)))
+
+    def column_offset(self, c: int) -> int | Int32:
+        """The thread's c-th column of this subtile within the tile."""
+        return self.tile.column_offset(c) + self._offset
+
+    def raw_column(self, c: int) -> Int32:
+        """The global column of the thread's c-th column of this subtile, which may lie beyond N."""
+        return self.tile.n0 + self.column_offset(c)
 
     def target(self, e: int) -> tuple[Int32, Int32, Boolean]:
         """The global row and column of element e, and whether they belong to the output.
@@ -157,7 +163,7 @@ class Subtile(ABC):
         registers each, and spilled.
         """
         row = self.tile.raw_row(self.row_of(e))
-        column = self.tile.raw_column(self.first_column + self.column_of(e))
+        column = self.raw_column(self.column_of(e))
         return row, column, (row < self.tile.m) & (column < self.tile.n)
 
 
@@ -191,32 +197,35 @@ class Sm90Tile(Tile):
     def raw_row(self, r: int) -> Int32:
         return self._row0 + (r // 2 * self._block_step + r % 2 * 8)
 
+    def warp_row(self, block: int) -> Int32:
+        """The first row of a 64-row block that the thread's warp has."""
+        return self.raw_row(2 * block) - self.lane // 4
+
     def column_offset(self, c: int) -> Int32:
         return self._column0 + (c // 2 * 8 + c % 2)
 
 
 class Sm90Subtile(Subtile):
-    """A warp's 16 rows of the `index`-th 64 x `subtile_n` piece of its warpgroup's tile, along N first."""
+    """A warp's 16 rows of a 64 x `subtile_n` piece of its warpgroup's tile, in the `block`-th 64 rows."""
 
-    def __init__(self, config: TileConfig, tile: Sm90Tile, index: int):
-        self._block, step = divmod(index, config.tile_n // config.subtile_n)
+    def __init__(self, config: TileConfig, tile: Sm90Tile, block: int, step: int | Int32):
+        self._block = block
         self.columns = config.subtile_n // 4
         self.elements = 2 * self.columns
         self._config = config
-        self._step = step
-        super().__init__(tile, step * self.columns)
+        super().__init__(config, tile, step)
 
-    def accumulators(self, acc: cute.Tensor, index: int) -> cute.Tensor:
-        """The thread's elements of this subtile in the accumulators of a tile, of the `index`-th product."""
+    def accumulators(self, acc: cute.Tensor, index: int, step: int) -> cute.Tensor:
+        """The thread's elements of the block's `step`-th subtile in the accumulators of a tile, of the
+        `index`-th product."""
         tile_n, mma_n = self._config.tile_n, self._config.mma_n
-        first = self._block * (mma_n // 2) + index * (tile_n // 2) + self._step * self.elements
+        first = self._block * (mma_n // 2) + index * (tile_n // 2) + step * self.elements
         return cute.make_tensor(acc.iterator + first, cute.make_layout(self.elements))
 
     column_lanes = (4, 8, 16)
 
     def column_target(self, c: int) -> tuple[Int32, Int32, Boolean]:
-        column = self.tile.raw_column(self.first_column + c)
-        first_row = self.tile.raw_row(2 * self._block) - self.tile.lane // 4
+        column, first_row = self.raw_column(c), self.tile.warp_row(self._block)
         inside = (self.tile.lane < 4) & (column < self.tile.n) & (first_row < self.tile.m)
         return first_row // 16, column, inside
 
@@ -228,7 +237,7 @@ class Sm90Subtile(Subtile):
 
     def row_slice(self, vector: Any) -> cute.Tensor:
         layout = cute.make_layout((2, self.columns // 2), stride=(1, 8))
-        return cute.make_tensor(vector.iterator + self.tile.column_offset(self.first_column), layout)
+        return cute.make_tensor(vector.iterator + self.column_offset(0), layout)
 
     def partition(self, plane: cute.Tensor) -> cute.Tensor:
         # The lanes are (4 pairs of columns, 8 rows), a lane's elements (2 columns, 2 rows, every 8 columns).
@@ -269,8 +278,8 @@ class Sm90NeighboursTile(Sm90Tile):
 class Sm90NeighboursSubtile(Sm90Subtile):
     """As Sm90Subtile, of an Sm90NeighboursTile: element e has the rows of a column one after the other."""
 
-    def accumulators(self, acc: cute.Tensor, index: int) -> cute.Tensor:
-        first = self._block * (self._config.mma_n // 2) + self._step * 2 * self.elements + index
+    def accumulators(self, acc: cute.Tensor, index: int, step: int) -> cute.Tensor:
+        first = self._block * (self._config.mma_n // 2) + step * 2 * self.elements + index
         return cute.make_tensor(acc.iterator + first, cute.make_layout(self.elements, stride=2))
 
     def row_of(self, e: int) -> int:
@@ -281,7 +290,7 @@ class Sm90NeighboursSubtile(Sm90Subtile):
 
     def row_slice(self, vector: Any) -> cute.Tensor:
         layout = cute.make_layout(self.columns, stride=4)
-        return cute.make_tensor(vector.iterator + self.tile.column_offset(self.first_column), layout)
+        return cute.make_tensor(vector.iterator + self.column_offset(0), layout)
 
     def partition(self, plane: cute.Tensor) -> cute.Tensor:
         # The lanes are (4 columns, 8 rows), a lane's elements (2 rows, every 4 columns).
@@ -328,13 +337,13 @@ class Sm100Tile(Tile):
 
 
 class Sm100Subtile(Subtile):
-    """The `index`-th 128 x `subtile_n` piece of a CTA's tile. The index is known at run time only, because
+    """The `step`-th 128 x `subtile_n` piece of a CTA's tile. The step is known at run time only, because
     the loop over subtiles stays a loop: registers can't be indexed by it."""
 
-    def __init__(self, config: TileConfig, tile: Sm100Tile, index: Int32):
+    def __init__(self, config: TileConfig, tile: Sm100Tile, step: Int32):
         self.elements = self.columns = config.subtile_n
         self._neighbours = config.neighbours
-        super().__init__(tile, index * config.subtile_n)
+        super().__init__(config, tile, step)
 
     def accumulators(self, registers: cute.Tensor, index: int) -> cute.Tensor:
         """The `index`-th product's elements among what was read of tensor memory for this subtile."""
@@ -344,7 +353,7 @@ class Sm100Subtile(Subtile):
     column_lanes = (1, 2, 4, 8, 16)
 
     def column_target(self, c: int) -> tuple[Int32, Int32, Boolean]:
-        column = self.tile.raw_column(self.first_column + c)
+        column = self.raw_column(c)
         first_row = self.tile.raw_row(0) - self.tile.lane
         mine = self.tile.lane == c % 32
         return first_row // 32, column, mine & (column < self.tile.n) & (first_row < self.tile.m)
@@ -356,7 +365,7 @@ class Sm100Subtile(Subtile):
         return e
 
     def row_slice(self, vector: Any) -> cute.Tensor:
-        return cute.make_tensor(vector.iterator + self.first_column, cute.make_layout(self.columns))
+        return cute.make_tensor(vector.iterator + self.column_offset(0), cute.make_layout(self.columns))
 
     def partition(self, plane: cute.Tensor) -> cute.Tensor:
         return plane[(self.tile.thread, None)]
