@@ -236,6 +236,7 @@ def logistic2(x: Float) -> Float32:
 
 
 _LOG2_E = 1.4426950408889634
+_LN_2 = 0.6931471805599453
 _HALF_PI = (1.5707963267948966, 6.123233995736766e-17)
 _TWO_OVER_PI = 0.6366197723675814
 _ROUND_F64 = 1.5 * 2.0**52
@@ -287,7 +288,39 @@ def gumbel(seed_low: Integer, seed_high: Integer, index: Integer, row: Integer, 
         c2, c3 = Uint32(first >> 32) ^ c3 ^ k1, Uint32(first)
         k0, k1 = k0 + Uint32(0x9E3779B9), k1 + Uint32(0xBB67AE85)
     upper_tail = fmin(fma(Float32(c0), Float32(2.0**-32), Float32(2.0**-33)), LARGEST_BELOW_ONE)
-    return -log(-log1p(-upper_tail))
+    exponent = _exponent(1.0 - upper_tail)
+    # 1 - upper_tail rounds, but what it lacks of a power of two does not.
+    scale = (0x3F800000 - exponent).bitcast(Float32)
+    exponential = _minus_log(fma(upper_tail, scale, 1.0 - scale), exponent)
+    exponent = _exponent(exponential)
+    mantissa = (exponential.bitcast(Int32) - exponent).bitcast(Float32)
+    return _minus_log(1.0 - mantissa, exponent)
+
+
+def _exponent(x: Float32) -> Int32:
+    """The exponent, in place, of the power of two by which a positive normal x comes to lie in [2/3, 4/3)."""
+    return (x.bitcast(Int32) - 0x3F2AAAAB) & -0x800000
+
+
+def _minus_log(lack: Float32, exponent: Int32) -> Float32:
+    """-log((1 - lack) * 2^e) for a lack of at most 1/3, and e in place.
+
+    Without the special cases of libdevice's logarithms, which take a dozen instructions more for each draw.
+    The polynomial is minimax, to 2.6e-8 of the logarithm; with it the noise is within 2.2 ulp (or 2.2 * 2^-24)
+    for every one of the 2^32 words.
+    """
+    tail = _polynomial(
+        lack,
+        0.499999374,
+        0.333331972,
+        0.250078201,
+        0.200111672,
+        0.164159566,
+        0.139958277,
+        0.153885588,
+        0.140262514,
+    )
+    return fma(exponent.to(Float32), -_LN_2 * 2.0**-23, fma(lack * lack, tail, lack))
 
 
 def to_f32(x: Union[Int32, Boolean]) -> Float32:
