@@ -32,7 +32,9 @@ class Kind:
     """`types` and `nothing` have an entry for each part; `element` makes a partial of a value and its index.
 
     `result` makes of the partial of all elements, and of how many there were, what is stored. `several` makes
-    a partial of several values at once, where that takes less than combining one by one.
+    a partial of several values at once, where that takes less than combining one by one. `follow`
+    combines a partial with that of an element of a higher index, unless it is not inside, where that takes
+    less.
     """
 
     types: tuple[type[cutlass.Numeric], ...]
@@ -41,6 +43,7 @@ class Kind:
     combine: Callable[[Values, Values], Values]
     result: Callable[[Values, Int64], Float32 | Int64]
     several: Callable[[Sequence[Float32]], Values] | None = None
+    follow: Callable[[Values, Values, Boolean], Values] | None = None
 
 
 def _of_numbers(nothing: float, combine: Callable[[Float32, Float32], Float32]) -> Kind:
@@ -68,6 +71,12 @@ def _of_indices(index: type[Index], highest: int, key: Callable[[Float32], Int32
 def _largest(a: Values, b: Values) -> Values:
     """Of two keys the larger, of equal ones the one of the lower index."""
     later = (b[0] > a[0]) | ((b[0] == a[0]) & (b[1] < a[1]))
+    return math.where(later, b[0], a[0]), math.where(later, b[1], a[1])
+
+
+def _first_largest(a: Values, b: Values, inside: Boolean) -> Values:
+    """`_largest`, for b of the higher index or not inside."""
+    later = inside & (b[0] > a[0])
     return math.where(later, b[0], a[0]), math.where(later, b[1], a[1])
 
 
@@ -117,8 +126,8 @@ SUM = _of_numbers(0.0, operator.add)
 MEAN = replace(SUM, result=lambda whole, count: math.div(whole[0], count.to(Float32)))
 MAX = _of_numbers(-_INFINITY, math.maximum)
 MIN = _of_numbers(_INFINITY, math.minimum)
-ARGMAX = _of_indices(Int32, 2**31 - 1, _key)
-ARGMIN = _of_indices(Int32, 2**31 - 1, lambda value: _key(-value))
+ARGMAX = replace(_of_indices(Int32, 2**31 - 1, _key), follow=_first_largest)
+ARGMIN = replace(_of_indices(Int32, 2**31 - 1, lambda value: _key(-value)), follow=_first_largest)
 PLANE_ARGMAX = _of_indices(Int64, 2**63 - 1, _key)
 PLANE_ARGMIN = _of_indices(Int64, 2**63 - 1, lambda value: _key(-value))
 LOGSUMEXP = Kind(
@@ -177,7 +186,10 @@ class Partials:
         return tuple(part[slot] for part in self._parts)
 
     def take_rows(self, values: cute.Tensor, sub: Any) -> None:
-        """The elements of a subtile, each into the partial of its row; none that lie beyond the plane."""
+        """The elements of a subtile, each into the partial of its row; none that lie beyond the plane.
+
+        Of subtiles one row is taken from by rising columns.
+        """
         self._take(values, sub.row_of, sub.along_row)
 
     def take_columns(self, values: cute.Tensor, sub: Any) -> None:
@@ -210,7 +222,11 @@ class Partials:
             else:
                 for e in elements:
                     index, inside_plane = place_of(e)
-                    self.take(slot, kind.element(values[e], index), inside_plane)
+                    element = kind.element(values[e], index)
+                    if kind.follow is not None:
+                        self._put(slot, kind.follow(self[slot], element, inside_plane))
+                    else:
+                        self.take(slot, element, inside_plane)
 
     def _unless(self, inside: Boolean, element: Values) -> Values:
         parts = zip(element, self._kind.types, self._kind.nothing, strict=True)
@@ -223,5 +239,8 @@ class Partials:
                 self._combine(slot, tuple(cute.arch.shuffle_sync_bfly(part, offset) for part in self[slot]))
 
     def _combine(self, slot: int, other: Values) -> None:
-        for part, value in zip(self._parts, self._kind.combine(self[slot], other), strict=True):
+        self._put(slot, self._kind.combine(self[slot], other))
+
+    def _put(self, slot: int, partial: Values) -> None:
+        for part, value in zip(self._parts, partial, strict=True):
             part[slot] = value
