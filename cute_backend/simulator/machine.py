@@ -33,7 +33,9 @@ MOST_RESIDENT_CTAS = 148
 PATIENCE = 2_000
 """Instructions of a cluster without effect after which it may be waiting for one that has not started."""
 IDLE_LIMIT = 100_000
-"""Instructions of a cluster without effect after which it is said to spin for ever."""
+"""Instructions of a cluster without effect after which it may be spinning for ever."""
+SPIN_LIMIT = 20_000
+"""Further ones after which it is, if none of its warps has come to a state in which it was not before."""
 AGENTS_PER_WARP = 5
 AGENTS_PER_CTA = 4
 
@@ -337,6 +339,8 @@ class _Running:
             self.starts = [int(s) for s in random.integers(0, 300, len(self.warps))]
         self.quiet_since = 0
         self.quiet_activity = -1
+        self.states: set[tuple[int, int]] = set()
+        self.new_state_at = 0
         self.expired_at = -1
         self.executed = 0
         self.finished = False
@@ -344,12 +348,12 @@ class _Running:
     def turn(self) -> bool:
         """One round over the warps. False if nothing could move and no time-out was left to try."""
         engine = self.cluster.engine
-        ran = False
+        ran = []
         for warp in self._order():
             if warp.exited or not warp.wake():
                 continue
             executed = self._run(warp, self._budget(warp))
-            ran = True
+            ran.append(warp)
             self.executed += executed
             engine.advance(executed)
             if warp.exited:
@@ -360,7 +364,7 @@ class _Running:
             self._finish()
             return True
         if ran:
-            return self._watch()
+            return self._watch(ran)
         if self._start_late() or engine.jump():
             return True
         return self._expire()
@@ -412,14 +416,22 @@ class _Running:
     def _finish(self) -> None:
         self.finished = True
 
-    def _watch(self) -> bool:
-        """Warps ran. False after a long time in which they changed nothing that another could wait for."""
-        cluster = self.cluster
+    def _watch(self, ran: list[Warp]) -> bool:
+        """These warps ran. False after a long time in which they changed nothing that another could wait for,
+        nor came to new states, as one does that computes."""
+        cluster, now = self.cluster, self.cluster.engine.now
         if cluster.activity != self.quiet_activity:
             self.quiet_activity = cluster.activity
-            self.quiet_since = cluster.engine.now
+            self.quiet_since = now
+            self.states.clear()
+        if self.quiet < IDLE_LIMIT:
+            self.new_state_at = now
             return True
-        return self.quiet < IDLE_LIMIT
+        found = {(self._number(warp), warp.state()) for warp in ran if not warp.exited}
+        if not found <= self.states:
+            self.states |= found
+            self.new_state_at = now
+        return now < self.new_state_at + SPIN_LIMIT
 
     @property
     def quiet(self) -> int:

@@ -257,6 +257,12 @@ class Warp(Registers):
         self._choose()
         return MOVED
 
+    def state(self) -> int:
+        """A digest of all that decides what the warp does next, but for what it shares with others."""
+        files = (self.pred, self.u16, self.u32, self.u64, self.u128, self.carry, self.local.data)
+        groups = [(group.pc, group.mask.tobytes()) for group in self.groups]
+        return hash((*groups, *(hash(file.tobytes()) for file in files)))
+
     def _choose(self) -> None:
         """Joins groups that have met and turns to the lowest that can run."""
         self.group.pc = self.pc

@@ -4,6 +4,8 @@ PTX.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from ptx_entries import entry, launch, one
@@ -307,6 +309,22 @@ def test_launches_that_cannot_be() -> None:
 def test_a_spin_without_effect_is_a_deadlock() -> None:
     with pytest.raises(Deadlock, match="spins without effect"):
         launch(entry("FOREVER: bra FOREVER;", 0), [])
+
+
+@pytest.mark.parametrize(("last", "ends"), [("st.release.gpu.global.b32 [%rd0], 1;", True), ("", False)])
+def test_a_spin_for_one_that_computes_long_is_none(last: str, ends: bool) -> None:
+    """Until that one, too, has nothing more to do."""
+    code = f"""
+    mov.u32 %r0, %tid.x; setp.lt.u32 %p0, %r0, 32; ld.param.u64 %rd0, [p0]; mov.u32 %r2, 0;
+    @%p0 bra SPIN;
+COMPUTE: add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 40000; @%p1 bra COMPUTE;
+    {last}
+SPIN: ld.acquire.gpu.global.b32 %r1, [%rd0]; setp.eq.u32 %p1, %r1, 0; @%p1 bra SPIN;
+    """
+    flag = np.zeros(1, np.uint32)
+    with nullcontext() if ends else pytest.raises(Deadlock, match="spins without effect"):
+        launch(entry(code, 1), [flag], block=64)
+    assert flag[0] == ends
 
 
 def test_lanes_that_never_come_are_named() -> None:
