@@ -223,17 +223,33 @@ _DRAWS_AT_ONCE = 8
 which is what wgmma's accumulators have in eight columns."""
 
 
-def _narrowed(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
-    """With subtiles of few columns where a spec draws noise.
+_MAX_KEPT = 160
+"""Accumulators and partials of a Hopper epilogue thread that leave registers for a few draws of noise."""
 
-    A draw takes some hundred instructions, and the compilers interleave all that one visit or several written
+
+def _narrowed(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
+    """With subtiles of few columns where a spec draws noise, and half the rows where it draws much.
+
+    A draw takes some eighty instructions, and the compilers interleave all that one visit or several written
     out one after the other have: those of a whole tile took two minutes to compile, and spilled.
     """
-    draws = sum(op.op == "gumbel" for op in spec.ops)
+    draws = _draws(spec)
     if not draws or config.products > 1 or spec.planes or spec.loads_of(LoadKind.EXACT):
         return config
     elements = max(_DRAWS_AT_ONCE // draws, 4)
-    return replace(config, subtile_n=elements * 128 // config.block_m)
+    halved = config.pingpong and config.tile_m > 64 and _crowded(config, spec)
+    rows = config.tile_m // 2 if halved else config.tile_m
+    return replace(config, tile_m=rows, subtile_n=elements * 128 // config.block_m)
+
+
+def _draws(spec: EpilogueSpec) -> int:
+    return sum(op.op == "gumbel" for op in spec.ops)
+
+
+def _crowded(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether what a Hopper thread keeps from one visit to the next leaves too few registers for noise."""
+    partials = 2 * len(spec.reductions) * config.cta_rows // (32 * config.sharing)
+    return config.arch is Arch.SM90A and config.thread_accumulators + partials > _MAX_KEPT
 
 
 def _shared_out(configs: Iterable[TileConfig], spec: EpilogueSpec) -> tuple[TileConfig, ...]:
@@ -282,7 +298,8 @@ def choose(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int
 def _cost(config: TileConfig, m: int, n: int, k_bytes: int, sm_count: int) -> float:
     """How long a problem should take on `sm_count` multiprocessors, in microseconds of an H200, by waves.
 
-    Tiles of 64 rows leave out those beyond the last row; of others, the only row of tiles is seldom full.
+    Tiles of 64 rows whose A is not multicast leave out those beyond the last row; of others, the only row of
+    tiles is seldom full.
     """
     rows, columns = config.cta_rows * config.cluster_m, config.tile_n * config.cluster_n
     clusters = -(-m // rows) * -(-n // columns)
@@ -290,7 +307,7 @@ def _cost(config: TileConfig, m: int, n: int, k_bytes: int, sm_count: int) -> fl
     area = config.cta_rows * config.mma_n
     largest = max(_TILE_US)
     own, for_k = _TILE_US.get(area) or (us * area / largest for us in _TILE_US[largest])
-    beyond = max(config.cta_rows - m, 0) if config.cta_rows > 64 else 0
+    beyond = max(config.cta_rows - m, 0) if config.cta_rows > 64 or config.cluster_n > 1 else 0
     unsuited = config.pingpong and (config.subtile_n == 64) != (k_bytes <= _SHORT_K)
     return waves * (own + (for_k + beyond * _BEYOND_US) * k_bytes / 1024) * (1.01 if unsuited else 1.0)
 
@@ -381,6 +398,8 @@ def _fits(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether the accumulators fit in registers, and the epilogue's operands and outputs in shared memory."""
     accumulators = config.thread_accumulators * (1 if spec.product.fast_accum else 2)
     if config.arch is Arch.SM90A and accumulators > _MAX_ACCUMULATORS:
+        return False
+    if _draws(spec) and _crowded(config, spec):
         return False
     planes = [store.dtype for store in spec.planes]
     planes += [load.dtype for load in spec.loads_of(LoadKind.EXACT)]

@@ -531,6 +531,7 @@ class Sm100Gemm:
                 row_pipeline.consumer_wait(row_state)
             rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
             acc_pipeline.consumer_wait(acc_state)
+            has_rows = tile.warp_row() < shared.m
             for subtile in cutlass.range(self.subtiles, unroll=1):
                 registers = cute.make_rmem_tensor(config.products * config.subtile_n, Float32)
                 for i in cutlass.range_constexpr(config.products):
@@ -550,7 +551,10 @@ class Sm100Gemm:
                 smem = by_name(names, rows + planes)
                 if cutlass.const_expr(epilogue.tma_loads):
                     smem.release = partial(release_planes, exact_pipeline, exact_state)
-                self.epilogue.visit(sub, *accumulators, glob, held, smem)
+                if cutlass.const_expr(stages.exact + stages.store > 0):
+                    self.epilogue.visit(sub, *accumulators, glob, held, smem)
+                elif has_rows:
+                    self.epilogue.visit(sub, *accumulators, glob, held, smem)
                 if cutlass.const_expr(epilogue.tma_loads):
                     exact_state.advance()
                 if cutlass.const_expr(epilogue.tma_stores):

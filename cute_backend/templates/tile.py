@@ -332,6 +332,10 @@ class Sm100Tile(Tile):
     def raw_row(self, r: int) -> Int32:
         return self.m0 + self.thread
 
+    def warp_row(self) -> Int32:
+        """The first row that the thread's warp has."""
+        return self.raw_row(0) - self.lane
+
     def column_offset(self, c: int) -> int:
         return c
 
@@ -353,8 +357,7 @@ class Sm100Subtile(Subtile):
     column_lanes = (1, 2, 4, 8, 16)
 
     def column_target(self, c: int) -> tuple[Int32, Int32, Boolean]:
-        column = self.raw_column(c)
-        first_row = self.tile.raw_row(0) - self.tile.lane
+        column, first_row = self.raw_column(c), self.tile.warp_row()
         mine = self.tile.lane == c % 32
         return first_row // 32, column, mine & (column < self.tile.n) & (first_row < self.tile.m)
 
