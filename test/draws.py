@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 import cute_backend
 from cute_backend.philox import gumbel
+from cute_backend.runtime import sample as op_module
+from cute_backend.spec import EpilogueSpec
 
 BF16 = torch.bfloat16
 
@@ -66,6 +70,24 @@ def draw_pairs(device: str = "cpu") -> dict[str, tuple[Tensor, Tensor]]:
         "rows": (first[:-1, 0], first[1:, 0]),
         "seeds": (first[:, 0], second[:, 0]),
     }
+
+
+Call = tuple[list[Tensor], list[Tensor], list[Tensor], EpilogueSpec]
+"""What the fused op is given: A, B, the epilogue's operands and the spec."""
+
+
+def recorded(hidden: Tensor, weight: Tensor, **how: Any) -> tuple[list[Call], Any]:
+    """The calls of the fused op that `sample` makes, one for each pass, and what it returns."""
+    calls: list[Call] = []
+    original = op_module.gemm_epilogue
+
+    def spy(a: list[Tensor], b: list[Tensor], loads: list[Tensor], spec: str, *rest: Any) -> Any:
+        calls.append((a, b, loads, EpilogueSpec.from_json(spec)))
+        return original(a, b, loads, spec, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(op_module, "gemm_epilogue", spy)
+        return calls, cute_backend.sample(hidden, weight, **how)
 
 
 def noise(seed: int, rows: int, vocabulary: int, samples: int) -> Tensor:

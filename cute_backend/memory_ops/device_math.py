@@ -306,8 +306,8 @@ def _minus_log(lack: Float32, exponent: Int32) -> Float32:
     """-log((1 - lack) * 2^e) for a lack of at most 1/3, and e in place.
 
     Without the special cases of libdevice's logarithms, which take a dozen instructions more for each draw.
-    The polynomial is minimax, to 2.6e-8 of the logarithm; with it the noise is within 2.2 ulp (or 2.2 * 2^-24)
-    for every one of the 2^32 words.
+    The polynomial is minimax, to 2.6e-8 of the logarithm; with it the noise of every one of the 2^32 words is
+    within 2.2 ulp, or 2.2 * 2^-24 where it is below 1.
     """
     tail = _polynomial(
         lack,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..spec import DType, EpilogueSpec, Load, LoadKind, Order, Stride
-from ..templates.config import EPILOGUE_STAGES, Arch, TileConfig
+from ..templates.config import EPILOGUE_STAGES, TileConfig
 
 
 class Placement(str, Enum):

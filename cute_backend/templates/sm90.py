@@ -101,8 +101,8 @@ class Sm90Gemm:
         self.epilogue = epilogue
         if config.rolled and (config.products > 1 or epilogue.tma_loads or epilogue.tma_stores):
             raise ValueError(
-                f"tile {config.name} has visits in a loop, for one product and no plane in shared memory, not "
-                f"{config.products} and {len(epilogue.tma_loads) + len(epilogue.tma_stores)}"
+                f"tile {config.name} has visits in a loop, of one product and no plane in shared memory, but "
+                f"products are {config.products} and planes {len(epilogue.tma_loads + epilogue.tma_stores)}"
             )
         self.config = config
         self.fast_accum = fast_accum

@@ -208,6 +208,8 @@ class Sm90Tile(Tile):
 class Sm90Subtile(Subtile):
     """A warp's 16 rows of a 64 x `subtile_n` piece of its warpgroup's tile, in the `block`-th 64 rows."""
 
+    tile: Sm90Tile
+
     def __init__(self, config: TileConfig, tile: Sm90Tile, block: int, step: int | Int32):
         self._block = block
         self.columns = config.subtile_n // 4
@@ -343,6 +345,8 @@ class Sm100Tile(Tile):
 class Sm100Subtile(Subtile):
     """The `step`-th 128 x `subtile_n` piece of a CTA's tile. The step is known at run time only, because
     the loop over subtiles stays a loop: registers can't be indexed by it."""
+
+    tile: Sm100Tile
 
     def __init__(self, config: TileConfig, tile: Sm100Tile, step: Int32):
         self.elements = self.columns = config.subtile_n

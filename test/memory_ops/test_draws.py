@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
+from draws import Call, recorded
 from torch import Tensor
 
-import cute_backend
-from cute_backend.runtime import sample as op_module
 from cute_backend.simulator.api import Machine, run_region
-from cute_backend.spec import EpilogueSpec
 from cute_backend.templates.config import Arch, TileConfig
 
 BF16 = torch.bfloat16
 ROWS, VOCABULARY, DEPTH = 70, 200, 64
 
 CONFIGS = {
-    "cooperative": TileConfig(Arch.SM90A, 128, 64, cluster_n=2),
-    "ping-pong": TileConfig(Arch.SM90A, 64, 128, 2, pingpong=True),
-    "one CTA": TileConfig(Arch.SM100A, 128, 64),
-    "two CTAs": TileConfig(Arch.SM100A, 256, 128, 2, ctas=2),
+    "cooperative": TileConfig(Arch.SM90A, 128, 64, cluster_n=2, subtile_n=8),
+    "ping-pong": TileConfig(Arch.SM90A, 64, 128, 2, pingpong=True, subtile_n=16),
+    "two blocks": TileConfig(Arch.SM90A, 128, 64, pingpong=True, subtile_n=16),
+    "one CTA": TileConfig(Arch.SM100A, 128, 64, subtile_n=4),
+    "two CTAs": TileConfig(Arch.SM100A, 256, 128, 2, ctas=2, subtile_n=8),
 }
-
-Call = tuple[list[Tensor], list[Tensor], list[Tensor], EpilogueSpec]
 
 
 @pytest.fixture(scope="module")
@@ -34,29 +29,14 @@ def drawn() -> tuple[Call, Tensor]:
     Logits are integers, and all below zero, so that a zero from beyond an edge would win; a row has its own
     temperature, 0 and NaN among them.
     """
-    calls: list[Any] = []
-    original = op_module.gemm_epilogue
-
-    def spy(a: list[Tensor], b: list[Tensor], loads: list[Tensor], spec: str, *rest: Any) -> Any:
-        calls.append((a, b, loads, EpilogueSpec.from_json(spec)))
-        return original(a, b, loads, spec, *rest)
-
     generator = torch.Generator().manual_seed(0)
     hidden, weight = (
         torch.randint(-2, 3, (size, DEPTH), generator=generator).to(BF16) for size in (ROWS, VOCABULARY)
     )
     temperature = torch.full((ROWS,), 5.0)
     temperature[::7], temperature[64] = 0.0, float("nan")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(op_module, "gemm_epilogue", spy)
-        tokens = cute_backend.sample(
-            hidden,
-            weight,
-            temperature=temperature,
-            seed=2**40 + 3,
-            bias=torch.full((VOCABULARY,), -1000.0),
-        )
-    (call,) = calls
+    bias = torch.full((VOCABULARY,), -1000.0)
+    (call,), tokens = recorded(hidden, weight, temperature=temperature, seed=2**40 + 3, bias=bias)
     return call, tokens
 
 
