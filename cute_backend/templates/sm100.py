@@ -26,7 +26,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils.blackwell_helpers as blackwell
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.memory import SmemAllocator, TmemAllocator
 from cutlass.tensor_utils import LayoutEnum
@@ -531,7 +531,8 @@ class Sm100Gemm:
                 row_pipeline.consumer_wait(row_state)
             rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
             acc_pipeline.consumer_wait(acc_state)
-            has_rows = tile.warp_row() < shared.m
+            # Where there are planes in shared memory, all warps wait for them and hand them on.
+            has_rows = Boolean(stages.exact + stages.store > 0) | (tile.warp_row() < shared.m)
             for subtile in cutlass.range(self.subtiles, unroll=1):
                 registers = cute.make_rmem_tensor(config.products * config.subtile_n, Float32)
                 for i in cutlass.range_constexpr(config.products):
@@ -551,9 +552,7 @@ class Sm100Gemm:
                 smem = by_name(names, rows + planes)
                 if cutlass.const_expr(epilogue.tma_loads):
                     smem.release = partial(release_planes, exact_pipeline, exact_state)
-                if cutlass.const_expr(stages.exact + stages.store > 0):
-                    self.epilogue.visit(sub, *accumulators, glob, held, smem)
-                elif has_rows:  # noqa: SIM114 - which is known only when the kernel runs
+                if has_rows:
                     self.epilogue.visit(sub, *accumulators, glob, held, smem)
                 if cutlass.const_expr(epilogue.tma_loads):
                     exact_state.advance()
