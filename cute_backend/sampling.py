@@ -69,8 +69,8 @@ def sample(
     `hidden` is (H, D) and `weight` (V, D), a vocabulary matrix as `nn.Linear` keeps it: bf16, fp16, or fp8
     with D contiguous. `bias` is (V,). `scale_hidden` is fp32, one element, (H,) or (H, 1); `scale_weight` one
     element, (V,), (V, 1) or (1, V). Gives int64 (H, num_samples). The logits are fp32 and never in memory: a
-    draw is the largest of them with Gumbel noise added. Up to eight samples come from one pass over the
-    weights, more from as many passes as they need.
+    draw is the largest of them with Gumbel noise added. Up to eight samples, or seven and their
+    log-probabilities, come from one pass over the weights, more from as many passes as they need.
 
     Kernels read what has D, or but for fp8 the other axis, contiguous and a pitch in multiples of 16 bytes.
     Anything else is copied, once a call: no copy is kept, since not every write to a tensor can be seen. A

@@ -87,9 +87,15 @@ def test_several_samples_take_one_pass_over_the_weights(monkeypatch: pytest.Monk
         return original(*args)
 
     monkeypatch.setattr(op_module, "gemm_epilogue", counted)
-    for samples, expected in ((1, 1), (SAMPLES_PER_PASS, 1), (2 * SAMPLES_PER_PASS + 1, 3)):
+    for samples, logprob, expected in (
+        (1, False, 1),
+        (SAMPLES_PER_PASS, False, 1),
+        (2 * SAMPLES_PER_PASS + 1, False, 3),
+        (SAMPLES_PER_PASS - 1, True, 1),
+        (SAMPLES_PER_PASS, True, 2),
+    ):
         passes.clear()
-        cute_backend.sample(*problem(), num_samples=samples, seed=0)
+        cute_backend.sample(*problem(), num_samples=samples, seed=0, return_logprob=logprob)
         assert len(passes) == expected
 
 

@@ -41,7 +41,7 @@ from cute_backend.spec import (
 
 SAMPLES_PER_PASS = 8
 """Draws from one pass over the weights: each keeps a value and an index in registers for each of a thread's
-rows. More draws are more passes."""
+rows. A logsumexp keeps as much and takes the place of one. More draws are more passes."""
 
 _DTYPES = {
     torch.float32: DType.F32,
@@ -103,23 +103,24 @@ def _sample(
     low, high = words.narrow(0, 0, 1), words.narrow(0, 1, 1)
     drawn: list[Tensor] = []
     normalisers: list[Tensor] = []
-    for first in range(0, num_samples, SAMPLES_PER_PASS):
-        count = min(SAMPLES_PER_PASS, num_samples - first)
+    while (first := len(drawn)) < num_samples:
+        normaliser = return_logprob and first == 0
+        count = min(SAMPLES_PER_PASS - normaliser, num_samples - first)
         operands = vectors | {"seed_low": low, "seed_high": high}
         if first:
             operands["first_sample"] = torch.full_like(low, first)
-        results = _run(hidden, weight, operands, count, return_logprob and first == 0)
+        results = _run(hidden, weight, operands, count, normaliser)
         drawn += results[:count]
         normalisers += results[count:]
     tokens = drawn[0].unsqueeze(1) if num_samples == 1 else torch.stack(drawn, 1)
     if not return_logprob:
         return [tokens]
     with torch.no_grad():
-        logits, normaliser = _logits_of(tokens, hidden, weight, vectors), normalisers[0].unsqueeze(1)
+        logits, shift = _logits_of(tokens, hidden, weight, vectors), normalisers[0].unsqueeze(1)
         if "temperature" not in vectors:
-            return [tokens, logits - normaliser]
+            return [tokens, logits - shift]
         heat = vectors["temperature"].unsqueeze(1)
-        return [tokens, torch.where(heat == 0, 0.0, logits / heat - normaliser)]
+        return [tokens, torch.where(heat == 0, 0.0, logits / heat - shift)]
 
 
 torch.library.register_fake("cute_backend::sample", _fake, lib=_LIBRARY)
