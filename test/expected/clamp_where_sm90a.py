@@ -6,7 +6,7 @@
     rowvec0  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     exact0   exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait
 
-sm_90a, tile 128x128_1x2_pingpong, planes aligned to 16 bytes.
+sm_90a, tile 128x128_2x1_pingpong, planes aligned to 16 bytes.
 """
 
 from types import SimpleNamespace
@@ -76,7 +76,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, pingpong=True))
 
 
 @cute.jit

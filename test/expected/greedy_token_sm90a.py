@@ -2,7 +2,7 @@
 
     bias  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
-sm_90a, tile 128x128_1x2_pingpong, planes aligned to 16 bytes.
+sm_90a, tile 128x128_2x1_pingpong, planes aligned to 16 bytes.
 """
 
 from types import SimpleNamespace
@@ -67,7 +67,7 @@ class Epilogue:
                 out0_index_glob[part, row] = out0_index_part
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, pingpong=True))
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.ARGMAX, Axis.ROW, Int64),

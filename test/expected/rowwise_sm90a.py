@@ -3,7 +3,7 @@
     scale_a  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
     scale_b  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
-sm_90a, tile 128x128_1x2_pingpong, planes aligned to 16 bytes.
+sm_90a, tile 128x128_2x1_pingpong, planes aligned to 16 bytes.
 """
 
 from types import SimpleNamespace
@@ -58,7 +58,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, pingpong=True))
 
 
 @cute.jit

@@ -6,7 +6,7 @@
     exact0   exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait
     scalar0  scalar  f32   scalar          read once, before the accumulator wait
 
-sm_90a, tile 128x128_1x2_pingpong, planes aligned to 16 bytes.
+sm_90a, tile 128x128_2x1_pingpong, planes aligned to 16 bytes.
 """
 
 from types import SimpleNamespace
@@ -75,7 +75,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, Float8E4M3FN), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, pingpong=True))
 
 
 @cute.jit

@@ -5,7 +5,7 @@
     scale_a  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
     scale_b  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
-sm_90a, tile 128x128_1x2_pingpong, planes aligned to 16 bytes.
+sm_90a, tile 128x128_2x1_pingpong, planes aligned to 16 bytes.
 """
 
 from types import SimpleNamespace
@@ -85,7 +85,7 @@ class Epilogue:
                 out1_total_glob[part, row] = out1_total_part
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, pingpong=True))
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.SUM, Axis.COLUMN, Float32),

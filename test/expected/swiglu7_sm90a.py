@@ -4,7 +4,7 @@
     bias0  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     bias1  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
-sm_90a, tile 128x64x2_1x2_pingpong, planes aligned to 16 bytes.
+sm_90a, tile 128x64x2_2x1_pingpong, planes aligned to 16 bytes.
 """
 
 from types import SimpleNamespace
@@ -70,7 +70,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 64, cluster_n=2, pingpong=True, products=2, neighbours=True))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 64, cluster_m=2, pingpong=True, products=2, neighbours=True))
 
 
 @cute.jit

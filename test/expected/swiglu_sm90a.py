@@ -7,7 +7,7 @@
     scale_b0  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     scale_b1  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
-sm_90a, tile 128x64x2_1x2_pingpong, planes aligned to 16 bytes.
+sm_90a, tile 128x64x2_2x1_pingpong, planes aligned to 16 bytes.
 """
 
 from types import SimpleNamespace
@@ -91,7 +91,7 @@ class Epilogue:
                 out1_max_glob[part, row] = out1_max_part
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 64, cluster_n=2, pingpong=True, products=2))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 64, cluster_m=2, pingpong=True, products=2))
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, BFloat16),

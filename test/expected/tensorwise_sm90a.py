@@ -3,7 +3,7 @@
     scale_a  scalar  f32   scalar          read once, before the accumulator wait
     scale_b  scalar  f32   scalar          read once, before the accumulator wait
 
-sm_90a, tile 128x128_1x2_pingpong, planes aligned to 16 bytes.
+sm_90a, tile 128x128_2x1_pingpong, planes aligned to 16 bytes.
 """
 
 from types import SimpleNamespace
@@ -48,7 +48,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, pingpong=True))
 
 
 @cute.jit
