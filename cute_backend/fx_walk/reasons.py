@@ -140,7 +140,7 @@ class Reason(Enum):
 class Rejection:
     """A node that was not fused: its name in the graph, why, the sentence, and the program's line.
 
-    `where` is "file.py:12", or empty where the graph does not know.
+    `where` is as `program_line` has it.
     """
 
     node: str
@@ -163,11 +163,17 @@ class Refused(Exception):
 
 _FRAME = re.compile(r'File "(.+)", line (\d+).*\n?(.*)')
 _ASSIGNMENT = re.compile(r"\s*([\w.]+)\s*(?::[^=]+)?=(?!=)")
-_TORCH = Path(torch.__file__).parent
+_NOT_THE_PROGRAM = (Path(torch.__file__).parent, Path(__file__).parent.parent)
+"""Folders whose frames are not the program's: torch's, and this package's, which calls what it explains."""
+_ROOT_MODULE = re.compile(r"^L\['\w+'\]")
 
 
 def program_line(node: fx.Node) -> str:
-    """The line that a node comes from, as "file.py:12": the innermost one outside torch, empty if unknown."""
+    """The line that a node comes from, as "file.py:12": the innermost one outside torch and this package.
+
+    Where there is none, as in a model of torch's own modules alone, the path of its module, as "self.0";
+    empty if that is unknown too.
+    """
     return _program_frame(node)[0]
 
 
@@ -187,6 +193,7 @@ def _program_frame(node: fx.Node) -> tuple[str, str]:
     """The line that a node comes from and its code, as `program_line` has it."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     for path, line, code in reversed(frames):
-        if _TORCH not in Path(path).parents:
+        if not any(folder in Path(path).parents for folder in _NOT_THE_PROGRAM):
             return f"{Path(path).name}:{line}", code
-    return "", ""
+    modules = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    return (_ROOT_MODULE.sub("self", modules[-1]), "") if modules else ("", "")

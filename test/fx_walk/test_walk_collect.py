@@ -42,6 +42,21 @@ def test_loads_have_the_users_names() -> None:
     assert not report.rejections and not report.is_backward
 
 
+@pytest.mark.parametrize(
+    ("model", "where"),
+    [
+        (torch.nn.Linear(64, 64, dtype=BF16), "self"),
+        (torch.nn.Sequential(torch.nn.Dropout(0), torch.nn.Linear(64, 64, dtype=BF16)), "self.1"),
+    ],
+    ids=["linear", "sequential"],
+)
+def test_what_no_line_of_the_program_calls_is_told_by_its_module(model: torch.nn.Module, where: str) -> None:
+    with torch.no_grad():
+        (report,) = collect(model, (torch.ones(32, 64, dtype=BF16),))
+    (rejection,) = report.rejections
+    assert (rejection.node, rejection.where) == ("addmm", where)
+
+
 def test_nothing_is_computed_or_counted(fresh_compiler: None) -> None:
     """These products would take hours."""
     before = dict(counters["cute_backend"])
