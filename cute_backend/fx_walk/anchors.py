@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from cute_backend.fx_walk.classify import LoadView, Part, classify, classify_vector
-from cute_backend.fx_walk.reasons import Reason, Refused
+from cute_backend.fx_walk.reasons import Reason, Refused, user_label
 from cute_backend.fx_walk.static import DTYPES, Size, arguments, describe, fake, known, target_name, tensor_of
 from cute_backend.spec import Accumulator, DType, LoadKind, Major
 
@@ -171,7 +171,7 @@ def _scaled(
     device = fake(node).device
     for scale in (scale_a, scale_b):
         if fake(scale).dtype is not torch.float32:
-            raise Refused(Reason.SCALE_DTYPE, operand=scale.name, dtype=fake(scale).dtype)
+            raise Refused(Reason.SCALE_DTYPE, operand=user_label(scale), dtype=fake(scale).dtype)
     return Anchor(
         node=node,
         a=a,
@@ -233,7 +233,7 @@ def _accumulator(
         if fake(operand).device != fake(node).device:
             raise Refused(
                 Reason.OPERAND_DEVICE,
-                operand=operand.name,
+                operand=user_label(operand),
                 device=fake(operand).device,
                 anchor=fake(node).device,
             )
@@ -262,7 +262,9 @@ def _major(operand: fx.Node, k_axis: int, k_major_only: bool) -> Major:
                 continue
             if known((leading * tensor.element_size()) % 16 != 0):
                 raise Refused(
-                    Reason.OPERAND_ALIGNMENT, operand=operand.name, bytes=leading * tensor.element_size()
+                    Reason.OPERAND_ALIGNMENT,
+                    operand=user_label(operand),
+                    bytes=leading * tensor.element_size(),
                 )
             return major
     accepted = "one of its two modes has to be contiguous"
@@ -270,7 +272,10 @@ def _major(operand: fx.Node, k_axis: int, k_major_only: bool) -> Major:
         form = "weight.t() of a row-major (N, K) weight" if k_axis == 0 else "a row-major (M, K) tensor"
         accepted = f"fp8 wants K contiguous, as in {form}"
     raise Refused(
-        Reason.OPERAND_LAYOUT, operand=operand.name, strides=describe(tensor.stride()), accepted=accepted
+        Reason.OPERAND_LAYOUT,
+        operand=user_label(operand),
+        strides=describe(tensor.stride()),
+        accepted=accepted,
     )
 
 

@@ -20,8 +20,17 @@ from sys import maxsize
 import torch
 from torch import fx
 
-from cute_backend.fx_walk.reasons import Reason, Refused
-from cute_backend.fx_walk.static import DTYPES, Size, collapsed_stride, describe, fake, known, target_name
+from cute_backend.fx_walk.reasons import Reason, Refused, user_label
+from cute_backend.fx_walk.static import (
+    DTYPES,
+    Size,
+    collapsed_stride,
+    describe,
+    fake,
+    known,
+    product,
+    target_name,
+)
 from cute_backend.spec import DType, LoadKind, Stride
 
 
@@ -95,7 +104,7 @@ def classify(node: fx.Node, shape: Sequence[Size], device: torch.device) -> Load
         elif known(size == extent):
             strides.append(stride)
         else:
-            raise Refused(Reason.SIZE_UNPROVEN, operand=node.name, size=size, plane=extent)
+            raise Refused(Reason.SIZE_UNPROVEN, operand=user_label(node), size=size, plane=extent)
     stride_n = _stride_class(node, strides[-1]) if rank else Stride.ZERO
     stride_m, m_axes = _leading(node, list(shape)[:-1], list(tensor.shape)[:-1], strides[:-1])
     return LoadView(
@@ -139,12 +148,12 @@ def check_load(node: fx.Node, tensor: torch.Tensor, device: torch.device) -> DTy
     """The dtype of an operand that a kernel on `device` can read; Refused for any other."""
     target = target_name(node) if node.op == "call_function" else ""
     if target in _INDEXING:
-        raise Refused(_INDEXING[target], operand=node.name, target=target)
+        raise Refused(_INDEXING[target], operand=user_label(node), target=target)
     if tensor.device != device:
-        raise Refused(Reason.LOAD_DEVICE, operand=node.name, device=tensor.device, anchor=device)
+        raise Refused(Reason.LOAD_DEVICE, operand=user_label(node), device=tensor.device, anchor=device)
     if tensor.layout is not torch.strided:
-        raise Refused(Reason.LOAD_LAYOUT, operand=node.name)
-    return supported_dtype(node.name, tensor.dtype)
+        raise Refused(Reason.LOAD_LAYOUT, operand=user_label(node))
+    return supported_dtype(user_label(node), tensor.dtype)
 
 
 def supported_dtype(name: str, dtype: torch.dtype) -> DType:
@@ -163,7 +172,7 @@ def _stride_class(node: fx.Node, stride: Size) -> Stride:
         return Stride.ONE
     if known(stride != 0):
         return Stride.OTHER
-    raise Refused(Reason.STRIDE_UNKNOWN, operand=node.name, stride=stride)
+    raise Refused(Reason.STRIDE_UNKNOWN, operand=user_label(node), stride=stride)
 
 
 def _leading(
@@ -179,7 +188,7 @@ def _leading(
     if stride is None or known(stride == 0):
         raise Refused(
             Reason.M_MODES,
-            operand=node.name,
+            operand=user_label(node),
             sizes=describe(plane),
             strides=describe([0] * missing + [*strides]),
         )

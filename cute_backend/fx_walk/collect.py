@@ -31,8 +31,8 @@ from torch.utils._pytree import tree_map
 
 from cute_backend.fx_walk.device import Capability, device_capability
 from cute_backend.fx_walk.epilogue_pass import current_precision
-from cute_backend.fx_walk.reasons import Rejection
-from cute_backend.fx_walk.region import LABEL, Region
+from cute_backend.fx_walk.reasons import LABEL, Rejection
+from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.regions import find_regions
 
 

@@ -11,6 +11,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from cute_backend.fx_walk.mutation import root
+
+LABEL = "cute_backend_label"
+"""The entry of a placeholder's meta with the user's name for it."""
+
 NO_PRODUCT = "there is no matrix product in it"
 """Why nothing is fused of a program in which nothing is refused."""
 
@@ -175,6 +180,12 @@ def program_line(node: fx.Node) -> str:
     empty if that is unknown too.
     """
     return _program_frame(node)[0]
+
+
+def user_label(node: fx.Node) -> str:
+    """The user's name for an operand, or for what it is a view of: an input's, else that of its line."""
+    source = root(node)
+    return source.meta.get(LABEL) or program_name(source)
 
 
 def program_name(node: fx.Node) -> str:

@@ -12,7 +12,7 @@ from cute_backend.fx_walk.anchors import Anchor
 from cute_backend.fx_walk.classify import LoadView, Part
 from cute_backend.fx_walk.mutation import root
 from cute_backend.fx_walk.pairs import Parts
-from cute_backend.fx_walk.reasons import program_name
+from cute_backend.fx_walk.reasons import user_label
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.static import DTYPES, Size, fake, known, product
 from cute_backend.spec import DType, EpilogueSpec, Operand, Order, Reduction, Store
@@ -20,9 +20,6 @@ from cute_backend.spec import DType, EpilogueSpec, Operand, Order, Reduction, St
 Value = Union[Operand, Parts, Reduced, None]
 """What a member of a region gives: a value of the chain, or two for the parts of its columns, a reduction,
 or, where several nodes spell one reduction, nothing of its own."""
-
-LABEL = "cute_backend_label"
-"""The entry of a placeholder's meta with the user's name for it."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +78,7 @@ class Region:
 
 
 def _label(node: fx.Node, part: Part | None) -> str:
-    source = root(node)
-    label = source.meta.get(LABEL) or program_name(source)
+    label = user_label(node)
     return label if part is None else f"{label} {part}"
 
 

@@ -52,7 +52,7 @@ from cute_backend.fx_walk.questions import (
     is_stored,
     may_join,
 )
-from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
+from cute_backend.fx_walk.reasons import Reason, Refused, Rejection, program_name, user_label
 from cute_backend.fx_walk.reductions import (
     Found,
     Reduced,
@@ -189,7 +189,7 @@ class _Search:
         draft.values = dict.fromkeys(anchor.node for anchor in anchors)
         for node in (node for anchor in anchors for node in anchor.inputs):
             if self._depends(draft, node):
-                raise Refused(Reason.CYCLE, operand=node.name)
+                raise Refused(Reason.CYCLE, operand=program_name(node))
         results = [self._product(draft, index) for index in range(len(anchors))]
         if len(draft.values) < len(anchors):
             draft.values[anchors[0].node] = Parts(tuple(results), whole=True)
@@ -343,12 +343,14 @@ class _Search:
             return filled
         if depth < _MAX_OPERAND_WORK and is_free_cast(argument):
             source = self._resolve(draft, argument.args[0], reader, part, depth + 1)
-            return lower_cast(draft.chain, source, supported_dtype(argument.name, fake(argument).dtype))
+            return lower_cast(
+                draft.chain, source, supported_dtype(user_label(argument), fake(argument).dtype)
+            )
         if self._depends(draft, argument):
             reduction = self._reduction_before(draft, argument)
             if reduction is not None:
                 raise Refused(Reason.FEEDBACK, reduction=reduction.name, into=reader.name)
-            raise Refused(Reason.CYCLE, operand=argument.name)
+            raise Refused(Reason.CYCLE, operand=program_name(argument))
         view = classify(argument, fake(reader).shape, draft.first.device)
         view = view if part is None else view.of_part(part)
         is_work = depth < _MAX_OPERAND_WORK and view not in draft.chain.views
@@ -429,7 +431,9 @@ class _Search:
         for operand in draft.inputs:
             for mutation in before:
                 if mutation.position > self.order[operand] and root(operand) in mutation.roots:
-                    raise Refused(Reason.MUTATED_LOAD, operand=operand.name, mutation=mutation.node.name)
+                    raise Refused(
+                        Reason.MUTATED_LOAD, operand=user_label(operand), mutation=mutation.node.name
+                    )
         between = [mutation for mutation in before if mutation.position > self.order[draft.first.node]]
         if between and any(self.order[user] < self.order[node] for user in self._outside_users(draft, node)):
             raise Refused(Reason.MUTATION, mutation=between[0].node.name)

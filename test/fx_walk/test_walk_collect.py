@@ -10,6 +10,7 @@ from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cute_backend.fx_walk.collect import GraphReport, collect
+from cute_backend.fx_walk.reasons import Reason
 
 BF16 = torch.bfloat16
 
@@ -55,6 +56,26 @@ def test_what_no_line_of_the_program_calls_is_told_by_its_module(model: torch.nn
         (report,) = collect(model, (torch.ones(32, 64, dtype=BF16),))
     (rejection,) = report.rejections
     assert (rejection.node, rejection.where) == ("addmm", where)
+
+
+def test_refusals_have_the_users_names() -> None:
+    """Of an operand of the product, of an input that is read after it, and of what the program computes."""
+
+    def fn(x: Tensor, weight: Tensor, odd: Tensor, table: Tensor, which: Tensor) -> tuple[Tensor, ...]:
+        y = F.linear(x, weight)
+        rows = table[which]
+        scanned = y.cumsum(-1)
+        return y + rows, y - scanned, F.linear(x, odd[:, :64]).relu()
+
+    plane, odd = torch.ones(64, 64, dtype=BF16), torch.ones(64, 65, dtype=BF16)
+    with torch.no_grad():
+        (report,) = collect(fn, (plane, plane, odd, plane, torch.zeros(64, dtype=torch.int64)))
+    messages = {rejection.reason: rejection.message for rejection in report.rejections}
+    line = fn.__code__.co_firstlineno
+    where = f"(test_walk_collect.py:{line + 2})", f"(test_walk_collect.py:{line + 3})"
+    assert messages[Reason.INDEX_SELECTED].startswith(f"rows {where[0]} is selected by")
+    assert messages[Reason.CYCLE].startswith(f"scanned {where[1]} needs the region's own result")
+    assert messages[Reason.OPERAND_ALIGNMENT].startswith("odd has rows of 130 bytes")
 
 
 def test_nothing_is_computed_or_counted(fresh_compiler: None) -> None:

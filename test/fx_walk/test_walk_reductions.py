@@ -23,9 +23,8 @@ from cute_backend import config
 from cute_backend.backend import cute
 from cute_backend.formula import formula
 from cute_backend.fx_walk.collect import GraphReport, collect
-from cute_backend.fx_walk.reasons import Reason
+from cute_backend.fx_walk.reasons import LABEL, Reason
 from cute_backend.fx_walk.reductions import find_reductions
-from cute_backend.fx_walk.region import LABEL
 from cute_backend.fx_walk.rewrite import rewrite
 
 M, N, K = 24, 16, 8
