@@ -186,10 +186,24 @@ def _leading(
         return Stride.ZERO, ()
     stride = collapsed_stride(plane, [0] * missing + [*strides])
     if stride is None or known(stride == 0):
-        raise Refused(
-            Reason.M_MODES,
-            operand=user_label(node),
-            sizes=describe(plane),
-            strides=describe([0] * missing + [*strides]),
+        kinds = [Stride.ZERO] * missing + classes
+        raise _modes(
+            node, plane, Stride.ZERO in (kind for kind, counts in zip(kinds, long, strict=True) if counts)
         )
     return _stride_class(node, stride), tuple(axis for axis, counts in enumerate(long[missing:]) if counts)
+
+
+def _modes(node: fx.Node, plane: Sequence[Size], is_partial: bool) -> Refused:
+    """An operand without a single M over the leading axes of the plane; a partial one varies along a few."""
+    shape, leading = fake(node).shape, describe(plane)
+    return Refused(
+        Reason.M_MODES,
+        operand=user_label(node),
+        shape=describe(shape),
+        varies=f"varies along some of the leading axes {leading} and not along others"
+        if is_partial
+        else f"has strides {describe(fake(node).stride())}",
+        m=product(plane),
+        leading=leading[1:-1],
+        kind=(LoadKind.COLVEC if known(shape[-1] == 1) else LoadKind.EXACT).value,
+    )

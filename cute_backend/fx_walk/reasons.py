@@ -133,7 +133,8 @@ class Reason(Enum):
     STRIDE_UNKNOWN = "stride_unknown", "{operand} has stride {stride}, which is not known to be zero or not"
     M_MODES = (
         "m_modes",
-        "{operand} has leading sizes {sizes} with strides {strides}, which are not one M with one stride",
+        "{operand} {shape} {varies}, so over M = {m} it has no single stride; "
+        "expand({leading}, -1).contiguous() makes it an operand of kind {kind}",
     )
     MUTATED_LOAD = (
         "mutated_load",
