@@ -43,7 +43,6 @@ test-gpu: $(INSTALLED)
 	$(BIN)/python -m pytest -m gpu
 
 bench: $(INSTALLED)
-	mkdir -p benchmarks/results
 	$(BIN)/python -m cute_backend bench --peers --json benchmarks/results --picture docs/speed.png
 	$(BIN)/python -m cute_backend bench --host --json benchmarks/results
 

@@ -67,14 +67,15 @@ def measure(spec: EpilogueSpec, kernels: dict[Kernel, object], m: int, n: int, k
 def main() -> None:
     """Writes the file that the command names: m, n, k, tile, us."""
     require_gpu()
-    (path,) = sys.argv[1:]
+    (path,) = map(Path, sys.argv[1:])
+    path.parent.mkdir(parents=True, exist_ok=True)
     spec = spec_of_full()
     wanted = [Kernel(spec, config, Variant.TMA) for config in table(device_at(0).arch, spec)]
     kernels = obtain(wanted)
     failures = [outcome for outcome in kernels.values() if isinstance(outcome, Exception)]
     if failures:
         raise failures[0]
-    with Path(path).open("w", newline="") as file:
+    with path.open("w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["m", "n", "k", "tile", "us"])
         for shape in track(SHAPES, "timing"):

@@ -105,7 +105,10 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
         help="instead, time calls on the host and a kernel's cold and warm start",
     )
     parser.add_argument(
-        "--json", metavar="PATH", type=Path, help="write the results; in a folder, as <gpu>-<date>.json"
+        "--json",
+        metavar="PATH",
+        type=Path,
+        help="write the results; a PATH without .json is a folder, for <gpu>-<date>.json",
     )
     parser.add_argument("--picture", metavar="FILE.png", type=Path, help="draw the speeds and the limit")
     parser.add_argument(

@@ -133,10 +133,12 @@ def main(arguments: argparse.Namespace, load: Callable[[str], Any]) -> int:
 
 def _measure(arguments: argparse.Namespace, load: Callable[[str], Any]) -> Results:
     path: Path | None = arguments.json
+    if path is not None and _is_folder(path):
+        _make_folder(path)
 
     def save(results: Results) -> None:
         if path is not None:
-            results.save(path / results.file_name if path.is_dir() else path)
+            results.save(path / results.file_name if _is_folder(path) else path)
 
     if arguments.host:
         results = run_host(arguments.rounds)
@@ -173,10 +175,24 @@ def _refuse_contradictions(arguments: argparse.Namespace) -> None:
         select(TABLES, arguments.rows, arguments.peers)
     if arguments.rounds < 2:
         raise UsageError(f"--rounds is {arguments.rounds}; a median with its spread takes 2 or more")
-    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {arguments.json.parent} for the results")
+    path: Path | None = arguments.json
+    if path is not None and not _is_folder(path) and not path.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent} for the results")
     if arguments.picture is not None:
         picture.check(arguments.picture)
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether results go into `path`, under a name of their own: it is a folder, or not called .json."""
+    return path.is_dir() or path.suffix != ".json"
+
+
+def _make_folder(path: Path) -> None:
+    """Makes a folder for results before anything is timed. Raises UsageError where it can't."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"the results can't be written to the folder {path}: {error}") from error
 
 
 def _allow(option: str, given: list[str], allowed: list[str]) -> None:

@@ -225,8 +225,9 @@ def test_the_command_times_a_file_and_writes_json(on_cpu, monkeypatch, tmp_path,
     )
     program = tmp_path / "small.py"
     program.write_text(EXAMPLE.read_text().replace("4096", "64"))
-    assert main(["bench", str(program), "--json", str(tmp_path)]) == 0
-    (path,) = tmp_path.glob("nvidia-nothing-*.json")
+    folder = tmp_path / "new" / "results"
+    assert main(["bench", str(program), "--json", str(folder)]) == 0
+    (path,) = folder.glob("nvidia-nothing-*.json")
     found = Results.load(path)
     assert found.command == "python -m cute_backend bench small.py"
     assert [str(each.cell) for each in found.tables[0].problems[0].measurements] == [
@@ -254,6 +255,16 @@ def test_the_command_times_a_file_and_writes_json(on_cpu, monkeypatch, tmp_path,
 def test_what_would_fail_in_the_end_is_refused_at_once(argv, message, capsys):
     assert main(["bench", *argv]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_folder_that_a_file_stands_in_the_way_of_is_refused_before_the_timing(
+    on_cpu, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr(command, "run_host", lambda rounds: pytest.fail("timed"))
+    taken = tmp_path / "results"
+    taken.write_text("")
+    assert main(["bench", "--host", "--json", str(taken)]) == 2
+    assert f"the results can't be written to the folder {taken}" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to time on")
