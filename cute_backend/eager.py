@@ -90,6 +90,8 @@ def gemm(
     operands = _operands(a, b, scale_a, scale_b, bias)
     if out_dtype is None:
         out_dtype = torch.bfloat16 if a.dtype in _FP8 else a.dtype
+    if not isinstance(out_dtype, torch.dtype):
+        raise UsageError(f"gemm got out_dtype of type {type(out_dtype).__name__}; it takes a torch.dtype")
     if out_dtype not in DTYPES:
         raise UsageError(f"gemm got out_dtype={_name(out_dtype)}; it writes {', '.join(map(_name, DTYPES))}")
     captured = capture(epilogue)

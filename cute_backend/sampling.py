@@ -122,8 +122,10 @@ def _check_product(hidden: Tensor, weight: Tensor) -> None:
         if not isinstance(tensor, Tensor):
             raise UsageError(f"sample got {name} of type {type(tensor).__name__}; it takes a tensor")
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
+        is_transposed = hidden.dim() == weight.dim() == 2 and hidden.shape[1] == weight.shape[0]
         raise UsageError(
             f"sample got hidden {_shape(hidden)} and weight {_shape(weight)}; it takes (H, D) and (V, D)"
+            + (", the weight as nn.Linear keeps it, not its transpose" if is_transposed else "")
         )
     if weight.shape[0] == 0:
         raise UsageError(f"sample got weight {_shape(weight)}; there is nothing to draw from")

@@ -296,7 +296,7 @@ def refused(message, a=None, b=None, **arguments):
         (r"bias of type float; it takes a tensor", {"bias": 0.5}),
         (r"an epilogue of type Tensor; it takes a function of the result", {"epilogue": torch.ones(N)}),
         (r"use_fast_accum=None; it takes True or False", {"use_fast_accum": None}),
-        (r"out_dtype=bf16; it writes float32, bfloat16", {"out_dtype": "bf16"}),
+        (r"out_dtype of type str; it takes a torch\.dtype", {"out_dtype": "bf16"}),
         (r"fails on the product, \(48, 64\) on cpu, closing over \(7,\) on cpu: ", {"epilogue": plus(7)}),
         (
             r"closing over \(64,\) on meta: .* same device",

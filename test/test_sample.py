@@ -271,6 +271,10 @@ REFUSALS: list[tuple[str, dict[str, Any]]] = [
         r"hidden \(5, 16\) and weight \(40, 15\); it takes \(H, D\) and \(V, D\)",
         {"weight": problem()[1][:, 1:]},
     ),
+    (
+        r"hidden \(5, 16\) and weight \(16, 40\); .* and \(V, D\), the weight .* not its transpose",
+        {"weight": problem()[1].t()},
+    ),
     (r"hidden \(16,\) and weight \(40, 16\)", {"hidden": problem()[0][0]}),
     (r"weight \(0, 16\); there is nothing to draw from", {"weight": problem()[1][:0]}),
     (r"hidden of int64 and weight of bfloat16; it multiplies bfloat16 by", {"hidden": problem()[0].long()}),
