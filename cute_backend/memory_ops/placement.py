@@ -4,7 +4,8 @@ The rules, by class:
 
     scalar   SCALAR          once, before the accumulator wait
     colvec   ROW_READ        one value for each row that a thread owns, before the accumulator wait
-    rowvec   REGISTER_HOIST  the thread's columns in registers before the accumulator wait, while they fit
+    rowvec   REGISTER_HOIST  the thread's columns in registers before the accumulator wait, while a budget
+                             lasts; never under ping-pong or where visits are turns of a loop, as on sm_100a
              SMEM_STAGED     else a warp brings the tile's columns to shared memory ahead of the wait
     exact    TMA             into shared memory ahead of the wait, while planes fit beside the operand stages
              VECTOR          else each thread reads its elements when it needs them
