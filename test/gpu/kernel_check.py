@@ -22,7 +22,7 @@ from cute_backend.templates.config import TileConfig, table
 SHAPES = [
     (256, 256, 256),
     (2, 128, 128),
-    (40, 264, 2048),
+    (40, 272, 2048),
     (200, 336, 144),
     (130, 272, 1024),
     (1000, 1040, 528),
