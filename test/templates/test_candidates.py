@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import random
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import cutlass
@@ -161,3 +163,22 @@ def test_pieces_of_b_are_whole_rows_of_the_swizzle() -> None:
             accs = tuple(replace(acc, name=each.name, b_major=major) for each in spec.accumulators)
             pieces.append({config.piece_n for config in table(arch, replace(spec, accumulators=accs))})
         assert 32 in pieces[0] and all(piece % 64 == 0 for piece in pieces[1])
+
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
+def test_what_is_chosen_is_among_the_fastest_that_were_measured() -> None:
+    newest = max(RESULTS.glob("nvidia-h200-*-tiles.csv"))
+    measured: dict[tuple[int, int, int], dict[str, float]] = {}
+    with newest.open() as file:
+        for row in csv.DictReader(file):
+            shape = (int(row["m"]), int(row["n"]), int(row["k"]))
+            measured.setdefault(shape, {})[row["tile"]] = float(row["us"])
+    spec = shared_spec("bias_gelu_residual")
+    losses = []
+    for shape, times in measured.items():
+        fastest = min(us for tile, us in times.items() if tile != "torch")
+        losses.append(times[choose(Arch.SM90A, spec, *shape, Arch.SM90A.sm_count).name] / fastest)
+    assert len(losses) >= 20
+    assert max(losses) <= 1.12 and sum(losses) / len(losses) <= 1.02
