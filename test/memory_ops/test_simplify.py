@@ -137,15 +137,16 @@ def test_shared_epilogues_keep_their_values(name: str) -> None:
     kept = [(store.name, store.dtype) for store in simple.stores]
     assert kept == [(store.name, store.dtype) for store in spec.stores]
     generator = torch.Generator().manual_seed(0)
-    (acc,) = spec.accumulators
-    a = torch.randn(32, 32, generator=generator).to(TORCH_DTYPES[acc.a_dtype])
-    b = torch.randn(32, 32, generator=generator).to(TORCH_DTYPES[acc.b_dtype])
+    a = torch.randn(32, 32, generator=generator).to(TORCH_DTYPES[spec.product.a_dtype])
+    count, columns = (1, 64) if spec.neighbours else (len(spec.accumulators), 32)
+    b_dtype = TORCH_DTYPES[spec.product.b_dtype]
+    bs = [torch.randn(32, columns, generator=generator).to(b_dtype) for _ in range(count)]
     shapes = {"exact": (32, 32), "rowvec": (32,), "colvec": (32,), "scalar": (1,)}
     loads = [
         torch.randn(shapes[load.kind.value], generator=generator).to(TORCH_DTYPES[load.dtype])
         for load in spec.loads
     ]
-    for before, after in zip(replay(spec, [a], [b], loads), replay(simple, [a], [b], loads), strict=True):
+    for before, after in zip(replay(spec, [a], bs, loads), replay(simple, [a], bs, loads), strict=True):
         torch.testing.assert_close(after.float(), before.float(), rtol=1e-2, atol=1e-2)
 
 
