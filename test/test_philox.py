@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cute_backend.philox import LARGEST_BELOW_ONE, gumbel, philox4x32, upper_tail
@@ -46,6 +46,7 @@ def test_published_vectors(counter, key, expected) -> None:
     assert in_integers(counter, key) == expected
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.tuples(WORDS, WORDS, WORDS, WORDS), st.tuples(WORDS, WORDS))
 def test_words_are_those_of_another_evaluation(counter, key) -> None:
     assert tuple(word.item() for word in philox4x32(tensors(counter), tensors(key))) == in_integers(

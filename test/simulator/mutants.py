@@ -901,7 +901,7 @@ MUTANTS = [
         COOPERATIVE,
         (
             Edit("cute.arch.sync_warp()", "pass", 2, 1),
-            Edit("self.epilogue.visit(", "cute.arch.sync_warp(); self.epilogue.visit("),
+            Edit("self.epilogue.visit(", "cute.arch.sync_warp(); self.epilogue.visit(", 2),
         ),
         RaceError,
         UNMET,

@@ -12,7 +12,7 @@ from cute_backend.runtime.compile import SYMBOL
 from cute_backend.simulator.errors import Deadlock
 from cute_backend.simulator.host import HostProgram
 
-EARLY = Edit(r"mov\.u32(\s+%r\d+), %tid\.x;", r"bar.sync 9, 992; mov.u32\1, %tid.x;")
+EARLY = Edit(r"(?s)\A(.*?)(mov\.u32\s+%r\d+, %tid\.x;)", r"\1bar.sync 9, 992; \2")
 """A barrier that never fills, before any warp has done anything that could tell what it is for."""
 
 
