@@ -19,6 +19,7 @@ import cute_backend
 from cute_backend import config
 from cute_backend.fx_walk.anchors import is_anchor
 from cute_backend.fx_walk.device import device_capability
+from cute_backend.fx_walk.padding import take_padding_back
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.regions import find_regions
@@ -35,6 +36,8 @@ class EpiloguePass(CustomGraphPass):
     """
 
     def __call__(self, graph: fx.Graph) -> None:
+        if _unreachable() is None:
+            take_padding_back(graph)
         regions, rejections = self.analyse(graph)
         if tuning_is_on():
             # Brings all of Inductor, which importing the pass must not.
@@ -52,9 +55,7 @@ class EpiloguePass(CustomGraphPass):
 
     def analyse(self, graph: fx.Graph) -> tuple[list[Region], list[Rejection]]:
         """What the pass would do to a graph, as regions and rejections; the graph stays as it is."""
-        unreachable = (
-            Reason.AOT if V.aot_compilation else Reason.CPP_WRAPPER if inductor_config.cpp_wrapper else None
-        )
+        unreachable = _unreachable()
         if unreachable is not None:
             refused = Refused(unreachable)
             return [], [refused.rejection(node) for node in graph.nodes if is_anchor(node)]
@@ -70,6 +71,11 @@ class EpiloguePass(CustomGraphPass):
             current_precision().value,
             tuple(sorted(config.save_config_portable().items())),  # type: ignore[attr-defined]
         )
+
+
+def _unreachable() -> Reason | None:
+    """Why no Python op can be called from the code that is compiled; None where it can."""
+    return Reason.AOT if V.aot_compilation else Reason.CPP_WRAPPER if inductor_config.cpp_wrapper else None
 
 
 def announce_regions(regions: list[Region]) -> None:
