@@ -22,7 +22,7 @@ SEEDS = (None, 1, 2)
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_the_configuration_table(name, arch, variant):
     epilogue = EPILOGUES[name]
-    # What TMA takes, and what it does not; swiglu7 reads rows of 2 N in bf16, which have to be multiples of 16 bytes.
+    # What TMA takes, and what it does not; swiglu7 reads rows of 2 N in bf16, whole multiples of 16 bytes.
     n = 304 if variant is Variant.TMA else 300 if name == "swiglu7" else 301
     m = n if epilogue.square else 330
     inputs = epilogue.inputs(Problem(m, n, 528))
