@@ -50,6 +50,10 @@ class EpiloguePass(CustomGraphPass):
         tally["regions"] += len(regions)
         tally.update(Counter(rejection.reason.value for rejection in rejections))
         if regions:
+            # As of tuning, so of lowering: Inductor is there by now.
+            from cute_backend.fx_walk.direct_call import register
+
+            register()
             rewrite(graph, regions)
             announce_regions(regions)
 

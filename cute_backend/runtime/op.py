@@ -44,21 +44,25 @@ def _fake(
 
 
 @torch.no_grad()
-def _cpu(
+def on_cpu(
     a: Sequence[Tensor],
     b: Sequence[Tensor],
     loads: Sequence[Tensor],
     spec: str,
     batch_invariant: bool = False,
 ) -> list[Tensor]:
+    """The replay of `spec`."""
     parsed = parse_spec(spec)
     check_operands(parsed, a, b, loads)
     return replay(parsed, a, b, loads)
 
 
+on_cuda = launch
+
+
 torch.library.register_fake("cute_backend::gemm_epilogue", _fake, lib=_LIBRARY)
-_LIBRARY.impl("gemm_epilogue", _cpu, "CPU")
-_LIBRARY.impl("gemm_epilogue", launch, "CUDA")
+_LIBRARY.impl("gemm_epilogue", on_cpu, "CPU")
+_LIBRARY.impl("gemm_epilogue", on_cuda, "CUDA")
 _LIBRARY.impl("gemm_epilogue", torch.library.fallthrough_kernel, "Autograd")
 
 gemm_epilogue = torch.ops.cute_backend.gemm_epilogue.default

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.utils import run_and_get_code
 
 import cute_backend
 from cute_backend import config
@@ -356,6 +357,14 @@ def test_the_pass_alone_is_an_option_of_inductor(fresh_compiler: None) -> None:
     result = torch.compile(linear_gelu, options=options)(*args)
     assert counted() == {"anchors": 1, "regions": 1}
     torch.testing.assert_close(result, linear_gelu(*args), rtol=0.02, atol=0.02)
+
+
+def test_generated_code_calls_the_implementation_itself(fresh_compiler: None) -> None:
+    args = linear_inputs()
+    _, code = run_and_get_code(torch.compile(linear_gelu, backend=cute), *args)
+    assert "from cute_backend.runtime.op import on_cpu as gemm_epilogue_on_cpu" in code[0]
+    assert "= gemm_epilogue_on_cpu([" in code[0]
+    assert "torch.ops.cute_backend.gemm_epilogue.default(" not in code[0]
 
 
 @pytest.mark.parametrize("where", ["options", "config"])

@@ -1,0 +1,43 @@
+"""Inductor's code calls the op's implementation itself.
+
+Through torch's dispatcher a call from Python to an op that is implemented in Python costs as much as all the
+rest of a launch: lists and the spec's text are turned into C++ values and back, and the text is hashed anew.
+Code generated below autograd gains nothing from that. So where a graph's op runs on one device, Inductor is
+told to call what is registered for that device. Imports Inductor, which importing the pass must not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from torch._inductor import ir, lowering
+
+from cute_backend.runtime.op import gemm_epilogue
+
+_CALLS = {
+    "cuda": "from cute_backend.runtime.op import on_cuda as gemm_epilogue_on_cuda",
+    "cpu": "from cute_backend.runtime.op import on_cpu as gemm_epilogue_on_cpu",
+}
+
+
+class _DirectCall(ir.FallbackKernel):
+    """A call of the op whose generated code names the implementation."""
+
+    def codegen(self, wrapper: Any) -> None:
+        line = _CALLS[self.get_device_or_error().type]
+        wrapper.add_import_once(line)
+        self.set_python_kernel_name(line.split()[-1])
+        super().codegen(wrapper)
+
+
+@cache
+def register() -> None:
+    """Have Inductor lower the op so, from now on in this process."""
+    lowering.add_needs_realized_inputs(gemm_epilogue)
+
+    @lowering.register_lowering(gemm_epilogue, type_promotion_kind=None)
+    def lower(*args: Any, **kwargs: Any) -> list[ir.TensorBox]:
+        outputs: Sequence[Any] = _DirectCall.create(gemm_epilogue, *args, **kwargs)  # type: ignore[assignment]
+        return [ir.TensorBox.create(output) for output in outputs]
