@@ -1,35 +1,68 @@
-"""Settings, each read where it decides something and hashed into the cache keys of Inductor.
+"""Settings, each read where it decides something. Those that decide a result are hashed into Inductor's keys.
 
-Set them as attributes, or for a while with `cute_backend.config.patch(max_stores=2)`.
+Set them as attributes, or for a while with `cute_backend.config.patch(max_stores=2)`, or before Python starts
+as an environment variable of the same name, such as CUTE_BACKEND_MAX_STORES=2; switches are 0 or 1. What a
+program sets wins over the environment. CUTE_BACKEND_CACHE_DIR, the folder of compiled kernels, and
+CUTE_BACKEND_PACK, a pack to load them from, are environment variables alone.
 """
 
+import os
 import sys
 from typing import Optional
 
 from torch.utils._config_module import install_config_module
 
-max_loads: int = 16
+
+def _number(name: str, default: int) -> int:
+    """A setting from the environment. Raises ValueError for what is no whole number, or a negative one."""
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise ValueError(f"{name} is {text!r}; it takes a whole number that is not negative")
+    return int(text)
+
+
+def _switch(name: str, default: Optional[bool]) -> Optional[bool]:  # noqa: UP045  as below
+    """A setting from the environment, 0 or 1. Raises ValueError for anything else."""
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    if text not in ("0", "1"):
+        raise ValueError(f"{name} is {text!r}; it takes 0 or 1")
+    return text == "1"
+
+
+max_loads: int = _number("CUTE_BACKEND_MAX_LOADS", 16)
 """Epilogue operands that one kernel reads: pointers and descriptors are kernel parameters."""
 
-max_exact_loads: int = 4
+max_exact_loads: int = _number("CUTE_BACKEND_MAX_EXACT_LOADS", 4)
 """Operands of the output's size that one kernel reads: each takes shared memory from the mainloop."""
 
-max_stores: int = 4
+max_stores: int = _number("CUTE_BACKEND_MAX_STORES", 4)
 """Results that one kernel writes: each takes shared memory from the mainloop."""
 
-max_autotune: Optional[bool] = None  # noqa: UP045  torch's config module reads the annotation at run time
+max_autotune: Optional[bool] = _switch("CUTE_BACKEND_MAX_AUTOTUNE", None)  # noqa: UP045  torch reads it
 """Whether kernels are tuned when a program is compiled: None as Inductor does, with mode="max-autotune".
 
 What was found is remembered in the cache folder, and serves every later program, tuned or not."""
 
-batch_invariant: bool = False
+batch_invariant: bool = bool(_switch("CUTE_BACKEND_BATCH_INVARIANT", False))
 """Whether a row of a result has the same bits whatever M is: one configuration serves every M, chosen by N
 and K alone, at some cost in speed, and nothing is tuned. It holds for what is fused, not for what is left."""
 
-quiet: bool = False
-"""Whether tuning shows no progress. It shows none either where standard error is not a terminal."""
+cache_limit_mb: int = _number("CUTE_BACKEND_CACHE_LIMIT_MB", 4096)
+"""Megabytes (2**20 bytes) of compiled kernels that the cache folder keeps, 0 for as many as there are.
 
-_cache_config_ignore_prefix: list[str] = ["quiet"]
-"""What `save_config_portable` leaves out: settings that decide nothing."""
+After a kernel is written, those that were loaded longest ago go until the rest fits; what was used in the
+last ten minutes stays."""
+
+compile_jobs: int = _number("CUTE_BACKEND_COMPILE_JOBS", 0)
+"""Processes that compile kernels side by side, 0 for one on each CPU that this process may use."""
+
+quiet: bool = bool(_switch("CUTE_BACKEND_QUIET", False))
+"""Whether compiling and tuning show no progress. They show none either where standard error is not a
+terminal."""
+
+_cache_config_ignore_prefix: list[str] = ["quiet", "cache_limit_mb", "compile_jobs"]
+"""What `save_config_portable` leaves out: settings that decide nothing of a result."""
 
 install_config_module(sys.modules[__name__])
