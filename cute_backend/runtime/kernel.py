@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -18,7 +19,9 @@ from ..templates.config import Arch, TileConfig
 _PACKAGE = Path(__file__).parents[1]
 
 _HOST_CPUS = {"x86_64": "x86-64-v2", "aarch64": "generic"}
-"""The LLVM CPU that host code is compiled for, by machine: a stated baseline, not whatever builds it."""
+"""The LLVM CPU that host code is compiled for, by machine: a stated baseline, not whatever builds it.
+
+Version 2 of x86-64 is SSE up to 4.2 and POPCNT; "generic" is ARMv8.0 with NEON."""
 
 
 class UnavailableError(RuntimeError):
@@ -31,6 +34,14 @@ def host_cpu() -> str:
     if machine not in _HOST_CPUS:
         raise UnavailableError(f"kernels are built for hosts {', '.join(_HOST_CPUS)}, not for {machine}")
     return _HOST_CPUS[machine]
+
+
+def host() -> str:
+    """The triple and the baseline CPU of host code, such as "x86_64-linux-gnu x86-64-v2": torch's wheels for
+    Linux are all for glibc. Raises UnavailableError on another machine."""
+    if platform.system() != "Linux":
+        raise UnavailableError(f"kernels are built for hosts that run Linux, not {platform.system()}")
+    return f"{platform.machine()}-linux-gnu {host_cpu()}"
 
 
 @dataclass(frozen=True)
@@ -48,8 +59,7 @@ class Kernel:
     @cached_property
     def name(self) -> str:
         """A file name that no other kernel, and no other version of what compiles it, shares."""
-        identity = json.dumps([self.to_dict(), environment()], sort_keys=True)
-        digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        digest = digest_of(self.to_dict(), environment())
         return f"{self.arch.value}_{self.config.name}_{self.variant.value}_{digest}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,16 +77,23 @@ class Kernel:
         return Kernel(spec, TileConfig.from_dict(data["config"]), Variant(data["variant"]))
 
 
+def digest_of(kernel: dict[str, Any], surroundings: Sequence[str]) -> str:
+    """The end of the name of a kernel, given as `Kernel.to_dict` does, in some `environment`."""
+    identity = json.dumps([kernel, surroundings], sort_keys=True)
+    return hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+
 @cache
 def environment() -> tuple[str, ...]:
-    """What else a compiled object depends on: versions, the sources that make kernels, the host's CPU."""
+    """What else a compiled object depends on: versions, the sources that make kernels, the host's triple and
+    CPU."""
     from .toolkit import cuda_major
 
     return (
         f"cute_backend {version_of('cute-backend')} {_source_digest()}",
         f"nvidia-cutlass-dsl {version_of('nvidia-cutlass-dsl')} cu{cuda_major()}",
         f"apache-tvm-ffi {version_of('apache-tvm-ffi')}",
-        f"{platform.system()} {platform.machine()} {host_cpu()}",
+        host(),
     )
 
 
