@@ -1,4 +1,5 @@
-"""`python -m cute_backend explain|source|build|simulate|bench FILE.py[:name] [--arch sm_90a|sm_100a]`.
+"""`python -m cute_backend explain|source|build|simulate|bench FILE.py[:name] [--arch sm_90a|sm_100a]`, and
+`python -m cute_backend cache info|verify|clear|path`.
 
 FILE defines a function (or a module) and `example_inputs()`, which returns its arguments; `bench` without it
 runs the built-in tables. What is wrong with a request is told in one sentence, with exit status 2. What is
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from . import __version__
+from . import __version__, cache_command
 from .errors import UsageError, root_cause
 from .runtime.compile import BuildError
 from .runtime.kernel import UnavailableError
@@ -82,6 +83,10 @@ def _parser() -> argparse.ArgumentParser:
                 "--timeline", metavar="FILE.png", type=Path, help="draw what the first region's warps do when"
             )
         sub.set_defaults(command=command)
+    about = "what the folder of compiled kernels holds; whether it is sound; empty it; where it is"
+    sub = commands.add_parser("cache", help=about, description=about)
+    sub.add_argument("action", choices=cache_command.ACTIONS)
+    sub.set_defaults(command=cache_command.main)
     parser.set_defaults(command=lambda _: parser.error(f"give a COMMAND: {', '.join(commands.choices)}"))
     return parser
 

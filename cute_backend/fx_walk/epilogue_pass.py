@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import Counter, defaultdict
 from functools import cache
 from importlib import metadata
@@ -27,6 +28,8 @@ from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.runtime.launch import announce
 from cute_backend.spec import Precision
 
+log = logging.getLogger(__name__)
+
 
 class EpiloguePass(CustomGraphPass):
     """Fuses every matrix product of a graph with the pointwise work after it.
@@ -45,6 +48,10 @@ class EpiloguePass(CustomGraphPass):
 
             regions, slower = tune(regions)
             rejections += slower
+        for region in regions:
+            log.info("fused %s of M, N, K %s: %s", _names(region), region.problem, region.spec.key)
+        for rejection in rejections:
+            log.info("left %s to Inductor, %s: %s", rejection.node, rejection.reason.value, rejection.message)
         tally = counters["cute_backend"]
         tally["anchors"] += sum(is_anchor(node) for node in graph.nodes)
         tally["regions"] += len(regions)
@@ -75,6 +82,10 @@ class EpiloguePass(CustomGraphPass):
             current_precision().value,
             tuple(sorted(config.save_config_portable().items())),  # type: ignore[attr-defined]
         )
+
+
+def _names(region: Region) -> str:
+    return ", ".join(node.name for node in region.products)
 
 
 def _unreachable() -> Reason | None:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from typing import Union
 
+from .. import config
 from ..memory_ops import emit
 from .cache import KernelCache, caches
 from .compile import BuildError, Built, compile_kernel
 from .kernel import Kernel, UnavailableError
 from .link import KernelFunction
 from .notices import count
+
+log = logging.getLogger(__name__)
 
 UNBUILT, UNWRITABLE = 3, 4
 """Exit statuses of a worker: the kernel can't be built; the cache folder can't be written."""
@@ -40,6 +46,7 @@ def load_known(kernels: Iterable[Kernel]) -> dict[Kernel, KernelFunction]:
             if kernel not in _loaded:
                 found = next((function for cache in caches() if (function := cache.load(kernel))), None)
                 if found is not None:
+                    log.debug("%s was loaded", kernel.name)
                     _loaded[kernel] = found
         return {kernel: _loaded[kernel] for kernel in kernels if kernel in _loaded}
 
@@ -48,12 +55,12 @@ Outcome = Union[KernelFunction, BuildError, UnavailableError]
 
 
 def obtain(
-    kernels: Iterable[Kernel], *, apart: bool = False, built: Callable[[], None] = lambda: None
+    kernels: Iterable[Kernel], *, apart: bool = False, built: Callable[[], None] | None = None
 ) -> dict[Kernel, Outcome]:
     """Every one of `kernels`, built where need be; an error stands for one that can't be.
 
     With `apart` none is built in this process, which may then do other work in other threads. `built` is
-    called as each is done.
+    called as each is done; without it, a line on the terminal says how many are.
     """
     kernels = list(dict.fromkeys(kernels))
     outcomes: dict[Kernel, Outcome] = dict(load_known(kernels))
@@ -62,22 +69,50 @@ def obtain(
         return outcomes
     count("kernels_built", len(missing))
     here = len(missing) == 1 and not apart
+    with _counted(len(missing)) if built is None else nullcontext(built) as step:
 
-    def attempt(kernel: Kernel) -> BuildError | UnavailableError | None:
-        failure = _attempt(build_into if here else _build_in_process, kernel)
-        built()
-        return failure
+        def attempt(kernel: Kernel) -> BuildError | UnavailableError | None:
+            start = time.perf_counter()
+            failure = _attempt(build_into if here else _build_in_process, kernel)
+            log.info("%s %s after %.1f s", kernel.name, failure or "was built", time.perf_counter() - start)
+            step()
+            return failure
 
-    if here:
-        failures = [attempt(missing[0])]
-    else:
-        with ThreadPoolExecutor(min(len(missing), len(os.sched_getaffinity(0)))) as pool:
-            failures = list(pool.map(attempt, missing))
+        if here:
+            failures = [attempt(missing[0])]
+        else:
+            with ThreadPoolExecutor(min(len(missing), jobs())) as pool:
+                failures = list(pool.map(attempt, missing))
     outcomes.update(load_known(missing))
     for kernel, failure in zip(missing, failures, strict=True):
         if kernel not in outcomes:
             outcomes[kernel] = failure or BuildError(f"{kernel.name} was built but does not load")
+    _make_room()
     return outcomes
+
+
+def jobs() -> int:
+    """Processes that compile side by side."""
+    return config.compile_jobs or len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def _counted(total: int) -> Iterator[Callable[[], None]]:
+    """A line that counts the kernels that are built."""
+    from .progress import line
+
+    with line() as bar:
+        task = bar.add_task("compiling kernels", total=total)
+        yield lambda: bar.advance(task)
+
+
+def _make_room() -> None:
+    """Hold the cache folder to its limit, after something was written."""
+    from .upkeep import evict
+
+    cache = caches()[-1]
+    if config.cache_limit_mb and cache.writable:
+        evict(cache, config.cache_limit_mb << 20)
 
 
 def spills(kernel: Kernel) -> bool:

@@ -6,7 +6,8 @@ Each is written under a temporary name and renamed, by the one process that hold
 process may be killed at any instant and leave no half kernel: without a sound entry there is none.
 
 Code from the cache runs in the process, so the folder must be the user's own and closed to others, nothing
-in it is ever unpickled, and code that does not match its entry is not loaded.
+in it is ever unpickled, and code that does not match its entry is not loaded. The time of an entry is that of
+its last use, by which `upkeep` makes room.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
 CACHE_DIR_VARIABLE = "CUTE_BACKEND_CACHE_DIR"
+
+SCRATCH = "new-"
+"""How the names of files begin that are being written."""
 
 
 class CacheFolderError(RuntimeError):
@@ -73,6 +77,8 @@ class KernelCache:
         except (KeyError, TypeError, ValueError) as error:
             why = f"it is no kernel's entry ({error!r})"
         except (OSError, RuntimeError, AttributeError) as error:
+            if not entry.exists():
+                return None  # it was removed for room while it was being read
             why = f"its code does not load ({error})"
         warn_once(
             ("entry", entry), f"cute_backend: {entry} is not used: {why}; the kernel is compiled afresh."
@@ -85,7 +91,10 @@ class KernelCache:
         code = self._path(kernel, LIBRARY if entry["linked"] else OBJECT)
         if hashlib.sha256(code.read_bytes()).hexdigest() != entry["sha256"]:
             raise _ForeignError(f"{code.name} is not what was written")
-        return load(code)
+        function = load(code)
+        with suppress(OSError):  # where the folder is read-only, no kernel goes for want of room
+            os.utime(self._path(kernel, ".json"))
+        return function
 
     def spill_bytes(self, kernel: Kernel) -> int:
         """The bytes that each thread of a kernel that was loaded from here spills; 0 where it is not here."""
@@ -96,7 +105,7 @@ class KernelCache:
 
     def save(self, kernel: Kernel, built: Built) -> None:
         """Write a kernel. The caller holds its lock."""
-        with tempfile.TemporaryDirectory(prefix="new-", dir=self.root) as scratch:
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=self.root) as scratch:
             code = Path(scratch) / f"code{OBJECT}"
             code.write_bytes(built.host_object)
             library = code.with_suffix(LIBRARY)
@@ -112,6 +121,8 @@ class KernelCache:
                 "spill_bytes": built.spill_bytes,
                 "smem_bytes": built.smem_bytes,
             }
+            # An entry from before, of code that did not load, must not stand beside other code.
+            self._path(kernel, ".json").unlink(missing_ok=True)
             code.replace(self._path(kernel, code.suffix))
             self.write(self._path(kernel, ".json"), json.dumps(entry, indent=1).encode())
 
@@ -141,7 +152,7 @@ class KernelCache:
 
     def write(self, path: Path, content: bytes) -> None:
         """Put a file of the folder in place, whole or not at all. Raises OSError."""
-        handle, name = tempfile.mkstemp(prefix="new-", dir=self.root)
+        handle, name = tempfile.mkstemp(prefix=SCRATCH, dir=self.root)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)

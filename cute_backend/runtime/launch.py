@@ -13,6 +13,7 @@ their sizes are new, or when that check has refused operands of these sizes befo
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ from .outputs import Outputs
 from .reach import Problem, Winners, config_for, reachable_kernels, stores_aligned
 from .slots import adapters, planes, views
 from .tuned import remembered
+
+log = logging.getLogger(__name__)
 
 _launchers: dict[tuple[str, int, bool], Launcher] = {}
 _preparing = threading.RLock()
@@ -80,6 +83,7 @@ def prepare(problems: Iterable[Problem], device: int) -> None:
         missing = [
             (launcher, kernel) for launcher, kernel in dict.fromkeys(wanted) if not launcher.knows(kernel)
         ]
+        log.info("%d kernels serve the regions of a graph on GPU %d", len(wanted), device)
         outcomes = obtain(kernel for _, kernel in missing)
         for launcher, kernel in missing:
             launcher.add(kernel, outcomes[kernel])
@@ -254,6 +258,7 @@ class Launcher:
             if len(self._choices) >= _MAX_CHOICES:
                 self._choices.clear()
             self._choices[m, n, k] = choice
+            log.debug("M %d, N %d, K %d of %s take %s", m, n, k, self._spec.key, kernels[0].config.name)
             return choice
 
     def _nearest(self, kernel: Kernel) -> _Ready | None:

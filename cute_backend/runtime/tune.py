@@ -6,6 +6,7 @@ for its bucket of M. Nothing is tuned at a launch: what was found before it serv
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,16 +17,8 @@ from typing import Protocol
 
 import torch
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import Progress
 
-from .. import config
 from ..spec import EpilogueSpec
 from ..templates.config import candidates
 from .build import Outcome, obtain, spills
@@ -34,9 +27,12 @@ from .device import Device
 from .kernel import Kernel, UnavailableError
 from .link import KernelFunction
 from .notices import count, warn_once
+from .progress import line
 from .reach import Problem, bucket_of, reachable_kernels, reachable_variants
 from .timing import Run, Timer
 from .tuned import Key, Memory, Result
+
+log = logging.getLogger(__name__)
 
 
 class Untuned(Enum):
@@ -103,7 +99,7 @@ class Tuner:
         self._timer = timer
         self._memory = memory
         self._build = build
-        self._console = console or Console(stderr=True)
+        self._console = console
 
     def tune(self, jobs: Sequence[Job]) -> list[Result | None]:
         """The result of each job, from memory or found now; None where there is none, which is counted."""
@@ -141,6 +137,7 @@ class Tuner:
             functions = _sound({kernel: outcomes[kernel] for kernel in kernels[key]})
             result = self._time(job, functions, unfused.pop(key))
             if result is not None:
+                log.info("tuned %s: %s in %.1f us", key.text, result.config.name, result.us)
                 self._memory.put({key: result})
                 count("tuned")
             progress.step()
@@ -172,16 +169,7 @@ class Tuner:
 
     @contextmanager
     def _progress(self, regions: int) -> Iterator[_Report]:
-        with Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=self._console,
-            transient=True,
-            disable=config.quiet or not self._console.is_terminal,
-        ) as bar:
+        with line(self._console) as bar:
             yield _Report(bar, f"{regions} region{'' if regions == 1 else 's'}")
 
 

@@ -18,6 +18,7 @@ import pytest
 from handmade import kernel_of, make_spec, source
 from torch._dynamo.utils import counters
 
+from cute_backend import config
 from cute_backend.memory_ops import Variant, emit
 from cute_backend.runtime import build as building
 from cute_backend.runtime import cache as caching
@@ -400,8 +401,7 @@ def test_several_generated_kernels_are_built_in_processes_of_their_own(
     arch: Arch, folder: Path, compilations: list[str]
 ) -> None:
     # What this process would put in the place of generated text does not reach another.
-    config = table(arch, SPEC)[-1]
-    kernels = [Kernel(SPEC, config, variant) for variant in Variant]
+    kernels = [Kernel(SPEC, table(arch, SPEC)[-1], variant) for variant in Variant]
     outcomes = obtain(kernels)
     assert all(callable(outcomes[kernel]) for kernel in kernels), outcomes
     assert compilations == []
@@ -425,3 +425,27 @@ def test_a_failed_build_leaves_no_entry(folder: Path, monkeypatch: pytest.Monkey
     with pytest.raises(BuildError, match="does not compile: RuntimeError: no"):
         build_into(KernelCache(folder), KERNEL)
     assert {path.suffix for path in folder.iterdir()} <= {".py", ".lock"}
+
+
+def test_a_line_on_a_terminal_counts_what_is_built(
+    folder: Path,
+    compilations: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # which rich takes for a terminal
+    obtain([KERNEL])
+    shown = capsys.readouterr().err
+    assert "compiling kernels" in shown and "1/1" in shown
+    with config.patch(quiet=True):
+        obtain([kernel_of(make_spec(second_store=True))])
+    forget()
+    obtain([KERNEL])  # from disk
+    assert capsys.readouterr().err == ""
+    assert len(compilations) == 2
+
+
+def test_the_number_of_compiling_processes_is_a_setting() -> None:
+    assert building.jobs() == len(os.sched_getaffinity(0))
+    with config.patch(compile_jobs=3):
+        assert building.jobs() == 3

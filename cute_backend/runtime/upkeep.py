@@ -1,0 +1,148 @@
+"""What keeps a cache folder in order: its size limit, and what people ask of it.
+
+Kernels are removed while other processes read, write and run them. One that is loaded stays so: Linux keeps
+a file that is mapped until no one maps it. One that is about to be loaded has just been used, and what was
+used lately stays. One that is being written is locked, and passed over. The entry goes first and the code
+after it, so that whoever is killed in between leaves code without an entry, which is no kernel. Locks are
+never removed: who holds one that was, and who makes it anew, would both believe that they hold it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import time
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from filelock import Timeout
+
+from .cache import SCRATCH, KernelCache
+from .kernel import digest_of, environment
+from .link import LIBRARY, OBJECT
+
+log = logging.getLogger(__name__)
+
+KEPT_S = 600
+"""Seconds after its last use before a kernel may be removed for room: others wrote it and now load it."""
+
+_LEFT_BEHIND_S = 3600
+"""Seconds after which an unfinished file is that of a process that was killed."""
+
+_ENTRY = ".json"
+_NAME = re.compile(r"sm_\d+a_\w+_[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The files of one kernel: their size together in bytes and when they were last used, in Unix time."""
+
+    name: str
+    files: tuple[Path, ...]
+    size: int
+    used: float
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether there is more than a source that was never compiled, or code without its entry."""
+        return any(path.suffix == _ENTRY for path in self.files)
+
+
+def entries(root: Path) -> list[Entry]:
+    """What lies in a folder, what was used longest ago first; nothing where there is no folder."""
+    found: dict[str, dict[Path, os.stat_result]] = defaultdict(dict)
+    for path in root.glob("sm_*"):
+        if _NAME.fullmatch(path.stem) and path.suffix in (_ENTRY, LIBRARY, OBJECT, ".py"):
+            with suppress(FileNotFoundError):
+                found[path.stem][path] = path.stat()
+    listed = []
+    for name, files in found.items():
+        size = sum(status.st_size for status in files.values())
+        used = max(status.st_mtime for status in files.values())
+        listed.append(Entry(name, tuple(files), size, used))
+    return sorted(listed, key=lambda entry: entry.used)
+
+
+def evict(cache: KernelCache, limit: int) -> list[str]:
+    """Remove kernels, those that were used longest ago first, until the rest takes at most `limit` bytes.
+
+    What was used in the last KEPT_S seconds stays. Returns the names of what was removed.
+    """
+    sweep(cache.root)
+    listed = entries(cache.root)
+    excess, removed = sum(entry.size for entry in listed) - limit, []
+    for entry in listed:
+        if excess <= 0 or entry.used > time.time() - KEPT_S:
+            break
+        if remove(cache, entry):
+            excess -= entry.size
+            removed.append(entry.name)
+    if removed:
+        log.info("%s exceeded %d bytes: removed %s", cache.root, limit, ", ".join(removed))
+    return removed
+
+
+def remove(cache: KernelCache, entry: Entry) -> bool:
+    """Remove one kernel; False where someone is writing it, or the folder is not to be written."""
+    try:
+        with cache.lock_named(f"{entry.name}.lock").acquire(timeout=0):
+            for path in sorted(entry.files, key=lambda path: path.suffix != _ENTRY):
+                path.unlink(missing_ok=True)
+    except (Timeout, OSError):
+        return False
+    return True
+
+
+def sweep(root: Path) -> None:
+    """Remove what killed writers left."""
+    for path in root.glob(f"{SCRATCH}*"):
+        with suppress(OSError):
+            if path.stat().st_mtime > time.time() - _LEFT_BEHIND_S:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
+
+
+def clear(cache: KernelCache) -> tuple[int, int]:
+    """Remove every kernel, and what tuning found. Returns how many kernels went, and how many bytes."""
+    sweep(cache.root)
+    gone = [entry for entry in entries(cache.root) if remove(cache, entry)]
+    (cache.root / "tuned.json").unlink(missing_ok=True)
+    return sum(entry.is_kernel for entry in gone), sum(entry.size for entry in gone)
+
+
+class Verdict(Enum):
+    """What `judge` finds of a kernel's files."""
+
+    SOUND = "sound"
+    STALE = "of other versions"
+    CORRUPT = "corrupt"
+
+
+def judge(entry: Entry) -> tuple[Verdict, str]:
+    """Whether a kernel is what its entry says, and in what way it is not; its code is read, not loaded.
+
+    STALE is one that is whole, and that these versions do not load.
+    """
+    path = next(path for path in entry.files if path.suffix == _ENTRY)
+    try:
+        data: dict[str, Any] = json.loads(path.read_bytes())
+        code = path.with_suffix(LIBRARY if data["linked"] else OBJECT)
+        if not entry.name.endswith(digest_of(data["kernel"], data["environment"])):
+            return Verdict.CORRUPT, "it is of another kernel than its name says"
+        if hashlib.sha256(code.read_bytes()).hexdigest() != data["sha256"]:
+            return Verdict.CORRUPT, f"{code.name} is not what was written"
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        return Verdict.CORRUPT, f"it can't be read: {error}"
+    stale = tuple(data["environment"]) != environment()
+    return (Verdict.STALE if stale else Verdict.SOUND), ""

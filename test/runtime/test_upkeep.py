@@ -1,0 +1,310 @@
+"""The cache folder: its limit, what goes and what stays, and what the command says of it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from handmade import kernel_of, make_spec, source
+
+from cute_backend import config
+from cute_backend.__main__ import main
+from cute_backend.memory_ops import Variant
+from cute_backend.runtime import build as building
+from cute_backend.runtime import cache as caching
+from cute_backend.runtime import link as linking
+from cute_backend.runtime import notices, upkeep
+from cute_backend.runtime.build import load_known, obtain
+from cute_backend.runtime.cache import KernelCache
+from cute_backend.runtime.compile import Built, compile_kernel
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.upkeep import KEPT_S, Verdict, clear, entries, evict, judge
+from cute_backend.spec import EpilogueSpec
+from cute_backend.templates.config import Arch
+
+KERNELS = [
+    kernel_of(make_spec(second_store=second), variant=variant, arch=arch)
+    for second in (False, True)
+    for variant in Variant
+    for arch in Arch
+]
+"""Eight kernels, by name alone: what is written under them is one and the same object, or bytes."""
+
+
+def emit(spec: EpilogueSpec, config: object, variant: object) -> str:
+    return source(spec)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    kernel = KERNELS[0]
+    path = tmp_path_factory.mktemp("built") / "kernel.py"
+    text = source(kernel.spec)
+    path.write_text(text)
+    return compile_kernel(kernel, text, path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: Built) -> Iterator[Path]:
+    """A cache folder of the test's own, and a compiler that takes no time."""
+    root = tmp_path / "kernels"
+    monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(root))
+    monkeypatch.setattr(building, "_loaded", {})
+    monkeypatch.setattr(notices, "_warned", set())
+    monkeypatch.setattr(building, "emit", emit)
+    monkeypatch.setattr(building, "compile_kernel", lambda *arguments: built)
+    caching._cache_at.cache_clear()
+    yield root
+    caching._cache_at.cache_clear()
+
+
+def names(root: Path) -> list[str]:
+    return [entry.name for entry in entries(root) if entry.is_kernel]
+
+
+def age(root: Path, kernel: Kernel, seconds: float) -> None:
+    """Have a kernel used so long ago."""
+    for path in root.glob(f"{kernel.name}.*"):
+        os.utime(path, (time.time() - seconds,) * 2)
+
+
+def written(root: Path, *ages: float) -> KernelCache:
+    """A folder with kernels that were used so many seconds ago."""
+    for kernel, seconds in zip(KERNELS, ages, strict=False):
+        obtain([kernel])
+        age(root, kernel, seconds)
+    building._loaded.clear()
+    return KernelCache(root)
+
+
+# The limit
+
+
+def test_what_was_used_longest_ago_goes_first(folder: Path) -> None:
+    cache = written(folder, 2 * KEPT_S, 4 * KEPT_S, 3 * KEPT_S)
+    size = max(entry.size for entry in entries(folder))
+    assert evict(cache, 3 * size) == []
+    assert evict(cache, 2 * size) == [KERNELS[1].name]
+    assert names(folder) == [KERNELS[2].name, KERNELS[0].name]
+    left = {path.name for path in folder.iterdir() if path.name.startswith(KERNELS[1].name)}
+    assert left <= {f"{KERNELS[1].name}.lock"}
+
+
+def test_a_load_is_a_use(folder: Path) -> None:
+    cache = written(folder, 4 * KEPT_S, 3 * KEPT_S)
+    assert load_known([KERNELS[0]])
+    assert evict(cache, 1) == [KERNELS[1].name]
+    assert names(folder) == [KERNELS[0].name]
+
+
+def test_what_was_used_just_now_stays_whatever_the_limit(folder: Path) -> None:
+    cache = written(folder, KEPT_S - 30, 2 * KEPT_S, 0)
+    assert evict(cache, 0) == [KERNELS[1].name]
+
+
+def test_a_kernel_that_someone_writes_is_passed_over(folder: Path) -> None:
+    cache = written(folder, 3 * KEPT_S, 2 * KEPT_S)
+    with cache.lock(KERNELS[0]):
+        assert evict(cache, 0) == [KERNELS[1].name]
+    assert evict(cache, 0) == [KERNELS[0].name]
+
+
+def test_a_loaded_kernel_outlives_its_file(folder: Path) -> None:
+    import torch
+
+    cache = written(folder, 2 * KEPT_S)
+    function = load_known([KERNELS[0]])[KERNELS[0]]
+    age(folder, KERNELS[0], 2 * KEPT_S)
+    assert evict(cache, 0) == [KERNELS[0].name]
+    assert not list(folder.glob("*.so"))
+    gc.collect()
+    plane = torch.zeros(2, 16).bfloat16()
+    loads = [torch.zeros(1), torch.zeros(16), torch.zeros(2), plane]
+    with pytest.raises(ValueError, match="expected device_type=cuda"):  # says its compiled code
+        function(torch.zeros(2, 8).bfloat16(), torch.zeros(16, 8).bfloat16().t(), *loads, plane, 132)
+
+
+def test_a_kernel_that_goes_while_it_is_read_is_absent_without_a_warning(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, built: Built
+) -> None:
+    cache, load = KernelCache(folder), linking.load
+    cache.save(KERNELS[0], built)  # and not loaded: what is, dlopen finds by its name
+    age(folder, KERNELS[0], 2 * KEPT_S)
+
+    def late(path: Path) -> object:
+        evict(cache, 0)
+        return load(path)
+
+    monkeypatch.setattr(caching, "load", late)
+    assert load_known([KERNELS[0]]) == {}
+    assert notices._warned == set()
+
+
+def test_building_makes_room(folder: Path) -> None:
+    written(folder, 2 * KEPT_S, 3 * KEPT_S)
+    megabyte = folder / f"{KERNELS[1].name}.py"
+    megabyte.write_bytes(bytes(2**20))
+    age(folder, KERNELS[1], 3 * KEPT_S)
+    with config.patch(cache_limit_mb=0):
+        obtain([KERNELS[2]])
+    assert len(names(folder)) == 3
+    with config.patch(cache_limit_mb=1):
+        assert callable(obtain([KERNELS[3]])[KERNELS[3]])
+    assert names(folder) == [KERNELS[0].name, KERNELS[2].name, KERNELS[3].name]
+
+
+def test_only_old_unfinished_files_are_swept(folder: Path) -> None:
+    cache = written(folder, 0)
+    for name in ("new-old", "new-young"):
+        (folder / name).mkdir()
+        (folder / name / "code.o").write_bytes(b"half")
+    (folder / "new-file").write_bytes(b"half")
+    for name in ("new-old", "new-file"):
+        os.utime(folder / name, (time.time() - 7200,) * 2)
+    evict(cache, 2**40)
+    assert [path.name for path in folder.glob("new-*")] == ["new-young"]
+
+
+def test_other_files_of_the_folder_are_let_be(folder: Path) -> None:
+    cache = written(folder, 2 * KEPT_S)
+    for name in ("sm_90a_mine.so", "notes.txt", "sm_90a_of_mine_0123456789abcdef.png"):
+        (folder / name).write_text("mine")
+        os.utime(folder / name, (1, 1))
+    clear(cache)
+    evict(cache, 0)
+    kept = {path.name for path in folder.iterdir() if path.suffix != ".lock"}
+    assert kept == {"sm_90a_mine.so", "notes.txt", "sm_90a_of_mine_0123456789abcdef.png"}
+
+
+# Killed at any instant
+
+
+def test_writers_killed_at_random_instants_leave_whole_entries_only(
+    folder: Path, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caching, "link", lambda code, library: False)
+    monkeypatch.setattr(upkeep, "KEPT_S", 0)
+    cache, chance, seen = KernelCache(folder), random.Random(7), set()
+    for turn in range(40):
+        children = [start_writing(cache, built, random.Random(2 * turn + i)) for i in range(2)]
+        time.sleep(chance.uniform(0.002, 0.05))
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        whole = [entry for entry in entries(folder) if entry.is_kernel]
+        assert [judge(entry) for entry in whole] == [(Verdict.SOUND, "")] * len(whole), turn
+        seen.add(tuple(entry.name for entry in whole))
+    assert len(seen) > 3  # they wrote and they evicted
+    assert any(path.name.startswith("new-") for path in folder.iterdir())  # and were killed at it
+
+
+def start_writing(cache: KernelCache, built: Built, chance: random.Random) -> int:
+    """A process that writes and evicts kernels, over and over, with new code each time."""
+    child = os.fork()
+    while child == 0:
+        kernel = chance.choice(KERNELS)
+        with cache.lock(kernel):
+            cache.save(kernel, replace(built, host_object=chance.randbytes(200_000)))
+        evict(cache, 800_000)
+    return child
+
+
+# The command
+
+
+def test_info_counts_kernels_and_bytes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(folder, 0, 100)
+    assert main(["cache", "info"]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    assert lines["folder"] == str(folder)
+    assert lines["kernels"] == f"2, {size / 2**20:.1f} MiB; limit 4096 MiB"
+    assert lines["tuned"] == "nothing"
+    assert "x86-64-v2" in lines["versions"] or "generic" in lines["versions"]
+
+
+def test_path_is_all_that_path_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", "path"]) == 0
+    assert capsys.readouterr().out == f"{folder}\n"
+    assert not folder.exists()
+    assert main(["cache", "info"]) == 0
+    assert capsys.readouterr().out == f"{folder} does not exist yet: nothing was compiled\n"
+
+
+def flip_a_byte(folder: Path, kernel: Kernel) -> str:
+    path = folder / f"{kernel.name}.so"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.unlink()
+    path.write_bytes(content)
+    return f"{path.name} is not what was written"
+
+
+def take_anothers_name(folder: Path, kernel: Kernel) -> str:
+    other = kernel_of(make_spec(exact=False))
+    for suffix in (".json", ".so"):
+        (folder / f"{other.name}{suffix}").write_bytes((folder / f"{kernel.name}{suffix}").read_bytes())
+        (folder / f"{kernel.name}{suffix}").unlink()
+    (folder / f"{kernel.name}.py").unlink()
+    return "it is of another kernel than its name says"
+
+
+def lose_its_code(folder: Path, kernel: Kernel) -> str:
+    (folder / f"{kernel.name}.so").unlink()
+    return "it can't be read: "
+
+
+def cut_its_entry(folder: Path, kernel: Kernel) -> str:
+    (folder / f"{kernel.name}.json").write_text('{"kernel"')
+    return "it can't be read: "
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [flip_a_byte, take_anothers_name, lose_its_code, cut_its_entry],
+    ids=lambda damage: damage.__name__,
+)
+def test_verify_names_what_is_corrupt(
+    damage: Callable[[Path, Kernel], str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(folder, 0, 0)
+    assert main(["cache", "verify"]) == 0
+    assert capsys.readouterr().out == "2 sound, 0 of other versions, 0 corrupt\n"
+    why = damage(folder, KERNELS[0])
+    assert main(["cache", "verify"]) == 1
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("sm_") and f": {why}" in first
+    assert last == "1 sound, 0 of other versions, 1 corrupt"
+
+
+def test_a_kernel_of_other_versions_is_no_fault(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(folder, 0)
+    monkeypatch.setattr(upkeep, "environment", lambda: ("later",))
+    assert main(["cache", "verify"]) == 0
+    assert capsys.readouterr().out == "0 sound, 1 of other versions, 0 corrupt\n"
+
+
+def test_clear_removes_kernels_and_what_was_tuned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache = written(folder, 0, 0, 0)
+    (folder / "tuned.json").write_text("{}")
+    with cache.lock(KERNELS[2]):
+        assert main(["cache", "clear"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("removed 2 kernels, ") and second.startswith("left 1 ")
+    assert names(folder) == [KERNELS[2].name] and not (folder / "tuned.json").exists()
+
+
+def test_a_folder_that_others_may_write_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert main(["cache", "clear"]) == 2
+    assert capsys.readouterr().err.startswith("cute_backend: others may write the cache folder")
