@@ -26,7 +26,13 @@ from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx, fake_tensor_prop
 from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshape
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map
 
 from cute_backend.fx_walk.device import Capability, device_capability
@@ -70,7 +76,7 @@ def collect(
         try:
             with mode:
                 torch.compile(_call_of(fn), backend=backend, dynamic=dynamic)(*fakes)
-        except DataDependentOutputException:
+        except (DataDependentOutputException, DynamicOutputShapeException):
             if any(isinstance(value, FakeTensor) for value in args):
                 raise
             reports.clear()
@@ -149,7 +155,12 @@ class _Collector:
         self.user_name = user_name
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        names = [self.user_name(node) for node in gm.graph.nodes if node.op == "placeholder"]
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        names = [
+            name
+            for node, value in zip(placeholders, example_inputs, strict=True)
+            for name in _flat_names(self.user_name(node), value)
+        ]
 
         def inner(gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Callable[..., Any]:
             copy = fx.GraphModule(gm, fx.Graph())
@@ -187,6 +198,15 @@ def as_the_pass_meets_it(
         post_grad_passes(gm, bool(how.get("is_inference", False)))
 
 
+def _flat_names(name: str, value: Any) -> Iterator[str]:
+    """The names of the inputs that AOTAutograd makes of one: of a tensor subclass, all that it holds."""
+    if not is_traceable_wrapper_subclass(value):
+        yield name
+        return
+    for part in value.__tensor_flatten__()[0]:
+        yield from _flat_names(f"{name}.{part}", getattr(value, part))
+
+
 def _copy(graph: fx.Graph) -> fx.Graph:
     new = fx.Graph()
     new.output(new.graph_copy(graph, {}))
@@ -221,6 +241,7 @@ def _user_names(fn: Callable[..., Any]) -> Callable[[fx.Node], str]:
                 r"^L\['fn'\]\.__closure__\[(\d+)\]\.cell_contents", lambda match: free[int(match[1])], name
             )
         name = re.sub(r"^L\['fn'\](\.__self__)?", "self", name)
+        name = re.sub(r"^G\['__import_\w+'\]\.", "", name)
         name = re.sub(r"^[LG](?=\[)", "", name)
         return re.sub(r"\['(\w+)'\]", r".\1", name).strip(".")
 

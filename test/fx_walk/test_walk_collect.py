@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
 
 from cute_backend.fx_walk.collect import GraphReport, collect
 from cute_backend.fx_walk.reasons import Reason
@@ -209,6 +210,39 @@ def test_names_of_all_kinds_of_functions() -> None:
     with torch.no_grad():
         found = [labels(collect(fn, (x,))[0])[0] for fn in (closure, linear, linear.forward)]
     assert found == [{"rowvec0": "bias"}, {"bias": "self.bias"}, {"bias": "self.bias"}]
+
+
+LINEAR = torch.nn.Linear(64, 32, dtype=BF16)
+
+
+def test_names_of_globals_are_the_programs() -> None:
+    def program(x: Tensor) -> Tensor:
+        return LINEAR(x).relu()
+
+    with torch.no_grad():
+        (report,) = collect(program, (torch.ones(16, 64, dtype=BF16),))
+    assert labels(report) == [{"bias": "LINEAR.bias"}]
+
+
+def test_what_a_tensor_subclass_holds_is_told_apart() -> None:
+    def program(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.linear(x, weight, bias).relu()
+
+    weight = TwoTensor(torch.ones(32, 64, dtype=BF16), torch.ones(32, 64, dtype=BF16))
+    x, bias = torch.ones(16, 64, dtype=BF16), torch.ones(32, dtype=BF16)
+    (report,) = collect(program, (x, weight, bias))
+    assert [region.product_labels for region in report.regions] == [["weight.a"], ["weight.b"]]
+    assert labels(report) == [{"bias": "bias"}, {"bias": "bias"}]
+
+
+def test_sizes_that_follow_from_values_are_computed() -> None:
+    def program(x: Tensor, weight: Tensor) -> Tensor:
+        rows = (x[:, 0] > 0).nonzero().squeeze(1)
+        torch._dynamo.graph_break()
+        return F.linear(x[rows], weight).relu()
+
+    reports = collect(program, (torch.ones(16, 64, dtype=BF16), torch.ones(32, 64, dtype=BF16)))
+    assert sum(len(report.regions) for report in reports) == 1
 
 
 def test_what_torch_raises_is_raised() -> None:
