@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import fx
@@ -11,7 +12,7 @@ from cute_backend.fx_walk.anchors import is_anchor
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.lower import is_pointwise, is_reshape
 from cute_backend.fx_walk.pairs import Parts
-from cute_backend.fx_walk.questions import base, is_reduction
+from cute_backend.fx_walk.questions import base, is_free_cast, is_reduction
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.region import stores_of
@@ -45,7 +46,7 @@ def settle(
         elif (count := len(stores_of(draft.first, escaping, draft.values)[0])) > config.max_stores:
             limit = Refused(Reason.TOO_MANY_STORES, count=count, limit=config.max_stores)
             members = _cut(draft, members, escaping[-1], limit, rejections)
-        elif (costly := _left_to_users(draft, members, escaping, outside)) is not None:
+        elif (costly := _left_to_users(draft, members, escaping, copied, outside)) is not None:
             users = [user for user in costly.users if user not in members]
             refused = Refused(Reason.LEFT_TO_USERS, users=", ".join(user.name for user in users))
             if len(users) == len(costly.users):
@@ -58,13 +59,14 @@ def settle(
 
 
 def _left_to_users(
-    draft: Draft, members: list[fx.Node], escaping: list[fx.Node], outside: Outside
+    draft: Draft, members: list[fx.Node], escaping: list[fx.Node], copied: set[fx.Node], outside: Outside
 ) -> fx.Node | None:
     """A step whose result costs more to write than what it is made of, and that Inductor can redo.
 
     Its users outside are pointwise ops and reductions, into which Inductor fuses what they read: the
     `abs` before an `amax`, or a cast to fp32, of a value that is written anyway. It may have users inside
-    if it is made of members alone, so that the copy can stand anywhere behind the kernel.
+    if it is made of members alone, so that the copy can stand anywhere behind the kernel. A copy costs what
+    it is made of.
     """
     written = {base(node) for node in escaping}
     inside = set(members)
@@ -78,10 +80,19 @@ def _left_to_users(
             continue
         if len(users) < len(node.users) and not inside.issuperset(node.all_input_nodes):
             continue
-        sources = {base(source) for source in node.all_input_nodes if source in inside} - written
+        sources = set(_read_for(node, inside, copied)) - written
         if sum(fake(source).element_size() for source in sources) < fake(node).element_size():
             return node
     return None
+
+
+def _read_for(node: fx.Node, inside: set[fx.Node], copied: set[fx.Node]) -> Iterator[fx.Node]:
+    """The members that have to be in memory where a member is computed outside."""
+    for source in {base(source) for source in node.all_input_nodes if source in inside}:
+        if source in copied or is_free_cast(source):
+            yield from _read_for(source, inside, copied)
+        else:
+            yield source
 
 
 def _needed(members: list[fx.Node], copied: set[fx.Node], outside: Outside) -> list[fx.Node]:

@@ -259,6 +259,21 @@ def test_a_copy_outside_reads_the_written_value() -> None:
     assert node.args[0].target is getitem and node.args[0].args[0].target is OP  # type: ignore[union-attr]
 
 
+def sandwich(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
+    """A norm, a residual and a norm, of which Inductor makes one kernel that holds a row."""
+    x = (a @ b + bias).float()
+    y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True)) + 1
+    return y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True))
+
+
+def test_squares_for_a_mean_that_is_refused_are_not_written() -> None:
+    report, _ = report_of(sandwich)
+    (region,) = report.regions
+    assert formula(region.spec) == "out0 = bf16(acc + rowvec0)"
+    refused = [rejection.reason for rejection in report.rejections]
+    assert refused == [Reason.LEFT_TO_USERS, Reason.LEFT_TO_USERS, Reason.FEEDBACK, Reason.FEEDBACK]
+
+
 def test_what_would_read_another_plane_again_is_written() -> None:
     """A copy outside of what adds a plane would read both planes once more."""
     made = Graph()
