@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from cute_backend.fx_walk.anchors import Anchor
-from cute_backend.fx_walk.chain import Chain
+from cute_backend.fx_walk.chain import Chain, Mark
+from cute_backend.fx_walk.classify import Part
 from cute_backend.fx_walk.pairs import Parts
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.region import Value, store_order
-from cute_backend.spec import Order
+from cute_backend.spec import Operand, Order
 
 
 @dataclass
@@ -23,6 +24,10 @@ class Draft:
     values: dict[fx.Node, Value] = field(default_factory=dict)
     independent: set[fx.Node] = field(default_factory=set)
     """Nodes outside that are known not to depend on the region."""
+    expected: set[fx.Node] = field(default_factory=set)
+    """Nodes that may become members."""
+    work: dict[tuple[fx.Node, Part | None], Operand] = field(default_factory=dict)
+    """The values of work on operands alone, for a part of the columns."""
 
     @property
     def first(self) -> Anchor:
@@ -32,6 +37,11 @@ class Draft:
     @property
     def inputs(self) -> list[fx.Node]:
         return [self.first.a, *(anchor.b for anchor in self.anchors), *self.chain.nodes()]
+
+    def rollback(self, mark: Mark) -> None:
+        """Forget what the chain got since `mark`, and with it all work on operands."""
+        self.chain.rollback(mark)
+        self.work.clear()
 
     def split(self, node: fx.Node) -> bool:
         """Whether a node reads a value of which the region has two parts."""

@@ -115,10 +115,11 @@ def named(anchors: tuple[Anchor, ...]) -> tuple[Accumulator, ...]:
 
 def meet(left: fx.Node, right: fx.Node) -> bool:
     """Whether an op reads both products, by way of pointwise work alone."""
-    return not set(_reach(left)).isdisjoint(_reach(right))
+    return not set(reach(left)).isdisjoint(reach(right))
 
 
-def _reach(node: fx.Node) -> Iterator[fx.Node]:
+def reach(node: fx.Node) -> Iterator[fx.Node]:
+    """What follows from a node by way of pointwise work and reshapes alone."""
     stack, seen = [node], {node}
     while stack:
         for user in stack.pop().users:

@@ -16,6 +16,7 @@ from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import fx
 
 from cute_backend import config
@@ -41,6 +42,7 @@ from cute_backend.fx_walk.pairs import (
     meet,
     named,
     parts_of,
+    reach,
     same_part,
     split,
     unlike,
@@ -187,6 +189,7 @@ class _Search:
         """A draft that holds the anchors alone: what the ops themselves do to the accumulators."""
         draft = Draft(anchors, Chain(named(anchors), self.precision))
         draft.values = dict.fromkeys(anchor.node for anchor in anchors)
+        draft.expected = {node for anchor in anchors for node in reach(anchor.node)}
         for node in (node for anchor in anchors for node in anchor.inputs):
             if self._depends(draft, node):
                 raise Refused(Reason.CYCLE, operand=program_name(node))
@@ -241,7 +244,7 @@ class _Search:
             try:
                 value = self._join(draft, node)
             except Refused as refused:
-                draft.chain.rollback(mark)
+                draft.rollback(mark)
                 self.rejections.setdefault(node, refused.rejection(node))
                 continue
             if isinstance(value, Reduced):
@@ -336,6 +339,8 @@ class _Search:
             if isinstance(value, Parts):
                 return value.values[[anchor.part for anchor in draft.anchors].index(part)]
             return value
+        if (argument, part) in draft.work:
+            return draft.work[argument, part]
         if tensor_of(argument) is None:
             raise Refused(Reason.SYMBOLIC_SCALAR, value=argument.name)
         filled = constant(argument)
@@ -357,29 +362,52 @@ class _Search:
         if is_work and self._is_for_the_region_alone(draft, argument, reader):
             mark = draft.chain.mark()
             try:
-                return lower(
+                draft.work[argument, part] = lower(
                     argument,
                     draft.chain,
                     lambda inner: self._resolve(draft, inner, argument, part, depth + 1),
                 )
+                return draft.work[argument, part]
             except Refused:
-                draft.chain.rollback(mark)
+                draft.rollback(mark)
         return draft.chain.load(view)
 
     def _is_for_the_region_alone(self, draft: Draft, node: fx.Node, reader: fx.Node) -> bool:
-        """Whether an operand is pointwise work of the reader's own shape that nothing outside reads.
+        """Whether an operand is work of the reader's own shape, of which nothing outside needs the result.
+
+        Its other readers are members, or are likely to become some, or are such work themselves: what a
+        derivative reads several times is computed here, not written once for each way of reading it.
+        """
+        plane = fake(reader).shape
+        if not self._is_operand_work(node, plane):
+            return False
+        stack, seen = [node], {node, reader}
+        while stack:
+            for user in stack.pop().users:
+                if user in seen or user in draft.values:
+                    continue
+                if user in draft.expected and user not in self.owner:
+                    continue
+                if not self._is_operand_work(user, plane):
+                    return False
+                seen.add(user)
+                stack.append(user)
+        return True
+
+    def _is_operand_work(self, node: fx.Node, plane: torch.Size) -> bool:
+        """Whether a node is pointwise work of this shape on what is in memory or is such work too.
 
         What follows from another product is left to that product's region, and work on what Inductor computes
         as it goes, such as random numbers, to Inductor.
         """
-        if not is_pointwise(node) or node in self.owner or follows_a_product(node):
+        if node.op != "call_function" or not is_pointwise(node) or node in self.owner:
+            return False
+        result = tensor_of(node)
+        if result is None or follows_a_product(node) or len(result.shape) != len(plane):
             return False
         if not all(is_pointwise(source) or is_stored(source) for source in node.all_input_nodes):
             return False
-        if any(user is not reader and user not in draft.values for user in node.users):
-            return False
-        shape, plane = fake(node).shape, fake(reader).shape
-        return len(shape) == len(plane) and all(known(a == b) for a, b in zip(shape, plane, strict=True))
+        return all(known(a == b) for a, b in zip(result.shape, plane, strict=True))
 
     def _depends(self, draft: Draft, node: fx.Node) -> bool:
         """Whether a node outside needs a value of the region, every region found so far counting as one node.

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from cute_backend import config
 from cute_backend.formula import formula
-from cute_backend.fx_walk import lower
+from cute_backend.fx_walk import lower, regions
 from cute_backend.spec import Const, DType, Order, Overflow, Precision, Stride
 
 M, N, K = 64, 48, 32
@@ -372,6 +372,49 @@ def test_work_on_an_operand_that_others_read_is_not_done_again() -> None:
     (region,), _ = walk(graph)
     assert region.load_nodes == [negative]
     assert_same_after_the_pass(graph, 1, ["aten.neg.default"])
+
+
+def derivative(made: Graph) -> tuple[fx.Node, fx.Node, list[fx.Node]]:
+    """A saved activation, a step that four others lean on, and two gradients of one product."""
+    saved, product = made.input("saved", (M, N)), made.mm()
+    sign = made.call(aten.sign.default, saved)
+    gate = made.call(
+        aten.add.Tensor, made.call(aten.mul.Tensor, sign, sign), made.call(aten.neg.default, sign)
+    )
+    other = made.call(aten.mul.Tensor, saved, sign)
+    return saved, sign, [made.call(aten.mul.Tensor, product, each) for each in (gate, other)]
+
+
+def test_work_on_an_operand_that_several_members_need_is_done_once_by_the_kernel() -> None:
+    made = Graph()
+    saved, _, gradients = derivative(made)
+    graph = made.output(*gradients)
+    (region,), _ = walk(graph)
+    assert region.load_nodes == [saved]
+    assert [op.op for op in region.spec.ops].count("sign") == 1
+    assert_same_after_the_pass(graph, 1)
+
+
+def test_work_on_an_operand_that_is_needed_outside_too_is_a_load() -> None:
+    made = Graph()
+    saved, sign, gradients = derivative(made)
+    graph = made.output(*gradients, made.call(aten.relu.default, sign))
+    (region,), _ = walk(graph)
+    assert region.load_nodes == [sign, saved]
+    assert_same_after_the_pass(graph, 1, ["aten.sign.default", "aten.relu.default"])
+
+
+def test_work_on_operands_is_walked_once_however_often_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Graph()
+    value, powers = made.input("value", (M, N)), 12
+    for _ in range(powers):
+        value = made.call(aten.mul.Tensor, value, made.call(aten.neg.default, value))
+    graph = made.output(made.call(aten.add.Tensor, made.mm(), value))
+    lowered: list[fx.Node] = []
+    whole = lower.lower
+    monkeypatch.setattr(regions, "lower", lambda node, *rest: lowered.append(node) or whole(node, *rest))
+    walk(graph)
+    assert max(lowered.count(node) for node in lowered) <= 4  # grown and finished, before and after a refusal
 
 
 def test_work_on_what_inductor_would_not_store_is_left_to_it() -> None:
