@@ -2,7 +2,7 @@
 
 `_scaled_mm` (both versions), `mm` and `addmm` are read into one form, an Anchor: two operands, an
 accumulator, and what the op itself does to the accumulator (scales, bias, the addend of `addmm`, its result
-dtype), which become ordinary loads and ops. Batched products are refused under a reason of their own.
+dtype), which become ordinary loads and ops. Batched and grouped products are refused under their own reasons.
 """
 
 from __future__ import annotations
@@ -188,11 +188,18 @@ def _read_batched(node: fx.Node) -> Anchor:
     raise Refused(Reason.BATCHED, target=target_name(node), shape=describe(fake(node).shape))
 
 
+def _read_grouped(node: fx.Node) -> Anchor:
+    raise Refused(Reason.GROUPED, target=target_name(node))
+
+
 _READERS: dict[str, Callable[[fx.Node], Anchor]] = {
     "aten.mm.default": _read_mm,
     "aten.addmm.default": _read_addmm,
     "aten.bmm.default": _read_batched,
     "aten.baddbmm.default": _read_batched,
+    "aten._grouped_mm.default": _read_grouped,
+    "aten._scaled_grouped_mm.default": _read_grouped,
+    "aten._scaled_grouped_mm_v2.default": _read_grouped,
     "aten._scaled_mm.default": _read_scaled_mm,
     "aten._scaled_mm_v2.default": _read_scaled_mm_v2,
 }

@@ -48,6 +48,7 @@ class Reason(Enum):
         "{target} is a batched product of shape {shape}; torch also writes a linear as one where the "
         "leading axes of its input do not collapse",
     )
+    GROUPED = "grouped", "{target} multiplies each group of rows by a matrix of its own, as experts do"
     OPERAND_DTYPE = "operand_dtype", "no MMA here multiplies {a} by {b}; taken are bf16, fp16 and fp8"
     OPERAND_LAYOUT = "operand_layout", "{operand} has strides {strides}; {accepted}"
     OPERAND_ALIGNMENT = (

@@ -271,6 +271,16 @@ CASES: dict[Reason, dict[str, Case]] = {
             )
         ),
     },
+    Reason.GROUPED: {
+        "experts": Case(
+            lambda graph: graph.call(
+                aten._grouped_mm.default,
+                graph.input("a", (64, 32)),
+                graph.input("b", (4, 32, 48)),
+                graph.input("ends", (4,), torch.int32),
+            )
+        )
+    },
     Reason.OPERAND_DTYPE: {
         "float32": Case(mm_of(F32)),
         "float64": Case(mm_of(torch.float64)),
