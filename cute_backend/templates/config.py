@@ -207,10 +207,21 @@ _PROMOTED = (
 """For fp8 sums promoted on Hopper, which keep two sets of sums beside the accumulators in registers."""
 
 
+_REDUCED = (
+    TileConfig(Arch.SM90A, 128, 128, 2, pingpong=True),
+    TileConfig(Arch.SM90A, 64, 128, pingpong=True),
+    TileConfig(Arch.SM90A, 64, 64),
+)
+"""For specs on Hopper that neither read nor write a plane. What they have most of is columns, and of few rows
+two turns of 64 x 128 hide all but the reading of B: the argmax of 16 rows over 128256 columns of 4096 in bf16
+took 267 us so, 274 by 64 x 64 and 275 without ping-pong; torch's product alone 263 (H200)."""
+
+
 def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """The configurations that may serve a spec, at most four, largest tile first."""
-    promoted = arch is Arch.SM90A and not spec.product.fast_accum
-    return _suited(_PROMOTED if promoted else _TABLE[arch], spec)
+    if arch is Arch.SM90A and not spec.product.fast_accum:
+        return _suited(_PROMOTED, spec)
+    return _suited(_REDUCED if arch is Arch.SM90A and not _has_planes(spec) else _TABLE[arch], spec)
 
 
 def _suited(configs: Iterable[TileConfig], spec: EpilogueSpec) -> tuple[TileConfig, ...]:
@@ -218,38 +229,33 @@ def _suited(configs: Iterable[TileConfig], spec: EpilogueSpec) -> tuple[TileConf
     return tuple(dict.fromkeys(_narrowed(config, spec) for config in _shared_out(configs, spec)))
 
 
+def _has_planes(spec: EpilogueSpec) -> bool:
+    return bool(spec.planes or spec.loads_of(LoadKind.EXACT))
+
+
 _DRAWS_AT_ONCE = 8
 """Draws of noise in one visit of a thread, which hide each other's latency; but four elements at the least,
 which is what wgmma's accumulators have in eight columns."""
 
 
-_MAX_KEPT = 160
-"""Accumulators and partials of a Hopper epilogue thread that leave registers for a few draws of noise."""
-
-
 def _narrowed(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
-    """With subtiles of few columns where a spec draws noise, and half the rows where it draws much.
+    """With subtiles of few columns where a spec draws noise, and two warpgroups on a tile of 128 rows.
 
-    A draw takes some eighty instructions, and the compilers interleave all that one visit or several written
-    out one after the other have: those of a whole tile took two minutes to compile, and spilled.
+    A draw takes some hundred instructions, and the compilers interleave all that one visit or several written
+    out one after the other have: those of a whole tile took two minutes to compile, and spilled. Ping-pong
+    hides nothing of so many where there are rows for more than one tile: 256 rows over 128256 columns took
+    579 us with it and 537 without (H200).
     """
     draws = _draws(spec)
-    if not draws or config.products > 1 or spec.planes or spec.loads_of(LoadKind.EXACT):
+    if not draws or config.products > 1 or _has_planes(spec):
         return config
     elements = max(_DRAWS_AT_ONCE // draws, 4)
-    halved = config.pingpong and config.tile_m > 64 and _crowded(config, spec)
-    rows = config.tile_m // 2 if halved else config.tile_m
-    return replace(config, tile_m=rows, subtile_n=elements * 128 // config.block_m)
+    pingpong = config.pingpong and config.cta_rows <= 64
+    return replace(config, pingpong=pingpong, subtile_n=elements * 128 // config.block_m)
 
 
 def _draws(spec: EpilogueSpec) -> int:
     return sum(op.op == "gumbel" for op in spec.ops)
-
-
-def _crowded(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether what a Hopper thread keeps from one visit to the next leaves too few registers for noise."""
-    partials = 2 * len(spec.reductions) * config.cta_rows // (32 * config.sharing)
-    return config.arch is Arch.SM90A and config.thread_accumulators + partials > _MAX_KEPT
 
 
 def _shared_out(configs: Iterable[TileConfig], spec: EpilogueSpec) -> tuple[TileConfig, ...]:
@@ -348,6 +354,9 @@ _MAX_ACCUMULATORS = 128
 """fp32 accumulators of a Hopper epilogue thread that leave registers for the epilogue; promoted sums count
 twice."""
 
+_MAX_KEPT = 160
+"""Accumulators and partials of a Hopper epilogue thread that leave registers for a few draws of noise."""
+
 _PRUNED_AT = 2.0
 """A configuration that should take this many times as long as the best of them is not tried."""
 
@@ -399,7 +408,8 @@ def _fits(config: TileConfig, spec: EpilogueSpec) -> bool:
     accumulators = config.thread_accumulators * (1 if spec.product.fast_accum else 2)
     if config.arch is Arch.SM90A and accumulators > _MAX_ACCUMULATORS:
         return False
-    if _draws(spec) and _crowded(config, spec):
+    partials = 2 * len(spec.reductions) * config.cta_rows // (32 * config.sharing)
+    if _draws(spec) and config.arch is Arch.SM90A and config.thread_accumulators + partials > _MAX_KEPT:
         return False
     planes = [store.dtype for store in spec.planes]
     planes += [load.dtype for load in spec.loads_of(LoadKind.EXACT)]

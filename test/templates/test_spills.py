@@ -69,7 +69,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     },
     "a further pass": {**FP8, "num_samples": 2 * SAMPLES_PER_PASS, "temperature": torch.ones(2)},
 }
-"""Four are the most that have the largest tile; the last two have all that a pass may keep in registers."""
+"""The last two have all that a pass may keep in registers."""
 
 
 @pytest.mark.parametrize("arch", Arch)
