@@ -1,4 +1,4 @@
-# make demo | test | test-sim | lint | test-gpu | bench | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
+# make demo | test | test-sim | lint | docs | test-gpu | bench | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,7 +14,7 @@ TORCH_CPU := torch==2.13.0+cpu
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sim lint test-gpu bench golden clean
+.PHONY: help demo test test-sim lint docs test-gpu bench golden clean
 
 help:
 	@echo "make demo      install, then explain, build and check a fused fp8 MLP (and run it, on a GPU)"
@@ -24,6 +24,7 @@ help:
 	@echo "make bench     the whole benchmark on the GPU here: benchmarks/results and docs/speed.png"
 	@echo "make golden    accept what is generated now: test/expected and the samples in the README"
 	@echo "make lint      ruff and mypy"
+	@echo "make docs      the pages of docs/, as build/docs/index.html"
 	@echo "make clean     remove $(VENV) and every cache in this folder"
 
 demo: $(INSTALLED)
@@ -38,6 +39,10 @@ test-sim: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: $(INSTALLED)
+	$(BIN)/python -m sphinx -W --keep-going -n -q -b html docs build/docs
+	@echo build/docs/index.html
 
 test-gpu: $(INSTALLED)
 	$(BIN)/python -m pytest -m gpu
