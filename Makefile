@@ -1,4 +1,4 @@
-# make demo | test | test-sim | lint | docs | test-gpu | bench | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
+# make demo | test | test-sim | lint | docs | test-gpu | bench | models | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,7 +14,7 @@ TORCH_CPU := torch==2.13.0+cpu
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sim lint docs test-gpu bench golden clean
+.PHONY: help demo test test-sim lint docs test-gpu bench models golden clean
 
 help:
 	@echo "make demo      install, then explain, build and check a fused fp8 MLP (and run it, on a GPU)"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-sim  every shipped configuration on the simulated machine, some ten minutes on 2 cores"
 	@echo "make test-gpu  the tests that run kernels, on a Hopper or Blackwell GPU"
 	@echo "make bench     the whole benchmark on the GPU here: benchmarks/results and docs/speed.png"
+	@echo "make models    docs/models.md, some minutes"
 	@echo "make golden    accept what is generated now: test/expected and the samples in the README"
 	@echo "make lint      ruff and mypy"
 	@echo "make docs      the pages of docs/, as build/docs/index.html"
@@ -51,9 +52,12 @@ bench: $(INSTALLED)
 	$(BIN)/python -m cute_backend bench --peers --json benchmarks/results --picture docs/speed.png
 	$(BIN)/python -m cute_backend bench --host --json benchmarks/results
 
+models: $(INSTALLED)
+	$(BIN)/python docs/models.py
+
 golden: $(INSTALLED)
 	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q -n $(JOBS) test/test_golden.py test/test_api.py \
-		test/fx_walk/test_walk_recorded.py
+		test/fx_walk/test_walk_recorded.py test/test_models.py -k 'not gradients'
 	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q test/test_readme.py
 
 $(INSTALLED): pyproject.toml
@@ -64,7 +68,7 @@ $(INSTALLED): pyproject.toml
 		echo "No GPU here: installing the CPU build of torch."; \
 		$(BIN)/python -m pip install -q --no-deps --retries 1 --extra-index-url $(TORCH_CPU_INDEX) $(TORCH_CPU); \
 	fi
-	$(BIN)/python -m pip install -q -e '.[dev]'
+	$(BIN)/python -m pip install -q -e '.[dev,models]'
 	@touch $@
 
 clean:

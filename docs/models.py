@@ -1,0 +1,162 @@
+"""Writes docs/models.md: what is fused of the models in examples/, and how many kernels that saves.
+
+    pip install '.[models]'
+    python docs/models.py
+
+Needs no GPU; on one, kernels are counted as Inductor makes them for it.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx
+from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
+from torch._inductor import ir
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.graph import GraphLowering
+from torch._inductor.scheduler import NopKernelSchedulerNode
+
+from cute_backend.fx_walk.anchors import is_anchor
+from cute_backend.fx_walk.epilogue_pass import EpiloguePass
+from cute_backend.fx_walk.reasons import Rejection
+from cute_backend.fx_walk.region import Region
+
+ROOT = Path(__file__).resolve().parent.parent
+
+MODELS = {
+    "scaled_mm_recipes": ["rowwise", "tensorwise"],
+    "torchao_fp8": ["mlp_per_row", "mlp_per_tensor", "attention_per_row", "attention_per_tensor"],
+    "hugging_face": [
+        f"{name}{quantized}"
+        for name in ("llama", "qwen3", "gemma3", "gpt_oss", "mixtral")
+        for quantized in ("", "_fp8")
+    ],
+    "training": ["gelu", "swiglu", "dropout", "checkpointed_gelu", "checkpointed_swiglu"],
+}
+"""What each file of examples/ defines."""
+
+HEAD = """\
+# Models
+
+What `torch.compile(model, backend="cute")` fuses of the models in `examples/`, which know nothing
+of it. Written by `python docs/models.py`{device}.
+
+- products: matrix products of the program; in training, forward and backward.
+- fused: how many of them our kernels compute, and in how many kernels: a gated pair is one.
+- products left: those that Inductor keeps, by reason.
+- ends: why regions end where they do, by reason. `rearranged` is a split into heads; `feedback` a norm or a
+  quantisation that divides by what is found over the whole row; `left_to_users` a cast that costs less to do
+  again than to write.
+- kernels: how many are launched by Inductor alone, and with our own. A reduction counts a kernel of its own.
+
+`python -m cute_backend explain examples/FILE.py:NAME` tells each reason in a sentence, with its line.
+"""
+
+
+class Recorder(EpiloguePass):
+    """The pass, which remembers what it did."""
+
+    def __init__(self) -> None:
+        self.products = 0
+        self.regions: list[Region] = []
+        self.rejections: list[tuple[Rejection, bool]] = []
+        """With each, whether it is a product's."""
+
+    def analyse(self, graph: fx.Graph) -> tuple[list[Region], list[Rejection]]:
+        anchors = {node.name for node in graph.nodes if is_anchor(node)}
+        regions, rejections = super().analyse(graph)
+        self.products += len(anchors)
+        self.regions += regions
+        self.rejections += [(rejection, rejection.node in anchors) for rejection in rejections]
+        return regions, rejections
+
+
+def kernels(fn: Callable[..., Any], args: tuple[Any, ...], graph_pass: CustomGraphPass | None) -> int:
+    """How many kernels Inductor launches for a call of `fn`, and for the backward pass; none is compiled."""
+    counts: list[int] = []
+
+    def scheduled(graph: GraphLowering) -> Any:
+        graph.init_wrapper_code()
+        graph._update_scheduler()
+        counts.append(sum(map(is_kernel, graph.scheduler.nodes)))
+        return SimpleNamespace(call=None, runner=None, key="", __file__="", source_code="", value="")
+
+    def inner(gm: fx.GraphModule, inputs: Any, **how: Any) -> Callable[..., Any]:
+        with mock.patch.object(GraphLowering, "compile_to_module", scheduled):
+            compile_fx_inner(copy.deepcopy(gm), inputs, **how)
+        return gm.forward
+
+    torch._dynamo.reset()
+    with (
+        inductor_config.patch(post_grad_custom_pre_pass=graph_pass, force_disable_caches=True),
+        functorch_config.patch(force_non_lazy_backward_lowering=True),
+    ):
+        backend: Any = lambda gm, inputs: compile_fx(gm, inputs, inner_compile=inner)  # noqa: E731
+        torch.compile(fn, backend=backend, dynamic=False)(*args)
+    return sum(counts)
+
+
+def is_kernel(node: Any) -> bool:
+    """Whether a node of Inductor's schedule is launched: neither memory alone nor an item of a tuple."""
+    return not isinstance(node, NopKernelSchedulerNode) and not isinstance(node.node, ir.MultiOutput)
+
+
+def row(file: str, name: str) -> str:
+    module = importlib.import_module(file)
+    fn, args = getattr(module, name), module.example_inputs()
+    if torch.cuda.is_available():
+        fn = fn.cuda() if isinstance(fn, torch.nn.Module) else fn
+        args = tuple(arg.detach().cuda().requires_grad_(arg.requires_grad) for arg in args)
+    recorder = Recorder()
+    before, after = kernels(fn, args, None), kernels(fn, args, recorder)
+    after += sum(bool(region.spec.reductions) for region in recorder.regions)
+    fused = sum(len(region.products) for region in recorder.regions)
+    left, ends = (reasons(recorder.rejections, of_products) for of_products in (True, False))
+    cells = [
+        f"{file}.py:{name}",
+        recorder.products,
+        f"{fused} in {len(recorder.regions)}",
+        left,
+        ends,
+        before,
+        after,
+    ]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def reasons(rejections: list[tuple[Rejection, bool]], of_products: bool) -> str:
+    counted = Counter(each.reason.value for each, is_product in rejections if is_product is of_products)
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(counted.items()))
+
+
+def table() -> Iterator[str]:
+    yield "| model | products | fused | products left | ends | Inductor's kernels | with ours |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for file, names in MODELS.items():
+        for name in names:
+            print(f"{file}.py:{name}", file=sys.stderr)
+            yield row(file, name)
+
+
+def main() -> None:
+    sys.path.insert(0, str(ROOT / "examples"))
+    where = f" on an {torch.cuda.get_device_name()}" if torch.cuda.is_available() else " without a GPU"
+    device = f"{where}, torch {torch.__version__}"
+    head = HEAD.format(device=device)
+    (ROOT / "docs" / "models.md").write_text(head + "\n" + "\n".join(table()) + "\n")
+
+
+if __name__ == "__main__":
+    main()

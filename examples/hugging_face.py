@@ -1,0 +1,69 @@
+"""One layer of a few Hugging Face models, with random weights, in bf16 and quantised by torchao.
+
+    pip install transformers torchao
+    python -m cute_backend explain examples/hugging_face.py:llama_fp8
+
+Nothing is downloaded: the models are made of their configurations, with their embeddings and last norm.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchao.quantization import PerRow
+from torchao_fp8 import quantized
+from transformers import (
+    Gemma3TextConfig,
+    Gemma3TextModel,
+    GptOssConfig,
+    GptOssModel,
+    LlamaConfig,
+    LlamaModel,
+    MixtralConfig,
+    MixtralModel,
+    Qwen3Config,
+    Qwen3Model,
+)
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 512,
+}
+CONFIGS: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaModel, LlamaConfig(**SIZES)),
+    "qwen3": (Qwen3Model, Qwen3Config(**SIZES)),
+    "gemma3": (Gemma3TextModel, Gemma3TextConfig(**SIZES)),
+    "gpt_oss": (GptOssModel, GptOssConfig(**SIZES, num_local_experts=4)),
+    "mixtral": (MixtralModel, MixtralConfig(**SIZES, num_local_experts=4)),
+}
+
+
+class Layer(nn.Module):
+    """Token numbers (batch, tokens) to hidden states."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        model, config = CONFIGS[name]
+        self.model = model(config).to(torch.bfloat16).eval().requires_grad_(False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.model(tokens, use_cache=False).last_hidden_state
+
+
+llama, llama_fp8 = Layer("llama"), quantized(Layer("llama"), PerRow())
+qwen3, qwen3_fp8 = Layer("qwen3"), quantized(Layer("qwen3"), PerRow())
+gemma3, gemma3_fp8 = Layer("gemma3"), quantized(Layer("gemma3"), PerRow())
+gpt_oss, gpt_oss_fp8 = Layer("gpt_oss"), quantized(Layer("gpt_oss"), PerRow())
+mixtral, mixtral_fp8 = Layer("mixtral"), quantized(Layer("mixtral"), PerRow())
+
+
+def example_inputs() -> tuple[Tensor]:
+    return (torch.randint(SIZES["vocab_size"], (2, 64)),)
