@@ -201,6 +201,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
         kernel = simulation.launches[0].kernel
         draw(recorder, arguments.timeline, f"{kernel.arch.value}, tile {kernel.config.name}")
     report.show(report.comparison_table(differences))
+    report.show(report.LAUNCH_LEGEND)
     return 0 if all(difference.agrees for difference in differences) else 1
 
 

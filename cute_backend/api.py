@@ -19,7 +19,7 @@ from .formula import formula
 from .fx_walk.collect import collect
 from .fx_walk.epilogue_pass import tuning_is_on
 from .fx_walk.mutation import root
-from .fx_walk.reasons import NO_PRODUCT, Rejection
+from .fx_walk.reasons import NO_PRODUCT, Rejection, program_line
 from .fx_walk.region import Region as FoundRegion
 from .fx_walk.static import Size, fake, hint, target_name
 from .fx_walk.tuning import recall
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from .runtime.compile import Built
 
-__all__ = ["Explanation", "Load", "Region", "Store", "build", "explain", "generate"]
+__all__ = ["Explanation", "Load", "Product", "Region", "Store", "build", "explain", "generate"]
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,25 @@ class Store:
 
 
 @dataclass(frozen=True)
+class Product:
+    """What an accumulator is a product with: what the program calls its B, and the line, as "model.py:12"."""
+
+    label: str
+    where: str
+
+
+@dataclass(frozen=True)
 class Region:
     """A matrix product and the pointwise work after it, which one kernel computes.
 
-    `anchor` is the product's aten target and `node` its name in the graph; `products` tells for each
-    accumulator what the program calls its B; `sizes` are M, N and K, of which symbolic ones are texts. What
+    `anchor` is the product's aten target and `node` its name in the graph; `products` tells of each
+    accumulator; `sizes` are M, N and K, of which symbolic ones are texts. What
     depends on an architecture is told for `arch`, unless another is asked for.
     """
 
     anchor: str
     node: str
-    products: tuple[str, ...]
+    products: tuple[Product, ...]
     spec: EpilogueSpec
     sizes: tuple[int | str, int | str, int | str]
     arch: str
@@ -255,7 +263,10 @@ def _region(found: FoundRegion, results: _Results, arch: str) -> Region:
     return Region(
         anchor=target_name(found.products[0]),
         node=", ".join(node.name for node in found.products),
-        products=tuple(found.product_labels),
+        products=tuple(
+            Product(label, program_line(anchor.node))
+            for label, anchor in zip(found.product_labels, found.anchors, strict=True)
+        ),
         spec=found.spec,
         sizes=(_shown(m), _shown(n), _shown(k)),
         arch=arch,

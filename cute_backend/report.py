@@ -70,11 +70,11 @@ def _region(region: Region, index: int) -> RenderableType:
     config = region.kernel().config
     heading = Text.assemble(
         (f"region {index}: {region.node}", "bold"),
-        f", {region.anchor} of M {m}, N {n}, K {k}\n    {region.arch}, tile {config.name}",
+        f", {region.anchor} of M {m}, N {n}, K {k}\n",
+        f"    {region.arch}, tile {config.name}:\n    {config.words}",
     )
-    if len(region.products) > 1:
-        for accumulator, label in zip(region.spec.accumulators, region.products, strict=True):
-            heading.append(f"\n    {accumulator.name} of {label}")
+    for accumulator, product in zip(region.spec.accumulators, region.products, strict=True):
+        heading.append(f"\n    {accumulator.name} of {product.label}" + _at(product.where))
     formula = Text("".join(f"    {line}\n" for line in region.formula.splitlines()), style="cyan")
     operands = light_table("", "in your program", "kind", "placement", "dtype")
     for load in region.loads:
@@ -83,6 +83,10 @@ def _region(region: Region, index: int) -> RenderableType:
         kind = store.reduce or ("output" if store.order == "row" else "output, column-major")
         operands.add_row(store.name, "", kind, store.placement, store.dtype, style="green")
     return Group(heading, formula, Padding(operands, (0, 0, 0, 4)))
+
+
+def _at(where: str) -> str:
+    return f", at {where}" if where else ""
 
 
 def _rejections(explained: Explanation) -> Table:
@@ -113,8 +117,8 @@ def launch_table(launch: Launch) -> RenderableType:
     m, n, k = launch.problem
     config, run = launch.kernel.config, launch.report
     heading = Text(
-        f"M={m} N={n} K={k}  tile {config.name} on {config.arch.value}  grid {run.grid}  "
-        f"{run.instructions} warp instructions"
+        f"M {m}, N {n}, K {k} on {config.arch.value}, tile {config.name}: {config.words}\n"
+        f"grid {run.grid}, {run.instructions} warp instructions"
     )
     table = light_table("role", "warps", "instructions", "waits", "exposed loads", "bytes moved")
     for role in sorted(run.roles.values(), key=lambda role: role.role):
@@ -127,6 +131,14 @@ def launch_table(launch: Launch) -> RenderableType:
             ", ".join(f"{kind} {count}" for kind, count in sorted(role.bytes.items())),
         )
     return Group(heading, table)
+
+
+LAUNCH_LEGEND = Text(
+    "Counts are sums over a role's warps. A wait is a warp parked at a barrier. Exposed loads are those of "
+    "global memory between the wait for a tile's accumulator and its first store, in the tile that has most. "
+    "The relative error is the norm of the difference over that of the reference."
+)
+"""What the columns of `launch_table` and `comparison_table` count."""
 
 
 def comparison_table(differences: Sequence[Difference]) -> Table:

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_backend
 from cute_backend import UsageError
+from cute_backend.api import Product
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.memory_ops import Variant
 from cute_backend.runtime import reach
@@ -31,7 +32,9 @@ def test_an_explanation_prints_as_a_table():
 1 region fused
 
 region 0: _scaled_mm, aten._scaled_mm.default of M 512, N 512, K 512
-    sm_90a, tile 64x64_1x1
+    sm_90a, tile 64x64_1x1:
+    64 by 64, subtiles of 32 columns, raster 8
+    acc of b, at epilogues.py:137
     t1 = acc * scale_a * scale_b
     out0 = e4m3(minimum(maximum(t1 / (exp(-t1) + 1) * exact0 * scalar0, -448), 448))
 
@@ -59,6 +62,16 @@ def test_refusals_are_listed_with_their_reasons():
     assert re.search(
         r"cumsum +test_api.py:\d+ +not_pointwise +aten.cumsum.default is not a pointwise op", str(explained)
     )
+
+
+def test_a_product_left_alone_names_the_refusals_that_leave_it():
+    def fn(a, b):
+        return (a @ b).view(-1).cumsum(0), b @ a
+
+    a, b = torch.randn(64, 64, dtype=torch.bfloat16), torch.randn(64, 64, dtype=torch.bfloat16)
+    told = {each.node: each.message for each in cute_backend.explain(fn, a, b).rejections}
+    assert told["mm"] == "no pointwise op that could be fused follows the product; refused: view"
+    assert told["mm_1"] == "no pointwise op that could be fused follows the product"
 
 
 def test_a_program_without_a_product_has_nothing_to_explain():
@@ -122,10 +135,12 @@ def test_a_pair_is_told_with_the_columns_of_each(parts, told):
     with torch.no_grad():
         explained = cute_backend.explain(Gated(), torch.randn(32, 64, dtype=torch.bfloat16))
     (region,) = explained.regions
-    assert region.products == tuple(told) and region.sizes == (32, 48, 64)
+    line = f"test_api.py:{Gated.forward.__code__.co_firstlineno + 1}"
+    assert region.products == tuple(Product(label, line) for label in told) and region.sizes == (32, 48, 64)
     assert region.formula == "out0 = bf16(relu(acc0 + bias0) * (acc1 + bias1))"
     lines = str(explained).splitlines()
-    assert [f"    acc{i} of {label}" for i, label in enumerate(told)] == lines[4:6]
+    assert lines[4].startswith("    2 accumulators of 256 by 64, 2 CTAs a tile")
+    assert [f"    acc{i} of {label}, at {line}" for i, label in enumerate(told)] == lines[5:7]
     assert [load.label for load in region.loads] == [label.replace("weight", "bias") for label in told]
 
 

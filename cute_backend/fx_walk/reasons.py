@@ -38,7 +38,7 @@ class Reason(Enum):
     CAPABILITY = "capability", "{device} has compute capability {capability}, not 9.0 or 10.0"
 
     # The matrix product.
-    NOTHING_TO_FUSE = "nothing_to_fuse", "no pointwise op that could be fused follows the product"
+    NOTHING_TO_FUSE = "nothing_to_fuse", "no pointwise op that could be fused follows the product{refused}"
     MATRIX_VECTOR = (
         "matrix_vector",
         "Inductor wrote this product, with M or N of 1, as a multiply and a sum with an epilogue of its own",

@@ -161,13 +161,19 @@ class _Search:
                 yield other, anchor
 
     def _left_out(self, anchor: Anchor) -> Refused:
-        """Why a product has no region: nothing follows it, or a later one has all that does."""
+        """Why a product has no region: nothing follows it, or a later one or a refusal has all that does."""
         for user in anchor.node.users:
             region = self.owner.get(user)
             why = None if region is None else unlike(anchor, region.anchors[-1])
             if region is not None and why is not None:
                 return Refused(Reason.APART, other=region.anchors[-1].node.name, why=why)
-        return Refused(Reason.NOTHING_TO_FUSE)
+        near = {anchor.node, *reach(anchor.node)}
+        refused = [
+            node.name
+            for node in self.order
+            if node in self.rejections and not near.isdisjoint(node.all_input_nodes)
+        ]
+        return Refused(Reason.NOTHING_TO_FUSE, refused=f"; refused: {', '.join(refused)}" if refused else "")
 
     def _of_pair(self, anchors: tuple[Anchor, ...]) -> Region | None:
         """The region of two accumulators that meet in an op which stays; None where nothing comes of it."""
@@ -176,7 +182,7 @@ class _Search:
             draft = self._grow(self._seed(anchors))
             members, copied = settle(draft, self.outside, self.rejections)
             if not any(map(draft.reads_both, members)):
-                raise Refused(Reason.NOTHING_TO_FUSE)
+                raise Refused(Reason.NOTHING_TO_FUSE, refused="")
             self.earliest = min(self.earliest, self.order[anchors[0].node])
             return self._finish(anchors, members, copied)
         except Refused:

@@ -38,6 +38,11 @@ _MEANING = {
     Placement.VECTOR: "by element when needed",
 }
 
+_WHERE_TO_READ_ON = (
+    "templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have",
+    "are those by which memory_ops/simplify.py replaces its own.",
+)
+
 _HELD_READS = {
     Placement.SCALAR: ("1", "i", "i"),
     Placement.ROW_READ: ("tile.rows", "r", "tile.row(r)"),
@@ -94,7 +99,14 @@ class _Module:
                 f"    {load.name:<{width}}  {load.kind.value:<6}  {load.dtype.value:<4}  "
                 f"{placement.value:<14}  {_MEANING[placement]}"
             )
-        lines += ["", f"{self.config.arch.value}, tile {self.config.name}, {self._alignment()}.", '"""', ""]
+        lines += [
+            "",
+            f"{self.config.arch.value}, tile {self.config.name}, {self._alignment()}:",
+            f"{self.config.words}.",
+            *_WHERE_TO_READ_ON,
+            '"""',
+            "",
+        ]
         types = sorted({"Float32", "Int32", *self._types()})
         reductions = self.spec.reductions
         enums = [*(["Axis"] if reductions else []), *(["Order"] if self._columns() else [])]

@@ -86,6 +86,18 @@ class TileConfig:
         return f"{tile}_{self.cluster_m}x{self.cluster_n}{suffix}"
 
     @property
+    def words(self) -> str:
+        """What the name tells, and the rest, for people: explanations and the headers of kernels have it."""
+        shape = f"{self.products} accumulators of " if self.products > 1 else ""
+        shape += f"{self.tile_m} by {self.tile_n}"
+        if self.ctas > 1:
+            shape += f", {self.ctas} CTAs a tile"
+        if self.pingpong:
+            shape += ", warpgroups in turn"
+        clusters = f"clusters of {self.cluster_m} by {self.cluster_n}, " if self.cluster_size > 1 else ""
+        return f"{shape}, {clusters}subtiles of {self.subtile_n} columns, raster {self.raster_m}"
+
+    @property
     def cluster_size(self) -> int:
         """CTAs in a cluster."""
         return self.cluster_m * self.cluster_n

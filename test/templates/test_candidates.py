@@ -90,6 +90,17 @@ def test_what_is_chosen_exists_and_fits_shared_memory(
             assert stages(spec, config, variant).ab >= MIN_AB_STAGES
 
 
+def test_a_configuration_is_told_in_words() -> None:
+    assert TileConfig(Arch.SM100A, 256, 128, 2, ctas=2).words == (
+        "256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 32 columns, raster 8"
+    )
+    pair = TileConfig(Arch.SM90A, 128, 64, 2, pingpong=True, raster_m=4, products=2)
+    assert pair.words == (
+        "2 accumulators of 128 by 64, warpgroups in turn, clusters of 2 by 1, "
+        "subtiles of 32 columns, raster 4"
+    )
+
+
 @pytest.mark.parametrize("arch", Arch)
 def test_candidates_are_of_many_kinds_and_none_is_hopeless(arch: Arch) -> None:
     spec = shared_spec("bias_gelu_residual")
