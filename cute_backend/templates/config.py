@@ -402,6 +402,20 @@ def candidates(
     return (first, *chosen)[:limit]
 
 
+def ranked(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int) -> list[TileConfig]:
+    """Every tile and cluster that may serve a spec, in the default raster, by how fast the model thinks each:
+    the heuristic's own choice first."""
+    k_bytes = k * spec.product.a_dtype.bits // 8
+    first = choose(arch, spec, m, n, k, sm_count)
+    rest = (config for config in clustered(arch, spec) if config != first)
+    return [first, *sorted(rest, key=lambda config: _cost(config, m, n, k_bytes, sm_count))]
+
+
+def clustered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
+    """Every tile and cluster that may serve a spec, in the default raster."""
+    return tuple(config for config in tunable(arch, spec) if config.raster_m == _RASTERS[0])
+
+
 def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """Every configuration that may serve a spec: those of its table, and all that fit it."""
     shipped = table(arch, spec)

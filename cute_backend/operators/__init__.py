@@ -1,0 +1,36 @@
+"""Our kernels in the registry of CUTLASS Operators: importing this module registers them with its CuTe DSL
+provider.
+
+    import cutlass.operators as ops
+    from cute_backend.operators import EpilogueArguments, is_ours
+
+    args = ops.GemmArguments(a, b, out, torch.float32, EpilogueArguments(epilogue, bias=bias, D=out))
+    operator = ops.get_operators(args, is_ours, target_sm="90a")[0]    # the one that should be fastest
+    operator.run(args)
+
+`check` tells why none is found. Needs the extra `operators`.
+"""
+
+from __future__ import annotations
+
+try:
+    import cutlass.operators  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f"cute_backend.operators needs nvidia-cutlass-operators 0.3 ({error}): "
+        "pip install 'cute-backend[operators]'"
+    ) from error
+
+from .epilogue import EpilogueArguments
+from .gemm import Sm90FusedGemm, Sm100FusedGemm, check, is_ours
+from .metadata import BlackwellDesign, HopperDesign
+
+__all__ = [
+    "BlackwellDesign",
+    "EpilogueArguments",
+    "HopperDesign",
+    "Sm90FusedGemm",
+    "Sm100FusedGemm",
+    "check",
+    "is_ours",
+]

@@ -1,0 +1,318 @@
+"""Our kernels as CUTLASS Operators: what they take, how they are found, compiled and run."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import cutlass
+import torch
+from cutlass.operators import (
+    CompiledArtifact,
+    CuTeDSLProvider,
+    DenseTensor,
+    GemmArguments,
+    OperatorMetadata,
+    Status,
+    TargetSm,
+)
+from cutlass.operators.providers.cutedsl import CuteDslOperator
+from cutlass.operators.workspace import AllocationRequirement, Workspace
+from torch import Tensor
+
+from ..errors import UsageError
+from ..memory_ops import Variant
+from ..memory_ops.placement import plane_order
+from ..runtime.device import device_at
+from ..runtime.kernel import Kernel
+from ..spec import VALUE_DTYPES, Accumulator, DType, LoadKind, Major, Order
+from ..templates.config import Arch, clustered, ranked
+from ..templates.workspace import ALIGN
+from .epilogue import Epilogue, convert, plain
+from .implementation import Implementation, running_on
+from .metadata import TARGETS, FusedEpilogue, FusedMetadata, metadata_of
+from .operands import Layout, TensorArgument, bytes_at, values_of
+
+_log = logging.getLogger(__name__)
+
+OUT_DTYPES = (DType.F32, DType.BF16, DType.F16, DType.E4M3, DType.E5M2)
+"""What a product without an epilogue is written as."""
+
+PRODUCTS = (
+    *(
+        Accumulator("acc", a, b)
+        for a, b in itertools.product((DType.E4M3, DType.E5M2), repeat=2)
+        if DType.E4M3 in (a, b)
+    ),
+    *(
+        Accumulator("acc", dtype, dtype, a_major, b_major)
+        for dtype in (DType.BF16, DType.F16)
+        for a_major in Major
+        for b_major in Major
+    ),
+)
+"""What is multiplied: fp8 with K contiguous in both, bf16 and fp16 with either mode."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What arguments ask for, as far as any kernel of ours could give it."""
+
+    product: Accumulator
+    epilogue: Epilogue
+    out: DType
+    order: Order
+    sizes: tuple[int, int, int]
+    variant: Variant
+
+    @staticmethod
+    def of(args: Any) -> Request:
+        """Raises UsageError, in a sentence, for arguments that no kernel of ours takes."""
+        if not isinstance(args, GemmArguments):
+            raise UsageError(f"{type(args).__name__} is no GEMM; these operators take GemmArguments")
+        for name, operand in (("A", args.A), ("B", args.B), ("out", args.out)):
+            if not isinstance(operand, DenseTensor):
+                raise UsageError(f"{name} is a {type(operand).__name__}; these operators take dense tensors")
+        if args.performance is not None:
+            raise UsageError("performance controls are given, and these operators have none")
+        if args.accumulator_type is not cutlass.Float32:
+            raise UsageError(f"sums are asked for in {args.accumulator_type}; these kernels add in Float32")
+        a, b, out = (
+            Layout.of(name, operand.tensor)
+            for name, operand in (("A", args.A), ("B", args.B), ("out", args.out))
+        )
+        accepted = OUT_DTYPES if args.epilogue is None else VALUE_DTYPES
+        if out.value_dtype is None or out.value_dtype not in accepted:
+            raise UsageError(f"out is {out.dtype}; it may be {', '.join(each.value for each in accepted)}")
+        m, k, n = *a.shape, b.shape[1]
+        if not (m and n and k):
+            raise UsageError(f"the product of ({m}, {k}) and ({k}, {n}) is empty, which needs no kernel")
+        for name, layout in (("A", a), ("B", b)):
+            if not layout.aligned:
+                raise UsageError(
+                    f"{name} is {layout.shape} of {layout.dtype} with strides {layout.strides}; TMA reads "
+                    "what is contiguous along one mode and has a base and a pitch of whole 16 bytes"
+                )
+        if out.unit is None:
+            raise UsageError(f"out has strides {out.strides}, contiguous along neither mode")
+        order = Order.ROW if out.unit == 1 else Order.COLUMN
+        if args.epilogue is None:
+            epilogue, aligned = plain(out.value_dtype, order), out.aligned
+        else:
+            epilogue = convert(args.epilogue, m, n)
+            aligned = out.aligned and _planes_aligned(epilogue, args.epilogue.tensors)
+        variant = Variant.TMA if aligned else Variant.PLAIN
+        return Request(_product(a, b), epilogue, out.value_dtype, order, (m, n, k), variant)
+
+
+def _product(a: Layout, b: Layout) -> Accumulator:
+    a_major, b_major = Major.K if a.unit == 1 else Major.MN, Major.K if b.unit == 0 else Major.MN
+    for known in PRODUCTS:
+        dtypes = known.a_dtype, known.b_dtype
+        if (*dtypes, known.a_major, known.b_major) == (a.value_dtype, b.value_dtype, a_major, b_major):
+            return known
+    fp8 = any(each is not None and each.is_fp8 for each in (a.value_dtype, b.value_dtype))
+    how = " with K contiguous in both" if fp8 else ""
+    raise UsageError(
+        f"A is {a.dtype} with strides {a.strides} and B {b.dtype} with strides {b.strides}; taken are bf16 "
+        f"by bf16, fp16 by fp16, e4m3 by e4m3 and e4m3 by e5m2 either way round{how}"
+    )
+
+
+def _planes_aligned(epilogue: Epilogue, tensors: dict[str, Any]) -> bool:
+    """Whether TMA can move every plane of an epilogue that lies as TMA could take it."""
+    planes = [
+        each.name
+        for each, load in zip(epilogue.inputs, epilogue.spec.loads, strict=True)
+        if load.kind is LoadKind.EXACT and plane_order(load) is not None
+    ]
+    planes += [
+        name
+        for name, store in zip(epilogue.outputs, epilogue.spec.stores, strict=True)
+        if store.reduce is None
+    ]
+    return all(Layout.of(name, tensors[name]).aligned for name in planes)
+
+
+def check(args: Any) -> Status:
+    """Whether some operator here takes the arguments; where none does, why, in one sentence."""
+    try:
+        Request.of(args)
+    except UsageError as error:
+        return Status.fail(error)
+    return Status.success()
+
+
+def is_ours(metadata: OperatorMetadata) -> bool:
+    """Whether an operator is one of these: a filter for `get_operators`, which then makes no others."""
+    return issubclass(metadata.operator_class, _FusedGemm)
+
+
+class _FusedGemm:
+    """What the operators of both architectures share."""
+
+    arch: Arch
+    metadata: FusedMetadata
+
+    def _supports(self, args: GemmArguments, target_sm: TargetSm | None = None) -> Status:
+        try:
+            request = Request.of(args)
+        except UsageError as error:
+            return Status.fail(error)
+        if self.metadata.design.aligned and request.variant is not Variant.TMA:
+            return Status.fail(
+                "the operator moves the epilogue's planes by TMA, and one of them does not begin at a "
+                "multiple of 16 bytes or has a pitch that is none; an unaligned operator takes it"
+            )
+        return Status.success()
+
+    def _compile(self, args: GemmArguments, target_sm: TargetSm | None = None) -> CompiledArtifact:
+        target = TARGETS[self.arch]
+        if target_sm is not None and target_sm != target:
+            raise UsageError(f"{self.metadata.operator_name} compiles for {target}, not for {target_sm}")
+        return CompiledArtifact(self.implementation.compile(), self, target)
+
+    def _run(
+        self,
+        args: GemmArguments,
+        compiled_artifact: CompiledArtifact,
+        stream: Any,
+        workspace: Workspace | None = None,
+    ) -> None:
+        maker = compiled_artifact.operator_obj
+        if maker is not self and maker.metadata.kernel != self.metadata.kernel:
+            raise UsageError(
+                f"{self.metadata.operator_name} was given what {maker.metadata.operator_name} compiled"
+            )
+        a, b = values_of("A", args.A.tensor), values_of("B", args.B.tensor)
+        with torch.no_grad(), running_on(stream, a.device):
+            if self.metadata.epilogue is None:
+                loads, results = [], [values_of("out", args.out.tensor)]
+            else:
+                epilogue, tensors = self.metadata.epilogue.converted, args.epilogue.tensors
+                loads = [
+                    each.view(_operand(each.name, tensors[each.name], a.device), a.shape[0], b.shape[1])
+                    for each in epilogue.inputs
+                ]
+                results = [values_of(name, tensors[name]) for name in epilogue.outputs]
+            size = self.implementation.workspace_bytes(a.shape[0], b.shape[1])
+            room = None if size == 0 else _room(workspace, size, a.device)
+            self.implementation.launch(compiled_artifact.compiled_obj, a, b, loads, results, room)
+
+    def _get_workspace_size(self, args: GemmArguments) -> AllocationRequirement:
+        m, n, *_ = args.problem_size
+        size = self.implementation.workspace_bytes(m, n)
+        return AllocationRequirement(size, ALIGN) if size else AllocationRequirement.empty()
+
+    def _initialize_workspace(self, args: GemmArguments, workspace: Workspace) -> None:
+        """Nothing: a launch writes its workspace before it reads it."""
+
+    @cached_property
+    def implementation(self) -> Implementation:
+        """The kernel itself."""
+        return Implementation(self.metadata.kernel)
+
+    @classmethod
+    def _generate_operators(
+        cls,
+        metadata_filter: Callable[[OperatorMetadata], bool],
+        epilogue_args: Any = None,
+        target_sm: TargetSm | None = None,
+        args: GemmArguments | None = None,
+    ) -> list[Any]:
+        if target_sm is not None and target_sm != TARGETS[cls.arch]:
+            return []
+        if args is not None:
+            found = _for_arguments(cls, args)
+        elif epilogue_args is None:
+            found = _for_anyone(cls)
+        else:
+            return []  # what an epilogue computes depends on its operands' sizes
+        return [cls(metadata) for metadata in found if metadata_filter(metadata)]  # type: ignore[call-arg]
+
+
+def _for_arguments(operator: type[_FusedGemm], args: GemmArguments) -> Iterator[FusedMetadata]:
+    """Every kernel for what is asked, the one that should be fastest first."""
+    try:
+        request = Request.of(args)
+    except UsageError as error:
+        _log.debug("No operator of cute_backend: %s", error)
+        return
+    arch = operator.arch
+    for product in _modes(arch, request.product):
+        spec = request.epilogue.of(product)
+        for config in ranked(arch, spec, *request.sizes, _sm_count(arch)):
+            kernel = Kernel(spec, config, request.variant)
+            fused = None if args.epilogue is None else FusedEpilogue(args.epilogue, request.epilogue)
+            yield metadata_of(operator, kernel, request.out, request.order, fused)
+
+
+def _for_anyone(operator: type[_FusedGemm]) -> Iterator[FusedMetadata]:
+    """Every kernel of a product without an epilogue."""
+    for known, out, order in itertools.product(PRODUCTS, OUT_DTYPES, Order):
+        for product in _modes(operator.arch, known):
+            spec = plain(out, order).of(product)
+            for config, variant in itertools.product(clustered(operator.arch, spec), Variant):
+                yield metadata_of(operator, Kernel(spec, config, variant), out, order, None)
+
+
+def _modes(arch: Arch, product: Accumulator) -> list[Accumulator]:
+    """A product, and where it differs, the same with sums that are promoted as they grow."""
+    promoted = [replace(product, fast_accum=False)]
+    return [product, *(promoted if arch is Arch.SM90A and product.a_dtype.is_fp8 else [])]
+
+
+def _sm_count(arch: Arch) -> int:
+    """That of the current GPU where it is one of `arch`, else of one to plan for."""
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() == arch.capability:
+        return device_at(torch.cuda.current_device()).sm_count
+    return arch.sm_count
+
+
+def _operand(name: str, value: TensorArgument | float, device: torch.device) -> Tensor:
+    if isinstance(value, (int, float)):
+        return torch.full((), value, dtype=torch.float32, device=device)
+    return values_of(name, value)
+
+
+def _room(workspace: Workspace | None, size: int, device: torch.device) -> Tensor:
+    """The given workspace as bytes, or one of this launch's own."""
+    if workspace is None:
+        return torch.empty(size, dtype=torch.uint8, device=device)
+    if isinstance(workspace.data, int):
+        given = bytes_at(workspace.data, size)
+    else:
+        given = values_of("the workspace", workspace.data).view(-1).view(torch.uint8)
+    if given.numel() < size or given.data_ptr() % ALIGN:
+        raise UsageError(
+            f"the workspace has {given.numel()} bytes at {given.data_ptr():#x}; the kernel needs {size} from "
+            f"a multiple of {ALIGN}"
+        )
+    return given
+
+
+@CuTeDSLProvider.register
+class Sm90FusedGemm(_FusedGemm, CuteDslOperator):
+    """wgmma for Hopper, persistent and warp-specialised, with any epilogue that `EpilogueArguments` tells.
+
+    A (M, K) and B (K, N), or a batch of one: e4m3 by e4m3 and e4m3 by e5m2 either way round with K contiguous
+    in both, bf16 by bf16, fp16 by fp16. Sums are Float32. Without an epilogue out is fp32, bf16, fp16, e4m3
+    or e5m2, of either order and any alignment.
+    """
+
+    supported_args_type = GemmArguments
+    designed_for_min_cc = 90
+    arch = Arch.SM90A
+
+
+@CuTeDSLProvider.register
+class Sm100FusedGemm(_FusedGemm, CuteDslOperator):
+    """tcgen05 for Blackwell: as `Sm90FusedGemm`, without promoted sums, which it has no need of."""
+
+    supported_args_type = GemmArguments
+    designed_for_min_cc = 100
+    arch = Arch.SM100A

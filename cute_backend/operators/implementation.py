@@ -1,0 +1,154 @@
+"""One kernel behind an operator: compiled, and launched on tensors that others have allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from ..memory_ops.partials import workspace_bytes
+from ..numerics import TORCH_DTYPES
+from ..runtime.build import obtain
+from ..runtime.device import device_at, max_active_clusters
+from ..runtime.kernel import Kernel
+from ..runtime.link import KernelFunction
+from ..runtime.operands import REDUCED_SHAPES
+from ..runtime.slots import adapters, views
+from ..spec import DType, ReduceKind, Store
+from ..templates.workspace import ALIGN
+
+
+def _add(into: Tensor, result: Tensor) -> None:
+    into.add_(result)
+
+
+def _largest(into: Tensor, result: Tensor) -> None:
+    into.copy_(torch.maximum(into, result.to(into.dtype)))
+
+
+def _smallest(into: Tensor, result: Tensor) -> None:
+    into.copy_(torch.minimum(into, result.to(into.dtype)))
+
+
+def _write(into: Tensor, result: Tensor) -> None:
+    into.copy_(result)
+
+
+_COMBINE: dict[ReduceKind, Callable[[Tensor, Tensor], None]] = {
+    ReduceKind.SUM: _add,
+    ReduceKind.MAX: _largest,
+    ReduceKind.MIN: _smallest,
+}
+"""How a reduction meets what its destination holds, which the contract of epilogue arguments has it combine
+with. What that contract does not know overwrites."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """A kernel whose results go to given tensors.
+
+    Its workspace holds the partials of reductions, and then what they are finished to, before it is combined
+    with what the destinations hold.
+    """
+
+    kernel: Kernel
+
+    def compile(self) -> KernelFunction:
+        """The kernel, from the cache or compiled; needs no GPU. Raises BuildError, UnavailableError."""
+        outcome = obtain([self.kernel])[self.kernel]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def workspace_bytes(self, m: int, n: int) -> int:
+        """What a launch on a plane of (m, n) needs beside its operands and results."""
+        return self._places(m, n)[-1]
+
+    def launch(
+        self,
+        function: KernelFunction,
+        a: Tensor,
+        b: Tensor,
+        loads: Sequence[Tensor],
+        results: Sequence[Tensor],
+        workspace: Tensor | None,
+    ) -> None:
+        """Run on the current stream. `loads` are in the spec's order and canonical views, `results` in that
+        of its stores; `workspace` has at least `workspace_bytes` bytes, None where that is 0.
+
+        Raises UsageError on a GPU of another architecture.
+        """
+        gpu = device_at(a.get_device())
+        if gpu.arch is not self.kernel.arch:
+            raise UsageError(
+                f"the kernel is for {self.kernel.arch.value}, and {gpu.name} is {gpu.arch.value}"
+            )
+        m, n = a.shape[0], b.shape[1]
+        arguments = [a, b, *loads]
+        for index, view in (*self._views, *self._adapters):
+            arguments[index] = view(arguments[index])
+        places = self._places(m, n)
+        finished: list[tuple[Store, Tensor, Tensor]] = []
+        starts = iter(places)
+        for store, result in zip(self.kernel.spec.stores, results, strict=True):
+            if store.reduce is None:
+                arguments.append(result.view(torch.uint8) if store.dtype is DType.BOOL else result)
+                continue
+            assert workspace is not None
+            length = _elements(store, m, n)
+            start, dtype = next(starts), TORCH_DTYPES[store.dtype]
+            whole = workspace[start : start + length * dtype.itemsize].view(dtype)
+            arguments.append(whole.view(torch.uint8) if store.dtype is DType.BOOL else whole)
+            finished.append((store, result, whole))
+        if finished:
+            assert workspace is not None
+            arguments.append(workspace[: self._partials(m, n)])
+        clusters = max_active_clusters(gpu.index, self.kernel.config.cluster_size)
+        function(*arguments, clusters)
+        for store, result, whole in finished:
+            assert store.reduce is not None
+            _COMBINE.get(store.reduce.kind, _write)(result, whole.view(result.shape))
+
+    @cached_property
+    def _views(self) -> list[tuple[int, Callable[[Tensor], Tensor]]]:
+        return views(self.kernel.spec)
+
+    @cached_property
+    def _adapters(self) -> list[tuple[int, Callable[[Tensor], Tensor]]]:
+        return adapters(self.kernel.spec)
+
+    def _partials(self, m: int, n: int) -> int:
+        return workspace_bytes(self.kernel.spec, self.kernel.config, m, n)
+
+    def _places(self, m: int, n: int) -> list[int]:
+        """Where in the workspace each reduction is finished, and where the last one ends."""
+        places = [self._partials(m, n)]
+        for store in self.kernel.spec.reductions:
+            size = _elements(store, m, n) * TORCH_DTYPES[store.dtype].itemsize
+            places.append(places[-1] + -(-size // ALIGN) * ALIGN)
+        return places
+
+
+def _elements(store: Store, m: int, n: int) -> int:
+    assert store.reduce is not None
+    (length,) = REDUCED_SHAPES[store.reduce.axis](m, n) or (1,)
+    return int(length)
+
+
+@contextmanager
+def running_on(stream: Any, device: torch.device) -> Iterator[None]:
+    """With a GPU as the current one, and on it a stream of torch's or the driver's, or its handle."""
+    handle = stream.cuda_stream if isinstance(stream, torch.cuda.Stream) else int(stream)
+    with torch.cuda.device(device):
+        if torch.cuda.current_stream().cuda_stream == handle:
+            yield
+            return
+        chosen = torch.cuda.ExternalStream(handle, device) if handle else torch.cuda.default_stream()
+        with torch.cuda.stream(chosen):
+            yield

@@ -1,0 +1,175 @@
+"""What is told of our operators: names, tiles and schedules, and which arguments one is for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+from cutlass.operators import OperatorMetadata, Status, TargetSm
+from cutlass.operators.metadata import (
+    BLASDesignMetadata,
+    DenseTensorConstraints,
+    EpilogueMetadata,
+    GemmOperandsMetadata,
+    Sm100DesignMetadata,
+)
+from cutlass.operators.mma import BlackwellTcgen05Mma, HopperWgmma
+from cutlass.operators.utils.dtype import cutlass_type_from_torch_type
+
+from ..errors import UsageError
+from ..formula import formula
+from ..memory_ops import Variant
+from ..memory_ops.placement import plan
+from ..numerics import TORCH_DTYPES
+from ..runtime.kernel import Kernel
+from ..runtime.operands import TMA_ALIGN
+from ..spec import DType, Major, Order
+from ..templates.config import Arch, TileConfig, tile_k
+from .epilogue import Epilogue, convert
+
+CUTLASS_TYPES = {
+    dtype: cutlass_type_from_torch_type(torch_dtype) for dtype, torch_dtype in TORCH_DTYPES.items()
+}
+
+TARGETS = {Arch.SM90A: TargetSm("90a"), Arch.SM100A: TargetSm("100a")}
+"""The target that each architecture's kernels are compiled for, and no other."""
+
+
+@dataclass(kw_only=True)
+class HopperDesign(BLASDesignMetadata):
+    """How a wgmma kernel cuts its problem.
+
+    `config` has all of it: `pingpong`, the epilogue's `subtile_n`, the raster. `fast_accum` tells whether fp8
+    sums stay in the tensor cores; without, they are promoted to fp32 at intervals. `aligned` tells whether
+    the epilogue's planes move by TMA, which their addresses must permit.
+    """
+
+    config: TileConfig
+    fast_accum: bool
+    aligned: bool
+
+
+@dataclass(kw_only=True)
+class BlackwellDesign(Sm100DesignMetadata):
+    """How a tcgen05 kernel cuts its problem: as `HopperDesign`."""
+
+    config: TileConfig
+    fast_accum: bool
+    aligned: bool
+
+
+@dataclass(kw_only=True)
+class FusedMetadata(OperatorMetadata):
+    """What is told of one operator, and the kernel that it is."""
+
+    kernel: Kernel
+
+
+def metadata_of(
+    operator: type, kernel: Kernel, out: DType, order: Order, epilogue: FusedEpilogue | None
+) -> FusedMetadata:
+    """The metadata of a kernel for an `out` of this dtype and order."""
+    return FusedMetadata(
+        operator_name=_name(kernel, out, order, epilogue),
+        operator_class=operator,
+        supported_targets=[TARGETS[kernel.arch]],
+        operands=_operands(kernel, out, order),
+        design=_design(kernel),
+        epilogue=epilogue,
+        kernel=kernel,
+    )
+
+
+def _name(kernel: Kernel, out: DType, order: Order, epilogue: FusedEpilogue | None) -> str:
+    """A name that no other of our operators has, such as
+    `cute_backend.sm90a_tnt_Ae4m3_Be4m3_outbf16_accf32_tile128x128_cluster2x1_pingpong`.
+
+    The layouts are those of A, B and out, `t` for row-major and `n` for column-major, as in the rest of the
+    registry; an epilogue is named by its spec.
+    """
+    product, config = kernel.spec.product, kernel.config
+    row_major = (product.a_major is Major.K, product.b_major is not Major.K, order is Order.ROW)
+    words = [
+        kernel.arch.value.replace("_", ""),
+        "".join("t" if each else "n" for each in row_major),
+        f"A{product.a_dtype.value}",
+        f"B{product.b_dtype.value}",
+        f"out{out.value}",
+        "accf32",
+        f"tile{config.tile_m}x{config.tile_n}",
+        f"cluster{config.cluster_m}x{config.cluster_n}",
+    ]
+    words += ["2cta"] if config.ctas == 2 else []
+    words += ["pingpong"] if config.pingpong else []
+    words += [f"by{config.subtile_n}"] if config.subtile_n != TileConfig.subtile_n else []
+    words += [] if product.fast_accum else ["promoted"]
+    words += [] if kernel.variant is Variant.TMA else ["unaligned"]
+    words += [] if epilogue is None else [f"epilogue{epilogue.converted.spec.key}"]
+    return "cute_backend." + "_".join(words)
+
+
+def _operands(kernel: Kernel, out: DType, order: Order) -> GemmOperandsMetadata:
+    """What a kernel asks of A, B and out."""
+    product = kernel.spec.product
+    return GemmOperandsMetadata(
+        A=_dense(product.a_dtype, product.a_major is Major.K, aligned=True),
+        B=_dense(product.b_dtype, product.b_major is not Major.K, aligned=True),
+        out=_dense(out, order is Order.ROW, aligned=kernel.variant is Variant.TMA),
+        accumulator_type=cutlass.Float32,
+    )
+
+
+def _dense(dtype: DType, row_major: bool, *, aligned: bool) -> DenseTensorConstraints:
+    return DenseTensorConstraints(
+        dtype=CUTLASS_TYPES[dtype],
+        stride=(0, 0, 1) if row_major else (0, 1, 0),
+        divisibility=TMA_ALIGN * 8 // dtype.bits if aligned else 1,
+    )
+
+
+def _design(kernel: Kernel) -> HopperDesign | BlackwellDesign:
+    spec, config = kernel.spec, kernel.config
+    common: dict[str, Any] = {
+        "tile_shape": (config.tile_m, config.tile_n, tile_k(spec.product.a_dtype)),
+        "cluster_shape": (config.cluster_m, config.cluster_n, 1),
+        "config": config,
+        "fast_accum": spec.product.fast_accum,
+        "aligned": kernel.variant is Variant.TMA,
+    }
+    if kernel.arch is Arch.SM90A:
+        return HopperDesign(mma_instruction_type=HopperWgmma, **common)
+    return BlackwellDesign(
+        mma_instruction_type=BlackwellTcgen05Mma,
+        use_2cta_mma=config.ctas == 2,
+        use_tma_store=bool(plan(spec, config, kernel.variant).tma_stores),
+        **common,
+    )
+
+
+class FusedEpilogue(EpilogueMetadata):
+    """The epilogue that an operator was made for: arguments are for it if theirs is the same."""
+
+    def __init__(self, arguments: Any, converted: Epilogue) -> None:
+        super().__init__(arguments)
+        self.converted = converted
+
+    def supports(self, args: Any) -> Status:
+        """Whether the arguments' epilogue converts to the same spec, from operands of the same names."""
+        if args.epilogue is None:
+            return Status.fail("the operator fuses an epilogue, and the arguments have none")
+        m, n, *_ = args.problem_size
+        try:
+            other = convert(args.epilogue, m, n)
+        except UsageError as error:
+            return Status.fail(error)
+        if other != self.converted:
+            return Status.fail(
+                f"the operator computes {_told(self.converted)}, and the arguments ask for {_told(other)}"
+            )
+        return Status.success()
+
+
+def _told(epilogue: Epilogue) -> str:
+    inputs = ", ".join(f"{each.name}" for each in epilogue.inputs)
+    return f"[{formula(epilogue.spec)}] of ({inputs})".replace("\n", "; ")

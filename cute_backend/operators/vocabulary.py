@@ -1,0 +1,117 @@
+"""The names that an epilogue of CUTLASS Operators may use without importing them, as torch functions.
+
+Their meaning is that package's: `max(x, dim=[1])` reduces, whatever Python's `max` does. A reduction leaves
+its axis to the tensor that it is written to: one element reduces everything, (N,) or (1, N) over rows, (M,)
+or (M, 1) over columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Union
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import UsageError
+from ..spec import Axis
+
+Value = Union[Tensor, int, float]
+
+_OVER: dict[Axis, tuple[int, ...]] = {Axis.ROW: (1,), Axis.COLUMN: (0,), Axis.ALL: (0, 1)}
+"""The dimensions of (M, N) that are reduced to one result for each row, for each column, for the plane."""
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A reduction of a value, whose axis its destination settles; `axis` is what `dim=` asked for."""
+
+    reduce: Callable[..., Tensor]
+    value: Tensor
+    axis: Axis | None
+
+    def to(self, name: str, shape: Sequence[int], plane: tuple[int, int]) -> Tensor:
+        """The reduction for a destination of this shape. Raises UsageError where none has it."""
+        m, n = plane
+        shapes = {
+            Axis.ALL: [(), (1,), (1, 1)],
+            Axis.COLUMN: [(n,), (1, n)],
+            Axis.ROW: [(m,), (m, 1)],
+        }
+        axes = [axis for axis, accepted in shapes.items() if tuple(shape) in accepted]
+        if self.axis is not None:
+            axes = [axis for axis in axes if axis is self.axis]
+        if not axes:
+            wanted = "" if self.axis is None else f" for each {self.axis.value}"
+            raise UsageError(
+                f"{name} has shape {tuple(shape)}, which is no reduction{wanted} of the plane {plane}"
+            )
+        return self.reduce(self.value.expand(plane), dim=_OVER[axes[0]])
+
+
+def _reduction(reduce: Callable[..., Tensor]) -> Callable[..., Reduced]:
+    def reduced(value: Tensor, dim: int | Sequence[int] | None = None) -> Reduced:
+        return Reduced(reduce, value, None if dim is None else _axis(dim))
+
+    return reduced
+
+
+def _axis(dim: int | Sequence[int]) -> Axis:
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    reduced = tuple(sorted({each % 2 for each in dims if -2 <= each < 2}))
+    for axis, over in _OVER.items():
+        if reduced == over and len(reduced) == len(dims):
+            return axis
+    raise UsageError(f"a reduction over dim={dim} is none of the (M, N) plane's: it has dims 0 and 1")
+
+
+def _extremum(
+    of_tensors: Callable[..., Tensor], with_number: Callable[..., Tensor]
+) -> Callable[[Value, Value], Tensor]:
+    """`maximum` or `minimum`, of which either operand may be a number."""
+
+    def extremum(a: Value, b: Value) -> Tensor:
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            return of_tensors(a, b)
+        return with_number(a, b) if isinstance(a, Tensor) else with_number(b, a)
+
+    return extremum
+
+
+def _multiply_add(a: Value, b: Value, c: Value) -> Value:
+    return a * b + c
+
+
+def _identity(value: Value) -> Value:
+    return value
+
+
+def _no_layout(name: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise UsageError(
+            f"{name} changes the layout, and these kernels write (M, N) planes as they compute them"
+        )
+
+    return refuse
+
+
+VOCABULARY: dict[str, Callable[..., Any]] = {
+    "relu": F.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+    "hardswish": F.hardswish,
+    "gelu": F.gelu,
+    "exp": torch.exp,
+    "maximum": _extremum(torch.maximum, torch.clamp_min),
+    "minimum": _extremum(torch.minimum, torch.clamp_max),
+    "multiply_add": _multiply_add,
+    "identity": _identity,
+    "sum": _reduction(torch.sum),
+    "max": _reduction(torch.amax),
+    "min": _reduction(torch.amin),
+    "permute": _no_layout("permute"),
+    "reshape": _no_layout("reshape"),
+}
