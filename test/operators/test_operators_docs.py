@@ -1,0 +1,57 @@
+"""The pages on operators show what the code is and does."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ops = pytest.importorskip("cutlass.operators", reason="needs the extra `operators`: nvidia-cutlass-operators")
+
+ROOT = Path(__file__).parents[2]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / "docs" / page).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def test_the_page_on_ones_own_kernel_shows_the_examples_own_lines():
+    sources = "".join(
+        (ROOT / "examples" / name).read_text()
+        for name in (
+            "operators_fp64_gemm.py",
+            "operators_fp64_gemm_kernel.py",
+        )
+    )
+    shown = blocks("bring-your-own-kernel.md", "python")
+    assert len(shown) == 8
+    for block in shown:
+        assert block in sources
+
+
+def test_the_page_on_ones_own_kernel_shows_what_the_example_prints():
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "operators_fp64_gemm.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    (shown,) = blocks("bring-your-own-kernel.md", "text")
+    assert done.stdout == shown
+
+
+def test_the_page_on_our_operators_runs_and_refuses_as_it_says(tmp_path, capsys):
+    page = tmp_path / "page.py"  # the registry reads an epilogue's source from its file
+    page.write_text("\n".join(blocks("cutlass-operators.md", "python")))
+    names: dict[str, object] = {}
+    exec(compile(page.read_text(), page, "exec"), names)
+    (shown,) = blocks("cutlass-operators.md", "text")
+    assert capsys.readouterr().out == shown
+    for name in ("operators", "large", "turns", "exact"):
+        assert names[name], name
