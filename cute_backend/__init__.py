@@ -4,7 +4,8 @@
 
 is all that most programs need. `explain` tells what was fused and why the rest was not, `generate` shows the
 kernel, `build` compiles it without a GPU, `simulate` runs it without one, `gemm` runs it eagerly,
-`sample` draws tokens without their logits, and `config` holds the settings.
+`sample` draws tokens without their logits, `load_pack` serves kernels that were compiled ahead of time, and
+`config` holds the settings.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .backend import epilogue_pass
     from .eager import gemm
     from .errors import UsageError
+    from .runtime.pack import PackError, load_pack
     from .sampling import sample
     from .simulator.api import simulate
 
@@ -29,6 +31,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Explanation",
+    "PackError",
     "UsageError",
     "__version__",
     "build",
@@ -37,18 +40,21 @@ __all__ = [
     "explain",
     "gemm",
     "generate",
+    "load_pack",
     "sample",
     "simulate",
 ]
 
 _HOME = {
     "Explanation": "api",
+    "PackError": "runtime.pack",
     "UsageError": "errors",
     "build": "api",
     "epilogue_pass": "backend",
     "explain": "api",
     "gemm": "eager",
     "generate": "api",
+    "load_pack": "runtime.pack",
     "sample": "sampling",
     "simulate": "simulator.api",
 }

@@ -1,5 +1,6 @@
 """`python -m cute_backend explain|source|build|simulate|bench FILE.py[:name] [--arch sm_90a|sm_100a]`, and
-`python -m cute_backend cache info|verify|clear|path`.
+`python -m cute_backend aot FILE.py[:name] ... -o FILE.cutepack`, `python -m cute_backend cache info|verify|
+clear|path`.
 
 FILE defines a function (or a module) and `example_inputs()`, which returns its arguments; `bench` without it
 runs the built-in tables. What is wrong with a request is told in one sentence, with exit status 2. What is
@@ -26,6 +27,8 @@ from . import __version__, cache_command
 from .errors import UsageError, root_cause
 from .runtime.compile import BuildError
 from .runtime.kernel import UnavailableError
+from .runtime.reach import Problem
+from .templates.config import Arch
 
 if TYPE_CHECKING:
     from .api import Explanation
@@ -83,12 +86,58 @@ def _parser() -> argparse.ArgumentParser:
                 "--timeline", metavar="FILE.png", type=Path, help="draw what the first region's warps do when"
             )
         sub.set_defaults(command=command)
+    _add_aot(commands)
     about = "what the folder of compiled kernels holds; whether it is sound; empty it; where it is"
     sub = commands.add_parser("cache", help=about, description=about)
     sub.add_argument("action", choices=cache_command.ACTIONS)
     sub.set_defaults(command=cache_command.main)
     parser.set_defaults(command=lambda _: parser.error(f"give a COMMAND: {', '.join(commands.choices)}"))
     return parser
+
+
+def _add_aot(commands: argparse._SubParsersAction[_Parser]) -> None:
+    about = "compile every kernel that a program can ask for, into one file that serves it; needs no GPU"
+    sub = commands.add_parser("aot", help=about, description=about)
+    sub.add_argument(
+        "files", metavar="FILE.py[:name]", nargs="+", help="defines the function, and example_inputs()"
+    )
+    sub.add_argument("-o", "--output", metavar="FILE.cutepack", type=Path, required=True)
+    sub.add_argument(
+        "--arch",
+        metavar="ARCH",
+        action="append",
+        default=[],
+        help="sm_90a or sm_100a; may be given twice (default: both)",
+    )
+    sub.add_argument(
+        "--m",
+        metavar="LOW:HIGH",
+        type=_range,
+        help="rows of the products that are served (default: those of the example inputs)",
+    )
+    sub.add_argument(
+        "--sm-count",
+        metavar="N",
+        type=_positive,
+        action="append",
+        default=[],
+        help="multiprocessors of the GPUs that are served, if not an H200 or B200; may be given again",
+    )
+    sub.set_defaults(command=_aot)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+    return int(text)
+
+
+def _range(text: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    bounds = _positive(low), _positive(high)
+    if bounds[0] > bounds[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range LOW:HIGH")
+    return bounds
 
 
 def _add_bench_options(parser: argparse.ArgumentParser) -> None:
@@ -149,6 +198,27 @@ def _build(arguments: argparse.Namespace) -> None:
     report.show(report.build_table(builds))
 
 
+def _aot(arguments: argparse.Namespace) -> None:
+    from . import api
+    from .aot import Request, find_problems, make_pack
+
+    archs = [api.parse_arch(arch) for arch in arguments.arch] or list(Arch)
+    problems: dict[Arch, list[Problem]] = {arch: [] for arch in archs}
+    for target in arguments.files:
+        fn, inputs = load(target)
+        args = inputs()
+        for arch, found in problems.items():
+            with _tracing(target):
+                found += find_problems(fn, args, arch, any_m=arguments.m is not None)
+    written = make_pack(Request(problems, arguments.m, arguments.sm_count), arguments.output)
+    size = arguments.output.stat().st_size / 2**20
+    print(
+        f"{arguments.output}: {' and '.join(each.value for each in archs)}, {written.epilogues} epilogues, "
+        f"{written.kernels} kernels, {size:.1f} MiB\n"
+        f"sha256 of its manifest: {written.sha256}"
+    )
+
+
 def _explanation(arguments: argparse.Namespace) -> Explanation:
     from . import api
 
@@ -156,15 +226,8 @@ def _explanation(arguments: argparse.Namespace) -> Explanation:
         api.parse_arch(arguments.arch)
     fn, inputs = load(arguments.file)
     args = inputs()
-    logging.disable(logging.ERROR)  # torch logs a traceback of what it then raises
-    try:
-        with (
-            torch.no_grad(),
-            _told_in_one_sentence(f"{arguments.file} cannot be traced on its example inputs"),
-        ):
-            return api.explain(fn, *args, arch=arguments.arch)
-    finally:
-        logging.disable(logging.NOTSET)
+    with _tracing(arguments.file):
+        return api.explain(fn, *args, arch=arguments.arch)
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
@@ -270,6 +333,17 @@ def _call_inputs(path: str, inputs: Callable[[], Any]) -> tuple[Any, ...]:
             f"example_inputs() of {path} returned a {type(args).__name__}, not a tuple of arguments"
         )
     return tuple(args)
+
+
+@contextlib.contextmanager
+def _tracing(target: str) -> Iterator[None]:
+    """Around what runs a program on fakes, for inference."""
+    logging.disable(logging.ERROR)  # torch logs a traceback of what it then raises
+    try:
+        with torch.no_grad(), _told_in_one_sentence(f"{target} cannot be traced on its example inputs"):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 @contextlib.contextmanager

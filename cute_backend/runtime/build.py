@@ -20,7 +20,8 @@ from .cache import KernelCache, caches
 from .compile import BuildError, Built, compile_kernel
 from .kernel import Kernel, UnavailableError
 from .link import KernelFunction
-from .notices import count
+from .notices import count, warn_once
+from .pack import packs
 
 log = logging.getLogger(__name__)
 
@@ -40,15 +41,23 @@ def build(kernel: Kernel) -> Built:
 
 
 def load_known(kernels: Iterable[Kernel]) -> dict[Kernel, KernelFunction]:
-    """Those of `kernels` that this process or a cache has; nothing is compiled."""
+    """Those of `kernels` that this process, a pack or a cache has; nothing is compiled."""
     with _loading:
         for kernel in kernels:
             if kernel not in _loaded:
-                found = next((function for cache in caches() if (function := cache.load(kernel))), None)
+                found = _load(kernel)
                 if found is not None:
                     log.debug("%s was loaded", kernel.name)
                     _loaded[kernel] = found
         return {kernel: _loaded[kernel] for kernel in kernels if kernel in _loaded}
+
+
+def _load(kernel: Kernel) -> KernelFunction | None:
+    for pack in packs():
+        if function := pack.load(kernel):
+            return function
+    # A process that is served by packs needs no cache folder, and is not warned of one that can't be had.
+    return next((function for cache in caches() if (function := cache.load(kernel))), None)
 
 
 Outcome = Union[KernelFunction, BuildError, UnavailableError]
@@ -67,6 +76,12 @@ def obtain(
     missing = [kernel for kernel in kernels if kernel not in outcomes]
     if not missing:
         return outcomes
+    if named := ", ".join(str(pack.path) for pack in packs()):
+        warn_once(
+            ("not packed", named),
+            f"cute_backend: {len(missing)} kernels of a program are not in {named}, and are compiled; make "
+            "the pack anew with this program, its sizes and its settings.",
+        )
     count("kernels_built", len(missing))
     here = len(missing) == 1 and not apart
     with _counted(len(missing)) if built is None else nullcontext(built) as step:
@@ -117,7 +132,8 @@ def _make_room() -> None:
 
 def spills(kernel: Kernel) -> bool:
     """Whether a built kernel's threads spill registers."""
-    return any(cache.spill_bytes(kernel) for cache in caches())
+    packed = any(pack.spill_bytes(kernel) for pack in packs())
+    return packed or any(cache.spill_bytes(kernel) for cache in caches())
 
 
 def build_into(cache: KernelCache, kernel: Kernel) -> None:

@@ -69,7 +69,11 @@ class KernelCache:
         """The kernel, or None where it is absent, or is corrupt or foreign, which is warned of once."""
         entry = self._path(kernel, ".json")
         try:
-            return self._read(kernel, json.loads(entry.read_bytes()))
+            code, _ = self._read(kernel)
+            function = load(code)
+            with suppress(OSError):  # where the folder is read-only, no kernel goes for want of room
+                os.utime(entry)
+            return function
         except FileNotFoundError:
             return None  # of the entry or, between two renames, of its code
         except _ForeignError as error:
@@ -85,16 +89,22 @@ class KernelCache:
         )
         return None
 
-    def _read(self, kernel: Kernel, entry: dict[str, Any]) -> KernelFunction:
+    def read(self, kernel: Kernel) -> tuple[bytes, dict[str, Any]] | None:
+        """The code of a kernel and its entry, or None where it is absent, corrupt or foreign."""
+        try:
+            path, entry = self._read(kernel)
+            return path.read_bytes(), entry
+        except (_ForeignError, OSError, KeyError, TypeError, ValueError):
+            return None
+
+    def _read(self, kernel: Kernel) -> tuple[Path, dict[str, Any]]:
+        entry: dict[str, Any] = json.loads(self._path(kernel, ".json").read_bytes())
         if entry["kernel"] != kernel.to_dict() or tuple(entry["environment"]) != environment():
             raise _ForeignError("it is of another kernel or version")
         code = self._path(kernel, LIBRARY if entry["linked"] else OBJECT)
         if hashlib.sha256(code.read_bytes()).hexdigest() != entry["sha256"]:
             raise _ForeignError(f"{code.name} is not what was written")
-        function = load(code)
-        with suppress(OSError):  # where the folder is read-only, no kernel goes for want of room
-            os.utime(self._path(kernel, ".json"))
-        return function
+        return code, entry
 
     def spill_bytes(self, kernel: Kernel) -> int:
         """The bytes that each thread of a kernel that was loaded from here spills; 0 where it is not here."""

@@ -35,6 +35,7 @@ from .link import KernelFunction
 from .notices import count, warn_once
 from .operands import Size, check_operands, output_like, parse_spec
 from .outputs import Outputs
+from .pack import packed_kernels, packs
 from .reach import Problem, Winners, config_for, reachable_kernels, stores_aligned
 from .slots import adapters, planes, views
 from .tuned import remembered
@@ -72,21 +73,28 @@ def prepare(problems: Iterable[Problem], device: int) -> None:
     """Have every kernel that these regions can reach, built in parallel where they are on no disk.
 
     Launches of the regions then compile nothing. What can't be built is warned of here and replayed there.
+    What a pack lacks of a problem that it was made for is beyond its range of M, and does with the nearest.
     """
     gpu = device_at(device)
     with _preparing:
         wanted = [
-            (_launcher(problem.spec, device, problem.batch_invariant), kernel)
+            (_launcher(problem.spec, device, problem.batch_invariant), kernel, _is_packed(problem, gpu))
             for problem in problems
             for kernel in reachable_kernels(problem, gpu.arch, gpu.sm_count, winners_on(gpu))
         ]
         missing = [
-            (launcher, kernel) for launcher, kernel in dict.fromkeys(wanted) if not launcher.knows(kernel)
+            (launcher, kernel)
+            for launcher, kernel, is_packed in dict.fromkeys(wanted)
+            if not (launcher.knows(kernel) or (is_packed and launcher.has_like(kernel)))
         ]
         log.info("%d kernels serve the regions of a graph on GPU %d", len(wanted), device)
         outcomes = obtain(kernel for _, kernel in missing)
         for launcher, kernel in missing:
             launcher.add(kernel, outcomes[kernel])
+
+
+def _is_packed(problem: Problem, gpu: Device) -> bool:
+    return any(pack.serves(problem, gpu.arch) for pack in packs())
 
 
 def winners_on(gpu: Device) -> Winners:
@@ -163,10 +171,16 @@ class Launcher:
         self._adapters = adapters(spec)
         self._kernels: dict[tuple[TileConfig, Variant], _Ready | None] = {}
         self._choices: dict[tuple[int, int, int], _Choice] = {}
+        for kernel, function in load_known(packed_kernels(spec, self._gpu.arch)).items():
+            self.add(kernel, function)
 
     def knows(self, kernel: Kernel) -> bool:
         """Whether the kernel was added: it is there, or can't be had."""
         return (kernel.config, kernel.variant) in self._kernels
+
+    def has_like(self, kernel: Kernel) -> bool:
+        """Whether `_nearest` would find something in the place of a kernel."""
+        return self._nearest(kernel) is not None
 
     def add(self, kernel: Kernel, outcome: Outcome) -> None:
         """One more kernel to choose from, or the knowledge that it can't be had."""

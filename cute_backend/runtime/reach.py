@@ -6,7 +6,7 @@ They are all built before the region's first launch, so their number is bounded.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..memory_ops import Variant
@@ -74,15 +74,27 @@ def config_for(
     return choose(arch, spec, bucket, n, k, sm_count) if near is None else tuned[near]
 
 
+def buckets_of(low: int, high: int) -> tuple[int, ...]:
+    """What `bucket_of` makes of every M from `low` to `high`."""
+    return tuple(bucket for bucket in BUCKETS if bucket_of(low) <= bucket <= bucket_of(high))
+
+
 def reachable_kernels(
-    problem: Problem, arch: Arch, sm_count: int, winners: Winners = no_winners
+    problem: Problem,
+    arch: Arch,
+    sm_count: int,
+    winners: Winners = no_winners,
+    buckets: Sequence[int] = BUCKETS,
 ) -> list[Kernel]:
-    """Every kernel that launches of `problem` can ask for, at most MAX_KERNELS."""
+    """Every kernel that launches of `problem` can ask for, at most MAX_KERNELS.
+
+    Where M is not static it is of one of `buckets`.
+    """
     variants = reachable_variants(problem)
     return [
         Kernel(problem.spec, config, variant)
         for variant in variants
-        for config in _reachable_configs(problem, variant, arch, sm_count, winners)[
+        for config in _reachable_configs(problem, variant, arch, sm_count, winners, buckets)[
             : MAX_KERNELS // len(variants)
         ]
     ]
@@ -117,15 +129,18 @@ def stores_aligned(spec: EpilogueSpec, m: int | None, n: int | None) -> bool | N
 
 
 def _reachable_configs(
-    problem: Problem, variant: Variant, arch: Arch, sm_count: int, winners: Winners
+    problem: Problem,
+    variant: Variant,
+    arch: Arch,
+    sm_count: int,
+    winners: Winners,
+    buckets: Sequence[int],
 ) -> list[TileConfig]:
     """Tuned ones first, then those chosen for most sizes of M."""
     spec, n, k = problem.spec, problem.n, problem.k
     if n is None or k is None:
         return list(table(arch, spec))
-    buckets = BUCKETS if problem.m is None else (problem.m,)
-    chosen = Counter(
-        config_for(replace(problem, m=bucket), variant, arch, sm_count, winners) for bucket in buckets
-    )
+    sizes = buckets if problem.m is None else (problem.m,)
+    chosen = Counter(config_for(replace(problem, m=m), variant, arch, sm_count, winners) for m in sizes)
     tuned = set() if problem.batch_invariant else set(winners(spec, variant, n, k).values())
     return sorted(chosen, key=lambda config: (config not in tuned, -chosen[config]))

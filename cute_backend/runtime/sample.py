@@ -80,7 +80,7 @@ def _fake(
     return [hidden.new_empty((hidden.shape[0], num_samples), dtype=dtype) for dtype in dtypes]
 
 
-def _sample(
+def run_sample(
     hidden: Tensor,
     weight: Tensor,
     temperature: Tensor | None,
@@ -91,6 +91,7 @@ def _sample(
     scale_weight: Tensor | None,
     return_logprob: bool,
 ) -> list[Tensor]:
+    """The op, on any device: products through `gemm_epilogue` and aten ops."""
     given = {"scale_a": scale_hidden, "scale_b": scale_weight, "bias": bias, "temperature": temperature}
     vectors = {name: tensor.reshape(-1).contiguous() for name, tensor in given.items() if tensor is not None}
     if seed is None:
@@ -124,8 +125,8 @@ def _sample(
 
 
 torch.library.register_fake("cute_backend::sample", _fake, lib=_LIBRARY)
-_LIBRARY.impl("sample", _sample, "CPU")
-_LIBRARY.impl("sample", _sample, "CUDA")
+_LIBRARY.impl("sample", run_sample, "CPU")
+_LIBRARY.impl("sample", run_sample, "CUDA")
 _LIBRARY.impl("sample", torch.library.fallthrough_kernel, "Autograd")
 
 sample_op = torch.ops.cute_backend.sample.default

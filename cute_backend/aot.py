@@ -1,0 +1,157 @@
+"""Packs: every kernel of a program, compiled ahead of time on a machine without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from . import config
+from .errors import UsageError
+from .fx_walk.collect import GraphReport, collect
+from .fx_walk.static import fake, hint
+from .runtime.build import obtain
+from .runtime.cache import caches
+from .runtime.compile import BuildError
+from .runtime.kernel import Kernel, UnavailableError
+from .runtime.op import gemm_epilogue
+from .runtime.operands import Size, parse_spec
+from .runtime.pack import Content, packs, write_pack
+from .runtime.reach import BUCKETS, Problem, buckets_of, reachable_kernels
+from .runtime.sample import run_sample, sample_op
+from .spec import EpilogueSpec
+from .templates.config import Arch
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a pack is to serve.
+
+    `problems` are those of `find_problems`, by architecture. `m` is the range of M, both ends included, of
+    those whose M is None. `sm_counts` are those of the GPUs that it is for; without any, the one that is
+    planned for on each architecture.
+    """
+
+    problems: Mapping[Arch, Sequence[Problem]]
+    m: tuple[int, int] | None = None
+    sm_counts: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Written:
+    """What `make_pack` wrote: how many kernels, for how many epilogues, and its manifest's SHA-256."""
+
+    epilogues: int
+    kernels: int
+    sha256: str
+
+
+def find_problems(fn: Callable[..., Any], args: tuple[Any, ...], arch: Arch, *, any_m: bool) -> list[Problem]:
+    """The products of a program that kernels compute, traced on its arguments, of which CPU tensors will do.
+
+    With `any_m` each has M None, and the program is traced with sizes that are static and with sizes that are
+    not, since torch.compile does both; N and K are always those of the arguments. Raises what torch raises
+    where `fn` can't run on `args`.
+    """
+    found: dict[Problem, None] = {}
+    for dynamic in (False, True) if any_m else (False,):
+        for report in collect(fn, args, dynamic, arch.value):
+            for spec, *sizes in chain(_regions(report), _inside_ops(report.graph)):
+                m, n, k = map(hint, sizes)
+                found[Problem(spec, None if any_m else m, n, k, config.batch_invariant)] = None
+    return list(found)
+
+
+def make_pack(request: Request, path: Path) -> Written:
+    """Compile all that the heuristic can pick for a request, and write it.
+
+    Raises UsageError where there is nothing to pack or the file can't be written, BuildError, and
+    UnavailableError without the CuTe DSL or a linker.
+    """
+    problems = list(dict.fromkeys(chain.from_iterable(request.problems.values())))
+    if not problems:
+        raise UsageError("nothing of the program is fused, so there is nothing to pack; explain says why")
+    kernels = list(dict.fromkeys(_kernels(request)))
+    try:
+        sha256 = write_pack(path, Content(_compiled(kernels), problems, request.m))
+    except OSError as error:
+        raise UsageError(f"{path} can't be written: {error.strerror}") from error
+    return Written(len({kernel.spec for kernel in kernels}), len(kernels), sha256)
+
+
+_Product = tuple[EpilogueSpec, Size, Size, Size]
+
+
+def _regions(report: GraphReport) -> Iterable[_Product]:
+    return [(region.spec, *region.problem) for region in report.regions]
+
+
+def _inside_ops(graph: fx.Graph) -> list[_Product]:
+    """The products that `cute_backend.sample` makes when it runs, which no graph shows."""
+    watch = _Watch()
+    for node in graph.nodes:
+        if node.target is sample_op:
+            args, kwargs = tree_map_only(fx.Node, fake, (node.args, node.kwargs))
+            with watch:
+                run_sample(*args, **kwargs)
+    return watch.products
+
+
+class _Watch(TorchDispatchMode):
+    """Notes the products that run under it, on fakes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: list[_Product] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is gemm_epilogue:
+            (a,), (b, *_), _, text, *_ = args
+            spec = parse_spec(text)
+            self.products.append((spec, a.shape[0], spec.plane_n(b.shape[1]), a.shape[1]))
+        return func(*args, **(kwargs or {}))
+
+
+def _kernels(request: Request) -> Iterator[Kernel]:
+    buckets = BUCKETS if request.m is None else buckets_of(*request.m)
+    for arch, problems in request.problems.items():
+        for problem in problems:
+            for sm_count in request.sm_counts or (arch.sm_count,):
+                yield from reachable_kernels(problem, arch, sm_count, buckets=buckets)
+
+
+def _compiled(kernels: list[Kernel]) -> dict[Kernel, tuple[bytes, Mapping[str, Any]]]:
+    """The code and the figures of kernels, compiled where the cache lacks them."""
+    outcomes = obtain(kernels)
+    compiled: dict[Kernel, tuple[bytes, Mapping[str, Any]]] = {}
+    for kernel in kernels:
+        outcome = outcomes[kernel]
+        if isinstance(outcome, (BuildError, UnavailableError)):
+            raise outcome
+        code, entry = _read(kernel)
+        compiled[kernel] = (code, {name: entry[name] for name in ("registers", "spill_bytes", "smem_bytes")})
+    return compiled
+
+
+def _read(kernel: Kernel) -> tuple[bytes, Mapping[str, Any]]:
+    """A kernel that was obtained: from a pack that this process has, or from the cache."""
+    for pack in packs():
+        if found := pack.read(kernel):
+            return found
+    for cache in caches():
+        if found := cache.read(kernel):
+            if found[1]["linked"]:
+                return found
+            raise UnavailableError(
+                "a pack holds shared libraries, and no linker was here when its kernels were compiled: "
+                "install ld, or a C compiler, and run python -m cute_backend cache clear"
+            )
+    raise BuildError(f"{kernel.name} went from the cache before it was packed; try again")

@@ -1,0 +1,258 @@
+"""Kernels made ahead of time: one file, which many processes and machines share and no one writes.
+
+A pack is a zip archive. Its first member, `manifest.json`, has the versions that made it and, for each
+kernel, what it is and the SHA-256 of its code; each of the others is one kernel's code, a shared library.
+Nothing is pickled. It is checked whole when it is opened, and again what is loaded, so that a file that is
+replaced or damaged under a running process is told from the one that was opened.
+
+Code from a pack runs in the process: whoever can write the file can run code as its readers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import stat
+import tempfile
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..memory_ops import Variant
+from ..spec import EpilogueSpec
+from ..templates.config import Arch, TileConfig
+from .kernel import Kernel, environment
+from .link import LIBRARY, KernelFunction, load
+from .notices import warn_once
+from .reach import Problem
+
+log = logging.getLogger(__name__)
+
+PACK_VARIABLE = "CUTE_BACKEND_PACK"
+
+MANIFEST = "manifest.json"
+
+_FORMAT = 1
+
+_WHEN = (1980, 1, 1, 0, 0, 0)
+"""The date of every member, so that the same kernels make the same file."""
+
+
+class PackError(RuntimeError):
+    """A pack can't serve here; one sentence says which and why."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a pack is made of: code and figures of each kernel, and the problems whose kernels are complete.
+
+    `m` is the range of M that they are complete for, None where each problem has the M of its example.
+    """
+
+    kernels: Mapping[Kernel, tuple[bytes, Mapping[str, Any]]]
+    problems: Iterable[Problem]
+    m: tuple[int, int] | None
+
+
+def write_pack(path: Path, content: Content) -> str:
+    """Write a pack, whole or not at all. Returns the SHA-256 of its manifest, which has those of all code."""
+    manifest = _manifest(content)
+    text = json.dumps(manifest, indent=1, sort_keys=True).encode()
+    handle, name = tempfile.mkstemp(prefix=".new-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
+            archive.writestr(_member(MANIFEST), text)
+            for kernel, (code, _) in sorted(content.kernels.items(), key=lambda item: item[0].name):
+                archive.writestr(_member(f"{kernel.name}{LIBRARY}"), code)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return hashlib.sha256(text).hexdigest()
+
+
+def _member(name: str) -> zipfile.ZipInfo:
+    member = zipfile.ZipInfo(name, _WHEN)
+    member.external_attr = 0o644 << 16
+    return member
+
+
+def _manifest(content: Content) -> dict[str, Any]:
+    specs = {kernel.spec.key: json.loads(kernel.spec.to_json()) for kernel in content.kernels}
+    problems = {
+        json.dumps([each.spec.key, each.n, each.k, each.batch_invariant]): each for each in content.problems
+    }
+    return {
+        "format": _FORMAT,
+        "environment": environment(),
+        "traced_by": f"torch {torch.__version__}",
+        "m": content.m,
+        "specs": specs,
+        "problems": [json.loads(text) for text in sorted(problems)],
+        "kernels": {
+            kernel.name: {
+                "spec": kernel.spec.key,
+                "config": kernel.config.to_dict(),
+                "variant": kernel.variant.value,
+                "sha256": hashlib.sha256(code).hexdigest(),
+                **figures,
+            }
+            for kernel, (code, figures) in content.kernels.items()
+        },
+    }
+
+
+class Pack:
+    """The kernels of a pack. Raises PackError for a file that is none, was changed, or is of other versions.
+
+    `sha256`, if given, is that of the manifest which the pack must have.
+    """
+
+    def __init__(self, path: Path, sha256: str | None = None) -> None:
+        self.path = path
+        try:
+            mode = stat.S_IMODE(path.stat().st_mode)
+            if mode & 0o022:
+                raise PackError(f"others may write the pack {path} (mode {mode:o}), so it can't be trusted")
+            with zipfile.ZipFile(path) as archive:
+                text = archive.read(MANIFEST)
+                manifest = json.loads(text)
+                if manifest["format"] != _FORMAT:
+                    raise PackError(
+                        f"the pack {path} has format {manifest['format']}; this version reads {_FORMAT}"
+                    )
+                self._check_versions(manifest["environment"])
+                found = hashlib.sha256(text).hexdigest()
+                if sha256 not in (None, found):
+                    raise PackError(f"the pack {path} has a manifest of SHA-256 {found}, not {sha256}")
+                self._kernels: dict[str, dict[str, Any]] = manifest["kernels"]
+                for name in self._kernels:
+                    self._code(archive, name)
+                self.archs = frozenset(Arch(each["config"]["arch"]) for each in self._kernels.values())
+                self._problems = {tuple(each) for each in manifest["problems"]}
+        except OSError as error:
+            raise PackError(f"the pack {path} can't be read: {error.strerror or error}") from error
+        except (zipfile.BadZipFile, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise PackError(f"{path} is no sound pack: {error}") from error
+
+    def _check_versions(self, theirs: list[str]) -> None:
+        ours = environment()
+        for its, here in zip(theirs, ours, strict=True):
+            if its != here:
+                raise PackError(f"the pack {self.path} is for {its}, and this is {here}; make it anew for it")
+
+    def _code(self, archive: zipfile.ZipFile, name: str) -> bytes:
+        code = archive.read(f"{name}{LIBRARY}")
+        if hashlib.sha256(code).hexdigest() != self._kernels[name]["sha256"]:
+            raise PackError(f"the pack {self.path} was changed: {name} is not what was written")
+        return code
+
+    def load(self, kernel: Kernel) -> KernelFunction | None:
+        """The kernel, or None where the pack lacks it, or where it was changed since, which is warned of."""
+        try:
+            found = self.read(kernel)
+            if found is None:
+                return None
+            with tempfile.TemporaryDirectory(prefix="cute_backend_") as folder:
+                code = Path(folder) / f"{kernel.name}{LIBRARY}"
+                code.write_bytes(found[0])
+                return load(code)  # what is mapped stays when its file goes
+        except (PackError, zipfile.BadZipFile, OSError, KeyError, RuntimeError, AttributeError) as error:
+            warn_once(
+                ("pack", self.path),
+                f"cute_backend: a kernel of {self.path} is not used, as it fails: {error}",
+            )
+            return None
+
+    def read(self, kernel: Kernel) -> tuple[bytes, dict[str, Any]] | None:
+        """The code of a kernel and its entry, or None where the pack lacks it. Raises for a changed file."""
+        if kernel.name not in self._kernels:
+            return None
+        with zipfile.ZipFile(self.path) as archive:
+            return self._code(archive, kernel.name), self._kernels[kernel.name]
+
+    def spill_bytes(self, kernel: Kernel) -> int:
+        """The bytes that each thread of a kernel spills; 0 where it is not here."""
+        entry = self._kernels.get(kernel.name)
+        return 0 if entry is None else int(entry["spill_bytes"])
+
+    def kernels(self, spec: EpilogueSpec, arch: Arch) -> list[Kernel]:
+        """Every kernel of a spec for an architecture."""
+        found = (each for each in self._kernels.values() if each["spec"] == spec.key)
+        kernels = [
+            Kernel(spec, TileConfig.from_dict(each["config"]), Variant(each["variant"])) for each in found
+        ]
+        return [kernel for kernel in kernels if kernel.arch is arch]
+
+    def serves(self, problem: Problem, arch: Arch) -> bool:
+        """Whether the kernels of a problem are here for all M that the pack was made for.
+
+        One whose N or K is unknown is any that has its epilogue.
+        """
+        return arch in self.archs and any(
+            spec == problem.spec.key
+            and problem.n in (None, n)
+            and problem.k in (None, k)
+            and problem.batch_invariant == batch_invariant
+            for spec, n, k, batch_invariant in self._problems
+        )
+
+
+_packs: dict[Path, Pack] = {}
+_refused: set[Path] = set()
+
+
+def load_pack(path: str | os.PathLike[str], sha256: str | None = None) -> None:
+    """Serve kernels from a pack that `python -m cute_backend aot` made, before any that is compiled here.
+
+    Call it before the first call of what is compiled; the environment variable CUTE_BACKEND_PACK does as much
+    for a program that does not. With `sha256`, the digest that `aot` printed, no other pack is taken.
+
+    Raises PackError, in one sentence, for a file that is no pack or can be written by others, one whose
+    content does not match its checksums, one made by other versions or for another host, and, where there is
+    a GPU, one that has nothing for its architecture.
+    """
+    named = Path(path).absolute()
+    pack = Pack(named, sha256)
+    if torch.cuda.is_available():
+        _check_arch(pack, Arch.of_capability(torch.cuda.get_device_capability()))
+    _packs[named] = pack
+    log.info("kernels are taken from %s", named)
+
+
+def packs() -> list[Pack]:
+    """The packs of this process. One that the environment names and that is refused is warned of, once."""
+    named = os.environ.get(PACK_VARIABLE)
+    if named:
+        path = Path(named).expanduser().absolute()
+        if path not in _packs and path not in _refused:
+            try:
+                _packs[path] = Pack(path)
+            except PackError as error:
+                _refused.add(path)
+                warn_once(("pack", path), f"cute_backend: {error}; kernels are compiled.")
+    return list(_packs.values())
+
+
+def packed_kernels(spec: EpilogueSpec, arch: Arch) -> list[Kernel]:
+    """What the packs hold of a spec. A pack that is for other GPUs altogether is warned of, once."""
+    for pack in packs():
+        try:
+            _check_arch(pack, arch)
+        except PackError as error:
+            warn_once(("pack", pack.path), f"cute_backend: {error}; kernels are compiled.")
+    return [kernel for pack in packs() for kernel in pack.kernels(spec, arch)]
+
+
+def _check_arch(pack: Pack, arch: Arch | None) -> None:
+    if arch not in pack.archs:
+        theirs = " and ".join(sorted(each.value for each in pack.archs))
+        here = "is none that kernels are for" if arch is None else f"is {arch.value}"
+        raise PackError(f"the pack {pack.path} is for {theirs}, and this GPU {here}")

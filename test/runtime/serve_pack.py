@@ -1,0 +1,70 @@
+"""A serving process with an empty cache and no compiler: `python serve_pack.py`, with CUTE_BACKEND_PACK set.
+
+It prepares what the pack was made for as a graph of any M would, launches it with an M within the range,
+aligned and not, and with one beyond, and prints as JSON what happened. The GPU is a description of one:
+compiled host code, when it is called, refuses the CPU's tensors, which shows that it was called.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from typing import NoReturn
+
+import torch
+from torch._dynamo.utils import counters
+
+from cute_backend.runtime import build, launch, pack
+from cute_backend.runtime.device import Device
+from cute_backend.runtime.reach import Problem
+from cute_backend.runtime.samples import random_operands
+from cute_backend.spec import EpilogueSpec
+from cute_backend.templates.config import Arch
+
+
+def refuse(*arguments: object, **how: object) -> NoReturn:
+    raise AssertionError("the compiler was called")
+
+
+def main() -> None:
+    build.compile_kernel = subprocess.run = subprocess.Popen = refuse
+    launch.device_at = lambda index: Device(-1, Arch.SM90A, 132, "a GPU")
+    launch.max_active_clusters = lambda index, size: 132 // size
+    told = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert len(pack.packs()) == 1
+        for text in json.loads(sys.argv[1]):
+            spec = EpilogueSpec.from_json(text)
+            launch.prepare([Problem(spec, None, 128, 64)], -1)
+            for m, aligned in ((40, True), (40, False), (5000, True)):
+                a, b, loads = random_operands(spec, m, 128, 64, torch.Generator())
+                if not aligned:
+                    loads = [each if each.dim() < 2 else shifted(each) for each in loads]
+                try:
+                    launch.launch(a, b, loads, text)
+                except ValueError as error:
+                    told.append(str(error))
+    print(
+        json.dumps(
+            {
+                "told": told,
+                "counters": dict(counters["cute_backend"]),
+                "loaded": sorted(kernel.name for kernel in build._loaded),
+                "warnings": [str(each.message) for each in caught if "cute_backend" in str(each.message)],
+                "imported": [name for name in ("cutlass", "filelock", "rich") if name in sys.modules],
+            }
+        )
+    )
+
+
+def shifted(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values where TMA can't read them, an element further on."""
+    room = torch.empty(tensor.numel() + 1, dtype=tensor.dtype)[1:].view(tensor.shape)
+    return room.copy_(tensor)
+
+
+if __name__ == "__main__":
+    main()

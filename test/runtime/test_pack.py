@@ -1,0 +1,478 @@
+"""Packs: what is in one, who is refused, and that a process that is served by one compiles nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from handmade import kernel_of, make_spec, source
+from torch._dynamo.utils import counters
+
+import cute_backend
+from cute_backend import PackError, aot
+from cute_backend.__main__ import main
+from cute_backend.memory_ops import Variant
+from cute_backend.runtime import build as building
+from cute_backend.runtime import cache as caching
+from cute_backend.runtime import launch as launching
+from cute_backend.runtime import link as linking
+from cute_backend.runtime import notices
+from cute_backend.runtime import pack as packing
+from cute_backend.runtime.build import load_known, obtain
+from cute_backend.runtime.cache import KernelCache
+from cute_backend.runtime.compile import compile_kernel
+from cute_backend.runtime.device import Device
+from cute_backend.runtime.kernel import Kernel, UnavailableError, environment
+from cute_backend.runtime.pack import Content, Pack, load_pack, packed_kernels, write_pack
+from cute_backend.runtime.reach import Problem, buckets_of, reachable_kernels
+from cute_backend.spec import Axis, EpilogueSpec, LoadKind
+from cute_backend.templates.config import Arch, table
+
+SPEC = make_spec()
+KERNEL = kernel_of(SPEC)
+PROBLEM = Problem(SPEC, None, 128, 64)
+FIGURES = {"registers": 32, "spill_bytes": 0, "smem_bytes": 0}
+
+PROGRAM = """
+import torch
+def layer(a, b, bias, residual):
+    h = (a @ b + bias).relu() + residual
+    return h, h.abs().amax(-1)
+def greedy(a, b, bias, residual):
+    import cute_backend
+    return cute_backend.sample(a, b.t(), num_samples=9, seed=1)
+def nothing(a, b, bias, residual):
+    return a + 1
+def example_inputs():
+    make = lambda *shape: torch.randn(shape, dtype=torch.bfloat16)
+    return make(32, 64), make(64, 128), make(128), make(32, 128)
+"""
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A shared library with the hand-made kernel."""
+    cache, text = KernelCache(tmp_path_factory.mktemp("kernels")), source(SPEC)
+    cache.save(KERNEL, compile_kernel(KERNEL, text, cache.write_source(KERNEL, text)))
+    found = cache.read(KERNEL)
+    assert found is not None
+    return found[0]
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """What a new process knows: no kernel, no pack, an empty cache folder. It has no compiler."""
+    root = tmp_path / "kernels"
+    monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(root))
+    monkeypatch.delenv("CUTE_BACKEND_PACK", raising=False)
+    monkeypatch.setattr(building, "_loaded", {})
+    monkeypatch.setattr(building, "compile_kernel", None)
+    monkeypatch.setattr(packing, "_packs", {})
+    monkeypatch.setattr(packing, "_refused", set())
+    monkeypatch.setattr(notices, "_warned", set())
+    caching._cache_at.cache_clear()
+    counters.clear()
+    yield root
+    caching._cache_at.cache_clear()
+    counters.clear()
+
+
+@pytest.fixture
+def pack(tmp_path: Path, code: bytes) -> Path:
+    """A pack of one kernel for Hopper."""
+    path = tmp_path / "model.cutepack"
+    write_pack(path, Content({KERNEL: (code, FIGURES)}, [PROBLEM], (1, 4096)))
+    return path
+
+
+def rewrite(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
+    """Change the members of a pack."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    change(members)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    path.chmod(0o644)
+
+
+def restate(**entries: Any) -> Callable[[dict[str, bytes]], None]:
+    """Changes entries of the manifest."""
+
+    def change(members: dict[str, bytes]) -> None:
+        members["manifest.json"] = json.dumps(json.loads(members["manifest.json"]) | entries).encode()
+
+    return change
+
+
+# Loading
+
+
+def test_a_kernel_comes_from_a_pack_before_any_cache(fresh: Path, pack: Path) -> None:
+    load_pack(pack)
+    function = obtain([KERNEL])[KERNEL]
+    plane = torch.zeros(2, 16).bfloat16()
+    loads = [torch.zeros(1), torch.zeros(16), torch.zeros(2), plane]
+    with pytest.raises(ValueError, match="expected device_type=cuda"):  # says its compiled code
+        function(torch.zeros(2, 8).bfloat16(), torch.zeros(16, 8).bfloat16().t(), *loads, plane, 132)
+    assert not fresh.exists() and notices._warned == set()
+    assert counters["cute_backend"]["kernels_built"] == 0
+
+
+def test_the_environment_names_a_pack(fresh: Path, pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUTE_BACKEND_PACK", str(pack))
+    assert callable(load_known([KERNEL])[KERNEL])
+    assert not fresh.exists()
+
+
+def test_a_read_only_pack_in_a_read_only_folder_serves(fresh: Path, pack: Path) -> None:
+    before = (pack.stat().st_mtime_ns, sorted(pack.parent.iterdir()))
+    pack.chmod(0o444)
+    pack.parent.chmod(0o555)
+    try:
+        load_pack(pack)
+        assert callable(load_known([KERNEL])[KERNEL])
+    finally:
+        pack.parent.chmod(0o755)
+    assert (pack.stat().st_mtime_ns, sorted(pack.parent.iterdir())) == before
+
+
+def test_the_same_kernels_make_the_same_file(fresh: Path, tmp_path: Path, pack: Path, code: bytes) -> None:
+    other = tmp_path / "other.cutepack"
+    sha256 = write_pack(other, Content({KERNEL: (code, FIGURES)}, [PROBLEM], (1, 4096)))
+    assert other.read_bytes() == pack.read_bytes()
+    with zipfile.ZipFile(other) as archive:
+        assert hashlib.sha256(archive.read("manifest.json")).hexdigest() == sha256
+    load_pack(other, sha256)
+    assert other.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_failed_write_leaves_the_old_pack(pack: Path) -> None:
+    before = pack.read_bytes()
+    with pytest.raises(TypeError):
+        write_pack(pack, Content({KERNEL: ("no bytes", FIGURES)}, [PROBLEM], None))  # type: ignore[dict-item]
+    assert pack.read_bytes() == before
+    assert [
+        path.name for path in pack.parent.iterdir() if "cutepack" in path.name or ".new" in path.name
+    ] == [pack.name]
+
+
+def test_a_kernel_that_no_pack_has_is_looked_for_in_the_cache(fresh: Path, pack: Path) -> None:
+    load_pack(pack)
+    other = kernel_of(SPEC, variant=Variant.PLAIN)
+    assert load_known([other]) == {} and fresh.is_dir()
+
+
+def test_what_a_pack_lacks_is_compiled_with_a_warning(
+    fresh: Path, pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_pack(pack)
+    monkeypatch.setattr(building, "build_into", lambda cache, kernel: None)
+    with pytest.warns(
+        RuntimeWarning, match=r"1 kernels of a program are not in .*model.cutepack, and are comp"
+    ):
+        obtain([kernel_of(SPEC, variant=Variant.PLAIN)])
+
+
+# Refusing
+
+
+def test_another_manifest_than_asked_for(pack: Path) -> None:
+    with pytest.raises(PackError, match=r"has a manifest of SHA-256 [0-9a-f]{64}, not 1234$"):
+        load_pack(pack, "1234")
+
+
+@pytest.mark.parametrize("part", range(len(environment())))
+def test_a_pack_of_other_versions_or_of_another_host(part: int, pack: Path) -> None:
+    theirs = list(environment())
+    theirs[part] += "x"
+    rewrite(pack, restate(environment=theirs))
+    with pytest.raises(PackError) as refused:
+        load_pack(pack)
+    expected = (
+        f"the pack {pack} is for {theirs[part]}, and this is {environment()[part]}; make it anew for it"
+    )
+    assert str(refused.value) == expected
+
+
+def test_a_pack_for_other_gpus(fresh: Path, pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
+    with pytest.raises(PackError, match=r"is for sm_90a, and this GPU is sm_100a$"):
+        load_pack(pack)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    with pytest.raises(PackError, match=r"is for sm_90a, and this GPU is none that kernels are for$"):
+        load_pack(pack)
+    assert packing._packs == {}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    load_pack(pack)
+    assert packed_kernels(SPEC, Arch.SM90A) == [KERNEL]
+
+
+def changed_code(members: dict[str, bytes]) -> None:
+    name = f"{KERNEL.name}.so"
+    members[name] = members[name][:-1] + bytes([members[name][-1] ^ 1])
+
+
+def lost_code(members: dict[str, bytes]) -> None:
+    del members[f"{KERNEL.name}.so"]
+
+
+def lost_manifest(members: dict[str, bytes]) -> None:
+    del members["manifest.json"]
+
+
+def pickled(members: dict[str, bytes]) -> None:
+    members["manifest.json"] = b"\x80\x04N."
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (changed_code, r"was changed: sm_90a_\w+ is not what was written$"),
+        (lost_code, r"is no sound pack: .*There is no item named 'sm_90a"),
+        (lost_manifest, r"is no sound pack: .*There is no item named 'manifest"),
+        (pickled, r"is no sound pack: "),
+        (restate(format=2), r"has format 2; this version reads 1$"),
+        (restate(kernels=[]), r"is no sound pack: "),
+        (restate(problems=None), r"is no sound pack: "),
+    ],
+)
+def test_a_pack_that_was_changed(
+    change: Callable[[dict[str, bytes]], None], sentence: str, fresh: Path, pack: Path
+) -> None:
+    rewrite(pack, change)
+    with pytest.raises(PackError, match=sentence) as refused:
+        load_pack(pack)
+    assert str(pack) in str(refused.value) and "\n" not in str(refused.value)
+    assert load_known([KERNEL]) == {}
+
+
+def test_what_is_no_pack_at_all(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match=r"missing can't be read: No such file or directory$"):
+        load_pack(tmp_path / "missing")
+    (tmp_path / "text").write_text("kernels")
+    with pytest.raises(PackError, match=r"text is no sound pack: File is not a zip file$"):
+        load_pack(tmp_path / "text")
+
+
+def test_a_pack_that_others_may_write(pack: Path) -> None:
+    pack.chmod(0o664)
+    with pytest.raises(
+        PackError, match=r"others may write the pack .* \(mode 664\), so it can't be trusted$"
+    ):
+        load_pack(pack)
+
+
+def test_a_refused_pack_of_the_environment_is_warned_of_once(
+    fresh: Path, pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewrite(pack, changed_code)
+    monkeypatch.setenv("CUTE_BACKEND_PACK", str(pack))
+    with pytest.warns(RuntimeWarning, match="was changed: .*; kernels are compiled") as warned:
+        assert load_known([KERNEL]) == {} == load_known([KERNEL])
+    assert len(warned) == 1
+
+
+def test_a_pack_that_is_replaced_under_the_process_is_not_loaded_from(fresh: Path, pack: Path) -> None:
+    load_pack(pack)
+    rewrite(pack, changed_code)
+    with pytest.warns(RuntimeWarning, match="is not used, as it fails: .*was changed"):
+        assert load_known([KERNEL]) == {}
+
+
+# What is prepared of a program that a pack was made for
+
+GPU = Device(-1, Arch.SM90A, 132, "a GPU")
+
+
+@pytest.fixture
+def gpu(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> list[Kernel]:
+    """A described GPU; and what is asked to be built for it."""
+    asked: list[Kernel] = []
+
+    def counting(kernels: Any) -> dict[Kernel, Any]:
+        asked.extend(kernels)
+        return {kernel: lambda *arguments: None for kernel in asked}
+
+    monkeypatch.setattr(launching, "_launchers", {})
+    monkeypatch.setattr(launching, "device_at", lambda index: GPU)
+    monkeypatch.setattr(launching, "max_active_clusters", lambda index, size: GPU.sm_count // size)
+    monkeypatch.setattr(launching, "obtain", counting)
+    return asked
+
+
+def half_packed(path: Path, code: bytes) -> list[Kernel]:
+    """Load a pack with all that M up to 256 reaches; what of the rest it lacks."""
+    problem = Problem(SPEC, None, 4096, 4096)
+    there = reachable_kernels(problem, Arch.SM90A, 132, buckets=buckets_of(1, 256))
+    write_pack(path, Content(dict.fromkeys(there, (code, FIGURES)), [problem], (1, 256)))
+    load_pack(path)
+    return [kernel for kernel in reachable_kernels(problem, Arch.SM90A, 132) if kernel not in there]
+
+
+def test_beyond_the_range_of_m_the_nearest_serves(gpu: list[Kernel], tmp_path: Path, code: bytes) -> None:
+    assert half_packed(tmp_path / "half.cutepack", code)
+    launching.prepare([Problem(SPEC, None, 4096, 4096)], -1)
+    launching.prepare([Problem(SPEC, 8192, 4096, 4096)], -1)
+    launching.prepare([Problem(SPEC, None, None, 4096)], -1)
+    assert gpu == []
+
+
+def test_another_n_is_no_problem_of_the_pack(gpu: list[Kernel], tmp_path: Path, code: bytes) -> None:
+    lacking = half_packed(tmp_path / "half.cutepack", code)
+    launching.prepare([Problem(SPEC, None, 4095 + 1024, 4096)], -1)
+    assert gpu and {kernel.variant for kernel in gpu} == {Variant.PLAIN}
+    assert lacking
+
+
+def test_a_batch_invariant_region_takes_its_own_kernel_alone(
+    gpu: list[Kernel], tmp_path: Path, code: bytes
+) -> None:
+    problem = Problem(SPEC, None, 4096, 4096, batch_invariant=True)
+    own = reachable_kernels(problem, Arch.SM90A, 132)
+    others = [
+        each
+        for each in reachable_kernels(replace(problem, batch_invariant=False), Arch.SM90A, 132)
+        if each not in own
+    ]
+    assert {each.variant for each in others} == {each.variant for each in own}
+    path = tmp_path / "others.cutepack"
+    write_pack(path, Content(dict.fromkeys(others, (code, FIGURES)), [problem], None))
+    load_pack(path)
+    launching.prepare([problem], -1)
+    assert gpu == own
+
+
+# Making
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The program, and its pack for Hopper, made by the command."""
+    folder = tmp_path_factory.mktemp("made")
+    program, path = folder / "program.py", folder / "model.cutepack"
+    program.write_text(PROGRAM)
+    arguments = ["aot", f"{program}:layer", "--arch", "sm_90a", "--m", "1:64", "-o", str(path)]
+    assert main(arguments) == 0
+    return program, path
+
+
+def test_a_pack_has_a_kernel_for_every_alignment_and_reduction(made: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(made[1]) as archive:
+        manifest = json.loads(archive.read("manifest.json"))
+        members = archive.namelist()
+    (spec,) = [EpilogueSpec.from_json(json.dumps(each)) for each in manifest["specs"].values()]
+    assert [store.reduce and store.reduce.axis for store in spec.stores] == [None, Axis.ROW]
+    assert [load.kind for load in spec.loads_of(LoadKind.EXACT)] == [LoadKind.EXACT]
+    problem = Problem(spec, None, 128, 64)
+    kernels = reachable_kernels(problem, Arch.SM90A, 132, buckets=(16, 32, 64))
+    assert {kernel.variant for kernel in kernels} == set(Variant)
+    assert set(manifest["kernels"]) == {kernel.name for kernel in kernels}
+    assert set(members) == {"manifest.json", *(f"{kernel.name}.so" for kernel in kernels)}
+    assert manifest["environment"] == list(environment())
+    assert manifest["m"] == [1, 64] and manifest["problems"] == [[spec.key, 128, 64, False]]
+    assert all(each["spill_bytes"] == 0 for each in manifest["kernels"].values())
+
+
+def test_a_process_that_is_served_compiles_nothing(made: tuple[Path, Path], tmp_path: Path) -> None:
+    with zipfile.ZipFile(made[1]) as archive:
+        manifest = json.loads(archive.read("manifest.json"))
+    specs = [EpilogueSpec.from_json(json.dumps(each)).to_json() for each in manifest["specs"].values()]
+    home = tmp_path / "kernels"
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("serve_pack.py")), json.dumps(specs)],
+        env={
+            **os.environ,
+            "CUTE_BACKEND_PACK": str(made[1]),
+            "CUTE_BACKEND_CACHE_DIR": str(home),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert len(report["told"]) == 3 and all("expected device_type=cuda" in each for each in report["told"])
+    assert report["loaded"] == sorted(manifest["kernels"])
+    assert report["counters"] == {} and report["warnings"] == [] and report["imported"] == []
+    assert not list(home.glob("*"))
+
+
+def test_the_products_of_sample_are_found() -> None:
+    hidden, weight = torch.zeros(4, 64).bfloat16(), torch.zeros(256, 64).bfloat16()
+
+    def draw(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return cute_backend.sample(hidden, weight, num_samples=9, seed=1)
+
+    problems = aot.find_problems(draw, (hidden, weight), Arch.SM90A, any_m=False)
+    assert [(each.m, each.n, each.k) for each in problems] == [(4, 256, 64)] * 2
+    assert [len(each.spec.reductions) for each in problems] == [8, 1]
+
+
+def test_sizes_of_m_are_those_of_the_range_or_of_the_example() -> None:
+    layer = torch.nn.Sequential(torch.nn.Linear(4096, 4096), torch.nn.ReLU()).bfloat16()
+    problems = aot.find_problems(layer, (torch.zeros(16, 4096).bfloat16(),), Arch.SM90A, any_m=True)
+    assert {(each.m, each.n, each.k) for each in problems} == {(None, 4096, 4096)}
+    (spec,) = {each.spec for each in problems}
+
+    def packed(m: tuple[int, int] | None, sm_counts: tuple[int, ...] = ()) -> set[Kernel]:
+        return set(aot._kernels(aot.Request({Arch.SM90A: problems}, m, sm_counts)))
+
+    everything = set(reachable_kernels(Problem(spec, None, 4096, 4096), Arch.SM90A, 132))
+    assert packed((1, 65536)) == everything and 1 < len(everything) <= len(table(Arch.SM90A, spec))
+    assert len(packed((1, 16))) == 1 and packed((1, 16)) < everything
+    assert packed((1, 65536), (132, 16)) == everything | set(
+        reachable_kernels(Problem(spec, None, 4096, 4096), Arch.SM90A, 16)
+    )
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["aot", *arguments]) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    return line
+
+
+def test_what_can_not_be_packed_is_told(
+    made: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program, output = made[0], str(tmp_path / "no.cutepack")
+    assert "nothing of the program is fused" in refused(capsys, f"{program}:nothing", "-o", output)
+    assert "'64:1' is no range LOW:HIGH" in refused(capsys, str(program), "-o", output, "--m", "64:1")
+    assert "'0' is no positive number" in refused(capsys, str(program), "-o", output, "--sm-count", "0")
+    assert "arch is 'sm_80'" in refused(capsys, str(program), "-o", output, "--arch", "sm_80")
+    nowhere = str(tmp_path / "missing" / "no.cutepack")
+    arguments = [f"{program}:layer", "--arch", "sm_90a", "--m", "1:64"]
+    assert f"{nowhere} can't be written: No such file" in refused(capsys, *arguments, "-o", nowhere)
+    assert not Path(output).exists()
+
+
+def test_without_a_linker_there_is_no_pack(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linking, "find_linker", lambda: None)
+    monkeypatch.setattr(building, "emit", lambda spec, config, variant: source(spec))
+    monkeypatch.setattr(building, "compile_kernel", compile_kernel)
+    problem = Problem(make_spec(exact=False), 16, 64, 64)
+    with pytest.raises(UnavailableError, match="no linker was here"):
+        aot.make_pack(aot.Request({Arch.SM90A: [problem]}), fresh / "no.cutepack")
+
+
+def test_what_another_pack_has_is_not_compiled_again(fresh: Path, pack: Path, code: bytes) -> None:
+    load_pack(pack)
+    assert aot._compiled([KERNEL]) == {KERNEL: (code, FIGURES)}
+
+
+def test_a_pack_opens_without_its_kernels_being_parsed(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EpilogueSpec, "from_json", None)
+    assert Pack(pack).serves(PROBLEM, Arch.SM90A)
+    assert not Pack(pack).serves(PROBLEM, Arch.SM100A)
