@@ -6,17 +6,14 @@ walker to the same op. What it closes over becomes operands, read anew at every 
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._inductor.decomposition import select_decomp_table
-from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -34,6 +31,7 @@ from .fx_walk.regions import find_regions
 from .fx_walk.rewrite import rewrite
 from .fx_walk.static import DTYPES
 from .runtime.op import gemm_epilogue
+from .unlogged import unlogged
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -236,7 +234,7 @@ def _trace_epilogue(epilogue: Epilogue, plane: Tensor, captured: Captured) -> fx
         _allow_non_fake_inputs=True,
     )
     try:
-        with torch.no_grad(), _unlogged():
+        with torch.no_grad(), unlogged():
             traced = trace(plane)
     except DataDependentOutputException as error:
         raise UsageError(
@@ -275,21 +273,6 @@ def _returnable(plane: Tensor) -> list[tuple[int, ...]]:
     """The shapes of a plane and of its reductions, with and without `keepdim`."""
     m, n = plane.shape
     return [(m, n), (m,), (m, 1), (n,), (1, n), (), (1, 1)]
-
-
-@contextmanager
-def _unlogged() -> Iterator[None]:
-    """Without the tracebacks that torch logs of calls that fail on fakes: they are raised, too."""
-    logger = logging.getLogger(fake_tensor.__name__)
-    logger.addFilter(_drop)
-    try:
-        yield
-    finally:
-        logger.removeFilter(_drop)
-
-
-def _drop(record: logging.LogRecord) -> bool:
-    return False
 
 
 def _written(target: Any) -> UsageError:

@@ -19,7 +19,7 @@ from cutlass.operators.fusion import trace_in_out
 from cutlass.operators.fusion.ir import TopoVisitorNode
 from torch import Tensor, fx
 from torch._inductor.decomposition import select_decomp_table
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -32,6 +32,7 @@ from ..fx_walk.mutation import root
 from ..fx_walk.regions import find_regions
 from ..numerics import TORCH_DTYPES
 from ..spec import Accumulator, DType, EpilogueSpec, Order, Store
+from ..unlogged import unlogged
 from .operands import Layout
 from .vocabulary import VOCABULARY, Reduced
 
@@ -217,7 +218,7 @@ def _defined(source: str) -> types.FunctionType:
 
 def _convert(function: _Function, layouts: dict[str, Layout | None], m: int, n: int) -> Epilogue:
     mode = FakeTensorMode()
-    with mode:
+    with mode, unlogged():
         plane = torch.empty(m, n)
         operands = [_stand_in(name, layouts[name], m, n) for name in function.inputs]
     traced = _trace(mode, function, layouts, plane, operands)
@@ -302,10 +303,15 @@ def _trace(
 
     tracer = make_fx(functionalize(called), decomposition_table=select_decomp_table(), tracing_mode="real")
     try:
-        with torch.no_grad(), mode:
+        with torch.no_grad(), mode, unlogged():
             traced = tracer(plane, *operands)
     except UsageError:
         raise
+    except DataDependentOutputException as error:
+        raise UsageError(
+            f"the epilogue {function.name} asks for a value ({error}), which is known only in the kernel; it "
+            "may choose by torch.where"
+        ) from error
     except Exception as error:  # the function is anyone's, and may raise anything
         complaint = (str(error).strip().splitlines() or ["no message"])[0]
         raise UsageError(

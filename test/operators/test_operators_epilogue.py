@@ -145,8 +145,9 @@ def reduced(accum):
     return D, total, peaks, least
 
 
+@pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("given", ["none", "tensor", "address"])
-def test_reductions_combine_with_what_their_tensors_hold(given, monkeypatch):
+def test_reductions_combine_with_what_their_tensors_hold(given, kind, monkeypatch):
     from cute_backend.operators import gemm
 
     a, b, D = gemm_operands()
@@ -159,9 +160,7 @@ def test_reductions_combine_with_what_their_tensors_hold(given, monkeypatch):
         torch.maximum(peaks, product.amax(1, keepdim=True)),
         torch.minimum(least, product.amin(0)),
     )
-    args = ops.GemmArguments(
-        a, b, D, F32, EpilogueArguments(reduced, D=D, total=total, peaks=peaks, least=least)
-    )
+    args = ops.GemmArguments(a, b, D, F32, kind(reduced, D=D, total=total, peaks=peaks, least=least))
     operator = ops.get_operators(args, is_ours, target_sm="90a")[0]
     need = operator.get_workspace_size(args)
     assert need.size_bytes > 4 * (M + N + 1) and need.ptr_alignment == 32
@@ -271,6 +270,11 @@ def constant(accum):
     return D, other
 
 
+def multiplied(accum, gate):
+    D = accum @ gate
+    return D
+
+
 def writing(accum, gate):
     gate.add_(1)
     D = accum + gate
@@ -313,12 +317,21 @@ REFUSED = {
     "feedback": (normalised, given(D=fresh()), "whole only when the kernel is done"),
     "an operand's reduction": (computed, given(bias=COLUMNS, D=fresh()), "kernels read whole operands"),
     "an unknown name": (unknown, given(D=fresh()), "name 'frobnicate' is not defined"),
-    "a choice by value": (branching, given(D=fresh()), "the epilogue branching fails on (accum)"),
+    "a choice by value": (
+        branching,
+        given(D=fresh()),
+        "asks for a value (aten._local_scalar_dense.default), which is known only in",
+    ),
     "not of the product": (apart, given(gate=PLANE, D=fresh(), other=fresh()), "not made of the product"),
     "a constant": (
         constant,
         given(D=fresh(), other=fresh()),
         "other is a float; the epilogue returns tensors",
+    ),
+    "torch's own refusal": (
+        multiplied,
+        given(gate=PLANE, D=fresh()),
+        "(accum, gate): RuntimeError: a and b must",
     ),
     "a write": (writing, given(gate=PLANE.clone(), D=fresh()), "writes to an operand"),
     "a permutation": (transposed, given(D=fresh()), "permute changes the layout"),
@@ -353,7 +366,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("epilogue", "named", "sentence"), REFUSED.values(), ids=REFUSED)
-def test_what_can_not_be_converted_is_a_failed_status(epilogue, named, sentence):
+def test_what_can_not_be_converted_is_a_failed_status(epilogue, named, sentence, caplog):
     a, b, out = gemm_operands()
     operator = ops.get_operators(
         ops.GemmArguments(a, b, out, F32, EpilogueArguments(gated, gate=PLANE, D=fresh())), is_ours
@@ -362,6 +375,7 @@ def test_what_can_not_be_converted_is_a_failed_status(epilogue, named, sentence)
     assert ops.get_operators(args, is_ours) == []
     for status in (check(args), operator.supports(args), operator.supports(args, "90a")):
         assert sentence in str(status.error)
+    assert not caplog.records
 
 
 def test_an_operator_takes_its_own_epilogue_alone():
