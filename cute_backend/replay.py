@@ -26,6 +26,7 @@ from cute_backend.spec import (
     Overflow,
     Reduction,
     Store,
+    Stride,
 )
 
 _VIEWS = {
@@ -46,9 +47,9 @@ def replay(
     """The spec's stores, in order: (M, N) tensors, dense in each store's order, or their reductions.
 
     `a` has one tensor, (M, K), and `b` one (K, N) for each accumulator, or one (K, 2 N) for even and odd
-    columns. `loads` follow the spec: (M, N) for an
-    exact load, (N,) for a rowvec, (M,) for a colvec, one element for a scalar. The operands' values are exact
-    in `accumulate`, in which products and reductions are summed, in the order of the device's own kernels;
+    columns. `loads` follow the spec: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, with an
+    axis for each mode of an M of several, one element for a scalar. The operands' values are exact in
+    `accumulate`, in which products and reductions are summed, in the order of the device's own kernels;
     float64 takes that order's rounding out of a test. Everything else is fp32.
 
     Raises SpecError where an op and its operands contradict the op table, ValueError where the number of
@@ -77,6 +78,9 @@ def replay(
 
 def _plane(load: Load, tensor: Tensor) -> Tensor:
     """The load in its register dtype, in a shape that broadcasts over (M, N)."""
+    if load.m_modes:
+        first = tuple(slice(1) if mode is Stride.ZERO else slice(None) for mode in load.m_modes)
+        tensor = tensor[first].expand(tensor.shape).flatten(0, len(load.m_modes) - 1)
     view = tensor if load.kind is LoadKind.EXACT else tensor.reshape(_VIEWS[load.kind])
     return numerics.widen(view, load.dtype)
 

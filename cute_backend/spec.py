@@ -23,7 +23,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, Union
 
-SPEC_VERSION = 3
+SPEC_VERSION = 4
 
 
 class SpecError(ValueError):
@@ -206,10 +206,15 @@ class Accumulator:
 
 @dataclass(frozen=True)
 class Load:
-    """An epilogue operand, by role. `m_modes` is 1 where M is a single mode of the operand.
+    """An epilogue operand, by role.
 
     The tensor given at launch has shape (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec and
     one element for a scalar, with the strides classed here.
+
+    Where M is no single mode of the operand, as that of (B, 1, N) over a plane (B * S, N) is not, `stride_m`
+    is OTHER and `m_modes` has the class of every mode that M is made of, outermost first: ZERO or OTHER. The
+    tensor has an axis for each in place of M, (B, S, N) here, and of an axis of class ZERO the elements at
+    index 0 are meant. Their sizes multiply to M.
     """
 
     name: str
@@ -217,7 +222,7 @@ class Load:
     dtype: DType
     stride_m: Stride
     stride_n: Stride
-    m_modes: int = 1
+    m_modes: tuple[Stride, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -402,7 +407,7 @@ def _decode_load(item: Any) -> Load:
         dtype=DType(item["dtype"]),
         stride_m=Stride(item["stride_m"]),
         stride_n=Stride(item["stride_n"]),
-        m_modes=int(item["m_modes"]),
+        m_modes=tuple(Stride(mode) for mode in item["m_modes"]),
     )
 
 
@@ -467,8 +472,8 @@ def _validate(spec: EpilogueSpec) -> None:
             )
         if load.dtype is DType.I64:
             raise SpecError(f"{load.name} is i64, which only indices are stored as")
-        if load.m_modes < 1:
-            raise SpecError(f"{load.name} has {load.m_modes} M modes")
+        if load.m_modes:
+            _validate_modes(load)
     for op in spec.ops:
         for operand in op.operands:
             if isinstance(operand, str) and operand not in seen:
@@ -487,6 +492,14 @@ def _validate(spec: EpilogueSpec) -> None:
     names = [store.name for store in spec.stores]
     if len(set(names)) != len(names) or seen & set(names):
         raise SpecError(f"the stores {names} clash among themselves or with values")
+
+
+def _validate_modes(load: Load) -> None:
+    modes = f"M modes ({', '.join(mode.value for mode in load.m_modes)})"
+    if len(load.m_modes) == 1 or set(load.m_modes) not in ({Stride.OTHER}, {Stride.ZERO, Stride.OTHER}):
+        raise SpecError(f"{load.name} has {modes}; accepted are two or more of 0 and s, and not 0 alone")
+    if load.stride_m is not Stride.OTHER:
+        raise SpecError(f"{load.name} has {modes} and over them one stride, of class {load.stride_m.value}")
 
 
 def _validate_store(store: Store, value: DType) -> None:

@@ -13,7 +13,18 @@ import numpy as np
 import numpy.typing as npt
 from float_formats import FORMATS
 
-from cute_backend.spec import Const, DType, EpilogueSpec, LoadKind, Op, Operand, Overflow, Precision
+from cute_backend.spec import (
+    Const,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Op,
+    Operand,
+    Overflow,
+    Precision,
+    Stride,
+)
 
 Array = npt.NDArray[Any]
 
@@ -75,7 +86,7 @@ def evaluate(spec: EpilogueSpec, products: dict[str, Array], loads: dict[str, Ar
     """
     values = dict(products)
     for load in spec.loads:
-        array = loads[load.name]
+        array = loads[load.name] if not load.m_modes else _one_m(load, loads[load.name])
         values[load.name] = array if load.kind is LoadKind.EXACT else array.reshape(_SHAPES[load.kind])
     with np.errstate(all="ignore"):
         for op in spec.ops:
@@ -84,6 +95,12 @@ def evaluate(spec: EpilogueSpec, products: dict[str, Array], loads: dict[str, Ar
         return [
             np.broadcast_to(_stored(spec, store.value, store.dtype, values), plane) for store in spec.stores
         ]
+
+
+def _one_m(load: Load, array: Array) -> Array:
+    """(*modes, ...) as (M, ...), of which the elements at index 0 count along what does not vary."""
+    first = tuple(slice(1) if mode is Stride.ZERO else slice(None) for mode in load.m_modes)
+    return np.broadcast_to(array[first], array.shape).reshape(-1, *array.shape[len(load.m_modes) :])
 
 
 def cast(value: Array, dtype: DType, overflow: Overflow) -> Array:

@@ -34,6 +34,13 @@ from cute_backend.spec import (
 )
 
 _NONZERO = (Stride.ONE, Stride.OTHER)
+_MODES = (
+    (),
+    (Stride.OTHER, Stride.ZERO),
+    (Stride.ZERO, Stride.OTHER),
+    (Stride.OTHER, Stride.OTHER),
+    (Stride.ZERO, Stride.OTHER, Stride.ZERO),
+)
 _NAMES = {
     LoadKind.SCALAR: "scalar",
     LoadKind.ROWVEC: "rowvec",
@@ -75,13 +82,14 @@ def _accumulator(draw: st.DrawFn) -> Accumulator:
 def _load(draw: st.DrawFn, index: int) -> Load:
     kind = draw(st.sampled_from(LoadKind))
     varies_m, varies_n = kind in (LoadKind.COLVEC, LoadKind.EXACT), kind in (LoadKind.ROWVEC, LoadKind.EXACT)
+    stride_m = draw(st.sampled_from(_NONZERO)) if varies_m else Stride.ZERO
     return Load(
         name=f"{_NAMES[kind]}{index}",
         kind=kind,
         dtype=draw(st.sampled_from(VALUE_DTYPES)),
-        stride_m=draw(st.sampled_from(_NONZERO)) if varies_m else Stride.ZERO,
+        stride_m=stride_m,
         stride_n=draw(st.sampled_from(_NONZERO)) if varies_n else Stride.ZERO,
-        m_modes=draw(st.integers(1, 2)),
+        m_modes=draw(st.sampled_from(_MODES)) if stride_m is Stride.OTHER else (),
     )
 
 

@@ -11,6 +11,7 @@ from float_formats import FORMATS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from independent import EXACT_OPS, NUMPY, evaluate
+from modes import shape_of
 from random_specs import specs
 from torch import Tensor
 
@@ -43,20 +44,24 @@ TORCH = {
     DType.I32: torch.int32,
     DType.BOOL: torch.bool,
 }
-M, N, K = 5, 7, 64
+M, N, K = 6, 7, 64
 
 
 SPECIALS = [0.0, -0.0, 0.5, 2.5, -1.5, 3.0, 300.7, -40000.0, 464.0, 61440.0, 1e9, 1e-6, 1e-40, 3e38]
 SPECIALS += [float("inf"), float("-inf"), float("nan")]
 
 
-def _shape(kind: LoadKind) -> tuple[int, ...]:
-    return {LoadKind.SCALAR: (1,), LoadKind.ROWVEC: (N,), LoadKind.COLVEC: (M,), LoadKind.EXACT: (M, N)}[kind]
+def _shape(load: Load) -> tuple[int, ...]:
+    if load.m_modes:
+        return shape_of(load, M, N)
+    return {LoadKind.SCALAR: (1,), LoadKind.ROWVEC: (N,), LoadKind.COLVEC: (M,), LoadKind.EXACT: (M, N)}[
+        load.kind
+    ]
 
 
 def _raw(load: Load, rng: np.random.Generator) -> np.ndarray[Any, Any]:
     """Bytes of a load, drawn so that special values are frequent."""
-    shape = _shape(load.kind)
+    shape = _shape(load)
     if load.dtype is DType.F32:
         values = np.where(
             rng.random(shape) < 0.5, rng.choice(SPECIALS, shape), rng.standard_normal(shape) * 100

@@ -79,13 +79,23 @@ def test_json_is_canonical() -> None:
     assert EpilogueSpec.from_json(shuffled).to_json() == text
 
 
+def _load(kind: LoadKind, stride_m: Stride, stride_n: Stride) -> Load:
+    return Load("bias", kind, DType.BF16, stride_m, stride_n)
+
+
+def _modes(*modes: Stride) -> Load:
+    return replace(_load(LoadKind.EXACT, Stride.OTHER, Stride.ONE), m_modes=modes)
+
+
 @pytest.mark.parametrize(
     "field, value",
     [
         ("precision", Precision.EAGER),
         ("loads", (replace(BIAS, dtype=DType.F16),)),
         ("loads", (replace(BIAS, stride_n=Stride.OTHER),)),
-        ("loads", (replace(BIAS, m_modes=2),)),
+        ("loads", (_load(LoadKind.EXACT, Stride.OTHER, Stride.ONE),)),
+        ("loads", (_modes(Stride.OTHER, Stride.ZERO),)),
+        ("loads", (_modes(Stride.OTHER, Stride.OTHER),)),
         ("accumulators", (replace(ACC, fast_accum=False),)),
         ("accumulators", (replace(ACC, b_dtype=DType.E5M2),)),
         ("accumulators", (ACC, replace(ACC, name="up"))),
@@ -110,10 +120,6 @@ def test_dtypes_and_producers() -> None:
 MAXIMA = replace(OUT, reduce=Reduction(Axis.ROW, ReduceKind.MAX))
 
 
-def _load(kind: LoadKind, stride_m: Stride, stride_n: Stride) -> Load:
-    return Load("bias", kind, DType.BF16, stride_m, stride_n)
-
-
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"version": 99}, "version 99; this package writes"),
     ({"accumulators": ()}, "at least one accumulator"),
@@ -135,7 +141,13 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"loads": (_load(LoadKind.COLVEC, Stride.ZERO, Stride.ONE),)}, r"bias is called colvec .* \(0, 1\)"),
     ({"loads": (_load(LoadKind.SCALAR, Stride.OTHER, Stride.ZERO),)}, r"bias is called scalar .* \(s, 0\)"),
     ({"loads": (_load(LoadKind.EXACT, Stride.ZERO, Stride.ONE),)}, r"bias is called exact .* \(0, 1\)"),
-    ({"loads": (replace(BIAS, m_modes=0),)}, "bias has 0 M modes"),
+    ({"loads": (_modes(Stride.OTHER),)}, r"bias has M modes \(s\); accepted are two or more"),
+    ({"loads": (_modes(Stride.ZERO, Stride.ZERO),)}, r"bias has M modes \(0, 0\); accepted"),
+    ({"loads": (_modes(Stride.OTHER, Stride.ONE),)}, r"bias has M modes \(s, 1\); accepted"),
+    (
+        {"loads": (replace(BIAS, m_modes=(Stride.OTHER, Stride.ZERO)),)},
+        r"M modes \(s, 0\) and over them one stride, of class 0",
+    ),
     ({"ops": (replace(ADD, operands=("acc", "t0")),)}, "t0 reads 't0' before it is made"),
     ({"ops": (replace(ADD, operands=("acc", "gate")),)}, "t0 reads 'gate' before it is made"),
     ({"ops": (replace(ADD, dtype=DType.BF16),)}, "t0 = add has dtype bf16; only a cast may narrow"),

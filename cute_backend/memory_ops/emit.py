@@ -97,7 +97,7 @@ class _Module:
             placement = self.plan.placements[load.name]
             lines.append(
                 f"    {load.name:<{width}}  {load.kind.value:<6}  {load.dtype.value:<4}  "
-                f"{placement.value:<14}  {_MEANING[placement]}"
+                f"{placement.value:<14}  {_MEANING[placement]}{_modes(load)}"
             )
         lines += [
             "",
@@ -109,6 +109,7 @@ class _Module:
         ]
         types = sorted({"Float32", "Int32", *self._types()})
         reductions = self.spec.reductions
+        helpers = ["SmemOperand", *(["collapse_m"] if any(load.m_modes for load in self.spec.loads) else [])]
         enums = [*(["Axis"] if reductions else []), *(["Order"] if self._columns() else [])]
         return [
             *lines,
@@ -123,7 +124,7 @@ class _Module:
             *(["from cute_backend.memory_ops import device_reduce as reduce"] if reductions else []),
             *([f"from cute_backend.spec import {', '.join(enums)}"] if enums else []),
             "from cute_backend.templates.config import Arch, TileConfig",
-            "from cute_backend.templates.epilogue import SmemOperand",
+            f"from cute_backend.templates.epilogue import {', '.join(helpers)}",
             *(["from cute_backend.templates.finish import Finish"] if reductions else []),
             f"from cute_backend.templates.{module} import {template}",
         ]
@@ -265,6 +266,11 @@ class _Module:
             "    max_active_clusters: Int32,",
             "    stream: cuda.CUstream,",
             "):",
+            *(
+                f"    {load.name} = collapse_m({load.name}, {len(load.m_modes)})"
+                for load in self.spec.loads
+                if load.m_modes
+            ),
             *self._calls(", ".join(loads)),
         ]
 
@@ -294,6 +300,11 @@ class _Module:
 def b_names(spec: EpilogueSpec) -> list[str]:
     """What `launch` calls each B."""
     return ["b"] if spec.b_count == 1 else [f"b{i}" for i in range(spec.b_count)]
+
+
+def _modes(load: Load) -> str:
+    """Along which of several modes of M a load varies."""
+    return f", of M modes ({', '.join(mode.value for mode in load.m_modes)})" if load.m_modes else ""
 
 
 def _method(signature: str) -> list[str]:

@@ -105,7 +105,10 @@ def _ring_bytes(elements: int, dtype: DType) -> int:
 
 
 def plane_order(load: Load) -> Order | None:
-    """The memory order of an exact load, or None where neither of its strides is known to be 1."""
+    """The memory order of an exact load, or None where it has none: where neither of its strides is known to
+    be 1, or M is several modes."""
+    if load.m_modes:
+        return None
     if load.stride_n is Stride.ONE:
         return Order.ROW
     return Order.COLUMN if load.stride_m is Stride.ONE else None
@@ -133,7 +136,8 @@ def _hoist_budget(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> i
     if config.rolled or config.pingpong:
         return 0
     fragments = max(len(spec.planes) - 1, 0)
-    fragments += len(spec.loads_of(LoadKind.EXACT)) * (2 if variant is Variant.TMA else 3)
+    for load in spec.loads_of(LoadKind.EXACT):
+        fragments += 2 if variant is Variant.TMA and plane_order(load) is not None else 3
     taken = config.thread_accumulators * (1 if spec.product.fast_accum else 3)
     taken += fragments * config.block_m * config.subtile_n // 128
     taken += len(spec.loads_of(LoadKind.COLVEC)) * config.cta_rows // (32 * config.sharing)

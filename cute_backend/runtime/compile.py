@@ -160,6 +160,8 @@ def fake_operands(spec: EpilogueSpec, variant: Variant) -> dict[str, Any]:
 
 
 def _fake_load(load: Load, m: Any, n: Any, tma: bool) -> Any:
+    if load.m_modes:
+        return _fake_modes(load, n)
     if load.kind is LoadKind.EXACT:
         order = plane_order(load)
         if order is not None:
@@ -170,6 +172,17 @@ def _fake_load(load: Load, m: Any, n: Any, tma: bool) -> Any:
     if load.kind is LoadKind.COLVEC:
         return _fake(load.dtype, (m,), (_stride(load.stride_m),))
     return _fake(load.dtype, (1,), (1,))
+
+
+def _fake_modes(load: Load, n: Any) -> Any:
+    """(*modes, N), or (*modes,) for a colvec."""
+    import cutlass.cute as cute
+
+    shape = [cute.sym_int32() for _ in load.m_modes]
+    strides = [_stride(mode) for mode in load.m_modes]
+    if load.kind is LoadKind.EXACT:
+        shape, strides = [*shape, n], [*strides, _stride(load.stride_n)]
+    return _fake(load.dtype, tuple(shape), tuple(strides))
 
 
 def _plane(dtype: DType, shape: tuple[Any, Any], unit: int, *, aligned: bool) -> Any:
@@ -184,7 +197,7 @@ def _plane(dtype: DType, shape: tuple[Any, Any], unit: int, *, aligned: bool) ->
 def _stride(stride: Stride) -> Any:
     import cutlass.cute as cute
 
-    return 1 if stride is Stride.ONE else cute.sym_int64()
+    return cute.sym_int64() if stride is Stride.OTHER else int(stride.value)
 
 
 def _fake(dtype: DType, shape: tuple[Any, ...], stride: tuple[Any, ...], align: int | None = None) -> Any:

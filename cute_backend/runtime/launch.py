@@ -33,7 +33,7 @@ from .device import Device, device_at, max_active_clusters
 from .kernel import Kernel, UnavailableError
 from .link import KernelFunction
 from .notices import count, warn_once
-from .operands import Size, check_operands, output_like, parse_spec
+from .operands import Size, check_operands, m_of, output_like, parse_spec
 from .outputs import Outputs
 from .pack import packed_kernels, packs
 from .reach import Problem, Winners, config_for, reachable_kernels, stores_aligned
@@ -169,6 +169,7 @@ class Launcher:
         self._planes = planes(spec)
         self._views = views(spec)
         self._adapters = adapters(spec)
+        self._modes = [(i, load) for i, load in enumerate(spec.loads) if load.m_modes]
         self._kernels: dict[tuple[TileConfig, Variant], _Ready | None] = {}
         self._choices: dict[tuple[int, int, int], _Choice] = {}
         for kernel, function in load_known(packed_kernels(spec, self._gpu.arch)).items():
@@ -213,6 +214,9 @@ class Launcher:
             raise
 
     def _arguments(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
+        for index, load in self._modes:
+            if m_of(load, loads[index]) != a[0].shape[0]:
+                raise ValueError(f"{load.name} has not the rows of A")  # check_operands says it in full
         arguments = [*a, *b, *loads]
         for index, view in self._views:
             arguments[index] = view(arguments[index])

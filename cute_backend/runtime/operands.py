@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from math import prod
 from typing import Union
 
 from torch import SymInt, Tensor
 
 from cute_backend.numerics import TORCH_DTYPES
-from cute_backend.spec import Axis, DType, EpilogueSpec, LoadKind, Order, Store
+from cute_backend.spec import Axis, DType, EpilogueSpec, Load, LoadKind, Order, Store
 
 Size = Union[int, SymInt]
 
@@ -54,6 +55,11 @@ def output_like(store: Store, like: Tensor, m: Size, n: Size) -> Tensor:
     return like.new_empty((n, m), dtype=dtype).t()
 
 
+def m_of(load: Load, tensor: Tensor) -> Size:
+    """The M that the modes of a load with several come to."""
+    return prod(tensor.shape[: len(load.m_modes)])
+
+
 def check_operands(
     spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]
 ) -> None:
@@ -88,8 +94,16 @@ def check_operands(
     for load, tensor in zip(spec.loads, loads, strict=True):
         _check_dtype(load.name, tensor, load.dtype)
         expected = _SHAPES[load.kind](m, n)
-        if tensor.numel() != 1 if expected is None else tensor.shape != expected:
-            wanted = "one element" if expected is None else f"shape {_shape(expected)}"
+        if expected is not None and load.m_modes:
+            modes, tail = len(load.m_modes), expected[1:]
+            fits = tensor.dim() == modes + len(tail) and tensor.shape[modes:] == tail
+            fits = fits and m_of(load, tensor) == m
+            wanted = f"{modes} sizes that multiply to {m}" + "".join(f", then {size}" for size in tail)
+        elif expected is None:
+            fits, wanted = tensor.numel() == 1, "one element"
+        else:
+            fits, wanted = tensor.shape == expected, f"shape {_shape(expected)}"
+        if not fits:
             raise ValueError(
                 f"{load.name} is a load of kind {load.kind.value} and wants {wanted}, "
                 f"not shape {_shape(tensor.shape)}"

@@ -38,6 +38,8 @@ def random_operands(
         return random_tensor((rows, columns), strides, TORCH_DTYPES[dtype], generator)
 
     def load_of(load: Load) -> Tensor:
+        if load.m_modes:
+            return of_modes(load)
         if load.kind is LoadKind.EXACT and Stride.ONE in (load.stride_m, load.stride_n):
             return plane(m, n, load.dtype, load.stride_n is Stride.ONE)
         if load.kind is LoadKind.EXACT:
@@ -45,6 +47,18 @@ def random_operands(
         length = {LoadKind.ROWVEC: n, LoadKind.COLVEC: m, LoadKind.SCALAR: 1}[load.kind]
         step = 2 if Stride.OTHER in (load.stride_m, load.stride_n) else 1
         return random_tensor((length,), (step,), TORCH_DTYPES[load.dtype], generator)
+
+    def of_modes(load: Load) -> Tensor:
+        """As for one batch: all of M is the innermost mode."""
+        step = 2 if load.stride_n is Stride.OTHER else 1
+        tail, pitch = (((n, step),), step * n) if load.kind is LoadKind.EXACT else ((), 1)
+        sizes = [1] * (len(load.m_modes) - 1) + [m]
+        modes = [
+            (size, 0 if mode is Stride.ZERO else pitch)
+            for size, mode in zip(sizes, load.m_modes, strict=True)
+        ]
+        shape, strides = zip(*modes, *tail, strict=True)
+        return random_tensor(shape, strides, TORCH_DTYPES[load.dtype], generator)
 
     acc, columns = spec.product, 2 * n if spec.neighbours else n
     a = [plane(m, k, acc.a_dtype, acc.a_major is Major.K)]

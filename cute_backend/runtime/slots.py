@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -94,11 +95,13 @@ def views(spec: EpilogueSpec) -> list[tuple[int, Callable[[Tensor], Tensor]]]:
 
 
 def adapters(spec: EpilogueSpec) -> list[tuple[int, Callable[[Tensor], Tensor]]]:
-    """How scalars and vectors are made to fit where they don't; those that fit come back as they are."""
+    """How what is no plane is made to fit where it doesn't; those that fit come back as they are."""
     found: list[tuple[int, Callable[[Tensor], Tensor]]] = []
     for index, load in enumerate(spec.loads, 1 + spec.b_count):
         if load.kind is LoadKind.SCALAR:
             found.append((index, _one_element))
+        elif load.m_modes:
+            found.append((index, partial(_of_modes, load)))
         elif load.kind is not LoadKind.EXACT and _vector_stride(load) is Stride.ONE:
             found.append((index, _contiguous_vector))
     return found
@@ -118,6 +121,19 @@ def _vector_stride(load: Load) -> Stride:
 
 def _one_element(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride() == (1,) else tensor.reshape(()).as_strided((1,), (1,))
+
+
+def _of_modes(load: Load, tensor: Tensor) -> Tensor:
+    """With a stride of 0 along what does not vary, and N contiguous where its class says so."""
+    strides = list(tensor.stride())
+    for axis, mode in enumerate(load.m_modes):
+        strides[axis] = 0 if mode is Stride.ZERO else strides[axis]
+    if load.stride_n is Stride.ONE and tensor.shape[-1] == 1:
+        strides[-1] = 1  # the stride of a mode of one element is never used
+    if load.stride_n is Stride.ONE and strides[-1] != 1:
+        count("operands_copied")
+        return _of_modes(load, tensor.contiguous())
+    return tensor if tensor.stride() == tuple(strides) else tensor.as_strided(tensor.shape, strides)
 
 
 def _contiguous_vector(tensor: Tensor) -> Tensor:

@@ -238,7 +238,22 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
 
 def _suited(configs: Iterable[TileConfig], spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """Configurations for one product and a short chain, as they serve a spec; each once."""
-    return tuple(dict.fromkeys(_narrowed(config, spec) for config in _shared_out(configs, spec)))
+    suited = (_relieved(_narrowed(config, spec), spec) for config in _shared_out(configs, spec))
+    return tuple(dict.fromkeys(suited))
+
+
+def _relieved(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
+    """With no wide subtiles where a spec has planes that every alignment reads by element, because M is
+    several modes there, and with half the rows under ping-pong where it has more than one.
+
+    Each takes two registers of address for each element of a subtile, beside a thread's accumulators.
+    """
+    planes = sum(bool(load.m_modes) for load in spec.loads_of(LoadKind.EXACT))
+    if planes == 0:
+        return config
+    halved = planes > 1 and config.pingpong and config.tile_m > 64
+    rows = config.tile_m // 2 if halved else config.tile_m
+    return replace(config, tile_m=rows, subtile_n=min(config.subtile_n, 32))
 
 
 def _has_planes(spec: EpilogueSpec) -> bool:

@@ -76,6 +76,14 @@ def release_planes(loads: Any, state: Any) -> None:
     loads.consumer_release(state)
 
 
+def collapse_m(tensor: cute.Tensor, modes: int) -> cute.Tensor:
+    """An operand whose first axes make up M, with one mode in place of them: (B, S, N) as ((S, B), N), whose
+    row b * S + s is row s of batch b."""
+    order = [*reversed(range(modes)), *range(modes, cute.rank(tensor))]
+    layout = cute.select(tensor.layout, order)
+    return cute.make_tensor(tensor.iterator, cute.group_modes(layout, 0, modes))
+
+
 def by_name(names: Sequence[str], values: Sequence[Any]) -> SimpleNamespace:
     """Values as attributes."""
     return SimpleNamespace(**dict(zip(names, values, strict=True)))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from epilogues import Problem
+from modes import with_modes
 from reference import TOLERANCE, relative_error
 from torch import Tensor
 
@@ -86,6 +87,8 @@ def operands_of(
 
 
 def _load(load: Load, m: int, n: int, generator: torch.Generator, aligned: bool) -> Tensor:
+    if load.m_modes:
+        return with_modes(load, m, n, lambda shape: _values(shape, load.dtype, generator, aligned=aligned))
     if load.kind is not LoadKind.EXACT:
         size = {LoadKind.SCALAR: 1, LoadKind.ROWVEC: n, LoadKind.COLVEC: m}[load.kind]
         strided = Stride.OTHER in (load.stride_m, load.stride_n)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from independent import EXACT_OPS
+from modes import with_modes
 from random_specs import specs
 from torch import Tensor
 
@@ -41,6 +42,8 @@ def operand(load: Load, m: int, generator: torch.Generator) -> Tensor:
     """A tensor of the load's kind, with the strides that it is classed by."""
     if load.kind is LoadKind.SCALAR:
         return values((1,), load.dtype, generator)
+    if load.m_modes:
+        return with_modes(load, m, N, lambda shape: values(shape, load.dtype, generator))
     if load.kind is not LoadKind.EXACT:
         length = N if load.kind is LoadKind.ROWVEC else m
         stride = load.stride_n if load.kind is LoadKind.ROWVEC else load.stride_m

@@ -454,6 +454,55 @@ def test_bools_travel_as_bytes(prepared: Compiler) -> None:
     assert passed[2].dtype is passed[3].dtype is torch.uint8
 
 
+def of_modes(load: Load, *modes: Stride) -> Load:
+    return replace(load, stride_m=Stride.OTHER, m_modes=modes)
+
+
+PER_BATCH = replace(
+    SPEC,
+    loads=(
+        *SPEC.loads[:2],
+        of_modes(SPEC.loads[2], Stride.ZERO, Stride.OTHER),
+        of_modes(SPEC.loads[3], Stride.OTHER, Stride.ZERO),
+    ),
+)
+"""A number for each place of a batch, and a row for each batch."""
+
+
+def batches(count: int, rows: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    a, b, loads = operands(count * rows)
+    place, row = torch.randn(rows, 3)[:, 0], torch.randn(count, 1, 16).bfloat16()
+    return a, b, [*loads[:2], place.expand(count, -1), row.expand(-1, rows, -1)]
+
+
+def test_operands_for_each_batch_go_as_they_are(compiler: Compiler) -> None:
+    for given in (batches(2, 3), batches(2, 3), batches(3, 2), batches(1, 6), batches(6, 1)):
+        check(given, PER_BATCH)
+        place, row = compiler.launches[-1][1][4:6]
+        assert place.data_ptr() == given[2][2].data_ptr() and row.data_ptr() == given[2][3].data_ptr()
+    assert counters["cute_backend"]["operands_copied"] == 0
+
+
+def test_operands_for_each_batch_that_lie_otherwise_are_made_to_fit(prepared: Compiler) -> None:
+    a, b, loads = batches(2, 3)
+    check((a, b, [*loads[:3], loads[3].contiguous()]), PER_BATCH)
+    assert counters["cute_backend"]["operands_copied"] == 0
+    apart = torch.randn(2, 1, 16, 2).bfloat16()[..., 0].expand(-1, 3, -1)
+    check((a, b, [*loads[:3], apart]), PER_BATCH)
+    assert counters["cute_backend"]["operands_copied"] == 1
+
+
+def test_batches_that_are_not_all_rows_are_refused_at_every_launch(compiler: Compiler) -> None:
+    a, b, loads = batches(2, 3)
+    short = [*loads[:3], loads[3][:, :2]]
+    wanted = "exact0 is a load of kind exact and wants 2 sizes that multiply to 6, then 16, not shape"
+    for _ in range(2):
+        with pytest.raises(ValueError, match=wanted):
+            launch(a, b, short, PER_BATCH.to_json())
+        check((a, b, loads), PER_BATCH)
+    assert len(compiler.launches) == 2
+
+
 def test_two_results_of_one_shape_live_apart(prepared: Compiler) -> None:
     first, second = check(operands()), check(operands())
     addresses = {out.data_ptr() for out in (*first, *second)}

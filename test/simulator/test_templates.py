@@ -70,6 +70,29 @@ def scaled_residual(
     )
 
 
+def per_batch() -> EpilogueSpec:
+    """(acc * scale_a + exact0) * scale_b + exact1 + colvec0: of a batch, place, column, batch and place."""
+    z, s = Stride.ZERO, Stride.OTHER
+    return EpilogueSpec(
+        (Accumulator("acc", DType.E4M3, DType.E4M3),),
+        (
+            replace(SCALE_A, stride_m=s, m_modes=(s, z)),
+            SCALE_B,
+            replace(RESIDUAL, m_modes=(z, s)),
+            replace(RESIDUAL, name="exact1", m_modes=(s, z)),
+            Load("colvec0", LoadKind.COLVEC, DType.F32, s, z, (z, s, z)),
+        ),
+        (
+            op("t0", "mul", "acc", "scale_a"),
+            op("t1", "add", "t0", "exact0"),
+            op("t2", "mul", "t1", "scale_b"),
+            op("t3", "add", "t2", "exact1"),
+            op("t4", "add", "t3", "colvec0"),
+        ),
+        (Store("out0", "t4", DType.BF16),),
+    )
+
+
 def integers(shape: tuple[int, int], dtype: DType, generator: torch.Generator) -> Tensor:
     return torch.randint(-2, 3, shape, generator=generator).to(TORCH_DTYPES[dtype])
 
@@ -164,6 +187,32 @@ small = pytest.mark.parametrize("config", SMALL, ids=lambda config: f"{config.ar
 @pytest.mark.parametrize("problem", [(1, 128, 128), (1, 16, 16), (3, 72, 400)], ids=str)
 def test_very_few_rows(config, problem):
     check_exact(scaled_residual(), problem, machine(config))
+
+
+@small
+@pytest.mark.parametrize(("rows", "n"), [(1, 149), (17, 152), (68, 149), (204, 152)], ids=str)
+def test_batches_that_tiles_straddle(config, rows, n):
+    """204 rows in all, in batches of some, one and all: each tile has parts of many batches, or of one."""
+    m, k, spec = 204, 160, per_batch()
+    acc = scaled_residual()
+    a, b, (_, scale_b, _) = operands(acc, m, n, k)
+    generator = torch.Generator().manual_seed(rows)
+
+    def small(*shape: int) -> Tensor:
+        return torch.randint(-9, 10, shape, generator=generator).float()
+
+    batches = m // rows
+    loads = [
+        (torch.arange(batches) % 61 + 1.0)[:, None].expand(-1, rows),
+        scale_b,
+        small(1, rows, n).bfloat16().expand(batches, -1, -1),
+        small(batches, 1, n).bfloat16().expand(-1, rows, -1),
+        small(102, 1).expand(2, 102, 1),
+    ]
+    outputs, launch = run_region(spec, a, b, loads, machine(config))
+    for actual, expected in zip(outputs, replay(spec, a, b, loads), strict=True):
+        assert torch.equal(actual, expected), wrong(actual, expected)
+    assert launch.kernel.variant is (Variant.TMA if n % 8 == 0 else Variant.PLAIN)
 
 
 @small
