@@ -89,6 +89,10 @@ MAKERS: dict[str, Maker] = {
     "residual": _plane(torch.bfloat16),
     "other": _plane(torch.bfloat16),
     "residual_3d": lambda p, g: p.randn(2, p.m // 2, p.n, dtype=torch.bfloat16, generator=g),
+    "shift_3d": lambda p, g: p.randn(2, 1, p.n, dtype=torch.bfloat16, generator=g),
+    "position_3d": lambda p, g: p.randn(1, p.m // 2, p.n, dtype=torch.bfloat16, generator=g),
+    "gate_3d": lambda p, g: torch.tensor([0.5, -2.0], device=p.device).reshape(2, 1, 1),
+    "keep_3d": lambda p, g: p.ramp(p.m // 2).reshape(1, -1, 1),
     "residual_t": lambda p, g: p.randn(p.n, p.m, dtype=torch.bfloat16, generator=g).t(),
 }
 
@@ -177,6 +181,17 @@ def bf16_vectors(a, b, scale_a, scale_b, column_bf16, row_bf16):
 def linear_3d(x, weight, scale_a, scale_b, bias, residual_3d):
     y = scaled_mm(x.flatten(0, 1), weight.t(), scale_a, scale_b, bias)
     return y.unflatten(0, x.shape[:2]) + residual_3d
+
+
+PER_BATCH = {"exact0": "exact", "colvec0": "colvec", "exact1": "exact", "colvec1": "colvec"}
+
+
+@epilogue({**ROWWISE, **PER_BATCH}, "bf16", "f32")
+def per_batch(x, weight, scale_a, scale_b, position_3d, gate_3d, shift_3d, keep_3d):
+    # What varies along some of the axes that M is made of, and not along the others.
+    y = scaled_mm(x.flatten(0, 1), weight.t(), scale_a, scale_b).unflatten(0, x.shape[:2])
+    y = (y + position_3d) * gate_3d + shift_3d
+    return (y * keep_3d).to(torch.bfloat16), y.abs().amax(-1)
 
 
 @epilogue({**ROWWISE, "rowvec0": "rowvec", "exact0": "exact"}, "bf16")

@@ -57,7 +57,8 @@ class Chain:
                 name for index in range(len(taken) + 1) if (name := f"{view.kind.value}{index}") not in taken
             )
         self.views.append(view)
-        self._loads.append(Load(role, view.kind, view.dtype, view.stride_m, view.stride_n))
+        modes = tuple(mode.stride for mode in view.modes)
+        self._loads.append(Load(role, view.kind, view.dtype, view.stride_m, view.stride_n, modes))
         return role
 
     def emit(self, op: str, *operands: Operand) -> Operand:

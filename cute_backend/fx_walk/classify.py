@@ -9,13 +9,17 @@ class:
     0       not 0   rowvec
     not 0   0       colvec
     not 0   not 0   exact
+
+Where the leading axes have no stride as one, as those of (B, 1, N) have not, M is several modes: one for
+each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from sys import maxsize
+from typing import Any
 
 import torch
 from torch import fx
@@ -25,10 +29,8 @@ from cute_backend.fx_walk.static import (
     DTYPES,
     Size,
     collapsed_stride,
-    describe,
     fake,
     known,
-    product,
     target_name,
 )
 from cute_backend.spec import DType, LoadKind, Stride
@@ -53,12 +55,27 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Mode:
+    """One of several modes of M: a leading axis of the plane, longer than 1. `expression` is what the extent
+    is compared by, because a comparison of symbolic sizes may add a guard."""
+
+    stride: Stride
+    extent: Size = field(compare=False)
+    expression: Any
+
+    @staticmethod
+    def of(stride: Stride, extent: Size) -> Mode:
+        return Mode(stride, extent, extent.node.expr if isinstance(extent, torch.SymInt) else extent)
+
+
+@dataclass(frozen=True)
 class LoadView:
     """An operand with its class, and the axes of its tensor that carry it.
 
     The canonical view of the load keeps `m_axes`, collapsed to one, and `n_axis`, and takes index 0 of every
-    other axis: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, 0-d for a scalar. With a
-    `part` it takes these of the columns.
+    other axis: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, 0-d for a scalar. Where M has
+    several `modes`, `m_axes` are not collapsed, but expanded to their extents. With a `part` it takes these
+    of the columns.
     """
 
     node: fx.Node
@@ -69,6 +86,7 @@ class LoadView:
     m_axes: tuple[int, ...]
     n_axis: int | None
     part: Part | None = None
+    modes: tuple[Mode, ...] = ()
 
     def of_part(self, part: Part) -> LoadView:
         """What is left of the operand where the plane is cut down to some of its columns."""
@@ -106,7 +124,7 @@ def classify(node: fx.Node, shape: Sequence[Size], device: torch.device) -> Load
         else:
             raise Refused(Reason.SIZE_UNPROVEN, operand=user_label(node), size=size, plane=extent)
     stride_n = _stride_class(node, strides[-1]) if rank else Stride.ZERO
-    stride_m, m_axes = _leading(node, list(shape)[:-1], list(tensor.shape)[:-1], strides[:-1])
+    stride_m, m_axes, modes = _leading(node, list(shape)[:-1], strides[:-1])
     return LoadView(
         node=node,
         kind=kind_of(stride_m, stride_n),
@@ -115,6 +133,7 @@ def classify(node: fx.Node, shape: Sequence[Size], device: torch.device) -> Load
         stride_n=stride_n,
         m_axes=m_axes,
         n_axis=None if stride_n is Stride.ZERO else rank - 1,
+        modes=modes,
     )
 
 
@@ -176,34 +195,20 @@ def _stride_class(node: fx.Node, stride: Size) -> Stride:
 
 
 def _leading(
-    node: fx.Node, plane: Sequence[Size], sizes: Sequence[Size], strides: Sequence[Size]
-) -> tuple[Stride, tuple[int, ...]]:
-    """The class of the collapsed M stride, and the axes of the tensor that make M."""
-    missing = len(plane) - len(sizes)
-    classes = [_stride_class(node, stride) for stride in strides]
-    long = [not known(size == 1) for size in plane]
-    if all(kind is Stride.ZERO for kind, counts in zip(classes, long[missing:], strict=True) if counts):
-        return Stride.ZERO, ()
+    node: fx.Node, plane: Sequence[Size], strides: Sequence[Size]
+) -> tuple[Stride, tuple[int, ...], tuple[Mode, ...]]:
+    """The class of the collapsed M stride, the axes of the tensor that make M, and its modes where it is
+    several. The strides are those of the tensor's leading axes, which may be fewer than the plane's."""
+    missing = len(plane) - len(strides)
+    classes = [Stride.ZERO] * missing + [_stride_class(node, stride) for stride in strides]
+    long = [axis for axis, size in enumerate(plane) if not known(size == 1)]
+    if all(classes[axis] is Stride.ZERO for axis in long):
+        return Stride.ZERO, (), ()
+    axes = tuple(axis - missing for axis in long if axis >= missing)
     stride = collapsed_stride(plane, [0] * missing + [*strides])
-    if stride is None or known(stride == 0):
-        kinds = [Stride.ZERO] * missing + classes
-        raise _modes(
-            node, plane, Stride.ZERO in (kind for kind, counts in zip(kinds, long, strict=True) if counts)
-        )
-    return _stride_class(node, stride), tuple(axis for axis, counts in enumerate(long[missing:]) if counts)
-
-
-def _modes(node: fx.Node, plane: Sequence[Size], is_partial: bool) -> Refused:
-    """An operand without a single M over the leading axes of the plane; a partial one varies along a few."""
-    shape, leading = fake(node).shape, describe(plane)
-    return Refused(
-        Reason.M_MODES,
-        operand=user_label(node),
-        shape=describe(shape),
-        varies=f"varies along some of the leading axes {leading} and not along others"
-        if is_partial
-        else f"has strides {describe(fake(node).stride())}",
-        m=product(plane),
-        leading=leading[1:-1],
-        kind=(LoadKind.COLVEC if known(shape[-1] == 1) else LoadKind.EXACT).value,
-    )
+    if stride is not None:
+        return _stride_class(node, stride), axes, ()
+    modes = [
+        Mode.of(Stride.ZERO if classes[axis] is Stride.ZERO else Stride.OTHER, plane[axis]) for axis in long
+    ]
+    return Stride.OTHER, axes, tuple(modes)

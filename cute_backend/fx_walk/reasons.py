@@ -132,11 +132,6 @@ class Reason(Enum):
         "{operand} has size {size} where the plane has {plane}, and nothing proves that they are equal",
     )
     STRIDE_UNKNOWN = "stride_unknown", "{operand} has stride {stride}, which is not known to be zero or not"
-    M_MODES = (
-        "m_modes",
-        "{operand} {shape} {varies}, so over M = {m} it has no single stride; "
-        "expand({leading}, -1).contiguous() makes it an operand of kind {kind}",
-    )
     MUTATED_LOAD = (
         "mutated_load",
         "{operand} shares memory with what {mutation} writes in place before the kernel",

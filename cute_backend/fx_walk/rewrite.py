@@ -98,11 +98,15 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
 
 
 def _canonical(call: Callable[..., fx.Node], view: LoadView, node: fx.Node, sizes: _Sizes) -> fx.Node:
-    """The load as the op takes it: (M, N), (N,), (M,) or 0-d, with the strides that its class is of."""
+    """The load as the op takes it: (M, N), (N,), (M,) or 0-d, with the strides that its class is of, or with
+    an axis for each mode of M."""
     kept = {*view.m_axes, *([] if view.n_axis is None else [view.n_axis])}
     for axis in reversed(range(fake(node).dim())):
         if axis not in kept:
             node = call(aten.select.int, node, axis, 0)
+    if view.modes:
+        extents = [sizes.argument(mode.extent) for mode in view.modes]
+        return call(aten.expand.default, node, [*extents, *([-1] if view.kind is LoadKind.EXACT else [])])
     tail = [sizes.argument(fake(node).shape[-1])] if view.kind is LoadKind.EXACT else []
     if len(view.m_axes) > 1:
         node = call(aten.reshape.default, node, [-1, *tail])

@@ -122,7 +122,7 @@ def rewritten(graph: fx.Graph, precision: Precision = Precision.FUSED) -> fx.Gra
 def called(graph: fx.Graph) -> list[str]:
     """What a graph calls, views and getitem aside."""
     views = (getitem, aten.reshape.default, aten.select.int, aten.slice.Tensor, aten.permute.default)
-    asked = (*views, aten.sym_size.int)
+    asked = (*views, aten.expand.default, aten.sym_size.int)
     return [
         str(node.target) for node in graph.nodes if node.op == "call_function" and node.target not in asked
     ]

@@ -43,7 +43,13 @@ def counted() -> dict[str, int]:
 class LeftOver(CustomGraphPass):
     """A post-grad post-pass that notes what compiled graphs call, views aside."""
 
-    VIEWS = (aten.reshape.default, aten.select.int, aten.slice.Tensor, aten.permute.default)
+    VIEWS = (
+        aten.reshape.default,
+        aten.select.int,
+        aten.slice.Tensor,
+        aten.permute.default,
+        aten.expand.default,
+    )
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -117,6 +123,37 @@ def test_a_three_dimensional_gated_mlp_is_two_calls(dynamic: bool | None, fresh_
     result = assert_all_fused(mlp, *args, regions=2, anchors=3, dynamic=dynamic)
     reference = mlp(*(value.double() for value in args))
     assert (result - reference).abs().max() <= 1.5 * (mlp(*args) - reference).abs().max()
+
+
+def per_batch(
+    x: Tensor, weight: Tensor, gate: Tensor, shift: Tensor, position: Tensor, keep: Tensor
+) -> tuple[Tensor, Tensor]:
+    y = F.linear(x, weight) * gate * keep
+    return F.silu(y + position) + shift, y.abs().amax(-1)
+
+
+def per_batch_inputs(batches: int, rows: int) -> tuple[Tensor, ...]:
+    shapes = ((batches, 1, 1), (batches, 1, N), (1, rows, N), (rows, 1))
+    x, weight = rand(batches, rows, K), rand(N, K, seed=1) / 6
+    return x, weight, *(rand(*shape, seed=seed) for seed, shape in enumerate(shapes, 2))
+
+
+def test_operands_for_each_batch_and_for_each_place_are_fused(fresh_compiler: None) -> None:
+    args = per_batch_inputs(4, 16)
+    for result, eager in zip(assert_all_fused(per_batch, *args), per_batch(*args), strict=True):
+        assert result.stride() == eager.stride()
+        torch.testing.assert_close(result, eager, rtol=0.02, atol=0.02)
+
+
+def test_one_compilation_serves_every_batch_and_length(fresh_compiler: None) -> None:
+    compiled = torch.compile(per_batch, backend=cute, dynamic=True)
+    compiled(*per_batch_inputs(4, 16))
+    assert counted() == {"anchors": 1, "regions": 1}
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for batches, rows in ((2, 33), (7, 2), (31, 5)):
+            args = per_batch_inputs(batches, rows)
+            for result, eager in zip(compiled(*args), per_batch(*args), strict=True):
+                torch.testing.assert_close(result, eager, rtol=0.02, atol=0.02)
 
 
 Spelling = Callable[[Tensor], tuple[Tensor, Tensor]]

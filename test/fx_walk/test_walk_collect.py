@@ -12,7 +12,6 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from cute_backend.fx_walk.collect import GraphReport, collect
 from cute_backend.fx_walk.reasons import Reason
-from cute_backend.spec import LoadKind
 
 BF16 = torch.bfloat16
 
@@ -78,38 +77,6 @@ def test_refusals_have_the_users_names() -> None:
     assert messages[Reason.INDEX_SELECTED].startswith(f"rows {where[0]} is selected by")
     assert messages[Reason.CYCLE].startswith(f"scanned {where[1]} needs the region's own result")
     assert messages[Reason.OPERAND_ALIGNMENT].startswith("odd has rows of 130 bytes")
-
-
-@pytest.mark.parametrize(
-    ("alpha", "told", "kind"),
-    [
-        (
-            torch.ones(2, 1, 48, dtype=BF16),
-            "alpha (2, 1, 48) varies along some of the leading axes (2, 64) and not along others",
-            LoadKind.EXACT,
-        ),
-        (torch.ones(64, 1, dtype=BF16), "alpha (64, 1) varies along some of", LoadKind.COLVEC),
-        (
-            torch.ones(64, 2, 48, dtype=BF16).transpose(0, 1),
-            "alpha (2, 64, 48) has strides (48, 96, 1)",
-            LoadKind.EXACT,
-        ),
-    ],
-    ids=["per_batch", "per_row_of_a_batch", "permuted"],
-)
-def test_leading_axes_that_are_not_one_are_told_with_what_makes_them_one(
-    alpha: Tensor, told: str, kind: LoadKind
-) -> None:
-    def fn(x: Tensor, weight: Tensor, alpha: Tensor) -> Tensor:
-        return F.linear(x, weight) * alpha
-
-    x, weight = torch.ones(2, 64, 32, dtype=BF16), torch.ones(48, 32, dtype=BF16)
-    (report,) = collect(fn, (x, weight, alpha))
-    message = report.rejections[-1].message
-    assert message.startswith(told) and "over M = 128 it has no single stride" in message
-    assert message.endswith(f"expand(2, 64, -1).contiguous() makes it an operand of kind {kind.value}")
-    (report,) = collect(fn, (x, weight, alpha.expand(2, 64, -1).contiguous()))
-    assert [load.kind for load in report.regions[0].spec.loads] == [kind]
 
 
 def test_nothing_is_computed_or_counted(fresh_compiler: None) -> None:

@@ -98,24 +98,112 @@ def test_a_load_that_is_read_in_two_ways_is_two_loads() -> None:
 
 
 def test_leading_axes_collapse_to_one_m() -> None:
-    """(B, S, N), (B, S, 1), (1, 1, N) on the activations of a 3-D linear; (B, 1, N) has two M strides."""
+    """(B, S, N), (B, S, 1), (1, 1, N) on the activations of a 3-D linear."""
     made = Graph()
     view = made.call(aten.reshape.default, made.mm(12, 40, K), [3, 4, 40])
     value = view
     for name, shape in {"plane": (3, 4, 40), "column": (3, 4, 1), "row": (1, 1, 40)}.items():
         value = made.call(aten.add.Tensor, value, made.input(name, shape))
-    refused = made.call(aten.mul.Tensor, value, made.input("batch", (3, 1, 40)))
-    graph = made.output(refused)
-    (region,), (rejection,) = walk(graph)
-    assert [load.name for load in region.spec.loads] == ["exact0", "colvec0", "rowvec0"]
-    assert (rejection.node, rejection.reason.value) == ("mul_tensor", "m_modes")
+    graph = made.output(value)
+    (region,), rejections = walk(graph)
+    assert not rejections
+    assert [(load.name, load.m_modes) for load in region.spec.loads] == [
+        ("exact0", ()),
+        ("colvec0", ()),
+        ("rowvec0", ()),
+    ]
     a, b = product_inputs(12, 40)
     plane, column, row = (
         torch.ones(3, 4, 40).to(BF16),
         torch.arange(12).reshape(3, 4, 1).to(BF16),
         torch.arange(40),
     )
-    batch = torch.full((3, 1, 40), 2.0).to(BF16)
-    (result,) = run(rewritten(graph), a, b, plane, column, row.reshape(1, 1, 40).to(BF16), batch)
-    wanted = ((a.float() @ b.float()).reshape(3, 4, 40) + plane + column + row).to(BF16) * 2
+    (result,) = run(rewritten(graph), a, b, plane, column, row.reshape(1, 1, 40).to(BF16))
+    wanted = ((a.float() @ b.float()).reshape(3, 4, 40) + plane + column + row).to(BF16)
     assert torch.equal(result, wanted)
+
+
+BATCHES, ROWS, COLUMNS = 3, 8, 40
+Z, S = Stride.ZERO, Stride.OTHER
+
+
+def integers(*shape: int) -> Tensor:
+    """Small integers, different from place to place."""
+    return (torch.arange(torch.Size(shape).numel()) % 61 - 30).reshape(shape).to(BF16)
+
+
+PER_BATCH = {
+    "row_of_a_batch": (integers(BATCHES, 1, COLUMNS), EXACT, (S, Z)),
+    "expanded_row_of_a_batch": (integers(BATCHES, 1, COLUMNS).expand(-1, ROWS, -1), EXACT, (S, Z)),
+    "strided_row_of_a_batch": (integers(BATCHES, 1, 2 * COLUMNS)[..., ::2], EXACT, (S, Z)),
+    "number_of_a_batch": (integers(BATCHES, 1, 1), COLVEC, (S, Z)),
+    "row_of_a_place": (integers(1, ROWS, COLUMNS), EXACT, (Z, S)),
+    "plane_of_one_batch": (integers(ROWS, COLUMNS), EXACT, (Z, S)),
+    "transposed_plane_of_one_batch": (integers(COLUMNS, ROWS).t(), EXACT, (Z, S)),
+    "number_of_a_place": (integers(ROWS, 1), COLVEC, (Z, S)),
+    "permuted": (integers(ROWS, BATCHES, COLUMNS).transpose(0, 1), EXACT, (S, S)),
+    "part_of_longer_batches": (integers(BATCHES, ROWS + 3, COLUMNS)[:, 2:-1], EXACT, (S, S)),
+    "column_of_longer_batches": (integers(BATCHES, ROWS + 3, 2)[:, 2:-1, 1:], COLVEC, (S, S)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", PER_BATCH)
+def test_leading_axes_that_are_not_one_are_modes_of_m(name: str, dynamic: bool) -> None:
+    """Over a plane (B * S, N), whatever B and S are when it is called."""
+    given, kind, modes = PER_BATCH[name]
+    made = Graph()
+    batches, rows = (made.size("batches", BATCHES), made.size("rows", ROWS)) if dynamic else (BATCHES, ROWS)
+    symbols = {BATCHES: batches, ROWS: rows}
+    product = made.mm(batches * rows, COLUMNS, K)
+    nodes = [node for node in made.graph.nodes if node.name in ("batches", "rows")]
+    view = made.call(aten.reshape.default, product, [*(nodes or (batches, rows)), COLUMNS])
+    sizes = [symbols.get(size, size) for size in given.shape]
+    load = made.input("load", sizes, strides=given.stride())
+    graph = made.output(made.call(aten.add.Tensor, view, load))
+
+    guards = list(made.shape_env.guards)
+    (region,), rejections = walk(graph)
+    assert not rejections
+    (spec_load,) = region.spec.loads
+    assert (spec_load.kind, spec_load.m_modes) == (kind, modes)
+    assert called(rewritten(graph)) == ["cute_backend.gemm_epilogue.default"]
+    assert made.shape_env.guards == guards
+
+    a, b = product_inputs(BATCHES * ROWS, COLUMNS)
+    (result,) = run(graph, *([BATCHES, ROWS] if dynamic else []), a, b, given)
+    wanted = (a.float() @ b.float()).reshape(BATCHES, ROWS, COLUMNS) + given.float()
+    assert torch.equal(result, wanted.to(BF16))
+
+
+def test_every_leading_axis_is_a_mode() -> None:
+    """Of one tensor (1, 4, 1, N) over (2, 4, 3, N) and over (3, 4, 2, N): two loads of one class."""
+    made = Graph()
+    value, row = made.mm(24, COLUMNS, K), made.input("row", (1, 4, 1, COLUMNS))
+    for shape in ([2, 4, 3, COLUMNS], [3, 4, 2, COLUMNS], [3, 4, 2, COLUMNS]):
+        value = made.call(aten.add.Tensor, made.call(aten.reshape.default, value, shape), row)
+    graph = made.output(value)
+    (region,), _ = walk(graph)
+    assert [(load.name, load.m_modes) for load in region.spec.loads] == [
+        ("exact0", (Z, S, Z)),
+        ("exact1", (Z, S, Z)),
+    ]
+    a, b = product_inputs(24, COLUMNS)
+    given = integers(1, 4, 1, COLUMNS)
+    (result,) = run(rewritten(graph), a, b, given)
+    wanted = (a.float() @ b.float()).reshape(2, 4, 3, COLUMNS) + given
+    wanted = wanted.reshape(3, 4, 2, COLUMNS) + 2 * given.float()
+    assert torch.equal(result, wanted.to(BF16))
+
+
+def test_an_axis_of_one_is_no_mode() -> None:
+    """(B, 1, 1, N) over (B, 1, S, N): M has two modes, not three."""
+    made = Graph()
+    view = made.call(aten.reshape.default, made.mm(12, COLUMNS, K), [3, 1, 4, COLUMNS])
+    graph = made.output(made.call(aten.mul.Tensor, view, made.input("row", (3, 1, 1, COLUMNS))))
+    (region,), _ = walk(graph)
+    assert region.spec.loads[0].m_modes == (S, Z)
+    a, b = product_inputs(12, COLUMNS)
+    given = integers(3, 1, 1, COLUMNS)
+    (result,) = run(rewritten(graph), a, b, given)
+    assert torch.equal(result, ((a.float() @ b.float()).reshape(3, 1, 4, COLUMNS) * given).to(BF16))

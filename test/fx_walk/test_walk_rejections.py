@@ -411,22 +411,6 @@ CASES: dict[Reason, dict[str, Case]] = {
     Reason.GATHERED: {"gather": Case(gathered)},
     Reason.SIZE_UNPROVEN: {"two_symbols": Case(only_equal_at_run_time)},
     Reason.STRIDE_UNKNOWN: {"unbacked": Case(unknown_stride)},
-    Reason.M_MODES: {
-        "permuted": Case(
-            lambda graph: graph.call(
-                aten.add.Tensor,
-                graph.call(aten.reshape.default, graph.mm(), [8, 8, 48]),
-                graph.input("load", (8, 8, 48), strides=(48, 8 * 48, 1)),
-            )
-        ),
-        "per_batch": Case(
-            lambda graph: graph.call(
-                aten.add.Tensor,
-                graph.call(aten.reshape.default, graph.mm(), [8, 8, 48]),
-                graph.input("load", (8, 1, 48)),
-            )
-        ),
-    },
     Reason.MUTATED_LOAD: {
         "view": Case(written_before(aten.view.default)),
         "reshape": Case(written_before(aten.reshape.default)),
