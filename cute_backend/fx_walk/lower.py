@@ -285,15 +285,33 @@ def _div_mode(chain: Chain, operand: Resolve, args: dict[str, Any]) -> Operand:
     return chain.emit(op, operand(args["self"]), operand(args["other"]))
 
 
+def _low_precision(chain: Chain, value: Operand) -> torch.dtype | None:
+    """The 16-bit float that eager's kernel computes in, None where it computes in another or all is fused."""
+    if chain.precision is Precision.FUSED:
+        return None
+    return next((dtype for dtype in _LOW_PRECISION if DTYPES[dtype] is chain.dtype(value)), None)
+
+
 def _power(chain: Chain, operand: Resolve, args: dict[str, Any]) -> Operand:
-    """A power that is a number: aten itself computes these few by products and roots."""
+    """A power that is a number: aten itself computes these few by products and roots.
+
+    In bf16 and fp16 its kernels round each product, and the exponent of others.
+    """
     value, exponent = operand(args["self"]), args["exponent"]
+    low_precision = _low_precision(chain, value)
     if exponent in (2, 3):
         square = chain.emit("mul", value, value)
-        return square if exponent == 2 else chain.emit("mul", square, value)
+        if exponent == 2:
+            return square
+        if low_precision is not None:
+            square = chain.cast(square, chain.dtype(value))
+        return chain.emit("mul", square, value)
     if chain.dtype(value).is_float and exponent in (0.5, -0.5, -1):
         return chain.emit({0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}[exponent], value)
-    return chain.emit("pow", value, number(exponent))
+    power = (
+        number(exponent) if low_precision is None else Const(_round_number(float(exponent), low_precision))
+    )
+    return chain.emit("pow", value, power)
 
 
 def _addc(op: str) -> Composite:
