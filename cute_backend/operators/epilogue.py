@@ -14,6 +14,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from cutlass.operators import Transport
 from cutlass.operators import arguments as operator_arguments
 from cutlass.operators.fusion import trace_in_out
 from cutlass.operators.fusion.ir import TopoVisitorNode
@@ -176,8 +177,9 @@ class _Function:
     def of(arguments: operator_arguments.EpilogueArguments) -> _Function:
         given = arguments.epilogue_fn
         inputs, outputs = trace_in_out(given)
-        if arguments.transports:
-            names = ", ".join(arguments.transports)
+        asked = [name for name, each in arguments.transports.items() if each.via is not Transport.TMA]
+        if asked:  # TMA is what a tensor without a transport has, too
+            names = ", ".join(asked)
             raise UsageError(f"a transport is asked for {names}, and these kernels choose their own")
         if isinstance(given, str):
             call = _defined(given)
@@ -249,26 +251,24 @@ def _convert(function: _Function, layouts: dict[str, Layout | None], m: int, n: 
     graph.output(results)
 
     regions, rejections = find_regions(graph, current_precision(), device_capability)
+    reasons = "; ".join(dict.fromkeys(rejection.message for rejection in rejections))
     if len(regions) != 1:
-        reasons = [rejection.message for rejection in rejections]
-        raise UsageError(f"the epilogue {function.name} is not one kernel's: {'; '.join(reasons)}")
+        raise UsageError(f"the epilogue {function.name} is not one kernel's: {reasons}")
     (region,) = regions
     stores = []
     for index, (name, result) in enumerate(zip(function.outputs, results, strict=True)):
         place = region.outputs.get(result, region.outputs.get(root(result)))
         if place is None:
-            raise UsageError(_left_over(function, name, [rejection.message for rejection in rejections]))
+            raise UsageError(
+                f"{name} of the epilogue {function.name} can't be written by the kernel of the product: "
+                f"{reasons or 'it is not made of it'}"
+            )
         stores.append(_store(region.spec.stores[place], f"out{index}", name, layouts[name], m, n))
     inputs = tuple(_input(function, view, names) for view in region.views)
     accumulator = replace(STAND_IN, name=region.spec.product.name)
     return Epilogue(
         replace(region.spec, accumulators=(accumulator,), stores=tuple(stores)), inputs, function.outputs
     )
-
-
-def _left_over(function: _Function, output: str, reasons: list[str]) -> str:
-    why = "; ".join(reasons) or "it is not made of the product"
-    return f"{output} of the epilogue {function.name} can't be written by the kernel of the product: {why}"
 
 
 def _stand_in(name: str, layout: Layout | None, m: int, n: int) -> Tensor:

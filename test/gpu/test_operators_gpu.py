@@ -25,7 +25,7 @@ E4M3, E5M2, BF16, F16, F32 = (
     torch.float32,
 )
 
-M, N, K = 520, 400, 336
+M, N, K = 528, 400, 336
 
 
 @pytest.fixture(params=[True, False], ids=["tvm-ffi", "plain"])
@@ -152,9 +152,8 @@ def gated(accum, scale, bias, gate, alpha):
     raw = accum * scale + bias
     D = silu(raw) * gate * alpha  # noqa: F821
     peaks = max(raw, dim=[1])
-    least = min(raw, dim=[0])
     total = sum(raw)
-    return D, raw, peaks, least, total
+    return D, raw, peaks, total
 
 
 @pytest.mark.parametrize(
@@ -181,7 +180,6 @@ def test_an_epilogue_with_vectors_planes_and_reductions(a_dtype, b_dtype, layout
         "D": torch.zeros(M, N, device="cuda").to(d_dtype),
         "raw": torch.zeros(N, M, dtype=BF16, device="cuda").t(),
         "peaks": torch.full((M, 1), 2.0, device="cuda"),
-        "least": torch.full((N,), -2.0, device="cuda"),
         "total": torch.full((1,), 8.0, device="cuda"),
     }
     args = ops.GemmArguments(a, b, written["D"], F32, EpilogueArguments(gated, **given, **written))
@@ -195,8 +193,34 @@ def test_an_epilogue_with_vectors_planes_and_reductions(a_dtype, b_dtype, layout
         assert_near(written["D"], narrowed(F.silu(raw) * given["gate"].float() * 0.5, d_dtype))
         assert_near(written["raw"], raw.to(BF16))
         assert_near(written["peaks"], raw.amax(1, keepdim=True).clamp(min=2))
-        assert_near(written["least"], raw.amin(0).clamp(max=-2))
         torch.testing.assert_close(written["total"], 8 + raw.sum()[None], rtol=1e-4, atol=0.1)
+
+
+def test_reductions_over_every_axis_and_of_every_kind():
+    def told(accum):
+        x = accum / 64
+        least = min(x, dim=[0])
+        where = x.argmax(-1)
+        mass = x.logsumexp(-1)
+        mean = x.mean(0)
+        return least, where, mass, mean
+
+    a, b = matrix(M, K, BF16), matrix(K, N, BF16)
+    written = {
+        "least": torch.full((1, N), -1.0, device="cuda"),
+        "where": torch.zeros(M, dtype=torch.int64, device="cuda"),
+        "mass": torch.zeros(M, dtype=BF16, device="cuda"),
+        "mean": torch.zeros(N, device="cuda"),
+    }
+    out = torch.zeros(M, N, dtype=BF16, device="cuda")
+    args = ops.GemmArguments(a, b, out, F32, EpilogueArguments(told, **written))
+    found(args)[0].run(args)
+    x = exact(a, b) / 64
+    assert_near(written["least"], x.amin(0, keepdim=True).clamp(max=-1))
+    assert torch.equal(written["where"], x.argmax(-1))
+    assert_near(written["mass"], x.logsumexp(-1).to(BF16))
+    torch.testing.assert_close(written["mean"], x.mean(0), rtol=1e-4, atol=1e-4)
+    assert not out.any()
 
 
 @pytest.mark.parametrize("kind", [ops.EpilogueArguments, EpilogueArguments])

@@ -322,7 +322,7 @@ REFUSED = {
         given(D=fresh()),
         "asks for a value (aten._local_scalar_dense.default), which is known only in",
     ),
-    "not of the product": (apart, given(gate=PLANE, D=fresh(), other=fresh()), "not made of the product"),
+    "not of the product": (apart, given(gate=PLANE, D=fresh(), other=fresh()), "it is not made of it"),
     "a constant": (
         constant,
         given(D=fresh(), other=fresh()),
@@ -434,6 +434,12 @@ def test_an_epilogue_that_reaches_an_object_is_traced_for_each_of_its_arguments(
         D = fresh()
         product = run(scaled, D=D)
         assert torch.equal(D, product * factor)
+
+
+def test_tma_is_what_a_tensor_has_without_a_transport_too():
+    D = fresh()
+    product = run(gated, gate=ops.Load(PLANE), D=ops.Store(D, via="tma"))
+    assert torch.equal(D, product * PLANE)
 
 
 def test_more_planes_than_a_kernel_reads_are_refused():
