@@ -45,7 +45,7 @@ class EpilogueArguments(operator_arguments.EpilogueArguments):
     named operands, and a tensor for each operand and for each variable that it returns. That class reads the
     function itself, and raises for what it does not know, such as an output in fp8. This one calls it: on
     `accum`, (M, N) in fp32, and its operands, broadcast to (M, N), torch functions and methods of tensors may
-    be used beside the vocabulary of the other. Only the return statement must be plain: names alone.
+    be used beside the vocabulary of the other. Only the return statement must be plain: names alone::
 
         def quantized(accum, scale, gate):
             D = torch.nn.functional.silu(accum * scale) * gate

@@ -148,7 +148,7 @@ def check(args: Any) -> Status:
 
 
 def is_ours(metadata: OperatorMetadata) -> bool:
-    """Whether an operator is one of these: a filter for `get_operators`, which then makes no others."""
+    """Whether an operator is one of these: a filter for `get_operators`."""
     return issubclass(metadata.operator_class, _FusedGemm)
 
 
