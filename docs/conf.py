@@ -19,7 +19,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 
 nitpick_ignore_regex = [
-    (r"py:.*", r"(cutlass|torch|collections|rich|sympy|numpy|typing|fx)\b.*"),
+    (r"py:.*", r"(cutlass|os|torch|collections|rich|sympy|numpy|typing|fx)\b.*"),
     (r"py:.*", r"(Any|Callable|Sequence|Tensor|RenderableType|Path)"),
     (r"py:.*", r"(cute_backend\..*)?(Built|Kernel|EpilogueSpec|Variant|Reason)"),  # named in types alone
 ]
