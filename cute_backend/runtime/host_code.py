@@ -5,19 +5,22 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from .kernel import host_cpu
+from .kernel import host_cpu, host_features
 
 
 def target_baseline(module: Any) -> None:
     """Have LLVM compile the host code for the baseline CPU instead of the one it runs on.
 
-    A function's own target attribute overrides the code generator's default, which is the build machine.
+    A function's own target attributes override the code generator's defaults, which are the build machine's
+    CPU and, apart from it, the features of that: with the CPU alone, code for AVX-512 came out.
     """
     ir = _ir()
 
     def visit(op: Any) -> Any:
         if op.name == "llvm.func":
+            features = ", ".join(f'"+{feature}"' for feature in host_features())
             op.attributes["target_cpu"] = ir.StringAttr.get(host_cpu())
+            op.attributes["target_features"] = ir.Attribute.parse(f"#llvm.target_features<[{features}]>")
         return ir.WalkResult.ADVANCE
 
     with module.context:

@@ -19,9 +19,25 @@ from ..templates.config import Arch, TileConfig
 _PACKAGE = Path(__file__).parents[1]
 
 _HOST_CPUS = {"x86_64": "x86-64-v2", "aarch64": "generic"}
-"""The LLVM CPU that host code is compiled for, by machine: a stated baseline, not whatever builds it.
+"""The LLVM CPU that host code is compiled for, by machine: a stated baseline, not whatever builds it."""
 
-Version 2 of x86-64 is SSE up to 4.2 and POPCNT; "generic" is ARMv8.0 with NEON."""
+_HOST_FEATURES = {
+    "x86-64-v2": (
+        "cx16",
+        "fxsr",
+        "mmx",
+        "popcnt",
+        "sahf",
+        "sse",
+        "sse2",
+        "sse3",
+        "ssse3",
+        "sse4.1",
+        "sse4.2",
+    ),
+    "generic": ("fp-armv8", "neon"),
+}
+"""What LLVM may use of them: version 2 of the x86-64 psABI, or ARMv8.0."""
 
 
 class UnavailableError(RuntimeError):
@@ -34,6 +50,11 @@ def host_cpu() -> str:
     if machine not in _HOST_CPUS:
         raise UnavailableError(f"kernels are built for hosts {', '.join(_HOST_CPUS)}, not for {machine}")
     return _HOST_CPUS[machine]
+
+
+def host_features() -> tuple[str, ...]:
+    """LLVM's names of what that CPU has. Raises UnavailableError as `host_cpu` does."""
+    return _HOST_FEATURES[host_cpu()]
 
 
 def host() -> str:
@@ -107,7 +128,8 @@ def version_of(distribution: str) -> str:
 
 def _source_digest() -> str:
     """A digest of every source that has a say in the code of a kernel."""
-    makers = [_PACKAGE / name for name in ("spec.py", "ops.py", "philox.py", "runtime/compile.py")]
+    makers = [_PACKAGE / name for name in ("spec.py", "ops.py", "philox.py")]
+    makers += [_PACKAGE / "runtime" / name for name in ("compile.py", "host_code.py", "kernel.py")]
     makers += sorted((_PACKAGE / "memory_ops").glob("*.py")) + sorted((_PACKAGE / "templates").glob("*.py"))
     digest = hashlib.sha256()
     for path in makers:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import platform
+import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -101,15 +104,27 @@ def test_static_figures_come_from_the_cubin(tmp_path: Path) -> None:
     assert resources(built.cubin).frame_bytes == built.spill_bytes
 
 
+WIDE = re.compile(r"%[yz]mm\d+")
+"""Registers of AVX and AVX-512, which no CPU of the baseline has."""
+
+
+def disassembled(code: bytes, folder: Path) -> str:
+    path = folder / "code.o"
+    path.write_bytes(code)
+    return subprocess.run(["objdump", "-d", str(path)], capture_output=True, text=True, check=True).stdout
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names x86 baselines")
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="reads machine code with objdump")
 def test_host_code_is_for_the_stated_baseline_not_for_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    objects = {}
-    for cpu in ("x86-64-v2", "x86-64-v4"):
-        monkeypatch.setattr(host_code, "host_cpu", lambda cpu=cpu: cpu)
-        objects[cpu] = compile_text(source(make_spec()), tmp_path).host_object
-    assert objects["x86-64-v2"] != objects["x86-64-v4"]
+    baseline = disassembled(compile_text(source(make_spec()), tmp_path).host_object, tmp_path)
+    assert "__tvm_ffi_gemm_epilogue" in baseline and "%xmm0" in baseline
+    assert not WIDE.search(baseline) and not re.search(r"\tv(mov|xor|broadcast)\w+", baseline)
+    monkeypatch.setattr(host_code, "host_cpu", lambda: "x86-64-v4")
+    monkeypatch.setattr(host_code, "host_features", lambda: ("avx512f", "avx512vl"))
+    assert WIDE.search(disassembled(compile_text(source(make_spec()), tmp_path).host_object, tmp_path))
 
 
 def test_an_error_in_the_source_is_a_build_error_that_names_the_kernel(tmp_path: Path) -> None:
