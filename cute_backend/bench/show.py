@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from operator import attrgetter
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -119,8 +121,21 @@ def circumstances(found: Results) -> Iterator[str]:
     yield found.command
 
 
-def markdown(found: Results, picture: str) -> str:
-    """The README's sample: the ratios of each table, where they come from, and a link to the picture.
+def newest(runs: Sequence[Results]) -> list[Results]:
+    """Each run with the tables of which no other has a newer one; those that have none are left out.
+
+    The run with most of them comes first.
+    """
+    of_table = {table.name: run for run in sorted(runs, key=attrgetter("date")) for table in run.tables}
+    shown = [
+        replace(run, tables=tuple(table for table in run.tables if of_table[table.name] is run))
+        for run in runs
+    ]
+    return sorted((run for run in shown if run.tables), key=lambda run: -len(run.tables))
+
+
+def markdown(found: Results) -> str:
+    """The README's sample of a run: the ratios of each table, and where they come from.
 
     In brackets stands the share of its limit that a ratio's first kernel reaches, once for each kernel.
     """
@@ -146,7 +161,6 @@ def markdown(found: Results, picture: str) -> str:
         f"Ratios of speed, of medians within one run of `{command}`; in brackets, the share of its limit\n"
         f"that a kernel reaches. {machine}; {limits}."
     )
-    blocks.append(f"![Speed relative to torch's bare product]({picture})")
     return "\n\n".join(blocks)
 
 

@@ -140,7 +140,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused_beforehand(tmp_path, monkeypa
 
 
 def test_the_readmes_sample():
-    lines = show.markdown(sample_results.results(), "docs/speed.png").splitlines()
+    lines = show.markdown(sample_results.results()).splitlines()
     assert lines[:6] == [
         "A linear and its epilogue.",
         "",
@@ -151,7 +151,16 @@ def test_the_readmes_sample():
     ]
     assert "one run of `python -m cute_backend bench --peers`; in brackets" in lines[7]
     assert "NVIDIA H200, 700 W, driver 580.1, CUDA 13.0, torch 2.11.0, 2026-01-02" in lines[8]
-    assert lines[-1].endswith("(docs/speed.png)")
+
+
+def test_a_table_is_shown_as_the_newest_run_has_it():
+    old = sample_results.results()
+    [table] = old.tables
+    other = replace(table, name="other")
+    old = replace(old, tables=(table, other), date="2026-01-02T00:00:00+00:00")
+    new = replace(old, tables=(table,), date="2026-01-03T00:00:00+00:00")
+    older = replace(old, date="2026-01-01T00:00:00+00:00")
+    assert show.newest([new, older, old]) == [new, replace(old, tables=(other,))]
 
 
 def test_results_print_as_a_table():
