@@ -158,7 +158,9 @@ class _FusedGemm:
     arch: Arch
     metadata: FusedMetadata
 
-    def _supports(self, args: GemmArguments, target_sm: TargetSm | None = None) -> Status:
+    def _supports(self, args: GemmArguments | None, target_sm: TargetSm | None = None) -> Status:
+        if args is None:  # only the target is asked about, which the metadata knows
+            return Status.success()
         try:
             request = Request.of(args)
         except UsageError as error:

@@ -115,14 +115,6 @@ def example():
         sys.path.remove(str(EXAMPLES))
 
 
-def test_the_example_is_found_filtered_and_compiled_for_three_architectures(example, capsys):
-    example.main()
-    told = capsys.readouterr().out
-    assert "examples.fp64_gemm_ttt_tile32x32\n    examples.fp64_gemm_ttt_tile16x16" in told
-    assert "with tiles of 16 rows: 1; of 256, which it does not offer: 0" in told
-    assert [f"compiled for sm_{each}" in told for each in ("80", "90a", "100a")] == [True] * 3
-
-
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("tile", [(32, 32), (16, 16)])
 def test_the_examples_kernel_multiplies(example, arch, tile, tmp_path):

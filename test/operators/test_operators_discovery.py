@@ -225,6 +225,14 @@ def test_arguments_of_another_operation_are_refused():
     assert found(grouped, "90a") == []
 
 
+def test_a_manifest_keeps_and_filters_them():
+    manifest = ops.Manifest()
+    manifest.add_operators(ops.get_operators(gemm(*gemm_operands()), is_ours))
+    assert len(manifest.filter_operators(target_sm="90a")) == 37
+    assert len(manifest.filter_operators(gemm(*gemm_operands()))) == 49
+    assert manifest.filter_operators(gemm(*gemm_operands(E4M3))) == []
+
+
 def test_performance_controls_are_refused():
     args = gemm(*gemm_operands())
     args.performance = ops.PerformanceControls()
