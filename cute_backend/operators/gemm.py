@@ -25,7 +25,7 @@ from cutlass.operators.workspace import AllocationRequirement, Workspace
 from torch import Tensor
 
 from ..errors import UsageError
-from ..memory_ops import Variant
+from ..memory_ops import Variant, emit
 from ..memory_ops.placement import plane_order
 from ..runtime.device import device_at
 from ..runtime.kernel import Kernel
@@ -212,6 +212,12 @@ class _FusedGemm:
 
     def _initialize_workspace(self, args: GemmArguments, workspace: Workspace) -> None:
         """Nothing: a launch writes its workspace before it reads it."""
+
+    @property
+    def source(self) -> str:
+        """The kernel's module, as CuTe DSL Python."""
+        kernel = self.metadata.kernel
+        return emit(kernel.spec, kernel.config, kernel.variant)
 
     @cached_property
     def implementation(self) -> Implementation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import sys
 from pathlib import Path
@@ -9,7 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from operator_cases import BF16, E4M3, F32, TARGETS, K, M, N, gemm_operands, like, simulated, without_a_gpu
+from operator_cases import (
+    BF16,
+    E4M3,
+    F32,
+    TARGETS,
+    K,
+    M,
+    N,
+    gemm_operands,
+    like,
+    replayed,
+    simulated,
+    without_a_gpu,
+)
 
 ops = pytest.importorskip("cutlass.operators", reason="needs the extra `operators`: nvidia-cutlass-operators")
 
@@ -103,6 +117,29 @@ def test_tensors_of_the_dsl_on_a_cpu_are_not_run():
             operator.run(args, artifact)
     finally:
         options.restore(saved)
+
+
+@pytest.mark.parametrize("dtype", [BF16, E4M3])
+def test_tensors_of_the_dsl_are_launched_from_their_addresses(dtype, monkeypatch):
+    from cutlass.cute.runtime import from_dlpack
+
+    from cute_backend.operators import gemm, operands
+    from cute_backend.simulator.host import device_tensor
+
+    def memory_at(address, size):
+        return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
+
+    values_of = gemm.values_of
+    without_a_gpu(monkeypatch, replayed)
+    monkeypatch.setattr(gemm, "values_of", values_of)
+    monkeypatch.setattr(operands, "bytes_at", memory_at)
+    a, b, out = gemm_operands(dtype, layout="tnn")
+    wide = torch.zeros(N, M + 64, dtype=BF16)[:, :M].t()
+    for result in (out, wide):
+        tensors = (from_dlpack(device_tensor(each), assumed_align=16) for each in (a, b, result))
+        args = ops.GemmArguments(*tensors, F32)
+        ops.get_operators(args, is_ours, target_sm="100a")[0].run(args)
+        assert torch.equal(result, (a.float() @ b.float()).to(BF16))
 
 
 @pytest.fixture(scope="module")

@@ -225,6 +225,12 @@ def test_arguments_of_another_operation_are_refused():
     assert found(grouped, "90a") == []
 
 
+def test_the_source_is_that_of_the_operators_own_tile():
+    operator = found(gemm(*gemm_operands()), "90a", lambda each: each.design.tile_shape[:2] == (128, 256))[0]
+    assert operator.source.startswith('"""out0 = bf16(acc)')
+    assert "TileConfig(Arch.SM90A, 128, 256" in operator.source
+
+
 def test_a_manifest_keeps_and_filters_them():
     manifest = ops.Manifest()
     manifest.add_operators(ops.get_operators(gemm(*gemm_operands()), is_ours))
