@@ -45,7 +45,8 @@ class EpilogueArguments(operator_arguments.EpilogueArguments):
     named operands, and a tensor for each operand and for each variable that it returns. That class reads the
     function itself, and raises for what it does not know, such as an output in fp8. This one calls it: on
     `accum`, (M, N) in fp32, and its operands, broadcast to (M, N), torch functions and methods of tensors may
-    be used beside the vocabulary of the other. Only the return statement must be plain: names alone::
+    be used beside the vocabulary of the other, whose words a program may define anew. Only the return
+    statement must be plain: names alone::
 
         def quantized(accum, scale, gate):
             D = torch.nn.functional.silu(accum * scale) * gate
@@ -190,14 +191,16 @@ class _Function:
                 raise UsageError(
                     f"the epilogue {given.__name__} closes over a tensor; it takes tensors as named operands"
                 )
+            defined = given.__globals__
+            ours = isinstance(arguments, EpilogueArguments)
             call = types.FunctionType(
                 given.__code__,
-                {**given.__globals__, **VOCABULARY},
+                {**VOCABULARY, **defined} if ours else {**defined, **VOCABULARY},
                 given.__name__,
                 given.__defaults__,
                 given.__closure__,
             )
-            key = captured.key
+            key = captured.key and (ours, captured.key)
         else:
             raise UsageError(f"the epilogue is a {type(given).__name__}; it is a function or its source")
         return _Function(call, call.__name__, key, tuple(inputs), tuple(outputs))

@@ -42,7 +42,7 @@ def scaled_silu(accum, scale, bias):
 
 def chained(accum, C, alpha, beta):
     mixed = multiply_add(accum, alpha, C * beta)  # noqa: F821
-    D = relu(minimum(mixed, 2.0)) + hardswish(mixed)  # noqa: F821
+    D = relu(minimum(mixed, 2.0)) + sigmoid(mixed)  # noqa: F821
     return D
 
 
@@ -79,7 +79,7 @@ def test_numbers_are_given_at_every_run(kind):
         artifact = artifact or operator.compile(args)
         operator.run(args, artifact)
         mixed = exact(a, b) * alpha + PLANE * beta
-        torch.testing.assert_close(D, F.relu(mixed.clamp(max=2.0)) + F.hardswish(mixed))
+        torch.testing.assert_close(D, F.relu(mixed.clamp(max=2.0)) + mixed.sigmoid())
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -90,6 +90,23 @@ def test_the_vocabulary_needs_no_import(kind):
     torch.testing.assert_close(raw, expected.to(F16))
     expected = torch.maximum(expected.tanh(), PLANE.sigmoid()) + expected.clamp(max=1).exp() + F.gelu(PLANE)
     torch.testing.assert_close(D, expected)
+
+
+def hardswish(x):
+    return x * 3
+
+
+def with_a_word_of_its_own(accum):
+    D = hardswish(accum)
+    return D
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_word_that_the_program_defines_is_the_programs_where_it_is_called(kind):
+    """The registry's own arguments are read by their words alone, whatever those are elsewhere."""
+    D = torch.zeros(M, N)
+    product = run(with_a_word_of_its_own, kind=kind, D=D)
+    torch.testing.assert_close(D, product * 3 if kind is EpilogueArguments else F.hardswish(product))
 
 
 def test_torch_is_at_hand_too():
