@@ -25,8 +25,7 @@ import torch
 
 from . import __version__, cache_command
 from .errors import UsageError, root_cause
-from .runtime.compile import BuildError
-from .runtime.kernel import UnavailableError
+from .runtime.kernel import BuildError, UnavailableError
 from .runtime.reach import Problem
 from .templates.config import Arch
 

@@ -18,8 +18,7 @@ from .fx_walk.collect import GraphReport, collect
 from .fx_walk.static import fake, hint
 from .runtime.build import obtain
 from .runtime.cache import caches
-from .runtime.compile import BuildError
-from .runtime.kernel import Kernel, UnavailableError
+from .runtime.kernel import BuildError, Kernel, UnavailableError
 from .runtime.op import gemm_epilogue
 from .runtime.operands import Size, parse_spec
 from .runtime.pack import Content, packs, write_pack

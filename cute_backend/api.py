@@ -23,7 +23,8 @@ from .fx_walk.reasons import NO_PRODUCT, Rejection, program_line
 from .fx_walk.region import Region as FoundRegion
 from .fx_walk.static import Size, fake, hint, target_name
 from .fx_walk.tuning import recall
-from .memory_ops import Plan, Variant, emit, plan
+from .memory_ops import Plan, Variant, plan
+from .memory_ops.emit import emit
 from .memory_ops.placement import plane_order
 from .runtime.kernel import Kernel
 from .runtime.launch import config_here

@@ -26,6 +26,16 @@ print([name for name in ("cutlass", "torch._inductor.compile_fx", "rich") if nam
     assert run_python(code) == "[]"
 
 
+def test_import_brings_nothing_that_finding_a_kernel_does_not_need():
+    code = """
+import sys, cute_backend
+names = ("memory_ops.emit", "runtime.compile", "replay", "ops", "fx_walk", "report", "errors")
+print([name for name in names if f"cute_backend.{name}" in sys.modules])
+print([name for name in ("filelock", "platformdirs") if name in sys.modules])
+"""
+    assert run_python(code).splitlines() == ["[]", "[]"]
+
+
 def test_the_backend_is_found_without_an_import():
     code = "import torch; print('cute' in torch.compiler.list_backends())"
     assert run_python(code) == "True"

@@ -25,7 +25,8 @@ from cutlass.operators.workspace import AllocationRequirement, Workspace
 from torch import Tensor
 
 from ..errors import UsageError
-from ..memory_ops import Variant, emit
+from ..memory_ops import Variant
+from ..memory_ops.emit import emit
 from ..memory_ops.placement import plane_order
 from ..runtime.device import device_at
 from ..runtime.kernel import Kernel

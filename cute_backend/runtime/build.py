@@ -12,16 +12,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from typing import Union
+from typing import TYPE_CHECKING, Union
 
 from .. import config
-from ..memory_ops import emit
 from .cache import KernelCache, caches
-from .compile import BuildError, Built, compile_kernel
-from .kernel import Kernel, UnavailableError
+from .kernel import BuildError, Kernel, UnavailableError
 from .link import KernelFunction
 from .notices import count, warn_once
 from .pack import packs
+
+if TYPE_CHECKING:
+    from .compile import Built
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +145,10 @@ def build_into(cache: KernelCache, kernel: Kernel) -> None:
 
 
 def _compile(cache: KernelCache, kernel: Kernel) -> Built:
+    # Here, for a warm start needs neither the emitter nor the compiler.
+    from ..memory_ops.emit import emit
+    from .compile import compile_kernel
+
     try:
         source = emit(kernel.spec, kernel.config, kernel.variant)
     except Exception as error:

@@ -24,13 +24,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .compile import Built
 from .kernel import Kernel, environment
 from .link import LIBRARY, OBJECT, KernelFunction, link, load
 from .notices import warn_once
 
 if TYPE_CHECKING:
     from filelock import FileLock
+
+    from .compile import Built
 
 CACHE_DIR_VARIABLE = "CUTE_BACKEND_CACHE_DIR"
 

@@ -27,20 +27,14 @@ from ..spec import Axis, DType, EpilogueSpec, Load, LoadKind, Major, Order, Stri
 from ..templates.workspace import ALIGN as WORKSPACE_ALIGN
 from .cubin import resources
 from .host_code import dynamic_smem_bytes, target_baseline
-from .kernel import Kernel, UnavailableError
+from .kernel import BuildError, Kernel, UnavailableError
+from .link import SYMBOL
 from .operands import TMA_ALIGN
-
-SYMBOL = "gemm_epilogue"
-"""The name under which an object exports its `launch`."""
 
 _OPTIONS = "--enable-tvm-ffi --keep-ptx --keep-cubin"
 
 _DSL = threading.Lock()
 """The DSL traces into state that its whole process shares."""
-
-
-class BuildError(RuntimeError):
-    """A kernel could not be built; the message names the kernel and the compiler's complaint."""
 
 
 @dataclass(frozen=True)

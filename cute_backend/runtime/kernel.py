@@ -44,6 +44,10 @@ class UnavailableError(RuntimeError):
     """No kernel can be built or loaded on this machine; the message says what is missing."""
 
 
+class BuildError(RuntimeError):
+    """A kernel could not be built; the message names the kernel and the compiler's complaint."""
+
+
 def host_cpu() -> str:
     """LLVM's name of the CPU that host code is compiled for. Raises UnavailableError on another machine."""
     machine = platform.machine()
@@ -108,10 +112,11 @@ def digest_of(kernel: dict[str, Any], surroundings: Sequence[str]) -> str:
 def environment() -> tuple[str, ...]:
     """What else a compiled object depends on: versions, the sources that make kernels, the host's triple and
     CPU."""
+    from .. import __version__
     from .toolkit import cuda_major
 
     return (
-        f"cute_backend {version_of('cute-backend')} {_source_digest()}",
+        f"cute_backend {__version__} {_source_digest()}",
         f"nvidia-cutlass-dsl {version_of('nvidia-cutlass-dsl')} cu{cuda_major()}",
         f"apache-tvm-ffi {version_of('apache-tvm-ffi')}",
         host(),

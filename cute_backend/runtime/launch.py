@@ -24,13 +24,11 @@ from torch import Tensor
 
 from .. import config
 from ..memory_ops import Variant
-from ..replay import replay
 from ..spec import EpilogueSpec
 from ..templates.config import Arch, TileConfig
 from .build import Outcome, load_known, obtain
-from .compile import BuildError
 from .device import Device, device_at, max_active_clusters
-from .kernel import Kernel, UnavailableError
+from .kernel import BuildError, Kernel, UnavailableError
 from .link import KernelFunction
 from .notices import count, warn_once
 from .operands import Size, check_operands, m_of, output_like, parse_spec
@@ -128,6 +126,15 @@ def announce(regions: Iterable[tuple[EpilogueSpec, Size, Size, Size]], device: t
         m, n, k = (size if isinstance(size, int) else None for size in sizes)
         problems.append(Problem(spec, m, n, k, config.batch_invariant))
     prepare(problems, torch.cuda.current_device() if device.index is None else device.index)
+
+
+@torch.no_grad()
+def _replayed(
+    spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]
+) -> list[Tensor]:
+    from ..replay import replay  # here, for few processes need it and it brings the table of ops
+
+    return replay(spec, a, b, loads)
 
 
 def _launcher(spec: EpilogueSpec, device: int, batch_invariant: bool) -> Launcher:
@@ -317,8 +324,7 @@ class Launcher:
             f"cute_backend: the epilogue {self._spec.key} has no kernel for these operands and is replayed "
             "with aten, slowly; an earlier warning says why.",
         )
-        with torch.no_grad():
-            return replay(self._spec, a, b, loads)
+        return _replayed(self._spec, a, b, loads)
 
     def _empty_product(
         self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], m: int, n: int
@@ -327,5 +333,4 @@ class Launcher:
         check_operands(self._spec, a, b, loads)
         if (m == 0 or n == 0) and not self._spec.reductions:
             return [output_like(store, a[0], m, n) for store in self._spec.stores]
-        with torch.no_grad():
-            return replay(self._spec, a, b, loads)
+        return _replayed(self._spec, a, b, loads)

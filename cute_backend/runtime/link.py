@@ -14,8 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .compile import SYMBOL
 from .toolkit import runtime_library
+
+SYMBOL = "gemm_epilogue"
+"""The name under which an object exports its `launch`."""
 
 LIBRARY, OBJECT = ".so", ".o"
 

@@ -22,9 +22,8 @@ from rich.progress import Progress
 from ..spec import EpilogueSpec
 from ..templates.config import candidates
 from .build import Outcome, obtain, spills
-from .compile import BuildError
 from .device import Device
-from .kernel import Kernel, UnavailableError
+from .kernel import BuildError, Kernel, UnavailableError
 from .link import KernelFunction
 from .notices import count, warn_once
 from .progress import line

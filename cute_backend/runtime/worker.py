@@ -8,8 +8,7 @@ from pathlib import Path
 
 from .build import UNBUILT, UNWRITABLE, build_into
 from .cache import KernelCache
-from .compile import BuildError
-from .kernel import Kernel, UnavailableError
+from .kernel import BuildError, Kernel, UnavailableError
 
 
 def main() -> int:

@@ -11,21 +11,22 @@ import warnings
 
 from handmade import kernel_of, make_spec, source
 
-from cute_backend.runtime import build
+from cute_backend.memory_ops import emit
+from cute_backend.runtime import build, compile
 from cute_backend.runtime.compile import BuildError
 from cute_backend.runtime.kernel import UnavailableError
 
 
 def main() -> None:
     compilations = []
-    compile_kernel = build.compile_kernel
+    compile_kernel = compile.compile_kernel
 
     def counting(*arguments):
         compilations.append(arguments[0].name)
         return compile_kernel(*arguments)
 
-    build.compile_kernel = counting
-    build.emit = lambda spec, config, variant: source(spec)
+    compile.compile_kernel = counting
+    emit.emit = lambda spec, config, variant: source(spec)
     kernels = [kernel_of(make_spec(second_store=bool(i))) for i in range(int(sys.argv[1]))]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

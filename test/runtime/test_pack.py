@@ -76,7 +76,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(root))
     monkeypatch.delenv("CUTE_BACKEND_PACK", raising=False)
     monkeypatch.setattr(building, "_loaded", {})
-    monkeypatch.setattr(building, "compile_kernel", None)
+    monkeypatch.setattr("cute_backend.runtime.compile.compile_kernel", None)
     monkeypatch.setattr(packing, "_packs", {})
     monkeypatch.setattr(packing, "_refused", set())
     monkeypatch.setattr(notices, "_warned", set())
@@ -460,8 +460,8 @@ def test_what_can_not_be_packed_is_told(
 
 def test_without_a_linker_there_is_no_pack(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linking, "find_linker", lambda: None)
-    monkeypatch.setattr(building, "emit", lambda spec, config, variant: source(spec))
-    monkeypatch.setattr(building, "compile_kernel", compile_kernel)
+    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, config, variant: source(spec))
+    monkeypatch.setattr("cute_backend.runtime.compile.compile_kernel", compile_kernel)
     problem = Problem(make_spec(exact=False), 16, 64, 64)
     with pytest.raises(UnavailableError, match="no linker was here"):
         aot.make_pack(aot.Request({Arch.SM90A: [problem]}), fresh / "no.cutepack")

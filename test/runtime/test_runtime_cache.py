@@ -19,7 +19,8 @@ from handmade import kernel_of, make_spec, source
 from torch._dynamo.utils import counters
 
 from cute_backend import config
-from cute_backend.memory_ops import Variant, emit
+from cute_backend.memory_ops import Variant
+from cute_backend.memory_ops.emit import emit
 from cute_backend.runtime import build as building
 from cute_backend.runtime import cache as caching
 from cute_backend.runtime import kernel as naming
@@ -44,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(root))
     monkeypatch.setattr(building, "_loaded", {})
     monkeypatch.setattr(notices, "_warned", set())
-    monkeypatch.setattr(building, "emit", lambda spec, config, variant: source(spec))
+    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, config, variant: source(spec))
     for cached in (caching._cache_at, caching._scratch_cache):
         cached.cache_clear()
     counters.clear()
@@ -63,7 +64,7 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(kernel.name)
         return compile_kernel(kernel, text, path)
 
-    monkeypatch.setattr(building, "compile_kernel", counting)
+    monkeypatch.setattr("cute_backend.runtime.compile.compile_kernel", counting)
     return names
 
 
@@ -262,7 +263,7 @@ def test_a_writer_killed_at_any_instant_leaves_a_whole_kernel_or_none(
     obtain([KERNEL])
     text = source(SPEC)
     built = compile_kernel(KERNEL, text, folder / f"{KERNEL.name}.py")
-    monkeypatch.setattr(building, "compile_kernel", lambda *arguments: built)
+    monkeypatch.setattr("cute_backend.runtime.compile.compile_kernel", lambda *arguments: built)
     whole = []
     for instant in itertools.count(1):
         shutil.rmtree(folder)
@@ -421,7 +422,9 @@ def test_what_goes_wrong_in_another_process_is_told(folder: Path) -> None:
 
 
 def test_a_failed_build_leaves_no_entry(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "emit", lambda spec, config, variant: "raise RuntimeError('no')")
+    monkeypatch.setattr(
+        "cute_backend.memory_ops.emit.emit", lambda spec, config, variant: "raise RuntimeError('no')"
+    )
     with pytest.raises(BuildError, match="does not compile: RuntimeError: no"):
         build_into(KernelCache(folder), KERNEL)
     assert {path.suffix for path in folder.iterdir()} <= {".py", ".lock"}

@@ -58,8 +58,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: Built) -> Ite
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(root))
     monkeypatch.setattr(building, "_loaded", {})
     monkeypatch.setattr(notices, "_warned", set())
-    monkeypatch.setattr(building, "emit", emit)
-    monkeypatch.setattr(building, "compile_kernel", lambda *arguments: built)
+    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", emit)
+    monkeypatch.setattr("cute_backend.runtime.compile.compile_kernel", lambda *arguments: built)
     caching._cache_at.cache_clear()
     yield root
     caching._cache_at.cache_clear()

@@ -19,7 +19,8 @@ import torch
 from test_templates import operands, scaled_residual, sm90, sm100, wrong
 
 import cute_backend.templates
-from cute_backend.memory_ops import Variant, emit
+from cute_backend.memory_ops import Variant
+from cute_backend.memory_ops.emit import emit
 from cute_backend.replay import replay
 from cute_backend.runtime.build import build
 from cute_backend.runtime.compile import SYMBOL, Built, compile_kernel

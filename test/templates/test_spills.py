@@ -12,7 +12,8 @@ from draws import recorded
 from epilogues import EPILOGUES, Problem
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.memory_ops import Variant, emit
+from cute_backend.memory_ops import Variant
+from cute_backend.memory_ops.emit import emit
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.sample import SAMPLES_PER_PASS
