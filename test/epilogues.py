@@ -183,17 +183,6 @@ def linear_3d(x, weight, scale_a, scale_b, bias, residual_3d):
     return y.unflatten(0, x.shape[:2]) + residual_3d
 
 
-PER_BATCH = {"exact0": "exact", "colvec0": "colvec", "exact1": "exact", "colvec1": "colvec"}
-
-
-@epilogue({**ROWWISE, **PER_BATCH}, "bf16", "f32")
-def per_batch(x, weight, scale_a, scale_b, position_3d, gate_3d, shift_3d, keep_3d):
-    # What varies along some of the axes that M is made of, and not along the others.
-    y = scaled_mm(x.flatten(0, 1), weight.t(), scale_a, scale_b).unflatten(0, x.shape[:2])
-    y = (y + position_3d) * gate_3d + shift_3d
-    return (y * keep_3d).to(torch.bfloat16), y.abs().amax(-1)
-
-
 @epilogue({**ROWWISE, "rowvec0": "rowvec", "exact0": "exact"}, "bf16")
 def clamp_where(a, b, scale_a, scale_b, threshold, residual):
     y = scaled_mm(a, b, scale_a, scale_b)
@@ -258,3 +247,14 @@ def swiglu7(a_bf16, b_wide_bf16, bias_wide):
     y = torch.addmm(bias_wide, a_bf16, b_wide_bf16)
     gate, linear = y[:, ::2].clamp(max=7), y[:, 1::2].clamp(-7, 7)
     return gate * torch.sigmoid(1.702 * gate) * (linear + 1)
+
+
+PER_BATCH = {"exact0": "exact", "colvec0": "colvec", "exact1": "exact", "colvec1": "colvec"}
+
+
+@epilogue({**ROWWISE, **PER_BATCH}, "bf16", "f32")
+def per_batch(x, weight, scale_a, scale_b, position_3d, gate_3d, shift_3d, keep_3d):
+    # What varies along some of the axes that M is made of, and not along the others.
+    y = scaled_mm(x.flatten(0, 1), weight.t(), scale_a, scale_b).unflatten(0, x.shape[:2])
+    y = (y + position_3d) * gate_3d + shift_3d
+    return (y * keep_3d).to(torch.bfloat16), y.abs().amax(-1)
