@@ -409,6 +409,20 @@ def test_a_process_that_is_served_compiles_nothing(made: tuple[Path, Path], tmp_
     assert not list(home.glob("*"))
 
 
+def test_a_second_run_compiles_nothing_and_makes_the_same_file(
+    made: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = tmp_path / "again.cutepack"
+    counters.clear()
+    assert main(["aot", f"{made[0]}:layer", "--arch", "sm_90a", "--m", "1:64", "-o", str(again)]) == 0
+    assert counters["cute_backend"]["kernels_built"] == 0
+    assert again.read_bytes() == made[1].read_bytes()
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{again}: sm_90a, 1 epilogues, 2 kernels, ")
+    sha256 = second.removeprefix("sha256 of its manifest: ")
+    assert Pack(again, sha256).archs == {Arch.SM90A}
+
+
 def test_the_products_of_sample_are_found() -> None:
     hidden, weight = torch.zeros(4, 64).bfloat16(), torch.zeros(256, 64).bfloat16()
 
