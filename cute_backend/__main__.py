@@ -212,8 +212,8 @@ def _aot(arguments: argparse.Namespace) -> None:
     written = make_pack(Request(problems, arguments.m, arguments.sm_count), arguments.output)
     size = arguments.output.stat().st_size / 2**20
     print(
-        f"{arguments.output}: {' and '.join(each.value for each in archs)}, {written.epilogues} epilogues, "
-        f"{written.kernels} kernels, {size:.1f} MiB\n"
+        f"{arguments.output}: for {' and '.join(each.value for each in archs)}, epilogues: "
+        f"{written.epilogues}, kernels: {written.kernels}, {size:.1f} MiB\n"
         f"sha256 of its manifest: {written.sha256}"
     )
 

@@ -63,7 +63,7 @@ def _clear(cache: KernelCache) -> None:
         count, size = clear(cache)
     except OSError as error:
         raise UsageError(f"{cache.root} can't be cleared: {error.strerror}") from error
-    print(f"removed {count} kernels, {_megabytes(size)}, and what was tuned, from {cache.root}")
+    print(f"removed from {cache.root}: kernels: {count}, {_megabytes(size)}, and what was tuned")
     if left := [entry.name for entry in entries(cache.root)]:
         print(f"left {len(left)} that other processes are writing, or that can't be removed")
 

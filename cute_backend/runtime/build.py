@@ -80,8 +80,8 @@ def obtain(
     if named := ", ".join(str(pack.path) for pack in packs()):
         warn_once(
             ("not packed", named),
-            f"cute_backend: {len(missing)} kernels of a program are not in {named}, and are compiled; make "
-            "the pack anew with this program, its sizes and its settings.",
+            f"cute_backend: kernels of a program that are not in {named}: {len(missing)}; they are compiled. "
+            "Make the pack anew with this program, its sizes and its settings.",
         )
     count("kernels_built", len(missing))
     here = len(missing) == 1 and not apart

@@ -178,9 +178,7 @@ def test_what_a_pack_lacks_is_compiled_with_a_warning(
 ) -> None:
     load_pack(pack)
     monkeypatch.setattr(building, "build_into", lambda cache, kernel: None)
-    with pytest.warns(
-        RuntimeWarning, match=r"1 kernels of a program are not in .*model.cutepack, and are comp"
-    ):
+    with pytest.warns(RuntimeWarning, match=r"not in .*model.cutepack: 1; they are compiled"):
         obtain([kernel_of(SPEC, variant=Variant.PLAIN)])
 
 
@@ -418,7 +416,7 @@ def test_a_second_run_compiles_nothing_and_makes_the_same_file(
     assert counters["cute_backend"]["kernels_built"] == 0
     assert again.read_bytes() == made[1].read_bytes()
     first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"{again}: sm_90a, 1 epilogues, 2 kernels, ")
+    assert first.startswith(f"{again}: for sm_90a, epilogues: 1, kernels: 2, ")
     sha256 = second.removeprefix("sha256 of its manifest: ")
     assert Pack(again, sha256).archs == {Arch.SM90A}
 

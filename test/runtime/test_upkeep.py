@@ -299,7 +299,7 @@ def test_clear_removes_kernels_and_what_was_tuned(folder: Path, capsys: pytest.C
     with cache.lock(KERNELS[2]):
         assert main(["cache", "clear"]) == 0
     first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("removed 2 kernels, ") and second.startswith("left 1 ")
+    assert first.startswith(f"removed from {folder}: kernels: 2, ") and second.startswith("left 1 ")
     assert names(folder) == [KERNELS[2].name] and not (folder / "tuned.json").exists()
 
 
