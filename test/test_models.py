@@ -8,12 +8,14 @@ from collections import Counter
 import pytest
 import torch
 from golden import assert_expected
-from model_files import NAMES, ROOT, errors, load
-from torch import Tensor
+from model_files import NAMES, ROOT, errors, load, outcome
+from reference import relative_error
+from torch import Tensor, fx
 from torch._dynamo.utils import counters
 
 import cute_backend
 from cute_backend.api import Region
+from cute_backend.fx_walk.epilogue_pass import EpiloguePass
 
 
 def shown(region: Region) -> str:
@@ -26,15 +28,29 @@ def shown(region: Region) -> str:
 
 @pytest.mark.parametrize("model", NAMES)
 def test_what_is_fused_of_a_model(model: str) -> None:
-    explained = cute_backend.explain(*_call(model))
+    fused = _fused(model)
+    assert_expected(f"models/{model.replace('.py:', '_')}.txt", fused)
+    pairs, ones = (len(re.findall(f"^{kind}:", fused, re.M)) for kind in ("pair", "one"))
+    assert _products(model) == 2 * pairs + ones, "see docs/models.py"
+
+
+@pytest.mark.parametrize(
+    "model", ["hugging_face.py:llama_fp8", "torchao_fp8.py:mlp_per_tensor", "training.py:dropout"]
+)
+def test_the_same_is_fused_for_any_number_of_rows(model: str) -> None:
+    assert _fused(model, dynamic=True).splitlines() == _kept(model)
+
+
+def _fused(model: str, dynamic: bool = False) -> str:
+    """The regions of a model, a line each, and how often each reason refuses something."""
+    explained = cute_backend.explain(*_call(model), dynamic=dynamic)
     refused = Counter(rejection.reason.value for rejection in explained.rejections)
     lines = [
         *map(shown, explained.regions),
         "",
         *(f"{count} {reason}" for reason, count in sorted(refused.items())),
     ]
-    assert_expected(f"models/{model.replace('.py:', '_')}.txt", "\n".join(lines).strip() + "\n")
-    assert _products(model) == sum(len(region.products) for region in explained.regions), "see docs/models.py"
+    return "\n".join(lines).strip() + "\n"
 
 
 def _call(model: str):
@@ -61,6 +77,33 @@ QUICK = [model for model in NAMES if model.startswith("training")] + ["torchao_f
 def test_a_model_and_its_gradients_are_eagers(model: str, fresh_compiler: None) -> None:
     assert max(errors(model, "cpu", "cute")) < BF16_ERROR
     assert counters["cute_backend"]["regions"] == sum(":" in line for line in _kept(model))
+
+
+@pytest.mark.parametrize("model", ["torchao_fp8.py:mlp_per_row", "training.py:swiglu"])
+def test_one_compilation_serves_every_number_of_rows_with_no_guard_of_ours(
+    model: str, fresh_compiler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added: list[int] = []
+    whole = EpiloguePass.__call__
+
+    def counting(graph_pass: EpiloguePass, graph: fx.Graph) -> None:
+        values = [node.meta.get("val") for node in graph.nodes]
+        env = next(value.node.shape_env for value in values if isinstance(value, torch.SymInt))
+        before = len(env.guards), len(env.replacements), len(env.deferred_runtime_asserts)
+        whole(graph_pass, graph)
+        assert (len(env.guards), len(env.replacements), len(env.deferred_runtime_asserts)) == before
+        added.append(counters["cute_backend"]["regions"])
+
+    monkeypatch.setattr(EpiloguePass, "__call__", counting)
+    fn, (x,) = load(model)
+    trains = x.requires_grad
+    compiled = torch.compile(fn, backend="cute", dynamic=True)
+    for tokens in (64, 7, 33, 2):
+        part = x.detach()[:, :tokens].clone().requires_grad_(trains)
+        for actual, right in zip(outcome(compiled, (part,)), outcome(fn, (part,)), strict=True):
+            assert relative_error(actual, right) < BF16_ERROR
+    assert counters["stats"]["unique_graphs"] == 1
+    assert len(added) == (2 if trains else 1) and all(added)
 
 
 def _kept(model: str) -> list[str]:
