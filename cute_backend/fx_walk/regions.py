@@ -55,6 +55,7 @@ from cute_backend.fx_walk.questions import (
     may_join,
 )
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection, program_name, user_label
+from cute_backend.fx_walk.redo import cheaper_to_redo
 from cute_backend.fx_walk.reductions import (
     Found,
     Reduced,
@@ -108,7 +109,9 @@ class _Search:
         self.anchors = {node: _read(node, firsts) for node in self.order if is_anchor(node)}
         self.owner: dict[fx.Node, Draft] = {}
         self.reads: set[fx.Node] = set()
-        self.outside = Outside(self.owner, self.reads)
+        self.redone: set[fx.Node] = set()
+        """Work after a product that regions of other products do again."""
+        self.outside = Outside(self.owner, self.reads, self.redone)
         self.rejections: dict[fx.Node, Rejection] = {}
         self.earliest = len(self.order)
         """Where the first anchor of any pair so far stands."""
@@ -136,7 +139,7 @@ class _Search:
             region = self._of_pair(anchors)
             if region is not None:
                 return region
-        draft = self._grow(self._seed((anchor,)))
+        draft = self._grown((anchor,))
         members, copied = settle(draft, self.outside, self.rejections)
         fuses = anchor.stands_alone or any(
             is_pointwise(member) or isinstance(draft.values[member], Reduced) for member in members
@@ -179,7 +182,7 @@ class _Search:
         """The region of two accumulators that meet in an op which stays; None where nothing comes of it."""
         rejections = dict(self.rejections)
         try:
-            draft = self._grow(self._seed(anchors))
+            draft = self._grown(anchors)
             members, copied = settle(draft, self.outside, self.rejections)
             if not any(map(draft.reads_both, members)):
                 raise Refused(Reason.NOTHING_TO_FUSE, refused="")
@@ -230,6 +233,15 @@ class _Search:
             value = chain.emit("add", value, addend)
         out = DTYPES[anchor.out_dtype]
         return chain.cast(value, out) if out.is_fp8 else lower_cast(chain, value, out)
+
+    def _grown(self, anchors: tuple[Anchor, ...]) -> Draft:
+        """The draft of a region with all that can join it, some work after other products done again."""
+        draft = self._grow(self._seed(anchors))
+        redone = cheaper_to_redo(draft, self.owner)
+        if not redone:
+            return draft
+        self.redone |= redone
+        return self._grow(self._seed(anchors))
 
     def _grow(self, draft: Draft) -> Draft:
         queue: list[tuple[int, fx.Node]] = []
@@ -365,7 +377,7 @@ class _Search:
         view = classify(argument, fake(reader).shape, draft.first.device)
         view = view if part is None else view.of_part(part)
         is_work = depth < _MAX_OPERAND_WORK and view not in draft.chain.views
-        if is_work and self._is_for_the_region_alone(draft, argument, reader):
+        if is_work and (argument in self.redone or self._is_for_the_region_alone(draft, argument, reader)):
             mark = draft.chain.mark()
             try:
                 draft.work[argument, part] = lower(

@@ -21,10 +21,17 @@ from cute_backend.fx_walk.static import describe, fake
 
 @dataclass(frozen=True)
 class Outside:
-    """What other regions have: the members of each, and what they read."""
+    """What other regions have: the members of each, what they read, and what they do again."""
 
     owner: dict[fx.Node, Draft]
     reads: set[fx.Node]
+    redone: set[fx.Node]
+
+    def has(self, node: fx.Node) -> bool:
+        """Whether nothing of a node is left when the regions stand: a member, or only done again by some."""
+        return node in self.owner or (
+            node in self.redone and node not in self.reads and all(map(self.has, node.users))
+        )
 
 
 def settle(
@@ -115,8 +122,7 @@ def escapes(members: list[fx.Node], copied: set[fx.Node], outside: Outside) -> l
         for node in members
         if node not in copied
         and (
-            node in outside.reads
-            or any(user not in inside and user not in outside.owner for user in node.users)
+            node in outside.reads or any(user not in inside and not outside.has(user) for user in node.users)
         )
     ]
 

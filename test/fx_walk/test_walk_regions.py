@@ -404,6 +404,35 @@ def test_work_on_an_operand_that_is_needed_outside_too_is_a_load() -> None:
     assert_same_after_the_pass(graph, 1, ["aten.sign.default", "aten.relu.default"])
 
 
+def recomputed(made: Graph) -> tuple[fx.Node, list[fx.Node]]:
+    """A product, and the gradients of another that three steps after the first one go into."""
+    gate, gradient = made.mm(name="0"), made.mm(name="1")
+    wide = made.call(prims.convert_element_type.default, gate, F32)
+    sign, double = made.call(aten.sign.default, wide), made.call(aten.mul.Tensor, wide, 2)
+    steps = [made.call(aten.add.Tensor, sign, double), made.call(aten.neg.default, sign)]
+    return gate, [made.call(aten.mul.Tensor, gradient, each) for each in steps]
+
+
+def test_work_after_another_product_is_done_again_where_that_reads_less() -> None:
+    made = Graph()
+    gate, gradients = recomputed(made)
+    graph = made.output(*gradients, made.call(aten.relu.default, gate))
+    (first, second), rejections = walk(graph)
+    assert formula(first.spec) == "out0 = bf16(acc)\nout1 = bf16(relu(acc))"
+    assert second.load_nodes == [gate] and not rejections
+    assert_same_after_the_pass(graph, 2)
+
+
+def test_work_after_another_product_that_is_one_load_is_left_to_its_region() -> None:
+    made = Graph()
+    gate, gradient = made.mm(name="0"), made.mm(name="1")
+    half = made.call(aten.mul.Tensor, made.call(aten.sign.default, gate), 2)
+    graph = made.output(made.call(aten.mul.Tensor, gradient, half))
+    (_, second), _ = walk(graph)
+    assert second.load_nodes == [half]
+    assert_same_after_the_pass(graph, 2)
+
+
 def test_work_on_operands_is_walked_once_however_often_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Graph()
     value, powers = made.input("value", (M, N)), 12
