@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -108,3 +110,13 @@ def test_one_compilation_serves_every_number_of_rows_with_no_guard_of_ours(
 
 def _kept(model: str) -> list[str]:
     return (ROOT / f"test/expected/models/{model.replace('.py:', '_')}.txt").read_text().splitlines()
+
+
+def test_regions_of_a_tensor_parallel_model_end_at_its_collectives() -> None:
+    """Two processes, over gloo: gate and up are a pair, and what follows down waits for the all-reduce."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = [str(ROOT / "examples" / "tensor_parallel.py"), "--cpu"]
+    done = subprocess.run([*command, *script], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    fused = "{'anchors': 3, 'regions': 1, 'nothing_to_fuse': 1, 'not_pointwise': 1}; right"
+    assert done.stdout.count(fused) == 2, done.stdout
