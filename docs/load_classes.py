@@ -1,0 +1,82 @@
+"""Draws the load classes for docs/load-classes.md: `python docs/load_classes.py` writes docs/drawings/*.svg.
+
+Each drawing has the (M, N) plane with the offset of the element that each of its elements reads, and below it
+the operand's memory. Offsets are m * s_m + n * s_n; where M is several modes, each mode has its stride.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+M, N = 4, 6
+FOLDER = Path(__file__).parent / "drawings"
+
+
+@dataclass(frozen=True)
+class Drawing:
+    name: str
+    title: str
+    offset: Callable[[int, int], int]
+
+
+DRAWINGS = (
+    Drawing("scalar", "scalar: s_m = 0, s_n = 0", lambda m, n: 0),
+    Drawing("rowvec", "rowvec: s_m = 0, s_n = 1", lambda m, n: n),
+    Drawing("colvec", "colvec: s_m = 1, s_n = 0", lambda m, n: m),
+    Drawing("exact", "exact, row-major: s_m = N, s_n = 1", lambda m, n: m * N + n),
+    Drawing("exact_column", "exact, column-major: s_m = 1, s_n = M", lambda m, n: m + n * M),
+    Drawing("modes", "exact, M of the modes (2, 2): (2, 1, N) beside (2, 2, N)", lambda m, n: m // 2 * N + n),
+)
+
+
+def draw(drawing: Drawing) -> Figure:
+    """The plane above the operand's memory; one colour an offset."""
+    offsets = [[drawing.offset(m, n) for n in range(N)] for m in range(M)]
+    last = max(map(max, offsets))
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    plane, memory = figure.subplots(2, 1, height_ratios=(M, 1.4))
+    plane.set_title(drawing.title, fontsize=11)
+    for m, row in enumerate(offsets):
+        for n, offset in enumerate(row):
+            _cell(plane, n, m, offset, last, 10)
+    _frame(plane, N, M)
+    plane.set_xticks([n + 0.5 for n in range(N)], [f"n = {n}" for n in range(N)], fontsize=8)
+    plane.set_yticks([m + 0.5 for m in range(M)], [f"m = {m}" for m in range(M)], fontsize=8)
+    for offset in range(last + 1):
+        _cell(memory, offset, 0, offset, last, 8)
+    _frame(memory, max(last + 1, N), 1)
+    memory.set_title("the operand's memory, by offset", fontsize=9)
+    memory.set_xticks([])
+    memory.set_yticks([])
+    return figure
+
+
+def _cell(axes: Axes, x: int, y: int, offset: int, last: int, size: int) -> None:
+    colour = matplotlib.colormaps["viridis"](0.35 + 0.6 * offset / max(last, 1))
+    axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colour, edgecolor="white"))
+    axes.text(x + 0.5, y + 0.5, str(offset), ha="center", va="center", fontsize=size)
+
+
+def _frame(axes: Axes, width: int, height: int) -> None:
+    axes.set_xlim(0, width)
+    axes.set_ylim(height, 0)
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def main() -> None:
+    matplotlib.rcParams["svg.hashsalt"] = "cute_backend"  # else names inside of the file are drawn at random
+    matplotlib.rcParams["svg.fonttype"] = "none"
+    FOLDER.mkdir(exist_ok=True)
+    for drawing in DRAWINGS:
+        draw(drawing).savefig(FOLDER / f"{drawing.name}.svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
