@@ -1,4 +1,4 @@
-# make demo | test | test-sim | lint | docs | test-gpu | bench | models | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
+# make demo | test | test-sim | lint | docs | dist | test-gpu | bench | models | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,8 +13,15 @@ INSTALLED := $(VENV)/.installed
 TORCH_CPU := torch==2.13.0+cpu
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
+define cpu_torch
+	@if ! command -v nvidia-smi >/dev/null 2>&1; then \
+		echo "No GPU here: installing the CPU build of torch."; \
+		$(1) -m pip install -q --no-deps --retries 1 --extra-index-url $(TORCH_CPU_INDEX) $(TORCH_CPU); \
+	fi
+endef
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sim lint docs test-gpu bench models golden clean
+.PHONY: help demo test test-sim lint docs dist test-gpu bench models golden clean
 
 help:
 	@echo "make demo      install, then explain, build and check a fused fp8 MLP (and run it, on a GPU)"
@@ -25,6 +32,7 @@ help:
 	@echo "make models    docs/models.md, some minutes"
 	@echo "make golden    accept what is generated now: test/expected and the samples in the README"
 	@echo "make lint      ruff and mypy"
+	@echo "make dist      wheel and sdist in dist/, checked, and run from a clean environment"
 	@echo "make docs      the pages of docs/, as build/docs/index.html"
 	@echo "make clean     remove $(VENV) and every cache in this folder"
 
@@ -40,6 +48,16 @@ test-sim: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+dist: $(INSTALLED)
+	$(BIN)/python -m pip install -q build twine
+	rm -rf dist build/clean
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv build/clean
+	$(call cpu_torch,build/clean/bin/python)
+	build/clean/bin/python -m pip install -q dist/*.whl
+	cd build/clean && bin/python -m cute_backend explain $(CURDIR)/examples/small_linear.py
 
 docs: $(INSTALLED)
 	$(BIN)/python -m sphinx -W --keep-going -n -q -b html docs build/docs
@@ -58,16 +76,13 @@ models: $(INSTALLED)
 golden: $(INSTALLED)
 	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q -n $(JOBS) test/test_golden.py test/test_api.py \
 		test/fx_walk/test_walk_recorded.py test/test_models.py -k 'not gradients'
-	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q test/test_readme.py
+	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q test/test_readme.py test/test_docs.py -k 'not build'
 
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 		|| { echo "cute_backend needs Python 3.10 or later; set PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	@if ! command -v nvidia-smi >/dev/null 2>&1; then \
-		echo "No GPU here: installing the CPU build of torch."; \
-		$(BIN)/python -m pip install -q --no-deps --retries 1 --extra-index-url $(TORCH_CPU_INDEX) $(TORCH_CPU); \
-	fi
+	$(call cpu_torch,$(BIN)/python)
 	$(BIN)/python -m pip install -q -e '.[dev,models]'
 	@touch $@
 

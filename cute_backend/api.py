@@ -192,6 +192,11 @@ def explain(
     read or written, save that what tuning has found is told where tuning is on. `arch` is "sm_90a" or
     "sm_100a", by default that of the GPU here, or "sm_100a" without one; `dynamic` is torch.compile's. Raises
     UsageError for another `arch`, and what torch raises where `fn` can't run on these arguments.
+
+    >>> a, b = torch.empty(256, 64, dtype=torch.bfloat16), torch.empty(64, 128, dtype=torch.bfloat16)
+    >>> (region,) = explain(lambda a, b: (a @ b).relu(), a, b, arch="sm_90a").regions
+    >>> region.formula, region.sizes
+    ('out0 = bf16(relu(acc))', (256, 128, 64))
     """
     target = parse_arch(arch).value if arch is not None else default_arch()
     reports = collect(fn, args, dynamic, arch)
@@ -213,6 +218,11 @@ def generate(fn: Callable[..., Any], *args: Any, arch: str = "sm_100a") -> str:
     """The kernel of the first region of `fn(*args)`, as the text of a Python module.
 
     Raises UsageError for an unknown architecture, and where nothing is fused.
+
+    >>> a, b = torch.empty(256, 64, dtype=torch.bfloat16), torch.empty(64, 128, dtype=torch.bfloat16)
+    >>> text = generate(lambda a, b: (a @ b).relu(), a, b)
+    >>> "class Epilogue:" in text.splitlines()
+    True
     """
     return explain(fn, *args, arch=arch).first_region().source()
 

@@ -75,6 +75,11 @@ def gemm(
     else that of `a`; reductions, and what it has cast to another dtype, stay as they are.
 
     Raises UsageError for operands that no kernel takes, and where the epilogue does not fuse.
+
+    >>> a, b = torch.ones(16, 32, dtype=torch.bfloat16), torch.ones(32, 8, dtype=torch.bfloat16)
+    >>> out, largest = gemm(a, b, epilogue=lambda acc: (acc - 1, acc.amax(-1)))
+    >>> out.shape, out.dtype, largest[0].item()
+    (torch.Size([16, 8]), torch.bfloat16, 32.0)
     """
     for name, tensor in (("a", a), ("b", b), ("scale_a", scale_a), ("scale_b", scale_b), ("bias", bias)):
         if not (isinstance(tensor, Tensor) or (tensor is None and name not in ("a", "b"))):

@@ -91,6 +91,10 @@ def sample(
     were drawn with, fp32 (H, num_samples), 0 at temperature 0. Nothing has a derivative.
 
     Raises UsageError for arguments that contradict one another or that nothing here takes.
+
+    >>> hidden, weight = torch.eye(2, 16, dtype=torch.bfloat16), torch.eye(40, 16, dtype=torch.bfloat16)
+    >>> sample(hidden, weight, temperature=0.0).tolist()
+    [[0], [1]]
     """
     _check_product(hidden, weight)
     rows, vocabulary = hidden.shape[0], weight.shape[0]

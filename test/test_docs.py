@@ -1,21 +1,117 @@
-"""The pages of docs/: they build as `make docs` builds them."""
+"""The pages of docs/: they build as `make docs` builds them, and say what is so."""
 
+import doctest
+import os
+import re
+import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
+from test_readme import check_samples
+
+import cute_backend
+from cute_backend.fx_walk.reasons import Reason
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 
 
 def test_pages_build_without_warnings(tmp_path):
-    pytest.importorskip("sphinx")
-    pytest.importorskip("myst_parser")
-    pytest.importorskip("furo")
+    for module in ("sphinx", "myst_parser", "furo", "cutlass.operators"):
+        pytest.importorskip(module)
     options = ["-W", "--keep-going", "-n", "-q", "-b", "html"]
     command = [sys.executable, "-m", "sphinx", *options, "docs", tmp_path]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
-    for page in (ROOT / "docs").glob("*.md"):
+    for page in DOCS.glob("*.md"):
         assert (tmp_path / f"{page.stem}.html").exists()
+
+
+def test_every_refusal_has_an_entry_that_says_what_to_do():
+    entries = re.findall(r"^`(\w+)`\n: (.+)", (DOCS / "refusals.md").read_text(), re.MULTILINE)
+    assert [name for name, _ in entries] == [reason.value for reason in Reason]
+
+
+@pytest.fixture(scope="module")
+def samples() -> dict[str, str]:
+    """What the first hour reads: the small linear's explanation, and its epilogue's class."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    import small_linear
+
+    explained = cute_backend.explain(
+        small_linear.small_linear, *small_linear.example_inputs(), arch="sm_100a"
+    )
+    source = explained.regions[0].source()
+    epilogue = source[source.index("class Epilogue") : source.index("\n\n\n@cute.jit\ndef launch")]
+    return {"explain": f"```text\n{explained}\n```", "kernel": f"```python\n{epilogue}\n```"}
+
+
+@pytest.mark.parametrize("name", ["explain", "kernel"])
+def test_the_first_hour_reads_what_is_generated(name, samples):
+    check_samples(DOCS / "first-hour.md", name, samples[name])
+
+
+CHANGES = sorted((DOCS / "changes").glob("*.patch"))
+
+
+@pytest.mark.parametrize("patch", CHANGES, ids=lambda path: path.stem)
+def test_a_worked_change_fits_the_code(patch, tmp_path):
+    """Applied to a copy; where it comes with a program, the change is what fuses or places it."""
+    for folder in ("cute_backend", "test"):
+        shutil.copytree(
+            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "expected")
+        )
+    subprocess.run(["git", "apply", "-v", patch], cwd=tmp_path, check=True, capture_output=True)
+    program, told = {
+        "add-an-op": ("docs/changes/arctangent.py", "f32(atan(acc))"),
+        "add-a-placement": ("docs/changes/odd_bias.py", "column_read"),
+        "add-an-architecture": ("examples/small_linear.py", "sm_103a, tile 256x128_2x1_2cta"),
+    }[patch.stem]
+    arch = "sm_103a" if patch.stem == "add-an-architecture" else "sm_100a"
+    command = [sys.executable, "-m", "cute_backend", "explain", ROOT / program, "--arch", arch]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    explained = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert told in explained.stdout, explained.stdout + explained.stderr
+
+
+def test_drawings_show_the_strides_of_tensors():
+    sys.path.insert(0, str(DOCS))
+    pytest.importorskip("matplotlib")
+    import load_classes
+
+    m, n = load_classes.M, load_classes.N
+    operands = {
+        "scalar": torch.zeros(()),
+        "rowvec": torch.zeros(n),
+        "colvec": torch.zeros(m, 1),
+        "exact": torch.zeros(m, n),
+        "exact_column": torch.zeros(n, m).t(),
+        "modes": torch.zeros(2, 1, n).expand(2, m // 2, n),
+    }
+    page = (DOCS / "load-classes.md").read_text()
+    assert operands.keys() == {drawing.name for drawing in load_classes.DRAWINGS}
+    for drawing in load_classes.DRAWINGS:
+        strides = (
+            operands[drawing.name].expand(2, 2, n)
+            if drawing.name == "modes"
+            else operands[drawing.name].expand(m, n)
+        )
+        offsets = torch.arange(m * n).as_strided(strides.shape, strides.stride()).reshape(m, n)
+        assert offsets.tolist() == [[drawing.offset(row, column) for column in range(n)] for row in range(m)]
+        svg = (DOCS / "drawings" / f"{drawing.name}.svg").read_text()
+        assert drawing.title in svg and f"drawings/{drawing.name}.svg" in page
+
+
+DOCTESTED = ("api", "config", "eager", "sampling")
+
+
+@pytest.mark.parametrize("name", DOCTESTED)
+def test_examples_in_docstrings(name):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        result = doctest.testmod(import_module(f"cute_backend.{name}"))
+    assert result.attempted and not result.failed

@@ -31,16 +31,19 @@ def samples() -> dict[str, str]:
     return {"kernel": f"```python\n{hooks}\n```", "explain": f"```text\n{region}\n\n{refusals}\n```"}
 
 
-def check(name: str, sample: str) -> None:
-    """Compares the README's sample with what it should be, or writes it."""
-    readme = ROOT / "README.md"
-    text = readme.read_text()
+def check_samples(path: Path, name: str, sample: str) -> None:
+    """Compares a page's sample with what it should be, or writes it."""
+    text = path.read_text()
     pattern = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=\n<!-- /{name} -->)", re.DOTALL)
     if os.environ.get("EXPECTTEST_ACCEPT") == "1":
-        readme.write_text(pattern.sub(lambda _: sample, text))
+        path.write_text(pattern.sub(lambda _: sample, text))
         return
     (shown,) = pattern.findall(text)
     assert shown == sample, "make golden rewrites it"
+
+
+def check(name: str, sample: str) -> None:
+    check_samples(ROOT / "README.md", name, sample)
 
 
 @pytest.mark.parametrize("name", ["kernel", "explain"])
