@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from test_readme import check_samples
 
 import cute_backend
@@ -34,6 +35,55 @@ def test_pages_build_without_warnings(tmp_path):
 def test_every_refusal_has_an_entry_that_says_what_to_do():
     entries = re.findall(r"^`(\w+)`\n: (.+)", (DOCS / "refusals.md").read_text(), re.MULTILINE)
     assert [name for name, _ in entries] == [reason.value for reason in Reason]
+
+
+def _linear(x, weight):
+    return F.linear(x, weight).relu()
+
+
+SQUARE = torch.randn(64, 64, dtype=torch.bfloat16)
+TABLE, INDEX = torch.randn(100, 64, dtype=torch.bfloat16), torch.randint(0, 100, (64,))
+NARROW = torch.randn(64, 60, dtype=torch.bfloat16)
+DEEP = torch.randn(8, 16, 64, dtype=torch.bfloat16)
+
+REMEDIES = {
+    Reason.SYMBOLIC_SCALAR: (
+        lambda m: (m @ m) * m.shape[0],
+        lambda m: (m @ m) * torch.tensor(m.shape[0], dtype=torch.float32),
+        (SQUARE,),
+    ),
+    Reason.INDEX_SELECTED: (
+        lambda m, table, index: m @ m + table[index],
+        lambda m, table, index: m @ m + F.embedding(index, table),
+        (SQUARE, TABLE, INDEX),
+    ),
+    Reason.OPERAND_ALIGNMENT: (
+        lambda x: _linear(x, x),
+        lambda x: _linear(F.pad(x, (0, 4)), F.pad(x, (0, 4))),
+        (NARROW,),
+    ),
+    Reason.BATCHED: (
+        lambda x, weight: _linear(x.transpose(0, 1), weight),
+        lambda x, weight: _linear(x.transpose(0, 1).contiguous(), weight),
+        (DEEP, SQUARE),
+    ),
+    Reason.FLOAT64: (
+        lambda m: (m @ m) * torch.ones(64, dtype=torch.float64),
+        lambda m: (m @ m) * torch.ones(64, dtype=torch.float64).float(),
+        (SQUARE,),
+    ),
+}
+"""Programs that are refused, what the page makes of them, and their arguments."""
+
+
+@pytest.mark.parametrize("reason", REMEDIES, ids=lambda reason: reason.value)
+def test_what_the_page_says_makes_a_refusal_go_away(reason):
+    refused, mended, arguments = REMEDIES[reason]
+    dynamic = reason is Reason.SYMBOLIC_SCALAR
+    told = [each.reason for each in cute_backend.explain(refused, *arguments, dynamic=dynamic).rejections]
+    assert reason in told
+    explained = cute_backend.explain(mended, *arguments, dynamic=dynamic)
+    assert len(explained.regions) == 1 and not explained.rejections
 
 
 @pytest.fixture(scope="module")
