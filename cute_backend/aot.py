@@ -20,7 +20,7 @@ from .runtime.build import obtain
 from .runtime.cache import caches
 from .runtime.kernel import BuildError, Kernel, UnavailableError
 from .runtime.op import gemm_epilogue
-from .runtime.operands import Size, parse_spec
+from .runtime.operands import Size, parse_spec, plane_of
 from .runtime.pack import Content, packs, write_pack
 from .runtime.reach import BUCKETS, Problem, buckets_of, reachable_kernels
 from .runtime.sample import run_sample, sample_op
@@ -115,7 +115,7 @@ class _Watch(TorchDispatchMode):
         if func is gemm_epilogue:
             (a,), (b, *_), _, text, *_ = args
             spec = parse_spec(text)
-            self.products.append((spec, a.shape[0], spec.plane_n(b.shape[1]), a.shape[1]))
+            self.products.append((spec, *plane_of(spec, a, b), a.shape[-1]))
         return func(*args, **(kwargs or {}))
 
 

@@ -58,14 +58,15 @@ def replay(
     check(spec)
     values: dict[str, Tensor] = {}
     (left,) = a
-    products = [torch.mm(left.to(accumulate), right.to(accumulate)).to(torch.float32) for right in b]
+    products = [torch.matmul(left.to(accumulate), right.to(accumulate)).to(torch.float32) for right in b]
+    products = [product.flatten(0, -2) for product in products]
     if spec.neighbours:
         (both,) = products
         products = [both[:, ::2], both[:, 1::2]]
     values.update(zip((acc.name for acc in spec.accumulators), products, strict=True))
     for load, tensor in zip(spec.loads, loads, strict=True):
         values[load.name] = _plane(load, tensor)
-    plane = (left.shape[0], spec.plane_n(b[0].shape[1]))
+    plane = (products[0].shape[0], products[0].shape[1])
     for op in spec.ops:
         values[op.name] = _step(spec, op, values, plane)
     return [

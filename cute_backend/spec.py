@@ -23,7 +23,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, Union
 
-SPEC_VERSION = 4
+SPEC_VERSION = 5
 
 
 class SpecError(ValueError):
@@ -186,7 +186,8 @@ Operand = Union[str, Const]
 
 @dataclass(frozen=True)
 class Accumulator:
-    """One matrix product, A (M, K) times B (K, N), accumulated in fp32.
+    """One matrix product, A (M, K) times B (K, N), accumulated in fp32; or, `batched`, one for each batch, of
+    A (B, M, K) and B (B, K, N), whose results (B * M, N) are the plane of the epilogue.
 
     The accumulators of a spec share one A, and one MMA computes them all. Those of EVEN and ODD columns come
     as a pair, in this order, and share a B of (K, 2 N) as well.
@@ -202,6 +203,7 @@ class Accumulator:
     b_major: Major = Major.K
     fast_accum: bool = True
     columns: Columns = Columns.ALL
+    batched: bool = False
 
 
 @dataclass(frozen=True)
@@ -397,6 +399,7 @@ def _decode_accumulator(item: Any) -> Accumulator:
         b_major=Major(item["b_major"]),
         fast_accum=bool(item["fast_accum"]),
         columns=Columns(item["columns"]),
+        batched=bool(item["batched"]),
     )
 
 
@@ -489,6 +492,8 @@ def _validate(spec: EpilogueSpec) -> None:
         if store.value not in seen:
             raise SpecError(f"{store.name} stores {store.value!r}, which no one makes")
         _validate_store(store, spec.dtypes[store.value])
+        if spec.product.batched:
+            _validate_batched(store)
     names = [store.name for store in spec.stores]
     if len(set(names)) != len(names) or seen & set(names):
         raise SpecError(f"the stores {names} clash among themselves or with values")
@@ -518,6 +523,17 @@ def _validate_store(store: Store, value: DType) -> None:
     kept = kind.is_extremum and store.dtype is value
     if not (kind.is_index or store.dtype.is_float or kept):
         raise SpecError(f"{what} is stored as {store.dtype.value}; it is a float")
+
+
+def _validate_batched(store: Store) -> None:
+    if store.order is not Order.ROW:
+        raise SpecError(
+            f"{store.name} has order {store.order.value}; the planes of a batched product have rows"
+        )
+    if store.reduce is not None and store.reduce.axis is not Axis.ROW:
+        raise SpecError(
+            f"{store.name} reduces along axis {store.reduce.axis.value}; batched products are reduced by row"
+        )
 
 
 def _validate_together(accumulators: tuple[Accumulator, ...]) -> None:

@@ -90,6 +90,8 @@ MAKERS: dict[str, Maker] = {
     "other": _plane(torch.bfloat16),
     "residual_3d": lambda p, g: p.randn(2, p.m // 2, p.n, dtype=torch.bfloat16, generator=g),
     "shift_3d": lambda p, g: p.randn(2, 1, p.n, dtype=torch.bfloat16, generator=g),
+    "a_3d_bf16": lambda p, g: p.operand(2, p.m // 2, p.k, dtype=torch.bfloat16, generator=g),
+    "b_3d_bf16": lambda p, g: p.operand(2, p.n, p.k, dtype=torch.bfloat16, generator=g).transpose(1, 2),
     "position_3d": lambda p, g: p.randn(1, p.m // 2, p.n, dtype=torch.bfloat16, generator=g),
     "gate_3d": lambda p, g: torch.tensor([0.5, -2.0], device=p.device).reshape(2, 1, 1),
     "keep_3d": lambda p, g: p.ramp(p.m // 2).reshape(1, -1, 1),
@@ -258,3 +260,11 @@ def per_batch(x, weight, scale_a, scale_b, position_3d, gate_3d, shift_3d, keep_
     y = scaled_mm(x.flatten(0, 1), weight.t(), scale_a, scale_b).unflatten(0, x.shape[:2])
     y = (y + position_3d) * gate_3d + shift_3d
     return (y * keep_3d).to(torch.bfloat16), y.abs().amax(-1)
+
+
+@epilogue({"bias": "colvec", "exact0": "exact", "rowvec0": "rowvec"}, "bf16", "f32")
+def batched(a_3d_bf16, b_3d_bf16, gate_3d, residual_3d, row):
+    # A product for each batch: the rows of all are the plane's.
+    y = torch.baddbmm(gate_3d.bfloat16(), a_3d_bf16, b_3d_bf16, alpha=0.5)
+    y = F.silu(y.float() * row) + residual_3d
+    return y.to(torch.bfloat16), y.amax(-1)

@@ -174,7 +174,7 @@ _PAIRED = {"swiglu": False, "swiglu_chunk": False, "swiglu7": True}
 """Epilogues of two accumulators, and whether these are neighbouring columns of one B."""
 
 
-_NOT_RECORDED = {"per_batch"}
+_NOT_RECORDED = {"per_batch", "batched"}
 """Epilogues that no real machine has run yet: the next recording takes them in."""
 
 

@@ -62,7 +62,7 @@ REMEDIES = {
         lambda x: _linear(F.pad(x, (0, 4)), F.pad(x, (0, 4))),
         (NARROW,),
     ),
-    Reason.BATCHED: (
+    Reason.OPERAND_LAYOUT: (
         lambda x, weight: _linear(x.transpose(0, 1), weight),
         lambda x, weight: _linear(x.transpose(0, 1).contiguous(), weight),
         (DEEP, SQUARE),

@@ -97,6 +97,7 @@ def _modes(*modes: Stride) -> Load:
         ("loads", (_modes(Stride.OTHER, Stride.ZERO),)),
         ("loads", (_modes(Stride.OTHER, Stride.OTHER),)),
         ("accumulators", (replace(ACC, fast_accum=False),)),
+        ("accumulators", (replace(ACC, batched=True),)),
         ("accumulators", (replace(ACC, b_dtype=DType.E5M2),)),
         ("accumulators", (ACC, replace(ACC, name="up"))),
         ("ops", (replace(ADD, op="sub"),)),
@@ -131,6 +132,17 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     (
         {"accumulators": (replace(ACC, columns=Columns.ODD), replace(ACC, name="up", columns=Columns.EVEN))},
         "have odd, even columns",
+    ),
+    (
+        {"accumulators": (replace(ACC, batched=True),), "stores": (replace(OUT, order=Order.COLUMN),)},
+        "out0 has order column; the planes of a batched product have rows",
+    ),
+    (
+        {
+            "accumulators": (replace(ACC, batched=True),),
+            "stores": (replace(OUT, reduce=Reduction(Axis.ALL, ReduceKind.MAX)),),
+        },
+        "out0 reduces along axis all; batched products are reduced by row",
     ),
     ({"stores": ()}, "at least one store"),
     ({"loads": (replace(BIAS, name="acc"),)}, "two values are called 'acc'"),

@@ -1,8 +1,9 @@
 """The matrix products that a region can grow from, and what each op's own arguments mean for its epilogue.
 
-`_scaled_mm` (both versions), `mm` and `addmm` are read into one form, an Anchor: two operands, an
-accumulator, and what the op itself does to the accumulator (scales, bias, the addend of `addmm`, its result
-dtype), which become ordinary loads and ops. Batched and grouped products are refused under their own reasons.
+`_scaled_mm` (both versions), `mm` and `addmm`, `bmm` and `baddbmm` are read into one form, an Anchor: two
+operands, an accumulator, and what the op itself does to the accumulator (scales, bias, the addend of `addmm`,
+its result dtype), which become ordinary loads and ops. Grouped products are refused under a reason of their
+own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,17 @@ from torch import fx
 
 from cute_backend.fx_walk.classify import LoadView, Part, classify, classify_vector
 from cute_backend.fx_walk.reasons import Reason, Refused, user_label
-from cute_backend.fx_walk.static import DTYPES, Size, arguments, describe, fake, known, target_name, tensor_of
+from cute_backend.fx_walk.static import (
+    DTYPES,
+    Size,
+    arguments,
+    describe,
+    fake,
+    known,
+    product,
+    target_name,
+    tensor_of,
+)
 from cute_backend.spec import Accumulator, DType, LoadKind, Major
 
 Number = float | int | bool
@@ -33,6 +44,8 @@ class Addend:
 @dataclass(frozen=True)
 class Anchor:
     """A matrix product (M, K) x (K, N): result = out_dtype(acc * scale_a * scale_b * alpha + addend).
+
+    Of a batched one, (B, M, K) x (B, K, N), the rows of all batches are the plane's, and M is how many.
 
     With a `part` it is about these of the columns alone, which N then counts.
     """
@@ -76,11 +89,15 @@ class Anchor:
 
     @property
     def m(self) -> Size:
-        return fake(self.a).shape[0]
+        return product(fake(self.a).shape[:-1])
 
     @property
     def n(self) -> Size:
-        return fake(self.b).shape[1] if self.part is None else self.part.count
+        return fake(self.b).shape[-1] if self.part is None else self.part.count
+
+    @property
+    def k(self) -> Size:
+        return fake(self.a).shape[-1]
 
     @property
     def stands_alone(self) -> bool:
@@ -106,14 +123,20 @@ def _read_mm(node: fx.Node) -> Anchor:
     return _dense(node, args["self"], args["mat2"])
 
 
-def _read_addmm(node: fx.Node) -> Anchor:
-    args = arguments(node)
-    alpha, beta = _number(args["alpha"]), _number(args["beta"])
-    anchor = _dense(node, args["mat1"], args["mat2"], alpha)
-    if beta == 0:
-        return anchor
-    view = classify(args["self"], fake(node).shape, anchor.device)
-    return _dense(node, args["mat1"], args["mat2"], alpha, Addend(view, beta))
+def _read_sum(name: str) -> Callable[[fx.Node], Anchor]:
+    """`addmm` and `baddbmm`, which call the first operand of their product by this name and a number."""
+
+    def read(node: fx.Node) -> Anchor:
+        args = arguments(node)
+        a, b = args[f"{name}1"], args[f"{name}2"]
+        alpha, beta = _number(args["alpha"]), _number(args["beta"])
+        anchor = _dense(node, a, b, alpha)
+        if beta == 0:
+            return anchor
+        view = classify(args["self"], fake(node).shape, anchor.device)
+        return _dense(node, a, b, alpha, Addend(view, beta))
+
+    return read
 
 
 def _dense(node: fx.Node, a: fx.Node, b: fx.Node, alpha: Number = 1, addend: Addend | None = None) -> Anchor:
@@ -184,19 +207,15 @@ def _scaled(
     )
 
 
-def _read_batched(node: fx.Node) -> Anchor:
-    raise Refused(Reason.BATCHED, target=target_name(node), shape=describe(fake(node).shape))
-
-
 def _read_grouped(node: fx.Node) -> Anchor:
     raise Refused(Reason.GROUPED, target=target_name(node))
 
 
 _READERS: dict[str, Callable[[fx.Node], Anchor]] = {
     "aten.mm.default": _read_mm,
-    "aten.addmm.default": _read_addmm,
-    "aten.bmm.default": _read_batched,
-    "aten.baddbmm.default": _read_batched,
+    "aten.addmm.default": _read_sum("mat"),
+    "aten.bmm.default": _read_mm,
+    "aten.baddbmm.default": _read_sum("batch"),
     "aten._grouped_mm.default": _read_grouped,
     "aten._scaled_grouped_mm.default": _read_grouped,
     "aten._scaled_grouped_mm_v2.default": _read_grouped,
@@ -233,8 +252,8 @@ def _out_dtype(dtype: torch.dtype) -> torch.dtype:
 def _accumulator(
     node: fx.Node, a: fx.Node, b: fx.Node, a_dtype: DType, b_dtype: DType, fast_accum: bool
 ) -> Accumulator:
-    (m, k), n = fake(a).shape, fake(b).shape[1]
-    if any(known(size == 0) for size in (m, n, k)):
+    (m, k), n = fake(a).shape[-2:], fake(b).shape[-1]
+    if any(known(size == 0) for size in (*fake(a).shape, n)):
         raise Refused(Reason.EMPTY, m=m, n=n, k=k)
     for operand in (a, b):
         if fake(operand).device != fake(node).device:
@@ -249,21 +268,25 @@ def _accumulator(
         name="acc",
         a_dtype=a_dtype,
         b_dtype=b_dtype,
-        a_major=_major(a, 1, k_major_only),
-        b_major=_major(b, 0, k_major_only),
+        a_major=_major(a, -1, k_major_only),
+        b_major=_major(b, -2, k_major_only),
         fast_accum=fast_accum,
+        batched=fake(a).dim() == 3,
     )
 
 
 def _major(operand: fx.Node, k_axis: int, k_major_only: bool) -> Major:
-    """Which mode of a 2-D operand is contiguous. K is preferred where both could be, as one has size 1."""
+    """Which mode of a 2-D operand is contiguous, or of each of a batch of them. K is preferred where both
+    could be, as one has size 1."""
     tensor = fake(operand)
-    for major, axis in ((Major.K, k_axis), (Major.MN, 1 - k_axis)):
+    if tensor.dim() == 3:
+        _check_step(operand, tensor)
+    for major, axis in ((Major.K, k_axis), (Major.MN, -3 - k_axis)):
         if major is Major.MN and k_major_only:
             break
         if known(tensor.stride(axis) == 1) or known(tensor.shape[axis] == 1):
-            leading = tensor.stride(1 - axis)
-            if known(tensor.shape[1 - axis] == 1):
+            leading = tensor.stride(-3 - axis)
+            if known(tensor.shape[-3 - axis] == 1):
                 return major
             if known(leading == 0):
                 continue
@@ -276,13 +299,27 @@ def _major(operand: fx.Node, k_axis: int, k_major_only: bool) -> Major:
             return major
     accepted = "one of its two modes has to be contiguous"
     if k_major_only:
-        form = "weight.t() of a row-major (N, K) weight" if k_axis == 0 else "a row-major (M, K) tensor"
+        form = "weight.t() of a row-major (N, K) weight" if k_axis == -2 else "a row-major (M, K) tensor"
         accepted = f"fp8 wants K contiguous, as in {form}"
     raise Refused(
         Reason.OPERAND_LAYOUT,
         operand=user_label(operand),
         strides=describe(tensor.stride()),
         accepted=accepted,
+    )
+
+
+def _check_step(operand: fx.Node, tensor: torch.Tensor) -> None:
+    """Refuse a batch whose matrices can't be told apart, or not be reached, by TMA."""
+    step = tensor.stride(0)
+    if known(tensor.shape[0] == 1) or not (known(step == 0) or known(step * tensor.element_size() % 16 != 0)):
+        return
+    raise Refused(
+        Reason.OPERAND_LAYOUT,
+        operand=user_label(operand),
+        strides=describe(tensor.stride()),
+        accepted="TMA takes steps from batch to batch of multiples of 16 bytes, and not of 0, as of a weight "
+        "where torch writes a linear as a bmm because its input's leading axes do not collapse",
     )
 
 

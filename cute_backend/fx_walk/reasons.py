@@ -43,11 +43,6 @@ class Reason(Enum):
         "matrix_vector",
         "Inductor wrote this product, with M or N of 1, as a multiply and a sum with an epilogue of its own",
     )
-    BATCHED = (
-        "batched",
-        "{target} is a batched product of shape {shape}; torch also writes a linear as one where the "
-        "leading axes of its input do not collapse",
-    )
     GROUPED = "grouped", "{target} multiplies each group of rows by a matrix of its own, as experts do"
     OPERAND_DTYPE = "operand_dtype", "no MMA here multiplies {a} by {b}; taken are bf16, fp16 and fp8"
     OPERAND_LAYOUT = "operand_layout", "{operand} has strides {strides}; {accepted}"
@@ -87,6 +82,11 @@ class Reason(Enum):
         "reduction",
         "{target} reduces in a way that no kernel does; they do sum, mean, amax, amin, max, min, any, "
         "argmax, argmin and logsumexp",
+    )
+    BATCHED = (
+        "batched",
+        "{target} reduces rows of several batches together; of a batched product, kernels reduce the last "
+        "axis alone",
     )
     REDUCED_AXES = (
         "reduced_axes",

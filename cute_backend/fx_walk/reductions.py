@@ -72,9 +72,12 @@ def find_reductions(nodes: Iterable[fx.Node]) -> dict[fx.Node, Found]:
 def reduced(found: Found, chain: Chain, value: Operand, shape: Iterable[Size]) -> Reduced:
     """A reduction of `value`, which is the chain's for `found.source`, of shape (..., N).
 
-    Raises Refused where it takes in a part of M alone, or has a dtype that no kernel reduces.
+    Raises Refused where it takes in a part of M alone, or the rows of several batches of a batched product,
+    or has a dtype that no kernel reduces.
     """
     axis = _axis(found, list(shape))
+    if axis is not Axis.ROW and any(acc.batched for acc in chain.accumulators):
+        raise Refused(Reason.BATCHED, target=target_name(found.head))
     if found.dtype is not None:
         value = lower_cast(chain, value, supported_dtype(found.head.name, found.dtype))
     own = chain.dtype(value)

@@ -74,7 +74,7 @@ class Region:
     @property
     def problem(self) -> tuple[Size, Size, Size]:
         """M, N and K."""
-        return self.first.m, self.first.n, fake(self.first.a).shape[1]
+        return self.first.m, self.first.n, self.first.k
 
 
 def _label(node: fx.Node, part: Part | None) -> str:
@@ -116,7 +116,7 @@ def store_order(anchor: Anchor, node: fx.Node, reduction: Reduction | None = Non
     tensor = fake(node)
     sizes, strides = list(tensor.shape), list(tensor.stride())
     layouts = [(Order.ROW, _row_major(sizes))]
-    if reduction is None:
+    if reduction is None and not anchor.accumulator.batched:
         layouts.append((Order.COLUMN, _column_major(sizes, anchor.m)))
     for order, wanted in layouts:
         if all(

@@ -150,7 +150,7 @@ class _Search:
 
     def _pairs(self, anchor: Anchor) -> Iterator[tuple[Anchor, ...]]:
         """The pairs that a region could have in place of one anchor, the likeliest first."""
-        parts = parts_of(anchor)
+        parts = None if anchor.accumulator.batched else parts_of(anchor)
         if parts is not None:
             yield split(anchor, parts)
         for other in reversed(self.anchors.values()):

@@ -67,6 +67,10 @@ class _Module:
         self.plan = plan(spec, config, variant)
         self.chain = Chain(spec, self._reads())
 
+    @property
+    def _batched(self) -> bool:
+        return self.spec.product.batched
+
     def text(self) -> str:
         return "\n".join([*self._header(), "", "", *self._epilogue(), "", "", *self._launch(), ""])
 
@@ -255,8 +259,9 @@ class _Module:
         _, template = _TEMPLATES[self.config.arch]
         # On Blackwell both accumulation modes are one.
         fast = self.config.arch is Arch.SM100A or self.spec.product.fast_accum
+        options = ("" if fast else ", fast_accum=False") + (", batched=True" if self._batched else "")
         return [
-            f"gemm = {template}(Epilogue(), {_config(self.config)}{'' if fast else ', fast_accum=False'})",
+            f"gemm = {template}(Epilogue(), {_config(self.config)}{options})",
             *(self._finish() if reductions else []),
             "",
             "",
@@ -289,8 +294,9 @@ class _Module:
             return [gemm.format(f"[{planes}]")]
         results = ", ".join(store.name for store in self.spec.reductions)
         halved = " // 2" if self.spec.neighbours else ""
+        m = "a.shape[0] * a.shape[1]" if self._batched else "a.shape[0]"
         return [
-            f"    m, n = a.shape[0], {products[0]}.shape[1]{halved}",
+            f"    m, n = {m}, {products[0]}.shape[{2 if self._batched else 1}]{halved}",
             f"    partials = finish.partials({WORKSPACE}, m, n)",
             gemm.format(f"[{planes}, *partials]" if planes else "partials"),
             f"    finish(partials, [{results}], m, n, stream)",

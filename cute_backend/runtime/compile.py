@@ -138,9 +138,14 @@ def fake_operands(spec: EpilogueSpec, variant: Variant) -> dict[str, Any]:
     tma = variant is Variant.TMA
     fakes = []
     acc, columns = spec.product, cute.sym_int32(divisibility=2) if spec.neighbours else n
-    fakes.append(_plane(acc.a_dtype, (m, k), 1 if acc.a_major is Major.K else 0, aligned=True))
-    for _ in range(spec.b_count):
-        fakes.append(_plane(acc.b_dtype, (k, columns), 0 if acc.b_major is Major.K else 1, aligned=True))
+    a_unit, b_unit = int(acc.a_major is Major.K), int(acc.b_major is not Major.K)
+    if acc.batched:
+        batches, rows = cute.sym_int32(), cute.sym_int32()
+        fakes.append(_batches(acc.a_dtype, batches, (rows, k), a_unit))
+        fakes += [_batches(acc.b_dtype, batches, (k, columns), b_unit) for _ in range(spec.b_count)]
+    else:
+        fakes.append(_plane(acc.a_dtype, (m, k), a_unit, aligned=True))
+        fakes += [_plane(acc.b_dtype, (k, columns), b_unit, aligned=True) for _ in range(spec.b_count)]
     fakes += [_fake_load(load, m, n, tma) for load in spec.loads]
     for store in spec.stores:
         if store.reduce is None:
@@ -186,6 +191,15 @@ def _plane(dtype: DType, shape: tuple[Any, Any], unit: int, *, aligned: bool) ->
     pitch = cute.sym_int64(divisibility=TMA_ALIGN * 8 // dtype.bits if aligned else 1)
     stride = (pitch, 1) if unit == 1 else (1, pitch)
     return _fake(dtype, shape, stride, TMA_ALIGN if aligned else None)
+
+
+def _batches(dtype: DType, batches: Any, shape: tuple[Any, Any], unit: int) -> Any:
+    """A stand-in for operands of a batched product, each as `_plane` has it."""
+    import cutlass.cute as cute
+
+    step, pitch = (cute.sym_int64(divisibility=TMA_ALIGN * 8 // dtype.bits) for _ in range(2))
+    stride = (pitch, 1) if unit == 1 else (1, pitch)
+    return _fake(dtype, (batches, *shape), (step, *stride), TMA_ALIGN)
 
 
 def _stride(stride: Stride) -> Any:

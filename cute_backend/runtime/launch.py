@@ -31,7 +31,7 @@ from .device import Device, device_at, max_active_clusters
 from .kernel import BuildError, Kernel, UnavailableError
 from .link import KernelFunction
 from .notices import count, warn_once
-from .operands import Size, check_operands, m_of, output_like, parse_spec
+from .operands import Size, check_operands, m_of, output_like, parse_spec, plane_of
 from .outputs import Outputs
 from .pack import packed_kernels, packs
 from .reach import Problem, Winners, config_for, reachable_kernels, stores_aligned
@@ -204,8 +204,8 @@ class Launcher:
 
     def __call__(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
         try:
-            m, k = a[0].shape
-            n = self._spec.plane_n(b[0].shape[1])
+            m, n = plane_of(self._spec, a[0], b[0])
+            k = a[0].shape[-1]
             choice = self._choices.get((m, n, k))
             if choice is None or choice.settled is None:
                 return self._consider(a, b, loads, m, n, k)
@@ -222,7 +222,7 @@ class Launcher:
 
     def _arguments(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
         for index, load in self._modes:
-            if m_of(load, loads[index]) != a[0].shape[0]:
+            if m_of(load, loads[index]) != plane_of(self._spec, a[0], b[0])[0]:
                 raise ValueError(f"{load.name} has not the rows of A")  # check_operands says it in full
         arguments = [*a, *b, *loads]
         for index, view in self._views:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from cute_backend.runtime.launch import launch
-from cute_backend.runtime.operands import check_operands, output_like, parse_spec
+from cute_backend.runtime.operands import check_operands, output_like, parse_spec, plane_of
 
 _LIBRARY = torch.library.Library("cute_backend", "DEF")
 _LIBRARY.define(
@@ -40,7 +40,8 @@ def _fake(
 ) -> list[Tensor]:
     parsed = parse_spec(spec)
     check_operands(parsed, a, b, loads)
-    return [output_like(store, a[0], a[0].shape[0], parsed.plane_n(b[0].shape[1])) for store in parsed.stores]
+    m, n = plane_of(parsed, a[0], b[0])
+    return [output_like(store, a[0], m, n) for store in parsed.stores]
 
 
 @torch.no_grad()

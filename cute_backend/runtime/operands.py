@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from math import prod
-from typing import Union
+from typing import Any, Union
 
 from torch import SymInt, Tensor
 
@@ -60,6 +60,11 @@ def m_of(load: Load, tensor: Tensor) -> Size:
     return prod(tensor.shape[: len(load.m_modes)])
 
 
+def plane_of(spec: EpilogueSpec, a: Tensor, b: Tensor) -> tuple[Any, Any]:
+    """M and N of the plane, B * M rows for A (B, M, K), by A and the first B."""
+    return prod(a.shape[:-1]), spec.plane_n(b.shape[-1])
+
+
 def check_operands(
     spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]
 ) -> None:
@@ -77,20 +82,25 @@ def check_operands(
         raise ValueError(f"gemm_epilogue got {len(loads)} loads; the spec reads {len(spec.loads)} ({names})")
     (left,) = a
     for acc, right in zip(spec.accumulators, b):  # noqa: B905, as even and odd columns share a B
-        if left.dim() != 2 or right.dim() != 2 or left.shape[1] != right.shape[0]:
-            raise ValueError(
-                f"{acc.name} wants A (M, K) and B (K, N), not {_shape(left.shape)} and {_shape(right.shape)}"
-            )
-        if right.shape[1] != b[0].shape[1]:
+        rank = 3 if acc.batched else 2
+        if (
+            left.dim() != rank
+            or right.dim() != rank
+            or left.shape[-1] != right.shape[-2]
+            or left.shape[:-2] != right.shape[:-2]
+        ):
+            wanted = "A (B, M, K) and B (B, K, N)" if acc.batched else "A (M, K) and B (K, N)"
+            raise ValueError(f"{acc.name} wants {wanted}, not {_shape(left.shape)} and {_shape(right.shape)}")
+        if right.shape[-1] != b[0].shape[-1]:
             raise ValueError(
                 f"{acc.name} is {_shape(left.shape)} times {_shape(right.shape)}; the first B has "
-                f"{b[0].shape[1]} columns"
+                f"{b[0].shape[-1]} columns"
             )
         _check_dtype(f"A of {acc.name}", left, acc.a_dtype)
         _check_dtype(f"B of {acc.name}", right, acc.b_dtype)
-    if spec.neighbours and b[0].shape[1] % 2 != 0:
+    if spec.neighbours and b[0].shape[-1] % 2 != 0:
         raise ValueError(f"B is {_shape(b[0].shape)}, which has not as many even columns as odd ones")
-    m, n = left.shape[0], spec.plane_n(b[0].shape[1])
+    m, n = plane_of(spec, left, b[0])
     for load, tensor in zip(spec.loads, loads, strict=True):
         _check_dtype(load.name, tensor, load.dtype)
         expected = _SHAPES[load.kind](m, n)

@@ -63,4 +63,9 @@ def random_operands(
     acc, columns = spec.product, 2 * n if spec.neighbours else n
     a = [plane(m, k, acc.a_dtype, acc.a_major is Major.K)]
     b = [plane(k, columns, acc.b_dtype, acc.b_major is not Major.K) for _ in range(spec.b_count)]
+    if acc.batched:  # as for one batch
+        a, b = (
+            [each.as_strided((1, *each.shape), (TMA_ALIGN, *each.stride())) for each in side]
+            for side in (a, b)
+        )
     return a, b, [load_of(load) for load in spec.loads]

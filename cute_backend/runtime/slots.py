@@ -22,10 +22,11 @@ from .operands import TMA_ALIGN
 
 @dataclass(frozen=True)
 class Plane:
-    """A 2-D argument at `index` that was compiled as contiguous along mode `unit`.
+    """A 2-D argument at `index`, or a batch of them, that was compiled as contiguous along axis `unit`, -1 or
+    -2.
 
-    A `product` is always read by TMA, so its base and pitch must be multiples of 16 bytes; an epilogue's
-    plane that is not so aligned is served by another variant of the kernel.
+    A `product` is always read by TMA, so its base and all other strides must be multiples of 16 bytes; an
+    epilogue's plane that is not so aligned is served by another variant of the kernel.
     """
 
     index: int
@@ -36,9 +37,14 @@ class Plane:
 
     def fits(self, tensor: Tensor) -> bool:
         """Whether the tensor is contiguous along `unit` and aligned for TMA."""
-        strides = tensor.stride()
-        pitch = strides[1 - self.unit] * self.bytes
-        return strides[self.unit] == 1 and pitch != 0 and not (tensor.data_ptr() | pitch) % TMA_ALIGN
+        *steps, rows, columns = tensor.stride()
+        unit, pitch = (columns, rows) if self.unit == -1 else (rows, columns)
+        aligned = tensor.data_ptr()
+        for step in (pitch, *steps):
+            if step == 0:
+                return False
+            aligned |= step * self.bytes
+        return unit == 1 and not aligned % TMA_ALIGN
 
     def conform(self, tensor: Tensor) -> Tensor:
         """The same values, so that they fit, by other strides or by a copy.
@@ -48,9 +54,9 @@ class Plane:
         strides = list(tensor.stride())
         elements = TMA_ALIGN // self.bytes
         pitch = -(-tensor.shape[self.unit] // elements) * elements
-        for mode, stride in ((self.unit, 1), (1 - self.unit, pitch)):
-            if tensor.shape[mode] == 1:
-                strides[mode] = stride  # the stride of a mode of one element is never used
+        for mode, size in enumerate(tensor.shape):
+            if size == 1:  # the stride of a mode of one element is never used
+                strides[mode] = 1 if mode == tensor.dim() + self.unit else pitch
         restrided = tensor.as_strided(tensor.shape, strides)
         if self.fits(restrided) or (strides[self.unit] == 1 and not self.product):
             return restrided
@@ -58,19 +64,20 @@ class Plane:
         warn_once(
             ("copied", self.name, self.unit),
             f"cute_backend: {self.name}, {tuple(tensor.shape)} with strides {tensor.stride()}, is copied at "
-            f"each call: its kernel wants mode {self.unit} contiguous"
+            f"each call: its kernel wants mode {tensor.dim() + self.unit} contiguous"
             + (f" and, for TMA, base and pitch in multiples of {TMA_ALIGN} bytes." if self.product else "."),
         )
-        buffer = tensor.new_empty((tensor.shape[1 - self.unit], pitch))[:, : tensor.shape[self.unit]]
-        copy = buffer if self.unit == 1 else buffer.t()
-        return copy.copy_(tensor)
+        by_unit = tensor.transpose(self.unit, -1)
+        buffer = tensor.new_empty((*by_unit.shape[:-1], pitch))[..., : by_unit.shape[-1]]
+        return buffer.transpose(self.unit, -1).copy_(tensor)
 
 
 def planes(spec: EpilogueSpec) -> list[Plane]:
     """What has a layout that a kernel leans on: A and B of every product, exact loads with a unit stride."""
     found = []
     acc = spec.product
-    a_unit, b_unit = int(acc.a_major is Major.K), int(acc.b_major is not Major.K)
+    a_unit = -1 if acc.a_major is Major.K else -2
+    b_unit = -2 if acc.b_major is Major.K else -1
     found.append(Plane(0, f"A of {acc.name}", a_unit, acc.a_dtype.bits // 8, product=True))
     for i, acc in enumerate(spec.accumulators[: spec.b_count]):
         found.append(Plane(1 + i, f"B of {acc.name}", b_unit, acc.b_dtype.bits // 8, product=True))
@@ -78,7 +85,7 @@ def planes(spec: EpilogueSpec) -> list[Plane]:
         order = plane_order(load) if load.kind is LoadKind.EXACT else None
         if order is not None:
             found.append(
-                Plane(index, load.name, int(order is Order.ROW), load.dtype.bits // 8, product=False)
+                Plane(index, load.name, -1 if order is Order.ROW else -2, load.dtype.bits // 8, product=False)
             )
     return found
 

@@ -29,7 +29,7 @@ from ..runtime.build import build
 from ..runtime.compile import SYMBOL
 from ..runtime.kernel import Kernel
 from ..runtime.op import gemm_epilogue
-from ..runtime.operands import check_operands, parse_spec
+from ..runtime.operands import check_operands, parse_spec, plane_of
 from ..runtime.outputs import Outputs
 from ..runtime.reach import Problem, config_for, stores_aligned
 from ..runtime.slots import adapters, planes, views
@@ -225,7 +225,7 @@ def run_region(
     Outputs begin as NaN, or all bits set, so that what a kernel leaves unwritten shows.
     """
     check_operands(spec, a, b, loads)
-    (m, k), n = a[0].shape, spec.plane_n(b[0].shape[1])
+    (m, n), k = plane_of(spec, a[0], b[0]), a[0].shape[-1]
     seconds = _seconds(spec, m, n, k)
     operands = [*a, *b, *loads]
     aligned = stores_aligned(spec, m, n) is True

@@ -56,3 +56,47 @@ class TileSchedule:
     def is_valid(self, item: Int32) -> Boolean:
         """Whether there is such a work item."""
         return item < self.items
+
+    def batch(self, item: Int32) -> int:
+        """The batch of a work item: there is one."""
+        return 0
+
+
+@dataclass(frozen=True)
+class BatchSchedule:
+    """The tiles of `batches` problems of one size: all of one, then all of the next."""
+
+    tiles: TileSchedule
+    batches: Int32
+    batch_items: cute.FastDivmodDivisorV2
+
+    @staticmethod
+    def of(config: TileConfig, m: Int32, n: Int32, batches: Int32) -> BatchSchedule:
+        """The schedule of `batches` times (M, N)."""
+        tiles = TileSchedule.of(config, m, n)
+        return BatchSchedule(tiles, batches, cute.fast_divmod_create_divisor_v2(tiles.items))
+
+    @property
+    def grid_m(self) -> Int32:
+        return self.tiles.grid_m
+
+    @property
+    def grid_n(self) -> Int32:
+        return self.tiles.grid_n
+
+    @property
+    def items(self) -> Int32:
+        """The number of work items."""
+        return self.tiles.items * self.batches
+
+    def cluster_coord(self, item: Int32) -> tuple[Int32, Int32]:
+        """The cluster row and column of a work item in its batch."""
+        return self.tiles.cluster_coord(Int32(divmod(item, self.batch_items)[1]))
+
+    def batch(self, item: Int32) -> Int32:
+        """The batch of a work item."""
+        return Int32(divmod(item, self.batch_items)[0])
+
+    def is_valid(self, item: Int32) -> Boolean:
+        """Whether there is such a work item."""
+        return item < self.items

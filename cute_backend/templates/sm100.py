@@ -31,10 +31,11 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.memory import SmemAllocator, TmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
+from . import batch as batches
 from .config import TILE_K_BYTES, TileConfig
 from .epilogue import Epilogue, SmemOperand, by_name, release_planes
 from .overlap import await_earlier_kernels
-from .scheduler import TileSchedule
+from .scheduler import BatchSchedule, TileSchedule
 from .stages import Stages
 from .tile import Sm100Subtile, Sm100Tile
 
@@ -63,9 +64,12 @@ class Sm100Gemm:
     fp8 operands are K-major, 16-bit ones either. Base addresses are multiples of 16 bytes and so are the
     strides of both operands and of everything in `tma_loads` and `tma_stores`. `config.tile_m` is 128 with
     one CTA to an MMA and 256 with two. Raises ValueError for another tile, or where shared memory runs out.
+
+    A `batched` product has A (B, M, K) and B (B, K, N); all rows of D, and of the epilogue's operands, are
+    (B * M).
     """
 
-    def __init__(self, epilogue: Epilogue, config: TileConfig):
+    def __init__(self, epilogue: Epilogue, config: TileConfig, *, batched: bool = False):
         if config.cta_rows != CTA_M or config.cluster_m % config.ctas:
             raise ValueError(
                 f"tile {config.name} gives each of {config.ctas} CTAs {config.cta_rows} rows in clusters "
@@ -73,6 +77,7 @@ class Sm100Gemm:
             )
         self.epilogue = epilogue
         self.config = config
+        self.batched = batched
         self.stages = Stages.of(config, epilogue)
         self.subtiles = config.tile_n // config.subtile_n
         self.box = (CTA_M, config.subtile_n)
@@ -92,7 +97,7 @@ class Sm100Gemm:
     ):
         """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order."""
         config, epilogue = self.config, self.epilogue
-        bs = [cute.make_tensor(b.iterator, cute.select(b.layout, [1, 0])) for b in bs]
+        a, bs = batches.operands(a, bs, self.batched)
         m, n = cute.size(a, mode=[0]), cute.size(bs[0], mode=[0]) * config.pieces // config.products
         self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
         self.tile = (config.tile_m, config.mma_n, TILE_K_BYTES * 8 // self.a_dtype.width)
@@ -141,15 +146,15 @@ class Sm100Gemm:
         load_of = dict(zip(epilogue.loads, loads, strict=True))
         store_of = dict(zip(epilogue.stores, stores, strict=True))
         load_tmas = [
-            self._tma(cpasync.CopyBulkTensorTileG2SOp(), load_of[operand.name], planes)
+            self._tma(cpasync.CopyBulkTensorTileG2SOp(), batches.plane(load_of[operand.name], m, a), planes)
             for operand, planes in zip(epilogue.tma_loads, load_planes, strict=True)
         ]
         store_tmas = [
-            self._tma(cpasync.CopyBulkTensorTileS2GOp(), store_of[operand.name], planes)
+            self._tma(cpasync.CopyBulkTensorTileS2GOp(), batches.plane(store_of[operand.name], m, a), planes)
             for operand, planes in zip(epilogue.tma_stores, store_planes, strict=True)
         ]
 
-        clusters = cutlass.min(TileSchedule.of(config, m, n).items, max_active_clusters)
+        clusters = cutlass.min(batches.schedule(config, m, n, a).items, max_active_clusters)
         self.kernel(
             tiled_mma,
             piece_mma,
@@ -278,7 +283,7 @@ class Sm100Gemm:
         pipeline.pipeline_init_arrive(cluster_shape_mn=cluster, is_relaxed=True)
         await_earlier_kernels()
         shared = Shared(
-            schedule=TileSchedule.of(config, m, n),
+            schedule=batches.schedule(config, m, n, a_tma.tma_tensor),
             m=m,
             n=n,
             glob=by_name(epilogue.loads + epilogue.stores, loads + stores),
@@ -332,9 +337,18 @@ class Sm100Gemm:
         row, column = shared.schedule.cluster_coord(item)
         return row * self.config.cluster_m + x, column * self.config.cluster_n + y
 
-    def _box(self, tma: cpasync.TmaInfo, planes: cute.Tensor, row: Int32, column: Int32) -> tuple:
+    def _tile(self, shared: Shared, item: Int32, thread: Int32) -> Sm100Tile:
+        """What a thread of the epilogue has of the CTA's tile, among all rows of the output."""
+        row, column = self._cta_tile(shared, item)
+        m0, end = row * CTA_M, shared.m
+        if self.batched:
+            first = shared.schedule.batch(item) * shared.m
+            m0, end = first + m0, first + end
+        return Sm100Tile(self.config, m0, column * self.config.tile_n, end, shared.n, thread)
+
+    def _box(self, tma: cpasync.TmaInfo, planes: cute.Tensor, coord: tuple, batch: Any) -> tuple:
         """The stages of an operand's planes and one of its (128, subtile_n) boxes, partitioned for TMA."""
-        box = cute.local_tile(tma.tma_tensor, self.box, (row, column))
+        box = batches.box_at(tma.tma_tensor, self.box, coord, batch)
         return cpasync.tma_partition(
             tma.atom, 0, cute.make_layout(1), cute.group_modes(planes, 0, 2), cute.group_modes(box, 0, 2)
         )
@@ -366,11 +380,8 @@ class Sm100Gemm:
         schedule, ab_pipeline = shared.schedule, shared.ab_pipeline
         thr_mma, thr_piece = tiled_mma.get_slice(cta_coord[0]), piece_mma.get_slice(cta_coord[0])
         # (MMA, MMA_M or MMA_N, MMA_K, tile, k tile)
-        g_a = thr_mma.partition_A(cute.local_tile(a_tma.tma_tensor, (tile_m, tile_k), (None, None)))
-        g_bs = [
-            thr_piece.partition_B(cute.local_tile(tma.tma_tensor, (piece_n, tile_k), (None, None)))
-            for tma in b_tmas
-        ]
+        g_a = thr_mma.partition_A(batches.boxes(a_tma.tma_tensor, (tile_m, tile_k)))
+        g_bs = [thr_piece.partition_B(batches.boxes(tma.tma_tensor, (piece_n, tile_k))) for tma in b_tmas]
         # A row of the cluster shares rows of A, a column of its MMAs columns of B: each CTA loads a part.
         t_sa, t_ga = cpasync.tma_partition(
             a_tma.atom,
@@ -398,7 +409,8 @@ class Sm100Gemm:
         _, _, item_step = cute.arch.grid_dim()
         while schedule.is_valid(item):
             row, column = self._cta_tile(shared, item)
-            tile_a = t_ga[(None, row // config.ctas, None)]
+            batch = schedule.batch(item)
+            tile_a = batches.of_batch(t_ga, batch)[(None, row // config.ctas, None)]
             for k in cutlass.range(k_tiles, unroll=1):
                 ab_pipeline.producer_acquire(ab_state)
                 barrier = ab_pipeline.producer_get_barrier(ab_state)
@@ -406,7 +418,7 @@ class Sm100Gemm:
                 cute.copy(a_tma.atom, tile_a[(None, k)], t_sa[stage], tma_bar_ptr=barrier, mcast_mask=a_mask)
                 for i in cutlass.range_constexpr(config.pieces):
                     t_sb, t_gb = t_bs[i]
-                    tile_b = t_gb[(None, column, k)]
+                    tile_b = batches.of_batch(t_gb, batch)[(None, column, k)]
                     cute.copy(b_tmas[i].atom, tile_b, t_sb[stage], tma_bar_ptr=barrier, mcast_mask=b_mask)
                 ab_state.advance()
             item += item_step
@@ -451,16 +463,14 @@ class Sm100Gemm:
     @cute.jit
     def _load_rows(self, shared: Shared):
         """The row warp: the staged rowvecs of one tile after the other."""
-        config, row_pipeline = self.config, shared.row_pipeline
-        schedule, glob = shared.schedule, shared.glob
+        row_pipeline, schedule, glob = shared.row_pipeline, shared.schedule, shared.glob
         names = [operand.name for operand in self.epilogue.staged]
         lane = cute.arch.lane_idx()
         row_state = _producer_state(self.stages.row)
         _, _, item = cute.arch.block_idx()
         _, _, item_step = cute.arch.grid_dim()
         while schedule.is_valid(item):
-            row, column = self._cta_tile(shared, item)
-            tile = Sm100Tile(self.config, row * CTA_M, column * config.tile_n, shared.m, shared.n, lane)
+            tile = self._tile(shared, item, lane)
             row_pipeline.producer_acquire(row_state)
             rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
             self.epilogue.stage(tile, glob, by_name(names, rows))
@@ -482,7 +492,8 @@ class Sm100Gemm:
                 exact_pipeline.producer_acquire(exact_state)
                 barrier = exact_pipeline.producer_get_barrier(exact_state)
                 for i in cutlass.range_constexpr(len(load_tmas)):
-                    t_s, t_g = self._box(load_tmas[i], shared.loads[i], row, column * self.subtiles + subtile)
+                    coord = (row, column * self.subtiles + subtile)
+                    t_s, t_g = self._box(load_tmas[i], shared.loads[i], coord, schedule.batch(item))
                     cute.copy(load_tmas[i].atom, t_g, t_s[(None, exact_state.index)], tma_bar_ptr=barrier)
                 exact_state.advance()
             item += item_step
@@ -525,14 +536,14 @@ class Sm100Gemm:
         _, _, item_step = cute.arch.grid_dim()
         while schedule.is_valid(item):
             row, column = self._cta_tile(shared, item)
-            tile = Sm100Tile(self.config, row * CTA_M, column * config.tile_n, shared.m, shared.n, thread)
+            tile = self._tile(shared, item, thread)
             held = self.epilogue.begin(tile, glob)
             if cutlass.const_expr(epilogue.staged):
                 row_pipeline.consumer_wait(row_state)
             rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
             acc_pipeline.consumer_wait(acc_state)
             # Where there are planes in shared memory, all warps wait for them and hand them on.
-            has_rows = Boolean(stages.exact + stages.store > 0) | (tile.warp_row() < shared.m)
+            has_rows = Boolean(stages.exact + stages.store > 0) | (tile.warp_row() < tile.m)
             for subtile in cutlass.range(self.subtiles, unroll=1):
                 registers = cute.make_rmem_tensor(config.products * config.subtile_n, Float32)
                 for i in cutlass.range_constexpr(config.products):
@@ -563,9 +574,8 @@ class Sm100Gemm:
                     barrier.arrive_and_wait()
                     if is_store_warp:
                         for i in cutlass.range_constexpr(len(store_tmas)):
-                            t_s, t_g = self._box(
-                                store_tmas[i], shared.stores[i], row, column * self.subtiles + subtile
-                            )
+                            coord = (row, column * self.subtiles + subtile)
+                            t_s, t_g = self._box(store_tmas[i], shared.stores[i], coord, schedule.batch(item))
                             cute.copy(store_tmas[i].atom, t_s[(None, store_state.index)], t_g)
                         store_pipeline.producer_commit()
                     store_state.advance()
@@ -586,7 +596,7 @@ class Sm100Gemm:
 class Shared:
     """What the warps of a CTA have in common: the problem, the pipelines between them and their buffers."""
 
-    schedule: TileSchedule
+    schedule: TileSchedule | BatchSchedule
     m: Int32
     n: Int32
     glob: SimpleNamespace

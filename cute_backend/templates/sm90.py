@@ -27,10 +27,11 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
+from . import batch as batches
 from .config import TILE_K_BYTES, TileConfig
 from .epilogue import Epilogue, SmemOperand, by_name, release_planes
 from .overlap import await_earlier_kernels
-from .scheduler import TileSchedule
+from .scheduler import BatchSchedule, TileSchedule
 from .stages import Stages
 from .tile import Sm90NeighboursSubtile, Sm90NeighboursTile, Sm90Subtile, Sm90Tile
 
@@ -95,9 +96,14 @@ class Sm90Gemm:
     fp8 operands are K-major, 16-bit ones either. Base addresses are multiples of 16 bytes and so are the
     strides of both operands and of everything in `tma_loads` and `tma_stores`. Without `fast_accum`, the sums
     of each k tile are added to the accumulators in fp32 registers instead of inside the tensor cores.
+
+    A `batched` product has A (B, M, K) and B (B, K, N); all rows of D, and of the epilogue's operands, are
+    (B * M).
     """
 
-    def __init__(self, epilogue: Epilogue, config: TileConfig, *, fast_accum: bool = True):
+    def __init__(
+        self, epilogue: Epilogue, config: TileConfig, *, fast_accum: bool = True, batched: bool = False
+    ):
         self.epilogue = epilogue
         if config.rolled and (config.products > 1 or epilogue.tma_loads or epilogue.tma_stores):
             raise ValueError(
@@ -106,6 +112,7 @@ class Sm90Gemm:
             )
         self.config = config
         self.fast_accum = fast_accum
+        self.batched = batched
         self.stages = Stages.of(config, epilogue)
         self.blocks = config.tile_m // (BLOCK_M * config.sharing)
         self.steps = config.tile_n // config.subtile_n
@@ -128,7 +135,7 @@ class Sm90Gemm:
     ):
         """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order."""
         config, epilogue = self.config, self.epilogue
-        bs = [cute.make_tensor(b.iterator, cute.select(b.layout, [1, 0])) for b in bs]
+        a, bs = batches.operands(a, bs, self.batched)
         m, n = a.shape[0], bs[0].shape[0] * config.pieces // config.products
         a_layout, b_layout = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(bs[0])
         self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
@@ -169,20 +176,20 @@ class Sm90Gemm:
         load_of = dict(zip(epilogue.loads, loads, strict=True))
         store_of = dict(zip(epilogue.stores, stores, strict=True))
         load_tmas = [
-            _tma_load(load_of[operand.name], planes, (BLOCK_M, config.subtile_n), 1)
+            _tma_load(batches.plane(load_of[operand.name], m, a), planes, (BLOCK_M, config.subtile_n), 1)
             for operand, planes in zip(epilogue.tma_loads, load_planes, strict=True)
         ]
         store_tmas = [
             cpasync.make_tiled_tma_atom(
                 cpasync.CopyBulkTensorTileS2GOp(),
-                store_of[operand.name],
+                batches.plane(store_of[operand.name], m, a),
                 cute.slice_(planes, (None, None, 0)),
                 (WARP_M, config.subtile_n),
             )
             for operand, planes in zip(epilogue.tma_stores, store_planes, strict=True)
         ]
 
-        schedule = TileSchedule.of(config, m, n)
+        schedule = batches.schedule(config, m, n, a)
         clusters = cutlass.min(schedule.items, max_active_clusters)
         self.kernel(
             add_mma,
@@ -240,7 +247,7 @@ class Sm90Gemm:
         cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         cta_m, cta_n, _ = cta_layout.get_flat_coord(cta_rank)
         a_atom, a_global = a_tma.atom, a_tma.tma_tensor
-        schedule = TileSchedule.of(config, m, n)
+        schedule = batches.schedule(config, m, n, a_global)
 
         if warp == 0:
             cpasync.prefetch_descriptor(a_atom)
@@ -307,7 +314,7 @@ class Sm90Gemm:
         # (rows, k tile, index of the rows, k index) partitions of the operands for TMA
         tile_k = cute.size(a_smem, mode=[1])
         box_m = config.tile_m // self.a_boxes
-        g_a = cute.local_tile(a_global, (box_m, tile_k), (None, None))
+        g_a = batches.boxes(a_global, (box_m, tile_k))
         k_tiles = cute.size(g_a, mode=[3])
 
         if warp < 4:
@@ -340,15 +347,17 @@ class Sm90Gemm:
                 first_box = (cluster_row * config.cluster_m + cta_m) * self.a_boxes
                 boxes = cutlass.min(cute.ceil_div(m, box_m) - first_box, self.a_boxes)
                 column = cluster_column * config.cluster_n + cta_n
+                batch = schedule.batch(item)
+                boxes_of_a = batches.of_batch(t_ga, batch)
                 for k in cutlass.range(k_tiles, unroll=1):
                     ab_pipeline.producer_acquire(ab_state)
                     barrier = ab_pipeline.producer_get_barrier(ab_state)
                     if cutlass.const_expr(self.a_boxes > 1):
                         stage_a = t_sa[(None, None, ab_state.index)]
-                        self._load_more(a_atom, t_ga, stage_a, first_box, boxes, k, barrier, a_priority)
+                        self._load_more(a_atom, boxes_of_a, stage_a, first_box, boxes, k, barrier, a_priority)
                     cute.copy(
                         a_atom,
-                        t_ga[(None, first_box, k)],
+                        boxes_of_a[(None, first_box, k)],
                         t_sa[(None, 0, ab_state.index)],
                         tma_bar_ptr=barrier,
                         mcast_mask=a_mask,
@@ -358,7 +367,7 @@ class Sm90Gemm:
                         t_sb, t_gb = t_bs[i]
                         cute.copy(
                             b_tmas[i].atom,
-                            t_gb[(None, column, k)],
+                            batches.of_batch(t_gb, batch)[(None, column, k)],
                             t_sb[(None, ab_state.index)],
                             tma_bar_ptr=barrier,
                             mcast_mask=b_mask,
@@ -376,6 +385,7 @@ class Sm90Gemm:
                     for ring in cutlass.range_constexpr(self.rings):
                         if schedule.is_valid(item + ring * item_step):
                             m0, n0 = self._origin(schedule, item + ring * item_step, cta_m, cta_n)
+                            batch = schedule.batch(item + ring * item_step)
                             ring_state = exact_state.clone()
                             for subtile in cutlass.range_constexpr(self.subtiles):
                                 stage = _in_ring(ring_state, ring)
@@ -385,7 +395,8 @@ class Sm90Gemm:
                                     for share in cutlass.range_constexpr(config.sharing):
                                         plane = stage.index * config.sharing + share
                                         coord = self._plane_coord(m0, n0, subtile, share)
-                                        self._copy_plane(load_tmas[i], s_loads[i], plane, coord, barrier)
+                                        source = self._box(load_tmas[i], s_loads[i], coord, batch)
+                                        self._copy_plane(load_tmas[i], source, plane, barrier)
                                 ring_state.advance()
                     exact_state.advance(self.subtiles)
                     item += self.rings * item_step
@@ -396,7 +407,8 @@ class Sm90Gemm:
                 item = Int32(first_item)
                 while schedule.is_valid(item):
                     m0, n0 = self._origin(schedule, item, cta_m, cta_n)
-                    tile = Sm90Tile(config, m0, n0, m, n, thread % 32, Int32(0))
+                    first, end = self._rows(schedule, item, m)
+                    tile = Sm90Tile(config, first + m0, n0, end, n, thread % 32, Int32(0))
                     row_pipeline.producer_acquire(row_state)
                     rows = [s_row[(None, row_state.index)] for s_row in s_rows]
                     self.epilogue.stage(tile, glob, by_name([o.name for o in epilogue.staged], rows))
@@ -437,7 +449,8 @@ class Sm90Gemm:
                 row_state.advance(ring)
             while schedule.is_valid(item):
                 m0, n0 = self._origin(schedule, item, cta_m, cta_n)
-                tile = self.tile_type(config, m0, n0, m, n, group_thread, share)
+                first, end = self._rows(schedule, item, m)
+                tile = self.tile_type(config, first + m0, n0, end, n, group_thread, share)
                 held = self.epilogue.begin(tile, glob)
 
                 if cutlass.const_expr(config.pingpong):
@@ -488,7 +501,8 @@ class Sm90Gemm:
                         row, column = self._plane_coord(m0, n0, subtile, share)
                         for i in cutlass.range_constexpr(len(store_tmas)):
                             coord = (row * WARPS + group_warp, column)
-                            self._store_plane(store_tmas[i], s_stores[i], plane, coord)
+                            target = self._box(store_tmas[i], s_stores[i], coord, schedule.batch(item))
+                            self._store_plane(store_tmas[i], target, plane)
                         store_group.producer_commit()
                         store_plane = (store_plane + 1) % stages.store
                 if cutlass.const_expr(hasattr(epilogue, "end")):
@@ -657,7 +671,7 @@ class Sm90Gemm:
         """The stages of a piece of B, and the tiles that it is brought from, partitioned for TMA."""
         box = (self.config.piece_n, cute.size(s_b, mode=[1]))
         s_piece = cute.local_tile(s_b, (*box, self.stages.ab), (index, 0, 0))
-        g_piece = cute.local_tile(tma.tma_tensor, box, (None, None))
+        g_piece = batches.boxes(tma.tma_tensor, box)
         return cpasync.tma_partition(
             tma.atom,
             cta_m,
@@ -666,12 +680,21 @@ class Sm90Gemm:
             cute.group_modes(g_piece, 0, 2),
         )
 
-    def _origin(self, schedule: TileSchedule, item: Int32, cta_m: Int32, cta_n: Int32) -> tuple[Int32, Int32]:
+    def _origin(
+        self, schedule: TileSchedule | BatchSchedule, item: Int32, cta_m: Int32, cta_n: Int32
+    ) -> tuple[Int32, Int32]:
         """The first row and column of a CTA's tile of a work item."""
         config = self.config
         row, column = schedule.cluster_coord(item)
         m0 = (row * config.cluster_m + cta_m) * config.tile_m
         return m0, (column * config.cluster_n + cta_n) * config.tile_n
+
+    def _rows(self, schedule: Any, item: Int32, m: Int32) -> tuple[Int32, Int32]:
+        """The rows of the output that a work item's batch has: the first, and the one after the last."""
+        if not self.batched:
+            return Int32(0), m
+        first = schedule.batch(item) * m
+        return first, first + m
 
     def _plane_coord(self, m0: Int32, n0: Int32, subtile: int, share: Any) -> tuple[Int32, Int32]:
         """Where a warpgroup's subtile lies, counted in (64, subtile_n) boxes of the output."""
@@ -679,22 +702,21 @@ class Sm90Gemm:
         row = m0 // BLOCK_M + block * self.config.sharing + share
         return row, n0 // self.config.subtile_n + step
 
-    def _partition_plane(self, tma: cpasync.TmaInfo, planes: cute.Tensor, coord: tuple) -> tuple:
+    def _box(self, tma: cpasync.TmaInfo, planes: cute.Tensor, coord: tuple, batch: Any) -> tuple:
+        """The stages of an operand's planes and one of its boxes, partitioned for TMA."""
         box = (cute.size(planes, mode=[0]), self.config.subtile_n)
-        boxes = cute.local_tile(tma.tma_tensor, box, coord)
+        boxes = batches.box_at(tma.tma_tensor, box, coord, batch)
         return cpasync.tma_partition(
             tma.atom, 0, cute.make_layout(1), cute.group_modes(planes, 0, 2), cute.group_modes(boxes, 0, 2)
         )
 
-    def _copy_plane(
-        self, tma: cpasync.TmaInfo, planes: cute.Tensor, index: Int32, coord: tuple, barrier: cute.Pointer
-    ) -> None:
-        t_s, t_g = self._partition_plane(tma, planes, coord)
+    def _copy_plane(self, tma: cpasync.TmaInfo, source: tuple, index: Int32, barrier: cute.Pointer) -> None:
+        t_s, t_g = source
         priority = Int64(EVICT_FIRST)
         cute.copy(tma.atom, t_g, t_s[(None, index)], tma_bar_ptr=barrier, cache_policy=priority)
 
-    def _store_plane(self, tma: cpasync.TmaInfo, planes: cute.Tensor, index: Int32, coord: tuple) -> None:
-        t_s, t_g = self._partition_plane(tma, planes, coord)
+    def _store_plane(self, tma: cpasync.TmaInfo, target: tuple, index: Int32) -> None:
+        t_s, t_g = target
         cute.copy(tma.atom, t_s[(None, index)], t_g)
 
 

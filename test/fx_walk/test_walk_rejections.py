@@ -244,6 +244,11 @@ def addmm(graph: Graph) -> fx.Node:
     return graph.call(aten.addmm.default, graph.input("bias", (48,)), a, b)
 
 
+def bmm(graph: Graph) -> fx.Node:
+    a, b = graph.input("a", (4, 16, 32)), graph.input("b", (4, 32, 48))
+    return graph.call(aten.bmm.default, a, b)
+
+
 CASES: dict[Reason, dict[str, Case]] = {
     Reason.DEVICE: {"meta": Case(lambda graph: graph.mm(device="meta"))},
     Reason.CAPABILITY: {
@@ -257,19 +262,10 @@ CASES: dict[Reason, dict[str, Case]] = {
     },
     Reason.MATRIX_VECTOR: {"one_row": Case(matrix_vector)},
     Reason.BATCHED: {
-        "bmm": Case(
-            lambda graph: graph.call(
-                aten.bmm.default, graph.input("a", (4, 16, 32)), graph.input("b", (4, 32, 48))
-            )
+        "columns": Case(
+            lambda graph: graph.call(aten.amax.default, graph.call(aten.relu.default, bmm(graph)), [0, 1]), 1
         ),
-        "baddbmm": Case(
-            lambda graph: graph.call(
-                aten.baddbmm.default,
-                graph.input("c", (4, 16, 48)),
-                graph.input("a", (4, 16, 32)),
-                graph.input("b", (4, 32, 48)),
-            )
-        ),
+        "all": Case(lambda graph: graph.call(aten.sum.default, graph.call(aten.relu.default, bmm(graph))), 1),
     },
     Reason.GROUPED: {
         "experts": Case(

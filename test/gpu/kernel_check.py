@@ -83,6 +83,11 @@ def operands_of(
         else product(k, wide_n, acc.b_dtype)[:, :columns]
         for _ in range(spec.b_count)
     ]
+    if acc.batched:
+        count = next(count for count in (3, 2, 1) if m % count == 0)
+        a = a.unflatten(0, (count, -1))
+        bs = [torch.stack([b * sign for sign in (1, -1, 1)[:count]]) for b in bs]
+        bs = [b.mT.contiguous().mT if acc.b_major is Major.K else b for b in bs]
     return a, bs, [_load(load, m, n, generator, aligned) for load in spec.loads]
 
 

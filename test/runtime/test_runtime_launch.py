@@ -503,6 +503,35 @@ def test_batches_that_are_not_all_rows_are_refused_at_every_launch(compiler: Com
     assert len(compiler.launches) == 2
 
 
+BATCHED = replace(SPEC, accumulators=(replace(SPEC.product, batched=True),))
+
+
+def products(count: int, rows: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    a, _, loads = operands(count * rows)
+    b = torch.randn(count, 16, 8).bfloat16().transpose(1, 2)
+    return [a[0].unflatten(0, (count, rows))], [b], loads
+
+
+def test_a_batch_of_products_goes_as_it_is(compiler: Compiler) -> None:
+    for given in (products(2, 3), products(3, 2), products(1, 6), products(6, 1)):
+        check(given, BATCHED)
+        assert compiler.launches[-1][1][0].data_ptr() == given[0][0].data_ptr()
+    assert counters["cute_backend"]["operands_copied"] == 0
+
+
+def test_batches_that_tma_cannot_step_over_are_copied(compiler: Compiler) -> None:
+    a, b, loads = products(2, 3)
+    check((a, b, loads), BATCHED)
+    apart = torch.randn(2, 25).bfloat16()[:, :24].unflatten(1, (3, 8))
+    with pytest.warns(RuntimeWarning, match="A of acc, .* is copied at each call"):
+        check(([apart], b, loads), BATCHED)
+    with pytest.warns(RuntimeWarning, match="B of acc, .* is copied at each call"):
+        check((a, [b[0][:1].expand(2, -1, -1)], loads), BATCHED)
+    assert counters["cute_backend"]["operands_copied"] == 2
+    copied = compiler.launches[-1][1][1]
+    assert copied.stride() == (128, 1, 8)
+
+
 def test_two_results_of_one_shape_live_apart(prepared: Compiler) -> None:
     first, second = check(operands()), check(operands())
     addresses = {out.data_ptr() for out in (*first, *second)}

@@ -148,6 +148,35 @@ def test_every_b_of_a_pair_is_looked_at() -> None:
             OP(a, bs, loads, spec.to_json())
 
 
+BATCHED = replace(SPEC, accumulators=(replace(SPEC.product, batched=True),))
+
+
+def batches(count: int = 2, m: int = 3) -> tuple[list[Tensor], ...]:
+    a, b, loads = operands(count * m)
+    return [a[0].unflatten(0, (count, m))], [b[0].expand(count, -1, -1)], loads
+
+
+def test_a_batched_product_has_the_rows_of_all_batches() -> None:
+    a, b, loads = batches()
+    expected = (a[0].float() @ b[0].float()).flatten(0, 1) * loads[0] + loads[1]
+    expected = expected + loads[2][:, None] + loads[3].float()
+    out0, out1 = OP(a, b, loads, BATCHED.to_json())
+    torch.testing.assert_close(out1, expected)
+    torch.testing.assert_close(out0, expected.bfloat16())
+    with FakeTensorMode() as mode:
+        fake = OP(*([mode.from_tensor(t) for t in side] for side in batches()), BATCHED.to_json())
+    assert [(t.shape, t.stride()) for t in fake] == [(t.shape, t.stride()) for t in (out0, out1)]
+
+
+def test_batches_of_a_and_b_are_as_many() -> None:
+    a, b, loads = batches()
+    for left, right in ((a[0][0], b[0]), (a[0], b[0][0]), (a[0], b[0][:1]), (a[0][..., :3], b[0])):
+        with pytest.raises(
+            (ValueError, RuntimeError), match=r"acc wants A \(B, M, K\) and B \(B, K, N\), not"
+        ):
+            OP([left], [right], loads, BATCHED.to_json())
+
+
 def test_operands_of_two_devices_are_refused() -> None:
     with FakeTensorMode():
         a, b, loads = operands(device="cuda")

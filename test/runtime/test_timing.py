@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from handmade import make_spec
@@ -14,7 +16,7 @@ from cute_backend.memory_ops import Variant
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.samples import random_tensor
 from cute_backend.runtime.timing import arguments_of
-from cute_backend.spec import Accumulator, Axis, DType, EpilogueSpec, ReduceKind, Reduction, Store
+from cute_backend.spec import Accumulator, Axis, DType, EpilogueSpec, Order, ReduceKind, Reduction, Store
 from cute_backend.templates.config import Arch, table
 
 
@@ -25,6 +27,12 @@ def test_operands_fit_what_a_kernel_is_compiled_for(spec: EpilogueSpec, m: int, 
     configs = table(Arch.SM90A, spec)
     arguments = arguments_of(spec, configs, 16 * m, 16 * n, k, torch.Generator().manual_seed(0))
     check_layouts(Kernel(spec, configs[0], Variant.TMA), arguments)
+    if not spec.reductions:
+        accumulators = tuple(replace(acc, batched=True) for acc in spec.accumulators)
+        stores = tuple(replace(store, order=Order.ROW) for store in spec.stores)
+        batched = replace(spec, accumulators=accumulators, stores=stores)
+        arguments = arguments_of(batched, configs, 16 * m, 16 * n, k, torch.Generator().manual_seed(0))
+        check_layouts(Kernel(batched, configs[0], Variant.TMA), arguments)
     arguments = arguments_of(spec, configs, m, n, k, torch.Generator().manual_seed(0))
     check_layouts(Kernel(spec, configs[0], Variant.PLAIN), arguments)
 

@@ -14,7 +14,20 @@ from cute_backend.memory_ops import Variant
 from cute_backend.replay import replay
 from cute_backend.runtime.operands import TORCH_DTYPES
 from cute_backend.simulator.api import Launch, Machine, reference, run, run_region
-from cute_backend.spec import Accumulator, DType, EpilogueSpec, Load, LoadKind, Major, Op, Store, Stride
+from cute_backend.spec import (
+    Accumulator,
+    Axis,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Major,
+    Op,
+    ReduceKind,
+    Reduction,
+    Store,
+    Stride,
+)
 from cute_backend.templates.config import Arch, TileConfig
 
 SM90, SM100 = Arch.SM90A, Arch.SM100A
@@ -213,6 +226,68 @@ def test_batches_that_tiles_straddle(config, rows, n):
     for actual, expected in zip(outputs, replay(spec, a, b, loads), strict=True):
         assert torch.equal(actual, expected), wrong(actual, expected)
     assert launch.kernel.variant is (Variant.TMA if n % 8 == 0 else Variant.PLAIN)
+
+
+def batched(a_major: Major, b_major: Major, dtype: DType = DType.BF16) -> EpilogueSpec:
+    """(acc * scale_b + exact0 + exact1) * colvec0 + scale_a: what is of a column, an element, a batch and its
+    columns, a batch, a row; and the largest of each row."""
+    z, s = Stride.ZERO, Stride.OTHER
+    return EpilogueSpec(
+        (Accumulator("acc", dtype, dtype, a_major, b_major, batched=True),),
+        (
+            SCALE_A,
+            SCALE_B,
+            RESIDUAL,
+            replace(RESIDUAL, name="exact1", m_modes=(s, z)),
+            Load("colvec0", LoadKind.COLVEC, DType.F32, s, z, (s, z)),
+        ),
+        (
+            op("t0", "mul", "acc", "scale_b"),
+            op("t1", "add", "t0", "exact0"),
+            op("t2", "add", "t1", "exact1"),
+            op("t3", "mul", "t2", "colvec0"),
+            op("t4", "add", "t3", "scale_a"),
+        ),
+        (
+            Store("out0", "t4", DType.BF16),
+            Store("out1", "t4", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX)),
+        ),
+    )
+
+
+def batches(
+    spec: EpilogueSpec, count: int, m: int, n: int, k: int
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """As `operands`, for so many products of (m, n, k)."""
+    made = [operands(spec, m + i, n, k) for i in range(count)]  # of other values in each
+    a = torch.stack([a.contiguous()[:m] for (a,), _, _ in made])
+    b = torch.stack([b.contiguous() for _, (b,), _ in made])
+    a = a if spec.product.a_major is Major.K else a.transpose(1, 2).contiguous().transpose(1, 2)
+    b = b.transpose(1, 2).contiguous().transpose(1, 2) if spec.product.b_major is Major.K else b
+    _, _, loads = operands(spec, count * m, n, k)
+    of_batch = torch.arange(count * n).reshape(count, 1, n) % 53 - 26
+    number = (torch.arange(count) + 1.0)[:, None]
+    return [a], [b], [*loads, of_batch.bfloat16().expand(-1, m, -1), number.expand(-1, m)]
+
+
+@small
+@pytest.mark.parametrize(
+    ("count", "problem", "majors"),
+    [
+        (3, (200, 152, 160), (Major.K, Major.K)),
+        (5, (40, 72, 96), (Major.MN, Major.MN)),
+        (2, (130, 149, 64), (Major.K, Major.K)),
+        (1, (7, 136, 72), (Major.K, Major.MN)),
+    ],
+    ids=["tiles", "less_than_a_tile", "masked", "one_batch"],
+)
+def test_a_product_for_each_batch(config, count, problem, majors):
+    spec = batched(*majors)
+    a, b, loads = batches(spec, count, *problem)
+    outputs, launch = run_region(spec, a, b, loads, machine(config, clusters=2))
+    for actual, expected in zip(outputs, replay(spec, a, b, loads), strict=True):
+        assert torch.equal(actual, expected)
+    assert launch.kernel.variant is (Variant.TMA if problem[1] % 8 == 0 else Variant.PLAIN)
 
 
 @small

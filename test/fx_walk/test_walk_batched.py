@@ -1,0 +1,142 @@
+"""Products of batches: `bmm` and `baddbmm` as anchors, on graphs made by hand and through torch.compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from synthetic import BF16, Graph, aten, called, rewritten, run, walk
+from torch import Tensor, fx
+from torch._dynamo.utils import counters
+
+from cute_backend.backend import cute
+from cute_backend.fx_walk.reasons import Reason
+from cute_backend.spec import LoadKind, Major, Stride
+
+B, M, N, K = 3, 8, 40, 16
+Z, S = Stride.ZERO, Stride.OTHER
+
+LOADS = {
+    "of_all": ((B, M, N), LoadKind.EXACT, ()),
+    "row_of_a_batch": ((B, 1, N), LoadKind.EXACT, (S, Z)),
+    "column_of_a_batch": ((B, M, 1), LoadKind.COLVEC, ()),
+    "number_of_a_batch": ((B, 1, 1), LoadKind.COLVEC, (S, Z)),
+    "plane_for_all_batches": ((M, N), LoadKind.EXACT, (Z, S)),
+    "row_for_all_batches": ((N,), LoadKind.ROWVEC, ()),
+}
+
+
+def integers(*shape: int) -> Tensor:
+    """Small integers, different from place to place: the products of some are exact."""
+    return (torch.arange(torch.Size(shape).numel()) % 7 - 3).reshape(shape).to(BF16)
+
+
+def products(b: int = B, m: int = M, n: int = N, k: int = K) -> tuple[Tensor, Tensor]:
+    return integers(b, m, k), integers(b, n, k).transpose(1, 2)
+
+
+def bmm(made: Graph, count: Any = B, m: Any = M, **strides: tuple[Any, ...]) -> fx.Node:
+    left = made.input("a", (count, m, K), strides=strides.get("a"))
+    right = made.input("b", (count, K, N), strides=strides.get("b", (N * K, 1, K)))
+    return made.call(aten.bmm.default, left, right)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", LOADS)
+def test_every_class_of_load_follows_a_product_of_batches(name: str, dynamic: bool) -> None:
+    shape, kind, modes = LOADS[name]
+    made = Graph()
+    b, m = (made.size("b_count", B), made.size("m", M)) if dynamic else (B, M)
+    product = bmm(made, b, m)
+    symbols = {B: b, M: m}
+    load = made.input("load", [symbols.get(size, size) for size in shape])
+    graph = made.output(made.call(aten.add.Tensor, product, load))
+    guards = list(made.shape_env.guards)
+    (region,), rejections = walk(graph)
+    assert not rejections and region.spec.product.batched
+    assert [(each.kind, each.m_modes) for each in region.spec.loads] == [(kind, modes)]
+    assert called(rewritten(graph)) == ["cute_backend.gemm_epilogue.default"]
+    assert made.shape_env.guards == guards
+    left, right = products()
+    given = integers(*shape)
+    (result,) = run(graph, *([B, M] if dynamic else []), left, right, given)
+    assert torch.equal(result, (left.float() @ right.float() + given.float()).to(BF16))
+
+
+def test_baddbmm_brings_its_sum_and_its_numbers() -> None:
+    made = Graph()
+    addend, left, right = made.input("c", (B, 1, N)), made.input("a", (B, M, K)), made.input("b", (B, K, N))
+    product = made.call(aten.baddbmm.default, addend, left, right, beta=2, alpha=4)
+    graph = made.output(made.call(aten.relu.default, product))
+    (region,), rejections = walk(graph)
+    assert not rejections
+    assert [(load.name, load.m_modes) for load in region.spec.loads] == [("exact0", (S, Z))]
+    assert region.spec.product.b_major is Major.MN
+    a, b = products()
+    c = integers(B, 1, N)
+    (result,) = run(rewritten(graph), c, a, b.contiguous())
+    assert torch.equal(result, (4 * (a.float() @ b.float()) + 2 * c.float()).relu().to(BF16))
+
+
+def test_two_products_of_one_batch_are_a_pair() -> None:
+    made = Graph()
+    a, b0, b1 = made.input("a", (B, M, K)), made.input("b0", (B, K, N)), made.input("b1", (B, K, N))
+    gate, up = made.call(aten.bmm.default, a, b0), made.call(aten.bmm.default, a, b1)
+    graph = made.output(made.call(aten.mul.Tensor, gate, up))
+    (region,), rejections = walk(graph)
+    assert not rejections and len(region.spec.accumulators) == 2
+    left, right = products()
+    first, second = right.contiguous(), right.flip(0).contiguous()
+    (result,) = run(rewritten(graph), left, first, second)
+    wanted = (left.float() @ first.float()) * (left.float() @ second.float())
+    assert torch.equal(result, wanted.to(BF16))
+
+
+def test_parts_of_one_product_of_batches_are_no_pair() -> None:
+    made = Graph()
+    product = bmm(made)
+    left = made.call(aten.slice.Tensor, product, 2, 0, N // 2)
+    right = made.call(aten.slice.Tensor, product, 2, N // 2, N)
+    graph = made.output(made.call(aten.mul.Tensor, left, right))
+    regions, rejections = walk(graph)
+    assert not regions and Reason.UNPAIRED in {rejection.reason for rejection in rejections}
+
+
+@pytest.mark.parametrize(
+    ("operand", "strides"),
+    [("b", (0, 1, K)), ("a", (M * K + 1, K, 1)), ("b", (N * K + 4, 1, K))],
+    ids=["one_for_all", "odd_step", "step_of_8_bytes"],
+)
+def test_steps_that_tma_does_not_take_are_refused(operand: str, strides: tuple[int, ...]) -> None:
+    made = Graph()
+    graph = made.output(made.call(aten.relu.default, bmm(made, **{operand: strides})))
+    regions, (rejection,) = walk(graph)
+    assert not regions and rejection.reason is Reason.OPERAND_LAYOUT
+    assert "TMA takes steps from batch to batch of multiples of 16 bytes" in rejection.message
+
+
+def attended(q: Tensor, k: Tensor, mask: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    scores = (q @ k.transpose(1, 2)) * 0.25 + mask
+    return F.silu(scores) * gate, scores.float().amax(-1)
+
+
+def inputs(b: int, m: int, n: int) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(b)
+    shapes = ((b, m, K), (b, n, K), (m, n), (b, 1, 1))
+    return tuple(torch.randn(shape, generator=generator).to(BF16) for shape in shapes)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_program_of_batches_is_one_kernel_of_any_size(
+    dynamic: bool, fresh_compiler: Callable[..., None]
+) -> None:
+    compiled = torch.compile(attended, backend=cute, dynamic=dynamic)
+    for sizes in ((4, 24, 32), (3, 7, 16), (2, 33, 40))[: 3 if dynamic else 1]:
+        args = inputs(*sizes)
+        for result, eager in zip(compiled(*args), attended(*args), strict=True):
+            assert result.stride() == eager.stride()
+            torch.testing.assert_close(result, eager, rtol=0.03, atol=0.03)
+    assert counters["cute_backend"] == {"anchors": 1, "regions": 1}
