@@ -1,10 +1,11 @@
-"""`python -m cute_backend explain|source|build|simulate|bench FILE.py[:name] [--arch sm_90a|sm_100a]`, and
+"""`python -m cute_backend explain|source|build|simulate|bench FILE.py[:name] [--arch sm_90a|sm_100a]`,
 `python -m cute_backend aot FILE.py[:name] ... -o FILE.cutepack`, `python -m cute_backend cache info|verify|
-clear|path`.
+clear|path`, and `python -m cute_backend fuzz`.
 
 FILE defines a function (or a module) and `example_inputs()`, which returns its arguments; `bench` without it
-runs the built-in tables. What is wrong with a request is told in one sentence, with exit status 2. What is
-wrong in a simulated kernel, or in a result that is timed, ends with status 1.
+runs the built-in tables, and `fuzz` takes none, as it draws programs. What is wrong with a request is told in
+one sentence, with exit status 2. What is wrong in a simulated kernel, in a result that is timed or in that of
+a drawn program ends with status 1.
 """
 
 from __future__ import annotations
@@ -90,6 +91,10 @@ def _parser() -> argparse.ArgumentParser:
     sub = commands.add_parser("cache", help=about, description=about)
     sub.add_argument("action", choices=cache_command.ACTIONS)
     sub.set_defaults(command=cache_command.main)
+    about = "compile random programs, compare with eager and Inductor, and print the smallest that is wrong"
+    fuzz = commands.add_parser("fuzz", help=about, description=about)
+    _add_fuzz_options(fuzz)
+    fuzz.set_defaults(command=_fuzz)
     parser.set_defaults(command=lambda _: parser.error(f"give a COMMAND: {', '.join(commands.choices)}"))
     return parser
 
@@ -169,6 +174,21 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
         metavar="RESULTS.json",
         type=Path,
         help="instead, show results that were written; needs no GPU",
+    )
+
+
+def _add_fuzz_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--count", metavar="N", type=int, default=100, help="how many (default: 100)")
+    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of which sequence (default: 0)")
+    parser.add_argument("--first", metavar="I", type=int, default=0, help="from which of it on (default: 0)")
+    parser.add_argument(
+        "--replay",
+        action="store_true",
+        help="the walker and the replay alone: Inductor generates no code, and eager takes its place",
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="(default: cpu)")
+    parser.add_argument(
+        "--jobs", metavar="J", type=int, default=1, help="processes that compile and run (default: 1)"
     )
 
 
@@ -271,6 +291,12 @@ def _bench(arguments: argparse.Namespace) -> int:
     from .bench import command
 
     return command.main(arguments, load)
+
+
+def _fuzz(arguments: argparse.Namespace) -> int:
+    from .fuzz import command
+
+    return command.main(arguments)
 
 
 def load(target: str) -> tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]:

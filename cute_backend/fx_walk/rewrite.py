@@ -33,7 +33,7 @@ aten = torch.ops.aten
 def rewrite(graph: fx.Graph, regions: Sequence[Region]) -> None:
     """Replace each region by one call of the op, and erase what nothing needs any more."""
     order = {node: position for position, node in enumerate(graph.nodes)}
-    sizes = _Sizes(graph)
+    sizes = _Sizes(graph, [node for region in regions for node in region.nodes])
     replaced: dict[fx.Node, fx.Node] = {}
     for region in regions:
         last = max((node for node in region.nodes if not is_reshape(node)), key=order.__getitem__)
@@ -89,7 +89,7 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
         output = (
             plane
             if len(shape) == fake(plane).dim()
-            else call(aten.reshape.default, plane, [sizes.argument(s) for s in shape])
+            else call(aten.reshape.default, plane, sizes.shape(shape))
         )
         # Inductor tells by the storages of fakes what views what, also in nodes that stay as they are.
         output.meta["val"] = fake(node)
@@ -114,27 +114,48 @@ def _canonical(call: Callable[..., fx.Node], view: LoadView, node: fx.Node, size
 
 
 class _Sizes:
-    """Symbolic sizes as arguments: the first node of the graph that has the value, or a tensor with it."""
+    """Symbolic sizes as arguments: the first node of the graph that has the value, or a tensor with it.
 
-    def __init__(self, graph: fx.Graph) -> None:
+    What a region makes, and what comes of it, tells no size: the region's own outputs would depend on it.
+    """
+
+    def __init__(self, graph: fx.Graph, members: Sequence[fx.Node]) -> None:
         self.graph = graph
+        after = set(members)
+        self.before = []
         self.numbers: dict[Any, fx.Node] = {}
         for node in graph.nodes:
+            if node in after or not after.isdisjoint(node.all_input_nodes):
+                after.add(node)
+                continue
+            self.before.append(node)
             value = node.meta.get("val")
             if isinstance(value, torch.SymInt):
                 self.numbers.setdefault(value.node.expr, node)
 
     def argument(self, size: Size) -> int | fx.Node:
         """`size` as a node or a number."""
+        found = self._find(size)
+        assert found is not None, f"no tensor of the graph has the size {size}"
+        return found
+
+    def shape(self, sizes: Sequence[Size]) -> list[int | fx.Node]:
+        """The shape of a reshape; a size that nothing before the regions has is left to the others."""
+        return [-1 if (found := self._find(size)) is None else found for size in sizes]
+
+    def _find(self, size: Size) -> int | fx.Node | None:
         if not isinstance(size, torch.SymInt):
             return size
         expression = size.node.expr
         if expression not in self.numbers:
-            self.numbers[expression] = self._measure(size)
+            measured = self._measure(size)
+            if measured is None:
+                return None
+            self.numbers[expression] = measured
         return self.numbers[expression]
 
-    def _measure(self, size: torch.SymInt) -> fx.Node:
-        for node in self.graph.nodes:
+    def _measure(self, size: torch.SymInt) -> fx.Node | None:
+        for node in self.before:
             tensor = tensor_of(node)
             for axis, extent in enumerate(tensor.shape if tensor is not None else ()):
                 if known(extent == size):
@@ -142,4 +163,4 @@ class _Sizes:
                         measured = self.graph.call_function(aten.sym_size.int, (node, axis))
                     measured.meta["val"] = size
                     return measured
-        raise AssertionError(f"no tensor of the graph has the size {size}")
+        return None

@@ -1,0 +1,185 @@
+"""`python -m cute_backend fuzz`: many programs, in one process or several, and a report.
+
+Standard output gets a runnable file for every failure, then the counts; progress goes to standard error,
+where that is a terminal. Status 0: no program is wrong; 1: one is; 2: a request that cannot be met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from .. import report
+from ..errors import UsageError
+from .draw import draw
+from .judge import Verdict, judge
+from .program import Program
+from .shrink import shrink
+
+BATCH = 10
+"""Programs that a process is given at once."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The programs of a seed from `first` on, up to `last`, and how they are judged."""
+
+    seed: int
+    first: int
+    last: int
+    replay_only: bool = False
+    device: str = "cpu"
+
+    def batches(self) -> Iterator[Job]:
+        for first in range(self.first, self.last, BATCH):
+            yield Job(self.seed, first, min(first + BATCH, self.last), self.replay_only, self.device)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A program that is wrong, made as small as it goes, and what is wrong with it."""
+
+    index: int
+    program: Program
+    message: str
+
+    def text(self, job: Job) -> str:
+        """A file that judges the program when it is run."""
+        compilers = " --replay" * job.replay_only + f" --device {job.device}" * (job.device != "cpu")
+        found = f"python -m cute_backend fuzz --seed {job.seed} --first {self.index} --count 1{compilers}"
+        return (
+            f'"""Program {self.index} of seed {job.seed}, made smaller: {self.message}.\n\n{found}\n"""\n\n'
+            f"{self.program.source()}\n\n"
+            'if __name__ == "__main__":\n'
+            f"{self._check()}"
+        )
+
+    def _check(self) -> str:
+        patch = f"emulate_precision_casts={self.program.eager}"
+        compiled = f'torch.compile(program, backend="cute", dynamic={self.program.dynamic})'
+        return (
+            f"    with torch.no_grad(), torch._inductor.config.patch({patch}):\n"
+            "        wanted = program(*example_inputs())\n"
+            f"        results = {compiled}(*example_inputs())\n"
+            "    for result, expected in zip(results, wanted):\n"
+            "        apart = (result.double() - expected.double()).abs()\n"
+            '        print(f"largest difference from eager: {apart.max().item()}\\n{result}\\n{expected}")\n'
+        )
+
+
+@dataclass
+class Tally:
+    """What came of programs."""
+
+    programs: int = 0
+    elements: int = 0
+    loose: int = 0
+    counted: Counter[str] = field(default_factory=Counter)
+    excluded: Counter[str] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        self.programs += other.programs
+        self.elements += other.elements
+        self.loose += other.loose
+        self.counted += other.counted
+        self.excluded += other.excluded
+        self.failures += other.failures
+
+
+def run(job: Job) -> Tally:
+    """Judge every program of a job, and make those that are wrong smaller."""
+    tally = Tally()
+    for index in range(job.first, job.last):
+        program = draw(job.seed, index)
+        verdict = judge(program, job.replay_only, job.device)
+        tally.programs += 1
+        tally.elements += verdict.elements
+        tally.loose += verdict.loose
+        tally.counted += verdict.counted
+        if verdict.excluded:
+            tally.excluded[verdict.excluded] += 1
+        if verdict.failure:
+            tally.failures.append(_smallest(job, index, program, verdict.kind))
+    return tally
+
+
+def _smallest(job: Job, index: int, program: Program, kind: str) -> Failure:
+    def judged(smaller: Program) -> Verdict:
+        return judge(smaller, job.replay_only, job.device)
+
+    smallest = shrink(program, lambda smaller: judged(smaller).kind == kind)
+    return Failure(index, smallest, judged(smallest).failure)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    if arguments.count < 1 or arguments.first < 0 or arguments.jobs < 1:
+        raise UsageError("--count and --jobs take numbers from 1 on, and --first from 0 on")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda needs a GPU, and torch finds none here")
+    if arguments.device == "cuda" and arguments.replay:
+        raise UsageError("--replay runs on the CPU: a GPU has kernels in place of the replay")
+    job = Job(
+        arguments.seed, arguments.first, arguments.first + arguments.count, arguments.replay, arguments.device
+    )
+    tally = Tally()
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("programs"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[wrong]} wrong"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=arguments.count, wrong=0)
+        for part in _parts(job, arguments.jobs):
+            tally.add(part)
+            progress.update(task, completed=tally.programs, wrong=len(tally.failures))
+            for failure in part.failures:
+                print(failure.text(job), flush=True)
+    report.show(_summary(tally))
+    return 1 if tally.failures else 0
+
+
+def _parts(job: Job, jobs: int) -> Iterator[Tally]:
+    """The tallies of a job's batches, in their order; `jobs` processes do them."""
+    if jobs == 1:
+        _quiet()
+        yield from map(run, job.batches())
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_quiet) as pool:
+        yield from pool.map(run, job.batches())
+
+
+def _quiet() -> None:
+    """One thread, as tensors are small, and no log of what torch then raises."""
+    torch.set_num_threads(1)
+    logging.disable(logging.ERROR)
+
+
+def _summary(tally: Tally) -> Table:
+    table = report.light_table("", "count", right=1)
+    counted = tally.counted
+    table.add_row("programs", f"{tally.programs:,}")
+    table.add_row("matrix products", f"{counted.pop('anchors', 0):,}")
+    table.add_row("regions", f"{counted.pop('regions', 0):,}")
+    table.add_row("elements judged", f"{tally.elements - tally.loose:,}")
+    table.add_row("elements that may be anything", f"{tally.loose:,}")
+    for reason, count in sorted(counted.items()):
+        table.add_row(f"left out: {reason}", f"{count:,}")
+    for why, count in sorted(tally.excluded.items()):
+        table.add_row(f"not judged: {why}", f"{count:,}")
+    table.add_row("wrong", f"{len(tally.failures):,}")
+    return table

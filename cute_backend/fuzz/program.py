@@ -1,0 +1,180 @@
+"""A drawn program: inputs, steps in SSA order, outputs; its text is what runs, and what is printed.
+
+Sizes are names (`M`, `N`, ...) in the texts of shapes and steps, so that a program can be tried with others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+NOT_TAKEN = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
+"""What torch raises for an op that is not defined on these dtypes or sizes."""
+
+
+class Fill(Enum):
+    """What an input holds; the value is an expression on a shape `{0}` and a generator `g`."""
+
+    INTEGERS = "torch.randint(-7, 8, {0}, generator=g)"
+    """So small that a product's sums are exact."""
+    NORMAL = "torch.randn({0}, generator=g)"
+    WIDE = "torch.randn({0}, generator=g) * 100"
+    BITS = "torch.randint(0, 2, {0}, generator=g)"
+    POWERS = "torch.exp2(torch.randint(-2, 3, {0}, generator=g))"
+    """Positive, and exact as factors: scales."""
+    POSITIVE = "torch.rand({0}, generator=g) + 0.5"
+    SPECIAL = (
+        "torch.tensor([0.0, -0.0, 1.0, -2.5, 0.3, 300.0, 7e4, float('inf'), -float('inf'), float('nan')])"
+        "[torch.randint(0, 10, {0}, generator=g)]"
+    )
+
+    @property
+    def is_exact(self) -> bool:
+        return self in (Fill.INTEGERS, Fill.BITS, Fill.POWERS)
+
+
+class Rule(Enum):
+    """What a correct implementation may make of a step's exact result."""
+
+    EXACT = "exact"
+    """Pointwise and correctly rounded."""
+    FUNCTION = "function"
+    """Pointwise, some units in fp32's last place away before it is rounded."""
+    WAVE = "wave"
+    """As FUNCTION, and not monotone: any value between -1 and 1 where its argument is not known well."""
+    COMPOSITE = "composite"
+    """Pointwise, rounded several times to its own dtype on the way."""
+    STEPPED = "stepped"
+    """Pointwise; a quotient is rounded before it becomes an integer, so it may be one off."""
+    CAST = "cast"
+    VIEW = "view"
+    SUM = "sum"
+    """A reduction that grows with every element, whose rounding depends on the order."""
+    EXTREMUM = "extremum"
+    """One that grows with every element and gives one of them."""
+    INDEX = "index"
+    """Where a row's extremum is: any place where it may be."""
+    PRODUCT = "product"
+    """Linear in each operand, with no negative coefficient."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """A dense tensor of shape `shape`, of which the program is given `view`, such as ".t()"."""
+
+    name: str
+    shape: tuple[str, ...]
+    dtype: torch.dtype
+    fill: Fill
+    view: str = ""
+
+    @property
+    def text(self) -> str:
+        shape = f"({', '.join(self.shape)}{',' if len(self.shape) == 1 else ''})"
+        return f"{_bracketed(self.fill.value.format(shape))}.to({self.dtype}){self.view}"
+
+
+def _bracketed(text: str) -> str:
+    return f"({text})" if " * " in text or " + " in text else text
+
+
+@dataclass(frozen=True)
+class Step:
+    """`name = text`, where `{0}`, `{1}`, ... in the text are operands: inputs and earlier steps.
+
+    `reference` computes the same in float64 where the text can't. For an INDEX it gives the extremum that
+    is looked for, along `dim`, or of everything where that is None.
+    """
+
+    name: str
+    text: str
+    operands: tuple[str, ...]
+    rule: Rule
+    reference: str = ""
+    dim: int | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is compiled, and how.
+
+    `eager` asks for eager's roundings (`emulate_precision_casts`), `dynamic` for symbolic sizes. The results
+    of an `exact` program are determined to the bit under eager's roundings.
+    """
+
+    sizes: tuple[tuple[str, int], ...]
+    inputs: tuple[Input, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[str, ...]
+    seed: int
+    eager: bool = False
+    dynamic: bool = False
+    exact: bool = False
+
+    def source(self) -> str:
+        """A module that defines the sizes, `example_inputs` and `program`."""
+        sizes = ", ".join(name for name, _ in self.sizes), ", ".join(str(size) for _, size in self.sizes)
+        inputs = "".join(f"        {each.text},\n" for each in self.inputs)
+        steps = "".join(f"    {step.name} = {_text(step)}\n" for step in self.steps)
+        results = ", ".join(self.outputs)
+        return (
+            "import torch\nimport torch.nn.functional as F\n\n"
+            f"{sizes[0]} = {sizes[1]}\n\n\n"
+            f"def example_inputs():\n    g = torch.Generator().manual_seed({self.seed})\n"
+            f"    return (\n{inputs}    )\n\n\n"
+            f"def program({', '.join(each.name for each in self.inputs)}):\n"
+            f"{steps}    return ({results},)\n"
+        )
+
+    def load(self) -> tuple[Callable[..., tuple[Tensor, ...]], Callable[[], tuple[Tensor, ...]]]:
+        """The function `program`, and `example_inputs`."""
+        namespace: dict[str, Any] = {}
+        exec(compile(self.source(), "<fuzz>", "exec"), namespace)
+        return namespace["program"], namespace["example_inputs"]
+
+    def pruned(self) -> Program:
+        """Without the steps and inputs that no output needs."""
+        needed = set(self.outputs)
+        for step in reversed(self.steps):
+            if step.name in needed or is_write(step):
+                needed.update(step.operands)
+                needed.add(step.name)
+        return replace(
+            self,
+            inputs=tuple(each for each in self.inputs if each.name in needed),
+            steps=tuple(step for step in self.steps if step.name in needed),
+        )
+
+    def evaluate(self, step: Step, operands: list[Any]) -> Any:
+        """What the text of a step gives on these operands."""
+        return evaluate(step.text, operands, dict(self.sizes))
+
+
+def is_write(step: Step) -> bool:
+    """Whether a step writes into its first operand."""
+    return ".copy_(" in step.text
+
+
+def evaluate(text: str, operands: list[Any], sizes: dict[str, int]) -> Any:
+    names = [f"v{index}" for index in range(len(operands))]
+    namespace = {"torch": torch, "F": F, **sizes, **dict(zip(names, operands, strict=True))}
+    return eval(_compiled(text.format(*names)), namespace)
+
+
+_CODES: dict[str, Any] = {}
+
+
+def _compiled(text: str) -> Any:
+    if text not in _CODES:
+        _CODES[text] = compile(text, "<step>", "eval")
+    return _CODES[text]
+
+
+def _text(step: Step) -> str:
+    return step.text.format(*step.operands)

@@ -1,0 +1,127 @@
+"""A failing program made smaller, as long as it fails in the same way.
+
+Programs are cut as programs, not as the random choices behind them: a step is left out in favour of an
+operand or of a fresh input, so that a few dozen trials do, of which each compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .program import Fill, Input, Program, Step, evaluate, is_write
+
+TRIALS = 400
+
+_SMALL = {"B": (1, 2), "S": (1, 2, 8), "N": (1, 8, 16), "K": (8, 16)}
+
+
+def shrink(program: Program, fails: Callable[[Program], bool], trials: int = TRIALS) -> Program:
+    """The smallest program found for which `fails` holds, as it does for `program`.
+
+    `fails` is asked no more than `trials` times, and never about what eager cannot run.
+    """
+    tried: set[str] = set()
+    improved = True
+    while improved:
+        improved = False
+        for smaller in _smaller(program):
+            text = f"{smaller.source()}{smaller.eager}{smaller.dynamic}"
+            if text in tried:
+                continue
+            tried.add(text)
+            if len(tried) > trials:
+                return program
+            if fails(smaller):
+                program, improved = smaller, True
+                break
+    return program
+
+
+def _smaller(program: Program) -> Iterator[Program]:
+    for count in (1, 2):
+        if len(program.outputs) > count:
+            for name in program.outputs if count == 1 else ():
+                yield replace(program, outputs=(name,)).pruned()
+    if len(program.outputs) > 1:
+        for name in program.outputs:
+            yield replace(program, outputs=tuple(o for o in program.outputs if o != name)).pruned()
+    values = _values(program)
+    if values is not None:
+        for output in program.outputs:
+            yield from _earlier(program, output)
+        for step in program.steps:
+            for operand in step.operands:
+                if _alike(values[operand], values[step.name]):
+                    yield _without(program, step, operand)
+            yield _cut(program, step, values[step.name])
+            if is_write(step):
+                yield replace(program, steps=tuple(s for s in program.steps if s is not step)).pruned()
+    if program.dynamic:
+        yield replace(program, dynamic=False)
+    for name, sizes in _SMALL.items():
+        yield from (_resized(program, name, size) for size in sizes if size < dict(program.sizes)[name])
+    for each in program.inputs:
+        yield from (_with_input(program, each, simpler) for simpler in _simpler(each))
+
+
+def _values(program: Program) -> dict[str, Tensor] | None:
+    """Every value as eager has it."""
+    _, example_inputs = program.load()
+    values = {each.name: tensor for each, tensor in zip(program.inputs, example_inputs(), strict=True)}
+    for step in program.steps:
+        values[step.name] = evaluate(step.text, [values[name] for name in step.operands], dict(program.sizes))
+    return values
+
+
+def _alike(left: Tensor, right: Tensor) -> bool:
+    return left.shape == right.shape and left.dtype is right.dtype
+
+
+def _earlier(program: Program, output: str) -> Iterator[Program]:
+    """An operand of an output in its place."""
+    step = next((step for step in program.steps if step.name == output), None)
+    for operand in step.operands if step is not None else ():
+        outputs = tuple(dict.fromkeys(operand if name == output else name for name in program.outputs))
+        yield replace(program, outputs=outputs).pruned()
+
+
+def _without(program: Program, step: Step, operand: str) -> Program:
+    """Without a step, whose operand stands for its result."""
+
+    def renamed(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(operand if name == step.name else name for name in names)
+
+    steps = tuple(replace(s, operands=renamed(s.operands)) for s in program.steps if s is not step)
+    return replace(program, steps=steps, outputs=tuple(dict.fromkeys(renamed(program.outputs)))).pruned()
+
+
+def _cut(program: Program, step: Step, value: Tensor) -> Program:
+    """With a fresh input in place of a step."""
+    names = {size: name for name, size in program.sizes}
+    shape = tuple(names.get(size, str(size)) if size > 1 else str(size) for size in value.shape)
+    fill = Fill.BITS if value.dtype is torch.bool else Fill.INTEGERS if program.exact else Fill.NORMAL
+    made = Input(f"x{1 + max(int(each.name[1:]) for each in program.inputs)}", shape, value.dtype, fill)
+    return _without(replace(program, inputs=(*program.inputs, made)), step, made.name)
+
+
+def _resized(program: Program, name: str, size: int) -> Program:
+    sizes = {**dict(program.sizes), name: size}
+    sizes["M"] = sizes["B"] * sizes["S"]
+    return replace(program, sizes=tuple(sizes.items()))
+
+
+def _with_input(program: Program, old: Input, new: Input) -> Program:
+    return replace(program, inputs=tuple(new if each is old else each for each in program.inputs))
+
+
+def _simpler(each: Input) -> Iterator[Input]:
+    if each.fill is Fill.SPECIAL:
+        yield replace(each, fill=Fill.NORMAL)
+    if each.fill is not Fill.INTEGERS and each.dtype is not torch.bool:
+        yield replace(each, fill=Fill.INTEGERS)
+    if each.dtype not in (torch.bfloat16, torch.bool) and each.dtype.itemsize > 1:
+        yield replace(each, dtype=torch.bfloat16)

@@ -1,0 +1,231 @@
+"""What programs are drawn from: spellings of operands, pointwise ops, reductions, views, casts.
+
+The op table comes in by itself: a row added to `ops` is drawn from then on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from cute_backend.ops import OPS
+from cute_backend.spec import LoadKind
+
+from .program import Rule
+
+SCALAR, ROWVEC, COLVEC, EXACT = LoadKind.SCALAR, LoadKind.ROWVEC, LoadKind.COLVEC, LoadKind.EXACT
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """An operand of the plane (M, N), or (B, S, N): the shape of a dense tensor, and a view of it."""
+
+    kind: LoadKind
+    shape: tuple[str, ...]
+    view: str = ""
+
+
+FLAT = (
+    Spelling(ROWVEC, ("N",)),
+    Spelling(ROWVEC, ("1", "N")),
+    Spelling(ROWVEC, ("N", "1"), ".t()"),
+    Spelling(ROWVEC, ("2 * N",), "[::2]"),
+    Spelling(ROWVEC, ("N + 3",), "[3:]"),
+    Spelling(ROWVEC, ("N",), ".expand(M, N)"),
+    Spelling(COLVEC, ("M", "1")),
+    Spelling(COLVEC, ("M",), "[:, None]"),
+    Spelling(COLVEC, ("M",), ".unsqueeze(1).expand(M, N)"),
+    Spelling(COLVEC, ("M", "7"), "[:, 3:4]"),
+    Spelling(COLVEC, ("1", "M"), ".t()"),
+    Spelling(SCALAR, ()),
+    Spelling(SCALAR, ("1",)),
+    Spelling(SCALAR, ("1", "1")),
+    Spelling(SCALAR, ("1", "1"), ".expand(M, N)"),
+    Spelling(EXACT, ("M", "N")),
+    Spelling(EXACT, ("M", "N")),
+    Spelling(EXACT, ("N", "M"), ".t()"),
+    Spelling(EXACT, ("M", "N + 5"), "[:, 2 : N + 2]"),
+    Spelling(EXACT, ("M", "2 * N"), "[:, ::2]"),
+    Spelling(EXACT, ("2 * M", "N"), "[::2]"),
+    Spelling(EXACT, ("M + N",), ".as_strided((M, N), (1, 1))"),
+)
+
+DEEP = (
+    Spelling(ROWVEC, ("N",)),
+    Spelling(ROWVEC, ("1", "1", "N")),
+    Spelling(ROWVEC, ("N",), ".expand(B, S, N)"),
+    Spelling(COLVEC, ("B", "S", "1")),
+    Spelling(COLVEC, ("B", "S"), "[..., None]"),
+    Spelling(COLVEC, ("B * S", "1"), ".view(B, S, 1)"),
+    Spelling(COLVEC, ("S", "B", "1"), ".transpose(0, 1)"),
+    Spelling(COLVEC, ("S", "1")),
+    Spelling(COLVEC, ("B", "1", "1")),
+    Spelling(SCALAR, ()),
+    Spelling(SCALAR, ("1", "1", "1"), ".expand(B, S, N)"),
+    Spelling(EXACT, ("B", "S", "N")),
+    Spelling(EXACT, ("B", "S", "N")),
+    Spelling(EXACT, ("B * S", "N"), ".view(B, S, N)"),
+    Spelling(EXACT, ("S", "B", "N"), ".transpose(0, 1)"),
+    Spelling(EXACT, ("B", "N", "S"), ".transpose(1, 2)"),
+    Spelling(EXACT, ("B", "S", "2 * N"), "[..., 1::2]"),
+    Spelling(EXACT, ("B", "2 * S", "N"), "[:, ::2]"),
+    Spelling(EXACT, ("B", "1", "N")),
+    Spelling(EXACT, ("S", "N")),
+)
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """A text over so many operands. `#` stands for a number. Where `has_truth`, the first is a bool."""
+
+    text: str
+    arity: int
+    rule: Rule
+    has_truth: bool = False
+
+
+_EXACT_ROWS = (
+    *("add", "sub", "mul", "div", "neg", "abs", "sign", "relu", "copysign", "sqrt", "reciprocal"),
+    *("floor", "ceil", "round", "trunc", "maximum", "minimum", "fmax", "fmin", "where"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "signbit"),
+    *("logical_and", "logical_or", "logical_xor", "logical_not"),
+    *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"),
+)
+
+_WAVES = ("sin", "cos")
+_ROOTS = ("pow.Tensor_Tensor", "pow.Scalar")
+"""Powers of negative numbers, with exponents that are not known to the bit: `WRITTEN` has those of others."""
+
+
+@cache
+def table_ops() -> tuple[Pointwise, ...]:
+    """Every aten spelling of every row of the op table."""
+    found = []
+    for row in OPS.values():
+        for target in row.aten:
+            library, name, overload = target.split(".")
+            if library != "aten" or f"{name}.{overload}" in _ROOTS:
+                continue
+            op = getattr(getattr(torch.ops.aten, name), overload)
+            arguments, arity = [], 0
+            for argument in op._schema.arguments[: row.arity]:
+                if str(argument.type) in ("Tensor", "Optional[Tensor]"):
+                    arguments.append(f"{{{arity}}}")
+                    arity += 1
+                else:
+                    arguments.append("#")
+            exact = Rule.EXACT if row.name in _EXACT_ROWS else Rule.FUNCTION
+            rule = Rule.WAVE if row.name in _WAVES else exact
+            text = f"torch.ops.{target}({', '.join(arguments)})"
+            found.append(Pointwise(text, arity, rule, has_truth=row.name == "where"))
+    return tuple(found)
+
+
+WRITTEN = (
+    *(
+        Pointwise(text, 1, Rule.EXACT)
+        for text in (
+            "F.relu({0})", "-{0}", "{0} * #", "{0} + #", "# - {0}", "{0} / #", "# / {0}",
+            "{0}.clamp(-1.5, 2)", "{0}.clamp(min=#)", "{0}.clamp(max=#)",
+            "F.threshold({0}, 0.5, -1.0)", "F.leaky_relu({0}, 0.3)",
+            "F.relu6({0})", "F.hardtanh({0})", "torch.where({0} > 0, {0}, 0.25)",
+            "{0}.masked_fill({0} < 0, #)", "{0}.nan_to_num(0.0, 1.0, -1.0)",
+        )
+    ),
+    *(
+        Pointwise(text, 2, Rule.EXACT)
+        for text in (
+            "{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} / {1}", "torch.maximum({0}, {1})",
+            "torch.where({0} > {1}, {0}, {1})", "{0}.masked_fill({1} > 0, #)", "torch.clamp({0}, min={1})",
+            "torch.clamp({0}, max={1})",
+        )
+    ),
+    Pointwise("torch.pow({0}.abs(), {1})", 2, Rule.COMPOSITE),
+    Pointwise("torch.pow(2.5, {0})", 1, Rule.FUNCTION),
+    Pointwise("torch.where({0} > {1}, {2}, {0})", 3, Rule.EXACT),
+    Pointwise("torch.clamp({0}, {1}, {2})", 3, Rule.EXACT),
+    *(
+        Pointwise(text, 1, Rule.COMPOSITE)
+        for text in (
+            "F.gelu({0})", "F.gelu({0}, approximate='tanh')", "F.silu({0})", "F.mish({0})", "F.elu({0})",
+            "F.selu({0})", "F.celu({0}, 1.3)", "F.softplus({0})", "F.softsign({0})", "F.tanhshrink({0})",
+            "F.logsigmoid({0})", "F.hardswish({0})", "F.hardsigmoid({0})", "{0} ** 2", "{0} ** 3",
+            "({0}.abs() + 1) ** 0.5", "({0}.abs() + 1) ** -0.5", "({0}.abs() + 1) ** 0.7", "torch.atan({0})",
+            "{0} * torch.sigmoid(1.702 * {0})", "torch.exp(-{0}.abs())", "torch.log({0}.abs() + 1)",
+        )
+    ),
+    *(
+        Pointwise(text, 2, Rule.COMPOSITE)
+        for text in (
+            "torch.add({0}, {1}, alpha=2)", "torch.sub({0}, {1}, alpha=0.5)", "torch.rsub({0}, {1}, alpha=3)",
+            "torch.lerp({0}, {1}, 0.25)", "F.silu({0}) * {1}", "torch.tanh({0}) * {1}",
+        )
+    ),
+    *(Pointwise(f"torch.addc{op}({{0}}, {{1}}, {{2}}, value=2)", 3, Rule.COMPOSITE) for op in ("mul", "div")),
+    *(
+        Pointwise(f"torch.div({{0}}, {{1}}, rounding_mode='{mode}')", 2, Rule.STEPPED)
+        for mode in ("trunc", "floor")
+    ),
+)  # fmt: skip
+
+DYADIC = ("0", "1", "-1", "2", "3", "0.5", "-0.5", "7", "100", "True")
+"""Numbers that every float dtype holds: eager on CPU rounds others in `add` and `sub`, and not in `mul`."""
+
+NUMBERS = (*DYADIC, "0.3", "-1.7")
+
+CASTS = (
+    *("torch.float32", "torch.bfloat16", "torch.float16", "torch.float32", "torch.bfloat16"),
+    *("torch.float8_e4m3fn", "torch.float8_e5m2", "torch.int8", "torch.uint8", "torch.int32", "torch.bool"),
+)
+
+KEEPING = (
+    ".clone()",
+    ".contiguous()",
+    ".unsqueeze(0).squeeze(0)",
+    ".transpose(-1, -2).contiguous().transpose(-1, -2)",
+    ".flip(-1)",
+    ".roll(1, 0)",
+)
+"""Views and copies that give a plane its shape again."""
+
+CHANGING = (".transpose(-1, -2)", ".flatten()", "[..., 1:]", "[..., ::2]", "[:1]", "[-1]", ".unsqueeze(1)")
+"""Those that give it another one: results, and what ends a region."""
+
+PARTS = (
+    ("{0}.chunk(2, -1)[0]", "{0}.chunk(2, -1)[1]"),
+    ("{0}.split(N, -1)[0]", "{0}.split(N, -1)[1]"),
+    ("{0}[..., :N]", "{0}[..., N:]"),
+    ("{0}[..., ::2]", "{0}[..., 1::2]"),
+    ("{0}.unflatten(-1, (N, 2))[..., 0]", "{0}.unflatten(-1, (N, 2)).unbind(-1)[1]"),
+    ("{0}.unflatten(-1, (2, N))[..., 0, :]", "{0}.unflatten(-1, (2, N))[..., 1, :]"),
+    ("{0}[..., 1 : N + 1]", "{0}[..., :N]"),
+)
+"""Ways to take two parts of 2 N columns."""
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """A reduction as a text with `@` for its axes; `extremum` is what an index is looked for by."""
+
+    text: str
+    rule: Rule
+    extremum: str = ""
+
+
+REDUCTIONS = (
+    Reduce("{0}.sum(@)", Rule.SUM),
+    Reduce("{0}.sum(@, dtype=torch.float32)", Rule.SUM),
+    Reduce("{0}.mean(@)", Rule.SUM),
+    Reduce("{0}.logsumexp(@)", Rule.SUM),
+    Reduce("{0}.amax(@)", Rule.EXTREMUM),
+    Reduce("{0}.amin(@)", Rule.EXTREMUM),
+    Reduce("({0} > 0).any(@)", Rule.EXTREMUM),
+    Reduce("{0}.max(@).values", Rule.EXTREMUM),
+    Reduce("{0}.min(@).values", Rule.EXTREMUM),
+    Reduce("{0}.max(@).indices", Rule.INDEX, "{0}.amax(@, keepdim=True)"),
+    Reduce("{0}.argmax(@)", Rule.INDEX, "{0}.amax(@, keepdim=True)"),
+    Reduce("{0}.argmin(@)", Rule.INDEX, "{0}.amin(@, keepdim=True)"),
+    Reduce("{0}.cumsum(@)", Rule.SUM),
+)
