@@ -142,7 +142,12 @@ def _pointwise(eager: Tensor, run: Callable[..., Tensor], operands: list[Bounds]
         size = size + each.magnitude
     if rule in (Rule.FUNCTION, Rule.COMPOSITE):
         loose = loose | (size > _OPEN_BEYOND) & size.isfinite()
-    if rule is Rule.STEPPED:
+    if rule is Rule.CHOICE:
+        for each in operands:
+            open_ = ~each.certain
+            low = torch.where(open_, torch.fmin(low, each.low), low)
+            high = torch.where(open_, torch.fmax(high, each.high), high)
+    elif rule is Rule.STEPPED:
         low, high = low - 1, high + 1
     elif rule is Rule.WAVE:
         far = high - low > 0.25

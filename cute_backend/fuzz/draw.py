@@ -31,6 +31,8 @@ from .vocabulary import (
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
+DETERMINED = (Rule.EXACT, Rule.CHOICE)
+
 _ROWS = (1, 2, 3, 5, 7, 8, 16, 16, 17, 24, 33)
 _COLUMNS = (1, 2, 6, 8, 16, 16, 32, 40)
 _LEADING = ((1, 1), (1, 8), (2, 3), (2, 8), (3, 1), (4, 4), (3, 5))
@@ -105,7 +107,7 @@ class _Drawing:
             outputs=tuple(dict.fromkeys([*last, *extra])),
             seed=self.seed,
             eager=self.eager,
-            dynamic=self.random.random() < 0.1,
+            dynamic=self.random.random() < 0.05,
             exact=self.exact,
         ).pruned()
 
@@ -296,7 +298,7 @@ class _Drawing:
 
     def pointwise(self, arity: int) -> None:
         table = [WRITTEN, WRITTEN, table_ops()][self.random.randrange(3)]
-        ops = [op for op in table if op.arity == arity and (not self.exact or op.rule is Rule.EXACT)]
+        ops = [op for op in table if op.arity == arity and (not self.exact or op.rule in DETERMINED)]
         if ops:
             self.apply(self.random.choice(ops))
 

@@ -44,6 +44,8 @@ class Rule(Enum):
 
     EXACT = "exact"
     """Pointwise and correctly rounded."""
+    CHOICE = "choice"
+    """One of the operands or a number, by a comparison of operands."""
     FUNCTION = "function"
     """Pointwise, some units in fp32's last place away before it is rounded."""
     WAVE = "wave"

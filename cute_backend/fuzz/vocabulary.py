@@ -130,21 +130,25 @@ WRITTEN = (
             "F.relu({0})", "-{0}", "{0} * #", "{0} + #", "# - {0}", "{0} / #", "# / {0}",
             "{0}.clamp(-1.5, 2)", "{0}.clamp(min=#)", "{0}.clamp(max=#)",
             "F.threshold({0}, 0.5, -1.0)", "F.leaky_relu({0}, 0.3)",
-            "F.relu6({0})", "F.hardtanh({0})", "torch.where({0} > 0, {0}, 0.25)",
-            "{0}.masked_fill({0} < 0, #)", "{0}.nan_to_num(0.0, 1.0, -1.0)",
+            "F.relu6({0})", "F.hardtanh({0})",
+            "{0}.nan_to_num(0.0, 1.0, -1.0)",
         )
     ),
     *(
         Pointwise(text, 2, Rule.EXACT)
         for text in (
             "{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} / {1}", "torch.maximum({0}, {1})",
-            "torch.where({0} > {1}, {0}, {1})", "{0}.masked_fill({1} > 0, #)", "torch.clamp({0}, min={1})",
+            "torch.clamp({0}, min={1})",
             "torch.clamp({0}, max={1})",
         )
     ),
     Pointwise("torch.pow({0}.abs(), {1})", 2, Rule.COMPOSITE),
     Pointwise("torch.pow(2.5, {0})", 1, Rule.FUNCTION),
-    Pointwise("torch.where({0} > {1}, {2}, {0})", 3, Rule.EXACT),
+    Pointwise("torch.where({0} > 0, {0}, 0.25)", 1, Rule.CHOICE),
+    Pointwise("{0}.masked_fill({0} < 0, #)", 1, Rule.CHOICE),
+    Pointwise("torch.where({0} > {1}, {0}, {1})", 2, Rule.CHOICE),
+    Pointwise("{0}.masked_fill({1} > 0, #)", 2, Rule.CHOICE),
+    Pointwise("torch.where({0} > {1}, {2}, {0})", 3, Rule.CHOICE),
     Pointwise("torch.clamp({0}, {1}, {2})", 3, Rule.EXACT),
     *(
         Pointwise(text, 1, Rule.COMPOSITE)

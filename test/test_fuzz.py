@@ -1,0 +1,289 @@
+"""The fuzzer: it finds nothing wrong in a hundred programs, and finds what is planted."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cute_backend.__main__ import main
+from cute_backend.fuzz import command, draw, judge
+from cute_backend.fuzz.bounds import Bounds, follow, taken, unit
+from cute_backend.fuzz.program import Fill, Input, Program, Rule, Step
+from cute_backend.fuzz.shrink import shrink
+from cute_backend.fuzz.vocabulary import table_ops
+from cute_backend.fx_walk import lower, pairs, regions
+from cute_backend.ops import OPS
+from cute_backend.spec import Axis
+
+BF16 = torch.bfloat16
+
+
+def test_a_hundred_programs_are_right() -> None:
+    tally = command.run(command.Job(seed=0, first=0, last=100, replay_only=True))
+    assert not tally.failures, [failure.message for failure in tally.failures]
+    assert tally.programs == 100
+    assert tally.counted["regions"] > 50
+    assert tally.loose < tally.elements / 20
+    assert sum(tally.excluded.values()) <= 3, tally.excluded
+
+
+def test_programs_are_right_through_both_compilers() -> None:
+    tally = command.run(command.Job(seed=1, first=0, last=6))
+    assert not tally.failures, [failure.message for failure in tally.failures]
+    assert tally.counted["regions"] >= 3
+
+
+def test_a_seed_and_an_index_make_a_program() -> None:
+    texts = [draw(5, index).source() for index in range(20)]
+    assert texts == [draw(5, index).source() for index in range(20)]
+    assert len(set(texts)) == 20
+    assert draw(6, 0).source() != texts[0]
+
+
+def test_every_row_of_the_op_table_is_drawn() -> None:
+    texts = " ".join(op.text for op in table_ops())
+    for row in OPS.values():
+        spellings = [target for target in row.aten if target.startswith("aten.")]
+        assert not spellings or any(f"torch.ops.{target}(" in texts for target in spellings), row.name
+
+
+# Bounds
+
+
+def test_eager_lies_within_the_bounds() -> None:
+    """Eager is one of the implementations that they have to allow."""
+    judged = 0
+    for index in range(150):
+        program = draw(7, index)
+        function, example_inputs = program.load()
+        bounds = follow(program, example_inputs())
+        for name, result in zip(program.outputs, function(*example_inputs()), strict=True):
+            assert not bounds[name].wrong(result).any(), f"program {index}: {name}\n{program.source()}"
+            judged += result.numel() - int(bounds[name].loose.sum())
+    assert judged > 50_000
+
+
+def step(text: str, rule: Rule, *operands: Bounds) -> Bounds:
+    return taken(Step("t", text, tuple("xyz"[: len(operands)]), rule), list(operands), {})
+
+
+def test_a_rounding_that_may_happen_is_within_the_bounds() -> None:
+    third = step("{0} / 3", Rule.EXACT, Bounds.exactly(torch.ones(1, dtype=BF16)))
+    assert third.low.item() <= 1 / 3 <= third.high.item()
+    rounded = torch.tensor([1 / 3]).to(BF16)
+    assert not third.wrong(rounded).any()
+    assert third.wrong(rounded * 1.04).all()
+
+
+def test_a_value_near_a_jump_may_fall_on_either_side() -> None:
+    near = step("{0} / 3 * 3", Rule.COMPOSITE, Bounds.exactly(torch.ones(1)))
+    whole = step("{0}.floor()", Rule.EXACT, near)
+    assert not whole.wrong(torch.zeros(1)).any() and not whole.wrong(torch.ones(1)).any()
+    assert whole.wrong(torch.full((1,), 2.0)).all()
+
+
+def test_a_quotient_by_what_may_be_zero_is_unbounded() -> None:
+    around = Bounds.exactly(torch.ones(2))
+    around.low = torch.tensor([-1e-3, 1.0], dtype=torch.float64)
+    around.high = torch.tensor([1e-3, 1.0], dtype=torch.float64)
+    quotient = step("1 / {0}", Rule.EXACT, around)
+    assert quotient.wrong(torch.tensor([1e30, 2.0])).tolist() == [False, True]
+
+
+def test_infinities_and_nan_have_to_come_out() -> None:
+    value = Bounds.exactly(torch.tensor([torch.inf, -torch.inf, torch.nan, 1.0]))
+    relu = step("torch.relu({0})", Rule.EXACT, value)
+    assert relu.wrong(torch.tensor([torch.inf, 0.0, torch.nan, 1.0])).tolist() == [False] * 4
+    assert relu.wrong(torch.tensor([1e38, torch.nan, 0.0, torch.nan])).tolist() == [True] * 4
+
+
+def test_an_index_has_to_be_that_of_a_possible_maximum() -> None:
+    values = Bounds.exactly(torch.tensor([[1.0, 3.0, 2.0]]))
+    values.low, values.high = values.low - 0.6, values.high + 0.6
+    found = taken(
+        Step("t", "{0}.argmax(-1)", ("x",), Rule.INDEX, "{0}.amax(-1, keepdim=True)", -1), [values], {}
+    )
+    assert [found.wrong(torch.tensor([index])).item() for index in (0, 1, 2, 3)] == [True, False, False, True]
+
+
+def test_units_are_those_of_the_dtype() -> None:
+    value = torch.tensor([1.0, 3.0, 0.0, torch.inf], dtype=torch.float64)
+    assert unit(value, BF16).tolist() == [2**-7, 2**-6, 2.0**-133, 0.0]
+    assert unit(value, torch.float8_e4m3fn).tolist() == [2**-3, 2**-2, 2**-9, 0.0]
+
+
+# Planted faults
+
+
+def first_failure(last: int) -> command.Failure:
+    for index in range(last):
+        tally = command.run(command.Job(seed=0, first=index, last=index + 1, replay_only=True))
+        if tally.failures:
+            return tally.failures[0]
+    raise AssertionError("the fault was not found")
+
+
+def ignore_alpha(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum of multiples without its multiple."""
+    for name in ("aten.add.Tensor", "aten.sub.Tensor"):
+        right = lower._COMPOSITES[name]
+
+        def wrong(chain: Any, operand: Any, args: dict[str, Any], right: Any = right) -> Any:
+            return right(chain, operand, {**args, "alpha": 1})
+
+        monkeypatch.setitem(lower._COMPOSITES, name, wrong)
+
+
+def exchange_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second half of a product's columns for the first."""
+    right = pairs.split
+    monkeypatch.setattr(regions, "split", lambda anchor, parts: right(anchor, parts[::-1])[::-1])
+    monkeypatch.setattr(pairs, "split", lambda anchor, parts: right(anchor, parts[::-1]))
+
+
+def lose_a_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reductions of rows that end one column early."""
+    from cute_backend import replay
+
+    right = replay.reduce
+
+    def wrong(plane: Tensor, reduction: Any, accumulate: torch.dtype) -> Tensor:
+        short = reduction.axis is Axis.ROW and plane.shape[1] > 1
+        return right(plane[:, :-1] if short else plane, reduction, accumulate)
+
+    monkeypatch.setattr(replay, "reduce", wrong)
+
+
+def forget_roundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager's roundings between bf16 ops left out, which changes the last bits alone."""
+    monkeypatch.setattr(lower, "_rounded", lambda chain, value, dtype: value)
+    monkeypatch.setattr(lower, "_as_eager_reads", lambda chain, value, argument, node: value)
+
+
+@pytest.mark.parametrize(
+    ("plant", "tells"),
+    [
+        (ignore_alpha, "alpha="),
+        (lose_a_column, "(-1"),
+        (forget_roundings, ""),
+    ],
+)
+def test_a_planted_fault_is_found_and_made_small(
+    plant: Callable[[pytest.MonkeyPatch], None], tells: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as planted:
+        plant(planted)
+        failure = first_failure(200)
+        assert judge(failure.program, replay_only=True).failure == failure.message
+    assert len(failure.program.steps) <= 3, failure.program.source()
+    assert tells in failure.program.source()
+    assert judge(failure.program, replay_only=True).failure == ""
+
+
+# Shrinking
+
+
+def test_shrinking_keeps_what_the_failure_needs_and_little_else() -> None:
+    program = next(
+        found
+        for found in (draw(2, index) for index in range(400))
+        if len(found.steps) > 6 and any("F.gelu" in step.text for step in found.steps)
+    )
+    smallest = shrink(program, lambda smaller: "F.gelu" in smaller.source())
+    assert len(smallest.steps) == 1 and len(smallest.inputs) == 1 and len(smallest.outputs) == 1
+    function, example_inputs = smallest.load()
+    assert torch.isfinite(function(*example_inputs())[0]).all()
+
+
+def test_shrinking_asks_no_more_often_than_allowed() -> None:
+    asked: list[Program] = []
+
+    def fails(program: Program) -> bool:
+        asked.append(program)
+        return True
+
+    shrink(draw(2, 3), fails, trials=5)
+    assert len(asked) == 5
+
+
+def test_what_nothing_needs_is_pruned_and_what_writes_is_kept() -> None:
+    inputs = tuple(Input(name, ("M",), torch.float32, Fill.NORMAL) for name in ("x0", "x1", "x2"))
+    steps = (
+        Step("t0", "{0}.neg()", ("x1",), Rule.EXACT),
+        Step("t1", "{0}.copy_({1})", ("x0", "x1"), Rule.CAST),
+        Step("t2", "{0}.abs()", ("x0",), Rule.EXACT),
+    )
+    program = Program((("M", 4),), inputs, steps, ("t2",), seed=0).pruned()
+    assert [step.name for step in program.steps] == ["t1", "t2"]
+    assert [each.name for each in program.inputs] == ["x0", "x1"]
+    alone = replace(program, outputs=("x1",)).pruned()
+    assert [each.name for each in alone.inputs] == ["x1"]
+
+
+# The command
+
+
+def test_the_command_counts_and_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fuzz", "--count", "3", "--seed", "4", "--replay"]) == 0
+    rows = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines()[2:])
+    assert rows["programs"] == "3" and rows["wrong"] == "0"
+
+
+def test_the_command_prints_a_file_that_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lose_a_column(monkeypatch)
+    program = replace(reducing(), seed=3)
+    monkeypatch.setattr(command, "draw", lambda seed, index: program)
+    assert main(["fuzz", "--count", "1", "--replay"]) == 1
+    out = capsys.readouterr().out
+    assert "beyond its bounds" in out
+    path = tmp_path / "found.py"
+    path.write_text(out[: out.index("\n\n   ")])
+    runpy.run_path(str(path), run_name="__main__")
+    assert "largest difference from eager" in capsys.readouterr().out
+    assert main(["explain", str(path)]) == 0
+
+
+def reducing() -> Program:
+    inputs = (
+        Input("x0", ("M", "K"), BF16, Fill.NORMAL),
+        Input("x1", ("N", "K"), BF16, Fill.NORMAL, ".t()"),
+    )
+    steps = (
+        Step("t0", "{0} @ {1}", ("x0", "x1"), Rule.PRODUCT),
+        Step("t1", "{0}.sum(-1)", ("t0",), Rule.SUM),
+    )
+    return Program((("B", 1), ("S", 16), ("M", 16), ("N", 16), ("K", 16)), inputs, steps, ("t1",), seed=0)
+
+
+def test_processes_judge_the_same_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    how = ["fuzz", "--count", "12", "--seed", "8", "--replay"]
+    assert main(how) == 0
+    alone = capsys.readouterr().out
+    assert main([*how, "--jobs", "2"]) == 0
+    assert capsys.readouterr().out == alone
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--count", "0"], "--count and --jobs take numbers from 1 on"),
+        (["--first", "-1"], "--first from 0 on"),
+        (["--device", "tpu"], "invalid choice: 'tpu'"),
+        (["--replay", "--device", "cuda"], "cuda"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_a_sentence(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fuzz", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert complaint in error and error.count("\n") == 1
