@@ -231,7 +231,7 @@ class _Drawing:
         ]
         if same and self.random.random() < 0.6:
             return self.random.choice(same)
-        if len(lead) == 1 and self.random.random() < 0.15:
+        if len(lead) == 1 and not self.scaled and self.random.random() < 0.15:
             name = self.input(("K", *lead), dtype, fill, ".t()")
         else:
             name = self.input((*lead, "K"), dtype, fill)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._dynamo.utils import counters
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._inductor import config as inductor_config
@@ -51,6 +51,10 @@ class Verdict:
 def judge(program: Program, replay_only: bool = False, device: str = "cpu") -> Verdict:
     """What is wrong with what `cute` makes of a program; what eager cannot run is not judged."""
     function, example_inputs = program.load()
+    if replay_only:
+        ours, theirs = replayed(epilogue_pass), replayed(lambda graph: None)
+    else:
+        ours, theirs = compiled("cute"), compiled("inductor")
 
     def inputs() -> list[Tensor]:
         return [_moved(each, device) for each in example_inputs()]
@@ -73,15 +77,15 @@ def judge(program: Program, replay_only: bool = False, device: str = "cpu") -> V
             return Verdict(excluded=f"eager raises {_crash(error)}")
         counters.clear()
         try:
-            results = called(walked_and_replayed if replay_only else compiled("cute"))
+            results = called(ours)
         except Exception as error:
             crash = _crash(error)
-            if not replay_only and crash == _crash_of(lambda: called(compiled("inductor"))):
-                return Verdict(excluded=f"Inductor fails too: {crash}")
+            if crash == _crash_of(lambda: called(theirs)):
+                return Verdict(excluded=f"torch fails without the pass too: {crash}")
             return Verdict(failure=f"cute raises {crash}", kind=f"raises {type(error).__name__}")
         counted = Counter(counters["cute_backend"])
         try:
-            others = wanted if replay_only else called(compiled("inductor"))
+            others = wanted if replay_only else called(theirs)
         except Exception as error:
             return Verdict(excluded=f"Inductor raises {_crash(error)}", counted=counted)
 
@@ -175,21 +179,23 @@ def compiled(backend: str) -> Run:
     return run
 
 
-def walked_and_replayed(
-    fn: Callable[..., Any], arguments: Sequence[Tensor], dynamic: bool
-) -> tuple[Tensor, ...]:
-    """The program's graph in aten ops, as Inductor takes them apart, after the pass, run node by node.
+def replayed(change: Callable[[fx.Graph], None]) -> Run:
+    """The program's graph in aten ops, as Inductor takes them apart, changed, and run node by node.
 
     Dynamo, AOTAutograd and Inductor's own passes are left out: they take ten times as long as the rest.
     """
-    trace = make_fx(
-        torch.func.functionalize(fn),
-        decomposition_table=select_decomp_table(),
-        tracing_mode="symbolic" if dynamic else "fake",
-    )
-    gm = trace(*arguments)
-    gm.graph = fx_graph_cse(gm.graph)
-    view_to_reshape(gm)
-    epilogue_pass(gm.graph)
-    gm.recompile()
-    return gm(*arguments)
+
+    def run(fn: Callable[..., Any], arguments: Sequence[Tensor], dynamic: bool) -> tuple[Tensor, ...]:
+        trace = make_fx(
+            torch.func.functionalize(fn),
+            decomposition_table=select_decomp_table(),
+            tracing_mode="symbolic" if dynamic else "fake",
+        )
+        gm = trace(*arguments)
+        gm.graph = fx_graph_cse(gm.graph)
+        view_to_reshape(gm)
+        change(gm.graph)
+        gm.recompile()
+        return gm(*arguments)
+
+    return run
