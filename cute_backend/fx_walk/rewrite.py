@@ -11,7 +11,7 @@ at the place of the region's last node that computes. Every new node has a fake 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import getitem
 from typing import Any
 
@@ -19,6 +19,8 @@ import torch
 from torch import fx
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx.node import map_arg
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from cute_backend import config
 from cute_backend.fx_walk.classify import LoadView, Part
@@ -89,7 +91,7 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
         output = (
             plane
             if len(shape) == fake(plane).dim()
-            else call(aten.reshape.default, plane, sizes.shape(shape))
+            else call(aten.reshape.default, plane, [sizes.argument(s) for s in shape])
         )
         # Inductor tells by the storages of fakes what views what, also in nodes that stay as they are.
         output.meta["val"] = fake(node)
@@ -114,7 +116,8 @@ def _canonical(call: Callable[..., fx.Node], view: LoadView, node: fx.Node, size
 
 
 class _Sizes:
-    """Symbolic sizes as arguments: the first node of the graph that has the value, or a tensor with it.
+    """Symbolic sizes as arguments: the first node of the graph that has the value, or a tensor with it; else
+    what computes it is added.
 
     What a region makes, and what comes of it, tells no size: the region's own outputs would depend on it.
     """
@@ -135,23 +138,13 @@ class _Sizes:
 
     def argument(self, size: Size) -> int | fx.Node:
         """`size` as a node or a number."""
-        found = self._find(size)
-        assert found is not None, f"no tensor of the graph has the size {size}"
-        return found
-
-    def shape(self, sizes: Sequence[Size]) -> list[int | fx.Node]:
-        """The shape of a reshape; a size that nothing before the regions has is left to the others."""
-        return [-1 if (found := self._find(size)) is None else found for size in sizes]
-
-    def _find(self, size: Size) -> int | fx.Node | None:
         if not isinstance(size, torch.SymInt):
             return size
         expression = size.node.expr
+        if expression.is_number:
+            return int(expression)
         if expression not in self.numbers:
-            measured = self._measure(size)
-            if measured is None:
-                return None
-            self.numbers[expression] = measured
+            self.numbers[expression] = self._measure(size) or self._compute(expression)
         return self.numbers[expression]
 
     def _measure(self, size: torch.SymInt) -> fx.Node | None:
@@ -164,3 +157,25 @@ class _Sizes:
                     measured.meta["val"] = size
                     return measured
         return None
+
+    def _compute(self, expression: Any) -> fx.Node:
+        """The value of an expression, from its symbols."""
+        symbols = {symbol: fx.Proxy(self._symbol(symbol)) for symbol in expression.free_symbols}
+        before = set(self.graph.nodes)
+        result: fx.Node = sympy_interp(PythonReferenceAnalysis, symbols, expression).node
+        for node in self.graph.nodes:
+            if node not in before:
+                operands = map_arg(node.args, lambda source: source.meta["val"])
+                node.meta["val"] = node.target(*operands)  # type: ignore[operator]
+        return result
+
+    def _symbol(self, symbol: Any) -> fx.Node:
+        if symbol not in self.numbers:
+            tensors = (tensor for node in self.before if (tensor := tensor_of(node)) is not None)
+            sizes: Iterator[Any] = (size for tensor in tensors for size in tensor.shape)
+            symbolic = (size for size in sizes if isinstance(size, torch.SymInt))
+            found = next((size for size in symbolic if size.node.expr == symbol), None)
+            measured = None if found is None else self._measure(found)
+            assert measured is not None, f"no tensor of the graph has the size {symbol}"
+            self.numbers[symbol] = measured
+        return self.numbers[symbol]

@@ -329,6 +329,21 @@ def test_one_compilation_serves_every_m(fresh_compiler: None) -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
+def test_a_size_that_only_the_result_has_makes_no_cycle(fresh_compiler: None) -> None:
+    """Of x (s, s, K), the product (s * s, 1) is given back axes of which the second is (s * s) // s, a symbol
+    that no input has: the graph measured it on what the region was to become."""
+
+    def program(x: Tensor, weight: Tensor, square: Tensor) -> tuple[Tensor, ...]:
+        y = x @ weight
+        return F.softplus(y), y @ square
+
+    x, weight, square = rand(4, 4, 8), rand(1, 8, seed=1).t(), rand(1, 1, seed=2)
+    results = torch.compile(program, backend=cute, dynamic=True)(x, weight, square)
+    assert counted()["regions"] == 1
+    for result, wanted in zip(results, program(x, weight, square), strict=True):
+        torch.testing.assert_close(result, wanted, rtol=0.02, atol=0.02)
+
+
 def test_no_rows_and_one_row(fresh_compiler: None) -> None:
     x, weight, bias = linear_inputs()
     compiled = torch.compile(linear_gelu, backend=cute)
