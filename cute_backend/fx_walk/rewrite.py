@@ -166,7 +166,7 @@ class _Sizes:
         for node in self.graph.nodes:
             if node not in before:
                 operands = map_arg(node.args, lambda source: source.meta["val"])
-                node.meta["val"] = node.target(*operands)  # type: ignore[operator]
+                node.meta["val"] = node.target(*operands)
         return result
 
     def _symbol(self, symbol: Any) -> fx.Node:

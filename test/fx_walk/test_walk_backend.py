@@ -344,6 +344,19 @@ def test_a_size_that_only_the_result_has_makes_no_cycle(fresh_compiler: None) ->
         torch.testing.assert_close(result, wanted, rtol=0.02, atol=0.02)
 
 
+def test_halves_of_a_width_that_is_a_symbol(fresh_compiler: None) -> None:
+    """No input has half of the weight's columns, or as many as that."""
+
+    def gated(x: Tensor, weight: Tensor) -> Tensor:
+        both = (x @ weight).unflatten(-1, (2, -1))
+        return F.silu(both[..., 0, :]) * both[..., 1, :]
+
+    x, weight = rand(M, K), rand(2 * N, K, seed=1).t()
+    result = torch.compile(gated, backend=cute, dynamic=True)(x, weight)
+    assert counted() == {"anchors": 1, "regions": 1}
+    torch.testing.assert_close(result, gated(x, weight), rtol=0.03, atol=0.03)
+
+
 def test_no_rows_and_one_row(fresh_compiler: None) -> None:
     x, weight, bias = linear_inputs()
     compiled = torch.compile(linear_gelu, backend=cute)
