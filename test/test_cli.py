@@ -143,7 +143,7 @@ def test_no_file_and_no_python_file(capsys):
 
 
 def test_no_command_and_no_such_command(capsys):
-    assert refused(capsys) == "give a COMMAND: explain, source, build, simulate, bench, aot, cache"
+    assert refused(capsys) == "give a COMMAND: explain, source, build, simulate, bench, aot, cache, fuzz"
     assert "invalid choice: 'fuse'" in refused(capsys, "fuse")
 
 
