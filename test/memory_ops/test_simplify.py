@@ -7,11 +7,12 @@ import math
 import pytest
 import torch
 from epilogues import EPILOGUES, Problem
+from torch import Tensor
 
-from cute_backend.fx_walk.collect import collect
 from cute_backend.memory_ops.simplify import simplify
 from cute_backend.replay import replay
-from cute_backend.runtime.operands import TORCH_DTYPES
+from cute_backend.runtime.operands import parse_spec
+from cute_backend.simulator.api import run_with
 from cute_backend.spec import (
     Accumulator,
     Const,
@@ -130,24 +131,19 @@ def test_casts_go_only_where_they_round_nothing() -> None:
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_shared_epilogues_keep_their_values(name: str) -> None:
     epilogue = EPILOGUES[name]
-    (report,) = collect(epilogue.fn, epilogue.inputs(Problem(32, 32, 32)))
-    spec = report.regions[0].spec
-    simple = simplify(spec)
-    assert simple.loads == spec.loads
-    kept = [(store.name, store.dtype) for store in simple.stores]
-    assert kept == [(store.name, store.dtype) for store in spec.stores]
-    generator = torch.Generator().manual_seed(0)
-    a = torch.randn(32, 32, generator=generator).to(TORCH_DTYPES[spec.product.a_dtype])
-    count, columns = (1, 64) if spec.neighbours else (len(spec.accumulators), 32)
-    b_dtype = TORCH_DTYPES[spec.product.b_dtype]
-    bs = [torch.randn(32, columns, generator=generator).to(b_dtype) for _ in range(count)]
-    shapes = {"exact": (32, 32), "rowvec": (32,), "colvec": (32,), "scalar": (1,)}
-    loads = [
-        torch.randn(shapes[load.kind.value], generator=generator).to(TORCH_DTYPES[load.dtype])
-        for load in spec.loads
-    ]
-    for before, after in zip(replay(spec, [a], bs, loads), replay(simple, [a], bs, loads), strict=True):
-        torch.testing.assert_close(after.float(), before.float(), rtol=1e-2, atol=1e-2)
+
+    def execute(a: list[Tensor], b: list[Tensor], loads: list[Tensor], text: str) -> list[Tensor]:
+        spec = parse_spec(text)
+        simple = simplify(spec)
+        assert simple.loads == spec.loads
+        kept = [(store.name, store.dtype) for store in simple.stores]
+        assert kept == [(store.name, store.dtype) for store in spec.stores]
+        before = replay(spec, a, b, loads)
+        for right, after in zip(before, replay(simple, a, b, loads), strict=True):
+            torch.testing.assert_close(after.float(), right.float(), rtol=1e-2, atol=1e-2)
+        return before
+
+    run_with(epilogue.fn, epilogue.inputs(Problem(32, 32, 32)), execute)
 
 
 HALF, QUARTER, THIRD = Const(0.5), Const(0.25), Const(1 / 3)
