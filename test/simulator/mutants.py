@@ -159,6 +159,10 @@ class Mutant:
                 part = self.text.value
                 name = self._imported(part, self._edited(_text(part)), folder)
                 text = Edit(f"from .{part} import", f"from .{name} import").apply(_text(template))
+                if self.text is Text.SCHEDULER:  # whose schedules are made in batch
+                    batch = Edit(f"from .{part} import", f"from .{name} import").apply(_text("batch"))
+                    batch_name = self._imported("batch", batch, folder)
+                    text = Edit("import batch as", f"import {batch_name} as").apply(text)
             faulty = self._imported(used, text, folder)
             source = Edit(f"templates.{used} import", f"templates.{faulty} import").apply(source)
         path = folder / "kernel.py"
@@ -634,7 +638,7 @@ MUTANTS = [
     Mutant(
         "exact load of the first subtile always",
         ONE,
-        instead("row, column * self.subtiles + subtile)", "row, column * self.subtiles)"),
+        (Edit("row, column * self.subtiles + subtile)", "row, column * self.subtiles)", times=2),),
         WrongNumbers,
         "columns 32 to 191",
     ),
