@@ -17,7 +17,7 @@ from torch._inductor import ir, lowering
 from cute_backend.runtime.op import gemm_epilogue
 
 _CALLS = {
-    "cuda": "from cute_backend.runtime.op import on_cuda as gemm_epilogue_on_cuda",
+    "cuda": "from cute_backend.runtime.launch import launch as gemm_epilogue_on_cuda",
     "cpu": "from cute_backend.runtime.op import on_cpu as gemm_epilogue_on_cpu",
 }
 
