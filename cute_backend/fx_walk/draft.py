@@ -8,7 +8,6 @@ from torch import fx
 
 from cute_backend.fx_walk.anchors import Anchor
 from cute_backend.fx_walk.chain import Chain, Mark
-from cute_backend.fx_walk.classify import Part
 from cute_backend.fx_walk.pairs import Parts
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.region import Value, store_order
@@ -26,7 +25,7 @@ class Draft:
     """Nodes outside that are known not to depend on the region."""
     expected: set[fx.Node] = field(default_factory=set)
     """Nodes that may become members."""
-    work: dict[tuple[fx.Node, Part | None], Operand] = field(default_factory=dict)
+    work: dict[tuple[fx.Node, int | None], Operand] = field(default_factory=dict)
     """The values of work on operands alone, for a part of the columns."""
 
     @property

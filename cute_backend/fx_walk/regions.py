@@ -293,9 +293,9 @@ class _Search:
         return self._join_pointwise(draft, node, anchor.n, (None,))[0]
 
     def _join_pointwise(
-        self, draft: Draft, node: fx.Node, n: Size, parts: Iterable[Part | None]
+        self, draft: Draft, node: fx.Node, n: Size, sides: Iterable[int | None]
     ) -> list[Operand]:
-        """The value of pointwise work on a plane of `n` columns, for each of these parts of them."""
+        """The value of pointwise work on a plane of `n` columns: for the part of each anchor given, or all."""
         anchor, target, result = draft.first, target_name(node), tensor_of(node)
         if result is None:
             raise Refused(Reason.UNSUPPORTED_OP, target=target, why="gives more than one tensor")
@@ -304,8 +304,8 @@ class _Search:
         if not on_plane(result.shape, anchor.m, n):
             raise Refused(Reason.PLANE, shape=describe(result.shape), m=anchor.m, n=n)
         values = []
-        for part in parts:
-            resolve = partial(self._resolve, draft, reader=node, part=part)
+        for side in sides:
+            resolve = partial(self._resolve, draft, reader=node, side=side)
             values.append(lower(node, draft.chain, resolve))
         self._check_mutations(draft, node)
         _check_loads(draft.chain)
@@ -327,7 +327,7 @@ class _Search:
             return Parts(source.values, whole=same_part(taken, Part(0, 1, n)))
         if not is_pointwise(node):
             raise Refused(Reason.NOT_POINTWISE, target=target_name(node))
-        return Parts(tuple(self._join_pointwise(draft, node, n, parts)), whole=True)
+        return Parts(tuple(self._join_pointwise(draft, node, n, range(len(parts)))), whole=True)
 
     def _join_reduction(self, draft: Draft, found: Found) -> Reduced:
         anchor = draft.first
@@ -338,11 +338,12 @@ class _Search:
         return result
 
     def _resolve(
-        self, draft: Draft, argument: Any, reader: fx.Node, part: Part | None = None, depth: int = 0
+        self, draft: Draft, argument: Any, reader: fx.Node, side: int | None = None, depth: int = 0
     ) -> Operand:
         """An argument of `reader` as a value of the chain: a number, a member's value, or a load.
 
-        With a `part` the reader has the whole plane of a product, and what is wanted is its value there. Work
+        With a `side` the reader has the whole plane of a product, and what is wanted is its value where that
+        anchor of the pair has its part. Work
         on operands alone is done by the kernel where that costs no memory traffic: a cast to a wider dtype,
         and ops of the plane's own shape that nobody else reads, `depth` of them in a row so far.
         """
@@ -352,20 +353,20 @@ class _Search:
             value = draft.values[argument]
             if value is None or isinstance(value, Reduced):
                 raise Refused(Reason.FEEDBACK, reduction=argument.name, into=reader.name)
-            if isinstance(value, Parts) is (part is None) or (isinstance(value, Parts) and not value.whole):
+            if isinstance(value, Parts) is (side is None) or (isinstance(value, Parts) and not value.whole):
                 raise Refused(Reason.UNPAIRED, target=target_name(reader))
             if isinstance(value, Parts):
-                return value.values[[anchor.part for anchor in draft.anchors].index(part)]
+                return value.values[side]  # type: ignore[index]
             return value
-        if (argument, part) in draft.work:
-            return draft.work[argument, part]
+        if (argument, side) in draft.work:
+            return draft.work[argument, side]
         if tensor_of(argument) is None:
             raise Refused(Reason.SYMBOLIC_SCALAR, value=argument.name)
         filled = constant(argument)
         if filled is not None:
             return filled
         if depth < _MAX_OPERAND_WORK and is_free_cast(argument):
-            source = self._resolve(draft, argument.args[0], reader, part, depth + 1)
+            source = self._resolve(draft, argument.args[0], reader, side, depth + 1)
             return lower_cast(
                 draft.chain, source, supported_dtype(user_label(argument), fake(argument).dtype)
             )
@@ -375,17 +376,18 @@ class _Search:
                 raise Refused(Reason.FEEDBACK, reduction=reduction.name, into=reader.name)
             raise Refused(Reason.CYCLE, operand=program_name(argument))
         view = classify(argument, fake(reader).shape, draft.first.device)
+        part = None if side is None else draft.anchors[side].part
         view = view if part is None else view.of_part(part)
         is_work = depth < _MAX_OPERAND_WORK and view not in draft.chain.views
         if is_work and (argument in self.redone or self._is_for_the_region_alone(draft, argument, reader)):
             mark = draft.chain.mark()
             try:
-                draft.work[argument, part] = lower(
+                draft.work[argument, side] = lower(
                     argument,
                     draft.chain,
-                    lambda inner: self._resolve(draft, inner, argument, part, depth + 1),
+                    lambda inner: self._resolve(draft, inner, argument, side, depth + 1),
                 )
-                return draft.work[argument, part]
+                return draft.work[argument, side]
             except Refused:
                 draft.rollback(mark)
         return draft.chain.load(view)

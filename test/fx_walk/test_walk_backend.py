@@ -345,16 +345,16 @@ def test_a_size_that_only_the_result_has_makes_no_cycle(fresh_compiler: None) ->
 
 
 def test_halves_of_a_width_that_is_a_symbol(fresh_compiler: None) -> None:
-    """No input has half of the weight's columns, or as many as that."""
+    """No input has half of the weight's columns, and both halves read a part of the bias."""
 
-    def gated(x: Tensor, weight: Tensor) -> Tensor:
-        both = (x @ weight).unflatten(-1, (2, -1))
+    def gated(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        both = (x @ weight + bias).unflatten(-1, (2, -1))
         return F.silu(both[..., 0, :]) * both[..., 1, :]
 
-    x, weight = rand(M, K), rand(2 * N, K, seed=1).t()
-    result = torch.compile(gated, backend=cute, dynamic=True)(x, weight)
+    x, weight, bias = rand(M, K), rand(2 * N, K, seed=1).t(), rand(2 * N, seed=2)
+    result = torch.compile(gated, backend=cute, dynamic=True)(x, weight, bias)
     assert counted() == {"anchors": 1, "regions": 1}
-    torch.testing.assert_close(result, gated(x, weight), rtol=0.03, atol=0.03)
+    torch.testing.assert_close(result, gated(x, weight, bias), rtol=0.03, atol=0.03)
 
 
 def test_no_rows_and_one_row(fresh_compiler: None) -> None:
