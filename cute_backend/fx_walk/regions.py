@@ -295,7 +295,7 @@ class _Search:
     def _join_pointwise(
         self, draft: Draft, node: fx.Node, n: Size, sides: Iterable[int | None]
     ) -> list[Operand]:
-        """The value of pointwise work on a plane of `n` columns: for the part of each anchor given, or all."""
+        """The value of pointwise work on a plane of `n` columns: for the part of each anchor, or all."""
         anchor, target, result = draft.first, target_name(node), tensor_of(node)
         if result is None:
             raise Refused(Reason.UNSUPPORTED_OP, target=target, why="gives more than one tensor")
