@@ -57,8 +57,8 @@ of it. Written by `python docs/models.py`{device}.
 - fused: how many of them our kernels compute, and in how many kernels: a gated pair is one.
 - products left: those that Inductor keeps, by reason.
 - ends: why regions end where they do, by reason. `rearranged` is a split into heads; `feedback` a norm or a
-  quantisation that divides by what is found over the whole row; `left_to_users` a cast that costs less to do
-  again than to write.
+  quantisation that divides by what is found over the whole row; `cycle` a residual around products that are
+  not ours; `left_to_users` a cast that costs less to do again than to write.
 - kernels: how many are launched by Inductor alone, and with our own. A reduction counts a kernel of its own.
 
 `python -m cute_backend explain examples/FILE.py:NAME` tells each reason in a sentence, with its line.

@@ -7,7 +7,7 @@ from torch import fx
 
 from cute_backend.fx_walk.anchors import is_anchor
 from cute_backend.fx_walk.lower import CASTS, is_pointwise, is_reshape
-from cute_backend.fx_walk.mutation import root
+from cute_backend.fx_walk.mutation import is_view, root
 from cute_backend.fx_walk.static import DTYPES, target_name, tensor_of
 
 
@@ -55,6 +55,11 @@ def is_reduction(node: fx.Node) -> bool:
     return (
         isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket.__name__ in _REDUCTIONS
     )
+
+
+def is_epilogue_work(node: fx.Node) -> bool:
+    """Whether a node is of the kinds that regions are made of beside products."""
+    return is_pointwise(node) or is_view(node) or is_reshape(node) or is_reduction(node)
 
 
 def is_stored(node: fx.Node) -> bool:

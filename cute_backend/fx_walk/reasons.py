@@ -109,7 +109,11 @@ class Reason(Enum):
     )
     UNSUPPORTED_DTYPE = "unsupported_dtype", "{operand} is {dtype}, which no epilogue holds"
     FLOAT64 = "float64", "{operand} is float64, and an epilogue computes in fp32"
-    CYCLE = "cycle", "{operand} needs the region's own result, by way of something that is not fused"
+    CYCLE = (
+        "cycle",
+        "{operand} needs the region's own result, by way of {between}, which is no part of the kernel: each "
+        "would have to wait for the other",
+    )
     MUTATION = (
         "mutation",
         "{mutation} writes in place between the product and this op, and the two can't trade places",

@@ -49,6 +49,7 @@ from cute_backend.fx_walk.pairs import (
 )
 from cute_backend.fx_walk.questions import (
     follows_a_product,
+    is_epilogue_work,
     is_free_cast,
     is_reduction,
     is_stored,
@@ -201,7 +202,7 @@ class _Search:
         draft.expected = {node for anchor in anchors for node in reach(anchor.node)}
         for node in (node for anchor in anchors for node in anchor.inputs):
             if self._depends(draft, node):
-                raise Refused(Reason.CYCLE, operand=program_name(node))
+                raise self._cycle(draft, node)
         results = [self._product(draft, index) for index in range(len(anchors))]
         if len(draft.values) < len(anchors):
             draft.values[anchors[0].node] = Parts(tuple(results), whole=True)
@@ -374,7 +375,7 @@ class _Search:
             reduction = self._reduction_before(draft, argument)
             if reduction is not None:
                 raise Refused(Reason.FEEDBACK, reduction=reduction.name, into=reader.name)
-            raise Refused(Reason.CYCLE, operand=program_name(argument))
+            raise self._cycle(draft, argument)
         view = classify(argument, fake(reader).shape, draft.first.device)
         part = None if side is None else draft.anchors[side].part
         view = view if part is None else view.of_part(part)
@@ -448,8 +449,22 @@ class _Search:
         draft.independent |= visited
         return False
 
+    def _cycle(self, draft: Draft, node: fx.Node) -> Refused:
+        """Why a node that depends on the region is no operand: what stands between, a product if any does,
+        as near to the region as may be."""
+        current = between = node
+        while current not in draft.values:
+            owner = self.owner.get(current)
+            if owner is not None:
+                between = owner.first.node
+            elif current in self.anchors or not (is_epilogue_work(current) or between in self.anchors):
+                between = current
+            sources = current.all_input_nodes if owner is None else owner.inputs
+            current = next(source for source in sources if self._depends(draft, source))
+        return Refused(Reason.CYCLE, operand=program_name(node), between=between.name)
+
     def _reduction_before(self, draft: Draft, node: fx.Node) -> fx.Node | None:
-        """A reduction of the region's own values by whose way a node outside needs the region."""
+        """A reduction of the region's own values from which a node outside follows, as a norm does."""
         return next(
             (
                 current
@@ -460,13 +475,14 @@ class _Search:
         )
 
     def _before(self, draft: Draft, node: fx.Node) -> Iterator[fx.Node]:
-        """The node and what it needs, as far back as the first anchor."""
+        """The node and what it needs, as far back as no other kernel stands between, or the first anchor."""
         stack, visited = [node], set()
         while stack:
             current = stack.pop()
             if current not in visited and self.order[current] >= self.order[draft.first.node]:
                 visited.add(current)
-                stack.extend(current.all_input_nodes)
+                if is_epilogue_work(current) and current not in self.owner:
+                    stack.extend(current.all_input_nodes)
                 yield current
 
     def _check_mutations(self, draft: Draft, node: fx.Node) -> None:

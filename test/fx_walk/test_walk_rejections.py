@@ -95,6 +95,22 @@ def cycle(graph: Graph) -> fx.Node:
     return graph.call(aten.div.Tensor, relu, graph.call(aten.cumsum.default, relu, 1))
 
 
+def residual_of_a_block(graph: Graph) -> fx.Node:
+    """What is added back has gone through a norm, which is no feedback where a product stands behind it."""
+    value = relu(graph)
+    norm = graph.call(aten.rsqrt.default, graph.call(aten.mean.dim, value, [1], True))
+    normed = graph.call(aten.mul.Tensor, value, norm)
+    inner = graph.call(aten.mm.default, normed, graph.input("w", (48, 48)))
+    return graph.call(aten.add.Tensor, value, graph.call(aten.cumsum.default, inner, 1))
+
+
+def sum_of_another_product(graph: Graph) -> fx.Node:
+    """The sum that divides is of what a later product makes of the region's result, in its kernel."""
+    value = relu(graph)
+    inner = graph.call(aten.mm.default, value, graph.input("w", (48, 48)))
+    return graph.call(aten.div.Tensor, value, graph.call(aten.sum.dim_IntList, inner, [1], True))
+
+
 def relu(graph: Graph, **how: Any) -> fx.Node:
     return graph.call(aten.relu.default, graph.mm(**how))
 
@@ -393,7 +409,11 @@ CASES: dict[Reason, dict[str, Case]] = {
         ),
         "load": Case(add_load("load", (64, 48), dtype=torch.float64)),
     },
-    Reason.CYCLE: {"own_scan": Case(cycle, 1)},
+    Reason.CYCLE: {
+        "own_scan": Case(cycle, 1),
+        "block": Case(residual_of_a_block, 1),
+        "sum_of_another_product": Case(sum_of_another_product, 2),
+    },
     Reason.MUTATION: {"copied_out": Case(write_in_between, 1)},
     Reason.TOO_MANY_LOADS: {
         "vectors": Case(lambda graph: many(graph, config.max_loads + 1, (48,)), 1),
@@ -432,6 +452,22 @@ def test_a_refusal_names_its_node_and_reason(reason: Reason, name: str) -> None:
         assert node.name in [other.name for other in graph.nodes]
     else:
         assert before == [other.name for other in graph.nodes]
+
+
+@pytest.mark.parametrize(
+    ("make", "between"),
+    [
+        (cycle, "cumsum_default"),
+        (residual_of_a_block, "mm_default_1"),
+        (sum_of_another_product, "mm_default_1"),
+    ],
+)
+def test_a_cycle_names_what_stands_between(make: Callable[[Graph], fx.Node], between: str) -> None:
+    made = Graph()
+    node = make(made)
+    _, rejections = walk(made.output(node))
+    (message,) = [rejection.message for rejection in rejections if rejection.node == node.name]
+    assert f"the region's own result, by way of {between}, which is no part" in message
 
 
 def test_every_reason_has_a_case() -> None:
