@@ -42,7 +42,6 @@ def _linear(x, weight):
 
 
 SQUARE = torch.randn(64, 64, dtype=torch.bfloat16)
-TABLE, INDEX = torch.randn(100, 64, dtype=torch.bfloat16), torch.randint(0, 100, (64,))
 NARROW = torch.randn(64, 60, dtype=torch.bfloat16)
 DEEP = torch.randn(8, 16, 64, dtype=torch.bfloat16)
 
@@ -51,11 +50,6 @@ REMEDIES = {
         lambda m: (m @ m) * m.shape[0],
         lambda m: (m @ m) * torch.tensor(m.shape[0], dtype=torch.float32),
         (SQUARE,),
-    ),
-    Reason.INDEX_SELECTED: (
-        lambda m, table, index: m @ m + table[index],
-        lambda m, table, index: m @ m + F.embedding(index, table),
-        (SQUARE, TABLE, INDEX),
     ),
     Reason.OPERAND_ALIGNMENT: (
         lambda x: _linear(x, x),

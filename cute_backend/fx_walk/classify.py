@@ -31,7 +31,6 @@ from cute_backend.fx_walk.static import (
     collapsed_stride,
     fake,
     known,
-    target_name,
 )
 from cute_backend.spec import DType, LoadKind, Stride
 
@@ -96,15 +95,6 @@ class LoadView:
         return replace(self, stride_n=stride, part=part)
 
 
-_INDEXING = {
-    "aten.index.Tensor": Reason.INDEX_SELECTED,
-    "aten._unsafe_index.Tensor": Reason.INDEX_SELECTED,
-    "aten.index_select.default": Reason.INDEX_SELECTED,
-    "aten.take.default": Reason.GATHERED,
-    "aten.gather.default": Reason.GATHERED,
-}
-
-
 def classify(node: fx.Node, shape: Sequence[Size], device: torch.device) -> LoadView:
     """The class of `node` as an operand of a pointwise op with result `shape`, which is (..., N).
 
@@ -165,9 +155,6 @@ def kind_of(stride_m: Stride, stride_n: Stride) -> LoadKind:
 
 def check_load(node: fx.Node, tensor: torch.Tensor, device: torch.device) -> DType:
     """The dtype of an operand that a kernel on `device` can read; Refused for any other."""
-    target = target_name(node) if node.op == "call_function" else ""
-    if target in _INDEXING:
-        raise Refused(_INDEXING[target], operand=user_label(node), target=target)
     if tensor.device != device:
         raise Refused(Reason.LOAD_DEVICE, operand=user_label(node), device=tensor.device, anchor=device)
     if tensor.layout is not torch.strided:

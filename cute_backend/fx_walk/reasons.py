@@ -129,8 +129,6 @@ class Reason(Enum):
     # An operand of it.
     LOAD_DEVICE = "load_device", "{operand} is on {device} and the product on {anchor}"
     LOAD_LAYOUT = "load_layout", "{operand} is not a strided tensor"
-    INDEX_SELECTED = "index_selected", "{operand} is selected by an index tensor ({target})"
-    GATHERED = "gathered", "{operand} is gathered ({target})"
     SIZE_UNPROVEN = (
         "size_unproven",
         "{operand} has size {size} where the plane has {plane}, and nothing proves that they are equal",

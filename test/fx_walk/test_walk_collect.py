@@ -60,21 +60,21 @@ def test_what_no_line_of_the_program_calls_is_told_by_its_module(model: torch.nn
 
 
 def test_refusals_have_the_users_names() -> None:
-    """Of an operand of the product, of an input that is read after it, and of what the program computes."""
+    """Of an operand of the product, and of what the program computes."""
 
-    def fn(x: Tensor, weight: Tensor, odd: Tensor, table: Tensor, which: Tensor) -> tuple[Tensor, ...]:
+    def fn(x: Tensor, weight: Tensor, odd: Tensor) -> tuple[Tensor, ...]:
         y = F.linear(x, weight)
-        rows = table[which]
+        rows = x.long()
         scanned = y.cumsum(-1)
         return y + rows, y - scanned, F.linear(x, odd[:, :64]).relu()
 
     plane, odd = torch.ones(64, 64, dtype=BF16), torch.ones(64, 65, dtype=BF16)
     with torch.no_grad():
-        (report,) = collect(fn, (plane, plane, odd, plane, torch.zeros(64, dtype=torch.int64)))
+        (report,) = collect(fn, (plane, plane, odd))
     messages = {rejection.reason: rejection.message for rejection in report.rejections}
     line = fn.__code__.co_firstlineno
     where = f"(test_walk_collect.py:{line + 2})", f"(test_walk_collect.py:{line + 3})"
-    assert messages[Reason.INDEX_SELECTED].startswith(f"rows {where[0]} is selected by")
+    assert messages[Reason.UNSUPPORTED_DTYPE].startswith(f"rows {where[0]} is torch.int64")
     cycle = f"scanned {where[1]} needs the region's own result, by way of cumsum, which is no part of"
     assert messages[Reason.CYCLE].startswith(cycle)
     assert messages[Reason.OPERAND_ALIGNMENT].startswith("odd has rows of 130 bytes")

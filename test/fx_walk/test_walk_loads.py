@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from spellings import COLVEC, EXACT, ROWVEC, SHAPES, SPELLINGS, Spelling
+from spellings import COLVEC, EXACT, ROWVEC, SCALAR, SHAPES, SPELLINGS, Spelling
 from synthetic import BF16, Graph, aten, called, rewritten, run, walk
 from torch import Tensor
 from torch._dynamo.utils import counters
 
 from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import collect
-from cute_backend.spec import Stride
+from cute_backend.fx_walk.reasons import Reason
+from cute_backend.spec import LoadKind, Stride
 
 K = 16
 
@@ -207,3 +210,119 @@ def test_an_axis_of_one_is_no_mode() -> None:
     given = integers(3, 1, 1, COLUMNS)
     (result,) = run(rewritten(graph), a, b, given)
     assert torch.equal(result, ((a.float() @ b.float()).reshape(3, 1, 4, COLUMNS) * given).to(BF16))
+
+
+# Gathers: operands that are computed before the kernel, whatever selects them
+
+
+def gather_inputs() -> dict[str, Tensor]:
+    """A product's A and B, of 16 by 24, a table of 64 rows of small integers, and places in it."""
+    generator = torch.Generator().manual_seed(0)
+
+    def integers(low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high, shape, generator=generator)
+
+    a, b = product_inputs(16, 24)
+    return {
+        "a": a,
+        "b": b,
+        "table": integers(-30, 31, 64, 24).to(BF16),
+        "rows": integers(-64, 64, 16),
+        "columns": integers(0, 24, 24),
+        "places": integers(0, 64, 16, 24),
+        "row": integers(0, 64, 1),
+    }
+
+
+GATHERS: dict[str, tuple[LoadKind, str]] = {
+    "rows": (EXACT, "table[rows]"),
+    "embedding": (EXACT, "F.embedding(rows % 64, table)"),
+    "index_select": (EXACT, "table.index_select(0, rows % 64)"),
+    "unsafe": (EXACT, "torch.ops.aten._unsafe_index(table, [rows])"),
+    "columns": (EXACT, "table[:16][:, columns]"),
+    "both": (EXACT, "table[rows[:, None], columns]"),
+    "gather": (EXACT, "table.gather(0, places)"),
+    "take": (EXACT, "table.take(places)"),
+    "take_along_dim": (EXACT, "table.take_along_dim(places, 0)"),
+    "one_row": (ROWVEC, "table[row]"),
+    "of_one_row": (ROWVEC, "table[3, columns]"),
+    "of_one_column": (COLVEC, "table[rows, 5].unsqueeze(1)"),
+    "one_element": (SCALAR, "table[row, 0]"),
+    "of_transposed": (EXACT, "table.t()[:, rows].t()"),
+    "work_on_it": (EXACT, "table[rows].abs().float()"),
+}
+
+
+def gathering(text: str) -> Callable[..., Tensor]:
+    """A product and a sum with the text, which may name the `gather_inputs`; `;` ends a statement."""
+    *before, operand = text.split("; ")
+    lines = "".join(f"    {line}\n" for line in ["y = a @ b", *before, f"return F.relu(y) + {operand}"])
+    namespace = {"torch": torch, "F": torch.nn.functional}
+    exec(f"def program({', '.join(gather_inputs())}):\n{lines}", namespace)
+    return namespace["program"]  # type: ignore[return-value]
+
+
+def assert_gathers_as_eager(text: str, dynamic: bool) -> None:
+    """To the bit, and so are the inputs that are written."""
+    program, given, written = gathering(text), gather_inputs(), gather_inputs()
+    result = torch.compile(program, backend=cute, dynamic=dynamic)(*given.values())
+    expected = program(*written.values())
+    assert torch.equal(result, expected)
+    assert result.stride() == expected.stride()
+    assert all(torch.equal(given[name], written[name]) for name in given)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", GATHERS)
+def test_a_gather_is_an_operand_like_any_other(name: str, dynamic: bool, fresh_compiler: None) -> None:
+    kind, text = GATHERS[name]
+    assert_gathers_as_eager(text, dynamic)
+    assert counters["cute_backend"] == {"anchors": 1, "regions": 1}
+    (report,) = collect(gathering(text), tuple(gather_inputs().values()), dynamic=dynamic)
+    (load,) = report.regions[0].spec.loads
+    assert load.kind is kind
+
+
+WRITTEN = {
+    "table_before": "table.mul_(2); table[rows]",
+    "table_after": "g = table[rows]; table.mul_(2); g",
+    "rows_of_it_after": "g = table[rows]; table[rows] = 7; g + table[row]",
+    "rows_of_it_before": "table[rows] = 7; g = table[rows]; table.add_(g[0]); g",
+    "places_after": "g = table[rows]; rows.fill_(1); g + table[rows]",
+    "by_an_op": "g = table[rows]; torch.ops.cute_backend_test.double(table); g + table[rows]",
+    "with_the_result": "g = table[rows]; table[:16] = y; g",
+}
+"""The table or the places are written in place, in front of the gather or behind it."""
+
+
+@torch.library.custom_op("cute_backend_test::double", mutates_args={"table"})
+def double(table: Tensor) -> None:
+    table.mul_(2)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_gather_reads_what_was_there(name: str, fresh_compiler: None) -> None:
+    assert_gathers_as_eager(WRITTEN[name], False)
+    assert counters["cute_backend"]["regions"] == 1
+
+
+@pytest.mark.parametrize(
+    "operand",
+    [
+        "table[y.argmax(-1)]",
+        "table[(y[:, 0] > 0).long()]",
+        "table[F.relu(y).sum(-1).long() % 64]",
+        "F.relu(y)[rows % 16]",
+    ],
+)
+def test_what_the_product_selects_is_selected_after_it(operand: str, fresh_compiler: None) -> None:
+    assert_gathers_as_eager(operand, False)
+    (report,) = collect(gathering(operand), tuple(gather_inputs().values()))
+    assert Reason.CYCLE in [rejection.reason for rejection in report.rejections]
+    assert not any(region.spec.loads for region in report.regions)
+
+
+def test_as_many_rows_as_a_mask_has_are_right(fresh_compiler: None) -> None:
+    """How many is known at run time alone."""
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        assert_gathers_as_eager("table[torch.arange(64) % 4 == 1]", False)

@@ -107,6 +107,14 @@ class Program:
         changed = self.call(aten.add.Tensor, wide, 1)
         self.planes.append(self.call(aten.reshape.default, changed, [M, N]))
 
+    def gathered(self, draw: st.DrawFn) -> None:
+        """Rows of an input, which may be written, or of a plane; which rows may depend on a region too."""
+        table = draw(st.sampled_from([self.loads[list(LOADS).index("plane")], *self.planes]))
+        rows = self.made.input(f"rows{len(self.loads)}", (M,), torch.int64)
+        if draw(st.integers(0, 3)) == 0:
+            rows = self.call(aten.argmax.default, self.plane(draw), 1)
+        self.loads.append(self.call(aten.index.Tensor, table, [rows]))
+
     def reduction(self, draw: st.DrawFn) -> None:
         axis = draw(st.sampled_from([0, 1]))
         self.loads.append(self.call(aten.amax.default, self.plane(draw), [axis], True))
@@ -149,6 +157,7 @@ STEPS = [
     Program.binary,
     Program.choice,
     Program.there_and_back,
+    Program.gathered,
     Program.reduction,
     Program.result,
     Program.result,

@@ -39,16 +39,6 @@ def mm_of(dtype: torch.dtype) -> Callable[[Graph], fx.Node]:
     return lambda graph: dense_mm(graph, graph.input("a", (64, 32), dtype), graph.input("b", (32, 48), dtype))
 
 
-def index_selected(graph: Graph) -> fx.Node:
-    table, index = graph.input("table", (100, 48)), graph.input("index", (64,), torch.int64)
-    return graph.call(aten.add.Tensor, graph.mm(), graph.call(aten.index.Tensor, table, [index]))
-
-
-def gathered(graph: Graph) -> fx.Node:
-    table, index = graph.input("table", (100, 48)), graph.input("index", (64, 48), torch.int64)
-    return graph.call(aten.add.Tensor, graph.mm(), graph.call(aten.gather.default, table, 0, index))
-
-
 def only_equal_at_run_time(graph: Graph) -> fx.Node:
     m, other = graph.size("m", 64), graph.size("other", 64)
     mm, load = graph.mm(m=m), graph.input("load", (other, 48))
@@ -109,6 +99,15 @@ def sum_of_another_product(graph: Graph) -> fx.Node:
     value = relu(graph)
     inner = graph.call(aten.mm.default, value, graph.input("w", (48, 48)))
     return graph.call(aten.div.Tensor, value, graph.call(aten.sum.dim_IntList, inner, [1], True))
+
+
+def selected_by_its_own_maximum(graph: Graph) -> fx.Node:
+    """Which rows are read is known when the kernel is done."""
+    value = relu(graph)
+    rows = graph.call(
+        aten.index.Tensor, graph.input("table", (48, 48)), [graph.call(aten.argmax.default, value, 1)]
+    )
+    return graph.call(aten.add.Tensor, value, rows)
 
 
 def relu(graph: Graph, **how: Any) -> fx.Node:
@@ -411,6 +410,7 @@ CASES: dict[Reason, dict[str, Case]] = {
     },
     Reason.CYCLE: {
         "own_scan": Case(cycle, 1),
+        "own_maximum": Case(selected_by_its_own_maximum, 1),
         "block": Case(residual_of_a_block, 1),
         "sum_of_another_product": Case(sum_of_another_product, 2),
     },
@@ -423,8 +423,6 @@ CASES: dict[Reason, dict[str, Case]] = {
     Reason.LEFT_TO_USERS: {"abs": Case(abs_for_a_variance, 1)},
     Reason.LOAD_DEVICE: {"zero_dim_on_cpu": Case(bias_on_another_device)},
     Reason.LOAD_LAYOUT: {"sparse": Case(sparse_load)},
-    Reason.INDEX_SELECTED: {"index": Case(index_selected)},
-    Reason.GATHERED: {"gather": Case(gathered)},
     Reason.SIZE_UNPROVEN: {"two_symbols": Case(only_equal_at_run_time)},
     Reason.STRIDE_UNKNOWN: {"unbacked": Case(unknown_stride)},
     Reason.MUTATED_LOAD: {
