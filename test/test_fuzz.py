@@ -17,7 +17,7 @@ from cute_backend.fuzz import command, draw, judge
 from cute_backend.fuzz.bounds import Bounds, follow, taken, unit
 from cute_backend.fuzz.program import Fill, Input, Program, Rule, Step
 from cute_backend.fuzz.shrink import shrink
-from cute_backend.fuzz.vocabulary import table_ops
+from cute_backend.fuzz.vocabulary import GATHERS, table_ops
 from cute_backend.fx_walk import lower
 from cute_backend.ops import OPS
 from cute_backend.spec import Axis
@@ -52,6 +52,11 @@ def test_every_row_of_the_op_table_is_drawn() -> None:
     for row in OPS.values():
         spellings = [target for target in row.aten if target.startswith("aten.")]
         assert not spellings or any(f"torch.ops.{target}(" in texts for target in spellings), row.name
+
+
+def test_every_gather_is_drawn() -> None:
+    drawn = {step.text for index in range(400) for step in draw(1, index).steps}
+    assert drawn >= {gather.text for gather in GATHERS}
 
 
 # Bounds
@@ -95,6 +100,14 @@ def test_a_quotient_by_what_may_be_zero_is_unbounded() -> None:
     around.high = torch.tensor([1e-3, 1.0], dtype=torch.float64)
     quotient = step("1 / {0}", Rule.EXACT, around)
     assert quotient.wrong(torch.tensor([1e30, 2.0])).tolist() == [False, True]
+
+
+def test_a_gathered_element_has_the_bounds_of_its_place() -> None:
+    table = Bounds.exactly(torch.tensor([1.0, 2.0, 4.0]))
+    table.low, table.high = table.low - 0.25, table.high + 0.25
+    rows = step("{0}[{1}]", Rule.VIEW, table, Bounds.exactly(torch.tensor([2, 0, -2])))
+    assert rows.wrong(torch.tensor([4.2, 0.8, 2.0])).tolist() == [False] * 3
+    assert rows.wrong(torch.tensor([1.0, 1.5, 4.0])).tolist() == [True] * 3
 
 
 def test_infinities_and_nan_have_to_come_out() -> None:

@@ -104,9 +104,10 @@ def taken(step: Step, operands: list[Bounds], sizes: dict[str, int]) -> Bounds:
     if is_write(step):
         return _written(operands, eager)
     if step.rule is Rule.VIEW:
-        (source,) = operands
+        source, *places = operands
         kinds = (source.low, source.high, source.reference, source.loose)
-        low, high, reference, loose = (evaluate(step.text, [each], sizes) for each in kinds)
+        taken_at = [each.eager for each in places]
+        low, high, reference, loose = (evaluate(step.text, [each, *taken_at], sizes) for each in kinds)
         return Bounds(eager, low, high, reference, loose)
     if step.rule is Rule.PRODUCT:
         return _product(eager, run, operands)

@@ -18,11 +18,13 @@ from .vocabulary import (
     DEEP,
     DYADIC,
     FLAT,
+    GATHERS,
     KEEPING,
     NUMBERS,
     PARTS,
     REDUCTIONS,
     WRITTEN,
+    Gather,
     Pointwise,
     Spelling,
     table_ops,
@@ -157,20 +159,35 @@ class _Drawing:
         """An operand that broadcasts to the plane, often one that is there already."""
         if self.loads and self.random.random() < 0.35:
             return self.random.choice(self.loads)
+        if self.random.random() < 0.1:
+            return self.gathered(self.random.choice(GATHERS))
         return self.spelled(self.random.choice(DEEP if self.deep else FLAT))
 
     def spelled(self, spelling: Spelling) -> str:
+        inside = bool(spelling.view) and self.random.random() < 0.5
+        name = self.operand(spelling.shape, "" if inside else spelling.view)
+        if inside:
+            name = self.step(f"{{0}}{spelling.view}", [name], Rule.VIEW) or name
+        self.loads.append(name)
+        return name
+
+    def gathered(self, gather: Gather) -> str:
+        def sizes(names: tuple[str, ...]) -> list[str]:
+            return [size for name in names for size in (self.lead if name == "#" else [name])]
+
+        places = self.input(sizes(gather.places), torch.int64, Fill.INTEGERS)
+        table = self.operand(sizes(gather.table))
+        self.loads.append(self.step(gather.text, [table, places], Rule.VIEW) or self.operand(("N",)))
+        return self.loads[-1]
+
+    def operand(self, shape: Sequence[str], view: str = "") -> str:
+        """An input of any dtype."""
         dtype = self.random.choices(
             [BF16, F32, F16, torch.int8, torch.uint8, torch.int32, torch.bool, torch.int64, torch.float64],
             [8, 8, 3, 1, 1, 1, 1, 0.3, 0.3],
         )[0]
         fill = self.fill() if dtype.is_floating_point else Fill.BITS if dtype is torch.bool else Fill.INTEGERS
-        inside = bool(spelling.view) and self.random.random() < 0.5
-        name = self.input(spelling.shape, dtype, fill, "" if inside else spelling.view)
-        if inside:
-            name = self.step(f"{{0}}{spelling.view}", [name], Rule.VIEW) or name
-        self.loads.append(name)
-        return name
+        return self.input(shape, dtype, fill, view)
 
     # Products
 

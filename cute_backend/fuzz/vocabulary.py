@@ -77,6 +77,25 @@ DEEP = (
 
 
 @dataclass(frozen=True)
+class Gather:
+    """A text over a table and places in it, from -7 to 7; `#` stands for the plane's leading sizes."""
+
+    text: str
+    table: tuple[str, ...]
+    places: tuple[str, ...]
+
+
+GATHERS = (
+    Gather("{0}[{1}]", ("8", "N"), ("#",)),
+    Gather("F.embedding({1} % 8, {0})", ("8", "N"), ("#",)),
+    Gather("{0}[{1}]", ("8", "1"), ("#",)),
+    Gather("{0}[{1}]", ("8", "N"), ("1",)),
+    Gather("{0}[..., {1} % N]", ("#", "N"), ("N",)),
+    Gather("{0}.gather(-1, {1} % N)", ("#", "N"), ("#", "N")),
+)
+
+
+@dataclass(frozen=True)
 class Pointwise:
     """A text over so many operands. `#` stands for a number. Where `has_truth`, the first is a bool."""
 
