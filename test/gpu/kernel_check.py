@@ -117,8 +117,9 @@ def _values(shape: tuple[int, ...], dtype: DType, generator: torch.Generator, *,
 
 def _unaligned_like(tensor: Tensor) -> Tensor:
     *rows, columns = tensor.shape
-    buffer = tensor.new_empty(torch.Size(rows).numel() * (columns + 1) + 1)
-    return buffer[1:].as_strided(tensor.shape, (columns + 1, 1) if rows else (1,))
+    padded = (*rows, columns + 1)
+    buffer = tensor.new_empty(torch.Size(padded).numel() + 1)
+    return buffer[1:].unflatten(0, padded)[..., :columns]
 
 
 def _outputs(kernel: Kernel, m: int, n: int) -> tuple[list[Tensor], list[Tensor]]:
