@@ -36,9 +36,17 @@ def _addmm_f64(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return bias.double() + a.double() @ b.double()
 
 
+def _baddbmm_f64(addend: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return beta * addend.double() + alpha * (a.double() @ b.double())
+
+
 def in_float64(epilogue: Epilogue, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The program with its products in float64, whose dtype all that follows then takes on."""
-    with patch("torch._scaled_mm", _scaled_mm_f64), patch("torch.addmm", _addmm_f64):
+    with (
+        patch("torch._scaled_mm", _scaled_mm_f64),
+        patch("torch.addmm", _addmm_f64),
+        patch("torch.baddbmm", _baddbmm_f64),
+    ):
         return as_tuple(epilogue.fn(*inputs))
 
 

@@ -1,0 +1,33 @@
+"""What GPU tests compare with, looked at where there is no GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from epilogues import EPILOGUES, Problem
+from reference import in_float64
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Products(TorchDispatchMode):
+    """Notes the dtypes of what matrix products give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: list[torch.dtype] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func._schema.name.endswith("mm"):
+            self.dtypes.append(result.dtype)
+        return result
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_no_product_of_a_reference_is_rounded(name: str) -> None:
+    inputs = EPILOGUES[name].inputs(Problem(32, 32, 32))
+    with Products() as products:
+        in_float64(EPILOGUES[name], inputs)
+    assert products.dtypes and set(products.dtypes) == {torch.float64}
