@@ -16,7 +16,7 @@ from torch import fx
 from cute_backend.fx_walk.lower import is_pointwise, is_reshape
 from cute_backend.fx_walk.static import Size, arguments, fake, known, target_name
 
-_PRODUCTS = ("aten.mm.default", "aten.addmm.default")
+_PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default")
 _PAD, _JOIN, _SLICE = "aten.constant_pad_nd.default", "aten.cat.default", "aten.slice.Tensor"
 
 
@@ -28,7 +28,7 @@ def take_padding_back(graph: fx.Graph) -> None:
         cut = _cut(node)
         if cut is not node and any(is_pointwise(user) or is_reshape(user) for user in cut.users):
             with graph.inserting_before(cut):
-                whole = _whole(graph, node, *fake(cut).shape)
+                whole = _whole(graph, node, fake(cut).shape)
             if whole is not None:
                 cut.replace_all_uses_with(whole)
     graph.eliminate_dead_code()
@@ -45,32 +45,34 @@ def _cut(product: fx.Node) -> fx.Node:
     return last
 
 
-def _whole(graph: fx.Graph, product: fx.Node, m: Size, n: Size) -> fx.Node | None:
-    """The product of what its operands were padded from, None where they are not (M, K) and (K, N) of it."""
+def _whole(graph: fx.Graph, product: fx.Node, shape: Sequence[Size]) -> fx.Node | None:
+    """The product of what its operands were padded from, None where that has another shape: (M, N), and in
+    a bmm the batches before them."""
     args: tuple[Any, ...] = product.args
+    *batches, m, n = shape
     *addend, a, b = args
     a_source, b_source = _source(a), _source(b)
-    if known(fake(a_source).shape[0] == m) and a_source is not a:
-        k_padding = fake(a).shape[1] - fake(a_source).shape[1]
+    if known(fake(a_source).shape[-2] == m) and a_source is not a:
+        k_padding = fake(a).shape[-1] - fake(a_source).shape[-1]
         a = _call(graph, a, a_source, [0, k_padding, 0, 0]) if k_padding else a_source
-    if _fits(b_source, (fake(b).shape[0], n)) and known(fake(b_source).stride(0) == 1):
+    if _fits(b_source, (*fake(b).shape[:-1], n)) and known(fake(b_source).stride(-2) == 1):
         b = b_source
     while addend and not _broadcasts(addend[0], (m, n)):
         if target_name(addend[0]) != _JOIN:
             return None
         addend = [addend[0].args[0][0]]
-    if not known(fake(a).shape[0] == m) or not known(fake(b).shape[1] == n):
+    if not _fits(a, (*batches, m, fake(a).shape[-1])) or not known(fake(b).shape[-1] == n):
         return None
     return _call(graph, product, *addend, a, b, **product.kwargs)
 
 
 def _source(operand: fx.Node) -> fx.Node:
-    """What a 2-D operand was padded from at its ends; the operand itself if it was not."""
+    """What rows and columns were padded from at their ends; the operand itself if they were not."""
     if target_name(operand) != _PAD:
         return operand
     args: tuple[Any, ...] = operand.args
-    source, (before_columns, _, before_rows, _) = args[:2]
-    return operand if before_columns or before_rows else source
+    source, (before_columns, _, before_rows, _, *batches) = args[:2]
+    return operand if before_columns or before_rows or any(batches) else source
 
 
 def _fits(node: fx.Node, shape: Sequence[Size]) -> bool:

@@ -40,6 +40,18 @@ def row_major_b(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return (x @ weight.t().contiguous()).relu()
 
 
+def batches(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return (_in_batches(x) @ _in_batches(weight).mT + bias[: _in_batches(weight).shape[1]]).relu()
+
+
+def some_batches(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return (_in_batches(x) @ _in_batches(weight).mT)[:1].relu()
+
+
+def _in_batches(rows: Tensor) -> Tensor:
+    return rows.unflatten(0, (2, -1))
+
+
 @pytest.fixture
 def padded(monkeypatch: pytest.MonkeyPatch, fresh_compiler: None) -> list[bool]:
     """Have Inductor pad on a CPU, whatever a timing would say; notes what it asked to pad."""
@@ -68,7 +80,7 @@ def run(program: Callable[..., Tensor], m: int, n: int, k: int) -> dict[str, int
     return dict(counters["cute_backend"])
 
 
-@pytest.mark.parametrize("program", [linear, rows_of_their_own, with_a_plane, no_addend])
+@pytest.mark.parametrize("program", [linear, rows_of_their_own, with_a_plane, no_addend, batches])
 @pytest.mark.parametrize("size", [(130, 64, 72), (128, 50, 72), (130, 50, 72), (130, 64, 71)])
 def test_what_was_padded_fuses(
     program: Callable[..., Tensor], size: tuple[int, int, int], padded: list[bool]
@@ -79,8 +91,13 @@ def test_what_was_padded_fuses(
 
 @pytest.mark.parametrize(
     ("program", "size"),
-    [(bare, (130, 50, 72)), (row_major_b, (130, 50, 72)), (linear, (130, 50, 71))],
-    ids=["nothing follows", "rows of B are not aligned", "K is padded too"],
+    [
+        (bare, (130, 50, 72)),
+        (row_major_b, (130, 50, 72)),
+        (linear, (130, 50, 71)),
+        (some_batches, (130, 64, 72)),
+    ],
+    ids=["nothing follows", "rows of B are not aligned", "K is padded too", "not all batches are read"],
 )
 def test_padding_that_nothing_here_gains_from_stays(
     program: Callable[..., Tensor], size: tuple[int, int, int], padded: list[bool]
