@@ -26,6 +26,8 @@ Values = tuple[Any, ...]
 Index = Union[Int32, Int64]
 """The place of an element in a row or column, or in the plane."""
 
+_INFINITY = float("inf")
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -57,34 +59,35 @@ def _of_numbers(nothing: float, combine: Callable[[Float32, Float32], Float32]) 
     )
 
 
-def _of_indices(index: type[Index], highest: int, key: Callable[[Float32], Int32]) -> Kind:
-    """Where the largest key is: partials are a key and an index."""
+def _of_indices(index: type[Index], key: Callable[[Float32], Float32]) -> Kind:
+    """Where the largest key is: partials are a key and an index.
+
+    Nothing has index 0, which is where the largest is if no element is above -inf.
+    """
     return Kind(
-        (Int32, index),
-        (-(2**31), highest),
+        (Float32, index),
+        (-_INFINITY, 0),
         element=lambda value, index: (key(value), index),
         combine=_largest,
         result=lambda whole, count: Int64(whole[1]),
     )
 
 
+def _above(a: Float32, b: Float32) -> Boolean:
+    """Whether a counts as the larger: NaN is above all numbers, zeros are equal (`cute_backend.reduce`)."""
+    return math.logical_not(a <= b) & (b == b)
+
+
 def _largest(a: Values, b: Values) -> Values:
     """Of two keys the larger, of equal ones the one of the lower index."""
-    later = (b[0] > a[0]) | ((b[0] == a[0]) & (b[1] < a[1]))
+    later = _above(b[0], a[0]) | (math.logical_not(_above(a[0], b[0])) & (b[1] < a[1]))
     return math.where(later, b[0], a[0]), math.where(later, b[1], a[1])
 
 
 def _first_largest(a: Values, b: Values, inside: Boolean) -> Values:
     """`_largest`, for b of the higher index or not inside."""
-    later = inside & (b[0] > a[0])
+    later = inside & _above(b[0], a[0])
     return math.where(later, b[0], a[0]), math.where(later, b[1], a[1])
-
-
-def _key(value: Float32) -> Int32:
-    """Integers that compare as numbers do, zeros equal and NaN above all (`cute_backend.reduce`)."""
-    bits = (value + 0.0).bitcast(Int32)
-    key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return math.where(math.isnan(value), Int32(0x7FFFFFFF), key)
 
 
 def _shift(top: Float32) -> Float32:
@@ -120,16 +123,14 @@ def _logarithm(whole: Values, count: Int64) -> Float32:
     return math.log(total) + _shift(top)
 
 
-_INFINITY = float("inf")
-
 SUM = _of_numbers(0.0, operator.add)
 MEAN = replace(SUM, result=lambda whole, count: math.div(whole[0], count.to(Float32)))
 MAX = _of_numbers(-_INFINITY, math.maximum)
 MIN = _of_numbers(_INFINITY, math.minimum)
-ARGMAX = replace(_of_indices(Int32, 2**31 - 1, _key), follow=_first_largest)
-ARGMIN = replace(_of_indices(Int32, 2**31 - 1, lambda value: _key(-value)), follow=_first_largest)
-PLANE_ARGMAX = _of_indices(Int64, 2**63 - 1, _key)
-PLANE_ARGMIN = _of_indices(Int64, 2**63 - 1, lambda value: _key(-value))
+ARGMAX = replace(_of_indices(Int32, lambda value: value), follow=_first_largest)
+ARGMIN = replace(_of_indices(Int32, lambda value: -value), follow=_first_largest)
+PLANE_ARGMAX = _of_indices(Int64, lambda value: value)
+PLANE_ARGMIN = _of_indices(Int64, lambda value: -value)
 LOGSUMEXP = Kind(
     (Float32, Float32),
     (-_INFINITY, 0.0),

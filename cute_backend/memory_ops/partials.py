@@ -28,8 +28,8 @@ _PARTS: dict[ReduceKind, tuple[tuple[str, DType], ...]] = {
     ReduceKind.MEAN: (("_sum", DType.F32),),
     ReduceKind.MAX: (("_max", DType.F32),),
     ReduceKind.MIN: (("_min", DType.F32),),
-    ReduceKind.ARGMAX: (("_key", DType.I32), ("_index", DType.I32)),
-    ReduceKind.ARGMIN: (("_key", DType.I32), ("_index", DType.I32)),
+    ReduceKind.ARGMAX: (("_key", DType.F32), ("_index", DType.I32)),
+    ReduceKind.ARGMIN: (("_key", DType.F32), ("_index", DType.I32)),
     ReduceKind.LOGSUMEXP: (("_top", DType.F32), ("_total", DType.F32)),
 }
 

@@ -93,6 +93,13 @@ def test_every_kind(spec: EpilogueSpec, config: TileConfig) -> None:
         check(spec, config, difficult(m, n), seed)
 
 
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_of_equals_the_first_also_where_all_are_infinite_or_none_is_a_number(spec: EpilogueSpec) -> None:
+    for value in (-INF, INF, NAN):
+        for config in ("ping-pong", "one CTA"):
+            check(spec, CONFIGS[config], torch.full((66, 136), value), 0)
+
+
 def test_planes_that_tma_does_not_take() -> None:
     plane = difficult(70, 131)
     for config in ("cooperative", "one CTA"):
