@@ -101,7 +101,7 @@ def rows_module(cases: Sequence[RowCase]) -> str:
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, Uint32
 
 from cute_backend.memory_ops import device_math as math
 

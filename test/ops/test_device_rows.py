@@ -8,6 +8,7 @@ import pytest
 import torch
 from device_check import assert_converted, row_errors
 from device_rows import (
+    RowCase,
     as_arguments,
     compiled,
     conversion_inputs,
@@ -20,8 +21,10 @@ from device_rows import (
 from torch import Tensor
 
 from cute_backend.ops import OPS, SPECIAL
+from cute_backend.philox import upper_tail
 from cute_backend.runtime.cubin import resources
 from cute_backend.simulator import host
+from cute_backend.spec import DType
 
 ARCHES = ["sm_90a", "sm_100a"]
 SAMPLES = 2048
@@ -48,6 +51,24 @@ def test_rows(arch: str, tmp_path: Path) -> None:
     out = simulated(rows_module(cases), inputs, len(cases), tmp_path, arch)
     errors = row_errors(cases, inputs, out)
     assert 0.0 < errors["rsqrt(f32)"] < 1.0
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_noise_of_words_where_its_formulas_change(arch: str, tmp_path: Path) -> None:
+    """The smallest and largest words, and those around powers of two and their thirds, from both ends."""
+    near = torch.arange(-3, 4)
+    powers = 2.0 ** torch.arange(33).double()
+    edges = torch.cat([powers, powers / 3, powers * 2 / 3]).long()[:, None] + near
+    words = torch.cat([edges, 2**32 - 1 - edges]).clamp(0, 2**32 - 1).flatten()
+    generator = torch.Generator().manual_seed(0)
+    words = torch.cat([words, torch.randint(2**32, (SAMPLES - words.numel(),), generator=generator)])
+    case = RowCase("gumbel", (DType.I32,), DType.F32, "math._gumbel_of(Uint32({0}))", upper_tail)
+    inputs = row_inputs(SAMPLES) | {"i0": words.to(torch.int32)}
+    (out,) = simulated(rows_module([case]), inputs, 1, tmp_path, arch)
+    exact = -torch.log(-torch.log1p(-upper_tail(words).double()))
+    unit = torch.exp2(torch.frexp(exact.abs().clamp(min=0.5))[1] - 24.0)
+    error = (out.view(torch.float32).double() - exact).abs() / unit
+    assert 0.5 < error.max() < 2.4
 
 
 @pytest.mark.parametrize("arch", ARCHES)
