@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from cute_backend.__main__ import main
+from cute_backend.fuzz import bounds as bounds_module
 from cute_backend.fuzz import command, draw, judge
 from cute_backend.fuzz.bounds import Bounds, follow, taken, unit
+from cute_backend.fuzz.judge import _wrong
 from cute_backend.fuzz.program import Fill, Input, Program, Rule, Step
 from cute_backend.fuzz.shrink import shrink
 from cute_backend.fuzz.vocabulary import GATHERS, table_ops
@@ -130,6 +132,85 @@ def test_units_are_those_of_the_dtype() -> None:
     value = torch.tensor([1.0, 3.0, 0.0, torch.inf], dtype=torch.float64)
     assert unit(value, BF16).tolist() == [2**-7, 2**-6, 2.0**-133, 0.0]
     assert unit(value, torch.float8_e4m3fn).tolist() == [2**-3, 2**-2, 2**-9, 0.0]
+
+
+# What GPUs do
+
+
+def on_hopper(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b as Hopper's tensor cores add fp8 products, in float64."""
+    terms = a.double()[:, :, None] * b.double()
+    exponents = (a.double().frexp().exponent - 1)[:, :, None] + (b.double().frexp().exponent - 1)
+    total = torch.zeros_like(terms[:, 0])
+    for part, exponent in zip(terms.split(32, 1), exponents.split(32, 1), strict=True):
+        largest = torch.where(part == 0, -100, exponent).amax(1)
+        unit = torch.maximum(largest, torch.where(total == 0, -100, total.frexp().exponent - 1)) - 13
+        shifted = torch.cat([part, total[:, None]], 1).ldexp(-unit[:, None]).trunc().sum(1).ldexp(unit)
+        unit = shifted.frexp().exponent - 14
+        total = shifted.ldexp(-unit).trunc().ldexp(unit)
+    return total
+
+
+def scaled_product(fill: Fill, k: int, seed: int) -> list[Tensor]:
+    shapes = [("8", f"{k}", torch.float8_e4m3fn, ""), ("16", f"{k}", torch.float8_e4m3fn, ".t()")]
+    inputs = [Input("x", (rows, columns), dtype, fill, view) for rows, columns, dtype, view in shapes]
+    inputs += [Input("x", (), torch.float32, Fill.POSITIVE if fill is Fill.NORMAL else fill)] * 2
+    g = torch.Generator().manual_seed(seed)
+    return [eval(each.text, {"torch": torch, "g": g}) for each in inputs]
+
+
+def test_an_h200_adds_fp8_products_so() -> None:
+    a, b, scale_a, scale_b = scaled_product(Fill.NORMAL, 16, seed=25222)
+    seen = 0.7444279789924622
+    assert abs((on_hopper(a, b) * scale_a * scale_b)[0, 9].item() / seen - 1) < 1e-7
+    assert abs((a.double() @ b.double() * scale_a * scale_b)[0, 9].item() / seen - 1) > 1e-4
+
+
+@pytest.mark.parametrize(("k", "wrong"), [(16, 1.02), (32, 1.02), (64, 1.1)])
+@pytest.mark.parametrize("fill", [Fill.NORMAL, Fill.INTEGERS])
+def test_fp8_products_may_be_as_far_off_as_tensor_cores_are(
+    fill: Fill, k: int, wrong: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "torch._scaled_mm({0}, {1}, {2}, {3}, out_dtype=torch.float32)"
+    product = Step("t", text, ("a", "b", "c", "d"), Rule.PRODUCT, "({0} @ {1}) * {2} * {3}")
+    off = []
+    for seed in range(20):
+        inputs = scaled_product(fill, k, seed)
+        limits = {}
+        for aligned in (False, True):
+            monkeypatch.setattr(bounds_module, "_is_aligned", lambda a, aligned=aligned: aligned)
+            limits[aligned] = taken(product, [Bounds.exactly(each) for each in inputs], {})
+        got = (on_hopper(*inputs[:2]) * inputs[2].double() * inputs[3].double()).float()
+        assert not limits[True].wrong(got).any()
+        off.append(bool(limits[False].wrong(got).any()))
+        large = got.abs() > limits[True].reference.abs().mean()
+        assert limits[True].wrong(got * wrong)[large].all()
+    assert all(off) if fill is Fill.NORMAL else not any(off)
+
+
+def test_whole_sums_up_to_2_to_the_13_are_exact_on_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds_module, "_is_aligned", lambda a: True)
+    for size, exact in ((15, True), (16, False)):
+        a = torch.full((1, 32), 16.0).to(torch.float8_e4m3fn)
+        b = torch.full((32, 1), float(size)).to(torch.float8_e4m3fn)
+        found = taken(
+            Step("t", "{0}.float() @ {1}.float()", ("a", "b"), Rule.PRODUCT, "{0} @ {1}"),
+            [Bounds.exactly(a), Bounds.exactly(b)],
+            {},
+        )
+        assert (found.low == found.high).all() == exact
+
+
+def test_strides_are_inductors_or_eagers() -> None:
+    eager = torch.arange(48.0).view(1, 8, 6)
+    padded = torch.empty_strided((1, 8, 6), (64, 8, 1)).copy_(eager)
+    transposed = eager.mT.contiguous().mT
+
+    def complaint(got: Tensor) -> str:
+        return _wrong(reducing(), Bounds.exactly(eager), got, padded, eager, strides=True)
+
+    assert complaint(eager) == complaint(padded) == ""
+    assert complaint(transposed).startswith("has strides (48, 1, 8), Inductor's (64, 8, 1)")
 
 
 # Planted faults
