@@ -62,6 +62,9 @@ of it. Written by `python docs/models.py`{device}.
 - kernels: how many are launched by Inductor alone, and with our own. A reduction counts a kernel of its own.
 
 `python -m cute_backend explain examples/FILE.py:NAME` tells each reason in a sentence, with its line.
+
+`scaled_mm_recipes.py` needs a torch whose Dynamo traces `torch.nn.functional.scaled_mm`. That of 2.11 breaks
+the graph there, and leaves the product to eager; it traces `torch._scaled_mm`.
 """
 
 

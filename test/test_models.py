@@ -6,11 +6,14 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from contextlib import nullcontext
+from typing import Any
 
+import model_files
 import pytest
 import torch
 from golden import assert_expected
-from model_files import NAMES, ROOT, errors, load, outcome
+from model_files import NAMES, ROOT, check, graph_breaks, load, outcome
 from reference import relative_error
 from torch import Tensor, fx
 from torch._dynamo.utils import counters
@@ -76,9 +79,29 @@ QUICK = [model for model in NAMES if model.startswith("training")] + ["torchao_f
 
 
 @pytest.mark.parametrize("model", QUICK)
-def test_a_model_and_its_gradients_are_eagers(model: str, fresh_compiler: None) -> None:
-    assert max(errors(model, "cpu", "cute")) < BF16_ERROR
+def test_a_model_and_its_gradients_are_right(model: str, fresh_compiler: None) -> None:
+    check(model, "cpu")
     assert counters["cute_backend"]["regions"] == sum(":" in line for line in _kept(model))
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_an_error_of_a_percent_is_told(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def given(fn: Any, args: tuple[Any, ...], backend: str) -> list[Tensor]:
+        return [each.double() * factor for each in outcome(fn, args)]
+
+    monkeypatch.setattr(model_files, "compiled", given)
+    with nullcontext() if factor == 1.0 else pytest.raises(AssertionError, match="result 0 is"):
+        check("training.py:dropout", "cpu")
+
+
+def test_a_graph_break_is_told_from_a_whole_graph() -> None:
+    def broken(x: Tensor) -> Tensor:
+        y = x + 1
+        torch._dynamo.graph_break()
+        return y * 2
+
+    assert graph_breaks(broken, (torch.ones(2),))
+    assert not graph_breaks(lambda x: x + 1, (torch.ones(2),))
 
 
 @pytest.mark.parametrize("model", ["torchao_fp8.py:mlp_per_row", "training.py:swiglu"])
