@@ -40,7 +40,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command. Returns the exit status: 0, 1 for a faulty kernel, 2 for what cannot be done."""
+    """Runs one command. Returns the exit status: 0, 1 for a faulty kernel, 2 for what cannot be done, 130
+    where `fuzz` was interrupted."""
     try:
         arguments = _parser().parse_args(argv)
         return arguments.command(arguments) or 0

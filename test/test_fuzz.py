@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 import runpy
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -355,6 +361,55 @@ def test_processes_judge_the_same_programs(capsys: pytest.CaptureFixture[str]) -
     alone = capsys.readouterr().out
     assert main([*how, "--jobs", "2"]) == 0
     assert capsys.readouterr().out == alone
+
+
+FUZZING = """
+import sys, time
+from cute_backend.__main__ import main
+from cute_backend.fuzz import command
+
+def add(self, other, added=command.Tally.add):
+    added(self, other)
+    print("judged", flush=True)
+
+def draw(seed, index, drawn=command.draw):
+    return drawn(seed, index) if index < 8 else time.sleep(600)
+
+command.Tally.add, command.draw = add, draw
+if __name__ == "__main__":
+    sys.exit(main(["fuzz", "--count", "9", "--replay", "--jobs", sys.argv[1]]))
+"""
+"""The command, which says whenever a program is done, and takes forever to draw the ninth."""
+
+
+@pytest.mark.parametrize(
+    ("jobs", "interrupt"), [(1, os.kill), (2, os.kill), (2, os.killpg)], ids=["alone", "its_parent", "all"]
+)
+def test_an_interrupt_ends_it_with_what_was_done(
+    jobs: int, interrupt: Callable[[int, int], None], tmp_path: Path
+) -> None:
+    """As Ctrl-C in a terminal, which goes to the children too, or as `kill -INT`."""
+    path = tmp_path / "fuzzing.py"
+    path.write_text(FUZZING)
+    command = [sys.executable, str(path), str(jobs)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(8)] == ["judged\n"] * 8
+        interrupt(process.pid, signal.SIGINT)
+        try:
+            out, error = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    assert (process.returncode, error) == (130, "")
+    rows = dict(re.findall(r"^(.+?) +(\d+)$", out, re.MULTILINE))
+    assert rows["programs"] == "8" and int(rows["regions"]) >= 1 and rows["wrong"] == "0"
+    deadline = time.monotonic() + 20
+    with pytest.raises(ProcessLookupError):  # no process of its session is left
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

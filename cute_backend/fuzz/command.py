@@ -1,7 +1,8 @@
 """`python -m cute_backend fuzz`: many programs, in one process or several, and a report.
 
 Standard output gets a runnable file for every failure, then the counts; progress goes to standard error,
-where that is a terminal. Status 0: no program is wrong; 1: one is; 2: a request that cannot be met.
+where that is a terminal. Status 0: no program is wrong; 1: one is; 2: a request that cannot be met; 130: it
+was interrupted, and counts what was done by then.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import argparse
 import logging
 import multiprocessing
+import signal
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 
 import torch
 from rich.console import Console
@@ -26,9 +29,6 @@ from .judge import Verdict, judge
 from .program import Program
 from .shrink import shrink
 
-BATCH = 10
-"""Programs that a process is given at once."""
-
 
 @dataclass(frozen=True)
 class Job:
@@ -40,9 +40,10 @@ class Job:
     replay_only: bool = False
     device: str = "cpu"
 
-    def batches(self) -> Iterator[Job]:
-        for first in range(self.first, self.last, BATCH):
-            yield Job(self.seed, first, min(first + BATCH, self.last), self.replay_only, self.device)
+    def single(self) -> Iterator[Job]:
+        """A job for each of its programs."""
+        for index in range(self.first, self.last):
+            yield replace(self, first=index, last=index + 1)
 
 
 @dataclass(frozen=True)
@@ -143,24 +144,53 @@ def main(arguments: argparse.Namespace) -> int:
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=arguments.count, wrong=0)
-        for part in _parts(job, arguments.jobs):
-            tally.add(part)
-            progress.update(task, completed=tally.programs, wrong=len(tally.failures))
-            for failure in part.failures:
-                print(failure.text(job), flush=True)
+        status = 0
+        try:
+            with closing(_parts(job, arguments.jobs)) as parts:
+                for part in parts:
+                    tally.add(part)
+                    progress.update(task, completed=tally.programs, wrong=len(tally.failures))
+                    for failure in part.failures:
+                        print(failure.text(job), flush=True)
+                        status = 1
+        except KeyboardInterrupt:
+            status = 128 + signal.SIGINT
     report.show(_summary(tally))
-    return 1 if tally.failures else 0
+    return status
 
 
-def _parts(job: Job, jobs: int) -> Iterator[Tally]:
-    """The tallies of a job's batches, in their order; `jobs` processes do them."""
+def _parts(job: Job, jobs: int) -> Generator[Tally, None, None]:
+    """The tallies of a job's programs, as they are done, by `jobs` processes."""
     if jobs == 1:
         _quiet()
-        yield from map(run, job.batches())
+        yield from map(run, job.single())
         return
+    with _processes(jobs) as pool:
+        # A terminal interrupts all processes: those that start now block that, and are ended by this one.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            parts = [pool.submit(run, each) for each in job.single()]
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        for done in as_completed(parts):
+            yield done.result()
+
+
+@contextmanager
+def _processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end with the work that they are for, done or not."""
+    others = multiprocessing.active_children()
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_quiet) as pool:
-        yield from pool.map(run, job.batches())
+    pool = ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_quiet)
+    try:
+        yield pool
+    except BaseException:
+        for process in multiprocessing.active_children():
+            if process not in others:
+                process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _quiet() -> None:
