@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -430,6 +431,17 @@ def test_generated_code_calls_the_implementation_itself(fresh_compiler: None) ->
     assert "from cute_backend.runtime.op import on_cpu as gemm_epilogue_on_cpu" in code[0]
     assert "= gemm_epilogue_on_cpu([" in code[0]
     assert "torch.ops.cute_backend.gemm_epilogue.default(" not in code[0]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_generated_code_imports_takes_the_ops_arguments(device: str) -> None:
+    from cute_backend.fx_walk.direct_call import _CALLS
+
+    imported: dict[str, Any] = {}
+    exec(_CALLS[device], imported)
+    implementation = imported[f"gemm_epilogue_on_{device}"]
+    names = [argument.name for argument in torch.ops.cute_backend.gemm_epilogue.default._schema.arguments]
+    assert list(inspect.signature(implementation).parameters) == names
 
 
 @pytest.mark.parametrize("where", ["options", "config"])
