@@ -1,4 +1,4 @@
-"""Time every tile of the table on a GPU, over shapes of few and of many waves: the heuristic's data.
+"""Time every tile that the heuristic is offered on a GPU, for few and for many waves: what it is fitted to.
 
     python benchmarks/tiles.py benchmarks/results/GPU-DATE-tiles.csv
 
@@ -26,12 +26,14 @@ from cute_backend.runtime.device import device_at, max_active_clusters
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.timing import arguments_of
 from cute_backend.spec import EpilogueSpec
-from cute_backend.templates.config import table
+from cute_backend.templates.config import offered
 
 SHAPES = (
     *itertools.product((1, 16, 64, 96, 128, 192, 256, 384, 512, 1000), (8192,), (8192,)),
     *itertools.product((16, 64, 128, 256, 512), (28672,), (8192,)),
     *itertools.product((16, 64, 128, 256, 512, 4096), (4096,), (4096,)),
+    *itertools.product((16, 128), (512, 1024, 2048), (2048, 8192)),
+    (256, 1024, 8192),
     (256, 4096, 14336),
     (2048, 8192, 2048),
     (8192, 8192, 1024),
@@ -70,7 +72,7 @@ def main() -> None:
     (path,) = map(Path, sys.argv[1:])
     path.parent.mkdir(parents=True, exist_ok=True)
     spec = spec_of_full()
-    wanted = [Kernel(spec, config, Variant.TMA) for config in table(device_at(0).arch, spec)]
+    wanted = [Kernel(spec, config, Variant.TMA) for config in offered(device_at(0).arch, spec)]
     kernels = obtain(wanted)
     failures = [outcome for outcome in kernels.values() if isinstance(outcome, Exception)]
     if failures:

@@ -102,6 +102,7 @@ def _name(kernel: Kernel, out: DType, order: Order, epilogue: FusedEpilogue | No
     ]
     words += ["2cta"] if config.ctas == 2 else []
     words += ["pingpong"] if config.pingpong else []
+    words += [f"split{config.split_k}"] if config.split_k > 1 else []
     words += [f"by{config.subtile_n}"] if config.subtile_n != TileConfig.subtile_n else []
     words += [] if product.fast_accum else ["promoted"]
     words += [] if kernel.variant is Variant.TMA else ["unaligned"]
@@ -132,7 +133,7 @@ def _design(kernel: Kernel) -> HopperDesign | BlackwellDesign:
     spec, config = kernel.spec, kernel.config
     common: dict[str, Any] = {
         "tile_shape": (config.tile_m, config.tile_n, tile_k(spec.product.a_dtype)),
-        "cluster_shape": (config.cluster_m, config.cluster_n, 1),
+        "cluster_shape": (config.cluster_m * config.split_k, config.cluster_n, 1),
         "config": config,
         "fast_accum": spec.product.fast_accum,
         "aligned": kernel.variant is Variant.TMA,

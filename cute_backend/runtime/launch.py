@@ -287,7 +287,7 @@ class Launcher:
             return choice
 
     def _nearest(self, kernel: Kernel) -> _Ready | None:
-        """A kernel, or the one like it whose tile is nearest in size, or None.
+        """A kernel, or the one like it whose tile is nearest in size and then in parts of K, or None.
 
         A batch-invariant region takes no other: which are there may change from one M to the next.
         """
@@ -295,8 +295,9 @@ class Launcher:
         if self._batch_invariant:
             return self._kernels.get((config, variant))
 
-        def distance(other: TileConfig) -> int:
-            return abs(other.tile_m * other.tile_n - config.tile_m * config.tile_n)
+        def distance(other: TileConfig) -> tuple[int, int]:
+            apart = abs(other.tile_m * other.tile_n - config.tile_m * config.tile_n)
+            return apart, abs(other.split_k - config.split_k)
 
         there = {
             other: ready

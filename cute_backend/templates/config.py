@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
@@ -60,6 +60,9 @@ class TileConfig:
     epilogue runs under the other's MMA. Tiles are visited in groups of `raster_m` rows of clusters, so that
     those in flight share operands in L2.
 
+    With `split_k` above 1, so many CTAs make a cluster of their own and share each tile by parts of K: on
+    sm_90a, without ping-pong.
+
     With two `products` a tile has two accumulators, and the MMA is twice as wide: it has the columns of one B
     beside those of another, or, with `neighbours`, the even columns of one B among its odd ones.
     """
@@ -75,6 +78,15 @@ class TileConfig:
     raster_m: int = 8
     products: int = 1
     neighbours: bool = False
+    split_k: int = 1
+
+    def __post_init__(self) -> None:
+        alone = self.arch is Arch.SM90A and not self.pingpong and self.cluster_m * self.cluster_n == 1
+        if self.split_k > 1 and not alone:
+            raise ValueError(
+                f"tile {self.name} of {self.arch.value} has K in {self.split_k} parts, which one of sm_90a "
+                "can have without ping-pong and without a cluster that multicasts"
+            )
 
     @property
     def name(self) -> str:
@@ -82,6 +94,7 @@ class TileConfig:
         `128x64x2` a tile of two accumulators."""
         suffix = "_2cta" if self.ctas == 2 else "_pingpong" if self.pingpong else ""
         suffix += f"_by{self.subtile_n}" if self.subtile_n != 32 else ""
+        suffix += f"_split{self.split_k}" if self.split_k > 1 else ""
         tile = f"{self.tile_m}x{self.tile_n}" + (f"x{self.products}" if self.products > 1 else "")
         return f"{tile}_{self.cluster_m}x{self.cluster_n}{suffix}"
 
@@ -94,13 +107,15 @@ class TileConfig:
             shape += f", {self.ctas} CTAs a tile"
         if self.pingpong:
             shape += ", warpgroups in turn"
-        clusters = f"clusters of {self.cluster_m} by {self.cluster_n}, " if self.cluster_size > 1 else ""
+        shape += f", K in {self.split_k} parts" if self.split_k > 1 else ""
+        several = self.cluster_m * self.cluster_n > 1
+        clusters = f"clusters of {self.cluster_m} by {self.cluster_n}, " if several else ""
         return f"{shape}, {clusters}subtiles of {self.subtile_n} columns, raster {self.raster_m}"
 
     @property
     def cluster_size(self) -> int:
         """CTAs in a cluster."""
-        return self.cluster_m * self.cluster_n
+        return self.cluster_m * self.cluster_n * self.split_k
 
     @property
     def cta_rows(self) -> int:
@@ -172,6 +187,11 @@ class TileConfig:
         return (self.cta_rows + self.mma_n // self.ctas) * TILE_K_BYTES
 
     @property
+    def sum_bytes(self) -> int:
+        """Shared memory of one CTA for the sums that it leaves to another, where K is in parts."""
+        return 4 * self.cta_rows * self.mma_n if self.split_k > 1 else 0
+
+    @property
     def stage_elements(self) -> int:
         """Elements in one stage of an exact load or an output: a subtile for each warpgroup of the CTA."""
         return self.block_m * self.warpgroups * self.subtile_n
@@ -179,7 +199,7 @@ class TileConfig:
     @property
     def epilogue_smem_bytes(self) -> int:
         """Shared memory that the epilogue may take: what the fewest useful stages of A and B leave."""
-        return SMEM_BYTES - MIN_AB_STAGES * self.ab_stage_bytes - SMEM_RESERVE
+        return SMEM_BYTES - MIN_AB_STAGES * self.ab_stage_bytes - self.sum_bytes - SMEM_RESERVE
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for cache keys and manifests."""
@@ -234,6 +254,26 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     if arch is Arch.SM90A and not spec.product.fast_accum:
         return _suited(_PROMOTED, spec)
     return _suited(_REDUCED if arch is Arch.SM90A and not _has_planes(spec) else _TABLE[arch], spec)
+
+
+_SPLITS = (2, 4)
+"""Parts of K. Eight were slower than four wherever they were tried: M of 16 and 128, N from 512, K up to 8192
+in fp8 (H200)."""
+
+
+def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
+    """What the heuristic chooses from: the table and, for one product on Hopper, its smallest tile with K in
+    parts."""
+    shipped = table(arch, spec)
+    return shipped if spec.product.batched else (*shipped, *_split(shipped[-1:]))
+
+
+def _split(configs: Iterable[TileConfig]) -> Iterator[TileConfig]:
+    """Those of few columns and no cluster that one CTA works on at a time, with K in parts."""
+    for config in configs:
+        alone = config.arch is Arch.SM90A and config.cluster_size == 1 and not config.pingpong
+        if alone and config.tile_n * config.products <= 64:
+            yield from (replace(config, split_k=parts) for parts in _SPLITS)
 
 
 def _suited(configs: Iterable[TileConfig], spec: EpilogueSpec) -> tuple[TileConfig, ...]:
@@ -315,17 +355,24 @@ _TILE_US = {64 * 64: (1.1, 1.6), 64 * 128: (2.1, 1.9), 128 * 128: (1.3, 3.25)}
 with fp8, scales, bias, gelu and a residual, K of 1024 to 14336 (benchmarks/README.md). 64 x 128 is not
 ping-pong, so its epilogue shows. Other tiles count as the largest, by their area."""
 
+_SPLIT_US = {2: 1.8, 4: 3.0}
+"""Microseconds that a cluster takes to begin together and to gather its sums, by parts of K (the same)."""
+
+_REACHED = {4: 120 / 132}
+"""The share of the multiprocessors that clusters of so many CTAs reach: an H200 has room for 132, 66 and 30
+clusters of 1, 2 and 4."""
+
 _BEYOND_US = 0.01
 """Microseconds that TMA takes to fill a row of A that is none with zeros, for each KiB of K (the same)."""
 
 
 def choose(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int) -> TileConfig:
-    """The configuration for a problem that was never tuned: of `table`, the one that should be fastest.
+    """The configuration for a problem that was never tuned: of those offered, the one that should be fastest.
 
-    Among equals the larger tile wins.
+    Among equals the larger tile wins, and the fewer parts of K.
     """
     k_bytes = k * spec.product.a_dtype.bits // 8
-    return min(table(arch, spec), key=lambda config: _cost(config, m, n, k_bytes, sm_count))
+    return min(offered(arch, spec), key=lambda config: _cost(config, m, n, k_bytes, sm_count))
 
 
 def _cost(config: TileConfig, m: int, n: int, k_bytes: int, sm_count: int) -> float:
@@ -336,12 +383,15 @@ def _cost(config: TileConfig, m: int, n: int, k_bytes: int, sm_count: int) -> fl
     """
     rows, columns = config.cta_rows * config.cluster_m, config.tile_n * config.cluster_n
     clusters = -(-m // rows) * -(-n // columns)
-    waves = -(-clusters * config.cluster_size // sm_count)
+    in_flight = int(sm_count * _REACHED.get(config.cluster_size, 1.0)) // config.cluster_size
+    waves = -(-clusters // max(in_flight, 1))
+    k_bytes = -(-k_bytes // config.split_k)
     area = config.cta_rows * config.mma_n
     largest = max(_TILE_US)
     own, for_k = _TILE_US.get(area) or (us * area / largest for us in _TILE_US[largest])
     beyond = max(config.cta_rows - m, 0) if config.cta_rows > 64 or config.cluster_n > 1 else 0
     unsuited = config.pingpong and (config.subtile_n == 64) != (k_bytes <= _SHORT_K)
+    own += _SPLIT_US.get(config.split_k, 0.0)
     return waves * (own + (for_k + beyond * _BEYOND_US) * k_bytes / 1024) * (1.01 if unsuited else 1.0)
 
 
@@ -441,6 +491,7 @@ def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         for shape in _suited(_SHAPES[arch], spec)
         if shape.ctas == 1 or cluster_n == 1
     ]
+    found += _split(_suited(_SHAPES[arch], spec))
     return tuple(dict.fromkeys([*shipped, *(config for config in found if _fits(config, spec))]))
 
 

@@ -32,6 +32,7 @@ from .config import TILE_K_BYTES, TileConfig
 from .epilogue import Epilogue, SmemOperand, by_name, release_planes
 from .overlap import await_earlier_kernels
 from .scheduler import BatchSchedule, TileSchedule
+from .split_k import Sums
 from .stages import Stages
 from .tile import Sm90NeighboursSubtile, Sm90NeighboursTile, Sm90Subtile, Sm90Tile
 
@@ -190,7 +191,9 @@ class Sm90Gemm:
         ]
 
         schedule = batches.schedule(config, m, n, a)
-        clusters = cutlass.min(schedule.items, max_active_clusters)
+        clusters = schedule.items
+        if cutlass.const_expr(config.split_k == 1):
+            clusters = cutlass.min(schedule.items, max_active_clusters)
         self.kernel(
             add_mma,
             set_mma,
@@ -207,9 +210,9 @@ class Sm90Gemm:
             m,
             n,
         ).launch(
-            grid=(config.cluster_m, config.cluster_n, clusters),
+            grid=(config.cluster_m * config.split_k, config.cluster_n, clusters),
             block=(self.threads, 1, 1),
-            cluster=(config.cluster_m, config.cluster_n, 1),
+            cluster=(config.cluster_m * config.split_k, config.cluster_n, 1),
             min_blocks_per_mp=1,
             use_pdl=True,
             stream=stream,
@@ -248,6 +251,10 @@ class Sm90Gemm:
         cta_m, cta_n, _ = cta_layout.get_flat_coord(cta_rank)
         a_atom, a_global = a_tma.atom, a_tma.tma_tensor
         schedule = batches.schedule(config, m, n, a_global)
+        epilogue_item = Int32(first_item)
+        if cutlass.const_expr(config.split_k > 1):
+            if cta_rank > 0:
+                epilogue_item = schedule.items
 
         if warp == 0:
             cpasync.prefetch_descriptor(a_atom)
@@ -270,6 +277,10 @@ class Sm90Gemm:
             smem.allocate_tensor(operand.dtype, cute.make_layout((config.tile_n, stages.row)), 128)
             for operand in epilogue.staged
         ]
+        if cutlass.const_expr(config.split_k > 1):
+            sums = Sums.allocate(smem, config.thread_accumulators, WARPGROUP * config.sharing)
+            if warp == 0:
+                sums.init(config.split_k)
         a_bytes = cute.size_in_bytes(self.a_dtype, cute.slice_(a_smem, (None, None, 0)))
         self.box_bytes = a_bytes // self.a_boxes
         b_bytes = cute.size_in_bytes(self.b_dtype, cute.slice_(b_smem, (None, None, 0)))
@@ -305,17 +316,18 @@ class Sm90Gemm:
         if cutlass.const_expr(self.a_boxes > 1):
             if m % config.tile_m != 0:
                 self._clear(s_a, thread)
-        pipeline.pipeline_init_arrive(cluster_shape_mn=cta_layout, is_relaxed=True)
+        in_step = cute.make_layout(config.cluster_size)
+        pipeline.pipeline_init_arrive(cluster_shape_mn=in_step, is_relaxed=True)
         await_earlier_kernels()
 
         glob = by_name(epilogue.loads + epilogue.stores, loads + stores)
-        pipeline.pipeline_init_wait(cluster_shape_mn=cta_layout)
+        pipeline.pipeline_init_wait(cluster_shape_mn=in_step)
 
         # (rows, k tile, index of the rows, k index) partitions of the operands for TMA
         tile_k = cute.size(a_smem, mode=[1])
         box_m = config.tile_m // self.a_boxes
         g_a = batches.boxes(a_global, (box_m, tile_k))
-        k_tiles = cute.size(g_a, mode=[3])
+        k_tiles = cute.ceil_div(cute.size(g_a, mode=[3]), config.split_k)
 
         if warp < 4:
             cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
@@ -341,6 +353,8 @@ class Sm90Gemm:
             if schedule.grid_m > 1:
                 b_priority = Int64(EVICT_LAST)
             ab_state = _state(PRODUCER, stages.ab)
+            # Parts of K are equally long: TMA makes zeros of k tiles beyond the last.
+            first_k = cta_rank * k_tiles if cutlass.const_expr(config.split_k > 1) else 0
             item = Int32(first_item)
             while schedule.is_valid(item):
                 cluster_row, cluster_column = schedule.cluster_coord(item)
@@ -349,7 +363,8 @@ class Sm90Gemm:
                 column = cluster_column * config.cluster_n + cta_n
                 batch = schedule.batch(item)
                 boxes_of_a = batches.of_batch(t_ga, batch)
-                for k in cutlass.range(k_tiles, unroll=1):
+                for k_tile in cutlass.range(k_tiles, unroll=1):
+                    k = first_k + k_tile
                     ab_pipeline.producer_acquire(ab_state)
                     barrier = ab_pipeline.producer_get_barrier(ab_state)
                     if cutlass.const_expr(self.a_boxes > 1):
@@ -380,7 +395,7 @@ class Sm90Gemm:
         if cutlass.const_expr(stages.exact > 0):
             if warp == 1:
                 exact_state = _state(PRODUCER, stages.exact)
-                item = Int32(first_item)
+                item = epilogue_item
                 while schedule.is_valid(item):
                     for ring in cutlass.range_constexpr(self.rings):
                         if schedule.is_valid(item + ring * item_step):
@@ -404,7 +419,7 @@ class Sm90Gemm:
         if cutlass.const_expr(stages.row > 0):
             if warp == 2:
                 row_state = _state(PRODUCER, stages.row)
-                item = Int32(first_item)
+                item = epilogue_item
                 while schedule.is_valid(item):
                     m0, n0 = self._origin(schedule, item, cta_m, cta_n)
                     first, end = self._rows(schedule, item, m)
@@ -440,7 +455,16 @@ class Sm90Gemm:
             exact_state = _state(CONSUMER, stages.exact)
             store_plane = Int32(0)
             warp_box = (WARP_M, config.subtile_n)
-            item = Int32(first_item)
+            item = epilogue_item
+            multiply = self._multiply if cutlass.const_expr(self.fast_accum) else self._multiply_promoted
+            if cutlass.const_expr(config.split_k > 1):
+                mma_thread = thread - WARPGROUP
+                if cta_rank > 0:
+                    start = ab_state.clone()
+                    multiply(
+                        add_mma, set_mma, acc, fragments_a, fragments_b, ab_pipeline, start, k_tiles, mma_turn
+                    )
+                    sums.leave(acc, mma_thread)
             if cutlass.const_expr(config.pingpong):
                 item += ring * item_step
                 if ring == 1:
@@ -455,10 +479,11 @@ class Sm90Gemm:
 
                 if cutlass.const_expr(config.pingpong):
                     mma_turn.wait()
-                multiply = self._multiply if cutlass.const_expr(self.fast_accum) else self._multiply_promoted
                 ab_state = multiply(
                     add_mma, set_mma, acc, fragments_a, fragments_b, ab_pipeline, ab_state, k_tiles, mma_turn
                 )
+                if cutlass.const_expr(config.split_k > 1):
+                    sums.gather(acc, mma_thread, config.split_k)
 
                 rows = []
                 if cutlass.const_expr(stages.row > 0):

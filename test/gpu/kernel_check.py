@@ -18,7 +18,7 @@ from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.operands import TORCH_DTYPES
 from cute_backend.runtime.outputs import Outputs
 from cute_backend.spec import DType, EpilogueSpec, Load, LoadKind, Major, Order, Stride
-from cute_backend.templates.config import TileConfig, table
+from cute_backend.templates.config import TileConfig, offered
 
 SHAPES = [
     (256, 256, 256),
@@ -40,7 +40,7 @@ def check_kernels(
     """Asserts that every kernel of `configs`, by default the table's, in both alignments, gives what the
     replay gives."""
     if configs is None:
-        configs = table(device_at(0).arch, spec)
+        configs = offered(device_at(0).arch, spec)
     kernels = [Kernel(spec, config, variant) for config in configs for variant in Variant]
     functions = obtain(kernels)
     failures = []

@@ -86,6 +86,7 @@ STAGED = Subject(sm90(128, 256), (136, 264, 512))  # the row is too long for reg
 PROMOTED = Subject(sm90(64, 64), (72, 72, 896), spec=SLOW)
 HOPPER_MULTICAST = Subject(sm90(128, 64, 2, 1), (136, 136, 512))
 REDUCING = Subject(sm90(128, 64), (136, 136, 128), spec=LARGEST)
+PARTS = Subject(sm90(64, 64, split_k=4), (72, 72, 1040))
 
 SUBJECTS = {
     "one": ONE,
@@ -99,6 +100,7 @@ SUBJECTS = {
     "promoted": PROMOTED,
     "hopper multicast": HOPPER_MULTICAST,
     "reducing": REDUCING,
+    "parts": PARTS,
 }
 
 
@@ -110,6 +112,7 @@ class Text(Enum):
     EPILOGUE = "epilogue"
     SCHEDULER = "scheduler"
     FINISH = "finish"
+    SPLIT_K = "split_k"
     MODULE = "the generated module"
     PTX = "the PTX, where the old text is a regular expression"
 
@@ -325,6 +328,61 @@ MUTANTS = [
         RaceError,
         r"tcgen05\.mma.*reads shared",
         Text.PTX,
+    ),
+    # Parts of K.
+    Mutant(
+        "sums not waited for",
+        PARTS,
+        without("cute.arch.mbarrier_wait(self.left, 0)"),
+        RaceError,
+        UNWRITTEN.format(SHARED),
+        Text.SPLIT_K,
+    ),
+    Mutant(
+        "one part not waited for",
+        PARTS,
+        instead("warps * (parts - 1)", "warps * (parts - 2)"),
+        RaceError,
+        UNWRITTEN.format(SHARED),
+        Text.SPLIT_K,
+    ),
+    Mutant(
+        "a warp tells of sums before its lanes have left them",
+        PARTS,
+        instead("cute.arch.sync_warp()", "pass"),
+        RaceError,
+        UNFINISHED.format(SHARED),
+        Text.SPLIT_K,
+    ),
+    Mutant(
+        "CTA leaves while its sums are read",
+        PARTS,
+        without("cute.arch.mbarrier_wait(self.read, 0)"),
+        IllegalAccess,
+        "all of whose warps have exited",
+        Text.SPLIT_K,
+    ),
+    Mutant(
+        "one part is read and let go for all",
+        PARTS,
+        instead("map_dsmem_ptr(self.shared.iterator, part)", "map_dsmem_ptr(self.shared.iterator, 1)"),
+        IllegalAccess,
+        "all of whose warps have exited",
+        Text.SPLIT_K,
+    ),
+    Mutant(
+        "every part from the first k tile on",
+        PARTS,
+        instead("k = first_k + k_tile", "k = k_tile + 0 * first_k"),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "every part has an epilogue",
+        PARTS,
+        without("epilogue_item = schedule.items"),
+        Deadlock,
+        "waits",
     ),
     # The stream.
     Mutant(

@@ -10,7 +10,7 @@ from cute_backend.fx_walk.collect import collect
 from cute_backend.memory_ops import Variant
 from cute_backend.simulator.api import Machine, reference, run
 from cute_backend.spec import LoadKind
-from cute_backend.templates.config import Arch, table
+from cute_backend.templates.config import Arch, offered
 
 pytestmark = pytest.mark.sim
 
@@ -31,7 +31,7 @@ def test_the_configuration_table(name, arch, variant):
     spec = graph.regions[0].spec
     if not (spec.planes or spec.loads_of(LoadKind.EXACT)):
         variant = Variant.TMA  # which asks nothing of vectors and reductions
-    for config in table(arch, spec):
+    for config in offered(arch, spec):
         for seed in SEEDS:
             simulation = run(epilogue.fn, inputs, Machine(arch, seed, config, clusters=1))
             [launch] = simulation.launches

@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import cutlass
 import pytest
@@ -38,6 +39,7 @@ from cute_backend.templates.config import (
     TileConfig,
     candidates,
     choose,
+    offered,
     table,
     tunable,
 )
@@ -79,7 +81,7 @@ def test_what_is_chosen_exists_and_fits_shared_memory(
     spec: EpilogueSpec, sizes: tuple[int, int, int], arch: Arch
 ) -> None:
     chosen = choose(arch, spec, *sizes, arch.sm_count)
-    assert chosen in table(arch, spec) and len(table(arch, spec)) <= 4
+    assert chosen in offered(arch, spec) and len(table(arch, spec)) <= 4
     tried = candidates(arch, spec, *sizes, arch.sm_count)
     assert tried[0] == chosen
     assert len(set(tried)) == len(tried) <= MAX_CANDIDATES
@@ -114,6 +116,30 @@ def test_candidates_are_of_many_kinds_and_none_is_hopeless(arch: Arch) -> None:
 def test_rasters_that_are_the_same_are_not_tried_twice() -> None:
     tried = candidates(Arch.SM90A, shared_spec("rowwise"), 128, 8192, 8192, 132, limit=1000)
     assert len({replace(config, raster_m=8) for config in tried}) == len(tried)
+
+
+def test_few_tiles_have_k_in_parts() -> None:
+    spec = shared_spec("bias_gelu_residual")
+
+    def parts(m: int, n: int, k: int) -> int:
+        return choose(Arch.SM90A, spec, m, n, k, 132).split_k
+
+    assert parts(16, 1024, 8192) == 4, "16 tiles"
+    assert parts(16, 2048, 8192) == 2, "of 32 clusters of four, 30 are in flight"
+    assert parts(16, 4096, 16384) == 2
+    assert parts(16, 8192, 8192) == parts(4096, 4096, 4096) == 1, "tiles for every multiprocessor"
+    assert parts(16, 1024, 1024) == 1, "gathering would cost more than it saves"
+    assert choose(Arch.SM100A, spec, 16, 1024, 8192, 148).split_k == 1
+    batched = shared_spec("batched")
+    assert choose(Arch.SM90A, batched, 16, 1024, 8192, 132).split_k == 1, "how many batches is not known"
+
+
+@pytest.mark.parametrize(
+    "kind", [{"pingpong": True}, {"cluster_m": 2}, {"cluster_n": 2}, {"arch": Arch.SM100A, "tile_m": 128}]
+)
+def test_not_every_tile_can_have_k_in_parts(kind: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="has K in 2 parts, which one of sm_90a can"):
+        replace(TileConfig(Arch.SM90A, 64, 64, split_k=2), **kind)
 
 
 def wide_spec() -> EpilogueSpec:

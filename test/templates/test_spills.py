@@ -18,7 +18,7 @@ from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.sample import SAMPLES_PER_PASS
 from cute_backend.spec import EpilogueSpec
-from cute_backend.templates.config import SMEM_BYTES, Arch, table
+from cute_backend.templates.config import SMEM_BYTES, Arch, offered
 
 
 def spec_of(name: str, fast_accum: bool) -> EpilogueSpec:
@@ -31,7 +31,7 @@ def spec_of(name: str, fast_accum: bool) -> EpilogueSpec:
 
 def assert_none_spills(arch: Arch, spec: EpilogueSpec) -> None:
     faults, built_before = [], set()
-    for config in table(arch, spec):
+    for config in offered(arch, spec):
         for variant in Variant:
             code = emit(spec, config, variant).split('"""')[2]
             if code in built_before:

@@ -1,0 +1,88 @@
+"""Parts of K: the CTAs of a cluster share a tile by its sums, and the first of them has the epilogue.
+
+Few tiles leave most multiprocessors idle. So each CTA of a cluster multiplies a part of K. All but the first
+leave their sums in their shared memory, where the first reads them and adds them up in the order of the
+parts, always the same.
+
+    part 0      | wgmma over its k tiles | . . . . reads, adds | epilogue
+    part 1 ...  | wgmma over its k tiles | leaves its sums . . . . . |
+
+A CTA has one tile and no more: what it left has been read when it ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.memory import SmemAllocator
+
+_VECTOR = 4
+"""fp32 sums that a thread moves at once."""
+
+_WARP = 32
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What the CTAs of a cluster leave to its first: (4, fours of a thread, thread) in fp32, in each.
+
+    Thread by thread, as the accumulators lie in registers, and neighbours side by side. `left` completes in
+    the first CTA when the sums of all others are there, `read` in each other one when its own have been read.
+    """
+
+    shared: cute.Tensor
+    left: cute.Pointer
+    read: cute.Pointer
+
+    @staticmethod
+    def allocate(smem: SmemAllocator, of_thread: int, threads: int) -> Sums:
+        """Room for `of_thread` sums, a multiple of four, of each of so many threads; and two barriers."""
+        layout = cute.make_layout(
+            (_VECTOR, of_thread // _VECTOR, threads), stride=(1, _VECTOR * threads, _VECTOR)
+        )
+        barriers = smem.allocate_array(Int64, 2)
+        return Sums(smem.allocate_tensor(Float32, layout, 16), barriers, barriers + 1)
+
+    def init(self, parts: int) -> None:
+        """Set the barriers up, by one warp, before the cluster is in step."""
+        warps = cute.size(self.shared, mode=[2]) // _WARP
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_init(self.left, warps * (parts - 1))
+            cute.arch.mbarrier_init(self.read, warps)
+
+    @cute.jit
+    def leave(self, acc: cute.Tensor, thread: Int32):
+        """Leave a thread's accumulators to the first CTA, until it has read them."""
+        cute.autovec_copy(_in_fours(acc), self.shared[(None, None, thread)])
+        _tell(self.left, 0)
+        cute.arch.mbarrier_wait(self.read, 0)
+
+    @cute.jit
+    def gather(self, acc: cute.Tensor, thread: Int32, parts: cutlass.Constexpr[int]):
+        """Add to a thread's accumulators those of its like in all other parts of the cluster."""
+        cute.arch.mbarrier_wait(self.left, 0)
+        cute.arch.fence_acq_rel_cluster()
+        sums = _in_fours(acc)
+        for part in cutlass.range_constexpr(1, parts):
+            theirs = cute.make_rmem_tensor(sums.shape, Float32)
+            remote = cute.make_tensor(cute.arch.map_dsmem_ptr(self.shared.iterator, part), self.shared.layout)
+            cute.autovec_copy(remote[(None, None, thread)], theirs)
+            for i in cutlass.range_constexpr(cute.size(sums)):
+                sums[i] = sums[i] + theirs[i]
+            _tell(self.read, part)
+
+
+def _tell(barrier: cute.Pointer, part: int) -> None:
+    """Arrive for a warp at another CTA's barrier, once all its lanes have written or read."""
+    cute.arch.fence_acq_rel_cluster()
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive(barrier, part)
+
+
+def _in_fours(acc: cute.Tensor) -> cute.Tensor:
+    """Accumulators as (4, fours)."""
+    return cute.make_tensor(acc.iterator, cute.make_layout((_VECTOR, cute.size(acc) // _VECTOR)))
