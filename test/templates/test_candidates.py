@@ -11,6 +11,7 @@ from typing import Any
 
 import cutlass
 import pytest
+import torch
 from epilogues import EPILOGUES, Problem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from cute_backend.memory_ops import Placement, Variant, plan
 from cute_backend.memory_ops.emit import CUTE_TYPES
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.sample import _spec
 from cute_backend.spec import (
     Accumulator,
     DType,
@@ -111,6 +113,34 @@ def test_candidates_are_of_many_kinds_and_none_is_hopeless(arch: Arch) -> None:
     assert not any(config.tile_m == config.tile_n == 64 for config in large)
     small = candidates(arch, spec, 16, 8192, 8192, arch.sm_count)
     assert not any(config.cta_rows * config.cluster_m > 256 for config in small)
+
+
+@pytest.mark.parametrize(
+    ("spec", "few", "many"),
+    [
+        ("greedy_token", "64x128_1x1_pingpong", "128x128_2x1_pingpong"),
+        (1, "64x128_1x1_pingpong_by16", "128x128_2x1_by16"),
+        (2, "64x128_1x1_pingpong_by8", "128x128_2x1_by8"),
+        (4, "64x128_1x1_pingpong_by8", "128x128_2x1_by8"),
+        ("addmm_relu", "64x64_1x1", "128x128_2x1_pingpong"),
+    ],
+    ids=["reduced", "1 draw", "2 draws", "4 draws", "a plane"],
+)
+def test_without_planes_few_rows_get_wide_tiles_and_draws_narrow_subtiles(
+    spec: str | int, few: str, many: str
+) -> None:
+    """As they were fastest on an H200 over the columns of a vocabulary."""
+    of = shared_spec(spec) if isinstance(spec, str) else sampling_spec(spec)
+    for m, name in ((1, few), (16, few), (64, few), (256, many), (1024, many)):
+        assert choose(Arch.SM90A, of, m, 128256, 4096, 132).name == name, m
+
+
+def sampling_spec(draws: int) -> EpilogueSpec:
+    """So many tokens of bf16 logits at a temperature, as `cute_backend.sample` draws them."""
+    operand = (torch.bfloat16, Major.K)
+    numbers = {"temperature": torch.float32, "seed_low": torch.int32, "seed_high": torch.int32}
+    signature = tuple((name, dtype, True) for name, dtype in numbers.items())
+    return EpilogueSpec.from_json(_spec(operand, operand, signature, draws, False))
 
 
 def test_rasters_that_are_the_same_are_not_tried_twice() -> None:
