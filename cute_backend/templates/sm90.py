@@ -677,20 +677,40 @@ class Sm90Gemm:
 
     @cute.jit
     def _roll(self, block: int, acc: cute.Tensor, tile: Sm90Tile, glob: Any, held: Any, smem: Any):
-        """The visits of a block as a loop, where they have no planes; none of a warp whose rows lie beyond M.
+        """The visits of a block as loops, of no planes; a warp whose rows lie beyond M makes none."""
+        if tile.warp_row(block) < tile.m:
+            self._visits(self.steps, Int32(0), block, acc, tile, glob, held, smem)
 
-        Registers can't be indexed by the loop, so all accumulators of the block move down after each visit.
+    @cute.jit
+    def _visits(
+        self,
+        count: int,
+        first: Int32,
+        block: int,
+        acc: cute.Tensor,
+        tile: Sm90Tile,
+        glob: Any,
+        held: Any,
+        smem: Any,
+    ):
+        """So many visits from step `first` on, whose accumulators lie where the block's begin.
+
+        Registers can't be indexed by a loop. So loops of two turns lie one within the other, and each moves
+        what its second turn is of to where the first had its own: an accumulator moves once a loop, at most.
         """
-        steps = Int32(self.steps)
-        if tile.warp_row(block) >= tile.m:
-            steps = Int32(0)
-        for step in cutlass.range(steps, unroll=1):
-            sub = self.subtile_type(self.config, tile, block, step)
-            piece = sub.accumulators(acc, 0, 0)
+        sub = self.subtile_type(self.config, tile, block, first)
+        piece = sub.accumulators(acc, 0, 0)
+        if cutlass.const_expr(count == 1):
             self.epilogue.visit(sub, piece, glob, held, smem)
-            row = cute.make_tensor(piece.iterator, cute.make_layout(self.steps * sub.elements))
-            for i in cutlass.range_constexpr((self.steps - 1) * sub.elements):
-                row[i] = row[i + sub.elements]
+        else:
+            turns = 2 if count % 2 == 0 else count
+            part = count // turns
+            row = cute.make_tensor(piece.iterator, cute.make_layout(count * sub.elements))
+            for turn in cutlass.range(turns, unroll=1):
+                self._visits(part, first + turn * part, block, acc, tile, glob, held, smem)
+                if turn < turns - 1:
+                    for i in cutlass.range_constexpr((count - part) * sub.elements):
+                        row[i] = row[i + part * sub.elements]
 
     def _partition_b(self, tma: cpasync.TmaInfo, s_b: cute.Tensor, index: int, cta_m: Int32) -> tuple:
         """The stages of a piece of B, and the tiles that it is brought from, partitioned for TMA."""

@@ -15,7 +15,7 @@ ROWS, VOCABULARY, DEPTH = 70, 200, 64
 
 CONFIGS = {
     "cooperative": TileConfig(Arch.SM90A, 128, 64, cluster_n=2, subtile_n=8),
-    "ping-pong": TileConfig(Arch.SM90A, 64, 128, 2, pingpong=True, subtile_n=16),
+    "ping-pong": TileConfig(Arch.SM90A, 64, 192, 2, pingpong=True, subtile_n=16),
     "two blocks": TileConfig(Arch.SM90A, 128, 64, pingpong=True, subtile_n=16),
     "one CTA": TileConfig(Arch.SM100A, 128, 64, subtile_n=4),
     "two CTAs": TileConfig(Arch.SM100A, 256, 128, 2, ctas=2, subtile_n=8),
