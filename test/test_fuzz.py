@@ -102,6 +102,22 @@ def test_a_value_near_a_jump_may_fall_on_either_side() -> None:
     assert whole.wrong(torch.full((1,), 2.0)).all()
 
 
+def test_a_minimum_between_the_ends_is_within_the_bounds() -> None:
+    around = Bounds.exactly(torch.full((1,), -1.25))
+    around.low, around.high = around.low - 0.1, around.high + 0.1
+    for function, least in (("silu", -0.278464), ("mish", -0.308840)):
+        value = step(f"F.{function}({{0}})", Rule.FUNCTION, around)
+        assert not value.wrong(torch.tensor([least])).any(), function
+        assert value.wrong(torch.tensor([least - 1e-3])).all(), function
+
+
+def test_the_sign_of_nan_is_anybodys() -> None:
+    signs = Bounds.exactly(torch.tensor([float("nan"), -1.0]))
+    value = step("torch.copysign({0}, {1})", Rule.SIGN, Bounds.exactly(torch.full((2,), 5.0)), signs)
+    assert value.wrong(torch.tensor([-5.0, 5.0])).tolist() == [False, True]
+    assert value.wrong(torch.tensor([5.0, -5.0])).tolist() == [False, False]
+
+
 def test_a_quotient_by_what_may_be_zero_is_unbounded() -> None:
     around = Bounds.exactly(torch.ones(2))
     around.low = torch.tensor([-1e-3, 1.0], dtype=torch.float64)

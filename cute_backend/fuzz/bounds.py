@@ -21,6 +21,8 @@ from .program import Program, Rule, Step, evaluate, is_write
 _FP32 = 2.0**-20
 """The relative error of a function in fp32, and of fp32 sums of up to some hundred elements."""
 _TINY = 2.0**-120
+_TURNS = (-1.5, -1.278464542761074, -1.192431209088, -0.752461440, -0.751791524693)
+"""Where functions of the vocabulary have a minimum inside: hardswish, silu, mish, gelu by tanh and by erf."""
 _OPEN_BEYOND = 1e30
 """Functions overflow in fp32 on the way where float64 does not."""
 _ALIGNED = 32
@@ -139,6 +141,8 @@ def _pointwise(eager: Tensor, run: Callable[..., Tensor], operands: list[Bounds]
     reference = run(*(_as(each.reference, each.eager.dtype) for each in operands))
     missing = results.isnan()
     loose = loose | (missing.any(0) & ~missing.all(0))
+    if rule is Rule.SIGN:
+        loose = loose | operands[-1].low.isnan()
     low = torch.where(missing, torch.inf, results).amin(0)
     high = torch.where(missing, -torch.inf, results).amax(0)
     low, high = (torch.where(missing.all(0), torch.nan, end) for end in (low, high))
@@ -174,6 +178,7 @@ def _samples(value: Bounds) -> list[Tensor]:
     kinds = [value.reference]
     if not torch.equal(value.low, value.high):
         kinds += [value.low, value.high]
+        kinds += [value.low.maximum(value.high.minimum(torch.tensor(turn))) for turn in _TURNS]
     zero = (value.low <= 0) & (value.high >= 0)
     if dtype.is_floating_point and zero.any():
         kinds += [torch.where(zero, signed, value.reference) for signed in (0.0, -0.0)]

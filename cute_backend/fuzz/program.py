@@ -54,6 +54,8 @@ class Rule(Enum):
     """Pointwise, rounded several times to its own dtype on the way."""
     STEPPED = "stepped"
     """Pointwise; a quotient is rounded before it becomes an integer, so it may be one off."""
+    SIGN = "sign"
+    """Exact, and of the sign of its last operand, which NaN may have or not."""
     CAST = "cast"
     VIEW = "view"
     SUM = "sum"

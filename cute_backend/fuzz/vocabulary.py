@@ -114,6 +114,7 @@ _EXACT_ROWS = (
 )
 
 _WAVES = ("sin", "cos")
+_SIGNS = ("copysign", "signbit")
 _ROOTS = ("pow.Tensor_Tensor", "pow.Scalar")
 """Powers of negative numbers, with exponents that are not known to the bit: `WRITTEN` has those of others."""
 
@@ -136,7 +137,7 @@ def table_ops() -> tuple[Pointwise, ...]:
                 else:
                     arguments.append("#")
             exact = Rule.EXACT if row.name in _EXACT_ROWS else Rule.FUNCTION
-            rule = Rule.WAVE if row.name in _WAVES else exact
+            rule = Rule.WAVE if row.name in _WAVES else Rule.SIGN if row.name in _SIGNS else exact
             text = f"torch.ops.{target}({', '.join(arguments)})"
             found.append(Pointwise(text, arity, rule, has_truth=row.name == "where"))
     return tuple(found)

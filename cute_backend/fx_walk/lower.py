@@ -84,13 +84,18 @@ def is_pointwise(node: fx.Node) -> bool:
     )
 
 
-def constant(node: fx.Node) -> Const | None:
-    """The number that fills a tensor, as its dtype holds it; None where the tensor is not filled by one."""
+def filling(node: fx.Node) -> bool | int | float | None:
+    """The number that a tensor is filled with; None where it is not filled by one."""
     if node.op != "call_function" or target_name(node) not in _FILLS:
         return None
-    tensor = tensor_of(node)
     value = arguments(node)[_FILLS[target_name(node)]]
-    if tensor is None or not isinstance(value, (bool, int, float)):
+    return value if tensor_of(node) is not None and isinstance(value, (bool, int, float)) else None
+
+
+def constant(node: fx.Node) -> Const | None:
+    """The number that fills a tensor, as its dtype holds it; None where the tensor is not filled by one."""
+    value, tensor = filling(node), tensor_of(node)
+    if value is None or tensor is None:
         return None
     supported_dtype(node.name, tensor.dtype)
     if tensor.dtype.is_floating_point:

@@ -17,7 +17,7 @@ from torch import fx
 
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import supported_dtype
-from cute_backend.fx_walk.lower import constant, is_pointwise, is_reshape, lower_cast
+from cute_backend.fx_walk.lower import filling, is_pointwise, is_reshape, lower_cast
 from cute_backend.fx_walk.questions import is_reduction
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.static import (
@@ -239,15 +239,13 @@ def _match_logsumexp(node: fx.Node) -> Found:
     maximised, dims_of_largest, *_ = _operands(largest, "aten.amax.default")
     squeezed = added is not shift and target_name(added) in _SQUEEZES and added.args[0] is shift
     inner = {log, added, total, exponential, difference, shift, infinite, magnitude, largest}
-    nothing = constant(zero)
     if not (
         (added is shift or squeezed)
         and _same_shape(log, added)
         and maximised is source
         and otherwise is largest
         and infinity == float("inf")
-        and nothing is not None
-        and nothing.value == 0
+        and filling(zero) == 0
         and _dims(source, dims) == _dims(source, dims_of_largest)
         and all(user is node or user in inner for step in inner for user in step.users)
     ):

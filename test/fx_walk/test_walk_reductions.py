@@ -405,3 +405,10 @@ def test_explain_shows_reductions_as_stores() -> None:
     ]
     rows = [line.split() for line in str(explained).splitlines()]
     assert ["out1", "row_max", "two_stage", "bf16"] in rows
+
+
+def test_logsumexp_in_float64_is_left_alone() -> None:
+    """Its parts are looked at wherever they stand, beside a product or not. Found by the fuzzer."""
+    x = torch.randn(3, 5, dtype=torch.float64)
+    (report,) = collect(lambda x: x.logsumexp(0), (x,))
+    assert not report.regions
