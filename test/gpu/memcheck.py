@@ -19,7 +19,7 @@ from cute_backend.runtime.build import obtain
 from cute_backend.runtime.device import device_at
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.spec import EpilogueSpec
-from cute_backend.templates.config import table
+from cute_backend.templates.config import offered
 
 NAMES = ("bias_gelu_residual", "sums", "addmm_relu")
 SHAPES = ((40, 72, 256), (200, 336, 144))
@@ -38,7 +38,7 @@ def specs() -> list[EpilogueSpec]:
 
 def main() -> None:
     if sys.argv[1:] == ["build"]:
-        configs = {spec: table(device_at(0).arch, spec) for spec in specs()}
+        configs = {spec: offered(device_at(0).arch, spec) for spec in specs()}
         obtain(
             Kernel(spec, tile, variant) for spec in configs for tile in configs[spec] for variant in Variant
         )
