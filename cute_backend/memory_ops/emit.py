@@ -58,7 +58,7 @@ def emit(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
     max_active_clusters, stream)`, whose arguments carry the spec's names. Where a store reduces, there is a
     kernel `finish` too, and after the stores comes `workspace`, where `gemm` leaves it partials.
     """
-    return _Module(simplify(spec), formula(spec), subtiled(config, variant), variant).text()
+    return _Module(simplify(spec), formula(spec), subtiled(spec, config, variant), variant).text()
 
 
 class _Module:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..spec import DType, EpilogueSpec, Load, LoadKind, Order, Stride
-from ..templates.config import EPILOGUE_STAGES, TileConfig
+from ..templates.config import EPILOGUE_STAGES, Arch, TileConfig
 
 
 class Placement(str, Enum):
@@ -57,7 +57,7 @@ class Plan:
 
 def plan(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Plan:
     """Places the loads and stores of a spec for one configuration and alignment."""
-    config = subtiled(config, variant)
+    config = subtiled(spec, config, variant)
     registers = _hoist_budget(spec, config, variant)
     smem = config.epilogue_smem_bytes - sum(
         _ring_bytes(config.tile_n, load.dtype) for load in spec.loads if load.kind is LoadKind.ROWVEC
@@ -88,15 +88,30 @@ def plan(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Plan:
 
 _PLAIN_SUBTILE_N = 32
 
+_LEAST_SUBTILE_N = 8
+"""Columns of the core matrices that wgmma's accumulators are laid out in."""
 
-def subtiled(config: TileConfig, variant: Variant) -> TileConfig:
+_PLAIN_BITS = 1280
+"""Of planes, in a row of a subtile that is read and written by element on sm_90a: the most that leaves them
+without a spill, of up to eight planes with gelu and a row maximum, in every configuration of the table."""
+
+
+def subtiled(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> TileConfig:
     """The configuration with the subtiles that an alignment gets.
 
     Wide ones make waits for TMA rarer. What is read and written by element doesn't wait, and has two
-    registers of address for each element of a subtile: half as many keep it from spilling.
+    registers of address for each element of a subtile: half as many keep it from spilling, and fewer still,
+    with the visits in a loop, where there are several planes.
     """
-    narrow = min(config.subtile_n, _PLAIN_SUBTILE_N)
-    return replace(config, subtile_n=narrow) if variant is Variant.PLAIN else config
+    if variant is not Variant.PLAIN:
+        return config
+    columns = min(config.subtile_n, _PLAIN_SUBTILE_N)
+    if config.arch is Arch.SM90A and config.products == 1:
+        exact = [load.dtype for load in spec.loads_of(LoadKind.EXACT)]
+        bits = sum(dtype.bits for dtype in [*exact, *(store.dtype for store in spec.planes)])
+        while columns > _LEAST_SUBTILE_N and columns * bits > _PLAIN_BITS:
+            columns //= 2
+    return replace(config, subtile_n=columns)
 
 
 def _ring_bytes(elements: int, dtype: DType) -> int:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from epilogues import EPILOGUES, Problem
+from heavy import HEAVY, heavy_inputs
 from reference import TOLERANCE, as_tuple, relative_error
 from torch import Tensor
 
@@ -53,6 +54,19 @@ def test_every_shared_epilogue_is_right(name, arch):
     if set(epilogue.loads.values()) <= {"scalar", "colvec", "rowvec"}:
         assert launch.report.exposed_loads, "no tile's stores were seen"
         assert max(launch.report.exposed_loads) == 0
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_many_planes_that_are_read_by_element_are_right(name):
+    """In visits of a few columns, in a loop."""
+    inputs = heavy_inputs(72, 141, 64)
+    simulation = run(HEAVY[name], inputs, Machine(SM90, async_seed=1, clusters=1))
+    for actual, right in zip(
+        as_tuple(simulation.outputs), as_tuple(reference(HEAVY[name], inputs)), strict=True
+    ):
+        assert relative_error(actual, right) < TOLERANCE[actual.dtype]
+    [launch] = simulation.launches
+    assert launch.kernel.variant is Variant.PLAIN
 
 
 # Exact arithmetic: small integers and powers of two, so that a kernel has to be right to the bit.

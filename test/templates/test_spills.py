@@ -3,6 +3,7 @@ tokens are drawn."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from draws import recorded
 from epilogues import EPILOGUES, Problem
+from heavy import HEAVY, heavy_inputs
 
 from cute_backend.fx_walk.collect import collect
 from cute_backend.memory_ops import Variant
@@ -29,10 +31,10 @@ def spec_of(name: str, fast_accum: bool) -> EpilogueSpec:
     return replace(spec, accumulators=tuple(replace(a, fast_accum=fast_accum) for a in spec.accumulators))
 
 
-def assert_none_spills(arch: Arch, spec: EpilogueSpec) -> None:
+def assert_none_spills(arch: Arch, spec: EpilogueSpec, variants: Iterable[Variant] = Variant) -> None:
     faults, built_before = [], set()
     for config in offered(arch, spec):
-        for variant in Variant:
+        for variant in variants:
             code = emit(spec, config, variant).split('"""')[2]
             if code in built_before:
                 continue
@@ -55,6 +57,12 @@ def test_no_kernel_spills_or_outgrows_shared_memory(name: str, arch: Arch, fast_
     if not fast_accum and spec.accumulators[0].a_dtype.bits > 8:
         pytest.skip("only fp8 sums are promoted")
     assert_none_spills(arch, spec)
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_many_planes_that_are_read_by_element_do_not_spill(name: str) -> None:
+    (report,) = collect(HEAVY[name], heavy_inputs(256, 256, 256))
+    assert_none_spills(Arch.SM90A, report.regions[0].spec, [Variant.PLAIN])
 
 
 FP8 = {"scale_hidden": torch.ones(2), "scale_weight": torch.ones(3), "bias": torch.zeros(3)}
