@@ -14,6 +14,7 @@ from typing import Any
 from torch import fx
 
 from cute_backend.fx_walk.lower import is_pointwise, is_reshape
+from cute_backend.fx_walk.questions import is_reduction
 from cute_backend.fx_walk.static import Size, arguments, fake, known, target_name
 
 _PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default")
@@ -21,17 +22,21 @@ _PAD, _JOIN, _SLICE = "aten.constant_pad_nd.default", "aten.cat.default", "aten.
 
 
 def take_padding_back(graph: fx.Graph) -> None:
-    """Replace every cut product of padded operands that pointwise work follows by the product itself."""
+    """Replace every cut product of padded operands that work follows by the product itself."""
     for node in graph.nodes:
         if target_name(node) not in _PRODUCTS:
             continue
         cut = _cut(node)
-        if cut is not node and any(is_pointwise(user) or is_reshape(user) for user in cut.users):
+        if cut is not node and any(map(_is_work, cut.users)):
             with graph.inserting_before(cut):
                 whole = _whole(graph, node, fake(cut).shape)
             if whole is not None:
                 cut.replace_all_uses_with(whole)
     graph.eliminate_dead_code()
+
+
+def _is_work(node: fx.Node) -> bool:
+    return is_pointwise(node) or is_reshape(node) or is_reduction(node)
 
 
 def _cut(product: fx.Node) -> fx.Node:

@@ -32,6 +32,10 @@ def no_addend(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return (x @ weight.t()).relu().view(2, -1, weight.shape[0])
 
 
+def greatest(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.linear(x, weight, bias).amax(-1)
+
+
 def bare(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return x @ weight.t()
 
@@ -80,7 +84,7 @@ def run(program: Callable[..., Tensor], m: int, n: int, k: int) -> dict[str, int
     return dict(counters["cute_backend"])
 
 
-@pytest.mark.parametrize("program", [linear, rows_of_their_own, with_a_plane, no_addend, batches])
+@pytest.mark.parametrize("program", [linear, rows_of_their_own, with_a_plane, no_addend, greatest, batches])
 @pytest.mark.parametrize("size", [(130, 64, 72), (128, 50, 72), (130, 50, 72), (130, 64, 71)])
 def test_what_was_padded_fuses(
     program: Callable[..., Tensor], size: tuple[int, int, int], padded: list[bool]
