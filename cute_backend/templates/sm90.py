@@ -433,7 +433,7 @@ class Sm90Gemm:
 
         if warp >= 4:
             cute.arch.setmaxregister_increase(MMA_REGISTERS)
-            group = cute.arch.make_warp_uniform(thread // WARPGROUP) - 1
+            group = cute.arch.warp_redux_sync(Int32(thread // WARPGROUP), "max") - 1
             group_thread = thread % WARPGROUP
             group_warp = warp % WARPS
             add_mma.set(warpgroup.Field.ACCUMULATE, True)
