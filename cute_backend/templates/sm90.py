@@ -8,6 +8,8 @@ runs the epilogue on them, a subtile of 64 rows at a time, with shared memory an
            warp 1          exact loads of a subtile  -> exact pipeline
            warp 2          staged rowvecs of a tile  -> row pipeline
            warpgroup 1, 2  begin | wgmma over all k tiles | visit each subtile -> shared memory -> TMA store
+
+With K in parts, so do those of one CTA of a cluster; those of the others leave it their sums (`split_k`).
 """
 
 from __future__ import annotations
