@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..spec import DType, EpilogueSpec, Load, LoadKind, Order, Stride
-from ..templates.config import EPILOGUE_STAGES, Arch, TileConfig
+from ..templates.config import EPILOGUE_STAGES, NARROW_SUBTILE_N, Arch, TileConfig, holds_planes
 
 
 class Placement(str, Enum):
@@ -86,8 +86,6 @@ def plan(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Plan:
     return Plan(placements, tuple(tma_stores))
 
 
-_PLAIN_SUBTILE_N = 32
-
 _LEAST_SUBTILE_N = 8
 """Columns of the core matrices that wgmma's accumulators are laid out in."""
 
@@ -99,14 +97,14 @@ without a spill, of up to eight planes with gelu and a row maximum, in every con
 def subtiled(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> TileConfig:
     """The configuration with the subtiles that an alignment gets.
 
-    Wide ones make waits for TMA rarer. What is read and written by element doesn't wait, and has two
-    registers of address for each element of a subtile: half as many keep it from spilling, and fewer still,
-    with the visits in a loop, where there are several planes.
+    Wide ones make waits for TMA rarer, where shared memory holds all planes. What is read and written by
+    element doesn't wait, and has two registers of address for each element of a subtile: half as many keep it
+    from spilling, and fewer still, with the visits in a loop, where there are several planes.
     """
-    if variant is not Variant.PLAIN:
+    if variant is Variant.TMA and holds_planes(config, spec):
         return config
-    columns = min(config.subtile_n, _PLAIN_SUBTILE_N)
-    if config.arch is Arch.SM90A and config.products == 1:
+    columns = min(config.subtile_n, NARROW_SUBTILE_N)
+    if variant is Variant.PLAIN and config.arch is Arch.SM90A and config.products == 1:
         exact = [load.dtype for load in spec.loads_of(LoadKind.EXACT)]
         bits = sum(dtype.bits for dtype in [*exact, *(store.dtype for store in spec.planes)])
         while columns > _LEAST_SUBTILE_N and columns * bits > _PLAIN_BITS:

@@ -231,6 +231,9 @@ _TABLE = {
     ),
 }
 
+NARROW_SUBTILE_N = 32
+"""Columns of a subtile where wider ones leave planes no room in shared memory, or gain nothing."""
+
 _PROMOTED = (
     TileConfig(Arch.SM90A, 128, 128, 2),
     TileConfig(Arch.SM90A, 64, 128, 2, pingpong=True),
@@ -238,6 +241,9 @@ _PROMOTED = (
 )
 """For fp8 sums promoted on Hopper, which keep two sets of sums beside the accumulators in registers."""
 
+
+_MAX_PROMOTED_LOADS = 3
+"""Exact loads beside which promoted sums of 128 rows leave registers: with four, 8 bytes were spilled."""
 
 _REDUCED = (
     TileConfig(Arch.SM90A, 128, 128, 2, pingpong=True),
@@ -250,10 +256,18 @@ took 267 us so, 274 by 64 x 64 and 275 without ping-pong; torch's product alone 
 
 
 def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
-    """The configurations that may serve a spec, at most four, largest tile first."""
-    if arch is Arch.SM90A and not spec.product.fast_accum:
-        return _suited(_PROMOTED, spec)
-    return _suited(_REDUCED if arch is Arch.SM90A and not _has_planes(spec) else _TABLE[arch], spec)
+    """The configurations that may serve a spec, at most four, largest tile first.
+
+    On Hopper all but the smallest hold every plane in shared memory: beside their accumulators, addresses of
+    elements would spill.
+    """
+    if arch is Arch.SM100A:
+        return _suited(_TABLE[arch], spec)
+    shipped = _PROMOTED if not spec.product.fast_accum else _TABLE[arch] if _has_planes(spec) else _REDUCED
+    *larger, smallest = _suited(shipped, spec)
+    if not spec.product.fast_accum and len(spec.loads_of(LoadKind.EXACT)) > _MAX_PROMOTED_LOADS:
+        larger = [each for each in larger if each.tile_m == smallest.tile_m]
+    return *(each for each in larger if holds_planes(_narrow(each), spec)), smallest
 
 
 _SPLITS = (2, 4)
@@ -274,6 +288,10 @@ def _split(configs: Iterable[TileConfig]) -> Iterator[TileConfig]:
         alone = config.arch is Arch.SM90A and config.cluster_size == 1 and not config.pingpong
         if alone and config.tile_n * config.products <= 64:
             yield from (replace(config, split_k=parts) for parts in _SPLITS)
+
+
+def _narrow(config: TileConfig) -> TileConfig:
+    return replace(config, subtile_n=min(config.subtile_n, NARROW_SUBTILE_N))
 
 
 def _suited(configs: Iterable[TileConfig], spec: EpilogueSpec) -> tuple[TileConfig, ...]:
@@ -503,6 +521,11 @@ def _fits(config: TileConfig, spec: EpilogueSpec) -> bool:
     partials = 2 * len(spec.reductions) * config.cta_rows // (32 * config.sharing)
     if _draws(spec) and config.arch is Arch.SM90A and config.thread_accumulators + partials > _MAX_KEPT:
         return False
+    return holds_planes(config, spec)
+
+
+def holds_planes(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether all that the epilogue may pass through shared memory fits there."""
     planes = [store.dtype for store in spec.planes]
     planes += [load.dtype for load in spec.loads_of(LoadKind.EXACT)]
     bits = config.stage_elements * sum(dtype.bits for dtype in planes)
