@@ -139,10 +139,9 @@ def _positive(text: str) -> int:
 
 def _range(text: str) -> tuple[int, int]:
     low, _, high = text.partition(":")
-    bounds = _positive(low), _positive(high)
-    if bounds[0] > bounds[1]:
-        raise argparse.ArgumentTypeError(f"{text!r} is no range LOW:HIGH")
-    return bounds
+    if not (low.isdecimal() and high.isdecimal() and 0 < int(low) <= int(high)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no range LOW:HIGH, such as 1:4096 or 16:16")
+    return int(low), int(high)
 
 
 def _add_bench_options(parser: argparse.ArgumentParser) -> None:

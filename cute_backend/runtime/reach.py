@@ -16,7 +16,7 @@ from ..templates.config import Arch, TileConfig, choose, table
 from .kernel import Kernel
 from .operands import TMA_ALIGN
 
-MAX_KERNELS = 8
+MAX_KERNELS = 12
 """The most objects that a region may need, its alignments and tile choices together."""
 
 BUCKETS = tuple(1 << exponent for exponent in range(4, 17))

@@ -81,6 +81,8 @@ class TileConfig:
     split_k: int = 1
 
     def __post_init__(self) -> None:
+        if self.split_k not in (1, 2, 4, 8):
+            raise ValueError(f"split_k is {self.split_k}; 1, 2, 4 or 8 CTAs share a tile by parts of K")
         alone = self.arch is Arch.SM90A and not self.pingpong and self.cluster_m * self.cluster_n == 1
         if self.split_k > 1 and not alone:
             raise ValueError(
@@ -107,7 +109,7 @@ class TileConfig:
             shape += f", {self.ctas} CTAs a tile"
         if self.pingpong:
             shape += ", warpgroups in turn"
-        shape += f", K in {self.split_k} parts" if self.split_k > 1 else ""
+        shape += f", K in {self.split_k} parts, a CTA each" if self.split_k > 1 else ""
         several = self.cluster_m * self.cluster_n > 1
         clusters = f"clusters of {self.cluster_m} by {self.cluster_n}, " if several else ""
         return f"{shape}, {clusters}subtiles of {self.subtile_n} columns, raster {self.raster_m}"
@@ -276,14 +278,14 @@ in fp8 (H200)."""
 
 
 def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
-    """What the heuristic chooses from: the table and, for one product on Hopper, its smallest tile with K in
-    parts."""
+    """What the heuristic chooses from: the table and, on Hopper, its smallest tile with K in parts; not where
+    products are batched, for it isn't told how many there are."""
     shipped = table(arch, spec)
     return shipped if spec.product.batched else (*shipped, *_split(shipped[-1:]))
 
 
 def _split(configs: Iterable[TileConfig]) -> Iterator[TileConfig]:
-    """Those of few columns and no cluster that one CTA works on at a time, with K in parts."""
+    """With K in parts: those of few columns that are in no cluster yet and are worked on one at a time."""
     for config in configs:
         alone = config.arch is Arch.SM90A and config.cluster_size == 1 and not config.pingpong
         if alone and config.tile_n * config.products <= 64:

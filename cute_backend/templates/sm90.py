@@ -9,7 +9,8 @@ runs the epilogue on them, a subtile of 64 rows at a time, with shared memory an
            warp 2          staged rowvecs of a tile  -> row pipeline
            warpgroup 1, 2  begin | wgmma over all k tiles | visit each subtile -> shared memory -> TMA store
 
-With K in parts, so do those of one CTA of a cluster; those of the others leave it their sums (`split_k`).
+With K in parts only the first CTA of a cluster has an epilogue; the others' warpgroups leave it their sums
+(`split_k.py`).
 """
 
 from __future__ import annotations
@@ -193,9 +194,15 @@ class Sm90Gemm:
         ]
 
         schedule = batches.schedule(config, m, n, a)
-        clusters = schedule.items
-        if cutlass.const_expr(config.split_k == 1):
+        if cutlass.const_expr(config.split_k > 1):
+            # A cluster a tile, along the axis of the grid that has room for any number.
+            grid, cluster = (config.split_k * schedule.items, 1, 1), (config.split_k, 1, 1)
+        else:
             clusters = cutlass.min(schedule.items, max_active_clusters)
+            grid, cluster = (
+                (config.cluster_m, config.cluster_n, clusters),
+                (config.cluster_m, config.cluster_n, 1),
+            )
         self.kernel(
             add_mma,
             set_mma,
@@ -212,9 +219,9 @@ class Sm90Gemm:
             m,
             n,
         ).launch(
-            grid=(config.cluster_m * config.split_k, config.cluster_n, clusters),
+            grid=grid,
             block=(self.threads, 1, 1),
-            cluster=(config.cluster_m * config.split_k, config.cluster_n, 1),
+            cluster=cluster,
             min_blocks_per_mp=1,
             use_pdl=True,
             stream=stream,
@@ -246,17 +253,20 @@ class Sm90Gemm:
         config, epilogue, stages = self.config, self.epilogue, self.stages
         thread, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        _, _, first_item = cute.arch.block_idx()
+        block, _, first_item = cute.arch.block_idx()
         _, _, item_step = cute.arch.grid_dim()
         cta_layout = cute.make_layout((config.cluster_m, config.cluster_n, 1))
         cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         cta_m, cta_n, _ = cta_layout.get_flat_coord(cta_rank)
         a_atom, a_global = a_tma.atom, a_tma.tma_tensor
         schedule = batches.schedule(config, m, n, a_global)
+        if cutlass.const_expr(config.split_k > 1):
+            cta_m = cta_n = Int32(0)
+            first_item, item_step = block // config.split_k, schedule.items
         epilogue_item = Int32(first_item)
         if cutlass.const_expr(config.split_k > 1):
             if cta_rank > 0:
-                epilogue_item = schedule.items
+                epilogue_item = schedule.items  # beyond the last: no epilogue here
 
         if warp == 0:
             cpasync.prefetch_descriptor(a_atom)

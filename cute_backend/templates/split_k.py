@@ -29,19 +29,19 @@ _WARP = 32
 class Sums:
     """What the CTAs of a cluster leave to its first: (4, fours of a thread, thread) in fp32, in each.
 
-    Thread by thread, as the accumulators lie in registers, and neighbours side by side. `left` completes in
-    the first CTA when the sums of all others are there, `read` in each other one when its own have been read.
+    The first fours of all threads lie side by side, then the second ones. `ready` completes in the first CTA
+    when the sums of all others are there, `read` in each other one when its own have been read.
     """
 
     shared: cute.Tensor
-    left: cute.Pointer
+    ready: cute.Pointer
     read: cute.Pointer
 
     @staticmethod
-    def allocate(smem: SmemAllocator, of_thread: int, threads: int) -> Sums:
-        """Room for `of_thread` sums, a multiple of four, of each of so many threads; and two barriers."""
+    def allocate(smem: SmemAllocator, per_thread: int, threads: int) -> Sums:
+        """Room for `per_thread` sums, a multiple of four, of each of so many threads; and two barriers."""
         layout = cute.make_layout(
-            (_VECTOR, of_thread // _VECTOR, threads), stride=(1, _VECTOR * threads, _VECTOR)
+            (_VECTOR, per_thread // _VECTOR, threads), stride=(1, _VECTOR * threads, _VECTOR)
         )
         barriers = smem.allocate_array(Int64, 2)
         return Sums(smem.allocate_tensor(Float32, layout, 16), barriers, barriers + 1)
@@ -50,20 +50,20 @@ class Sums:
         """Set the barriers up, by one warp, before the cluster is in step."""
         warps = cute.size(self.shared, mode=[2]) // _WARP
         with cute.arch.elect_one():
-            cute.arch.mbarrier_init(self.left, warps * (parts - 1))
+            cute.arch.mbarrier_init(self.ready, warps * (parts - 1))
             cute.arch.mbarrier_init(self.read, warps)
 
     @cute.jit
     def leave(self, acc: cute.Tensor, thread: Int32):
         """Leave a thread's accumulators to the first CTA, until it has read them."""
         cute.autovec_copy(_in_fours(acc), self.shared[(None, None, thread)])
-        _tell(self.left, 0)
+        _tell(self.ready, 0)
         cute.arch.mbarrier_wait(self.read, 0)
 
     @cute.jit
     def gather(self, acc: cute.Tensor, thread: Int32, parts: cutlass.Constexpr[int]):
         """Add to a thread's accumulators those of its like in all other parts of the cluster."""
-        cute.arch.mbarrier_wait(self.left, 0)
+        cute.arch.mbarrier_wait(self.ready, 0)
         cute.arch.fence_acq_rel_cluster()
         sums = _in_fours(acc)
         for part in cutlass.range_constexpr(1, parts):

@@ -44,7 +44,7 @@ class Stages:
             raise ValueError(
                 f"tile {config.name} leaves shared memory for {ab} stages of A and B, which take "
                 f"{MIN_AB_STAGES}, beside {exact_bytes} bytes of exact loads, {row_bytes} of rowvecs and "
-                f"{store_bytes} of outputs in each of their stages"
+                f"{store_bytes} of outputs in each of their stages, and {config.sum_bytes} of sums"
             )
         enough = min(ab, ENOUGH_AB_STAGES) * config.ab_stage_bytes
 

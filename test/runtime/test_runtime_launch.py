@@ -175,7 +175,15 @@ def test_a_region_that_is_announced_again_builds_nothing(broken: bool, compiler:
 
 @pytest.mark.parametrize("arch", list(Arch))
 @pytest.mark.parametrize(
-    "problem", [(None, None, None), (None, 4096, 512), (777, 4096, 512), (None, 4100, None)]
+    "problem",
+    [
+        (None, None, None),
+        (None, 4096, 512),
+        (777, 4096, 512),
+        (None, 4100, None),
+        (None, 1024, 8192),
+        (None, 2048, 16384),
+    ],
 )
 def test_a_region_reaches_few_kernels_and_every_one_that_is_chosen(
     arch: Arch, problem: tuple[int | None, int | None, int | None]

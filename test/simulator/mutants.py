@@ -333,7 +333,7 @@ MUTANTS = [
     Mutant(
         "sums not waited for",
         PARTS,
-        without("cute.arch.mbarrier_wait(self.left, 0)"),
+        without("cute.arch.mbarrier_wait(self.ready, 0)"),
         RaceError,
         UNWRITTEN.format(SHARED),
         Text.SPLIT_K,

@@ -172,6 +172,12 @@ def test_not_every_tile_can_have_k_in_parts(kind: dict[str, Any]) -> None:
         replace(TileConfig(Arch.SM90A, 64, 64, split_k=2), **kind)
 
 
+@pytest.mark.parametrize("parts", [0, -1, 3, 16])
+def test_parts_of_k_are_what_a_cluster_can_have(parts: int) -> None:
+    with pytest.raises(ValueError, match=f"split_k is {parts}; 1, 2, 4 or 8 CTAs share a tile"):
+        TileConfig(Arch.SM90A, 64, 64, split_k=parts)
+
+
 def wide_spec() -> EpilogueSpec:
     """An epilogue that passes five planes of fp32 through shared memory."""
     loads = tuple(Load(f"exact{i}", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.ONE) for i in range(4))
