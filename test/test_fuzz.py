@@ -380,7 +380,7 @@ def test_processes_judge_the_same_programs(capsys: pytest.CaptureFixture[str]) -
 
 
 FUZZING = """
-import sys, time
+import signal, sys, time
 from cute_backend.__main__ import main
 from cute_backend.fuzz import command
 
@@ -391,6 +391,7 @@ def add(self, other, added=command.Tally.add):
 def draw(seed, index, drawn=command.draw):
     return drawn(seed, index) if index < 8 else time.sleep(600)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which background jobs of a shell ignore
 command.Tally.add, command.draw = add, draw
 if __name__ == "__main__":
     sys.exit(main(["fuzz", "--count", "9", "--replay", "--jobs", sys.argv[1]]))

@@ -66,7 +66,7 @@ class Sums:
         cute.arch.mbarrier_wait(self.ready, 0)
         cute.arch.fence_acq_rel_cluster()
         sums = _in_fours(acc)
-        for part in cutlass.range_constexpr(1, parts):
+        for part in cutlass.range(1, parts, unroll=1):
             theirs = cute.make_rmem_tensor(sums.shape, Float32)
             remote = cute.make_tensor(cute.arch.map_dsmem_ptr(self.shared.iterator, part), self.shared.layout)
             cute.autovec_copy(remote[(None, None, thread)], theirs)

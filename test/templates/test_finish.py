@@ -108,8 +108,9 @@ def partials(parts: int, extent: int, wide: bool, seed: int) -> list[list[Tensor
     special[parts // 2, extent // 2] = INF
     special[parts - 1, extent // 3] = NAN
     special[0, extent - 1] = -INF
-    keys = torch.randint(-9, 3, (parts, extent), generator=generator).int()
-    keys[:, 0] = -(2**31)
+    keys = torch.randint(-9, 3, (parts, extent), generator=generator).float()
+    keys[:, 0] = -1e38
+    keys[parts - 1, extent // 3] = NAN
     indices = torch.randperm(parts * extent, generator=generator).reshape(parts, extent)
     indices = indices + 2**40 if wide else indices.int()
     totals = torch.rand((parts, extent), generator=generator) + 0.5
@@ -119,6 +120,7 @@ def partials(parts: int, extent: int, wide: bool, seed: int) -> list[list[Tensor
 def expected(parts: list[list[Tensor]], count: int) -> list[Tensor]:
     (sums,), _, (special,), _, _, (values,), (keys, indices), (tops, totals) = parts
     largest, smallest = special.amax(0), special.amin(0)
+    keys = torch.where(keys.isnan(), INF, keys)
     chosen = torch.where(keys == keys.amax(0), indices.long(), 2**63 - 1).amin(0)
     logsumexp = (tops.double() + totals.double().log()).logsumexp(0)
     return [
