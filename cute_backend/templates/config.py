@@ -263,7 +263,7 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     On Hopper all but the smallest hold every plane in shared memory: beside their accumulators, addresses of
     elements would spill.
     """
-    if arch is Arch.SM100A:
+    if arch is not Arch.SM90A:
         return _suited(_TABLE[arch], spec)
     shipped = _PROMOTED if not spec.product.fast_accum else _TABLE[arch] if _has_planes(spec) else _REDUCED
     *larger, smallest = _suited(shipped, spec)
