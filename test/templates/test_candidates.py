@@ -242,16 +242,20 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def test_what_is_chosen_is_among_the_fastest_that_were_measured() -> None:
-    newest = max(RESULTS.glob("nvidia-h200-*-tiles.csv"))
     measured: dict[tuple[int, int, int], dict[str, float]] = {}
-    with newest.open() as file:
-        for row in csv.DictReader(file):
-            shape = (int(row["m"]), int(row["n"]), int(row["k"]))
-            measured.setdefault(shape, {})[row["tile"]] = float(row["us"])
+    for path in sorted(RESULTS.glob("nvidia-h200-*-tiles.csv")):
+        found: dict[tuple[int, int, int], dict[str, float]] = {}
+        with path.open() as file:
+            for row in csv.DictReader(file):
+                shape = (int(row["m"]), int(row["n"]), int(row["k"]))
+                found.setdefault(shape, {})[row["tile"]] = float(row["us"])
+        measured |= found
     spec = shared_spec("bias_gelu_residual")
     losses = []
     for shape, times in measured.items():
         fastest = min(us for tile, us in times.items() if tile != "torch")
-        losses.append(times[choose(Arch.SM90A, spec, *shape, Arch.SM90A.sm_count).name] / fastest)
-    assert len(losses) >= 20
+        chosen = choose(Arch.SM90A, spec, *shape, Arch.SM90A.sm_count).name
+        if chosen in times:  # the oldest file has no tiles with K in parts
+            losses.append(times[chosen] / fastest)
+    assert len(losses) >= 40
     assert max(losses) <= 1.12 and sum(losses) / len(losses) <= 1.02
