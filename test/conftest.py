@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Generator, Iterator
 
@@ -42,9 +43,11 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture(scope="session", autouse=True)
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A kernel cache of this session's own, so that no test leans on an earlier run."""
+    """A kernel cache of this run's own, shared by its workers, so that no test leans on an earlier run."""
+    base = tmp_path_factory.getbasetemp()
+    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
+        patch.setenv("CUTE_BACKEND_CACHE_DIR", str(run / "kernels"))
         yield
 
 
