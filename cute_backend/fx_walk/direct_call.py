@@ -1,4 +1,4 @@
-"""Inductor's code calls the op's implementation itself.
+"""Inductor's code calls the op's implementation itself, on a GPU through a call site that remembers.
 
 Through torch's dispatcher a call from Python to an op that is implemented in Python costs as much as all the
 rest of a launch: lists and the spec's text are turned into C++ values and back, and the text is hashed anew.
@@ -16,20 +16,28 @@ from torch._inductor import ir, lowering
 
 from cute_backend.runtime.op import gemm_epilogue
 
-_CALLS = {
-    "cuda": "from cute_backend.runtime.launch import launch as gemm_epilogue_on_cuda",
-    "cpu": "from cute_backend.runtime.op import on_cpu as gemm_epilogue_on_cpu",
-}
+_ON_CPU = "from cute_backend.runtime.op import on_cpu as gemm_epilogue_on_cpu"
+_ON_CUDA = "from cute_backend.runtime.call_site import CallSite as GemmEpilogueOnCuda"
 
 
 class _DirectCall(ir.FallbackKernel):
     """A call of the op whose generated code names the implementation."""
 
     def codegen(self, wrapper: Any) -> None:
-        line = _CALLS[self.get_device_or_error().type]
-        wrapper.add_import_once(line)
-        self.set_python_kernel_name(line.split()[-1])
+        device = self.get_device_or_error().type
+        self.set_python_kernel_name(_implementation(wrapper, device, self.get_name()))
         super().codegen(wrapper)
+
+
+def _implementation(wrapper: Any, device: str, buffer: str) -> str:
+    """What the code of `wrapper` calls for the result `buffer`, by a name that it defines."""
+    if device != "cuda":
+        wrapper.add_import_once(_ON_CPU)
+        return "gemm_epilogue_on_cpu"
+    wrapper.add_import_once(_ON_CUDA)
+    name = f"gemm_epilogue_of_{buffer}"
+    wrapper.add_import_once(f"{name} = GemmEpilogueOnCuda()")
+    return name
 
 
 @cache

@@ -67,6 +67,12 @@ def launch(
     return launcher(a, b, loads)
 
 
+def settled_for(a: Sequence[Tensor], b: Sequence[Tensor], spec: str, batch_invariant: bool) -> Settled | None:
+    """What takes operands of these sizes just as they lay when they were launched, or None."""
+    launcher = _launchers.get((spec, a[0].get_device(), batch_invariant))
+    return None if launcher is None else launcher.settled(a, b)
+
+
 def prepare(problems: Iterable[Problem], device: int) -> None:
     """Have every kernel that these regions can reach, built in parallel where they are on no disk.
 
@@ -150,6 +156,24 @@ class _Ready:
     outputs: Outputs
     clusters: int
 
+    def run(self, arguments: list[Tensor], m: int, n: int) -> list[Tensor]:
+        outputs, memory = self.outputs.allocate(m, n, arguments[0].device)
+        self.function(*arguments, *memory, self.clusters)
+        return outputs
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A kernel for the operands of one (M, N, K) as they lie: its host code checks them, and raises."""
+
+    launcher: Launcher
+    ready: _Ready
+    m: int
+    n: int
+
+    def run(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
+        return self.ready.run(self.launcher.arguments(a, b, loads), self.m, self.n)
+
 
 @dataclass(eq=False)
 class _Choice:
@@ -162,7 +186,7 @@ class _Choice:
     stores_aligned: bool
     tma: _Ready | None
     plain: _Ready | None
-    settled: _Ready | None = None
+    settled: Settled | None = None
     uneven: bool = False
 
 
@@ -210,17 +234,22 @@ class Launcher:
             if choice is None or choice.settled is None:
                 return self._consider(a, b, loads, m, n, k)
             try:
-                return self._run(choice.settled, self._arguments(a, b, loads), m, n)
-            except (
-                Exception
-            ):  # compiled host code checks every layout, and these are not as those before them
+                return choice.settled.run(a, b, loads)
+            except Exception:  # its host code checks every layout, and these are not as those before them
                 choice.settled, choice.uneven = None, True
                 return self._consider(a, b, loads, m, n, k)
         except Exception:
             check_operands(self._spec, a, b, loads)  # says what is wrong in one sentence, if this is what is
             raise
 
-    def _arguments(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
+    def settled(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Settled | None:
+        """What takes operands of these sizes as they lay last, if something does."""
+        m, n = plane_of(self._spec, a[0], b[0])
+        choice = self._choices.get((m, n, a[0].shape[-1]))
+        return None if choice is None else choice.settled
+
+    def arguments(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
+        """Operands in a kernel's order, in the views that it takes."""
         for index, load in self._modes:
             if m_of(load, loads[index]) != plane_of(self._spec, a[0], b[0])[0]:
                 raise ValueError(f"{load.name} has not the rows of A")  # check_operands says it in full
@@ -229,11 +258,6 @@ class Launcher:
             arguments[index] = view(arguments[index])
         return arguments
 
-    def _run(self, ready: _Ready, arguments: list[Tensor], m: int, n: int) -> list[Tensor]:
-        outputs, memory = ready.outputs.allocate(m, n, arguments[0].device)
-        ready.function(*arguments, *memory, ready.clusters)
-        return outputs
-
     def _consider(
         self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], m: int, n: int, k: int
     ) -> list[Tensor]:
@@ -241,7 +265,7 @@ class Launcher:
         if not (m and n and k):
             return self._empty_product(a, b, loads, m, n)
         choice = self._choices.get((m, n, k)) or self._choose(m, n, k)
-        given = self._arguments(a, b, loads)
+        given = self.arguments(a, b, loads)
         arguments = list(given)
         aligned = choice.stores_aligned
         for plane in self._planes:
@@ -256,10 +280,10 @@ class Launcher:
             if self._prepare_rest(choice):
                 return self._consider(a, b, loads, m, n, k)
             return self._replay(a, b, loads)
-        outputs = self._run(ready, arguments, m, n)
+        outputs = ready.run(arguments, m, n)
         as_they_lay = aligned is choice.stores_aligned and all(map(is_, arguments, given))
         if as_they_lay and not choice.uneven:
-            choice.settled = ready
+            choice.settled = Settled(self, ready, m, n)
         return outputs
 
     def _choose(self, m: int, n: int, k: int) -> _Choice:

@@ -19,6 +19,8 @@ import cute_backend
 from cute_backend import config
 from cute_backend.backend import cute, epilogue_pass
 from cute_backend.fx_walk.collect import collect
+from cute_backend.runtime.call_site import CallSite
+from cute_backend.runtime.op import on_cpu
 
 aten = torch.ops.aten
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
@@ -433,15 +435,28 @@ def test_generated_code_calls_the_implementation_itself(fresh_compiler: None) ->
     assert "torch.ops.cute_backend.gemm_epilogue.default(" not in code[0]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_generated_code_imports_takes_the_ops_arguments(device: str) -> None:
-    from cute_backend.fx_walk.direct_call import _CALLS
-
-    imported: dict[str, Any] = {}
-    exec(_CALLS[device], imported)
-    implementation = imported[f"gemm_epilogue_on_{device}"]
+def test_what_generated_code_calls_takes_the_ops_arguments() -> None:
     names = [argument.name for argument in torch.ops.cute_backend.gemm_epilogue.default._schema.arguments]
-    assert list(inspect.signature(implementation).parameters) == names
+    for call in (on_cpu, CallSite()):
+        assert list(inspect.signature(call).parameters) == names
+
+
+def test_each_call_in_generated_code_for_a_gpu_has_a_site_of_its_own() -> None:
+    from cute_backend.fx_walk.direct_call import _implementation
+
+    class Wrapper:
+        def __init__(self) -> None:
+            self.lines: list[str] = []
+
+        def add_import_once(self, line: str) -> None:
+            self.lines.append(line)
+
+    wrapper = Wrapper()
+    names = [_implementation(wrapper, "cuda", buffer) for buffer in ("buf0", "buf3")]
+    imported: dict[str, Any] = {}
+    exec("\n".join(wrapper.lines), imported)
+    sites = [imported[name] for name in names]
+    assert all(isinstance(site, CallSite) for site in sites) and sites[0] is not sites[1]
 
 
 @pytest.mark.parametrize("where", ["options", "config"])

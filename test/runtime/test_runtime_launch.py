@@ -20,10 +20,12 @@ from cute_backend.memory_ops import Variant
 from cute_backend.replay import replay
 from cute_backend.runtime import launch as launching
 from cute_backend.runtime import notices, slots
+from cute_backend.runtime.call_site import CallSite
 from cute_backend.runtime.compile import BuildError
 from cute_backend.runtime.device import Device, UnsupportedDeviceError
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.launch import launch, prepare
+from cute_backend.runtime.operands import parse_spec
 from cute_backend.runtime.reach import MAX_KERNELS, Problem, bucket_of, config_for, reachable_kernels
 from cute_backend.spec import (
     Accumulator,
@@ -624,3 +626,46 @@ def test_another_gpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None
     ):
         device.device_at(0)
     device.device_at.cache_clear()
+
+
+# A call in generated code
+
+
+def check_site(site: CallSite, given: tuple[list[Tensor], list[Tensor], list[Tensor]], text: str) -> None:
+    spec = parse_spec(text)
+    for result, expected in zip(site(*given, text), replay(spec, *given), strict=True):
+        assert torch.equal(result, expected) and result.stride() == expected.stride()
+
+
+def test_a_call_site_looks_nothing_up_for_sizes_that_it_had_last(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, text = CallSite(), SPEC.to_json()
+    check_site(site, operands(), text)
+    with monkeypatch.context() as patch:
+        patch.setattr(launching, "_launchers", {})
+        check_site(site, operands(), text)
+        assert not launching._launchers
+        check_site(site, operands(m=7), text)
+        assert len(launching._launchers) == 1
+
+
+def test_a_call_site_serves_what_is_not_as_before(compiler: Compiler) -> None:
+    site, text = CallSite(), SPEC.to_json()
+    other = make_spec(second_store=False).to_json()
+    for m, n in ((6, 16), (6, 16), (9, 16), (6, 24), (6, 16)):
+        check_site(site, operands(m, n), text)
+        uneven = operands(m, n)
+        uneven[2][3] = shifted(uneven[2][3])
+        check_site(site, uneven, text)
+        check_site(site, operands(m, n), other)
+    a, b, loads = operands()
+    with pytest.raises(ValueError, match="colvec0"):
+        site(a, b, [loads[0], loads[1], loads[2][:5], loads[3]], text)
+
+
+def test_a_call_site_with_a_size_of_nothing_launches_nothing(compiler: Compiler) -> None:
+    site, text = CallSite(), SPEC.to_json()
+    for m in (6, 0, 6):
+        check_site(site, operands(m), text)
+    assert len(compiler.launches) == 2
