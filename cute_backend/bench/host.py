@@ -118,13 +118,15 @@ def _burst(program: Callable[[], Any]) -> float:
 
 
 def _in_new_process(kernel: Kernel, folder: str) -> dict[str, Any]:
-    """What `fresh` tells of getting `kernel` with `folder` as its cache."""
+    """What `fresh` tells of getting `kernel` with `folder` as its cache, from bytecode as installations have."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), CACHE_DIR_VARIABLE: folder}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(
         [sys.executable, "-c", _FRESH],
         input=json.dumps(kernel.to_dict()),
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), CACHE_DIR_VARIABLE: folder},
+        env=environment,
     )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
