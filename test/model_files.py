@@ -101,7 +101,9 @@ def check(model: str, device: str) -> None:
 
 
 def compiled(fn: Any, args: tuple[Any, ...], backend: str) -> list[Tensor]:
-    with inductor_config.patch(fallback_random=True):  # the masks of dropout as eager draws them
+    """The outcome of compiled code, with the masks of dropout as eager draws them, and without the coordinate
+    descent that torchao turns on for the whole process: it takes minutes of a kernel that sorts."""
+    with inductor_config.patch(fallback_random=True, coordinate_descent_tuning=False):
         return outcome(torch.compile(fn, backend=backend, dynamic=False), args)
 
 

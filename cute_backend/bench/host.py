@@ -118,7 +118,7 @@ def _burst(program: Callable[[], Any]) -> float:
 
 
 def _in_new_process(kernel: Kernel, folder: str) -> dict[str, Any]:
-    """What `fresh` tells of getting `kernel` with `folder` as its cache, from bytecode as installations have."""
+    """What `fresh` tells of getting `kernel` with `folder` as its cache, bytecode at hand as installed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), CACHE_DIR_VARIABLE: folder}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(

@@ -48,4 +48,7 @@ def register() -> None:
     @lowering.register_lowering(gemm_epilogue, type_promotion_kind=None)
     def lower(*args: Any, **kwargs: Any) -> list[ir.TensorBox]:
         outputs: Sequence[Any] = _DirectCall.create(gemm_epilogue, *args, **kwargs)  # type: ignore[assignment]
+        for output in outputs:
+            # The op makes what its fake says. To assert that after each call takes a microsecond.
+            output.skip_size_stride_alignment_checks = True
         return [ir.TensorBox.create(output) for output in outputs]

@@ -157,22 +157,24 @@ class _Ready:
     clusters: int
 
     def run(self, arguments: list[Tensor], m: int, n: int) -> list[Tensor]:
-        outputs, memory = self.outputs.allocate(m, n, arguments[0].device)
+        results, memory = self.outputs.of_size(m, n).allocate(arguments[0].device)
         self.function(*arguments, *memory, self.clusters)
-        return outputs
+        return results
 
 
-@dataclass(frozen=True)
 class Settled:
     """A kernel for the operands of one (M, N, K) as they lie: its host code checks them, and raises."""
 
-    launcher: Launcher
-    ready: _Ready
-    m: int
-    n: int
+    def __init__(self, launcher: Launcher, ready: _Ready, m: int, n: int) -> None:
+        self._arguments = None if launcher.takes_operands_as_given else launcher.arguments
+        self._memory = ready.outputs.of_size(m, n)
+        self._function, self._clusters = ready.function, ready.clusters
 
     def run(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
-        return self.ready.run(self.launcher.arguments(a, b, loads), self.m, self.n)
+        arguments = [*a, *b, *loads] if self._arguments is None else self._arguments(a, b, loads)
+        results, memory = self._memory.allocate(arguments[0].device)
+        self._function(*arguments, *memory, self._clusters)
+        return results
 
 
 @dataclass(eq=False)
@@ -201,6 +203,7 @@ class Launcher:
         self._views = views(spec)
         self._adapters = adapters(spec)
         self._modes = [(i, load) for i, load in enumerate(spec.loads) if load.m_modes]
+        self.takes_operands_as_given = not (self._views or self._modes)
         self._kernels: dict[tuple[TileConfig, Variant], _Ready | None] = {}
         self._choices: dict[tuple[int, int, int], _Choice] = {}
         for kernel, function in load_known(packed_kernels(spec, self._gpu.arch)).items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,30 +30,39 @@ class Outputs:
     """What kernels of one spec and tile configuration write."""
 
     def __init__(self, spec: EpilogueSpec, config: TileConfig) -> None:
-        self._results = len(spec.stores)
-        self._views = [(i, view) for i, store in enumerate(spec.stores) for view in _views(store)]
+        views = tuple((i, view) for i, store in enumerate(spec.stores) for view in _views(store))
 
         @lru_cache(_MAX_SIZES)
-        def layouts(m: int, n: int) -> list[Layout]:
-            made = [_layout(store, m, n) for store in spec.stores]
+        def of_size(m: int, n: int) -> Memory:
+            layouts = [_layout(store, m, n) for store in spec.stores]
             if spec.reductions:
-                made.append(((workspace_bytes(spec, config, m, n),), (1,), torch.uint8))
-            return made
+                layouts.append(((workspace_bytes(spec, config, m, n),), (1,), torch.uint8))
+            return Memory(tuple(layouts), len(spec.stores), views)
 
-        self._layouts = layouts
+        self.of_size = of_size
+        """The memory for a plane of (m, n)."""
 
-    def allocate(self, m: int, n: int, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
-        """Uninitialised results for a plane of (m, n), and all that a kernel writes in its arguments' order:
-        those as it takes them, and a buffer for partials where some reduce."""
+
+class Memory(NamedTuple):
+    """The layouts of all that a kernel writes for a plane of some size, so many results first, and as what
+    views it takes some of them."""
+
+    layouts: tuple[Layout, ...]
+    results: int
+    views: tuple[tuple[int, Callable[[Tensor], Tensor]], ...]
+
+    def allocate(self, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
+        """Uninitialised results, and all that a kernel writes in its arguments' order: those as it takes
+        them, and a buffer for partials where some reduce."""
         if device.type == "cuda" and device.index == torch._C._cuda_getDevice():
-            memory = [_empty_on_current_gpu(*layout) for layout in self._layouts(m, n)]
+            memory = [_empty_on_current_gpu(*layout) for layout in self.layouts]
         else:
             memory = [
                 torch.empty_strided(size, stride, dtype=dtype, device=device)
-                for size, stride, dtype in self._layouts(m, n)
+                for size, stride, dtype in self.layouts
             ]
-        results = memory[: self._results]
-        for i, view in self._views:
+        results = memory[: self.results]
+        for i, view in self.views:
             memory[i] = view(memory[i])
         return results, memory
 

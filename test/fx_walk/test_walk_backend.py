@@ -433,6 +433,7 @@ def test_generated_code_calls_the_implementation_itself(fresh_compiler: None) ->
     assert "from cute_backend.runtime.op import on_cpu as gemm_epilogue_on_cpu" in code[0]
     assert "= gemm_epilogue_on_cpu([" in code[0]
     assert "torch.ops.cute_backend.gemm_epilogue.default(" not in code[0]
+    assert "assert_size_stride(arg" in code[0] and "assert_size_stride(buf" not in code[0]
 
 
 def test_what_generated_code_calls_takes_the_ops_arguments() -> None:
