@@ -20,7 +20,7 @@ from cute_backend.simulator.api import Launch, Machine, run_region
 from cute_backend.templates.config import Arch
 
 FOLDER = Path(__file__).parent.parent / "fixtures" / "hardware"
-MOST_BYTES = 300_000
+MOST_BYTES = 400_000
 
 
 def machine() -> dict:
