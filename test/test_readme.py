@@ -10,6 +10,7 @@ import torch
 
 import cute_backend
 from cute_backend.bench import show
+from cute_backend.bench.command import TABLES
 from cute_backend.bench.results import Results
 
 ROOT = Path(__file__).parents[1]
@@ -56,7 +57,8 @@ RESULTS = [path for path in (ROOT / "benchmarks" / "results").glob("*.json") if 
 
 @pytest.mark.skipif(not RESULTS, reason="no results are kept in benchmarks/results")
 def test_what_was_measured_is_that_of_the_newest_results():
-    runs = show.newest([Results.load(path) for path in RESULTS])
+    order = [table.name for table in TABLES]
+    runs = show.newest([Results.load(path) for path in RESULTS], order)
     picture = "![Speed relative to torch's bare product](docs/speed.png)"
     check("measured", "\n\n".join([*map(show.markdown, runs), picture]))
 

@@ -121,17 +121,20 @@ def circumstances(found: Results) -> Iterator[str]:
     yield found.command
 
 
-def newest(runs: Sequence[Results]) -> list[Results]:
+def newest(runs: Sequence[Results], order: Sequence[str]) -> list[Results]:
     """Each run with the tables of which no other has a newer one; those that have none are left out.
 
-    The run with most of them comes first.
+    The run with the table that `order` names first comes first.
     """
     of_table = {table.name: run for run in sorted(runs, key=attrgetter("date")) for table in run.tables}
     shown = [
         replace(run, tables=tuple(table for table in run.tables if of_table[table.name] is run))
         for run in runs
     ]
-    return sorted((run for run in shown if run.tables), key=lambda run: -len(run.tables))
+    return sorted(
+        (run for run in shown if run.tables),
+        key=lambda run: min(order.index(table.name) for table in run.tables),
+    )
 
 
 def markdown(found: Results) -> str:

@@ -160,7 +160,9 @@ def test_a_table_is_shown_as_the_newest_run_has_it():
     old = replace(old, tables=(table, other), date="2026-01-02T00:00:00+00:00")
     new = replace(old, tables=(table,), date="2026-01-03T00:00:00+00:00")
     older = replace(old, date="2026-01-01T00:00:00+00:00")
-    assert show.newest([new, older, old]) == [new, replace(old, tables=(other,))]
+    shown = [new, replace(old, tables=(other,))]
+    assert show.newest([new, older, old], [table.name, "other"]) == shown
+    assert show.newest([new, older, old], ["other", table.name]) == shown[::-1]
 
 
 def test_results_print_as_a_table():
