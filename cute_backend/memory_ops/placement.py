@@ -86,12 +86,12 @@ def plan(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Plan:
     return Plan(placements, tuple(tma_stores))
 
 
-_LEAST_SUBTILE_N = 8
-"""Columns of the core matrices that wgmma's accumulators are laid out in."""
+_LEAST_SUBTILE_N = {Arch.SM90A: 8, Arch.SM100A: 16}
+"""Columns of the core matrices that wgmma's accumulators are laid out in; of TMA's least box, in bytes."""
 
-_PLAIN_BITS = 1280
-"""Of planes, in a row of a subtile that is read and written by element on sm_90a: the most that leaves them
-without a spill, of up to eight planes with gelu and a row maximum, in every configuration of the table."""
+_ROW_BITS = {Arch.SM90A: 1280, Arch.SM100A: 2560}
+"""Of planes, in a row of a subtile, where they narrow it: the most that leaves them without a spill, of up to
+eight planes with gelu and a row maximum, in every configuration of the table."""
 
 
 def subtiled(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> TileConfig:
@@ -99,15 +99,15 @@ def subtiled(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> TileCo
 
     Wide ones make waits for TMA rarer, where shared memory holds all planes. What is read and written by
     element doesn't wait, and has two registers of address for each element of a subtile: half as many keep it
-    from spilling, and fewer still, with the visits in a loop, where there are several planes.
+    from spilling, and fewer still, with the visits in a loop, where there are several planes. On sm_100a a
+    thread has a whole row of a subtile, and several planes of it fill its registers however they are read.
     """
-    if variant is Variant.TMA and holds_planes(config, spec):
-        return config
-    columns = min(config.subtile_n, NARROW_SUBTILE_N)
-    if variant is Variant.PLAIN and config.arch is Arch.SM90A and config.products == 1:
+    whole = variant is Variant.TMA and holds_planes(config, spec)
+    columns = config.subtile_n if whole else min(config.subtile_n, NARROW_SUBTILE_N)
+    if config.products == 1 and (variant is Variant.PLAIN or config.arch is Arch.SM100A):
         exact = [load.dtype for load in spec.loads_of(LoadKind.EXACT)]
         bits = sum(dtype.bits for dtype in [*exact, *(store.dtype for store in spec.planes)])
-        while columns > _LEAST_SUBTILE_N and columns * bits > _PLAIN_BITS:
+        while columns > _LEAST_SUBTILE_N[config.arch] and columns * bits > _ROW_BITS[config.arch]:
             columns //= 2
     return replace(config, subtile_n=columns)
 

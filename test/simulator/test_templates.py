@@ -56,17 +56,20 @@ def test_every_shared_epilogue_is_right(name, arch):
         assert max(launch.report.exposed_loads) == 0
 
 
+@pytest.mark.parametrize(
+    ("arch", "n"), [(SM90, 141), (SM100, 141), (SM100, 144)], ids=["sm_90a", "sm_100a", "sm_100a-tma"]
+)
 @pytest.mark.parametrize("name", HEAVY)
-def test_many_planes_that_are_read_by_element_are_right(name):
-    """In visits of a few columns, in a loop."""
-    inputs = heavy_inputs(72, 141, 64)
-    simulation = run(HEAVY[name], inputs, Machine(SM90, async_seed=1, clusters=1))
+def test_many_planes_are_right(name, arch, n):
+    """In visits of a few columns; read by element, on sm_100a by TMA too."""
+    inputs = heavy_inputs(72, n, 64)
+    simulation = run(HEAVY[name], inputs, Machine(arch, async_seed=1, clusters=1))
     for actual, right in zip(
         as_tuple(simulation.outputs), as_tuple(reference(HEAVY[name], inputs)), strict=True
     ):
         assert relative_error(actual, right) < TOLERANCE[actual.dtype]
     [launch] = simulation.launches
-    assert launch.kernel.variant is Variant.PLAIN
+    assert launch.kernel.variant is (Variant.TMA if n % 16 == 0 else Variant.PLAIN)
 
 
 # Exact arithmetic: small integers and powers of two, so that a kernel has to be right to the bit.
