@@ -41,7 +41,18 @@ from .tuned import remembered
 log = logging.getLogger(__name__)
 
 _launchers: dict[tuple[str, int, bool], Launcher] = {}
-_preparing = threading.RLock()
+_building = threading.Lock()
+"""Held while kernels are built, which takes seconds to minutes: what is there is launched all the same."""
+
+_state = threading.RLock()
+"""Held while launchers learn and choose."""
+
+REFUSED = (TypeError, ValueError)
+"""What compiled host code raises for operands that are not as it was compiled for. All else is no refusal."""
+
+_LOOKS = 16
+"""Launches in a row whose operands must lie as a kernel takes them, once some did not, until they are passed
+on unseen again."""
 
 _MAX_CHOICES = 4096
 """Sizes that a launcher remembers its choice for."""
@@ -80,7 +91,7 @@ def prepare(problems: Iterable[Problem], device: int) -> None:
     What a pack lacks of a problem that it was made for is beyond its range of M, and does with the nearest.
     """
     gpu = device_at(device)
-    with _preparing:
+    with _building:
         wanted = [
             (_launcher(problem.spec, device, problem.batch_invariant), kernel, _is_packed(problem, gpu))
             for problem in problems
@@ -93,8 +104,9 @@ def prepare(problems: Iterable[Problem], device: int) -> None:
         ]
         log.info("%d kernels serve the regions of a graph on GPU %d", len(wanted), device)
         outcomes = obtain(kernel for _, kernel in missing)
-        for launcher, kernel in missing:
-            launcher.add(kernel, outcomes[kernel])
+        with _state:
+            for launcher, kernel in missing:
+                launcher.add(kernel, outcomes[kernel])
 
 
 def _is_packed(problem: Problem, gpu: Device) -> bool:
@@ -166,14 +178,20 @@ class Settled:
     """A kernel for the operands of one (M, N, K) as they lie: its host code checks them, and raises."""
 
     def __init__(self, launcher: Launcher, ready: _Ready, m: int, n: int) -> None:
-        self._arguments = None if launcher.takes_operands_as_given else launcher.arguments
+        self.ready = ready
+        self._launcher, self._chosen = launcher, launcher.chosen
+        self._as_given = launcher.takes_operands_as_given
         self._memory = ready.outputs.of_size(m, n)
-        self._function, self._clusters = ready.function, ready.clusters
+
+    @property
+    def is_current(self) -> bool:
+        """Whether nothing has come to choose from since."""
+        return self._launcher.chosen is self._chosen
 
     def run(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
-        arguments = [*a, *b, *loads] if self._arguments is None else self._arguments(a, b, loads)
+        arguments = [*a, *b, *loads] if self._as_given else self._launcher.arguments(a, b, loads)
         results, memory = self._memory.allocate(arguments[0].device)
-        self._function(*arguments, *memory, self._clusters)
+        self.ready.function(*arguments, *memory, self.ready.clusters)
         return results
 
 
@@ -181,15 +199,15 @@ class Settled:
 class _Choice:
     """What serves one (M, N, K): where TMA's rules are met, and where they are not. None is the replay.
 
-    `settled` is the kernel that took operands of these sizes just as they lay; `uneven` says that one day it
-    did not, and that from then on operands are looked at before they are passed on.
+    `settled` is the kernel that took operands of these sizes just as they lay. After it once did not, so many
+    `looks` at operands come first.
     """
 
     stores_aligned: bool
     tma: _Ready | None
     plain: _Ready | None
     settled: Settled | None = None
-    uneven: bool = False
+    looks: int = 0
 
 
 class Launcher:
@@ -206,6 +224,8 @@ class Launcher:
         self.takes_operands_as_given = not (self._views or self._modes)
         self._kernels: dict[tuple[TileConfig, Variant], _Ready | None] = {}
         self._choices: dict[tuple[int, int, int], _Choice] = {}
+        self.chosen = object()
+        """Another one whenever there is more to choose from."""
         for kernel, function in load_known(packed_kernels(spec, self._gpu.arch)).items():
             self.add(kernel, function)
 
@@ -228,6 +248,7 @@ class Launcher:
             clusters = max_active_clusters(self._gpu.index, kernel.config.cluster_size)
             self._kernels[key] = _Ready(outcome, Outputs(kernel.spec, kernel.config), clusters)
         self._choices.clear()
+        self.chosen = object()
 
     def __call__(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
         try:
@@ -238,8 +259,8 @@ class Launcher:
                 return self._consider(a, b, loads, m, n, k)
             try:
                 return choice.settled.run(a, b, loads)
-            except Exception:  # its host code checks every layout, and these are not as those before them
-                choice.settled, choice.uneven = None, True
+            except REFUSED:  # its host code checks every layout, and these are not as those before them
+                choice.settled, choice.looks = None, _LOOKS
                 return self._consider(a, b, loads, m, n, k)
         except Exception:
             check_operands(self._spec, a, b, loads)  # says what is wrong in one sentence, if this is what is
@@ -285,7 +306,11 @@ class Launcher:
             return self._replay(a, b, loads)
         outputs = ready.run(arguments, m, n)
         as_they_lay = aligned is choice.stores_aligned and all(map(is_, arguments, given))
-        if as_they_lay and not choice.uneven:
+        if not as_they_lay:
+            choice.looks = _LOOKS if choice.looks else 0
+        elif choice.looks:
+            choice.looks -= 1
+        else:
             choice.settled = Settled(self, ready, m, n)
         return outputs
 
@@ -300,7 +325,7 @@ class Launcher:
             )
             for variant in (Variant.TMA, Variant.PLAIN)
         ]
-        with _preparing:
+        with _state:
             for kernel, function in load_known(
                 [kernel for kernel in kernels if not self.knows(kernel)]
             ).items():
@@ -336,14 +361,14 @@ class Launcher:
     def _prepare_rest(self, choice: _Choice) -> bool:
         """Whether there is more to choose from now. No one announced this region: it may be of any size."""
         anything = Problem(self._spec, None, None, None, self._batch_invariant)
-        with _preparing:
+        with _state:
             if all(choice is not current for current in self._choices.values()):
                 return True  # another thread was preparing
             rest = reachable_kernels(anything, self._gpu.arch, self._gpu.sm_count)
             if all(map(self.knows, rest)):
                 return False
-            prepare([anything], self._gpu.index)
-            return True
+        prepare([anything], self._gpu.index)
+        return True
 
     def _replay(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
         count("replayed")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from torch._dynamo.utils import counters
 from cute_backend.memory_ops import Variant
 from cute_backend.replay import replay
 from cute_backend.runtime import launch as launching
-from cute_backend.runtime import notices, slots
+from cute_backend.runtime import notices, outputs, slots
 from cute_backend.runtime.call_site import CallSite
 from cute_backend.runtime.compile import BuildError
 from cute_backend.runtime.device import Device, UnsupportedDeviceError
@@ -637,17 +638,35 @@ def check_site(site: CallSite, given: tuple[list[Tensor], list[Tensor], list[Ten
         assert torch.equal(result, expected) and result.stride() == expected.stride()
 
 
-def test_a_call_site_looks_nothing_up_for_sizes_that_it_had_last(
+def test_a_call_site_looks_nothing_up_for_sizes_that_it_had(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site, text = CallSite(), SPEC.to_json()
-    check_site(site, operands(), text)
+    for m in (6, 7):
+        check_site(site, operands(m), text)
     with monkeypatch.context() as patch:
         patch.setattr(launching, "_launchers", {})
-        check_site(site, operands(), text)
+        for m in (6, 7, 6):
+            check_site(site, operands(m), text)
         assert not launching._launchers
-        check_site(site, operands(m=7), text)
+        check_site(site, operands(m=8), text)
         assert len(launching._launchers) == 1
+
+
+def test_a_call_site_chooses_again_where_there_is_more_to_choose_from(compiler: Compiler) -> None:
+    site, text = CallSite(), SPEC.to_json()
+    large = (4096, 4096)
+    compiler.broken = lambda kernel: kernel.config.tile_m > 64
+    with pytest.warns(RuntimeWarning, match="is broken"):
+        check_site(site, operands(*large), text)
+    (launcher,) = launching._launchers.values()
+    best = Kernel(
+        SPEC, config_for(Problem(SPEC, *large, 8), Variant.TMA, GPU.arch, GPU.sm_count), Variant.TMA
+    )
+    assert compiler.launches[-1][0].config.tile_m == 64 < best.config.tile_m
+    launcher.add(best, compiler._function(best))
+    check_site(site, operands(*large), text)
+    assert compiler.launches[-1][0] == best
 
 
 def test_a_call_site_serves_what_is_not_as_before(compiler: Compiler) -> None:
@@ -669,3 +688,64 @@ def test_a_call_site_with_a_size_of_nothing_launches_nothing(compiler: Compiler)
     for m in (6, 0, 6):
         check_site(site, operands(m), text)
     assert len(compiler.launches) == 2
+
+
+def test_a_failure_that_refuses_no_operand_is_raised_once(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, text = CallSite(), SPEC.to_json()
+    check_site(site, operands(), text)
+    attempts = []
+
+    def exhausted(*_: Any) -> Any:
+        attempts.append(1)
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outputs.Memory, "allocate", exhausted)
+        for call in (site, launch):
+            with pytest.raises(torch.OutOfMemoryError):
+                call(*operands(), text)
+    assert len(attempts) == 2
+    (launcher,) = launching._launchers.values()
+    assert all(choice.settled is not None for choice in launcher._choices.values())
+
+
+def test_operands_that_once_lay_otherwise_are_looked_at_for_some_launches_only(compiler: Compiler) -> None:
+    check(operands())
+    (launcher,) = launching._launchers.values()
+    (choice,) = launcher._choices.values()
+    uneven = operands()
+    uneven[2][3] = shifted(uneven[2][3])
+    check(uneven)
+    for _ in range(launching._LOOKS):
+        assert choice.settled is None
+        check(operands())
+    check(operands())
+    assert choice.settled is not None
+
+
+def test_while_kernels_are_built_others_are_launched(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(operands())
+    begun, done = Event(), Event()
+
+    def obtain(kernels: Any) -> dict[Kernel, Any]:
+        begun.set()
+        assert done.wait(60)
+        return compiler.obtain(kernels)
+
+    monkeypatch.setattr(launching, "obtain", obtain)
+    other = make_spec(second_store=False)
+    builder = Thread(target=lambda: prepare([Problem(other, 6, 16, 8)], -1))
+    builder.start()
+    assert begun.wait(60)
+    launcher = Thread(target=lambda: check(operands(m=40)))
+    launcher.start()
+    launcher.join(20)
+    blocked = launcher.is_alive()
+    done.set()
+    builder.join()
+    launcher.join()
+    assert not blocked
