@@ -2,7 +2,7 @@
 
 Weights are quantised once, a scale for each output channel; activations as they come, a scale for each token.
 
-    python -m cute_backend explain examples/llama_mlp.py
+    python -m cute_backend explain examples/llama_mlp.py:mlp
 """
 
 from __future__ import annotations
