@@ -379,6 +379,32 @@ def test_processes_judge_the_same_programs(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == alone
 
 
+def ends_its_process_at_three(number: int) -> int:
+    if number == 3:
+        os.abort()
+    return 2 * number
+
+
+def test_what_ends_its_process_is_told_from_the_rest() -> None:
+    numbers = list(range(9))
+    found = dict(command.outcomes(ends_its_process_at_three, numbers, 2))
+    assert found == {number: None if number == 3 else 2 * number for number in numbers}
+
+
+@pytest.mark.parametrize(("survived", "excluded"), [(None, True), (True, False)])
+def test_a_program_that_ends_its_process_is_wrong_unless_inductor_alone_does_too(
+    survived: bool | None, excluded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcomes(function: Any, items: Any, jobs: int) -> Any:
+        given = None if function is command.run else survived
+        return ((item, given) for item in items)
+
+    monkeypatch.setattr(command, "outcomes", outcomes)
+    (tally,) = command._parts(command.Job(seed=8, first=4, last=5), jobs=2)
+    assert tally.programs == 1 and bool(tally.excluded) is excluded
+    assert [failure.message for failure in tally.failures] == ["cute ends its process"] * (not excluded)
+
+
 FUZZING = """
 import signal, sys, time
 from cute_backend.__main__ import main

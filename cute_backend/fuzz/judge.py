@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,12 +66,7 @@ def judge(program: Program, replay_only: bool = False, device: str = "cpu") -> V
         results = run(function, arguments, program.dynamic)
         return [*results, *arguments]
 
-    with (
-        torch.no_grad(),
-        warnings.catch_warnings(),
-        inductor_config.patch(emulate_precision_casts=program.eager, force_disable_caches=True),
-    ):
-        warnings.simplefilter("ignore")
+    with _settings(program):
         try:
             wanted = called(lambda fn, arguments, _: fn(*arguments))
             bounds = follow(program, inputs())
@@ -106,6 +102,25 @@ def judge(program: Program, replay_only: bool = False, device: str = "cpu") -> V
         elements=sum(got.numel() for got in results),
         loose=sum(int(bounds[name].loose.sum()) for name in names),
     )
+
+
+def run_without_the_pass(program: Program, replay_only: bool = False, device: str = "cpu") -> None:
+    """A program as `judge` runs it, by Inductor alone."""
+    function, example_inputs = program.load()
+    run = replayed(lambda graph: None) if replay_only else compiled("inductor")
+    with _settings(program):
+        run(function, [_moved(each, device) for each in example_inputs()], program.dynamic)
+
+
+@contextmanager
+def _settings(program: Program) -> Iterator[None]:
+    with (
+        torch.no_grad(),
+        warnings.catch_warnings(),
+        inductor_config.patch(emulate_precision_casts=program.eager, force_disable_caches=True),
+    ):
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _moved(tensor: Tensor, device: str) -> Tensor:
