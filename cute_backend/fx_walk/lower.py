@@ -18,7 +18,16 @@ from torch import fx
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import supported_dtype
 from cute_backend.fx_walk.reasons import Reason, Refused
-from cute_backend.fx_walk.static import DTYPES, arguments, fake, known, target_name, tensor_of
+from cute_backend.fx_walk.static import (
+    DTYPES,
+    Size,
+    arguments,
+    fake,
+    known,
+    on_plane,
+    target_name,
+    tensor_of,
+)
 from cute_backend.ops import OperandError, by_aten
 from cute_backend.spec import Const, DType, Operand, Overflow, Precision
 
@@ -68,6 +77,17 @@ def keeps_plane(node: fx.Node) -> bool:
         return True
     order = [axis for axis in node.args[1] if not known(before.shape[axis] == 1)]  # type: ignore[union-attr,index]
     return order == sorted(order)  # type: ignore[type-var]
+
+
+def comes_to_plane(node: fx.Node, m: Size, n: Size) -> bool:
+    """Whether a reshape gives an (M, N) plane, or all that reads it are reshapes that do in the end.
+
+    So what an einsum does to its product: it adds axes of one element, and takes them away again.
+    """
+    return on_plane(fake(node).shape, m, n) or (
+        bool(node.users)
+        and all(is_reshape(user) and keeps_plane(user) and comes_to_plane(user, m, n) for user in node.users)
+    )
 
 
 def is_pointwise(node: fx.Node) -> bool:

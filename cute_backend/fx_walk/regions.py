@@ -27,6 +27,7 @@ from cute_backend.fx_walk.device import Capability, check_device
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.equal import first_equals
 from cute_backend.fx_walk.lower import (
+    comes_to_plane,
     constant,
     is_pointwise,
     is_reshape,
@@ -283,7 +284,7 @@ class _Search:
             return self._join_reduction(draft, self.reductions[node])
         if is_reshape(node):
             shape = fake(node).shape
-            if not on_plane(shape, anchor.m, anchor.n) or not keeps_plane(node):
+            if not (keeps_plane(node) and comes_to_plane(node, anchor.m, anchor.n)):
                 raise Refused(Reason.REARRANGED, target=target, shape=describe(shape))
             return self._resolve(draft, node.args[0], node)
         if is_reduction(node):

@@ -26,7 +26,7 @@ from cute_backend import config
 from cute_backend.fx_walk.classify import LoadView, Part
 from cute_backend.fx_walk.lower import is_reshape
 from cute_backend.fx_walk.region import Region
-from cute_backend.fx_walk.static import Size, fake, known, tensor_of
+from cute_backend.fx_walk.static import Size, fake, known, same_sizes, tensor_of
 from cute_backend.spec import LoadKind
 
 aten = torch.ops.aten
@@ -90,7 +90,7 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
         plane = planes[index]
         output = (
             plane
-            if len(shape) == fake(plane).dim()
+            if same_sizes(shape, fake(plane).shape)
             else call(aten.reshape.default, plane, [sizes.argument(s) for s in shape])
         )
         # Inductor tells by the storages of fakes what views what, also in nodes that stay as they are.

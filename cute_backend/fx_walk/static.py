@@ -37,6 +37,11 @@ def on_plane(shape: Sequence[Size], m: Size, n: Size) -> bool:
     return len(shape) > 0 and known(shape[-1] == n) and known(product(shape[:-1]) == m)
 
 
+def same_sizes(shape: Sequence[Size], other: Sequence[Size]) -> bool:
+    """Whether two shapes are proven to be the same."""
+    return len(shape) == len(other) and all(known(a == b) for a, b in zip(shape, other, strict=True))
+
+
 def collapsed_stride(sizes: Sequence[Size], strides: Sequence[Size]) -> Size | None:
     """The stride that axes have as one mode, 0 where none is longer than 1, None where there is none."""
     axes = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if not known(size == 1)]

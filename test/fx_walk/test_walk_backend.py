@@ -427,6 +427,33 @@ def test_the_pass_alone_is_an_option_of_inductor(fresh_compiler: None) -> None:
     torch.testing.assert_close(result, linear_gelu(*args), rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("spelling", ["bk,nk->bn", "bk,kn->bn", "bsk,nk->bsn", "ebk,ekn->ebn"])
+def test_an_einsum_is_the_product_that_it_spells(spelling: str, fresh_compiler: None) -> None:
+    """Inductor gets a `bmm` whose result gains an axis of one element, and loses it again."""
+    sizes = {"e": 3, "b": 24, "s": 5, "n": 32, "k": 16}
+    shapes = [[sizes[axis] for axis in axes] for axes in spelling.replace("->", ",").split(",")]
+    generator = torch.Generator().manual_seed(0)
+    args = [torch.randn(*shape, generator=generator).bfloat16() for shape in shapes]
+
+    def fn(a: Tensor, b: Tensor, residual: Tensor) -> Tensor:
+        return F.gelu(torch.einsum(spelling, a, b)) + residual
+
+    result = torch.compile(fn, backend=cute)(*args)
+    assert counted() == {"anchors": 1, "regions": 1}
+    torch.testing.assert_close(result, fn(*args), rtol=0.02, atol=0.05)
+
+
+def test_an_einsum_that_moves_columns_is_left_alone(fresh_compiler: None) -> None:
+    args = [torch.randn(*shape).bfloat16() for shape in ((24, 3, 16), (3, 16, 32), (24, 3, 32))]
+
+    def fn(a: Tensor, b: Tensor, residual: Tensor) -> Tensor:
+        return F.gelu(torch.einsum("bek,ekn->ben", a, b)) + residual
+
+    result = torch.compile(fn, backend=cute)(*args)
+    assert counted()["regions"] == 0 and counted()["rearranged"] == 1
+    torch.testing.assert_close(result, fn(*args), rtol=0.02, atol=0.05)
+
+
 def test_generated_code_calls_the_implementation_itself(fresh_compiler: None) -> None:
     args = linear_inputs()
     _, code = run_and_get_code(torch.compile(linear_gelu, backend=cute), *args)
