@@ -389,14 +389,10 @@ _BEYOND_US = 0.01
 def choose(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int) -> TileConfig:
     """The configuration for a problem that was never tuned: of those offered, the one that should be fastest.
 
-    Among equals the one with fewer rows beyond M wins, then the larger tile, and the fewer parts of K.
+    Among equals the larger tile wins, and the fewer parts of K.
     """
     k_bytes = k * spec.product.a_dtype.bits // 8
-
-    def key(config: TileConfig) -> tuple[float, int]:
-        return _cost(config, m, n, k_bytes, sm_count), -m % (config.cta_rows * config.cluster_m)
-
-    return min(offered(arch, spec), key=key)
+    return min(offered(arch, spec), key=lambda config: _cost(config, m, n, k_bytes, sm_count))
 
 
 def _cost(config: TileConfig, m: int, n: int, k_bytes: int, sm_count: int) -> float:
