@@ -60,7 +60,8 @@ def _shape(load: Load) -> tuple[int, ...]:
 
 
 def _raw(load: Load, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Bytes of a load, drawn so that special values are frequent."""
+    """Bytes of a load, drawn so that special values are frequent. No NaN is negative: nothing is promised of a
+    NaN's sign, and the conversions to fp32 keep it or not."""
     shape = _shape(load)
     if load.dtype is DType.F32:
         values = np.where(
@@ -72,7 +73,11 @@ def _raw(load: Load, rng: np.random.Generator) -> np.ndarray[Any, Any]:
     if load.dtype is DType.I32:
         return (rng.integers(-(2**31), 2**31, shape) >> rng.integers(0, 32, shape)).astype(np.int32)
     holder = {8: np.uint8, 16: np.uint16}[load.dtype.bits]
-    return rng.integers(0, 1 << load.dtype.bits, shape).astype(holder)
+    codes = rng.integers(0, 1 << load.dtype.bits, shape).astype(holder)
+    if load.dtype not in FORMATS:
+        return codes
+    sign = holder(1 << (load.dtype.bits - 1))
+    return np.where(np.isnan(FORMATS[load.dtype].decode(codes.astype(np.int64))), codes & ~sign, codes)
 
 
 def _tensor(load: Load, raw: np.ndarray[Any, Any]) -> Tensor:

@@ -169,7 +169,7 @@ class _Ready:
     clusters: int
 
     def run(self, arguments: list[Tensor], m: int, n: int) -> list[Tensor]:
-        results, memory = self.outputs.of_size(m, n).allocate(arguments[0].device)
+        results, memory = self.outputs.of_size(m, n).allocate(arguments[0])
         self.function(*arguments, *memory, self.clusters)
         return results
 
@@ -190,7 +190,7 @@ class Settled:
 
     def run(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
         arguments = [*a, *b, *loads] if self._as_given else self._launcher.arguments(a, b, loads)
-        results, memory = self._memory.allocate(arguments[0].device)
+        results, memory = self._memory.allocate(arguments[0])
         self.ready.function(*arguments, *memory, self.ready.clusters)
         return results
 

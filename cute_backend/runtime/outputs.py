@@ -51,14 +51,14 @@ class Memory(NamedTuple):
     results: int
     views: tuple[tuple[int, Callable[[Tensor], Tensor]], ...]
 
-    def allocate(self, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
+    def allocate(self, like: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Uninitialised results, and all that a kernel writes in its arguments' order: those as it takes
-        them, and a buffer for partials where some reduce."""
-        if device.type == "cuda" and device.index == torch._C._cuda_getDevice():
+        them, and a buffer for partials where some reduce. On the device of `like`."""
+        if like.is_cuda and like.get_device() == torch._C._cuda_getDevice():
             memory = [_empty_on_current_gpu(*layout) for layout in self.layouts]
         else:
             memory = [
-                torch.empty_strided(size, stride, dtype=dtype, device=device)
+                torch.empty_strided(size, stride, dtype=dtype, device=like.device)
                 for size, stride, dtype in self.layouts
             ]
         results = memory[: self.results]

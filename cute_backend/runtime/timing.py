@@ -98,7 +98,7 @@ def arguments_of(
     for index, view in views(spec):
         arguments[index] = view(arguments[index])
     roomiest = max(configs, key=lambda config: workspace_bytes(spec, config, m, n))
-    _, memory = Outputs(spec, roomiest).of_size(m, n).allocate(a[0].device)
+    _, memory = Outputs(spec, roomiest).of_size(m, n).allocate(a[0])
     return arguments + memory
 
 

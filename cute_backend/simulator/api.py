@@ -238,7 +238,7 @@ def run_region(
     variant = Variant.TMA if aligned else Variant.PLAIN
     problem = Problem(spec, m, n, k, settings.batch_invariant)
     config = machine.config or config_for(problem, variant, machine.arch, machine.arch.sm_count)
-    outputs, memory = Outputs(spec, config).of_size(m, n).allocate(a[0].device)
+    outputs, memory = Outputs(spec, config).of_size(m, n).allocate(a[0])
     for written in memory:
         ctypes.memset(written.data_ptr(), 0xFF, written.untyped_storage().nbytes())
 
