@@ -249,12 +249,14 @@ _MAX_PROMOTED_LOADS = 3
 
 _REDUCED = (
     TileConfig(Arch.SM90A, 128, 128, 2, pingpong=True),
+    TileConfig(Arch.SM90A, 128, 128, pingpong=True),
     TileConfig(Arch.SM90A, 64, 128, pingpong=True),
     TileConfig(Arch.SM90A, 64, 64),
 )
 """For specs on Hopper that neither read nor write a plane. What they have most of is columns, and of few rows
 two turns of 64 x 128 hide all but the reading of B: the argmax of 16 rows over 128256 columns of 4096 in bf16
-took 267 us so, 274 by 64 x 64 and 275 without ping-pong; torch's product alone 263 (H200)."""
+took 267 us so, 274 by 64 x 64 and 275 without ping-pong; torch's product alone 263 (H200). Of up to 128 rows
+all lie in one tile: 96 took 294 us by 128 x 128, 431 by 64 x 128 (H200)."""
 
 
 def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
@@ -330,14 +332,14 @@ def _narrowed(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
 
     A draw takes some hundred instructions, and the compilers interleave all that one visit or several written
     out one after the other have: those of a whole tile took two minutes to compile, and spilled. Ping-pong
-    hides nothing of so many where there are rows for more than one tile: 256 rows over 128256 columns took
-    579 us with it and 537 without (H200).
+    hides nothing of so many where there are rows for clusters of tiles: 256 rows over 128256 columns took
+    579 us with it and 537 without. Where B is but read it does: 96 rows took 312 us (H200).
     """
     draws = _draws(spec)
     if not draws or config.products > 1 or _has_planes(spec):
         return config
     elements = max(_DRAWS_AT_ONCE // draws, 4)
-    pingpong = config.pingpong and config.cta_rows <= 64
+    pingpong = config.pingpong and (config.cta_rows <= 64 or config.cluster_m == 1)
     return replace(config, pingpong=pingpong, subtile_n=elements * 128 // config.block_m)
 
 
