@@ -60,8 +60,8 @@ def _shape(load: Load) -> tuple[int, ...]:
 
 
 def _raw(load: Load, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Bytes of a load, drawn so that special values are frequent. No NaN is negative: nothing is promised of a
-    NaN's sign, and the conversions to fp32 keep it or not."""
+    """Bytes of a load, drawn so that special values are frequent. No NaN is negative: nothing is promised of
+    a NaN's sign, and conversions to fp32 keep it or not."""
     shape = _shape(load)
     if load.dtype is DType.F32:
         values = np.where(

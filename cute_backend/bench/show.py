@@ -92,16 +92,18 @@ def host(found: HostResult) -> Group:
     table = light_table("host time of one call", "median us", "10% to 90%", right=2)
     for name, timing in found.calls.items():
         table.add_row(name, f"{timing.median_us:.1f}", f"{timing.low_us:.1f} to {timing.high_us:.1f}")
+    return Group(table, *map(Text, _starts(found)))
+
+
+def _starts(found: HostResult) -> Iterator[str]:
+    """What a kernel costs a new process, a line each."""
     imports = "imported" if found.warm_imports_cutlass else "did not import"
-    return Group(
-        table,
-        Text(f"a kernel that no cache has: {found.cold_s:.1f} s until it is loaded"),
-        Text(
-            f"a kernel on disk, in a new process: {found.warm_load_s:.3f} s to load, after "
-            f"{found.warm_import_s:.3f} s to import cute_backend"
-        ),
-        Text(f"(torch was imported before; loading {imports} cutlass)"),
+    yield f"a kernel that no cache has: {found.cold_s:.1f} s until it is loaded"
+    yield (
+        f"a kernel on disk, in a new process: {found.warm_load_s:.3f} s to load, after "
+        f"{found.warm_import_s:.3f} s to import cute_backend"
     )
+    yield f"(torch was imported before; loading {imports} cutlass)"
 
 
 def circumstances(found: Results) -> Iterator[str]:
@@ -165,6 +167,18 @@ def markdown(found: Results) -> str:
         f"that a kernel reaches. {machine}; {limits}."
     )
     return "\n\n".join(blocks)
+
+
+def host_markdown(found: Results) -> str:
+    """The README's sample of a run that timed the host."""
+    assert found.host is not None
+    lines = ["host time of one call | us | 10% to 90%", "--- | --- | ---"]
+    for name, timing in found.host.calls.items():
+        lines.append(f"{name} | {timing.median_us:.1f} | {timing.low_us:.1f} to {timing.high_us:.1f}")
+    cold, warm, imports = _starts(found.host)
+    machine, command = circumstances(found)
+    starts = f"Medians of `{command}`, {machine}. {cold.capitalize()}; {warm} {imports}."
+    return "\n\n".join(["\n".join(f"| {line} |" for line in lines), starts])
 
 
 def _plain(value: float | None, style: str) -> str:

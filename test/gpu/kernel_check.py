@@ -125,7 +125,8 @@ def _unaligned_like(tensor: Tensor) -> Tensor:
 def _outputs(kernel: Kernel, m: int, n: int) -> tuple[list[Tensor], list[Tensor]]:
     """Results and all that a kernel writes, full of NaN or of a value that no test computes; a kernel that
     takes planes as they come gets them unaligned."""
-    outputs, memory = Outputs(kernel.spec, kernel.config).of_size(m, n).allocate(torch.empty(0, device="cuda"))
+    here = torch.empty(0, device="cuda")
+    outputs, memory = Outputs(kernel.spec, kernel.config).of_size(m, n).allocate(here)
     for i, store in enumerate(kernel.spec.stores):
         if store.reduce is None and kernel.variant is Variant.PLAIN:
             row = store.order is Order.ROW
