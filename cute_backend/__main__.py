@@ -28,6 +28,7 @@ from . import __version__, cache_command
 from .errors import UsageError, root_cause
 from .runtime.kernel import BuildError, UnavailableError
 from .runtime.reach import Problem
+from .runtime.source import SOURCES_VARIABLE, file_name
 from .templates.config import Arch
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
     for command, about in (
         (_explain, "what is fused, how each operand is loaded, and why the rest is not fused"),
-        (_source, "print the first region's kernel as CuTe DSL Python"),
+        (_source, "print a region's kernel as CuTe DSL Python, or write it where an edited one is found"),
         (_build, "compile every region and print registers, spills and shared memory; needs no GPU"),
         (_simulate, "run every region's kernel on the simulated machine and compare with the reference"),
         (_bench, "time the function, or the built-in tables, beside what else could run them; needs a GPU"),
@@ -78,6 +79,15 @@ def _parser() -> argparse.ArgumentParser:
         else:
             sub.add_argument(
                 "--arch", metavar="ARCH", help="sm_90a or sm_100a (default: the GPU here, or sm_100a)"
+            )
+        if command is _source:
+            sub.add_argument("--region", metavar="N", type=int, default=0, help="which (default: 0)")
+            sub.add_argument(
+                "-o",
+                "--output",
+                metavar="FOLDER",
+                type=Path,
+                help=f"write it there, to be edited: with {SOURCES_VARIABLE}=FOLDER it is what runs",
             )
         if command is _simulate:
             sub.add_argument(
@@ -201,7 +211,23 @@ def _explain(arguments: argparse.Namespace) -> None:
 def _source(arguments: argparse.Namespace) -> None:
     from . import report
 
-    report.print_source(_explanation(arguments).first_region().source())
+    explained = _explanation(arguments)
+    explained.first_region()
+    if not 0 <= arguments.region < len(explained.regions):
+        raise UsageError(f"there is no region {arguments.region}; the last is {len(explained.regions) - 1}")
+    region = explained.regions[arguments.region]
+    text = region.source()
+    if arguments.output is None:
+        report.print_source(text)
+        return
+    path = arguments.output / file_name(region.kernel())
+    try:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        with path.open("x") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise UsageError(f"{error.filename} is there already, and is not overwritten") from error
+    print(path)
 
 
 def _build(arguments: argparse.Namespace) -> None:

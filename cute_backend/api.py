@@ -24,12 +24,12 @@ from .fx_walk.region import Region as FoundRegion
 from .fx_walk.static import Size, fake, hint, target_name
 from .fx_walk.tuning import recall
 from .memory_ops import Plan, Variant, plan
-from .memory_ops.emit import emit
 from .memory_ops.placement import plane_order
 from .runtime.kernel import Kernel
 from .runtime.launch import config_here
 from .runtime.operands import TMA_ALIGN
 from .runtime.reach import Problem, stores_aligned
+from .runtime.source import text_of
 from .spec import EpilogueSpec, LoadKind, Stride
 from .spec import Store as SpecStore
 from .templates.config import Arch
@@ -137,8 +137,7 @@ class Region:
 
     def source(self, arch: str | None = None) -> str:
         """The kernel's module, as CuTe DSL Python. Raises UsageError for an unknown architecture."""
-        kernel = self.kernel(arch)
-        return emit(kernel.spec, kernel.config, kernel.variant)
+        return text_of(self.kernel(arch))
 
     def build(self, arch: str | None = None) -> Built:
         """The kernel, compiled afresh. Raises UsageError, BuildError and UnavailableError."""

@@ -2,8 +2,9 @@
 
 Set them as attributes, or for a while with `cute_backend.config.patch(max_stores=2)`, or before Python starts
 as an environment variable of the same name, such as CUTE_BACKEND_MAX_STORES=2; switches are 0 or 1. What a
-program sets wins over the environment. CUTE_BACKEND_CACHE_DIR, the folder of compiled kernels, and
-CUTE_BACKEND_PACK, a pack to load them from, are environment variables alone.
+program sets wins over the environment. CUTE_BACKEND_CACHE_DIR, the folder of compiled kernels,
+CUTE_BACKEND_PACK, a pack to load them from, and CUTE_BACKEND_SOURCES, a folder of modules that were edited by
+hand, are environment variables alone.
 
 >>> from cute_backend import config
 >>> with config.patch(max_stores=2):

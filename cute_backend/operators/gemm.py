@@ -26,10 +26,10 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..memory_ops import Variant
-from ..memory_ops.emit import emit
 from ..memory_ops.placement import plane_order
 from ..runtime.device import device_at
 from ..runtime.kernel import Kernel
+from ..runtime.source import text_of
 from ..spec import VALUE_DTYPES, Accumulator, DType, LoadKind, Major, Order
 from ..templates.config import Arch, clustered, ranked
 from ..templates.workspace import ALIGN
@@ -217,8 +217,7 @@ class _FusedGemm:
     @property
     def source(self) -> str:
         """The kernel's module, as CuTe DSL Python."""
-        kernel = self.metadata.kernel
-        return emit(kernel.spec, kernel.config, kernel.variant)
+        return text_of(self.metadata.kernel)
 
     @cached_property
     def implementation(self) -> Implementation:

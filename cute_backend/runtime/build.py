@@ -20,6 +20,7 @@ from .kernel import BuildError, Kernel, UnavailableError
 from .link import KernelFunction
 from .notices import count, warn_once
 from .pack import packs
+from .source import edited_file, text_of
 
 if TYPE_CHECKING:
     from .compile import Built
@@ -49,8 +50,16 @@ def load_known(kernels: Iterable[Kernel]) -> dict[Kernel, KernelFunction]:
                 found = _load(kernel)
                 if found is not None:
                     log.debug("%s was loaded", kernel.name)
+                    _tell_if_edited(kernel)
                     _loaded[kernel] = found
         return {kernel: _loaded[kernel] for kernel in kernels if kernel in _loaded}
+
+
+def _tell_if_edited(kernel: Kernel) -> None:
+    path = edited_file(kernel)
+    if path is not None:
+        count("kernels_edited")
+        warn_once(("edited", path), f"cute_backend: {path} is used in place of what is generated.")
 
 
 def _load(kernel: Kernel) -> KernelFunction | None:
@@ -145,12 +154,10 @@ def build_into(cache: KernelCache, kernel: Kernel) -> None:
 
 
 def _compile(cache: KernelCache, kernel: Kernel) -> Built:
-    # Here, for a warm start needs neither the emitter nor the compiler.
-    from ..memory_ops.emit import emit
-    from .compile import compile_kernel
+    from .compile import compile_kernel  # here, for a warm start has no need of the compiler
 
     try:
-        source = emit(kernel.spec, kernel.config, kernel.variant)
+        source = text_of(kernel)
     except Exception as error:
         raise BuildError(f"{kernel.name} can't be written: {type(error).__name__}: {error}") from error
     return compile_kernel(kernel, source, cache.write_source(kernel, source))

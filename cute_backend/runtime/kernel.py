@@ -15,6 +15,7 @@ from typing import Any
 from ..memory_ops import Variant
 from ..spec import EpilogueSpec
 from ..templates.config import Arch, TileConfig
+from .source import edited_file
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -84,7 +85,10 @@ class Kernel:
     @cached_property
     def name(self) -> str:
         """A file name that no other kernel, and no other version of what compiles it, shares."""
-        digest = digest_of(self.to_dict(), environment())
+        identity, edited = self.to_dict(), edited_file(self)
+        if edited is not None:
+            identity["edited"] = hashlib.sha256(edited.read_bytes()).hexdigest()
+        digest = digest_of(identity, environment())
         return f"{self.arch.value}_{self.config.name}_{self.variant.value}_{digest}"
 
     def to_dict(self) -> dict[str, Any]:
