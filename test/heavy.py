@@ -40,8 +40,34 @@ def promoted(a, b, f32, i8, bf16, f16):
     return first.to(BF16), (second * 2).to(E4M3), second.sum(-1)
 
 
+def neighbours(a, b, f32, i8, bf16, f16):
+    half = b.shape[1] // 2
+    y = a @ b
+    gate, up = y[:, ::2].float(), y[:, 1::2].float()
+    first = F.silu(gate + bf16[:, :half]) * (up + f16[:, :half])
+    second = F.gelu(first, approximate="tanh") + f32[:, :half] * i8[:, :half]
+    return second.to(BF16), first.to(BF16), (second * 2).to(F16), gate.to(BF16)
+
+
+def halves(a, b, f32, i8, bf16, f16):
+    half = b.shape[1] // 2
+    gate, up = (a @ b).float().chunk(2, -1)
+    first = F.silu(gate + bf16[:, :half]) * (up + f16[:, half:])
+    second = F.gelu(first, approximate="tanh") + f32[:, :half] * i8[:, half:]
+    return second.to(BF16), first.to(BF16), (second * 2).to(E4M3), gate.to(BF16)
+
+
 HEAVY: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
-    fn.__name__: fn for fn in (fp32_residual, four_read, two_results_and_a_maximum, four_results, promoted)
+    fn.__name__: fn
+    for fn in (
+        fp32_residual,
+        four_read,
+        two_results_and_a_maximum,
+        four_results,
+        promoted,
+        neighbours,
+        halves,
+    )
 }
 
 

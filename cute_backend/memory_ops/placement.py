@@ -104,7 +104,7 @@ def subtiled(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> TileCo
     """
     whole = variant is Variant.TMA and holds_planes(config, spec)
     columns = config.subtile_n if whole else min(config.subtile_n, NARROW_SUBTILE_N)
-    if config.products == 1 and (variant is Variant.PLAIN or config.arch is Arch.SM100A):
+    if config.arch is Arch.SM100A or (config.products == 1 and variant is Variant.PLAIN):
         exact = [load.dtype for load in spec.loads_of(LoadKind.EXACT)]
         bits = sum(dtype.bits for dtype in [*exact, *(store.dtype for store in spec.planes)])
         while columns > _LEAST_SUBTILE_N[config.arch] and columns * bits > _ROW_BITS[config.arch]:

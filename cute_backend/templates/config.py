@@ -274,6 +274,10 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     return *(each for each in larger if holds_planes(_narrow(each), spec)), smallest
 
 
+_MAX_PAIRED_LOADS = 2
+"""Exact loads beside which a pair's 128 accumulators of a thread leave registers: with three, 16 bytes were
+spilled, with four and as many results 184."""
+
 _SPLITS = (2, 4)
 """Parts of K. Eight were slower than four wherever they were tried: M of 16 and 128, N from 512, K up to 8192
 in fp8 (H200)."""
@@ -306,16 +310,18 @@ def _suited(configs: Iterable[TileConfig], spec: EpilogueSpec) -> tuple[TileConf
 
 def _relieved(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
     """With no wide subtiles where a spec has planes that every alignment reads by element, because M is
-    several modes there, and with half the rows under ping-pong where it has more than one.
+    several modes there, and with half the rows under ping-pong where it has more than one, or is a pair that
+    reads more planes than leave it registers.
 
-    Each takes two registers of address for each element of a subtile, beside a thread's accumulators.
+    What is read by element takes two registers of address for each element of a subtile, beside a thread's
+    accumulators.
     """
-    planes = sum(bool(load.m_modes) for load in spec.loads_of(LoadKind.EXACT))
-    if planes == 0:
-        return config
-    halved = planes > 1 and config.pingpong and config.tile_m > 64
-    rows = config.tile_m // 2 if halved else config.tile_m
-    return replace(config, tile_m=rows, subtile_n=min(config.subtile_n, 32))
+    exact = spec.loads_of(LoadKind.EXACT)
+    planes = sum(bool(load.m_modes) for load in exact)
+    crowded = planes > 1 or (config.products > 1 and len(exact) > _MAX_PAIRED_LOADS)
+    if crowded and config.pingpong and config.tile_m > 64:
+        config = replace(config, tile_m=config.tile_m // 2)
+    return replace(config, subtile_n=min(config.subtile_n, 32)) if planes else config
 
 
 def _has_planes(spec: EpilogueSpec) -> bool:
