@@ -105,7 +105,7 @@ class Reason(Enum):
     )
     LEFT_TO_USERS = (
         "left_to_users",
-        "its only readers ({users}) compute it more cheaply from what the kernel writes anyway",
+        "only {users} read it, which are not fused, and compute it more cheaply than a kernel writes it",
     )
     UNSUPPORTED_DTYPE = "unsupported_dtype", "{operand} is {dtype}, which no epilogue holds"
     FLOAT64 = "float64", "{operand} is float64, and an epilogue computes in fp32"

@@ -290,6 +290,9 @@ class _Search:
         if is_reduction(node):
             refuse_unknown(node, anchor.m, anchor.n)
         if not is_pointwise(node):
+            result = tensor_of(node)
+            if result is not None and result.is_complex():
+                raise Refused(Reason.UNSUPPORTED_DTYPE, operand=node.name, dtype=result.dtype)
             reason = Reason.UNPAIRED if is_view(node) else Reason.NOT_POINTWISE
             raise Refused(reason, target=target)
         return self._join_pointwise(draft, node, anchor.n, (None,))[0]

@@ -390,6 +390,12 @@ CASES: dict[Reason, dict[str, Case]] = {
         "int16_result": Case(
             lambda graph: graph.call(prims.convert_element_type.default, graph.mm(), torch.int16)
         ),
+        "complex_result": Case(
+            lambda graph: (lambda y: graph.call(aten.complex.default, y, y))(
+                graph.call(prims.convert_element_type.default, graph.mm(), torch.float32)
+            ),
+            1,
+        ),
         "integer_sum": Case(
             lambda graph: graph.call(aten.sum.default, graph.call(aten.gt.Scalar, relu(graph), 0)), 1
         ),
