@@ -28,7 +28,7 @@ from . import __version__, cache_command
 from .errors import UsageError, root_cause
 from .runtime.kernel import BuildError, UnavailableError
 from .runtime.reach import Problem
-from .runtime.source import SOURCES_VARIABLE, file_name
+from .runtime.source import SOURCES_VARIABLE, edited_folder, file_name
 from .templates.config import Arch
 
 if TYPE_CHECKING:
@@ -220,13 +220,18 @@ def _source(arguments: argparse.Namespace) -> None:
     if arguments.output is None:
         report.print_source(text)
         return
-    path = arguments.output / file_name(region.kernel())
+    kernel = region.kernel()
+    path = arguments.output / file_name(kernel.spec, kernel.config, kernel.variant)
     try:
         arguments.output.mkdir(parents=True, exist_ok=True)
         with path.open("x") as file:
             file.write(text)
     except FileExistsError as error:
-        raise UsageError(f"{error.filename} is there already, and is not overwritten") from error
+        raise UsageError(
+            f"{error.filename} is there already, and is not overwritten; alike regions share it"
+        ) from error
+    except OSError as error:
+        raise UsageError(f"{path} can't be written: {error}") from error
     print(path)
 
 
@@ -247,6 +252,8 @@ def _aot(arguments: argparse.Namespace) -> None:
     from . import api
     from .aot import Request, find_problems, make_pack
 
+    if edited_folder() is not None:
+        raise UsageError(f"a pack holds what is generated: unset {SOURCES_VARIABLE}")
     archs = [api.parse_arch(arch) for arch in arguments.arch] or list(Arch)
     problems: dict[Arch, list[Problem]] = {arch: [] for arch in archs}
     for target in arguments.files:

@@ -26,6 +26,7 @@ from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.regions import find_regions
 from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.runtime.launch import announce
+from cute_backend.runtime.source import edited_folder
 from cute_backend.spec import Precision
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,10 @@ def announce_regions(regions: list[Region]) -> None:
 
 
 def tuning_is_on() -> bool:
-    """Whether the graph being compiled is to be tuned: as `config.max_autotune` says, or else Inductor's."""
+    """Whether the graph being compiled is to be tuned: as `config.max_autotune` says, or else Inductor's. Not
+    with modules that were edited, whose times would be taken for those of what is generated."""
+    if edited_folder() is not None:
+        return False
     if config.max_autotune is not None:
         return config.max_autotune
     return bool(inductor_config.max_autotune or inductor_config.max_autotune_gemm)

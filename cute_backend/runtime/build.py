@@ -20,7 +20,7 @@ from .kernel import BuildError, Kernel, UnavailableError
 from .link import KernelFunction
 from .notices import count, warn_once
 from .pack import packs
-from .source import edited_file, text_of
+from .source import file_name, tell_if_edited, text_of
 
 if TYPE_CHECKING:
     from .compile import Built
@@ -39,6 +39,7 @@ def build(kernel: Kernel) -> Built:
 
     Raises BuildError, UnavailableError.
     """
+    tell_if_edited(kernel)
     return _compile(caches()[-1], kernel)
 
 
@@ -50,16 +51,9 @@ def load_known(kernels: Iterable[Kernel]) -> dict[Kernel, KernelFunction]:
                 found = _load(kernel)
                 if found is not None:
                     log.debug("%s was loaded", kernel.name)
-                    _tell_if_edited(kernel)
+                    tell_if_edited(kernel)
                     _loaded[kernel] = found
         return {kernel: _loaded[kernel] for kernel in kernels if kernel in _loaded}
-
-
-def _tell_if_edited(kernel: Kernel) -> None:
-    path = edited_file(kernel)
-    if path is not None:
-        count("kernels_edited")
-        warn_once(("edited", path), f"cute_backend: {path} is used in place of what is generated.")
 
 
 def _load(kernel: Kernel) -> KernelFunction | None:
@@ -160,7 +154,14 @@ def _compile(cache: KernelCache, kernel: Kernel) -> Built:
         source = text_of(kernel)
     except Exception as error:
         raise BuildError(f"{kernel.name} can't be written: {type(error).__name__}: {error}") from error
-    return compile_kernel(kernel, source, cache.write_source(kernel, source))
+    path = cache.write_source(kernel, source)
+    try:
+        return compile_kernel(kernel, source, path)
+    except BuildError as error:
+        if kernel.edited is None:
+            raise
+        name = file_name(kernel.spec, kernel.config, kernel.variant)
+        raise BuildError(str(error).replace(str(path), name) + f" ({name} was edited)") from error
 
 
 def _attempt(

@@ -22,8 +22,9 @@ from typing import Any
 from ..memory_ops import Variant
 from ..memory_ops.emit import CUTE_TYPES, b_names
 from ..memory_ops.partials import WORKSPACE
-from ..memory_ops.placement import plane_order
+from ..memory_ops.placement import plane_order, subtiled
 from ..spec import Axis, DType, EpilogueSpec, Load, LoadKind, Major, Order, Stride
+from ..templates.config import TileConfig
 from ..templates.workspace import ALIGN as WORKSPACE_ALIGN
 from .cubin import resources
 from .host_code import dynamic_smem_bytes, target_baseline
@@ -96,6 +97,8 @@ def _compile(kernel: Kernel, module: ModuleType, scratch: str) -> Any:
     operands = fake_operands(kernel.spec, kernel.variant)
     expected = [*operands, "max_active_clusters", "stream"]
     parameters = list(inspect.signature(module.launch).parameters)
+    if kernel.edited is not None and module.gemm.config != (tile := _tile(kernel)):
+        raise TypeError(f"gemm is of tile {module.gemm.config.name} where its kernel is of {tile.name}")
     if parameters != expected:
         raise TypeError(f"launch takes ({', '.join(parameters)}) where the spec says ({', '.join(expected)})")
     return cute.compile(
@@ -105,6 +108,11 @@ def _compile(kernel: Kernel, module: ModuleType, scratch: str) -> Any:
         make_fake_stream(use_tvm_ffi_env_stream=True),
         options=f"--gpu-arch {kernel.arch.value} {_OPTIONS} --dump-dir '{scratch}'",
     )
+
+
+def _tile(kernel: Kernel) -> TileConfig:
+    """The configuration that a kernel's module has: what a launch allocates and starts follows from it."""
+    return subtiled(kernel.spec, kernel.config, kernel.variant)
 
 
 def _collect(compiled: Any, source: str, scratch: Path) -> Built:

@@ -15,7 +15,7 @@ from typing import Any
 from ..memory_ops import Variant
 from ..spec import EpilogueSpec
 from ..templates.config import Arch, TileConfig
-from .source import edited_file
+from .source import edited_text
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -70,6 +70,9 @@ def host() -> str:
     return f"{platform.machine()}-linux-gnu {host_cpu()}"
 
 
+_AS_FOUND = "as it is found"
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One compiled object: a spec, a tile configuration, which names its architecture, and an alignment."""
@@ -77,6 +80,12 @@ class Kernel:
     spec: EpilogueSpec
     config: TileConfig
     variant: Variant
+    edited: str | None = _AS_FOUND
+    """The module, where a person has edited it: as it is found when nothing is said of it (`source`)."""
+
+    def __post_init__(self) -> None:
+        if self.edited is _AS_FOUND:
+            object.__setattr__(self, "edited", edited_text(self.spec, self.config, self.variant))
 
     @property
     def arch(self) -> Arch:
@@ -85,10 +94,7 @@ class Kernel:
     @cached_property
     def name(self) -> str:
         """A file name that no other kernel, and no other version of what compiles it, shares."""
-        identity, edited = self.to_dict(), edited_file(self)
-        if edited is not None:
-            identity["edited"] = hashlib.sha256(edited.read_bytes()).hexdigest()
-        digest = digest_of(identity, environment())
+        digest = digest_of(self.to_dict(), environment())
         return f"{self.arch.value}_{self.config.name}_{self.variant.value}_{digest}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -97,13 +103,15 @@ class Kernel:
             "spec": json.loads(self.spec.to_json()),
             "config": self.config.to_dict(),
             "variant": self.variant.value,
+            **({} if self.edited is None else {"edited": self.edited}),
         }
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Kernel:
         """The inverse of `to_dict`."""
         spec = EpilogueSpec.from_json(json.dumps(data["spec"]))
-        return Kernel(spec, TileConfig.from_dict(data["config"]), Variant(data["variant"]))
+        config, variant = TileConfig.from_dict(data["config"]), Variant(data["variant"])
+        return Kernel(spec, config, variant, data.get("edited"))
 
 
 def digest_of(kernel: dict[str, Any], surroundings: Sequence[str]) -> str:

@@ -100,7 +100,7 @@ def prepare(problems: Iterable[Problem], device: int) -> None:
         missing = [
             (launcher, kernel)
             for launcher, kernel, is_packed in dict.fromkeys(wanted)
-            if not (launcher.knows(kernel) or (is_packed and launcher.has_like(kernel)))
+            if not (launcher.knows(kernel) or (is_packed and launcher.has_like(kernel) and not kernel.edited))
         ]
         log.info("%d kernels serve the regions of a graph on GPU %d", len(wanted), device)
         outcomes = obtain(kernel for _, kernel in missing)
@@ -238,8 +238,13 @@ class Launcher:
         return self._nearest(kernel) is not None
 
     def add(self, kernel: Kernel, outcome: Outcome) -> None:
-        """One more kernel to choose from, or the knowledge that it can't be had."""
+        """One more kernel to choose from, or the knowledge that it can't be had.
+
+        Raises BuildError for one that was edited: what runs in its place would not be what is looked at.
+        """
         key = (kernel.config, kernel.variant)
+        if kernel.edited is not None and isinstance(outcome, Exception):
+            raise outcome
         if isinstance(outcome, (BuildError, UnavailableError)):
             self._kernels[key] = None
             count("builds_failed")

@@ -1,54 +1,71 @@
 """A kernel's module: as it is generated, or as a person has edited it.
 
 CUTE_BACKEND_SOURCES names a folder. A module in it, under the name that `file_name` gives, is compiled in
-place of the one that would be generated, wherever its kernel is asked for. The text is part of the kernel's
-name, so that neither is taken for the other; it is read when a process first asks for the kernel.
+place of the one that would be generated. Its text is part of the kernel, read once when the kernel is first
+spoken of: so no cache, worker or pack takes one for the other.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from .notices import count, warn_once
 
 if TYPE_CHECKING:
+    from ..memory_ops import Variant
+    from ..spec import EpilogueSpec
+    from ..templates.config import TileConfig
     from .kernel import Kernel
 
 SOURCES_VARIABLE = "CUTE_BACKEND_SOURCES"
 
-_TILE = re.compile(r"TileConfig\(Arch\.[^)]*\)")
 
-
-def file_name(kernel: Kernel) -> str:
+def file_name(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
     """What an edited module of a kernel is called: its architecture, tile and alignment, and a digest of its
     spec."""
-    return f"{kernel.arch.value}_{kernel.config.name}_{kernel.variant.value}_{kernel.spec.key}.py"
+    return f"{config.arch.value}_{config.name}_{variant.value}_{spec.key}.py"
 
 
-def edited_file(kernel: Kernel) -> Path | None:
-    """The edited module of a kernel, if there is one."""
-    folder = os.environ.get(SOURCES_VARIABLE)
-    if not folder:
+def edited_folder() -> Path | None:
+    """The folder of edited modules, if there is to be one. Raises UsageError where it is no folder."""
+    named = os.environ.get(SOURCES_VARIABLE)
+    if not named:
         return None
-    path = Path(folder).expanduser() / file_name(kernel)
-    return path if path.is_file() else None
+    folder = Path(named).expanduser().absolute()
+    if not folder.is_dir():
+        raise UsageError(f"{SOURCES_VARIABLE} is {named}, and {folder} is no folder")
+    return folder
+
+
+def edited_text(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str | None:
+    """The edited module of a kernel, if there is one. Raises UsageError for what is no text in UTF-8."""
+    folder = edited_folder()
+    if folder is None:
+        return None
+    path = folder / file_name(spec, config, variant)
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} can't be read: {error}") from error
 
 
 def text_of(kernel: Kernel) -> str:
-    """The module that is compiled. Raises UsageError where an edited one is of another tile: what a launch
-    allocates, and how many clusters it starts, follow from the kernel's."""
+    """The module that is compiled."""
+    if kernel.edited is not None:
+        return kernel.edited
     from ..memory_ops.emit import emit  # here, for a warm start has no need of the emitter
 
-    generated = emit(kernel.spec, kernel.config, kernel.variant)
-    path = edited_file(kernel)
-    if path is None:
-        return generated
-    text = path.read_text()
-    (tile,) = _TILE.findall(generated)
-    found = _TILE.findall(text)
-    if found != [tile]:
-        raise UsageError(f"{path} has {' and '.join(found) or 'no TileConfig'}; its kernel is of {tile}")
-    return text
+    return emit(kernel.spec, kernel.config, kernel.variant)
+
+
+def tell_if_edited(kernel: Kernel) -> None:
+    """Count and warn of a kernel whose module was edited."""
+    if kernel.edited is not None:
+        count("kernels_edited")
+        name = file_name(kernel.spec, kernel.config, kernel.variant)
+        warn_once(("edited", kernel), f"cute_backend: {name} is used as {SOURCES_VARIABLE} has it, edited.")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from cute_backend import config
 from cute_backend.__main__ import main
 from cute_backend.api import explain
+from cute_backend.errors import UsageError
+from cute_backend.fx_walk.epilogue_pass import tuning_is_on
 from cute_backend.runtime.build import obtain
+from cute_backend.runtime.cache import CACHE_DIR_VARIABLE, caches
 from cute_backend.runtime.kernel import BuildError, Kernel
+from cute_backend.runtime.launch import Launcher
 from cute_backend.runtime.source import SOURCES_VARIABLE, file_name, text_of
 from cute_backend.simulator.api import Machine, run
 from cute_backend.templates.config import Arch
@@ -27,72 +33,119 @@ EYE = torch.eye(64, dtype=torch.bfloat16)
 
 
 def kernel(factor: float) -> Kernel:
-    """A kernel that no other test of this process asks for: names are remembered."""
+    """The kernel of a program, whose spec is another for each factor."""
     return explain(lambda a, b: (a @ b).relu() * factor, EYE, EYE, arch="sm_90a").first_region().kernel()
 
 
 def edit(folder: Path, of: Kernel, old: str, new: str) -> Path:
-    path = folder / file_name(of)
-    text = text_of(of)
+    path = folder / file_name(of.spec, of.config, of.variant)
+    text = path.read_text() if path.exists() else text_of(of)
     assert text.count(old) == 1
     path.write_text(text.replace(old, new))
     return path
 
 
-def test_an_edited_module_is_what_runs(tmp_path, monkeypatch):
-    edit(tmp_path, kernel(3.0), "* 3.0\n", "* 5.0\n")
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where edited modules are found."""
     monkeypatch.setenv(SOURCES_VARIABLE, str(tmp_path))
-    simulation = run(lambda a, b: (a @ b).relu() * 3.0, (EYE, EYE), Machine(Arch.SM90A))
-    assert torch.equal(simulation.outputs, EYE * 5)
+    return tmp_path
 
 
-def test_an_edited_kernel_has_a_name_of_its_own(tmp_path, monkeypatch):
-    before = kernel(4.0).name
-    path = edit(tmp_path, kernel(4.0), "* 4.0\n", "* 4.5\n")
-    assert kernel(4.0).name == before
-    monkeypatch.setenv(SOURCES_VARIABLE, str(tmp_path))
-    first = kernel(4.0).name
-    assert first != before
-    path.write_text(path.read_text().replace("4.5", "4.75"))
-    assert kernel(4.0).name not in (before, first)
+def test_what_runs_is_the_module_as_it_was_last_saved(folder):
+    def simulated() -> torch.Tensor:
+        return run(lambda a, b: (a @ b).relu() * 3.0, (EYE, EYE), Machine(Arch.SM90A)).outputs
+
+    assert torch.equal(simulated(), EYE * 3)
+    path = edit(folder, kernel(3.0), "* 3.0\n", "* 5.0\n")
+    with pytest.warns(RuntimeWarning, match=f"{path.name} is used .*edited"):
+        assert torch.equal(simulated(), EYE * 5)
+    edit(folder, kernel(3.0), "* 5.0\n", "* 6.0\n")
+    assert torch.equal(simulated(), EYE * 6)
     path.unlink()
-    assert kernel(4.0).name == before
+    assert torch.equal(simulated(), EYE * 3)
 
 
-def test_a_process_that_loads_one_is_told(tmp_path, monkeypatch):
-    path = edit(tmp_path, kernel(6.0), "* 6.0\n", "* 6.5\n")
-    monkeypatch.setenv(SOURCES_VARIABLE, str(tmp_path))
+def test_no_kernel_is_cached_under_the_name_of_another(folder, tmp_path_factory, monkeypatch):
+    """Though the file changes between the moment when a kernel is spoken of and when it is built."""
+    monkeypatch.setenv(CACHE_DIR_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+    original = kernel(4.0)
+    path = edit(folder, original, "* 4.0\n", "* 4.5\n")
+    first = kernel(4.0)
+    edit(folder, original, "* 4.5\n", "* 4.75\n")
+    second = kernel(4.0)
+    path.unlink()
+    assert len({original.name, first.name, second.name}) == 3 and kernel(4.0) == original
+    outcomes = obtain([original, first, second])
+    assert all(map(callable, outcomes.values()))
+    cache = caches()[-1]
+    for each, factor in ((original, "4.0"), (first, "4.5"), (second, "4.75")):
+        assert f"* {factor}\n" in (cache.root / f"{each.name}.py").read_text()
+    assert main(["cache", "verify"]) == 0
+
+
+def test_a_process_that_loads_one_counts_it(folder):
+    edit(folder, kernel(6.0), "* 6.0\n", "* 6.5\n")
     before = counters["cute_backend"]["kernels_edited"]
-    edited = kernel(6.0)
-    with pytest.warns(RuntimeWarning, match=f"{path} is used in place of what is generated"):
-        (outcome,) = obtain([edited]).values()
+    with pytest.warns(RuntimeWarning, match="edited"):
+        (outcome,) = obtain([kernel(6.0)]).values()
     assert callable(outcome) and counters["cute_backend"]["kernels_edited"] == before + 1
 
 
-def test_a_module_of_another_tile_is_refused(tmp_path, monkeypatch):
-    edit(tmp_path, kernel(7.0), "TileConfig(Arch.SM90A, 64, 64", "TileConfig(Arch.SM90A, 64, 128")
-    monkeypatch.setenv(SOURCES_VARIABLE, str(tmp_path))
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("TileConfig(Arch.SM90A, 64, 64", "TileConfig(Arch.SM90A, 64, 128", "64x128.* where .*64x64"),
+        ("* 7.0\n", "* nothing\n", "nothing"),
+        ("class Epilogue:", "class Epilogue", "SyntaxError"),
+    ],
+)
+def test_one_that_can_not_serve_is_told_of_by_its_name(folder, old, new, complaint):
+    path = edit(folder, kernel(7.0), old, new)
     (outcome,) = obtain([kernel(7.0)]).values()
     assert isinstance(outcome, BuildError)
-    assert "has TileConfig(Arch.SM90A, 64, 128" in str(outcome)
-    assert "its kernel is of TileConfig(Arch.SM90A, 64, 64" in str(outcome)
+    assert re.search(complaint, str(outcome)) and f"({path.name} was edited)" in str(outcome)
+    with pytest.raises(BuildError, match="was edited"):
+        Launcher.add(object.__new__(Launcher), kernel(7.0), outcome)
+
+
+def test_what_is_no_folder_or_no_text_is_refused(folder, monkeypatch):
+    of = kernel(8.0)
+    (folder / file_name(of.spec, of.config, of.variant)).write_bytes(b"\xff")
+    with pytest.raises(UsageError, match=f"{of.spec.key}.py can't be read"):
+        kernel(8.0)
+    monkeypatch.setenv(SOURCES_VARIABLE, str(folder / "absent"))
+    with pytest.raises(UsageError, match=f"{folder}/absent is no folder"):
+        kernel(8.0)
+
+
+def test_nothing_is_tuned_or_packed_with_edited_modules(folder, tmp_path, capsys):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(factor=2.0))
+    with config.patch(max_autotune=True):
+        assert not tuning_is_on()
+    assert main(["aot", str(program), "-o", str(tmp_path / "x.cutepack")]) == 2
+    assert SOURCES_VARIABLE in capsys.readouterr().err
 
 
 def test_the_command_writes_a_region_where_it_is_found(tmp_path, monkeypatch, capsys):
     program, folder = tmp_path / "program.py", tmp_path / "edited"
-    program.write_text(PROGRAM.format(factor=8.0))
+    program.write_text(PROGRAM.format(factor=9.0))
     command = ["source", str(program), "--arch", "sm_90a", "-o", str(folder)]
     assert main(command) == 0
     (path,) = folder.iterdir()
     assert capsys.readouterr().out == f"{path}\n"
-    path.write_text(path.read_text().replace("* 8.0\n", "* 9.0\n"))
+    path.write_text(path.read_text().replace("* 9.0\n", "* 9.5\n"))
     monkeypatch.setenv(SOURCES_VARIABLE, str(folder))
     assert main(command[:-2]) == 0
-    assert "* 9.0\n" in capsys.readouterr().out
+    assert "* 9.5\n" in capsys.readouterr().out
     assert main(command) == 2
-    assert capsys.readouterr().err == f"cute_backend: {path} is there already, and is not overwritten\n"
+    assert f"{path} is there already, and is not overwritten" in capsys.readouterr().err
     assert main([*command, "--region", "1"]) == 0
     second = Path(capsys.readouterr().out.strip())
     assert second.parent == folder and second != path and '"""out0 = bf16(-acc)' in second.read_text()
     assert main([*command, "--region", "2"]) == 2
     assert capsys.readouterr().err == "cute_backend: there is no region 2; the last is 1\n"
+    path.write_text("")
+    assert main([*command[:-1], str(path)]) == 2
+    assert f"{path}" in capsys.readouterr().err
