@@ -181,6 +181,7 @@ class Settled:
         self.ready = ready
         self._launcher, self._chosen = launcher, launcher.chosen
         self._as_given = launcher.takes_operands_as_given
+        self._function, self._clusters = ready.function, ready.clusters
         self._memory = ready.outputs.of_size(m, n)
 
     @property
@@ -189,9 +190,11 @@ class Settled:
         return self._launcher.chosen is self._chosen
 
     def run(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
-        arguments = [*a, *b, *loads] if self._as_given else self._launcher.arguments(a, b, loads)
-        results, memory = self._memory.allocate(arguments[0])
-        self.ready.function(*arguments, *memory, self.ready.clusters)
+        results, memory = self._memory.allocate(a[0])
+        if self._as_given:
+            self._function(*a, *b, *loads, *memory, self._clusters)
+        else:
+            self._function(*self._launcher.arguments(a, b, loads), *memory, self._clusters)
         return results
 
 
