@@ -109,7 +109,7 @@ class Chain:
     def _operand(self, operand: Operand, target: DType, *, wrapped: bool) -> str:
         if isinstance(operand, Const):
             text = literal(operand.value, target)
-            return f"{_REGISTER_TYPES[target]}({text})" if wrapped else text
+            return f"math.constant({text}, {_REGISTER_TYPES[target]})" if wrapped else text
         return conversion_expression(self._text[operand], self._dtype[operand], target)
 
 

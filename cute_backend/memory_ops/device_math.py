@@ -66,6 +66,7 @@ __all__ = [
     "abs",
     "abs_int",
     "ceil",
+    "constant",
     "copysign",
     "cos",
     "div",
@@ -123,6 +124,12 @@ Integer = Union[Int32, int]
 Register = Union[Float32, Int32, Boolean]
 
 _INFINITY = float("inf")
+
+
+def constant(value: Any, kind: type[Register]) -> Any:
+    """A number that an op of numbers alone is applied to. As a DSL scalar made of a Python number it would
+    keep the number through conversions: to bf16 and back it came unrounded (4.8.1)."""
+    return kind(kind(value).ir_value())
 
 
 def negative_zero() -> Float32:

@@ -143,7 +143,9 @@ class _Module:
         loaded = {register_type(load.dtype) for load in self.spec.loads}
         memory = {CUTE_TYPES[load.dtype] for load in self.spec.loads}
         memory |= {CUTE_TYPES[store.dtype] for store in self.spec.stores}
-        wrapped = {name for name in ("Boolean",) if any(f"{name}(" in line for line in self.chain.statements)}
+        wrapped = {
+            name for name in ("Boolean",) if any(f", {name})" in line for line in self.chain.statements)
+        }
         return stored | loaded | memory | wrapped
 
     def _columns(self) -> bool:

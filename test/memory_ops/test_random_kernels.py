@@ -18,7 +18,19 @@ from torch import Tensor
 from cute_backend import numerics
 from cute_backend.replay import replay
 from cute_backend.simulator import api
-from cute_backend.spec import DType, EpilogueSpec, Load, LoadKind, Major, Stride
+from cute_backend.spec import (
+    Accumulator,
+    Const,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Major,
+    Op,
+    Precision,
+    Store,
+    Stride,
+)
 from cute_backend.templates.config import Arch
 
 N, K = 48, 32
@@ -83,3 +95,23 @@ def test_a_random_spec(arch: Arch, spec: EpilogueSpec, m: int, seed: int) -> Non
     for got, expected in zip(outputs, replay(spec, [a], bs, loads), strict=True):
         assert got.dtype == expected.dtype
         torch.testing.assert_close(got.double(), expected.double(), rtol=0, atol=0, equal_nan=True)
+
+
+CAST_TO = (DType.BF16, DType.F16, DType.E4M3, DType.E5M2, DType.I8, DType.U8, DType.I32)
+
+
+@pytest.mark.parametrize("arch", Arch)
+@pytest.mark.parametrize("number", [-65296, 300.7, 16777217, -0.0])
+def test_a_cast_number_is_rounded(number: float, arch: Arch) -> None:
+    """The DSL computes with Python's numbers where it can, and those have more bits."""
+    acc = Accumulator("acc", DType.BF16, DType.BF16)
+    casts = tuple(Op(f"t{i}", "cast", (Const(number),), dtype) for i, dtype in enumerate(CAST_TO))
+    stores = tuple(
+        Store(f"out{i}", op.name, DType.I32 if op.dtype.register is DType.I32 else DType.F32)
+        for i, op in enumerate(casts)
+    )
+    spec = EpilogueSpec((acc,), (), casts, stores, Precision.EAGER)
+    a = torch.ones(8, 16, dtype=torch.bfloat16)
+    results, _ = api.run_region(spec, [a], [a.t()], [], api.Machine(arch))
+    for dtype, got, expected in zip(CAST_TO, results, replay(spec, [a], [a.t()], []), strict=True):
+        assert torch.equal(got, expected) and torch.equal(got.signbit(), expected.signbit()), dtype
