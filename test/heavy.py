@@ -42,19 +42,21 @@ def promoted(a, b, f32, i8, bf16, f16):
 
 def neighbours(a, b, f32, i8, bf16, f16):
     half = b.shape[1] // 2
-    y = a @ b
+    y = a @ b[:, : 2 * half]
     gate, up = y[:, ::2].float(), y[:, 1::2].float()
-    first = F.silu(gate + bf16[:, :half]) * (up + f16[:, :half])
-    second = F.gelu(first, approximate="tanh") + f32[:, :half] * i8[:, :half]
-    return second.to(BF16), first.to(BF16), (second * 2).to(F16), gate.to(BF16)
+    return _gated(gate, up, *(plane[:, :half] for plane in (f32, i8, bf16, f16)))
 
 
 def halves(a, b, f32, i8, bf16, f16):
     half = b.shape[1] // 2
-    gate, up = (a @ b).float().chunk(2, -1)
-    first = F.silu(gate + bf16[:, :half]) * (up + f16[:, half:])
-    second = F.gelu(first, approximate="tanh") + f32[:, :half] * i8[:, half:]
-    return second.to(BF16), first.to(BF16), (second * 2).to(E4M3), gate.to(BF16)
+    gate, up = (a @ b[:, : 2 * half]).float().chunk(2, -1)
+    return _gated(gate, up, *(plane[:, :half] for plane in (f32, i8, bf16, f16)))
+
+
+def _gated(gate, up, f32, i8, bf16, f16):
+    first = F.silu(gate + bf16) * (up + f16)
+    second = F.gelu(first, approximate="tanh") + f32 * i8
+    return second.to(BF16), first.to(BF16), (second * 2).to(F16), gate.to(BF16)
 
 
 HEAVY: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
