@@ -56,7 +56,7 @@ def halves(a, b, f32, i8, bf16, f16):
 def _gated(gate, up, f32, i8, bf16, f16):
     first = F.silu(gate + bf16) * (up + f16)
     second = F.gelu(first, approximate="tanh") + f32 * i8
-    return second.to(BF16), first.to(BF16), (second * 2).to(F16), gate.to(BF16)
+    return second.to(BF16), first.to(BF16), gate.to(BF16)
 
 
 HEAVY: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
