@@ -11,7 +11,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UsageError
 from .notices import count, warn_once
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def edited_folder() -> Path | None:
         return None
     folder = Path(named).expanduser().absolute()
     if not folder.is_dir():
-        raise UsageError(f"{SOURCES_VARIABLE} is {named}, and {folder} is no folder")
+        raise _refusal(f"{SOURCES_VARIABLE} is {named}, and {folder} is no folder")
     return folder
 
 
@@ -51,7 +50,13 @@ def edited_text(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} can't be read: {error}") from error
+        raise _refusal(f"{path} can't be read: {error}") from error
+
+
+def _refusal(message: str) -> Exception:
+    from ..errors import UsageError  # here, for a process that launches kernels raises none
+
+    return UsageError(message)
 
 
 def text_of(kernel: Kernel) -> str:
