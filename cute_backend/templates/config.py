@@ -222,6 +222,7 @@ _TABLE = {
     Arch.SM90A: (
         TileConfig(Arch.SM90A, 128, 128, 2, pingpong=True),
         TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True, subtile_n=64),
+        TileConfig(Arch.SM90A, 64, 192, 3, pingpong=True),
         TileConfig(Arch.SM90A, 64, 128, 2),
         TileConfig(Arch.SM90A, 64, 64),
     ),
@@ -250,17 +251,19 @@ _MAX_PROMOTED_LOADS = 3
 _REDUCED = (
     TileConfig(Arch.SM90A, 128, 128, 2, pingpong=True),
     TileConfig(Arch.SM90A, 128, 128, pingpong=True),
+    TileConfig(Arch.SM90A, 64, 192, 3, pingpong=True),
     TileConfig(Arch.SM90A, 64, 128, pingpong=True),
     TileConfig(Arch.SM90A, 64, 64),
 )
 """For specs on Hopper that neither read nor write a plane. What they have most of is columns, and of few rows
 two turns of 64 x 128 hide all but the reading of B: the argmax of 16 rows over 128256 columns of 4096 in bf16
 took 267 us so, 274 by 64 x 64 and 275 without ping-pong; torch's product alone 263 (H200). Of up to 128 rows
-all lie in one tile: 96 took 294 us by 128 x 128, 431 by 64 x 128 (H200)."""
+all lie in one tile: 96 took 294 us by 128 x 128, 431 by 64 x 128. Of up to 192 rows all lie in one cluster of
+three: 136 took 320 us so, 566 by 64 x 128, 670 by two of 128 x 128 (H200)."""
 
 
 def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
-    """The configurations that may serve a spec, at most four, largest tile first.
+    """The configurations that may serve a spec, at most five, largest tile first.
 
     On Hopper all but the smallest hold every plane in shared memory: beside their accumulators, addresses of
     elements would spill.
@@ -303,25 +306,42 @@ def _narrow(config: TileConfig) -> TileConfig:
 
 
 def _suited(configs: Iterable[TileConfig], spec: EpilogueSpec) -> tuple[TileConfig, ...]:
-    """Configurations for one product and a short chain, as they serve a spec; each once."""
+    """Configurations for one product and a short chain, as they serve a spec; each once.
+
+    Left out are those whose accumulators leave no registers for a crowded epilogue.
+    """
     suited = (_relieved(_narrowed(config, spec), spec) for config in _shared_out(configs, spec))
-    return tuple(dict.fromkeys(suited))
+    kept = (
+        config
+        for config in suited
+        if config.thread_accumulators <= _MAX_CROWDED or not _is_crowded(config, spec)
+    )
+    return tuple(dict.fromkeys(kept))
+
+
+_MAX_CROWDED = 64
+"""Accumulators that leave a crowded thread its registers: with the 96 of 64 x 192, 40 bytes were spilled."""
 
 
 def _relieved(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
-    """With no wide subtiles where a spec has planes that every alignment reads by element, because M is
-    several modes there, and with half the rows under ping-pong where it has more than one, or is a pair that
-    reads more planes than leave it registers.
+    """With half the rows for a crowded epilogue, and with no wide subtiles where every alignment reads planes
+    by element, because M is several modes there."""
+    if _is_crowded(config, spec) and config.tile_m > 64:
+        config = replace(config, tile_m=config.tile_m // 2)
+    by_element = any(load.m_modes for load in spec.loads_of(LoadKind.EXACT))
+    return replace(config, subtile_n=min(config.subtile_n, 32)) if by_element else config
 
-    What is read by element takes two registers of address for each element of a subtile, beside a thread's
-    accumulators.
+
+def _is_crowded(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether a thread under ping-pong, which has a whole tile's accumulators of its rows, lacks registers:
+    more than one plane is read by element whatever the alignment, or a pair reads many.
+
+    What is read by element takes two registers of address for each element of a subtile.
     """
     exact = spec.loads_of(LoadKind.EXACT)
-    planes = sum(bool(load.m_modes) for load in exact)
-    crowded = planes > 1 or (config.products > 1 and len(exact) > _MAX_PAIRED_LOADS)
-    if crowded and config.pingpong and config.tile_m > 64:
-        config = replace(config, tile_m=config.tile_m // 2)
-    return replace(config, subtile_n=min(config.subtile_n, 32)) if planes else config
+    by_element = sum(bool(load.m_modes) for load in exact)
+    many = config.products > 1 and len(exact) > _MAX_PAIRED_LOADS
+    return config.pingpong and (by_element > 1 or many)
 
 
 def _has_planes(spec: EpilogueSpec) -> bool:
@@ -356,21 +376,28 @@ def _draws(spec: EpilogueSpec) -> int:
 def _shared_out(configs: Iterable[TileConfig], spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """Configurations for one product, with the columns of their MMA shared out among a spec's accumulators.
 
-    Left out are those whose subtiles would not divide what is left of a tile's columns, or whose pieces of a
-    stage of B would not be whole rows of the swizzle.
+    Left out are those that would not cut them evenly.
     """
     products = len(spec.accumulators)
     shared = (
         replace(config, tile_n=config.tile_n // products, products=products, neighbours=spec.neighbours)
         for config in configs
     )
-    unit = 8 if spec.product.b_major is Major.K else tile_k(spec.product.b_dtype)
-    return tuple(
-        config
-        for config in shared
-        if products == 1
-        or (config.tile_n // config.ctas % config.subtile_n == 0 and config.piece_n % unit == 0)
-    )
+    return tuple(config for config in shared if _cuts_evenly(config, spec))
+
+
+def _cuts_evenly(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether subtiles divide a pair's columns, and its pieces of a stage of B are whole rows of the swizzle.
+
+    And whether the CTAs of a cluster can share out a stage of B: its columns, or where B is contiguous along
+    N its rows of K, of which each of TMA's boxes has all.
+    """
+    along_n = spec.product.b_major is not Major.K
+    stage_k = tile_k(spec.product.b_dtype)
+    if (stage_k if along_n else config.piece_n) % config.cluster_m:
+        return False
+    whole_rows = config.piece_n % (stage_k if along_n else 8) == 0
+    return config.products == 1 or (config.tile_n // config.ctas % config.subtile_n == 0 and whole_rows)
 
 
 _SHORT_K = 2048
@@ -378,7 +405,7 @@ _SHORT_K = 2048
 wait half as often, were faster by up to 5 percent; beyond, slower by 1, since they leave the mainloop
 a stage less (H200, fp8, K of 1024 to 8192)."""
 
-_TILE_US = {64 * 64: (1.1, 1.6), 64 * 128: (2.1, 1.9), 128 * 128: (1.3, 3.25)}
+_TILE_US = {64 * 64: (1.1, 1.6), 64 * 128: (2.1, 1.9), 64 * 192: (1.0, 2.6), 128 * 128: (1.3, 3.25)}
 """Microseconds of a tile by its area: some of its own, and so many for each KiB of K. Fitted to an H200
 with fp8, scales, bias, gelu and a residual, K of 1024 to 14336 (benchmarks/README.md). 64 x 128 is not
 ping-pong, so its epilogue shows. Other tiles count as the largest, by their area."""
@@ -386,9 +413,9 @@ ping-pong, so its epilogue shows. Other tiles count as the largest, by their are
 _SPLIT_US = {2: 1.8, 4: 3.0}
 """Microseconds that a cluster takes to begin together and to gather its sums, by parts of K (the same)."""
 
-_REACHED = {4: 120 / 132}
-"""The share of the multiprocessors that clusters of so many CTAs reach: an H200 has room for 132, 66 and 30
-clusters of 1, 2 and 4."""
+_REACHED = {3: 117 / 132, 4: 120 / 132}
+"""The share of the multiprocessors that clusters of so many CTAs reach: an H200 has room for 132, 66, 39 and
+30 clusters of 1, 2, 3 and 4."""
 
 _BEYOND_US = 0.01
 """Microseconds that TMA takes to fill a row of A that is none with zeros, for each KiB of K (the same)."""
@@ -406,18 +433,20 @@ def choose(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int
 def _cost(config: TileConfig, m: int, n: int, k_bytes: int, sm_count: int) -> float:
     """How long a problem should take on `sm_count` multiprocessors, in microseconds of an H200, by waves.
 
-    Tiles of 64 rows whose A is not multicast leave out those beyond the last row; of others, the only row of
-    tiles is seldom full.
+    Tiles of 64 rows whose A is not multicast leave out those beyond the last row; of others, the last row of
+    tiles is seldom full, and the CTAs of a cluster wait for the slowest.
     """
     rows, columns = config.cta_rows * config.cluster_m, config.tile_n * config.cluster_n
-    clusters = -(-m // rows) * -(-n // columns)
+    cluster_rows = -(-m // rows)
+    clusters = cluster_rows * -(-n // columns)
     in_flight = int(sm_count * _REACHED.get(config.cluster_size, 1.0)) // config.cluster_size
     waves = -(-clusters // max(in_flight, 1))
     k_bytes = -(-k_bytes // config.split_k)
     area = config.cta_rows * config.mma_n
     largest = max(_TILE_US)
     own, for_k = _TILE_US.get(area) or (us * area / largest for us in _TILE_US[largest])
-    beyond = max(config.cta_rows - m, 0) if config.cta_rows > 64 or config.cluster_n > 1 else 0
+    whole = config.cta_rows > 64 or config.cluster_n > 1
+    beyond = min(cluster_rows * rows - m, config.cta_rows) / cluster_rows if whole else 0
     unsuited = config.pingpong and (config.subtile_n == 64) != (k_bytes <= _SHORT_K)
     own += _SPLIT_US.get(config.split_k, 0.0)
     return waves * (own + (for_k + beyond * _BEYOND_US) * k_bytes / 1024) * (1.01 if unsuited else 1.0)

@@ -164,6 +164,8 @@ class Sm90Gemm:
         apart = config.tile_m == BLOCK_M and config.cluster_n == 1 and a_layout.is_k_major_a()
         self.a_boxes = A_BOXES if cutlass.const_expr(apart) else 1
         box_m = config.tile_m // self.a_boxes
+        _check_shares("A", box_m if a_layout.is_k_major_a() else tile_k, config.cluster_n)
+        _check_shares("B", config.piece_n if b_layout.is_k_major_b() else tile_k, config.cluster_m)
         a_box = hopper.make_smem_layout_a(a_layout, (box_m, config.tile_n, tile_k), self.a_dtype, 1)
         a_tma = _tma_load(a, a_box, (box_m, tile_k), config.cluster_n)
         piece_smem = hopper.make_smem_layout_b(b_layout, piece, self.b_dtype, self.stages.ab)
@@ -794,6 +796,18 @@ def _add(acc: cute.Tensor, sums: cute.Tensor) -> None:
 def _in_ring(state: pipeline.PipelineState, ring: Any) -> pipeline.PipelineState:
     """The stage of one of several rings that lie one behind another in a pipeline."""
     return pipeline.PipelineState(state.stages, state.count, ring * state.stages + state.index, state.phase)
+
+
+def _check_shares(operand: str, extent: int, ctas: int) -> None:
+    """Raises ValueError where CTAs can't bring equal shares of a stage, each for all of them.
+
+    What they share out is an operand's rows, or where these are contiguous its rows of K, of which each of
+    TMA's boxes has all.
+    """
+    if extent % ctas:
+        raise ValueError(
+            f"{extent} rows of a stage of {operand} have no equal shares for {ctas} CTAs of a cluster"
+        )
 
 
 def _tma_load(

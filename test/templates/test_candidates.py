@@ -20,8 +20,9 @@ from random_specs import specs
 from cute_backend.fx_walk.collect import collect
 from cute_backend.memory_ops import Placement, Variant, plan
 from cute_backend.memory_ops.emit import CUTE_TYPES
+from cute_backend.memory_ops.placement import subtiled
 from cute_backend.runtime.build import build
-from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.kernel import BuildError, Kernel
 from cute_backend.runtime.sample import _spec
 from cute_backend.spec import (
     Accumulator,
@@ -61,6 +62,7 @@ def shared_spec(name: str) -> EpilogueSpec:
 
 def stages(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Stages:
     """The stages of a kernel. Raises ValueError where its shared memory does not hold them."""
+    config = subtiled(spec, config, variant)
     placed = plan(spec, config, variant)
 
     def operands(items: object) -> tuple[SmemOperand, ...]:
@@ -83,7 +85,7 @@ def test_what_is_chosen_exists_and_fits_shared_memory(
     spec: EpilogueSpec, sizes: tuple[int, int, int], arch: Arch
 ) -> None:
     chosen = choose(arch, spec, *sizes, arch.sm_count)
-    assert chosen in offered(arch, spec) and len(table(arch, spec)) <= 4
+    assert chosen in offered(arch, spec) and len(table(arch, spec)) <= 5
     tried = candidates(arch, spec, *sizes, arch.sm_count)
     assert tried[0] == chosen
     assert len(set(tried)) == len(tried) <= MAX_CANDIDATES
@@ -116,22 +118,22 @@ def test_candidates_are_of_many_kinds_and_none_is_hopeless(arch: Arch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "few", "many"),
+    ("spec", "few", "some", "many"),
     [
-        ("greedy_token", "64x128_1x1_pingpong", "128x128_2x1_pingpong"),
-        (1, "64x128_1x1_pingpong_by16", "128x128_2x1_by16"),
-        (2, "64x128_1x1_pingpong_by8", "128x128_2x1_by8"),
-        (4, "64x128_1x1_pingpong_by8", "128x128_2x1_by8"),
-        ("addmm_relu", "64x64_1x1", "128x128_2x1_pingpong"),
+        ("greedy_token", "64x128_1x1_pingpong", "64x192_3x1_pingpong", "128x128_2x1_pingpong"),
+        (1, "64x128_1x1_pingpong_by16", "64x192_3x1_pingpong_by16", "128x128_2x1_by16"),
+        (2, "64x128_1x1_pingpong_by8", "64x192_3x1_pingpong_by8", "128x128_2x1_by8"),
+        (4, "64x128_1x1_pingpong_by8", "64x192_3x1_pingpong_by8", "128x128_2x1_by8"),
+        ("addmm_relu", "64x64_1x1", "64x192_3x1_pingpong", "128x128_2x1_pingpong"),
     ],
     ids=["reduced", "1 draw", "2 draws", "4 draws", "a plane"],
 )
 def test_without_planes_few_rows_get_wide_tiles_and_draws_narrow_subtiles(
-    spec: str | int, few: str, many: str
+    spec: str | int, few: str, some: str, many: str
 ) -> None:
     """As they were fastest on an H200 over the columns of a vocabulary."""
     of = shared_spec(spec) if isinstance(spec, str) else sampling_spec(spec)
-    for m, name in ((1, few), (16, few), (64, few), (256, many), (1024, many)):
+    for m, name in ((1, few), (16, few), (64, few), (136, some), (192, some), (256, many), (1024, many)):
         assert choose(Arch.SM90A, of, m, 128256, 4096, 132).name == name, m
 
 
@@ -236,6 +238,18 @@ def test_pieces_of_b_are_whole_rows_of_the_swizzle() -> None:
             accs = tuple(replace(acc, name=each.name, b_major=major) for each in spec.accumulators)
             pieces.append({config.piece_n for config in table(arch, replace(spec, accumulators=accs))})
         assert 32 in pieces[0] and all(piece % 64 == 0 for piece in pieces[1])
+
+
+def test_clusters_share_out_a_stage_of_b_evenly() -> None:
+    """Three CTAs can have 64 of its 192 columns each, but not a third of the 64 rows of K in a box."""
+    spec = shared_spec("addmm_relu")
+    sizes = (192, 28672, 4096, Arch.SM90A.sm_count)
+    assert choose(Arch.SM90A, spec, *sizes).cluster_m == 3
+    along_n = replace(spec, accumulators=(replace(spec.product, b_major=Major.MN),))
+    assert 3 not in {config.cluster_m for config in tunable(Arch.SM90A, along_n)}
+    config = TileConfig(Arch.SM90A, 64, 192, 3, pingpong=True)
+    with pytest.raises(BuildError, match="64 rows of a stage of B have no equal shares for 3 CTAs"):
+        build(Kernel(along_n, config, Variant.TMA))
 
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
