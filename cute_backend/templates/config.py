@@ -417,8 +417,12 @@ _REACHED = {3: 117 / 132, 4: 120 / 132}
 """The share of the multiprocessors that clusters of so many CTAs reach: an H200 has room for 132, 66, 39 and
 30 clusters of 1, 2, 3 and 4."""
 
-_BEYOND_US = 0.01
+_BEYOND_US = 0.006
 """Microseconds that TMA takes to fill a row of A that is none with zeros, for each KiB of K (the same)."""
+
+_READ_US = 0.0125
+"""Microseconds that a CTA waits for a row of A or B from L2, for each KiB of K, while all others read theirs:
+a tile takes no less. 64 x 128 without a cluster reads 192 rows, and took 20 to 23 us for 8 KiB (H200)."""
 
 
 def choose(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int) -> TileConfig:
@@ -434,7 +438,7 @@ def _cost(config: TileConfig, m: int, n: int, k_bytes: int, sm_count: int) -> fl
     """How long a problem should take on `sm_count` multiprocessors, in microseconds of an H200, by waves.
 
     Tiles of 64 rows whose A is not multicast leave out those beyond the last row; of others, the last row of
-    tiles is seldom full, and the CTAs of a cluster wait for the slowest.
+    tiles is seldom full, the CTAs of a cluster wait for the slowest, and multicast zeros are written by each.
     """
     rows, columns = config.cta_rows * config.cluster_m, config.tile_n * config.cluster_n
     cluster_rows = -(-m // rows)
@@ -446,9 +450,11 @@ def _cost(config: TileConfig, m: int, n: int, k_bytes: int, sm_count: int) -> fl
     largest = max(_TILE_US)
     own, for_k = _TILE_US.get(area) or (us * area / largest for us in _TILE_US[largest])
     whole = config.cta_rows > 64 or config.cluster_n > 1
-    beyond = min(cluster_rows * rows - m, config.cta_rows) / cluster_rows if whole else 0
+    beyond = min(cluster_rows * rows - m, config.cta_rows) * config.cluster_n / cluster_rows if whole else 0
     unsuited = config.pingpong and (config.subtile_n == 64) != (k_bytes <= _SHORT_K)
     own += _SPLIT_US.get(config.split_k, 0.0)
+    read = config.cta_rows / config.cluster_n + config.mma_n / config.cluster_m
+    for_k = max(for_k, read * _READ_US)
     return waves * (own + (for_k + beyond * _BEYOND_US) * k_bytes / 1024) * (1.01 if unsuited else 1.0)
 
 

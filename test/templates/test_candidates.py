@@ -137,6 +137,12 @@ def test_without_planes_few_rows_get_wide_tiles_and_draws_narrow_subtiles(
         assert choose(Arch.SM90A, of, m, 128256, 4096, 132).name == name, m
 
 
+def test_what_reads_most_from_l2_is_not_chosen() -> None:
+    """Five rows of tiles over 128256 columns took 869 us, where two clusters of three took 604 (H200)."""
+    chosen = choose(Arch.SM90A, shared_spec("greedy_token"), 272, 128256, 4096, 132)
+    assert chosen.name != "64x128_1x1_pingpong"
+
+
 def sampling_spec(draws: int) -> EpilogueSpec:
     """So many tokens of bf16 logits at a temperature, as `cute_backend.sample` draws them."""
     operand = (torch.bfloat16, Major.K)
