@@ -216,7 +216,9 @@ def test_alignments_that_cannot_occur_are_not_built() -> None:
 
 
 def test_a_bucket_is_never_smaller_than_m() -> None:
-    assert [bucket_of(m) for m in (1, 16, 17, 4096, 4097)] == [16, 16, 32, 4096, 8192]
+    found = [bucket_of(m) for m in (1, 16, 17, 129, 257, 513, 4096, 4097, 65536, 10**6)]
+    assert found == [16, 16, 32, 192, 320, 640, 4096, 5120, 65536, 65536]
+    assert all(m <= bucket_of(m) <= max(m + 63, 5 * m // 4, 16) for m in range(1, 65537))
 
 
 # What tuning has found
@@ -270,10 +272,10 @@ def test_what_was_tuned_serves_the_next_buckets_and_no_further(compiler: Compile
     found[Variant.TMA, 16, 8] = {64: WINNER}
     prepare([Problem(SPEC, None, 16, 8)], -1)
     served = {}
-    for m in (16, 17, 64, 65, 128, 129, 1000):
+    for m in (16, 17, 64, 65, 128, 129, 192, 1000):
         check(operands(m))
         served[m] = compiler.launches[-1][0].config == WINNER
-    assert served == {16: False, 17: True, 64: True, 65: True, 128: True, 129: False, 1000: False}
+    assert served == {16: False, 17: True, 64: True, 65: True, 128: True, 129: False, 192: False, 1000: False}
     assert compiler.batches == 1
 
 

@@ -23,6 +23,8 @@ from cute_backend.memory_ops.emit import CUTE_TYPES
 from cute_backend.memory_ops.placement import subtiled
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import BuildError, Kernel
+from cute_backend.runtime.reach import Problem as Region
+from cute_backend.runtime.reach import config_for
 from cute_backend.runtime.sample import _spec
 from cute_backend.spec import (
     Accumulator,
@@ -246,6 +248,17 @@ def test_pieces_of_b_are_whole_rows_of_the_swizzle() -> None:
         assert 32 in pieces[0] and all(piece % 64 == 0 for piece in pieces[1])
 
 
+@pytest.mark.parametrize("major", Major)
+@pytest.mark.parametrize("name", ["swiglu", "swiglu_chunk", "swiglu7"])
+def test_no_cta_is_without_rows_where_there_are_few(name: str, major: Major) -> None:
+    spec = shared_spec(name)
+    accs = (
+        replace(each, a_dtype=DType.BF16, b_dtype=DType.BF16, b_major=major) for each in spec.accumulators
+    )
+    chosen = choose(Arch.SM90A, replace(spec, accumulators=tuple(accs)), 16, 14336, 4096, 132)
+    assert chosen.cta_rows * chosen.cluster_m == 64
+
+
 def test_clusters_share_out_a_stage_of_b_evenly() -> None:
     """Three CTAs can have 64 of its 192 columns each, but not a third of the 64 rows of K in a box."""
     spec = shared_spec("addmm_relu")
@@ -274,8 +287,8 @@ def test_what_is_chosen_is_among_the_fastest_that_were_measured() -> None:
     losses = []
     for shape, times in measured.items():
         fastest = min(us for tile, us in times.items() if tile != "torch")
-        chosen = choose(Arch.SM90A, spec, *shape, Arch.SM90A.sm_count).name
+        chosen = config_for(Region(spec, *shape), Variant.TMA, Arch.SM90A, Arch.SM90A.sm_count).name
         if chosen in times:  # the oldest file has no tiles with K in parts
             losses.append(times[chosen] / fastest)
     assert len(losses) >= 40
-    assert max(losses) <= 1.12 and sum(losses) / len(losses) <= 1.02
+    assert max(losses) <= 1.06 and sum(losses) / len(losses) <= 1.01
