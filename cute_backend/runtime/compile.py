@@ -98,7 +98,8 @@ def _compile(kernel: Kernel, module: ModuleType, scratch: str) -> Any:
     expected = [*operands, "max_active_clusters", "stream"]
     parameters = list(inspect.signature(module.launch).parameters)
     if kernel.edited is not None and module.gemm.config != (tile := _tile(kernel)):
-        raise TypeError(f"gemm is of tile {module.gemm.config.name} where its kernel is of {tile.name}")
+        has = module.gemm.config
+        raise TypeError(f"gemm is of tile {has.name} ({has.words}), its kernel of {tile.name} ({tile.words})")
     if parameters != expected:
         raise TypeError(f"launch takes ({', '.join(parameters)}) where the spec says ({', '.join(expected)})")
     return cute.compile(

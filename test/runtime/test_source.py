@@ -95,7 +95,7 @@ def test_a_process_that_loads_one_counts_it(folder):
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ("TileConfig(Arch.SM90A, 64, 64", "TileConfig(Arch.SM90A, 64, 128", "64x128.* where .*64x64"),
+        ("TileConfig(Arch.SM90A, 64, 64", "TileConfig(Arch.SM90A, 64, 128", "64x128.*, its kernel of 64x64"),
         ("* 7.0\n", "* nothing\n", "nothing"),
         ("class Epilogue:", "class Epilogue", "SyntaxError"),
     ],
