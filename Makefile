@@ -25,7 +25,7 @@ endef
 
 help:
 	@echo "make demo      install, then explain, build and check a fused fp8 MLP (and run it, on a GPU)"
-	@echo "make test      install, lint, then every test that needs no GPU"
+	@echo "make test      install, lint, then every test but those of test-sim and test-gpu"
 	@echo "make test-sim  every shipped configuration on the simulated machine, some 25 minutes on 2 cores"
 	@echo "make test-gpu  the tests that run kernels, on a Hopper or Blackwell GPU"
 	@echo "make bench     the whole benchmark on the GPU here: benchmarks/results and docs/speed.png"

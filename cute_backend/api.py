@@ -188,7 +188,7 @@ def explain(
     """What would be fused of `fn(*args)`, how each operand is loaded, and why the rest is not fused.
 
     `args` may be CPU, CUDA or fake tensors; nothing is computed unless `fn` looks at a value, and no cache is
-    read or written, save that what tuning has found is told where tuning is on. `arch` is "sm_90a" or
+    read or written, save that what tuning has found for the GPU here is told. `arch` is "sm_90a" or
     "sm_100a", by default that of the GPU here, or "sm_100a" without one; `dynamic` is torch.compile's. Raises
     UsageError for another `arch`, and what torch raises where `fn` can't run on these arguments.
 
