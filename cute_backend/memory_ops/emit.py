@@ -143,10 +143,8 @@ class _Module:
         loaded = {register_type(load.dtype) for load in self.spec.loads}
         memory = {CUTE_TYPES[load.dtype] for load in self.spec.loads}
         memory |= {CUTE_TYPES[store.dtype] for store in self.spec.stores}
-        wrapped = {
-            name for name in ("Boolean",) if any(f", {name})" in line for line in self.chain.statements)
-        }
-        return stored | loaded | memory | wrapped
+        constants = {"Boolean"} if any(", Boolean)" in line for line in self.chain.statements) else set()
+        return stored | loaded | memory | constants
 
     def _columns(self) -> bool:
         planes = [plane_order(load) for load in self._having(Placement.TMA)]

@@ -139,6 +139,13 @@ def test_without_planes_few_rows_get_wide_tiles_and_draws_narrow_subtiles(
         assert choose(Arch.SM90A, of, m, 128256, 4096, 132).name == name, m
 
 
+@pytest.mark.parametrize("name", ["bias_gelu_residual", "addmm_relu"])
+def test_a_problem_of_one_tile_gets_no_cluster(name: str) -> None:
+    for m in (1, 64, 100, 128):
+        for k in (64, 512, 4096):
+            assert choose(Arch.SM90A, shared_spec(name), m, 64, k, 132).cluster_m == 1, (m, k)
+
+
 def test_what_reads_most_from_l2_is_not_chosen() -> None:
     """Five rows of tiles over 128256 columns took 869 us, where two clusters of three took 604 (H200)."""
     chosen = choose(Arch.SM90A, shared_spec("greedy_token"), 272, 128256, 4096, 132)
