@@ -20,13 +20,12 @@ from rich.progress import track
 from cute_backend import explain
 from cute_backend.bench import scaled_mm
 from cute_backend.bench.timing import require_gpu, time_units, unit_of
-from cute_backend.memory_ops import Variant
+from cute_backend.planning import Variant, offered
 from cute_backend.runtime.build import obtain
 from cute_backend.runtime.device import device_at, max_active_clusters
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.timing import arguments_of
 from cute_backend.spec import EpilogueSpec
-from cute_backend.templates.config import offered
 
 SHAPES = (
     *itertools.product((1, 16, 64, 96, 128, 192, 256, 384, 512, 1000), (8192,), (8192,)),

@@ -26,10 +26,10 @@ import torch
 
 from . import __version__, cache_command
 from .errors import UsageError, root_cause
+from .planning import Arch
 from .runtime.kernel import BuildError, UnavailableError
 from .runtime.reach import Problem
 from .runtime.source import SOURCES_VARIABLE, edited_folder, file_name
-from .templates.config import Arch
 
 if TYPE_CHECKING:
     from .api import Explanation

@@ -16,6 +16,7 @@ from . import config
 from .errors import UsageError
 from .fx_walk.collect import GraphReport, collect
 from .fx_walk.static import fake, hint
+from .planning import Arch
 from .runtime.build import obtain
 from .runtime.cache import caches
 from .runtime.kernel import BuildError, Kernel, UnavailableError
@@ -25,7 +26,6 @@ from .runtime.pack import Content, packs, write_pack
 from .runtime.reach import BUCKETS, Problem, buckets_of, reachable_kernels
 from .runtime.sample import run_sample, sample_op
 from .spec import EpilogueSpec
-from .templates.config import Arch
 
 
 @dataclass(frozen=True)

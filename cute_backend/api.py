@@ -23,8 +23,7 @@ from .fx_walk.reasons import NO_PRODUCT, Rejection, program_line
 from .fx_walk.region import Region as FoundRegion
 from .fx_walk.static import Size, fake, hint, target_name
 from .fx_walk.tuning import recall
-from .memory_ops import Plan, Variant, plan
-from .memory_ops.placement import plane_order
+from .planning import Arch, Plan, Variant, plan, plane_order
 from .runtime.kernel import Kernel
 from .runtime.launch import config_here
 from .runtime.operands import TMA_ALIGN
@@ -32,7 +31,6 @@ from .runtime.reach import Problem, stores_aligned
 from .runtime.source import text_of
 from .spec import EpilogueSpec, LoadKind, Stride
 from .spec import Store as SpecStore
-from .templates.config import Arch
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

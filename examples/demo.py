@@ -18,8 +18,8 @@ import cute_backend
 from cute_backend import report
 from cute_backend.api import Explanation
 from cute_backend.bench.command import compare as timed
+from cute_backend.planning import Arch
 from cute_backend.simulator.api import reference
-from cute_backend.templates.config import Arch
 
 ARCHS = [arch.value for arch in Arch]
 

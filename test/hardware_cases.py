@@ -14,10 +14,10 @@ from epilogues import EPILOGUES, Problem
 from reference import as_tuple
 from torch import Tensor
 
+from cute_backend.planning import Arch, TileConfig
 from cute_backend.runtime.operands import TORCH_DTYPES
 from cute_backend.simulator.api import Execute, run_with
 from cute_backend.spec import Accumulator, DType, EpilogueSpec, Load, LoadKind, Major, Op, Store, Stride
-from cute_backend.templates.config import Arch, TileConfig
 
 CLUSTERS = 1
 """Clusters in flight, here as there: a persistent kernel works through all its tiles in one."""

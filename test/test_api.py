@@ -15,9 +15,8 @@ import cute_backend
 from cute_backend import UsageError
 from cute_backend.api import Product
 from cute_backend.fx_walk.reasons import Reason
-from cute_backend.memory_ops import Variant
+from cute_backend.planning import Arch, Variant
 from cute_backend.runtime import reach
-from cute_backend.templates.config import Arch
 
 
 def explain(name, arch="sm_90a", m=512, n=512, k=512, **options):

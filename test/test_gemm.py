@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from cute_backend import UsageError, eager, gemm
 from cute_backend.fx_walk import epilogue_pass
+from cute_backend.planning import Arch, choose
 from cute_backend.runtime.reach import Problem, bucket_of, reachable_kernels
-from cute_backend.templates.config import Arch, choose
 
 M, N, K = 48, 64, 32
 E4M3, E5M2, BF16, F16, F32 = (

@@ -1,9 +1,4 @@
-"""From a spec to the text of a kernel: where each load happens, then CuTe DSL Python that does it.
+"""From a plan to the text of a kernel: CuTe DSL Python, and the library that it imports.
 
-`plan` decides the placements, `emit.emit` writes the module. The text depends on nothing but its arguments.
-Nothing here imports the emitter, which a process that finds its kernels on disk never needs.
+`emit.emit` writes the module. The text depends on nothing but its arguments.
 """
-
-from .placement import Placement, Plan, Variant, plan
-
-__all__ = ["Placement", "Plan", "Variant", "plan"]

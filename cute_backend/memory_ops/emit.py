@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..formula import formula
+from ..planning import Arch, Placement, TileConfig, Variant, plan, plane_order, subtiled
 from ..spec import DType, EpilogueSpec, Load, Order, Overflow, Store
-from ..templates.config import Arch, TileConfig
 from . import emit_reductions
 from .chain import Chain, register_type
 from .partials import WORKSPACE, written
-from .placement import Placement, Variant, plan, plane_order, subtiled
 from .simplify import simplify
 
 CUTE_TYPES = {
@@ -127,7 +126,7 @@ class _Module:
             "from cute_backend.memory_ops import device_math as math",
             *(["from cute_backend.memory_ops import device_reduce as reduce"] if reductions else []),
             *([f"from cute_backend.spec import {', '.join(enums)}"] if enums else []),
-            "from cute_backend.templates.config import Arch, TileConfig",
+            "from cute_backend.planning import Arch, TileConfig",
             f"from cute_backend.templates.epilogue import {', '.join(helpers)}",
             *(["from cute_backend.templates.finish import Finish"] if reductions else []),
             f"from cute_backend.templates.{module} import {template}",

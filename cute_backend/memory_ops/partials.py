@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..planning import TileConfig
 from ..spec import Axis, DType, EpilogueSpec, ReduceKind, Store
-from ..templates.config import TileConfig
 from ..templates.workspace import partials_bytes
 
 WORKSPACE = "workspace"

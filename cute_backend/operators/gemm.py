@@ -25,13 +25,11 @@ from cutlass.operators.workspace import AllocationRequirement, Workspace
 from torch import Tensor
 
 from ..errors import UsageError
-from ..memory_ops import Variant
-from ..memory_ops.placement import plane_order
+from ..planning import Arch, Variant, clustered, plane_order, ranked
 from ..runtime.device import device_at
 from ..runtime.kernel import Kernel
 from ..runtime.source import text_of
 from ..spec import VALUE_DTYPES, Accumulator, DType, LoadKind, Major, Order
-from ..templates.config import Arch, clustered, ranked
 from ..templates.workspace import ALIGN
 from .epilogue import Epilogue, convert, plain
 from .implementation import Implementation, running_on

@@ -19,13 +19,11 @@ from cutlass.operators.utils.dtype import cutlass_type_from_torch_type
 
 from ..errors import UsageError
 from ..formula import formula
-from ..memory_ops import Variant
-from ..memory_ops.placement import plan
 from ..numerics import TORCH_DTYPES
+from ..planning import Arch, TileConfig, Variant, plan, tile_k
 from ..runtime.kernel import Kernel
 from ..runtime.operands import TMA_ALIGN
 from ..spec import DType, Major, Order
-from ..templates.config import Arch, TileConfig, tile_k
 from .epilogue import Epilogue, convert
 
 CUTLASS_TYPES = {

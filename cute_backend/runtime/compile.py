@@ -19,12 +19,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..memory_ops import Variant
 from ..memory_ops.emit import CUTE_TYPES, b_names
 from ..memory_ops.partials import WORKSPACE
-from ..memory_ops.placement import plane_order, subtiled
+from ..planning import TileConfig, Variant, plane_order, subtiled
 from ..spec import Axis, DType, EpilogueSpec, Load, LoadKind, Major, Order, Stride
-from ..templates.config import TileConfig
 from ..templates.workspace import ALIGN as WORKSPACE_ALIGN
 from .cubin import resources
 from .host_code import dynamic_smem_bytes, target_baseline

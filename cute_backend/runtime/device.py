@@ -8,7 +8,7 @@ from functools import cache
 
 import torch
 
-from ..templates.config import Arch
+from ..planning import Arch
 
 
 class UnsupportedDeviceError(RuntimeError):

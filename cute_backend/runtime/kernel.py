@@ -12,9 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..memory_ops import Variant
+from ..planning import Arch, TileConfig, Variant
 from ..spec import EpilogueSpec
-from ..templates.config import Arch, TileConfig
 from .source import edited_text
 
 _PACKAGE = Path(__file__).parents[1]
@@ -147,7 +146,8 @@ def _source_digest() -> str:
     """A digest of every source that has a say in the code of a kernel."""
     makers = [_PACKAGE / name for name in ("spec.py", "ops.py", "philox.py")]
     makers += [_PACKAGE / "runtime" / name for name in ("compile.py", "host_code.py", "kernel.py")]
-    makers += sorted((_PACKAGE / "memory_ops").glob("*.py")) + sorted((_PACKAGE / "templates").glob("*.py"))
+    for folder in ("planning", "memory_ops", "templates"):
+        makers += sorted((_PACKAGE / folder).rglob("*.py"))
     digest = hashlib.sha256()
     for path in makers:
         digest.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0")

@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from .. import config
-from ..memory_ops import Variant
+from ..planning import Arch, TileConfig, Variant
 from ..spec import EpilogueSpec
-from ..templates.config import Arch, TileConfig
 from .build import Outcome, load_known, obtain
 from .device import Device, device_at, max_active_clusters
 from .kernel import BuildError, Kernel, UnavailableError

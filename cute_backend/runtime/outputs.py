@@ -12,9 +12,9 @@ from torch._C._dynamo import guards
 
 from cute_backend.memory_ops.partials import workspace_bytes
 from cute_backend.numerics import TORCH_DTYPES
+from cute_backend.planning import TileConfig
 from cute_backend.runtime.operands import REDUCED_SHAPES, Size
 from cute_backend.spec import Axis, DType, EpilogueSpec, Order, Store
-from cute_backend.templates.config import TileConfig
 
 _MAX_SIZES = 4096
 """Sizes for which it is remembered what is made."""

@@ -24,9 +24,8 @@ from typing import Any
 
 import torch
 
-from ..memory_ops import Variant
+from ..planning import Arch, TileConfig, Variant
 from ..spec import EpilogueSpec
-from ..templates.config import Arch, TileConfig
 from .kernel import Kernel, environment
 from .link import LIBRARY, KernelFunction, load
 from .notices import warn_once

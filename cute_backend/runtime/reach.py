@@ -10,10 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..memory_ops import Variant
-from ..memory_ops.placement import plane_order
+from ..planning import Arch, TileConfig, Variant, choose, plane_order, table
 from ..spec import EpilogueSpec, LoadKind, Order
-from ..templates.config import Arch, TileConfig, choose, table
 from .kernel import Kernel
 from .operands import TMA_ALIGN
 

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..memory_ops.placement import plane_order
+from ..planning import plane_order
 from ..spec import DType, EpilogueSpec, Load, LoadKind, Major, Order, Stride
 from .notices import count, warn_once
 from .operands import TMA_ALIGN

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from .notices import count, warn_once
 
 if TYPE_CHECKING:
-    from ..memory_ops import Variant
+    from ..planning import TileConfig, Variant
     from ..spec import EpilogueSpec
-    from ..templates.config import TileConfig
     from .kernel import Kernel
 
 SOURCES_VARIABLE = "CUTE_BACKEND_SOURCES"

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..memory_ops.partials import workspace_bytes
+from ..planning import TileConfig
 from ..spec import EpilogueSpec
-from ..templates.config import TileConfig
 from .device import Device, max_active_clusters
 from .kernel import Kernel
 from .link import KernelFunction

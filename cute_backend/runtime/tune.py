@@ -19,8 +19,8 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from ..planning import candidates
 from ..spec import EpilogueSpec
-from ..templates.config import candidates
 from .build import Outcome, obtain, spills
 from .device import Device
 from .kernel import BuildError, Kernel, UnavailableError

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..memory_ops import Variant
+from ..planning import TileConfig, Variant
 from ..spec import EpilogueSpec
-from ..templates.config import TileConfig
 from .cache import KernelCache, caches
 from .kernel import environment
 from .notices import warn_once

@@ -24,7 +24,7 @@ from ..fx_walk.collect import as_the_pass_meets_it
 from ..fx_walk.epilogue_pass import EpiloguePass
 from ..fx_walk.reasons import Rejection
 from ..fx_walk.rewrite import rewrite
-from ..memory_ops import Variant
+from ..planning import TILE_K_BYTES, Arch, TileConfig, Variant
 from ..runtime.build import build
 from ..runtime.compile import SYMBOL
 from ..runtime.kernel import Kernel
@@ -34,7 +34,6 @@ from ..runtime.outputs import Outputs
 from ..runtime.reach import Problem, config_for, stores_aligned
 from ..runtime.slots import adapters, planes, views
 from ..spec import EpilogueSpec
-from ..templates.config import TILE_K_BYTES, Arch, TileConfig
 from .host import HostProgram
 from .machine import Progress
 from .report import Observer, Report

@@ -11,7 +11,7 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Int32
 
-from .config import TileConfig
+from ..planning import TileConfig
 from .scheduler import BatchSchedule, TileSchedule
 
 

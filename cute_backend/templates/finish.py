@@ -22,8 +22,8 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.memory import SmemAllocator
 
+from ..planning import TileConfig
 from ..spec import Axis
-from .config import TileConfig
 from .overlap import await_earlier_kernels
 from .workspace import ALIGN, partials_bytes, partials_shape
 

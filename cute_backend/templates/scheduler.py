@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from .config import TileConfig
+from ..planning import TileConfig
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.memory import SmemAllocator, TmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
+from ..planning import TILE_K_BYTES, TileConfig
 from . import batch as batches
-from .config import TILE_K_BYTES, TileConfig
 from .epilogue import Epilogue, SmemOperand, by_name, release_planes
 from .overlap import await_earlier_kernels
 from .scheduler import BatchSchedule, TileSchedule

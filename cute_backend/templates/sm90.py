@@ -30,8 +30,8 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
+from ..planning import TILE_K_BYTES, TileConfig
 from . import batch as batches
-from .config import TILE_K_BYTES, TileConfig
 from .epilogue import Epilogue, SmemOperand, by_name, release_planes
 from .overlap import await_earlier_kernels
 from .scheduler import BatchSchedule, TileSchedule

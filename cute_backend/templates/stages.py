@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .config import EPILOGUE_STAGES, MIN_AB_STAGES, SMEM_BYTES, SMEM_RESERVE, TileConfig
+from ..planning import EPILOGUE_STAGES, MIN_AB_STAGES, SMEM_BYTES, SMEM_RESERVE, TileConfig
 from .epilogue import Epilogue, SmemOperand
 
 ENOUGH_AB_STAGES = 5

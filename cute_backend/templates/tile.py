@@ -14,7 +14,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 from cutlass.cute.nvgpu import warp
 
-from .config import TileConfig
+from ..planning import TileConfig
 
 
 class Tile(ABC):

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..planning import TileConfig
 from ..spec import Axis
-from .config import TileConfig
 
 ALIGN = 32
 """Bytes that divide the place of each tensor: a sector of L2."""

@@ -23,7 +23,7 @@ from cutlass import BFloat16, Float32, Int32
 from cute_backend.memory_ops import device_math as math
 from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.spec import Axis
-from cute_backend.templates.config import Arch, TileConfig
+from cute_backend.planning import Arch, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.finish import Finish
 from cute_backend.templates.sm100 import Sm100Gemm

@@ -21,7 +21,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Float8E4M3FN, Int32
 
 from cute_backend.memory_ops import device_math as math
-from cute_backend.templates.config import Arch, TileConfig
+from cute_backend.planning import Arch, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm100 import Sm100Gemm
 

@@ -19,10 +19,10 @@ from cute_backend.backend import cute, epilogue_pass
 from cute_backend.fx_walk import tuning
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.unfused import compile_unfused, extract
+from cute_backend.planning import Arch, TileConfig
 from cute_backend.runtime import notices
 from cute_backend.runtime.tune import Job
 from cute_backend.runtime.tuned import Result
-from cute_backend.templates.config import Arch, TileConfig
 
 BF16 = torch.bfloat16
 M, N, K = 64, 48, 32

@@ -10,7 +10,7 @@ from modes import with_modes
 from reference import TOLERANCE, relative_error
 from torch import Tensor
 
-from cute_backend.memory_ops import Variant
+from cute_backend.planning import TileConfig, Variant, offered
 from cute_backend.replay import replay
 from cute_backend.runtime.build import obtain
 from cute_backend.runtime.device import device_at, max_active_clusters
@@ -18,7 +18,6 @@ from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.operands import TORCH_DTYPES
 from cute_backend.runtime.outputs import Outputs
 from cute_backend.spec import DType, EpilogueSpec, Load, LoadKind, Major, Order, Stride
-from cute_backend.templates.config import TileConfig, offered
 
 SHAPES = [
     (256, 256, 256),

@@ -14,12 +14,11 @@ from epilogues import EPILOGUES, Problem
 from kernel_check import check_kernels
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.memory_ops import Variant
+from cute_backend.planning import Variant, offered
 from cute_backend.runtime.build import obtain
 from cute_backend.runtime.device import device_at
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.spec import EpilogueSpec
-from cute_backend.templates.config import offered
 
 NAMES = ("bias_gelu_residual", "sums", "addmm_relu")
 SHAPES = ((40, 72, 256), (200, 336, 144))

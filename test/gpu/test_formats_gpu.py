@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 from kernel_check import check_kernels
 
+from cute_backend.planning import table
 from cute_backend.runtime.device import device_at
 from cute_backend.spec import (
     Accumulator,
@@ -20,7 +21,6 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
-from cute_backend.templates.config import table
 
 pytestmark = pytest.mark.gpu
 

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 
 import cute_backend
 from cute_backend.fx_walk.collect import collect
-from cute_backend.memory_ops import Variant
+from cute_backend.planning import Variant, table
 from cute_backend.runtime import launch
 from cute_backend.runtime import sample as op_module
 from cute_backend.runtime.build import obtain
@@ -23,7 +23,6 @@ from cute_backend.runtime.device import device_at
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.operands import output_like, parse_spec
 from cute_backend.runtime.reach import Problem, reachable_kernels
-from cute_backend.templates.config import table
 
 pytestmark = pytest.mark.gpu
 

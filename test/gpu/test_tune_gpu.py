@@ -18,13 +18,12 @@ from kernel_check import check_kernels
 from torch._dynamo.utils import counters
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.memory_ops import Variant
+from cute_backend.planning import Variant, candidates, table, tunable
 from cute_backend.runtime.build import obtain
 from cute_backend.runtime.device import device_at
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.timing import GpuTimer
 from cute_backend.spec import EpilogueSpec
-from cute_backend.templates.config import candidates, table, tunable
 
 pytestmark = pytest.mark.gpu
 

@@ -7,8 +7,8 @@ import torch
 from draws import Call, recorded
 from torch import Tensor
 
+from cute_backend.planning import Arch, TileConfig
 from cute_backend.simulator.api import Machine, run_region
-from cute_backend.templates.config import Arch, TileConfig
 
 BF16 = torch.bfloat16
 ROWS, VOCABULARY, DEPTH = 70, 200, 64

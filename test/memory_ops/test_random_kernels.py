@@ -16,6 +16,7 @@ from random_specs import specs
 from torch import Tensor
 
 from cute_backend import numerics
+from cute_backend.planning import Arch
 from cute_backend.replay import replay
 from cute_backend.simulator import api
 from cute_backend.spec import (
@@ -31,7 +32,6 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
-from cute_backend.templates.config import Arch
 
 N, K = 48, 32
 ROWS = tuple(name for name in EXACT_OPS if name not in ("mul", "div", "reciprocal"))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cute_backend.planning import Arch, TileConfig
 from cute_backend.replay import replay
 from cute_backend.simulator.api import Machine, run_region
 from cute_backend.spec import (
@@ -24,7 +25,6 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
-from cute_backend.templates.config import Arch, TileConfig
 
 INF, NAN = float("inf"), float("nan")
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from cute_backend import numerics
 from cute_backend.memory_ops.chain import Chain
+from cute_backend.planning import Arch
 from cute_backend.replay import replay
 from cute_backend.simulator import api
 from cute_backend.spec import (
@@ -26,7 +27,6 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
-from cute_backend.templates.config import Arch
 
 M, N, K = 32, 48, 32
 ACC = Accumulator("acc", DType.BF16, DType.BF16)

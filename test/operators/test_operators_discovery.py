@@ -10,8 +10,8 @@ ops = pytest.importorskip("cutlass.operators", reason="needs the extra `operator
 
 from cute_backend.operators import EpilogueArguments, Sm90FusedGemm, Sm100FusedGemm, check, is_ours  # noqa: E402
 from cute_backend.operators import epilogue as converting  # noqa: E402
+from cute_backend.planning import Arch, choose, clustered  # noqa: E402
 from cute_backend.spec import Accumulator, DType, Major  # noqa: E402
-from cute_backend.templates.config import Arch, choose, clustered  # noqa: E402
 
 ARCHES = {"90a": Arch.SM90A, "100a": Arch.SM100A}
 

@@ -5,7 +5,7 @@ It obeys the contract of a generated module and is as simple as a GEMM can be: o
 
 from __future__ import annotations
 
-from cute_backend.memory_ops import Variant
+from cute_backend.planning import Arch, TileConfig, Variant, table
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.spec import (
     Accumulator,
@@ -19,7 +19,6 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
-from cute_backend.templates.config import Arch, TileConfig, table
 
 
 def make_spec(

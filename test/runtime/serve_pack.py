@@ -16,12 +16,12 @@ from typing import NoReturn
 import torch
 from torch._dynamo.utils import counters
 
+from cute_backend.planning import Arch
 from cute_backend.runtime import build, compile, launch, pack
 from cute_backend.runtime.device import Device
 from cute_backend.runtime.reach import Problem
 from cute_backend.runtime.samples import random_operands
 from cute_backend.spec import EpilogueSpec
-from cute_backend.templates.config import Arch
 
 
 def refuse(*arguments: object, **how: object) -> NoReturn:

@@ -21,7 +21,7 @@ from torch._dynamo.utils import counters
 import cute_backend
 from cute_backend import PackError, aot
 from cute_backend.__main__ import main
-from cute_backend.memory_ops import Variant
+from cute_backend.planning import Arch, Variant, table
 from cute_backend.runtime import build as building
 from cute_backend.runtime import cache as caching
 from cute_backend.runtime import launch as launching
@@ -36,7 +36,6 @@ from cute_backend.runtime.kernel import Kernel, UnavailableError, environment
 from cute_backend.runtime.pack import Content, Pack, load_pack, packed_kernels, write_pack
 from cute_backend.runtime.reach import Problem, buckets_of, reachable_kernels
 from cute_backend.spec import Axis, EpilogueSpec, LoadKind
-from cute_backend.templates.config import Arch, table
 
 SPEC = make_spec()
 KERNEL = kernel_of(SPEC)

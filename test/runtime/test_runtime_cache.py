@@ -19,8 +19,8 @@ from handmade import kernel_of, make_spec, source
 from torch._dynamo.utils import counters
 
 from cute_backend import config
-from cute_backend.memory_ops import Variant
 from cute_backend.memory_ops.emit import emit
+from cute_backend.planning import Arch, Variant, table
 from cute_backend.runtime import build as building
 from cute_backend.runtime import cache as caching
 from cute_backend.runtime import kernel as naming
@@ -31,7 +31,6 @@ from cute_backend.runtime.cache import CacheFolderError, KernelCache
 from cute_backend.runtime.compile import BuildError, Built, compile_kernel
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.spec import DType, EpilogueSpec, LoadKind, Major, Op, Order, Stride
-from cute_backend.templates.config import Arch, table
 
 SPEC = make_spec()
 KERNEL = kernel_of(SPEC)

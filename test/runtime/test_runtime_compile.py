@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 from handmade import kernel_of, make_spec, source
 
-from cute_backend.memory_ops import Variant
+from cute_backend.planning import Arch, Variant
 from cute_backend.runtime import compile as compiling
 from cute_backend.runtime import host_code
 from cute_backend.runtime.compile import BuildError, compile_kernel
 from cute_backend.runtime.cubin import resources
 from cute_backend.runtime.toolkit import cuda_major
 from cute_backend.spec import Major, Order
-from cute_backend.templates.config import Arch
 
 
 def compile_text(

@@ -17,7 +17,7 @@ from layouts import check_layouts
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from cute_backend.memory_ops import Variant
+from cute_backend.planning import Arch, TileConfig, Variant, choose
 from cute_backend.replay import replay
 from cute_backend.runtime import launch as launching
 from cute_backend.runtime import notices, outputs, slots
@@ -42,7 +42,6 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
-from cute_backend.templates.config import Arch, TileConfig, choose
 
 GPU = Device(-1, Arch.SM90A, 132, "a GPU")
 """Stands for the CPU, whose index torch gives as -1."""

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from layouts import check_layouts
 from random_specs import specs
 
-from cute_backend.memory_ops import Variant
+from cute_backend.planning import Arch, Variant, table
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.samples import random_tensor
 from cute_backend.runtime.timing import arguments_of
 from cute_backend.spec import Accumulator, Axis, DType, EpilogueSpec, Order, ReduceKind, Reduction, Store
-from cute_backend.templates.config import Arch, table
 
 
 @settings(max_examples=100, deadline=None)

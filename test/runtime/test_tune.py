@@ -15,7 +15,7 @@ from rich.console import Console
 from torch._dynamo.utils import counters
 
 from cute_backend import config
-from cute_backend.memory_ops import Variant
+from cute_backend.planning import MAX_CANDIDATES, Arch, TileConfig, Variant, candidates, choose
 from cute_backend.runtime import notices, tune
 from cute_backend.runtime.cache import KernelCache
 from cute_backend.runtime.compile import BuildError
@@ -24,7 +24,6 @@ from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.timing import Run, Timings
 from cute_backend.runtime.tune import Job, Tuner
 from cute_backend.runtime.tuned import NOISE, Key, Memory, Result, TunedFile
-from cute_backend.templates.config import MAX_CANDIDATES, Arch, TileConfig, candidates, choose
 
 GPU = Device(-1, Arch.SM90A, 132, "a GPU")
 SPEC = make_spec()

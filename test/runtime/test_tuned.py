@@ -16,11 +16,10 @@ import pytest
 from filelock import FileLock
 from handmade import make_spec
 
-from cute_backend.memory_ops import Variant
+from cute_backend.planning import Arch, TileConfig, Variant
 from cute_backend.runtime import notices, tuned
 from cute_backend.runtime.cache import KernelCache
 from cute_backend.runtime.tuned import Key, Memory, Result, TunedFile, remembered
-from cute_backend.templates.config import Arch, TileConfig
 
 SPEC = make_spec()
 KEY = Key(SPEC, Variant.TMA, 64, 4096, 512, "a GPU, 132 SMs")

@@ -16,7 +16,7 @@ from handmade import kernel_of, make_spec, source
 
 from cute_backend import config
 from cute_backend.__main__ import main
-from cute_backend.memory_ops import Variant
+from cute_backend.planning import Arch, Variant
 from cute_backend.runtime import build as building
 from cute_backend.runtime import cache as caching
 from cute_backend.runtime import link as linking
@@ -27,7 +27,6 @@ from cute_backend.runtime.compile import Built, compile_kernel
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.upkeep import KEPT_S, Verdict, clear, entries, evict, judge
 from cute_backend.spec import EpilogueSpec
-from cute_backend.templates.config import Arch
 
 KERNELS = [
     kernel_of(make_spec(second_store=second), variant=variant, arch=arch)

@@ -19,8 +19,8 @@ import torch
 from test_templates import operands, scaled_residual, sm90, sm100, wrong
 
 import cute_backend.templates
-from cute_backend.memory_ops import Variant
 from cute_backend.memory_ops.emit import emit
+from cute_backend.planning import Arch, TileConfig, Variant
 from cute_backend.replay import replay
 from cute_backend.runtime.build import build
 from cute_backend.runtime.compile import SYMBOL, Built, compile_kernel
@@ -37,7 +37,6 @@ from cute_backend.simulator.errors import (
 )
 from cute_backend.simulator.host import HostProgram
 from cute_backend.spec import Axis, DType, EpilogueSpec, ReduceKind, Reduction, Store
-from cute_backend.templates.config import Arch, TileConfig
 
 SPEC = scaled_residual()
 LARGEST = replace(

@@ -7,10 +7,9 @@ from epilogues import EPILOGUES, Problem
 from reference import TOLERANCE, as_tuple, relative_error
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.memory_ops import Variant
+from cute_backend.planning import Arch, Variant, offered
 from cute_backend.simulator.api import Machine, reference, run
 from cute_backend.spec import LoadKind
-from cute_backend.templates.config import Arch, offered
 
 pytestmark = pytest.mark.sim
 

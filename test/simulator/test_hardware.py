@@ -15,9 +15,9 @@ from hardware_cases import CASES, CLUSTERS
 from reference import relative_error
 from torch import Tensor
 
+from cute_backend.planning import Arch
 from cute_backend.runtime.operands import parse_spec
 from cute_backend.simulator.api import Launch, Machine, run_region
-from cute_backend.templates.config import Arch
 
 FOLDER = Path(__file__).parent.parent / "fixtures" / "hardware"
 MOST_BYTES = 400_000

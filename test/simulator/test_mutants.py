@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from mutants import MUTANTS, SUBJECTS, Edit, Mutant, WrongNumbers, sound
 
+from cute_backend.planning import Arch
 from cute_backend.simulator.errors import SimulationError
-from cute_backend.templates.config import Arch
 
 SEEDS = range(1, 9)
 

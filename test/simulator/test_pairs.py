@@ -13,6 +13,7 @@ import torch
 from test_templates import integers, machine, op, wrong
 from torch import Tensor
 
+from cute_backend.planning import Arch, TileConfig, table
 from cute_backend.replay import replay
 from cute_backend.simulator.api import run_region
 from cute_backend.spec import (
@@ -29,7 +30,6 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
-from cute_backend.templates.config import Arch, TileConfig, table
 
 TWO, NEIGHBOURS = (Columns.ALL, Columns.ALL), (Columns.EVEN, Columns.ODD)
 COLUMNS = pytest.mark.parametrize("columns", [TWO, NEIGHBOURS], ids=["two", "neighbours"])

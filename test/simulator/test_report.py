@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from test_templates import operands, scaled_residual, sm90, sm100
 
-from cute_backend.memory_ops import Variant
+from cute_backend.planning import TileConfig, Variant
 from cute_backend.simulator.api import Launch, Machine, run_region
 from cute_backend.simulator.report import Recorder
-from cute_backend.templates.config import TileConfig
 
 M, N, K = 192, 192, 384
 BF16 = 2

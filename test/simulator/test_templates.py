@@ -11,7 +11,7 @@ from heavy import HEAVY, heavy_inputs
 from reference import TOLERANCE, as_tuple, relative_error
 from torch import Tensor
 
-from cute_backend.memory_ops import Variant
+from cute_backend.planning import Arch, TileConfig, Variant
 from cute_backend.replay import replay
 from cute_backend.runtime.operands import TORCH_DTYPES
 from cute_backend.simulator.api import Launch, Machine, reference, run, run_region
@@ -29,7 +29,6 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
-from cute_backend.templates.config import Arch, TileConfig
 
 SM90, SM100 = Arch.SM90A, Arch.SM100A
 ARCHS = pytest.mark.parametrize("arch", [SM100, SM90], ids=lambda arch: arch.value)

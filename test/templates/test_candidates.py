@@ -18,9 +18,22 @@ from hypothesis import strategies as st
 from random_specs import specs
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.memory_ops import Placement, Variant, plan
 from cute_backend.memory_ops.emit import CUTE_TYPES
-from cute_backend.memory_ops.placement import subtiled
+from cute_backend.planning import (
+    MAX_CANDIDATES,
+    MIN_AB_STAGES,
+    Arch,
+    Placement,
+    TileConfig,
+    Variant,
+    candidates,
+    choose,
+    offered,
+    plan,
+    subtiled,
+    table,
+    tunable,
+)
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import BuildError, Kernel
 from cute_backend.runtime.reach import Problem as Region
@@ -36,17 +49,6 @@ from cute_backend.spec import (
     Op,
     Store,
     Stride,
-)
-from cute_backend.templates.config import (
-    MAX_CANDIDATES,
-    MIN_AB_STAGES,
-    Arch,
-    TileConfig,
-    candidates,
-    choose,
-    offered,
-    table,
-    tunable,
 )
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.stages import Stages

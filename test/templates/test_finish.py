@@ -17,9 +17,9 @@ from torch import Tensor
 
 from cute_backend import numerics
 from cute_backend.memory_ops import device_reduce as reduce
+from cute_backend.planning import Arch, TileConfig
 from cute_backend.simulator.host import HostProgram, host_program
 from cute_backend.spec import Axis, DType, Overflow
-from cute_backend.templates.config import Arch, TileConfig
 from cute_backend.templates.finish import THREADS, UNROLL, WIDTH, Finish
 from cute_backend.templates.workspace import ALIGN, partials_shape
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import cutlass
 import pytest
 
-from cute_backend.templates.config import Arch, TileConfig
+from cute_backend.planning import Arch, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm100 import Sm100Gemm
 

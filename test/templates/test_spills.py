@@ -13,13 +13,12 @@ from epilogues import EPILOGUES, Problem
 from heavy import HEAVY, heavy_inputs
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.memory_ops import Variant
 from cute_backend.memory_ops.emit import emit
+from cute_backend.planning import SMEM_BYTES, Arch, Variant, offered
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.sample import SAMPLES_PER_PASS
 from cute_backend.spec import EpilogueSpec
-from cute_backend.templates.config import SMEM_BYTES, Arch, offered
 
 
 def spec_of(name: str, fast_accum: bool) -> EpilogueSpec:

@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..spec import DType, EpilogueSpec, Load, LoadKind, Order, Stride
-from ..templates.config import EPILOGUE_STAGES, NARROW_SUBTILE_N, Arch, TileConfig, holds_planes
+from .search import NARROW_SUBTILE_N, holds_planes
+from .tiles import EPILOGUE_STAGES, Arch, TileConfig
 
 
 class Placement(str, Enum):

@@ -1,0 +1,216 @@
+"""Architectures and tile configurations: what shapes a kernel may take."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+from ..spec import DType
+
+
+class Arch(str, Enum):
+    """The two targets, by the name that the assembler knows them by."""
+
+    SM90A = "sm_90a"
+    SM100A = "sm_100a"
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """The compute capability of a device that runs this target."""
+        return (9, 0) if self is Arch.SM90A else (10, 0)
+
+    @property
+    def sm_count(self) -> int:
+        """Multiprocessors to plan for where no GPU is here: an H200's or a B200's (their data sheets)."""
+        return 132 if self is Arch.SM90A else 148
+
+    @staticmethod
+    def of_capability(capability: tuple[int, int]) -> Arch | None:
+        """The target for a device, or None where there is none."""
+        return next((arch for arch in Arch if arch.capability == capability), None)
+
+
+SMEM_BYTES = 227 * 1024
+"""Shared memory that one CTA can have on both architectures (CUDA C++ Programming Guide, Table 27)."""
+
+SMEM_RESERVE = 1024 + 512
+"""Kept for what aligns the first of the swizzled buffers, and for barriers."""
+
+MIN_AB_STAGES = 3
+"""Stages of A and B below which the MMA waits for memory."""
+
+EPILOGUE_STAGES = 2
+"""Stages of everything that the epilogue passes through shared memory, at the least."""
+
+TILE_K_BYTES = 128
+"""Bytes of K in one pipeline stage: one row of the 128-byte swizzle."""
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """How one kernel cuts its problem.
+
+    `tile_m` x `tile_n` is the output tile of one MMA: of one CTA, or on sm_100a with `ctas` = 2 of a pair
+    of CTAs that share it by halves of M. A cluster is `cluster_m` x `cluster_n` CTAs; the CTAs of a cluster
+    multicast the operand tiles that they share. The epilogue works through a tile in subtiles of `subtile_n`
+    columns. On sm_90a two warpgroups share each tile, or with `pingpong` take tiles in turn, so that one's
+    epilogue runs under the other's MMA. Tiles are visited in groups of `raster_m` rows of clusters, so that
+    those in flight share operands in L2.
+
+    With `split_k` above 1, so many CTAs make a cluster of their own and share each tile by parts of K: on
+    sm_90a, without ping-pong.
+
+    With two `products` a tile has two accumulators, and the MMA is twice as wide: it has the columns of one B
+    beside those of another, or, with `neighbours`, the even columns of one B among its odd ones.
+    """
+
+    arch: Arch
+    tile_m: int
+    tile_n: int
+    cluster_m: int = 1
+    cluster_n: int = 1
+    ctas: int = 1
+    subtile_n: int = 32
+    pingpong: bool = False
+    raster_m: int = 8
+    products: int = 1
+    neighbours: bool = False
+    split_k: int = 1
+
+    def __post_init__(self) -> None:
+        if self.split_k not in (1, 2, 4, 8):
+            raise ValueError(f"split_k is {self.split_k}; 1, 2, 4 or 8 CTAs share a tile by parts of K")
+        alone = self.arch is Arch.SM90A and not self.pingpong and self.cluster_m * self.cluster_n == 1
+        if self.split_k > 1 and not alone:
+            raise ValueError(
+                f"tile {self.name} of {self.arch.value} has K in {self.split_k} parts, which one of sm_90a "
+                "can have without ping-pong and without a cluster that multicasts"
+            )
+
+    @property
+    def name(self) -> str:
+        """A name for file names and tables, such as `128x256_2x1`; `_by64` tells subtiles of 64 columns, and
+        `128x64x2` a tile of two accumulators."""
+        suffix = "_2cta" if self.ctas == 2 else "_pingpong" if self.pingpong else ""
+        suffix += f"_by{self.subtile_n}" if self.subtile_n != 32 else ""
+        suffix += f"_split{self.split_k}" if self.split_k > 1 else ""
+        tile = f"{self.tile_m}x{self.tile_n}" + (f"x{self.products}" if self.products > 1 else "")
+        return f"{tile}_{self.cluster_m}x{self.cluster_n}{suffix}"
+
+    @property
+    def words(self) -> str:
+        """What the name tells, and the rest, for people: explanations and the headers of kernels have it."""
+        shape = f"{self.products} accumulators of " if self.products > 1 else ""
+        shape += f"{self.tile_m} by {self.tile_n}"
+        if self.ctas > 1:
+            shape += f", {self.ctas} CTAs a tile"
+        if self.pingpong:
+            shape += ", warpgroups in turn"
+        shape += f", K in {self.split_k} parts, a CTA each" if self.split_k > 1 else ""
+        several = self.cluster_m * self.cluster_n > 1
+        clusters = f"clusters of {self.cluster_m} by {self.cluster_n}, " if several else ""
+        return f"{shape}, {clusters}subtiles of {self.subtile_n} columns, raster {self.raster_m}"
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs in a cluster."""
+        return self.cluster_m * self.cluster_n * self.split_k
+
+    @property
+    def cta_rows(self) -> int:
+        """Rows of the tile in one CTA."""
+        return self.tile_m // self.ctas
+
+    @property
+    def mma_n(self) -> int:
+        """Columns of the MMA."""
+        return self.tile_n * self.products
+
+    @property
+    def pieces(self) -> int:
+        """Tensors that a stage of B is brought from."""
+        return 1 if self.neighbours else self.products
+
+    @property
+    def piece_n(self) -> int:
+        """Columns of a stage of B, in one CTA, that come from one tensor."""
+        return self.mma_n // (self.pieces * self.ctas)
+
+    @property
+    def thread_columns(self) -> int:
+        """Columns of the tile in which one thread of the epilogue has elements.
+
+        A quarter of them in wgmma's accumulator layout, all of them in a row of tensor memory.
+        """
+        return self.tile_n // 4 if self.arch is Arch.SM90A else self.tile_n
+
+    @property
+    def warpgroups(self) -> int:
+        """Warpgroups of a CTA that run the epilogue."""
+        return 2 if self.arch is Arch.SM90A and (self.pingpong or self.cta_rows > 64) else 1
+
+    @property
+    def sharing(self) -> int:
+        """How many of them work on one tile."""
+        return 1 if self.pingpong else self.warpgroups
+
+    @property
+    def rolled(self) -> bool:
+        """Whether visits are the turns of a loop, as always on sm_100a. On sm_90a subtiles of fewer than 32
+        columns are, which long chains get; others are written out, one visit after the other."""
+        return self.arch is Arch.SM100A or self.subtile_n < 32
+
+    @property
+    def block_m(self) -> int:
+        """Rows of a subtile: those of one MMA instruction that one warpgroup owns."""
+        return 64 if self.arch is Arch.SM90A else 128
+
+    @property
+    def warp_rows(self) -> int:
+        """Rows of a subtile that one warp of the epilogue has."""
+        return self.block_m // 4
+
+    @property
+    def tile_warps(self) -> int:
+        """Warps of a CTA that work on one tile's epilogue."""
+        return 4 * self.sharing
+
+    @property
+    def thread_accumulators(self) -> int:
+        """fp32 accumulators of one epilogue thread for a tile."""
+        return self.cta_rows * self.mma_n // (128 * self.sharing)
+
+    @property
+    def ab_stage_bytes(self) -> int:
+        """Shared memory of one CTA for one stage of A and B."""
+        return (self.cta_rows + self.mma_n // self.ctas) * TILE_K_BYTES
+
+    @property
+    def sum_bytes(self) -> int:
+        """Shared memory of one CTA for the sums that it leaves to another, where K is in parts."""
+        return 4 * self.cta_rows * self.mma_n if self.split_k > 1 else 0
+
+    @property
+    def stage_elements(self) -> int:
+        """Elements in one stage of an exact load or an output: a subtile for each warpgroup of the CTA."""
+        return self.block_m * self.warpgroups * self.subtile_n
+
+    @property
+    def epilogue_smem_bytes(self) -> int:
+        """Shared memory that the epilogue may take: what the fewest useful stages of A and B leave."""
+        return SMEM_BYTES - MIN_AB_STAGES * self.ab_stage_bytes - self.sum_bytes - SMEM_RESERVE
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for cache keys and manifests."""
+        return {**asdict(self), "arch": self.arch.value}
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> TileConfig:
+        """The inverse of `to_dict`."""
+        return TileConfig(**{**data, "arch": Arch(data["arch"])})
+
+
+def tile_k(dtype: DType) -> int:
+    """Elements of K in one pipeline stage."""
+    return TILE_K_BYTES * 8 // dtype.bits
