@@ -1,4 +1,4 @@
-# make demo | test | test-sim | lint | docs | dist | test-gpu | bench | models | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
+# make demo | test | test-sim | compare | lint | docs | dist | test-gpu | bench | models | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -21,12 +21,13 @@ define cpu_torch
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sim lint docs dist test-gpu bench models golden clean
+.PHONY: help demo test test-sim compare lint docs dist test-gpu bench models golden clean
 
 help:
 	@echo "make demo      install, then explain, build and check a fused fp8 MLP (and run it, on a GPU)"
 	@echo "make test      install, lint, then every test but those of test-sim and test-gpu"
 	@echo "make test-sim  every shipped configuration on the simulated machine, some 25 minutes on 2 cores"
+	@echo "make compare   whether the kernels here are those of BASE=main; ONLY=pattern, GOLDENS=1"
 	@echo "make test-gpu  the tests that run kernels, on a Hopper or Blackwell GPU"
 	@echo "make bench     the whole benchmark on the GPU here: benchmarks/results and docs/speed.png"
 	@echo "make models    docs/models.md, some minutes"
@@ -44,6 +45,10 @@ test: lint
 
 test-sim: $(INSTALLED)
 	$(BIN)/python -m pytest -m sim -n $(JOBS) --dist worksteal
+
+compare: $(INSTALLED)
+	$(BIN)/python test/compare_kernels.py --base $(or $(BASE),main) --jobs $(JOBS) \
+		$(if $(GOLDENS),--goldens) $(if $(ONLY),--only '$(ONLY)')
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

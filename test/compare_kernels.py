@@ -1,0 +1,343 @@
+"""Whether the working tree's kernels are those of another revision. No GPU is needed:
+
+    python test/compare_kernels.py --base main              every golden module and shipped configuration
+    python test/compare_kernels.py --base main --goldens    the golden modules alone
+    python test/compare_kernels.py --base main --only swiglu-sm_90a
+
+Both trees are copied, and in each their own `shipped.py` lists the kernels and compiles them. PTX is compared
+once the names of entries and symbols are replaced. Where it differs, what it is assembled to is compared:
+machine code byte by byte, then registers, spill bytes, shared memory and how often each opcode occurs. What
+the host code does besides (its checks, the grid, the tensor maps) is not compared: the simulator runs it.
+
+The exit status is 0 where every kernel has the same text, code or figures; 1 where one differs, fails to
+compile or is in one tree alone; 2 where the comparison itself fails.
+
+What was compiled is kept in `--cache` by a digest of the tree's sources and the compiler's version: a second
+run compiles only what has changed. There are 42 golden modules and some 800 kernels in all. A kernel takes 2
+to 5 seconds on a quiet core, so with 2 processes a tree costs 2 minutes for the golden modules and half an
+hour for everything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from importlib.metadata import version
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+LISTER = "shipped.py"
+FIGURES = ("registers", "spill bytes", "shared memory")
+BATCH = 20
+"""Kernels of one process: it takes 5 to 10 seconds to start, and the compiler keeps some of each kernel."""
+KEPT_S = 14 * 86400
+"""Seconds after its last use before a tree is removed from the cache."""
+
+
+class Verdict(Enum):
+    """What the comparison of one kernel comes to, from the same to the most different."""
+
+    SAME_TEXT = "have the same PTX"
+    SAME_CODE = "have other PTX and the same machine code"
+    SAME_FIGURES = "have other machine code with the same figures and opcodes"
+    DIFFERENT = "differ"
+    UNBUILT = "do not compile"
+    ALONE = "are in one tree alone"
+
+    @property
+    def is_fault(self) -> bool:
+        return self in (Verdict.DIFFERENT, Verdict.UNBUILT, Verdict.ALONE)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--base", required=True, metavar="REV", help="the revision to compare with")
+    parser.add_argument("--goldens", action="store_true", help="the golden modules alone")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="a regular expression of the names")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes that compile (default 2)")
+    parser.add_argument(
+        "--cache", type=Path, metavar="DIR", default=_default_cache(), help="where they are kept"
+    )
+    arguments = parser.parse_args()
+    if arguments.goldens:
+        arguments.only = f"^golden/.*(?:{arguments.only})"
+    with tempfile.TemporaryDirectory(prefix="compare_kernels_") as scratch:
+        base, here = Path(scratch, "base"), Path(scratch, "here")
+        _archive(arguments.base, base)
+        _copy(here)
+        trees = [Tree(path, arguments.cache, arguments.jobs) for path in (base, here)]
+        before, after = (tree.kernels(arguments.only) for tree in trees)
+    if not before and not after:
+        parser.error(f"no kernel of either tree is called {arguments.only}")
+    return report(before, after)
+
+
+def _default_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "cute_backend_compare")
+
+
+def _archive(revision: str, target: Path) -> None:
+    """The sources of a revision."""
+    command = ["git", "-C", str(ROOT), "archive", revision, "cute_backend", "test"]
+    archive = subprocess.run(command, capture_output=True, check=False)
+    if archive.returncode:
+        sys.exit(f"{revision} can't be read: {archive.stderr.decode().strip()}")
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+        files.extractall(target, filter="data")
+    if not (target / "test" / LISTER).exists():  # an older revision, whose parts have the same names
+        shutil.copy(ROOT / "test" / LISTER, target / "test")
+
+
+def _copy(target: Path) -> None:
+    """The sources here, as they are now: they may be edited while they are compiled."""
+    for name in ("cute_backend", "test"):
+        shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+class Tree:
+    """One of the two trees, whose kernels are listed and compiled by processes that import nothing else."""
+
+    def __init__(self, path: Path, cache: Path, jobs: int) -> None:
+        self.path, self.jobs = path, jobs
+        digest = hashlib.sha256(version("nvidia-cutlass-dsl").encode())
+        for source in sorted([*path.glob("cute_backend/**/*.[pc]*"), *path.glob("test/*.py")]):
+            if source.is_file():
+                digest.update(source.relative_to(path).as_posix().encode() + b"\0" + source.read_bytes())
+        self.cache = cache / digest.hexdigest()[:16]
+        self.cache.mkdir(parents=True, exist_ok=True)
+        os.utime(self.cache)
+        for other in cache.iterdir():
+            if other.stat().st_mtime < time.time() - KEPT_S:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def kernels(self, pattern: str) -> dict[str, dict[str, Any]]:
+        """What each kernel whose name matches is compiled to, by name; `{"error": ...}` where it is not."""
+        listed = self._list(pattern)
+        made = self._compile({one["code"]: one for one in listed})
+        return {one["name"]: made[one["code"]] for one in listed}
+
+    def _list(self, pattern: str) -> list[dict[str, Any]]:
+        kept = self.cache / f"list-{hashlib.sha256(pattern.encode()).hexdigest()[:16]}.json"
+        if not kept.exists():
+            with self._process("list", pattern) as process:
+                text, _ = process.communicate()
+            if process.returncode:
+                sys.exit(f"the kernels of {self.path.name} can't be listed")
+            _write(kept, text.encode())
+        return [json.loads(line) for line in kept.read_text().splitlines()]
+
+    def _compile(self, wanted: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        missing = [one for code, one in wanted.items() if not self._path(code).exists()]
+        batches = [missing[i : i + BATCH] for i in range(0, len(missing), BATCH)]
+        failed: dict[str, dict[str, Any]] = {}
+        numbers = count(1)
+
+        def work(batch: list[dict[str, Any]]) -> None:
+            with self._process("build") as process:
+                for one in batch:
+                    made = _asked(process, one)
+                    if "error" in made:
+                        failed[one["code"]] = made
+                    else:
+                        _write(self._path(one["code"]), gzip.compress(json.dumps(made).encode()))
+                    number = next(numbers)
+                    print(f"{self.path.name}: {number} of {len(missing)}: {one['name']}", file=sys.stderr)
+                process.communicate()
+
+        with ThreadPoolExecutor(self.jobs) as pool:
+            for _ in pool.map(work, batches):
+                pass
+        return {code: failed.get(code) or self._kept(code) for code in wanted}
+
+    def _path(self, code: str) -> Path:
+        return self.cache / f"{code}.json.gz"
+
+    def _kept(self, code: str) -> dict[str, Any]:
+        record: dict[str, Any] = json.loads(gzip.decompress(self._path(code).read_bytes()))
+        return record
+
+    def _process(self, *command: str) -> subprocess.Popen[str]:
+        surroundings = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(self.path), str(self.path / "test")]),
+            "CUTE_BACKEND_CACHE_DIR": str(self.path / "cache"),
+        }
+        surroundings.pop("CUTE_BACKEND_SOURCES", None)
+        return subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve()), f"--{command[0]}", *command[1:]],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=self.path,
+            env=surroundings,
+        )
+
+
+def _asked(process: subprocess.Popen[str], one: dict[str, Any]) -> dict[str, Any]:
+    """What a kernel is compiled to by a process that serves `--build`."""
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.write(json.dumps(one["kernel"]) + "\n")
+        process.stdin.flush()
+        answer: dict[str, Any] = json.loads(process.stdout.readline())
+    except (BrokenPipeError, json.JSONDecodeError):
+        sys.exit(f"the process that compiled {one['name']} ended")
+    return answer
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A file as a whole: several comparisons may share a cache."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(content)
+    os.replace(file.name, path)
+
+
+def in_tree(mode: str, pattern: str) -> None:
+    """What runs in each tree: lists its kernels, or compiles those that stdin describes, a line each."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever else is printed
+    sys.path[:] = [path for path in sys.path if Path(path).resolve() != ROOT / "test"]
+    import shipped  # type: ignore[import-not-found,unused-ignore]
+
+    if mode == "--list":
+        for one in shipped.shipped(lambda label: re.search(pattern, label) is not None):
+            line = {"name": one.name, "code": one.code, "kernel": one.kernel.to_dict()}
+            print(json.dumps(line), file=answers)
+        return
+    for line in sys.stdin:
+        try:
+            made = record(shipped.built(shipped.Kernel.from_dict(json.loads(line))))
+        except Exception as error:
+            made = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(made), file=answers, flush=True)
+
+
+def record(built: dict[str, Any]) -> dict[str, Any]:
+    """What is compared of a kernel: its text without names, its figures, and its machine code in short."""
+    sections = dict(sections_of(built["cubin"]))
+    code = [content for name, content in sections.items() if name.startswith(".text.")]
+    return {
+        "ptx": without_names(built["ptx"]),
+        "code": sorted(hashlib.sha256(each).hexdigest() for each in code),
+        "opcodes": dict(sum(map(opcodes, code), Counter())),
+        **{figure: built[figure] for figure in FIGURES},
+    }
+
+
+def without_names(ptx: str) -> str:
+    """PTX without comments, the names of its entries and module-wide symbols replaced by their numbers."""
+    text = re.sub(r"[ \t]*//.*", "", ptx)
+    entries = re.findall(r"\.entry\s+([\w$]+)", text)
+    symbols = re.findall(r"^(?:\.\w+\s+(?:\d+\s+)?)+([\w$]+)(?=[\[; =])", text, re.MULTILINE)
+    names = {name: f"entry{number}" for number, name in enumerate(entries)}
+    names |= {name: f"symbol{number}" for number, name in enumerate(symbols) if name not in names}
+    longest_first = sorted(names, key=len, reverse=True)
+    if longest_first:
+        pattern = r"(?<![\w$%])(?:" + "|".join(map(re.escape, longest_first)) + r")(?![a-zA-Z0-9$])"
+        text = re.sub(pattern, lambda match: names[match[0]], text)
+    return text
+
+
+def sections_of(elf: bytes) -> Iterator[tuple[str, bytes]]:
+    """Name and content of the sections of a cubin, a 64-bit little-endian ELF file."""
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    size, count, names_index = struct.unpack_from("<HHH", elf, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", elf, table + i * size) for i in range(count)]
+    names = headers[names_index][4]
+    for name, kind, _flags, _address, offset, length in headers:
+        end = elf.index(b"\0", names + name)
+        yield elf[names + name : end].decode(), b"" if kind == 8 else elf[offset : offset + length]
+
+
+def opcodes(code: bytes) -> Counter[str]:
+    """How often each opcode occurs in SASS, by number: from compute capability 7.0 on an instruction has 16
+    bytes, and its low 12 bits are the opcode with the form of its operands."""
+    words = (int.from_bytes(code[i : i + 2], "little") for i in range(0, len(code), 16))
+    return Counter(f"{word & 0xFFF:#05x}" for word in words)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One kernel in both trees; `facts` are a row of the table, for all but the same text."""
+
+    name: str
+    verdict: Verdict
+    facts: str = ""
+
+
+def compare(name: str, before: dict[str, Any] | None, after: dict[str, Any] | None) -> Comparison:
+    """What has become of a kernel; None is one that a tree lacks."""
+    if before is None or after is None:
+        return Comparison(name, Verdict.ALONE, "the base only" if after is None else "the working tree only")
+    for tree, made in (("base", before), ("working tree", after)):
+        if "error" in made:
+            return Comparison(name, Verdict.UNBUILT, f"{tree}: {made['error']}")
+    # Shared memory is what the host code asks for, and no part of the text.
+    figures_kept = all(before[figure] == after[figure] for figure in FIGURES)
+    if figures_kept and before["ptx"] == after["ptx"]:
+        return Comparison(name, Verdict.SAME_TEXT)
+    facts = [f"{figure} {_change(before[figure], after[figure])}" for figure in FIGURES]
+    facts.append(f"instructions {_change(*(sum(made['opcodes'].values()) for made in (before, after)))}")
+    if figures_kept and before["code"] == after["code"]:
+        return Comparison(name, Verdict.SAME_CODE, ", ".join(facts))
+    if figures_kept and before["opcodes"] == after["opcodes"]:
+        return Comparison(name, Verdict.SAME_FIGURES, ", ".join(facts))
+    return Comparison(name, Verdict.DIFFERENT, ", ".join([*facts, *_changed(before, after)]))
+
+
+def _change(before: int, after: int) -> str:
+    return f"{before}" if before == after else f"{before} -> {after}"
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
+    """The opcodes of which there are more or fewer, the greatest change first."""
+    counts = Counter(after["opcodes"])
+    counts.subtract(before["opcodes"])
+    changed = sorted((one for one in counts.items() if one[1]), key=lambda one: -abs(one[1]))
+    yield from (f"opcode {opcode} {count:+d}" for opcode, count in changed[:6])
+    if len(changed) > 6:
+        yield f"and {len(changed) - 6} opcodes more"
+
+
+def report(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> int:
+    """Prints the table and what it comes to. Returns the exit status."""
+    names = dict.fromkeys([*before, *after])
+    compared = [compare(name, before.get(name), after.get(name)) for name in names]
+    told: Sequence[Comparison] = [one for one in compared if one.verdict is not Verdict.SAME_TEXT]
+    for verdict in Verdict:
+        rows: Iterable[Comparison] = [one for one in told if one.verdict is verdict]
+        if rows:
+            print(f"\nThese {verdict.value}:")
+        for one in rows:
+            print(f"    {one.name}\n        {one.facts}")
+    counts = Counter(one.verdict for one in compared)
+    print(f"\n{len(compared)} kernels:", ", ".join(f"{counts[v]} {v.value}" for v in Verdict if counts[v]))
+    return int(any(one.verdict.is_fault for one in compared))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] in (["--list"], ["--build"]):
+        in_tree(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "")
+        sys.exit(0)
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""Every kernel that this tree ships: those of the golden modules, and those of every configuration offered.
+
+`compare_kernels.py` runs this file in each of two trees. A change of how kernels are listed or built is made
+here too; the names of the kernels stay as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from draws import recorded
+from epilogues import EPILOGUES, Problem
+from heavy import HEAVY, heavy_inputs
+from test_golden import ARCHS, the_region
+
+from cute_backend.fx_walk.collect import collect
+from cute_backend.memory_ops.emit import emit
+from cute_backend.runtime.build import build
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.sample import SAMPLES_PER_PASS
+from cute_backend.spec import EpilogueSpec
+
+try:
+    from cute_backend.planning import Arch, TileConfig, Variant, offered
+except ImportError:  # in a base from before planning was a package
+    from cute_backend.templates.config import Arch, TileConfig, offered  # type: ignore[no-redef]
+
+    from cute_backend.memory_ops import Variant  # type: ignore[attr-defined,no-redef]
+
+FP8 = {"scale_hidden": torch.ones(2), "scale_weight": torch.ones(3), "bias": torch.zeros(3)}
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {**FP8, "temperature": 0},
+    "one": {"bias": torch.zeros(3)},
+    "four": {**FP8, "num_samples": 4, "temperature": torch.ones(2)},
+    "with logarithms": {
+        **FP8,
+        "num_samples": SAMPLES_PER_PASS - 1,
+        "temperature": torch.ones(2),
+        "return_logprob": True,
+    },
+    "a further pass": {**FP8, "num_samples": 2 * SAMPLES_PER_PASS, "temperature": torch.ones(2)},
+}
+"""The last two have all that a pass may keep in registers."""
+
+
+def epilogue_spec(name: str, fast_accum: bool) -> EpilogueSpec:
+    """A shared epilogue with its fp8 sums promoted or not, whatever the program says of them."""
+    epilogue = EPILOGUES[name]
+    (report,) = collect(epilogue.fn, epilogue.inputs(Problem(256, 256, 256)))
+    spec = report.regions[0].spec
+    return replace(spec, accumulators=tuple(replace(a, fast_accum=fast_accum) for a in spec.accumulators))
+
+
+def is_fp8(name: str) -> bool:
+    """Whether a shared epilogue multiplies fp8, whose sums alone are promoted."""
+    return EPILOGUES[name].inputs(Problem(16, 16, 16))[0].element_size() == 1
+
+
+def heavy_spec(name: str) -> EpilogueSpec:
+    """An epilogue of many planes, read by element, or by TMA as far as they fit."""
+    (report,) = collect(HEAVY[name], heavy_inputs(256, 256, 256))
+    return report.regions[0].spec
+
+
+def sampling_spec(name: str) -> EpilogueSpec:
+    """The last pass of a way to draw tokens."""
+    how = SAMPLING[name]
+    dtype = torch.float8_e4m3fn if "scale_hidden" in how else torch.bfloat16
+    calls, _ = recorded(torch.ones(2, 16).to(dtype), torch.ones(3, 16).to(dtype), seed=0, **how)
+    return calls[-1][3]
+
+
+def code_of(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
+    """A kernel's module without its header, which says of two variants what their code need not."""
+    return emit(spec, config, variant).split('"""')[2]
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A kernel, what it is called, and a digest that it shares with those that have the same code."""
+
+    name: str
+    kernel: Kernel
+    code: str
+
+
+def shipped(wanted: Callable[[str], bool] = lambda label: True) -> Iterator[Shipped]:
+    """The kernels of the tables that are wanted: "golden/<epilogue>-<architecture>" is one kernel, and
+    "configurations/<spec>-<architecture>" has "/<tile>-<alignment>" after it for each of many.
+    """
+    for name in EPILOGUES:
+        for arch in ARCHS:
+            if wanted(label := f"golden/{name}-{arch}"):
+                kernel = the_region(name, arch).kernel()
+                yield _shipped(label, kernel.spec, kernel.config, kernel.variant)
+    for label, arch, spec_of in _tables():
+        if wanted(label):
+            spec = spec_of()
+            for config in offered(arch, spec):
+                for variant in Variant:
+                    yield _shipped(f"{label}/{config.name}-{variant.value}", spec, config, variant)
+
+
+def _tables() -> Iterator[tuple[str, Arch, Callable[[], EpilogueSpec]]]:
+    """What each table of configurations is called, its architecture, and how to have its spec."""
+    for arch in Arch:
+        for name in EPILOGUES:
+            yield f"configurations/{name}-{arch.value}", arch, partial(epilogue_spec, name, True)
+            if arch is Arch.SM90A and is_fp8(name):
+                label = f"configurations/{name}-promoted-{arch.value}"
+                yield label, arch, partial(epilogue_spec, name, False)
+        for name in HEAVY:
+            yield f"configurations/heavy {name}-{arch.value}", arch, partial(heavy_spec, name)
+        for name in SAMPLING:
+            yield f"configurations/sampling {name}-{arch.value}", arch, partial(sampling_spec, name)
+
+
+def _shipped(name: str, spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Shipped:
+    identity = spec.to_json() + code_of(spec, config, variant)
+    return Shipped(name, Kernel(spec, config, variant), hashlib.sha256(identity.encode()).hexdigest()[:16])
+
+
+def built(kernel: Kernel) -> dict[str, Any]:
+    """A kernel, compiled: its PTX and cubin, registers of a thread, bytes spilled and of shared memory."""
+    made = build(kernel)
+    return {
+        "ptx": made.ptx,
+        "cubin": made.cubin,
+        "registers": made.registers,
+        "spill bytes": made.spill_bytes,
+        "shared memory": made.smem_bytes,
+    }
