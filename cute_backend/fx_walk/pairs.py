@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import torch
 from torch import fx
 
 from cute_backend.fx_walk.anchors import Anchor
@@ -47,14 +48,18 @@ def column_part(node: fx.Node, m: Size) -> Part | None:
     tensor, plane = tensor_of(node), fake(root(node))
     if tensor is None or tensor.dim() == 0 or tensor.dtype is not plane.dtype or tensor.is_neg():
         return None
-    rows = collapsed_stride(tensor.shape[:-1], tensor.stride()[:-1])
-    columns = plane.shape[-1]
-    dense = known(plane.stride(-1) == 1) and known(product(plane.shape[:-1]) == m)
-    dense = dense and known(collapsed_stride(plane.shape[:-1], plane.stride()[:-1]) == columns)
-    if not dense or not known(product(tensor.shape[:-1]) == m) or not known(rows == columns):
+    if not (known(plane.stride(-1) == 1) and _has_rows(tensor, m, plane) and _has_rows(plane, m, plane)):
         return None
     start = tensor.storage_offset() - plane.storage_offset()
     return Part(start, tensor.stride(-1), tensor.shape[-1])
+
+
+def _has_rows(tensor: torch.Tensor, m: Size, plane: torch.Tensor) -> bool:
+    """Whether (..., count) is `m` rows as far apart as those of a dense plane, which one row always is."""
+    sizes, strides = tensor.shape[:-1], tensor.stride()[:-1]
+    if not known(product(sizes) == m):
+        return False
+    return known(m == 1) or known(collapsed_stride(sizes, strides) == plane.shape[-1])
 
 
 def parts_of(anchor: Anchor) -> tuple[Part, Part] | None:
@@ -78,10 +83,9 @@ def parts_of(anchor: Anchor) -> tuple[Part, Part] | None:
 
 def same_part(left: Part, right: Part) -> bool:
     """Whether two parts are proven to be the same columns."""
-    return all(
-        known(a == b)
-        for a, b in ((left.start, right.start), (left.step, right.step), (left.count, right.count))
-    )
+    if not (known(left.start == right.start) and known(left.count == right.count)):
+        return False
+    return known(left.count == 1) or known(left.step == right.step)
 
 
 def _after(node: fx.Node) -> Iterator[fx.Node]:
