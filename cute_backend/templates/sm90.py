@@ -328,7 +328,8 @@ class Sm90Gemm:
                 defer_sync=True,
             )
         if cutlass.const_expr(self.a_boxes > 1):
-            if m % config.tile_m != 0:
+            # A cluster's last CTAs may have no row at all.
+            if m % (config.tile_m * config.cluster_m) != 0:
                 self._clear(s_a, thread)
         in_step = cute.make_layout(config.cluster_size)
         pipeline.pipeline_init_arrive(cluster_shape_mn=in_step, is_relaxed=True)

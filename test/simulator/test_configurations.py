@@ -7,7 +7,7 @@ from epilogues import EPILOGUES, Problem
 from reference import TOLERANCE, as_tuple, relative_error
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.planning import Arch, Variant, offered
+from cute_backend.planning import Arch, TileConfig, Variant, offered
 from cute_backend.simulator.api import Machine, reference, run
 from cute_backend.spec import LoadKind
 
@@ -37,3 +37,23 @@ def test_the_configuration_table(name, arch, variant):
             assert launch.kernel.variant is variant
             for actual, right in zip(as_tuple(simulation.outputs), expected, strict=True):
                 assert relative_error(actual, right) < TOLERANCE[actual.dtype], (config.name, seed)
+
+
+@pytest.mark.parametrize("arch", Arch, ids=lambda arch: arch.value)
+def test_clusters_with_ctas_without_rows(arch):
+    """Each cluster that ships, with the first epilogue that it serves: every multiple of 64 rows up to two
+    clusters of them."""
+    n, k = 80, 144
+    clusters: dict[TileConfig, str] = {}
+    for name, epilogue in EPILOGUES.items():
+        [graph] = collect(epilogue.fn, epilogue.inputs(Problem(n, n, k)), dynamic=False)
+        configs = offered(arch, graph.regions[0].spec)
+        clusters = {**{config: name for config in configs if config.cluster_size > 1}, **clusters}
+    for config, name in clusters.items():
+        for m in range(64, 2 * config.cta_rows * config.cluster_m + 1, 64):
+            epilogue = EPILOGUES[name]
+            inputs = epilogue.inputs(Problem(m, m if epilogue.square else n, k))
+            simulation = run(epilogue.fn, inputs, Machine(arch, 1, config, clusters=1))
+            expected = as_tuple(reference(epilogue.fn, inputs))
+            for actual, right in zip(as_tuple(simulation.outputs), expected, strict=True):
+                assert relative_error(actual, right) < TOLERANCE[actual.dtype], (config.name, name, m)

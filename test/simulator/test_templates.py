@@ -210,6 +210,22 @@ def test_the_masked_store(config):
     assert launch.kernel.variant is Variant.PLAIN
 
 
+def test_ctas_without_a_row():
+    """M in whole tiles of 64 rows, up to two clusters of them: the last CTAs of a cluster may have no row."""
+    config = sm90(64, 128, 2)
+    for tiles in range(1, 5):
+        check_exact(scaled_residual(), (64 * tiles, 72, 144), machine(config))
+
+
+def test_ctas_without_a_row_of_a_batch():
+    config, spec = sm90(64, 192, 3, pingpong=True), batched(Major.K, Major.K)
+    for tiles in (1, 5):
+        a, b, loads = batches(spec, 2, 64 * tiles, 72, 80)
+        outputs, _ = run_region(spec, a, b, loads, machine(config))
+        for actual, expected in zip(outputs, replay(spec, a, b, loads), strict=True):
+            assert torch.equal(actual, expected), tiles
+
+
 SMALL = [sm100(128, 64), sm100(256, 64, 2, ctas=2), sm90(64, 128, pingpong=True), sm90(128, 128)]
 small = pytest.mark.parametrize("config", SMALL, ids=lambda config: f"{config.arch.value}-{config.name}")
 
