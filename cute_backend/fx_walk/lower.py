@@ -58,6 +58,7 @@ _FILLS = {
     "aten.scalar_tensor.default": "s",
 }
 
+_CLAMPS = ("aten.clamp.default", "aten.clamp_min.default", "aten.clamp_max.default")
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 _BYTES = (torch.int8, torch.uint8)
 _INT32 = torch.iinfo(torch.int32)
@@ -150,7 +151,10 @@ def lower(node: fx.Node, chain: Chain, resolve: Resolve) -> Operand:
     common = _common_dtype(node)
 
     def operand(argument: Any) -> Operand:
-        value = _wrapped(chain, resolve(argument), common)
+        value = resolve(argument)
+        if name in _CLAMPS and not isinstance(argument, fx.Node):
+            value = _bound(value, common)
+        value = _wrapped(chain, value, common)
         return _as_eager_reads(chain, value, argument, node) if eager else value
 
     try:
@@ -202,6 +206,26 @@ def _wrapped(chain: Chain, value: Operand, common: torch.dtype) -> Operand:
         return value if isinstance(value.value, (bool, float)) else Const(_wrap_number(value.value, common))
     own = chain.dtype(value)
     return value if own.is_float or own is DType.BOOL else chain.cast(value, DTYPES[common])
+
+
+def _bound(value: Operand, common: torch.dtype) -> Operand:
+    """A number that bounds a clamp in int8 or uint8, clipped to their range where eager does not wrap it."""
+    if common not in _BYTES or not isinstance(value, Const) or _eager_wraps_bounds():
+        return value
+    low, high = torch.iinfo(common).min, torch.iinfo(common).max
+    return Const(min(max(value.value, low), high))
+
+
+@cache
+def _eager_wraps_bounds() -> bool:
+    """Whether `clamp_min(uint8_tensor, -2)` means 254, asked of the torch that is installed.
+
+    It does up to torch 2.14. From 2.15 on the bound is -2, below every value.
+    """
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with unset_fake_temporarily():
+        return bool(torch.zeros((), dtype=torch.uint8, device="cpu").clamp_min(-2).item())
 
 
 def _as_eager_reads(chain: Chain, value: Operand, argument: Any, node: fx.Node) -> Operand:

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 I8, U8, I32 = torch.int8, torch.uint8, torch.int32
 M, N, K = 16, 16, 16
 OP = "cute_backend.gemm_epilogue.default"
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 EVERY_BYTE = torch.arange(256, dtype=U8).reshape(M, N)
 
 Step = Callable[..., fx.Node]
@@ -84,9 +85,24 @@ def test_a_remainder_by_a_number_that_wraps(target: Any) -> None:
     assert_as_eager(I8, op(target), 300, fused=False)
 
 
-def test_a_bound_that_wraps() -> None:
-    """Of eager's clamps this one alone takes a negative number for unsigned values."""
+def test_a_bound_below_every_value() -> None:
+    """Up to torch 2.14 eager reads -2 as 254, from 2.15 on as a bound that no value is below."""
+    wraps = TORCH < (2, 15)
+    lowest = torch.tensor([0, 253, 255], dtype=U8).clamp_min(-2)
+    assert lowest.tolist() == ([254, 254, 255] if wraps else [0, 253, 255])
     assert_as_eager(U8, op(aten.clamp_min.default), -2)
+    assert_as_eager(U8, op(aten.clamp.default), -2, 3)
+
+
+@pytest.mark.parametrize(("dtype", "name", "number"), [(U8, "clamp_max", 300), (I8, "clamp_min", -200)])
+def test_a_bound_beyond_every_value(dtype: torch.dtype, name: str, number: int) -> None:
+    """Up to torch 2.14 eager refuses these bounds, from 2.15 on no value is beyond them."""
+    clamp = op(getattr(aten, name).default)
+    if TORCH < (2, 15):
+        with pytest.raises(RuntimeError, match="without overflow"):
+            assert_as_eager(dtype, clamp, number)
+    else:
+        assert_as_eager(dtype, clamp, number)
 
 
 @pytest.mark.parametrize("dtype", [I8, U8])
