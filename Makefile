@@ -13,6 +13,8 @@ INSTALLED := $(VENV)/.installed
 TORCH_CPU := torch==2.13.0+cpu
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
+TORCH_TESTS := test/fx_walk test/ops test/test_api.py test/test_gemm.py test/test_models.py test/test_sample.py
+
 define cpu_torch
 	@if ! command -v nvidia-smi >/dev/null 2>&1; then \
 		echo "No GPU here: installing the CPU build of torch."; \
@@ -28,6 +30,7 @@ help:
 	@echo "make test      install, lint, then every test but those of test-sim and test-gpu"
 	@echo "make test-sim  every shipped configuration on the simulated machine, some 25 minutes on 2 cores"
 	@echo "make compare   whether the kernels here are those of BASE=main; ONLY=pattern, GOLDENS=1"
+	@echo "make test-torch TORCH=2.15.0  the walker's, API's and models' tests on that torch, in build/torch-2.15.0"
 	@echo "make test-gpu  the tests that run kernels, on a Hopper or Blackwell GPU"
 	@echo "make bench     the whole benchmark on the GPU here: benchmarks/results and docs/speed.png"
 	@echo "make models    docs/models.md, some minutes"
@@ -49,6 +52,15 @@ test-sim: $(INSTALLED)
 compare: $(INSTALLED)
 	$(BIN)/python test/compare_kernels.py --base $(or $(BASE),main) --jobs $(JOBS) \
 		$(if $(GOLDENS),--goldens) $(if $(ONLY),--only '$(ONLY)')
+
+# The tests that depend on torch's own behaviour, on a version that pyproject.toml allows. PyPI's torch brings CUDA
+# packages of some gigabytes; none of it needs a GPU.
+test-torch:
+	@test -n "$(TORCH)" || { echo "name a version, as in: make test-torch TORCH=2.15.0"; exit 2; }
+	test -x build/torch-$(TORCH)/bin/pytest || { $(PYTHON) -m venv build/torch-$(TORCH) \
+		&& build/torch-$(TORCH)/bin/python -m pip install -q torch==$(TORCH) \
+		&& build/torch-$(TORCH)/bin/python -m pip install -q -e '.[dev,models]' torch==$(TORCH); }
+	build/torch-$(TORCH)/bin/python -m pytest -n $(JOBS) --dist worksteal $(TORCH_TESTS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

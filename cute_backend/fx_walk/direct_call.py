@@ -11,13 +11,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch._inductor import ir, lowering
+from torch._inductor.virtualized import V
 
+from cute_backend.runtime.generated import expect, graph_name
 from cute_backend.runtime.op import gemm_epilogue
 
 _ON_CPU = "from cute_backend.runtime.op import on_cpu as gemm_epilogue_on_cpu"
 _ON_CUDA = "from cute_backend.runtime.call_site import CallSite as GemmEpilogueOnCuda"
+_ON_LOADING = "from cute_backend.runtime.generated import loaded as report_regions"
+
+_reporting: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+"""The graphs whose regions a wrapper's code reports when it is loaded."""
 
 
 class _DirectCall(ir.FallbackKernel):
@@ -26,7 +33,25 @@ class _DirectCall(ir.FallbackKernel):
     def codegen(self, wrapper: Any) -> None:
         device = self.get_device_or_error().type
         self.set_python_kernel_name(_implementation(wrapper, device, self.get_name()))
+        calls = [call for call in V.graph.operations if isinstance(call, _DirectCall)]
+        _report_on_loading(wrapper, [call.spec for call in calls])
         super().codegen(wrapper)
+
+    @property
+    def spec(self) -> str:
+        """The JSON of its spec, the first of the arguments that are no tensors."""
+        return next(argument for argument in self.constant_args if isinstance(argument, str))
+
+
+def _report_on_loading(wrapper: Any, specs: Sequence[str]) -> None:
+    """Have the code of `wrapper` report the regions of a graph, once, whenever it is loaded."""
+    graph = graph_name(specs)
+    reported = _reporting.setdefault(wrapper, set())
+    if graph not in reported:
+        reported.add(graph)
+        expect(graph)
+        wrapper.add_import_once(_ON_LOADING)
+        wrapper.add_import_once(f"report_regions({graph!r}, {len(specs)})")
 
 
 def _implementation(wrapper: Any, device: str, buffer: str) -> str:

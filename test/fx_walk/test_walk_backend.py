@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch import Tensor, fx
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch._inductor.utils import run_and_get_code
+from torch._inductor.utils import fresh_cache, run_and_get_code
 
 import cute_backend
 from cute_backend import config
@@ -37,6 +39,10 @@ def linear_inputs() -> tuple[Tensor, Tensor, Tensor]:
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.gelu(F.linear(x, weight, bias))
+
+
+def two_linears(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.linear(linear_gelu(x, weight, bias), weight.t()).relu()
 
 
 def counted() -> dict[str, int]:
@@ -461,8 +467,8 @@ def test_generated_code_calls_the_implementation_itself(fresh_compiler: None) ->
     assert "= gemm_epilogue_on_cpu([" in code[0]
     assert "torch.ops.cute_backend.gemm_epilogue.default(" not in code[0]
     # One call for each input up to torch 2.14, one for all of them from 2.15 on.
-    asserted = [line for line in code[0].splitlines() if line.lstrip().startswith("assert_size_stride")]
-    assert asserted and all("arg" in line and "buf" not in line for line in asserted)
+    asserted = re.findall(r"assert_size_stride\w*\(+(\w+)", code[0])
+    assert asserted and all(name.startswith("arg") for name in asserted)
 
 
 def test_what_generated_code_calls_takes_the_ops_arguments() -> None:
@@ -508,14 +514,27 @@ def test_a_users_own_pass_is_kept_and_runs_first(where: str, form: str, fresh_co
     assert counted() == {"anchors": 1, "regions": 1}
 
 
-def test_a_cached_graph_does_not_meet_the_pass(fresh_compiler: None) -> None:
+def test_a_cached_graphs_regions_are_counted_and_logged(
+    fresh_compiler: None, caplog: pytest.LogCaptureFixture
+) -> None:
     args = linear_inputs()
-    first = torch.compile(linear_gelu, backend=cute)(*args)
+    first = torch.compile(two_linears, backend=cute)(*args)
+    assert counted() == {"anchors": 2, "regions": 2}
+    saved = torch.compiler.save_cache_artifacts()
     torch._dynamo.reset()
-    second = torch.compile(linear_gelu, backend=cute)(*args)
-    assert counters["inductor"]["fxgraph_cache_hit"] == 1
-    assert counted() == {"anchors": 1, "regions": 1}
-    assert torch.equal(first, second)
+    with caplog.at_level(logging.INFO, "cute_backend"):
+        second = torch.compile(two_linears, backend=cute, fullgraph=True)(*args)
+        assert counted() == {"anchors": 2, "regions": 2, "cached_regions": 2}
+        torch._dynamo.reset()
+        with fresh_cache():
+            assert saved is not None
+            torch.compiler.load_cache_artifacts(saved[0])
+            third = torch.compile(two_linears, backend=cute)(*args)
+    assert counters["inductor"]["fxgraph_cache_hit"] == 2
+    assert counted() == {"anchors": 2, "regions": 2, "cached_regions": 4}
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged == ["2 fused regions, from Inductor's cache"] * 2
+    assert torch.equal(first, second) and torch.equal(first, third)
 
 
 def test_a_setting_that_changes_a_decision_misses_the_cache(fresh_compiler: None) -> None:
@@ -591,7 +610,9 @@ def test_views_of_a_result_keep_their_strides(fresh_compiler: None) -> None:
         torch.testing.assert_close(result, wanted, rtol=0.02, atol=0.02)
 
 
-def test_equal_results_share_memory_only_where_eagers_do(fresh_compiler: None) -> None:
+def test_equal_results_share_memory_only_where_inductors_do(fresh_compiler: None) -> None:
+    """Up to torch 2.14 that is where eager's do. From 2.15 on Inductor takes `y * 1.0` for `y`."""
+
     def program(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         y = F.linear(x, weight).relu()
         return y, y.clone(), y * 1.0, F.linear(x, weight).relu(), y.view(-1), y.view(N, M).clone()
@@ -603,4 +624,7 @@ def test_equal_results_share_memory_only_where_eagers_do(fresh_compiler: None) -
     x, weight, _ = linear_inputs()
     results = torch.compile(program, backend=cute)(x, weight)
     assert counted()["regions"] >= 1
-    assert memory(results) == memory(program(x, weight)) == [0, 1, 2, 3, 0, 5]
+    alone = torch.compile(program, backend="inductor")(x, weight)
+    assert memory(results) == memory(alone)
+    assert memory(results) in ([0, 1, 2, 3, 0, 5], [0, 1, 0, 3, 0, 5])
+    assert memory(program(x, weight)) == [0, 1, 2, 3, 0, 5]
