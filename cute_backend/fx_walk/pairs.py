@@ -73,7 +73,7 @@ def parts_of(anchor: Anchor) -> tuple[Part, Part] | None:
     taken = [part for node in _after(anchor.node) if (part := column_part(node, anchor.m)) is not None]
     pairs = [(Part(0, 2, half), Part(1, 2, half))]
     b = fake(anchor.b)
-    if not known(half * b.stride(1) * b.element_size() % TMA_ALIGN != 0):
+    if not known(half * b.stride(-1) * b.element_size() % TMA_ALIGN != 0):
         pairs.append((Part(0, 1, half), Part(half, 1, half)))
     for pair in pairs:
         if all(any(same_part(part, wanted) for part in taken) for wanted in pair):

@@ -152,7 +152,7 @@ class _Search:
 
     def _pairs(self, anchor: Anchor) -> Iterator[tuple[Anchor, ...]]:
         """The pairs that a region could have in place of one anchor, the likeliest first."""
-        parts = None if anchor.accumulator.batched else parts_of(anchor)
+        parts = parts_of(anchor)
         if parts is not None:
             yield split(anchor, parts)
         for other in reversed(self.anchors.values()):
@@ -319,7 +319,7 @@ class _Search:
     def _join_split(self, draft: Draft, node: fx.Node) -> Operand | Parts:
         """A member that reads the whole plane of a product of which the region has two parts."""
         parts = [anchor.part for anchor in draft.anchors]
-        n = fake(draft.first.b).shape[1]
+        n = fake(draft.first.b).shape[-1]
         if is_view(node):
             source = draft.values[node.args[0]]  # type: ignore[index]
             assert isinstance(source, Parts)

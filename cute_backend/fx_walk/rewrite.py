@@ -68,7 +68,7 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
         bounds = (sizes.argument(bound) for bound in (part.start, part.end, part.step))
         return call(aten.slice.Tensor, node, axis, *bounds)
 
-    bs = [columns(replaced.get(node, node), 1, part) for node, part in region.b_views]
+    bs = [columns(replaced.get(node, node), fake(node).dim() - 1, part) for node, part in region.b_views]
     loads = []
     for view in region.views:
         node = replaced.get(view.node, view.node)

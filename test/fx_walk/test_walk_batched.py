@@ -9,12 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from synthetic import BF16, Graph, aten, called, rewritten, run, walk
+from test_walk_regions import assert_same_after_the_pass
 from torch import Tensor, fx
 from torch._dynamo.utils import counters
 
 from cute_backend.backend import cute
 from cute_backend.fx_walk.reasons import Reason
-from cute_backend.spec import LoadKind, Major, Stride
+from cute_backend.spec import Columns, LoadKind, Major, Stride
 
 B, M, N, K = 3, 8, 40, 16
 Z, S = Stride.ZERO, Stride.OTHER
@@ -95,14 +96,26 @@ def test_two_products_of_one_batch_are_a_pair() -> None:
     assert torch.equal(result, wanted.to(BF16))
 
 
-def test_parts_of_one_product_of_batches_are_no_pair() -> None:
+@pytest.mark.parametrize("row_major", [False, True], ids=["k_major", "n_major"])
+@pytest.mark.parametrize("rows", [M, 1])
+@pytest.mark.parametrize("cut", ["halves", "neighbours"])
+def test_parts_of_one_product_of_batches_are_a_pair(cut: str, rows: int, row_major: bool) -> None:
+    """As experts do, each of which multiplies its rows by a packed gate and up weight."""
+    n = N + 8  # halves of a row-major B whose second begins at a multiple of 16 bytes
     made = Graph()
-    product = bmm(made)
-    left = made.call(aten.slice.Tensor, product, 2, 0, N // 2)
-    right = made.call(aten.slice.Tensor, product, 2, N // 2, N)
-    graph = made.output(made.call(aten.mul.Tensor, left, right))
-    regions, rejections = walk(graph)
-    assert not regions and Reason.UNPAIRED in {rejection.reason for rejection in rejections}
+    a = made.input("a", (B, rows, K))
+    b = made.input("b", (B, K, n), strides=(n * K, n, 1) if row_major else (n * K, 1, K))
+    bias, plane = made.input("bias", (B, 1, n)), made.input("plane", (B, rows, n))
+    y = made.call(aten.add.Tensor, made.call(aten.baddbmm.default, bias, a, b), plane)
+    bounds = [(0, n, 2), (1, n, 2)] if cut == "neighbours" else [(0, n // 2, 1), (n // 2, n, 1)]
+    gate, up = (made.call(aten.slice.Tensor, y, 2, *each) for each in bounds)
+    graph = made.output(made.call(aten.sub.Tensor, made.call(aten.relu.default, gate), up))
+    (region,), rejections = walk(graph)
+    assert not rejections and region.problem == (B * rows, n // 2, K)
+    wanted = [Columns.EVEN, Columns.ODD] if cut == "neighbours" else [Columns.ALL, Columns.ALL]
+    assert [acc.columns for acc in region.spec.accumulators] == wanted
+    assert all(acc.batched for acc in region.spec.accumulators)
+    assert_same_after_the_pass(graph, 1)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cute_backend.planning import Arch, TileConfig, Variant
 from cute_backend.replay import replay
+from cute_backend.runtime.build import build
 from cute_backend.runtime.operands import TORCH_DTYPES
 from cute_backend.simulator.api import Launch, Machine, reference, run, run_region
 from cute_backend.spec import (
@@ -322,6 +323,36 @@ def test_a_product_for_each_batch(config, count, problem, majors):
     for actual, expected in zip(outputs, replay(spec, a, b, loads), strict=True):
         assert torch.equal(actual, expected)
     assert launch.kernel.variant is (Variant.TMA if problem[1] % 8 == 0 else Variant.PLAIN)
+
+
+def packed_halves(a, b):
+    gate, up = torch.bmm(a, b).chunk(2, -1)
+    return torch.relu(gate) * up
+
+
+def packed_neighbours(a, b):
+    y = torch.bmm(a, b)
+    gated = torch.relu(y[..., ::2]) * y[..., 1::2]
+    return gated, gated.float().amax(-1)
+
+
+@pytest.mark.parametrize(
+    ("arch", "fn"),
+    [(SM90, packed_halves), (SM90, packed_neighbours), (SM100, packed_halves)],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_gate_and_up_of_each_batch(arch, fn):
+    """Experts: each multiplies its rows by a packed weight of its own, contiguous along N."""
+    generator = torch.Generator().manual_seed(0)
+    count, m, n, k = 3, 70, 72, 96
+    a = integers((count, m, k), DType.BF16, generator)
+    b = integers((count, k, 2 * n), DType.BF16, generator)
+    simulation = run(fn, (a, b), Machine(arch, async_seed=1, clusters=2))
+    for actual, right in zip(as_tuple(simulation.outputs), as_tuple(reference(fn, (a, b))), strict=True):
+        assert torch.equal(actual, right)
+    [launch] = simulation.launches
+    assert launch.problem == (count * m, n, k)
+    assert build(launch.kernel).spill_bytes == 0
 
 
 @small
