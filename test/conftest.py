@@ -9,6 +9,8 @@ from collections.abc import Generator, Iterator
 import pytest
 import torch
 
+pytest_plugins = ["cpu_times"]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():

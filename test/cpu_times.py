@@ -1,0 +1,68 @@
+"""A pytest plugin that reports the tests that take the most processor time.
+
+Processor time, of the process and of the children that it has waited for, can be compared between runs on a
+busy machine, where wall-clock time is not. `--cpu-times FILE` writes the seconds of every test as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+SHOWN = 10
+
+_PROPERTY = "cpu_seconds"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cpu-times", type=Path, metavar="FILE", help="write each test's processor time as JSON"
+    )
+
+
+def _cpu_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Measures setup and call. What teardown takes is charged to the next test of the worker."""
+    item.stash[_started] = _cpu_seconds()
+    return (yield)
+
+
+_started = pytest.StashKey[float]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, object, object]:
+    if call.when == "call":
+        item.user_properties.append((_PROPERTY, round(_cpu_seconds() - item.stash[_started], 2)))
+    return (yield)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    reports = [each for outcome in ("passed", "failed") for each in terminalreporter.getreports(outcome)]
+    seconds = {
+        report.nodeid: value
+        for report in reports
+        for name, value in report.user_properties
+        if name == _PROPERTY
+    }
+    if not seconds:
+        return
+    slowest = sorted(seconds, key=seconds.__getitem__, reverse=True)
+    total = sum(seconds.values())
+    terminalreporter.section(f"{total / 60:.1f} minutes of processor time; the slowest {SHOWN} tests")
+    for name in slowest[:SHOWN]:
+        terminalreporter.write_line(f"{seconds[name]:7.1f} s  {name}")
+    path = config.getoption("--cpu-times")
+    if path is not None:
+        path.write_text(json.dumps({name: seconds[name] for name in slowest}, indent=1))
