@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -34,8 +33,19 @@ from cutlass.tensor_utils import LayoutEnum
 from ..planning import TILE_K_BYTES, TileConfig
 from . import batch as batches
 from .epilogue import Epilogue, SmemOperand, by_name, release_planes
+from .mainloop import Sm100Mainloop, Sm100Plain
 from .overlap import await_earlier_kernels
-from .scheduler import BatchSchedule, TileSchedule
+from .rings import (
+    Shared,
+    agents,
+    allocate_planes,
+    allocate_rows,
+    barriers,
+    consumer_state,
+    partition_box,
+    producer_state,
+    swizzled,
+)
 from .stages import Stages
 from .tile import Sm100Subtile, Sm100Tile
 
@@ -47,9 +57,6 @@ MMA_WARP, LOAD_WARP = 4, 5
 EPILOGUE_THREADS = 32 * EPILOGUE_WARPS
 
 ACC_STAGES = 2
-
-SMEM_ALIGN = 1024
-"""The 128-byte swizzle repeats every 1024 bytes."""
 
 EPILOGUE_BARRIER, TMEM_BARRIER = 1, 2
 
@@ -79,6 +86,7 @@ class Sm100Gemm:
         self.config = config
         self.batched = batched
         self.stages = Stages.of(config, epilogue)
+        self.mainloop: Sm100Mainloop = Sm100Plain()
         self.subtiles = config.tile_n // config.subtile_n
         self.box = (CTA_M, config.subtile_n)
         self.row_warp = LOAD_WARP + 1
@@ -220,58 +228,49 @@ class Sm100Gemm:
 
         smem = SmemAllocator()
         # Barriers come last: ahead of buffers that are aligned to 1024 bytes they would take as much.
-        s_a = smem.allocate_tensor(self.a_dtype, a_smem.outer, SMEM_ALIGN, a_smem.inner)
-        s_b = smem.allocate_tensor(self.b_dtype, b_smem.outer, SMEM_ALIGN, b_smem.inner)
-        s_loads = [
-            smem.allocate_tensor(operand.dtype, planes.outer, SMEM_ALIGN, planes.inner)
-            for operand, planes in zip(epilogue.tma_loads, load_planes, strict=True)
-        ]
-        s_stores = [
-            smem.allocate_tensor(operand.dtype, planes.outer, SMEM_ALIGN, planes.inner)
-            for operand, planes in zip(epilogue.tma_stores, store_planes, strict=True)
-        ]
-        s_rows = [
-            smem.allocate_tensor(operand.dtype, cute.make_layout((config.tile_n, stages.row)), 128)
-            for operand in epilogue.staged
-        ]
+        s_a = swizzled(smem, self.a_dtype, a_smem)
+        s_b = swizzled(smem, self.b_dtype, b_smem)
+        s_loads = allocate_planes(smem, epilogue.tma_loads, load_planes)
+        s_stores = allocate_planes(smem, epilogue.tma_stores, store_planes)
+        s_rows = allocate_rows(smem, epilogue.staged, config.tile_n, stages.row)
         ab_bytes = cute.size_in_bytes(self.a_dtype, cute.slice_(a_smem, (None, None, None, 0)))
         ab_bytes += cute.size_in_bytes(self.b_dtype, cute.slice_(b_smem, (None, None, None, 0)))
         # A stage is free once every MMA that reads what the CTA loads is done: its row and column of them.
         readers = cute.size(cluster, mode=[1]) + cute.size(cluster, mode=[2]) - 1
         ab_pipeline = pipeline.PipelineTmaUmma.create(
-            barrier_storage=smem.allocate_array(cutlass.Int64, 2 * stages.ab),
+            barrier_storage=barriers(smem, stages.ab),
             num_stages=stages.ab,
-            producer_group=_agents(1),
-            consumer_group=_agents(readers),
+            producer_group=agents(1),
+            consumer_group=agents(readers),
             tx_count=ab_bytes * config.ctas,
             cta_layout_vmnk=cluster,
             defer_sync=True,
         )
         acc_pipeline = pipeline.PipelineUmmaAsync.create(
-            barrier_storage=smem.allocate_array(cutlass.Int64, 2 * ACC_STAGES),
+            barrier_storage=barriers(smem, ACC_STAGES),
             num_stages=ACC_STAGES,
-            producer_group=_agents(1),
-            consumer_group=_agents(EPILOGUE_WARPS * config.ctas),
+            producer_group=agents(1),
+            consumer_group=agents(EPILOGUE_WARPS * config.ctas),
             cta_layout_vmnk=cluster,
             defer_sync=True,
         )
         exact_pipeline, row_pipeline = None, None
         if cutlass.const_expr(epilogue.tma_loads):
             exact_pipeline = pipeline.PipelineTmaAsync.create(
-                barrier_storage=smem.allocate_array(cutlass.Int64, 2 * stages.exact),
+                barrier_storage=barriers(smem, stages.exact),
                 num_stages=stages.exact,
-                producer_group=_agents(1),
-                consumer_group=_agents(EPILOGUE_WARPS),
+                producer_group=agents(1),
+                consumer_group=agents(EPILOGUE_WARPS),
                 tx_count=sum(operand.bytes(CTA_M * config.subtile_n) for operand in epilogue.tma_loads),
                 cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),
                 defer_sync=True,
             )
         if cutlass.const_expr(epilogue.staged):
             row_pipeline = pipeline.PipelineAsync.create(
-                barrier_storage=smem.allocate_array(cutlass.Int64, 2 * stages.row),
+                barrier_storage=barriers(smem, stages.row),
                 num_stages=stages.row,
-                producer_group=_agents(32),
-                consumer_group=_agents(EPILOGUE_THREADS),
+                producer_group=agents(32),
+                consumer_group=agents(EPILOGUE_THREADS),
                 defer_sync=True,
             )
         tmem = TmemAllocator(
@@ -282,7 +281,7 @@ class Sm100Gemm:
         )
         pipeline.pipeline_init_arrive(cluster_shape_mn=cluster, is_relaxed=True)
         await_earlier_kernels()
-        shared = Shared(
+        shared = Sm100Shared(
             schedule=batches.schedule(config, m, n, a_tma.tma_tensor),
             m=m,
             n=n,
@@ -331,13 +330,13 @@ class Sm100Gemm:
         stage = cute.slice_(layout, (None, None, None, 0))
         return cute.make_tensor(s_b.iterator + index * elements, cute.append(stage, stages))
 
-    def _cta_tile(self, shared: Shared, item: Int32) -> tuple[Int32, Int32]:
+    def _cta_tile(self, shared: Sm100Shared, item: Int32) -> tuple[Int32, Int32]:
         """Which (128, tile_n) tile of the output the CTA has in a work item."""
         x, y, _ = cute.arch.block_idx()
         row, column = shared.schedule.cluster_coord(item)
         return row * self.config.cluster_m + x, column * self.config.cluster_n + y
 
-    def _tile(self, shared: Shared, item: Int32, thread: Int32) -> Sm100Tile:
+    def _tile(self, shared: Sm100Shared, item: Int32, thread: Int32) -> Sm100Tile:
         """What a thread of the epilogue has of the CTA's tile, among all rows of the output."""
         row, column = self._cta_tile(shared, item)
         m0, end = row * CTA_M, shared.m
@@ -348,10 +347,7 @@ class Sm100Gemm:
 
     def _box(self, tma: cpasync.TmaInfo, planes: cute.Tensor, coord: tuple, batch: Any) -> tuple:
         """The stages of an operand's planes and one of its (128, subtile_n) boxes, partitioned for TMA."""
-        box = batches.box_at(tma.tma_tensor, self.box, coord, batch)
-        return cpasync.tma_partition(
-            tma.atom, 0, cute.make_layout(1), cute.group_modes(planes, 0, 2), cute.group_modes(box, 0, 2)
-        )
+        return partition_box(tma, planes, self.box, coord, batch)
 
     def _piece_of(self, subtile: Int32, index: int) -> Int32:
         """Where, counted in subtiles of the MMA's columns, the `index`-th piece lies that a subtile needs."""
@@ -364,7 +360,7 @@ class Sm100Gemm:
     @cute.jit
     def _load(
         self,
-        shared: Shared,
+        shared: Sm100Shared,
         tiled_mma: cute.TiledMma,
         piece_mma: cute.TiledMma,
         cluster: cute.Layout,
@@ -404,7 +400,7 @@ class Sm100Gemm:
         if cutlass.const_expr(config.cluster_size > 1):
             a_mask = cpasync.create_tma_multicast_mask(cluster, cta_coord, mcast_mode=2)
             b_mask = cpasync.create_tma_multicast_mask(cluster, cta_coord, mcast_mode=1)
-        ab_state = _producer_state(self.stages.ab)
+        ab_state = producer_state(self.stages.ab)
         _, _, item = cute.arch.block_idx()
         _, _, item_step = cute.arch.grid_dim()
         while schedule.is_valid(item):
@@ -427,7 +423,7 @@ class Sm100Gemm:
     @cute.jit
     def _multiply(
         self,
-        shared: Shared,
+        shared: Sm100Shared,
         tiled_mma: cute.TiledMma,
         s_a: cute.Tensor,
         s_b: cute.Tensor,
@@ -440,19 +436,16 @@ class Sm100Gemm:
         fragments_b = tiled_mma.make_fragment_B(s_b)
         # The epilogue warps of both CTAs hand the accumulators over once their tensor memory is allocated, so
         # the producer, too, starts with buffers in use.
-        ab_state, acc_state = _consumer_state(self.stages.ab), _consumer_state(ACC_STAGES)
+        ab_state, acc_state = consumer_state(self.stages.ab), consumer_state(ACC_STAGES)
         _, _, item = cute.arch.block_idx()
         _, _, item_step = cute.arch.grid_dim()
         while schedule.is_valid(item):
             acc_pipeline.producer_acquire(acc_state)
             tile_acc = acc[(None, None, None, acc_state.index)]
-            tiled_mma.set(tcgen05.Field.ACCUMULATE, False)
+            tiled_mma = self.mainloop.begin(tiled_mma)
             for _ in cutlass.range(k_tiles, unroll=1):
                 ab_pipeline.consumer_wait(ab_state)
-                for k_block in cutlass.range_constexpr(cute.size(fragments_a, mode=[2])):
-                    stage = (None, None, k_block, ab_state.index)
-                    cute.gemm(tiled_mma, tile_acc, fragments_a[stage], fragments_b[stage], tile_acc)
-                    tiled_mma.set(tcgen05.Field.ACCUMULATE, True)
+                tiled_mma = self.mainloop.step(tiled_mma, tile_acc, fragments_a, fragments_b, ab_state.index)
                 ab_pipeline.consumer_release(ab_state)
                 ab_state.advance()
             acc_pipeline.producer_commit(acc_state)
@@ -461,12 +454,12 @@ class Sm100Gemm:
         acc_pipeline.producer_tail(acc_state)
 
     @cute.jit
-    def _load_rows(self, shared: Shared):
+    def _load_rows(self, shared: Sm100Shared):
         """The row warp: the staged rowvecs of one tile after the other."""
         row_pipeline, schedule, glob = shared.row_pipeline, shared.schedule, shared.glob
         names = [operand.name for operand in self.epilogue.staged]
         lane = cute.arch.lane_idx()
-        row_state = _producer_state(self.stages.row)
+        row_state = producer_state(self.stages.row)
         _, _, item = cute.arch.block_idx()
         _, _, item_step = cute.arch.grid_dim()
         while schedule.is_valid(item):
@@ -480,10 +473,10 @@ class Sm100Gemm:
         row_pipeline.producer_tail(row_state)
 
     @cute.jit
-    def _load_exact(self, shared: Shared, load_tmas: list):
+    def _load_exact(self, shared: Sm100Shared, load_tmas: list):
         """The exact warp: the exact loads of one subtile after the other."""
         schedule, exact_pipeline = shared.schedule, shared.exact_pipeline
-        exact_state = _producer_state(self.stages.exact)
+        exact_state = producer_state(self.stages.exact)
         _, _, item = cute.arch.block_idx()
         _, _, item_step = cute.arch.grid_dim()
         while schedule.is_valid(item):
@@ -500,7 +493,7 @@ class Sm100Gemm:
         exact_pipeline.producer_tail(exact_state)
 
     @cute.jit
-    def _finish(self, shared: Shared, acc: Any, store_tmas: list):
+    def _finish(self, shared: Sm100Shared, acc: Any, store_tmas: list):
         """The epilogue warps: accumulators from tensor memory, the epilogue's hooks, TMA stores.
 
         One barrier a subtile: the warp that issues the stores first waits until the buffer after this one has
@@ -523,15 +516,15 @@ class Sm100Gemm:
         fragment_shape = thread_copy.partition_D(cute.make_identity_tensor(self.box)).shape
 
         store_pipeline = pipeline.PipelineTmaStore.create(
-            num_stages=max(stages.store - 1, 1), producer_group=_agents(EPILOGUE_THREADS)
+            num_stages=max(stages.store - 1, 1), producer_group=agents(EPILOGUE_THREADS)
         )
-        free_state = _consumer_state(ACC_STAGES)
+        free_state = consumer_state(ACC_STAGES)
         for _ in cutlass.range_constexpr(ACC_STAGES):
             with cute.arch.elect_one():
                 acc_pipeline.consumer_release(free_state)
             free_state.advance()
-        acc_state, row_state = _consumer_state(ACC_STAGES), _consumer_state(stages.row)
-        exact_state, store_state = _consumer_state(stages.exact), _producer_state(stages.store)
+        acc_state, row_state = consumer_state(ACC_STAGES), consumer_state(stages.row)
+        exact_state, store_state = consumer_state(stages.exact), producer_state(stages.store)
         _, _, item = cute.arch.block_idx()
         _, _, item_step = cute.arch.grid_dim()
         while schedule.is_valid(item):
@@ -593,29 +586,7 @@ class Sm100Gemm:
 
 
 @dataclass
-class Shared:
-    """What the warps of a CTA have in common: the problem, the pipelines between them and their buffers."""
+class Sm100Shared(Shared):
+    """And the ring of accumulators in tensor memory."""
 
-    schedule: TileSchedule | BatchSchedule
-    m: Int32
-    n: Int32
-    glob: SimpleNamespace
-    ab_pipeline: Any
-    acc_pipeline: Any
-    exact_pipeline: Any
-    row_pipeline: Any
-    loads: list[cute.Tensor]
-    stores: list[cute.Tensor]
-    rows: list[cute.Tensor]
-
-
-def _agents(count: int) -> pipeline.CooperativeGroup:
-    return pipeline.CooperativeGroup(pipeline.Agent.Thread, count)
-
-
-def _producer_state(stages: int) -> pipeline.PipelineState:
-    return pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, max(stages, 1))
-
-
-def _consumer_state(stages: int) -> pipeline.PipelineState:
-    return pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, max(stages, 1))
+    acc_pipeline: pipeline.PipelineUmmaAsync

@@ -33,13 +33,23 @@ from cutlass.tensor_utils import LayoutEnum
 from ..planning import TILE_K_BYTES, TileConfig
 from . import batch as batches
 from .epilogue import Epilogue, SmemOperand, by_name, release_planes
+from .mainloop import Sm90Mainloop, Sm90Plain, Sm90Promoted, WarpgroupOperands
 from .overlap import await_earlier_kernels
-from .scheduler import BatchSchedule, TileSchedule
+from .rings import (
+    Shared,
+    agents,
+    allocate_planes,
+    allocate_rows,
+    barriers,
+    consumer_state,
+    in_ring,
+    partition_box,
+    producer_state,
+    swizzled,
+)
 from .split_k import Sums
 from .stages import Stages
 from .tile import Sm90NeighboursSubtile, Sm90NeighboursTile, Sm90Subtile, Sm90Tile
-
-PRODUCER, CONSUMER = pipeline.PipelineUserType.Producer, pipeline.PipelineUserType.Consumer
 
 WARPGROUP = 128
 WARPS = 4
@@ -48,9 +58,6 @@ BLOCK_M = 64
 """Rows of one wgmma instruction."""
 WARP_M = BLOCK_M // WARPS
 """Rows of one wgmma instruction whose accumulators one warp has (PTX ISA, wgmma register fragments)."""
-
-SMEM_ALIGN = 1024
-"""The 128-byte swizzle repeats every 1024 bytes."""
 
 A_BOXES = 4
 """Boxes by which a tile of 64 rows comes, so that those beyond A's last row can be left out: TMA fills what
@@ -115,7 +122,7 @@ class Sm90Gemm:
                 f"products are {config.products} and planes {len(epilogue.tma_loads + epilogue.tma_stores)}"
             )
         self.config = config
-        self.fast_accum = fast_accum
+        self.mainloop: Sm90Mainloop = Sm90Plain() if fast_accum else Sm90Promoted()
         self.batched = batched
         self.stages = Stages.of(config, epilogue)
         self.blocks = config.tile_m // (BLOCK_M * config.sharing)
@@ -143,7 +150,7 @@ class Sm90Gemm:
         m, n = a.shape[0], bs[0].shape[0] * config.pieces // config.products
         a_layout, b_layout = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(bs[0])
         self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
-        tile_k = TILE_K_BYTES * 8 // self.a_dtype.width
+        self.tile_k = tile_k = TILE_K_BYTES * 8 // self.a_dtype.width
         tile = (config.tile_m, config.mma_n, tile_k)
         piece = (config.tile_m, config.piece_n, tile_k)
         # Two of a kind: one adds to the accumulators, the other overwrites them.
@@ -260,8 +267,7 @@ class Sm90Gemm:
         cta_layout = cute.make_layout((config.cluster_m, config.cluster_n, 1))
         cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         cta_m, cta_n, _ = cta_layout.get_flat_coord(cta_rank)
-        a_atom, a_global = a_tma.atom, a_tma.tma_tensor
-        schedule = batches.schedule(config, m, n, a_global)
+        schedule = batches.schedule(config, m, n, a_tma.tma_tensor)
         if cutlass.const_expr(config.split_k > 1):
             cta_m = cta_n = Int32(0)
             first_item, item_step = block // config.split_k, schedule.items
@@ -271,26 +277,18 @@ class Sm90Gemm:
                 epilogue_item = schedule.items  # beyond the last: no epilogue here
 
         if warp == 0:
-            cpasync.prefetch_descriptor(a_atom)
+            cpasync.prefetch_descriptor(a_tma.atom)
             for tma in b_tmas + load_tmas + store_tmas:
                 cpasync.prefetch_descriptor(tma.atom)
 
         smem = SmemAllocator()
         # Barriers come last: ahead of buffers that are aligned to 1024 bytes they would take as much.
-        s_a = smem.allocate_tensor(self.a_dtype, a_smem.outer, SMEM_ALIGN, a_smem.inner)
-        s_b = smem.allocate_tensor(self.b_dtype, b_smem.outer, SMEM_ALIGN, b_smem.inner)
-        s_loads = [
-            smem.allocate_tensor(operand.dtype, planes.outer, SMEM_ALIGN, planes.inner)
-            for operand, planes in zip(epilogue.tma_loads, load_planes, strict=True)
-        ]
-        s_stores = [
-            smem.allocate_tensor(operand.dtype, planes.outer, SMEM_ALIGN, planes.inner)
-            for operand, planes in zip(epilogue.tma_stores, store_planes, strict=True)
-        ]
-        s_rows = [
-            smem.allocate_tensor(operand.dtype, cute.make_layout((config.tile_n, stages.row)), 128)
-            for operand in epilogue.staged
-        ]
+        s_a = swizzled(smem, self.a_dtype, a_smem)
+        s_b = swizzled(smem, self.b_dtype, b_smem)
+        s_loads = allocate_planes(smem, epilogue.tma_loads, load_planes)
+        s_stores = allocate_planes(smem, epilogue.tma_stores, store_planes)
+        s_rows = allocate_rows(smem, epilogue.staged, config.tile_n, stages.row)
+        sums = None
         if cutlass.const_expr(config.split_k > 1):
             sums = Sums.allocate(smem, config.thread_accumulators, WARPGROUP * config.sharing)
             if warp == 0:
@@ -300,31 +298,32 @@ class Sm90Gemm:
         b_bytes = cute.size_in_bytes(self.b_dtype, cute.slice_(b_smem, (None, None, 0)))
         consumer_warps = 4 * config.sharing
         ab_pipeline = pipeline.PipelineTmaAsync.create(
-            barrier_storage=smem.allocate_array(cutlass.Int64, 2 * stages.ab),
+            barrier_storage=barriers(smem, stages.ab),
             num_stages=stages.ab,
-            producer_group=_agents(1),
-            consumer_group=_agents(consumer_warps * (config.cluster_m + config.cluster_n - 1)),
+            producer_group=agents(1),
+            consumer_group=agents(consumer_warps * (config.cluster_m + config.cluster_n - 1)),
             tx_count=self.box_bytes + b_bytes,
             cta_layout_vmnk=cute.make_layout((1, *cta_layout.shape)),
             defer_sync=True,
         )
+        exact_pipeline, row_pipeline = None, None
         if cutlass.const_expr(stages.exact > 0):
-            box = BLOCK_M * config.subtile_n * config.sharing
+            box_elements = BLOCK_M * config.subtile_n * config.sharing
             exact_pipeline = pipeline.PipelineTmaAsync.create(
-                barrier_storage=smem.allocate_array(cutlass.Int64, 2 * self.rings * stages.exact),
+                barrier_storage=barriers(smem, self.rings * stages.exact),
                 num_stages=self.rings * stages.exact,
-                producer_group=_agents(1),
-                consumer_group=_agents(consumer_warps),
-                tx_count=sum(operand.bytes(box) for operand in epilogue.tma_loads),
+                producer_group=agents(1),
+                consumer_group=agents(consumer_warps),
+                tx_count=sum(operand.bytes(box_elements) for operand in epilogue.tma_loads),
                 cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),
                 defer_sync=True,
             )
         if cutlass.const_expr(stages.row > 0):
             row_pipeline = pipeline.PipelineAsync.create(
-                barrier_storage=smem.allocate_array(cutlass.Int64, 2 * stages.row),
+                barrier_storage=barriers(smem, stages.row),
                 num_stages=stages.row,
-                producer_group=_agents(32),
-                consumer_group=_agents(WARPGROUP * config.sharing),
+                producer_group=agents(32),
+                consumer_group=agents(WARPGROUP * config.sharing),
                 defer_sync=True,
             )
         if cutlass.const_expr(self.a_boxes > 1):
@@ -334,230 +333,360 @@ class Sm90Gemm:
         in_step = cute.make_layout(config.cluster_size)
         pipeline.pipeline_init_arrive(cluster_shape_mn=in_step, is_relaxed=True)
         await_earlier_kernels()
-
-        glob = by_name(epilogue.loads + epilogue.stores, loads + stores)
         pipeline.pipeline_init_wait(cluster_shape_mn=in_step)
-
-        # (rows, k tile, index of the rows, k index) partitions of the operands for TMA
-        tile_k = cute.size(a_smem, mode=[1])
-        box_m = config.tile_m // self.a_boxes
-        g_a = batches.boxes(a_global, (box_m, tile_k))
-        k_tiles = cute.ceil_div(cute.size(g_a, mode=[3]), config.split_k)
+        shared = Sm90Shared(
+            schedule=schedule,
+            m=m,
+            n=n,
+            glob=by_name(epilogue.loads + epilogue.stores, loads + stores),
+            ab_pipeline=ab_pipeline,
+            exact_pipeline=exact_pipeline,
+            row_pipeline=row_pipeline,
+            loads=s_loads,
+            stores=s_stores,
+            rows=s_rows,
+            k_tiles=cute.ceil_div(cute.ceil_div(a_tma.tma_tensor.shape[1], self.tile_k), config.split_k),
+            cta_m=cta_m,
+            cta_n=cta_n,
+            cta_rank=cta_rank,
+            first_item=first_item,
+            epilogue_item=epilogue_item,
+            item_step=item_step,
+            sums=sums,
+        )
 
         if warp < 4:
             cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
-
         if warp == 0:
-            t_sa, t_ga = cpasync.tma_partition(
-                a_atom,
-                cta_n,
-                cute.make_layout(config.cluster_n),
-                cute.group_modes(cute.local_tile(s_a, (box_m, tile_k), (None, 0, None)), 0, 2),
-                cute.group_modes(g_a, 0, 2),
-            )
-            t_bs = [self._partition_b(b_tmas[i], s_b, i, cta_m) for i in range(config.pieces)]
-            cta_coord = (cta_m, cta_n, 0)
-            a_mask = b_mask = None
-            if cutlass.const_expr(config.cluster_n > 1):
-                a_mask = cute.make_layout_image_mask(cta_layout, cta_coord, mode=1)
-            if cutlass.const_expr(config.cluster_m > 1):
-                b_mask = cute.make_layout_image_mask(cta_layout, cta_coord, mode=0)
-            a_priority, b_priority = Int64(EVICT_FIRST), Int64(EVICT_FIRST)
-            if schedule.grid_n > 1:
-                a_priority = Int64(EVICT_LAST)
-            if schedule.grid_m > 1:
-                b_priority = Int64(EVICT_LAST)
-            ab_state = _state(PRODUCER, stages.ab)
-            # Parts of K are equally long: TMA makes zeros of k tiles beyond the last.
-            first_k = cta_rank * k_tiles if cutlass.const_expr(config.split_k > 1) else 0
-            item = Int32(first_item)
-            while schedule.is_valid(item):
-                cluster_row, cluster_column = schedule.cluster_coord(item)
-                first_box = (cluster_row * config.cluster_m + cta_m) * self.a_boxes
-                boxes = cutlass.min(cute.ceil_div(m, box_m) - first_box, self.a_boxes)
-                column = cluster_column * config.cluster_n + cta_n
-                batch = schedule.batch(item)
-                boxes_of_a = batches.of_batch(t_ga, batch)
-                for k_tile in cutlass.range(k_tiles, unroll=1):
-                    k = first_k + k_tile
-                    ab_pipeline.producer_acquire(ab_state)
-                    barrier = ab_pipeline.producer_get_barrier(ab_state)
-                    if cutlass.const_expr(self.a_boxes > 1):
-                        stage_a = t_sa[(None, None, ab_state.index)]
-                        self._load_more(a_atom, boxes_of_a, stage_a, first_box, boxes, k, barrier, a_priority)
-                    cute.copy(
-                        a_atom,
-                        boxes_of_a[(None, first_box, k)],
-                        t_sa[(None, 0, ab_state.index)],
-                        tma_bar_ptr=barrier,
-                        mcast_mask=a_mask,
-                        cache_policy=a_priority,
-                    )
-                    for i in cutlass.range_constexpr(config.pieces):
-                        t_sb, t_gb = t_bs[i]
-                        cute.copy(
-                            b_tmas[i].atom,
-                            batches.of_batch(t_gb, batch)[(None, column, k)],
-                            t_sb[(None, ab_state.index)],
-                            tma_bar_ptr=barrier,
-                            mcast_mask=b_mask,
-                            cache_policy=b_priority,
-                        )
-                    ab_state.advance()
-                item += item_step
-            ab_pipeline.producer_tail(ab_state)
-
+            self._load(shared, cta_layout, a_tma, b_tmas, s_a, s_b)
         if cutlass.const_expr(stages.exact > 0):
             if warp == 1:
-                exact_state = _state(PRODUCER, stages.exact)
-                item = epilogue_item
-                while schedule.is_valid(item):
-                    for ring in cutlass.range_constexpr(self.rings):
-                        if schedule.is_valid(item + ring * item_step):
-                            m0, n0 = self._origin(schedule, item + ring * item_step, cta_m, cta_n)
-                            batch = schedule.batch(item + ring * item_step)
-                            ring_state = exact_state.clone()
-                            for subtile in cutlass.range_constexpr(self.subtiles):
-                                stage = _in_ring(ring_state, ring)
-                                exact_pipeline.producer_acquire(stage)
-                                barrier = exact_pipeline.producer_get_barrier(stage)
-                                for i in cutlass.range_constexpr(len(load_tmas)):
-                                    for share in cutlass.range_constexpr(config.sharing):
-                                        plane = stage.index * config.sharing + share
-                                        coord = self._plane_coord(m0, n0, subtile, share)
-                                        source = self._box(load_tmas[i], s_loads[i], coord, batch)
-                                        self._copy_plane(load_tmas[i], source, plane, barrier)
-                                ring_state.advance()
-                    exact_state.advance(self.subtiles)
-                    item += self.rings * item_step
-
+                self._load_exact(shared, load_tmas)
         if cutlass.const_expr(stages.row > 0):
             if warp == 2:
-                row_state = _state(PRODUCER, stages.row)
-                item = epilogue_item
-                while schedule.is_valid(item):
-                    m0, n0 = self._origin(schedule, item, cta_m, cta_n)
-                    first, end = self._rows(schedule, item, m)
-                    tile = Sm90Tile(config, first + m0, n0, end, n, thread % 32, Int32(0))
-                    row_pipeline.producer_acquire(row_state)
-                    rows = [s_row[(None, row_state.index)] for s_row in s_rows]
-                    self.epilogue.stage(tile, glob, by_name([o.name for o in epilogue.staged], rows))
-                    row_pipeline.producer_commit(row_state)
-                    row_state.advance()
-                    item += item_step
-
+                self._load_rows(shared, thread % 32)
         if warp >= 4:
             cute.arch.setmaxregister_increase(MMA_REGISTERS)
-            group = cute.arch.warp_redux_sync(Int32(thread // WARPGROUP), "max") - 1
-            group_thread = thread % WARPGROUP
-            group_warp = warp % WARPS
-            add_mma.set(warpgroup.Field.ACCUMULATE, True)
-            set_mma.set(warpgroup.Field.ACCUMULATE, False)
-            share, ring = group % config.sharing, group // config.sharing
-            thr_mma = add_mma.get_slice(share * WARPGROUP)
-            fragments_a = add_mma.make_fragment_A(thr_mma.partition_A(s_a))
-            fragments_b = add_mma.make_fragment_B(thr_mma.partition_B(s_b))
-            acc_shape = thr_mma.partition_shape_C((config.tile_m, config.mma_n))
-            acc = cute.make_rmem_tensor(acc_shape, Float32)
-            mma_turn = Turn.of(1, group)
-            group_barrier = pipeline.NamedBarrier(barrier_id=3 + group, num_threads=WARPGROUP)
-            store_group = pipeline.PipelineTmaStore.create(
-                num_stages=max(stages.store, 1), producer_group=_agents(32)
-            )
+            self._consume(shared, add_mma, set_mma, s_a, s_b, store_tmas, thread, warp)
 
-            ab_state = _state(CONSUMER, stages.ab)
-            row_state = _state(CONSUMER, stages.row)
-            exact_state = _state(CONSUMER, stages.exact)
-            store_plane = Int32(0)
-            warp_box = (WARP_M, config.subtile_n)
-            item = epilogue_item
-            multiply = self._multiply if cutlass.const_expr(self.fast_accum) else self._multiply_promoted
-            if cutlass.const_expr(config.split_k > 1):
-                mma_thread = thread - WARPGROUP
-                if cta_rank > 0:
-                    start = ab_state.clone()
-                    multiply(
-                        add_mma, set_mma, acc, fragments_a, fragments_b, ab_pipeline, start, k_tiles, mma_turn
-                    )
-                    sums.leave(acc, mma_thread)
-            if cutlass.const_expr(config.pingpong):
-                item += ring * item_step
-                if ring == 1:
-                    mma_turn.pass_on()
-                ab_state.advance(ring * k_tiles)
-                row_state.advance(ring)
-            while schedule.is_valid(item):
-                m0, n0 = self._origin(schedule, item, cta_m, cta_n)
-                first, end = self._rows(schedule, item, m)
-                tile = self.tile_type(config, first + m0, n0, end, n, group_thread, share)
-                held = self.epilogue.begin(tile, glob)
-
-                if cutlass.const_expr(config.pingpong):
-                    mma_turn.wait()
-                ab_state = multiply(
-                    add_mma, set_mma, acc, fragments_a, fragments_b, ab_pipeline, ab_state, k_tiles, mma_turn
+    @cute.jit
+    def _load(
+        self,
+        shared: Sm90Shared,
+        cta_layout: cute.Layout,
+        a_tma: cpasync.TmaInfo,
+        b_tmas: list,
+        s_a: cute.Tensor,
+        s_b: cute.Tensor,
+    ):
+        """The load warp: A and B of every k tile."""
+        config, schedule, ab_pipeline = self.config, shared.schedule, shared.ab_pipeline
+        cta_m, cta_n, k_tiles = shared.cta_m, shared.cta_n, shared.k_tiles
+        # (rows, k tile, index of the rows, k index) partitions of the operands for TMA
+        box_m = config.tile_m // self.a_boxes
+        t_sa, t_ga = cpasync.tma_partition(
+            a_tma.atom,
+            cta_n,
+            cute.make_layout(config.cluster_n),
+            cute.group_modes(cute.local_tile(s_a, (box_m, self.tile_k), (None, 0, None)), 0, 2),
+            cute.group_modes(batches.boxes(a_tma.tma_tensor, (box_m, self.tile_k)), 0, 2),
+        )
+        t_bs = [self._partition_b(b_tmas[i], s_b, i, cta_m) for i in range(config.pieces)]
+        cta_coord = (cta_m, cta_n, 0)
+        a_mask = b_mask = None
+        if cutlass.const_expr(config.cluster_n > 1):
+            a_mask = cute.make_layout_image_mask(cta_layout, cta_coord, mode=1)
+        if cutlass.const_expr(config.cluster_m > 1):
+            b_mask = cute.make_layout_image_mask(cta_layout, cta_coord, mode=0)
+        a_priority, b_priority = Int64(EVICT_FIRST), Int64(EVICT_FIRST)
+        if schedule.grid_n > 1:
+            a_priority = Int64(EVICT_LAST)
+        if schedule.grid_m > 1:
+            b_priority = Int64(EVICT_LAST)
+        ab_state = producer_state(self.stages.ab)
+        # Parts of K are equally long: TMA makes zeros of k tiles beyond the last.
+        first_k = shared.cta_rank * k_tiles if cutlass.const_expr(config.split_k > 1) else 0
+        item = Int32(shared.first_item)
+        while schedule.is_valid(item):
+            cluster_row, cluster_column = schedule.cluster_coord(item)
+            first_box = (cluster_row * config.cluster_m + cta_m) * self.a_boxes
+            boxes = cutlass.min(cute.ceil_div(shared.m, box_m) - first_box, self.a_boxes)
+            column = cluster_column * config.cluster_n + cta_n
+            batch = schedule.batch(item)
+            boxes_of_a = batches.of_batch(t_ga, batch)
+            for k_tile in cutlass.range(k_tiles, unroll=1):
+                k = first_k + k_tile
+                ab_pipeline.producer_acquire(ab_state)
+                barrier = ab_pipeline.producer_get_barrier(ab_state)
+                if cutlass.const_expr(self.a_boxes > 1):
+                    stage_a = t_sa[(None, None, ab_state.index)]
+                    self._load_more(a_tma.atom, boxes_of_a, stage_a, first_box, boxes, k, barrier, a_priority)
+                cute.copy(
+                    a_tma.atom,
+                    boxes_of_a[(None, first_box, k)],
+                    t_sa[(None, 0, ab_state.index)],
+                    tma_bar_ptr=barrier,
+                    mcast_mask=a_mask,
+                    cache_policy=a_priority,
                 )
-                if cutlass.const_expr(config.split_k > 1):
-                    sums.gather(acc, mma_thread, config.split_k)
+                for i in cutlass.range_constexpr(config.pieces):
+                    t_sb, t_gb = t_bs[i]
+                    cute.copy(
+                        b_tmas[i].atom,
+                        batches.of_batch(t_gb, batch)[(None, column, k)],
+                        t_sb[(None, ab_state.index)],
+                        tma_bar_ptr=barrier,
+                        mcast_mask=b_mask,
+                        cache_policy=b_priority,
+                    )
+                ab_state.advance()
+            item += shared.item_step
+        ab_pipeline.producer_tail(ab_state)
 
-                rows = []
-                if cutlass.const_expr(stages.row > 0):
-                    row_pipeline.consumer_wait(row_state)
-                    rows = [s_row[(None, row_state.index)] for s_row in s_rows]
-                if cutlass.const_expr(config.rolled):
-                    rows_by_name = by_name([operand.name for operand in epilogue.staged], rows)
-                    for block in cutlass.range_constexpr(self.blocks):
-                        self._roll(block, acc, tile, glob, held, rows_by_name)
-                for subtile in cutlass.range_constexpr(0 if config.rolled else self.subtiles):
-                    block, step = divmod(subtile, self.steps)
-                    sub = self.subtile_type(config, tile, block, step)
-                    pieces = [sub.accumulators(acc, i, step) for i in range(config.products)]
-                    if cutlass.const_expr(stages.store > 0):
-                        store_group.producer_acquire()
-                        cute.arch.sync_warp()
-                    else:
-                        # Keeps the assembler from working out the addresses of all visits at once: a spill.
-                        group_barrier.arrive_and_wait()
-                    if cutlass.const_expr(stages.exact > 0):
-                        exact_stage = _in_ring(exact_state, ring)
-                        exact_pipeline.consumer_wait(exact_stage)
-                    load_plane = (ring * stages.exact + exact_state.index) * config.sharing + share
-                    plane = (store_plane * config.warpgroups + group) * WARPS + group_warp
-                    planes = [
-                        cute.local_tile(s_load[(None, None, load_plane)], warp_box, (group_warp, 0))
-                        for s_load in s_loads
-                    ]
-                    planes += [s_store[(None, None, plane)] for s_store in s_stores]
-                    names = [o.name for o in epilogue.staged + epilogue.tma_loads + epilogue.tma_stores]
-                    planes_by_name = by_name(names, rows + planes)
-                    if cutlass.const_expr(stages.exact > 0):
-                        planes_by_name.release = partial(release_planes, exact_pipeline, exact_stage)
-                    self.epilogue.visit(sub, *pieces, glob, held, planes_by_name)
-                    if cutlass.const_expr(stages.exact > 0):
-                        exact_state.advance()
-                    if cutlass.const_expr(stages.store > 0):
-                        cute.arch.fence_proxy("async.shared", space="cta")
-                        cute.arch.sync_warp()
-                        row, column = self._plane_coord(m0, n0, subtile, share)
-                        for i in cutlass.range_constexpr(len(store_tmas)):
-                            coord = (row * WARPS + group_warp, column)
-                            target = self._box(store_tmas[i], s_stores[i], coord, schedule.batch(item))
-                            self._store_plane(store_tmas[i], target, plane)
-                        store_group.producer_commit()
-                        store_plane = (store_plane + 1) % stages.store
-                if cutlass.const_expr(hasattr(epilogue, "end")):
-                    self.epilogue.end(tile, glob, held)
-                if cutlass.const_expr(stages.row > 0):
-                    row_pipeline.consumer_release(row_state)
-                    row_state.advance()
+    @cute.jit
+    def _load_exact(self, shared: Sm90Shared, load_tmas: list):
+        """The exact warp: the exact loads of one subtile after the other."""
+        config, schedule, exact_pipeline = self.config, shared.schedule, shared.exact_pipeline
+        item_step = shared.item_step
+        exact_state = producer_state(self.stages.exact)
+        item = shared.epilogue_item
+        while schedule.is_valid(item):
+            for ring in cutlass.range_constexpr(self.rings):
+                if schedule.is_valid(item + ring * item_step):
+                    origin = self._origin(shared, item + ring * item_step)
+                    batch = schedule.batch(item + ring * item_step)
+                    ring_state = exact_state.clone()
+                    for subtile in cutlass.range_constexpr(self.subtiles):
+                        stage = in_ring(ring_state, ring)
+                        exact_pipeline.producer_acquire(stage)
+                        barrier = exact_pipeline.producer_get_barrier(stage)
+                        for i in cutlass.range_constexpr(len(load_tmas)):
+                            for share in cutlass.range_constexpr(config.sharing):
+                                coord = self._plane_coord(origin, subtile, share)
+                                t_s, t_g = self._box(load_tmas[i], shared.loads[i], coord, batch)
+                                cute.copy(
+                                    load_tmas[i].atom,
+                                    t_g,
+                                    t_s[(None, stage.index * config.sharing + share)],
+                                    tma_bar_ptr=barrier,
+                                    cache_policy=Int64(EVICT_FIRST),
+                                )
+                        ring_state.advance()
+            exact_state.advance(self.subtiles)
+            item += self.rings * item_step
+
+    @cute.jit
+    def _load_rows(self, shared: Sm90Shared, lane: Int32):
+        """The row warp: the staged rowvecs of one tile after the other."""
+        schedule, glob, row_pipeline = shared.schedule, shared.glob, shared.row_pipeline
+        names = [operand.name for operand in self.epilogue.staged]
+        row_state = producer_state(self.stages.row)
+        item = shared.epilogue_item
+        while schedule.is_valid(item):
+            (m0, n0), (first, end) = self._origin(shared, item), self._rows(shared, item)
+            tile = Sm90Tile(self.config, first + m0, n0, end, shared.n, lane, Int32(0))
+            row_pipeline.producer_acquire(row_state)
+            rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
+            self.epilogue.stage(tile, glob, by_name(names, rows))
+            row_pipeline.producer_commit(row_state)
+            row_state.advance()
+            item += shared.item_step
+
+    @cute.jit
+    def _consume(
+        self,
+        shared: Sm90Shared,
+        add_mma: cute.TiledMma,
+        set_mma: cute.TiledMma,
+        s_a: cute.Tensor,
+        s_b: cute.Tensor,
+        store_tmas: list,
+        thread: Int32,
+        warp: Int32,
+    ):
+        """A warpgroup: the products of one tile after the other, and the epilogue on them."""
+        config, epilogue, stages = self.config, self.epilogue, self.stages
+        schedule, glob, row_pipeline, sums = shared.schedule, shared.glob, shared.row_pipeline, shared.sums
+        k_tiles, item_step = shared.k_tiles, shared.item_step
+        group = cute.arch.warp_redux_sync(Int32(thread // WARPGROUP), "max") - 1
+        seat = Seat(
+            group=group,
+            thread=thread % WARPGROUP,
+            warp=warp % WARPS,
+            share=group % config.sharing,
+            ring=group // config.sharing,
+            barrier=pipeline.NamedBarrier(barrier_id=3 + group, num_threads=WARPGROUP),
+        )
+        add_mma.set(warpgroup.Field.ACCUMULATE, True)
+        set_mma.set(warpgroup.Field.ACCUMULATE, False)
+        thr_mma = add_mma.get_slice(seat.share * WARPGROUP)
+        operands = WarpgroupOperands(
+            ring=shared.ab_pipeline,
+            a=add_mma.make_fragment_A(thr_mma.partition_A(s_a)),
+            b=add_mma.make_fragment_B(thr_mma.partition_B(s_b)),
+            adding=add_mma,
+            setting=set_mma,
+        )
+        acc = cute.make_rmem_tensor(thr_mma.partition_shape_C((config.tile_m, config.mma_n)), Float32)
+        mma_turn = Turn.of(1, group)
+        store_group = pipeline.PipelineTmaStore.create(
+            num_stages=max(stages.store, 1), producer_group=agents(32)
+        )
+
+        ab_state, row_state = consumer_state(stages.ab), consumer_state(stages.row)
+        exact_state, store_plane = consumer_state(stages.exact), Int32(0)
+        item = shared.epilogue_item
+        if cutlass.const_expr(config.split_k > 1):
+            mma_thread = thread - WARPGROUP
+            if shared.cta_rank > 0:
+                origin = self._origin(shared, shared.first_item)
+                tile = self._tile(shared, shared.first_item, origin, seat)
+                self._multiply(tile, operands, acc, ab_state.clone(), k_tiles, mma_turn)
+                sums.leave(acc, mma_thread)
+        if cutlass.const_expr(config.pingpong):
+            item += seat.ring * item_step
+            if seat.ring == 1:
+                mma_turn.pass_on()
+            ab_state.advance(seat.ring * k_tiles)
+            row_state.advance(seat.ring)
+        while schedule.is_valid(item):
+            origin = self._origin(shared, item)
+            tile = self._tile(shared, item, origin, seat)
+            held = self.epilogue.begin(tile, glob)
+
+            if cutlass.const_expr(config.pingpong):
+                mma_turn.wait()
+            ab_state = self._multiply(tile, operands, acc, ab_state, k_tiles, mma_turn)
+            if cutlass.const_expr(config.split_k > 1):
+                sums.gather(acc, mma_thread, config.split_k)
+
+            rows = []
+            if cutlass.const_expr(stages.row > 0):
+                row_pipeline.consumer_wait(row_state)
+                rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
+            if cutlass.const_expr(config.rolled):
+                rows_by_name = by_name([operand.name for operand in epilogue.staged], rows)
+                for block in cutlass.range_constexpr(self.blocks):
+                    self._roll(block, acc, tile, glob, held, rows_by_name)
+            else:
+                exact_state, store_plane = self._visit_planes(
+                    shared,
+                    seat,
+                    item,
+                    origin,
+                    tile,
+                    acc,
+                    held,
+                    rows,
+                    store_tmas,
+                    store_group,
+                    exact_state,
+                    store_plane,
+                )
+            if cutlass.const_expr(hasattr(epilogue, "end")):
+                self.epilogue.end(tile, glob, held)
+            if cutlass.const_expr(stages.row > 0):
+                row_pipeline.consumer_release(row_state)
+                row_state.advance()
+            item += item_step
+            if cutlass.const_expr(config.pingpong):
+                # The next tile is the other warpgroup's.
                 item += item_step
-                if cutlass.const_expr(config.pingpong):
-                    # The next tile is the other warpgroup's.
-                    item += item_step
-                    ab_state.advance(k_tiles)
-                    row_state.advance(Int32(1))
+                ab_state.advance(k_tiles)
+                row_state.advance(Int32(1))
+        if cutlass.const_expr(stages.store > 0):
+            store_group.producer_tail()
+
+    @cute.jit
+    def _multiply(
+        self,
+        tile: Sm90Tile,
+        operands: WarpgroupOperands,
+        acc: cute.Tensor,
+        ab_state: pipeline.PipelineState,
+        k_tiles: Int32,
+        turn: Turn,
+    ):
+        """The product over all k tiles, one at the least; returns the pipeline state after them.
+
+        Under ping-pong the turn passes on as soon as the last k tile is with the tensor cores.
+        """
+        release_state = ab_state.clone()
+        held, ab_state = self.mainloop.begin(tile, operands, acc, ab_state)
+        if cutlass.const_expr(self.mainloop.stride == 1):
+            for _ in cutlass.range(k_tiles - self.mainloop.lead, unroll=1):
+                ab_state, release_state = self.mainloop.step(operands, acc, held, ab_state, release_state, 1)
+        else:
+            left = k_tiles - self.mainloop.lead
+            for _ in cutlass.range(left // 2, unroll=1):
+                ab_state, release_state = self.mainloop.step(operands, acc, held, ab_state, release_state, 2)
+            if left % 2 == 1:
+                ab_state, release_state = self.mainloop.step(operands, acc, held, ab_state, release_state, 1)
+        if cutlass.const_expr(self.config.pingpong):
+            turn.pass_on()
+        self.mainloop.end(operands, acc, held, release_state)
+        return ab_state
+
+    @cute.jit
+    def _visit_planes(
+        self,
+        shared: Sm90Shared,
+        seat: Seat,
+        item: Int32,
+        origin: tuple[Int32, Int32],
+        tile: Sm90Tile,
+        acc: cute.Tensor,
+        held: Any,
+        rows: list,
+        store_tmas: list,
+        store_group: pipeline.PipelineTmaStore,
+        exact_state: pipeline.PipelineState,
+        store_plane: Int32,
+    ):
+        """The visits of a tile, written out one after the other, and the planes that come and go by TMA;
+        returns the stage of exact loads and the plane of outputs that are next."""
+        config, epilogue, stages = self.config, self.epilogue, self.stages
+        exact_pipeline = shared.exact_pipeline
+        names = [o.name for o in epilogue.staged + epilogue.tma_loads + epilogue.tma_stores]
+        warp_box = (WARP_M, config.subtile_n)
+        for subtile in cutlass.range_constexpr(self.subtiles):
+            block, step = divmod(subtile, self.steps)
+            sub = self.subtile_type(config, tile, block, step)
+            pieces = [sub.accumulators(acc, i, step) for i in range(config.products)]
             if cutlass.const_expr(stages.store > 0):
-                store_group.producer_tail()
+                store_group.producer_acquire()
+                cute.arch.sync_warp()
+            else:
+                # Keeps the assembler from working out the addresses of all visits at once: a spill.
+                seat.barrier.arrive_and_wait()
+            if cutlass.const_expr(stages.exact > 0):
+                exact_stage = in_ring(exact_state, seat.ring)
+                exact_pipeline.consumer_wait(exact_stage)
+            load_plane = (seat.ring * stages.exact + exact_state.index) * config.sharing + seat.share
+            plane = (store_plane * config.warpgroups + seat.group) * WARPS + seat.warp
+            planes = [
+                cute.local_tile(s_load[(None, None, load_plane)], warp_box, (seat.warp, 0))
+                for s_load in shared.loads
+            ]
+            planes += [s_store[(None, None, plane)] for s_store in shared.stores]
+            smem = by_name(names, rows + planes)
+            if cutlass.const_expr(stages.exact > 0):
+                smem.release = partial(release_planes, exact_pipeline, exact_stage)
+            self.epilogue.visit(sub, *pieces, shared.glob, held, smem)
+            if cutlass.const_expr(stages.exact > 0):
+                exact_state.advance()
+            if cutlass.const_expr(stages.store > 0):
+                cute.arch.fence_proxy("async.shared", space="cta")
+                cute.arch.sync_warp()
+                row, column = self._plane_coord(origin, subtile, seat.share)
+                for i in cutlass.range_constexpr(len(store_tmas)):
+                    coord = (row * WARPS + seat.warp, column)
+                    batch = shared.schedule.batch(item)
+                    t_s, t_g = self._box(store_tmas[i], shared.stores[i], coord, batch)
+                    cute.copy(store_tmas[i].atom, t_s[(None, plane)], t_g)
+                store_group.producer_commit()
+                store_plane = (store_plane + 1) % stages.store
+        return exact_state, store_plane
 
     @cute.jit
     def _load_more(
@@ -595,100 +724,6 @@ class Sm90Gemm:
         for i in cutlass.range(thread, vectors, self.threads, unroll=1):
             cute.autovec_copy(zeros, words[(None, i)])
         cute.arch.fence_proxy("async.shared", space="cta")
-
-    @cute.jit
-    def _multiply(
-        self,
-        add_mma: cute.TiledMma,
-        set_mma: cute.TiledMma,
-        acc: cute.Tensor,
-        fragments_a: cute.Tensor,
-        fragments_b: cute.Tensor,
-        ab_pipeline: pipeline.PipelineTmaAsync,
-        ab_state: pipeline.PipelineState,
-        k_tiles: Int32,
-        turn: Turn,
-    ):
-        """The product over all k tiles, one at the least; returns the pipeline state after them.
-
-        Under ping-pong the turn passes on as soon as the last k tile is with the tensor cores.
-        """
-        release_state = ab_state.clone()
-        self._multiply_tile(set_mma, add_mma, acc, fragments_a, fragments_b, ab_pipeline, ab_state)
-        ab_state.advance()
-        for _ in cutlass.range(k_tiles - 1, unroll=1):
-            self._multiply_tile(add_mma, add_mma, acc, fragments_a, fragments_b, ab_pipeline, ab_state)
-            # One k tile stays in flight; the one before it has been read and its stage may go.
-            warpgroup.wait_group(1)
-            ab_pipeline.consumer_release(release_state)
-            release_state.advance()
-            ab_state.advance()
-        if cutlass.const_expr(self.config.pingpong):
-            turn.pass_on()
-        warpgroup.wait_group(0)
-        ab_pipeline.consumer_release(release_state)
-        return ab_state
-
-    @cute.jit
-    def _multiply_promoted(
-        self,
-        add_mma: cute.TiledMma,
-        set_mma: cute.TiledMma,
-        acc: cute.Tensor,
-        fragments_a: cute.Tensor,
-        fragments_b: cute.Tensor,
-        ab_pipeline: pipeline.PipelineTmaAsync,
-        ab_state: pipeline.PipelineState,
-        k_tiles: Int32,
-        turn: Turn,
-    ):
-        """As `_multiply`, but each k tile's sums are added to the accumulators here, in fp32.
-
-        K tiles go in pairs: while the first's sums are added, the tensor cores are at work on the second's.
-        None is under way where the loop turns, for there the registers of sums would be moved.
-        """
-        acc.fill(0.0)
-        sums = [cute.make_rmem_tensor(acc.shape, Float32) for _ in range(2)]
-        release_state = ab_state.clone()
-        for _ in cutlass.range(k_tiles // 2, unroll=1):
-            for one in cutlass.range_constexpr(2):
-                self._multiply_tile(
-                    set_mma, add_mma, sums[one], fragments_a, fragments_b, ab_pipeline, ab_state
-                )
-                ab_state.advance()
-            for one in cutlass.range_constexpr(2):
-                warpgroup.wait_group(1 - one)
-                ab_pipeline.consumer_release(release_state)
-                release_state.advance()
-                _add(acc, sums[one])
-        if k_tiles % 2 == 1:
-            self._multiply_tile(set_mma, add_mma, sums[0], fragments_a, fragments_b, ab_pipeline, ab_state)
-            ab_state.advance()
-            warpgroup.wait_group(0)
-            ab_pipeline.consumer_release(release_state)
-            _add(acc, sums[0])
-        if cutlass.const_expr(self.config.pingpong):
-            turn.pass_on()
-        return ab_state
-
-    def _multiply_tile(
-        self,
-        first_mma: cute.TiledMma,
-        add_mma: cute.TiledMma,
-        sums: cute.Tensor,
-        fragments_a: cute.Tensor,
-        fragments_b: cute.Tensor,
-        ab_pipeline: pipeline.PipelineTmaAsync,
-        ab_state: pipeline.PipelineState,
-    ) -> None:
-        """Gives a stage's k tile to the tensor cores, as one group; `first_mma` is for its first product."""
-        ab_pipeline.consumer_wait(ab_state)
-        warpgroup.fence()
-        for k_block in range(cute.size(fragments_a, mode=[2])):
-            stage = (None, None, k_block, ab_state.index)
-            mma = first_mma if k_block == 0 else add_mma
-            cute.gemm(mma, sums, fragments_a[stage], fragments_b[stage], sums)
-        warpgroup.commit_group()
 
     @cute.jit
     def _roll(self, block: int, acc: cute.Tensor, tile: Sm90Tile, glob: Any, held: Any, smem: Any):
@@ -740,63 +775,68 @@ class Sm90Gemm:
             cute.group_modes(g_piece, 0, 2),
         )
 
-    def _origin(
-        self, schedule: TileSchedule | BatchSchedule, item: Int32, cta_m: Int32, cta_n: Int32
-    ) -> tuple[Int32, Int32]:
+    def _origin(self, shared: Sm90Shared, item: Int32) -> tuple[Int32, Int32]:
         """The first row and column of a CTA's tile of a work item."""
         config = self.config
-        row, column = schedule.cluster_coord(item)
-        m0 = (row * config.cluster_m + cta_m) * config.tile_m
-        return m0, (column * config.cluster_n + cta_n) * config.tile_n
+        row, column = shared.schedule.cluster_coord(item)
+        m0 = (row * config.cluster_m + shared.cta_m) * config.tile_m
+        return m0, (column * config.cluster_n + shared.cta_n) * config.tile_n
 
-    def _rows(self, schedule: Any, item: Int32, m: Int32) -> tuple[Int32, Int32]:
+    def _tile(self, shared: Sm90Shared, item: Int32, origin: tuple[Int32, Int32], seat: Seat) -> Sm90Tile:
+        """What a thread of the epilogue has of the CTA's tile, among all rows of the output."""
+        (m0, n0), (first, end) = origin, self._rows(shared, item)
+        return self.tile_type(self.config, first + m0, n0, end, shared.n, seat.thread, seat.share)
+
+    def _rows(self, shared: Sm90Shared, item: Int32) -> tuple[Int32, Int32]:
         """The rows of the output that a work item's batch has: the first, and the one after the last."""
         if not self.batched:
-            return Int32(0), m
-        first = schedule.batch(item) * m
-        return first, first + m
+            return Int32(0), shared.m
+        first = shared.schedule.batch(item) * shared.m
+        return first, first + shared.m
 
-    def _plane_coord(self, m0: Int32, n0: Int32, subtile: int, share: Any) -> tuple[Int32, Int32]:
+    def _plane_coord(self, origin: tuple[Int32, Int32], subtile: int, share: Any) -> tuple[Int32, Int32]:
         """Where a warpgroup's subtile lies, counted in (64, subtile_n) boxes of the output."""
-        block, step = divmod(subtile, self.steps)
+        (m0, n0), (block, step) = origin, divmod(subtile, self.steps)
         row = m0 // BLOCK_M + block * self.config.sharing + share
         return row, n0 // self.config.subtile_n + step
 
     def _box(self, tma: cpasync.TmaInfo, planes: cute.Tensor, coord: tuple, batch: Any) -> tuple:
         """The stages of an operand's planes and one of its boxes, partitioned for TMA."""
-        box = (cute.size(planes, mode=[0]), self.config.subtile_n)
-        boxes = batches.box_at(tma.tma_tensor, box, coord, batch)
-        return cpasync.tma_partition(
-            tma.atom, 0, cute.make_layout(1), cute.group_modes(planes, 0, 2), cute.group_modes(boxes, 0, 2)
-        )
-
-    def _copy_plane(self, tma: cpasync.TmaInfo, source: tuple, index: Int32, barrier: cute.Pointer) -> None:
-        t_s, t_g = source
-        priority = Int64(EVICT_FIRST)
-        cute.copy(tma.atom, t_g, t_s[(None, index)], tma_bar_ptr=barrier, cache_policy=priority)
-
-    def _store_plane(self, tma: cpasync.TmaInfo, target: tuple, index: Int32) -> None:
-        t_s, t_g = target
-        cute.copy(tma.atom, t_s[(None, index)], t_g)
+        return partition_box(tma, planes, (cute.size(planes, mode=[0]), self.config.subtile_n), coord, batch)
 
 
-def _agents(count: int) -> pipeline.CooperativeGroup:
-    return pipeline.CooperativeGroup(pipeline.Agent.Thread, count)
+@dataclass
+class Sm90Shared(Shared):
+    """What else the warps of a CTA have in common: its place in the cluster, its work items, its part of K.
+
+    Work items are `first_item` and every `item_step`-th after it; for the epilogue they begin at
+    `epilogue_item`, which lies beyond the last one in a CTA that leaves its sums to another.
+    """
+
+    k_tiles: Int32
+    cta_m: Int32
+    cta_n: Int32
+    cta_rank: Int32
+    first_item: Int32
+    epilogue_item: Int32
+    item_step: Int32
+    sums: Any
 
 
-def _state(user: pipeline.PipelineUserType, stages: int) -> pipeline.PipelineState:
-    """Where a warp stands in a ring; in a ring without stages, nowhere that matters."""
-    return pipeline.make_pipeline_state(user, max(stages, 1))
+@dataclass(frozen=True)
+class Seat:
+    """Which thread of the warpgroups that multiply this is.
 
+    `thread` and `warp` count within its warpgroup, number `group`. `share` is which part of each tile the
+    warpgroup has, `ring` which ring of exact loads it reads, `barrier` where it meets.
+    """
 
-def _add(acc: cute.Tensor, sums: cute.Tensor) -> None:
-    for i in range(cute.size(acc)):
-        acc[i] = acc[i] + sums[i]
-
-
-def _in_ring(state: pipeline.PipelineState, ring: Any) -> pipeline.PipelineState:
-    """The stage of one of several rings that lie one behind another in a pipeline."""
-    return pipeline.PipelineState(state.stages, state.count, ring * state.stages + state.index, state.phase)
+    group: Int32
+    thread: Int32
+    warp: Int32
+    share: Any
+    ring: Any
+    barrier: pipeline.NamedBarrier
 
 
 def _check_shares(operand: str, extent: int, ctas: int) -> None:

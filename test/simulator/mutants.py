@@ -112,6 +112,7 @@ class Text(Enum):
     SCHEDULER = "scheduler"
     FINISH = "finish"
     SPLIT_K = "split_k"
+    MAINLOOP = "mainloop"
     MODULE = "the generated module"
     PTX = "the PTX, where the old text is a regular expression"
 
@@ -134,7 +135,8 @@ class Edit:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault. `message` is searched for in the text of the error."""
+    """A fault. `message` is searched for in the text of the error; `around` edits the template that imports
+    what is edited."""
 
     name: str
     subject: Subject
@@ -142,6 +144,7 @@ class Mutant:
     error: type[Exception]
     message: str
     text: Text = Text.TEMPLATE
+    around: tuple[Edit, ...] = ()
 
     def program(self, folder: Path) -> HostProgram:
         """The faulty kernel, its text in `folder`."""
@@ -161,6 +164,8 @@ class Mutant:
                 part = self.text.value
                 name = self._imported(part, self._edited(_text(part)), folder)
                 text = Edit(f"from .{part} import", f"from .{name} import").apply(_text(template))
+                for edit in self.around:
+                    text = edit.apply(text)
                 if self.text is Text.SCHEDULER:  # whose schedules are made in batch
                     batch = Edit(f"from .{part} import", f"from .{name} import").apply(_text("batch"))
                     batch_name = self._imported("batch", batch, folder)
@@ -306,10 +311,7 @@ MUTANTS = [
     Mutant(
         "two pipelines share a barrier",
         ONE,
-        instead(
-            "allocate_array(cutlass.Int64, 2 * ACC_STAGES)",
-            "allocate_array(cutlass.Int64, 2 * ACC_STAGES - 1)",
-        ),
+        instead("barriers(smem, ACC_STAGES)", "smem.allocate_array(cutlass.Int64, 2 * ACC_STAGES - 1)"),
         BarrierError,
         r"mbarrier\.init of the mbarrier at .* which warp 0 .* has initialised",
     ),
@@ -435,8 +437,8 @@ MUTANTS = [
         "MMA warp begins in the wrong phase",
         ONE,
         instead(
-            "_consumer_state(self.stages.ab), _consumer_state(ACC_STAGES)",
-            "_consumer_state(self.stages.ab), _producer_state(ACC_STAGES)",
+            "consumer_state(self.stages.ab), consumer_state(ACC_STAGES)",
+            "consumer_state(self.stages.ab), producer_state(ACC_STAGES)",
         ),
         Deadlock,
         "mma warp(.|\\n)*waits for parity 1 of .* phase 1 .* 0 of 4 arrivals",
@@ -447,6 +449,7 @@ MUTANTS = [
         instead("tcgen05.Field.ACCUMULATE, False", "tcgen05.Field.ACCUMULATE, True"),
         RaceError,
         r"tcgen05\.mma.*" + UNWRITTEN.format(TMEM),
+        Text.MAINLOOP,
     ),
     Mutant(
         "accumulator committed to the operands' barrier",
@@ -581,14 +584,14 @@ MUTANTS = [
     Mutant(
         "one arrival too many expected",
         ONE,
-        instead("_agents(EPILOGUE_WARPS * config.ctas)", "_agents(EPILOGUE_WARPS * config.ctas + 1)"),
+        instead("agents(EPILOGUE_WARPS * config.ctas)", "agents(EPILOGUE_WARPS * config.ctas + 1)"),
         Deadlock,
         "mma warp(.|\n)*4 of 5 arrivals",
     ),
     Mutant(
         "arrivals of one CTA of a pair expected",
         PAIR,
-        instead("_agents(EPILOGUE_WARPS * config.ctas)", "_agents(EPILOGUE_WARPS)"),
+        instead("agents(EPILOGUE_WARPS * config.ctas)", "agents(EPILOGUE_WARPS)"),
         Deadlock,
         r"mma warp(.|\n)*of 4 arrivals",
     ),
@@ -658,7 +661,7 @@ MUTANTS = [
     Mutant(
         "an arrival too many expected of the row warp",
         ONE,
-        instead("_agents(32)", "_agents(33)"),
+        instead("agents(32)", "agents(33)"),
         Deadlock,
         "epilogue warp(.|\n)*32 of 33 arrivals",
     ),
@@ -688,7 +691,7 @@ MUTANTS = [
     Mutant(
         "exact stage released by three warps of four",
         ONE,
-        instead("_agents(EPILOGUE_WARPS),", "_agents(EPILOGUE_WARPS - 1),"),
+        instead("agents(EPILOGUE_WARPS),", "agents(EPILOGUE_WARPS - 1),"),
         RaceError,
         r"cp\.async\.bulk\.tensor.*" + STILL_READ.format(SHARED),
     ),
@@ -803,12 +806,14 @@ MUTANTS = [
     Mutant(
         "accumulator registers fenced for the first tile only",
         COOPERATIVE,
-        (
-            Edit("warpgroup.fence()", "pass"),
-            Edit("store_plane = Int32(0)", "store_plane = Int32(0); warpgroup.fence()"),
-        ),
+        (Edit("warpgroup.fence()", "pass"),),
         RaceError,
         r"registers that it has touched since its last wgmma\.fence",
+        Text.MAINLOOP,
+        instead(
+            "item = shared.epilogue_item\n        if",
+            "item = shared.epilogue_item; warpgroup.fence()\n        if",
+        ),
     ),
     Mutant(
         "one named barrier for both turns",
@@ -820,7 +825,7 @@ MUTANTS = [
     Mutant(
         "rows of the other warpgroup's tile",
         TURNS,
-        without("row_state.advance(ring)"),
+        without("row_state.advance(seat.ring)"),
         Deadlock,
         r"staging warp(.|\n)*0 of 128 arrivals",
     ),
@@ -844,13 +849,15 @@ MUTANTS = [
         without("warpgroup.fence()"),
         RaceError,
         r"no wgmma\.fence before it",
+        Text.MAINLOOP,
     ),
     Mutant(
         "last products not waited for",
         COOPERATIVE,
-        without("warpgroup.wait_group(0)", 2),
+        without("warpgroup.wait_group(0)"),
         RaceError,
         r"touches accumulator registers of a wgmma\.mma_async that it has not waited for",
+        Text.MAINLOOP,
     ),
     Mutant(
         "operand stage released under its products",
@@ -858,48 +865,55 @@ MUTANTS = [
         instead("warpgroup.wait_group(1)", "warpgroup.wait_group(2)"),
         RaceError,
         r"cp\.async\.bulk\.tensor.*wgmma of .* may still be reading",
+        Text.MAINLOOP,
     ),
     Mutant(
         "wgmma's operands not waited for",
         COOPERATIVE,
-        without("ab_pipeline.consumer_wait(ab_state)"),
+        without("self.ring.consumer_wait(state)"),
         RaceError,
         r"wgmma\.mma_async.*" + UNFINISHED.format(SHARED),
+        Text.MAINLOOP,
     ),
     Mutant(
         "sums in registers begin with what was there",
         COOPERATIVE,
-        instead("_multiply_tile(set_mma, add_mma, acc", "_multiply_tile(add_mma, add_mma, acc"),
+        instead("multiply(acc, state, anew=True)", "multiply(acc, state)"),
         WrongNumbers,
         "are wrong",
+        Text.MAINLOOP,
     ),
     Mutant(
         "every product overwrites the sums",
         COOPERATIVE,
-        instead("_multiply_tile(add_mma, add_mma, acc", "_multiply_tile(set_mma, add_mma, acc"),
+        instead("multiply(acc, state)", "multiply(acc, state, anew=True)"),
         WrongNumbers,
         "are wrong",
+        Text.MAINLOOP,
     ),
     Mutant(
         "promoted sums begin with those of the last k tile",
         PROMOTED,
-        instead("set_mma, add_mma, sums[one]", "add_mma, add_mma, sums[one]"),
+        instead("multiply(sums, state, anew=True)", "multiply(sums, state)"),
         WrongNumbers,
         "are wrong",
+        Text.MAINLOOP,
     ),
     Mutant(
         "sums promoted before they are there",
         PROMOTED,
-        instead("warpgroup.wait_group(1 - one)", "warpgroup.wait_group(2 - one)"),
+        instead("warpgroup.wait_group(under_way)", "warpgroup.wait_group(under_way + (count - 1))"),
         RaceError,
         r"touches accumulator registers of a wgmma\.mma_async that it has not waited for",
+        Text.MAINLOOP,
     ),
     Mutant(
         "sums of the last of an odd number of k tiles not waited for",
         PROMOTED,
-        without("warpgroup.wait_group(0)", 2, 1),
+        instead("warpgroup.wait_group(under_way)", "warpgroup.wait_group(1 if count == 1 else under_way)"),
         RaceError,
         r"touches accumulator registers of a wgmma\.mma_async that it has not waited for",
+        Text.MAINLOOP,
     ),
     Mutant(
         "turns not taken",
@@ -992,21 +1006,21 @@ MUTANTS = [
     Mutant(
         "one output plane for all warps of a warpgroup",
         COOPERATIVE,
-        instead("+ group) * WARPS + group_warp", "+ group) * WARPS"),
+        instead("+ seat.group) * WARPS + seat.warp", "+ seat.group) * WARPS"),
         RaceError,
         r"overwrites shared.*, written by warp \d",
     ),
     Mutant(
         "one output plane for both warpgroups",
         COOPERATIVE,
-        instead("(store_plane * config.warpgroups + group)", "store_plane * config.warpgroups"),
+        instead("(store_plane * config.warpgroups + seat.group)", "store_plane * config.warpgroups"),
         RaceError,
         "overwrites shared",
     ),
     Mutant(
         "rows of a warpgroup's first warp stored by all",
         TURNS,
-        instead("(row * WARPS + group_warp, column)", "(row * WARPS, column)"),
+        instead("(row * WARPS + seat.warp, column)", "(row * WARPS, column)"),
         WrongNumbers,
         "are wrong",
     ),
@@ -1044,21 +1058,21 @@ MUTANTS = [
     Mutant(
         "barriers of the other warpgroup's planes",
         TURNS,
-        instead("exact_stage = _in_ring(exact_state, ring)", "exact_stage = _in_ring(exact_state, 0)"),
+        instead("exact_stage = in_ring(exact_state, seat.ring)", "exact_stage = in_ring(exact_state, 0)"),
         Deadlock,
         r"wgmma warp(.|\n)*0 of 1 arrivals",
     ),
     Mutant(
         "planes of the other warpgroup's tile",
         TURNS,
-        instead("(ring * stages.exact + exact_state.index)", "exact_state.index"),
+        instead("(seat.ring * stages.exact + exact_state.index)", "exact_state.index"),
         RaceError,
         SHARED,
     ),
     Mutant(
         "planes of the other half of a tile",
         COOPERATIVE,
-        instead("exact_state.index) * config.sharing + share", "exact_state.index) * config.sharing"),
+        instead("exact_state.index) * config.sharing + seat.share", "exact_state.index) * config.sharing"),
         WrongNumbers,
         "rows 64 to",
     ),

@@ -1,0 +1,182 @@
+"""Mainloops: how the k tiles of an output tile become its accumulators.
+
+A template knows which tiles there are, how many k tiles each has, and whose turn it is; a mainloop knows what
+becomes of a k tile, and nothing of schedules, parts of K or the epilogue. On sm_90a each warpgroup calls
+
+    begin(tile, operands, acc, state)                 when a tile begins: takes its first `lead` k tiles;
+                                                      returns what the steps need, and `state`
+    step(operands, acc, held, state, release, count)  for the next `count` k tiles; returns `state`, `release`
+    end(operands, acc, held, release)                 when the tensor cores have the last k tile
+
+where `state` is the stage of A and B to wait for next, and `release` the one to hand back next. On sm_100a
+the MMA warp calls `begin(mma)` for a tile and `step(mma, acc, a, b, stage)` for each of its k tiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+from cutlass import Float32
+from cutlass.cute.nvgpu import tcgen05, warpgroup
+
+State: TypeAlias = pipeline.PipelineState
+
+
+@dataclass(frozen=True)
+class WarpgroupOperands:
+    """What a warpgroup multiplies: its fragments of all stages of A and B, the ring that these come by, and
+    an instruction in two forms, of which one adds to the sums and one sets them."""
+
+    ring: pipeline.PipelineTmaAsync
+    a: cute.Tensor
+    b: cute.Tensor
+    adding: cute.TiledMma
+    setting: cute.TiledMma
+
+    def multiply(self, sums: cute.Tensor, state: State, *, anew: bool = False) -> None:
+        """Gives a stage's k tile to the tensor cores, as one group; `anew` overwrites the sums."""
+        self.ring.consumer_wait(state)
+        warpgroup.fence()
+        for k_block in range(cute.size(self.a, mode=[2])):
+            stage = (None, None, k_block, state.index)
+            mma = self.setting if anew and k_block == 0 else self.adding
+            cute.gemm(mma, sums, self.a[stage], self.b[stage], sums)
+        warpgroup.commit_group()
+
+
+class Sm90Mainloop(Protocol):
+    """A mainloop of wgmma; the module's docstring says when each method is called.
+
+    `begin` takes `lead` k tiles, 0 or 1. A step takes `stride` of them, 1 or 2; of 2, the last step may take
+    1. A method that has a branch or a loop at run time is decorated with `cute.jit`.
+    """
+
+    lead: int
+    stride: int
+
+    def begin(
+        self, tile: Any, operands: WarpgroupOperands, acc: cute.Tensor, state: State
+    ) -> tuple[Any, State]: ...
+
+    def step(
+        self,
+        operands: WarpgroupOperands,
+        acc: cute.Tensor,
+        held: Any,
+        state: State,
+        release: State,
+        count: int,
+    ) -> tuple[State, State]: ...
+
+    def end(self, operands: WarpgroupOperands, acc: cute.Tensor, held: Any, release: State) -> None: ...
+
+
+class Sm90Plain:
+    """The tensor cores add up all k tiles. The stage of one is released while they work on the next."""
+
+    lead = stride = 1
+
+    def begin(
+        self, tile: Any, operands: WarpgroupOperands, acc: cute.Tensor, state: State
+    ) -> tuple[None, State]:
+        operands.multiply(acc, state, anew=True)
+        state.advance()
+        return None, state
+
+    def step(
+        self,
+        operands: WarpgroupOperands,
+        acc: cute.Tensor,
+        held: None,
+        state: State,
+        release: State,
+        count: int,
+    ) -> tuple[State, State]:
+        operands.multiply(acc, state)
+        # One k tile stays in flight; the one before it has been read and its stage may go.
+        warpgroup.wait_group(1)
+        operands.ring.consumer_release(release)
+        release.advance()
+        state.advance()
+        return state, release
+
+    def end(self, operands: WarpgroupOperands, acc: cute.Tensor, held: None, release: State) -> None:
+        warpgroup.wait_group(0)
+        operands.ring.consumer_release(release)
+
+
+class Sm90Promoted:
+    """Each k tile's sums are added to the accumulators in fp32 registers: tensor cores add fp8 products up in
+    fewer bits.
+
+    K tiles go in pairs: while the first's sums are added, the tensor cores are at work on the second's. None
+    is under way where the loop turns, for there the registers of sums would be moved.
+    """
+
+    lead, stride = 0, 2
+
+    def begin(
+        self, tile: Any, operands: WarpgroupOperands, acc: cute.Tensor, state: State
+    ) -> tuple[list[cute.Tensor], State]:
+        acc.fill(0.0)
+        return [cute.make_rmem_tensor(acc.shape, Float32) for _ in range(self.stride)], state
+
+    def step(
+        self,
+        operands: WarpgroupOperands,
+        acc: cute.Tensor,
+        held: list[cute.Tensor],
+        state: State,
+        release: State,
+        count: int,
+    ) -> tuple[State, State]:
+        for sums in held[:count]:
+            operands.multiply(sums, state, anew=True)
+            state.advance()
+        for under_way, sums in zip(reversed(range(count)), held, strict=False):
+            warpgroup.wait_group(under_way)
+            operands.ring.consumer_release(release)
+            release.advance()
+            self.promote(acc, sums)
+        return state, release
+
+    def promote(self, acc: cute.Tensor, sums: cute.Tensor) -> None:
+        """Adds the sums of one k tile."""
+        for i in range(cute.size(acc)):
+            acc[i] = acc[i] + sums[i]
+
+    def end(
+        self, operands: WarpgroupOperands, acc: cute.Tensor, held: list[cute.Tensor], release: State
+    ) -> None:
+        """Nothing is under way."""
+
+
+class Sm100Mainloop(Protocol):
+    """A mainloop of tcgen05.mma; the module's docstring says when each method is called. Both return the
+    instruction as it is to be issued next."""
+
+    def begin(self, mma: cute.TiledMma) -> cute.TiledMma: ...
+
+    def step(
+        self, mma: cute.TiledMma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, stage: Any
+    ) -> cute.TiledMma: ...
+
+
+class Sm100Plain:
+    """The tensor cores add up all k tiles, in tensor memory."""
+
+    def begin(self, mma: cute.TiledMma) -> cute.TiledMma:
+        mma.set(tcgen05.Field.ACCUMULATE, False)
+        return mma
+
+    def step(
+        self, mma: cute.TiledMma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, stage: Any
+    ) -> cute.TiledMma:
+        for k_block in range(cute.size(a, mode=[2])):
+            place = (None, None, k_block, stage)
+            cute.gemm(mma, acc, a[place], b[place], acc)
+            mma.set(tcgen05.Field.ACCUMULATE, True)
+        return mma

@@ -1,0 +1,100 @@
+"""Rings of stages in shared memory, by which some warps of a CTA hand on to others what they bring.
+
+The kernels of all architectures have them around their mainloops: here are the buffers and barriers, and the
+boxes that TMA moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+from cutlass import Int32
+from cutlass.cute.nvgpu import cpasync
+from cutlass.memory import SmemAllocator
+
+from . import batch as batches
+from .epilogue import SmemOperand
+from .scheduler import BatchSchedule, TileSchedule
+
+SMEM_ALIGN = 1024
+"""The 128-byte swizzle repeats every 1024 bytes."""
+
+ROW_ALIGN = 128
+"""Bytes to which staged rowvecs are aligned: more than the 16 of the widest vector that reads them."""
+
+
+@dataclass
+class Shared:
+    """What the warps of a CTA have in common: the problem, the pipelines between them and their buffers."""
+
+    schedule: TileSchedule | BatchSchedule
+    m: Int32
+    n: Int32
+    glob: SimpleNamespace
+    ab_pipeline: Any
+    exact_pipeline: Any
+    row_pipeline: Any
+    loads: list[cute.Tensor]
+    stores: list[cute.Tensor]
+    rows: list[cute.Tensor]
+
+
+def agents(count: int) -> pipeline.CooperativeGroup:
+    """The threads that arrive at a barrier in one phase, by their number."""
+    return pipeline.CooperativeGroup(pipeline.Agent.Thread, count)
+
+
+def producer_state(stages: int) -> pipeline.PipelineState:
+    """The stage that is filled first; of a ring without stages, none that is used."""
+    return pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, max(stages, 1))
+
+
+def consumer_state(stages: int) -> pipeline.PipelineState:
+    """The stage that is emptied first; of a ring without stages, none that is used."""
+    return pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, max(stages, 1))
+
+
+def in_ring(state: pipeline.PipelineState, ring: Any) -> pipeline.PipelineState:
+    """The stage of one of several rings that lie one behind another in a pipeline."""
+    return pipeline.PipelineState(state.stages, state.count, ring * state.stages + state.index, state.phase)
+
+
+def swizzled(smem: SmemAllocator, dtype: type[cutlass.Numeric], layout: cute.ComposedLayout) -> cute.Tensor:
+    """A buffer whose layout is swizzled, as TMA and the tensor cores address it."""
+    return smem.allocate_tensor(dtype, layout.outer, SMEM_ALIGN, layout.inner)
+
+
+def allocate_planes(
+    smem: SmemAllocator, operands: Sequence[SmemOperand], layouts: Sequence[cute.ComposedLayout]
+) -> list[cute.Tensor]:
+    """Shared memory for what travels by TMA: for each operand its (rows, columns, stages)."""
+    return [swizzled(smem, operand.dtype, layout) for operand, layout in zip(operands, layouts, strict=True)]
+
+
+def allocate_rows(
+    smem: SmemAllocator, operands: Sequence[SmemOperand], columns: int, stages: int
+) -> list[cute.Tensor]:
+    """Shared memory for staged rowvecs: for each its (columns of a tile, stages)."""
+    return [
+        smem.allocate_tensor(operand.dtype, cute.make_layout((columns, stages)), ROW_ALIGN)
+        for operand in operands
+    ]
+
+
+def barriers(smem: SmemAllocator, stages: int) -> cute.Pointer:
+    """Two mbarriers for each stage: one for full, one for empty."""
+    return smem.allocate_array(cutlass.Int64, 2 * stages)
+
+
+def partition_box(tma: cpasync.TmaInfo, planes: cute.Tensor, shape: tuple, coord: tuple, batch: Any) -> tuple:
+    """The stages of an operand's planes and one of its boxes, partitioned for TMA."""
+    g_box = batches.box_at(tma.tma_tensor, shape, coord, batch)
+    return cpasync.tma_partition(
+        tma.atom, 0, cute.make_layout(1), cute.group_modes(planes, 0, 2), cute.group_modes(g_box, 0, 2)
+    )
