@@ -23,13 +23,13 @@ from .fx_walk.reasons import NO_PRODUCT, Rejection, program_line
 from .fx_walk.region import Region as FoundRegion
 from .fx_walk.static import Size, fake, hint, target_name
 from .fx_walk.tuning import recall
-from .planning import Arch, Plan, Variant, plan, plane_order
+from .planning import Arch, Plan, Variant, plan
 from .runtime.kernel import Kernel
 from .runtime.launch import config_here
-from .runtime.operands import TMA_ALIGN
 from .runtime.reach import Problem, stores_aligned
 from .runtime.source import text_of
-from .spec import EpilogueSpec, LoadKind, Stride
+from .signature import TMA_ALIGN, Argument
+from .spec import EpilogueSpec
 from .spec import Store as SpecStore
 
 if TYPE_CHECKING:
@@ -288,9 +288,10 @@ def _variant(found: FoundRegion, m: int, n: int) -> Variant:
     """The alignment that these arguments have: outputs' from sizes, exact loads' from strides and offsets."""
     aligned = stores_aligned(found.spec, m, n) is True
     for load, view in zip(found.spec.loads, found.views, strict=True):
-        if load.kind is LoadKind.EXACT and plane_order(load) is not None:
+        plane = Argument.of_load(load)
+        if plane.is_plane:
             tensor = fake(view.node)
-            pitch = tensor.stride(-1 if load.stride_m is Stride.ONE else view.m_axes[-1])
+            pitch = tensor.stride(-1 if plane.unit == 0 else view.m_axes[-1])
             first = 0 if view.part is None else view.part.start
             offset = _hint(tensor.storage_offset() + first) * tensor.element_size()
             aligned &= not (offset | _hint(pitch) * tensor.element_size()) % TMA_ALIGN

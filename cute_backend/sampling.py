@@ -10,8 +10,8 @@ from torch import Tensor
 
 from .errors import UsageError
 from .runtime.notices import count, warn_once
-from .runtime.operands import TMA_ALIGN
 from .runtime.sample import sample_op
+from .signature import TMA_ALIGN
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _HALF = (torch.bfloat16, torch.float16)

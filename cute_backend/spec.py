@@ -226,6 +226,16 @@ class Load:
     stride_n: Stride
     m_modes: tuple[Stride, ...] = ()
 
+    @property
+    def order(self) -> Union[Order, None]:
+        """The memory order of an exact load; None where neither of its strides is known to be 1, or M is
+        several modes, and for every other kind."""
+        if self.kind is not LoadKind.EXACT or self.m_modes:
+            return None
+        if self.stride_n is Stride.ONE:
+            return Order.ROW
+        return Order.COLUMN if self.stride_m is Stride.ONE else None
+
 
 @dataclass(frozen=True)
 class Op:

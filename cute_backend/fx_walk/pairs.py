@@ -25,7 +25,7 @@ from cute_backend.fx_walk.static import (
     product,
     tensor_of,
 )
-from cute_backend.runtime.operands import TMA_ALIGN
+from cute_backend.signature import TMA_ALIGN
 from cute_backend.spec import Accumulator, Columns, Operand
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..formula import formula
-from ..planning import Arch, Placement, TileConfig, Variant, plan, plane_order, subtiled
+from ..planning import Arch, Placement, TileConfig, Variant, plan, subtiled
+from ..signature import WORKSPACE, Extent, Role, of_role, signature
 from ..spec import DType, EpilogueSpec, Load, Order, Overflow, Store
 from . import emit_reductions
 from .chain import Chain, register_type
-from .partials import WORKSPACE, written
+from .partials import written
 from .simplify import simplify
 
 CUTE_TYPES = {
@@ -63,6 +64,7 @@ def emit(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
 class _Module:
     def __init__(self, spec: EpilogueSpec, formula: str, config: TileConfig, variant: Variant) -> None:
         self.spec, self.formula, self.config, self.variant = spec, formula, config, variant
+        self.arguments = signature(spec)
         self.plan = plan(spec, config, variant)
         self.chain = Chain(spec, self._reads())
 
@@ -146,15 +148,13 @@ class _Module:
         return stored | loaded | memory | constants
 
     def _columns(self) -> bool:
-        planes = [plane_order(load) for load in self._having(Placement.TMA)]
+        planes = [load.order for load in self._having(Placement.TMA)]
         planes += [store.order for store in self.spec.planes if store.name in self.plan.tma_stores]
         return Order.COLUMN in planes
 
     def _epilogue(self) -> list[str]:
         staged = [_operand(load.name, load.dtype) for load in self._having(Placement.SMEM_STAGED)]
-        tma_loads = [
-            _operand(load.name, load.dtype, plane_order(load)) for load in self._having(Placement.TMA)
-        ]
+        tma_loads = [_operand(load.name, load.dtype, load.order) for load in self._having(Placement.TMA)]
         tma_stores = [
             _operand(store.name, store.dtype, store.order)
             for store in self.spec.planes
@@ -252,9 +252,6 @@ class _Module:
 
     def _launch(self) -> list[str]:
         loads, reductions = [load.name for load in self.spec.loads], self.spec.reductions
-        workspace = [WORKSPACE] if reductions else []
-        stores = [store.name for store in self.spec.stores]
-        tensors = ["a", *b_names(self.spec), *loads, *stores, *workspace]
         _, template = _TEMPLATES[self.config.arch]
         # On Blackwell both accumulation modes are one.
         fast = self.config.arch is Arch.SM100A or self.spec.product.fast_accum
@@ -266,7 +263,7 @@ class _Module:
             "",
             "@cute.jit",
             "def launch(",
-            *(f"    {name}: cute.Tensor," for name in tensors),
+            *(f"    {argument.name}: cute.Tensor," for argument in self.arguments),
             "    max_active_clusters: Int32,",
             "    stream: cuda.CUstream,",
             "):",
@@ -287,24 +284,21 @@ class _Module:
 
     def _calls(self, loads: str) -> list[str]:
         """The body of `launch`."""
-        products, planes = b_names(self.spec), ", ".join(store.name for store in self.spec.planes)
+        products = [argument.name for argument in of_role(self.arguments, Role.B)]
+        planes = ", ".join(store.name for store in self.spec.planes)
         gemm = f"    gemm(a, [{', '.join(products)}], [{loads}], {{}}, max_active_clusters, stream)"
         if not self.spec.reductions:
             return [gemm.format(f"[{planes}]")]
         results = ", ".join(store.name for store in self.spec.reductions)
-        halved = " // 2" if self.spec.neighbours else ""
-        m = "a.shape[0] * a.shape[1]" if self._batched else "a.shape[0]"
+        a, b, *_ = self.arguments
+        m = " * ".join(f"{a.name}.shape[{axis}]" for axis in range(len(a.dims) - 1))
+        n = f"{b.name}.shape[{len(b.dims) - 1}]" + (" // 2" if b.dims[-1].extent is Extent.COLUMNS else "")
         return [
-            f"    m, n = {m}, {products[0]}.shape[{2 if self._batched else 1}]{halved}",
+            f"    m, n = {m}, {n}",
             f"    partials = finish.partials({WORKSPACE}, m, n)",
             gemm.format(f"[{planes}, *partials]" if planes else "partials"),
             f"    finish(partials, [{results}], m, n, stream)",
         ]
-
-
-def b_names(spec: EpilogueSpec) -> list[str]:
-    """What `launch` calls each B."""
-    return ["b"] if spec.b_count == 1 else [f"b{i}" for i in range(spec.b_count)]
 
 
 def _modes(load: Load) -> str:

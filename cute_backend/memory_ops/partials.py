@@ -11,9 +11,6 @@ from ..planning import TileConfig
 from ..spec import Axis, DType, EpilogueSpec, ReduceKind, Store
 from ..templates.workspace import partials_bytes
 
-WORKSPACE = "workspace"
-"""The argument of a kernel's launch that holds the partials of all its reductions."""
-
 
 @dataclass(frozen=True)
 class Partial:

@@ -25,12 +25,12 @@ from cutlass.operators.workspace import AllocationRequirement, Workspace
 from torch import Tensor
 
 from ..errors import UsageError
-from ..planning import Arch, Variant, clustered, plane_order, ranked
+from ..planning import Arch, Variant, clustered, ranked
 from ..runtime.device import device_at
 from ..runtime.kernel import Kernel
 from ..runtime.source import text_of
-from ..spec import VALUE_DTYPES, Accumulator, DType, LoadKind, Major, Order
-from ..templates.workspace import ALIGN
+from ..signature import WORKSPACE_ALIGN, Argument
+from ..spec import VALUE_DTYPES, Accumulator, DType, Major, Order
 from .epilogue import Epilogue, convert, plain
 from .implementation import Implementation, running_on
 from .metadata import TARGETS, FusedEpilogue, FusedMetadata, metadata_of
@@ -124,17 +124,13 @@ def _product(a: Layout, b: Layout) -> Accumulator:
 
 def _planes_aligned(epilogue: Epilogue, tensors: dict[str, Any]) -> bool:
     """Whether TMA can move every plane of an epilogue that lies as TMA could take it."""
-    planes = [
-        each.name
-        for each, load in zip(epilogue.inputs, epilogue.spec.loads, strict=True)
-        if load.kind is LoadKind.EXACT and plane_order(load) is not None
-    ]
-    planes += [
-        name
-        for name, store in zip(epilogue.outputs, epilogue.spec.stores, strict=True)
-        if store.reduce is None
-    ]
-    return all(Layout.of(name, tensors[name]).aligned for name in planes)
+    names = [*(each.name for each in epilogue.inputs), *epilogue.outputs]
+    arguments = [*map(Argument.of_load, epilogue.spec.loads), *map(Argument.of_store, epilogue.spec.stores)]
+    return all(
+        Layout.of(name, tensors[name]).aligned
+        for name, argument in zip(names, arguments, strict=True)
+        if argument.is_plane
+    )
 
 
 def check(args: Any) -> Status:
@@ -207,7 +203,7 @@ class _FusedGemm:
     def _get_workspace_size(self, args: GemmArguments) -> AllocationRequirement:
         m, n, *_ = args.problem_size
         size = self.implementation.workspace_bytes(m, n)
-        return AllocationRequirement(size, ALIGN) if size else AllocationRequirement.empty()
+        return AllocationRequirement(size, WORKSPACE_ALIGN) if size else AllocationRequirement.empty()
 
     def _initialize_workspace(self, args: GemmArguments, workspace: Workspace) -> None:
         """Nothing: a launch writes its workspace before it reads it."""
@@ -293,10 +289,10 @@ def _room(workspace: Workspace | None, size: int, device: torch.device) -> Tenso
         given = bytes_at(workspace.data, size)
     else:
         given = values_of("the workspace", workspace.data).view(-1).view(torch.uint8)
-    if given.numel() < size or given.data_ptr() % ALIGN:
+    if given.numel() < size or given.data_ptr() % WORKSPACE_ALIGN:
         raise UsageError(
             f"the workspace has {given.numel()} bytes at {given.data_ptr():#x}; the kernel needs {size} from "
-            f"a multiple of {ALIGN}"
+            f"a multiple of {WORKSPACE_ALIGN}"
         )
     return given
 

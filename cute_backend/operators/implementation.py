@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
@@ -14,14 +15,13 @@ from torch import Tensor
 from ..errors import UsageError
 from ..memory_ops.partials import workspace_bytes
 from ..numerics import TORCH_DTYPES
+from ..runtime.bind import Binding
 from ..runtime.build import obtain
 from ..runtime.device import device_at, max_active_clusters
 from ..runtime.kernel import Kernel
 from ..runtime.link import KernelFunction
-from ..runtime.operands import REDUCED_SHAPES
-from ..runtime.slots import adapters, views
-from ..spec import DType, ReduceKind, Store
-from ..templates.workspace import ALIGN
+from ..signature import WORKSPACE_ALIGN, Argument, Extent
+from ..spec import ReduceKind, Store
 
 
 def _add(into: Tensor, result: Tensor) -> None:
@@ -90,38 +90,26 @@ class Implementation:
                 f"the kernel is for {self.kernel.arch.value}, and {gpu.name} is {gpu.arch.value}"
             )
         m, n = a.shape[0], b.shape[1]
-        arguments = [a, b, *loads]
-        for index, view in (*self._views, *self._adapters):
-            arguments[index] = view(arguments[index])
-        places = self._places(m, n)
+        bound = self._binding.bind([a], [b], loads)
+        memory = list(results)
         finished: list[tuple[Store, Tensor, Tensor]] = []
-        starts = iter(places)
-        for store, result in zip(self.kernel.spec.stores, results, strict=True):
-            if store.reduce is None:
-                arguments.append(result.view(torch.uint8) if store.dtype is DType.BOOL else result)
-                continue
-            assert workspace is not None
-            length = _elements(store, m, n)
-            start, dtype = next(starts), TORCH_DTYPES[store.dtype]
-            whole = workspace[start : start + length * dtype.itemsize].view(dtype)
-            arguments.append(whole.view(torch.uint8) if store.dtype is DType.BOOL else whole)
-            finished.append((store, result, whole))
-        if finished:
-            assert workspace is not None
-            arguments.append(workspace[: self._partials(m, n)])
+        if workspace is not None:
+            starts = iter(self._places(m, n))
+            for i, store in enumerate(self.kernel.spec.stores):
+                if store.reduce is not None:
+                    length, start, dtype = _elements(store, m, n), next(starts), TORCH_DTYPES[store.dtype]
+                    memory[i] = workspace[start : start + length * dtype.itemsize].view(dtype)
+                    finished.append((store, results[i], memory[i]))
+            memory.append(workspace[: self._partials(m, n)])
         clusters = max_active_clusters(gpu.index, self.kernel.config.cluster_size)
-        function(*arguments, clusters)
+        function(*bound.tensors, *self._binding.written(memory), clusters)
         for store, result, whole in finished:
             assert store.reduce is not None
             _COMBINE.get(store.reduce.kind, _write)(result, whole.view(result.shape))
 
     @cached_property
-    def _views(self) -> list[tuple[int, Callable[[Tensor], Tensor]]]:
-        return views(self.kernel.spec)
-
-    @cached_property
-    def _adapters(self) -> list[tuple[int, Callable[[Tensor], Tensor]]]:
-        return adapters(self.kernel.spec)
+    def _binding(self) -> Binding:
+        return Binding(self.kernel.spec)
 
     def _partials(self, m: int, n: int) -> int:
         return workspace_bytes(self.kernel.spec, self.kernel.config, m, n)
@@ -131,14 +119,12 @@ class Implementation:
         places = [self._partials(m, n)]
         for store in self.kernel.spec.reductions:
             size = _elements(store, m, n) * TORCH_DTYPES[store.dtype].itemsize
-            places.append(places[-1] + -(-size // ALIGN) * ALIGN)
+            places.append(places[-1] + -(-size // WORKSPACE_ALIGN) * WORKSPACE_ALIGN)
         return places
 
 
 def _elements(store: Store, m: int, n: int) -> int:
-    assert store.reduce is not None
-    (length,) = REDUCED_SHAPES[store.reduce.axis](m, n) or (1,)
-    return int(length)
+    return prod(Argument.of_store(store).shape({Extent.M: m, Extent.N: n}))
 
 
 @contextmanager

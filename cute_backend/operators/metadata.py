@@ -22,7 +22,7 @@ from ..formula import formula
 from ..numerics import TORCH_DTYPES
 from ..planning import Arch, TileConfig, Variant, plan, tile_k
 from ..runtime.kernel import Kernel
-from ..runtime.operands import TMA_ALIGN
+from ..signature import TMA_ALIGN, signature
 from ..spec import DType, Major, Order
 from .epilogue import Epilogue, convert
 
@@ -110,10 +110,10 @@ def _name(kernel: Kernel, out: DType, order: Order, epilogue: FusedEpilogue | No
 
 def _operands(kernel: Kernel, out: DType, order: Order) -> GemmOperandsMetadata:
     """What a kernel asks of A, B and out."""
-    product = kernel.spec.product
+    a, b, *_ = signature(kernel.spec)
     return GemmOperandsMetadata(
-        A=_dense(product.a_dtype, product.a_major is Major.K, aligned=True),
-        B=_dense(product.b_dtype, product.b_major is not Major.K, aligned=True),
+        A=_dense(a.dtype, a.unit == 1, aligned=True),
+        B=_dense(b.dtype, b.unit == 1, aligned=True),
         out=_dense(out, order is Order.ROW, aligned=kernel.variant is Variant.TMA),
         accumulator_type=cutlass.Float32,
     )

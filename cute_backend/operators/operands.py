@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ..errors import UsageError
 from ..fx_walk.static import DTYPES
-from ..runtime.operands import TMA_ALIGN
+from ..signature import TMA_ALIGN
 from ..spec import DType
 
 TensorArgument = Union[TensorWrapper, Tensor]

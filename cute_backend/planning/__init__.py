@@ -3,7 +3,7 @@
 Plans are data, made from a spec and sizes alone: nothing here imports torch or CUTLASS.
 """
 
-from .placement import Placement, Plan, Variant, plan, plane_order, subtiled
+from .placement import Placement, Plan, Variant, plan, subtiled
 from .search import (
     MAX_CANDIDATES,
     candidates,
@@ -44,7 +44,6 @@ __all__ = [
     "holds_planes",
     "offered",
     "plan",
-    "plane_order",
     "ranked",
     "subtiled",
     "table",

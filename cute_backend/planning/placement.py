@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ..spec import DType, EpilogueSpec, Load, LoadKind, Order, Stride
+from ..spec import DType, EpilogueSpec, Load, LoadKind
 from .search import NARROW_SUBTILE_N, holds_planes
 from .tiles import EPILOGUE_STAGES, Arch, TileConfig
 
@@ -81,7 +81,7 @@ def plan(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Plan:
             registers -= config.thread_columns if hoisted else 0
         else:
             cost = _ring_bytes(config.stage_elements, load.dtype)
-            by_tma = variant is Variant.TMA and plane_order(load) is not None and cost <= smem
+            by_tma = variant is Variant.TMA and load.order is not None and cost <= smem
             placements[load.name] = Placement.TMA if by_tma else Placement.VECTOR
             smem -= cost if by_tma else 0
     return Plan(placements, tuple(tma_stores))
@@ -118,16 +118,6 @@ def _ring_bytes(elements: int, dtype: DType) -> int:
     return EPILOGUE_STAGES * elements * dtype.bits // 8
 
 
-def plane_order(load: Load) -> Order | None:
-    """The memory order of an exact load, or None where it has none: where neither of its strides is known to
-    be 1, or M is several modes."""
-    if load.m_modes:
-        return None
-    if load.stride_n is Stride.ONE:
-        return Order.ROW
-    return Order.COLUMN if load.stride_m is Stride.ONE else None
-
-
 _WORKING_REGISTERS = 68
 """Kept for addresses, the chain and the first output; with what `_hoist_budget` counts, the least that leaves
 the shared epilogues without a spill in every configuration of the table."""
@@ -151,7 +141,7 @@ def _hoist_budget(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> i
         return 0
     fragments = max(len(spec.planes) - 1, 0)
     for load in spec.loads_of(LoadKind.EXACT):
-        fragments += 2 if variant is Variant.TMA and plane_order(load) is not None else 3
+        fragments += 2 if variant is Variant.TMA and load.order is not None else 3
     taken = config.thread_accumulators * (1 if spec.product.fast_accum else 3)
     taken += fragments * config.block_m * config.subtile_n // 128
     taken += len(spec.loads_of(LoadKind.COLVEC)) * config.cta_rows // (32 * config.sharing)

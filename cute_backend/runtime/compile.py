@@ -1,9 +1,9 @@
 """From a kernel's source text to machine code, on any machine: no GPU is needed.
 
-A generated module defines `launch(a, <bs>, <loads>, <stores>, max_active_clusters, stream)`, with `workspace`
-after the stores where some reduce. It is compiled for operands whose sizes are dynamic and whose strides are
-what the spec says of them, through TVM-FFI, so that a launch checks its operands, takes the caller's current
-stream and synchronises nothing.
+A generated module defines `launch`, which takes the arguments of the spec's signature, then
+`max_active_clusters` and `stream`. It is compiled for operands whose sizes are dynamic and whose strides are
+what the signature says of them, through TVM-FFI, so that a launch checks its operands, takes the caller's
+current stream and synchronises nothing.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ import re
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..memory_ops.emit import CUTE_TYPES, b_names
-from ..memory_ops.partials import WORKSPACE
-from ..planning import TileConfig, Variant, plane_order, subtiled
-from ..spec import Axis, DType, EpilogueSpec, Load, LoadKind, Major, Order, Stride
-from ..templates.workspace import ALIGN as WORKSPACE_ALIGN
+from ..memory_ops.emit import CUTE_TYPES
+from ..planning import TileConfig, Variant, subtiled
+from ..signature import Argument, Extent, signature
+from ..spec import EpilogueSpec, Stride
 from .cubin import resources
 from .host_code import dynamic_smem_bytes, target_baseline
 from .kernel import BuildError, Kernel, UnavailableError
 from .link import SYMBOL
-from .operands import TMA_ALIGN
 
 _OPTIONS = "--enable-tvm-ffi --keep-ptx --keep-cubin"
 
@@ -131,94 +130,33 @@ def _collect(compiled: Any, source: str, scratch: Path) -> Built:
     )
 
 
-def operand_names(spec: EpilogueSpec) -> list[str]:
-    """The tensors of `launch`, in order: operands of the products, loads, stores, room for partials."""
-    names = [load.name for load in spec.loads] + [store.name for store in spec.stores]
-    return ["a", *b_names(spec), *names, *([WORKSPACE] if spec.reductions else [])]
-
-
 def fake_operands(spec: EpilogueSpec, variant: Variant) -> dict[str, Any]:
     """A stand-in for each tensor of `launch`, by name: dynamic sizes that share symbols, strides by class."""
     import cutlass.cute as cute
 
-    m, n, k = cute.sym_int32(), cute.sym_int32(), cute.sym_int32()
+    sizes = {extent: cute.sym_int32() for extent in Extent}
+    sizes[Extent.COLUMNS] = cute.sym_int32(divisibility=2)
+    sizes[Extent.BYTES] = cute.sym_int64()
     tma = variant is Variant.TMA
-    fakes = []
-    acc, columns = spec.product, cute.sym_int32(divisibility=2) if spec.neighbours else n
-    a_unit, b_unit = int(acc.a_major is Major.K), int(acc.b_major is not Major.K)
-    if acc.batched:
-        batches, rows = cute.sym_int32(), cute.sym_int32()
-        fakes.append(_batches(acc.a_dtype, batches, (rows, k), a_unit))
-        fakes += [_batches(acc.b_dtype, batches, (k, columns), b_unit) for _ in range(spec.b_count)]
-    else:
-        fakes.append(_plane(acc.a_dtype, (m, k), a_unit, aligned=True))
-        fakes += [_plane(acc.b_dtype, (k, columns), b_unit, aligned=True) for _ in range(spec.b_count)]
-    fakes += [_fake_load(load, m, n, tma) for load in spec.loads]
-    for store in spec.stores:
-        if store.reduce is None:
-            fakes.append(_plane(store.dtype, (m, n), 1 if store.order is Order.ROW else 0, aligned=tma))
-        else:
-            extent = {Axis.ROW: m, Axis.COLUMN: n, Axis.ALL: 1}[store.reduce.axis]
-            fakes.append(_fake(store.dtype, (extent,), (1,)))
-    if spec.reductions:
-        fakes.append(_fake(DType.U8, (cute.sym_int64(),), (1,), WORKSPACE_ALIGN))
-    return dict(zip(operand_names(spec), fakes, strict=True))
+    return {argument.name: _fake(argument, sizes, tma) for argument in signature(spec)}
 
 
-def _fake_load(load: Load, m: Any, n: Any, tma: bool) -> Any:
-    if load.m_modes:
-        return _fake_modes(load, n)
-    if load.kind is LoadKind.EXACT:
-        order = plane_order(load)
-        if order is not None:
-            return _plane(load.dtype, (m, n), 1 if order is Order.ROW else 0, aligned=tma)
-        return _fake(load.dtype, (m, n), (_stride(load.stride_m), _stride(load.stride_n)))
-    if load.kind is LoadKind.ROWVEC:
-        return _fake(load.dtype, (n,), (_stride(load.stride_n),))
-    if load.kind is LoadKind.COLVEC:
-        return _fake(load.dtype, (m,), (_stride(load.stride_m),))
-    return _fake(load.dtype, (1,), (1,))
-
-
-def _fake_modes(load: Load, n: Any) -> Any:
-    """(*modes, N), or (*modes,) for a colvec."""
-    import cutlass.cute as cute
-
-    shape = [cute.sym_int32() for _ in load.m_modes]
-    strides = [_stride(mode) for mode in load.m_modes]
-    if load.kind is LoadKind.EXACT:
-        shape, strides = [*shape, n], [*strides, _stride(load.stride_n)]
-    return _fake(load.dtype, tuple(shape), tuple(strides))
-
-
-def _plane(dtype: DType, shape: tuple[Any, Any], unit: int, *, aligned: bool) -> Any:
-    """A 2-D stand-in, contiguous along mode `unit`; `aligned` promises TMA's 16 bytes of base and pitch."""
-    import cutlass.cute as cute
-
-    pitch = cute.sym_int64(divisibility=TMA_ALIGN * 8 // dtype.bits if aligned else 1)
-    stride = (pitch, 1) if unit == 1 else (1, pitch)
-    return _fake(dtype, shape, stride, TMA_ALIGN if aligned else None)
-
-
-def _batches(dtype: DType, batches: Any, shape: tuple[Any, Any], unit: int) -> Any:
-    """A stand-in for operands of a batched product, each as `_plane` has it."""
-    import cutlass.cute as cute
-
-    step, pitch = (cute.sym_int64(divisibility=TMA_ALIGN * 8 // dtype.bits) for _ in range(2))
-    stride = (pitch, 1) if unit == 1 else (1, pitch)
-    return _fake(dtype, (batches, *shape), (step, *stride), TMA_ALIGN)
-
-
-def _stride(stride: Stride) -> Any:
-    import cutlass.cute as cute
-
-    return cute.sym_int64() if stride is Stride.OTHER else int(stride.value)
-
-
-def _fake(dtype: DType, shape: tuple[Any, ...], stride: tuple[Any, ...], align: int | None = None) -> Any:
+def _fake(argument: Argument, sizes: Mapping[Extent, Any], tma: bool) -> Any:
+    """A stand-in for one tensor. A mode of M has a size of its own; one element is a vector."""
     import cutlass
+    import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_tensor
 
+    align = argument.align(tma)
+    steps = align * 8 // argument.dtype.bits if argument.is_plane else 1
+    shape, strides = [], []
+    for dim in argument.dims:
+        shape.append(cute.sym_int32() if dim.extent is Extent.MODE else sizes[dim.extent])
+        fixed = dim.stride is not Stride.OTHER
+        strides.append(int(dim.stride.value) if fixed else cute.sym_int64(divisibility=steps))
     return make_fake_tensor(
-        getattr(cutlass, CUTE_TYPES[dtype]), shape, stride, assumed_align=align or dtype.bits // 8
+        getattr(cutlass, CUTE_TYPES[argument.dtype]),
+        tuple(shape) or (1,),
+        tuple(strides) or (1,),
+        assumed_align=align,
     )

@@ -144,7 +144,7 @@ def version_of(distribution: str) -> str:
 
 def _source_digest() -> str:
     """A digest of every source that has a say in the code of a kernel."""
-    makers = [_PACKAGE / name for name in ("spec.py", "ops.py", "philox.py")]
+    makers = [_PACKAGE / name for name in ("spec.py", "signature.py", "ops.py", "philox.py")]
     makers += [_PACKAGE / "runtime" / name for name in ("compile.py", "host_code.py", "kernel.py")]
     for folder in ("planning", "memory_ops", "templates"):
         makers += sorted((_PACKAGE / folder).rglob("*.py"))

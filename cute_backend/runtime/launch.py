@@ -17,7 +17,6 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import is_
 
 import torch
 from torch import Tensor
@@ -25,16 +24,16 @@ from torch import Tensor
 from .. import config
 from ..planning import Arch, TileConfig, Variant
 from ..spec import EpilogueSpec
+from .bind import Binding
 from .build import Outcome, load_known, obtain
 from .device import Device, device_at, max_active_clusters
 from .kernel import BuildError, Kernel, UnavailableError
 from .link import KernelFunction
 from .notices import count, warn_once
-from .operands import Size, check_operands, m_of, output_like, parse_spec, plane_of
+from .operands import Size, check_operands, output_like, parse_spec, plane_of
 from .outputs import Outputs
 from .pack import packed_kernels, packs
 from .reach import Problem, Winners, config_for, reachable_kernels, stores_aligned
-from .slots import adapters, planes, views
 from .tuned import remembered
 
 log = logging.getLogger(__name__)
@@ -160,26 +159,28 @@ def _launcher(spec: EpilogueSpec, device: int, batch_invariant: bool) -> Launche
 
 
 @dataclass(frozen=True)
-class _Ready:
+class Ready:
     """A loaded kernel, what it writes and the clusters that it may keep in flight."""
 
     function: KernelFunction
     outputs: Outputs
     clusters: int
 
-    def run(self, arguments: list[Tensor], m: int, n: int) -> list[Tensor]:
-        results, memory = self.outputs.of_size(m, n).allocate(arguments[0])
-        self.function(*arguments, *memory, self.clusters)
+    def run(self, operands: list[Tensor], m: int, n: int) -> list[Tensor]:
+        """The results of a plane of (m, n), of operands as `Binding` has them."""
+        results, memory = self.outputs.of_size(m, n).allocate(operands[0])
+        self.function(*operands, *memory, self.clusters)
         return results
 
 
 class Settled:
     """A kernel for the operands of one (M, N, K) as they lie: its host code checks them, and raises."""
 
-    def __init__(self, launcher: Launcher, ready: _Ready, m: int, n: int) -> None:
+    def __init__(self, launcher: Launcher, ready: Ready, m: int, n: int) -> None:
         self.ready = ready
         self._launcher, self._chosen = launcher, launcher.chosen
-        self._as_given = launcher.takes_operands_as_given
+        self._as_given = launcher.binding.takes_operands_as_given
+        self._operands = launcher.binding.operands
         self._function, self._clusters = ready.function, ready.clusters
         self._memory = ready.outputs.of_size(m, n)
 
@@ -193,7 +194,7 @@ class Settled:
         if self._as_given:
             self._function(*a, *b, *loads, *memory, self._clusters)
         else:
-            self._function(*self._launcher.arguments(a, b, loads), *memory, self._clusters)
+            self._function(*self._operands(a, b, loads), *memory, self._clusters)
         return results
 
 
@@ -206,8 +207,8 @@ class _Choice:
     """
 
     stores_aligned: bool
-    tma: _Ready | None
-    plain: _Ready | None
+    tma: Ready | None
+    plain: Ready | None
     settled: Settled | None = None
     looks: int = 0
 
@@ -219,12 +220,8 @@ class Launcher:
         self._spec = spec
         self._batch_invariant = batch_invariant
         self._gpu = device_at(device)
-        self._planes = planes(spec)
-        self._views = views(spec)
-        self._adapters = adapters(spec)
-        self._modes = [(i, load) for i, load in enumerate(spec.loads) if load.m_modes]
-        self.takes_operands_as_given = not (self._views or self._modes)
-        self._kernels: dict[tuple[TileConfig, Variant], _Ready | None] = {}
+        self.binding = Binding(spec)
+        self._kernels: dict[tuple[TileConfig, Variant], Ready | None] = {}
         self._choices: dict[tuple[int, int, int], _Choice] = {}
         self.chosen = object()
         """Another one whenever there is more to choose from."""
@@ -253,7 +250,7 @@ class Launcher:
             warn_once(("failed", str(outcome)), f"cute_backend: {outcome}")
         else:
             clusters = max_active_clusters(self._gpu.index, kernel.config.cluster_size)
-            self._kernels[key] = _Ready(outcome, Outputs(kernel.spec, kernel.config), clusters)
+            self._kernels[key] = Ready(outcome, Outputs(kernel.spec, kernel.config), clusters)
         self._choices.clear()
         self.chosen = object()
 
@@ -279,16 +276,6 @@ class Launcher:
         choice = self._choices.get((m, n, a[0].shape[-1]))
         return None if choice is None else choice.settled
 
-    def arguments(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
-        """Operands in a kernel's order, in the views that it takes."""
-        for index, load in self._modes:
-            if m_of(load, loads[index]) != plane_of(self._spec, a[0], b[0])[0]:
-                raise ValueError(f"{load.name} has not the rows of A")  # check_operands says it in full
-        arguments = [*a, *b, *loads]
-        for index, view in self._views:
-            arguments[index] = view(arguments[index])
-        return arguments
-
     def _consider(
         self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], m: int, n: int, k: int
     ) -> list[Tensor]:
@@ -296,24 +283,15 @@ class Launcher:
         if not (m and n and k):
             return self._empty_product(a, b, loads, m, n)
         choice = self._choices.get((m, n, k)) or self._choose(m, n, k)
-        given = self.arguments(a, b, loads)
-        arguments = list(given)
-        aligned = choice.stores_aligned
-        for plane in self._planes:
-            tensor = arguments[plane.index]
-            if not plane.fits(tensor):
-                arguments[plane.index] = tensor = plane.conform(tensor)
-                aligned = aligned and plane.fits(tensor)
-        for index, adapt in self._adapters:
-            arguments[index] = adapt(arguments[index])
+        bound = self.binding.bind(a, b, loads)
+        aligned = choice.stores_aligned and bound.aligned
         ready = choice.tma if aligned else choice.plain
         if ready is None:
             if self._prepare_rest(choice):
                 return self._consider(a, b, loads, m, n, k)
             return self._replay(a, b, loads)
-        outputs = ready.run(arguments, m, n)
-        as_they_lay = aligned is choice.stores_aligned and all(map(is_, arguments, given))
-        if not as_they_lay:
+        outputs = ready.run(bound.tensors, m, n)
+        if not (bound.as_given and aligned is choice.stores_aligned):
             choice.looks = _LOOKS if choice.looks else 0
         elif choice.looks:
             choice.looks -= 1
@@ -345,7 +323,7 @@ class Launcher:
             log.debug("M %d, N %d, K %d of %s take %s", m, n, k, self._spec.key, kernels[0].config.name)
             return choice
 
-    def _nearest(self, kernel: Kernel) -> _Ready | None:
+    def _nearest(self, kernel: Kernel) -> Ready | None:
         """A kernel, or the one like it whose tile is nearest in size and then in parts of K, or None.
 
         A batch-invariant region takes no other: which are there may change from one M to the next.

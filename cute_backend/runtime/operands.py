@@ -5,7 +5,7 @@ Everything here is safe on symbolic sizes: a comparison that holds statically ad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from math import prod
 from typing import Any, Union
@@ -13,30 +13,10 @@ from typing import Any, Union
 from torch import SymInt, Tensor
 
 from cute_backend.numerics import TORCH_DTYPES
-from cute_backend.spec import Axis, DType, EpilogueSpec, Load, LoadKind, Order, Store
+from cute_backend.signature import Argument, Extent, Role, of_role, signature
+from cute_backend.spec import EpilogueSpec, Load, Store
 
 Size = Union[int, SymInt]
-
-TMA_ALIGN = 16
-"""Bytes that divide the base address and every stride of a tensor that TMA reads or writes (CUDA Driver API,
-cuTensorMapEncodeTiled)."""
-
-
-_SHAPES: dict[LoadKind, Callable[[Size, Size], Union[tuple[Size, ...], None]]] = {
-    LoadKind.EXACT: lambda m, n: (m, n),
-    LoadKind.ROWVEC: lambda m, n: (n,),
-    LoadKind.COLVEC: lambda m, n: (m,),
-    LoadKind.SCALAR: lambda m, n: None,
-}
-"""The shape of each kind of load; None is any shape of one element."""
-
-
-REDUCED_SHAPES: dict[Axis, Callable[[Size, Size], tuple[Size, ...]]] = {
-    Axis.ROW: lambda m, n: (m,),
-    Axis.COLUMN: lambda m, n: (n,),
-    Axis.ALL: lambda m, n: (),
-}
-"""The shape of what is reduced along each axis."""
 
 
 @cache
@@ -48,11 +28,11 @@ def parse_spec(text: str) -> EpilogueSpec:
 def output_like(store: Store, like: Tensor, m: Size, n: Size) -> Tensor:
     """An uninitialised output of `store`, a plane dense in its order or reduced, on the device of `like`."""
     dtype = TORCH_DTYPES[store.dtype]
-    if store.reduce is not None:
-        return like.new_empty(REDUCED_SHAPES[store.reduce.axis](m, n), dtype=dtype)
-    if store.order is Order.ROW:
-        return like.new_empty((m, n), dtype=dtype)
-    return like.new_empty((n, m), dtype=dtype).t()
+    result = Argument.of_store(store)
+    shape = result.shape({Extent.M: m, Extent.N: n})
+    if result.is_plane and result.unit == 0:
+        return like.new_empty(shape[::-1], dtype=dtype).t()
+    return like.new_empty(shape, dtype=dtype)
 
 
 def m_of(load: Load, tensor: Tensor) -> Size:
@@ -80,9 +60,10 @@ def check_operands(
     if len(loads) != len(spec.loads):
         names = ", ".join(load.name for load in spec.loads) or "none"
         raise ValueError(f"gemm_epilogue got {len(loads)} loads; the spec reads {len(spec.loads)} ({names})")
+    arguments = signature(spec)
     (left,) = a
     for acc, right in zip(spec.accumulators, b):  # noqa: B905, as even and odd columns share a B
-        rank = 3 if acc.batched else 2
+        rank = len(arguments[0].dims)
         if (
             left.dim() != rank
             or right.dim() != rank
@@ -96,22 +77,27 @@ def check_operands(
                 f"{acc.name} is {_shape(left.shape)} times {_shape(right.shape)}; the first B has "
                 f"{b[0].shape[-1]} columns"
             )
-        _check_dtype(f"A of {acc.name}", left, acc.a_dtype)
-        _check_dtype(f"B of {acc.name}", right, acc.b_dtype)
     if spec.neighbours and b[0].shape[-1] % 2 != 0:
         raise ValueError(f"B is {_shape(b[0].shape)}, which has not as many even columns as odd ones")
+    operands = [argument for argument in arguments if argument.role.is_operand]
+    for argument, tensor in zip(operands, (*a, *b, *loads), strict=True):
+        if tensor.dtype is not TORCH_DTYPES[argument.dtype]:
+            raise ValueError(
+                f"{argument.title} is {tensor.dtype}; the spec says {TORCH_DTYPES[argument.dtype]}"
+            )
     m, n = plane_of(spec, left, b[0])
-    for load, tensor in zip(spec.loads, loads, strict=True):
-        _check_dtype(load.name, tensor, load.dtype)
-        expected = _SHAPES[load.kind](m, n)
-        if expected is not None and load.m_modes:
-            modes, tail = len(load.m_modes), expected[1:]
+    sizes = {Extent.M: m, Extent.N: n}
+    for load, argument, tensor in zip(spec.loads, of_role(operands, Role.LOAD), loads, strict=True):
+        if load.m_modes:
+            modes = len(load.m_modes)
+            tail = tuple(sizes[dim.extent] for dim in argument.dims[modes:])
             fits = tensor.dim() == modes + len(tail) and tensor.shape[modes:] == tail
             fits = fits and m_of(load, tensor) == m
             wanted = f"{modes} sizes that multiply to {m}" + "".join(f", then {size}" for size in tail)
-        elif expected is None:
+        elif not argument.dims:
             fits, wanted = tensor.numel() == 1, "one element"
         else:
+            expected = argument.shape(sizes)
             fits, wanted = tensor.shape == expected, f"shape {_shape(expected)}"
         if not fits:
             raise ValueError(
@@ -123,11 +109,6 @@ def check_operands(
             raise ValueError(
                 f"gemm_epilogue got tensors on {a[0].device} and on {tensor.device}; it takes one device"
             )
-
-
-def _check_dtype(name: str, tensor: Tensor, dtype: DType) -> None:
-    if tensor.dtype is not TORCH_DTYPES[dtype]:
-        raise ValueError(f"{name} is {tensor.dtype}; the spec says {TORCH_DTYPES[dtype]}")
 
 
 def _shape(sizes: Sequence[Size]) -> str:

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..planning import Arch, TileConfig, Variant, choose, plane_order, table
-from ..spec import EpilogueSpec, LoadKind, Order
+from ..planning import Arch, TileConfig, Variant, choose, table
+from ..signature import TMA_ALIGN, Argument, Extent, Role, of_role, signature
+from ..spec import EpilogueSpec
 from .kernel import Kernel
-from .operands import TMA_ALIGN
 
 MAX_KERNELS = 16
 """The most objects that a region may need, its alignments and tile choices together."""
@@ -111,23 +111,27 @@ def reachable_variants(problem: Problem) -> tuple[Variant, ...]:
     stores = stores_aligned(problem.spec, problem.m, problem.n)
     if stores is False:
         return (Variant.PLAIN,)
-    any_exact = any(
-        load.kind is LoadKind.EXACT and plane_order(load) is not None for load in problem.spec.loads
-    )
-    if stores is True and not any_exact:
+    if stores is True and not _planes(problem.spec, Role.LOAD):
         return (Variant.TMA,)
     return (Variant.TMA, Variant.PLAIN)
 
 
 def stores_aligned(spec: EpilogueSpec, m: int | None, n: int | None) -> bool | None:
     """Whether the pitch of every output is a multiple of TMA's 16 bytes; None where its size is unknown."""
+    sizes = {Extent.M: m, Extent.N: n}
     verdicts = []
-    for store in spec.planes:
-        extent = n if store.order is Order.ROW else m
-        verdicts.append(None if extent is None else extent * store.dtype.bits // 8 % TMA_ALIGN == 0)
+    for plane in _planes(spec, Role.STORE):
+        assert plane.unit is not None
+        extent = sizes[plane.dims[plane.unit].extent]
+        verdicts.append(None if extent is None else extent * plane.dtype.bits // 8 % TMA_ALIGN == 0)
     if False in verdicts:
         return False
     return None if None in verdicts else True
+
+
+def _planes(spec: EpilogueSpec, role: Role) -> list[Argument]:
+    """The planes of the epilogue in one role, which one variant moves by TMA."""
+    return [argument for argument in of_role(signature(spec), role) if argument.is_plane]
 
 
 def _reachable_configs(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from ..spec import DType, EpilogueSpec, Load, LoadKind, Major, Stride
-from .operands import TMA_ALIGN, TORCH_DTYPES
+from ..numerics import TORCH_DTYPES
+from ..signature import Argument, Extent, Role, of_role, signature
+from ..spec import EpilogueSpec
 
 
 def random_tensor(
@@ -29,43 +30,31 @@ def random_tensor(
 def random_operands(
     spec: EpilogueSpec, m: int, n: int, k: int, generator: torch.Generator
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """A, B and loads for an op of these sizes, laid out as the spec says and TMA likes best."""
+    """A, B and loads for an op of these sizes, laid out as the spec says and TMA likes best; as for one batch
+    where there are batches, and with all of M in the innermost of its modes."""
+    sizes = {
+        Extent.M: m,
+        Extent.N: n,
+        Extent.K: k,
+        Extent.BATCHES: 1,
+        Extent.ROWS: m,
+        Extent.COLUMNS: 2 * n,
+        Extent.MODE: 1,
+    }
 
-    def plane(rows: int, columns: int, dtype: DType, row_major: bool) -> Tensor:
-        unit = columns if row_major else rows
-        wide = -(-unit * dtype.bits // (8 * TMA_ALIGN)) * TMA_ALIGN * 8 // dtype.bits
-        strides = (wide, 1) if row_major else (1, wide)
-        return random_tensor((rows, columns), strides, TORCH_DTYPES[dtype], generator)
+    def made(role: Role) -> list[Tensor]:
+        return [_random(argument, sizes, generator) for argument in of_role(signature(spec), role)]
 
-    def load_of(load: Load) -> Tensor:
-        if load.m_modes:
-            return of_modes(load)
-        if load.kind is LoadKind.EXACT and Stride.ONE in (load.stride_m, load.stride_n):
-            return plane(m, n, load.dtype, load.stride_n is Stride.ONE)
-        if load.kind is LoadKind.EXACT:
-            return random_tensor((m, n), (2 * n, 2), TORCH_DTYPES[load.dtype], generator)
-        length = {LoadKind.ROWVEC: n, LoadKind.COLVEC: m, LoadKind.SCALAR: 1}[load.kind]
-        step = 2 if Stride.OTHER in (load.stride_m, load.stride_n) else 1
-        return random_tensor((length,), (step,), TORCH_DTYPES[load.dtype], generator)
+    return made(Role.A), made(Role.B), made(Role.LOAD)
 
-    def of_modes(load: Load) -> Tensor:
-        """As for one batch: all of M is the innermost mode."""
-        step = 2 if load.stride_n is Stride.OTHER else 1
-        tail, pitch = (((n, step),), step * n) if load.kind is LoadKind.EXACT else ((), 1)
-        sizes = [1] * (len(load.m_modes) - 1) + [m]
-        modes = [
-            (size, 0 if mode is Stride.ZERO else pitch)
-            for size, mode in zip(sizes, load.m_modes, strict=True)
-        ]
-        shape, strides = zip(*modes, *tail, strict=True)
-        return random_tensor(shape, strides, TORCH_DTYPES[load.dtype], generator)
 
-    acc, columns = spec.product, 2 * n if spec.neighbours else n
-    a = [plane(m, k, acc.a_dtype, acc.a_major is Major.K)]
-    b = [plane(k, columns, acc.b_dtype, acc.b_major is not Major.K) for _ in range(spec.b_count)]
-    if acc.batched:  # as for one batch
-        a, b = (
-            [each.as_strided((1, *each.shape), (TMA_ALIGN, *each.stride())) for each in side]
-            for side in (a, b)
-        )
-    return a, b, [load_of(load) for load in spec.loads]
+def _random(argument: Argument, sizes: Mapping[Extent, int], generator: torch.Generator) -> Tensor:
+    shape = list(argument.shape(sizes)) or [1]
+    modes = sum(dim.extent is Extent.MODE for dim in argument.dims)
+    if modes:
+        shape[modes - 1] = sizes[Extent.M]
+    align = argument.align(tma=True) * 8 // argument.dtype.bits if argument.is_plane else 1
+    # What has no unit stride has some other: of two elements, unless it is of rows in order.
+    step = 1 if argument.unit is not None or modes == len(argument.dims) else 2
+    strides = argument.packed(shape, align, step) or (1,)
+    return random_tensor(shape, strides, TORCH_DTYPES[argument.dtype], generator)

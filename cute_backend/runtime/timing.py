@@ -14,12 +14,12 @@ from torch import Tensor
 from ..memory_ops.partials import workspace_bytes
 from ..planning import TileConfig
 from ..spec import EpilogueSpec
+from .bind import Binding
 from .device import Device, max_active_clusters
 from .kernel import Kernel
 from .link import KernelFunction
 from .outputs import Outputs
 from .samples import random_operands
-from .slots import views
 
 Run = Callable[[], Any]
 """Work that is put on the current stream."""
@@ -93,13 +93,10 @@ def arguments_of(
     spec: EpilogueSpec, configs: Iterable[TileConfig], m: int, n: int, k: int, generator: torch.Generator
 ) -> list[Tensor]:
     """Random arguments of kernels with any of these tiles, in order: operands, loads and what they write."""
-    a, b, loads = random_operands(spec, m, n, k, generator)
-    arguments = [*a, *b, *loads]
-    for index, view in views(spec):
-        arguments[index] = view(arguments[index])
+    bound = Binding(spec).bind(*random_operands(spec, m, n, k, generator))
     roomiest = max(configs, key=lambda config: workspace_bytes(spec, config, m, n))
-    _, memory = Outputs(spec, roomiest).of_size(m, n).allocate(a[0])
-    return arguments + memory
+    _, memory = Outputs(spec, roomiest).of_size(m, n).allocate(bound.tensors[0])
+    return bound.tensors + memory
 
 
 def _call(function: KernelFunction, memory: list[Tensor], clusters: int) -> Run:

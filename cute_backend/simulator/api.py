@@ -25,14 +25,15 @@ from ..fx_walk.epilogue_pass import EpiloguePass
 from ..fx_walk.reasons import Rejection
 from ..fx_walk.rewrite import rewrite
 from ..planning import TILE_K_BYTES, Arch, TileConfig, Variant
+from ..runtime.bind import Binding
 from ..runtime.build import build
 from ..runtime.compile import SYMBOL
 from ..runtime.kernel import Kernel
+from ..runtime.launch import Ready
 from ..runtime.op import gemm_epilogue
 from ..runtime.operands import check_operands, parse_spec, plane_of
 from ..runtime.outputs import Outputs
 from ..runtime.reach import Problem, config_for, stores_aligned
-from ..runtime.slots import adapters, planes, views
 from ..spec import EpilogueSpec
 from .host import HostProgram
 from .machine import Progress
@@ -226,30 +227,31 @@ def run_region(
     check_operands(spec, a, b, loads)
     (m, n), k = plane_of(spec, a[0], b[0]), a[0].shape[-1]
     seconds = _seconds(spec, m, n, k)
-    operands = [*a, *b, *loads]
-    aligned = stores_aligned(spec, m, n) is True
-    for plane in planes(spec):
-        if not plane.fits(operands[plane.index]):
-            operands[plane.index] = plane.conform(operands[plane.index])
-            aligned &= plane.fits(operands[plane.index])
-    for index, adapt in (*adapters(spec), *views(spec)):
-        operands[index] = adapt(operands[index])
+    bound = Binding(spec).bind(a, b, loads)
+    aligned = stores_aligned(spec, m, n) is True and bound.aligned
     variant = Variant.TMA if aligned else Variant.PLAIN
     problem = Problem(spec, m, n, k, settings.batch_invariant)
     config = machine.config or config_for(problem, variant, machine.arch, machine.arch.sm_count)
-    outputs, memory = Outputs(spec, config).of_size(m, n).allocate(a[0])
-    for written in memory:
-        ctypes.memset(written.data_ptr(), 0xFF, written.untyped_storage().nbytes())
-
     kernel = Kernel(spec, config, variant)
-    report, *_ = _program(kernel).launch(
-        [*operands, *memory, machine.clusters],
-        async_seed=machine.async_seed,
-        observer=machine.observer,
-        progress=machine.progress,
-        most_instructions=int(INSTRUCTIONS_PER_SECOND * (1 + seconds)),
-    )
-    return outputs, Launch(kernel, (m, n, k), report)
+    program = _program(kernel)
+    reports: list[Report] = []
+
+    def function(*arguments: Any) -> None:
+        """Stands for the loaded kernel."""
+        for written in arguments[len(bound.tensors) : -1]:
+            ctypes.memset(written.data_ptr(), 0xFF, written.untyped_storage().nbytes())
+        reports.extend(
+            program.launch(
+                arguments,
+                async_seed=machine.async_seed,
+                observer=machine.observer,
+                progress=machine.progress,
+                most_instructions=int(INSTRUCTIONS_PER_SECOND * (1 + seconds)),
+            )
+        )
+
+    outputs = Ready(function, Outputs(spec, config), machine.clusters).run(bound.tensors, m, n)
+    return outputs, Launch(kernel, (m, n, k), reports[0])
 
 
 def _seconds(spec: EpilogueSpec, m: int, n: int, k: int) -> float:

@@ -23,9 +23,10 @@ from cutlass import Int32, Int64
 from cutlass.memory import SmemAllocator
 
 from ..planning import TileConfig
+from ..signature import WORKSPACE_ALIGN
 from ..spec import Axis
 from .overlap import await_earlier_kernels
-from .workspace import ALIGN, partials_bytes, partials_shape
+from .workspace import partials_bytes, partials_shape
 
 LANES = 32
 WARPS = 16
@@ -72,14 +73,15 @@ class Finish:
     def partials(self, workspace: cute.Tensor, m: Int32, n: Int32) -> list[cute.Tensor]:
         """The tensors of partials, one for each part of each result, that lie in a buffer of bytes.
 
-        `workspace` is aligned to ALIGN bytes and as long as `workspace.partials_bytes` of them all says.
+        `workspace` is aligned to WORKSPACE_ALIGN bytes and as long as `workspace.partials_bytes` of them all
+        says.
         """
         tensors, offset = [], Int64(0)
         m, n = Int64(m), Int64(n)
         for result in self.results:
             parts, extent = partials_shape(result.axis, self.config, m, n)
             for kind in result.types:
-                start = workspace.iterator + cute.assume(offset, divby=ALIGN)
+                start = workspace.iterator + cute.assume(offset, divby=WORKSPACE_ALIGN)
                 layout = cute.make_layout((Int32(parts), Int32(extent)), stride=(extent, 1))
                 tensors.append(cute.make_tensor(cute.recast_ptr(start, dtype=kind), layout))
                 offset += partials_bytes(result.axis, self.config, m, n, kind.width)

@@ -12,10 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..planning import TileConfig
+from ..signature import WORKSPACE_ALIGN
 from ..spec import Axis
-
-ALIGN = 32
-"""Bytes that divide the place of each tensor: a sector of L2."""
 
 Size = Any
 """An int, or the DSL's Int64."""
@@ -33,7 +31,7 @@ def partials_shape(axis: Axis, config: TileConfig, m: Size, n: Size) -> tuple[Si
 def partials_bytes(axis: Axis, config: TileConfig, m: Size, n: Size, bits: int) -> Size:
     """What a tensor of partials of so many bits each takes of the buffer."""
     parts, results = partials_shape(axis, config, m, n)
-    return _ceil_div(parts * results * (bits // 8), ALIGN) * ALIGN
+    return _ceil_div(parts * results * (bits // 8), WORKSPACE_ALIGN) * WORKSPACE_ALIGN
 
 
 def _ceil_div(size: Size, by: int) -> Size:

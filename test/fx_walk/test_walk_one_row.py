@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from cute_backend.runtime.slots import planes
 from synthetic import BF16, Graph, aten
 from test_walk_pairs import CUTS, Cut, K, N, the_region
 from test_walk_regions import assert_same_after_the_pass
@@ -20,7 +21,6 @@ from torch._dynamo.utils import counters
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.pairs import column_part
 from cute_backend.runtime.operands import parse_spec
-from cute_backend.runtime.slots import planes
 from cute_backend.simulator.api import run_with
 from cute_backend.spec import LoadKind
 

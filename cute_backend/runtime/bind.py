@@ -1,0 +1,193 @@
+"""Tensors become a kernel's arguments here, and nowhere else: those of a launch, of the simulator, of CUTLASS
+Operators and of timings.
+
+The layout of a tensor at launch need not be the one that the spec was made from: Inductor may pad or permute
+what it owns. Whatever a kernel can't read as it lies is re-strided where its size permits, else copied, and
+the copies are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import is_
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..signature import TMA_ALIGN, Alignment, Argument, Role, signature
+from ..spec import DType, EpilogueSpec, Stride
+from .notices import count, warn_once
+from .operands import m_of, plane_of
+
+
+class Bound(NamedTuple):
+    """Operands as a kernel takes them: A, every B and the loads, in the signature's order.
+
+    `aligned` says whether TMA could read every plane among them, `as_given` whether all are the tensors that
+    `Binding.operands` gives, with no other strides and not copied.
+    """
+
+    tensors: list[Tensor]
+    aligned: bool
+    as_given: bool
+
+
+class Binding:
+    """How tensors become the arguments of a spec's kernels."""
+
+    def __init__(self, spec: EpilogueSpec) -> None:
+        arguments = signature(spec)
+        operands = [argument for argument in arguments if argument.role.is_operand]
+        self._spec = spec
+        self._modes = [(i, load) for i, load in enumerate(spec.loads) if load.m_modes]
+        self._operand_views = _views(operands)
+        self._result_views = _views(argument for argument in arguments if argument.role is Role.STORE)
+        self._planes = _planes(operands)
+        self._strided = [
+            (i, argument)
+            for i, argument in enumerate(operands)
+            if not argument.is_plane and any(stride is not Stride.OTHER for stride in _strides(argument))
+        ]
+        self.takes_operands_as_given = not (self._operand_views or self._modes)
+        """Whether `operands` makes no view and has nothing to check."""
+        self.takes_results_as_given = not (self._result_views or spec.reductions)
+        """Whether `written` makes no view, and there is no workspace."""
+
+    def operands(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
+        """Operands in the signature's order, in the views that every launch makes; strides are not looked at.
+
+        Raises ValueError where the modes of a load don't multiply to the rows of A.
+        """
+        for index, load in self._modes:
+            if m_of(load, loads[index]) != plane_of(self._spec, a[0], b[0])[0]:
+                raise ValueError(f"{load.name} has not the rows of A")  # check_operands says it in full
+        tensors = [*a, *b, *loads]
+        for index, view in self._operand_views:
+            tensors[index] = view(tensors[index])
+        return tensors
+
+    def bind(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> Bound:
+        """Operands, of which `check_operands` has accepted all, in layouts that kernels were compiled for."""
+        tensors = self.operands(a, b, loads)
+        given, aligned = list(tensors), True
+        for plane in self._planes:
+            tensor = tensors[plane.index]
+            if not plane.fits(tensor):
+                tensors[plane.index] = tensor = plane.conform(tensor)
+                aligned = aligned and plane.fits(tensor)
+        for index, argument in self._strided:
+            tensors[index] = _with_strides(argument, tensors[index])
+        return Bound(tensors, aligned, all(map(is_, tensors, given)))
+
+    def written(self, memory: list[Tensor]) -> list[Tensor]:
+        """What a kernel writes, in the signature's order: a result for each store, then the workspace where
+        some reduce. The list is changed in place, to the views that kernels take."""
+        for index, view in self._result_views:
+            memory[index] = view(memory[index])
+        return memory
+
+
+_View = Callable[[Tensor], Tensor]
+
+
+def _views(arguments: Iterable[Argument]) -> list[tuple[int, _View]]:
+    """The arguments that are passed as another view: one element as a vector, truth values as bytes."""
+    found: list[tuple[int, _View]] = []
+    for index, argument in enumerate(arguments):
+        if not argument.dims:
+            found.append((index, _as_vector))
+        if argument.dtype is DType.BOOL:
+            found.append((index, _as_bytes))
+    return found
+
+
+def _as_vector(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dim() else tensor.view(1)
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.uint8)
+
+
+def _strides(argument: Argument) -> tuple[Stride, ...]:
+    """The strides of an argument as a kernel takes it."""
+    return tuple(dim.stride for dim in argument.dims) or (Stride.ONE,)
+
+
+@dataclass(frozen=True)
+class _Plane:
+    """An operand at `index` that TMA reads, in one variant at least, contiguous along axis `unit`.
+
+    What is not aligned is copied where TMA `always` reads it; else another variant serves it.
+    """
+
+    index: int
+    title: str
+    unit: int
+    bytes: int
+    always: bool
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether the tensor is contiguous along `unit` and aligned for TMA."""
+        aligned = tensor.data_ptr()
+        for axis, stride in enumerate(tensor.stride()):
+            if axis == self.unit:
+                if stride != 1:
+                    return False
+            elif stride == 0:
+                return False
+            else:
+                aligned |= stride * self.bytes
+        return not aligned % TMA_ALIGN
+
+    def conform(self, tensor: Tensor) -> Tensor:
+        """The same values, so that they fit, by other strides or by a copy.
+
+        What is contiguous, but not aligned, stays as it is unless TMA always reads it.
+        """
+        strides = list(tensor.stride())
+        elements = TMA_ALIGN // self.bytes
+        pitch = -(-tensor.shape[self.unit] // elements) * elements
+        for axis, size in enumerate(tensor.shape):
+            if size == 1:  # the stride of an axis of one element is never used
+                strides[axis] = 1 if axis == self.unit else pitch
+        restrided = tensor.as_strided(tensor.shape, strides)
+        if self.fits(restrided) or (strides[self.unit] == 1 and not self.always):
+            return restrided
+        count("operands_copied")
+        warn_once(
+            ("copied", self.title, self.unit),
+            f"cute_backend: {self.title}, {tuple(tensor.shape)} with strides {tensor.stride()}, is copied at "
+            f"each call: its kernel wants mode {self.unit} contiguous"
+            + (f" and, for TMA, base and pitch in multiples of {TMA_ALIGN} bytes." if self.always else "."),
+        )
+        by_unit = tensor.transpose(self.unit, -1)
+        buffer = tensor.new_empty((*by_unit.shape[:-1], pitch))[..., : by_unit.shape[-1]]
+        return buffer.transpose(self.unit, -1).copy_(tensor)
+
+
+def _planes(operands: Sequence[Argument]) -> list[_Plane]:
+    return [
+        _Plane(i, plane.title, plane.unit, plane.dtype.bits // 8, plane.alignment is Alignment.TMA)
+        for i, plane in enumerate(operands)
+        if plane.is_plane and plane.unit is not None
+    ]
+
+
+def _with_strides(argument: Argument, tensor: Tensor) -> Tensor:
+    """The same values with the strides that the argument states, by a copy where its unit axis is contiguous
+    in no other way. Along an axis of stride 0 the element at index 0 is meant."""
+    if not argument.dims:
+        return tensor if tensor.stride() == (1,) else tensor.reshape(()).as_strided((1,), (1,))
+    strides = list(tensor.stride())
+    for axis, dim in enumerate(argument.dims):
+        if dim.stride is Stride.ZERO:
+            strides[axis] = 0
+        elif dim.stride is Stride.ONE and tensor.shape[axis] == 1:
+            strides[axis] = 1  # the stride of an axis of one element is never used
+    if argument.unit is not None and strides[argument.unit] != 1:
+        count("operands_copied")
+        return _with_strides(argument, tensor.contiguous())
+    return tensor if tensor.stride() == tuple(strides) else tensor.as_strided(tensor.shape, strides)

@@ -1,0 +1,190 @@
+"""What a kernel is called with: its arguments, in one order, and how each of them lies in memory.
+
+`signature` is the only place that derives this from a spec. The parameters of a generated `launch`, the
+layouts that it is compiled for, the views and copies of a launch (`runtime.bind`), the memory of its results,
+random operands for timings and the arguments of CUTLASS Operators all follow from it. A further argument of a
+kernel is added here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+from .spec import Axis, DType, EpilogueSpec, Load, LoadKind, Major, Order, Store, Stride
+
+TMA_ALIGN = 16
+"""Bytes that divide the base address and every stride of a tensor that TMA reads or writes (CUDA Driver API,
+cuTensorMapEncodeTiled)."""
+
+WORKSPACE_ALIGN = 32
+"""Bytes that divide the address of the workspace and the place of each tensor in it: a sector of L2."""
+
+WORKSPACE = "workspace"
+"""The argument that holds the partials of all reductions: bytes."""
+
+
+class Role(Enum):
+    """What an argument is for. The order of the members is the order of the arguments."""
+
+    A = "A"
+    B = "B"
+    LOAD = "load"
+    STORE = "store"
+    WORKSPACE = "workspace"
+
+    @property
+    def is_operand(self) -> bool:
+        """Whether a kernel reads it: the caller of the op gives it, and the runtime allocates the others."""
+        return self in (Role.A, Role.B, Role.LOAD)
+
+
+class Extent(Enum):
+    """What the size of an axis is: axes of one extent have one size, except MODE."""
+
+    M = "rows of the plane"
+    N = "columns of the plane"
+    K = "summed over"
+    BATCHES = "products of a batch"
+    ROWS = "rows of one product of a batch"
+    COLUMNS = "even and odd columns of B: 2 N"
+    MODE = "one of several modes of M, of any size"
+    BYTES = "bytes of the workspace"
+
+
+class Alignment(Enum):
+    """Which bytes divide an argument's base address and those of its strides that are not 1."""
+
+    ELEMENT = "element"
+    """Those of an element."""
+    PLANE = "plane"
+    """`TMA_ALIGN` in the variant whose planes move by TMA; in the other, those of an element."""
+    TMA = "tma"
+    """`TMA_ALIGN`: what lies otherwise is copied."""
+    WORKSPACE = "workspace"
+    """`WORKSPACE_ALIGN`."""
+
+
+@dataclass(frozen=True)
+class Dim:
+    """An axis of an argument."""
+
+    extent: Extent
+    stride: Stride
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor that a kernel takes.
+
+    `name` is that of the parameter of `launch`, `title` what messages call the tensor. `dims` are the axes of
+    the op's tensor; () is one element, a scalar load or a reduction of the whole plane, which kernels take as
+    a vector of one. A BOOL is taken as its byte.
+    """
+
+    name: str
+    title: str
+    role: Role
+    dtype: DType
+    dims: tuple[Dim, ...]
+    alignment: Alignment = Alignment.ELEMENT
+
+    @staticmethod
+    def of_load(load: Load) -> Argument:
+        """The argument of an epilogue's load."""
+        modes = tuple(Dim(Extent.MODE, mode) for mode in load.m_modes)
+        m = modes or (Dim(Extent.M, load.stride_m),)
+        n = Dim(Extent.N, load.stride_n)
+        dims = {LoadKind.EXACT: (*m, n), LoadKind.COLVEC: m, LoadKind.ROWVEC: (n,), LoadKind.SCALAR: ()}
+        if load.order is not None:
+            plane = _plane((Extent.M, Extent.N), load.order is Order.ROW)
+            return Argument(load.name, load.name, Role.LOAD, load.dtype, plane, Alignment.PLANE)
+        return Argument(load.name, load.name, Role.LOAD, load.dtype, dims[load.kind])
+
+    @staticmethod
+    def of_store(store: Store) -> Argument:
+        """The argument of a store."""
+        if store.reduce is None:
+            plane = _plane((Extent.M, Extent.N), store.order is Order.ROW)
+            return Argument(store.name, store.name, Role.STORE, store.dtype, plane, Alignment.PLANE)
+        kept = {Axis.ROW: (Extent.M,), Axis.COLUMN: (Extent.N,), Axis.ALL: ()}[store.reduce.axis]
+        dims = tuple(Dim(extent, Stride.ONE) for extent in kept)
+        return Argument(store.name, store.name, Role.STORE, store.dtype, dims)
+
+    @cached_property
+    def unit(self) -> int | None:
+        """The axis along which it is contiguous, None where none has to be."""
+        return next((axis for axis, dim in enumerate(self.dims) if dim.stride is Stride.ONE), None)
+
+    @property
+    def is_plane(self) -> bool:
+        """Whether TMA reads or writes it, in one variant at least."""
+        return self.alignment in (Alignment.PLANE, Alignment.TMA)
+
+    @property
+    def has_modes(self) -> bool:
+        """Whether M is several axes of it."""
+        return any(dim.extent is Extent.MODE for dim in self.dims)
+
+    def align(self, tma: bool) -> int:
+        """Bytes that divide its base address and its strides that are not 1, where planes move by `tma` or
+        not."""
+        if self.alignment is Alignment.WORKSPACE:
+            return WORKSPACE_ALIGN
+        promised = self.alignment is Alignment.TMA or (tma and self.alignment is Alignment.PLANE)
+        return TMA_ALIGN if promised else self.dtype.bits // 8
+
+    def shape(self, sizes: Mapping[Extent, Any]) -> tuple[Any, ...]:
+        """Its shape where axes have these sizes. Raises KeyError for an extent that is not among them."""
+        return tuple(sizes[dim.extent] for dim in self.dims)
+
+    def packed(self, shape: Sequence[Any], align: int = 1, step: Any = 1) -> tuple[Any, ...]:
+        """Strides without gaps for this shape, in elements: the unit axis is innermost, then the last.
+
+        The first stride is `step`; every other one is rounded up to a multiple of `align` elements.
+        """
+        strides: dict[int, Any] = {}
+        for axis in sorted(range(len(self.dims)), key=lambda axis: (axis != self.unit, -axis)):
+            varies = self.dims[axis].stride is not Stride.ZERO
+            strides[axis] = step if varies else 0
+            if varies:
+                step = -(-step * shape[axis] // align) * align
+        return tuple(strides[axis] for axis in range(len(self.dims)))
+
+
+def signature(spec: EpilogueSpec) -> tuple[Argument, ...]:
+    """The arguments of a spec's kernels, in order: A, every B, loads, stores, and the workspace where some
+    stores reduce."""
+    first, batched = spec.product, spec.product.batched
+    batches = (Extent.BATCHES,) if batched else ()
+    rows, columns = Extent.ROWS if batched else Extent.M, Extent.COLUMNS if spec.neighbours else Extent.N
+    a = _plane((*batches, rows, Extent.K), first.a_major is Major.K)
+    b = _plane((*batches, Extent.K, columns), first.b_major is not Major.K)
+    arguments = [Argument("a", f"A of {first.name}", Role.A, first.a_dtype, a, Alignment.TMA)]
+    for i, acc in enumerate(spec.accumulators[: spec.b_count]):
+        name = "b" if spec.b_count == 1 else f"b{i}"
+        arguments.append(Argument(name, f"B of {acc.name}", Role.B, acc.b_dtype, b, Alignment.TMA))
+    arguments += map(Argument.of_load, spec.loads)
+    arguments += map(Argument.of_store, spec.stores)
+    if spec.reductions:
+        room = (Dim(Extent.BYTES, Stride.ONE),)
+        arguments.append(
+            Argument(WORKSPACE, "the workspace", Role.WORKSPACE, DType.U8, room, Alignment.WORKSPACE)
+        )
+    return tuple(arguments)
+
+
+def of_role(arguments: Sequence[Argument], role: Role) -> tuple[Argument, ...]:
+    """The arguments of one role, in order."""
+    return tuple(argument for argument in arguments if argument.role is role)
+
+
+def _plane(extents: tuple[Extent, ...], row_major: bool) -> tuple[Dim, ...]:
+    """Axes of which one of the last two is contiguous: the last where `row_major`."""
+    unit = len(extents) - (1 if row_major else 2)
+    return tuple(
+        Dim(extent, Stride.ONE if axis == unit else Stride.OTHER) for axis, extent in enumerate(extents)
+    )

@@ -1,0 +1,165 @@
+"""The order, the axes, the strides and the alignment of a kernel's arguments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from random_specs import specs
+
+from cute_backend.signature import Argument, Role, signature
+from cute_backend.spec import (
+    Accumulator,
+    Axis,
+    Columns,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Major,
+    Order,
+    ReduceKind,
+    Reduction,
+    Store,
+    Stride,
+)
+
+ACC = Accumulator("acc", DType.BF16, DType.BF16, b_major=Major.MN)
+HALVES = tuple(replace(ACC, name=f"acc{i}", b_major=Major.K) for i in range(2))
+INTERLEAVED = tuple(
+    replace(acc, columns=columns) for acc, columns in zip(HALVES, (Columns.EVEN, Columns.ODD), strict=True)
+)
+LOADS = (
+    Load("exact0", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.ONE),
+    Load("exact1", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.OTHER),
+    Load("exact2", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.ONE, (Stride.OTHER, Stride.ZERO)),
+    Load("rowvec0", LoadKind.ROWVEC, DType.BOOL, Stride.ZERO, Stride.ONE),
+    Load("colvec0", LoadKind.COLVEC, DType.F32, Stride.OTHER, Stride.ZERO),
+    Load("scalar0", LoadKind.SCALAR, DType.F32, Stride.ZERO, Stride.ZERO),
+)
+STORES = (Store("out0", "acc", DType.BF16, Order.COLUMN), Store("out1", "acc", DType.F32))
+
+
+def reducing(name: str, axis: Axis) -> Store:
+    return Store(name, "acc", DType.F32, reduce=Reduction(axis, ReduceKind.MAX))
+
+
+def spec_of(
+    accumulators: tuple[Accumulator, ...] = (ACC,),
+    loads: tuple[Load, ...] = (),
+    stores: tuple[Store, ...] = STORES[1:],
+) -> EpilogueSpec:
+    value = accumulators[0].name
+    return EpilogueSpec(accumulators, loads, (), tuple(replace(store, value=value) for store in stores))
+
+
+def shown(argument: Argument) -> str:
+    """Its name, dtype, the extent of each axis with its stride, and its alignment."""
+    axes = ", ".join(f"{dim.extent.name}:{dim.stride.value}" for dim in argument.dims)
+    return f"{argument.name} {argument.dtype.value} ({axes}) {argument.alignment.value}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        pytest.param(
+            spec_of(loads=LOADS, stores=STORES),
+            [
+                "a bf16 (M:s, K:1) tma",
+                "b bf16 (K:s, N:1) tma",
+                "exact0 bf16 (M:s, N:1) plane",
+                "exact1 f32 (M:s, N:s) element",
+                "exact2 f32 (MODE:s, MODE:0, N:1) element",
+                "rowvec0 bool (N:1) element",
+                "colvec0 f32 (M:s) element",
+                "scalar0 f32 () element",
+                "out0 bf16 (M:1, N:s) plane",
+                "out1 f32 (M:s, N:1) plane",
+            ],
+            id="loads and several stores",
+        ),
+        pytest.param(
+            spec_of(HALVES),
+            [
+                "a bf16 (M:s, K:1) tma",
+                "b0 bf16 (K:1, N:s) tma",
+                "b1 bf16 (K:1, N:s) tma",
+                "out1 f32 (M:s, N:1) plane",
+            ],
+            id="a pair",
+        ),
+        pytest.param(
+            spec_of(INTERLEAVED),
+            ["a bf16 (M:s, K:1) tma", "b bf16 (K:1, COLUMNS:s) tma", "out1 f32 (M:s, N:1) plane"],
+            id="a pair in one B",
+        ),
+        pytest.param(
+            spec_of((replace(ACC, batched=True, a_major=Major.MN),)),
+            [
+                "a bf16 (BATCHES:s, ROWS:1, K:s) tma",
+                "b bf16 (BATCHES:s, K:s, N:1) tma",
+                "out1 f32 (M:s, N:1) plane",
+            ],
+            id="batched",
+        ),
+        pytest.param(
+            spec_of(
+                stores=(
+                    reducing("peak", Axis.ALL),
+                    STORES[1],
+                    reducing("rows", Axis.ROW),
+                    reducing("columns", Axis.COLUMN),
+                )
+            ),
+            [
+                "a bf16 (M:s, K:1) tma",
+                "b bf16 (K:s, N:1) tma",
+                "peak f32 () element",
+                "out1 f32 (M:s, N:1) plane",
+                "rows f32 (M:1) element",
+                "columns f32 (N:1) element",
+                "workspace u8 (BYTES:1) workspace",
+            ],
+            id="reductions",
+        ),
+    ],
+)
+def test_the_arguments_of_a_spec(spec: EpilogueSpec, expected: list[str]) -> None:
+    assert [shown(argument) for argument in signature(spec)] == expected
+
+
+@given(spec=specs())
+def test_arguments_come_by_role_with_names_of_their_own(spec: EpilogueSpec) -> None:
+    arguments = signature(spec)
+    roles = [list(Role).index(argument.role) for argument in arguments]
+    assert roles == sorted(roles)
+    assert len({argument.name for argument in arguments}) == len(arguments)
+    for argument in arguments:
+        units = [axis for axis, dim in enumerate(argument.dims) if dim.stride is Stride.ONE]
+        assert argument.unit == (units[0] if units else None)
+        assert len(units) == 1 or not argument.is_plane, "a plane is contiguous along one axis"
+
+
+def test_what_an_alignment_promises() -> None:
+    a, _, plane, *_, room = signature(
+        spec_of(loads=LOADS[:1], stores=(STORES[1], reducing("peak", Axis.ALL)))
+    )
+    assert [each.align(tma=True) for each in (a, plane, room)] == [16, 16, 32]
+    assert [each.align(tma=False) for each in (a, plane, room)] == [16, 2, 32]
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape", "how", "strides"),
+    [
+        (LOADS[0], (3, 10), {}, (10, 1)),
+        (LOADS[0], (3, 10), {"align": 8}, (16, 1)),
+        (LOADS[1], (3, 10), {"step": 2}, (20, 2)),
+        (LOADS[2], (4, 3, 10), {}, (10, 0, 1)),
+        (LOADS[5], (), {}, ()),
+    ],
+)
+def test_packed_strides_leave_no_gap_but_for_alignment(
+    dims: Load, shape: tuple[int, ...], how: dict[str, int], strides: tuple[int, ...]
+) -> None:
+    assert Argument.of_load(dims).packed(shape, **how) == strides
