@@ -11,7 +11,6 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from cute_backend.runtime.slots import planes
 from synthetic import BF16, Graph, aten
 from test_walk_pairs import CUTS, Cut, K, N, the_region
 from test_walk_regions import assert_same_after_the_pass
@@ -20,6 +19,7 @@ from torch._dynamo.utils import counters
 
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.pairs import column_part
+from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.operands import parse_spec
 from cute_backend.simulator.api import run_with
 from cute_backend.spec import LoadKind
@@ -123,14 +123,9 @@ def bound_as_launched(fn: Callable[..., Tensor], *args: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
         spec, copied = parse_spec(text), counters["cute_backend"]["operands_copied"]
-        operands = [*a, *b, *loads]
-        for plane in planes(spec):
-            if not plane.fits(operands[plane.index]):
-                operands[plane.index] = plane.conform(operands[plane.index])
-            assert plane.fits(operands[plane.index]) or not plane.product
+        operands, first = Binding(spec).bind(a, b, loads).tensors, 1 + spec.b_count
         assert counters["cute_backend"]["operands_copied"] == copied
         assert len(spec.accumulators) == 2
-        first = 1 + spec.b_count
         return torch.ops.cute_backend.gemm_epilogue([operands[0]], operands[1:first], operands[first:], text)
 
     result = run_with(fn, args, execute)
