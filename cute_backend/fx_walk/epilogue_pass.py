@@ -118,12 +118,23 @@ def current_precision() -> Precision:
     return Precision.EAGER if inductor_config.emulate_precision_casts else Precision.FUSED
 
 
+_NO_SAY = ("__main__", "aot", "bench", "cache_command", "fuzz", "operators", "report", "simulator")
+"""Modules and packages that the pass, and what a rewritten graph calls, never import."""
+
+
+def deciding_sources() -> list[Path]:
+    """Every Python file of the package that may have a say in what the pass makes of a graph."""
+    root = Path(cute_backend.__file__).parent
+    paths = sorted(root.rglob("*.py"))
+    return [path for path in paths if path.relative_to(root).with_suffix("").parts[0] not in _NO_SAY]
+
+
 @cache
 def _source_hash() -> str:
-    """SHA-256 of every Python file of the package, by path."""
+    """SHA-256 of `deciding_sources`, by path."""
     root = Path(cute_backend.__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
+    for path in deciding_sources():
         digest.update(str(path.relative_to(root)).encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import logging
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ import cute_backend
 from cute_backend import config
 from cute_backend.backend import cute, epilogue_pass
 from cute_backend.fx_walk.collect import collect
+from cute_backend.fx_walk.epilogue_pass import deciding_sources
 from cute_backend.runtime.call_site import CallSite
 from cute_backend.runtime.op import on_cpu
 
@@ -558,6 +561,50 @@ def test_the_uuid_follows_precision_and_settings() -> None:
     with config.patch(max_loads=3):
         assert epilogue_pass.uuid() != plain
     assert epilogue_pass.uuid() == plain
+
+
+def imported(path: Path) -> set[Path]:
+    """The files of the package that one imports, anywhere in it, but for type checkers alone."""
+    root = Path(cute_backend.__file__).parent
+    tree = ast.parse(path.read_text())
+    checked = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and id(node) not in checked:
+            above = path.relative_to(root.parent).parts[: -node.level] if node.level else ()
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            names += [module, *(f"{module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+    files = {root.parent.joinpath(*name.split(".")) for name in names if name.startswith("cute_backend.")}
+    return {
+        each for file in files for each in (file.with_suffix(".py"), file / "__init__.py") if each.exists()
+    }
+
+
+def test_the_uuid_follows_every_source_that_the_pass_or_its_graphs_import() -> None:
+    root = Path(cute_backend.__file__).parent
+    reached: set[Path] = set()
+    found = {
+        root / "backend.py",
+        root / "runtime/op.py",
+        root / "runtime/call_site.py",
+        *root.glob("fx_walk/*.py"),
+    }
+    while found:
+        reached |= found
+        found = {each for path in found for each in imported(path)} - reached
+    deciding = set(deciding_sources())
+    assert len(reached) > 60 and reached <= deciding
+    left_out = {path.relative_to(root).parts[0] for path in root.rglob("*.py")} - {
+        path.relative_to(root).parts[0] for path in deciding
+    }
+    assert {"simulator", "bench", "fuzz", "operators"} < left_out
 
 
 def test_a_pass_without_a_uuid_keeps_the_cache_off(fresh_compiler: None) -> None:
