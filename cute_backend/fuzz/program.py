@@ -34,10 +34,6 @@ class Fill(Enum):
         "[torch.randint(0, 10, {0}, generator=g)]"
     )
 
-    @property
-    def is_exact(self) -> bool:
-        return self in (Fill.INTEGERS, Fill.BITS, Fill.POWERS)
-
 
 class Rule(Enum):
     """What a correct implementation may make of a step's exact result."""

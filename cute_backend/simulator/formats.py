@@ -37,7 +37,6 @@ E2M1 = Format("e2m1", 4, 2, 0, 2, 6.0, False, 0x7)
 E2M3 = Format("e2m3", 6, 4, 0, 2, 7.5, False, 0x1F)
 E3M2 = Format("e3m2", 6, 3, -2, 4, 28.0, False, 0x1F)
 FORMATS = {f.name: f for f in (F16, BF16, E4M3, E5M2, TF32, F32, E2M1, E2M3, E3M2)}
-ROUNDINGS = ("rn", "rna", "rz", "rm", "rp")
 
 
 def _small_table(fmt: Format) -> np.ndarray:
