@@ -129,7 +129,7 @@ class Region:
         """The kernel that a launch of these sizes and this alignment gets, on the GPU here if it is one of
         `arch`, with what tuning found on it. Raises UsageError for an unknown `arch`."""
         problem = Problem(self.spec, *self.hints, config.batch_invariant)
-        return Kernel(
+        return Kernel.found(
             self.spec, config_here(problem, self.variant, parse_arch(arch or self.arch)), self.variant
         )
 

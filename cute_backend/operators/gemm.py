@@ -248,7 +248,7 @@ def _for_arguments(operator: type[_FusedGemm], args: GemmArguments) -> Iterator[
     for product in _modes(arch, request.product):
         spec = request.epilogue.of(product)
         for config in ranked(arch, spec, *request.sizes, _sm_count(arch)):
-            kernel = Kernel(spec, config, request.variant)
+            kernel = Kernel.found(spec, config, request.variant)
             fused = None if args.epilogue is None else FusedEpilogue(args.epilogue, request.epilogue)
             yield metadata_of(operator, kernel, request.out, request.order, fused)
 
@@ -259,7 +259,7 @@ def _for_anyone(operator: type[_FusedGemm]) -> Iterator[FusedMetadata]:
         for product in _modes(operator.arch, known):
             spec = plain(out, order).of(product)
             for config, variant in itertools.product(clustered(operator.arch, spec), Variant):
-                yield metadata_of(operator, Kernel(spec, config, variant), out, order, None)
+                yield metadata_of(operator, Kernel.found(spec, config, variant), out, order, None)
 
 
 def _modes(arch: Arch, product: Accumulator) -> list[Accumulator]:

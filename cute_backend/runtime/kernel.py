@@ -69,9 +69,6 @@ def host() -> str:
     return f"{platform.machine()}-linux-gnu {host_cpu()}"
 
 
-_AS_FOUND = "as it is found"
-
-
 @dataclass(frozen=True)
 class Kernel:
     """One compiled object: a spec, a tile configuration, which names its architecture, and an alignment."""
@@ -79,12 +76,14 @@ class Kernel:
     spec: EpilogueSpec
     config: TileConfig
     variant: Variant
-    edited: str | None = _AS_FOUND
-    """The module, where a person has edited it: as it is found when nothing is said of it (`source`)."""
+    edited: str | None = None
+    """The module, where a person has edited it."""
 
-    def __post_init__(self) -> None:
-        if self.edited is _AS_FOUND:
-            object.__setattr__(self, "edited", edited_text(self.spec, self.config, self.variant))
+    @staticmethod
+    def found(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Kernel:
+        """The kernel that serves here, edited where `edited_text` finds a module; raises UsageError as that
+        does."""
+        return Kernel(spec, config, variant, edited_text(spec, config, variant))
 
     @property
     def arch(self) -> Arch:

@@ -303,7 +303,7 @@ class Launcher:
         """The kernels for these sizes, of those that were prepared or lie on disk."""
         problem, winners = Problem(self._spec, m, n, k, self._batch_invariant), winners_on(self._gpu)
         kernels = [
-            Kernel(
+            Kernel.found(
                 self._spec,
                 config_for(problem, variant, self._gpu.arch, self._gpu.sm_count, winners),
                 variant,

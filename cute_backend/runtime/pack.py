@@ -186,7 +186,8 @@ class Pack:
         """Every kernel of a spec for an architecture."""
         found = (each for each in self._kernels.values() if each["spec"] == spec.key)
         kernels = [
-            Kernel(spec, TileConfig.from_dict(each["config"]), Variant(each["variant"])) for each in found
+            Kernel.found(spec, TileConfig.from_dict(each["config"]), Variant(each["variant"]))
+            for each in found
         ]
         return [kernel for kernel in kernels if kernel.arch is arch]
 

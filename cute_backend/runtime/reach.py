@@ -94,7 +94,7 @@ def reachable_kernels(
     """
     variants = reachable_variants(problem)
     return [
-        Kernel(problem.spec, config, variant)
+        Kernel.found(problem.spec, config, variant)
         for variant in variants
         for config in _reachable_configs(problem, variant, arch, sm_count, winners, buckets)[
             : MAX_KERNELS // len(variants)

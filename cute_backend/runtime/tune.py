@@ -147,7 +147,7 @@ class Tuner:
     def _candidates(self, key: Key) -> list[Kernel]:
         spec, gpu = key.spec, self._gpu
         configs = candidates(gpu.arch, spec, key.bucket, key.n, key.k, gpu.sm_count)
-        return [Kernel(spec, each, key.variant) for each in configs]
+        return [Kernel.found(spec, each, key.variant) for each in configs]
 
     def _time(
         self, job: Job, functions: Mapping[Kernel, KernelFunction], unfused: Run | None

@@ -232,7 +232,7 @@ def run_region(
     variant = Variant.TMA if aligned else Variant.PLAIN
     problem = Problem(spec, m, n, k, settings.batch_invariant)
     config = machine.config or config_for(problem, variant, machine.arch, machine.arch.sm_count)
-    kernel = Kernel(spec, config, variant)
+    kernel = Kernel.found(spec, config, variant)
     program = _program(kernel)
     reports: list[Report] = []
 

@@ -66,6 +66,18 @@ def test_what_runs_is_the_module_as_it_was_last_saved(folder):
     assert torch.equal(simulated(), EYE * 3)
 
 
+def test_only_a_kernel_that_is_found_reads_files_and_the_environment(folder, monkeypatch):
+    original = kernel(7.0)
+    parts = original.spec, original.config, original.variant
+    path = edit(folder, original, "* 7.0\n", "* 7.5\n")
+    assert Kernel(*parts) == original and original.edited is None
+    assert Kernel.found(*parts).edited == path.read_text()
+    monkeypatch.setenv(SOURCES_VARIABLE, str(path))
+    assert Kernel(*parts) == original
+    with pytest.raises(UsageError, match="is no folder"):
+        Kernel.found(*parts)
+
+
 def test_no_kernel_is_cached_under_the_name_of_another(folder, tmp_path_factory, monkeypatch):
     """Though the file changes between the moment when a kernel is spoken of and when it is built."""
     monkeypatch.setenv(CACHE_DIR_VARIABLE, str(tmp_path_factory.mktemp("cache")))
