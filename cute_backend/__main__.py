@@ -18,6 +18,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -78,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
             _add_bench_options(sub)
         else:
             sub.add_argument(
-                "--arch", metavar="ARCH", help="sm_90a or sm_100a (default: the GPU here, or sm_100a)"
+                "--arch", metavar="ARCH", help=f"{Arch.listed('or')} (default: the GPU here, or sm_100a)"
             )
         if command is _source:
             sub.add_argument("--region", metavar="N", type=int, default=0, help="which (default: 0)")
@@ -122,7 +123,7 @@ def _add_aot(commands: argparse._SubParsersAction[_Parser]) -> None:
         metavar="ARCH",
         action="append",
         default=[],
-        help="sm_90a or sm_100a; may be given twice (default: both)",
+        help=f"{Arch.listed('or')}; may be given again (default: all of them)",
     )
     sub.add_argument(
         "--m",
@@ -136,7 +137,8 @@ def _add_aot(commands: argparse._SubParsersAction[_Parser]) -> None:
         type=_positive,
         action="append",
         default=[],
-        help="multiprocessors of the GPUs that are served, if not an H200 or B200; may be given again",
+        help="multiprocessors of the GPUs that are served, "
+        f"if not an {Arch.listed('or', attrgetter('gpu'))}; may be given again",
     )
     sub.set_defaults(command=_aot)
 

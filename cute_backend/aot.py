@@ -123,7 +123,7 @@ def _kernels(request: Request) -> Iterator[Kernel]:
     buckets = BUCKETS if request.m is None else buckets_of(*request.m)
     for arch, problems in request.problems.items():
         for problem in problems:
-            for sm_count in request.sm_counts or (arch.sm_count,):
+            for sm_count in request.sm_counts or (arch.target.sm_count,):
                 yield from reachable_kernels(problem, arch, sm_count, buckets=buckets)
 
 

@@ -109,7 +109,7 @@ class Region:
         """The operands that the epilogue reads, in the order of the kernel's arguments."""
         placements = self._plan.placements
         return tuple(
-            Load(load.name, label, load.kind.value, placements[load.name].value, load.dtype.value)
+            Load(load.name, label, load.kind.value, placements[load.name].name, load.dtype.value)
             for load, label in zip(self.spec.loads, self.labels, strict=True)
         )
 
@@ -236,9 +236,10 @@ def build(fn: Callable[..., Any], *args: Any, arch: str = "sm_100a") -> Built:
 
 def parse_arch(arch: str) -> Arch:
     """The architecture of a name. Raises UsageError for one that no kernel is generated for."""
-    if arch not in [known.value for known in Arch]:
-        raise UsageError(f"arch is {arch!r}; kernels are generated for {' and '.join(a.value for a in Arch)}")
-    return Arch(arch)
+    found = Arch.of_name(arch)
+    if found is None:
+        raise UsageError(f"arch is {arch!r}; kernels are generated for {Arch.listed('and')}")
+    return found
 
 
 def default_arch() -> str:

@@ -76,6 +76,8 @@ class PointwiseOp:
     reference: Callable[..., torch.Tensor]
     cute_int: str | None = None
     cute_bool: str | None = None
+    is_long: bool = False
+    """Whether it takes some hundred instructions, so that planning has but a few of them in one visit."""
 
     def expression(self, dtype: DType) -> str | None:
         """The device expression on operands of a register dtype."""
@@ -298,7 +300,7 @@ _ROWS: tuple[PointwiseOp, ...] = (
                 cute_int="~{0}", cute_bool="math.logical_not({0})"),
     # Noise, from seed low, seed high, index, row, sample: see `philox`.
     PointwiseOp("gumbel", (), 5, _P, ResultRule.FLOAT, None, "gumbel({0}, {1}, {2}, {3}, {4})",
-                philox.gumbel, cute_int="math.gumbel({0}, {1}, {2}, {3}, {4})"),
+                philox.gumbel, cute_int="math.gumbel({0}, {1}, {2}, {3}, {4})", is_long=True),
 )  # fmt: skip
 
 CAST = PointwiseOp("cast", (), 1, _P, _SAME, None, "cast({0})", _no_reference)

@@ -254,5 +254,5 @@ def test_what_is_shown_is_the_tile_that_a_launch_gets(invariant):
         ).first_region()
         shown = region.kernel().config
     wanted = reach.Problem(region.spec, m, n, k, invariant)
-    assert shown == reach.config_for(wanted, Variant.TMA, Arch.SM90A, Arch.SM90A.sm_count)
+    assert shown == reach.config_for(wanted, Variant.TMA, Arch.SM90A, Arch.SM90A.target.sm_count)
     assert (shown.tile_m == 64) is invariant

@@ -142,7 +142,7 @@ def _read_sum(name: str) -> Callable[[fx.Node], Anchor]:
 def _dense(node: fx.Node, a: fx.Node, b: fx.Node, alpha: Number = 1, addend: Addend | None = None) -> Anchor:
     a_dtype, b_dtype = _operand_dtypes(a, b, (DType.BF16, DType.F16))
     if a_dtype is not b_dtype:
-        raise Refused(Reason.OPERAND_DTYPE, a=fake(a).dtype, b=fake(b).dtype)
+        raise _unmultiplied(a, b)
     accumulator = _accumulator(node, a, b, a_dtype, b_dtype, fast_accum=True)
     return Anchor(node, a, b, accumulator, _out_dtype(fake(node).dtype), alpha=alpha, addend=addend)
 
@@ -190,7 +190,7 @@ def _scaled(
 ) -> Anchor:
     a_dtype, b_dtype = _operand_dtypes(a, b, (DType.E4M3, DType.E5M2))
     if a_dtype is DType.E5M2 and b_dtype is DType.E5M2:
-        raise Refused(Reason.OPERAND_DTYPE, a=fake(a).dtype, b=fake(b).dtype)
+        raise _unmultiplied(a, b)
     device = fake(node).device
     for scale in (scale_a, scale_b):
         if fake(scale).dtype is not torch.float32:
@@ -236,10 +236,16 @@ def _has_shape(shape: torch.Size, expected: tuple[Size, ...]) -> bool:
     )
 
 
+def _unmultiplied(a: fx.Node, b: fx.Node) -> Refused:
+    """The refusal of operands that no target multiplies."""
+    taken = "bf16, fp16 and fp8"
+    return Refused(Reason.OPERAND_DTYPE, where="here", a=fake(a).dtype, b=fake(b).dtype, taken=taken)
+
+
 def _operand_dtypes(a: fx.Node, b: fx.Node, accepted: tuple[DType, ...]) -> tuple[DType, DType]:
     a_dtype, b_dtype = DTYPES.get(fake(a).dtype), DTYPES.get(fake(b).dtype)
     if a_dtype not in accepted or b_dtype not in accepted:
-        raise Refused(Reason.OPERAND_DTYPE, a=fake(a).dtype, b=fake(b).dtype)
+        raise _unmultiplied(a, b)
     return a_dtype, b_dtype
 
 

@@ -40,6 +40,7 @@ from cute_backend.fx_walk.epilogue_pass import current_precision
 from cute_backend.fx_walk.reasons import LABEL, Rejection
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.regions import find_regions
+from cute_backend.planning import Arch
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,13 @@ def collect(
 
     `args` are CPU, CUDA or fake tensors, or anything else that `fn` takes. They are replaced by fakes, so
     nothing is computed, unless `fn` looks at a value, which only real tensors have. Fakes of a GPU that this
-    torch was not built for stand for CPU tensors. With `arch` ("sm_90a" or "sm_100a") a CUDA graph is judged
+    torch was not built for stand for CPU tensors. With `arch`, such as "sm_90a", a CUDA graph is judged
     as if it ran on that architecture, else by the device that its tensors are on. Caches are neither read nor
     written. Raises what torch raises where `fn` can't run on these arguments.
     """
     reports: list[GraphReport] = []
-    capability = device_capability if arch is None else lambda device: _ARCHS[arch]
+    by_name = {each.value: each.target.capability for each in Arch}
+    capability = device_capability if arch is None else lambda device: by_name[arch]
     backend = _Collector(reports, capability, _user_names(fn))
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = tree_map(lambda value: _to_fake(mode, value), tuple(args))
@@ -82,9 +84,6 @@ def collect(
             reports.clear()
             torch.compile(_call_of(fn), backend=backend, dynamic=dynamic)(*args)
     return reports
-
-
-_ARCHS = {"sm_90a": (9, 0), "sm_100a": (10, 0)}
 
 
 @contextmanager

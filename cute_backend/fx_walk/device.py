@@ -1,4 +1,4 @@
-"""Which devices a region may run on."""
+"""Which devices a region may run on, and what they multiply."""
 
 from __future__ import annotations
 
@@ -6,25 +6,45 @@ from collections.abc import Callable
 
 import torch
 
+from cute_backend.fx_walk.anchors import Anchor
 from cute_backend.fx_walk.reasons import Reason, Refused
+from cute_backend.fx_walk.static import fake
+from cute_backend.planning import Arch, Target
 
 Capability = Callable[[torch.device], tuple[int, int]]
 """The compute capability of a CUDA device."""
 
-CAPABILITIES = ((9, 0), (10, 0))
-
 
 def device_capability(device: torch.device) -> tuple[int, int]:
-    """Of a real device; of a fake one, where this torch sees no GPU, the first that kernels exist for."""
-    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else CAPABILITIES[0]
+    """Of a real device; of a fake one, where this torch sees no GPU, that of the first target."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_capability(device)
+    return next(iter(Arch)).target.capability
 
 
-def check_device(device: torch.device, capability: Capability) -> None:
-    """Refuse a device that no kernel exists for. CPU graphs are replayed."""
+def target_of(device: torch.device, capability: Capability) -> Target | None:
+    """The target of a CUDA device, and None for a CPU, whose graphs are replayed. Raises Refused for a device
+    that no kernel exists for."""
     if device.type == "cpu":
-        return
+        return None
     if device.type != "cuda" or torch.version.hip is not None:
         raise Refused(Reason.DEVICE, device=device if torch.version.hip is None else f"{device} (ROCm)")
     found = capability(device)
-    if found not in CAPABILITIES:
-        raise Refused(Reason.CAPABILITY, device=device, capability=".".join(map(str, found)))
+    arch = Arch.of_capability(found)
+    if arch is None:
+        raise Refused(
+            Reason.CAPABILITY,
+            device=device,
+            capability=".".join(map(str, found)),
+            taken=Arch.listed("or", lambda target: target.version),
+        )
+    return arch.target
+
+
+def check_operands(anchor: Anchor, target: Target | None) -> None:
+    """Refuse a product whose operands the target's MMA doesn't multiply. A CPU multiplies any."""
+    product = anchor.accumulator
+    if target is not None and not {product.a_dtype, product.b_dtype} <= target.operands:
+        taken = ", ".join(sorted(dtype.value for dtype in target.operands))
+        a, b = fake(anchor.a).dtype, fake(anchor.b).dtype
+        raise Refused(Reason.OPERAND_DTYPE, where=f"of {target.name}", a=a, b=b, taken=taken)

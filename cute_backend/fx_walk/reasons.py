@@ -35,7 +35,7 @@ class Reason(Enum):
     AOT = "aot", "an ahead-of-time package can't call a Python op, so nothing is fused for it"
     CPP_WRAPPER = "cpp_wrapper", "Inductor's C++ wrapper can't pass an op the text of its spec"
     DEVICE = "device", "the product runs on {device}; fused are cpu and cuda"
-    CAPABILITY = "capability", "{device} has compute capability {capability}, not 9.0 or 10.0"
+    CAPABILITY = "capability", "{device} has compute capability {capability}, not {taken}"
 
     # The matrix product.
     NOTHING_TO_FUSE = "nothing_to_fuse", "no pointwise op that could be fused follows the product{refused}"
@@ -44,7 +44,7 @@ class Reason(Enum):
         "Inductor wrote this product, with M or N of 1, as a multiply and a sum with an epilogue of its own",
     )
     GROUPED = "grouped", "{target} multiplies each group of rows by a matrix of its own, as experts do"
-    OPERAND_DTYPE = "operand_dtype", "no MMA here multiplies {a} by {b}; taken are bf16, fp16 and fp8"
+    OPERAND_DTYPE = "operand_dtype", "no MMA {where} multiplies {a} by {b}; taken are {taken}"
     OPERAND_LAYOUT = "operand_layout", "{operand} has strides {strides}; {accepted}"
     OPERAND_ALIGNMENT = (
         "operand_alignment",

@@ -23,7 +23,7 @@ from cute_backend import config
 from cute_backend.fx_walk.anchors import Anchor, is_anchor, read_anchor
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import Part, classify, supported_dtype
-from cute_backend.fx_walk.device import Capability, check_device
+from cute_backend.fx_walk.device import Capability, check_operands, target_of
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.equal import first_equals
 from cute_backend.fx_walk.lower import (
@@ -133,10 +133,11 @@ class _Search:
         return regions[::-1], rejections
 
     def _region(self, node: fx.Node) -> Region:
-        check_device(fake(node).device, self.capability)
+        target = target_of(fake(node).device, self.capability)
         anchor = self.anchors[node]
         if isinstance(anchor, Refused):
             raise anchor
+        check_operands(anchor, target)
         for anchors in self._pairs(anchor):
             region = self._of_pair(anchors)
             if region is not None:

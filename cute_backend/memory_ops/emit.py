@@ -5,50 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..formula import formula
-from ..planning import Arch, Placement, TileConfig, Variant, plan, subtiled
+from ..planning import Ring, TileConfig, Variant, plan, subtiled
 from ..signature import WORKSPACE, Extent, Role, of_role, signature
 from ..spec import DType, EpilogueSpec, Load, Order, Overflow, Store
-from . import emit_reductions
+from . import emit_reductions, reads
 from .chain import Chain, register_type
 from .partials import written
+from .reads import CUTE_TYPES
 from .simplify import simplify
-
-CUTE_TYPES = {
-    DType.F32: "Float32",
-    DType.BF16: "BFloat16",
-    DType.F16: "Float16",
-    DType.E4M3: "Float8E4M3FN",
-    DType.E5M2: "Float8E5M2",
-    DType.I8: "Int8",
-    DType.U8: "Uint8",
-    DType.I32: "Int32",
-    DType.I64: "Int64",
-    DType.BOOL: "Uint8",
-}
-"""The DSL's element types in memory; torch's bool is a byte."""
-
-_TEMPLATES = {Arch.SM90A: ("sm90", "Sm90Gemm"), Arch.SM100A: ("sm100", "Sm100Gemm")}
-
-_MEANING = {
-    Placement.SCALAR: "read once, before the accumulator wait",
-    Placement.ROW_READ: "one value for each row of a thread, before the accumulator wait",
-    Placement.REGISTER_HOIST: "the columns of a thread, before the accumulator wait",
-    Placement.SMEM_STAGED: "the tile's columns in shared memory, ahead of the accumulator wait",
-    Placement.TMA: "a subtile at a time by TMA, ahead of the accumulator wait",
-    Placement.VECTOR: "by element when needed",
-}
 
 _WHERE_TO_READ_ON = (
     "templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have",
     "are those by which memory_ops/simplify.py replaces its own.",
 )
-
-_HELD_READS = {
-    Placement.SCALAR: ("1", "i", "i"),
-    Placement.ROW_READ: ("tile.rows", "r", "tile.row(r)"),
-    Placement.REGISTER_HOIST: ("tile.columns", "c", "tile.column(c)"),
-}
-"""For the placements that `begin` reads: how many elements, their slot, and where each is in memory."""
 
 
 def emit(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
@@ -75,26 +44,14 @@ class _Module:
     def text(self) -> str:
         return "\n".join([*self._header(), "", "", *self._epilogue(), "", "", *self._launch(), ""])
 
-    def _having(self, placement: Placement) -> tuple[Load, ...]:
-        return self.plan.having(placement, self.spec)
-
     def _reads(self) -> dict[str, str]:
         """Where the chain finds each accumulator and load of element e, in row slot r and column slot c."""
-        reads = {acc.name: f"{acc.name}[e]" for acc in self.spec.accumulators}
-        places = {
-            Placement.SCALAR: "held.{}[0]",
-            Placement.ROW_READ: "held.{}[r]",
-            Placement.REGISTER_HOIST: "held.{}[sub.first_column + c]",
-            Placement.SMEM_STAGED: "{}[c]",
-            Placement.TMA: "{}[e]",
-            Placement.VECTOR: "{}[e]",
-        }
-        for load in self.spec.loads:
-            reads[load.name] = places[self.plan.placements[load.name]].format(load.name)
-        return reads
+        accumulators = {acc.name: f"{acc.name}[e]" for acc in self.spec.accumulators}
+        placed = self.plan.placements
+        return accumulators | {name: placement.element.format(name) for name, placement in placed.items()}
 
     def _header(self) -> list[str]:
-        module, template = _TEMPLATES[self.config.arch]
+        module, template = self.config.target.template.split(":")
         names = [load.name for load in self.spec.loads]
         width = max(map(len, names), default=0)
         lines = ['"""' + self.formula.replace("\n", "\n   "), ""]
@@ -102,7 +59,7 @@ class _Module:
             placement = self.plan.placements[load.name]
             lines.append(
                 f"    {load.name:<{width}}  {load.kind.value:<6}  {load.dtype.value:<4}  "
-                f"{placement.value:<14}  {_MEANING[placement]}{_modes(load)}"
+                f"{placement.name:<14}  {placement.meaning}{_modes(load)}"
             )
         lines += [
             "",
@@ -131,7 +88,7 @@ class _Module:
             "from cute_backend.planning import Arch, TileConfig",
             f"from cute_backend.templates.epilogue import {', '.join(helpers)}",
             *(["from cute_backend.templates.finish import Finish"] if reductions else []),
-            f"from cute_backend.templates.{module} import {template}",
+            f"from {module} import {template}",
         ]
 
     def _alignment(self) -> str:
@@ -148,13 +105,15 @@ class _Module:
         return stored | loaded | memory | constants
 
     def _columns(self) -> bool:
-        planes = [load.order for load in self._having(Placement.TMA)]
+        planes = [load.order for load in self.plan.in_ring(Ring.PLANE, self.spec)]
         planes += [store.order for store in self.spec.planes if store.name in self.plan.tma_stores]
         return Order.COLUMN in planes
 
     def _epilogue(self) -> list[str]:
-        staged = [_operand(load.name, load.dtype) for load in self._having(Placement.SMEM_STAGED)]
-        tma_loads = [_operand(load.name, load.dtype, load.order) for load in self._having(Placement.TMA)]
+        placed = self.plan
+        staged = [_operand(load.name, load.dtype) for load in placed.in_ring(Ring.ROW, self.spec)]
+        planes = placed.in_ring(Ring.PLANE, self.spec)
+        tma_loads = [_operand(load.name, load.dtype, load.order) for load in planes]
         tma_stores = [
             _operand(store.name, store.dtype, store.order)
             for store in self.spec.planes
@@ -177,26 +136,15 @@ class _Module:
 
     def _stage(self) -> list[str]:
         """The hook of the loading warp, where there is something to bring."""
-        staged = self._having(Placement.SMEM_STAGED)
-        if not staged:
-            return []
-        reads = [f"smem.{load.name}[column] = glob.{load.name}[tile.clamp_column(column)]" for load in staged]
-        return [
-            *_method("stage(self, tile, glob, smem)"),
-            "        for i in cutlass.range_constexpr(tile.tile_n // 32):",
-            "            column = tile.lane + 32 * i",
-            *(f"            {read}" for read in reads),
-            "",
-        ]
+        staged = self.plan.in_ring(Ring.ROW, self.spec)
+        return [*_method("stage(self, tile, glob, smem)"), *reads.stage(staged), ""] if staged else []
 
     def _begin(self) -> list[str]:
         lines = _method("begin(self, tile, glob)")
         held = []
         for load in self.spec.loads:
-            reads = _HELD_READS.get(self.plan.placements[load.name])
-            if reads is not None:
-                count, slot, index = reads
-                lines += _elements(load, count, slot, index)
+            if read := reads.begin(load, self.plan.placements[load.name]):
+                lines += read
                 held.append(f"{load.name}={load.name}")
         for store in filter(emit_reductions.held, self.spec.stores):
             lines += emit_reductions.begin(store)
@@ -206,18 +154,7 @@ class _Module:
     def _visit(self) -> list[str]:
         accumulators = ", ".join(acc.name for acc in self.spec.accumulators)
         lines = _method(f"visit(self, sub, {accumulators}, glob, held, smem)")
-        for load in self._having(Placement.SMEM_STAGED):
-            lines += _fragment(load, f"sub.row_slice(smem.{load.name})")
-        for load in self._having(Placement.TMA):
-            lines += [
-                f"        {load.name} = cute.make_rmem_tensor(sub.elements, {CUTE_TYPES[load.dtype]})",
-                f"        sub.copy_from(smem.{load.name}, {load.name})",
-                *_widened(load),
-            ]
-        if self._having(Placement.TMA):
-            lines.append("        smem.release()")
-        for load in self._having(Placement.VECTOR):
-            lines += _elements(load, "sub.elements", "e", "sub.row(e), sub.column(e)")
+        lines += reads.visit(self.spec, self.plan)
         for store in self.spec.stores:
             kind = register_type(self.chain.stored(store)[1])
             lines.append(f"        {store.name} = cute.make_rmem_tensor(sub.elements, {kind})")
@@ -252,9 +189,9 @@ class _Module:
 
     def _launch(self) -> list[str]:
         loads, reductions = [load.name for load in self.spec.loads], self.spec.reductions
-        _, template = _TEMPLATES[self.config.arch]
-        # On Blackwell both accumulation modes are one.
-        fast = self.config.arch is Arch.SM100A or self.spec.product.fast_accum
+        target = self.config.target
+        template = target.template.split(":")[1]
+        fast = self.spec.product.fast_accum or not target.promotes
         options = ("" if fast else ", fast_accum=False") + (", batched=True" if self._batched else "")
         return [
             f"gemm = {template}(Epilogue(), {_config(self.config)}{options})",
@@ -324,33 +261,6 @@ def _tuple(name: str, items: Sequence[str]) -> list[str]:
 def _operand(name: str, dtype: DType, order: Order | None = Order.ROW) -> str:
     suffix = ", Order.COLUMN" if order is Order.COLUMN else ""
     return f'SmemOperand("{name}", {CUTE_TYPES[dtype]}{suffix})'
-
-
-def _elements(load: Load, count: str, slot: str, index: str) -> list[str]:
-    """Reads of global memory by element, widened to the register type."""
-    return [
-        f"        {load.name} = cute.make_rmem_tensor({count}, {CUTE_TYPES[load.dtype]})",
-        f"        for {slot} in cutlass.range_constexpr({count}):",
-        f"            {load.name}[{slot}] = glob.{load.name}[{index}]",
-        *_widened(load),
-    ]
-
-
-def _fragment(load: Load, source: str) -> list[str]:
-    """A vector copy of a thread's part of a shared operand, widened to the register type."""
-    name = load.name
-    return [
-        f"        {name}_smem = {source}",
-        f"        {name} = cute.make_rmem_tensor({name}_smem.shape, {CUTE_TYPES[load.dtype]})",
-        f"        cute.autovec_copy({name}_smem, {name})",
-        *_widened(load),
-    ]
-
-
-def _widened(load: Load) -> list[str]:
-    if CUTE_TYPES[load.dtype] == register_type(load.dtype):
-        return []
-    return [f"        {load.name} = math.widen({load.name}, {register_type(load.dtype)})"]
 
 
 def _config(config: TileConfig) -> str:

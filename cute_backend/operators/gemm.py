@@ -33,7 +33,15 @@ from ..signature import WORKSPACE_ALIGN, Argument
 from ..spec import VALUE_DTYPES, Accumulator, DType, Major, Order
 from .epilogue import Epilogue, convert, plain
 from .implementation import Implementation, running_on
-from .metadata import TARGETS, FusedEpilogue, FusedMetadata, metadata_of
+from .metadata import (
+    TARGETS,
+    Design,
+    FusedEpilogue,
+    FusedMetadata,
+    blackwell_design,
+    hopper_design,
+    metadata_of,
+)
 from .operands import Layout, TensorArgument, bytes_at, values_of
 
 _log = logging.getLogger(__name__)
@@ -151,6 +159,7 @@ class _FusedGemm:
     """What the operators of both architectures share."""
 
     arch: Arch
+    design: Design
     metadata: FusedMetadata
 
     def _supports(self, args: GemmArguments | None, target_sm: TargetSm | None = None) -> Status:
@@ -250,7 +259,7 @@ def _for_arguments(operator: type[_FusedGemm], args: GemmArguments) -> Iterator[
         for config in ranked(arch, spec, *request.sizes, _sm_count(arch)):
             kernel = Kernel.found(spec, config, request.variant)
             fused = None if args.epilogue is None else FusedEpilogue(args.epilogue, request.epilogue)
-            yield metadata_of(operator, kernel, request.out, request.order, fused)
+            yield metadata_of(operator, operator.design, kernel, request.out, request.order, fused)
 
 
 def _for_anyone(operator: type[_FusedGemm]) -> Iterator[FusedMetadata]:
@@ -259,20 +268,21 @@ def _for_anyone(operator: type[_FusedGemm]) -> Iterator[FusedMetadata]:
         for product in _modes(operator.arch, known):
             spec = plain(out, order).of(product)
             for config, variant in itertools.product(clustered(operator.arch, spec), Variant):
-                yield metadata_of(operator, Kernel.found(spec, config, variant), out, order, None)
+                kernel = Kernel.found(spec, config, variant)
+                yield metadata_of(operator, operator.design, kernel, out, order, None)
 
 
 def _modes(arch: Arch, product: Accumulator) -> list[Accumulator]:
     """A product, and where it differs, the same with sums that are promoted as they grow."""
     promoted = [replace(product, fast_accum=False)]
-    return [product, *(promoted if arch is Arch.SM90A and product.a_dtype.is_fp8 else [])]
+    return [product, *(promoted if arch.target.promotes and product.a_dtype.is_fp8 else [])]
 
 
 def _sm_count(arch: Arch) -> int:
     """That of the current GPU where it is one of `arch`, else of one to plan for."""
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() == arch.capability:
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() == arch.target.capability:
         return device_at(torch.cuda.current_device()).sm_count
-    return arch.sm_count
+    return arch.target.sm_count
 
 
 def _operand(name: str, value: TensorArgument | float, device: torch.device) -> Tensor:
@@ -309,6 +319,7 @@ class Sm90FusedGemm(_FusedGemm, CuteDslOperator):
     supported_args_type = GemmArguments
     designed_for_min_cc = 90
     arch = Arch.SM90A
+    design = staticmethod(hopper_design)
 
 
 @CuTeDSLProvider.register
@@ -318,3 +329,4 @@ class Sm100FusedGemm(_FusedGemm, CuteDslOperator):
     supported_args_type = GemmArguments
     designed_for_min_cc = 100
     arch = Arch.SM100A
+    design = staticmethod(blackwell_design)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ CUTLASS_TYPES = {
     dtype: cutlass_type_from_torch_type(torch_dtype) for dtype, torch_dtype in TORCH_DTYPES.items()
 }
 
-TARGETS = {Arch.SM90A: TargetSm("90a"), Arch.SM100A: TargetSm("100a")}
+TARGETS = {arch: TargetSm(arch.value.removeprefix("sm_")) for arch in Arch}
 """The target that each architecture's kernels are compiled for, and no other."""
 
 
@@ -57,6 +58,9 @@ class BlackwellDesign(Sm100DesignMetadata):
     aligned: bool
 
 
+Design = Callable[[Kernel], "HopperDesign | BlackwellDesign"]
+
+
 @dataclass(kw_only=True)
 class FusedMetadata(OperatorMetadata):
     """What is told of one operator, and the kernel that it is."""
@@ -65,15 +69,15 @@ class FusedMetadata(OperatorMetadata):
 
 
 def metadata_of(
-    operator: type, kernel: Kernel, out: DType, order: Order, epilogue: FusedEpilogue | None
+    operator: type, design: Design, kernel: Kernel, out: DType, order: Order, epilogue: FusedEpilogue | None
 ) -> FusedMetadata:
-    """The metadata of a kernel for an `out` of this dtype and order."""
+    """The metadata of a kernel for an `out` of this dtype and order, cut as `design` says."""
     return FusedMetadata(
         operator_name=_name(kernel, out, order, epilogue),
         operator_class=operator,
         supported_targets=[TARGETS[kernel.arch]],
         operands=_operands(kernel, out, order),
-        design=_design(kernel),
+        design=design(kernel),
         epilogue=epilogue,
         kernel=kernel,
     )
@@ -127,23 +131,30 @@ def _dense(dtype: DType, row_major: bool, *, aligned: bool) -> DenseTensorConstr
     )
 
 
-def _design(kernel: Kernel) -> HopperDesign | BlackwellDesign:
+def hopper_design(kernel: Kernel) -> HopperDesign:
+    """How a wgmma kernel cuts its problem."""
+    return HopperDesign(mma_instruction_type=HopperWgmma, **_common(kernel))
+
+
+def blackwell_design(kernel: Kernel) -> BlackwellDesign:
+    """How a tcgen05 kernel cuts its problem."""
+    return BlackwellDesign(
+        mma_instruction_type=BlackwellTcgen05Mma,
+        use_2cta_mma=kernel.config.ctas == 2,
+        use_tma_store=bool(plan(kernel.spec, kernel.config, kernel.variant).tma_stores),
+        **_common(kernel),
+    )
+
+
+def _common(kernel: Kernel) -> dict[str, Any]:
     spec, config = kernel.spec, kernel.config
-    common: dict[str, Any] = {
+    return {
         "tile_shape": (config.tile_m, config.tile_n, tile_k(spec.product.a_dtype)),
         "cluster_shape": (config.cluster_m * config.split_k, config.cluster_n, 1),
         "config": config,
         "fast_accum": spec.product.fast_accum,
         "aligned": kernel.variant is Variant.TMA,
     }
-    if kernel.arch is Arch.SM90A:
-        return HopperDesign(mma_instruction_type=HopperWgmma, **common)
-    return BlackwellDesign(
-        mma_instruction_type=BlackwellTcgen05Mma,
-        use_2cta_mma=config.ctas == 2,
-        use_tma_store=bool(plan(spec, config, kernel.variant).tma_stores),
-        **common,
-    )
 
 
 class FusedEpilogue(EpilogueMetadata):

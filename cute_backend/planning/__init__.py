@@ -3,26 +3,28 @@
 Plans are data, made from a spec and sizes alone: nothing here imports torch or CUTLASS.
 """
 
-from .placement import Placement, Plan, Variant, plan, subtiled
+from .placements import ByElement, Placement, Ring
+from .placing import Plan, plan
+from .rules import subtiled
 from .search import (
     MAX_CANDIDATES,
     candidates,
     choose,
     clustered,
-    holds_planes,
     offered,
     ranked,
     table,
     tunable,
 )
+from .shared_memory import holds_planes
+from .targets import Arch, Target
 from .tiles import (
     EPILOGUE_STAGES,
     MIN_AB_STAGES,
-    SMEM_BYTES,
     SMEM_RESERVE,
     TILE_K_BYTES,
-    Arch,
     TileConfig,
+    Variant,
     tile_k,
 )
 
@@ -30,12 +32,14 @@ __all__ = [
     "EPILOGUE_STAGES",
     "MAX_CANDIDATES",
     "MIN_AB_STAGES",
-    "SMEM_BYTES",
     "SMEM_RESERVE",
     "TILE_K_BYTES",
     "Arch",
+    "ByElement",
     "Placement",
     "Plan",
+    "Ring",
+    "Target",
     "TileConfig",
     "Variant",
     "candidates",

@@ -1,4 +1,4 @@
-"""Architectures and tile configurations: what shapes a kernel may take."""
+"""Tile configurations: how a kernel may cut its problem."""
 
 from __future__ import annotations
 
@@ -7,32 +7,8 @@ from enum import Enum
 from typing import Any
 
 from ..spec import DType
-
-
-class Arch(str, Enum):
-    """The two targets, by the name that the assembler knows them by."""
-
-    SM90A = "sm_90a"
-    SM100A = "sm_100a"
-
-    @property
-    def capability(self) -> tuple[int, int]:
-        """The compute capability of a device that runs this target."""
-        return (9, 0) if self is Arch.SM90A else (10, 0)
-
-    @property
-    def sm_count(self) -> int:
-        """Multiprocessors to plan for where no GPU is here: an H200's or a B200's (their data sheets)."""
-        return 132 if self is Arch.SM90A else 148
-
-    @staticmethod
-    def of_capability(capability: tuple[int, int]) -> Arch | None:
-        """The target for a device, or None where there is none."""
-        return next((arch for arch in Arch if arch.capability == capability), None)
-
-
-SMEM_BYTES = 227 * 1024
-"""Shared memory that one CTA can have on both architectures (CUDA C++ Programming Guide, Table 27)."""
+from .targets import Arch, Target
+from .targets.target import WARPGROUP
 
 SMEM_RESERVE = 1024 + 512
 """Kept for what aligns the first of the swizzled buffers, and for barriers."""
@@ -45,6 +21,15 @@ EPILOGUE_STAGES = 2
 
 TILE_K_BYTES = 128
 """Bytes of K in one pipeline stage: one row of the 128-byte swizzle."""
+
+
+class Variant(str, Enum):
+    """What is known of the exact loads and the outputs when a kernel is compiled."""
+
+    TMA = "tma"
+    """Base addresses and the strides that are not 1 are multiples of 16 bytes."""
+    PLAIN = "plain"
+    """Nothing beyond the alignment of an element: they are read and written by element, masked."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +66,28 @@ class TileConfig:
     def __post_init__(self) -> None:
         if self.split_k not in (1, 2, 4, 8):
             raise ValueError(f"split_k is {self.split_k}; 1, 2, 4 or 8 CTAs share a tile by parts of K")
-        alone = self.arch is Arch.SM90A and not self.pingpong and self.cluster_m * self.cluster_n == 1
-        if self.split_k > 1 and not alone:
+        if self.pingpong and not self.target.accumulators.in_registers:
             raise ValueError(
-                f"tile {self.name} of {self.arch.value} has K in {self.split_k} parts, which one of sm_90a "
-                "can have without ping-pong and without a cluster that multicasts"
+                f"tile {self.name} of {self.arch.value} is ping-pong, which takes accumulators in registers; "
+                "tensor memory has those of two tiles anyway"
             )
+        if self.split_k > 1 and not self.splittable:
+            able = [arch.value for arch in Arch if arch.target.tiles.splits]
+            raise ValueError(
+                f"tile {self.name} of {self.arch.value} has K in {self.split_k} parts, which one of "
+                f"{' or '.join(able)} can have without ping-pong and without a cluster that multicasts"
+            )
+
+    @property
+    def target(self) -> Target:
+        """What is known of its architecture."""
+        return self.arch.target
+
+    @property
+    def splittable(self) -> bool:
+        """Whether CTAs may share it by parts of K."""
+        alone = self.cluster_m * self.cluster_n == 1
+        return bool(self.target.tiles.splits) and alone and not self.pingpong
 
     @property
     def name(self) -> str:
@@ -139,16 +140,18 @@ class TileConfig:
 
     @property
     def thread_columns(self) -> int:
-        """Columns of the tile in which one thread of the epilogue has elements.
+        """Columns of the tile in which one thread of the epilogue has elements."""
+        return self.tile_n // self.target.accumulators.row_threads
 
-        A quarter of them in wgmma's accumulator layout, all of them in a row of tensor memory.
-        """
-        return self.tile_n // 4 if self.arch is Arch.SM90A else self.tile_n
+    @property
+    def thread_rows(self) -> int:
+        """Rows of the tile in which one thread of the epilogue has elements."""
+        return self.cta_rows * self.target.accumulators.row_threads // (WARPGROUP * self.sharing)
 
     @property
     def warpgroups(self) -> int:
         """Warpgroups of a CTA that run the epilogue."""
-        return 2 if self.arch is Arch.SM90A and (self.pingpong or self.cta_rows > 64) else 1
+        return 2 if self.pingpong or self.cta_rows > self.block_m else 1
 
     @property
     def sharing(self) -> int:
@@ -157,14 +160,15 @@ class TileConfig:
 
     @property
     def rolled(self) -> bool:
-        """Whether visits are the turns of a loop, as always on sm_100a. On sm_90a subtiles of fewer than 32
-        columns are, which long chains get; others are written out, one visit after the other."""
-        return self.arch is Arch.SM100A or self.subtile_n < 32
+        """Whether visits are the turns of a loop, as long chains need them; else they are written out, one
+        visit after the other."""
+        unrolled = self.target.unrolled_subtile_n
+        return unrolled is None or self.subtile_n < unrolled
 
     @property
     def block_m(self) -> int:
         """Rows of a subtile: those of one MMA instruction that one warpgroup owns."""
-        return 64 if self.arch is Arch.SM90A else 128
+        return self.target.accumulators.block_m
 
     @property
     def warp_rows(self) -> int:
@@ -179,7 +183,7 @@ class TileConfig:
     @property
     def thread_accumulators(self) -> int:
         """fp32 accumulators of one epilogue thread for a tile."""
-        return self.cta_rows * self.mma_n // (128 * self.sharing)
+        return self.cta_rows * self.mma_n // (WARPGROUP * self.sharing)
 
     @property
     def ab_stage_bytes(self) -> int:
@@ -199,7 +203,7 @@ class TileConfig:
     @property
     def epilogue_smem_bytes(self) -> int:
         """Shared memory that the epilogue may take: what the fewest useful stages of A and B leave."""
-        return SMEM_BYTES - MIN_AB_STAGES * self.ab_stage_bytes - self.sum_bytes - SMEM_RESERVE
+        return self.target.smem_bytes - MIN_AB_STAGES * self.ab_stage_bytes - self.sum_bytes - SMEM_RESERVE
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for cache keys and manifests."""

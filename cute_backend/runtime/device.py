@@ -32,13 +32,14 @@ class Device:
 
 @cache
 def device_at(index: int) -> Device:
-    """The GPU of an index. Raises UnsupportedDeviceError unless its compute capability is 9.0 or 10.0."""
+    """The GPU of an index. Raises UnsupportedDeviceError where no target has its compute capability."""
     properties = torch.cuda.get_device_properties(index)
     arch = Arch.of_capability((properties.major, properties.minor))
     if arch is None:
+        taken = Arch.listed("or", lambda target: f"{target.version} ({target.family})")
         raise UnsupportedDeviceError(
             f"{properties.name} has compute capability {properties.major}.{properties.minor}; "
-            "cute_backend's kernels need 9.0 (Hopper) or 10.0 (Blackwell)"
+            f"cute_backend's kernels need {taken}"
         )
     return Device(index, arch, properties.multi_processor_count, properties.name)
 

@@ -123,10 +123,10 @@ def winners_on(gpu: Device) -> Winners:
 def config_here(problem: Problem, variant: Variant, arch: Arch) -> TileConfig:
     """The configuration that a launch would get, on the current GPU if it is one of `arch`, else as planned
     for one."""
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() == arch.capability:
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() == arch.target.capability:
         gpu = device_at(torch.cuda.current_device())
         return config_for(problem, variant, arch, gpu.sm_count, winners_on(gpu))
-    return config_for(problem, variant, arch, arch.sm_count)
+    return config_for(problem, variant, arch, arch.target.sm_count)
 
 
 def announce(regions: Iterable[tuple[EpilogueSpec, Size, Size, Size]], device: torch.device) -> None:

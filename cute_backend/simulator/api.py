@@ -101,9 +101,10 @@ def simulate(fn: Callable[..., Any], *args: Any, arch: str = "sm_100a", async_se
 
 def parse_arch(arch: str) -> Arch:
     """The architecture of a name. Raises UsageError for one that no kernel is generated for."""
-    if arch not in list(Arch):
-        raise UsageError(f"arch is {arch!r}; {' or '.join(known.value for known in Arch)} can be simulated")
-    return Arch(arch)
+    found = Arch.of_name(arch)
+    if found is None:
+        raise UsageError(f"arch is {arch!r}; {Arch.listed('or')} can be simulated")
+    return found
 
 
 def run(fn: Callable[..., Any], args: Sequence[Any], machine: Machine) -> Simulation:
@@ -231,7 +232,7 @@ def run_region(
     aligned = stores_aligned(spec, m, n) is True and bound.aligned
     variant = Variant.TMA if aligned else Variant.PLAIN
     problem = Problem(spec, m, n, k, settings.batch_invariant)
-    config = machine.config or config_for(problem, variant, machine.arch, machine.arch.sm_count)
+    config = machine.config or config_for(problem, variant, machine.arch, machine.arch.target.sm_count)
     kernel = Kernel.found(spec, config, variant)
     program = _program(kernel)
     reports: list[Report] = []

@@ -26,10 +26,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Protocol
 
+import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass.tensor_utils import LayoutEnum
 
+from ..planning import TileConfig
 from ..spec import Order
 
 
@@ -67,6 +69,30 @@ class Epilogue(Protocol):
     def visit(self, sub: Any, *accs_glob_held_smem: Any) -> None: ...
 
     def end(self, tile: Any, glob: SimpleNamespace, held: SimpleNamespace) -> None: ...
+
+
+class Template(Protocol):
+    """The face of a template: the class that a target names, whose instances are kernels.
+
+    Further arguments have defaults, and are keywords. D = epilogue(A B) for A (M, K) and each B (K, N); the
+    loads and the stores are in the order of the epilogue's names. Raises ValueError where the epilogue can't
+    have the configuration.
+    """
+
+    config: TileConfig
+
+    def __init__(self, epilogue: Epilogue, config: TileConfig) -> None: ...
+
+    def __call__(
+        self,
+        a: cute.Tensor,
+        bs: Sequence[cute.Tensor],
+        loads: Sequence[cute.Tensor],
+        stores: Sequence[cute.Tensor],
+        max_active_clusters: cutlass.Int32,
+        stream: cuda.CUstream,
+    ) -> None:
+        """Launches the kernel on a stream."""
 
 
 def release_planes(loads: Any, state: Any) -> None:

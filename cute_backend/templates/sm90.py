@@ -64,7 +64,8 @@ A_BOXES = 4
 lies beyond a tensor with zeros more slowly than it loads. M = 16, N = K = 8192 in fp8 took 22.0 us with them
 and 17.9 without. Tiles of 128 rows come at once: by boxes, M = N = K = 4096 took 2 percent longer (H200)."""
 
-LOAD_REGISTERS, MMA_REGISTERS = 40, 232
+LOAD_REGISTERS = 40
+"""Of a thread that loads; `Target.epilogue_registers` has the others'."""
 
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000
 """L2 priorities of all that a copy touches, as `createpolicy.fractional` makes them (PTX ISA). What is read
@@ -366,7 +367,7 @@ class Sm90Gemm:
             if warp == 2:
                 self._load_rows(shared, thread % 32)
         if warp >= 4:
-            cute.arch.setmaxregister_increase(MMA_REGISTERS)
+            cute.arch.setmaxregister_increase(config.target.epilogue_registers)
             self._consume(shared, add_mma, set_mma, s_a, s_b, store_tmas, thread, warp)
 
     @cute.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..planning import EPILOGUE_STAGES, MIN_AB_STAGES, SMEM_BYTES, SMEM_RESERVE, TileConfig
+from ..planning import EPILOGUE_STAGES, MIN_AB_STAGES, SMEM_RESERVE, TileConfig
 from .epilogue import Epilogue, SmemOperand
 
 ENOUGH_AB_STAGES = 5
@@ -38,7 +38,7 @@ class Stages:
         row_bytes, rows = ring(epilogue.staged, config.tile_n)
         store_bytes, store = ring(epilogue.tma_stores, config.stage_elements)
         exact_bytes, exact = ring(epilogue.tma_loads, config.stage_elements)
-        free = SMEM_BYTES - SMEM_RESERVE - rows * row_bytes - config.sum_bytes
+        free = config.target.smem_bytes - SMEM_RESERVE - rows * row_bytes - config.sum_bytes
         ab = (free - exact * exact_bytes - store * store_bytes) // config.ab_stage_bytes
         if ab < MIN_AB_STAGES:
             raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import getitem
 from typing import Any
 
@@ -15,6 +15,8 @@ from torch import fx
 from cute_backend import config
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.fx_walk.rewrite import rewrite
+from cute_backend.planning import Arch
+from cute_backend.spec import DType
 
 
 @dataclass(frozen=True)
@@ -456,6 +458,24 @@ def test_a_refusal_names_its_node_and_reason(reason: Reason, name: str) -> None:
         assert node.name in [other.name for other in graph.nodes]
     else:
         assert before == [other.name for other in graph.nodes]
+
+
+def test_a_target_refuses_what_its_mma_does_not_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the target's name and with what it takes, where the graph runs on it; a CPU multiplies anything."""
+    target = Arch.SM90A.target
+    operands = frozenset((DType.F16,))
+    tiles = replace(target.tiles, promoted=())
+    bare = replace(target, operands=operands, promotes=False, tiles=tiles)
+    monkeypatch.setattr(Arch.SM90A, "target", bare)
+    for device, messages in (
+        ("cuda:0", ["no MMA of sm_90a multiplies torch.bfloat16 by torch.bfloat16; taken are f16"]),
+        ("cpu", []),
+    ):
+        made = Graph()
+        graph = made.output(made.call(aten.relu.default, made.mm(device=device)))
+        regions, rejections = walk(graph)
+        assert [rejection.message for rejection in rejections] == messages
+        assert len(regions) == 1 - len(messages)
 
 
 @pytest.mark.parametrize(

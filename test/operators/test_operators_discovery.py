@@ -44,7 +44,7 @@ def test_every_tile_and_cluster_is_found_whatever_holds_the_operands(dtypes, lay
     fast = [each for each in operators if each.metadata.design.fast_accum]
     assert {each.metadata.design.config for each in fast} == set(clustered(arch, spec))
     assert len({each.metadata.operator_name for each in operators}) == len(operators)
-    assert fast[0].metadata.design.config == choose(arch, spec, M, N, K, arch.sm_count)
+    assert fast[0].metadata.design.config == choose(arch, spec, M, N, K, arch.target.sm_count)
     assert all(each.supports(args, target) for each in operators)
     assert {type(each) for each in operators} == {Sm90FusedGemm if target == "90a" else Sm100FusedGemm}
     promoted = [each for each in operators if not each.metadata.design.fast_accum]

@@ -20,7 +20,7 @@ from test_templates import operands, scaled_residual, sm90, sm100, wrong
 
 import cute_backend.templates
 from cute_backend.memory_ops.emit import emit
-from cute_backend.planning import Arch, TileConfig, Variant
+from cute_backend.planning import TileConfig, Variant
 from cute_backend.replay import replay
 from cute_backend.runtime.build import build
 from cute_backend.runtime.compile import SYMBOL, Built, compile_kernel
@@ -153,7 +153,7 @@ class Mutant:
             compiled = built(kernel)
             return HostProgram(self._edited(compiled.ptx), compiled.host_object, SYMBOL)
         source = emit(kernel.spec, kernel.config, kernel.variant)
-        template = "sm100" if kernel.arch is Arch.SM100A else "sm90"
+        template = kernel.arch.target.template.split(":")[0].rpartition(".")[2]
         if self.text is Text.MODULE:
             source = self._edited(source)
         else:
@@ -799,7 +799,7 @@ MUTANTS = [
     Mutant(
         "more registers asked for than there are",
         COOPERATIVE,
-        instead("LOAD_REGISTERS, MMA_REGISTERS = 40, 232", "LOAD_REGISTERS, MMA_REGISTERS = 40, 240"),
+        instead("setmaxregister_increase(config.target.epilogue_registers)", "setmaxregister_increase(240)"),
         Deadlock,
         r"wgmma warp (.|\n)*240 registers a thread, .* more for the warp; the pool of CTA",
     ),

@@ -8,7 +8,7 @@ from epilogues import EPILOGUES
 from heavy import HEAVY
 from shipped import SAMPLING, code_of, epilogue_spec, heavy_spec, is_fp8, sampling_spec
 
-from cute_backend.planning import SMEM_BYTES, Arch, Variant, offered
+from cute_backend.planning import Arch, Variant, offered
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.spec import EpilogueSpec
@@ -23,7 +23,7 @@ def assert_none_spills(arch: Arch, spec: EpilogueSpec) -> None:
                 continue
             built_before.add(code)
             built = build(Kernel(spec, config, variant))
-            if built.spill_bytes or built.smem_bytes > SMEM_BYTES:
+            if built.spill_bytes or built.smem_bytes > arch.target.smem_bytes:
                 figures = f"{built.spill_bytes} bytes spilled, {built.smem_bytes} of shared memory"
                 faults.append(f"{config.name}, {variant.value}: {figures}")
     assert not faults

@@ -11,11 +11,11 @@ from typing import Any
 
 import cutlass
 import pytest
-import torch
 from epilogues import EPILOGUES, Problem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_specs import specs
+from specs import sampling_spec
 
 from cute_backend.fx_walk.collect import collect
 from cute_backend.memory_ops.emit import CUTE_TYPES
@@ -23,7 +23,7 @@ from cute_backend.planning import (
     MAX_CANDIDATES,
     MIN_AB_STAGES,
     Arch,
-    Placement,
+    Ring,
     TileConfig,
     Variant,
     candidates,
@@ -38,7 +38,6 @@ from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import BuildError, Kernel
 from cute_backend.runtime.reach import Problem as Region
 from cute_backend.runtime.reach import config_for
-from cute_backend.runtime.sample import _spec
 from cute_backend.spec import (
     Accumulator,
     DType,
@@ -76,8 +75,8 @@ def stages(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Stages:
         )
 
     epilogue = SimpleNamespace(
-        staged=operands(placed.having(Placement.SMEM_STAGED, spec)),
-        tma_loads=operands(placed.having(Placement.TMA, spec)),
+        staged=operands(placed.in_ring(Ring.ROW, spec)),
+        tma_loads=operands(placed.in_ring(Ring.PLANE, spec)),
         tma_stores=operands(store for store in spec.stores if store.name in placed.tma_stores),
     )
     return Stages.of(config, epilogue)  # type: ignore[arg-type]
@@ -88,9 +87,9 @@ def stages(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Stages:
 def test_what_is_chosen_exists_and_fits_shared_memory(
     spec: EpilogueSpec, sizes: tuple[int, int, int], arch: Arch
 ) -> None:
-    chosen = choose(arch, spec, *sizes, arch.sm_count)
+    chosen = choose(arch, spec, *sizes, arch.target.sm_count)
     assert chosen in offered(arch, spec) and len(table(arch, spec)) <= 5
-    tried = candidates(arch, spec, *sizes, arch.sm_count)
+    tried = candidates(arch, spec, *sizes, arch.target.sm_count)
     assert tried[0] == chosen
     assert len(set(tried)) == len(tried) <= MAX_CANDIDATES
     assert set(tried) <= set(tunable(arch, spec))
@@ -114,10 +113,10 @@ def test_a_configuration_is_told_in_words() -> None:
 @pytest.mark.parametrize("arch", Arch)
 def test_candidates_are_of_many_kinds_and_none_is_hopeless(arch: Arch) -> None:
     spec = shared_spec("bias_gelu_residual")
-    large = candidates(arch, spec, 4096, 4096, 4096, arch.sm_count)
+    large = candidates(arch, spec, 4096, 4096, 4096, arch.target.sm_count)
     assert len({(config.tile_m, config.tile_n, config.pingpong) for config in large}) >= 5
     assert not any(config.tile_m == config.tile_n == 64 for config in large)
-    small = candidates(arch, spec, 16, 8192, 8192, arch.sm_count)
+    small = candidates(arch, spec, 16, 8192, 8192, arch.target.sm_count)
     assert not any(config.cta_rows * config.cluster_m > 256 for config in small)
 
 
@@ -152,14 +151,6 @@ def test_what_reads_most_from_l2_is_not_chosen() -> None:
     """Five rows of tiles over 128256 columns took 869 us, where two clusters of three took 604 (H200)."""
     chosen = choose(Arch.SM90A, shared_spec("greedy_token"), 272, 128256, 4096, 132)
     assert chosen.name != "64x128_1x1_pingpong"
-
-
-def sampling_spec(draws: int) -> EpilogueSpec:
-    """So many tokens of bf16 logits at a temperature, as `cute_backend.sample` draws them."""
-    operand = (torch.bfloat16, Major.K)
-    numbers = {"temperature": torch.float32, "seed_low": torch.int32, "seed_high": torch.int32}
-    signature = tuple((name, dtype, True) for name, dtype in numbers.items())
-    return EpilogueSpec.from_json(_spec(operand, operand, signature, draws, False))
 
 
 def test_rasters_that_are_the_same_are_not_tried_twice() -> None:
@@ -214,7 +205,8 @@ def test_tiles_that_leave_the_epilogue_no_room_are_not_tried(arch: Arch) -> None
     tried = set(tunable(arch, spec))
     assert tried < set(tunable(arch, shared_spec("rowwise")))
     for config in tried - set(table(arch, spec)):
-        assert Placement.VECTOR not in plan(spec, config, Variant.TMA).placements.values(), config.name
+        placed = plan(spec, config, Variant.TMA).placements.values()
+        assert "vector" not in {placement.name for placement in placed}, config.name
 
 
 def test_tiles_whose_promoted_sums_leave_no_registers_are_not_tried() -> None:
@@ -227,7 +219,7 @@ def test_a_few_candidates_compile_without_a_spill() -> None:
     for arch in Arch:
         spec = shared_spec(draw.choice(sorted(EPILOGUES)))
         sizes = draw.choice([(16, 8192, 8192), (512, 4096, 2048), (8192, 8192, 1024)])
-        config = draw.choice(candidates(arch, spec, *sizes, arch.sm_count))
+        config = draw.choice(candidates(arch, spec, *sizes, arch.target.sm_count))
         assert build(Kernel(spec, config, draw.choice(list(Variant)))).spill_bytes == 0, config.name
 
 
@@ -271,7 +263,7 @@ def test_no_cta_is_without_rows_where_there_are_few(name: str, major: Major) -> 
 def test_clusters_share_out_a_stage_of_b_evenly() -> None:
     """Three CTAs can have 64 of its 192 columns each, but not a third of the 64 rows of K in a box."""
     spec = shared_spec("addmm_relu")
-    sizes = (192, 28672, 4096, Arch.SM90A.sm_count)
+    sizes = (192, 28672, 4096, Arch.SM90A.target.sm_count)
     assert choose(Arch.SM90A, spec, *sizes).cluster_m == 3
     along_n = replace(spec, accumulators=(replace(spec.product, b_major=Major.MN),))
     assert 3 not in {config.cluster_m for config in tunable(Arch.SM90A, along_n)}
@@ -296,7 +288,7 @@ def test_what_is_chosen_is_among_the_fastest_that_were_measured() -> None:
     losses = []
     for shape, times in measured.items():
         fastest = min(us for tile, us in times.items() if tile != "torch")
-        chosen = config_for(Region(spec, *shape), Variant.TMA, Arch.SM90A, Arch.SM90A.sm_count).name
+        chosen = config_for(Region(spec, *shape), Variant.TMA, Arch.SM90A, Arch.SM90A.target.sm_count).name
         if chosen in times:  # the oldest file has no tiles with K in parts
             losses.append(times[chosen] / fastest)
     assert len(losses) >= 40

@@ -1,0 +1,84 @@
+"""The lines of a module that read an operand: in `begin`, in `stage` or in `visit`, as its placement says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..planning import ByElement, Placement, Plan, Ring
+from ..spec import DType, EpilogueSpec, Load
+from .chain import register_type
+
+CUTE_TYPES = {
+    DType.F32: "Float32",
+    DType.BF16: "BFloat16",
+    DType.F16: "Float16",
+    DType.E4M3: "Float8E4M3FN",
+    DType.E5M2: "Float8E5M2",
+    DType.I8: "Int8",
+    DType.U8: "Uint8",
+    DType.I32: "Int32",
+    DType.I64: "Int64",
+    DType.BOOL: "Uint8",
+}
+"""The DSL's element types in memory; torch's bool is a byte."""
+
+
+def begin(load: Load, placement: Placement) -> list[str]:
+    """What an epilogue thread reads before the accumulator wait."""
+    return [] if placement.begin is None else _by_element(load, placement.begin)
+
+
+def stage(loads: Sequence[Load]) -> list[str]:
+    """A warp fills shared memory with the tile's columns of vectors."""
+    reads = [f"smem.{load.name}[column] = glob.{load.name}[tile.clamp_column(column)]" for load in loads]
+    return [
+        "        for i in cutlass.range_constexpr(tile.tile_n // 32):",
+        "            column = tile.lane + 32 * i",
+        *(f"            {read}" for read in reads),
+    ]
+
+
+def visit(spec: EpilogueSpec, plan: Plan) -> list[str]:
+    """What a thread reads for one subtile. Planes go back to TMA before it waits for global memory."""
+    lines = []
+    for load in plan.in_ring(Ring.ROW, spec):
+        lines += _fragment(load, f"sub.row_slice(smem.{load.name})")
+    planes = plan.in_ring(Ring.PLANE, spec)
+    for load in planes:
+        lines += [
+            f"        {load.name} = cute.make_rmem_tensor(sub.elements, {CUTE_TYPES[load.dtype]})",
+            f"        sub.copy_from(smem.{load.name}, {load.name})",
+            *_widened(load),
+        ]
+    lines += ["        smem.release()"] if planes else []
+    for load in spec.loads:
+        reads = plan.placements[load.name].visit
+        lines += [] if reads is None else _by_element(load, reads)
+    return lines
+
+
+def _by_element(load: Load, reads: ByElement) -> list[str]:
+    """Reads of global memory by element, widened to the register type."""
+    return [
+        f"        {load.name} = cute.make_rmem_tensor({reads.count}, {CUTE_TYPES[load.dtype]})",
+        f"        for {reads.slot} in cutlass.range_constexpr({reads.count}):",
+        f"            {load.name}[{reads.slot}] = glob.{load.name}[{reads.index}]",
+        *_widened(load),
+    ]
+
+
+def _fragment(load: Load, source: str) -> list[str]:
+    """A vector copy of a thread's part of a shared operand, widened to the register type."""
+    name = load.name
+    return [
+        f"        {name}_smem = {source}",
+        f"        {name} = cute.make_rmem_tensor({name}_smem.shape, {CUTE_TYPES[load.dtype]})",
+        f"        cute.autovec_copy({name}_smem, {name})",
+        *_widened(load),
+    ]
+
+
+def _widened(load: Load) -> list[str]:
+    if CUTE_TYPES[load.dtype] == register_type(load.dtype):
+        return []
+    return [f"        {load.name} = math.widen({load.name}, {register_type(load.dtype)})"]

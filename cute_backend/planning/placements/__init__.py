@@ -1,0 +1,31 @@
+"""How loads reach the registers: each way is one object in a file of its kind, and here a row each.
+
+    kind     placement
+    scalar   scalar          once, before the accumulator wait
+    colvec   row_read        one value for each row that a thread owns, before the accumulator wait
+    rowvec   register_hoist  the thread's columns in registers before the accumulator wait, while a budget
+                             lasts; never under ping-pong or where visits are turns of a loop, as on sm_100a
+             smem_staged     else a warp brings the tile's columns to shared memory ahead of the wait
+    exact    tma             into shared memory ahead of the wait, while planes fit beside the operand stages
+             vector          else each thread reads its elements when it needs them
+
+Register hoists are budgeted because one spill costs more than every exposed load; planes in shared memory are
+budgeted because they take stages from the MMA's operands.
+"""
+
+from __future__ import annotations
+
+from . import planes, vectors
+from .placement import ByElement, Need, Placement, Ring, Room
+
+__all__ = ["PLACEMENTS", "ByElement", "Need", "Placement", "Ring", "Room"]
+
+PLACEMENTS: tuple[Placement, ...] = (
+    vectors.SCALAR,
+    vectors.ROW_READ,
+    vectors.REGISTER_HOIST,
+    vectors.SMEM_STAGED,
+    planes.TMA,
+    planes.VECTOR,
+)
+"""In order of preference among those of a kind; the last of each kind takes any load."""

@@ -1,0 +1,95 @@
+"""What a placement is: when and where a load is read, what that takes, and what a person reads of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from ...spec import Load, LoadKind
+from ..tiles import TileConfig, Variant
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one load takes of a thread's registers, and in bytes of a CTA's shared memory."""
+
+    registers: int = 0
+    smem_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Room:
+    """What is left of both for the loads that have no place yet."""
+
+    registers: int
+    smem_bytes: int
+
+    def holds(self, need: Need) -> bool:
+        """Whether there is room; what takes none always has it."""
+        registers = need.registers == 0 or need.registers <= self.registers
+        return registers and (need.smem_bytes == 0 or need.smem_bytes <= self.smem_bytes)
+
+    def without(self, need: Need) -> Room:
+        """What is left beside it."""
+        return Room(self.registers - need.registers, self.smem_bytes - need.smem_bytes)
+
+
+@dataclass(frozen=True)
+class ByElement:
+    """Reads of global memory, an element at a time: how many, the name of their slot, and where each is.
+
+    All three are expressions of the generated text, in which `tile` and `sub` are what
+    `templates/epilogue.py` says.
+    """
+
+    count: str
+    slot: str
+    index: str
+
+
+class Ring(Enum):
+    """Which of a template's rings of shared memory brings a load ahead of the accumulator wait."""
+
+    ROW = "row"
+    """A warp copies the tile's columns of a vector; a thread reads its columns of a subtile, as vectors."""
+    PLANE = "plane"
+    """TMA brings a subtile of a plane; a thread reads its elements of it, as vectors."""
+
+
+Taking = Callable[[Load, TileConfig, Variant], Need | None]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """When and where a load is read. Raises ValueError unless it is read in one of three ways.
+
+    `begin` is for reads before the accumulator wait, whose registers a thread holds for the whole tile,
+    `ring` for what waits in shared memory, `visit` for reads when a subtile needs them. `element` is the
+    expression, of the load's name, by which the chain then finds the value for element e of a subtile, in row
+    slot r and column slot c. `takes` says what a load of `kind` needs in a configuration and alignment, or
+    None where this is no way for it.
+    """
+
+    name: str
+    kind: LoadKind
+    meaning: str
+    """What the header of a kernel says of it."""
+    element: str
+    takes: Taking
+    begin: ByElement | None = None
+    ring: Ring | None = None
+    visit: ByElement | None = None
+
+    def __post_init__(self) -> None:
+        ways = [way for way in ("begin", "ring", "visit") if getattr(self, way) is not None]
+        if len(ways) != 1:
+            raise ValueError(
+                f"placement {self.name} is read by {' and '.join(ways) or 'nothing'}; it takes one of begin, "
+                "ring and visit"
+            )
+
+
+def takes_nothing(load: Load, config: TileConfig, variant: Variant) -> Need:
+    """For what always has room."""
+    return Need()

@@ -1,0 +1,48 @@
+"""Scalars and vectors: read before the accumulator wait, or brought to shared memory ahead of it."""
+
+from __future__ import annotations
+
+from ...spec import Load, LoadKind
+from ..tiles import TileConfig, Variant
+from .placement import ByElement, Need, Placement, Ring, takes_nothing
+
+SCALAR = Placement(
+    "scalar",
+    LoadKind.SCALAR,
+    "read once, before the accumulator wait",
+    element="held.{}[0]",
+    takes=takes_nothing,
+    begin=ByElement("1", "i", "i"),
+)
+
+ROW_READ = Placement(
+    "row_read",
+    LoadKind.COLVEC,
+    "one value for each row of a thread, before the accumulator wait",
+    element="held.{}[r]",
+    takes=takes_nothing,
+    begin=ByElement("tile.rows", "r", "tile.row(r)"),
+)
+
+
+def _columns_of_a_thread(load: Load, config: TileConfig, variant: Variant) -> Need:
+    return Need(registers=config.thread_columns)
+
+
+REGISTER_HOIST = Placement(
+    "register_hoist",
+    LoadKind.ROWVEC,
+    "the columns of a thread, before the accumulator wait",
+    element="held.{}[sub.first_column + c]",
+    takes=_columns_of_a_thread,
+    begin=ByElement("tile.columns", "c", "tile.column(c)"),
+)
+
+SMEM_STAGED = Placement(
+    "smem_staged",
+    LoadKind.ROWVEC,
+    "the tile's columns in shared memory, ahead of the accumulator wait",
+    element="{}[c]",
+    takes=takes_nothing,  # room for every rowvec is kept before anything else is placed
+    ring=Ring.ROW,
+)

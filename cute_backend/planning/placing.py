@@ -1,0 +1,57 @@
+"""When and where a kernel reads each of its epilogue's operands: decided before any text is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..spec import EpilogueSpec, Load, LoadKind
+from .placements import PLACEMENTS, Need, Placement, Ring, Room
+from .registers import hoist_budget
+from .rules import subtiled
+from .shared_memory import ring_bytes
+from .tiles import TileConfig, Variant
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The placement of every load, by name, and the stores that go through shared memory by TMA."""
+
+    placements: dict[str, Placement]
+    tma_stores: tuple[str, ...]
+
+    def in_ring(self, ring: Ring, spec: EpilogueSpec) -> tuple[Load, ...]:
+        """The spec's loads that one of the rings brings, in order."""
+        return tuple(load for load in spec.loads if self.placements[load.name].ring is ring)
+
+
+def plan(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Plan:
+    """Places the loads and stores of a spec for one configuration and alignment.
+
+    Shared memory is kept for every rowvec first, then given to outputs and loads in their order.
+    """
+    config = subtiled(spec, config, variant)
+    rowvecs = sum(ring_bytes(config.tile_n, load.dtype) for load in spec.loads_of(LoadKind.ROWVEC))
+    room = Room(hoist_budget(spec, config, variant), config.epilogue_smem_bytes - rowvecs)
+    tma_stores = []
+    for store in spec.planes:
+        need = Need(smem_bytes=ring_bytes(config.stage_elements, store.dtype))
+        if variant is Variant.TMA and config.target.tma and room.holds(need):
+            tma_stores.append(store.name)
+            room = room.without(need)
+    placements = {}
+    for load in spec.loads:
+        placements[load.name], room = _place(load, config, variant, room)
+    return Plan(placements, tuple(tma_stores))
+
+
+def _place(load: Load, config: TileConfig, variant: Variant, room: Room) -> tuple[Placement, Room]:
+    """The first placement that takes a load and has room, and what room is left."""
+    for placement in PLACEMENTS:
+        if placement.kind is load.kind:
+            need = placement.takes(load, config, variant)
+            if need is not None and room.holds(need):
+                return placement, room.without(need)
+    raise ValueError(
+        f"no placement takes {load.name}, a {load.kind.value} of {load.dtype.value}; the last one of each "
+        "kind takes any"
+    )

@@ -1,0 +1,115 @@
+"""What a thread of the epilogue keeps in registers, and how much of it leaves no spill.
+
+One spill costs more than every exposed load, so each limit here is one that a build has shown: ptxas finds no
+spill in any tile that ships, under every shared epilogue and alignment (test/templates/test_spills.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ops import OPS
+from ..spec import EpilogueSpec, LoadKind
+from .targets.target import WARPGROUP
+from .tiles import TileConfig, Variant
+
+WORKING = 68
+"""Kept for addresses, the chain and the first output; with what `Registers` counts, the least that leaves the
+shared epilogues without a spill in every tile that ships."""
+
+MAX_ACCUMULATORS = 128
+"""Accumulators of a thread that leave registers for an epilogue; promoted sums count twice."""
+
+MAX_KEPT = 160
+"""Accumulators and partials of a thread that leave registers for a few draws of noise."""
+
+MAX_CROWDED = 64
+"""Accumulators that leave a crowded thread its registers: with the 96 of 64 x 192, 40 bytes were spilled."""
+
+MAX_PAIRED_LOADS = 2
+"""Exact loads beside which a pair's 128 accumulators of a thread leave registers: with three, 16 bytes were
+spilled, with four and as many results 184."""
+
+MAX_PROMOTED_LOADS = 3
+"""Exact loads beside which promoted sums of 128 rows leave registers: with four, 8 bytes were spilled."""
+
+
+@dataclass(frozen=True)
+class Registers:
+    """What one thread keeps of a tile, in registers of 32 bits."""
+
+    accumulators: int
+    """Sums, where they live in registers."""
+    promoted: int
+    """Two further sets of sums, where fp8's are promoted."""
+    fragments: int
+    """A subtile of each plane: an exact load as it comes and as it is widened, and its addresses where it is
+    read by element; every output but the first, which `WORKING` counts."""
+    rows: int
+    """What is read ahead for rows: a value of each colvec for each row."""
+    partials: int
+    """Of reductions, of two registers for each row at the most."""
+
+    @staticmethod
+    def of(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Registers:
+        """For a spec, a configuration whose subtiles are those of the alignment, and that alignment."""
+        accumulators = config.thread_accumulators if config.target.accumulators.in_registers else 0
+        fragments = max(len(spec.planes) - 1, 0)
+        for load in spec.loads_of(LoadKind.EXACT):
+            fragments += 2 if variant is Variant.TMA and load.order is not None else 3
+        return Registers(
+            accumulators,
+            2 * accumulators if is_promoted(config, spec) else 0,
+            fragments * config.block_m * config.subtile_n // WARPGROUP,
+            len(spec.loads_of(LoadKind.COLVEC)) * config.thread_rows,
+            2 * len(spec.reductions) * config.thread_rows,
+        )
+
+
+def is_promoted(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether fp8 sums are promoted to fp32 as they grow."""
+    return config.target.promotes and not spec.product.fast_accum
+
+
+def hoist_budget(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> int:
+    """fp32 registers of a thread that hoisted rowvecs may take.
+
+    None where visits are turns of a loop: a hoisted vector would keep them unrolled, and cost a thread that
+    owns a whole row of the tile, as on sm_100a, a register and a load for every column. None under ping-pong:
+    what a warpgroup does before its MMA must hide, with its last epilogue, under the other one's MMA, and a
+    load and its clamped address for every column took a sixth of a tile's time (H200, M = N = 8192, K =
+    1024).
+    """
+    if config.rolled or config.pingpong:
+        return 0
+    kept = Registers.of(spec, config, variant)
+    taken = kept.accumulators + kept.promoted + kept.fragments + kept.rows
+    return config.target.epilogue_registers - WORKING - taken
+
+
+def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether a tile's accumulators leave a thread registers for an epilogue, and partials for draws."""
+    if not config.target.accumulators.in_registers:
+        return True
+    kept = Registers.of(spec, config, Variant.TMA)
+    most = MAX_ACCUMULATORS // 2 if is_promoted(config, spec) else MAX_ACCUMULATORS
+    return kept.accumulators <= most and (
+        long_ops(spec) == 0 or kept.accumulators + kept.partials <= MAX_KEPT
+    )
+
+
+def is_crowded(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether a thread under ping-pong, which has a whole tile's accumulators of its rows, lacks registers:
+    more than one plane is read by element whatever the alignment, or a pair reads many.
+
+    What is read by element takes two registers of address for each element of a subtile.
+    """
+    exact = spec.loads_of(LoadKind.EXACT)
+    by_element = sum(bool(load.m_modes) for load in exact)
+    many = config.products > 1 and len(exact) > MAX_PAIRED_LOADS
+    return config.pingpong and (by_element > 1 or many)
+
+
+def long_ops(spec: EpilogueSpec) -> int:
+    """Ops of a spec that take so many instructions that a visit has but a few of each, such as draws."""
+    return sum(OPS[op.op].is_long for op in spec.ops)

@@ -1,0 +1,168 @@
+"""What a spec asks of a tile: named rules, one after the other, each with its reason and what showed it.
+
+A rule gives the tile as it serves the spec, or None where it can't serve it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from ..spec import EpilogueSpec, LoadKind, Major
+from .registers import MAX_CROWDED, MAX_PROMOTED_LOADS, is_crowded, is_promoted, long_ops
+from .shared_memory import has_planes, holds_planes, plane_bits
+from .targets import Arch, Shape
+from .tiles import TileConfig, Variant, tile_k
+
+Rule = Callable[[TileConfig, EpilogueSpec], TileConfig | None]
+
+NARROW_SUBTILE_N = 32
+"""Columns of a subtile where wider ones leave planes no room in shared memory, or gain nothing."""
+
+_DRAWS_AT_ONCE = 8
+"""Draws of noise in one visit of a thread, which hide each other's latency; but four elements at the least,
+which is what wgmma's accumulators have in eight columns."""
+
+
+def one_mma_for_all_products(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
+    """The columns of the MMA are shared out among a spec's accumulators: one stage of A then serves all."""
+    products = len(spec.accumulators)
+    return replace(config, tile_n=config.tile_n // products, products=products, neighbours=spec.neighbours)
+
+
+def whole_subtiles(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
+    """Subtiles divide a pair's columns: a visit has as many of each product."""
+    whole = config.tile_n // config.ctas % config.subtile_n == 0
+    return config if config.products == 1 or whole else None
+
+
+def whole_rows_of_the_swizzle(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
+    """The pieces of a stage of B, one from each B of a pair, are whole rows of the 128-byte swizzle. Where B
+    is contiguous along N, a piece of 32 columns of 16 bits would be half a row."""
+    row = tile_k(spec.product.b_dtype) if _b_along_n(spec) else 8
+    return config if config.products == 1 or config.piece_n % row == 0 else None
+
+
+def equal_shares_of_b(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
+    """The CTAs of a cluster share out a stage of B evenly: its columns, or where B is contiguous along N its
+    rows of K, of which each of TMA's boxes has all. Three CTAs can have 64 of 192 columns each, but not a
+    third of the 64 rows of K in a box."""
+    shared = tile_k(spec.product.b_dtype) if _b_along_n(spec) else config.piece_n
+    return None if shared % config.cluster_m else config
+
+
+def few_draws_in_a_visit(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
+    """Subtiles of few columns where a spec draws noise, and two warpgroups on a tile of 128 rows.
+
+    A draw takes some hundred instructions, and the compilers interleave all that one visit or several written
+    out one after the other have: those of a whole tile took two minutes to compile, and spilled. Ping-pong
+    hides nothing of so many where there are rows for clusters of tiles: 256 rows over 128256 columns took
+    579 us with it and 537 without. Where B is but read it does: 96 rows took 312 us (H200).
+    """
+    draws = long_ops(spec)
+    if not draws or config.products > 1 or has_planes(spec):
+        return config
+    elements = max(_DRAWS_AT_ONCE // draws, 4)
+    pingpong = config.pingpong and (config.cta_rows <= 64 or config.cluster_m == 1)
+    return replace(config, pingpong=pingpong, subtile_n=elements * 128 // config.block_m)
+
+
+def half_the_rows_for_a_crowded_thread(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
+    """A thread that lacks registers gets half of the rows, and so of the accumulators."""
+    halved = is_crowded(config, spec) and config.tile_m > 64
+    return replace(config, tile_m=config.tile_m // 2) if halved else config
+
+
+def narrow_subtiles_by_element(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
+    """No wide subtiles where every alignment reads planes by element, because M is several modes there: wide
+    ones make waits for TMA rarer, and nothing waits there."""
+    by_element = any(load.m_modes for load in spec.loads_of(LoadKind.EXACT))
+    return _narrow(config) if by_element else config
+
+
+def registers_for_a_crowded_thread(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
+    """What still leaves a crowded thread no registers is left out (`registers.MAX_CROWDED`)."""
+    return None if config.thread_accumulators > MAX_CROWDED and is_crowded(config, spec) else config
+
+
+RULES: tuple[Rule, ...] = (
+    one_mma_for_all_products,
+    equal_shares_of_b,
+    whole_subtiles,
+    whole_rows_of_the_swizzle,
+    few_draws_in_a_visit,
+    half_the_rows_for_a_crowded_thread,
+    narrow_subtiles_by_element,
+    registers_for_a_crowded_thread,
+)
+"""In the order in which they are applied."""
+
+
+def suited(arch: Arch, shapes: Iterable[Shape], spec: EpilogueSpec) -> tuple[TileConfig, ...]:
+    """The configurations of an architecture's tiles that can serve a spec, as they do; each once."""
+    served = (_ruled(TileConfig(arch, *shape), spec) for shape in shapes)
+    return tuple(dict.fromkeys(config for config in served if config is not None))
+
+
+def _ruled(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
+    ruled: TileConfig | None = config
+    for rule in RULES:
+        if ruled is not None:
+            ruled = rule(ruled, spec)
+    return ruled
+
+
+def rows_for_promoted_sums(config: TileConfig, smallest: TileConfig, spec: EpilogueSpec) -> bool:
+    """Beside many exact loads, promoted sums have registers in tiles as low as the smallest alone
+    (`registers.MAX_PROMOTED_LOADS`)."""
+    many = is_promoted(config, spec) and len(spec.loads_of(LoadKind.EXACT)) > MAX_PROMOTED_LOADS
+    return not many or config.tile_m == smallest.tile_m
+
+
+def planes_in_shared_memory(config: TileConfig, smallest: TileConfig, spec: EpilogueSpec) -> bool:
+    """Where accumulators lie in registers, a tile that is not the smallest holds every plane in shared
+    memory: beside its accumulators, addresses of elements would spill."""
+    return not config.target.accumulators.in_registers or holds_planes(_narrow(config), spec)
+
+
+ABOVE_THE_SMALLEST = (rows_for_promoted_sums, planes_in_shared_memory)
+"""What a shipped tile needs that the smallest of its table does without, so that every spec has a tile."""
+
+
+def narrow_subtiles_without_room(config: TileConfig, spec: EpilogueSpec, variant: Variant) -> TileConfig:
+    """Wide subtiles make waits for TMA rarer, where shared memory holds all planes. What is read and written
+    by element doesn't wait, and has two registers of address for each element of a subtile: half as many keep
+    it from spilling."""
+    wide = variant is Variant.TMA and holds_planes(config, spec)
+    return config if wide else _narrow(config)
+
+
+def narrow_subtiles_of_many_planes(config: TileConfig, spec: EpilogueSpec, variant: Variant) -> TileConfig:
+    """Where several planes are read by element, subtiles are narrower still, and visits are turns of a loop.
+    Where a thread has a whole row of a subtile, several planes of it fill its registers however they are
+    read. `Target.row_bits` has what was seen to fit."""
+    target, columns = config.target, config.subtile_n
+    whole_row = target.accumulators.row_threads == 1
+    if whole_row or (config.products == 1 and variant is Variant.PLAIN):
+        while columns > target.least_subtile_n and columns * plane_bits(spec) > target.row_bits:
+            columns //= 2
+    return replace(config, subtile_n=columns)
+
+
+SUBTILE_RULES = (narrow_subtiles_without_room, narrow_subtiles_of_many_planes)
+"""What an alignment asks of subtiles, in the order in which it is applied."""
+
+
+def subtiled(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> TileConfig:
+    """The configuration with the subtiles that an alignment gets."""
+    for rule in SUBTILE_RULES:
+        config = rule(config, spec, variant)
+    return config
+
+
+def _narrow(config: TileConfig) -> TileConfig:
+    return replace(config, subtile_n=min(config.subtile_n, NARROW_SUBTILE_N))
+
+
+def _b_along_n(spec: EpilogueSpec) -> bool:
+    return spec.product.b_major is not Major.K

@@ -1,0 +1,43 @@
+"""The architectures that kernels are made for: one file of facts each, and here a row each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from operator import attrgetter
+
+from . import sm90a, sm100a
+from .target import Accumulators, Shape, Target, Tiles, Timing
+
+__all__ = ["Accumulators", "Arch", "Shape", "Target", "Tiles", "Timing"]
+
+
+class Arch(str, Enum):
+    """The targets, by the names that the assembler knows them by; `target` has all that is known of one."""
+
+    _value_: str
+    target: Target
+
+    def __new__(cls, target: Target) -> Arch:
+        arch = str.__new__(cls, target.name)
+        arch._value_, arch.target = target.name, target
+        return arch
+
+    SM90A = sm90a.TARGET
+    SM100A = sm100a.TARGET
+
+    @staticmethod
+    def of_capability(capability: tuple[int, int]) -> Arch | None:
+        """The target for a device, or None where there is none."""
+        return next((arch for arch in Arch if arch.target.capability == capability), None)
+
+    @staticmethod
+    def of_name(name: str) -> Arch | None:
+        """The target that the assembler knows by a name, or None where there is none."""
+        return next((arch for arch in Arch if arch.value == name), None)
+
+    @staticmethod
+    def listed(joined: str, of: Callable[[Target], str] = attrgetter("name")) -> str:
+        """What `of` says of every target, for a sentence: `joined` is "and" or "or"."""
+        *first, last = (of(arch.target) for arch in Arch)
+        return f"{', '.join(first)} {joined} {last}" if first else last

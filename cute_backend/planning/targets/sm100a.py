@@ -1,0 +1,47 @@
+"""Datacenter Blackwell: tcgen05, whose accumulators lie in tensor memory, those of two tiles at a time."""
+
+from __future__ import annotations
+
+from ...spec import DType
+from .sm90a import H200
+from .target import MAX_REGISTERS, Accumulators, Shape, Target, Tiles
+
+_TILES = Tiles(
+    shipped=(
+        Shape(256, 256, 2, ctas=2),
+        Shape(256, 128, 2, ctas=2),
+        Shape(128, 128),
+        Shape(128, 64),
+    ),
+    tried=(
+        Shape(256, 256, 2, ctas=2),
+        Shape(256, 128, 2, ctas=2),
+        Shape(256, 64, 2, ctas=2),
+        Shape(128, 256),
+        Shape(128, 128),
+        Shape(128, 64),
+    ),
+    clusters=((2, 1), (1, 1), (1, 2)),
+)
+
+TARGET = Target(
+    name="sm_100a",
+    family="Blackwell",
+    capability=(10, 0),
+    gpu="B200",
+    sm_count=148,
+    smem_bytes=227 * 1024,
+    template="cute_backend.templates.sm100:Sm100Gemm",
+    operands=frozenset((DType.E4M3, DType.E5M2, DType.BF16, DType.F16)),
+    tma=True,
+    promotes=False,
+    # A row of tensor memory is one thread's (PTX ISA, tcgen05.ld.32x32b).
+    accumulators=Accumulators(block_m=128, row_threads=1, in_registers=False),
+    least_subtile_n=16,  # the bytes of TMA's least box
+    unrolled_subtile_n=None,
+    # The most without a spill, of up to eight planes with gelu and a row maximum, in every tile that ships.
+    row_bits=2560,
+    epilogue_registers=MAX_REGISTERS,  # a CTA has too few threads to have fewer
+    tiles=_TILES,
+    timing=H200,  # nothing was measured on a B200: tiles are ranked as those of their area are there
+)

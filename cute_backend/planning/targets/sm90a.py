@@ -1,0 +1,95 @@
+"""Hopper: wgmma, whose accumulators lie in the registers of one or two warpgroups."""
+
+from __future__ import annotations
+
+from ...spec import DType
+from .target import Accumulators, Shape, Target, Tiles, Timing
+
+_TILES = Tiles(
+    shipped=(
+        Shape(128, 128, 2, pingpong=True),
+        Shape(128, 128, cluster_n=2, pingpong=True, subtile_n=64),
+        Shape(64, 192, 3, pingpong=True),
+        Shape(64, 128, 2),
+        Shape(64, 64),
+    ),
+    # What specs without planes have most of is columns, and of few rows two turns of 64 x 128 hide all but
+    # the reading of B: the argmax of 16 rows over 128256 columns of 4096 in bf16 took 267 us so, 274 by 64 x
+    # 64 and 275 without ping-pong; torch's product alone 263 (H200). Of up to 128 rows all lie in one tile:
+    # 96 took 294 us by 128 x 128, 431 by 64 x 128. Of up to 192 rows all lie in one cluster of three: 136
+    # took 320 us so, 566 by 64 x 128, 670 by two of 128 x 128 (H200).
+    reduced=(
+        Shape(128, 128, 2, pingpong=True),
+        Shape(128, 128, pingpong=True),
+        Shape(64, 192, 3, pingpong=True),
+        Shape(64, 128, pingpong=True),
+        Shape(64, 64),
+    ),
+    # Promoted sums keep two sets of sums beside the accumulators in registers.
+    promoted=(
+        Shape(128, 128, 2),
+        Shape(64, 128, 2, pingpong=True),
+        Shape(64, 64),
+    ),
+    # Pairs whose B is contiguous along N have no 32 columns of each in 64 x 64. No CTA of this is without
+    # rows.
+    alone=Shape(64, 128, pingpong=True),
+    # Eight were slower than four wherever they were tried: M of 16 and 128, N from 512, K up to 8192 in fp8
+    # (H200).
+    splits=(2, 4),
+    tried=(
+        Shape(256, 128),
+        Shape(128, 256),
+        Shape(128, 192),
+        Shape(128, 128),
+        Shape(128, 64),
+        Shape(64, 64),
+        Shape(128, 128, pingpong=True),
+        Shape(128, 128, pingpong=True, subtile_n=64),
+        Shape(64, 256, pingpong=True),
+        Shape(64, 192, pingpong=True),
+        Shape(64, 128, pingpong=True),
+        Shape(64, 64, pingpong=True),
+    ),
+    clusters=((2, 1), (1, 1), (1, 2)),
+)
+
+H200 = Timing(
+    # Fitted with fp8, scales, bias, gelu and a residual, K of 1024 to 14336 (benchmarks/README.md). 64 x 128
+    # is not ping-pong, so its epilogue shows. 64 x 192 was timed with 8 KiB of K alone: its own time is that
+    # of 64 x 128.
+    tile_us={64 * 64: (1.1, 1.6), 64 * 128: (2.1, 1.9), 64 * 192: (2.0, 2.5), 128 * 128: (1.3, 3.25)},
+    split_us={2: 1.8, 4: 3.0},  # the same
+    # It has room for 132, 66, 39 and 30 clusters of 1, 2, 3 and 4.
+    reached={3: 117 / 132, 4: 120 / 132},
+    beyond_us=0.006,  # fitted as tile_us
+    # A tile takes no less: 64 x 128 without a cluster reads 192 rows, and took 20 to 23 us for 8 KiB.
+    read_us=0.0125,
+    # There the epilogue counts for more than the mainloop, and subtiles of 64 columns, which wait half as
+    # often, were faster by up to 5 percent; beyond, slower by 1, since they leave the mainloop a stage less
+    # (fp8, K of 1024 to 8192).
+    short_k=2048,
+)
+
+TARGET = Target(
+    name="sm_90a",
+    family="Hopper",
+    capability=(9, 0),
+    gpu="H200",
+    sm_count=132,
+    smem_bytes=227 * 1024,
+    template="cute_backend.templates.sm90:Sm90Gemm",
+    operands=frozenset((DType.E4M3, DType.E5M2, DType.BF16, DType.F16)),
+    tma=True,
+    promotes=True,
+    # Two rows, eight apart, of a thread, each shared by four (PTX ISA, wgmma register fragments, matrix D).
+    accumulators=Accumulators(block_m=64, row_threads=4, in_registers=True),
+    least_subtile_n=8,  # the columns of the core matrices that the accumulators are laid out in
+    unrolled_subtile_n=32,
+    # The most without a spill, of up to eight planes with gelu and a row maximum, in every tile that ships.
+    row_bits=1280,
+    # What is left by 40 for each of the 128 threads that load: 40 + 2 x 232 of 3 x 168.
+    epilogue_registers=232,
+    tiles=_TILES,
+    timing=H200,
+)

@@ -1,0 +1,218 @@
+"""What the planner, the emitter and the runtime know of an architecture: facts, and no code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ...spec import DType
+
+_FP8 = (DType.E4M3, DType.E5M2)
+
+WARPGROUP = 128
+"""Threads of a warpgroup: the most that share the rows of one block of an accumulator."""
+
+LARGEST_SMEM_BYTES = 227 * 1024
+"""Shared memory of one CTA, the most on any architecture (CUDA C++ Programming Guide, Table 27)."""
+
+MAX_REGISTERS = 255
+"""Registers of one thread, the most on any architecture (the same table)."""
+
+MAX_TILES = 5
+"""Tiles that a target may ship for one kind of spec: a launch has kernels compiled for each."""
+
+
+class Shape(NamedTuple):
+    """A tile as a target ships it: the fields of a `TileConfig` that no spec changes, in its order."""
+
+    tile_m: int
+    tile_n: int
+    cluster_m: int = 1
+    cluster_n: int = 1
+    ctas: int = 1
+    subtile_n: int = 32
+    pingpong: bool = False
+
+
+@dataclass(frozen=True)
+class Accumulators:
+    """Who has which elements of an accumulator, and where they are kept.
+
+    Rows of the tile are dealt to the warpgroups of the epilogue in blocks of `block_m`, those of one MMA
+    instruction. Within a block `row_threads` threads share each row and its columns evenly. With
+    `in_registers` the accumulators of a whole tile lie in the registers of these threads; else they lie in
+    tensor memory, from where a subtile is read at a time.
+    """
+
+    block_m: int
+    row_threads: int
+    in_registers: bool
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The tiles of a target, each table with the largest first.
+
+    `shipped` serves specs with planes, and what the other tables don't; `reduced` those that neither read nor
+    write a plane, `promoted` those whose fp8 sums are promoted to fp32 as they grow. `alone` is for few rows,
+    where the smallest of a table can't be cut for a spec. `tried` has those that only tuning tries, with
+    each of `clusters`, (cluster_m, cluster_n), on top.
+    """
+
+    shipped: tuple[Shape, ...]
+    tried: tuple[Shape, ...]
+    clusters: tuple[tuple[int, int], ...]
+    reduced: tuple[Shape, ...] = ()
+    promoted: tuple[Shape, ...] = ()
+    alone: Shape | None = None
+    splits: tuple[int, ...] = ()
+    """Parts of K that a tile of few columns may have: none where the template can't split K."""
+
+    @property
+    def tables(self) -> dict[str, tuple[Shape, ...]]:
+        """The tables by name, each of which a launch may choose from."""
+        return {"shipped": self.shipped, "reduced": self.reduced, "promoted": self.promoted}
+
+    @property
+    def all(self) -> tuple[Shape, ...]:
+        """Every tile that is named here."""
+        alone = () if self.alone is None else (self.alone,)
+        return (*self.shipped, *self.reduced, *self.promoted, *self.tried, *alone)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The constants of the model of time (`planning/cost.py`), in microseconds of one GPU."""
+
+    tile_us: Mapping[int, tuple[float, float]]
+    """A tile by its elements: some of its own, and so many for each KiB of K. A tile whose area is missing is
+    reckoned as the largest, by its area."""
+    split_us: Mapping[int, float]
+    """What a cluster takes to begin together and to gather its sums, by parts of K."""
+    reached: Mapping[int, float]
+    """The share of the multiprocessors that clusters of so many CTAs reach, where it is not all of them."""
+    beyond_us: float
+    """TMA's time to fill a row of A that is none with zeros, for each KiB of K."""
+    read_us: float
+    """A CTA's wait for a row of A or B from L2, for each KiB of K, while all others read theirs."""
+    short_k: int
+    """Bytes of K up to which subtiles of 64 columns are faster than those of 32."""
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """One architecture. Raises ValueError where its facts contradict each other."""
+
+    name: str
+    """As the assembler knows it, such as "sm_90a"."""
+    family: str
+    """As people know it, such as "Hopper"."""
+    capability: tuple[int, int]
+    """The compute capability of a device that runs its kernels."""
+    gpu: str
+    """The GPU to plan for where none is here."""
+    sm_count: int
+    """Its multiprocessors (data sheet)."""
+    smem_bytes: int
+    """Shared memory that one CTA can have (CUDA C++ Programming Guide, Table 27)."""
+    template: str
+    """The class of its kernels, as "module:Class"; a string, so that planning imports no CUTLASS."""
+    operands: frozenset[DType]
+    """What its MMA multiplies."""
+    tma: bool
+    """Whether it has TMA, and the clusters that came with it."""
+    promotes: bool
+    """Whether its MMA drops bits of fp8 sums, so that `use_fast_accum=False` promotes them. Elsewhere both
+    modes are one."""
+    accumulators: Accumulators
+    least_subtile_n: int
+    """Columns of the narrowest subtile."""
+    unrolled_subtile_n: int | None
+    """Columns of a subtile from which visits are written out one after the other; narrower ones are the turns
+    of a loop, and all of them are where it is None."""
+    row_bits: int
+    """Of planes, in a row of a subtile: the most that leaves a thread its registers, where planes narrow
+    subtiles."""
+    epilogue_registers: int
+    """What a thread of the epilogue may have."""
+    tiles: Tiles
+    timing: Timing = field(repr=False)
+
+    def __post_init__(self) -> None:
+        for fault in (self._identity(), self._layout(), self._tables()):
+            if fault:
+                raise ValueError(f"target {self.name}: {fault}")
+
+    @property
+    def fp8(self) -> bool:
+        """Whether its MMA multiplies fp8."""
+        return not self.operands.isdisjoint(_FP8)
+
+    @property
+    def version(self) -> str:
+        """Its compute capability as people write it, such as "9.0"."""
+        return ".".join(map(str, self.capability))
+
+    def _identity(self) -> str | None:
+        major, minor = self.capability
+        if re.fullmatch(rf"sm_{major}{minor}[af]?", self.name) is None:
+            return (
+                f"compute capability {major}.{minor} is that of sm_{major}{minor}, with a suffix or without"
+            )
+        if re.fullmatch(r"[\w.]+:[A-Za-z]\w*", self.template) is None:
+            return f"the template is {self.template!r}; it is named as 'module:Class'"
+        if self.sm_count < 1:
+            return f"{self.gpu} has {self.sm_count} multiprocessors; a target plans for one at least"
+        return None
+
+    def _layout(self) -> str | None:
+        block_m, row_threads = self.accumulators.block_m, self.accumulators.row_threads
+        if block_m * row_threads % WARPGROUP:
+            return (
+                f"{WARPGROUP} threads, {row_threads} to a row, can't own whole rows of a block of {block_m}: "
+                f"{block_m} times {row_threads} is no multiple of {WARPGROUP}"
+            )
+        if not 0 < self.epilogue_registers <= MAX_REGISTERS:
+            return f"a thread has {self.epilogue_registers} registers; it can have up to {MAX_REGISTERS}"
+        if not 0 < self.smem_bytes <= LARGEST_SMEM_BYTES:
+            return (
+                f"a CTA has {self.smem_bytes} bytes of shared memory; none has more than {LARGEST_SMEM_BYTES}"
+            )
+        return None
+
+    def _tables(self) -> str | None:
+        tiles = self.tiles
+        if not tiles.shipped or not tiles.tried or not self.timing.tile_us:
+            return "it ships no tile, tunes none or times none; it takes one of each at least"
+        if bool(tiles.promoted) != self.promotes or (self.promotes and not self.fp8):
+            return (
+                f"promotes is {self.promotes}, fp8 is {self.fp8} and {len(tiles.promoted)} tiles are for "
+                "promoted sums; there are some where fp8 sums are promoted, and none elsewhere"
+            )
+        for name, table in tiles.tables.items():
+            areas = [shape.tile_m * shape.tile_n for shape in table]
+            if len(table) > MAX_TILES or areas != sorted(areas, reverse=True):
+                return f"{name} has tiles of {areas} elements; it takes up to {MAX_TILES}, the largest first"
+        if not self.tma and (tiles.splits or tiles.clusters != ((1, 1),)):
+            return f"clusters {tiles.clusters} and parts of K {tiles.splits} need TMA, which it has not"
+        return next(filter(None, map(self._shape, tiles.all)), None)
+
+    def _shape(self, shape: Shape) -> str | None:
+        tile = f"{shape.tile_m} x {shape.tile_n}"
+        rows, block_m = shape.tile_m // shape.ctas, self.accumulators.block_m
+        if shape.tile_m % shape.ctas or rows % block_m:
+            return f"tile {tile} gives each of {shape.ctas} CTAs {rows} rows; it takes blocks of {block_m}"
+        if shape.subtile_n < self.least_subtile_n or shape.tile_n % shape.subtile_n:
+            return (
+                f"tile {tile} has subtiles of {shape.subtile_n} columns; they divide it, and have "
+                f"{self.least_subtile_n} at least"
+            )
+        if shape.cluster_m % shape.ctas:
+            return f"tile {tile} has {shape.ctas} CTAs in clusters {shape.cluster_m} high"
+        if not self.tma and shape.cluster_m * shape.cluster_n > 1:
+            return f"tile {tile} is in clusters of {shape.cluster_m} x {shape.cluster_n}, which need TMA"
+        if shape.pingpong and not self.accumulators.in_registers:
+            return f"tile {tile} is ping-pong, but tensor memory has the accumulators of two tiles anyway"
+        return None

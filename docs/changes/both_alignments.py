@@ -1,0 +1,34 @@
+"""Plans and builds kernels of a target in both alignments: python docs/changes/both_alignments.py sm_103a"""
+
+import sys
+
+import torch
+
+from cute_backend import explain
+from cute_backend.planning import Arch, Variant, plan, subtiled, table
+from cute_backend.runtime.build import build
+from cute_backend.runtime.kernel import Kernel
+
+
+def linear(x, weight, bias, residual, gate):
+    """Three planes of fp32, which narrow subtiles where a thread has whole rows of them."""
+    return (x @ weight.t() + bias).relu().float() * gate + residual
+
+
+def main(name):
+    shapes = (64, 64), (128, 64), (128,)
+    operands = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
+    planes = [torch.empty(64, 128) for _ in range(2)]
+    (region,) = explain(linear, *operands, *planes, arch=name).regions
+    kernel = region.kernel()
+    for variant in Variant:
+        config = subtiled(kernel.spec, table(Arch.of_name(name), kernel.spec)[-1], variant)
+        placed = plan(kernel.spec, config, variant).placements
+        built = build(Kernel(kernel.spec, config, variant))
+        places = ", ".join(f"{load} {placement.name}" for load, placement in placed.items())
+        print(f"{name} {variant.value}: subtiles of {config.subtile_n} columns, {places}")
+        print(f"    target {built.ptx.split('.target ')[1].split()[0]}, {built.spill_bytes} bytes spilled")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,60 @@
+"""Small specs for the planner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from cute_backend.runtime.sample import _spec
+from cute_backend.spec import (
+    Accumulator,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Major,
+    Op,
+    Store,
+    Stride,
+)
+
+
+def exact(name: str, dtype: DType = DType.F32, **strides: Any) -> Load:
+    """A row-major (M, N) plane."""
+    return Load(name, LoadKind.EXACT, dtype, **{"stride_m": Stride.OTHER, "stride_n": Stride.ONE, **strides})
+
+
+def by_element(name: str) -> Load:
+    """A plane whose M is two modes, which every alignment reads by element."""
+    return exact(name, m_modes=(Stride.OTHER, Stride.ZERO))
+
+
+def rowvec(name: str, dtype: DType = DType.F32) -> Load:
+    return Load(name, LoadKind.ROWVEC, dtype, Stride.ZERO, Stride.ONE)
+
+
+def colvec(name: str, dtype: DType = DType.F32) -> Load:
+    return Load(name, LoadKind.COLVEC, dtype, Stride.ONE, Stride.ZERO)
+
+
+def spec_of(
+    *loads: Load, products: int = 1, dtype: DType = DType.E4M3, b_major: Major = Major.K, **product: Any
+) -> EpilogueSpec:
+    """The sum of some products of one A and of loads, in bf16."""
+    names = ["acc"] if products == 1 else [f"acc{i}" for i in range(products)]
+    accumulators = tuple(Accumulator(name, dtype, dtype, b_major=b_major, **product) for name in names)
+    terms = [*names, *(load.name for load in loads)]
+    ops: list[Op] = []
+    for i, term in enumerate(terms[1:]):
+        ops.append(Op(f"t{i}", "add", (ops[-1].name if ops else terms[0], term), DType.F32))
+    value = ops[-1].name if ops else terms[0]
+    return EpilogueSpec(accumulators, loads, tuple(ops), (Store("out0", value, DType.BF16),))
+
+
+def sampling_spec(draws: int) -> EpilogueSpec:
+    """So many tokens of bf16 logits at a temperature, as `cute_backend.sample` draws them."""
+    operand = (torch.bfloat16, Major.K)
+    numbers = {"temperature": torch.float32, "seed_low": torch.int32, "seed_high": torch.int32}
+    signature = tuple((name, dtype, True) for name, dtype in numbers.items())
+    return EpilogueSpec.from_json(_spec(operand, operand, signature, draws, False))

@@ -1,0 +1,54 @@
+"""How loads are placed: by the table's order, while there is room."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from specs import by_element, colvec, exact, rowvec, spec_of
+
+from cute_backend.planning import Arch, TileConfig, Variant, placing, plan
+from cute_backend.planning.placements import PLACEMENTS, Ring, planes, vectors
+from cute_backend.spec import LoadKind
+
+
+@pytest.mark.parametrize("kind", LoadKind)
+@pytest.mark.parametrize("variant", Variant)
+def test_the_last_placement_of_a_kind_takes_any_load(kind: LoadKind, variant: Variant) -> None:
+    load = {"exact": by_element, "rowvec": rowvec, "colvec": colvec}.get(kind.value, colvec)("any0")
+    *_, last = (placement for placement in PLACEMENTS if placement.kind is kind)
+    for arch in Arch:
+        need = last.takes(load, TileConfig(arch, 128, 128), variant)
+        assert need is not None and need.registers == need.smem_bytes == 0
+
+
+def test_a_placement_is_read_in_one_way() -> None:
+    with pytest.raises(ValueError, match="placement tma is read by ring and visit; it takes one of"):
+        replace(planes.TMA, visit=planes.VECTOR.visit)
+    with pytest.raises(ValueError, match="placement tma is read by nothing"):
+        replace(planes.TMA, ring=None)
+
+
+def test_names_are_of_one_placement_each() -> None:
+    assert len({placement.name for placement in PLACEMENTS}) == len(PLACEMENTS)
+
+
+def test_planes_take_shared_memory_in_their_order() -> None:
+    spec = spec_of(*(exact(f"exact{i}") for i in range(8)))
+    placed = plan(spec, TileConfig(Arch.SM90A, 128, 128), Variant.TMA)
+    names = [placed.placements[load.name].name for load in spec.loads]
+    assert names == sorted(names), "tma before vector"
+    assert set(names) == {"tma", "vector"} and placed.tma_stores == ("out0",)
+    assert [load.name for load in placed.in_ring(Ring.PLANE, spec)] == [
+        load.name for load, name in zip(spec.loads, names, strict=True) if name == "tma"
+    ]
+
+
+def test_the_order_of_the_table_is_that_of_preference(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, config = spec_of(rowvec("rowvec0")), TileConfig(Arch.SM90A, 128, 128)
+    assert plan(spec, config, Variant.TMA).placements["rowvec0"] is vectors.REGISTER_HOIST
+    monkeypatch.setattr(placing, "PLACEMENTS", (vectors.SMEM_STAGED, vectors.REGISTER_HOIST))
+    assert plan(spec, config, Variant.TMA).placements["rowvec0"] is vectors.SMEM_STAGED
+    monkeypatch.setattr(placing, "PLACEMENTS", ())
+    with pytest.raises(ValueError, match="no placement takes rowvec0, a rowvec of f32; the last one"):
+        plan(spec, config, Variant.TMA)

@@ -1,0 +1,97 @@
+"""Each rule of planning has a say: the case that it is for gets another tile without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from specs import by_element, exact, rowvec, sampling_spec, spec_of
+
+from cute_backend.planning import Arch, TileConfig, Variant, plan, rules, subtiled, table
+from cute_backend.planning.registers import Registers, hoist_budget, leaves_registers
+from cute_backend.planning.rules import RULES, Rule, suited
+from cute_backend.planning.targets import Shape
+from cute_backend.spec import DType, EpilogueSpec, Major
+
+PAIR = spec_of(products=2)
+TURNS = Shape(128, 128, 2, pingpong=True)
+
+CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
+    rules.one_mma_for_all_products: (Shape(128, 128), PAIR, "128x64x2_1x1"),
+    rules.equal_shares_of_b: (
+        Shape(64, 192, 3, pingpong=True),
+        spec_of(dtype=DType.BF16, b_major=Major.MN),
+        None,
+    ),
+    rules.whole_subtiles: (Shape(128, 128, subtile_n=128), PAIR, None),
+    rules.whole_rows_of_the_swizzle: (
+        Shape(64, 64),
+        spec_of(products=2, dtype=DType.BF16, b_major=Major.MN),
+        None,
+    ),
+    rules.few_draws_in_a_visit: (TURNS, sampling_spec(1), "128x128_2x1_by16"),
+    rules.half_the_rows_for_a_crowded_thread: (
+        TURNS,
+        spec_of(by_element("exact0"), by_element("exact1")),
+        "64x128_2x1_pingpong",
+    ),
+    rules.narrow_subtiles_by_element: (
+        TURNS._replace(subtile_n=64),
+        spec_of(by_element("exact0")),
+        "128x128_2x1_pingpong",
+    ),
+    rules.registers_for_a_crowded_thread: (
+        Shape(64, 192, pingpong=True),
+        spec_of(by_element("exact0"), by_element("exact1")),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_each_rule_has_a_say(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, spec, name = CASES[rule]
+    served = suited(Arch.SM90A, [shape], spec)
+    assert [config.name for config in served] == ([] if name is None else [name])
+    monkeypatch.setattr(rules, "RULES", tuple(each for each in RULES if each is not rule))
+    assert suited(Arch.SM90A, [shape], spec) != served
+
+
+@pytest.mark.parametrize("rule", [*RULES, *rules.ABOVE_THE_SMALLEST, *rules.SUBTILE_RULES])
+def test_each_rule_gives_its_reason(rule: object) -> None:
+    assert rule.__doc__ and rule.__doc__.rstrip().endswith(".")
+
+
+def test_what_a_tile_above_the_smallest_needs() -> None:
+    many = spec_of(*(exact(f"exact{i}", DType.BF16) for i in range(4)), fast_accum=False)
+    assert {config.tile_m for config in table(Arch.SM90A, many)} == {64}
+    fewer = spec_of(*(exact(f"exact{i}", DType.BF16) for i in range(3)), fast_accum=False)
+    assert {config.tile_m for config in table(Arch.SM90A, fewer)} == {64, 128}
+    wide = spec_of(*(exact(f"exact{i}") for i in range(8)))
+    assert [config.name for config in table(Arch.SM90A, wide)] == ["64x128_2x1", "64x64_1x1"]
+    assert len(table(Arch.SM100A, wide)) == 4, "their accumulators are not in registers"
+
+
+def test_an_alignment_gets_the_subtiles_that_leave_registers() -> None:
+    wide = TileConfig(Arch.SM90A, 128, 128, 2, pingpong=True, subtile_n=64)
+    plane, planes = spec_of(exact("exact0", DType.BF16)), spec_of(*(exact(f"exact{i}") for i in range(3)))
+    assert subtiled(plane, wide, Variant.TMA).subtile_n == 64
+    assert subtiled(plane, wide, Variant.PLAIN).subtile_n == 32
+    assert subtiled(planes, wide, Variant.TMA).subtile_n == 32, "64 columns of all have no room"
+    assert subtiled(planes, wide, Variant.PLAIN).subtile_n == 8, "1280 bits of a row, at 112 a column"
+    blackwell = TileConfig(Arch.SM100A, 128, 128)
+    assert subtiled(planes, blackwell, Variant.TMA).subtile_n == 16, "2560 bits of a row, in one thread"
+
+
+def test_what_a_thread_keeps_is_counted_once() -> None:
+    config = TileConfig(Arch.SM90A, 128, 128)
+    spec = spec_of(exact("exact0"), rowvec("rowvec0"), fast_accum=False)
+    kept = Registers.of(spec, config, Variant.TMA)
+    assert kept == Registers(accumulators=64, promoted=128, fragments=32, rows=0, partials=0)
+    assert Registers.of(spec, config, Variant.PLAIN).fragments == 48, "two registers of address"
+    fast = spec_of(exact("exact0"), rowvec("rowvec0"))
+    assert hoist_budget(fast, config, Variant.TMA) == 232 - 68 - 64 - 32
+    assert plan(fast, config, Variant.TMA).placements["rowvec0"].name == "register_hoist"
+    assert hoist_budget(fast, replace(config, pingpong=True), Variant.TMA) == 0
+    assert leaves_registers(config, spec) and not leaves_registers(replace(config, tile_n=256), spec)
+    assert leaves_registers(replace(config, tile_n=256), fast)
