@@ -1,0 +1,77 @@
+"""Imports point downwards: the layers as the diagrams draw them are those of the import statements."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "cute_backend"
+
+LAYERS = ("fx_walk", "runtime", "memory_ops", "templates", "planning", "spec")
+"""From the top. What is in none of them is either above all, or among `MEANING` or `LEAVES`."""
+
+MEANING = ("signature", "ops", "numerics", "replay", "reduce", "formula", "philox")
+"""What an epilogue means: beside `spec`, and above it."""
+
+LEAVES = ("config", "errors", "closure", "unlogged", "__version__")
+"""Of use anywhere; they import nothing of the package."""
+
+HEIGHT = {name: height for height, name in enumerate((*LAYERS[:-1], "ops", "spec"))}
+HEIGHT |= dict.fromkeys(MEANING, HEIGHT["ops"]) | dict.fromkeys(LEAVES, len(HEIGHT))
+
+
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """The line of each import in a file of the package, and the part of the package that it reaches for."""
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            targets = [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join((*above, *filter(None, [node.module])))
+            targets = [f"{base}.{each.name}" for each in node.names]
+        else:
+            continue
+        for target in targets:
+            first, *rest = target.split(".")
+            if first == "cute_backend" and rest:
+                yield node.lineno, rest[0]
+
+
+def part_of(path: Path) -> str:
+    """The folder or module of the package that a file belongs to."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+@pytest.mark.parametrize("part", HEIGHT)
+def test_a_layer_imports_what_is_below_it_alone(part: str) -> None:
+    files = [path for path in PACKAGE.rglob("*.py") if part_of(path) == part]
+    assert files or part == "__version__"
+    upwards = [
+        f"{path.relative_to(ROOT)}:{line} imports {target}"
+        for path in files
+        for line, target in imported(path)
+        if target != part
+        and (part in LEAVES or HEIGHT.get(target, -1) < HEIGHT[part])
+        and target != "__version__"
+    ]
+    assert not upwards
+
+
+def test_planning_and_the_walker_import_no_cutlass() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        if part_of(path) in ("fx_walk", "planning", *MEANING, "spec"):
+            assert not re.search(r"^\s*(import|from) cutlass\b", path.read_text(), re.M), path
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_the_diagram_is_the_order_of_imports(page: str) -> None:
+    blocks = (ROOT / page).read_text().split("```")[1::2]
+    (diagram,) = (block for block in blocks if "fx_walk/" in block)
+    drawn = (re.search(rf"\b({'|'.join(LAYERS)})(?:/|\.py)", line) for line in diagram.split("\n"))
+    assert [match[1] for match in drawn if match] == list(LAYERS)
