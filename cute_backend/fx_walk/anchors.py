@@ -23,6 +23,7 @@ from cute_backend.fx_walk.static import (
     arguments,
     describe,
     fake,
+    first_argument,
     known,
     product,
     target_name,
@@ -367,30 +368,28 @@ def _is_matrix_vector(node: fx.Node) -> bool:
     Seen under max-autotune on a GPU, where the decomposition runs before any post-grad pass. It reads the
     weights once at full bandwidth and fuses its own epilogue, so it is left alone, and counted.
     """
-    if target_name(node) != "aten.sum.dim_IntList" or list(node.args[1]) != [1]:  # type: ignore[arg-type]
+    if target_name(node) != "aten.sum.dim_IntList" or list(arguments(node)["dim"] or ()) != [1]:
         return False
-    value = node.args[0]
-    while isinstance(value, fx.Node) and target_name(value) == "prims.convert_element_type.default":
-        value = value.args[0]
+    value = _behind_casts(first_argument(node))
     if (
         not isinstance(value, fx.Node)
         or value.op != "call_function"
         or target_name(value) != "aten.mul.Tensor"
     ):
         return False
-    return [_unsqueezed(factor) for factor in value.args] == [2, 0]
+    factors = arguments(value)
+    return (_unsqueezed(factors["self"]), _unsqueezed(factors["other"])) == (2, 0)
 
 
 def _unsqueezed(value: Any) -> int | None:
     """The axis that an operand was unsqueezed at, seen through casts; None if it was not."""
-    while isinstance(value, fx.Node) and target_name(value) == "prims.convert_element_type.default":
-        value = value.args[0]
-    if (
-        not isinstance(value, fx.Node)
-        or target_name(value) != "aten.unsqueeze.default"
-        or tensor_of(value) is None
-    ):
+    value, result = _behind_casts(value), tensor_of(_behind_casts(value))
+    if result is None or value.op != "call_function" or target_name(value) != "aten.unsqueeze.default":
         return None
-    axis = value.args[1]
-    assert isinstance(axis, int)
-    return axis % fake(value).dim()
+    return arguments(value)["dim"] % result.dim()
+
+
+def _behind_casts(value: Any) -> Any:
+    while isinstance(value, fx.Node) and target_name(value) == "prims.convert_element_type.default":
+        value = first_argument(value)
+    return value

@@ -23,7 +23,9 @@ from cute_backend.fx_walk.static import (
     Size,
     arguments,
     fake,
+    first_argument,
     known,
+    leading_arguments,
     on_plane,
     target_name,
     tensor_of,
@@ -70,14 +72,14 @@ def is_reshape(node: fx.Node) -> bool:
 
 def keeps_plane(node: fx.Node) -> bool:
     """Whether a reshape of a value on the plane keeps it axis by axis: no transpose, no broadcast."""
-    (source, *_), result = node.args, fake(node)
-    before = fake(source)  # type: ignore[arg-type]
+    before, result = fake(first_argument(node)), fake(node)
     if not known(before.numel() == result.numel()):
         return False
     if target_name(node) != "aten.permute.default":
         return True
-    order = [axis for axis in node.args[1] if not known(before.shape[axis] == 1)]  # type: ignore[union-attr,index]
-    return order == sorted(order)  # type: ignore[type-var]
+    axes = [axis % before.dim() for axis in arguments(node)["dims"]]
+    order = [axis for axis in axes if not known(before.shape[axis] == 1)]
+    return order == sorted(order)
 
 
 def comes_to_plane(node: fx.Node, m: Size, n: Size) -> bool:
@@ -143,9 +145,9 @@ def lower(node: fx.Node, chain: Chain, resolve: Resolve) -> Operand:
         raise Refused(Reason.UNSUPPORTED_OP, target=name, why="gives more than one tensor")
     dtype = supported_dtype(node.name, tensor.dtype)
     if name in _IDENTITIES:
-        return resolve(node.args[0])
+        return resolve(first_argument(node))
     if name in CASTS:
-        return lower_cast(chain, resolve(node.args[0]), dtype)
+        return lower_cast(chain, resolve(first_argument(node)), dtype)
     eager = chain.precision is Precision.EAGER and node.meta.get("low_precision_pointwise_barrier", False)
 
     common = _common_dtype(node)
@@ -188,7 +190,7 @@ def _rounded(chain: Chain, value: Operand, dtype: DType) -> Operand:
 def _common_dtype(node: fx.Node) -> torch.dtype:
     """What aten brings an op's operands to: the dtype of its result, or for a question that of them all."""
     dtype = fake(node).dtype
-    values = [tensor_of(each) if isinstance(each, fx.Node) else each for each in node.args]
+    values = [tensor_of(each) if isinstance(each, fx.Node) else each for each in arguments(node).values()]
     known_values = [each for each in values if isinstance(each, (torch.Tensor, bool, int, float))]
     if dtype is not torch.bool or not 0 < len(known_values) <= 2:
         return dtype
@@ -285,11 +287,12 @@ def _compute(node: fx.Node, name: str, chain: Chain, operand: Resolve) -> Operan
     row = by_aten(name)
     if row is None:
         raise Refused(Reason.UNSUPPORTED_OP, target=name, why="has no row in the op table")
-    if len(node.args) != row.arity or node.kwargs:
+    operands = leading_arguments(node, row.arity)
+    if operands is None:
         raise Refused(
             Reason.UNSUPPORTED_OP, target=name, why="is called with arguments that its row does not have"
         )
-    return chain.emit(row.name, *(operand(argument) for argument in node.args))
+    return chain.emit(row.name, *map(operand, operands))
 
 
 def _float_of(chain: Chain, value: Operand, wanted: bool) -> Operand:

@@ -14,7 +14,7 @@ from operator import getitem
 import torch
 from torch import fx
 
-from cute_backend.fx_walk.static import tensor_of
+from cute_backend.fx_walk.static import arguments, first_argument, tensor_of
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ def mutations(order: dict[fx.Node, int]) -> list[Mutation]:
 
 def root(node: fx.Node) -> fx.Node:
     """The node that owns a value's memory: what views view. A reshape counts as a view."""
-    while is_view(node) and node.args and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
+    while is_view(node) and isinstance(source := first_argument(node), fx.Node):
+        node = source
     return node
 
 
@@ -58,10 +58,10 @@ def _written(node: fx.Node) -> Iterator[fx.Node]:
     if node.op != "call_function":
         return
     if isinstance(node.target, torch._ops.OpOverload):
-        for index, argument in enumerate(node.target._schema.arguments):
+        for argument in node.target._schema.arguments:
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
-            value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+            value = arguments(node)[argument.name]
             for written in value if isinstance(value, (list, tuple)) else [value]:
                 if isinstance(written, fx.Node):
                     yield written

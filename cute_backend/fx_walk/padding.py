@@ -17,7 +17,12 @@ from cute_backend.fx_walk.lower import is_pointwise, is_reshape
 from cute_backend.fx_walk.questions import is_reduction
 from cute_backend.fx_walk.static import Size, arguments, fake, known, target_name
 
-_PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default")
+_PRODUCTS = {
+    "aten.mm.default": ("self", "mat2"),
+    "aten.addmm.default": ("mat1", "mat2"),
+    "aten.bmm.default": ("self", "mat2"),
+}
+"""What is taken from its padding, and what each op calls its two factors."""
 _PAD, _JOIN, _SLICE = "aten.constant_pad_nd.default", "aten.cat.default", "aten.slice.Tensor"
 
 
@@ -53,31 +58,50 @@ def _cut(product: fx.Node) -> fx.Node:
 def _whole(graph: fx.Graph, product: fx.Node, shape: Sequence[Size]) -> fx.Node | None:
     """The product of what its operands were padded from, None where that has another shape: (M, N), and in
     a bmm the batches before them."""
-    args: tuple[Any, ...] = product.args
+    args = arguments(product)
     *batches, m, n = shape
-    *addend, a, b = args
+    names = _PRODUCTS[target_name(product)]
+    a, b = (args[name] for name in names)
     a_source, b_source = _source(a), _source(b)
     if known(fake(a_source).shape[-2] == m) and a_source is not a:
         k_padding = fake(a).shape[-1] - fake(a_source).shape[-1]
-        a = _call(graph, a, a_source, [0, k_padding, 0, 0]) if k_padding else a_source
+        if known(k_padding == 0):
+            a = a_source
+        elif isinstance(k_padding, int):
+            a = _call(graph, a, arguments(a) | {"self": a_source, "pad": [0, k_padding, 0, 0]})
     if _fits(b_source, (*fake(b).shape[:-1], n)) and known(fake(b_source).stride(-2) == 1):
         b = b_source
-    while addend and not _broadcasts(addend[0], (m, n)):
-        if target_name(addend[0]) != _JOIN:
+    if target_name(product) == "aten.addmm.default":
+        addend = _addend(args["self"], m, n)
+        if addend is None:
             return None
-        addend = [addend[0].args[0][0]]
+        args["self"] = addend
     if not _fits(a, (*batches, m, fake(a).shape[-1])) or not known(fake(b).shape[-1] == n):
         return None
-    return _call(graph, product, *addend, a, b, **product.kwargs)
+    return _call(graph, product, args | dict(zip(names, (a, b), strict=True)))
 
 
 def _source(operand: fx.Node) -> fx.Node:
     """What rows and columns were padded from at their ends; the operand itself if they were not."""
     if target_name(operand) != _PAD:
         return operand
-    args: tuple[Any, ...] = operand.args
-    source, (before_columns, _, before_rows, _, *batches) = args[:2]
-    return operand if before_columns or before_rows or any(batches) else source
+    args = arguments(operand)
+    sides = [*args["pad"], 0, 0]  # those of the last axis first: before and after it
+    return operand if sides[0] or sides[2] or any(sides[4:]) else args["self"]
+
+
+def _addend(joined: fx.Node, m: Size, n: Size) -> fx.Node | None:
+    """What an addend of the padded size was joined from to have it; None where it was made in another way."""
+    while not _broadcasts(joined, (m, n)):
+        if target_name(joined) != _JOIN:
+            return None
+        args = arguments(joined)
+        first = args["tensors"][0]
+        axis = args["dim"] % fake(joined).dim()
+        if not known(fake(first).shape[axis] == (m, n)[axis - fake(joined).dim()]):
+            return None  # a longer axis than is kept starts with it
+        joined = first
+    return joined
 
 
 def _fits(node: fx.Node, shape: Sequence[Size]) -> bool:
@@ -89,11 +113,13 @@ def _broadcasts(node: Any, shape: Sequence[Size]) -> bool:
     return all(known(size == 1) or known(size == want) for size, want in ends)
 
 
-def _call(graph: fx.Graph, like: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
-    """The call of a node's op with other arguments."""
+def _call(graph: fx.Graph, like: fx.Node, args: dict[str, Any]) -> fx.Node:
+    """The call of a node's op with these arguments."""
     target: Any = like.target
-    node = graph.call_function(target, args, kwargs)
+    count = len(like.args)
+    positional, named = tuple(args.values())[:count], dict(tuple(args.items())[count:])
+    node = graph.call_function(target, positional, {name: named[name] for name in like.kwargs})
     node.meta.update(like.meta)
     with fake(like).fake_mode:  # type: ignore[attr-defined]
-        node.meta["val"] = target(*fx.map_arg(args, fake), **kwargs)
+        node.meta["val"] = target(*fx.map_arg(node.args, fake), **fx.map_arg(dict(node.kwargs), fake))
     return node

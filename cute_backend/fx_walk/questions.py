@@ -8,7 +8,7 @@ from torch import fx
 from cute_backend.fx_walk.anchors import is_anchor
 from cute_backend.fx_walk.lower import CASTS, is_pointwise, is_reshape
 from cute_backend.fx_walk.mutation import is_view, root
-from cute_backend.fx_walk.static import DTYPES, target_name, tensor_of
+from cute_backend.fx_walk.static import DTYPES, first_argument, target_name, tensor_of
 
 
 def may_join(node: fx.Node) -> bool:
@@ -26,7 +26,7 @@ def is_free_cast(node: fx.Node) -> bool:
     """Whether an operand is a cast that costs nothing to do again as it is loaded: one to a wider dtype."""
     if node.op != "call_function" or target_name(node) not in CASTS:
         return False
-    source = tensor_of(node.args[0])  # type: ignore[arg-type]
+    source = tensor_of(first_argument(node))
     result = tensor_of(node)
     if source is None or result is None or source.dtype not in DTYPES or source.device != result.device:
         return False
@@ -69,8 +69,8 @@ def is_stored(node: fx.Node) -> bool:
 
 def base(node: fx.Node) -> fx.Node:
     """The value behind reshapes."""
-    while is_reshape(node):
-        node = node.args[0]  # type: ignore[assignment]
+    while is_reshape(node) and isinstance(source := first_argument(node), fx.Node):
+        node = source
     return node
 
 

@@ -25,7 +25,9 @@ from cute_backend.fx_walk.static import (
     arguments,
     describe,
     fake,
+    first_argument,
     known,
+    leading_arguments,
     on_plane,
     target_name,
     tensor_of,
@@ -106,7 +108,7 @@ def refuse_rounds(found: Found, m: Size, n: Size) -> None:
 
     Inductor does them in one kernel that holds a row, and gains nothing by being given the first.
     """
-    back = _feeds(found.head, lambda user: is_reduction(user) and _on_plane(user.args[0], m, n))
+    back = _feeds(found.head, lambda user: is_reduction(user) and _on_plane(first_argument(user), m, n))
     if back is not None:
         raise Refused(Reason.FEEDBACK, reduction=found.head.name, into=back.name)
 
@@ -228,16 +230,18 @@ def _read_logsumexp(node: fx.Node) -> Found | None:
 
 
 def _match_logsumexp(node: fx.Node) -> Found:
-    log, added = _operands(node, "aten.add.Tensor")
-    (total,) = _operands(log, "aten.log.default")
-    exponential, dims, *_ = _operands(total, "aten.sum.dim_IntList")
-    (difference,) = _operands(exponential, "aten.exp.default")
-    source, shift = _operands(difference, "aten.sub.Tensor")
-    infinite, zero, otherwise = _operands(shift, "aten.where.self")
-    magnitude, infinity = _operands(infinite, "aten.eq.Scalar")
-    (largest,) = _operands(magnitude, "aten.abs.default")
-    maximised, dims_of_largest, *_ = _operands(largest, "aten.amax.default")
-    squeezed = added is not shift and target_name(added) in _SQUEEZES and added.args[0] is shift
+    log, added = _operands(node, "aten.add.Tensor", 2)
+    (total,) = _operands(log, "aten.log.default", 1)
+    exponential, dims, _ = _operands(total, "aten.sum.dim_IntList", 3)
+    (difference,) = _operands(exponential, "aten.exp.default", 1)
+    source, shift = _operands(difference, "aten.sub.Tensor", 2)
+    infinite, zero, otherwise = _operands(shift, "aten.where.self", 3)
+    magnitude, infinity = _operands(infinite, "aten.eq.Scalar", 2)
+    (largest,) = _operands(magnitude, "aten.abs.default", 1)
+    maximised, dims_of_largest, _ = _operands(largest, "aten.amax.default", 3)
+    if not isinstance(source, fx.Node) or not isinstance(added, fx.Node) or not isinstance(zero, fx.Node):
+        raise _Other
+    squeezed = target_name(added) in _SQUEEZES and first_argument(added) is shift
     inner = {log, added, total, exponential, difference, shift, infinite, magnitude, largest}
     if not (
         (added is shift or squeezed)
@@ -253,12 +257,14 @@ def _match_logsumexp(node: fx.Node) -> Found:
     return Found(node, source, ReduceKind.LOGSUMEXP, _dims(source, dims), inner=tuple(sorted(inner)))
 
 
-def _operands(node: Any, target: str) -> tuple[Any, ...]:
-    """What a call of `target` is given by position. Raises _Other where `node` is no such call."""
-    called = isinstance(node, fx.Node) and node.op == "call_function" and not node.kwargs
-    if not called or target_name(node) != target:
+def _operands(node: Any, target: str, count: int) -> list[Any]:
+    """The first `count` arguments of a call of `target`. Raises _Other where `node` is no such call, or is
+    given others."""
+    called = isinstance(node, fx.Node) and node.op == "call_function" and target_name(node) == target
+    operands = leading_arguments(node, count) if called else None
+    if operands is None:
         raise _Other
-    return node.args
+    return operands
 
 
 def _same_shape(left: fx.Node, right: fx.Node) -> bool:

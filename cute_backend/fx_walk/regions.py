@@ -73,6 +73,7 @@ from cute_backend.fx_walk.static import (
     Size,
     describe,
     fake,
+    first_argument,
     known,
     on_plane,
     target_name,
@@ -287,7 +288,7 @@ class _Search:
             shape = fake(node).shape
             if not (keeps_plane(node) and comes_to_plane(node, anchor.m, anchor.n)):
                 raise Refused(Reason.REARRANGED, target=target, shape=describe(shape))
-            return self._resolve(draft, node.args[0], node)
+            return self._resolve(draft, first_argument(node), node)
         if is_reduction(node):
             refuse_unknown(node, anchor.m, anchor.n)
         if not is_pointwise(node):
@@ -322,8 +323,9 @@ class _Search:
         parts = [anchor.part for anchor in draft.anchors]
         n = fake(draft.first.b).shape[-1]
         if is_view(node):
-            source = draft.values[node.args[0]]  # type: ignore[index]
-            assert isinstance(source, Parts)
+            source = draft.values.get(first_argument(node))
+            if not isinstance(source, Parts):
+                raise Refused(Reason.UNPAIRED, target=target_name(node))
             taken = column_part(node, draft.first.m)
             if taken is None:
                 return Parts(source.values, whole=False)
@@ -372,7 +374,7 @@ class _Search:
         if filled is not None:
             return filled
         if depth < _MAX_OPERAND_WORK and is_free_cast(argument):
-            source = self._resolve(draft, argument.args[0], reader, side, depth + 1)
+            source = self._resolve(draft, first_argument(argument), reader, side, depth + 1)
             return lower_cast(
                 draft.chain, source, supported_dtype(user_label(argument), fake(argument).dtype)
             )

@@ -7,6 +7,7 @@ a guard to the program that is being compiled.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import pairwise
 from math import prod
 from typing import Any, Union
@@ -51,9 +52,10 @@ def collapsed_stride(sizes: Sequence[Size], strides: Sequence[Size]) -> Size | N
     return axes[-1][1] if axes else 0
 
 
-def tensor_of(node: fx.Node) -> torch.Tensor | None:
-    """The fake tensor that stands for a node's result, None where the result is not one tensor."""
-    value = node.meta.get("val")
+def tensor_of(node: Any) -> torch.Tensor | None:
+    """The fake tensor that stands for a node's result, None where the result is not one tensor, and for an
+    argument that is no node."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
 
@@ -83,15 +85,38 @@ def target_name(node: fx.Node) -> str:
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
-    """A call's arguments by name, with the schema's defaults where the graph omits them."""
-    schema = node.target._schema  # type: ignore[union-attr]
-    values: dict[str, Any] = {}
-    for index, argument in enumerate(schema.arguments):
-        if index < len(node.args) and not argument.kwarg_only:
-            values[argument.name] = node.args[index]
-        else:
-            values[argument.name] = node.kwargs.get(argument.name, argument.default_value)
-    return values
+    """The arguments of an aten call by name, in the schema's order.
+
+    A graph gives an argument by position, by keyword, or not at all where it has the schema's default. The
+    walker reads every argument here or by `first_argument`, never from a place in `node.args`.
+    """
+    return {
+        name: node.args[index] if index < len(node.args) else node.kwargs.get(name, default)
+        for index, (name, default) in enumerate(_parameters(node.target))
+    }
+
+
+def leading_arguments(node: fx.Node, count: int) -> list[Any] | None:
+    """The first `count` arguments of an aten call, None where it has fewer or is given another one."""
+    values = list(arguments(node).values())
+    defaults = [default for _, default in _parameters(node.target)]
+    others = zip(values[count:], defaults[count:], strict=True)
+    plain = all(not isinstance(value, fx.Node) and value == default for value, default in others)
+    return values[:count] if plain and len(values) >= count else None
+
+
+def first_argument(node: fx.Node) -> Any:
+    """What a call is given first: of a view, a cast or a reduction, the value that it is one of. None for a
+    call without arguments."""
+    if node.args or not isinstance(node.target, torch._ops.OpOverload):
+        return node.args[0] if node.args else None
+    return next(iter(arguments(node).values()), None)
+
+
+@cache
+def _parameters(target: Any) -> tuple[tuple[str, Any], ...]:
+    """The parameters of an aten op, as names and defaults; keyword-only ones come last."""
+    return tuple((argument.name, argument.default_value) for argument in target._schema.arguments)
 
 
 def describe(sizes: Sequence[Size]) -> str:
