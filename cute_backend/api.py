@@ -5,7 +5,7 @@ Nothing here runs the function or needs a GPU: CPU, CUDA and fake tensors will d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from . import config
 from .errors import UsageError
 from .formula import formula
 from .fx_walk.collect import collect
+from .fx_walk.containment import contain
 from .fx_walk.epilogue_pass import tuning_is_on
 from .fx_walk.mutation import root
 from .fx_walk.reasons import NO_PRODUCT, Rejection, program_line
@@ -200,7 +201,7 @@ def explain(
     regions: list[Region] = []
     rejections: list[Rejection] = []
     for report in reports:
-        kept, slower = recall(report.regions) if tuning_is_on() else (report.regions, [])
+        kept, slower = _recalled(report.regions)
         results = _Results(len(regions))
         regions += [_region(found, results, target) for found in kept]
         rejections += [*report.rejections, *slower]
@@ -209,6 +210,14 @@ def explain(
         rejections=tuple(rejections),
         arch=target,
     )
+
+
+def _recalled(found: Sequence[FoundRegion]) -> tuple[Sequence[FoundRegion], list[Rejection]]:
+    """The regions that tuning, where it is on, has not found slower than Inductor's code, and the others."""
+    try:
+        return recall(found) if tuning_is_on() else (found, [])
+    except Exception as error:
+        return [], [contain(error)]
 
 
 def generate(fn: Callable[..., Any], *args: Any, arch: str = "sm_100a") -> str:

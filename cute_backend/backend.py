@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.exc import RestartAnalysis, SkipFrame
+from torch._dynamo.utils import counters
+from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 
+from cute_backend.fx_walk.containment import contain, is_contained
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
-from cute_backend.fx_walk.pass_sequence import chain_passes
+from cute_backend.fx_walk.pass_sequence import Pass, chain_passes, passes_of
 
 epilogue_pass = EpiloguePass()
 """The pass, for `backend="inductor"` with `options={"post_grad_custom_pre_pass": epilogue_pass}`."""
+
+
+class _RaisingPass(EpiloguePass):
+    """The pass as `cute` runs it, which contains what it raises."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        self.fuse(graph)
+
+
+_raising_pass = _RaisingPass()
 
 
 def cute(
@@ -26,12 +42,56 @@ def cute(
     """Compile a Dynamo graph as Inductor would, matrix products fused with the pointwise work after them.
 
     `mode` and `options` are Inductor's own. A `post_grad_custom_pre_pass` that is set, among the options or
-    in Inductor's configuration, is kept and runs first.
+    in Inductor's configuration, is kept and runs first. A graph, forward or backward, that can't be compiled
+    with regions in it is compiled once more, without: see `cute_backend.fx_walk.containment`.
     """
+    from torch._inductor.compile_fx import compile_fx
+
     inductor = torch._TorchCompileInductorWrapper(mode, options, None)
-    own = inductor.config.get("post_grad_custom_pre_pass", inductor_config.post_grad_custom_pre_pass)
-    inductor.config["post_grad_custom_pre_pass"] = chain_passes(own, epilogue_pass)
-    return inductor(gm, example_inputs)
+    setting = inductor.config.get("post_grad_custom_pre_pass", inductor_config.post_grad_custom_pre_pass)
+    own = [each for each in passes_of(setting) if not isinstance(each, EpiloguePass)]
+    patches = {**inductor.config, "post_grad_custom_pre_pass": chain_passes([*own, _raising_pass])}
+    inner: Any = _Compiler(chain_passes(own))
+    return compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches)  # type: ignore[return-value]
+
+
+class _Compiler:
+    """Inductor's compiler of one graph, which is asked again without the pass where it fails with it.
+
+    What the second attempt raises is no fault of ours, and goes its own way. What it gives is in no cache, so
+    that the next process tries to fuse anew.
+    """
+
+    def __init__(self, own: Pass | None) -> None:
+        self.without: dict[str, Any] = {
+            "post_grad_custom_pre_pass": own,
+            "fx_graph_cache": False,
+            "fx_graph_remote_cache": False,
+        }
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **how: Any) -> Any:
+        from torch._inductor.compile_fx import compile_fx_inner
+
+        modules = [module for module in gm.modules() if isinstance(module, fx.GraphModule)]
+        graphs = [deepcopy(module.graph) for module in modules]
+        tally = counters["cute_backend"]
+        counted = Counter(tally)
+        try:
+            return compile_fx_inner(gm, example_inputs, **how)
+        except (RestartAnalysis, SkipFrame):
+            raise
+        except Exception as error:
+            if not is_contained(error):
+                raise
+            failed = error
+        for module, graph in zip(modules, graphs, strict=True):
+            module.graph = graph
+        with inductor_config.patch(self.without), functorch_config.patch(bundled_autograd_cache=False):
+            compiled = compile_fx_inner(gm, example_inputs, **how)
+        tally.clear()
+        tally.update(counted)
+        contain(failed)
+        return compiled
 
 
 def _reset() -> None:

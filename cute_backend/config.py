@@ -68,7 +68,11 @@ quiet: bool = bool(_switch("CUTE_BACKEND_QUIET", False))
 """Whether compiling and tuning show no progress. They show none either where standard error is not a
 terminal."""
 
-_cache_config_ignore_prefix: list[str] = ["quiet", "cache_limit_mb", "compile_jobs"]
+raise_errors: bool = bool(_switch("CUTE_BACKEND_RAISE_ERRORS", False))
+"""Whether an error of this package's own is raised while a graph is compiled, as in its tests. Otherwise it
+is warned of and counted, and the graph is compiled as Inductor alone compiles it."""
+
+_cache_config_ignore_prefix: list[str] = ["quiet", "cache_limit_mb", "compile_jobs", "raise_errors"]
 """What `save_config_portable` leaves out: settings that decide nothing of a result."""
 
 install_config_module(sys.modules[__name__])

@@ -28,6 +28,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.graph import GraphLowering
 from torch._inductor.scheduler import NopKernelSchedulerNode
 
+from cute_backend import config
 from cute_backend.fx_walk.anchors import is_anchor
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
 from cute_backend.fx_walk.reasons import Rejection
@@ -103,6 +104,7 @@ def kernels(fn: Callable[..., Any], args: tuple[Any, ...], graph_pass: CustomGra
 
     torch._dynamo.reset()
     with (
+        config.patch(raise_errors=True),
         inductor_config.patch(post_grad_custom_pre_pass=graph_pass, force_disable_caches=True),
         functorch_config.patch(force_non_lazy_backward_lowering=True),
     ):

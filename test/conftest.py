@@ -53,6 +53,16 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def raised_errors() -> Iterator[None]:
+    """Errors of this package are seen, here and in the processes that tests start."""
+    from cute_backend import config
+
+    with pytest.MonkeyPatch.context() as patch, config.patch(raise_errors=True):  # type: ignore[attr-defined]
+        patch.setenv("CUTE_BACKEND_RAISE_ERRORS", "1")
+        yield
+
+
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
     """No compiled code and an empty Inductor cache, before and after: what tests of counters need."""

@@ -29,7 +29,7 @@ def settings(monkeypatch):
 
 def test_every_setting_has_a_variable_of_its_name(settings):
     names = [name for name in shipped._config if not name.startswith("_")]
-    assert len(names) == 8
+    assert len(names) == 9
     plain = settings()
     for name in names:
         other = {True: "0", False: "1", None: "1"}.get(getattr(plain, name), "7")

@@ -29,6 +29,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from .. import config
 from ..backend import epilogue_pass
 from .bounds import Bounds, follow
 from .program import NOT_TAKEN, Program
@@ -117,6 +118,7 @@ def _settings(program: Program) -> Iterator[None]:
     with (
         torch.no_grad(),
         warnings.catch_warnings(),
+        config.patch(raise_errors=True),  # type: ignore[attr-defined]
         inductor_config.patch(emulate_precision_casts=program.eager, force_disable_caches=True),
     ):
         warnings.simplefilter("ignore")

@@ -35,11 +35,14 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map
 
+from cute_backend.fx_walk.containment import contain
 from cute_backend.fx_walk.device import Capability, device_capability
 from cute_backend.fx_walk.epilogue_pass import current_precision
 from cute_backend.fx_walk.reasons import LABEL, Rejection
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.regions import find_regions
+from cute_backend.fx_walk.rewrite import rewrite
+from cute_backend.fx_walk.working_copy import WorkingCopy
 from cute_backend.planning import Arch
 
 
@@ -176,10 +179,25 @@ class _Collector:
 
         def see(graph: fx.Graph) -> None:
             _label(graph, names)
-            regions, rejections = find_regions(graph, current_precision(), self.capability)
+            regions, rejections = self._explained(graph)
             self.reports.append(GraphReport(tuple(regions), tuple(rejections), graph, is_backward))
 
         as_the_pass_meets_it(gm, inputs, how, see)
+
+    def _explained(self, graph: fx.Graph) -> tuple[list[Region], list[Rejection]]:
+        """What the pass would find, once it is known that it could rewrite the graph so."""
+
+        def find(graph: fx.Graph) -> tuple[list[Region], list[Rejection]]:
+            return find_regions(graph, current_precision(), self.capability)
+
+        try:
+            regions, rejections = find(graph)
+            if regions:
+                copy = WorkingCopy(graph).graph
+                rewrite(copy, find(copy)[0])
+        except Exception as error:
+            return [], [contain(error)]
+        return regions, rejections
 
 
 def as_the_pass_meets_it(

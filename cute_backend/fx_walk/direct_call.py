@@ -16,8 +16,11 @@ from weakref import WeakKeyDictionary
 from torch._inductor import ir, lowering
 from torch._inductor.virtualized import V
 
+from cute_backend.fx_walk.containment import contain
 from cute_backend.runtime.generated import expect, graph_name
 from cute_backend.runtime.op import gemm_epilogue
+
+THROUGH_THE_DISPATCHER = "the kernel is called through torch's dispatcher, which is slower"
 
 _ON_CPU = "from cute_backend.runtime.op import on_cpu as gemm_epilogue_on_cpu"
 _ON_CUDA = "from cute_backend.runtime.call_site import CallSite as GemmEpilogueOnCuda"
@@ -28,13 +31,16 @@ _reporting: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 
 class _DirectCall(ir.FallbackKernel):
-    """A call of the op whose generated code names the implementation."""
+    """A call of the op whose generated code names the implementation, or the op itself if that fails."""
 
     def codegen(self, wrapper: Any) -> None:
-        device = self.get_device_or_error().type
-        self.set_python_kernel_name(_implementation(wrapper, device, self.get_name()))
-        calls = [call for call in V.graph.operations if isinstance(call, _DirectCall)]
-        _report_on_loading(wrapper, [call.spec for call in calls])
+        try:
+            device = self.get_device_or_error().type
+            self.set_python_kernel_name(_implementation(wrapper, device, self.get_name()))
+            calls = [call for call in V.graph.operations if isinstance(call, _DirectCall)]
+            _report_on_loading(wrapper, [call.spec for call in calls])
+        except Exception as error:
+            contain(error, THROUGH_THE_DISPATCHER)
         super().codegen(wrapper)
 
     @property
@@ -72,8 +78,19 @@ def register() -> None:
 
     @lowering.register_lowering(gemm_epilogue, type_promotion_kind=None)
     def lower(*args: Any, **kwargs: Any) -> list[ir.TensorBox]:
-        outputs: Sequence[Any] = _DirectCall.create(gemm_epilogue, *args, **kwargs)  # type: ignore[assignment]
-        for output in outputs:
-            # The op makes what its fake says. To assert that after each call takes a microsecond.
-            output.skip_size_stride_alignment_checks = True
+        outputs: Any
+        try:
+            outputs = _direct_call(*args, **kwargs)
+        except Exception as error:
+            contain(error, THROUGH_THE_DISPATCHER)
+            outputs = ir.FallbackKernel.create(gemm_epilogue, *args, **kwargs)
         return [ir.TensorBox.create(output) for output in outputs]
+
+
+def _direct_call(*args: Any, **kwargs: Any) -> Sequence[Any]:
+    """The buffers that a direct call gives."""
+    outputs: Any = _DirectCall.create(gemm_epilogue, *args, **kwargs)
+    for output in outputs:
+        # The op makes what its fake says. To assert that after each call takes a microsecond.
+        output.skip_size_stride_alignment_checks = True
+    return outputs

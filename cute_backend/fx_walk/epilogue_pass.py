@@ -19,12 +19,14 @@ from torch._inductor.virtualized import V
 import cute_backend
 from cute_backend import config
 from cute_backend.fx_walk.anchors import is_anchor
+from cute_backend.fx_walk.containment import contain
 from cute_backend.fx_walk.device import device_capability
 from cute_backend.fx_walk.padding import take_padding_back
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.regions import find_regions
 from cute_backend.fx_walk.rewrite import rewrite
+from cute_backend.fx_walk.working_copy import WorkingCopy
 from cute_backend.runtime.launch import announce
 from cute_backend.runtime.source import edited_folder
 from cute_backend.spec import Precision
@@ -36,10 +38,25 @@ class EpiloguePass(CustomGraphPass):
     """Fuses every matrix product of a graph with the pointwise work after it.
 
     For `torch._inductor.config.post_grad_custom_pre_pass`. Counts per compilation, in
-    `torch._dynamo.utils.counters["cute_backend"]`: `anchors`, `regions`, and each `Reason` by its value.
+    `torch._dynamo.utils.counters["cute_backend"]`: `anchors`, `regions`, and each `Reason` by its value. A
+    graph on which it fails stays as it was.
     """
 
     def __call__(self, graph: fx.Graph) -> None:
+        try:
+            self.fuse(graph)
+        except Exception as error:
+            contain(error)
+
+    def fuse(self, graph: fx.Graph) -> None:
+        """Does it, or raises and leaves the graph, its nodes and their metas as they were."""
+        copy = WorkingCopy(graph)
+        regions = self._fuse(copy.graph)
+        if regions:
+            copy.commit()
+
+    def _fuse(self, graph: fx.Graph) -> list[Region]:
+        """Fuses what can be, in a graph that is thrown away where something fails."""
         if _unreachable() is None:
             take_padding_back(graph)
         regions, rejections = self.analyse(graph)
@@ -49,14 +66,7 @@ class EpiloguePass(CustomGraphPass):
 
             regions, slower = tune(regions)
             rejections += slower
-        for region in regions:
-            log.info("fused %s of M, N, K %s: %s", _names(region), region.problem, region.spec.key)
-        for rejection in rejections:
-            log.info("left %s to Inductor, %s: %s", rejection.node, rejection.reason.value, rejection.message)
-        tally = counters["cute_backend"]
-        tally["anchors"] += sum(is_anchor(node) for node in graph.nodes)
-        tally["regions"] += len(regions)
-        tally.update(Counter(rejection.reason.value for rejection in rejections))
+        anchors = sum(is_anchor(node) for node in graph.nodes)
         if regions:
             # As of tuning, so of lowering: Inductor is there by now.
             from cute_backend.fx_walk.direct_call import register
@@ -64,6 +74,15 @@ class EpiloguePass(CustomGraphPass):
             register()
             rewrite(graph, regions)
             announce_regions(regions)
+        for region in regions:
+            log.info("fused %s of M, N, K %s: %s", _names(region), region.problem, region.spec.key)
+        for rejection in rejections:
+            log.info("left %s to Inductor, %s: %s", rejection.node, rejection.reason.value, rejection.message)
+        tally = counters["cute_backend"]
+        tally["anchors"] += anchors
+        tally["regions"] += len(regions)
+        tally.update(Counter(rejection.reason.value for rejection in rejections))
+        return regions
 
     def analyse(self, graph: fx.Graph) -> tuple[list[Region], list[Rejection]]:
         """What the pass would do to a graph, as regions and rejections; the graph stays as it is."""

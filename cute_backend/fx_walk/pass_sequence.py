@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Union
 
 from torch import fx
@@ -33,11 +33,17 @@ class PassSequence(_InferenceAware):
         return None if None in uuids else uuids
 
 
-def chain_passes(own: Any, last: CustomGraphPass) -> CustomGraphPass:
-    """`last` after the passes that a user has set: none, one, or a list. Once only, if it is set already."""
-    if own is None:
-        return last
-    passes = tuple(own) if isinstance(own, (list, tuple)) else (own,)
-    if len(passes) == 1 and isinstance(passes[0], PassSequence):
-        passes = passes[0].passes
-    return PassSequence((*(each for each in passes if each is not last), last))
+def passes_of(setting: Any) -> list[Pass]:
+    """The passes that Inductor's setting names: none, one, or a list."""
+    if setting is None:
+        return []
+    if isinstance(setting, PassSequence):
+        return list(setting.passes)
+    if isinstance(setting, (list, tuple)):
+        return [each for one in setting for each in passes_of(one)]
+    return [setting]
+
+
+def chain_passes(passes: Sequence[Pass]) -> Pass | None:
+    """One pass for several, as every torch takes it; None for none."""
+    return PassSequence(tuple(passes)) if len(passes) > 1 else next(iter(passes), None)

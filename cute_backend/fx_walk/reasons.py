@@ -37,6 +37,8 @@ class Reason(Enum):
     DEVICE = "device", "the product runs on {device}; fused are cpu and cuda"
     CAPABILITY = "capability", "{device} has compute capability {capability}, not {taken}"
 
+    INTERNAL_ERROR = "internal_error", "cute_backend failed at {where} with {error}; {instead}"
+
     # The matrix product.
     NOTHING_TO_FUSE = "nothing_to_fuse", "no pointwise op that could be fused follows the product{refused}"
     MATRIX_VECTOR = (

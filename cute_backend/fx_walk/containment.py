@@ -1,0 +1,69 @@
+"""What becomes of an error of this package's own: the graph is compiled without what failed, and it is said.
+
+The pass works on a copy of its graph, so what fails there leaves nothing behind. What a rewritten graph leads
+to later, in Inductor's lowering and code generation, is contained by `backend="cute"`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from traceback import walk_tb
+
+from torch._dynamo.exc import BackendCompilerFailed
+
+from cute_backend import config
+from cute_backend.errors import UsageError
+from cute_backend.fx_walk.reasons import Reason, Rejection
+from cute_backend.runtime.kernel import BuildError
+from cute_backend.runtime.notices import count, warn_once
+
+_PACKAGE = Path(__file__).parent.parent
+
+UNFUSED = "this graph is compiled as Inductor alone compiles it"
+
+
+def is_contained(error: Exception) -> bool:
+    """Whether a program is compiled in spite of an error.
+
+    Not where `config.raise_errors` asks for it, and not where it says what a person has to mend: a setting
+    that can't be met, or a module that was edited by hand and can't be built.
+    """
+    return not (config.raise_errors or isinstance(_original(error), (UsageError, BuildError)))
+
+
+def contain(error: Exception, instead: str = UNFUSED) -> Rejection:
+    """Count an error and warn of it, the first time that it comes from its line; what `explain` shows of it.
+
+    `instead` says what is done in place of what failed. Raises the error itself where it is not contained.
+    """
+    if not is_contained(error):
+        raise error
+    original = _original(error)
+    where = _place(original)
+    text = str(original).strip().splitlines()
+    shown = f"{type(original).__name__}{f': {text[0]}' if text else ''}"
+    refused = Reason.INTERNAL_ERROR.sentence.format(error=shown, where=where, instead=instead)
+    count(Reason.INTERNAL_ERROR.value)
+    warn_once((Reason.INTERNAL_ERROR, where, instead), refused)
+    return Rejection("graph", Reason.INTERNAL_ERROR, refused)
+
+
+def _original(error: BaseException) -> BaseException:
+    """What was raised at first, of an error that Inductor has put into errors of its own."""
+    while True:
+        if isinstance(error, BackendCompilerFailed):
+            error = error.inner_exception
+        elif error.__suppress_context__ and error.__cause__ is None and error.__context__ is not None:
+            error = error.__context__
+        else:
+            return error
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line of this package that an error came through, as "fx_walk/anchors.py:12"; of any other
+    code where it came through none."""
+    lines = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(error.__traceback__)]
+    lines = lines[1:] or lines  # without the place that contains it
+    ours = [(path.relative_to(_PACKAGE), line) for path, line in lines if path.is_relative_to(_PACKAGE)]
+    path, line = (ours or lines or [(Path("an unknown line"), 0)])[-1]
+    return f"{path}:{line}"

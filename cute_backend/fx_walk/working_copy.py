@@ -1,0 +1,55 @@
+"""A copy of a graph to work on, and how the graph becomes what was made of the copy.
+
+The pass changes a graph in many steps, of which any may fail. It makes them on a copy, so that a graph either
+stays as it was, to the last argument and user, or becomes the finished one.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+from torch import fx
+
+
+class WorkingCopy:
+    """A copy of `original`, as `graph`, to be changed by whatever fx offers; metas are copied, values are
+    shared."""
+
+    def __init__(self, original: fx.Graph) -> None:
+        self.graph: fx.Graph = deepcopy(original)
+        self._original = original
+        self._nodes = dict(zip(self.graph.nodes, original.nodes, strict=True))
+        self._given = {node: (node.args, node.kwargs) for node in self.graph.nodes}
+
+    def commit(self) -> None:
+        """Make the original what the copy has become, in time that is linear in its size.
+
+        What is a copy of a node stands for that node, which keeps its identity, its meta and, where the
+        copy's were left alone, its arguments: Inductor remembers nodes and what they were called with. To be
+        called once, on a copy that is sorted and lints. Nodes are put in place first and erased last, so that
+        the original means the same after every step.
+        """
+        kept: dict[fx.Node, None] = {}
+        last: fx.Node | None = None
+        for node in self.graph.nodes:
+            last = self._put(node, last)
+            kept[last] = None
+        for node in reversed(self._original.nodes):
+            if node not in kept:
+                self._original.erase_node(node)
+
+    def _put(self, node: fx.Node, before: fx.Node | None) -> fx.Node:
+        """The original's node for one of the copy, placed behind the node `before`, or first."""
+        here = self._nodes.get(node)
+        behind = next(iter(self._original.nodes)) if before is None else before.next
+        if here is None:
+            with self._original.inserting_before(behind):
+                here = self._nodes[node] = self._original.node_copy(node, self._nodes.__getitem__)
+            return here
+        if here is not behind:
+            behind.prepend(here)
+        args, kwargs = self._given[node]
+        if node.args is not args or node.kwargs is not kwargs:
+            here.args = fx.map_arg(node.args, self._nodes.__getitem__)
+            here.kwargs = fx.map_arg(node.kwargs, self._nodes.__getitem__)
+        return here
