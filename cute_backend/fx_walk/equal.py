@@ -5,7 +5,6 @@ Inference graphs are not freed of them: a model that quantises the input of ever
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,13 +12,13 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from cute_backend.fx_walk.lower import is_pointwise, is_reshape
-from cute_backend.fx_walk.mutation import Mutation, is_view
+from cute_backend.fx_walk.mutation import Mutations, is_view
 from cute_backend.fx_walk.questions import is_reduction
 
 
-def first_equals(order: dict[fx.Node, int], mutations: Iterable[Mutation]) -> dict[fx.Node, fx.Node]:
+def first_equals(order: dict[fx.Node, int], mutations: Mutations) -> dict[fx.Node, fx.Node]:
     """The first node with the value of each; behind the first write in place every node is its own."""
-    end = min((mutation.position for mutation in mutations), default=len(order))
+    end = len(order) if mutations.start is None else mutations.start
     firsts: dict[fx.Node, fx.Node] = {}
     made: dict[Any, fx.Node] = {}
     for node, position in order.items():

@@ -95,15 +95,22 @@ def comes_to_plane(node: fx.Node, m: Size, n: Size) -> bool:
 
 def is_pointwise(node: fx.Node) -> bool:
     """Whether a call is elementwise over its broadcast operands, in the op table or not."""
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    name = target_name(node)
+    return (
+        node.op == "call_function"
+        and isinstance(node.target, torch._ops.OpOverload)
+        and _is_pointwise_op(node.target)
+    )
+
+
+@cache
+def _is_pointwise_op(op: torch._ops.OpOverload) -> bool:
+    name = str(op)
     return (
         name in CASTS
         or name in _IDENTITIES
         or name in _COMPOSITES
         or by_aten(name) is not None
-        or torch.Tag.pointwise in node.target.tags
+        or torch.Tag.pointwise in op.tags
     )
 
 

@@ -7,9 +7,11 @@ write.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import getitem
+from functools import cache
+from operator import attrgetter, getitem
 
 import torch
 from torch import fx
@@ -26,14 +28,37 @@ class Mutation:
     roots: frozenset[fx.Node]
 
 
-def mutations(order: dict[fx.Node, int]) -> list[Mutation]:
-    """Every in-place write of a graph, in order."""
-    found = []
-    for node, position in order.items():
-        roots = frozenset(root(written) for written in _written(node))
-        if roots:
-            found.append(Mutation(node, position, roots))
-    return found
+class Mutations:
+    """Every in-place write of a graph, found by where it stands and by what it writes."""
+
+    def __init__(self, order: dict[fx.Node, int]) -> None:
+        self._all: list[Mutation] = []
+        self._of: dict[fx.Node, list[Mutation]] = {}
+        for node, position in order.items():
+            roots = frozenset(root(written) for written in _written(node))
+            if roots:
+                mutation = Mutation(node, position, roots)
+                self._all.append(mutation)
+                for written in roots:
+                    self._of.setdefault(written, []).append(mutation)
+
+    @property
+    def start(self) -> int | None:
+        """Where the first write of all stands; None where there is none."""
+        return self._all[0].position if self._all else None
+
+    def first(self, after: int, before: int) -> Mutation | None:
+        """The first write between two positions."""
+        return _first(self._all, after, before)
+
+    def first_of(self, node: fx.Node, after: int, before: int) -> Mutation | None:
+        """The first write between two positions of memory that a value lies in."""
+        return _first(self._of.get(root(node), []), after, before)
+
+
+def _first(found: list[Mutation], after: int, before: int) -> Mutation | None:
+    index = bisect_right(found, after, key=attrgetter("position"))
+    return found[index] if index < len(found) and found[index].position < before else None
 
 
 def root(node: fx.Node) -> fx.Node:
@@ -49,9 +74,12 @@ def is_view(node: fx.Node) -> bool:
         return False
     if node.target is getitem:
         return True
-    return isinstance(node.target, torch._ops.OpOverload) and any(
-        result.alias_info is not None for result in node.target._schema.returns
-    )
+    return isinstance(node.target, torch._ops.OpOverload) and _gives_views(node.target)
+
+
+@cache
+def _gives_views(op: torch._ops.OpOverload) -> bool:
+    return any(result.alias_info is not None for result in op._schema.returns)
 
 
 def _written(node: fx.Node) -> Iterator[fx.Node]:

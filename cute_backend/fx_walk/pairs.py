@@ -7,7 +7,7 @@ tell. Halves and, where the step is 2, even and odd columns make a pair.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -62,15 +62,16 @@ def _has_rows(tensor: torch.Tensor, m: Size, plane: torch.Tensor) -> bool:
     return known(m == 1) or known(collapsed_stride(sizes, strides) == plane.shape[-1])
 
 
-def parts_of(anchor: Anchor) -> tuple[Part, Part] | None:
+def parts_of(anchor: Anchor, owned: Container[fx.Node]) -> tuple[Part, Part] | None:
     """The two parts that make a pair, of those which the work after a product takes of its columns.
 
-    Halves of a B that is contiguous along N are one only where TMA can read the second.
+    Work that is `owned` by other regions, and what comes behind it, is none of the product's. Halves of a B
+    that is contiguous along N are one only where TMA can read the second.
     """
     half = anchor.n // 2
     if not known(2 * half == anchor.n):
         return None
-    taken = [part for node in _after(anchor.node) if (part := column_part(node, anchor.m)) is not None]
+    taken = [part for node in _after(anchor.node, owned) if (part := column_part(node, anchor.m)) is not None]
     pairs = [(Part(0, 2, half), Part(1, 2, half))]
     b = fake(anchor.b)
     if not known(half * b.stride(-1) * b.element_size() % TMA_ALIGN != 0):
@@ -88,12 +89,12 @@ def same_part(left: Part, right: Part) -> bool:
     return known(left.count == 1) or known(left.step == right.step)
 
 
-def _after(node: fx.Node) -> Iterator[fx.Node]:
+def _after(node: fx.Node, owned: Container[fx.Node]) -> Iterator[fx.Node]:
     """The views of a product, and of pointwise work on it, by way of both."""
     stack, seen = [node], {node}
     while stack:
         for user in stack.pop().users:
-            if user not in seen and (is_pointwise(user) or is_view(user)):
+            if user not in seen and user not in owned and (is_pointwise(user) or is_view(user)):
                 seen.add(user)
                 stack.append(user)
                 if is_view(user):
@@ -117,17 +118,20 @@ def named(anchors: tuple[Anchor, ...]) -> tuple[Accumulator, ...]:
     return tuple(replace(anchor.accumulator, name=f"acc{i}") for i, anchor in enumerate(anchors))
 
 
-def meet(left: fx.Node, right: fx.Node) -> bool:
+def meet(left: fx.Node, right: fx.Node, owned: Container[fx.Node]) -> bool:
     """Whether an op reads both products, by way of pointwise work alone."""
-    return not set(reach(left)).isdisjoint(reach(right))
+    return not set(reach(left, owned)).isdisjoint(reach(right, owned))
 
 
-def reach(node: fx.Node) -> Iterator[fx.Node]:
-    """What follows from a node by way of pointwise work and reshapes alone."""
+def reach(node: fx.Node, owned: Container[fx.Node]) -> Iterator[fx.Node]:
+    """What follows from a node by way of pointwise work and reshapes alone, none of them `owned`.
+
+    Regions are found from the last to the first, so in a chain of layers this is the work of one layer.
+    """
     stack, seen = [node], {node}
     while stack:
         for user in stack.pop().users:
-            if user not in seen and (is_pointwise(user) or is_reshape(user)):
+            if user not in seen and user not in owned and (is_pointwise(user) or is_reshape(user)):
                 seen.add(user)
                 stack.append(user)
                 yield user

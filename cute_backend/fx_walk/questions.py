@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import fx
 
@@ -74,14 +76,14 @@ def base(node: fx.Node) -> fx.Node:
     return node
 
 
-def follows_a_product(node: fx.Node) -> bool:
-    """Whether an operand is pointwise work after a product, which is for that product's region to do."""
-    stack, seen = [node], set()
-    while stack:
-        current = stack.pop()
-        if is_anchor(current):
-            return True
-        if current not in seen and (is_pointwise(current) or is_reshape(current)):
-            seen.add(current)
-            stack.extend(current.all_input_nodes)
-    return False
+def after_products(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The products of a graph and the pointwise work after them, which as an operand is for their regions to
+    do. The nodes come in the graph's order."""
+    found: set[fx.Node] = set()
+    for node in nodes:
+        follows = is_anchor(node)
+        if not follows and (is_pointwise(node) or is_reshape(node)):
+            follows = not found.isdisjoint(node.all_input_nodes)
+        if follows:
+            found.add(node)
+    return found

@@ -6,6 +6,7 @@ more, all of which the gradient's epilogue reads. It had better read gate and up
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable
 
 from torch import fx
@@ -13,30 +14,43 @@ from torch import fx
 from cute_backend.fx_walk.anchors import is_anchor
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.lower import is_pointwise
-from cute_backend.fx_walk.questions import base, follows_a_product, is_stored
+from cute_backend.fx_walk.questions import base, is_stored
 from cute_backend.fx_walk.static import fake, known, tensor_of
 from cute_backend.spec import LoadKind
 
 
-def cheaper_to_redo(draft: Draft, owner: Collection[fx.Node]) -> set[fx.Node]:
+def cheaper_to_redo(
+    draft: Draft, owner: Collection[fx.Node], after_products: Collection[fx.Node]
+) -> set[fx.Node]:
     """The nodes between several loads and the fewer bytes that they follow from; empty where there are none.
 
-    The loads are planes that follow from other products, which no region has yet.
+    The loads are planes that follow from other products, which no region has yet. The nearest nodes come
+    first, and nothing more is looked at once the sources have too many bytes, for a residual stream follows
+    from every layer before it.
     """
     planes = {view.node for view in draft.chain.views if view.kind is LoadKind.EXACT}
-    loads = {node for node in planes if _is_work(node, owner) and follows_a_product(node)}
-    between, sources = set[fx.Node](), set[fx.Node]()
-    stack = list(loads)
-    while stack:
-        node = stack.pop()
-        if not _is_work(node, owner):
-            sources.add(base(node))
-        elif node not in between:
-            between.add(node)
-            stack += [source for source in node.all_input_nodes if _same_plane(source, node)]
-    if not all(is_anchor(node) or is_stored(node) or node in owner for node in sources):
+    loads = {node for node in planes if _is_work(node, owner) and node in after_products}
+    if len(loads) < 2:
         return set()
-    return between if len(loads) > 1 and _bytes(sources - set(map(base, planes))) < _bytes(loads) else set()
+    loaded, most, count = set(map(base, planes)), _bytes(loads), 0
+    between, sources = set[fx.Node](), set[fx.Node]()
+    queue = deque(loads)
+    while queue:
+        node = queue.popleft()
+        if _is_work(node, owner):
+            if node not in between:
+                between.add(node)
+                queue += [source for source in node.all_input_nodes if _same_plane(source, node)]
+            continue
+        source = base(node)
+        if not (is_anchor(source) or is_stored(source) or source in owner):
+            return set()
+        if source not in sources and source not in loaded:
+            count += fake(source).element_size()
+            if count >= most:
+                return set()
+        sources.add(source)
+    return between
 
 
 def _is_work(node: fx.Node, owner: Collection[fx.Node]) -> bool:

@@ -36,7 +36,7 @@ from cute_backend.fx_walk.lower import (
     lower_cast,
     number,
 )
-from cute_backend.fx_walk.mutation import is_view, mutations, root
+from cute_backend.fx_walk.mutation import Mutations, is_view
 from cute_backend.fx_walk.pairs import (
     Parts,
     column_part,
@@ -49,7 +49,7 @@ from cute_backend.fx_walk.pairs import (
     unlike,
 )
 from cute_backend.fx_walk.questions import (
-    follows_a_product,
+    after_products,
     is_epilogue_work,
     is_free_cast,
     is_reduction,
@@ -107,9 +107,14 @@ class _Search:
         for found in self.reductions.values():
             for inner in found.inner:
                 self.heads.setdefault(inner, []).append(found.head)
-        self.mutations = mutations(self.order)
+        self.mutations = Mutations(self.order)
         firsts = first_equals(self.order, self.mutations)
         self.anchors = {node: _read(node, firsts) for node in self.order if is_anchor(node)}
+        self.of_one_a: dict[fx.Node, list[Anchor]] = {}
+        for anchor in self.anchors.values():
+            if isinstance(anchor, Anchor):
+                self.of_one_a.setdefault(anchor.a, []).append(anchor)
+        self.after_products = after_products(self.order)
         self.owner: dict[fx.Node, Draft] = {}
         self.reads: set[fx.Node] = set()
         self.redone: set[fx.Node] = set()
@@ -154,16 +159,15 @@ class _Search:
 
     def _pairs(self, anchor: Anchor) -> Iterator[tuple[Anchor, ...]]:
         """The pairs that a region could have in place of one anchor, the likeliest first."""
-        parts = parts_of(anchor)
+        parts = parts_of(anchor, self.owner)
         if parts is not None:
             yield split(anchor, parts)
-        for other in reversed(self.anchors.values()):
+        for other in reversed(self.of_one_a[anchor.a]):
             if (
-                isinstance(other, Anchor)
-                and self.order[other.node] < self.order[anchor.node]
+                self.order[other.node] < self.order[anchor.node]
                 and other.node not in self.owner
                 and unlike(other, anchor) is None
-                and meet(other.node, anchor.node)
+                and meet(other.node, anchor.node, self.owner)
             ):
                 yield other, anchor
 
@@ -174,13 +178,10 @@ class _Search:
             why = None if region is None else unlike(anchor, region.anchors[-1])
             if region is not None and why is not None:
                 return Refused(Reason.APART, other=region.anchors[-1].node.name, why=why)
-        near = {anchor.node, *reach(anchor.node)}
-        refused = [
-            node.name
-            for node in self.order
-            if node in self.rejections and not near.isdisjoint(node.all_input_nodes)
-        ]
-        return Refused(Reason.NOTHING_TO_FUSE, refused=f"; refused: {', '.join(refused)}" if refused else "")
+        near = [anchor.node, *reach(anchor.node, self.owner)]
+        refused = {user for node in near for user in node.users if user in self.rejections}
+        names = ", ".join(node.name for node in sorted(refused, key=self.order.__getitem__))
+        return Refused(Reason.NOTHING_TO_FUSE, refused=f"; refused: {names}" if names else "")
 
     def _of_pair(self, anchors: tuple[Anchor, ...]) -> Region | None:
         """The region of two accumulators that meet in an op which stays; None where nothing comes of it."""
@@ -202,7 +203,7 @@ class _Search:
         """A draft that holds the anchors alone: what the ops themselves do to the accumulators."""
         draft = Draft(anchors, Chain(named(anchors), self.precision))
         draft.values = dict.fromkeys(anchor.node for anchor in anchors)
-        draft.expected = {node for anchor in anchors for node in reach(anchor.node)}
+        draft.expected = {node for anchor in anchors for node in reach(anchor.node, self.owner)}
         for node in (node for anchor in anchors for node in anchor.inputs):
             if self._depends(draft, node):
                 raise self._cycle(draft, node)
@@ -241,7 +242,7 @@ class _Search:
     def _grown(self, anchors: tuple[Anchor, ...]) -> Draft:
         """The draft of a region with all that can join it, some work after other products done again."""
         draft = self._grow(self._seed(anchors))
-        redone = cheaper_to_redo(draft, self.owner)
+        redone = cheaper_to_redo(draft, self.owner, self.after_products)
         if not redone:
             return draft
         self.redone |= redone
@@ -431,7 +432,7 @@ class _Search:
         if node.op != "call_function" or not is_pointwise(node) or node in self.owner:
             return False
         result = tensor_of(node)
-        if result is None or follows_a_product(node) or len(result.shape) != len(plane):
+        if result is None or node in self.after_products or len(result.shape) != len(plane):
             return False
         if not all(is_pointwise(source) or is_stored(source) for source in node.all_input_nodes):
             return False
@@ -498,16 +499,14 @@ class _Search:
         The kernel stands where the last member stood, so what used a value of the region before then has to
         move behind it. That is done only where no write is passed by.
         """
-        before = [mutation for mutation in self.mutations if mutation.position < self.order[node]]
+        here = self.order[node]
         for operand in draft.inputs:
-            for mutation in before:
-                if mutation.position > self.order[operand] and root(operand) in mutation.roots:
-                    raise Refused(
-                        Reason.MUTATED_LOAD, operand=user_label(operand), mutation=mutation.node.name
-                    )
-        between = [mutation for mutation in before if mutation.position > self.order[draft.first.node]]
-        if between and any(self.order[user] < self.order[node] for user in self._outside_users(draft, node)):
-            raise Refused(Reason.MUTATION, mutation=between[0].node.name)
+            mutation = self.mutations.first_of(operand, self.order[operand], here)
+            if mutation is not None:
+                raise Refused(Reason.MUTATED_LOAD, operand=user_label(operand), mutation=mutation.node.name)
+        between = self.mutations.first(self.order[draft.first.node], here)
+        if between is not None and any(self.order[user] < here for user in self._outside_users(draft, node)):
+            raise Refused(Reason.MUTATION, mutation=between.node.name)
 
     def _outside_users(self, draft: Draft, joining: fx.Node) -> Iterator[fx.Node]:
         for member in draft.values:

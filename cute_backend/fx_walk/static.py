@@ -77,11 +77,15 @@ def hint(size: Size) -> int | None:
 
 def target_name(node: fx.Node) -> str:
     """An op's full name, such as "aten.add.Tensor"; for other nodes what FX says."""
-    return (
-        str(node.target)
-        if isinstance(node.target, torch._ops.OpOverload)
-        else node._pretty_print_target(node.target)
-    )
+    if isinstance(node.target, torch._ops.OpOverload):
+        return _op_name(node.target)
+    return node._pretty_print_target(node.target)
+
+
+@cache
+def _op_name(op: torch._ops.OpOverload) -> str:
+    """Made once: torch joins it anew whenever it is asked, and the walker asks of every node many times."""
+    return str(op)
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
