@@ -14,7 +14,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from .spec import Axis, DType, EpilogueSpec, Load, LoadKind, Major, Order, Store, Stride
+from .spec import Axis, DType, EpilogueSpec, Load, LoadKind, Major, Order, ProductKind, Store, Stride
 
 TMA_ALIGN = 16
 """Bytes that divide the base address and every stride of a tensor that TMA reads or writes (CUDA Driver API,
@@ -158,7 +158,8 @@ class Argument:
 def signature(spec: EpilogueSpec) -> tuple[Argument, ...]:
     """The arguments of a spec's kernels, in order: A, every B, loads, stores, and the workspace where some
     stores reduce."""
-    first, batched = spec.product, spec.product.batched
+    first = spec.product
+    batched = first.kind is ProductKind.BATCHED
     batches = (Extent.BATCHES,) if batched else ()
     rows, columns = Extent.ROWS if batched else Extent.M, Extent.COLUMNS if spec.neighbours else Extent.N
     a = _plane((*batches, rows, Extent.K), first.a_major is Major.K)

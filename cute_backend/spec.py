@@ -23,7 +23,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, Union
 
-SPEC_VERSION = 5
+SPEC_VERSION = 6
 
 
 class SpecError(ValueError):
@@ -92,6 +92,15 @@ class Major(str, Enum):
 
     K = "k"
     MN = "mn"
+
+
+class ProductKind(str, Enum):
+    """Which matrices a product is of, and which of its rows are the plane of the epilogue."""
+
+    DENSE = "dense"
+    """A (M, K) times B (K, N): (M, N) is the plane."""
+    BATCHED = "batched"
+    """A (B, M, K) times B (B, K, N), one for each batch: their rows, (B * M, N), are the plane."""
 
 
 class Columns(str, Enum):
@@ -186,8 +195,7 @@ Operand = Union[str, Const]
 
 @dataclass(frozen=True)
 class Accumulator:
-    """One matrix product, A (M, K) times B (K, N), accumulated in fp32; or, `batched`, one for each batch, of
-    A (B, M, K) and B (B, K, N), whose results (B * M, N) are the plane of the epilogue.
+    """One matrix product of A and B, accumulated in fp32; `kind` has their shapes.
 
     The accumulators of a spec share one A, and one MMA computes them all. Those of EVEN and ODD columns come
     as a pair, in this order, and share a B of (K, 2 N) as well.
@@ -203,7 +211,7 @@ class Accumulator:
     b_major: Major = Major.K
     fast_accum: bool = True
     columns: Columns = Columns.ALL
-    batched: bool = False
+    kind: ProductKind = ProductKind.DENSE
 
 
 @dataclass(frozen=True)
@@ -409,7 +417,7 @@ def _decode_accumulator(item: Any) -> Accumulator:
         b_major=Major(item["b_major"]),
         fast_accum=bool(item["fast_accum"]),
         columns=Columns(item["columns"]),
-        batched=bool(item["batched"]),
+        kind=ProductKind(item["kind"]),
     )
 
 
@@ -502,7 +510,7 @@ def _validate(spec: EpilogueSpec) -> None:
         if store.value not in seen:
             raise SpecError(f"{store.name} stores {store.value!r}, which no one makes")
         _validate_store(store, spec.dtypes[store.value])
-        if spec.product.batched:
+        if spec.product.kind is ProductKind.BATCHED:
             _validate_batched(store)
     names = [store.name for store in spec.stores]
     if len(set(names)) != len(names) or seen & set(names):

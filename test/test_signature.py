@@ -19,6 +19,7 @@ from cute_backend.spec import (
     LoadKind,
     Major,
     Order,
+    ProductKind,
     ReduceKind,
     Reduction,
     Store,
@@ -95,7 +96,7 @@ def shown(argument: Argument) -> str:
             id="a pair in one B",
         ),
         pytest.param(
-            spec_of((replace(ACC, batched=True, a_major=Major.MN),)),
+            spec_of((replace(ACC, kind=ProductKind.BATCHED, a_major=Major.MN),)),
             [
                 "a bf16 (BATCHES:s, ROWS:1, K:s) tma",
                 "b bf16 (BATCHES:s, K:s, N:1) tma",

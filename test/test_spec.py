@@ -26,6 +26,7 @@ from cute_backend.spec import (
     Order,
     Overflow,
     Precision,
+    ProductKind,
     ReduceKind,
     Reduction,
     SpecError,
@@ -97,7 +98,7 @@ def _modes(*modes: Stride) -> Load:
         ("loads", (_modes(Stride.OTHER, Stride.ZERO),)),
         ("loads", (_modes(Stride.OTHER, Stride.OTHER),)),
         ("accumulators", (replace(ACC, fast_accum=False),)),
-        ("accumulators", (replace(ACC, batched=True),)),
+        ("accumulators", (replace(ACC, kind=ProductKind.BATCHED),)),
         ("accumulators", (replace(ACC, b_dtype=DType.E5M2),)),
         ("accumulators", (ACC, replace(ACC, name="up"))),
         ("ops", (replace(ADD, op="sub"),)),
@@ -134,12 +135,15 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         "have odd, even columns",
     ),
     (
-        {"accumulators": (replace(ACC, batched=True),), "stores": (replace(OUT, order=Order.COLUMN),)},
+        {
+            "accumulators": (replace(ACC, kind=ProductKind.BATCHED),),
+            "stores": (replace(OUT, order=Order.COLUMN),),
+        },
         "out0 has order column; the planes of a batched product have rows",
     ),
     (
         {
-            "accumulators": (replace(ACC, batched=True),),
+            "accumulators": (replace(ACC, kind=ProductKind.BATCHED),),
             "stores": (replace(OUT, reduce=Reduction(Axis.ALL, ReduceKind.MAX)),),
         },
         "out0 reduces along axis all; batched products are reduced by row",

@@ -29,7 +29,7 @@ from cute_backend.fx_walk.static import (
     target_name,
     tensor_of,
 )
-from cute_backend.spec import Accumulator, DType, LoadKind, Major
+from cute_backend.spec import Accumulator, DType, LoadKind, Major, ProductKind
 
 Number = float | int | bool
 
@@ -278,7 +278,7 @@ def _accumulator(
         a_major=_major(a, -1, k_major_only),
         b_major=_major(b, -2, k_major_only),
         fast_accum=fast_accum,
-        batched=fake(a).dim() == 3,
+        kind=ProductKind.BATCHED if fake(a).dim() == 3 else ProductKind.DENSE,
     )
 
 

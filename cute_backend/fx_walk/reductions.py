@@ -32,7 +32,7 @@ from cute_backend.fx_walk.static import (
     target_name,
     tensor_of,
 )
-from cute_backend.spec import Axis, DType, Operand, ReduceKind, Reduction
+from cute_backend.spec import Axis, DType, Operand, ProductKind, ReduceKind, Reduction
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def reduced(found: Found, chain: Chain, value: Operand, shape: Iterable[Size]) -
     or has a dtype that no kernel reduces.
     """
     axis = _axis(found, list(shape))
-    if axis is not Axis.ROW and any(acc.batched for acc in chain.accumulators):
+    if axis is not Axis.ROW and any(acc.kind is ProductKind.BATCHED for acc in chain.accumulators):
         raise Refused(Reason.BATCHED, target=target_name(found.head))
     if found.dtype is not None:
         value = lower_cast(chain, value, supported_dtype(found.head.name, found.dtype))

@@ -15,7 +15,7 @@ from cute_backend.fx_walk.pairs import Parts
 from cute_backend.fx_walk.reasons import user_label
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.static import DTYPES, Size, fake, known, product
-from cute_backend.spec import DType, EpilogueSpec, Operand, Order, Reduction, Store
+from cute_backend.spec import DType, EpilogueSpec, Operand, Order, ProductKind, Reduction, Store
 
 Value = Union[Operand, Parts, Reduced, None]
 """What a member of a region gives: a value of the chain, or two for the parts of its columns, a reduction,
@@ -116,7 +116,7 @@ def store_order(anchor: Anchor, node: fx.Node, reduction: Reduction | None = Non
     tensor = fake(node)
     sizes, strides = list(tensor.shape), list(tensor.stride())
     layouts = [(Order.ROW, _row_major(sizes))]
-    if reduction is None and not anchor.accumulator.batched:
+    if reduction is None and anchor.accumulator.kind is not ProductKind.BATCHED:
         layouts.append((Order.COLUMN, _column_major(sizes, anchor.m)))
     for order, wanted in layouts:
         if all(

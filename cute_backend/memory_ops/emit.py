@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ..formula import formula
 from ..planning import Ring, TileConfig, Variant, plan, subtiled
 from ..signature import WORKSPACE, Extent, Role, of_role, signature
-from ..spec import DType, EpilogueSpec, Load, Order, Overflow, Store
+from ..spec import DType, EpilogueSpec, Load, Order, Overflow, ProductKind, Store
 from . import emit_reductions, reads
 from .chain import Chain, register_type
 from .partials import written
@@ -36,10 +36,6 @@ class _Module:
         self.arguments = signature(spec)
         self.plan = plan(spec, config, variant)
         self.chain = Chain(spec, self._reads())
-
-    @property
-    def _batched(self) -> bool:
-        return self.spec.product.batched
 
     def text(self) -> str:
         return "\n".join([*self._header(), "", "", *self._epilogue(), "", "", *self._launch(), ""])
@@ -73,6 +69,7 @@ class _Module:
         reductions = self.spec.reductions
         helpers = ["SmemOperand", *(["collapse_m"] if any(load.m_modes for load in self.spec.loads) else [])]
         enums = [*(["Axis"] if reductions else []), *(["Order"] if self._columns() else [])]
+        enums += ["ProductKind"] if self.spec.product.kind is not ProductKind.DENSE else []
         return [
             *lines,
             "from types import SimpleNamespace",
@@ -191,8 +188,9 @@ class _Module:
         loads, reductions = [load.name for load in self.spec.loads], self.spec.reductions
         target = self.config.target
         template = target.template.split(":")[1]
-        fast = self.spec.product.fast_accum or not target.promotes
-        options = ("" if fast else ", fast_accum=False") + (", batched=True" if self._batched else "")
+        options = "" if self.spec.product.fast_accum or not target.promotes else ", fast_accum=False"
+        if (kind := self.spec.product.kind) is not ProductKind.DENSE:
+            options += f", kind=ProductKind.{kind.name}"
         return [
             f"gemm = {template}(Epilogue(), {_config(self.config)}{options})",
             *(self._finish() if reductions else []),

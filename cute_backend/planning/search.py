@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ..spec import EpilogueSpec
+from ..spec import EpilogueSpec, ProductKind
 from .cost import cost
 from .registers import leaves_registers
 from .rules import ABOVE_THE_SMALLEST, suited
@@ -38,7 +38,7 @@ def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """What the heuristic chooses from: the table and its smallest tile with K in parts, where the target has
     that; not where products are batched, for it isn't told how many there are."""
     shipped = table(arch, spec)
-    return shipped if spec.product.batched else (*shipped, *_split(shipped[-1:]))
+    return shipped if spec.product.kind is ProductKind.BATCHED else (*shipped, *_split(shipped[-1:]))
 
 
 def _split(configs: Iterable[TileConfig]) -> Iterator[TileConfig]:

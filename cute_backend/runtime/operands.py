@@ -70,7 +70,7 @@ def check_operands(
             or left.shape[-1] != right.shape[-2]
             or left.shape[:-2] != right.shape[:-2]
         ):
-            wanted = "A (B, M, K) and B (B, K, N)" if acc.batched else "A (M, K) and B (K, N)"
+            wanted = "A (B, M, K) and B (B, K, N)" if rank == 3 else "A (M, K) and B (K, N)"
             raise ValueError(f"{acc.name} wants {wanted}, not {_shape(left.shape)} and {_shape(right.shape)}")
         if right.shape[-1] != b[0].shape[-1]:
             raise ValueError(

@@ -12,14 +12,16 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ..planning import TileConfig
+from ..spec import ProductKind
 from .scheduler import BatchSchedule, TileSchedule
 
 
 def operands(
-    a: cute.Tensor, bs: Sequence[cute.Tensor], batched: bool
+    a: cute.Tensor, bs: Sequence[cute.Tensor], kind: ProductKind
 ) -> tuple[cute.Tensor, list[cute.Tensor]]:
     """A (M, K) and every B (K, N) as (N, K); of a batched product, A (B, M, K) as (M, K, B) and every
     B (B, K, N) as (N, K, B)."""
+    batched = kind is ProductKind.BATCHED
     order_a, order_b = ([1, 2, 0], [2, 1, 0]) if batched else ([0, 1], [1, 0])
     return (
         cute.make_tensor(a.iterator, cute.select(a.layout, order_a)) if batched else a,

@@ -31,6 +31,7 @@ from cutlass.memory import SmemAllocator, TmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
 from ..planning import TILE_K_BYTES, TileConfig
+from ..spec import ProductKind
 from . import batch as batches
 from .epilogue import Epilogue, SmemOperand, by_name, release_planes
 from .mainloop import Sm100Mainloop, Sm100Plain
@@ -72,11 +73,11 @@ class Sm100Gemm:
     strides of both operands and of everything in `tma_loads` and `tma_stores`. `config.tile_m` is 128 with
     one CTA to an MMA and 256 with two. Raises ValueError for another tile, or where shared memory runs out.
 
-    A `batched` product has A (B, M, K) and B (B, K, N); all rows of D, and of the epilogue's operands, are
+    A BATCHED product has A (B, M, K) and B (B, K, N); all rows of D, and of the epilogue's operands, are
     (B * M).
     """
 
-    def __init__(self, epilogue: Epilogue, config: TileConfig, *, batched: bool = False):
+    def __init__(self, epilogue: Epilogue, config: TileConfig, *, kind: ProductKind = ProductKind.DENSE):
         if config.cta_rows != CTA_M or config.cluster_m % config.ctas:
             raise ValueError(
                 f"tile {config.name} gives each of {config.ctas} CTAs {config.cta_rows} rows in clusters "
@@ -84,7 +85,7 @@ class Sm100Gemm:
             )
         self.epilogue = epilogue
         self.config = config
-        self.batched = batched
+        self.kind = kind
         self.stages = Stages.of(config, epilogue)
         self.mainloop: Sm100Mainloop = Sm100Plain()
         self.subtiles = config.tile_n // config.subtile_n
@@ -105,7 +106,7 @@ class Sm100Gemm:
     ):
         """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order."""
         config, epilogue = self.config, self.epilogue
-        a, bs = batches.operands(a, bs, self.batched)
+        a, bs = batches.operands(a, bs, self.kind)
         m, n = cute.size(a, mode=[0]), cute.size(bs[0], mode=[0]) * config.pieces // config.products
         self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
         self.tile = (config.tile_m, config.mma_n, TILE_K_BYTES * 8 // self.a_dtype.width)
@@ -340,7 +341,7 @@ class Sm100Gemm:
         """What a thread of the epilogue has of the CTA's tile, among all rows of the output."""
         row, column = self._cta_tile(shared, item)
         m0, end = row * CTA_M, shared.m
-        if self.batched:
+        if self.kind is ProductKind.BATCHED:
             first = shared.schedule.batch(item) * shared.m
             m0, end = first + m0, first + end
         return Sm100Tile(self.config, m0, column * self.config.tile_n, end, shared.n, thread)

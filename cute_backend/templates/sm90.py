@@ -31,6 +31,7 @@ from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
 from ..planning import TILE_K_BYTES, TileConfig
+from ..spec import ProductKind
 from . import batch as batches
 from .epilogue import Epilogue, SmemOperand, by_name, release_planes
 from .mainloop import Sm90Mainloop, Sm90Plain, Sm90Promoted, WarpgroupOperands
@@ -109,12 +110,17 @@ class Sm90Gemm:
     strides of both operands and of everything in `tma_loads` and `tma_stores`. Without `fast_accum`, the sums
     of each k tile are added to the accumulators in fp32 registers instead of inside the tensor cores.
 
-    A `batched` product has A (B, M, K) and B (B, K, N); all rows of D, and of the epilogue's operands, are
+    A BATCHED product has A (B, M, K) and B (B, K, N); all rows of D, and of the epilogue's operands, are
     (B * M).
     """
 
     def __init__(
-        self, epilogue: Epilogue, config: TileConfig, *, fast_accum: bool = True, batched: bool = False
+        self,
+        epilogue: Epilogue,
+        config: TileConfig,
+        *,
+        fast_accum: bool = True,
+        kind: ProductKind = ProductKind.DENSE,
     ):
         self.epilogue = epilogue
         if config.rolled and (config.products > 1 or epilogue.tma_loads or epilogue.tma_stores):
@@ -124,7 +130,7 @@ class Sm90Gemm:
             )
         self.config = config
         self.mainloop: Sm90Mainloop = Sm90Plain() if fast_accum else Sm90Promoted()
-        self.batched = batched
+        self.kind = kind
         self.stages = Stages.of(config, epilogue)
         self.blocks = config.tile_m // (BLOCK_M * config.sharing)
         self.steps = config.tile_n // config.subtile_n
@@ -147,7 +153,7 @@ class Sm90Gemm:
     ):
         """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order."""
         config, epilogue = self.config, self.epilogue
-        a, bs = batches.operands(a, bs, self.batched)
+        a, bs = batches.operands(a, bs, self.kind)
         m, n = a.shape[0], bs[0].shape[0] * config.pieces // config.products
         a_layout, b_layout = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(bs[0])
         self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
@@ -790,7 +796,7 @@ class Sm90Gemm:
 
     def _rows(self, shared: Sm90Shared, item: Int32) -> tuple[Int32, Int32]:
         """The rows of the output that a work item's batch has: the first, and the one after the last."""
-        if not self.batched:
+        if self.kind is ProductKind.DENSE:
             return Int32(0), shared.m
         first = shared.schedule.batch(item) * shared.m
         return first, first + shared.m

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 
 from cute_backend.backend import cute
 from cute_backend.fx_walk.reasons import Reason
-from cute_backend.spec import Columns, LoadKind, Major, Stride
+from cute_backend.spec import Columns, LoadKind, Major, ProductKind, Stride
 
 B, M, N, K = 3, 8, 40, 16
 Z, S = Stride.ZERO, Stride.OTHER
@@ -57,7 +57,7 @@ def test_every_class_of_load_follows_a_product_of_batches(name: str, dynamic: bo
     graph = made.output(made.call(aten.add.Tensor, product, load))
     guards = list(made.shape_env.guards)
     (region,), rejections = walk(graph)
-    assert not rejections and region.spec.product.batched
+    assert not rejections and region.spec.product.kind is ProductKind.BATCHED
     assert [(each.kind, each.m_modes) for each in region.spec.loads] == [(kind, modes)]
     assert called(rewritten(graph)) == ["cute_backend.gemm_epilogue.default"]
     assert made.shape_env.guards == guards
@@ -114,7 +114,7 @@ def test_parts_of_one_product_of_batches_are_a_pair(cut: str, rows: int, row_maj
     assert not rejections and region.problem == (B * rows, n // 2, K)
     wanted = [Columns.EVEN, Columns.ODD] if cut == "neighbours" else [Columns.ALL, Columns.ALL]
     assert [acc.columns for acc in region.spec.accumulators] == wanted
-    assert all(acc.batched for acc in region.spec.accumulators)
+    assert all(acc.kind is ProductKind.BATCHED for acc in region.spec.accumulators)
     assert_same_after_the_pass(graph, 1)
 
 

@@ -17,7 +17,7 @@ from cute_backend.runtime.device import device_at, max_active_clusters
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.operands import TORCH_DTYPES
 from cute_backend.runtime.outputs import Outputs
-from cute_backend.spec import DType, EpilogueSpec, Load, LoadKind, Major, Order, Stride
+from cute_backend.spec import DType, EpilogueSpec, Load, LoadKind, Major, Order, ProductKind, Stride
 
 SHAPES = [
     (256, 256, 256),
@@ -82,7 +82,7 @@ def operands_of(
         else product(k, wide_n, acc.b_dtype)[:, :columns]
         for _ in range(spec.b_count)
     ]
-    if acc.batched:
+    if acc.kind is ProductKind.BATCHED:
         count = next(count for count in (3, 2, 1) if m % count == 0)
         a = a.unflatten(0, (count, -1))
         bs = [torch.stack([b * sign for sign in (1, -1, 1)[:count]]) for b in bs]

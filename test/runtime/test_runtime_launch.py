@@ -37,6 +37,7 @@ from cute_backend.spec import (
     LoadKind,
     Op,
     Order,
+    ProductKind,
     ReduceKind,
     Reduction,
     Store,
@@ -514,7 +515,7 @@ def test_batches_that_are_not_all_rows_are_refused_at_every_launch(compiler: Com
     assert len(compiler.launches) == 2
 
 
-BATCHED = replace(SPEC, accumulators=(replace(SPEC.product, batched=True),))
+BATCHED = replace(SPEC, accumulators=(replace(SPEC.product, kind=ProductKind.BATCHED),))
 
 
 def products(count: int, rows: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_backend  # noqa: F401  registers the op
 from cute_backend.replay import replay
-from cute_backend.spec import Columns, DType, Order
+from cute_backend.spec import Columns, DType, Order, ProductKind
 
 OP = torch.ops.cute_backend.gemm_epilogue.default
 SPEC = make_spec(second_store=True)
@@ -148,7 +148,7 @@ def test_every_b_of_a_pair_is_looked_at() -> None:
             OP(a, bs, loads, spec.to_json())
 
 
-BATCHED = replace(SPEC, accumulators=(replace(SPEC.product, batched=True),))
+BATCHED = replace(SPEC, accumulators=(replace(SPEC.product, kind=ProductKind.BATCHED),))
 
 
 def batches(count: int = 2, m: int = 3) -> tuple[list[Tensor], ...]:

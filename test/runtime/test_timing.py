@@ -16,7 +16,17 @@ from cute_backend.planning import Arch, Variant, table
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.samples import random_tensor
 from cute_backend.runtime.timing import arguments_of
-from cute_backend.spec import Accumulator, Axis, DType, EpilogueSpec, Order, ReduceKind, Reduction, Store
+from cute_backend.spec import (
+    Accumulator,
+    Axis,
+    DType,
+    EpilogueSpec,
+    Order,
+    ProductKind,
+    ReduceKind,
+    Reduction,
+    Store,
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -27,7 +37,7 @@ def test_operands_fit_what_a_kernel_is_compiled_for(spec: EpilogueSpec, m: int, 
     arguments = arguments_of(spec, configs, 16 * m, 16 * n, k, torch.Generator().manual_seed(0))
     check_layouts(Kernel(spec, configs[0], Variant.TMA), arguments)
     if not spec.reductions:
-        accumulators = tuple(replace(acc, batched=True) for acc in spec.accumulators)
+        accumulators = tuple(replace(acc, kind=ProductKind.BATCHED) for acc in spec.accumulators)
         stores = tuple(replace(store, order=Order.ROW) for store in spec.stores)
         batched = replace(spec, accumulators=accumulators, stores=stores)
         arguments = arguments_of(batched, configs, 16 * m, 16 * n, k, torch.Generator().manual_seed(0))

@@ -25,6 +25,7 @@ from cute_backend.spec import (
     LoadKind,
     Major,
     Op,
+    ProductKind,
     ReduceKind,
     Reduction,
     Store,
@@ -268,7 +269,7 @@ def batched(a_major: Major, b_major: Major, dtype: DType = DType.BF16) -> Epilog
     columns, a batch, a row; and the largest of each row."""
     z, s = Stride.ZERO, Stride.OTHER
     return EpilogueSpec(
-        (Accumulator("acc", dtype, dtype, a_major, b_major, batched=True),),
+        (Accumulator("acc", dtype, dtype, a_major, b_major, kind=ProductKind.BATCHED),),
         (
             SCALE_A,
             SCALE_B,
