@@ -19,6 +19,7 @@ from torch import Tensor
 from ..api import explain
 from ..errors import UsageError
 from ..runtime.cache import CACHE_DIR_VARIABLE
+from ..runtime.interpreter import search_path
 from ..runtime.kernel import Kernel
 from ..runtime.launch import launch
 from ..runtime.op import gemm_epilogue
@@ -119,7 +120,7 @@ def _burst(program: Callable[[], Any]) -> float:
 
 def _in_new_process(kernel: Kernel, folder: str) -> dict[str, Any]:
     """What `fresh` tells of getting `kernel` with `folder` as its cache, bytecode at hand as installed."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), CACHE_DIR_VARIABLE: folder}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search_path()), CACHE_DIR_VARIABLE: folder}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(
         [sys.executable, "-c", _FRESH],
@@ -127,6 +128,7 @@ def _in_new_process(kernel: Kernel, folder: str) -> dict[str, Any]:
         capture_output=True,
         text=True,
         env=environment,
+        cwd=folder,  # where `-c` looks for modules first
     )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +14,8 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Union
 
 from .. import config
-from .cache import KernelCache, caches
+from .cache import CacheFolderError, KernelCache, caches
+from .interpreter import command_of, environment_of
 from .kernel import BuildError, Kernel, UnavailableError
 from .link import KernelFunction
 from .notices import count, warn_once
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UNBUILT, UNWRITABLE = 3, 4
-"""Exit statuses of a worker: the kernel can't be built; the cache folder can't be written."""
+"""Exit statuses of a worker: the kernel can't be built; the cache folder can't be written, and its output is
+the number of the system's error and what it is."""
 
 _loaded: dict[Kernel, KernelFunction] = {}
 _loading = threading.Lock()
@@ -184,15 +185,26 @@ def _attempt(
 
 def _build_in_process(cache: KernelCache, kernel: Kernel) -> None:
     """`build_into` in a process of its own: the DSL compiles one kernel at a time in a process."""
-    command = [sys.executable, "-m", "cute_backend.runtime.worker", str(cache.root)]
-    surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CUTE_DSL_ARCH": kernel.arch.value}
-    done = subprocess.run(
-        command, input=json.dumps(kernel.to_dict()), capture_output=True, text=True, env=surroundings
-    )
+    try:
+        KernelCache(cache.root)  # it may have been removed, or opened to others, since this process began
+    except CacheFolderError as error:
+        raise OSError(str(error)) from error
+    try:
+        done = subprocess.run(
+            command_of("cute_backend.runtime.worker", str(cache.root)),
+            input=json.dumps(kernel.to_dict()),
+            capture_output=True,
+            text=True,
+            env=environment_of(CUTE_DSL_ARCH=kernel.arch.value),
+            cwd=cache.root,
+        )
+    except OSError as error:
+        raise BuildError(f"no process can be started for {kernel.name}: {error}") from error
     if done.returncode == 0:
         return
     if done.returncode == UNWRITABLE:
-        raise OSError(done.stdout.strip())
+        number, _, what = done.stdout.strip().splitlines()[-1].partition(" ")
+        raise OSError(int(number), what)
     complaint = done.stdout if done.returncode == UNBUILT else done.stderr
     last = (complaint.strip().splitlines() or ["no message"])[-1]
     raise BuildError(last if done.returncode == UNBUILT else f"the compiler of {kernel.name} crashed: {last}")

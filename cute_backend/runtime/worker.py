@@ -1,4 +1,7 @@
-"""`python -m cute_backend.runtime.worker FOLDER`: builds the kernel that stdin describes into a cache."""
+"""Builds the kernel that standard input describes into a cache, whose folder is the argument.
+
+`build` runs it, in a process that `interpreter` starts.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,6 @@ def main() -> int:
         print(" ".join(str(error).split()))
         return UNBUILT
     except OSError as error:
-        print(error)
+        print(error.errno or 0, error.strerror or error)
         return UNWRITABLE
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
