@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 
 from . import config
 from .errors import UsageError
 from .runtime.cache import CacheFolderError, KernelCache, cache_root
+from .runtime.documents import parse
 from .runtime.kernel import environment
 from .runtime.upkeep import Entry, Verdict, clear, entries, judge
 
@@ -70,7 +70,7 @@ def _clear(cache: KernelCache) -> None:
 
 def _tuned(path: Path) -> str:
     try:
-        return f"{len(json.loads(path.read_bytes())['problems'])} problems"
+        return f"{len(parse(path.read_bytes())['problems'])} problems"
     except FileNotFoundError:
         return "nothing"
     except (OSError, KeyError, TypeError, ValueError):

@@ -14,13 +14,15 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Union
 
 from .. import config
-from .cache import CacheFolderError, KernelCache, caches
+from .cache import CacheFolderError, KernelCache, caches, writable_cache
+from .forks import free_in_children
 from .interpreter import command_of, environment_of
 from .kernel import BuildError, Kernel, UnavailableError
 from .link import KernelFunction
 from .notices import count, warn_once
 from .pack import packs
 from .source import file_name, tell_if_edited, text_of
+from .space import out_of_space
 
 if TYPE_CHECKING:
     from .compile import Built
@@ -32,7 +34,9 @@ UNBUILT, UNWRITABLE = 3, 4
 the number of the system's error and what it is."""
 
 _loaded: dict[Kernel, KernelFunction] = {}
-_loading = threading.Lock()
+_loading = free_in_children(threading.Lock())
+_PROCESS = os.getpid()
+"""The process that imported this module, of which others may be forked."""
 
 
 def build(kernel: Kernel) -> Built:
@@ -41,7 +45,10 @@ def build(kernel: Kernel) -> Built:
     Raises BuildError, UnavailableError.
     """
     tell_if_edited(kernel)
-    return _compile(caches()[-1], kernel)
+    try:
+        return _compile(writable_cache(), kernel)
+    except OSError as error:
+        raise BuildError(f"{kernel.name} has no folder to be built in: {error}") from error
 
 
 def load_known(kernels: Iterable[Kernel]) -> dict[Kernel, KernelFunction]:
@@ -88,7 +95,8 @@ def obtain(
             "Make the pack anew with this program, its sizes and its settings.",
         )
     count("kernels_built", len(missing))
-    here = len(missing) == 1 and not apart
+    # A forked child has not the threads of the DSL's native code, and whatever locks they held for ever.
+    here = len(missing) == 1 and not (apart or os.getpid() != _PROCESS)
     with _counted(len(missing)) if built is None else nullcontext(built) as step:
 
         def attempt(kernel: Kernel) -> BuildError | UnavailableError | None:
@@ -130,9 +138,9 @@ def _make_room() -> None:
     """Hold the cache folder to its limit, after something was written."""
     from .upkeep import evict
 
-    cache = caches()[-1]
-    if config.cache_limit_mb and cache.writable:
-        evict(cache, config.cache_limit_mb << 20)
+    for cache in caches():
+        if config.cache_limit_mb and cache.writable:
+            evict(cache, config.cache_limit_mb << 20)
 
 
 def spills(kernel: Kernel) -> bool:
@@ -145,7 +153,11 @@ def build_into(cache: KernelCache, kernel: Kernel) -> None:
     """Have a kernel in a cache, built unless it is there. Raises BuildError, UnavailableError, OSError."""
     with cache.lock(kernel):
         if cache.load(kernel) is None:
-            cache.save(kernel, _compile(cache, kernel))
+            try:
+                cache.save(kernel, _compile(cache, kernel))
+            except OSError:
+                cache.discard(kernel)
+                raise
 
 
 def _compile(cache: KernelCache, kernel: Kernel) -> Built:
@@ -168,19 +180,19 @@ def _compile(cache: KernelCache, kernel: Kernel) -> Built:
 def _attempt(
     builder: Callable[[KernelCache, Kernel], None], kernel: Kernel
 ) -> BuildError | UnavailableError | None:
-    """What went wrong, if anything. Where the cache folder can't be written, the process's own serves."""
-    cache = caches()[-1]
-    try:
+    """What went wrong, if anything. Where a folder can't be written, or is full, the next one serves."""
+    while True:
+        try:
+            cache = writable_cache()
+        except OSError as error:
+            return BuildError(f"{kernel.name} has no folder to be built in: {error}")
         try:
             builder(cache, kernel)
+            return None
+        except (BuildError, UnavailableError) as error:
+            return error
         except OSError as error:
-            cache.give_up_writing(error)
-            builder(caches()[-1], kernel)
-    except (BuildError, UnavailableError) as error:
-        return error
-    except OSError as error:
-        return BuildError(f"{kernel.name} has no folder to be built in: {error}")
-    return None
+            cache.give_up_writing(out_of_space(error) or error)
 
 
 def _build_in_process(cache: KernelCache, kernel: Kernel) -> None:

@@ -5,9 +5,12 @@ could link it) and, written last, its entry (`.json`: what it was made from, the
 Each is written under a temporary name and renamed, by the one process that holds the kernel's lock. So a
 process may be killed at any instant and leave no half kernel: without a sound entry there is none.
 
-Code from the cache runs in the process, so the folder must be the user's own and closed to others, nothing
-in it is ever unpickled, and code that does not match its entry is not loaded. The time of an entry is that of
-its last use, by which `upkeep` makes room.
+Code from the cache runs in the process, so the folder and every file that is used must be trusted (`trust`),
+nothing in it is ever unpickled, and code that does not match its entry is not loaded. The time of an entry is
+that of its last use, by which `upkeep` makes room.
+
+A folder that can't be written, or has no space left, is read, and what it lacks is kept by this process
+alone: in a folder of its own that goes when the process ends, in memory where the temporary folder is full.
 """
 
 from __future__ import annotations
@@ -19,14 +22,20 @@ import os
 import shutil
 import stat
 import tempfile
-from contextlib import suppress
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .documents import parse
+from .forks import free_in_children
 from .kernel import Kernel, environment
 from .link import LIBRARY, OBJECT, KernelFunction, link, load
 from .notices import warn_once
+from .space import check_room, out_of_space
+from .trust import UntrustedError, check_folder, read_trusted
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -37,6 +46,16 @@ CACHE_DIR_VARIABLE = "CUTE_BACKEND_CACHE_DIR"
 
 SCRATCH = "new-"
 """How the names of files begin that are being written."""
+
+MAX_ENTRY, MAX_CODE = 16 << 20, 256 << 20
+"""Bytes of an entry, with the module of an edited kernel, and of a kernel's code: more than a hundred times
+what any has."""
+
+_ROOM = 8 << 20
+"""Bytes that a kernel takes while it is built: its code twice, PTX and cubin, some 1 MiB."""
+
+_MEMORY = "/dev/shm"
+"""A folder in memory, for what no disk has space for."""
 
 
 class CacheFolderError(RuntimeError):
@@ -70,14 +89,14 @@ class KernelCache:
         """The kernel, or None where it is absent, or is corrupt or foreign, which is warned of once."""
         entry = self._path(kernel, ".json")
         try:
-            code, _ = self._read(kernel)
+            code, _, _ = self._read(kernel)
             function = load(code)
             with suppress(OSError):  # where the folder is read-only, no kernel goes for want of room
                 os.utime(entry)
             return function
         except FileNotFoundError:
             return None  # of the entry or, between two renames, of its code
-        except _ForeignError as error:
+        except (_ForeignError, UntrustedError) as error:
             why = str(error)
         except (KeyError, TypeError, ValueError) as error:
             why = f"it is no kernel's entry ({error!r})"
@@ -93,31 +112,30 @@ class KernelCache:
     def read(self, kernel: Kernel) -> tuple[bytes, dict[str, Any]] | None:
         """The code of a kernel and its entry, or None where it is absent, corrupt or foreign."""
         try:
-            path, entry = self._read(kernel)
-            return path.read_bytes(), entry
-        except (_ForeignError, OSError, KeyError, TypeError, ValueError):
+            _, code, entry = self._read(kernel)
+            return code, entry
+        except (_ForeignError, UntrustedError, OSError, KeyError, TypeError, ValueError):
             return None
 
-    def _read(self, kernel: Kernel) -> tuple[Path, dict[str, Any]]:
-        entry: dict[str, Any] = json.loads(self._path(kernel, ".json").read_bytes())
+    def _read(self, kernel: Kernel) -> tuple[Path, bytes, dict[str, Any]]:
+        entry: dict[str, Any] = parse(read_trusted(self._path(kernel, ".json"), MAX_ENTRY))
         if entry["kernel"] != kernel.to_dict() or tuple(entry["environment"]) != environment():
             raise _ForeignError("it is of another kernel or version")
-        code = self._path(kernel, LIBRARY if entry["linked"] else OBJECT)
-        if hashlib.sha256(code.read_bytes()).hexdigest() != entry["sha256"]:
-            raise _ForeignError(f"{code.name} is not what was written")
-        return code, entry
+        path = self._path(kernel, LIBRARY if entry["linked"] else OBJECT)
+        code = read_trusted(path, MAX_CODE)
+        if hashlib.sha256(code).hexdigest() != entry["sha256"]:
+            raise _ForeignError(f"{path.name} is not what was written")
+        return path, code, entry
 
     def spill_bytes(self, kernel: Kernel) -> int:
         """The bytes that each thread of a kernel that was loaded from here spills; 0 where it is not here."""
-        try:
-            return int(json.loads(self._path(kernel, ".json").read_bytes())["spill_bytes"])
-        except FileNotFoundError:
-            return 0
+        found = self.read(kernel)
+        return 0 if found is None else int(found[1]["spill_bytes"])
 
     def save(self, kernel: Kernel, built: Built) -> None:
-        """Write a kernel. The caller holds its lock."""
-        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=self.root) as scratch:
-            code = Path(scratch) / f"code{OBJECT}"
+        """Write a kernel, whole or not at all. The caller holds its lock. Raises OSError."""
+        with scratch_folder(self.root) as scratch:
+            code = scratch / f"code{OBJECT}"
             code.write_bytes(built.host_object)
             library = code.with_suffix(LIBRARY)
             linked = link(code, library)
@@ -132,10 +150,19 @@ class KernelCache:
                 "spill_bytes": built.spill_bytes,
                 "smem_bytes": built.smem_bytes,
             }
+            # Both are written before either is put in place: a disk that is full by then leaves none of them.
+            text = scratch / "entry"
+            text.write_bytes(json.dumps(entry, indent=1).encode())
             # An entry from before, of code that did not load, must not stand beside other code.
             self._path(kernel, ".json").unlink(missing_ok=True)
             code.replace(self._path(kernel, code.suffix))
-            self.write(self._path(kernel, ".json"), json.dumps(entry, indent=1).encode())
+            text.replace(self._path(kernel, ".json"))
+
+    def discard(self, kernel: Kernel) -> None:
+        """Remove what there is of a kernel that could not be written. The caller holds its lock."""
+        for suffix in (".json", LIBRARY, OBJECT, ".py"):
+            with suppress(OSError):
+                self._path(kernel, suffix).unlink()
 
     def write_source(self, kernel: Kernel, source: str) -> Path:
         """Put a kernel's text where it is compiled from and where people find it."""
@@ -156,7 +183,7 @@ class KernelCache:
     def give_up_writing(self, error: OSError) -> None:
         """The folder turned out not to take what this process compiles."""
         self.writable = False
-        self.why_not = str(error)
+        self.why_not = f"it is out of space: {error.strerror}" if out_of_space(error) else str(error)
 
     def _path(self, kernel: Kernel, suffix: str) -> Path:
         return self.root / f"{kernel.name}{suffix}"
@@ -174,25 +201,34 @@ class KernelCache:
             raise
 
 
-def _make_private(root: Path) -> None:
-    """Create `root` for this user alone, or make sure that no one else owns it, writes it or reads it."""
+@contextmanager
+def scratch_folder(root: Path) -> Iterator[Path]:
+    """A folder in `root` that goes with the block, and stays where the process is killed, for `upkeep`.
+
+    Python's own temporary folders go when a process ends that was forked meanwhile.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=root))
     try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = root.stat()
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_private(root: Path) -> None:
+    """Create `root` for this user alone, or make sure that it is trusted and that no one else reads it."""
+    try:
+        for parent in reversed(root.parents):
+            if not parent.exists():
+                parent.mkdir(mode=0o755, exist_ok=True)  # `parents=True` would leave it to the umask
+        root.mkdir(mode=0o700, exist_ok=True)
+        status = check_folder(root)
     except OSError as error:
         raise CacheFolderError(f"the cache folder {root} can't be used: {error.strerror}") from error
-    mode = stat.S_IMODE(info.st_mode)
-    if info.st_uid != os.geteuid():
-        raise CacheFolderError(
-            f"the cache folder {root} belongs to user {info.st_uid}, not to {os.geteuid()}"
-        )
-    if mode & 0o022:
-        raise CacheFolderError(
-            f"others may write the cache folder {root} (mode {mode:o}); kernels in it can't be trusted"
-        )
-    if mode & 0o055:
+    except UntrustedError as error:
+        raise CacheFolderError(f"the cache folder {root} can't be trusted: {error}") from error
+    if status.st_uid == os.geteuid() and status.st_mode & 0o077:
         with suppress(OSError):
-            root.chmod(mode & 0o700)
+            root.chmod(stat.S_IMODE(status.st_mode) & 0o700)
 
 
 @cache
@@ -206,24 +242,74 @@ def _cache_at(root: Path) -> KernelCache | None:
         return None
 
 
-@cache
-def _scratch_cache() -> KernelCache:
-    """A cache of this process's own, gone when it ends."""
-    root = Path(tempfile.mkdtemp(prefix="cute_backend_"))
-    atexit.register(shutil.rmtree, root, ignore_errors=True)
-    return KernelCache(root)
+_own: list[KernelCache] = []
+"""Caches of this process's own, gone when it ends; of them the last one is written."""
+
+_making = free_in_children(threading.Lock())
+
+# A child may outlive its parent, who removes them.
+os.register_at_fork(after_in_child=_own.clear)
 
 
 def caches() -> list[KernelCache]:
-    """Where to look for a kernel, in order; the last one can be written."""
+    """Where to look for a kernel, in order."""
     user = _cache_at(cache_root())
-    if user is None:
-        return [_scratch_cache()]
-    if user.writable:
-        return [user]
-    warn_once(
-        ("unwritable", user.root),
-        f"cute_backend: the cache folder {user.root} can't be written ({user.why_not}); kernels that it "
-        "lacks are compiled anew in each process.",
-    )
-    return [user, _scratch_cache()]
+    return [*([] if user is None else [user]), *_own]
+
+
+def writable_cache() -> KernelCache:
+    """Where to put a kernel: the user's cache or, with a warning, one of this process's own.
+
+    Raises OSError where no folder can be written.
+    """
+    user = _cache_at(cache_root())
+    if user is not None:
+        if user.writable:
+            return user
+        warn_once(
+            ("unwritable", user.root),
+            f"cute_backend: the cache folder {user.root} can't be written ({user.why_not}); kernels that it "
+            "lacks are compiled anew in each process.",
+        )
+    with _making:
+        return next((cache for cache in _own if cache.writable), None) or _make_own()
+
+
+def _make_own() -> KernelCache:
+    root = private_folder(_ROOM, without={cache.root.parent for cache in _own})
+    atexit.register(_remove_in, os.getpid(), root)
+    _own.append(KernelCache(root))
+    return _own[-1]
+
+
+def private_folder(room: int, without: Collection[Path] = ()) -> Path:
+    """A new folder, this process's alone, that has room for so many bytes.
+
+    It is in the temporary folder or, where that is full or not to be trusted, in memory; `without` are places
+    to pass over. Raises OSError where there is none.
+    """
+    failures = []
+    for place in (tempfile.gettempdir, lambda: _MEMORY):
+        try:
+            within = Path(place())
+            if within in without:
+                failures.append(f"{within} did not take a kernel")
+                continue
+            folder = Path(tempfile.mkdtemp(prefix="cute_backend_", dir=within))
+        except OSError as error:
+            failures.append(str(error))
+            continue
+        try:
+            check_folder(folder)
+            check_room(folder, room)
+            return folder
+        except (OSError, UntrustedError) as error:
+            failures.append(f"{within} can't be used: {error}")
+            shutil.rmtree(folder, ignore_errors=True)
+    raise OSError("; ".join(failures))
+
+
+def _remove_in(process: int, root: Path) -> None:
+    """Remove a folder when the process ends that made it; a forked child leaves it."""
+    if os.getpid() == process:
+        shutil.rmtree(root, ignore_errors=True)

@@ -12,7 +12,6 @@ import importlib.util
 import inspect
 import re
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,15 +23,22 @@ from ..memory_ops.emit import CUTE_TYPES
 from ..planning import TileConfig, Variant, subtiled
 from ..signature import Argument, Extent, signature
 from ..spec import EpilogueSpec, Stride
+from .cache import scratch_folder
 from .cubin import resources
+from .forks import free_in_children
 from .host_code import dynamic_smem_bytes, target_baseline
 from .kernel import BuildError, Kernel, UnavailableError
 from .link import SYMBOL
+from .space import check_room, out_of_space
 
 _OPTIONS = "--enable-tvm-ffi --keep-ptx --keep-cubin"
 
-_DSL = threading.Lock()
+_DSL = free_in_children(threading.Lock())
 """The DSL traces into state that its whole process shares."""
+
+_MARGIN = 1 << 20
+"""Bytes that a disk must have left after a kernel was compiled: the DSL does not say that it could not write
+what it made, and leaves half of it (4.8.1)."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,8 @@ class Built:
 def compile_kernel(kernel: Kernel, source: str, path: Path) -> Built:
     """Compile the text of a generated module, already written to `path`, where tracebacks will find it.
 
-    Raises BuildError for whatever goes wrong in the text or the compiler.
+    Raises BuildError for whatever goes wrong in the text or the compiler, OSError where the folder of `path`,
+    in which the compiler leaves what it makes, has no space.
     """
     try:
         import cutlass  # noqa: F401
@@ -64,12 +71,17 @@ def compile_kernel(kernel: Kernel, source: str, path: Path) -> Built:
         raise UnavailableError(
             f"the CuTe DSL can't be imported ({error}): pip install 'nvidia-cutlass-dsl[cu13]==4.8.*'"
         ) from error
-    with _DSL, tempfile.TemporaryDirectory(prefix="cute_backend_") as scratch:
+    with _DSL, scratch_folder(path.parent) as scratch:
         try:
             module = _import_source(kernel.name, path)
-            compiled = _compile(kernel, module, scratch)
-            return _collect(compiled, source, Path(scratch))
+            compiled = _compile(kernel, module, str(scratch))
+            built = _collect(compiled, source, scratch)
+            check_room(scratch, _MARGIN)
+            return built
         except Exception as error:
+            if (full := out_of_space(error)) is not None:
+                raise full from error
+            check_room(scratch, _MARGIN)
             complaint = re.sub(r"\x1b\[\d+m", "", str(error)).strip()
             raise BuildError(
                 f"{kernel.name} does not compile: {type(error).__name__}: {complaint}"

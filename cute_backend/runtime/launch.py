@@ -27,6 +27,7 @@ from ..spec import EpilogueSpec
 from .bind import Binding
 from .build import Outcome, load_known, obtain
 from .device import Device, device_at, max_active_clusters
+from .forks import free_in_children
 from .kernel import BuildError, Kernel, UnavailableError
 from .link import KernelFunction
 from .notices import count, warn_once
@@ -39,10 +40,10 @@ from .tuned import remembered
 log = logging.getLogger(__name__)
 
 _launchers: dict[tuple[str, int, bool], Launcher] = {}
-_building = threading.Lock()
+_building = free_in_children(threading.Lock())
 """Held while kernels are built, which takes seconds to minutes: what is there is launched all the same."""
 
-_state = threading.RLock()
+_state = free_in_children(threading.RLock())
 """Held while launchers learn and choose."""
 
 REFUSED = (TypeError, ValueError)

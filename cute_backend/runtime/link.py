@@ -7,6 +7,7 @@ own dynamic linker, at the price of importing the DSL. Any ELF linker will do; n
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .space import check_room
 from .toolkit import runtime_library
 
 SYMBOL = "gemm_epilogue"
@@ -29,21 +31,29 @@ _LINKERS = ("ld", "ld.lld", "ld.bfd", "ld.gold", "cc", "gcc", "clang")
 
 @cache
 def find_linker() -> str | None:
-    """The linker on this machine's path, or None. Compiler drivers serve where no bare linker does."""
-    return next((found for name in _LINKERS if (found := shutil.which(name))), None)
+    """The linker on this machine's path, or None. Compiler drivers serve where no bare linker does.
+
+    A relative or empty entry of the path, which is the current folder or one in it, is passed over.
+    """
+    path = os.pathsep.join(filter(os.path.isabs, os.get_exec_path()))
+    return next((found for name in _LINKERS if (found := shutil.which(name, path=path))), None)
 
 
 def link(host_object: Path, library: Path) -> bool:
-    """Link an object into a shared library. False, and no library, where no linker can."""
+    """Link an object into a shared library. False, and no library, where no linker can.
+
+    Raises OSError where there is no space for a library: then nothing is known of the linker.
+    """
     linker = find_linker()
     if linker is None:
         return False
     hardening = "-Wl,-z,noexecstack" if Path(linker).name in ("cc", "gcc", "clang") else "-znoexecstack"
     command = [linker, "-shared", hardening, "-o", str(library), str(host_object)]
     try:
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, check=True, capture_output=True, timeout=60, cwd=library.parent)
     except (OSError, subprocess.SubprocessError):
         library.unlink(missing_ok=True)
+        check_room(library.parent, 2 * host_object.stat().st_size)
         return False
     return True
 

@@ -5,7 +5,8 @@ kernel, what it is and the SHA-256 of its code; each of the others is one kernel
 Nothing is pickled. It is checked whole when it is opened, and again what is loaded, so that a file that is
 replaced or damaged under a running process is told from the one that was opened.
 
-Code from a pack runs in the process: whoever can write the file can run code as its readers.
+Code from a pack runs in the process: the file must be trusted (`trust`). It may come from elsewhere all the
+same and be checked by its SHA-256, so nothing in it is believed: `archive` reads no more than its own bytes.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import hashlib
 import json
 import logging
 import os
-import stat
+import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +28,14 @@ import torch
 
 from ..planning import Arch, TileConfig, Variant
 from ..spec import EpilogueSpec
+from .archive import Archive, ArchiveError
+from .cache import private_folder
+from .documents import parse
 from .kernel import Kernel, environment
 from .link import LIBRARY, KernelFunction, load
 from .notices import warn_once
 from .reach import Problem
+from .trust import UntrustedError, open_trusted
 
 log = logging.getLogger(__name__)
 
@@ -116,30 +122,38 @@ class Pack:
 
     def __init__(self, path: Path, sha256: str | None = None) -> None:
         self.path = path
+        with self._open() as archive:
+            text = archive.read(MANIFEST)
+            found = hashlib.sha256(text).hexdigest()
+            if sha256 not in (None, found):
+                raise PackError(f"the pack {path} has a manifest of SHA-256 {found}, not {sha256}")
+            manifest = parse(text)
+            if manifest["format"] != _FORMAT:
+                raise PackError(
+                    f"the pack {path} has format {manifest['format']!r}; this version reads {_FORMAT}"
+                )
+            self._check_versions(manifest["environment"])
+            self._kernels: dict[str, dict[str, Any]] = manifest["kernels"]
+            for name, entry in self._kernels.items():
+                _check_entry(name, entry)
+                self._code(archive, name)
+            self.archs = frozenset(Arch(each["config"]["arch"]) for each in self._kernels.values())
+            self._problems = {tuple(each) for each in manifest["problems"]}
+            for spec, n, k, batch_invariant in self._problems:
+                _check_types((spec, str), (n, int | None), (k, int | None), (batch_invariant, bool))
+
+    @contextmanager
+    def _open(self) -> Iterator[Archive]:
+        """The file as it is now, trusted. Whatever is wrong with it, then or in the block, is a PackError."""
         try:
-            mode = stat.S_IMODE(path.stat().st_mode)
-            if mode & 0o022:
-                raise PackError(f"others may write the pack {path} (mode {mode:o}), so it can't be trusted")
-            with zipfile.ZipFile(path) as archive:
-                text = archive.read(MANIFEST)
-                manifest = json.loads(text)
-                if manifest["format"] != _FORMAT:
-                    raise PackError(
-                        f"the pack {path} has format {manifest['format']}; this version reads {_FORMAT}"
-                    )
-                self._check_versions(manifest["environment"])
-                found = hashlib.sha256(text).hexdigest()
-                if sha256 not in (None, found):
-                    raise PackError(f"the pack {path} has a manifest of SHA-256 {found}, not {sha256}")
-                self._kernels: dict[str, dict[str, Any]] = manifest["kernels"]
-                for name in self._kernels:
-                    self._code(archive, name)
-                self.archs = frozenset(Arch(each["config"]["arch"]) for each in self._kernels.values())
-                self._problems = {tuple(each) for each in manifest["problems"]}
+            with os.fdopen(open_trusted(self.path), "rb") as file:
+                yield Archive(file)
+        except UntrustedError as error:
+            raise PackError(f"the pack {self.path} can't be trusted: {error}") from error
         except OSError as error:
-            raise PackError(f"the pack {path} can't be read: {error.strerror or error}") from error
-        except (zipfile.BadZipFile, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise PackError(f"{path} is no sound pack: {error}") from error
+            raise PackError(f"the pack {self.path} can't be read: {error.strerror or error}") from error
+        except (ArchiveError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise PackError(f"{self.path} is no sound pack: {' '.join(str(error).split())}") from error
 
     def _check_versions(self, theirs: list[str]) -> None:
         ours = environment()
@@ -147,7 +161,7 @@ class Pack:
             if its != here:
                 raise PackError(f"the pack {self.path} is for {its}, and this is {here}; make it anew for it")
 
-    def _code(self, archive: zipfile.ZipFile, name: str) -> bytes:
+    def _code(self, archive: Archive, name: str) -> bytes:
         code = archive.read(f"{name}{LIBRARY}")
         if hashlib.sha256(code).hexdigest() != self._kernels[name]["sha256"]:
             raise PackError(f"the pack {self.path} was changed: {name} is not what was written")
@@ -159,11 +173,14 @@ class Pack:
             found = self.read(kernel)
             if found is None:
                 return None
-            with tempfile.TemporaryDirectory(prefix="cute_backend_") as folder:
-                code = Path(folder) / f"{kernel.name}{LIBRARY}"
+            folder = private_folder(len(found[0]))
+            try:
+                code = folder / f"{kernel.name}{LIBRARY}"
                 code.write_bytes(found[0])
                 return load(code)  # what is mapped stays when its file goes
-        except (PackError, zipfile.BadZipFile, OSError, KeyError, RuntimeError, AttributeError) as error:
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+        except (PackError, OSError, RuntimeError, AttributeError) as error:
             warn_once(
                 ("pack", self.path),
                 f"cute_backend: a kernel of {self.path} is not used, as it fails: {error}",
@@ -171,10 +188,13 @@ class Pack:
             return None
 
     def read(self, kernel: Kernel) -> tuple[bytes, dict[str, Any]] | None:
-        """The code of a kernel and its entry, or None where the pack lacks it. Raises for a changed file."""
+        """The code of a kernel and its entry, or None where the pack lacks it.
+
+        Raises PackError for a file that was changed.
+        """
         if kernel.name not in self._kernels:
             return None
-        with zipfile.ZipFile(self.path) as archive:
+        with self._open() as archive:
             return self._code(archive, kernel.name), self._kernels[kernel.name]
 
     def spill_bytes(self, kernel: Kernel) -> int:
@@ -203,6 +223,19 @@ class Pack:
             and problem.batch_invariant == batch_invariant
             for spec, n, k, batch_invariant in self._problems
         )
+
+
+def _check_entry(name: str, entry: Mapping[str, Any]) -> None:
+    """Raises what malformed data raises, so that nothing does when a kernel is looked for."""
+    TileConfig.from_dict(entry["config"])
+    Variant(entry["variant"])
+    _check_types((name, str), (entry["spec"], str), (entry["sha256"], str), (entry["spill_bytes"], int))
+
+
+def _check_types(*values: tuple[Any, Any]) -> None:
+    for value, kind in values:
+        if not isinstance(value, kind):
+            raise TypeError(f"{value!r:.40} is not of type {getattr(kind, '__name__', kind)}")
 
 
 _packs: dict[Path, Pack] = {}

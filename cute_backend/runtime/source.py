@@ -2,7 +2,8 @@
 
 CUTE_BACKEND_SOURCES names a folder. A module in it, under the name that `file_name` gives, is compiled in
 place of the one that would be generated. Its text is part of the kernel, read once when the kernel is first
-spoken of: so no cache, worker or pack takes one for the other.
+spoken of: so no cache, worker or pack takes one for the other. It is code that will run: the folder and the
+module must be trusted (`trust`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .notices import count, warn_once
+from .trust import UntrustedError, check_folder, read_trusted
 
 if TYPE_CHECKING:
     from ..planning import TileConfig, Variant
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from .kernel import Kernel
 
 SOURCES_VARIABLE = "CUTE_BACKEND_SOURCES"
+
+_MAX_SOURCE = 8 << 20
+"""Bytes of a module: hundreds of times more than any that is generated."""
 
 
 def file_name(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
@@ -28,27 +33,39 @@ def file_name(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
 
 
 def edited_folder() -> Path | None:
-    """The folder of edited modules, if there is to be one. Raises UsageError where it is no folder."""
+    """The folder of edited modules, if there is to be one. Raises UsageError where it can not be used."""
     named = os.environ.get(SOURCES_VARIABLE)
     if not named:
         return None
     folder = Path(named).expanduser().absolute()
-    if not folder.is_dir():
-        raise _refusal(f"{SOURCES_VARIABLE} is {named}, and {folder} is no folder")
+    try:
+        check_folder(folder)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _refusal(f"{SOURCES_VARIABLE} is {named}, and {folder} is no folder") from error
+    except OSError as error:
+        raise _refusal(f"{SOURCES_VARIABLE} is {named}, which can't be read: {error.strerror}") from error
+    except UntrustedError as error:
+        raise _refusal(f"{SOURCES_VARIABLE} is {named}, which can't be trusted: {error}") from error
     return folder
 
 
 def edited_text(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str | None:
-    """The edited module of a kernel, if there is one. Raises UsageError for what is no text in UTF-8."""
+    """The edited module of a kernel, if there is one.
+
+    Raises UsageError for what is no text in UTF-8, and for what is not to be trusted.
+    """
     folder = edited_folder()
     if folder is None:
         return None
     path = folder / file_name(spec, config, variant)
     try:
-        return path.read_text(encoding="utf-8")
+        content = read_trusted(path, _MAX_SOURCE).decode()
+        return content.replace("\r\n", "\n").replace("\r", "\n")  # as Python itself reads a module
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
+    except UntrustedError as error:
+        raise _refusal(f"{path} can't be trusted: {error}") from error
+    except (OSError, ValueError) as error:
         raise _refusal(f"{path} can't be read: {error}") from error
 
 

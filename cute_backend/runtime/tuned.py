@@ -8,28 +8,34 @@ unpickled. What can't be read is warned of once and tuned again.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..planning import TileConfig, Variant
 from ..spec import EpilogueSpec
-from .cache import KernelCache, caches
+from .cache import KernelCache, caches, writable_cache
+from .documents import parse
 from .kernel import environment
 from .notices import warn_once
 from .reach import BUCKETS
+from .trust import UntrustedError, read_trusted
 
-if TYPE_CHECKING:
-    from filelock import FileLock
+log = logging.getLogger(__name__)
 
 NOISE = 0.03
 """The part of its time by which Inductor's own code must beat the best kernel before a region is left to it:
 medians of one run on one GPU repeat within a third of that, and the graph around a region is not timed."""
 
 _FORMAT = 1
+
+_MAX_FILE = 64 << 20
+"""Bytes of a file of results: some hundred thousand."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +129,18 @@ class TunedFile:
                 "this process ends.",
             )
 
-    def exclusively(self) -> FileLock:
-        """Whoever tunes holds this lock: two who tune at once would disturb each other's timings."""
-        return self._cache.lock_named("tuning.lock")
+    @contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """Whoever tunes holds this lock: two who tune at once would disturb each other's timings.
+
+        Where the folder can't be written, or is full, there is none to hold.
+        """
+        with ExitStack() as held:
+            try:
+                held.enter_context(self._cache.lock_named("tuning.lock"))
+            except OSError as error:
+                log.info("tuning takes no lock in %s: %s", self._cache.root, error)
+            yield
 
     def _refresh(self) -> None:
         """Read the file again where it has changed."""
@@ -150,12 +165,14 @@ class TunedFile:
     def _read(self) -> dict[str, Any]:
         """The entries as they stand in the file; none where there is no sound file."""
         try:
-            data = json.loads(self._path.read_bytes())
+            data = parse(read_trusted(self._path, _MAX_FILE))
             if data["format"] == _FORMAT:
                 return dict(data["problems"])
             self._complain(f"it has format {data['format']}, and this version reads {_FORMAT}")
         except FileNotFoundError:
             pass
+        except UntrustedError as error:
+            self._complain(f"it can't be trusted ({error})")
         except (OSError, KeyError, TypeError, ValueError) as error:
             self._complain(f"it can't be read ({error!r})")
         return {}
@@ -186,11 +203,12 @@ class Memory:
 
     def put(self, results: Mapping[Key, Result]) -> None:
         """Remember results."""
-        self._files[-1].put(results)
+        for file in self._files[-1:]:
+            file.put(results)
 
-    def exclusively(self) -> FileLock:
+    def exclusively(self) -> AbstractContextManager[None]:
         """The lock of whoever tunes."""
-        return self._files[-1].exclusively()
+        return self._files[-1].exclusively() if self._files else nullcontext()
 
 
 _files: dict[Path, TunedFile] = {}
@@ -198,4 +216,8 @@ _files: dict[Path, TunedFile] = {}
 
 def remembered() -> Memory:
     """The memory beside the kernels of this process."""
-    return Memory([_files.setdefault(cache.root, TunedFile(cache)) for cache in caches()])
+    try:
+        found = caches() or [writable_cache()]
+    except OSError:
+        found = []  # nothing can be compiled either, which a warning says
+    return Memory([_files.setdefault(cache.root, TunedFile(cache)) for cache in found])

@@ -10,7 +10,6 @@ never removed: who holds one that was, and who makes it anew, would both believe
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import re
@@ -25,9 +24,11 @@ from typing import Any
 
 from filelock import Timeout
 
-from .cache import SCRATCH, KernelCache
+from .cache import MAX_CODE, MAX_ENTRY, SCRATCH, KernelCache
+from .documents import parse
 from .kernel import digest_of, environment
 from .link import LIBRARY, OBJECT
+from .trust import UntrustedError, read_trusted
 
 log = logging.getLogger(__name__)
 
@@ -136,12 +137,14 @@ def judge(entry: Entry) -> tuple[Verdict, str]:
     """
     path = next(path for path in entry.files if path.suffix == _ENTRY)
     try:
-        data: dict[str, Any] = json.loads(path.read_bytes())
+        data: dict[str, Any] = parse(read_trusted(path, MAX_ENTRY))
         code = path.with_suffix(LIBRARY if data["linked"] else OBJECT)
         if not entry.name.endswith(digest_of(data["kernel"], data["environment"])):
             return Verdict.CORRUPT, "it is of another kernel than its name says"
-        if hashlib.sha256(code.read_bytes()).hexdigest() != data["sha256"]:
+        if hashlib.sha256(read_trusted(code, MAX_CODE)).hexdigest() != data["sha256"]:
             return Verdict.CORRUPT, f"{code.name} is not what was written"
+    except UntrustedError as error:
+        return Verdict.CORRUPT, f"it can't be trusted: {error}"
     except (OSError, KeyError, TypeError, ValueError) as error:
         return Verdict.CORRUPT, f"it can't be read: {error}"
     stale = tuple(data["environment"]) != environment()

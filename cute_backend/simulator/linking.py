@@ -16,6 +16,7 @@ from typing import Any
 
 from ..runtime.cache import cache_root
 from ..runtime.kernel import UnavailableError
+from ..runtime.trust import UntrustedError, check_folder
 from .errors import SimulationError
 
 _STUB = Path(__file__).with_name("runtime_stub.c")
@@ -60,8 +61,11 @@ def _build_stub() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
+        check_folder(folder)
     except OSError as error:
         raise UnavailableError(f"the simulator can't build in {folder}: {error.strerror}") from error
+    except UntrustedError as error:
+        raise UnavailableError(f"the simulator's folder {folder} can't be trusted: {error}") from error
     built_from = _STUB.read_bytes() + " ".join(_STUB_FLAGS).encode()
     path = folder / f"runtime_stub-{hashlib.sha256(built_from).hexdigest()[:16]}.o"
     if not path.exists():

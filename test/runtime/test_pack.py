@@ -259,15 +259,13 @@ def test_what_is_no_pack_at_all(tmp_path: Path) -> None:
     with pytest.raises(PackError, match=r"missing can't be read: No such file or directory$"):
         load_pack(tmp_path / "missing")
     (tmp_path / "text").write_text("kernels")
-    with pytest.raises(PackError, match=r"text is no sound pack: File is not a zip file$"):
+    with pytest.raises(PackError, match=r"text is no sound pack: it does not end as a zip archive does$"):
         load_pack(tmp_path / "text")
 
 
 def test_a_pack_that_others_may_write(pack: Path) -> None:
-    pack.chmod(0o664)
-    with pytest.raises(
-        PackError, match=r"others may write the pack .* \(mode 664\), so it can't be trusted$"
-    ):
+    pack.chmod(0o666)
+    with pytest.raises(PackError, match=r"the pack .* can't be trusted: others may write .* \(mode 666\)$"):
         load_pack(pack)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from handmade import kernel_of, make_spec, source
+from other_users import OTHER, as_root, run_as, shared  # noqa: F401
 from torch._dynamo.utils import counters
 
 from cute_backend import config
@@ -45,12 +46,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(building, "_loaded", {})
     monkeypatch.setattr(notices, "_warned", set())
     monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, config, variant: source(spec))
-    for cached in (caching._cache_at, caching._scratch_cache):
-        cached.cache_clear()
+    monkeypatch.setattr(caching, "_own", [])
+    caching._cache_at.cache_clear()
     counters.clear()
     yield root
-    for cached in (caching._cache_at, caching._scratch_cache):
-        cached.cache_clear()
+    caching._cache_at.cache_clear()
     counters.clear()
 
 
@@ -297,15 +297,42 @@ def build_until(instant: int, folder: Path) -> bool:
 
 def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    with pytest.raises(CacheFolderError, match=r"others may write the cache folder .* \(mode 777\)"):
+    with pytest.raises(CacheFolderError, match=r"can't be trusted: others may write .* \(mode 777\)"):
         KernelCache(tmp_path)
 
 
-def test_a_folder_that_another_user_owns_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = tmp_path.stat().st_uid
-    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    with pytest.raises(CacheFolderError, match=f"belongs to user {owner}, not to {owner + 1}"):
+@as_root
+def test_a_folder_that_another_user_owns_is_refused(tmp_path: Path) -> None:
+    os.chown(tmp_path, OTHER, OTHER)
+    with pytest.raises(CacheFolderError, match=f"{tmp_path} belongs to user {OTHER}, not to root"):
         KernelCache(tmp_path)
+
+
+def test_a_folder_below_one_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir(mode=0o777)
+    (tmp_path / "cache").chmod(0o777)
+    with pytest.raises(CacheFolderError, match=r"others may write .*/cache \(mode 777\)"):
+        KernelCache(tmp_path / "cache" / "kernels")
+
+
+def test_folders_above_are_made_for_the_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        KernelCache(tmp_path / "home" / ".cache" / "kernels")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "home" / ".cache").stat().st_mode & 0o777 == 0o755
+
+
+@as_root
+def test_a_cache_of_roots_is_read_by_another_user(shared: Path) -> None:  # noqa: F811
+    root = shared / "kernels"
+    KernelCache(root)
+    root.chmod(0o755)
+    assert (
+        run_as(OTHER, lambda: (KernelCache(root).writable, KernelCache(root).load(KERNEL))) == "(False, None)"
+    )
+    assert root.stat().st_mode & 0o777 == 0o755
 
 
 def test_a_folder_that_others_may_read_is_closed_to_them(tmp_path: Path) -> None:
@@ -366,7 +393,7 @@ def test_a_full_disk_costs_the_cache_not_the_kernel(
         save(cache, kernel, built)
 
     monkeypatch.setattr(KernelCache, "save", full)
-    with pytest.warns(RuntimeWarning, match="can't be written .*No space left") as warned:
+    with pytest.warns(RuntimeWarning, match="can't be written .it is out of space: No space left") as warned:
         assert callable(obtain([KERNEL])[KERNEL])
     assert len(warned) == 1
 

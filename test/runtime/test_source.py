@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from other_users import OTHER
 from torch._dynamo.utils import counters
 
 from cute_backend import config
@@ -90,7 +92,7 @@ def test_no_kernel_is_cached_under_the_name_of_another(folder, tmp_path_factory,
     assert len({original.name, first.name, second.name}) == 3 and kernel(4.0) == original
     outcomes = obtain([original, first, second])
     assert all(map(callable, outcomes.values()))
-    cache = caches()[-1]
+    (cache,) = caches()
     for each, factor in ((original, "4.0"), (first, "4.5"), (second, "4.75")):
         assert f"* {factor}\n" in (cache.root / f"{each.name}.py").read_text()
     assert main(["cache", "verify"]) == 0
@@ -129,6 +131,28 @@ def test_what_is_no_folder_or_no_text_is_refused(folder, monkeypatch):
     monkeypatch.setenv(SOURCES_VARIABLE, str(folder / "absent"))
     with pytest.raises(UsageError, match=f"{folder}/absent is no folder"):
         kernel(8.0)
+
+
+def test_a_folder_or_a_module_that_is_not_to_be_trusted_is_refused(tmp_path, monkeypatch):
+    folder = tmp_path / "above" / "folder"
+    folder.mkdir(parents=True)
+    of = kernel(8.5)
+    monkeypatch.setenv(SOURCES_VARIABLE, str(folder))
+    path = folder / file_name(of.spec, of.config, of.variant)
+    path.write_text("edited")
+    assert kernel(8.5).edited == "edited"
+    for place in (path, folder, folder.parent):
+        mode = place.stat().st_mode
+        place.chmod(0o777)
+        with pytest.raises(UsageError, match=f"can't be trusted: others may write {place} .mode 777"):
+            kernel(8.5)
+        place.chmod(mode)
+    if os.geteuid() == 0:
+        for place in (path, folder, folder.parent):
+            os.chown(place, OTHER, OTHER)
+            with pytest.raises(UsageError, match=f"can't be trusted: {place} belongs to user {OTHER}"):
+                kernel(8.5)
+            os.chown(place, 0, 0)
 
 
 def test_nothing_is_tuned_or_packed_with_edited_modules(folder, tmp_path, capsys):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from handmade import kernel_of, make_spec, source
+from other_users import OTHER, as_root
 
 from cute_backend import config
 from cute_backend.__main__ import main
@@ -265,9 +266,66 @@ def cut_its_entry(folder: Path, kernel: Kernel) -> str:
     return "it can't be read: "
 
 
+def nest_its_entry(folder: Path, kernel: Kernel) -> str:
+    (folder / f"{kernel.name}.json").write_text("[" * 100_000 + "]" * 100_000)
+    return "it can't be read: it is nested too deeply"
+
+
+def nest_a_part_of_its_entry(folder: Path, kernel: Kernel) -> str:
+    """To a depth that Python reads, and then can't write."""
+    path = folder / f"{kernel.name}.json"
+    nested = '"more": ' + "[" * 900 + "]" * 900
+    path.write_text(path.read_text().replace('"spec": {', f'{nested}, "spec": {{', 1))
+    return "it can't be read: it is nested too deeply"
+
+
+def open_its_code_to_others(folder: Path, kernel: Kernel) -> str:
+    path = folder / f"{kernel.name}.so"
+    path.chmod(0o666)
+    return f"it can't be trusted: others may write {path} (mode 666)"
+
+
+def link_its_entry_elsewhere(folder: Path, kernel: Kernel) -> str:
+    """To where others may put another."""
+    path, elsewhere = folder / f"{kernel.name}.json", folder.parent / "elsewhere"
+    elsewhere.mkdir()
+    elsewhere.chmod(0o777)
+    path.rename(elsewhere / "entry")
+    path.symlink_to(elsewhere / "entry")
+    return f"it can't be trusted: others may write {elsewhere} (mode 777)"
+
+
+UNSOUND = [
+    nest_its_entry,
+    nest_a_part_of_its_entry,
+    open_its_code_to_others,
+    link_its_entry_elsewhere,
+]
+
+
+@pytest.mark.parametrize("name", ["so", "json"])
+@as_root
+def test_a_file_of_another_user_is_not_used(name: str, folder: Path) -> None:
+    written(folder, 0)
+    os.chown(folder / f"{KERNELS[0].name}.{name}", OTHER, OTHER)
+    with pytest.warns(RuntimeWarning, match=f"is not used: .*{name} belongs to user {OTHER}, not to root"):
+        assert load_known([KERNELS[0]]) == {}
+    assert KernelCache(folder).read(KERNELS[0]) is None
+    assert KernelCache(folder).spill_bytes(KERNELS[0]) == 0
+
+
+@pytest.mark.parametrize("damage", UNSOUND, ids=lambda damage: damage.__name__)
+def test_what_verify_refuses_is_not_loaded(damage: Callable[[Path, Kernel], str], folder: Path) -> None:
+    written(folder, 0)
+    damage(folder, KERNELS[0])
+    with pytest.warns(RuntimeWarning, match="is not used: .*; the kernel is compiled afresh"):
+        assert load_known([KERNELS[0]]) == {}
+    assert KernelCache(folder).spill_bytes(KERNELS[0]) == 0
+
+
 @pytest.mark.parametrize(
     "damage",
-    [flip_a_byte, take_anothers_name, lose_its_code, cut_its_entry],
+    [flip_a_byte, take_anothers_name, lose_its_code, cut_its_entry, *UNSOUND],
     ids=lambda damage: damage.__name__,
 )
 def test_verify_names_what_is_corrupt(
@@ -306,4 +364,4 @@ def test_a_folder_that_others_may_write_is_refused(folder: Path, capsys: pytest.
     folder.mkdir()
     folder.chmod(0o777)
     assert main(["cache", "clear"]) == 2
-    assert capsys.readouterr().err.startswith("cute_backend: others may write the cache folder")
+    assert capsys.readouterr().err.startswith("cute_backend: the cache folder")

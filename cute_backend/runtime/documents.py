@@ -1,0 +1,29 @@
+"""JSON that may be damaged or hostile: what it can't be is a ValueError, whatever it is that is wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+_MAX_DEPTH = 64
+"""Levels of lists and objects: a spec has six. What has more would end in a RecursionError somewhere."""
+
+
+def parse(content: bytes | str) -> Any:
+    """The value of a JSON document. Raises ValueError for what is none, or is nested too deeply."""
+    try:
+        value = json.loads(content)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [child for each in level for child in _children(each)]
+        if not level:
+            return value
+    raise ValueError("it is nested too deeply")
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []

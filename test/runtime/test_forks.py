@@ -1,0 +1,151 @@
+"""Forks while other threads are at work: the child finds every lock free, and spares what is its parent's."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+from handmade import kernel_of, make_spec
+
+import cute_backend.runtime
+from cute_backend.runtime import build as building
+from cute_backend.runtime import cache as caching
+from cute_backend.runtime import launch as launching
+from cute_backend.runtime.build import load_known, obtain
+from cute_backend.runtime.cache import KernelCache, writable_cache
+from cute_backend.runtime.kernel import Kernel
+
+KERNEL = kernel_of(make_spec())
+LOCKS = (type(threading.Lock()), type(threading.RLock()))
+
+
+@contextmanager
+def held_elsewhere(*locks: threading.Lock) -> Iterator[None]:
+    """Locks that another thread holds."""
+    taken, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        for lock in locks:
+            lock.acquire()
+        taken.set()
+        done.wait()
+        for lock in locks:
+            lock.release()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait()
+    yield
+    done.set()
+    thread.join()
+
+
+def in_child(what: Callable[[], object]) -> str:
+    """What a forked child says of a call, or that it hangs."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            told = repr(what())
+        except BaseException as error:
+            told = repr(error)
+        os.write(writer, told.encode())
+        os._exit(0)
+    os.close(writer)
+    until = time.monotonic() + 60
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > until:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            return "it hangs"
+        time.sleep(0.005)
+    with os.fdopen(reader) as pipe:
+        return pipe.read()
+
+
+def every_lock() -> dict[str, threading.Lock]:
+    """Those of modules and of cached properties, in the whole runtime."""
+    found = {}
+    for info in pkgutil.iter_modules(cute_backend.runtime.__path__, "cute_backend.runtime."):
+        module = importlib.import_module(info.name)
+        for name, value in vars(module).items():
+            if isinstance(value, LOCKS):
+                found[f"{info.name}.{name}"] = value
+            for each in vars(value).values() if isinstance(value, type) else ():
+                if isinstance(each, cached_property) and hasattr(each, "lock"):
+                    found[f"{info.name}.{name}.{each.attrname}"] = each.lock
+    return found
+
+
+def test_no_lock_of_the_runtime_is_held_in_a_child() -> None:
+    locks = every_lock()
+    names = ("build._loading", "launch._building", "launch._state", "compile._DSL", "cache._making")
+    assert {f"cute_backend.runtime.{name}" for name in names} <= set(locks)
+    assert sys.version_info >= (3, 12) or "cute_backend.runtime.kernel.Kernel.name" in locks
+    with held_elsewhere(*{id(lock): lock for lock in locks.values()}.values()):
+        stuck = in_child(lambda: [name for name, lock in locks.items() if not lock.acquire(blocking=False)])
+        assert not building._loading.acquire(blocking=False)  # the parent's are as they were
+    assert stuck == "[]"
+
+
+def test_a_child_loads_while_its_parent_was_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path / "kernels"))
+    with held_elsewhere(building._loading, launching._building, launching._state):
+        assert in_child(lambda: load_known([KERNEL])) == "{}"
+        assert "hangs" not in in_child(lambda: launching.prepare([], -1))
+
+
+def test_a_child_compiles_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the DSL's native code held in another thread when the process was forked, it holds for ever."""
+    monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path / "kernels"))
+    monkeypatch.setattr(building, "_loaded", {})
+
+    def refuse(name: str) -> Callable[[KernelCache, Kernel], None]:
+        def builder(cache: KernelCache, kernel: Kernel) -> None:
+            raise building.BuildError(name)
+
+        return builder
+
+    monkeypatch.setattr(building, "build_into", refuse("here"))
+    monkeypatch.setattr(building, "_build_in_process", refuse("apart"))
+    assert str(obtain([KERNEL])[KERNEL]) == "here"
+    assert "apart" in in_child(lambda: obtain([KERNEL])[KERNEL])
+
+
+def test_a_child_leaves_its_parents_folder_and_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = tmp_path / "kernels"
+    refused.mkdir()
+    refused.chmod(0o777)
+    monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(refused))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    removals: list[tuple[object, ...]] = []
+    monkeypatch.setattr(caching.atexit, "register", lambda *call: removals.append(call))
+    caching._cache_at.cache_clear()
+    caching._own.clear()
+    with pytest.warns(RuntimeWarning, match="can't be trusted"):
+        ours = writable_cache().root
+    ((remove, *arguments),) = removals
+
+    def child() -> bool:
+        theirs = writable_cache().root
+        remove(*arguments)
+        return ours.is_dir() and theirs != ours
+
+    assert in_child(child) == "True"
+    assert writable_cache().root == ours
+    remove(*arguments)
+    assert not ours.exists()
+    caching._own.clear()
+    caching._cache_at.cache_clear()
