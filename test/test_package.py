@@ -40,7 +40,8 @@ def test_the_backend_is_found_without_an_import():
     code = "import torch; print('cute' in torch.compiler.list_backends())"
     assert run_python(code) == "True"
     (entry,) = entry_points(group="torch_dynamo_backends", name="cute")
-    assert entry.value == "cute_backend.backend:cute"
+    # The second until an editable installation is made anew; test_threads has what the sources declare.
+    assert entry.value in ("cute_backend.registration:registered", "cute_backend.backend:cute")
 
 
 def test_public_names_resolve():
