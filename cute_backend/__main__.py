@@ -29,6 +29,7 @@ from . import __version__, cache_command
 from .errors import UsageError, root_cause
 from .planning import Arch
 from .runtime.kernel import BuildError, UnavailableError
+from .runtime.pack import PackError
 from .runtime.reach import Problem
 from .runtime.source import SOURCES_VARIABLE, edited_folder, file_name
 
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         arguments = _parser().parse_args(argv)
         return arguments.command(arguments) or 0
-    except (UsageError, BuildError, UnavailableError) as error:
+    except (UsageError, BuildError, UnavailableError, PackError) as error:
         print("cute_backend:", " ".join(str(error).split()), file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough

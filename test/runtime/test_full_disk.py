@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from handmade import kernel_of, make_spec, source
 
-from cute_backend.planning.placement import Variant
+from cute_backend.planning import Variant
 from cute_backend.runtime import build as building
 from cute_backend.runtime import cache as caching
 from cute_backend.runtime import compile as compiling

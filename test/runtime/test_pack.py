@@ -467,6 +467,19 @@ def test_what_can_not_be_packed_is_told(
     assert not Path(output).exists()
 
 
+def test_a_pack_that_changes_while_another_is_made_is_told_of(
+    made: tuple[Path, Path], fresh: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def changed(pack: Pack, kernel: Kernel) -> None:
+        raise PackError(f"the pack {pack.path} was changed")
+
+    load_pack(made[1])
+    monkeypatch.setattr(Pack, "read", changed)
+    arguments = (f"{made[0]}:layer", "--arch", "sm_90a", "--m", "1:64", "-o", str(fresh.parent / "again"))
+    monkeypatch.setattr(aot, "obtain", lambda kernels: dict.fromkeys(kernels))
+    assert refused(capsys, *arguments) == f"cute_backend: the pack {made[1]} was changed"
+
+
 def test_without_a_linker_there_is_no_pack(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linking, "find_linker", lambda: None)
     monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, config, variant: source(spec))
