@@ -18,12 +18,11 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
+from ..planning import TileConfig
 from . import batch as batches
+from .crew import MBARRIER_BYTES, SMEM_ALIGN, Arrivals, Meeting, Ring
 from .epilogue import SmemOperand
 from .scheduler import BatchSchedule, TileSchedule
-
-SMEM_ALIGN = 1024
-"""The 128-byte swizzle repeats every 1024 bytes."""
 
 ROW_ALIGN = 128
 """Bytes to which staged rowvecs are aligned: more than the 16 of the widest vector that reads them."""
@@ -45,9 +44,23 @@ class Shared:
     rows: list[cute.Tensor]
 
 
-def agents(count: int) -> pipeline.CooperativeGroup:
+def agents(arrivals: Arrivals) -> pipeline.CooperativeGroup:
     """The threads that arrive at a barrier in one phase, by their number."""
-    return pipeline.CooperativeGroup(pipeline.Agent.Thread, count)
+    return pipeline.CooperativeGroup(pipeline.Agent.Thread, arrivals.count)
+
+
+def named_barrier(meeting: Meeting) -> pipeline.NamedBarrier:
+    """Where the warps of a meeting wait for each other."""
+    return pipeline.NamedBarrier(meeting.barrier, meeting.threads)
+
+
+def check_stage(config: TileConfig, nbytes: int) -> None:
+    """Raises ValueError where a stage of A and B isn't as large as shared memory was dealt out for."""
+    if nbytes != config.ab_stage_bytes:
+        raise ValueError(
+            f"a stage of A and B has {nbytes} bytes by its layouts, {config.ab_stage_bytes} by tile "
+            f"{config.name}"
+        )
 
 
 def producer_state(stages: int) -> pipeline.PipelineState:
@@ -87,9 +100,34 @@ def allocate_rows(
     ]
 
 
-def barriers(smem: SmemAllocator, stages: int) -> cute.Pointer:
-    """Two mbarriers for each stage: one for full, one for empty."""
-    return smem.allocate_array(cutlass.Int64, 2 * stages)
+def stages_of(smem: SmemAllocator, ring: Ring) -> dict[str, Any]:
+    """What every pipeline is created with: two mbarriers for each stage, one for full and one for empty, and
+    who arrives at them."""
+    return {
+        "barrier_storage": smem.allocate_array(cutlass.Int64, ring.barrier_bytes // MBARRIER_BYTES),
+        "num_stages": ring.stages,
+        "producer_group": agents(ring.filled),
+        "consumer_group": agents(ring.emptied),
+        "defer_sync": True,
+    }
+
+
+def make_exact(
+    smem: SmemAllocator, ring: Ring | None, operands: Sequence[SmemOperand], elements: int
+) -> pipeline.PipelineTmaAsync | None:
+    """The ring by which exact loads come by TMA, so many elements of each operand a stage; or none."""
+    if ring is None:
+        return None
+    return pipeline.PipelineTmaAsync.create(
+        **stages_of(smem, ring),
+        tx_count=sum(operand.bytes(elements) for operand in operands),
+        cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),
+    )
+
+
+def make_rows(smem: SmemAllocator, ring: Ring | None) -> pipeline.PipelineAsync | None:
+    """The ring by which a warp's threads stage rowvecs; or none."""
+    return None if ring is None else pipeline.PipelineAsync.create(**stages_of(smem, ring))
 
 
 def partition_box(tma: cpasync.TmaInfo, planes: cute.Tensor, shape: tuple, coord: tuple, batch: Any) -> tuple:

@@ -1,16 +1,29 @@
 """The Blackwell kernel: a warp-specialised, persistent GEMM on tcgen05 with an epilogue plugged in.
 
-Each warp has one job, and rings of shared-memory or tensor-memory stages join them:
+Each warp has one job, and rings of shared-memory or tensor-memory stages join them. A CTA of tile
+256x128_2x1_2cta has, where the epilogue stages a rowvec, loads a plane and stores one:
 
-    load warp         A, B of a k tile, TMA with multicast      -> ab pipeline    -> MMA warp
-    MMA warp          tcgen05.mma into one of two accumulators  -> acc pipeline   -> epilogue warps
-    row warp          staged rowvecs of a tile                  -> row pipeline   -> epilogue warps
-    exact warp        exact loads of a subtile, TMA             -> exact pipeline -> epilogue warps
-    4 epilogue warps  begin | accumulator wait | visit each subtile -> shared memory -> TMA store
+    warps   role      job
+    0 to 3  finish    begin | accumulator wait | visit each subtile, store by TMA
+    4       multiply  tcgen05.mma over all k tiles into one of two accumulators
+    5       load      A and B of a k tile, by TMA with multicast
+    6       rows      staged rowvecs of a tile
+    7       exact     exact loads of a subtile, by TMA
 
-Tensor memory holds two accumulators, so the epilogue of one tile runs under the MMA of the next. With `ctas`
-= 2 a pair of CTAs shares one MMA: each brings half of A's rows and half of B's columns, the even CTA issues
-the instruction, and each finds the accumulators of its own half of the rows in its own tensor memory.
+    ring   stages  filled by                         emptied by
+    ab     6       1 warp of load                    1 warp of multiply
+    acc    2       1 warp of multiply                4 warps of finish x 2 CTAs = 8
+    row    2       1 warp of rows x 32 threads = 32  4 warps of finish x 32 threads = 128
+    exact  4       1 warp of exact                   4 warps of finish
+
+    barrier  of                    threads
+    1        the end of a subtile  128
+    2        tensor memory         160
+
+The arrivals at a ring's barriers are counted for one phase. Tensor memory holds two accumulators, so the
+epilogue of one tile runs under the MMA of the next. With `ctas` = 2 a pair of CTAs shares one MMA: each
+brings half of A's rows and half of B's columns, the even CTA issues the instruction, and each finds the
+accumulators of its own half of the rows in its own tensor memory.
 """
 
 from __future__ import annotations
@@ -33,7 +46,9 @@ from cutlass.tensor_utils import LayoutEnum
 from ..planning import TILE_K_BYTES, TileConfig
 from ..spec import ProductKind
 from . import batch as batches
+from .crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from .epilogue import Epilogue, SmemOperand, by_name, release_planes
+from .gemm import Gemm
 from .mainloop import Sm100Mainloop, Sm100Plain
 from .overlap import await_earlier_kernels
 from .rings import (
@@ -41,28 +56,25 @@ from .rings import (
     agents,
     allocate_planes,
     allocate_rows,
-    barriers,
+    check_stage,
     consumer_state,
+    make_exact,
+    make_rows,
+    named_barrier,
     partition_box,
     producer_state,
+    stages_of,
     swizzled,
 )
-from .stages import Stages
 from .tile import Sm100Subtile, Sm100Tile
 
 CTA_M = 128
 """Rows of a CTA's tile: one a lane of tensor memory, one a thread of the epilogue warps."""
 
-EPILOGUE_WARPS = 4
-MMA_WARP, LOAD_WARP = 4, 5
-EPILOGUE_THREADS = 32 * EPILOGUE_WARPS
-
 ACC_STAGES = 2
 
-EPILOGUE_BARRIER, TMEM_BARRIER = 1, 2
 
-
-class Sm100Gemm:
+class Sm100Gemm(Gemm):
     """D = epilogue(A B) for A (M, K) and B (K, N), any of whose sizes may be dynamic.
 
     Of several products of one A there is a B for each, of one layout, or one of (K, 2 N) for neighbouring
@@ -83,16 +95,38 @@ class Sm100Gemm:
                 f"tile {config.name} gives each of {config.ctas} CTAs {config.cta_rows} rows in clusters "
                 f"{config.cluster_m} high; it takes {CTA_M} rows, and heights that the CTAs of an MMA divide"
             )
-        self.epilogue = epilogue
-        self.config = config
-        self.kind = kind
-        self.stages = Stages.of(config, epilogue)
+        super().__init__(epilogue, config, kind=kind)
         self.mainloop: Sm100Mainloop = Sm100Plain()
         self.subtiles = config.tile_n // config.subtile_n
         self.box = (CTA_M, config.subtile_n)
-        self.row_warp = LOAD_WARP + 1
-        self.exact_warp = self.row_warp + bool(epilogue.staged)
-        self.threads = 32 * (self.exact_warp + bool(epilogue.tma_loads))
+        self.crew = self._crew()
+
+    def _crew(self) -> Crew:
+        """The roles of a CTA and their rings, as the class's docstring has them for one tile."""
+        config, stages = self.config, self.stages
+        # The warps of the epilogue come first: which lanes of tensor memory a warp can read, its number says.
+        self.finish = Role("finish", 0, WARPS, "begin | accumulator wait | visit each subtile, store by TMA")
+        self.multiply = Role("multiply", 4, 1, "tcgen05.mma over all k tiles into one of two accumulators")
+        self.load = Role("load", 5, 1, "A and B of a k tile, by TMA with multicast")
+        self.rows = Role("rows", 6, 1, "staged rowvecs of a tile")
+        self.exact = Role("exact", 6 + bool(stages.row), 1, "exact loads of a subtile, by TMA")
+        # A stage is free once every MMA that reads what the CTA loads is done: its row and column of them.
+        readers = config.cluster_m // config.ctas + config.cluster_n - 1
+        self.ab_ring = Ring("ab", stages.ab, one(self.load), Arrivals(self.multiply, 1, 1, readers))
+        finished = Arrivals(self.finish, WARPS, 1, config.ctas)
+        self.acc_ring = Ring("acc", ACC_STAGES, one(self.multiply), finished)
+        roles, rings = [self.finish, self.multiply, self.load], [self.ab_ring, self.acc_ring]
+        self.row_ring = self.exact_ring = None
+        if stages.row:
+            filled, emptied = Arrivals(self.rows, 1, WARP), Arrivals(self.finish, WARPS, WARP)
+            self.row_ring = Ring("row", stages.row, filled, emptied)
+        if stages.exact:
+            self.exact_ring = Ring("exact", stages.exact, one(self.exact), Arrivals(self.finish, WARPS, 1))
+        roles += [role for role, ring in ((self.rows, self.row_ring), (self.exact, self.exact_ring)) if ring]
+        rings += [ring for ring in (self.row_ring, self.exact_ring) if ring]
+        self.subtile_meeting = Meeting("the end of a subtile", 1, ((self.finish, WARPS),))
+        self.tmem_meeting = Meeting("tensor memory", 2, ((self.finish, WARPS), (self.multiply, 1)))
+        return Crew(tuple(roles), tuple(rings), (self.subtile_meeting, self.tmem_meeting))
 
     @cute.jit
     def __call__(
@@ -154,14 +188,9 @@ class Sm100Gemm:
         store_planes = [self._planes(operand, self.stages.store) for operand in epilogue.tma_stores]
         load_of = dict(zip(epilogue.loads, loads, strict=True))
         store_of = dict(zip(epilogue.stores, stores, strict=True))
-        load_tmas = [
-            self._tma(cpasync.CopyBulkTensorTileG2SOp(), batches.plane(load_of[operand.name], m, a), planes)
-            for operand, planes in zip(epilogue.tma_loads, load_planes, strict=True)
-        ]
-        store_tmas = [
-            self._tma(cpasync.CopyBulkTensorTileS2GOp(), batches.plane(store_of[operand.name], m, a), planes)
-            for operand, planes in zip(epilogue.tma_stores, store_planes, strict=True)
-        ]
+        come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        load_tmas = self._maps(come, epilogue.tma_loads, load_of, load_planes, self.box, m, a)
+        store_tmas = self._maps(go, epilogue.tma_stores, store_of, store_planes, self.box, m, a)
 
         clusters = cutlass.min(batches.schedule(config, m, n, a).items, max_active_clusters)
         self.kernel(
@@ -194,9 +223,6 @@ class Sm100Gemm:
         """Shared memory for an operand that travels by TMA: (128, subtile_n, stages)."""
         return blackwell.make_smem_layout_epi(operand.dtype, operand.layout, self.box, stages)
 
-    def _tma(self, op: Any, tensor: cute.Tensor, planes: cute.ComposedLayout) -> cpasync.TmaInfo:
-        return cpasync.make_tiled_tma_atom(op, tensor, cute.slice_(planes, (None, None, 0)), self.box)
-
     @cute.kernel
     def kernel(
         self,
@@ -222,7 +248,7 @@ class Sm100Gemm:
         cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         cta_coord = cluster.get_flat_coord(cta_rank)
 
-        if warp == LOAD_WARP:
+        if warp == self.load.first:
             cpasync.prefetch_descriptor(a_tma.atom)
             for tma in b_tmas + load_tmas + store_tmas:
                 cpasync.prefetch_descriptor(tma.atom)
@@ -236,47 +262,18 @@ class Sm100Gemm:
         s_rows = allocate_rows(smem, epilogue.staged, config.tile_n, stages.row)
         ab_bytes = cute.size_in_bytes(self.a_dtype, cute.slice_(a_smem, (None, None, None, 0)))
         ab_bytes += cute.size_in_bytes(self.b_dtype, cute.slice_(b_smem, (None, None, None, 0)))
-        # A stage is free once every MMA that reads what the CTA loads is done: its row and column of them.
-        readers = cute.size(cluster, mode=[1]) + cute.size(cluster, mode=[2]) - 1
+        check_stage(config, ab_bytes)
         ab_pipeline = pipeline.PipelineTmaUmma.create(
-            barrier_storage=barriers(smem, stages.ab),
-            num_stages=stages.ab,
-            producer_group=agents(1),
-            consumer_group=agents(readers),
-            tx_count=ab_bytes * config.ctas,
-            cta_layout_vmnk=cluster,
-            defer_sync=True,
+            **stages_of(smem, self.ab_ring), tx_count=ab_bytes * config.ctas, cta_layout_vmnk=cluster
         )
         acc_pipeline = pipeline.PipelineUmmaAsync.create(
-            barrier_storage=barriers(smem, ACC_STAGES),
-            num_stages=ACC_STAGES,
-            producer_group=agents(1),
-            consumer_group=agents(EPILOGUE_WARPS * config.ctas),
-            cta_layout_vmnk=cluster,
-            defer_sync=True,
+            **stages_of(smem, self.acc_ring), cta_layout_vmnk=cluster
         )
-        exact_pipeline, row_pipeline = None, None
-        if cutlass.const_expr(epilogue.tma_loads):
-            exact_pipeline = pipeline.PipelineTmaAsync.create(
-                barrier_storage=barriers(smem, stages.exact),
-                num_stages=stages.exact,
-                producer_group=agents(1),
-                consumer_group=agents(EPILOGUE_WARPS),
-                tx_count=sum(operand.bytes(CTA_M * config.subtile_n) for operand in epilogue.tma_loads),
-                cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),
-                defer_sync=True,
-            )
-        if cutlass.const_expr(epilogue.staged):
-            row_pipeline = pipeline.PipelineAsync.create(
-                barrier_storage=barriers(smem, stages.row),
-                num_stages=stages.row,
-                producer_group=agents(32),
-                consumer_group=agents(EPILOGUE_THREADS),
-                defer_sync=True,
-            )
+        exact_pipeline = make_exact(smem, self.exact_ring, epilogue.tma_loads, CTA_M * config.subtile_n)
+        row_pipeline = make_rows(smem, self.row_ring)
         tmem = TmemAllocator(
             smem.allocate(Int32, 8),
-            barrier_for_retrieve=pipeline.NamedBarrier(TMEM_BARRIER, EPILOGUE_THREADS + 32),
+            barrier_for_retrieve=named_barrier(self.tmem_meeting),
             is_two_cta=config.ctas == 2,
             two_cta_tmem_dealloc_mbar_ptr=smem.allocate(cutlass.Int64, 8),
         )
@@ -301,22 +298,22 @@ class Sm100Gemm:
         k_tiles = cute.ceil_div(a_tma.tma_tensor.shape[1], self.tile[2])
         pipeline.pipeline_init_wait(cluster_shape_mn=cluster)
 
-        if warp == LOAD_WARP:
+        if warp == self.load.first:
             s_bs = [self._piece_stages(s_b, piece_smem, i) for i in range(config.pieces)]
             self._load(shared, tiled_mma, piece_mma, cluster, cta_coord, a_tma, b_tmas, s_a, s_bs, k_tiles)
-        if warp == MMA_WARP:
+        if warp == self.multiply.first:
             tmem.wait_for_alloc()
             acc = cute.make_tensor(tmem.retrieve_ptr(Float32), acc_layout)
             # Of a pair of CTAs, the even one multiplies for both.
             if cta_coord[0] == 0:
                 self._multiply(shared, tiled_mma, s_a, s_b, acc, k_tiles)
         if cutlass.const_expr(epilogue.staged):
-            if warp == self.row_warp:
+            if warp == self.rows.first:
                 self._load_rows(shared)
         if cutlass.const_expr(epilogue.tma_loads):
-            if warp == self.exact_warp:
+            if warp == self.exact.first:
                 self._load_exact(shared, load_tmas)
-        if warp < EPILOGUE_WARPS:
+        if warp < self.finish.numbers.stop:
             tmem.allocate(ACC_STAGES * config.mma_n)
             tmem.wait_for_alloc()
             tmem_ptr = tmem.retrieve_ptr(Float32)
@@ -345,6 +342,9 @@ class Sm100Gemm:
             first = shared.schedule.batch(item) * shared.m
             m0, end = first + m0, first + end
         return Sm100Tile(self.config, m0, column * self.config.tile_n, end, shared.n, thread)
+
+    def _row_tile(self, shared: Sm100Shared, item: Int32, lane: Int32) -> Sm100Tile:
+        return self._tile(shared, item, lane)
 
     def _box(self, tma: cpasync.TmaInfo, planes: cute.Tensor, coord: tuple, batch: Any) -> tuple:
         """The stages of an operand's planes and one of its (128, subtile_n) boxes, partitioned for TMA."""
@@ -457,21 +457,10 @@ class Sm100Gemm:
     @cute.jit
     def _load_rows(self, shared: Sm100Shared):
         """The row warp: the staged rowvecs of one tile after the other."""
-        row_pipeline, schedule, glob = shared.row_pipeline, shared.schedule, shared.glob
-        names = [operand.name for operand in self.epilogue.staged]
-        lane = cute.arch.lane_idx()
-        row_state = producer_state(self.stages.row)
         _, _, item = cute.arch.block_idx()
         _, _, item_step = cute.arch.grid_dim()
-        while schedule.is_valid(item):
-            tile = self._tile(shared, item, lane)
-            row_pipeline.producer_acquire(row_state)
-            rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
-            self.epilogue.stage(tile, glob, by_name(names, rows))
-            row_pipeline.producer_commit(row_state)
-            row_state.advance()
-            item += item_step
-        row_pipeline.producer_tail(row_state)
+        row_state = self._stage_rows(shared, item, item_step, cute.arch.lane_idx())
+        shared.row_pipeline.producer_tail(row_state)
 
     @cute.jit
     def _load_exact(self, shared: Sm100Shared, load_tmas: list):
@@ -505,8 +494,7 @@ class Sm100Gemm:
         exact_pipeline, row_pipeline = shared.exact_pipeline, shared.row_pipeline
         thread, _, _ = cute.arch.thread_idx()
         is_store_warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0
-        barrier = pipeline.NamedBarrier(EPILOGUE_BARRIER, EPILOGUE_THREADS)
-        names = [operand.name for operand in epilogue.staged + epilogue.tma_loads + epilogue.tma_stores]
+        barrier = named_barrier(self.subtile_meeting)
 
         # (128, subtile_n, 1, subtiles, stage), of which a thread copies its own row.
         pieces = cute.flat_divide(acc[((None, None), 0, 0, None)], self.box)
@@ -517,7 +505,7 @@ class Sm100Gemm:
         fragment_shape = thread_copy.partition_D(cute.make_identity_tensor(self.box)).shape
 
         store_pipeline = pipeline.PipelineTmaStore.create(
-            num_stages=max(stages.store - 1, 1), producer_group=agents(EPILOGUE_THREADS)
+            num_stages=max(stages.store - 1, 1), producer_group=agents(Arrivals(self.finish, WARPS, WARP))
         )
         free_state = consumer_state(ACC_STAGES)
         for _ in cutlass.range_constexpr(ACC_STAGES):
@@ -554,7 +542,7 @@ class Sm100Gemm:
                 planes += [s_store[(None, None, store_state.index)] for s_store in shared.stores]
                 sub = Sm100Subtile(self.config, tile, Int32(subtile))
                 accumulators = [sub.accumulators(registers, i) for i in range(config.products)]
-                smem = by_name(names, rows + planes)
+                smem = by_name(self.smem_names, rows + planes)
                 if cutlass.const_expr(epilogue.tma_loads):
                     smem.release = partial(release_planes, exact_pipeline, exact_state)
                 if has_rows:

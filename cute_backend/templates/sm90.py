@@ -4,13 +4,27 @@ One warpgroup loads: warp 0 brings A and B tiles by TMA, warps 1 and 2 the epilo
 or two warpgroups multiply; each owns 64-row blocks of the tile, keeps their accumulators in registers and
 runs the epilogue on them, a subtile of 64 rows at a time, with shared memory and TMA stores of its own.
 
-           warp 0          A, B of a k tile  -> ab pipeline
-           warp 1          exact loads of a subtile  -> exact pipeline
-           warp 2          staged rowvecs of a tile  -> row pipeline
-           warpgroup 1, 2  begin | wgmma over all k tiles | visit each subtile -> shared memory -> TMA store
+A CTA of tile 128x128_2x1_pingpong has, where the epilogue stages a rowvec, loads a plane and stores one:
 
-With K in parts only the first CTA of a cluster has an epilogue; the others' warpgroups leave it their sums
-(`split_k.py`).
+    warps    role     job
+    0        load     A and B of a k tile, by TMA with multicast
+    1        exact    exact loads of a subtile, by TMA
+    2        rows     staged rowvecs of a tile
+    4 to 11  consume  begin | wgmma over all k tiles | visit each subtile, store by TMA
+
+    ring   stages  filled by                         emptied by
+    ab     5       1 warp of load                    4 warps of consume x 2 CTAs = 8
+    exact  8       1 warp of exact                   4 warps of consume
+    row    2       1 warp of rows x 32 threads = 32  4 warps of consume x 32 threads = 128
+
+    barrier  of           threads
+    1        turn 0       256
+    2        turn 1       256
+    3        warpgroup 0  128
+    4        warpgroup 1  128
+
+The arrivals at a ring's barriers are counted for one phase. With K in parts only the first CTA of a cluster
+has an epilogue; the others' warpgroups leave it their sums (`split_k.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -33,7 +47,9 @@ from cutlass.tensor_utils import LayoutEnum
 from ..planning import TILE_K_BYTES, TileConfig
 from ..spec import ProductKind
 from . import batch as batches
+from .crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from .epilogue import Epilogue, SmemOperand, by_name, release_planes
+from .gemm import Gemm
 from .mainloop import Sm90Mainloop, Sm90Plain, Sm90Promoted, WarpgroupOperands
 from .overlap import await_earlier_kernels
 from .rings import (
@@ -41,20 +57,21 @@ from .rings import (
     agents,
     allocate_planes,
     allocate_rows,
-    barriers,
+    check_stage,
     consumer_state,
     in_ring,
+    make_exact,
+    make_rows,
     partition_box,
     producer_state,
+    stages_of,
     swizzled,
 )
 from .split_k import Sums
-from .stages import Stages
 from .tile import Sm90NeighboursSubtile, Sm90NeighboursTile, Sm90Subtile, Sm90Tile
 
-WARPGROUP = 128
-WARPS = 4
-"""Warps of a warpgroup."""
+WARPGROUP = WARPS * WARP
+"""Threads of a warpgroup."""
 BLOCK_M = 64
 """Rows of one wgmma instruction."""
 WARP_M = BLOCK_M // WARPS
@@ -86,10 +103,10 @@ class Turn:
     other: pipeline.NamedBarrier
 
     @staticmethod
-    def of(first_barrier: int, group: Int32) -> Turn:
-        """The turn of warpgroup 0 or 1, on the named barriers `first_barrier` and the next."""
-        own, other = first_barrier + group, first_barrier + 1 - group
-        return Turn(pipeline.NamedBarrier(own, 2 * WARPGROUP), pipeline.NamedBarrier(other, 2 * WARPGROUP))
+    def of(first: Meeting, group: Int32) -> Turn:
+        """The turn of warpgroup 0 or 1: its named barrier is the first or the next."""
+        own, other = first.barrier + group, first.barrier + 1 - group
+        return Turn(pipeline.NamedBarrier(own, first.threads), pipeline.NamedBarrier(other, first.threads))
 
     def wait(self) -> None:
         """Until the other warpgroup has passed the turn on."""
@@ -100,7 +117,7 @@ class Turn:
         self.other.arrive()
 
 
-class Sm90Gemm:
+class Sm90Gemm(Gemm):
     """D = epilogue(A B) for A (M, K) and B (K, N), any of whose sizes may be dynamic.
 
     Of several products of one A there is a B for each, of one layout, or one of (K, 2 N) for neighbouring
@@ -122,24 +139,57 @@ class Sm90Gemm:
         fast_accum: bool = True,
         kind: ProductKind = ProductKind.DENSE,
     ):
-        self.epilogue = epilogue
         if config.rolled and (config.products > 1 or epilogue.tma_loads or epilogue.tma_stores):
             raise ValueError(
                 f"tile {config.name} has visits in a loop, of one product and no plane in shared memory, but "
                 f"products are {config.products} and planes {len(epilogue.tma_loads + epilogue.tma_stores)}"
             )
-        self.config = config
+        super().__init__(epilogue, config, kind=kind)
         self.mainloop: Sm90Mainloop = Sm90Plain() if fast_accum else Sm90Promoted()
-        self.kind = kind
-        self.stages = Stages.of(config, epilogue)
         self.blocks = config.tile_m // (BLOCK_M * config.sharing)
         self.steps = config.tile_n // config.subtile_n
         self.subtiles = self.blocks * self.steps
-        self.threads = WARPGROUP * (1 + config.warpgroups)
         self.rings = config.warpgroups // config.sharing
         neighbours = config.neighbours
         self.tile_type = Sm90NeighboursTile if neighbours else Sm90Tile
         self.subtile_type = Sm90NeighboursSubtile if neighbours else Sm90Subtile
+        self.crew = self._crew()
+
+    def _crew(self) -> Crew:
+        """The roles of a CTA and their rings, as the class's docstring has them for one tile."""
+        config, stages, warps = self.config, self.stages, self.config.tile_warps
+        self.load = Role("load", 0, 1, "A and B of a k tile, by TMA with multicast")
+        self.exact = Role("exact", 1, 1, "exact loads of a subtile, by TMA")
+        self.rows = Role("rows", 2, 1, "staged rowvecs of a tile")
+        consume = "begin | wgmma over all k tiles | visit each subtile, store by TMA"
+        self.consume = Role("consume", WARPS, WARPS * config.warpgroups, consume)
+        # A stage is free once all CTAs have read it that this one loads for: its row and its column of them.
+        readers = config.cluster_m + config.cluster_n - 1
+        self.ab_ring = Ring("ab", stages.ab, one(self.load), Arrivals(self.consume, warps, 1, readers))
+        self.exact_ring = self.row_ring = self.sum_ring = None
+        if stages.exact:
+            emptied = Arrivals(self.consume, warps, 1)
+            self.exact_ring = Ring("exact", self.rings * stages.exact, one(self.exact), emptied)
+        if stages.row:
+            filled, emptied = Arrivals(self.rows, 1, WARP), Arrivals(self.consume, warps, WARP)
+            self.row_ring = Ring("row", stages.row, filled, emptied)
+        if config.split_k > 1:
+            filled, emptied = (
+                Arrivals(self.consume, warps, 1, config.split_k - 1),
+                Arrivals(self.consume, warps, 1),
+            )
+            self.sum_ring = Ring("sums", 1, filled, emptied)
+        of_ring = ((self.exact, self.exact_ring), (self.rows, self.row_ring))
+        self.turns = tuple(Meeting(f"turn {i}", 1 + i, ((self.consume, 2 * WARPS),)) for i in range(2))
+        self.groups = tuple(
+            Meeting(f"warpgroup {i}", 3 + i, ((self.consume, WARPS),)) for i in range(config.warpgroups)
+        )
+        return Crew(
+            roles=(self.load, *(role for role, ring in of_ring if ring), self.consume),
+            rings=tuple(r for r in (self.ab_ring, self.exact_ring, self.row_ring, self.sum_ring) if r),
+            meetings=(*(self.turns if config.pingpong else ()), *self.groups),
+            registers=(LOAD_REGISTERS, *[config.target.epilogue_registers] * config.warpgroups),
+        )
 
     @cute.jit
     def __call__(
@@ -195,19 +245,11 @@ class Sm90Gemm:
         ]
         load_of = dict(zip(epilogue.loads, loads, strict=True))
         store_of = dict(zip(epilogue.stores, stores, strict=True))
-        load_tmas = [
-            _tma_load(batches.plane(load_of[operand.name], m, a), planes, (BLOCK_M, config.subtile_n), 1)
-            for operand, planes in zip(epilogue.tma_loads, load_planes, strict=True)
-        ]
-        store_tmas = [
-            cpasync.make_tiled_tma_atom(
-                cpasync.CopyBulkTensorTileS2GOp(),
-                batches.plane(store_of[operand.name], m, a),
-                cute.slice_(planes, (None, None, 0)),
-                (WARP_M, config.subtile_n),
-            )
-            for operand, planes in zip(epilogue.tma_stores, store_planes, strict=True)
-        ]
+        come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        box = (BLOCK_M, config.subtile_n)
+        load_tmas = self._maps(come, epilogue.tma_loads, load_of, load_planes, box, m, a)
+        warp_box = (WARP_M, config.subtile_n)
+        store_tmas = self._maps(go, epilogue.tma_stores, store_of, store_planes, warp_box, m, a)
 
         schedule = batches.schedule(config, m, n, a)
         if cutlass.const_expr(config.split_k > 1):
@@ -283,7 +325,7 @@ class Sm90Gemm:
             if cta_rank > 0:
                 epilogue_item = schedule.items  # beyond the last: no epilogue here
 
-        if warp == 0:
+        if warp == self.load.first:
             cpasync.prefetch_descriptor(a_tma.atom)
             for tma in b_tmas + load_tmas + store_tmas:
                 cpasync.prefetch_descriptor(tma.atom)
@@ -298,41 +340,20 @@ class Sm90Gemm:
         sums = None
         if cutlass.const_expr(config.split_k > 1):
             sums = Sums.allocate(smem, config.thread_accumulators, WARPGROUP * config.sharing)
-            if warp == 0:
-                sums.init(config.split_k)
+            if warp == self.load.first:
+                sums.init(cast(Ring, self.sum_ring))
         a_bytes = cute.size_in_bytes(self.a_dtype, cute.slice_(a_smem, (None, None, 0)))
         self.box_bytes = a_bytes // self.a_boxes
         b_bytes = cute.size_in_bytes(self.b_dtype, cute.slice_(b_smem, (None, None, 0)))
-        consumer_warps = 4 * config.sharing
+        check_stage(config, a_bytes + b_bytes)
         ab_pipeline = pipeline.PipelineTmaAsync.create(
-            barrier_storage=barriers(smem, stages.ab),
-            num_stages=stages.ab,
-            producer_group=agents(1),
-            consumer_group=agents(consumer_warps * (config.cluster_m + config.cluster_n - 1)),
+            **stages_of(smem, self.ab_ring),
             tx_count=self.box_bytes + b_bytes,
             cta_layout_vmnk=cute.make_layout((1, *cta_layout.shape)),
-            defer_sync=True,
         )
-        exact_pipeline, row_pipeline = None, None
-        if cutlass.const_expr(stages.exact > 0):
-            box_elements = BLOCK_M * config.subtile_n * config.sharing
-            exact_pipeline = pipeline.PipelineTmaAsync.create(
-                barrier_storage=barriers(smem, self.rings * stages.exact),
-                num_stages=self.rings * stages.exact,
-                producer_group=agents(1),
-                consumer_group=agents(consumer_warps),
-                tx_count=sum(operand.bytes(box_elements) for operand in epilogue.tma_loads),
-                cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),
-                defer_sync=True,
-            )
-        if cutlass.const_expr(stages.row > 0):
-            row_pipeline = pipeline.PipelineAsync.create(
-                barrier_storage=barriers(smem, stages.row),
-                num_stages=stages.row,
-                producer_group=agents(32),
-                consumer_group=agents(WARPGROUP * config.sharing),
-                defer_sync=True,
-            )
+        box_elements = BLOCK_M * config.subtile_n * config.sharing
+        exact_pipeline = make_exact(smem, self.exact_ring, epilogue.tma_loads, box_elements)
+        row_pipeline = make_rows(smem, self.row_ring)
         if cutlass.const_expr(self.a_boxes > 1):
             # A cluster's last CTAs may have no row at all.
             if m % (config.tile_m * config.cluster_m) != 0:
@@ -362,17 +383,17 @@ class Sm90Gemm:
             sums=sums,
         )
 
-        if warp < 4:
+        if warp < WARPS:
             cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
-        if warp == 0:
+        if warp == self.load.first:
             self._load(shared, cta_layout, a_tma, b_tmas, s_a, s_b)
         if cutlass.const_expr(stages.exact > 0):
-            if warp == 1:
+            if warp == self.exact.first:
                 self._load_exact(shared, load_tmas)
         if cutlass.const_expr(stages.row > 0):
-            if warp == 2:
-                self._load_rows(shared, thread % 32)
-        if warp >= 4:
+            if warp == self.rows.first:
+                self._stage_rows(shared, shared.epilogue_item, shared.item_step, thread % WARP)
+        if warp >= self.consume.first:
             cute.arch.setmaxregister_increase(config.target.epilogue_registers)
             self._consume(shared, add_mma, set_mma, s_a, s_b, store_tmas, thread, warp)
 
@@ -482,22 +503,9 @@ class Sm90Gemm:
             exact_state.advance(self.subtiles)
             item += self.rings * item_step
 
-    @cute.jit
-    def _load_rows(self, shared: Sm90Shared, lane: Int32):
-        """The row warp: the staged rowvecs of one tile after the other."""
-        schedule, glob, row_pipeline = shared.schedule, shared.glob, shared.row_pipeline
-        names = [operand.name for operand in self.epilogue.staged]
-        row_state = producer_state(self.stages.row)
-        item = shared.epilogue_item
-        while schedule.is_valid(item):
-            (m0, n0), (first, end) = self._origin(shared, item), self._rows(shared, item)
-            tile = Sm90Tile(self.config, first + m0, n0, end, shared.n, lane, Int32(0))
-            row_pipeline.producer_acquire(row_state)
-            rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
-            self.epilogue.stage(tile, glob, by_name(names, rows))
-            row_pipeline.producer_commit(row_state)
-            row_state.advance()
-            item += shared.item_step
+    def _row_tile(self, shared: Sm90Shared, item: Int32, lane: Int32) -> Sm90Tile:
+        (m0, n0), (first, end) = self._origin(shared, item), self._rows(shared, item)
+        return Sm90Tile(self.config, first + m0, n0, end, shared.n, lane, Int32(0))
 
     @cute.jit
     def _consume(
@@ -522,7 +530,7 @@ class Sm90Gemm:
             warp=warp % WARPS,
             share=group % config.sharing,
             ring=group // config.sharing,
-            barrier=pipeline.NamedBarrier(barrier_id=3 + group, num_threads=WARPGROUP),
+            barrier=pipeline.NamedBarrier(self.groups[0].barrier + group, self.groups[0].threads),
         )
         add_mma.set(warpgroup.Field.ACCUMULATE, True)
         set_mma.set(warpgroup.Field.ACCUMULATE, False)
@@ -535,9 +543,9 @@ class Sm90Gemm:
             setting=set_mma,
         )
         acc = cute.make_rmem_tensor(thr_mma.partition_shape_C((config.tile_m, config.mma_n)), Float32)
-        mma_turn = Turn.of(1, group)
+        mma_turn = Turn.of(self.turns[0], group)
         store_group = pipeline.PipelineTmaStore.create(
-            num_stages=max(stages.store, 1), producer_group=agents(32)
+            num_stages=max(stages.store, 1), producer_group=agents(Arrivals(self.consume, 1, WARP))
         )
 
         ab_state, row_state = consumer_state(stages.ab), consumer_state(stages.row)
@@ -652,9 +660,8 @@ class Sm90Gemm:
     ):
         """The visits of a tile, written out one after the other, and the planes that come and go by TMA;
         returns the stage of exact loads and the plane of outputs that are next."""
-        config, epilogue, stages = self.config, self.epilogue, self.stages
+        config, stages = self.config, self.stages
         exact_pipeline = shared.exact_pipeline
-        names = [o.name for o in epilogue.staged + epilogue.tma_loads + epilogue.tma_stores]
         warp_box = (WARP_M, config.subtile_n)
         for subtile in cutlass.range_constexpr(self.subtiles):
             block, step = divmod(subtile, self.steps)
@@ -676,7 +683,7 @@ class Sm90Gemm:
                 for s_load in shared.loads
             ]
             planes += [s_store[(None, None, plane)] for s_store in shared.stores]
-            smem = by_name(names, rows + planes)
+            smem = by_name(self.smem_names, rows + planes)
             if cutlass.const_expr(stages.exact > 0):
                 smem.release = partial(release_planes, exact_pipeline, exact_stage)
             self.epilogue.visit(sub, *pieces, shared.glob, held, smem)

@@ -19,10 +19,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.memory import SmemAllocator
 
+from .crew import Ring
+
 _VECTOR = 4
 """fp32 sums that a thread moves at once."""
-
-_WARP = 32
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,11 @@ class Sums:
         barriers = smem.allocate_array(Int64, 2)
         return Sums(smem.allocate_tensor(Float32, layout, 16), barriers, barriers + 1)
 
-    def init(self, parts: int) -> None:
+    def init(self, ring: Ring) -> None:
         """Set the barriers up, by one warp, before the cluster is in step."""
-        warps = cute.size(self.shared, mode=[2]) // _WARP
         with cute.arch.elect_one():
-            cute.arch.mbarrier_init(self.ready, warps * (parts - 1))
-            cute.arch.mbarrier_init(self.read, warps)
+            cute.arch.mbarrier_init(self.ready, ring.filled.count)
+            cute.arch.mbarrier_init(self.read, ring.emptied.count)
 
     @cute.jit
     def leave(self, acc: cute.Tensor, thread: Int32):

@@ -113,6 +113,7 @@ class Text(Enum):
     FINISH = "finish"
     SPLIT_K = "split_k"
     MAINLOOP = "mainloop"
+    GEMM = "gemm"
     MODULE = "the generated module"
     PTX = "the PTX, where the old text is a regular expression"
 
@@ -296,7 +297,7 @@ MUTANTS = [
     Mutant(
         "one reader of a stage not counted",
         MULTICAST,
-        instead("cute.size(cluster, mode=[2]) - 1", "cute.size(cluster, mode=[2]) - 2"),
+        instead("config.ctas + config.cluster_n - 1", "config.ctas + config.cluster_n - 2"),
         RaceError,
         "overwrites shared",
     ),
@@ -311,7 +312,11 @@ MUTANTS = [
     Mutant(
         "two pipelines share a barrier",
         ONE,
-        instead("barriers(smem, ACC_STAGES)", "smem.allocate_array(cutlass.Int64, 2 * ACC_STAGES - 1)"),
+        instead(
+            "**stages_of(smem, self.acc_ring)",
+            "**stages_of(smem, self.acc_ring) | "
+            "{'barrier_storage': smem.allocate_array(cutlass.Int64, 2 * ACC_STAGES - 1)}",
+        ),
         BarrierError,
         r"mbarrier\.init of the mbarrier at .* which warp 0 .* has initialised",
     ),
@@ -342,10 +347,9 @@ MUTANTS = [
     Mutant(
         "one part not waited for",
         PARTS,
-        instead("warps * (parts - 1)", "warps * (parts - 2)"),
+        instead("1, config.split_k - 1)", "1, config.split_k - 2)"),
         RaceError,
         UNWRITTEN.format(SHARED),
-        Text.SPLIT_K,
     ),
     Mutant(
         "a warp tells of sums before its lanes have left them",
@@ -584,14 +588,17 @@ MUTANTS = [
     Mutant(
         "one arrival too many expected",
         ONE,
-        instead("agents(EPILOGUE_WARPS * config.ctas)", "agents(EPILOGUE_WARPS * config.ctas + 1)"),
+        instead(
+            "**stages_of(smem, self.acc_ring)",
+            "**stages_of(smem, self.acc_ring) | {'consumer_group': agents(Arrivals(self.finish, 5, 1))}",
+        ),
         Deadlock,
         "mma warp(.|\n)*4 of 5 arrivals",
     ),
     Mutant(
         "arrivals of one CTA of a pair expected",
         PAIR,
-        instead("agents(EPILOGUE_WARPS * config.ctas)", "agents(EPILOGUE_WARPS)"),
+        instead("Arrivals(self.finish, WARPS, 1, config.ctas)", "Arrivals(self.finish, WARPS, 1)"),
         Deadlock,
         r"mma warp(.|\n)*of 4 arrivals",
     ),
@@ -650,6 +657,7 @@ MUTANTS = [
         without("row_pipeline.producer_acquire(row_state)"),
         RaceError,
         SHARED,
+        Text.GEMM,
     ),
     Mutant(
         "rowvec stage released early",
@@ -661,7 +669,10 @@ MUTANTS = [
     Mutant(
         "an arrival too many expected of the row warp",
         ONE,
-        instead("agents(32)", "agents(33)"),
+        instead(
+            "(smem, self.row_ring)",
+            "(smem, Ring('row', stages.row, Arrivals(self.rows, 1, 33), self.row_ring.emptied))",
+        ),
         Deadlock,
         "epilogue warp(.|\n)*32 of 33 arrivals",
     ),
@@ -691,7 +702,10 @@ MUTANTS = [
     Mutant(
         "exact stage released by three warps of four",
         ONE,
-        instead("agents(EPILOGUE_WARPS),", "agents(EPILOGUE_WARPS - 1),"),
+        instead(
+            "(smem, self.exact_ring,",
+            "(smem, Ring('exact', stages.exact, one(self.exact), Arrivals(self.finish, 3, 1)),",
+        ),
         RaceError,
         r"cp\.async\.bulk\.tensor.*" + STILL_READ.format(SHARED),
     ),
@@ -818,7 +832,7 @@ MUTANTS = [
     Mutant(
         "one named barrier for both turns",
         TURNS,
-        instead("first_barrier + group, first_barrier + 1 - group", "first_barrier, first_barrier"),
+        instead("first.barrier + group, first.barrier + 1 - group", "first.barrier, first.barrier"),
         RaceError,
         SHARED,
     ),
@@ -1110,7 +1124,7 @@ MUTANTS = [
     Mutant(
         "readers in one CTA of two counted",
         HOPPER_MULTICAST,
-        instead("consumer_warps * (config.cluster_m + config.cluster_n - 1)", "consumer_warps"),
+        instead("readers = config.cluster_m + config.cluster_n - 1", "readers = 1"),
         RaceError,
         r"cp\.async\.bulk\.tensor.*overwrites shared",
     ),

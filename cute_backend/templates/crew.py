@@ -1,0 +1,227 @@
+"""Who works in a CTA, and who arrives at which barrier: facts of a kernel that are checked when it is made.
+
+Arrive counts are computed from them. A kernel whose facts contradict each other would hang, or read what is
+not there. It is refused here, before it is compiled, with the arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..planning import SMEM_RESERVE
+
+WARP = 32
+"""Threads of a warp."""
+WARPS = 4
+"""Warps of a warpgroup."""
+
+MAX_ARRIVALS = 2**20 - 1
+"""What an mbarrier can count (PTX ISA, mbarrier.init)."""
+MAX_WARPS = 32
+"""Warps of a CTA (CUDA C++ Programming Guide, technical specifications)."""
+NAMED_BARRIERS = 16
+"""Of a CTA; the first is that of all its threads (PTX ISA, bar)."""
+REGISTERS = 64 * 1024
+"""Of a multiprocessor (CUDA C++ Programming Guide, technical specifications)."""
+REGISTER_UNIT = 8
+"""A thread's registers are a multiple (PTX ISA, setmaxnreg)."""
+MBARRIER_BYTES = 8
+
+SMEM_ALIGN = 1024
+"""Bytes after which the 128-byte swizzle repeats: buffers that have it begin at a multiple."""
+BARRIER_BYTES = SMEM_RESERVE - SMEM_ALIGN - 16
+"""What is left for the barriers of rings; 16 are for tensor memory's address and barrier."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """Warps of a CTA with one job: `warps` of them, from warp number `first` on."""
+
+    name: str
+    first: int
+    warps: int
+    job: str
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of its warps."""
+        return range(self.first, self.first + self.warps)
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Who arrives at a barrier in one of its phases: some threads of each of some warps of a role, in each of
+    some CTAs. A part of a role's warps arrives where its parts take phases in turn."""
+
+    role: Role
+    warps: int
+    threads: int
+    ctas: int = 1
+
+    @property
+    def count(self) -> int:
+        """How many arrivals complete a phase."""
+        return self.warps * self.threads * self.ctas
+
+    def __str__(self) -> str:
+        warps = f"{self.warps} warp{'s' * (self.warps > 1)} of {self.role.name}"
+        factors = [warps, f"{self.threads} threads"] if self.threads > 1 else [warps]
+        factors += [f"{self.ctas} CTAs"] if self.ctas > 1 else []
+        return " x ".join(factors) + (f" = {self.count}" if len(factors) > 1 else "")
+
+
+def one(role: Role) -> Arrivals:
+    """A role's only warp arrives once: for TMA's bytes or, by a commit, for the tensor cores."""
+    return Arrivals(role, 1, 1)
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Stages that one role fills and another empties, with two mbarriers each; TMA's bytes come on top."""
+
+    name: str
+    stages: int
+    filled: Arrivals
+    emptied: Arrivals
+
+    @property
+    def barrier_bytes(self) -> int:
+        """Shared memory of its barriers."""
+        return 2 * MBARRIER_BYTES * self.stages
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A named barrier, at which warps of one role or of several wait for each other."""
+
+    name: str
+    barrier: int
+    warps: tuple[tuple[Role, int], ...]
+
+    @property
+    def threads(self) -> int:
+        """How many threads meet."""
+        return WARP * sum(count for _, count in self.warps)
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The roles of a CTA, what they hand on to each other, and where they meet.
+
+    `registers` are those of a thread in each warpgroup, where they are dealt out anew as the kernel begins.
+    Raises ValueError where these contradict each other, or exceed what a CTA has. As a string, a table.
+    """
+
+    roles: tuple[Role, ...]
+    rings: tuple[Ring, ...]
+    meetings: tuple[Meeting, ...] = ()
+    registers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._check_roles()
+        self._check_registers()
+        for ring in self.rings:
+            self._check_ring(ring)
+        self._check_barriers()
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA: up to the last warp with a role."""
+        return WARP * max(role.numbers.stop for role in self.roles)
+
+    def _check_roles(self) -> None:
+        owners: dict[int, Role] = {}
+        for role in self.roles:
+            for warp in role.numbers:
+                if warp in owners:
+                    raise ValueError(
+                        f"warp {warp} has two roles: {owners[warp].name} has warps {_span(owners[warp])}, "
+                        f"{role.name} {_span(role)}"
+                    )
+                owners[warp] = role
+        if self.threads > WARP * MAX_WARPS:
+            raise ValueError(f"{self.threads // WARP} warps have roles; a CTA has {MAX_WARPS}")
+
+    def _check_registers(self) -> None:
+        if not self.registers:
+            return
+        groups, warps = len(self.registers), self.threads // WARP
+        if warps != groups * WARPS:
+            raise ValueError(
+                f"registers are dealt out to {groups} warpgroups, {groups * WARPS} warps, of {warps}"
+            )
+        given = WARP * WARPS * sum(self.registers)
+        each = REGISTERS // self.threads // REGISTER_UNIT * REGISTER_UNIT
+        if given > each * self.threads:
+            raise ValueError(
+                f"{WARP * WARPS} threads x ({' + '.join(map(str, self.registers))}) registers = {given}; "
+                f"{self.threads} threads begin with {each} each = {each * self.threads}"
+            )
+
+    def _check_ring(self, ring: Ring) -> None:
+        if ring.stages < 1:
+            raise ValueError(
+                f"ring {ring.name} has {ring.stages} stages; {ring.filled.role.name} fills one at a time"
+            )
+        for done, arrivals in (("filled", ring.filled), ("emptied", ring.emptied)):
+            role = arrivals.role
+            if role not in self.roles:
+                raise ValueError(f"ring {ring.name} is {done} by {role.name}, which no warp of the CTA is")
+            if arrivals.warps < 1 or role.warps % arrivals.warps:
+                raise ValueError(
+                    f"ring {ring.name} is {done} by {arrivals.warps} warps of {role.name} at a time, which "
+                    f"don't divide its {role.warps}"
+                )
+            if not 1 <= arrivals.threads <= WARP:
+                raise ValueError(
+                    f"ring {ring.name} is {done} by {arrivals.threads} threads of each warp of {role.name}; "
+                    f"a warp has {WARP}"
+                )
+            if not 1 <= arrivals.count <= MAX_ARRIVALS:
+                raise ValueError(
+                    f"ring {ring.name} is {done} by {arrivals.warps} warps x {arrivals.threads} threads x "
+                    f"{arrivals.ctas} CTAs = {arrivals.count} arrivals; a barrier counts 1 to {MAX_ARRIVALS}"
+                )
+
+    def _check_barriers(self) -> None:
+        met: dict[int, Meeting] = {}
+        for meeting in self.meetings:
+            if not 1 <= meeting.barrier < NAMED_BARRIERS:
+                raise ValueError(
+                    f"{meeting.name} is named barrier {meeting.barrier}, of 1 to {NAMED_BARRIERS - 1}"
+                )
+            if meeting.barrier in met:
+                raise ValueError(
+                    f"{met[meeting.barrier].name} and {meeting.name} are both named barrier {meeting.barrier}"
+                )
+            for role, warps in meeting.warps:
+                if role not in self.roles or role.warps % warps:
+                    raise ValueError(
+                        f"at {meeting.name} meet {warps} warps of {role.name}, which has "
+                        f"{role.warps if role in self.roles else 0}"
+                    )
+            met[meeting.barrier] = meeting
+        needed = sum(ring.barrier_bytes for ring in self.rings)
+        if needed > BARRIER_BYTES:
+            each = " + ".join(f"{ring.stages} of {ring.name}" for ring in self.rings)
+            raise ValueError(
+                f"barriers take {2 * MBARRIER_BYTES} bytes x ({each}) = {needed}; {BARRIER_BYTES} are left"
+            )
+
+    def __str__(self) -> str:
+        roles = [("warps", "role", "job"), *((_span(role), role.name, role.job) for role in self.roles)]
+        rings = [("ring", "stages", "filled by", "emptied by")]
+        rings += [(ring.name, str(ring.stages), str(ring.filled), str(ring.emptied)) for ring in self.rings]
+        meetings = [("barrier", "of", "threads")] if self.meetings else []
+        meetings += [(str(each.barrier), each.name, str(each.threads)) for each in self.meetings]
+        return "\n\n".join("\n".join(_aligned(rows)) for rows in (roles, rings, meetings) if rows)
+
+
+def _span(role: Role) -> str:
+    return str(role.first) if role.warps == 1 else f"{role.first} to {role.numbers[-1]}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -1,0 +1,80 @@
+"""What the kernels of all architectures have in common: an epilogue, a tile, a crew, a warp for rowvecs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+from cutlass import Int32
+from cutlass.cute.nvgpu import cpasync
+
+from ..planning import TileConfig
+from ..spec import ProductKind
+from . import batch as batches
+from .crew import Crew
+from .epilogue import Epilogue, SmemOperand, by_name
+from .rings import Shared, producer_state
+from .stages import Stages
+from .tile import Tile
+
+
+class Gemm(ABC):
+    """A kernel of one architecture, for an epilogue and a tile. `crew` is who works in its CTAs."""
+
+    crew: Crew
+
+    def __init__(self, epilogue: Epilogue, config: TileConfig, *, kind: ProductKind):
+        self.epilogue = epilogue
+        self.config = config
+        self.kind = kind
+        self.stages = Stages.of(config, epilogue)
+        shared = epilogue.staged + epilogue.tma_loads + epilogue.tma_stores
+        self.smem_names = [operand.name for operand in shared]
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return self.crew.threads
+
+    def _maps(
+        self,
+        op: Any,
+        operands: Sequence[SmemOperand],
+        tensors: Mapping[str, cute.Tensor],
+        layouts: Sequence[cute.ComposedLayout],
+        box: tuple[int, int],
+        m: Int32,
+        a: cute.Tensor,
+    ) -> list[cpasync.TmaInfo]:
+        """For each operand, what brings its boxes to one stage of shared memory, or from there."""
+        return [
+            cpasync.make_tiled_tma_atom(
+                op, batches.plane(tensors[operand.name], m, a), cute.slice_(layout, (None, None, 0)), box
+            )
+            for operand, layout in zip(operands, layouts, strict=True)
+        ]
+
+    @abstractmethod
+    def _row_tile(self, shared: Any, item: Int32, lane: Int32) -> Tile:
+        """The tile of a work item, as the warp that stages rowvecs needs it."""
+
+    @cute.jit
+    def _stage_rows(
+        self, shared: Shared, item: Int32, item_step: Int32, lane: Int32
+    ) -> pipeline.PipelineState:
+        """The staged rowvecs of one tile after the other, by one warp; returns the stage after the last."""
+        schedule, glob, row_pipeline = shared.schedule, shared.glob, shared.row_pipeline
+        names = [operand.name for operand in self.epilogue.staged]
+        row_state = producer_state(self.stages.row)
+        while schedule.is_valid(item):
+            tile = self._row_tile(shared, item, lane)
+            row_pipeline.producer_acquire(row_state)
+            rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
+            self.epilogue.stage(tile, glob, by_name(names, rows))
+            row_pipeline.producer_commit(row_state)
+            row_state.advance()
+            item += item_step
+        return row_state
