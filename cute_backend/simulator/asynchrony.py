@@ -37,7 +37,6 @@ class Pipe:
         self.name = name
         self.engine = engine
         self.last_due = 0
-        self.outstanding = 0
 
     def issue(self, text: str, finish: Callable[[], None]) -> None:
         self.engine.schedule(self, text, finish)
@@ -72,7 +71,6 @@ class Engine:
     def schedule(self, pipe: Pipe, text: str, finish: Callable[[], None]) -> None:
         due = max(self.now + self.delay(), pipe.last_due)
         pipe.last_due = due
-        pipe.outstanding += 1
         heapq.heappush(self._queue, (due, next(self._order), Operation(pipe, text, self.now, due, finish)))
 
     def advance(self, ticks: int) -> None:
@@ -98,7 +96,6 @@ class Engine:
 
     def _finish_one(self) -> None:
         _, _, operation = heapq.heappop(self._queue)
-        operation.pipe.outstanding -= 1
         try:
             operation.finish()
         except SimulationError as error:

@@ -14,8 +14,6 @@ import numpy as np
 
 from cute_backend.simulator.errors import DescriptorError
 
-SWIZZLE_SPANS = (0, 32, 64, 128)
-
 
 def swizzle_units(units: np.ndarray, span: int, atom: int = 16) -> np.ndarray:
     """16-byte unit numbers of shared memory after the swizzle of `span` bytes."""
