@@ -10,6 +10,7 @@ from ..signature import WORKSPACE, Extent, Role, of_role, signature
 from ..spec import DType, EpilogueSpec, Load, Order, Overflow, ProductKind, Store
 from . import emit_reductions, reads
 from .chain import Chain, register_type
+from .mainloops import mainloop
 from .partials import written
 from .reads import CUTE_TYPES
 from .simplify import simplify
@@ -36,6 +37,7 @@ class _Module:
         self.arguments = signature(spec)
         self.plan = plan(spec, config, variant)
         self.chain = Chain(spec, self._reads())
+        self.mainloop = mainloop(spec, config)
 
     def text(self) -> str:
         return "\n".join([*self._header(), "", "", *self._epilogue(), "", "", *self._launch(), ""])
@@ -85,6 +87,7 @@ class _Module:
             "from cute_backend.planning import Arch, TileConfig",
             f"from cute_backend.templates.epilogue import {', '.join(helpers)}",
             *(["from cute_backend.templates.finish import Finish"] if reductions else []),
+            *([f"from {self.mainloop.module} import {self.mainloop.name}"] if self.mainloop else []),
             f"from {module} import {template}",
         ]
 
@@ -186,9 +189,8 @@ class _Module:
 
     def _launch(self) -> list[str]:
         loads, reductions = [load.name for load in self.spec.loads], self.spec.reductions
-        target = self.config.target
-        template = target.template.split(":")[1]
-        options = "" if self.spec.product.fast_accum or not target.promotes else ", fast_accum=False"
+        template = self.config.target.template.split(":")[1]
+        options = f", {self.mainloop.name}()" if self.mainloop else ""
         if (kind := self.spec.product.kind) is not ProductKind.DENSE:
             options += f", kind=ProductKind.{kind.name}"
         return [

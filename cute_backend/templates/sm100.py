@@ -89,14 +89,21 @@ class Sm100Gemm(Gemm):
     (B * M).
     """
 
-    def __init__(self, epilogue: Epilogue, config: TileConfig, *, kind: ProductKind = ProductKind.DENSE):
+    def __init__(
+        self,
+        epilogue: Epilogue,
+        config: TileConfig,
+        mainloop: Sm100Mainloop | None = None,
+        *,
+        kind: ProductKind = ProductKind.DENSE,
+    ):
         if config.cta_rows != CTA_M or config.cluster_m % config.ctas:
             raise ValueError(
                 f"tile {config.name} gives each of {config.ctas} CTAs {config.cta_rows} rows in clusters "
                 f"{config.cluster_m} high; it takes {CTA_M} rows, and heights that the CTAs of an MMA divide"
             )
         super().__init__(epilogue, config, kind=kind)
-        self.mainloop: Sm100Mainloop = Sm100Plain()
+        self.mainloop = mainloop or Sm100Plain()
         self.subtiles = config.tile_n // config.subtile_n
         self.box = (CTA_M, config.subtile_n)
         self.crew = self._crew()

@@ -50,7 +50,7 @@ from . import batch as batches
 from .crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from .epilogue import Epilogue, SmemOperand, by_name, release_planes
 from .gemm import Gemm
-from .mainloop import Sm90Mainloop, Sm90Plain, Sm90Promoted, WarpgroupOperands
+from .mainloop import Sm90Mainloop, Sm90Plain, WarpgroupOperands
 from .overlap import await_earlier_kernels
 from .rings import (
     Shared,
@@ -124,8 +124,8 @@ class Sm90Gemm(Gemm):
     columns; each stage of the pipeline has the columns of all, and the MMA is as wide as they are together.
 
     fp8 operands are K-major, 16-bit ones either. Base addresses are multiples of 16 bytes and so are the
-    strides of both operands and of everything in `tma_loads` and `tma_stores`. Without `fast_accum`, the sums
-    of each k tile are added to the accumulators in fp32 registers instead of inside the tensor cores.
+    strides of both operands and of everything in `tma_loads` and `tma_stores`. Without a `mainloop` the
+    tensor cores add up all k tiles.
 
     A BATCHED product has A (B, M, K) and B (B, K, N); all rows of D, and of the epilogue's operands, are
     (B * M).
@@ -135,8 +135,8 @@ class Sm90Gemm(Gemm):
         self,
         epilogue: Epilogue,
         config: TileConfig,
+        mainloop: Sm90Mainloop | None = None,
         *,
-        fast_accum: bool = True,
         kind: ProductKind = ProductKind.DENSE,
     ):
         if config.rolled and (config.products > 1 or epilogue.tma_loads or epilogue.tma_stores):
@@ -145,7 +145,7 @@ class Sm90Gemm(Gemm):
                 f"products are {config.products} and planes {len(epilogue.tma_loads + epilogue.tma_stores)}"
             )
         super().__init__(epilogue, config, kind=kind)
-        self.mainloop: Sm90Mainloop = Sm90Plain() if fast_accum else Sm90Promoted()
+        self.mainloop = mainloop or Sm90Plain()
         self.blocks = config.tile_m // (BLOCK_M * config.sharing)
         self.steps = config.tile_n // config.subtile_n
         self.subtiles = self.blocks * self.steps

@@ -164,6 +164,7 @@ class Mutant:
             else:
                 part = self.text.value
                 name = self._imported(part, self._edited(_text(part)), folder)
+                source = source.replace(f"templates.{part} import", f"templates.{name} import")
                 text = Edit(f"from .{part} import", f"from .{name} import").apply(_text(template))
                 for edit in self.around:
                     text = edit.apply(text)
