@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ops import OPS
 from ..spec import EpilogueSpec, LoadKind
 from .targets.target import WARPGROUP
 from .tiles import TileConfig, Variant
@@ -112,4 +111,6 @@ def is_crowded(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 def long_ops(spec: EpilogueSpec) -> int:
     """Ops of a spec that take so many instructions that a visit has but a few of each, such as draws."""
+    from ..ops import OPS  # here, for finding a kernel with planes has no need of the table of ops
+
     return sum(OPS[op.op].is_long for op in spec.ops)
