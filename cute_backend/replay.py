@@ -15,6 +15,7 @@ from cute_backend import numerics
 from cute_backend.ops import COLUMN_INDEX, OPS, ROW_INDEX, check, effective_dtype, operand_dtypes, promote
 from cute_backend.reduce import reduce
 from cute_backend.spec import (
+    BColumns,
     Const,
     DType,
     EpilogueSpec,
@@ -60,7 +61,7 @@ def replay(
     (left,) = a
     products = [torch.matmul(left.to(accumulate), right.to(accumulate)).to(torch.float32) for right in b]
     products = [product.flatten(0, -2) for product in products]
-    if spec.neighbours:
+    if spec.b_columns is BColumns.INTERLEAVED:
         (both,) = products
         products = [both[:, ::2], both[:, 1::2]]
     values.update(zip((acc.name for acc in spec.accumulators), products, strict=True))

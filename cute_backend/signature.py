@@ -14,7 +14,19 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from .spec import Axis, DType, EpilogueSpec, Load, LoadKind, Major, Order, ProductKind, Store, Stride
+from .spec import (
+    Axis,
+    BColumns,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Major,
+    Order,
+    ProductKind,
+    Store,
+    Stride,
+)
 
 TMA_ALIGN = 16
 """Bytes that divide the base address and every stride of a tensor that TMA reads or writes (CUDA Driver API,
@@ -161,7 +173,8 @@ def signature(spec: EpilogueSpec) -> tuple[Argument, ...]:
     first = spec.product
     batched = first.kind is ProductKind.BATCHED
     batches = (Extent.BATCHES,) if batched else ()
-    rows, columns = Extent.ROWS if batched else Extent.M, Extent.COLUMNS if spec.neighbours else Extent.N
+    rows = Extent.ROWS if batched else Extent.M
+    columns = Extent.COLUMNS if spec.b_columns is BColumns.INTERLEAVED else Extent.N
     a = _plane((*batches, rows, Extent.K), first.a_major is Major.K)
     b = _plane((*batches, Extent.K, columns), first.b_major is not Major.K)
     arguments = [Argument("a", f"A of {first.name}", Role.A, first.a_dtype, a, Alignment.TMA)]

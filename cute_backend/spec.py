@@ -111,6 +111,15 @@ class Columns(str, Enum):
     ODD = "odd"
 
 
+class BColumns(str, Enum):
+    """How columns of B are dealt out among the accumulators."""
+
+    APART = "apart"
+    """Each has a B of its own."""
+    INTERLEAVED = "interleaved"
+    """Two share one B, (K, 2 N): the even columns are the first one's, the odd ones the second one's."""
+
+
 class Order(str, Enum):
     """Memory order of a stored (M, N) plane."""
 
@@ -307,18 +316,18 @@ class EpilogueSpec:
         return self.accumulators[0]
 
     @property
-    def neighbours(self) -> bool:
-        """Whether the accumulators are the even and the odd columns of one product."""
-        return self.product.columns is not Columns.ALL
+    def b_columns(self) -> BColumns:
+        """How columns of B are dealt out among the accumulators."""
+        return BColumns.APART if self.product.columns is Columns.ALL else BColumns.INTERLEAVED
 
     @property
     def b_count(self) -> int:
         """How many B there are."""
-        return 1 if self.neighbours else len(self.accumulators)
+        return 1 if self.b_columns is BColumns.INTERLEAVED else len(self.accumulators)
 
     def plane_n(self, columns: Any) -> Any:
         """N, for a first B of so many columns."""
-        return columns // 2 if self.neighbours else columns
+        return columns // 2 if self.b_columns is BColumns.INTERLEAVED else columns
 
     @cached_property
     def dtypes(self) -> dict[str, DType]:

@@ -17,7 +17,18 @@ from torch import Tensor
 from cute_backend.planning import Arch, TileConfig
 from cute_backend.runtime.operands import TORCH_DTYPES
 from cute_backend.simulator.api import Execute, run_with
-from cute_backend.spec import Accumulator, DType, EpilogueSpec, Load, LoadKind, Major, Op, Store, Stride
+from cute_backend.spec import (
+    Accumulator,
+    BColumns,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Major,
+    Op,
+    Store,
+    Stride,
+)
 
 CLUSTERS = 1
 """Clusters in flight, here as there: a persistent kernel works through all its tiles in one."""
@@ -173,13 +184,17 @@ APPROXIMATE = {
 and sums are exact, and what follows is rounded as IEEE 754 says."""
 
 
-_PAIRED = {"swiglu": False, "swiglu_chunk": False, "swiglu7": True}
-"""Epilogues of two accumulators, and whether these are neighbouring columns of one B."""
+_PAIRED = {
+    "swiglu": BColumns.APART,
+    "swiglu_chunk": BColumns.APART,
+    "swiglu7": BColumns.INTERLEAVED,
+}
+"""Epilogues of two accumulators, and how columns of B are dealt out among them."""
 
 
 def _epilogue(name: str, config: TileConfig) -> Case:
     if name in _PAIRED:
-        config = replace(config, tile_n=config.tile_n // 2, products=2, neighbours=_PAIRED[name])
+        config = replace(config, tile_n=config.tile_n // 2, products=2, b_columns=_PAIRED[name])
     problem = (72, 72, 144) if EPILOGUES[name].square else (76, 72, 144)
     return Case(name, config, problem, epilogue=name, tolerance=APPROXIMATE.get(name, 0.0))
 

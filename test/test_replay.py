@@ -18,6 +18,7 @@ from torch import Tensor
 from cute_backend.replay import replay
 from cute_backend.spec import (
     Accumulator,
+    BColumns,
     Columns,
     Const,
     DType,
@@ -120,11 +121,11 @@ def test_random_specs(spec: EpilogueSpec, seed: int) -> None:
     The products are exact in fp32 whatever the order of their sums, and mostly not in bf16.
     """
     rng = np.random.default_rng(seed)
-    columns = 2 * N if spec.neighbours else N
+    columns = 2 * N if spec.b_columns is BColumns.INTERLEAVED else N
     a = rng.integers(-7, 8, (M, K)) / 8
     bs = [rng.integers(-7, 8, (K, columns)) / 8 for _ in range(spec.b_count)]
     planes = [(a @ b).astype(np.float32) for b in bs]
-    if spec.neighbours:
+    if spec.b_columns is BColumns.INTERLEAVED:
         planes = [planes[0][:, ::2], planes[0][:, 1::2]]
     products = {acc.name: plane for acc, plane in zip(spec.accumulators, planes, strict=True)}
     raws = [_raw(load, rng) for load in spec.loads]

@@ -15,7 +15,7 @@ from cute_backend.fx_walk.pairs import Parts
 from cute_backend.fx_walk.reasons import user_label
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.static import DTYPES, Size, fake, known, product
-from cute_backend.spec import DType, EpilogueSpec, Operand, Order, ProductKind, Reduction, Store
+from cute_backend.spec import BColumns, DType, EpilogueSpec, Operand, Order, ProductKind, Reduction, Store
 
 Value = Union[Operand, Parts, Reduced, None]
 """What a member of a region gives: a value of the chain, or two for the parts of its columns, a reduction,
@@ -53,7 +53,7 @@ class Region:
     @property
     def b_views(self) -> list[tuple[fx.Node, Part | None]]:
         """Every B that the op takes, and which of its columns."""
-        if self.spec.neighbours:
+        if self.spec.b_columns is BColumns.INTERLEAVED:
             return [(self.first.b, None)]
         return [(anchor.b, anchor.part) for anchor in self.anchors]
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from enum import Enum
+from typing import Any
 
 from ..formula import formula
 from ..planning import Ring, TileConfig, Variant, plan, subtiled
 from ..signature import WORKSPACE, Extent, Role, of_role, signature
-from ..spec import DType, EpilogueSpec, Load, Order, Overflow, ProductKind, Store
+from ..spec import BColumns, DType, EpilogueSpec, Load, Order, Overflow, ProductKind, Store
 from . import emit_reductions, reads
 from .chain import Chain, register_type
 from .mainloops import mainloop
@@ -71,6 +74,7 @@ class _Module:
         reductions = self.spec.reductions
         helpers = ["SmemOperand", *(["collapse_m"] if any(load.m_modes for load in self.spec.loads) else [])]
         enums = [*(["Axis"] if reductions else []), *(["Order"] if self._columns() else [])]
+        enums += ["BColumns"] if self.config.b_columns is not BColumns.APART else []
         enums += ["ProductKind"] if self.spec.product.kind is not ProductKind.DENSE else []
         return [
             *lines,
@@ -83,7 +87,7 @@ class _Module:
             "",
             "from cute_backend.memory_ops import device_math as math",
             *(["from cute_backend.memory_ops import device_reduce as reduce"] if reductions else []),
-            *([f"from cute_backend.spec import {', '.join(enums)}"] if enums else []),
+            *([f"from cute_backend.spec import {', '.join(sorted(enums))}"] if enums else []),
             "from cute_backend.planning import Arch, TileConfig",
             f"from cute_backend.templates.epilogue import {', '.join(helpers)}",
             *(["from cute_backend.templates.finish import Finish"] if reductions else []),
@@ -267,8 +271,12 @@ def _config(config: TileConfig) -> str:
     """The configuration as a Python expression, leaving out what is default."""
     defaults = TileConfig(config.arch, config.tile_m, config.tile_n)
     extras = [
-        f", {field}={value}"
-        for field, value in config.to_dict().items()
-        if field not in ("arch", "tile_m", "tile_n") and value != getattr(defaults, field)
+        f", {field.name}={_literal(value)}"
+        for field in fields(config)
+        if (value := getattr(config, field.name)) != getattr(defaults, field.name)
     ]
     return f"TileConfig(Arch.{config.arch.name}, {config.tile_m}, {config.tile_n}{''.join(extras)})"
+
+
+def _literal(value: Any) -> str:
+    return f"{type(value).__name__}.{value.name}" if isinstance(value, Enum) else repr(value)

@@ -27,7 +27,7 @@ which is what wgmma's accumulators have in eight columns."""
 def one_mma_for_all_products(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
     """The columns of the MMA are shared out among a spec's accumulators: one stage of A then serves all."""
     products = len(spec.accumulators)
-    return replace(config, tile_n=config.tile_n // products, products=products, neighbours=spec.neighbours)
+    return replace(config, tile_n=config.tile_n // products, products=products, b_columns=spec.b_columns)
 
 
 def whole_subtiles(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from ..spec import DType
+from ..spec import BColumns, DType
 from .targets import Arch, Target
 from .targets.target import WARPGROUP
 
@@ -47,7 +47,7 @@ class TileConfig:
     sm_90a, without ping-pong.
 
     With two `products` a tile has two accumulators, and the MMA is twice as wide: it has the columns of one B
-    beside those of another, or, with `neighbours`, the even columns of one B among its odd ones.
+    beside those of another, or, INTERLEAVED, the even columns of one B among its odd ones.
     """
 
     arch: Arch
@@ -60,7 +60,7 @@ class TileConfig:
     pingpong: bool = False
     raster_m: int = 8
     products: int = 1
-    neighbours: bool = False
+    b_columns: BColumns = BColumns.APART
     split_k: int = 1
 
     def __post_init__(self) -> None:
@@ -131,7 +131,7 @@ class TileConfig:
     @property
     def pieces(self) -> int:
         """Tensors that a stage of B is brought from."""
-        return 1 if self.neighbours else self.products
+        return 1 if self.b_columns is BColumns.INTERLEAVED else self.products
 
     @property
     def piece_n(self) -> int:
@@ -207,12 +207,13 @@ class TileConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for cache keys and manifests."""
-        return {**asdict(self), "arch": self.arch.value}
+        return {**asdict(self), "arch": self.arch.value, "b_columns": self.b_columns.value}
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> TileConfig:
         """The inverse of `to_dict`."""
-        return TileConfig(**{**data, "arch": Arch(data["arch"])})
+        enums = {"arch": Arch(data["arch"]), "b_columns": BColumns(data["b_columns"])}
+        return TileConfig(**{**data, **enums})
 
 
 def tile_k(dtype: DType) -> int:

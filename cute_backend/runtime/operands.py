@@ -14,7 +14,7 @@ from torch import SymInt, Tensor
 
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.signature import Argument, Extent, Role, of_role, signature
-from cute_backend.spec import EpilogueSpec, Load, Store
+from cute_backend.spec import BColumns, EpilogueSpec, Load, Store
 
 Size = Union[int, SymInt]
 
@@ -77,7 +77,7 @@ def check_operands(
                 f"{acc.name} is {_shape(left.shape)} times {_shape(right.shape)}; the first B has "
                 f"{b[0].shape[-1]} columns"
             )
-    if spec.neighbours and b[0].shape[-1] % 2 != 0:
+    if spec.b_columns is BColumns.INTERLEAVED and b[0].shape[-1] % 2 != 0:
         raise ValueError(f"B is {_shape(b[0].shape)}, which has not as many even columns as odd ones")
     operands = [argument for argument in arguments if argument.role.is_operand]
     for argument, tensor in zip(operands, (*a, *b, *loads), strict=True):

@@ -45,7 +45,7 @@ from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
 from ..planning import TILE_K_BYTES, TileConfig
-from ..spec import ProductKind
+from ..spec import BColumns, ProductKind
 from . import batch as batches
 from .crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from .epilogue import Epilogue, SmemOperand, by_name, release_planes
@@ -68,7 +68,7 @@ from .rings import (
     swizzled,
 )
 from .split_k import Sums
-from .tile import Sm90NeighboursSubtile, Sm90NeighboursTile, Sm90Subtile, Sm90Tile
+from .tile import Sm90InterleavedSubtile, Sm90InterleavedTile, Sm90Subtile, Sm90Tile
 
 WARPGROUP = WARPS * WARP
 """Threads of a warpgroup."""
@@ -150,9 +150,9 @@ class Sm90Gemm(Gemm):
         self.steps = config.tile_n // config.subtile_n
         self.subtiles = self.blocks * self.steps
         self.rings = config.warpgroups // config.sharing
-        neighbours = config.neighbours
-        self.tile_type = Sm90NeighboursTile if neighbours else Sm90Tile
-        self.subtile_type = Sm90NeighboursSubtile if neighbours else Sm90Subtile
+        interleaved = config.b_columns is BColumns.INTERLEAVED
+        self.tile_type = Sm90InterleavedTile if interleaved else Sm90Tile
+        self.subtile_type = Sm90InterleavedSubtile if interleaved else Sm90Subtile
         self.crew = self._crew()
 
     def _crew(self) -> Crew:

@@ -15,6 +15,7 @@ from cutlass import Boolean, Int32, Int64
 from cutlass.cute.nvgpu import warp
 
 from ..planning import TileConfig
+from ..spec import BColumns
 
 
 class Tile(ABC):
@@ -270,15 +271,15 @@ class Sm90Subtile(Subtile):
         return plane.element_type.width == 16 and cute.flatten((plane.stride[1],))[0] == 1
 
 
-class Sm90NeighboursTile(Sm90Tile):
+class Sm90InterleavedTile(Sm90Tile):
     """Where the accumulators are even and odd columns: a thread's two neighbours are one column of each."""
 
     def column_offset(self, c: int) -> Int32:
         return self.lane % 4 + c * 4
 
 
-class Sm90NeighboursSubtile(Sm90Subtile):
-    """As Sm90Subtile, of an Sm90NeighboursTile: element e has the rows of a column one after the other."""
+class Sm90InterleavedSubtile(Sm90Subtile):
+    """As Sm90Subtile, of an Sm90InterleavedTile: element e has the rows of a column one after the other."""
 
     def accumulators(self, acc: cute.Tensor, index: int, step: int) -> cute.Tensor:
         first = self._block * (self._config.mma_n // 2) + step * 2 * self.elements + index
@@ -350,12 +351,12 @@ class Sm100Subtile(Subtile):
 
     def __init__(self, config: TileConfig, tile: Sm100Tile, step: Int32):
         self.elements = self.columns = config.subtile_n
-        self._neighbours = config.neighbours
+        self._interleaved = config.b_columns is BColumns.INTERLEAVED
         super().__init__(config, tile, step)
 
     def accumulators(self, registers: cute.Tensor, index: int) -> cute.Tensor:
         """The `index`-th product's elements among what was read of tensor memory for this subtile."""
-        first, stride = (index, 2) if self._neighbours else (index * self.elements, 1)
+        first, stride = (index, 2) if self._interleaved else (index * self.elements, 1)
         return cute.make_tensor(registers.iterator + first, cute.make_layout(self.elements, stride=stride))
 
     column_lanes = (1, 2, 4, 8, 16)

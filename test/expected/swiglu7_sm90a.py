@@ -18,6 +18,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
+from cute_backend.spec import BColumns
 from cute_backend.planning import Arch, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm90 import Sm90Gemm
@@ -73,7 +74,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 64, cluster_m=2, pingpong=True, products=2, neighbours=True))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 64, cluster_m=2, pingpong=True, products=2, b_columns=BColumns.INTERLEAVED))
 
 
 @cute.jit

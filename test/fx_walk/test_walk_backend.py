@@ -26,6 +26,7 @@ from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.epilogue_pass import deciding_sources
 from cute_backend.runtime.call_site import CallSite
 from cute_backend.runtime.op import on_cpu
+from cute_backend.spec import BColumns
 
 aten = torch.ops.aten
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
@@ -207,7 +208,9 @@ def test_every_spelling_of_two_parts_is_one_kernel(
     with torch.no_grad():
         (report,) = collect(gated, (x,), dynamic)
         (region,) = report.regions
-        assert region.spec.neighbours is neighbours and len(region.spec.accumulators) == 2
+        assert (region.spec.b_columns is BColumns.INTERLEAVED) is neighbours and len(
+            region.spec.accumulators
+        ) == 2
         assert region.problem[1:] == (N // 2, K)
         results, eager = assert_all_fused(gated, x, dynamic=dynamic), gated(x)
         linear.double()

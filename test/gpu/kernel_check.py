@@ -17,7 +17,7 @@ from cute_backend.runtime.device import device_at, max_active_clusters
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.operands import TORCH_DTYPES
 from cute_backend.runtime.outputs import Outputs
-from cute_backend.spec import DType, EpilogueSpec, Load, LoadKind, Major, Order, ProductKind, Stride
+from cute_backend.spec import BColumns, DType, EpilogueSpec, Load, LoadKind, Major, Order, ProductKind, Stride
 
 SHAPES = [
     (256, 256, 256),
@@ -67,7 +67,7 @@ def operands_of(
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """A, every B and loads for a spec: products sum exactly, and where `aligned` is False no load is."""
     generator = torch.Generator("cuda").manual_seed(m + n + k)
-    acc, columns = spec.product, 2 * n if spec.neighbours else n
+    acc, columns = spec.product, 2 * n if spec.b_columns is BColumns.INTERLEAVED else n
     problem = Problem(m, n, k, device="cuda")
 
     def product(rows: int, columns: int, dtype: DType) -> Tensor:

@@ -21,6 +21,7 @@ from cute_backend.replay import replay
 from cute_backend.simulator import api
 from cute_backend.spec import (
     Accumulator,
+    BColumns,
     Const,
     DType,
     EpilogueSpec,
@@ -86,7 +87,7 @@ def _has_two_unit_strides(spec: EpilogueSpec) -> bool:
 @given(spec=specs(ROWS), m=st.sampled_from([1, 40, 48]), seed=st.integers(0, 2**16))
 def test_a_random_spec(arch: Arch, spec: EpilogueSpec, m: int, seed: int) -> None:
     assume(not _has_two_unit_strides(spec))
-    acc, columns = spec.product, 2 * N if spec.neighbours else N
+    acc, columns = spec.product, 2 * N if spec.b_columns is BColumns.INTERLEAVED else N
     generator = torch.Generator().manual_seed(seed)
     a = product_operand(m, acc.a_dtype, acc.a_major, generator)
     bs = [product_operand(columns, acc.b_dtype, acc.b_major, generator).t() for _ in range(spec.b_count)]

@@ -231,7 +231,7 @@ def test_what_is_tried_for_a_pair_shares_out_an_mma_that_one_product_could_have(
     spec, alone = shared_spec(name), shared_spec("addmm_relu")
     widths = {config.tile_n for config in tunable(arch, alone)}
     for config in tunable(arch, spec):
-        assert config.products == 2 and config.neighbours is spec.neighbours
+        assert config.products == 2 and config.b_columns is spec.b_columns
         assert config.mma_n == 2 * config.tile_n and config.mma_n in widths
         assert config.tile_n % config.subtile_n == 0
         assert TileConfig.from_dict(config.to_dict()) == config

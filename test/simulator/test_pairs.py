@@ -19,6 +19,7 @@ from cute_backend.simulator.api import run_region
 from cute_backend.spec import (
     Accumulator,
     Axis,
+    BColumns,
     Columns,
     DType,
     EpilogueSpec,
@@ -72,7 +73,7 @@ def difference(
 def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Every column of every B has a scale of its own; those of one vector lie two apart."""
     generator = torch.Generator().manual_seed(m + n + k)
-    acc, columns = spec.product, 2 * n if spec.neighbours else n
+    acc, columns = spec.product, 2 * n if spec.b_columns is BColumns.INTERLEAVED else n
 
     def product(rows: int, dtype: DType, major: Major) -> Tensor:
         return (
@@ -154,4 +155,5 @@ def test_tiles_as_wide_as_an_mma_can_be():
     """128 x 128 of each product, in two warpgroups."""
     config = TileConfig(Arch.SM90A, 128, 128, 2, products=2)
     for columns in (TWO, NEIGHBOURS):
-        check(difference(columns), replace(config, neighbours=columns is NEIGHBOURS), 296, 152, 208)
+        spec = difference(columns)
+        check(spec, replace(config, b_columns=spec.b_columns), 296, 152, 208)
