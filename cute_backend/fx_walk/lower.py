@@ -17,6 +17,7 @@ from torch import fx
 
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import supported_dtype
+from cute_backend.fx_walk.quotient import quotient
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.static import (
     DTYPES,
@@ -61,6 +62,7 @@ _FILLS = {
 }
 
 _CLAMPS = ("aten.clamp.default", "aten.clamp_min.default", "aten.clamp_max.default")
+_READ_A_NUMBER_WHOLE = ("aten.mul.Tensor", "aten.div.Tensor", "aten.div.Tensor_mode")
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 _BYTES = (torch.int8, torch.uint8)
 _INT32 = torch.iinfo(torch.int32)
@@ -249,8 +251,18 @@ def _as_eager_reads(chain: Chain, value: Operand, argument: Any, node: fx.Node) 
     own = fake(argument).dtype
     if own in _LOW_PRECISION:
         value = chain.cast(value, DTYPES[own])
+    if _is_read_whole(argument, node):
+        return chain.cast(value, DType.F32) if target_name(node) == "aten.div.Tensor_mode" else value
     exact = own is common or own.itemsize == 1 or common not in _LOW_PRECISION
     return value if exact else chain.cast(value, DTYPES[common])
+
+
+def _is_read_whole(argument: fx.Node, node: fx.Node) -> bool:
+    """Whether eager reads a second operand of one element in fp32, as ATen's CPU kernels of products and
+    quotients do (`original_scalar_value` in native/cpu/BinaryOpsKernel.cpp). A GPU's convert it first."""
+    if fake(node).device.type != "cpu" or target_name(node) not in _READ_A_NUMBER_WHOLE:
+        return False
+    return arguments(node)["other"] is argument and known(fake(argument).numel() == 1)
 
 
 def _overflow(chain: Chain, value: Operand, dtype: DType) -> Overflow:
@@ -340,8 +352,10 @@ def _clamp(low: str, high: str) -> Composite:
 
 
 def _div_mode(chain: Chain, operand: Resolve, args: dict[str, Any]) -> Operand:
-    op = {None: "div", "trunc": "div_trunc", "floor": "div_floor"}[args["rounding_mode"]]
-    return chain.emit(op, operand(args["self"]), operand(args["other"]))
+    left, right = operand(args["self"]), operand(args["other"])
+    dtype = chain.dtype(left)
+    rounds = _low_precision(chain, left) is not None and chain.dtype(right) is dtype
+    return quotient(chain, left, right, args["rounding_mode"], dtype if rounds else None)
 
 
 def _low_precision(chain: Chain, value: Operand) -> torch.dtype | None:

@@ -615,13 +615,14 @@ def test_eager_precision_leaves_the_inside_of_a_decomposition_alone() -> None:
 def test_eager_precision_rounds_an_operand_to_the_dtype_that_the_op_computes_in(
     op: Any, operand: tuple[tuple[int, ...], torch.dtype], casts: int
 ) -> None:
+    """On a GPU: of numbers, see test_walk_quotients for what a CPU's kernels do."""
     made = Graph()
-    node = made.call(op, made.mm(), made.input("operand", *operand))
+    load = made.input("operand", *operand, device="cuda:0")
+    node = made.call(op, made.mm(device="cuda:0"), load)
     node.meta["low_precision_pointwise_barrier"] = True
-    (region,), _ = walk(made.output(node), Precision.EAGER)
-    (load,) = region.spec.loads
-    rounded = [step.dtype for step in region.spec.ops if step.op == "cast" and step.operands == (load.name,)]
-    assert rounded == [DType.BF16] * casts
+    spec = walk(made.output(node), Precision.EAGER)[0][0].spec
+    casts_of_it = [step for step in spec.ops if step.op == "cast" and step.operands == (spec.loads[0].name,)]
+    assert [step.dtype for step in casts_of_it] == [DType.BF16] * casts
 
 
 @pytest.mark.parametrize(("op", "number"), [(aten.gt.Scalar, 0.30078125), (aten.mul.Tensor, 0.3)])
