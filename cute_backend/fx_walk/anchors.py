@@ -1,9 +1,9 @@
 """The matrix products that a region can grow from, and what each op's own arguments mean for its epilogue.
 
-`_scaled_mm` (both versions), `mm` and `addmm`, `bmm` and `baddbmm` are read into one form, an Anchor: two
-operands, an accumulator, and what the op itself does to the accumulator (scales, bias, the addend of `addmm`,
-its result dtype), which become ordinary loads and ops. Grouped products are refused under a reason of their
-own.
+`_scaled_mm` (both versions), `mm`, `addmm` and `_addmm_activation`, `bmm` and `baddbmm` are read into one
+form, an Anchor: two operands, an accumulator, and what the op itself does to the accumulator (scales, bias,
+the addend of `addmm`, an activation, its result dtype), which become ordinary loads and ops. Grouped products
+and those of integers are refused under reasons of their own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from cute_backend.fx_walk.activation import Activation
 from cute_backend.fx_walk.classify import LoadView, Part, classify, classify_vector
 from cute_backend.fx_walk.reasons import Reason, Refused, user_label
 from cute_backend.fx_walk.static import (
@@ -44,7 +45,8 @@ class Addend:
 
 @dataclass(frozen=True)
 class Anchor:
-    """A matrix product (M, K) x (K, N): result = out_dtype(acc * scale_a * scale_b * alpha + addend).
+    """A matrix product (M, K) x (K, N): result = out_dtype(acc * scale_a * scale_b * alpha + addend), or of
+    `activation` of that.
 
     Of a batched one, (B, M, K) x (B, K, N), the rows of all batches are the plane's, and M is how many.
 
@@ -60,6 +62,7 @@ class Anchor:
     scale_b: LoadView | None = None
     alpha: Number = 1
     addend: Addend | None = None
+    activation: Activation | None = None
     part: Part | None = None
 
     def of_part(self, part: Part, accumulator: Accumulator) -> Anchor:
@@ -102,8 +105,9 @@ class Anchor:
 
     @property
     def stands_alone(self) -> bool:
-        """Whether a region is worth having with nothing after the product: the scales are an epilogue."""
-        return self.scale_a is not None
+        """Whether a region is worth having with nothing after the product: what the op itself does is an
+        epilogue."""
+        return self.scale_a is not None or self.activation is not None
 
 
 def is_anchor(node: fx.Node) -> bool:
@@ -122,6 +126,12 @@ def read_anchor(node: fx.Node) -> Anchor:
 def _read_mm(node: fx.Node) -> Anchor:
     args = arguments(node)
     return _dense(node, args["self"], args["mat2"])
+
+
+def _read_addmm_activation(node: fx.Node) -> Anchor:
+    gelu = Activation.TANH_GELU if fake(node).device.type == "cuda" else Activation.GELU
+    activation = gelu if arguments(node)["use_gelu"] else Activation.RELU
+    return replace(_read_sum("mat")(node), activation=activation)
 
 
 def _read_sum(name: str) -> Callable[[fx.Node], Anchor]:
@@ -212,11 +222,17 @@ def _read_grouped(node: fx.Node) -> Anchor:
     raise Refused(Reason.GROUPED, target=target_name(node))
 
 
+def _read_integers(node: fx.Node) -> Anchor:
+    raise Refused(Reason.INTEGER_PRODUCT, target=target_name(node))
+
+
 _READERS: dict[str, Callable[[fx.Node], Anchor]] = {
     "aten.mm.default": _read_mm,
     "aten.addmm.default": _read_sum("mat"),
+    "aten._addmm_activation.default": _read_addmm_activation,
     "aten.bmm.default": _read_mm,
     "aten.baddbmm.default": _read_sum("batch"),
+    "aten._int_mm.default": _read_integers,
     "aten._grouped_mm.default": _read_grouped,
     "aten._scaled_grouped_mm.default": _read_grouped,
     "aten._scaled_grouped_mm_v2.default": _read_grouped,

@@ -69,7 +69,16 @@ _INT32 = torch.iinfo(torch.int32)
 
 
 def is_reshape(node: fx.Node) -> bool:
-    return node.op == "call_function" and target_name(node) in _RESHAPES
+    """Whether a call gives all elements of a value another shape; also where it selects of an axis of one."""
+    if node.op != "call_function":
+        return False
+    name = target_name(node)
+    return name in _RESHAPES or (name == "aten.select.int" and _selects_all(node))
+
+
+def _selects_all(node: fx.Node) -> bool:
+    source = tensor_of(first_argument(node))
+    return source is not None and known(source.shape[arguments(node)["dim"]] == 1)
 
 
 def keeps_plane(node: fx.Node) -> bool:

@@ -46,6 +46,10 @@ class Reason(Enum):
         "Inductor wrote this product, with M or N of 1, as a multiply and a sum with an epilogue of its own",
     )
     GROUPED = "grouped", "{target} multiplies each group of rows by a matrix of its own, as experts do"
+    INTEGER_PRODUCT = (
+        "integer_product",
+        "{target} multiplies integers; kernels here multiply bf16, fp16 and fp8",
+    )
     OPERAND_DTYPE = "operand_dtype", "no MMA {where} multiplies {a} by {b}; taken are {taken}"
     OPERAND_LAYOUT = "operand_layout", "{operand} has strides {strides}; {accepted}"
     OPERAND_ALIGNMENT = (
@@ -73,12 +77,16 @@ class Reason(Enum):
     UNSUPPORTED_OP = "unsupported_op", "{target} is pointwise but {why}"
     REARRANGED = (
         "rearranged",
-        "{target} gives the (M, N) plane the shape {shape}, which splits or moves its columns",
+        "{target} gives the (M, N) plane the shape {shape}, which {how}",
     )
     UNPAIRED = (
         "unpaired",
         "{target} takes a part of the product's columns: a kernel has two halves, or the even and the odd "
         "ones, where nothing needs more of the product than these, and they meet in one op",
+    )
+    PART_OF_ROWS = (
+        "part_of_rows",
+        "{target} takes a part of the product's rows, and a kernel computes and writes all of them",
     )
     REDUCTION = (
         "reduction",

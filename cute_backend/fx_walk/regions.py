@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from cute_backend import config
+from cute_backend.fx_walk.activation import activated
 from cute_backend.fx_walk.anchors import Anchor, is_anchor, read_anchor
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import Part, classify, supported_dtype
@@ -79,6 +80,7 @@ from cute_backend.fx_walk.static import (
     target_name,
     tensor_of,
 )
+from cute_backend.fx_walk.views import not_pointwise, rearranged
 from cute_backend.spec import LoadKind, Operand, Precision
 
 
@@ -237,6 +239,8 @@ class _Search:
                 addend = chain.emit("mul", addend, number(anchor.addend.beta))
             value = chain.emit("add", value, addend)
         out = DTYPES[anchor.out_dtype]
+        if anchor.activation is not None:
+            value = activated(chain, value, anchor.activation, out, anchor.device)
         return chain.cast(value, out) if out.is_fp8 else lower_cast(chain, value, out)
 
     def _grown(self, anchors: tuple[Anchor, ...]) -> Draft:
@@ -279,16 +283,14 @@ class _Search:
 
     def _join(self, draft: Draft, node: fx.Node) -> Operand | Parts | Reduced:
         """The value of `node` as a member of the region. Raises Refused where it can't be one."""
-        target = target_name(node)
         anchor = draft.first
         if draft.split(node):
             return self._join_split(draft, node)
         if node in self.reductions and self.reductions[node].source in draft.values:
             return self._join_reduction(draft, self.reductions[node])
         if is_reshape(node):
-            shape = fake(node).shape
             if not (keeps_plane(node) and comes_to_plane(node, anchor.m, anchor.n)):
-                raise Refused(Reason.REARRANGED, target=target, shape=describe(shape))
+                raise rearranged(node, anchor.n)
             return self._resolve(draft, first_argument(node), node)
         if is_reduction(node):
             refuse_unknown(node, anchor.m, anchor.n)
@@ -296,8 +298,7 @@ class _Search:
             result = tensor_of(node)
             if result is not None and result.is_complex():
                 raise Refused(Reason.UNSUPPORTED_DTYPE, operand=node.name, dtype=result.dtype)
-            reason = Reason.UNPAIRED if is_view(node) else Reason.NOT_POINTWISE
-            raise Refused(reason, target=target)
+            raise not_pointwise(node)
         return self._join_pointwise(draft, node, anchor.n, (None,))[0]
 
     def _join_pointwise(

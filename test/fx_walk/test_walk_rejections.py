@@ -284,6 +284,15 @@ CASES: dict[Reason, dict[str, Case]] = {
         ),
         "all": Case(lambda graph: graph.call(aten.sum.default, graph.call(aten.relu.default, bmm(graph))), 1),
     },
+    Reason.INTEGER_PRODUCT: {
+        "int8": Case(
+            lambda graph: graph.call(
+                aten._int_mm.default,
+                graph.input("a", (64, 32), torch.int8),
+                graph.input("b", (32, 48), torch.int8),
+            )
+        )
+    },
     Reason.GROUPED: {
         "experts": Case(
             lambda graph: graph.call(
@@ -376,7 +385,16 @@ CASES: dict[Reason, dict[str, Case]] = {
             1,
         ),
     },
+    Reason.PART_OF_ROWS: {
+        "slice": Case(lambda graph: graph.call(aten.slice.Tensor, relu(graph), 0, 1, 64), 1),
+        "select": Case(lambda graph: graph.call(aten.select.int, relu(graph), -2, 3), 1),
+        "split": Case(lambda graph: graph.call(aten.split.Tensor, relu(graph), 16), 1),
+        "batch": Case(
+            lambda graph: graph.call(aten.select.int, graph.call(aten.relu.default, bmm(graph)), 0, 1), 1
+        ),
+    },
     Reason.UNPAIRED: {
+        "one_column": Case(lambda graph: graph.call(aten.select.int, relu(graph), 1, 3), 1),
         "thirds": Case(lambda graph: graph.call(aten.slice.Tensor, relu(graph), 1, 0, 16), 1),
         "one_half": Case(lambda graph: graph.call(aten.slice.Tensor, relu(graph), 1, 0, 24), 1),
         "split": Case(
@@ -460,6 +478,36 @@ def test_a_refusal_names_its_node_and_reason(reason: Reason, name: str) -> None:
         assert before == [other.name for other in graph.nodes]
 
 
+def reshaped(made: Graph, *shape: int, m: int = 64, n: int = 48) -> fx.Node:
+    return made.call(aten.reshape.default, made.call(aten.relu.default, made.mm(m, n)), shape)
+
+
+def permuted(made: Graph, shape: tuple[int, ...], *order: int) -> fx.Node:
+    return made.call(aten.permute.default, reshaped(made, *shape), order)
+
+
+@pytest.mark.parametrize(
+    ("make", "how"),
+    [
+        (lambda made: permuted(made, (2, 4, 2, 4, 48), 0, 2, 1, 3, 4), "moves its rows"),
+        (lambda made: permuted(made, (64, 48), 1, 0), "moves its columns"),
+        (lambda made: permuted(made, (4, 16, 48), 0, 2, 1), "moves its columns"),
+        (lambda made: reshaped(made, 64, 6, 8), "splits its columns"),
+        (lambda made: reshaped(made, 64 * 48), "joins or splits its columns"),
+        (lambda made: reshaped(made, 64, n=1), "takes away the axis of its one column"),
+        (lambda made: made.call(aten.expand.default, reshaped(made, 64, 48), [3, 64, 48]), "repeats its ele"),
+    ],
+    ids=["window_reverse", "transpose", "batches_transposed", "heads", "flatten", "one_column", "expand"],
+)
+def test_a_rearrangement_is_said_as_it_is(make: Callable[[Graph], fx.Node], how: str) -> None:
+    made = Graph()
+    node = make(made)
+    _, rejections = walk(made.output(made.call(aten.neg.default, node)))
+    (rejection,) = [each for each in rejections if each.node == node.name]
+    assert rejection.reason is Reason.REARRANGED
+    assert f"which {how}" in rejection.message
+
+
 def test_a_target_refuses_what_its_mma_does_not_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the target's name and with what it takes, where the graph runs on it; a CPU multiplies anything."""
     target = Arch.SM90A.target
@@ -495,6 +543,7 @@ def test_a_cycle_names_what_stands_between(make: Callable[[Graph], fx.Node], bet
 
 
 def test_every_reason_has_a_case() -> None:
-    """But for two that the pass gives to every graph of a compilation, see test_walk_backend, and what only a
-    tuned region has, see test_walk_tuning."""
-    assert set(CASES) == set(Reason) - {Reason.AOT, Reason.CPP_WRAPPER, Reason.UNFUSED_FASTER}
+    """But for two that the pass gives to every graph of a compilation, see test_walk_backend, what only a
+    tuned region has, see test_walk_tuning, and failures of our own, see test_walk_contained."""
+    whole_graphs = {Reason.AOT, Reason.CPP_WRAPPER, Reason.INTERNAL_ERROR}
+    assert set(CASES) == set(Reason) - whole_graphs - {Reason.UNFUSED_FASTER}
