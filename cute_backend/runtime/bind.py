@@ -97,7 +97,7 @@ def _views(arguments: Iterable[Argument]) -> list[tuple[int, _View]]:
     found: list[tuple[int, _View]] = []
     for index, argument in enumerate(arguments):
         if not argument.dims:
-            found.append((index, _as_vector))
+            found.append((index, _as_vector if argument.role.is_operand else _vector_of_result))
         if argument.dtype is DType.BOOL:
             found.append((index, _as_bytes))
     return found
@@ -105,6 +105,10 @@ def _views(arguments: Iterable[Argument]) -> list[tuple[int, _View]]:
 
 def _as_vector(tensor: Tensor) -> Tensor:
     return tensor if tensor.dim() else tensor.view(1)
+
+
+def _vector_of_result(tensor: Tensor) -> Tensor:
+    return tensor.view(1)  # what a launch has allocated needs no look at its axes
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
