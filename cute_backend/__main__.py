@@ -1,6 +1,6 @@
 """`python -m cute_backend explain|source|build|simulate|bench FILE.py[:name] [--arch sm_90a|sm_100a]`,
-`python -m cute_backend aot FILE.py[:name] ... -o FILE.cutepack`, `python -m cute_backend cache info|verify|
-clear|path`, and `python -m cute_backend fuzz`.
+`python -m cute_backend aot FILE.py[:name] ... -o FILE.cutepack`, `python -m cute_backend cache info|show|
+verify|clear|path`, and `python -m cute_backend fuzz`.
 
 FILE defines a function (or a module) and `example_inputs()`, which returns its arguments; `bench` without it
 runs the built-in tables, and `fuzz` takes none, as it draws programs. What is wrong with a request is told in
@@ -100,9 +100,10 @@ def _parser() -> argparse.ArgumentParser:
             )
         sub.set_defaults(command=command)
     _add_aot(commands)
-    about = "what the folder of compiled kernels holds; whether it is sound; empty it; where it is"
+    about = "what the folder of compiled kernels holds; what a kernel is; is it sound; empty it; where it is"
     sub = commands.add_parser("cache", help=about, description=about)
     sub.add_argument("action", choices=cache_command.ACTIONS)
+    sub.add_argument("name", nargs="?", metavar="NAME", help="show this kernel alone: its digest or its name")
     sub.set_defaults(command=cache_command.main)
     about = "compile random programs, compare with eager and Inductor, and print the smallest that is wrong"
     fuzz = commands.add_parser("fuzz", help=about, description=about)

@@ -1,24 +1,31 @@
-"""`python -m cute_backend cache info|verify|clear|path`."""
+"""`python -m cute_backend cache info|show [NAME]|verify|clear|path`."""
 
 from __future__ import annotations
 
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 from . import config
 from .errors import UsageError
+from .formula import formula
+from .planning.naming import DIGEST
 from .runtime.cache import CacheFolderError, KernelCache, cache_root
 from .runtime.documents import parse
-from .runtime.kernel import environment
-from .runtime.upkeep import Entry, Verdict, clear, entries, judge
+from .runtime.kernel import Kernel, environment
+from .runtime.upkeep import ENTRY, Entry, Verdict, clear, entries, judge
 
-ACTIONS = ("info", "verify", "clear", "path")
+ACTIONS = ("info", "show", "verify", "clear", "path")
+LATEST = 5
+"""Kernels that `info` names."""
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Runs one action. Returns the exit status: 1 where `verify` finds what is corrupt."""
     root = cache_root()
+    if arguments.name is not None and arguments.action != "show":
+        raise UsageError(f"cache {arguments.action} takes no name; cache show does")
     if arguments.action == "path":
         print(root)
         return 0
@@ -33,6 +40,8 @@ def main(arguments: argparse.Namespace) -> int:
         _clear(cache)
         return 0
     kernels = [entry for entry in entries(root) if entry.is_kernel]
+    if arguments.action == "show":
+        return _show(root, kernels, arguments.name)
     return _verify(kernels) if arguments.action == "verify" else _info(root, kernels)
 
 
@@ -42,9 +51,63 @@ def _info(root: Path, kernels: list[Entry]) -> int:
     print(f"kernels  {len(kernels)}, {_megabytes(sum(entry.size for entry in entries(root)))}; limit {limit}")
     if kernels:
         print(f"used     {_date(kernels[0].used)} to {_date(kernels[-1].used)}")
+        print(f"latest   {', '.join(_entry_name(entry) for entry in reversed(kernels[-LATEST:]))}")
     print(f"tuned    {_tuned(root / 'tuned.json')}")
     print(f"versions {'; '.join(environment())}")
     return 0
+
+
+def _show(root: Path, kernels: list[Entry], name: str | None) -> int:
+    """Lists the kernels, or prints those of one name: a digest, or what a profiler, log or file calls one."""
+    if name is None:
+        for entry in reversed(kernels):
+            print(f"{_date(entry.used)}  {_entry_name(entry)}")
+        return 0
+    found = [entry for entry in kernels if _is_called(entry, name)]
+    if not found:
+        raise UsageError(
+            f"{root} has no kernel {name!r}; accepted are 8 hexadecimal digits, or a name that ends in them"
+        )
+    print("\n\n".join(_described(entry) for entry in found))
+    return 0
+
+
+def _entry_name(entry: Entry) -> str:
+    """What profilers call a kernel; its file's name where that is of before they were named."""
+    return entry.name.rpartition("_")[0] if DIGEST.search(entry.name) else entry.name
+
+
+def _is_called(entry: Entry, name: str) -> bool:
+    name = Path(name).name.partition(".")[0]  # a file of the cache
+    asked, has = DIGEST.search(name), DIGEST.search(entry.name)
+    return entry.name == name or (asked is not None and has is not None and asked[1] == has[1])
+
+
+def _described(entry: Entry) -> str:
+    """A kernel's spec, tile and figures, as its entry has them."""
+    path = next(path for path in entry.files if path.suffix == ENTRY)
+    try:
+        data: dict[str, Any] = parse(path.read_bytes())
+        kernel = Kernel.from_dict(data["kernel"])
+        needs = (data["registers"], data["spill_bytes"], data["smem_bytes"])
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path} can't be read: {error}") from error
+    loads = [f"{load.name}, {load.kind.value}, {load.dtype.value}" for load in kernel.spec.loads]
+    target = f"{kernel.arch.value}, tile {kernel.config.name}, {kernel.variant.words}"
+    current = tuple(data["environment"]) == environment()
+    rows = {
+        "computes": formula(kernel.spec).splitlines(),
+        "reads": loads or ["nothing beside A and B"],
+        "target": [target, kernel.config.words],
+        "needs": ["{} registers, {} bytes spilled, {} bytes of shared memory".format(*needs)],
+        "module": [str(path.with_suffix(".py")) + ("" if kernel.edited is None else ", edited")],
+        "used": [_date(entry.used)],
+        "versions": ["; ".join(data["environment"]) + ("" if current else ": not what is installed")],
+    }
+    lines = [kernel.entry]
+    for label, texts in rows.items():
+        lines += [f"  {label if i == 0 else '':<8} {text}" for i, text in enumerate(texts)]
+    return "\n".join(lines)
 
 
 def _verify(kernels: list[Entry]) -> int:

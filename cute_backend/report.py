@@ -67,10 +67,12 @@ def explanation(explained: Explanation) -> RenderableType:
 
 def _region(region: Region, index: int) -> RenderableType:
     m, n, k = region.sizes
-    config = region.kernel().config
+    kernel = region.kernel()
+    config = kernel.config
     heading = Text.assemble(
         (f"region {index}: {region.node}", "bold"),
         f", {region.anchor} of M {m}, N {n}, K {k}\n",
+        f"    {kernel.entry}:\n",
         f"    {region.arch}, tile {config.name}:\n    {config.words}",
     )
     for accumulator, product in zip(region.spec.accumulators, region.products, strict=True):

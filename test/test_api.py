@@ -31,6 +31,7 @@ def test_an_explanation_prints_as_a_table():
 1 region fused
 
 region 0: _scaled_mm, aten._scaled_mm.default of M 512, N 512, K 512
+    cute_scaled_mm_silu_mul_quant_64x64_881a949d:
     sm_90a, tile 64x64_1x1:
     64 by 64, subtiles of 32 columns, raster 8
     acc of b, at epilogues.py:LINE
@@ -138,8 +139,8 @@ def test_a_pair_is_told_with_the_columns_of_each(parts, told):
     assert region.products == tuple(Product(label, line) for label in told) and region.sizes == (32, 48, 64)
     assert region.formula == "out0 = bf16(relu(acc0 + bias0) * (acc1 + bias1))"
     lines = str(explained).splitlines()
-    assert lines[4].startswith("    2 accumulators of 128 by 64, subtiles of 32 columns")
-    assert [f"    acc{i} of {label}, at {line}" for i, label in enumerate(told)] == lines[5:7]
+    assert lines[5].startswith("    2 accumulators of 128 by 64, subtiles of 32 columns")
+    assert [f"    acc{i} of {label}, at {line}" for i, label in enumerate(told)] == lines[6:8]
     assert [load.label for load in region.loads] == [label.replace("weight", "bias") for label in told]
 
 

@@ -1,8 +1,10 @@
 """The verdicts of compare_kernels.py, on kernels that are made up."""
 
 import struct
+import sys
 
-from compare_kernels import Verdict, compare, opcodes, record, report, sections_of, without_names
+import pytest
+from compare_kernels import Verdict, compare, main, opcodes, record, report, sections_of, without_names
 from shipped import shipped
 
 FADD, FMUL = bytes.fromhex("2172") + bytes(14), bytes.fromhex("2072") + bytes(14)
@@ -60,6 +62,7 @@ def test_each_difference_has_its_verdict():
         (kernel(), Verdict.SAME_TEXT, ""),
         (kernel("sub"), Verdict.SAME_CODE, "registers 8, "),
         (other_code, Verdict.SAME_FIGURES, "instructions 1"),
+        (kernel(code=FMUL), Verdict.DIFFERENT, "opcode 0x221 -1"),
         (kernel(registers=9), Verdict.DIFFERENT, "registers 8 -> 9"),
         (kernel("sub", FADD[:8] + b"\1" + FADD[9:], 9), Verdict.DIFFERENT, "registers 8 -> 9"),
         (kernel("sub", FMUL), Verdict.DIFFERENT, "opcode 0x221 -1"),
@@ -74,12 +77,21 @@ def test_each_difference_has_its_verdict():
 def test_the_status_is_that_of_the_worst_kernel(capsys):
     same, sub = {"one": kernel()}, {"one": kernel("sub")}
     assert report(same, same) == 0
-    assert capsys.readouterr().out == "\n1 kernels: 1 have the same PTX\n"
+    assert capsys.readouterr().out == "\n1 kernels: 1 have the same PTX and machine code\n"
     assert report(same, sub) == 0
     assert "    one\n        registers 8, spill bytes 0" in capsys.readouterr().out
     assert report(same, {"one": kernel("sub", FMUL)}) == 1
     assert report(same, {**same, "two": kernel()}) == 1
     assert "1 are in one tree alone" in capsys.readouterr().out
+
+
+def test_what_can_not_be_compared_has_a_status_of_its_own(capsys, monkeypatch, tmp_path):
+    command = ["compare_kernels", "--base", "no such revision", "--cache", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert "compare_kernels: no such revision can't be read: fatal: " in capsys.readouterr().err
 
 
 def test_what_is_listed_has_names_of_its_own_and_both_alignments():

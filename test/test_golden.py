@@ -1,5 +1,7 @@
 """The kernels of the shared epilogues, as text that a person has read, and compiled from that text."""
 
+import re
+
 import pytest
 from epilogues import EPILOGUES, Problem
 from golden import EXPECTED, assert_expected
@@ -43,6 +45,11 @@ def test_the_module_is_as_expected_and_compiles(name, arch):
     assert built.cubin.startswith(b"\x7fELF")
     assert f".target {arch}" in built.ptx
     assert built.spill_bytes == 0
+    entry = region.kernel().entry
+    names = [f"{entry}_cutlass_0", f"{entry}_finish_cutlass_1"][: 2 if region.spec.reductions else 1]
+    assert re.findall(r"\.entry (\w+)\(", built.ptx) == names
+    assert all(name.encode() in built.cubin and name.encode() in built.host_object for name in names)
+    assert f"\n{entry}:\n" in built.source
 
 
 def test_every_expected_module_has_an_epilogue():

@@ -27,6 +27,7 @@ from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.regions import find_regions
 from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.fx_walk.working_copy import WorkingCopy
+from cute_backend.planning.naming import words
 from cute_backend.runtime.launch import announce
 from cute_backend.runtime.source import edited_folder
 from cute_backend.spec import Precision
@@ -75,7 +76,8 @@ class EpiloguePass(CustomGraphPass):
             rewrite(graph, regions)
             announce_regions(regions)
         for region in regions:
-            log.info("fused %s of M, N, K %s: %s", _names(region), region.problem, region.spec.key)
+            what = words(region.spec)
+            log.info("fused %s of M, N, K %s: %s %s", _names(region), region.problem, what, region.spec.key)
         for rejection in rejections:
             log.info("left %s to Inductor, %s: %s", rejection.node, rejection.reason.value, rejection.message)
         tally = counters["cute_backend"]

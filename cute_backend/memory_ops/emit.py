@@ -9,6 +9,7 @@ from typing import Any
 
 from ..formula import formula
 from ..planning import Ring, TileConfig, Variant, plan, subtiled
+from ..planning.naming import entry_name
 from ..signature import WORKSPACE, Extent, Role, of_role, signature
 from ..spec import BColumns, DType, EpilogueSpec, Load, Order, Overflow, ProductKind, Store
 from . import emit_reductions, reads
@@ -31,12 +32,16 @@ def emit(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
     max_active_clusters, stream)`, whose arguments carry the spec's names. Where a store reduces, there is a
     kernel `finish` too, and after the stores comes `workspace`, where `gemm` leaves it partials.
     """
-    return _Module(simplify(spec), formula(spec), subtiled(spec, config, variant), variant).text()
+    header = (entry_name(spec, config, variant), formula(spec))
+    return _Module(simplify(spec), header, subtiled(spec, config, variant), variant).text()
 
 
 class _Module:
-    def __init__(self, spec: EpilogueSpec, formula: str, config: TileConfig, variant: Variant) -> None:
-        self.spec, self.formula, self.config, self.variant = spec, formula, config, variant
+    def __init__(
+        self, spec: EpilogueSpec, header: tuple[str, str], config: TileConfig, variant: Variant
+    ) -> None:
+        self.spec, self.config, self.variant = spec, config, variant
+        self.name, self.formula = header
         self.arguments = signature(spec)
         self.plan = plan(spec, config, variant)
         self.chain = Chain(spec, self._reads())
@@ -64,7 +69,8 @@ class _Module:
             )
         lines += [
             "",
-            f"{self.config.arch.value}, tile {self.config.name}, {self._alignment()}:",
+            f"{self.name}:",
+            f"{self.config.arch.value}, tile {self.config.name}, {self.variant.words}:",
             f"{self.config.words}.",
             *_WHERE_TO_READ_ON,
             '"""',
@@ -94,11 +100,6 @@ class _Module:
             *([f"from {self.mainloop.module} import {self.mainloop.name}"] if self.mainloop else []),
             f"from {module} import {template}",
         ]
-
-    def _alignment(self) -> str:
-        if self.variant is Variant.TMA:
-            return "planes aligned to 16 bytes"
-        return "planes aligned to their elements"
 
     def _types(self) -> set[str]:
         stored = {register_type(self.chain.stored(store)[1]) for store in self.spec.stores}

@@ -31,6 +31,11 @@ class Variant(str, Enum):
     PLAIN = "plain"
     """Nothing beyond the alignment of an element: they are read and written by element, masked."""
 
+    @property
+    def words(self) -> str:
+        """What that is, for people."""
+        return f"planes aligned to {'16 bytes' if self is Variant.TMA else 'their elements'}"
+
 
 @dataclass(frozen=True)
 class TileConfig:

@@ -21,6 +21,7 @@ from typing import Any
 
 from ..memory_ops.emit import CUTE_TYPES
 from ..planning import TileConfig, Variant, subtiled
+from ..planning.naming import FINISH
 from ..signature import Argument, Extent, signature
 from ..spec import EpilogueSpec, Stride
 from .cache import scratch_folder
@@ -74,6 +75,7 @@ def compile_kernel(kernel: Kernel, source: str, path: Path) -> Built:
     with _DSL, scratch_folder(path.parent) as scratch:
         try:
             module = _import_source(kernel.name, path)
+            _name_entries(kernel, module)
             compiled = _compile(kernel, module, str(scratch))
             built = _collect(compiled, source, scratch)
             check_room(scratch, _MARGIN)
@@ -96,6 +98,13 @@ def _import_source(name: str, path: Path) -> ModuleType:
     sys.modules[module.__name__] = module
     found.loader.exec_module(module)
     return module
+
+
+def _name_entries(kernel: Kernel, module: ModuleType) -> None:
+    """Call what a module launches by the kernel's name, which its text need not say."""
+    for template, suffix in (("gemm", ""), ("finish", FINISH)):
+        if hasattr(module, template):
+            getattr(module, template).name = kernel.entry + suffix
 
 
 def _compile(kernel: Kernel, module: ModuleType, scratch: str) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..planning import Arch, TileConfig, Variant
+from ..planning.naming import entry_name
 from ..spec import EpilogueSpec
 from .source import edited_text
 
@@ -90,10 +91,14 @@ class Kernel:
         return self.config.arch
 
     @cached_property
+    def entry(self) -> str:
+        """What profilers call it: the same for every version of what compiles it, and edited or not."""
+        return entry_name(self.spec, self.config, self.variant)
+
+    @cached_property
     def name(self) -> str:
         """A file name that no other kernel, and no other version of what compiles it, shares."""
-        digest = digest_of(self.to_dict(), environment())
-        return f"{self.arch.value}_{self.config.name}_{self.variant.value}_{digest}"
+        return f"{self.entry}_{digest_of(self.to_dict(), environment())}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values: everything that another process needs to build it."""

@@ -38,8 +38,9 @@ KEPT_S = 600
 _LEFT_BEHIND_S = 3600
 """Seconds after which an unfinished file is that of a process that was killed."""
 
-_ENTRY = ".json"
-_NAME = re.compile(r"sm_\d+a_\w+_[0-9a-f]{16}")
+ENTRY = ".json"
+_NAME = re.compile(r"(cute_\w+_[0-9a-f]{8}|sm_\d+a_\w+)_[0-9a-f]{16}")
+"""What kernels are called, and were before they were named by what they do."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,14 @@ class Entry:
     @property
     def is_kernel(self) -> bool:
         """Whether there is more than a source that was never compiled, or code without its entry."""
-        return any(path.suffix == _ENTRY for path in self.files)
+        return any(path.suffix == ENTRY for path in self.files)
 
 
 def entries(root: Path) -> list[Entry]:
     """What lies in a folder, what was used longest ago first; nothing where there is no folder."""
     found: dict[str, dict[Path, os.stat_result]] = defaultdict(dict)
-    for path in root.glob("sm_*"):
-        if _NAME.fullmatch(path.stem) and path.suffix in (_ENTRY, LIBRARY, OBJECT, ".py"):
+    for path in root.glob("*_*"):
+        if _NAME.fullmatch(path.stem) and path.suffix in (ENTRY, LIBRARY, OBJECT, ".py"):
             with suppress(FileNotFoundError):
                 found[path.stem][path] = path.stat()
     listed = []
@@ -95,7 +96,7 @@ def remove(cache: KernelCache, entry: Entry) -> bool:
     """Remove one kernel; False where someone is writing it, or the folder is not to be written."""
     try:
         with cache.lock_named(f"{entry.name}.lock").acquire(timeout=0):
-            for path in sorted(entry.files, key=lambda path: path.suffix != _ENTRY):
+            for path in sorted(entry.files, key=lambda path: path.suffix != ENTRY):
                 path.unlink(missing_ok=True)
     except (Timeout, OSError):
         return False
@@ -135,7 +136,7 @@ def judge(entry: Entry) -> tuple[Verdict, str]:
 
     STALE is one that is whole, and that these versions do not load.
     """
-    path = next(path for path in entry.files if path.suffix == _ENTRY)
+    path = next(path for path in entry.files if path.suffix == ENTRY)
     try:
         data: dict[str, Any] = parse(read_trusted(path, MAX_ENTRY))
         code = path.with_suffix(LIBRARY if data["linked"] else OBJECT)

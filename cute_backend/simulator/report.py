@@ -84,8 +84,7 @@ class Report:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.entry[:60]}: grid {self.grid}, cluster {self.cluster}, "
-            f"{self.instructions} warp instructions"
+            f"{self.entry}: grid {self.grid}, cluster {self.cluster}, {self.instructions} warp instructions"
         ]
         for role in sorted(self.roles.values(), key=lambda r: r.role):
             moved = ", ".join(f"{kind} {n}" for kind, n in sorted(role.bytes.items()))

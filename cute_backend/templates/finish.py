@@ -25,6 +25,7 @@ from cutlass.memory import SmemAllocator
 from ..planning import TileConfig
 from ..signature import WORKSPACE_ALIGN
 from ..spec import Axis
+from .entry import named
 from .overlap import await_earlier_kernels
 from .workspace import partials_bytes, partials_shape
 
@@ -66,6 +67,9 @@ class Result(Protocol):
 class Finish:
     """The stores `results` of a region whose kernel has the tile configuration `config`."""
 
+    name = ""
+    """What the entry is called; see `entry.named`."""
+
     def __init__(self, config: TileConfig, *results: Result):
         self.config = config
         self.results = results
@@ -93,7 +97,7 @@ class Finish:
         blocks = Int32(1)
         for result, output in zip(self.results, outputs, strict=True):
             blocks = cutlass.max(blocks, cute.ceil_div(output.shape[0], WIDTH[result.axis]))
-        self.kernel(partials, outputs, m, n).launch(
+        named(self.kernel, self.name)(partials, outputs, m, n).launch(
             grid=(blocks, len(self.results), 1), block=(THREADS, 1, 1), use_pdl=True, stream=stream
         )
 

@@ -22,9 +22,11 @@ from .tile import Tile
 
 
 class Gemm(ABC):
-    """A kernel of one architecture, for an epilogue and a tile. `crew` is who works in its CTAs."""
+    """A kernel of one architecture, for an epilogue and a tile. `crew` is who works in its CTAs, `name` what
+    the entry is called (`entry.named`)."""
 
     crew: Crew
+    name = ""
 
     def __init__(self, epilogue: Epilogue, config: TileConfig, *, kind: ProductKind):
         self.epilogue = epilogue

@@ -47,6 +47,7 @@ from ..planning import TILE_K_BYTES, TileConfig
 from ..spec import ProductKind
 from . import batch as batches
 from .crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
+from .entry import named
 from .epilogue import Epilogue, SmemOperand, by_name, release_planes
 from .gemm import Gemm
 from .mainloop import Sm100Mainloop, Sm100Plain
@@ -200,7 +201,7 @@ class Sm100Gemm(Gemm):
         store_tmas = self._maps(go, epilogue.tma_stores, store_of, store_planes, self.box, m, a)
 
         clusters = cutlass.min(batches.schedule(config, m, n, a).items, max_active_clusters)
-        self.kernel(
+        named(self.kernel, self.name)(
             tiled_mma,
             piece_mma,
             cluster,

@@ -48,6 +48,7 @@ from ..planning import TILE_K_BYTES, TileConfig
 from ..spec import BColumns, ProductKind
 from . import batch as batches
 from .crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
+from .entry import named
 from .epilogue import Epilogue, SmemOperand, by_name, release_planes
 from .gemm import Gemm
 from .mainloop import Sm90Mainloop, Sm90Plain, WarpgroupOperands
@@ -261,7 +262,7 @@ class Sm90Gemm(Gemm):
                 (config.cluster_m, config.cluster_n, clusters),
                 (config.cluster_m, config.cluster_n, 1),
             )
-        self.kernel(
+        named(self.kernel, self.name)(
             add_mma,
             set_mma,
             a_tma,

@@ -7,6 +7,7 @@
     rowvec0  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     exact0   exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait
 
+cute_bmm_bias_scale_silu_residual_max_256x128_62178ea8:
 sm_100a, tile 256x128_2x1_2cta, planes aligned to 16 bytes:
 256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have

@@ -4,6 +4,7 @@
     scale_b  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     bias     rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
+cute_scaled_mm_bias_256x128_4e845fce:
 sm_100a, tile 256x128_2x1_2cta, planes aligned to 16 bytes:
 256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have

@@ -4,6 +4,7 @@
     scale_b  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     bias     rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
+cute_scaled_mm_bias_128x128_7cd7cf23:
 sm_90a, tile 128x128_2x1_pingpong, planes aligned to 16 bytes:
 128 by 128, warpgroups in turn, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have

@@ -5,6 +5,7 @@
     bias     rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     exact0   exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait
 
+cute_scaled_mm_bias_residual_256x128_8e03744f:
 sm_100a, tile 256x128_2x1_2cta, planes aligned to 16 bytes:
 256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have

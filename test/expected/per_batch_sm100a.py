@@ -9,6 +9,7 @@
     exact1   exact   bf16  vector          by element when needed, of M modes (s, 0)
     colvec1  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait, of M modes (0, s)
 
+cute_scaled_mm_residual_scale_amax_256x128_6115a687:
 sm_100a, tile 256x128_2x1_2cta, planes aligned to 16 bytes:
 256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have

@@ -9,6 +9,7 @@
     exact1   exact   bf16  vector          by element when needed, of M modes (s, 0)
     colvec1  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait, of M modes (0, s)
 
+cute_scaled_mm_residual_scale_amax_64x128_445883bb:
 sm_90a, tile 64x128_2x1_pingpong, planes aligned to 16 bytes:
 64 by 128, warpgroups in turn, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have

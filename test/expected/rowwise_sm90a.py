@@ -3,6 +3,7 @@
     scale_a  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
     scale_b  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
+cute_scaled_mm_128x128_8a9dfbc3:
 sm_90a, tile 128x128_2x1_pingpong, planes aligned to 16 bytes:
 128 by 128, warpgroups in turn, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have

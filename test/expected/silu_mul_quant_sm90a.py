@@ -6,6 +6,7 @@
     exact0   exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait
     scalar0  scalar  f32   scalar          read once, before the accumulator wait
 
+cute_scaled_mm_silu_mul_quant_128x128_480fad5e:
 sm_90a, tile 128x128_2x1_pingpong, planes aligned to 16 bytes:
 128 by 128, warpgroups in turn, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have

@@ -6,6 +6,7 @@
     rowvec0  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     exact0   exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait
 
+cute_scaled_mm_scale_residual_128x128_a55a1ec7:
 sm_90a, tile 128x128_2x1_pingpong, planes aligned to 16 bytes:
 128 by 128, warpgroups in turn, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have

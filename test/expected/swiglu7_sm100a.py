@@ -4,6 +4,7 @@
     bias0  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     bias1  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
+cute_mm_bias_clamp_swiglu_256x128_e7014195:
 sm_100a, tile 256x128x2_2x1_2cta, planes aligned to 16 bytes:
 2 accumulators of 256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have

@@ -4,6 +4,7 @@
     bias0  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     bias1  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
+cute_mm_bias_clamp_swiglu_128x64_ce6ab052:
 sm_90a, tile 128x64x2_2x1_pingpong, planes aligned to 16 bytes:
 2 accumulators of 128 by 64, warpgroups in turn, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have

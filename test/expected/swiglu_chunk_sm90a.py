@@ -5,6 +5,7 @@
     scale_b0  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     scale_b1  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
+cute_scaled_mm_swiglu_128x64_3995df40:
 sm_90a, tile 128x64x2_2x1_pingpong, planes aligned to 16 bytes:
 2 accumulators of 128 by 64, warpgroups in turn, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have

@@ -7,6 +7,7 @@
     scale_b0  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     scale_b1  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
+cute_scaled_mm_swiglu_amax_256x128_1ee884f1:
 sm_100a, tile 256x128x2_2x1_2cta, planes aligned to 16 bytes:
 2 accumulators of 256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have

@@ -236,7 +236,7 @@ def pickled(members: dict[str, bytes]) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (changed_code, r"was changed: sm_90a_\w+ is not what was written$"),
+        (changed_code, r"was changed: cute_\w+ is not what was written$"),
         (lost_code, r"is no sound pack: .*There is no item named 'sm_90a"),
         (lost_manifest, r"is no sound pack: .*There is no item named 'manifest"),
         (pickled, r"is no sound pack: "),

@@ -6,6 +6,7 @@ import platform
 import re
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from cute_backend.runtime import compile as compiling
 from cute_backend.runtime import host_code
 from cute_backend.runtime.compile import BuildError, compile_kernel
 from cute_backend.runtime.cubin import resources
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.source import text_of
 from cute_backend.runtime.toolkit import cuda_major
 from cute_backend.spec import Major, Order
 
@@ -127,9 +130,21 @@ def test_host_code_is_for_the_stated_baseline_not_for_this_machine(
 
 
 def test_an_error_in_the_source_is_a_build_error_that_names_the_kernel(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"sm_90a_\w+ does not compile: NameError: .*no_such_name") as error:
+    with pytest.raises(BuildError, match=r"cute_mm_\w+ does not compile: NameError: .*no_such_name") as error:
         compile_text(source(make_spec()) + "\nno_such_name\n", tmp_path)
     assert "\x1b" not in str(error.value)
+
+
+def test_threads_that_build_different_kernels_name_each_by_its_own(tmp_path: Path) -> None:
+    kernels = [kernel_of(make_spec(exact=False), arch=arch) for arch in Arch]
+
+    def names(kernel: Kernel) -> list[str]:
+        path = tmp_path / f"{kernel.name}.py"
+        path.write_text(text_of(kernel))
+        return re.findall(r"\.entry (\w+)\(", compile_kernel(kernel, path.read_text(), path).ptx)
+
+    with ThreadPoolExecutor(len(kernels)) as pool:
+        assert list(pool.map(names, kernels)) == [[f"{kernel.entry}_cutlass_0"] for kernel in kernels]
 
 
 def test_arguments_that_are_not_the_specs_are_refused(tmp_path: Path) -> None:

@@ -174,13 +174,22 @@ def test_only_old_unfinished_files_are_swept(folder: Path) -> None:
 
 def test_other_files_of_the_folder_are_let_be(folder: Path) -> None:
     cache = written(folder, 2 * KEPT_S)
-    for name in ("sm_90a_mine.so", "notes.txt", "sm_90a_of_mine_0123456789abcdef.png"):
+    mine = {"sm_90a_mine.so", "notes.txt", "sm_90a_of_mine_0123456789abcdef.png", "cute_0123456789abcdef.so"}
+    for name in mine:
         (folder / name).write_text("mine")
         os.utime(folder / name, (1, 1))
     clear(cache)
     evict(cache, 0)
     kept = {path.name for path in folder.iterdir() if path.suffix != ".lock"}
-    assert kept == {"sm_90a_mine.so", "notes.txt", "sm_90a_of_mine_0123456789abcdef.png"}
+    assert kept == mine
+
+
+def test_kernels_from_before_they_were_named_by_what_they_do_go_too(folder: Path) -> None:
+    cache = written(folder, 0)
+    for suffix in (".py", ".so", ".json"):
+        (folder / f"sm_90a_64x64_1x1_tma_0123456789abcdef{suffix}").write_text("old")
+    assert clear(cache)[0] == 2
+    assert names(folder) == []
 
 
 # Killed at any instant
@@ -228,6 +237,72 @@ def test_info_counts_kernels_and_bytes(folder: Path, capsys: pytest.CaptureFixtu
     assert lines["kernels"] == f"2, {size / 2**20:.1f} MiB; limit 4096 MiB"
     assert lines["tuned"] == "nothing"
     assert "x86-64-v2" in lines["versions"] or "generic" in lines["versions"]
+
+
+def test_info_names_the_kernels_that_were_used_last(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(folder, *(100 * i for i in range(8)))
+    assert main(["cache", "info"]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["latest"] == ", ".join(kernel.entry for kernel in KERNELS[:5])
+
+
+def test_show_without_a_name_lists_all(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(folder, 0, 100)
+    (folder / "sm_90a_64x64_1x1_tma_0123456789abcdef.json").write_text("{}")
+    os.utime(folder / "sm_90a_64x64_1x1_tma_0123456789abcdef.json", (1, 1))
+    assert main(["cache", "show"]) == 0
+    listed = [line.split()[-1] for line in capsys.readouterr().out.splitlines()]
+    assert listed == [KERNELS[0].entry, KERNELS[1].entry, "sm_90a_64x64_1x1_tma_0123456789abcdef"]
+
+
+@pytest.mark.parametrize(
+    "calls", [lambda k: k.entry[-8:], lambda k: f"{k.entry}_cutlass_0", lambda k: f"{k.name}.py"]
+)
+def test_show_says_what_a_digest_is(
+    calls: Callable[[Kernel], str], folder: Path, built: Built, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(folder, 0, 100)
+    kernel = KERNELS[1]
+    assert main(["cache", "show", calls(kernel)]) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert lines[0] == kernel.entry
+    assert lines[1].split(maxsplit=1) == [
+        "computes",
+        "out0 = bf16(acc * scalar0 + rowvec0 + colvec0 + exact0)",
+    ]
+    assert "  reads    scalar0, scalar, f32\n           rowvec0, rowvec, f32\n" in out
+    assert f"  target   {kernel.arch.value}, tile {kernel.config.name}, planes aligned to 16 bytes\n" in out
+    assert f"  needs    {built.registers} registers, {built.spill_bytes} bytes spilled, " in out
+    assert f"  module   {folder / kernel.name}.py\n" in out and "not what is installed" not in out
+
+
+def test_show_prints_each_version_of_a_kernel(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(folder, 0)
+    for module in ("runtime.kernel", "runtime.cache", "cache_command"):
+        monkeypatch.setattr(f"cute_backend.{module}.environment", lambda: ("later",))
+    monkeypatch.setattr(building, "_loaded", {})
+    again = replace(KERNELS[0])
+    obtain([again])
+    assert main(["cache", "show", again.entry]) == 0
+    newer, older = sorted(capsys.readouterr().out.split("\n\n"), key=lambda text: "not what" in text)
+    assert newer.splitlines()[0] == older.splitlines()[0] == again.entry
+    assert newer.rstrip().endswith("versions later") and older.rstrip().endswith(": not what is installed")
+
+
+def test_show_refuses_what_it_has_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(folder, 0)
+    for name in ("0a1b2c3d", "gemm"):
+        assert main(["cache", "show", name]) == 2
+        told = f"cute_backend: {folder} has no kernel {name!r}; accepted are 8 hexadecimal digits, or a name"
+        assert capsys.readouterr().err.startswith(told)
+    (folder / f"{KERNELS[0].name}.json").write_text("{}")
+    assert main(["cache", "show", KERNELS[0].entry]) == 2
+    assert f"{KERNELS[0].name}.json can't be read: " in capsys.readouterr().err
+    assert main(["cache", "info", "0a1b2c3d"]) == 2
+    assert capsys.readouterr().err == "cute_backend: cache info takes no name; cache show does\n"
 
 
 def test_path_is_all_that_path_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -337,7 +412,7 @@ def test_verify_names_what_is_corrupt(
     why = damage(folder, KERNELS[0])
     assert main(["cache", "verify"]) == 1
     first, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("sm_") and f": {why}" in first
+    assert first.startswith("cute_") and f": {why}" in first
     assert last == "1 sound, 0 of other versions, 1 corrupt"
 
 

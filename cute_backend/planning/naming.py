@@ -1,0 +1,236 @@
+"""What a kernel is called, in PTX, profilers, logs and files: by what it does and what it is.
+
+    cute_scaled_mm_bias_gelu_residual_128x128_1a2b3c4d
+
+The words are read off the spec, for people, and several kernels may share them. The digest is of the spec,
+the tile, the alignment and the target alone: a kernel keeps its name from one version of this package to the
+next. PTX and profilers have "_cutlass_0" after it, or another number (`templates.entry`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from ..spec import Const, DType, EpilogueSpec, LoadKind, Op, ProductKind, ReduceKind, Store
+
+if TYPE_CHECKING:
+    from .tiles import TileConfig, Variant
+
+MAX_WORDS = 48
+"""Characters of the words together."""
+
+FINISH = "_finish"
+"""What the name of the kernel that finishes a region's reductions ends in."""
+
+DIGEST = re.compile(r"(?:^|_)([0-9a-f]{8})(?:_finish)?(?:_cutlass_\d+)?(?:_[0-9a-f]{16})?$")
+"""The digest in what a profiler, a log or a file of the cache calls a kernel, or alone."""
+
+
+def entry_name(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
+    """The name of a kernel: letters, digits and underscores."""
+    return f"cute_{words(spec)}_{config.tile_m}x{config.tile_n}_{digest(spec, config, variant)}"
+
+
+def digest(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
+    """Eight hexadecimal digits for a spec, a tile with its architecture, and an alignment."""
+    identity = json.dumps([_given(spec), _given(config), variant.value], sort_keys=True)
+    return hashlib.sha256(identity.encode()).hexdigest()[:8]
+
+
+def _given(value: Any) -> Any:
+    """A dataclass as plain values, without what is as it is by default: so a field that is added later leaves
+    names as they are."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple):
+        return [_given(each) for each in value]
+    if not is_dataclass(value):
+        return value
+    every = ((each.name, getattr(value, each.name), each.default) for each in fields(value))
+    return {name: _given(has) for name, has, default in every if has != default}
+
+
+def words(spec: EpilogueSpec) -> str:
+    """What a region does, such as "scaled_mm_bias_gelu_residual", in at most MAX_WORDS characters, "etc" last
+    where there is more.
+
+    The product comes first, then the steps that a person would name, in their order. A formula is recognised
+    by its marks (a gelu by erf or tanh and a number); other steps are called by their functions.
+    """
+    product = "bmm" if spec.product.kind is ProductKind.BATCHED else "mm"
+    if any(load.name.startswith(_SCALES) for load in spec.loads):
+        product = f"scaled_{product}"
+    text = product
+    for word in _Steps(spec).words():
+        if len(text) + len(word) + len("_etc") >= MAX_WORDS:
+            return f"{text}_etc"
+        text = f"{text}_{word}"
+    return text
+
+
+_FUNCTIONS = frozenset((
+    "relu", "abs", "sign", "pow", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p",
+    "sin", "cos", "tanh", "sigmoid", "erf", "floor", "ceil", "round", "trunc", "where", "maximum", "minimum",
+    "fmax", "fmin", "copysign", "div_floor", "div_trunc",
+))  # fmt: skip
+"""Ops that are words where they belong to no formula."""
+
+_GELU = {"erf": math.sqrt(0.5), "tanh": 0.044715}
+"""The numbers by which each form of gelu is known: x is divided by the root of 2, or its cube is multiplied
+(Hendrycks and Gimpel, 2016)."""
+
+_GATED = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu", "sigmoid": "glu"}
+"""What the product of two accumulators is called, by the activation of one of them (Shazeer, 2020)."""
+
+_SCALES = ("scale_a", "scale_b")
+"""How the roles of `_scaled_mm`'s own scales begin: its product is called after them."""
+
+_NARROW = (DType.E4M3, DType.E5M2, DType.I8, DType.U8)
+
+
+@dataclass(frozen=True)
+class _Value:
+    """Of which value another is a function, by which ops, and what it comes from.
+
+    `plane` is of a value that no accumulator has a part in: whether a load of it varies over both M and N.
+    """
+
+    of: str
+    by: frozenset[str] = frozenset()
+    accumulators: frozenset[str] = frozenset()
+    plane: bool = False
+    noise: bool = False
+
+
+class _Steps:
+    """The words of a spec, by the op that says each; that of a formula replaces what the ops in it said."""
+
+    def __init__(self, spec: EpilogueSpec) -> None:
+        self._spec = spec
+        self._ops = {op.name: op for op in spec.ops}
+        self._said: dict[str, str] = {}
+        self._values: dict[str, _Value] = {}
+        for acc in spec.accumulators:
+            self._values[acc.name] = _Value(acc.name, accumulators=frozenset([acc.name]))
+        for load in spec.loads:
+            self._values[load.name] = _Value(load.name, plane=load.kind is LoadKind.EXACT)
+
+    def words(self) -> list[str]:
+        """In order, each once."""
+        for op in self._spec.ops:
+            self._values[op.name] = self._enter(op)
+        results = [self._result(store) for store in self._spec.stores]
+        said = list(dict.fromkeys([*self._said.values(), *(word for word in results if word)]))
+        for part in ("clamp", "scale"):  # of a quantisation
+            said = [word for word, after in pairwise([*said, ""]) if (word, after) != (part, "quant")]
+        return said
+
+    def _enter(self, op: Op) -> _Value:
+        """What is known of an op's result, once its word is said."""
+        names = [operand for operand in op.operands if isinstance(operand, str)]
+        operands = [self._values[name] for name in names]
+        accumulators = frozenset[str]().union(*(value.accumulators for value in operands))
+        result = _Value(
+            op.name,
+            accumulators=accumulators,
+            plane=any(value.plane for value in operands),
+            noise=op.op == "gumbel" or any(value.noise for value in operands),
+        )
+        if result.noise or not accumulators:
+            self._say(op, "sample" if op.op == "gumbel" else None)
+            return result
+        if len({value.of for value in operands}) > 1:
+            self._say(op, self._joined(op, names))
+            return result
+        by = frozenset([op.name]).union(*(value.by for value in operands))
+        step = self._step(op, by)
+        if step is None:
+            self._say(op, _function(op))
+            return replace(result, of=operands[0].of, by=by)
+        for part in by:
+            self._said.pop(part, None)
+        self._say(op, step)
+        return result
+
+    def _say(self, op: Op, word: str | None) -> None:
+        if word is not None:
+            self._said[op.name] = word
+
+    def _step(self, op: Op, by: frozenset[str]) -> str | None:
+        """The word of an op that ends a formula, all of whose ops, of one value, are `by`."""
+        if op.op == "cast":
+            return "quant" if op.dtype in _NARROW else None
+        if op.op in ("maximum", "minimum") and _number(op) is not None:
+            return "relu" if (op.op, _number(op)) == ("maximum", 0) else "clamp"
+        if op.op == "relu":
+            return op.op
+        if op.op not in ("mul", "div") or _number(op) is not None or len(set(op.operands)) == 1:
+            return None
+        # The value, perhaps times a number, by a function of it.
+        said = {self._said[name] for name in by if name in self._said}
+        numbers = [number for name in by if (number := _number(self._ops[name])) is not None]
+        for form, mark in _GELU.items():
+            if form in said and any(math.isclose(each, mark, rel_tol=1e-4) for each in numbers):
+                return "gelu"
+        if "sigmoid" in said or (op.op == "div" and said == {"exp"} and 1 in numbers):
+            return "silu"
+        return None
+
+    def _joined(self, op: Op, names: list[str]) -> str | None:
+        """The word of an op on several values, one of the product among them."""
+        others = [name for name in names if not self._values[name].accumulators]
+        plane = any(self._values[name].plane for name in others)
+        if not others:
+            return self._gated(op, names)
+        if op.op in ("add", "sub"):
+            return "residual" if plane else "bias"
+        if op.op in ("mul", "div"):
+            if any(name.startswith(_SCALES) for name in others):
+                return None
+            return "mul" if plane else "scale"
+        return _function(op)
+
+    def _gated(self, op: Op, names: list[str]) -> str | None:
+        """The word of an op on values of the product alone."""
+        parts = [self._values[name] for name in names]
+        if op.op == "mul" and not frozenset.intersection(*(part.accumulators for part in parts)):
+            for ender in frozenset[str]().union(*(part.by | {part.of} for part in parts)):
+                if (activation := self._said.get(ender)) in _GATED:
+                    del self._said[ender]
+                    return _GATED[activation]
+        return op.op if op.op in ("add", "sub", "mul", "div") else _function(op)
+
+    def _result(self, store: Store) -> str | None:
+        """The word of what a store does with its value."""
+        value = self._spec.producers[store.value]
+        if store.reduce is None:
+            narrowed = store.dtype in _NARROW and self._spec.dtypes[store.value].is_float
+            return "quant" if narrowed else None
+        kind = store.reduce.kind
+        if kind is ReduceKind.ARGMAX and self._values[store.value].noise:
+            return None
+        if kind is ReduceKind.MAX and isinstance(value, Op) and value.op == "abs":
+            self._said.pop(value.name, None)
+            return "amax"
+        return kind.value
+
+
+def _number(op: Op) -> float | None:
+    """The number that an op has besides a value, if it does."""
+    return next((float(each.value) for each in op.operands if isinstance(each, Const)), None)
+
+
+def _function(op: Op) -> str | None:
+    """The word of an op that belongs to no formula, or not yet."""
+    if op.op == "mul" and len(set(op.operands)) == 1:
+        return "square"
+    if op.op == "reciprocal" or (op.op == "div" and isinstance(op.operands[0], Const)):
+        return "reciprocal"
+    return op.op if op.op in _FUNCTIONS else None
