@@ -18,10 +18,11 @@ from torch import Tensor
 from cute_backend import numerics
 from cute_backend.memory_ops import device_reduce as reduce
 from cute_backend.planning import Arch, TileConfig
+from cute_backend.signature import WORKSPACE_ALIGN
 from cute_backend.simulator.host import HostProgram, host_program
 from cute_backend.spec import Axis, DType, Overflow
 from cute_backend.templates.finish import THREADS, UNROLL, WIDTH, Finish
-from cute_backend.templates.workspace import ALIGN, partials_shape
+from cute_backend.templates.workspace import partials_shape
 
 INF, NAN = float("inf"), float("nan")
 TORCH = {
@@ -72,7 +73,7 @@ def program(arch: Arch, axis: Axis) -> HostProgram:
         finish,
         stage,
         tuple(fake(result.dtype, result.dtype.width // 8) for result in stage.results),
-        fake(cutlass.Uint8, ALIGN),
+        fake(cutlass.Uint8, WORKSPACE_ALIGN),
         Int32(1),
         Int32(1),
         make_fake_stream(use_tvm_ffi_env_stream=True),
@@ -94,7 +95,7 @@ def run(arch: Arch, axis: Axis, m: int, n: int, parts: Sequence[Sequence[Tensor]
     """The stores of partials, each (parts, results), in the order of `results`."""
     extent = parts[0][0].shape[1]
     flat = [part.contiguous().view(torch.uint8).flatten() for result in parts for part in result]
-    padded = [torch.nn.functional.pad(part, (0, -len(part) % ALIGN), value=0xFF) for part in flat]
+    padded = [torch.nn.functional.pad(part, (0, -len(part) % WORKSPACE_ALIGN), value=0xFF) for part in flat]
     outputs = [torch.full((extent,), 77).to(TORCH[result.dtype]) for result in results(axis)]
     program(arch, axis).launch([tuple(outputs), torch.cat(padded), m, n])
     return outputs
