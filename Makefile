@@ -1,4 +1,4 @@
-# make demo | test | test-sim | compare | lint | docs | dist | test-gpu | bench | models | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
+# make demo | test | test-exhaustive | test-sim | compare | lint | docs | dist | test-gpu | bench | models | clean. Each makes .venv first; PYTHON names the interpreter to make it with.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -23,11 +23,12 @@ define cpu_torch
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sim compare lint docs dist test-gpu bench models golden clean
+.PHONY: help demo test test-exhaustive test-sim compare lint docs dist test-gpu bench models golden clean
 
 help:
 	@echo "make demo      install, then explain, build and check a fused fp8 MLP (and run it, on a GPU)"
-	@echo "make test      install, lint, then every test but those of test-sim and test-gpu"
+	@echo "make test      install, lint, then every test but those of the next two and of test-gpu"
+	@echo "make test-exhaustive  the rest of the sweeps that make test has a part of: for a change of templates"
 	@echo "make test-sim  every shipped configuration on the simulated machine, some 25 minutes on 2 cores"
 	@echo "make compare   whether the kernels here are those of BASE=main; ONLY=pattern, GOLDENS=1"
 	@echo "make test-torch TORCH=2.15.0  the walker's, API's and models' tests on that torch, in build/torch-2.15.0"
@@ -44,7 +45,10 @@ demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
 
 test: lint
-	$(BIN)/python -m pytest -m "not gpu and not sim" -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -m "not gpu and not sim and not exhaustive" -n $(JOBS) --dist worksteal
+
+test-exhaustive: $(INSTALLED)
+	$(BIN)/python -m pytest -m exhaustive -n $(JOBS) --dist worksteal
 
 test-sim: $(INSTALLED)
 	$(BIN)/python -m pytest -m sim -n $(JOBS) --dist worksteal

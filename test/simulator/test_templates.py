@@ -71,6 +71,7 @@ def test_many_planes_are_right(name, arch, n):
         assert relative_error(actual, right) < TOLERANCE[actual.dtype]
     [launch] = simulation.launches
     assert launch.kernel.variant is (Variant.TMA if n % 16 == 0 else Variant.PLAIN)
+    assert build(launch.kernel).spill_bytes == 0
 
 
 # Exact arithmetic: small integers and powers of two, so that a kernel has to be right to the bit.

@@ -1,5 +1,9 @@
 """No configuration in the table spills, under any shared epilogue, aligned or not, promoted or not, nor where
-tokens are drawn."""
+tokens are drawn.
+
+`make test` builds each configuration with one epilogue, `make test-exhaustive` with all. Kernels of golden
+modules and of many planes are held to it where other tests compile them.
+"""
 
 from __future__ import annotations
 
@@ -8,47 +12,92 @@ from epilogues import EPILOGUES
 from heavy import HEAVY
 from shipped import SAMPLING, code_of, epilogue_spec, heavy_spec, is_fp8, sampling_spec
 
-from cute_backend.planning import Arch, Variant, offered
+from cute_backend.planning import Arch, TileConfig, Variant, offered
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.spec import EpilogueSpec
 
+TABLES = {
+    "sm_90a": (Arch.SM90A, True),
+    "sm_90a-promoted": (Arch.SM90A, False),
+    "sm_100a": (Arch.SM100A, True),
+}
 
-def assert_none_spills(arch: Arch, spec: EpilogueSpec) -> None:
-    faults, built_before = [], set()
+
+def distinct(arch: Arch, spec: EpilogueSpec) -> list[Kernel]:
+    """The kernels of every configuration offered, aligned and not; one of those with the same code."""
+    kernels = {}
     for config in offered(arch, spec):
         for variant in Variant:
-            code = code_of(spec, config, variant)
-            if code in built_before:
-                continue
-            built_before.add(code)
-            built = build(Kernel(spec, config, variant))
-            if built.spill_bytes or built.smem_bytes > arch.target.smem_bytes:
-                figures = f"{built.spill_bytes} bytes spilled, {built.smem_bytes} of shared memory"
-                faults.append(f"{config.name}, {variant.value}: {figures}")
+            kernels.setdefault(code_of(spec, config, variant), Kernel(spec, config, variant))
+    return list(kernels.values())
+
+
+def one_of_each_configuration(arch: Arch, specs: list[EpilogueSpec]) -> list[Kernel]:
+    """A kernel of every configuration that is offered to any of the specs, which take turns."""
+    kernels: dict[TileConfig, Kernel] = {}
+    for i, spec in enumerate([*specs, *specs]):
+        for config in offered(arch, spec):
+            if config not in kernels:
+                kernels[config] = Kernel(spec, config, list(Variant)[i % 2])
+                break
+    return list(kernels.values())
+
+
+def assert_none_spills(kernels: list[Kernel]) -> None:
+    assert kernels
+    faults = []
+    for kernel in kernels:
+        built = build(kernel)
+        if built.spill_bytes or built.smem_bytes > kernel.arch.target.smem_bytes:
+            figures = f"{built.spill_bytes} bytes spilled, {built.smem_bytes} of shared memory"
+            faults.append(f"{kernel.config.name}, {kernel.variant.value}: {figures}")
     assert not faults
 
 
-@pytest.mark.parametrize(
-    ("arch", "fast_accum"),
-    [(Arch.SM90A, True), (Arch.SM90A, False), (Arch.SM100A, True)],
-    ids=["sm_90a", "sm_90a-promoted", "sm_100a"],
-)
+def specs_of(fast_accum: bool) -> list[EpilogueSpec]:
+    """Those of the shared epilogues: only fp8 sums are promoted."""
+    return [epilogue_spec(name, fast_accum) for name in EPILOGUES if fast_accum or is_fp8(name)]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_no_configuration_spills(table: str) -> None:
+    arch, fast_accum = TABLES[table]
+    kernels = one_of_each_configuration(arch, specs_of(fast_accum))
+    assert {kernel.config for kernel in kernels} >= set(offered(arch, kernels[0].spec))
+    assert_none_spills(kernels)
+
+
+@pytest.mark.parametrize("arch", Arch)
+def test_no_way_to_sample_spills(arch: Arch) -> None:
+    """Each way to draw tokens, in another configuration each."""
+    kernels = []
+    for i, name in enumerate(SAMPLING):
+        configs = offered(arch, spec := sampling_spec(name))
+        kernels.append(Kernel(spec, configs[i % len(configs)], Variant.TMA))
+    assert_none_spills(kernels)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("name", EPILOGUES)
-def test_no_kernel_spills_or_outgrows_shared_memory(name: str, arch: Arch, fast_accum: bool) -> None:
+def test_no_kernel_spills_or_outgrows_shared_memory(name: str, table: str) -> None:
+    arch, fast_accum = TABLES[table]
     if not (fast_accum or is_fp8(name)):
         pytest.skip("only fp8 sums are promoted")
-    assert_none_spills(arch, epilogue_spec(name, fast_accum))
+    assert_none_spills(distinct(arch, epilogue_spec(name, fast_accum)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("arch", Arch)
 @pytest.mark.parametrize("name", HEAVY)
 def test_many_planes_do_not_spill(name: str, arch: Arch) -> None:
     """Read by element, or by TMA as far as they fit."""
-    assert_none_spills(arch, heavy_spec(name))
+    assert_none_spills(distinct(arch, heavy_spec(name)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("arch", Arch)
 @pytest.mark.parametrize("name", SAMPLING)
 def test_no_sampling_kernel_spills(name: str, arch: Arch) -> None:
-    assert_none_spills(arch, sampling_spec(name))
+    assert_none_spills(distinct(arch, sampling_spec(name)))

@@ -1,0 +1,35 @@
+"""What `make test` keeps of a sweep, and that the rest is run by another target."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+from sweeps import covering
+
+MAKEFILE = Path(__file__).parents[1] / "Makefile"
+
+
+@pytest.mark.parametrize(("counts", "kept"), [((4,), 4), ((3, 5), 5), ((4, 4), 4), ((2, 3, 3), 3)], ids=str)
+def test_every_value_is_in_a_case_that_is_kept(counts: tuple[int, ...], kept: int) -> None:
+    cases = [frozenset(enumerate(places)) for places in product(*map(range, counts))]
+    found = covering([frozenset((str(axis), i) for axis, i in case) for case in cases])
+    assert len(found) == kept
+    for axis, count in enumerate(counts):
+        assert {dict(cases[i])[axis] for i in found} == set(range(count))
+
+
+def test_cases_that_are_left_out_of_the_product_are_not_missed() -> None:
+    assert covering([frozenset({("a", 0), ("b", 0)}), frozenset({("a", 1), ("b", 1)})]) == {0, 1}
+    assert covering([frozenset({("a", 0)}), frozenset({("a", 0)})]) == {0}
+
+
+def test_every_mark_that_make_test_leaves_out_has_a_target() -> None:
+    """A case is run by `make test`, or by the target of the mark that keeps it out."""
+    commands = [line for line in MAKEFILE.read_text().splitlines() if "-m pytest -m" in line]
+    [whole] = [command for command in commands if '"not ' in command]
+    left_out = [part.removeprefix("not ") for part in whole.split('"')[1].split(" and ")]
+    assert left_out == ["gpu", "sim", "exhaustive"]
+    for mark in left_out:
+        assert any(f"-m pytest -m {mark}" in command for command in commands), mark
