@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 import pytest
 import torch
 
-pytest_plugins = ["cpu_times"]
+pytest_plugins = ["compile_once", "cpu_times", "sweeps"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,11 +45,15 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture(scope="session", autouse=True)
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A kernel cache of this run's own, shared by its workers, so that no test leans on an earlier run."""
+    """A kernel cache of this run's own, shared by its workers, so that no test leans on an earlier run; and
+    a folder for what is compiled past it."""
+    import compile_once
+
     base = tmp_path_factory.getbasetemp()
     run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUTE_BACKEND_CACHE_DIR", str(run / "kernels"))
+        patch.setenv(compile_once.FOLDER, str(run / "built"))
         yield
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compile_once import afresh as compile_kernel
 from handmade import kernel_of, make_spec, source
 
 from cute_backend.planning import Variant
@@ -26,7 +27,7 @@ from cute_backend.runtime import link as linking
 from cute_backend.runtime import notices, tuned, worker
 from cute_backend.runtime.build import obtain
 from cute_backend.runtime.cache import KernelCache, caches, private_folder
-from cute_backend.runtime.compile import BuildError, Built, compile_kernel
+from cute_backend.runtime.compile import BuildError, Built
 from cute_backend.runtime.space import check_room, out_of_space
 
 KERNELS = [kernel_of(make_spec(), variant=variant) for variant in Variant]

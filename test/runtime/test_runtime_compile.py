@@ -10,12 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from compile_once import afresh as compile_kernel
 from handmade import kernel_of, make_spec, source
 
 from cute_backend.planning import Arch, Variant
 from cute_backend.runtime import compile as compiling
 from cute_backend.runtime import host_code
-from cute_backend.runtime.compile import BuildError, compile_kernel
+from cute_backend.runtime.compile import BuildError
 from cute_backend.runtime.cubin import resources
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.source import text_of

@@ -1,0 +1,52 @@
+"""A pytest plugin by which a run compiles each kernel once, however many tests and workers ask for it.
+
+It wraps `compile_kernel`, which is past every cache of the package. What was compiled of a text for a kernel
+is kept in a folder of this run, which its workers share; where two want a kernel at once, one waits for the
+other. An error is not kept. Tests of compilation itself take `afresh`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock
+
+from cute_backend.runtime import compile as module
+from cute_backend.runtime.compile import Built
+from cute_backend.runtime.kernel import Kernel
+
+FOLDER = "CUTE_BACKEND_TESTS_BUILT"
+"""The variable that names the folder; without it nothing is kept."""
+
+Compile = Callable[[Kernel, str, Path], Built]
+
+afresh: Compile = module.compile_kernel
+
+
+def once(compile_kernel: Compile) -> Compile:
+    @functools.wraps(compile_kernel)
+    def kept(kernel: Kernel, source: str, path: Path) -> Built:
+        folder = os.environ.get(FOLDER)
+        # The text on disk is what is compiled.
+        if folder is None or not path.exists() or path.read_text() != source:
+            return compile_kernel(kernel, source, path)
+        identity = json.dumps([kernel.name, kernel.to_dict(), source], sort_keys=True)
+        place = Path(folder, hashlib.sha256(identity.encode()).hexdigest())
+        place.parent.mkdir(exist_ok=True)
+        with FileLock(f"{place}.lock"):
+            if place.exists():
+                return pickle.loads(place.read_bytes())
+            built = compile_kernel(kernel, source, path)
+            place.write_bytes(pickle.dumps(built))
+            return built
+
+    return kept
+
+
+module.compile_kernel = once(afresh)

@@ -1,0 +1,78 @@
+"""What a run has compiled serves whoever asks for the same kernel with the same text, and nobody else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from compile_once import FOLDER, Compile, once
+from handmade import kernel_of, make_spec
+
+from cute_backend.planning import Arch
+from cute_backend.runtime import compile as compiling
+from cute_backend.runtime.compile import BuildError, Built
+from cute_backend.runtime.kernel import Kernel
+
+KERNEL = kernel_of(make_spec())
+
+
+class Counting:
+    """A compiler that counts what it compiles, and refuses the text "bad"."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, kernel: Kernel, source: str, path: Path) -> Built:
+        self.asked += 1
+        if source == "bad":
+            raise BuildError("bad")
+        return Built(source, f"{kernel.name} for the {self.asked}. time", b"cubin", 1, 2, 3, b"object")
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(FOLDER, str(tmp_path / "built"))
+    return tmp_path / "kernel.py"
+
+
+def ask(compile_kernel: Compile, path: Path, text: str, kernel: Kernel = KERNEL) -> Built:
+    path.write_text(text)
+    return compile_kernel(kernel, text, path)
+
+
+def test_the_same_text_is_compiled_once(path: Path) -> None:
+    """For another process too, which has nothing but the folder."""
+    first, second = Counting(), Counting()
+    built = ask(once(first), path, "text")
+    assert built.ptx.endswith("1. time")
+    assert ask(once(second), path, "text") == built
+    assert (first.asked, second.asked) == (1, 0)
+
+
+def test_another_text_or_kernel_is_compiled(path: Path) -> None:
+    counting = Counting()
+    ask(once(counting), path, "text")
+    ask(once(counting), path, "text ")
+    ask(once(counting), path, "text", kernel_of(make_spec(), arch=Arch.SM100A))
+    ask(once(counting), path, "text", kernel_of(make_spec(second_store=True)))
+    assert counting.asked == 4
+
+
+def test_errors_are_not_kept_nor_hidden(path: Path) -> None:
+    counting = Counting()
+    for _ in range(2):
+        with pytest.raises(BuildError, match="bad"):
+            ask(once(counting), path, "bad")
+    assert counting.asked == 2
+
+
+def test_a_text_that_was_never_written_is_left_to_the_compiler(path: Path) -> None:
+    counting = Counting()
+    ask(once(counting), path, "text")
+    path.write_text("another")
+    once(counting)(KERNEL, "text", path)
+    assert counting.asked == 2
+
+
+def test_the_package_is_wrapped_in_this_run() -> None:
+    assert hasattr(compiling.compile_kernel, "__wrapped__")
