@@ -142,11 +142,24 @@ def test_a_worked_architecture_plans_and_builds_kernels_of_both_alignments(chang
     )
 
 
+def test_a_worked_mainloop_is_named_and_multiplies_as_it_should(changed):
+    program = [str(ROOT / "docs/changes/slow_sums.py"), "--arch", "sm_90a"]
+    commands = [["source", *program], ["simulate", *program]]
+    told = changed("add-a-mainloop", "-c", f"{RUN}\nfor command in {commands}: main(command)")
+    assert "from cute_backend.templates.promoted_by_two import Sm90PromotedByTwo\n" in told
+    assert "64, 64), Sm90PromotedByTwo())\n" in told
+    assert re.search(r"8192 of 8192 +0\.0e\+00 +agrees", told)
+
+
+RUN = "from cute_backend.__main__ import main"
+
+
 def test_every_worked_change_is_tried():
     assert {path.stem for path in (DOCS / "changes").glob("*.patch")} == {
         "add-an-op",
         "add-a-placement",
         "add-an-architecture",
+        "add-a-mainloop",
     }
 
 
