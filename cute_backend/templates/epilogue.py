@@ -6,13 +6,17 @@ A generated epilogue is a class with these attributes and hooks; the templates k
     staged                  rowvecs that a warp brings to shared memory ahead of the accumulator
     tma_loads, tma_stores   operands and outputs that travel through shared memory by TMA
 
-    stage(tile, glob, smem)             one warp: fills `smem` with the staged rowvecs of a tile
-    begin(tile, glob)                   epilogue threads, before the accumulator wait: returns what they hold
-    visit(sub, *accs, glob, held, smem) epilogue threads, each subtile: reads, computes, converts, writes
-    end(tile, glob, held)               epilogue threads, after the last subtile, where there is such a hook
+    begin(tile, glob)                        epilogue threads, before the accumulator wait: returns what they
+                                             hold
+    visit(sub, <accs>, glob, held, smem)     epilogue threads, each subtile: reads, computes, converts, writes
 
-`visit` calls `smem.release()` where it has loads by TMA, once it has read them: TMA may then fill their
-planes with those of a later subtile.
+`visit` has a parameter for each accumulator, by its name. It calls `smem.release()` where it has loads by
+TMA, once it has read them: TMA may then fill their planes with those of a later subtile. Two hooks are there
+for some epilogues only:
+
+    stage(tile, glob, smem)                  with `staged`: one warp fills `smem` with those rowvecs of a tile
+    end(tile, glob, held)                    with partials that a thread keeps for a whole tile: epilogue
+                                             threads, after the last subtile
 
 `glob` has the global tensors and `smem` the shared ones, by name, as attributes. `tile` and `sub` say which
 rows and columns a thread owns; their indices into global memory are clamped to the problem's last row and
@@ -21,10 +25,10 @@ column, so that reads at an edge need no branch: what is computed beyond it is n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -62,11 +66,22 @@ class Epilogue(Protocol):
     tma_loads: tuple[SmemOperand, ...]
     tma_stores: tuple[SmemOperand, ...]
 
-    def stage(self, tile: Any, glob: SimpleNamespace, smem: SimpleNamespace) -> None: ...
-
     def begin(self, tile: Any, glob: SimpleNamespace) -> SimpleNamespace: ...
 
-    def visit(self, sub: Any, *accs_glob_held_smem: Any) -> None: ...
+    @property
+    def visit(self) -> Callable[..., None]: ...
+
+
+@runtime_checkable
+class Staging(Protocol):
+    """The hook of an epilogue with staged rowvecs."""
+
+    def stage(self, tile: Any, glob: SimpleNamespace, smem: SimpleNamespace) -> None: ...
+
+
+@runtime_checkable
+class Ending(Protocol):
+    """The hook of an epilogue that has something left to do after its last subtile."""
 
     def end(self, tile: Any, glob: SimpleNamespace, held: SimpleNamespace) -> None: ...
 

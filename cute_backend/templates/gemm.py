@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import cutlass.cute as cute
@@ -15,7 +16,7 @@ from ..planning import TileConfig
 from ..spec import ProductKind
 from . import batch as batches
 from .crew import Crew
-from .epilogue import Epilogue, SmemOperand, by_name
+from .epilogue import Ending, Epilogue, SmemOperand, Staging, by_name
 from .rings import Shared, producer_state
 from .stages import Stages
 from .tile import Tile
@@ -33,6 +34,9 @@ class Gemm(ABC):
         self.config = config
         self.kind = kind
         self.stages = Stages.of(config, epilogue)
+        if bool(epilogue.staged) != isinstance(epilogue, Staging):
+            has = "a method" if isinstance(epilogue, Staging) else "no method"
+            raise ValueError(f"an epilogue stages {len(epilogue.staged)} rowvecs and has {has} `stage`")
         shared = epilogue.staged + epilogue.tma_loads + epilogue.tma_stores
         self.smem_names = [operand.name for operand in shared]
 
@@ -59,6 +63,15 @@ class Gemm(ABC):
             for operand, layout in zip(operands, layouts, strict=True)
         ]
 
+    def _stage(self, tile: Tile, glob: SimpleNamespace, smem: SimpleNamespace) -> None:
+        assert isinstance(self.epilogue, Staging)
+        self.epilogue.stage(tile, glob, smem)
+
+    def _end(self, tile: Tile, glob: SimpleNamespace, held: SimpleNamespace) -> None:
+        """The epilogue's hook after the last subtile, where it has one."""
+        if isinstance(self.epilogue, Ending):
+            self.epilogue.end(tile, glob, held)
+
     @abstractmethod
     def _row_tile(self, shared: Any, item: Int32, lane: Int32) -> Tile:
         """The tile of a work item, as the warp that stages rowvecs needs it."""
@@ -75,7 +88,7 @@ class Gemm(ABC):
             tile = self._row_tile(shared, item, lane)
             row_pipeline.producer_acquire(row_state)
             rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
-            self.epilogue.stage(tile, glob, by_name(names, rows))
+            self._stage(tile, glob, by_name(names, rows))
             row_pipeline.producer_commit(row_state)
             row_state.advance()
             item += item_step

@@ -110,7 +110,7 @@ class Sm100Gemm(Gemm):
         self.crew = self._crew()
 
     def _crew(self) -> Crew:
-        """The roles of a CTA and their rings, as the class's docstring has them for one tile."""
+        """The roles of a CTA and their rings, as the module's docstring has them for one tile."""
         config, stages = self.config, self.stages
         # The warps of the epilogue come first: which lanes of tensor memory a warp can read, its number says.
         self.finish = Role("finish", 0, WARPS, "begin | accumulator wait | visit each subtile, store by TMA")
@@ -569,8 +569,7 @@ class Sm100Gemm(Gemm):
                             cute.copy(store_tmas[i].atom, t_s[(None, store_state.index)], t_g)
                         store_pipeline.producer_commit()
                     store_state.advance()
-            if cutlass.const_expr(hasattr(epilogue, "end")):
-                self.epilogue.end(tile, glob, held)
+            self._end(tile, glob, held)
             if cutlass.const_expr(epilogue.staged):
                 row_pipeline.consumer_release(row_state)
                 row_state.advance()

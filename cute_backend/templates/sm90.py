@@ -157,7 +157,7 @@ class Sm90Gemm(Gemm):
         self.crew = self._crew()
 
     def _crew(self) -> Crew:
-        """The roles of a CTA and their rings, as the class's docstring has them for one tile."""
+        """The roles of a CTA and their rings, as the module's docstring has them for one tile."""
         config, stages, warps = self.config, self.stages, self.config.tile_warps
         self.load = Role("load", 0, 1, "A and B of a k tile, by TMA with multicast")
         self.exact = Role("exact", 1, 1, "exact loads of a subtile, by TMA")
@@ -599,8 +599,7 @@ class Sm90Gemm(Gemm):
                     exact_state,
                     store_plane,
                 )
-            if cutlass.const_expr(hasattr(epilogue, "end")):
-                self.epilogue.end(tile, glob, held)
+            self._end(tile, glob, held)
             if cutlass.const_expr(stages.row > 0):
                 row_pipeline.consumer_release(row_state)
                 row_state.advance()

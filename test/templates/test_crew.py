@@ -30,9 +30,21 @@ class Full:
     tma_loads = (SmemOperand("exact0", cutlass.BFloat16),)
     tma_stores = (SmemOperand("out0", cutlass.BFloat16),)
 
+    def stage(self, tile, glob, smem):
+        raise NotImplementedError("no kernel is compiled")
 
-class Bare(Full):
+
+class Bare:
     loads = staged = tma_loads = ()
+    stores, tma_stores = Full.stores, Full.tma_stores
+
+
+class Forgetful(Bare):
+    staged = Full.staged
+
+
+class Idle(Full):
+    staged = ()
 
 
 SM90, SM100 = Arch.SM90A, Arch.SM100A
@@ -152,6 +164,13 @@ def test_a_template_is_refused_before_it_is_compiled(monkeypatch):
         ValueError, match=r"barriers take 16 bytes x \(6 of ab \+ 2 of acc .* = 224; 64 are left"
     ):
         gemm(PAIR)
+
+
+def test_an_epilogue_has_a_hook_for_what_it_stages():
+    with pytest.raises(ValueError, match="stages 1 rowvecs and has no method `stage`"):
+        gemm(TURNS, Forgetful)
+    with pytest.raises(ValueError, match="stages 0 rowvecs and has a method `stage`"):
+        gemm(PAIR, Idle)
 
 
 def test_a_stage_is_as_large_as_what_was_planned():
