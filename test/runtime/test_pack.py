@@ -237,7 +237,7 @@ def pickled(members: dict[str, bytes]) -> None:
     ("change", "sentence"),
     [
         (changed_code, r"was changed: cute_\w+ is not what was written$"),
-        (lost_code, r"is no sound pack: .*There is no item named 'sm_90a"),
+        (lost_code, r"is no sound pack: .*There is no item named 'cute_"),
         (lost_manifest, r"is no sound pack: .*There is no item named 'manifest"),
         (pickled, r"is no sound pack: "),
         (restate(format=2), r"has format 2; this version reads 1$"),
