@@ -321,7 +321,8 @@ class Launcher:
             if len(self._choices) >= _MAX_CHOICES:
                 self._choices.clear()
             self._choices[m, n, k] = choice
-            log.debug("M %d, N %d, K %d of %s take %s", m, n, k, self._spec.key, kernels[0].entry)
+            if log.isEnabledFor(logging.DEBUG):  # to make a name takes longer than to choose
+                log.debug("M %d, N %d, K %d of %s take %s", m, n, k, self._spec.key, kernels[0].entry)
             return choice
 
     def _nearest(self, kernel: Kernel) -> Ready | None:
