@@ -6,7 +6,7 @@ once; the others get the mark `exhaustive`. A single case gets it by `pytest.par
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import pytest
 
@@ -26,17 +26,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 case.add_marker(EXHAUSTIVE)
 
 
-def values_of(case: pytest.Item) -> frozenset[tuple[str, int]]:
-    """Every parameter of a case, with the place of its value among that parameter's values."""
-    return frozenset(case.callspec.indices.items())  # type: ignore[attr-defined]
+Value = tuple[int, str]
+"""Which parametrization of a test, and the id of one of its values."""
 
 
-def covering(cases: list[frozenset[tuple[str, int]]]) -> set[int]:
-    """The places of few cases that have all values: each time, the first with the most new ones."""
-    missing = frozenset().union(*cases)
+def values_of(case: pytest.Item) -> frozenset[Value]:
+    return frozenset(enumerate(case.callspec._idlist))  # type: ignore[attr-defined]
+
+
+def covering(cases: list[frozenset[Value]]) -> set[int]:
+    """The places of few cases that have all values: each time, one with the most new ones, and of those the
+    first whose others were used least."""
+    missing = frozenset[Value]().union(*cases)
+    used: Counter[Value] = Counter()
     kept: set[int] = set()
     while missing:
-        best = max(range(len(cases)), key=lambda i: len(cases[i] & missing))
+        best = max(
+            range(len(cases)), key=lambda i: (len(cases[i] & missing), -sum(used[v] for v in cases[i]))
+        )
         kept.add(best)
+        used.update(cases[best])
         missing -= cases[best]
     return kept

@@ -1,4 +1,4 @@
-"""The fuzzer: it finds nothing wrong in a hundred programs, and finds what is planted."""
+"""The fuzzer: it finds nothing wrong in what it draws first, and finds what is planted."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ from cute_backend.spec import Axis
 BF16 = torch.bfloat16
 
 
-def test_a_hundred_programs_are_right() -> None:
-    tally = command.run(command.Job(seed=0, first=0, last=100, replay_only=True))
+@pytest.mark.parametrize("count", [25, pytest.param(200, marks=pytest.mark.exhaustive)])
+def test_programs_are_right(count: int) -> None:
+    tally = command.run(command.Job(seed=0, first=0, last=count, replay_only=True))
     assert not tally.failures, [failure.message for failure in tally.failures]
-    assert tally.programs == 100
-    assert tally.counted["regions"] > 50
+    assert tally.programs == count
+    assert tally.counted["regions"] > count / 2
     assert tally.loose < tally.elements / 20
-    assert sum(tally.excluded.values()) <= 3, tally.excluded
+    assert sum(tally.excluded.values()) <= count * 0.03, tally.excluded
 
 
 def test_programs_are_right_through_both_compilers() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
@@ -181,9 +182,24 @@ def compiled_result(
     return result
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
-@given(program=programs(DETERMINED, DETERMINED_PAIRS), seed=st.integers(0, 2**16))
+HOW = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
+SEEDS = st.integers(0, 2**16)
+
+
+@settings(max_examples=8, **HOW)
+@given(program=programs(DETERMINED, DETERMINED_PAIRS), seed=SEEDS)
 def test_eager_precision_gives_eagers_bits(program: Program, seed: int) -> None:
+    eager_bits(program, seed)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=80, **HOW)
+@given(program=programs(DETERMINED, DETERMINED_PAIRS), seed=SEEDS)
+def test_eager_precision_gives_eagers_bits_of_many(program: Program, seed: int) -> None:
+    eager_bits(program, seed)
+
+
+def eager_bits(program: Program, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     inputs = program.inputs(lambda shape: torch.randint(-7, 8, shape, generator=generator).float())
     function = program.function(DETERMINED, DETERMINED_PAIRS)
@@ -203,9 +219,20 @@ def in_fp32(program: Program, inputs: list[Tensor]) -> tuple[Tensor, ...]:
     return everything.function(SMOOTH, SMOOTH_PAIRS)(product, scaled, scale_a, scale_b, *loads)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
-@given(program=programs(SMOOTH, SMOOTH_PAIRS), seed=st.integers(0, 2**16))
+@settings(max_examples=8, **HOW)
+@given(program=programs(SMOOTH, SMOOTH_PAIRS), seed=SEEDS)
 def test_fused_precision_rounds_once(program: Program, seed: int) -> None:
+    rounds_once(program, seed)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=80, **HOW)
+@given(program=programs(SMOOTH, SMOOTH_PAIRS), seed=SEEDS)
+def test_fused_precision_rounds_many_once(program: Program, seed: int) -> None:
+    rounds_once(program, seed)
+
+
+def rounds_once(program: Program, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     inputs = program.inputs(lambda shape: torch.randn(shape, generator=generator))
     function = program.function(SMOOTH, SMOOTH_PAIRS)

@@ -13,16 +13,25 @@ MAKEFILE = Path(__file__).parents[1] / "Makefile"
 
 @pytest.mark.parametrize(("counts", "kept"), [((4,), 4), ((3, 5), 5), ((4, 4), 4), ((2, 3, 3), 3)], ids=str)
 def test_every_value_is_in_a_case_that_is_kept(counts: tuple[int, ...], kept: int) -> None:
-    cases = [frozenset(enumerate(places)) for places in product(*map(range, counts))]
-    found = covering([frozenset((str(axis), i) for axis, i in case) for case in cases])
+    cases = [frozenset(enumerate(map(str, places))) for places in product(*map(range, counts))]
+    found = covering(cases)
     assert len(found) == kept
     for axis, count in enumerate(counts):
-        assert {dict(cases[i])[axis] for i in found} == set(range(count))
+        assert {dict(cases[i])[axis] for i in found} == set(map(str, range(count)))
 
 
 def test_cases_that_are_left_out_of_the_product_are_not_missed() -> None:
-    assert covering([frozenset({("a", 0), ("b", 0)}), frozenset({("a", 1), ("b", 1)})]) == {0, 1}
-    assert covering([frozenset({("a", 0)}), frozenset({("a", 0)})]) == {0}
+    assert covering([frozenset({(0, "a"), (1, "a")}), frozenset({(0, "b"), (1, "b")})]) == {0, 1}
+    assert covering([frozenset({(0, "a")}), frozenset({(0, "a")})]) == {0}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("letter", "abcd")
+@pytest.mark.parametrize("number", range(3))
+def test_the_plugin_divides(letter: str, number: int, request: pytest.FixtureRequest) -> None:
+    """A case of twelve, of which four are in `make test`: the diagonal, and one more."""
+    left_out = request.node.get_closest_marker("exhaustive") is not None
+    assert left_out == ((letter, number) not in {("a", 0), ("b", 1), ("c", 2), ("d", 0)})
 
 
 def test_every_mark_that_make_test_leaves_out_has_a_target() -> None:

@@ -82,10 +82,26 @@ def _has_two_unit_strides(spec: EpilogueSpec) -> bool:
     return any(load.stride_m is load.stride_n is Stride.ONE for load in spec.loads)
 
 
+DRAWN = {"spec": specs(ROWS), "m": st.sampled_from([1, 40, 48]), "seed": st.integers(0, 2**16)}
+HOW = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
+
+
 @pytest.mark.parametrize("arch", Arch)
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
-@given(spec=specs(ROWS), m=st.sampled_from([1, 40, 48]), seed=st.integers(0, 2**16))
+@settings(max_examples=2, **HOW)
+@given(**DRAWN)
 def test_a_random_spec(arch: Arch, spec: EpilogueSpec, m: int, seed: int) -> None:
+    check(arch, spec, m, seed)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch", Arch)
+@settings(max_examples=20, **HOW)
+@given(**DRAWN)
+def test_many_random_specs(arch: Arch, spec: EpilogueSpec, m: int, seed: int) -> None:
+    check(arch, spec, m, seed)
+
+
+def check(arch: Arch, spec: EpilogueSpec, m: int, seed: int) -> None:
     assume(not _has_two_unit_strides(spec))
     acc, columns = spec.product, 2 * N if spec.b_columns is BColumns.INTERLEAVED else N
     generator = torch.Generator().manual_seed(seed)
@@ -101,6 +117,7 @@ def test_a_random_spec(arch: Arch, spec: EpilogueSpec, m: int, seed: int) -> Non
 CAST_TO = (DType.BF16, DType.F16, DType.E4M3, DType.E5M2, DType.I8, DType.U8, DType.I32)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("arch", Arch)
 @pytest.mark.parametrize("number", [-65296, 300.7, 16777217, -0.0])
 def test_a_cast_number_is_rounded(number: float, arch: Arch) -> None:

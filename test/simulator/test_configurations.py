@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from epilogues import EPILOGUES, Problem
 from reference import TOLERANCE, as_tuple, relative_error
+from test_golden import the_region
 
 from cute_backend.fx_walk.collect import collect
 from cute_backend.planning import Arch, TileConfig, Variant, offered
@@ -14,6 +16,22 @@ from cute_backend.spec import LoadKind
 pytestmark = pytest.mark.sim
 
 SEEDS = (None, 1, 2)
+
+
+@pytest.mark.parametrize("arch", Arch, ids=lambda arch: arch.value)
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_no_seed_changes_a_golden_module(name, arch):
+    """The kernels that `make test` simulates with one seed."""
+    epilogue = EPILOGUES[name]
+    m, n, k = (144, 144, 256) if epilogue.square else (200, 144, 256)
+    inputs = epilogue.inputs(Problem(m, n, k))
+    config = the_region(name, arch.value).kernel().config
+    first = None
+    for seed in range(1, 9):
+        outputs = as_tuple(run(epilogue.fn, inputs, Machine(arch, seed, config, clusters=1)).outputs)
+        first = first or outputs
+        for actual, right in zip(outputs, first, strict=True):
+            assert torch.equal(actual.double(), right.double()), (config.name, seed)
 
 
 @pytest.mark.parametrize("variant", Variant, ids=lambda variant: variant.value)

@@ -6,9 +6,11 @@ Which seeds show a race or a deadlock is a matter of luck; that at least one of 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 from mutants import MUTANTS, SUBJECTS, Edit, Mutant, WrongNumbers, sound
 
 from cute_backend.planning import Arch
@@ -24,7 +26,17 @@ def test_no_fault_is_found_in_a_sound_kernel(name):
         SUBJECTS[name].check(program, seed)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def cases() -> Iterator[ParameterSet]:
+    """Of each text and error of an architecture, the first is in `make test`, the rest are exhaustive."""
+    seen = set()
+    for mutant in MUTANTS:
+        kind = (mutant.subject.config.arch, mutant.text, mutant.error)
+        marks = [pytest.mark.exhaustive] if kind in seen else []
+        seen.add(kind)
+        yield pytest.param(mutant, id=mutant.name, marks=marks)
+
+
+@pytest.mark.parametrize("mutant", list(cases()))
 def test_a_planted_fault_is_caught(mutant: Mutant, tmp_path: Path):
     program = mutant.program(tmp_path)
     others = []

@@ -57,6 +57,7 @@ def test_every_shared_epilogue_is_right(name, arch):
         assert max(launch.report.exposed_loads) == 0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("arch", "n"), [(SM90, 141), (SM100, 141), (SM100, 144)], ids=["sm_90a", "sm_100a", "sm_100a-tma"]
 )
@@ -200,17 +201,15 @@ def machine(config: TileConfig, seed: int | None = 1, clusters: int = 1) -> Mach
     return Machine(config.arch, seed, config, clusters)
 
 
+@pytest.mark.sweep
 @by_name
-def test_edges_in_every_direction(config):
-    m, n, k = 2 * config.tile_m + 40, config.tile_n + 24, 208  # k: one tile and a part of one
-    launch = check_exact(scaled_residual(), (m, n, k), machine(config))
-    assert launch.kernel.variant is Variant.TMA
-
-
-@by_name
-def test_the_masked_store(config):
-    launch = check_exact(scaled_residual(), (config.tile_m + 3, config.tile_n + 5, 160), machine(config))
-    assert launch.kernel.variant is Variant.PLAIN
+@pytest.mark.parametrize("variant", Variant, ids=lambda variant: variant.value)
+def test_edges_in_every_direction(config, variant):
+    problem = (2 * config.tile_m + 40, config.tile_n + 24, 208)  # k: one tile and a part of one
+    if variant is Variant.PLAIN:
+        problem = (config.tile_m + 3, config.tile_n + 5, 160)
+    launch = check_exact(scaled_residual(), problem, machine(config))
+    assert launch.kernel.variant is variant
 
 
 def test_ctas_without_a_row():
@@ -233,12 +232,14 @@ SMALL = [sm100(128, 64), sm100(256, 64, 2, ctas=2), sm90(64, 128, pingpong=True)
 small = pytest.mark.parametrize("config", SMALL, ids=lambda config: f"{config.arch.value}-{config.name}")
 
 
+@pytest.mark.sweep
 @small
 @pytest.mark.parametrize("problem", [(1, 128, 128), (1, 16, 16), (3, 72, 400)], ids=str)
 def test_very_few_rows(config, problem):
     check_exact(scaled_residual(), problem, machine(config))
 
 
+@pytest.mark.sweep
 @small
 @pytest.mark.parametrize(("rows", "n"), [(1, 149), (17, 152), (68, 149), (204, 152)], ids=str)
 def test_batches_that_tiles_straddle(config, rows, n):
@@ -307,6 +308,7 @@ def batches(
     return [a], [b], [*loads, of_batch.bfloat16().expand(-1, m, -1), number.expand(-1, m)]
 
 
+@pytest.mark.sweep
 @small
 @pytest.mark.parametrize(
     ("count", "problem", "majors"),
@@ -365,6 +367,7 @@ def test_every_pipeline_wraps_around(config):
     assert launch.report.grid[2] == 1
 
 
+@pytest.mark.sweep
 @small
 @pytest.mark.parametrize("clusters", [2, 3, 100])
 def test_tiles_are_shared_out_among_clusters(config, clusters):
@@ -373,6 +376,7 @@ def test_tiles_are_shared_out_among_clusters(config, clusters):
     assert launch.report.grid[2] == min(clusters, 4)
 
 
+@pytest.mark.sweep
 @small
 @pytest.mark.parametrize(("rows", "clusters"), [(4, 1), (5, 1), (5, 3)])
 def test_tiles_are_visited_in_groups_of_rows(config, rows, clusters):
@@ -382,6 +386,7 @@ def test_tiles_are_visited_in_groups_of_rows(config, rows, clusters):
     check_exact(scaled_residual(), problem, machine(config, clusters=clusters))
 
 
+@pytest.mark.sweep
 @small
 @pytest.mark.parametrize(
     ("a", "b", "a_major", "b_major"),
