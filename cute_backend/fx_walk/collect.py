@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -24,8 +25,8 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo import convert_frame
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
-from torch._inductor.compile_fx import compile_fx, fake_tensor_prop
-from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshape
+from torch._inductor.compile_fx import _recursive_post_grad_passes, compile_fx, fake_tensor_prop
+from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -63,7 +64,8 @@ def collect(
     dynamic: bool | None = None,
     arch: str | None = None,
 ) -> list[GraphReport]:
-    """A report for each graph that `torch.compile(fn, dynamic=dynamic)(*args)` makes, in order.
+    """A report for each graph that `torch.compile(fn, dynamic=dynamic)(*args)` makes, in order, those that a
+    graph calls before it.
 
     `args` are CPU, CUDA or fake tensors, or anything else that `fn` takes. They are replaced by fakes, so
     nothing is computed, unless `fn` looks at a value, which only real tensors have. Fakes of a GPU that this
@@ -165,20 +167,17 @@ class _Collector:
         ]
 
         def inner(gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Callable[..., Any]:
-            copy = fx.GraphModule(gm, fx.Graph())
-            copy.graph = _copy(gm.graph)
-            self._report(copy, inputs, names, how)
+            copy = _copy(gm)
+            _label(copy.graph, names)
+            self._report(copy, inputs, how)
             return gm.forward
 
         return compile_fx(gm, example_inputs, inner_compile=inner)  # type: ignore[arg-type,return-value]
 
-    def _report(
-        self, gm: fx.GraphModule, inputs: Sequence[Any], names: list[str], how: dict[str, Any]
-    ) -> None:
+    def _report(self, gm: fx.GraphModule, inputs: Sequence[Any], how: dict[str, Any]) -> None:
         is_backward = bool(how.get("is_backward", False))
 
         def see(graph: fx.Graph) -> None:
-            _label(graph, names)
             regions, rejections = self._explained(graph)
             self.reports.append(GraphReport(tuple(regions), tuple(rejections), graph, is_backward))
 
@@ -203,16 +202,17 @@ class _Collector:
 def as_the_pass_meets_it(
     gm: fx.GraphModule, inputs: Sequence[Any], how: dict[str, Any], see: Callable[[fx.Graph], None]
 ) -> None:
-    """Does what Inductor does between AOTAutograd and the pass, then calls `see` with a copy of the graph."""
+    """Does what Inductor does between AOTAutograd and the pass, then calls `see` with a copy of each graph
+    that the module's calls, such as a branch of a `cond`, and at last of the module's own."""
 
     def spy(graph: fx.Graph) -> None:
-        see(_copy(graph))
+        see(deepcopy(graph))
 
     view_to_reshape(gm)
     with torch.no_grad():
         fake_tensor_prop(gm, inputs)
     with inductor_config.patch(post_grad_custom_pre_pass=spy):
-        post_grad_passes(gm, bool(how.get("is_inference", False)))
+        _recursive_post_grad_passes(gm, bool(how.get("is_inference", False)))
 
 
 def _flat_names(name: str, value: Any) -> Iterator[str]:
@@ -224,10 +224,13 @@ def _flat_names(name: str, value: Any) -> Iterator[str]:
         yield from _flat_names(f"{name}.{part}", getattr(value, part))
 
 
-def _copy(graph: fx.Graph) -> fx.Graph:
-    new = fx.Graph()
-    new.output(new.graph_copy(graph, {}))
-    return new
+def _copy(gm: fx.GraphModule) -> fx.GraphModule:
+    """A module with a graph of its own, as have the modules that it calls; all else is shared."""
+    copy = fx.GraphModule(gm, deepcopy(gm.graph))
+    for name, child in list(copy.named_children()):
+        if isinstance(child, fx.GraphModule):
+            setattr(copy, name, _copy(child))
+    return copy
 
 
 def _user_names(fn: Callable[..., Any]) -> Callable[[fx.Node], str]:

@@ -193,15 +193,13 @@ class _Backend:
     def _compile(self, gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Callable[..., Any]:
         graphs: list[fx.Graph] = []
 
-        def see(graph: fx.Graph) -> None:
-            regions, rejections = EpiloguePass().analyse(graph)
-            self.regions += len(regions)
-            self.rejections += rejections
-            rewrite(graph, regions)
-            graphs.append(graph)
-
-        as_the_pass_meets_it(gm, inputs, how, see)
-        return _Runner(fx.GraphModule(gm, graphs[0]), self.execute).run
+        as_the_pass_meets_it(gm, inputs, how, graphs.append)
+        graph = graphs[-1]  # those that it calls come before it, and run as they are
+        regions, rejections = EpiloguePass().analyse(graph)
+        self.regions += len(regions)
+        self.rejections += rejections
+        rewrite(graph, regions)
+        return _Runner(fx.GraphModule(gm, graph), self.execute).run
 
 
 class _Runner(fx.Interpreter):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -42,6 +44,27 @@ def test_loads_have_the_users_names() -> None:
     assert region.product_labels == ["self.gate.weight", "self.up.weight"]
     assert region.problem == (32, 128, 64)
     assert not report.rejections and not report.is_backward
+
+
+def branches(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.cond(
+        x.sum() > 0, lambda x, weight: (x @ weight).relu(), lambda x, weight: x @ weight, (x, weight)
+    )
+
+
+@torch.compiler.nested_compile_region
+def layer(x: Tensor, weight: Tensor) -> Tensor:
+    return F.gelu(x @ weight)
+
+
+def layers(x: Tensor, weight: Tensor) -> Tensor:
+    return layer(layer(x, weight), weight)
+
+
+@pytest.mark.parametrize(("program", "found"), [(branches, [1, 0, 0]), (layers, [1, 0])])
+def test_graphs_that_a_graph_calls_are_reported_before_it(program: Any, found: list[int]) -> None:
+    square = torch.ones(64, 64, dtype=BF16)
+    assert [len(report.regions) for report in collect(program, (square, square))] == found
 
 
 @pytest.mark.parametrize(

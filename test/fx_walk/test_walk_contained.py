@@ -329,6 +329,18 @@ def test_a_backward_graph_fails_by_itself(
     assert counters["cute_backend"] == {"anchors": 1, "regions": 1, "internal_error": 1}
 
 
+def test_a_graph_that_calls_others_is_compiled_again_with_them(
+    contained: None, cpu_code: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def branches(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, program, lambda x, weight: (x @ weight) * 2, (x, weight))
+
+    wanted = compiled(branches, *example(), backend="inductor")
+    monkeypatch.setattr(direct_call.ir.FallbackKernel, "create", fails)
+    assert torch.equal(compiled(branches, *example()), wanted)
+    assert counters["cute_backend"] == {"internal_error": 1}
+
+
 # What is raised all the same
 
 
