@@ -200,6 +200,11 @@ def _add_fuzz_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the walker and the replay alone: Inductor generates no code, and eager takes its place",
     )
+    parser.add_argument(
+        "--forms",
+        action="store_true",
+        help="programs of every form, of which no more is asked than that nothing raises",
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="(default: cpu)")
     parser.add_argument(
         "--jobs", metavar="J", type=int, default=1, help="processes that compile and run (default: 1)"

@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from cute_backend.__main__ import main
 from cute_backend.fuzz import bounds as bounds_module
-from cute_backend.fuzz import command, draw, judge
+from cute_backend.fuzz import command, draw, draw_form, forms, judge
 from cute_backend.fuzz.bounds import Bounds, follow, taken, unit
 from cute_backend.fuzz.judge import _wrong
 from cute_backend.fuzz.program import Fill, Input, Program, Rule, Step
 from cute_backend.fuzz.shrink import shrink
 from cute_backend.fuzz.vocabulary import GATHERS, table_ops
-from cute_backend.fx_walk import lower
+from cute_backend.fx_walk import anchors, lower
 from cute_backend.ops import OPS
 from cute_backend.spec import Axis
 
@@ -47,6 +47,35 @@ def test_programs_are_right_through_both_compilers() -> None:
     tally = command.run(command.Job(seed=1, first=0, last=3))
     assert not tally.failures, [failure.message for failure in tally.failures]
     assert tally.counted["regions"] >= 2
+
+
+def test_nothing_raises_in_three_hundred_programs_of_every_form() -> None:
+    tally = command.run(command.Job(seed=0, first=0, last=300, replay_only=True, forms=True))
+    assert not tally.failures, [failure.message for failure in tally.failures]
+    assert tally.programs == 300 and tally.counted["regions"] > 200
+    assert sum(tally.excluded.values()) <= 9, tally.excluded
+
+
+def test_every_form_is_drawn() -> None:
+    drawn = {step.text for index in range(700) for step in draw_form(0, index).steps}
+    lists = (forms.NORMS, forms.REDUCTIONS, forms.WITH_SCALARS, forms.WRITES, forms.OTHERS, forms.MAPPED)
+    assert drawn >= {text for texts in (*lists, forms.PRODUCTS) for text in texts}
+    gradients = {f"torch.func.grad(lambda w: {loss})({{1}})" for loss in forms.LOSSES}
+    assert drawn >= gradients | {"{0}.sub_(0.1 * {1})"}
+
+
+def test_dims_that_are_not_given_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an outsider met with `x.norm()`: a list made of the dims of a sum, which may be None."""
+    read = anchors._is_matrix_vector
+
+    def careless(node: fx.Node) -> bool:
+        if node.target is torch.ops.aten.sum.dim_IntList:
+            list(node.args[1])  # type: ignore[arg-type]
+        return read(node)
+
+    monkeypatch.setattr(anchors, "_is_matrix_vector", careless)
+    verdicts = (judge(draw_form(0, index), replay_only=True) for index in range(40))
+    assert any(verdict.kind == "raises TypeError" for verdict in verdicts)
 
 
 def test_a_seed_and_an_index_make_a_program() -> None:

@@ -7,8 +7,9 @@
 """
 
 from .draw import draw
+from .forms import draw_form
 from .judge import Verdict, judge
 from .program import Program
 from .shrink import shrink
 
-__all__ = ["Program", "Verdict", "draw", "judge", "shrink"]
+__all__ = ["Program", "Verdict", "draw", "draw_form", "judge", "shrink"]

@@ -27,6 +27,7 @@ from rich.table import Table
 from .. import report
 from ..errors import UsageError
 from .draw import draw
+from .forms import draw_form
 from .judge import Verdict, judge, run_without_the_pass
 from .program import Program
 from .shrink import shrink
@@ -41,6 +42,10 @@ class Job:
     last: int
     replay_only: bool = False
     device: str = "cpu"
+    forms: bool = False
+
+    def program(self, index: int) -> Program:
+        return (draw_form if self.forms else draw)(self.seed, index)
 
     def single(self) -> Iterator[Job]:
         """A job for each of its programs."""
@@ -59,6 +64,7 @@ class Failure:
     def text(self, job: Job) -> str:
         """A file that judges the program when it is run."""
         compilers = " --replay" * job.replay_only + f" --device {job.device}" * (job.device != "cpu")
+        compilers += " --forms" * job.forms
         found = f"python -m cute_backend fuzz --seed {job.seed} --first {self.index} --count 1{compilers}"
         return (
             f'"""Program {self.index} of seed {job.seed}, made smaller: {self.message}.\n\n{found}\n"""\n\n'
@@ -104,7 +110,7 @@ def run(job: Job) -> Tally:
     """Judge every program of a job, and make those that are wrong smaller."""
     tally = Tally()
     for index in range(job.first, job.last):
-        program = draw(job.seed, index)
+        program = job.program(index)
         verdict = judge(program, job.replay_only, job.device)
         tally.programs += 1
         tally.elements += verdict.elements
@@ -132,9 +138,8 @@ def main(arguments: argparse.Namespace) -> int:
         raise UsageError("--device cuda needs a GPU, and torch finds none here")
     if arguments.device == "cuda" and arguments.replay:
         raise UsageError("--replay runs on the CPU: a GPU has kernels in place of the replay")
-    job = Job(
-        arguments.seed, arguments.first, arguments.first + arguments.count, arguments.replay, arguments.device
-    )
+    last = arguments.first + arguments.count
+    job = Job(arguments.seed, arguments.first, last, arguments.replay, arguments.device, arguments.forms)
     tally = Tally()
     console = Console(stderr=True)
     columns = (
@@ -178,12 +183,12 @@ def _of_one_that_ended_its_process(job: Job) -> Tally:
     [(_, survived)] = outcomes(_run_without_the_pass, [job], 1)
     if survived is None:
         return Tally(programs=1, excluded=Counter({"Inductor's code alone ends its process": 1}))
-    program = draw(job.seed, job.first)
+    program = job.program(job.first)
     return Tally(programs=1, failures=[Failure(job.first, program, "cute ends its process")])
 
 
 def _run_without_the_pass(job: Job) -> bool:
-    run_without_the_pass(draw(job.seed, job.first), job.replay_only, job.device)
+    run_without_the_pass(job.program(job.first), job.replay_only, job.device)
     return True
 
 

@@ -42,10 +42,12 @@ _LEADING = ((1, 1), (1, 8), (2, 3), (2, 8), (3, 1), (4, 4), (3, 5))
 
 def draw(seed: int, index: int) -> Program:
     """The program of a place in the sequence that a seed stands for."""
-    return _Drawing(Random(f"{seed}/{index}")).program()
+    return Drawing(Random(f"{seed}/{index}")).program()
 
 
-class _Drawing:
+class Drawing:
+    """A program in the making, of which every choice is `random`'s."""
+
     def __init__(self, random: Random) -> None:
         self.random = random
         self.exact = random.random() < 0.3
@@ -79,10 +81,15 @@ class _Drawing:
     def plane(self) -> torch.Size:
         return torch.Size([*(self.sizes[name] for name in self.lead), self.sizes["N"]])
 
-    def program(self) -> Program:
+    def start(self) -> None:
+        """Draw until there is a plane to go on from."""
         while not self.planes:
             self.product()
-        moves: list[tuple[Callable[[], None], int]] = [
+
+    @property
+    def moves(self) -> list[tuple[Callable[[], None], int]]:
+        """What may be drawn next, and how often each is."""
+        return [
             (self.unary, 5),
             (self.binary, 6),
             (self.ternary, 1),
@@ -96,6 +103,10 @@ class _Drawing:
             (self.chained, 1),
             (self.write, 1),
         ]
+
+    def program(self) -> Program:
+        self.start()
+        moves = self.moves
         for _ in range(self.random.randint(1, 12)):
             (move,) = self.random.choices([move for move, _ in moves], [weight for _, weight in moves])
             move()

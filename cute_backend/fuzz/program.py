@@ -5,6 +5,7 @@ Sizes are names (`M`, `N`, ...) in the texts of shapes and steps, so that a prog
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -62,6 +63,8 @@ class Rule(Enum):
     """Where a row's extremum is: any place where it may be."""
     PRODUCT = "product"
     """Linear in each operand, with no negative coefficient."""
+    ANY = "any"
+    """Not followed: nothing is said of its values."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,11 @@ class Program:
     dynamic: bool = False
     exact: bool = False
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether something is known of all of its values."""
+        return all(step.rule is not Rule.ANY for step in self.steps)
+
     def source(self) -> str:
         """A module that defines the sizes, `example_inputs` and `program`."""
         sizes = ", ".join(name for name, _ in self.sizes), ", ".join(str(size) for _, size in self.sizes)
@@ -158,7 +166,10 @@ class Program:
 
 def is_write(step: Step) -> bool:
     """Whether a step writes into its first operand."""
-    return ".copy_(" in step.text
+    return step.text.startswith("{0}") and _WRITES.search(step.text) is not None
+
+
+_WRITES = re.compile(r"\.[a-z]+_\(")
 
 
 def evaluate(text: str, operands: list[Any], sizes: dict[str, int]) -> Any:
