@@ -1100,14 +1100,6 @@ MUTANTS = [
         Text.PTX,
     ),
     Mutant(
-        "a short group of tile rows walked as a full one",
-        TURNS,
-        instead("if first_row + self.raster_m > self.grid_m:", "if first_row > self.grid_m:"),
-        WrongNumbers,
-        "are wrong",
-        Text.SCHEDULER,
-    ),
-    Mutant(
         "output plane of a warp not advanced",
         TURNS,
         instead("(store_plane + 1) % stages.store", "store_plane + 0"),
