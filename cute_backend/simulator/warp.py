@@ -157,7 +157,7 @@ class Warp(Registers):
                     self._choose()
             elif outcome is MOVED:
                 counts[pc] += 1
-                if self.exited:
+                if self.exited or self.group.wait is not None:
                     break
             else:
                 outcome.since = self.cta.cluster.engine.now

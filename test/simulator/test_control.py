@@ -349,3 +349,11 @@ def test_nothing_global_is_touched_while_earlier_kernels_may_run(access: str) ->
     assert memory[0] == 0
     launch(entry(f"{address} griddepcontrol.wait; st.global.b32 [%rd0], 7;", 1), [memory], overlaps=True)
     assert memory[0] == 7
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_lanes_that_end_leave_others_waiting(seed: int) -> None:
+    """Whichever lanes of a warp come to the barrier last."""
+    code = """mov.u32 %r0, %tid.x; setp.lt.u32 %p0, %r0, 9; @%p0 bra FEW; barrier.sync 1, 64; ret;
+    FEW: barrier.sync 1, 64;"""
+    launch(entry(code, 0), [], block=64, seed=seed)
