@@ -165,13 +165,13 @@ class Mutant:
                 part = self.text.value
                 name = self._imported(part, self._edited(_text(part)), folder)
                 source = source.replace(f"templates.{part} import", f"templates.{name} import")
-                text = Edit(f"from .{part} import", f"from .{name} import").apply(_text(template))
+                user = "batch" if self.text is Text.SCHEDULER else template  # batch makes the schedules
+                text = Edit(f"from .{part} import", f"from .{name} import").apply(_text(user))
                 for edit in self.around:
                     text = edit.apply(text)
-                if self.text is Text.SCHEDULER:  # whose schedules are made in batch
-                    batch = Edit(f"from .{part} import", f"from .{name} import").apply(_text("batch"))
-                    batch_name = self._imported("batch", batch, folder)
-                    text = Edit("import batch as", f"import {batch_name} as").apply(text)
+                if user != template:
+                    user = self._imported(user, text, folder)
+                    text = Edit("import batch as", f"import {user} as").apply(_text(template))
             faulty = self._imported(used, text, folder)
             source = Edit(f"templates.{used} import", f"templates.{faulty} import").apply(source)
         path = folder / "kernel.py"
@@ -1098,6 +1098,14 @@ MUTANTS = [
         WrongNumbers,
         "are wrong",
         Text.PTX,
+    ),
+    Mutant(
+        "a short group of tile rows walked as a full one",
+        TURNS,
+        instead("if first_row + self.raster_m > self.grid_m:", "if first_row > self.grid_m:"),
+        WrongNumbers,
+        "are wrong",
+        Text.SCHEDULER,
     ),
     Mutant(
         "output plane of a warp not advanced",
