@@ -20,25 +20,17 @@ def quotient(chain: Chain, a: Operand, b: Operand, mode: str | None, rounded_to:
 def _floor(chain: Chain, a: Operand, b: Operand, dtype: DType) -> Operand:
     """c10::div_floor_floating (c10/util/generic_math.h) in `dtype`: fmod is exact, and what follows rounds.
 
-    The sign is put on last but one, since rounding to nearest is the same on both sides of 0.
+    The quotient of the rounded multiple of `b` goes to the nearest integer, halves down. Where that multiple
+    is 0 or no number, the exact floor is the result.
     """
     emit = chain.emit
-
-    def rounded(op: str, left: Operand, right: Operand) -> Operand:
-        return chain.cast(emit(op, left, right), dtype)
-
-    above, below = emit("abs", a), emit("abs", b)
-    whole = emit("div_floor", above, below)
-    multiple = emit("where", emit("eq", whole, Const(0.0)), whole, emit("mul", whole, below))
-    size = rounded("div", chain.cast(multiple, dtype), below)
-    opposite = emit("logical_xor", emit("lt", a, Const(0.0)), emit("lt", b, Const(0.0)))
-    has_rest = emit("ne", multiple, above)
-    beyond = emit("where", has_rest, rounded("add", size, Const(1.0)), size)
-    value = emit("where", opposite, emit("neg", beyond), size)
-    floor = emit("floor", value)
-    far = emit("gt", emit("sub", value, floor), Const(0.5))
-    result = emit("where", far, rounded("add", floor, Const(1.0)), floor)
-    plain = rounded("div", a, b)
-    zero = emit("copysign", Const(0.0), plain)
-    result = emit("where", emit("eq", value, Const(0.0)), zero, result)
-    return emit("where", emit("eq", b, Const(0.0)), plain, result)
+    exact = emit("div_floor", a, b)
+    has_rest = emit("ne", emit("mul", exact, b), a)
+    lowered = emit("logical_and", emit("lt", exact, Const(0.0)), has_rest)
+    whole = emit("where", lowered, emit("add", exact, Const(1.0)), exact)
+    multiple = chain.cast(emit("mul", whole, b), dtype)
+    quotient = chain.cast(emit("div", multiple, b), dtype)
+    less = chain.cast(emit("sub", quotient, Const(1.0)), dtype)
+    quotient = emit("where", lowered, less, quotient)
+    nearest = emit("ceil", emit("sub", quotient, Const(0.5)))
+    return emit("where", emit("gt", emit("abs", multiple), Const(0.0)), nearest, exact)
