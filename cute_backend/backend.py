@@ -23,7 +23,7 @@ epilogue_pass = EpiloguePass()
 
 
 class _RaisingPass(EpiloguePass):
-    """The pass as `cute` runs it, which contains what it raises."""
+    """The pass as `cute` runs it: it raises, and `cute` itself contains the error."""
 
     def __call__(self, graph: fx.Graph) -> None:
         self.fuse(graph)

@@ -73,7 +73,7 @@ def _show(root: Path, kernels: list[Entry], name: str | None) -> int:
 
 
 def _entry_name(entry: Entry) -> str:
-    """What profilers call a kernel; its file's name where that is of before they were named."""
+    """The name that profilers show for a kernel, or its file's name if that is older than such names."""
     return entry.name.rpartition("_")[0] if DIGEST.search(entry.name) else entry.name
 
 

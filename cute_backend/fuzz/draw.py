@@ -88,7 +88,7 @@ class Drawing:
 
     @property
     def moves(self) -> list[tuple[Callable[[], None], int]]:
-        """What may be drawn next, and how often each is."""
+        """The steps that may be drawn next, each with its weight."""
         return [
             (self.unary, 5),
             (self.binary, 6),

@@ -166,7 +166,7 @@ def _unlike(got: Tensor, eager: Tensor) -> str:
 
 
 def _wrong(program: Program, limits: Bounds, got: Tensor, other: Tensor, eager: Tensor, strides: bool) -> str:
-    """What is wrong with the values of an output; empty where nothing is."""
+    """A sentence on how the values of an output differ; empty if they agree."""
     if strides and got.numel() and _strides(got) not in (_strides(other), _strides(eager)):
         return f"has strides {got.stride()}, Inductor's {other.stride()}, and eager's {eager.stride()}"
     right = _same(got, other)

@@ -184,7 +184,7 @@ class _Collector:
         as_the_pass_meets_it(gm, inputs, how, see)
 
     def _explained(self, graph: fx.Graph) -> tuple[list[Region], list[Rejection]]:
-        """What the pass would find, once it is known that it could rewrite the graph so."""
+        """Regions and rejections of a graph, after a rehearsal has shown that it can be rewritten."""
 
         def find(graph: fx.Graph) -> tuple[list[Region], list[Rejection]]:
             return find_regions(graph, current_precision(), self.capability)

@@ -1,4 +1,4 @@
-"""What becomes of an error of this package's own: the graph is compiled without what failed, and it is said.
+"""Contains errors of this package's own: a graph is compiled without what failed, and the user is warned.
 
 The pass works on a copy of its graph, so what fails there leaves nothing behind. What a rewritten graph leads
 to later, in Inductor's lowering and code generation, is contained by `backend="cute"`.
@@ -49,7 +49,7 @@ def contain(error: Exception, instead: str = UNFUSED) -> Rejection:
 
 
 def _original(error: BaseException) -> BaseException:
-    """What was raised at first, of an error that Inductor has put into errors of its own."""
+    """The error that was raised first, under the errors that Inductor has wrapped it in."""
     while True:
         if isinstance(error, BackendCompilerFailed):
             error = error.inner_exception

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 from torch._inductor import ir, lowering
 from torch._inductor.virtualized import V
@@ -26,8 +26,8 @@ _ON_CPU = "from cute_backend.runtime.op import on_cpu as gemm_epilogue_on_cpu"
 _ON_CUDA = "from cute_backend.runtime.call_site import CallSite as GemmEpilogueOnCuda"
 _ON_LOADING = "from cute_backend.runtime.generated import loaded as report_regions"
 
-_reporting: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
-"""The graphs whose regions a wrapper's code reports when it is loaded."""
+_reporting: WeakSet[Any] = WeakSet()
+"""The graphs whose code reports its regions when it is loaded."""
 
 
 class _DirectCall(ir.FallbackKernel):
@@ -37,8 +37,9 @@ class _DirectCall(ir.FallbackKernel):
         try:
             device = self.get_device_or_error().type
             self.set_python_kernel_name(_implementation(wrapper, device, self.get_name()))
-            calls = [call for call in V.graph.operations if isinstance(call, _DirectCall)]
-            _report_on_loading(wrapper, [call.spec for call in calls])
+            if V.graph not in _reporting:
+                _reporting.add(V.graph)
+                _report_on_loading(wrapper)
         except Exception as error:
             contain(error, THROUGH_THE_DISPATCHER)
         super().codegen(wrapper)
@@ -49,15 +50,16 @@ class _DirectCall(ir.FallbackKernel):
         return next(argument for argument in self.constant_args if isinstance(argument, str))
 
 
-def _report_on_loading(wrapper: Any, specs: Sequence[str]) -> None:
-    """Have the code of `wrapper` report the regions of a graph, once, whenever it is loaded."""
-    graph = graph_name(specs)
-    reported = _reporting.setdefault(wrapper, set())
-    if graph not in reported:
-        reported.add(graph)
-        expect(graph)
-        wrapper.add_import_once(_ON_LOADING)
-        wrapper.add_import_once(f"report_regions({graph!r}, {len(specs)})")
+def _report_on_loading(wrapper: Any) -> None:
+    """Have the code of `wrapper` report the regions of the graph in hand whenever it is loaded.
+
+    Graphs that one wrapper calls may have equal regions, so the name of a graph is part of what it reports.
+    """
+    specs = [call.spec for call in V.graph.operations if isinstance(call, _DirectCall)]
+    graph = graph_name([V.graph.name or "", *specs])
+    expect(graph)
+    wrapper.add_import_once(_ON_LOADING)
+    wrapper.add_import_once(f"report_regions({graph!r}, {len(specs)})")
 
 
 def _implementation(wrapper: Any, device: str, buffer: str) -> str:

@@ -22,7 +22,7 @@ _PRODUCTS = {
     "aten.addmm.default": ("mat1", "mat2"),
     "aten.bmm.default": ("self", "mat2"),
 }
-"""What is taken from its padding, and what each op calls its two factors."""
+"""The ops whose padding is removed, and the names of the two factors of each."""
 _PAD, _JOIN, _SLICE = "aten.constant_pad_nd.default", "aten.cat.default", "aten.slice.Tensor"
 
 
@@ -91,7 +91,7 @@ def _source(operand: fx.Node) -> fx.Node:
 
 
 def _addend(joined: fx.Node, m: Size, n: Size) -> fx.Node | None:
-    """What an addend of the padded size was joined from to have it; None where it was made in another way."""
+    """The tensor that was padded by concatenation to give an addend; None if it was made otherwise."""
     while not _broadcasts(joined, (m, n)):
         if target_name(joined) != _JOIN:
             return None

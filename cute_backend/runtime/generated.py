@@ -20,9 +20,9 @@ _generated: Counter[str] = Counter()
 """Graphs that this process has generated code for, until that code is loaded."""
 
 
-def graph_name(specs: Sequence[str]) -> str:
-    """A name for a graph, made of the specs of its regions: the same in every process."""
-    return hashlib.sha256("\n".join(specs).encode()).hexdigest()[:16]
+def graph_name(parts: Sequence[str]) -> str:
+    """A name for a graph, made of its own and of the specs of its regions: the same in every process."""
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def expect(graph: str) -> None:
