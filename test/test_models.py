@@ -17,6 +17,7 @@ from model_files import NAMES, ROOT, check, graph_breaks, load, outcome
 from reference import relative_error
 from torch import Tensor, fx
 from torch._dynamo.utils import counters
+from torch.torch_version import TorchVersion
 
 import cute_backend
 from cute_backend.api import Region
@@ -34,7 +35,7 @@ def shown(region: Region) -> str:
 @pytest.mark.parametrize("model", NAMES)
 def test_what_is_fused_of_a_model(model: str) -> None:
     fused = _fused(model)
-    assert_expected(f"models/{model.replace('.py:', '_')}.txt", fused)
+    assert_expected(f"models/{_file(model)}.txt", fused)
     pairs, ones = (len(re.findall(f"^{kind}:", fused, re.M)) for kind in ("pair", "one"))
     assert _products(model) == 2 * pairs + ones, "see docs/models.py"
 
@@ -44,6 +45,16 @@ def test_what_is_fused_of_a_model(model: str) -> None:
 )
 def test_the_same_is_fused_for_any_number_of_rows(model: str) -> None:
     assert _fused(model, dynamic=True).splitlines() == _kept(model)
+
+
+def _file(model: str) -> str:
+    """The name of what is expected of a model.
+
+    From torch 2.14 on the attention weights of GPT-OSS are a slice of the softmax with a sink, (..., S) of
+    (..., S + 1), which earlier versions copy. TMA can't read such rows.
+    """
+    name = model.replace(".py:", "_")
+    return f"{name}_since_2_14" if "gpt_oss" in model and TorchVersion(torch.__version__) >= "2.14" else name
 
 
 def _fused(model: str, dynamic: bool = False) -> str:
@@ -132,7 +143,7 @@ def test_one_compilation_serves_every_number_of_rows_with_no_guard_of_ours(
 
 
 def _kept(model: str) -> list[str]:
-    return (ROOT / f"test/expected/models/{model.replace('.py:', '_')}.txt").read_text().splitlines()
+    return (ROOT / f"test/expected/models/{_file(model)}.txt").read_text().splitlines()
 
 
 def test_regions_of_a_tensor_parallel_model_end_at_its_collectives() -> None:

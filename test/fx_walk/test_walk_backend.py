@@ -279,7 +279,10 @@ def test_every_activation_fuses_whole(name: str, eager: bool, fresh_compiler: No
 
 
 def test_eager_rounding_is_eager_to_the_bit(fresh_compiler: None) -> None:
-    """Sums of products of small integers are exact, so nothing but the rounding could differ."""
+    """Sums of products of small integers are exact, so nothing but the rounding could differ.
+
+    What is beyond e4m3 is the largest number of it in eager from torch 2.13 on, and NaN before.
+    """
 
     def program(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
         y = F.linear(x, weight, bias) * 0.3 + residual
@@ -289,7 +292,7 @@ def test_eager_rounding_is_eager_to_the_bit(fresh_compiler: None) -> None:
     args = [torch.randint(-8, 9, s, generator=ints).to(BF16) for s in ((M, K), (N, K), (N,), (M, N))]
     with inductor_config.patch(emulate_precision_casts=True):
         result = assert_all_fused(program, *args)
-    assert torch.equal(result, program(*args))
+    torch.testing.assert_close(result, program(*args), rtol=0, atol=0, equal_nan=True)
 
 
 def test_eager_rounding_of_mixed_operands_is_eager_to_the_bit(fresh_compiler: None) -> None:
