@@ -64,7 +64,7 @@ def test_progress_and_report() -> None:
     out = np.zeros(64, np.uint32)
     code = """
     mov.u32 %r0, %tid.x; ld.param.u64 %rd0, [p0]; mad.wide.u32 %rd0, %r0, 4, %rd0;
-    setp.lt.u32 %p0, %r0, 32; @%p0 bra END; st.global.b32 [%rd0], 1;
+    setp.lt.u32 %p0, %r0, 32; @%p0 bra END; st.relaxed.gpu.global.b32 [%rd0], 1;
 END: bar.sync 0;
     """
     report = launch(
@@ -75,7 +75,7 @@ END: bar.sync 0;
     assert (role.role, role.warps) == ("other", 10)
     # Per CTA: 7 for both warps (bar.sync and ret included), the store for one of them.
     assert report.instructions == role.instructions == 5 * (2 * 7 + 1)
-    assert role.opcodes["st.global.b32"] == 5
+    assert role.opcodes["st.relaxed.gpu.global.b32"] == 5
     assert role.bytes == {"st.global": 5 * 32 * 4}
     assert role.waits["bar.sync"] == len(recorder.waits) == 5
     assert all(start <= end and text == "bar.sync 0" for *_, text, start, end in recorder.waits)
