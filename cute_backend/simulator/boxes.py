@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,11 +42,22 @@ def box_bytes(tmap: TensorMap) -> int:
     return total
 
 
-def box_view(
-    tmap: TensorMap, coordinates: tuple[int, ...], memory: GlobalMemory
-) -> tuple[np.ndarray, Any] | None:
-    """The part of a box that lies in the tensor: a view of global memory (outermost dimension first, raw
-    unsigned elements), and the slices of the box that it fills. None if no element lies inside."""
+@dataclass(frozen=True)
+class BoxPart:
+    """The part of a box that lies in the tensor: `nbytes` bytes from its first element, at `start`, to its
+    last; its shape and strides in bytes, outermost dimension first; and the slices of the box that it fills.
+    """
+
+    start: int
+    nbytes: int
+    width: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    where: tuple[slice, ...]
+
+
+def box_part(tmap: TensorMap, coordinates: tuple[int, ...]) -> BoxPart | None:
+    """The part of a box that lies in the tensor, None if no element does."""
     width = tmap.dtype.nbytes
     strides = (width, *tmap.strides_bytes)
     start, last, shape, steps, where = tmap.address, tmap.address, [], [], []
@@ -63,14 +75,52 @@ def box_view(
         shape.append(end - first)
         steps.append(step * stride)
         where.append(slice(first, end))
-    raw = memory.view(start, last - start + width)
+    return BoxPart(
+        start,
+        last - start + width,
+        width,
+        tuple(reversed(shape)),
+        tuple(reversed(steps)),
+        tuple(reversed(where)),
+    )
+
+
+@dataclass(frozen=True)
+class BoxFootprint:
+    """The bytes of a box for its shadow, in the range that begins at `base`."""
+
+    part: BoxPart
+    base: int
+
+    def runs(self) -> tuple[np.ndarray, int]:
+        """The offset of each row, or of each element where those of a row are apart, and its length."""
+        part = self.part
+        shape, strides, length = part.shape, part.strides, part.width
+        if strides[-1] == length:
+            length *= shape[-1]
+            shape, strides = shape[:-1], strides[:-1]
+        offsets = np.array([part.start - self.base])
+        for size, stride in zip(shape, strides, strict=True):
+            offsets = (offsets[:, None] + np.arange(size) * stride).reshape(-1)
+        return offsets, length
+
+
+def box_view(
+    tmap: TensorMap, coordinates: tuple[int, ...], memory: GlobalMemory
+) -> tuple[np.ndarray, Any] | None:
+    """The part of a box that lies in the tensor: a view of global memory (outermost dimension first, raw
+    unsigned elements), and the slices of the box that it fills. None if no element lies inside."""
+    part = box_part(tmap, coordinates)
+    if part is None:
+        return None
+    raw, width = memory.view(part.start, part.nbytes), part.width
     dtype = np.dtype(f"u{width}")
     flat = np.lib.stride_tricks.as_strided(
         raw[: len(raw) // width * width].view(dtype) if raw.ctypes.data % width == 0 else raw.view(np.uint8),
-        shape=tuple(reversed(shape)),
-        strides=tuple(reversed(steps)),
+        shape=part.shape,
+        strides=part.strides,
     )
-    return flat, tuple(reversed(where))
+    return flat, part.where
 
 
 def load_box(tmap: TensorMap, coordinates: tuple[int, ...], memory: GlobalMemory) -> np.ndarray:

@@ -11,9 +11,11 @@ from cute_backend.simulator.asynchrony import Engine, Pipe
 from cute_backend.simulator.barriers import ClusterBarrier, Mbarrier, NamedBarrier
 from cute_backend.simulator.errors import BarrierError, IllegalAccess, ResourceError
 from cute_backend.simulator.memory import OFFSET_MASK, RANK_SHIFT
+from cute_backend.simulator.scopes import CtaId
 from cute_backend.simulator.shadow import IN_FLIGHT, Agents, Shadow
 
 if TYPE_CHECKING:
+    from cute_backend.simulator.global_shadow import GlobalShadow
     from cute_backend.simulator.memory import GlobalMemory
     from cute_backend.simulator.report import ReportBuilder
     from cute_backend.simulator.warp import Warp
@@ -139,6 +141,7 @@ class Cta:
         self.rank = rank
         self.ctaid = ctaid
         self.name = f"CTA {ctaid}"
+        self.id = CtaId(cluster.index, rank)
         self.finished = False
         self.free_registers = 0
         self.warps: list[Warp] = []
@@ -198,6 +201,7 @@ class Cluster:
         engine: Engine,
         agent_count: int,
         memory: GlobalMemory,
+        global_shadow: GlobalShadow,
         reports: ReportBuilder,
         take_unstarted: Callable[[], tuple[int, int, int] | None],
         *,
@@ -206,11 +210,13 @@ class Cluster:
         self.overlaps = overlaps
         self.take_unstarted = take_unstarted
         self.memory = memory
+        self.global_shadow = global_shadow
         self.reports = reports
         self.index = index
         self.shape = shape
         self.engine = engine
         self.agents = Agents(agent_count)
+        self.ahead = self.agents.new("the kernels ahead in the stream")
         self.ctas: list[Cta] = []
         self.barrier = ClusterBarrier(agent_count)
         self.activity = 0

@@ -19,6 +19,7 @@ from cute_backend.simulator.cta import (
     Cta,
 )
 from cute_backend.simulator.errors import Deadlock, ResourceError, Runaway, SimulationError
+from cute_backend.simulator.global_shadow import GlobalShadow
 from cute_backend.simulator.memory import GlobalMemory
 from cute_backend.simulator.parser import parse
 from cute_backend.simulator.program import Program, parameter_symbols
@@ -36,7 +37,7 @@ IDLE_LIMIT = 100_000
 """Instructions of a cluster without effect after which it may be spinning for ever."""
 SPIN_LIMIT = 20_000
 """Further ones after which it is, if none of its warps has come to a state in which it was not before."""
-AGENTS_PER_WARP = 5
+AGENTS_PER_WARP = 7
 AGENTS_PER_CTA = 4
 
 PROGRESS_STEP = 100_000
@@ -108,6 +109,7 @@ class _Launch:
         self.grid, self.block, self.cluster = grid, block, cluster
         self.entry = entry
         self.memory = memory
+        self.shadow = GlobalShadow()
         self.smem_bytes = smem_bytes
         self._check()
         self.globals: list[np.ndarray] = []
@@ -257,13 +259,14 @@ class _Launch:
         size = cx * cy * cz
         threads = self.block[0] * self.block[1] * self.block[2]
         warps = (threads + LANES - 1) // LANES
-        agents = size * (warps * AGENTS_PER_WARP + AGENTS_PER_CTA + MBARRIERS_PER_CTA)
+        agents = 1 + size * (warps * AGENTS_PER_WARP + AGENTS_PER_CTA + MBARRIERS_PER_CTA)
         cluster = Cluster(
             index,
             self.cluster,
             engine,
             agents,
             self.memory,
+            self.shadow,
             builder,
             self.take_unstarted,
             overlaps=self.overlaps,

@@ -37,6 +37,27 @@ class Range:
         return self.address + self.nbytes
 
 
+@dataclass(frozen=True)
+class Piece:
+    """What some lanes of a warp, `here` by their position among those active, access in one range."""
+
+    place: Range
+    here: slice | np.ndarray
+    offsets: np.ndarray
+
+    def read(self, nbytes: int) -> np.ndarray:
+        """Bytes (lanes, nbytes)."""
+        return self.place.view[self.offsets[:, None] + np.arange(nbytes)]
+
+    def write(self, data: np.ndarray) -> None:
+        """Writes bytes (lanes, nbytes); where lanes collide, the highest lane wins."""
+        self.place.view[self.offsets[:, None] + np.arange(data.shape[1])] = data
+
+
+def _offsets(addresses: np.ndarray, place: Range) -> np.ndarray:
+    return (addresses - np.uint64(place.address)).astype(np.int64)
+
+
 class GlobalMemory:
     """Host memory that kernels may touch: registered ranges, and nothing else."""
 
@@ -111,33 +132,21 @@ class GlobalMemory:
         start = address - found.address
         return found.view[start : start + nbytes]
 
-    def gather(self, addresses: np.ndarray, nbytes: int) -> np.ndarray:
-        """Bytes (lanes, nbytes) at one address per lane."""
-        low, high = int(addresses.min()), int(addresses.max())
-        if (high - low) < 1 << 40:
-            try:
-                found = self.find(low, high - low + nbytes)
-            except IllegalAccess:
-                pass
-            else:
-                offsets = (addresses - np.uint64(found.address)).astype(np.int64)
-                return found.view[offsets[:, None] + np.arange(nbytes)]
-        return np.stack([self.read(int(a), nbytes) for a in addresses])
-
-    def scatter(self, addresses: np.ndarray, data: np.ndarray) -> None:
-        """Writes bytes (lanes, nbytes); where lanes collide, the highest lane wins."""
-        nbytes = data.shape[1]
-        for address in (int(addresses.min()), int(addresses.max())):
-            self.find(address, nbytes)
+    def pieces(self, addresses: np.ndarray, nbytes: int) -> list[Piece]:
+        """Where lanes access `nbytes` bytes at an address each, by the ranges that hold them."""
         low, high = int(addresses.min()), int(addresses.max())
         try:
-            found = self.find(low, high - low + nbytes)
+            places = [self.find(low, high - low + nbytes)]
         except IllegalAccess:
-            for address, row in zip(addresses, data, strict=False):
-                self.view(int(address), nbytes)[:] = row
-            return
-        offsets = (addresses - np.uint64(found.address)).astype(np.int64)
-        found.view[offsets[:, None] + np.arange(nbytes)] = data
+            of_lane = [self.find(int(address), nbytes) for address in addresses]
+            places = list({place.address: place for place in of_lane}.values())
+        if len(places) == 1:
+            return [Piece(places[0], slice(None), _offsets(addresses, places[0]))]
+        lanes = [[i for i, found in enumerate(of_lane) if found.address == place.address] for place in places]
+        return [
+            Piece(place, np.array(here), _offsets(addresses[here], place))
+            for place, here in zip(places, lanes, strict=True)
+        ]
 
 
 class LocalMemory:

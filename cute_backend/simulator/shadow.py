@@ -9,7 +9,8 @@ write that it overwrites. That finds a missing wait whatever the timing was.
 A second clock holds what a fence.proxy.async has published: the async proxy may only read or overwrite writes
 of the generic proxy that this clock covers (PTX ISA 8.3 "Proxies").
 
-Cells are 4 bytes of shared memory, and one lane and column of tensor memory.
+Cells are 4 bytes of shared memory, and one lane and column of tensor memory. Global memory has a shadow of
+its own: see global_shadow.py.
 """
 
 from __future__ import annotations
@@ -27,28 +28,98 @@ IN_FLIGHT = np.iinfo(np.int32).max
 
 
 class Clock:
-    """A vector clock: `seen[a]` events of agent a are known, `published[a]` of them also to the async
-    proxy.
+    """A vector clock: `seen[a]` events of agent a are known, `published[a]` of them also to the async proxy
+    in shared memory. Agents are those of one cluster.
+
+    The rest is about global memory, and shared by copies: none of it is changed in place. `tails[a, lanes]`
+    are events of a warp of which is known what these of its lanes (as bits) did, but not what others did
+    since all met. `elsewhere` is what is known of other clusters, by their number. `public` is what a
+    fence.proxy.async has published, in a clock of its own.
     """
 
-    __slots__ = ("published", "seen")
+    __slots__ = ("elsewhere", "public", "published", "seen", "tails")
 
     def __init__(self, size: int) -> None:
         self.seen = np.zeros(size, np.int32)
         self.published = np.zeros(size, np.int32)
+        self.tails: dict[tuple[int, int], int] = {}
+        self.elsewhere: dict[int, Clock] = {}
+        self.public: Clock | None = None
 
     def copy(self) -> Clock:
         clock = Clock.__new__(Clock)
         clock.seen = self.seen.copy()
         clock.published = self.published.copy()
+        clock.tails = self.tails
+        clock.elsewhere = self.elsewhere
+        clock.public = self.public
         return clock
 
     def join(self, other: Clock) -> None:
+        """Learns what another agent of the same cluster knows."""
         np.maximum(self.seen, other.seen, out=self.seen)
         np.maximum(self.published, other.published, out=self.published)
+        if other.tails:
+            self._join_tails(other.tails)
+        if other.elsewhere:
+            self._join_elsewhere(other.elsewhere)
+        if other.public is not None:
+            self.publish_too(other.public)
+
+    def joined(self, other: Clock) -> Clock:
+        """What both know."""
+        clock = self.copy()
+        clock.join(other)
+        return clock
+
+    def hear(self, other: Clock, home: int, own: int) -> None:
+        """Learns what an agent of the cluster `home` knows, of global memory; this is a clock of `own`."""
+        news = {**other.elsewhere, home: other._of_home()}
+        about_us = news.pop(own, None)
+        if about_us is not None:
+            self.join(about_us)
+        self._join_elsewhere(news)
+        if other.public is not None:
+            public = Clock(len(self.seen))
+            public.hear(other.public, home, own)
+            self.publish_too(public)
+
+    def covers(self, agent: int, epoch: int, lanes: int) -> bool:
+        """Whether an event of an agent of this cluster is known, where a warp's is by its `lanes`."""
+        if self.seen[agent] >= epoch:
+            return True
+        known = 0
+        for (other, some), last in self.tails.items():
+            if other == agent and last >= epoch:
+                known |= some
+        return known != 0 and not lanes & ~known
 
     def publish(self) -> None:
+        """All that is known is known to the async proxy, in shared memory."""
         np.copyto(self.published, self.seen)
+
+    def publish_too(self, public: Clock) -> None:
+        """This is known to the async proxy, in global memory."""
+        self.public = public if self.public is None else self.public.joined(public)
+
+    def _of_home(self) -> Clock:
+        """What is known of its own cluster."""
+        clock = self.copy()
+        clock.elsewhere, clock.public = {}, None
+        return clock
+
+    def _join_tails(self, news: dict[tuple[int, int], int]) -> None:
+        merged = dict(self.tails)
+        for key, last in news.items():
+            merged[key] = max(last, merged.get(key, 0))
+        self.tails = {key: last for key, last in merged.items() if last > self.seen[key[0]]}
+
+    def _join_elsewhere(self, news: dict[int, Clock]) -> None:
+        merged = dict(self.elsewhere)
+        for cluster, clock in news.items():
+            mine = merged.get(cluster)
+            merged[cluster] = clock if mine is None else mine.joined(clock)
+        self.elsewhere = merged
 
 
 class Agents:

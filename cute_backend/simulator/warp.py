@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_backend.simulator.asynchrony import Pipe
+from cute_backend.simulator.doings import Doings
 from cute_backend.simulator.errors import RaceError
 from cute_backend.simulator.memory import GlobalMemory, LocalMemory
+from cute_backend.simulator.scopes import CtaId, Order, Scope
 from cute_backend.simulator.shadow import Access, Clock
 
 if TYPE_CHECKING:
     from cute_backend.simulator.cta import Cta
+    from cute_backend.simulator.global_shadow import Release
     from cute_backend.simulator.program import Program
 
 LANES = 32
@@ -114,6 +117,10 @@ class Warp(Registers):
         # What lanes did that not all lanes know of: from which event on, and which lanes.
         self.apart: list[tuple[int, np.ndarray]] = []
         self.fenced: Clock | None = None
+        self.doings = Doings(cluster.agents.new(f"global memory of {self.name}"), self.clock)
+        # The last fence that releases to each scope, and what strong reads may yet learn, by a fence.
+        self.fences: dict[Scope, Clock] = {}
+        self.observed: dict[tuple[CtaId, Scope, Scope], Release] = {}
         self.local = LocalMemory(cta.cluster.engine.garbage((program.local_bytes, LANES), np.uint8))
         self.counts = [0] * len(program.steps)
         self.carry = np.zeros(LANES, np.uint8)
@@ -128,12 +135,18 @@ class Warp(Registers):
 
     @property
     def global_memory(self) -> GlobalMemory:
-        """What an instruction is about to access. Raises RaceError while earlier kernels may still run."""
+        """What an instruction is about to access.
+
+        Raises RaceError while earlier kernels may still run: until this warp waits for their end, or meets at
+        a barrier with one that has.
+        """
         if not self.alone:
-            raise RaceError(
-                "global memory is accessed before griddepcontrol.wait, in a launch that may begin before the "
-                "kernels ahead of it in the stream have ended"
-            )
+            if not self.clock.seen[self.cta.cluster.ahead]:
+                raise RaceError(
+                    "global memory is accessed before griddepcontrol.wait, in a launch that may begin before "
+                    "the kernels ahead of it in the stream have ended"
+                )
+            self.alone = True
         return self.cta.cluster.memory
 
     # --- running -----------------------------------------------------------------------------------------
@@ -314,12 +327,15 @@ class Warp(Registers):
         """
         clock = self.clock.copy()
         clock.seen[self.agent] = self._known(self.mask)
+        self.doings.tell(clock, self.mask)
         self._begin_event()
         return clock
 
     def acquire(self, clock: Clock) -> None:
         """The running lanes learn this; if they are all, also what the warp did until it was released."""
         self.clock.join(clock)
+        if self.doings.apart:
+            self.doings.meet(clock)
         if self.apart and not (self.alive & ~self.mask).any():
             told = int(clock.seen[self.agent])
             ends = [*(first - 1 for first, _ in self.apart[1:]), self.epoch]
@@ -329,12 +345,45 @@ class Warp(Registers):
                 if end > told
             ]
 
-    def publish(self) -> None:
+    def publish(self, *, shared: bool = True, globally: bool = True) -> None:
         """fence.proxy.async: what the running lanes know is known to the async proxy; what they do from now
-        on is not."""
-        self.clock.publish()
-        self.clock.published[self.agent] = self._known(self.mask)
+        on is not. Of shared memory, of global memory, or both."""
+        if shared:
+            self.clock.publish()
+            self.clock.published[self.agent] = self._known(self.mask)
+        if globally:
+            public = self.clock.copy()
+            public.public = None
+            self.doings.tell(public, self.mask)
+            self.clock.publish_too(public)
         self._begin_event()
+
+    def learn(self, release: Release) -> None:
+        """The running lanes learn what was released, maybe by another cluster."""
+        home, own = release.cta.cluster, self.cta.cluster.index
+        if home == own:
+            self.acquire(release.clock)
+        else:
+            self.clock.hear(release.clock, home, own)
+
+    def observe(self, releases: list[Release], order: Order) -> None:
+        """A strong read met these: an acquire learns of them, another read leaves that to the next fence."""
+        for release in releases:
+            if order.acquires:
+                self.learn(release)
+            elif order.scope is not None:
+                self.observed[release.cta, release.scope, order.scope] = release
+
+    def fence(self, scope: Scope, *, acquires: bool, releases: bool) -> None:
+        """A fence of global memory: it learns what strong reads before it met, and what is known now passes
+        with strong writes after it."""
+        if acquires:
+            for key, release in list(self.observed.items()):
+                if scope.spans(self.cta.id, release.cta):
+                    self.learn(self.observed.pop(key))
+        if releases:
+            clock = self.release()
+            self.fences.update((narrower, clock) for narrower in Scope if narrower <= scope)
 
     def access(self, text: str) -> Access:
         """This warp's generic-proxy access now."""
@@ -350,7 +399,9 @@ class Warp(Registers):
         """
         clock = self.clock.copy()
         alone = np.count_nonzero(self.mask) == 1
-        clock.seen[self.agent] = self._known(self.mask if alone else np.zeros_like(self.mask))
+        lanes = self.mask if alone else np.zeros_like(self.mask)
+        clock.seen[self.agent] = self._known(lanes)
+        self.doings.tell(clock, lanes)
         return Access(agent, epoch, clock, "async", text, self.agent)
 
     def _known(self, lanes: np.ndarray) -> int:

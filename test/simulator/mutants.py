@@ -51,12 +51,13 @@ class WrongNumbers(AssertionError):
 
 @dataclass(frozen=True)
 class Subject:
-    """A kernel and a problem of several tiles, all of which one cluster works through."""
+    """A kernel and a problem of several tiles, all of which one cluster works through, or `clusters`."""
 
     config: TileConfig
     problem: tuple[int, int, int]
     variant: Variant = Variant.TMA
     spec: EpilogueSpec = SPEC
+    clusters: int = 1
 
     @property
     def kernel(self) -> Kernel:
@@ -65,7 +66,7 @@ class Subject:
     def check(self, program: HostProgram, seed: int) -> None:
         """Run the problem. Raises WrongNumbers, or whatever the simulator has to say of the kernel."""
         a, b, loads = operands(self.spec, *self.problem)
-        machine = api.Machine(self.config.arch, seed, self.config, clusters=1)
+        machine = api.Machine(self.config.arch, seed, self.config, clusters=self.clusters)
         with patch.object(api, "_program", lambda kernel: program):
             [actual], launch = api.run_region(self.spec, a, b, loads, machine)
         assert launch.kernel == self.kernel
@@ -238,6 +239,9 @@ UNFINISHED = "reads {}.*, written by .*: nothing that it waited for says that th
 STILL_READ = "overwrites {}.* may still be reading.*: nothing waits for it"
 UNMET = r"cp\.async\.bulk\.tensor.*reads shared.*; its own lanes meet at bar\.warp\.sync"
 STILL_WRITTEN = "overwrites {}.*, written by .*: nothing that it waited for"
+STORED_TWICE = (
+    "overwrites byte .*, which .* writes in the same kernel .*: no barrier, and no release and acquire"
+)
 SHARED, TMEM = "shared 0x", "tensor memory lane"
 
 SWIZZLE_128 = 0x4000404000010000
@@ -404,6 +408,28 @@ MUTANTS = [
         without("await_earlier_kernels()"),
         RaceError,
         r"before griddepcontrol\.wait",
+    ),
+    Mutant(
+        "earlier kernels waited for after partials are read",
+        REDUCING,
+        (
+            Edit("        await_earlier_kernels()\n", ""),
+            Edit("held.across(lanes)", "held.across(lanes); await_earlier_kernels()"),
+        ),
+        RaceError,
+        r"before griddepcontrol\.wait",
+        Text.FINISH,
+    ),
+    # Global memory.
+    Mutant(
+        "a tile of two clusters",
+        replace(FEW_ROWS, clusters=2),
+        instead(
+            "epilogue_item = Int32(first_item)",
+            "first_item = Int32(0) * first_item; epilogue_item = first_item",
+        ),
+        RaceError,
+        STORED_TWICE,
     ),
     Mutant(
         "partials read before the kernel that leaves them has ended",
@@ -1036,8 +1062,8 @@ MUTANTS = [
         "rows of a warpgroup's first warp stored by all",
         TURNS,
         instead("(row * WARPS + seat.warp, column)", "(row * WARPS, column)"),
-        WrongNumbers,
-        "are wrong",
+        RaceError,
+        STORED_TWICE,
     ),
     Mutant(
         "planes handed back before they are read",

@@ -19,6 +19,7 @@ from cute_backend.simulator.isa.memory import (
     vector_length,
 )
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
+from cute_backend.simulator.scopes import order_of
 from cute_backend.simulator.syntax import (
     Instruction,
     Sink,
@@ -80,6 +81,7 @@ def bind_atomic(binder: Binder, instruction: Instruction) -> Step:
     gets = [[binder.get(e, kind, instruction) for e in group] for group in sources]
     dtype = raw_dtype(kind)
     nbytes = dtype.itemsize * count
+    order = order_of(instruction, dtype.itemsize, updates=True)
     acquires = any(instruction.has(m) for m in ("acq_rel", "acquire", "release"))
     parameters = binder.parameters
 
@@ -95,11 +97,11 @@ def bind_atomic(binder: Binder, instruction: Instruction) -> Step:
         batches = [np.arange(len(lanes))] if distinct else [np.array([i]) for i in range(len(lanes))]
         loads = w.report.loads_since_wait
         for batch in batches:
-            raw = load_bytes(w, space, addresses[batch], lanes[batch], nbytes, parameters, True)
+            raw = load_bytes(w, space, addresses[batch], lanes[batch], nbytes, parameters, order)
             before = np.ascontiguousarray(raw).view(dtype)
             after = np.asarray(function(before, *(v[batch] for v in values))).astype(dtype, copy=False)
             store_bytes(
-                w, space, addresses[batch], lanes[batch], np.ascontiguousarray(after).view(np.uint8), True
+                w, space, addresses[batch], lanes[batch], np.ascontiguousarray(after).view(np.uint8), order
             )
             old[lanes[batch]] = before
         if w.report.loads_since_wait is not None:

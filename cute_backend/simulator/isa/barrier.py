@@ -13,6 +13,7 @@ from cute_backend.simulator.isa.common import scalar
 from cute_backend.simulator.isa.memory import active, per_lane
 from cute_backend.simulator.memory import OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW, WINDOW_MASK
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
+from cute_backend.simulator.scopes import Scope, scope_of
 from cute_backend.simulator.syntax import Immediate, Instruction, Operand, Sink
 from cute_backend.simulator.warp import Wait
 
@@ -115,21 +116,27 @@ def bind_cluster_wait(binder: Binder, instruction: Instruction) -> Step:
     "fence.proxy.async", section="9.7.13.6", meaning="Generic-proxy writes become visible to the async proxy"
 )
 def bind_proxy_fence(binder: Binder, instruction: Instruction) -> Step:
-    if "proxy" in instruction.parts and instruction.parts[-1] == "global":
-        return lambda w: None
-
-    return lambda w: w.publish()
+    space = instruction.parts[-1]
+    shared, globally = space != "global", not space.startswith("shared")
+    return lambda w: w.publish(shared=shared, globally=globally)
 
 
 @opcode(
     "fence", "membar", section="9.7.13.6", meaning="Orders memory accesses; releases what was done before"
 )
 def bind_fence(binder: Binder, instruction: Instruction) -> Step:
-    if instruction.has("acquire") or any(p.startswith("proxy") for p in instruction.parts):
+    words = instruction.parts
+    if any(p.startswith("proxy") for p in words):
         return lambda w: None
+    acquires, releases = "release" not in words, "acquire" not in words
+    of_shared = "mbarrier_init" in words or any(p.startswith("sync_restrict") for p in words)
+    scope = Scope.SYS if (found := scope_of(instruction)) is None else found
 
     def fence(w: Warp) -> None:
-        w.fenced = w.release()
+        if not of_shared:
+            w.fence(scope, acquires=acquires, releases=releases)
+        if releases:
+            w.fenced = w.release()
 
     return fence
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from cute_backend.simulator.boxes import unit_cells
 from cute_backend.simulator.errors import IllegalAccess
+from cute_backend.simulator.global_shadow import Event, Footprint, Lanes
 from cute_backend.simulator.isa.atomics import atomic_function
 from cute_backend.simulator.isa.barrier import own_address, use_mbarrier
 from cute_backend.simulator.isa.memory import active, per_lane
@@ -19,9 +20,11 @@ from cute_backend.simulator.memory import (
     RANK_SHIFT,
     SHARED_WINDOW,
     WINDOW_MASK,
+    Range,
 )
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.shadow import IN_FLIGHT
+from cute_backend.simulator.scopes import Order, Scope
+from cute_backend.simulator.shadow import IN_FLIGHT, Access
 from cute_backend.simulator.syntax import Immediate, Instruction
 from cute_backend.simulator.warp import Wait
 
@@ -30,7 +33,13 @@ if TYPE_CHECKING:
     from cute_backend.simulator.cta import Cta
     from cute_backend.simulator.warp import Warp
 
+WEAK = Order(0)
 REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+
+
+def reducing(size: int) -> Order:
+    """What a bulk reduction does to each of its elements (PTX ISA 9.7.9.25.4.2): .relaxed.gpu."""
+    return Order(size, Scope.GPU, updates=True)
 
 
 @dataclass(frozen=True)
@@ -75,21 +84,39 @@ def destinations(w: Warp, target: int, barrier: int, mask: int | None, pair: boo
     return found
 
 
+@dataclass(frozen=True)
+class Region:
+    """The global memory that a bulk copy reads or writes, and how."""
+
+    place: Range
+    footprint: Footprint
+    order: Order = WEAK
+
+
 def start_load(
-    w: Warp, goal: Destination, units: np.ndarray, fetch: Callable[[], np.ndarray], text: str
+    w: Warp,
+    goal: Destination,
+    units: np.ndarray,
+    fetch: Callable[[], np.ndarray],
+    text: str,
+    source: Region | None = None,
 ) -> None:
     """Begins one load into `units` of a CTA: in flight until the data lands and the mbarrier counts it."""
     barrier = use_mbarrier(w, goal.barrier)
     shared = goal.cta.shared
     shared.check(int(units.min()) * 16, int(units.max()) * 16 + 16)
     cells = unit_cells(units)
-    shared.shadow.write(cells, w.issue(barrier.agent, IN_FLIGHT, text))
+    access = w.issue(barrier.agent, IN_FLIGHT, text)
+    shared.shadow.write(cells, access)
+    event = _touch(w, source, access, writes=False) if source is not None else None
     nbytes = len(units) * 16
     w.report.bytes["TMA load"] += nbytes
 
     def finish() -> None:
         shared.units[units] = fetch().reshape(-1, 16)
         shared.shadow.epoch[cells] = barrier.next_epoch
+        if event is not None:
+            event.epoch = barrier.next_epoch
         if barrier.cta.finished:
             raise IllegalAccess(f"a load counts on the {barrier.name}, all of whose warps have exited")
         barrier.complete_tx(nbytes)
@@ -97,11 +124,33 @@ def start_load(
     goal.cta.pipes["TMA load"].issue(text, finish)
 
 
+def _touch(w: Warp, region: Region, access: Access, *, writes: bool) -> Event:
+    """Checks and records what a bulk copy does in global memory."""
+    cluster = w.cta.cluster
+    who = w.name if writes else f"{cluster.agents.names[access.agent]}, of {w.name},"
+    event = Event(
+        w.cta.id,
+        access.agent,
+        access.epoch,
+        0,
+        "async",
+        writes,
+        region.order,
+        who,
+        access.text,
+        region.footprint,
+    )
+    touch = cluster.global_shadow.write if writes else cluster.global_shadow.read
+    touch(region.place, event, access.clock)
+    return event
+
+
 @dataclass
 class BulkOperation:
-    """A bulk store: done reading shared memory, done writing."""
+    """A bulk store: done reading shared memory, as event `epoch` of one agent; done writing, of another."""
 
-    agent: int
+    reader: int
+    writer: int
     epoch: int
     read: bool = False
     written: bool = False
@@ -128,7 +177,7 @@ def begin_store(
     units: np.ndarray,
     write: Callable[[np.ndarray], None],
     text: str,
-    on_group: bool = True,
+    target: Region | None,
 ) -> None:
     """Begins one bulk store from `units` of the own shared memory: it reads them later, and writes later
     still.
@@ -136,16 +185,19 @@ def begin_store(
     cta = w.cta
     state = w.pipes.get("bulk agent")
     if state is None:
-        state = w.pipes["bulk agent"] = [cta.cluster.agents.new(f"a bulk store of {w.name}"), 0]
-    state[1] += 1
-    operation = BulkOperation(state[0], state[1])
+        names = f"a bulk store of {w.name}", f"the writing of a bulk store of {w.name}"
+        state = w.pipes["bulk agent"] = [*map(cta.cluster.agents.new, names), 0]
+    state[2] += 1
+    operation = BulkOperation(*state)
     shared = cta.shared
     shared.check(int(units.min()) * 16, int(units.max()) * 16 + 16)
-    shared.shadow.read(unit_cells(units), w.issue(operation.agent, operation.epoch, text))
-    shared.shadow.note(operation.agent, operation.epoch, text)
-    if on_group:
-        for lane in lanes:
-            groups_of(w, int(lane)).open.append(operation)
+    access = w.issue(operation.reader, operation.epoch, text)
+    shared.shadow.read(unit_cells(units), access)
+    shared.shadow.note(operation.reader, operation.epoch, text)
+    if target is not None:
+        _touch(w, target, replace(access, agent=operation.writer), writes=True)
+    for lane in lanes:
+        groups_of(w, int(lane)).open.append(operation)
     w.report.bytes["TMA store"] += len(units) * 16
     w.report.stored()
     pipe = cta.pipes["TMA store"]
@@ -196,12 +248,17 @@ def bind_bulk_copy(binder: Binder, instruction: Instruction) -> Step:
             for goal in destinations(w, goal_address, signal, None if mask is None else int(mask), False):
                 units = (goal.offset >> 4) + np.arange(nbytes // 16)
                 if from_global:
-                    memory.find(at, nbytes)
-                    start_load(w, goal, units, partial(memory.read, at, nbytes), text)
+                    region = _bytes(memory.find(at, nbytes), at, nbytes)
+                    start_load(w, goal, units, partial(memory.read, at, nbytes), text, region)
                 else:
                     _copy_between(w, goal, units, own_address(w, at), nbytes, text)
 
     return copy
+
+
+def _bytes(place: Range, address: int, nbytes: int, order: Order = WEAK) -> Region:
+    """Consecutive bytes."""
+    return Region(place, Lanes(np.array([address - place.address]), nbytes), order)
 
 
 def _check_bulk(target: int, source: int, nbytes: int) -> None:
@@ -237,6 +294,7 @@ def _bind_bulk_store(binder: Binder, instruction: Instruction, reduction: str | 
         kind, f"u{ {'64': 8, '32': 4}.get(kind[-2:], 2) }"
     )
     function = atomic_function(reduction, kind) if reduction else None
+    order = reducing(np.dtype(dtype).itemsize) if reduction else WEAK
 
     def store(w: Warp) -> None:
         lanes = active(w)
@@ -246,7 +304,7 @@ def _bind_bulk_store(binder: Binder, instruction: Instruction, reduction: str | 
             at, offset, nbytes = (int(x) for x in row)
             offset = own_address(w, offset)
             _check_bulk(at, offset, nbytes)
-            memory.find(at, nbytes)
+            region = _bytes(memory.find(at, nbytes), at, nbytes, order)
 
             def write(data: np.ndarray, at: int = at) -> None:
                 view = memory.view(at, len(data))
@@ -257,7 +315,7 @@ def _bind_bulk_store(binder: Binder, instruction: Instruction, reduction: str | 
                         np.uint8
                     )
 
-            begin_store(w, [lane], (offset >> 4) + np.arange(nbytes // 16), write, text)
+            begin_store(w, [lane], (offset >> 4) + np.arange(nbytes // 16), write, text, region)
 
     return store
 
@@ -309,8 +367,10 @@ def bind_bulk_wait(binder: Binder, instruction: Instruction) -> Step:
                     + ("read shared memory yet" if only_read else "written yet")
                 ),
             )
+        seen = w.clock.seen
         for operation in waited:
-            w.clock.seen[operation.agent] = max(int(w.clock.seen[operation.agent]), operation.epoch)
+            for agent in (operation.reader,) if only_read else (operation.reader, operation.writer):
+                seen[agent] = max(int(seen[agent]), operation.epoch)
         for lane in active(w):
             if int(lane) in per_thread and not only_read:
                 groups = per_thread[int(lane)]

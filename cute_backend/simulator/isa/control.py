@@ -90,7 +90,7 @@ def bind_grid_wait(binder: Binder, instruction: Instruction) -> Step:
     def wait(w: Warp) -> Wait | None:
         absent = w.together()
         if absent is None:
-            w.alone = True
+            w.clock.seen[w.cta.cluster.ahead] = 1
         return absent
 
     return wait

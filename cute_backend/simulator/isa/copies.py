@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cute_backend.simulator.global_shadow import Event, Lanes
 from cute_backend.simulator.isa.common import types_of
 from cute_backend.simulator.isa.memory import (
     active,
@@ -21,6 +22,7 @@ from cute_backend.simulator.memory import (
     OFFSET_MASK,
 )
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
+from cute_backend.simulator.scopes import Order
 from cute_backend.simulator.shadow import IN_FLIGHT, Access
 from cute_backend.simulator.syntax import (
     TYPE_BYTES,
@@ -68,20 +70,26 @@ def bind_cp_async(binder: Binder, instruction: Instruction) -> Step:
     if instruction.has("L2::cache_hint"):
         rest = rest[:-1]
     source_size = binder.get(rest[0], "u32", instruction) if rest else None
-    text = instruction.text
+    text, order = instruction.text, Order(nbytes)
 
     def copy(w: Warp) -> None:
         copies, lanes = copies_of(w), active(w)
         data = np.zeros((len(lanes), nbytes), np.uint8)
         sizes = np.full(len(lanes), nbytes) if source_size is None else per_lane(w, source_size(w), lanes)
         sources = per_lane(w, source(w), lanes)
+        epoch = copies.epoch
         for size in np.unique(sizes):
             if size:
                 here = np.flatnonzero(sizes == size)
-                data[here, :size] = w.global_memory.gather(sources[here], int(size))
+                for piece in w.global_memory.pieces(sources[here], int(size)):
+                    footprint = Lanes(piece.offsets, int(size))
+                    event = Event(
+                        w.cta.id, copies.agent, epoch, 0, "generic", False, order, w.name, text, footprint
+                    )
+                    w.cta.cluster.global_shadow.read(piece.place, event, w.clock)
+                    data[here[piece.here], :size] = piece.read(int(size))
         addresses = per_lane(w, target(w), lanes)
         aligned(addresses, nbytes)
-        epoch = copies.epoch
         ((cta, _, offsets),) = shared_target(w, addresses, "shared::cta")
         cta.shared.check(int(offsets.min()), int(offsets.max()) + nbytes)
         cells = cells_of(offsets, nbytes)

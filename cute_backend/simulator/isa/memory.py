@@ -8,6 +8,7 @@ import numpy as np
 
 from cute_backend.simulator.errors import IllegalAccess
 from cute_backend.simulator.isa.common import types_of
+from cute_backend.simulator.isa.global_access import load_global, store_global
 from cute_backend.simulator.memory import (
     LOCAL_WINDOW,
     OFFSET_MASK,
@@ -17,6 +18,7 @@ from cute_backend.simulator.memory import (
     WINDOW_MASK,
 )
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
+from cute_backend.simulator.scopes import Order, order_of
 from cute_backend.simulator.syntax import (
     TYPE_BYTES,
     Address,
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from cute_backend.simulator.warp import Warp
 
 SPACES = ("param", "param::entry", "global", "shared", "shared::cta", "shared::cluster", "local", "const")
-STRONG = ("volatile", "relaxed", "acquire", "release", "mmio")
 
 
 def space_of(instruction: Instruction) -> str:
@@ -95,7 +96,7 @@ def load_bytes(
     lanes: np.ndarray,
     nbytes: int,
     parameters: np.ndarray,
-    strong: bool,
+    order: Order,
 ) -> np.ndarray:
     """Bytes (lanes, nbytes) from any space."""
     aligned(addresses, nbytes)
@@ -105,7 +106,7 @@ def load_bytes(
             return np.concatenate(
                 [
                     load_bytes(
-                        w, "generic", addresses[i : i + 1], lanes[i : i + 1], nbytes, parameters, strong
+                        w, "generic", addresses[i : i + 1], lanes[i : i + 1], nbytes, parameters, order
                     )
                     for i in range(len(lanes))
                 ]
@@ -113,12 +114,12 @@ def load_bytes(
     if space in ("global", "const"):
         w.report.bytes["ld.global"] += nbytes * len(lanes)
         w.report.global_load()
-        return w.global_memory.gather(addresses, nbytes)
+        return load_global(w, addresses, lanes, nbytes, order)
     if space.startswith("shared"):
         out = np.empty((len(lanes), nbytes), np.uint8)
         for cta, here, offsets in shared_target(w, addresses, space):
             cta.shared.check(int(offsets.min()), int(offsets.max()) + nbytes)
-            if not strong:
+            if not order.strong:
                 cta.shared.shadow.read(cells_of(offsets, nbytes), w.access(w.name))
             out[here] = cta.shared.data[offsets[:, None] + np.arange(nbytes)]
         w.report.bytes["ld.shared"] += nbytes * len(lanes)
@@ -146,7 +147,7 @@ def _resolve(addresses: np.ndarray) -> tuple[str, np.ndarray]:
 
 
 def store_bytes(
-    w: Warp, space: str, addresses: np.ndarray, lanes: np.ndarray, data: np.ndarray, strong: bool
+    w: Warp, space: str, addresses: np.ndarray, lanes: np.ndarray, data: np.ndarray, order: Order
 ) -> None:
     """Writes bytes (lanes, nbytes) to any space."""
     nbytes = data.shape[1]
@@ -155,19 +156,19 @@ def store_bytes(
         space, addresses = _resolve(addresses)
         if space == "mixed":
             for i in range(len(lanes)):
-                store_bytes(w, "generic", addresses[i : i + 1], lanes[i : i + 1], data[i : i + 1], strong)
+                store_bytes(w, "generic", addresses[i : i + 1], lanes[i : i + 1], data[i : i + 1], order)
             return
     cluster = w.cta.cluster
     if space == "global":
         w.report.bytes["st.global"] += nbytes * len(lanes)
         w.report.stored()
         cluster.activity += 1
-        w.global_memory.scatter(addresses, data)
+        store_global(w, addresses, lanes, data, order)
     elif space.startswith("shared"):
         for cta, here, offsets in shared_target(w, addresses, space):
             cta.shared.check(int(offsets.min()), int(offsets.max()) + nbytes)
             cta.shared.shadow.write(
-                cells_of(offsets, nbytes), w.access(w.name), whole=nbytes >= 4 and not strong
+                cells_of(offsets, nbytes), w.access(w.name), whole=nbytes >= 4 and not order.strong
             )
             cta.shared.data[offsets[:, None] + np.arange(nbytes)] = data[here]
         w.report.bytes["st.shared"] += nbytes * len(lanes)
@@ -195,11 +196,11 @@ def bind_ld(binder: Binder, instruction: Instruction) -> Step:
         return _load_constant(binder, instruction, source, puts, width, dtype)
     address = binder.address(source, instruction)
     nbytes = width * count
-    strong = any(instruction.has(m) for m in STRONG)
+    order = order_of(instruction, width)
 
     def load(w: Warp) -> None:
         lanes = active(w)
-        data = load_bytes(w, space, per_lane(w, address(w), lanes), lanes, nbytes, parameters, strong)
+        data = load_bytes(w, space, per_lane(w, address(w), lanes), lanes, nbytes, parameters, order)
         if len(lanes) < 32:
             whole = np.zeros((32, nbytes), np.uint8)
             whole[lanes] = data
@@ -259,14 +260,14 @@ def bind_st(binder: Binder, instruction: Instruction) -> Step:
     if len(elements) != count:
         raise unsupported(instruction, f"{len(elements)} sources")
     gets = [binder.get(e, kind, instruction) for e in elements]
-    strong = any(instruction.has(m) for m in STRONG)
+    order = order_of(instruction, TYPE_BYTES[kind])
     if kind == "b128":
         (wide,) = gets
 
         def store_wide(w: Warp) -> None:
             lanes = active(w)
             data = np.ascontiguousarray(wide(w)[lanes]).view(np.uint8).reshape(len(lanes), 16)
-            store_bytes(w, space, per_lane(w, address(w), lanes), lanes, data, strong)
+            store_bytes(w, space, per_lane(w, address(w), lanes), lanes, data, order)
 
         return store_wide
     dtype = raw_dtype(kind)
@@ -274,6 +275,6 @@ def bind_st(binder: Binder, instruction: Instruction) -> Step:
     def store(w: Warp) -> None:
         lanes = active(w)
         data = value_bytes(w, gets, dtype, lanes)
-        store_bytes(w, space, per_lane(w, address(w), lanes), lanes, data, strong)
+        store_bytes(w, space, per_lane(w, address(w), lanes), lanes, data, order)
 
     return store

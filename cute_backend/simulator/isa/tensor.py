@@ -7,16 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_backend.simulator.boxes import box_units, load_box, store_box
+from cute_backend.simulator.boxes import BoxFootprint, box_part, box_units, load_box, store_box
 from cute_backend.simulator.errors import DescriptorError, IllegalAccess
 from cute_backend.simulator.isa.barrier import own_address
-from cute_backend.simulator.isa.bulk import REDUCTIONS, begin_store, destinations, start_load
+from cute_backend.simulator.isa.bulk import (
+    REDUCTIONS,
+    WEAK,
+    Region,
+    begin_store,
+    destinations,
+    reducing,
+    start_load,
+)
 from cute_backend.simulator.isa.memory import active, per_lane
 from cute_backend.simulator.memory import (
     PARAM_WINDOW,
     WINDOW_MASK,
+    GlobalMemory,
 )
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
+from cute_backend.simulator.scopes import Order
 from cute_backend.simulator.syntax import Address, Instruction, Vector
 from cute_backend.simulator.tensormap import TensorMap, decode
 
@@ -61,6 +71,17 @@ def bind_tensor_reduce(binder: Binder, instruction: Instruction) -> Step:
     return _bind_tensor_store(binder, instruction, next(p for p in instruction.parts if p in REDUCTIONS))
 
 
+def _region(
+    tmap: TensorMap, coordinates: tuple[int, ...], memory: GlobalMemory, order: Order
+) -> Region | None:
+    """What a box has of global memory. None if nothing."""
+    part = box_part(tmap, coordinates)
+    if part is None:
+        return None
+    place = memory.find(part.start, part.nbytes)
+    return Region(place, BoxFootprint(part, place.address), order)
+
+
 def _coordinates(binder: Binder, operand: Any, instruction: Instruction) -> list[Any]:
     assert isinstance(operand, Address) and isinstance(operand.rest[0], Vector)
     return [binder.get(e, "s32", instruction) for e in operand.rest[0].elements]
@@ -90,8 +111,9 @@ def _bind_tensor_load(binder: Binder, instruction: Instruction) -> Step:
                 raise DescriptorError(f"{len(where)} coordinates for a tensor map of rank {tmap.rank}")
             goals = destinations(w, target, signal, None if mask is None else int(mask), pair)
             units = box_units(tmap, goals[0].offset)
+            source = _region(tmap, tuple(where), memory, WEAK)
             for goal in goals:
-                start_load(w, goal, units, partial(load_box, tmap, tuple(where), memory), text)
+                start_load(w, goal, units, partial(load_box, tmap, tuple(where), memory), text, source)
 
     return load
 
@@ -123,6 +145,7 @@ def _bind_tensor_store(binder: Binder, instruction: Instruction, reduction: str 
                 units,
                 partial(store_box, tmap, tuple(where), memory, reduction),
                 text,
+                _region(tmap, tuple(where), memory, reducing(tmap.dtype.nbytes) if reduction else WEAK),
             )
 
     return store
