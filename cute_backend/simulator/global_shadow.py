@@ -104,6 +104,16 @@ class Event:
             and theirs.scope.spans(self.cta, other.cta)
         )
 
+    def hides(self, old: Event) -> bool:
+        """Whether an access that may meet this later write would be no race with that one either."""
+        mine, before = self.order, old.order
+        return mine.scope is None or (
+            before.scope is not None
+            and before.scope >= mine.scope >= Scope.GPU
+            and before.size == mine.size
+            and self.proxy == old.proxy
+        )
+
     def stands_for(self, read: Event) -> bool:
         """Whether what is ordered after this later read of the same lanes is ordered after that one too."""
         return (
@@ -236,7 +246,7 @@ class GlobalShadow:
         cells = watched.cells(event.footprint)
         if watched.taken(cells):
             self._check(watched, cells, event, clock)
-        watched.put(cells, event, lambda old: old.known_to(event.cta, clock))
+        watched.put(cells, event, lambda old: event.hides(old) and old.known_to(event.cta, clock))
         if self._flags and event.order.scope is None:
             starts, nbytes = event.footprint.runs()
             for address in [a for a in self._flags if _within(a - place.address, starts, nbytes)]:

@@ -214,6 +214,21 @@ def test_updates_of_two_ctas_meet_and_stores_do_not_meet_them() -> None:
             run(code, 1, ctas=5)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_update_does_not_hide_the_store_before_it(seed: int | None) -> None:
+    """CTA 0 stores and CTA 1 updates after it; CTA 2 waits for the update, which orders it after neither."""
+    code = f"""{ADDRESSES}
+    setp.eq.u32 %p3, %r1, 2; @%p1 bra FIRST; @%p3 bra LAST;
+    MIDDLE: ld.acquire.gpu.global.b32 %r4, [%rd1]; setp.eq.u32 %p2, %r4, 0; @%p2 bra MIDDLE;
+    @%p0 red.relaxed.gpu.global.add.u32 [%rd2], 1; @%p0 st.relaxed.gpu.global.b32 [%rd1+4], 1; ret;
+    FIRST: @%p0 st.global.b32 [%rd2], 7; @%p0 st.release.gpu.global.b32 [%rd1], 1; ret;
+    LAST: ld.relaxed.gpu.global.b32 %r4, [%rd1+4]; setp.eq.u32 %p2, %r4, 0; @%p2 bra LAST;
+    @%p0 red.relaxed.gpu.global.add.u32 [%rd2], 1;"""
+    with pytest.raises(RaceError, match=r"array 2, which warp 0 of CTA .0, 0, 0. writes"):
+        run(code, seed, ctas=3)
+    assert run(code.replace("st.global.b32 [%rd2]", "st.relaxed.gpu.global.b32 [%rd2]"), seed, ctas=3)[0] == 9
+
+
 CHAIN = f"""{ADDRESSES}
     setp.eq.u32 %p3, %r1, 2; @%p1 bra FIRST; @%p3 bra LAST;
 MIDDLE: ld.acquire.gpu.global.b32 %r4, [%rd1]; setp.eq.u32 %p2, %r4, 0; @%p2 bra MIDDLE;
