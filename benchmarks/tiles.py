@@ -1,26 +1,32 @@
-"""Time every tile that the heuristic is offered on a GPU, for few and for many waves: what it is fitted to.
+"""Time tiles on a GPU beside torch's bare product: what the model of time (`planning/cost.py`) is fitted to.
 
-    python benchmarks/tiles.py benchmarks/results/GPU-DATE-tiles.csv
+    python benchmarks/tiles.py benchmarks/results/GPU-DATE-tiles.csv              the shapes listed here
+    python benchmarks/tiles.py FILE --seed 1 --count 60 --operands fp8 bf16       shapes that are drawn
 
-The program is `full` of the built-in table: fp8, rowwise scales, bias, tanh-gelu, a residual. Kernels alone,
-in CUDA graphs, interleaved, from a cold L2, beside torch's bare product; microseconds, medians.
+The program is a bias, an activation and a residual behind the product. Kernels alone, in CUDA graphs,
+interleaved, from a cold L2; microseconds, medians. A run adds to FILE what it lacks, so that one that was cut
+off goes on where it ended.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import gc
 import itertools
 import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from problems import Drawn, Epilogue, Operands, draw
 from rich.progress import track
 
-from cute_backend import explain
-from cute_backend.bench import scaled_mm
 from cute_backend.bench.timing import require_gpu, time_units, unit_of
-from cute_backend.planning import Variant, offered
+from cute_backend.planning import TileConfig, Variant, offered
+from cute_backend.planning.search import clustered
 from cute_backend.runtime.build import obtain
 from cute_backend.runtime.device import device_at, max_active_clusters
 from cute_backend.runtime.kernel import Kernel
@@ -37,51 +43,113 @@ SHAPES = (
     (256, 4096, 14336),
     (2048, 8192, 2048),
     (8192, 8192, 1024),
+    (8192, 8192, 8192),
+    (2048, 8192, 28672),
+    (4096, 14336, 4096),
+    (16384, 1024, 4096),
+    (6144, 6144, 512),
+    (3000, 5008, 1536),
+    (450, 5120, 13824),
+    (300, 14336, 4096),
+    (200, 12800, 5120),
+    (64, 11008, 4096),
 )
 """(M, N, K)."""
+
+COLUMNS = ("m", "n", "k", "operands", "tile", "us")
 
 _BYTES = 2 * 2**30
 """Of inputs that rotate, for every call of a graph its own."""
 
-
-def spec_of_full() -> EpilogueSpec:
-    """The region of `scaled_mm.full`."""
-    full = scaled_mm.problem(256, 512, 256).workloads[1]
-    return explain(full.fn, *full.inputs(), dynamic=False).first_region().spec
+_CALLS_US = 1500.0
+"""What the calls of one graph take together, about."""
 
 
 @torch.no_grad()
-def measure(spec: EpilogueSpec, kernels: dict[Kernel, object], m: int, n: int, k: int) -> dict[str, float]:
-    """Microseconds by tile, and by `torch`."""
+def measure(drawn: Drawn, spec: EpilogueSpec, kernels: dict[Kernel, object], rounds: int) -> dict[str, float]:
+    """Microseconds by tile, and by `torch`. A tile that the driver refuses is left out."""
+    m, n, k = drawn.m, drawn.n, drawn.k
     generator = torch.Generator("cuda").manual_seed(0)
-    calls = max(2, min(40, _BYTES // (m * k + n * k + 4 * m * n)))
+    fitting = _BYTES // (m * k + n * k + 4 * m * n)
+    calls = int(max(2, min(40, fitting, _CALLS_US / (2e6 * m * n * k / 6e14 + 5))))
     with torch.device("cuda"):
-        products = [scaled_mm.operands(m, n, k) for _ in range(calls)]
+        products = [drawn.product_inputs() for _ in range(calls)]
     configs = [kernel.config for kernel in kernels]
     sets = [arguments_of(spec, configs, m, n, k, generator) for _ in range(calls)]
-    units = {"torch": unit_of(scaled_mm.bare, products)}
+    units = {"torch": unit_of(drawn.product, products)}
     for kernel, function in kernels.items():
         clusters = max_active_clusters(0, kernel.config.cluster_size)
-        units[kernel.config.name] = unit_of(lambda *args, f=function, c=clusters: f(*args, c), sets)
-    return {name: timing.median_us for name, timing in time_units(units, rounds=15).items()}
+        try:
+            units[kernel.config.name] = unit_of(lambda *args, f=function, c=clusters: f(*args, c), sets)
+        except (RuntimeError, ValueError) as error:
+            print(f"{drawn.name}: {kernel.config.name}: {error}", file=sys.stderr)
+    return {name: timing.median_us for name, timing in time_units(units, rounds).items()}
+
+
+def tiles(spec: EpilogueSpec, every: bool) -> list[TileConfig]:
+    """What the heuristic is offered or, with `every`, all tiles and clusters that fit the spec."""
+    arch = device_at(0).arch
+    found = list(offered(arch, spec))
+    if every:
+        found += clustered(arch, spec)
+        found += [replace(each, cluster_m=3) for each in found if (each.tile_m, each.tile_n) == (64, 192)]
+        found += [replace(each, cluster_m=4) for each in found if (each.tile_m, each.tile_n) == (64, 256)]
+    by_name = {each.name: each for each in found if each.cluster_n == 1 or each.cluster_m == 1}
+    return list(by_name.values())
+
+
+def wanted(arguments: argparse.Namespace) -> Iterator[Drawn]:
+    """The problems, with operands in turn."""
+    if arguments.count:
+        for drawn in draw(arguments.seed, arguments.count, (Epilogue.FULL,)):
+            operands = Operands(arguments.operands[drawn.m % len(arguments.operands)])
+            yield replace(drawn, operands=operands)
+    else:
+        for shape, operands in itertools.product(SHAPES, arguments.operands):
+            yield Drawn(*shape, Operands(operands), Epilogue.FULL)
 
 
 def main() -> None:
-    """Writes the file that the command names: m, n, k, tile, us."""
+    """Adds rows to the file that the command names."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=0, help="problems to draw; 0 for the listed shapes")
+    parser.add_argument("--operands", nargs="+", default=["fp8"], choices=[each.value for each in Operands])
+    parser.add_argument("--every", action="store_true", help="every tile and cluster, not those offered")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--minutes", type=float, default=60.0, help="no problem is begun later")
+    arguments = parser.parse_args()
     require_gpu()
-    (path,) = map(Path, sys.argv[1:])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    spec = spec_of_full()
-    wanted = [Kernel(spec, config, Variant.TMA) for config in offered(device_at(0).arch, spec)]
-    kernels = obtain(wanted)
-    failures = [outcome for outcome in kernels.values() if isinstance(outcome, Exception)]
-    if failures:
-        raise failures[0]
-    with path.open("w", newline="") as file:
+    until = time.monotonic() + 60 * arguments.minutes
+    arguments.file.parent.mkdir(parents=True, exist_ok=True)
+    done = set()
+    if arguments.file.exists():
+        with arguments.file.open() as file:
+            done = {(row["m"], row["n"], row["k"], row["operands"]) for row in csv.DictReader(file)}
+    specs, kernels = {}, {}
+    for operands in map(Operands, arguments.operands):
+        specs[operands] = spec = Drawn(256, 512, 256, operands, Epilogue.FULL).spec()
+        kernels[operands] = [Kernel(spec, each, Variant.TMA) for each in tiles(spec, arguments.every)]
+    built = obtain([kernel for each in kernels.values() for kernel in each])
+    for kernel, outcome in built.items():
+        if isinstance(outcome, Exception):
+            print(f"{kernel.config.name}: {outcome}", file=sys.stderr)
+    with arguments.file.open("a", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(["m", "n", "k", "tile", "us"])
-        for shape in track(SHAPES, "timing"):
-            rows.writerows([*shape, tile, f"{us:.2f}"] for tile, us in measure(spec, kernels, *shape).items())
+        if not done:
+            rows.writerow(COLUMNS)
+        for drawn in track(list(wanted(arguments)), "timing"):
+            identity = (drawn.m, drawn.n, drawn.k, drawn.operands.value)
+            if tuple(map(str, identity)) in done or time.monotonic() > until:
+                continue
+            ready = {each: built[each] for each in kernels[drawn.operands]}
+            ready = {each: made for each, made in ready.items() if not isinstance(made, Exception)}
+            times = measure(drawn, specs[drawn.operands], ready, arguments.rounds)
+            rows.writerows([*identity, tile, f"{us:.2f}"] for tile, us in times.items())
+            file.flush()
             gc.collect()
             torch.cuda.empty_cache()
 

@@ -5,29 +5,91 @@ The constants of each target stand in its file, with what they were measured on.
 
 from __future__ import annotations
 
-from .tiles import TileConfig
+import math
+from functools import cache
+from typing import Any, NamedTuple
+
+from ..spec import EpilogueSpec, Major
+from .shared_memory import plane_bits
+from .targets import Arch, Cut, TileTime
+from .tiles import TILE_K_BYTES, TileConfig
+
+_OVERLAP = 8
+"""The tiles' time and memory's overlap, but for a little where they are alike: the exponent of a norm."""
 
 
-def cost(config: TileConfig, m: int, n: int, k_bytes: int, sm_count: int) -> float:
+_L2_LINE = 128
+"""Bytes of a line of L2."""
+
+
+class Work(NamedTuple):
+    """What a problem is to a tile. The fields may be tensors, of many problems."""
+
+    waves: Any
+    """Of clusters over the multiprocessors, begun ones included."""
+    busy: Any
+    """The same, the last one by the share of the multiprocessors that it has work for."""
+    depth: Any
+    """KiB of K of a tile."""
+    crossing: Any
+    """1 where rows of A and B begin within lines of L2, so that a row of TMA's box lies in two; else 0."""
+    beyond: Any
+    """Rows beyond the last of A that a CTA is brought for each tile, as zeros."""
+    moved: Any
+    """Bytes of the operands and the planes."""
+
+    def microseconds(self, tile: TileTime, beyond_us: Any, bytes_per_us: Any) -> Any:
+        """How long it should take."""
+        tiles = self.waves * (tile.own + (tile.k + self.beyond * beyond_us) * self.depth)
+        tiles += self.busy * (tile.busy + self.crossing * tile.crossing) * self.depth
+        return tile.start + (tiles**_OVERLAP + (self.moved / bytes_per_us) ** _OVERLAP) ** (1 / _OVERLAP)
+
+
+def cost(config: TileConfig, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int) -> float:
     """How long a problem should take on `sm_count` multiprocessors, in microseconds, by waves of clusters.
 
-    Tiles of 64 rows whose A is not multicast leave out those beyond the last row; of others, the last row of
-    tiles is seldom full, the CTAs of a cluster wait for the slowest, and multicast zeros are written by each.
+    A wave that has work for few multiprocessors takes less than a full one, and nothing takes less than
+    memory does.
     """
     timing = config.target.timing
+    work = work_of(config, spec, m, n, k, sm_count)
+    return float(work.microseconds(_time_of(config.arch, config.cut), timing.beyond_us, timing.bytes_per_us))
+
+
+def work_of(config: TileConfig, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int) -> Work:
+    """The work of a problem, cut into tiles.
+
+    Tiles of 64 rows whose A is not multicast leave out the rows beyond the last. Of others, the last row of
+    tiles is seldom full, the CTAs of a cluster wait for the slowest, and each writes multicast zeros.
+    """
     rows, columns = config.cta_rows * config.cluster_m, config.tile_n * config.cluster_n
     cluster_rows = -(-m // rows)
-    clusters = cluster_rows * -(-n // columns)
-    in_flight = int(sm_count * timing.reached.get(config.cluster_size, 1.0)) // config.cluster_size
-    waves = -(-clusters // max(in_flight, 1))
-    k_bytes = -(-k_bytes // config.split_k)
-    area = config.cta_rows * config.mma_n
-    largest = max(timing.tile_us)
-    own, for_k = timing.tile_us.get(area) or (us * area / largest for us in timing.tile_us[largest])
+    reached = config.target.timing.reached.get(config.cluster_size, 1.0)
+    in_flight = max(int(sm_count * reached) // config.cluster_size, 1)
+    full, last = divmod(cluster_rows * -(-n // columns) - 1, in_flight)
+    k_bytes = k * spec.product.a_dtype.bits // 8
+    depth = -(-k_bytes // (config.split_k * TILE_K_BYTES)) * TILE_K_BYTES / 1024
     whole = config.cta_rows > 64 or config.cluster_n > 1
-    beyond = min(cluster_rows * rows - m, config.cta_rows) * config.cluster_n / cluster_rows if whole else 0
-    unsuited = config.pingpong and (config.subtile_n == 64) != (k_bytes <= timing.short_k)
-    own += timing.split_us.get(config.split_k, 0.0)
-    read = config.cta_rows / config.cluster_n + config.mma_n / config.cluster_m
-    for_k = max(for_k, read * timing.read_us)
-    return waves * (own + (for_k + beyond * timing.beyond_us) * k_bytes / 1024) * (1.01 if unsuited else 1.0)
+    beyond = min(cluster_rows * rows - m, config.cta_rows) * config.cluster_n / cluster_rows if whole else 0.0
+    moved = (m + n * config.products) * k_bytes + m * n * plane_bits(spec) / 8
+    crossing = float(k_bytes % _L2_LINE != 0 and spec.product.b_major is Major.K)
+    return Work(full + 1, full + (last + 1) / in_flight, depth, crossing, beyond, moved)
+
+
+@cache
+def _time_of(arch: Arch, cut: Cut) -> TileTime:
+    """The time of a tile. Where it was not measured, it is the most alike one's, by the ratio of areas."""
+    measured = arch.target.timing.tiles
+    if cut in measured:
+        return measured[cut]
+
+    def unlike(other: Cut) -> tuple[float, ...]:
+        ratio = abs(math.log2(cut.cta_rows * cut.mma_n / (other.cta_rows * other.mma_n)))
+        kind = (other.split_k != cut.split_k, other.pingpong != cut.pingpong)
+        clusters = abs(other.cluster_m - cut.cluster_m) + abs(other.cluster_n - cut.cluster_n)
+        return (round(ratio, 3), *kind, clusters, abs(other.subtile_n - cut.subtile_n))
+
+    alike = min(measured, key=unlike)
+    area = cut.cta_rows * cut.mma_n / (alike.cta_rows * alike.mma_n)
+    time = measured[alike]
+    return TileTime(time.start, *(part * area for part in time[1:]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..spec import EpilogueSpec, LoadKind
+from .shared_memory import has_planes
 from .targets.target import WARPGROUP
 from .tiles import TileConfig, Variant
 
@@ -18,6 +19,11 @@ shared epilogues without a spill in every tile that ships."""
 
 MAX_ACCUMULATORS = 128
 """Accumulators of a thread that leave registers for an epilogue; promoted sums count twice."""
+
+MAX_BESIDE_ROWS = 64
+"""Accumulators of a thread that leave registers beside what it keeps for each row: partials of reductions, or
+addresses of a plane that is read by element whatever the alignment. With the 96 of 128 x 192 16 bytes were
+spilled, with the 128 of 128 x 256 up to 96."""
 
 MAX_KEPT = 160
 """Accumulators and partials of a thread that leave registers for a few draws of noise."""
@@ -92,6 +98,8 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
         return True
     kept = Registers.of(spec, config, Variant.TMA)
     most = MAX_ACCUMULATORS // 2 if is_promoted(config, spec) else MAX_ACCUMULATORS
+    if has_planes(spec) and (spec.reductions or any(load.m_modes for load in spec.loads_of(LoadKind.EXACT))):
+        most = min(most, MAX_BESIDE_ROWS)
     return kept.accumulators <= most and (
         long_ops(spec) == 0 or kept.accumulators + kept.partials <= MAX_KEPT
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from ..spec import EpilogueSpec, ProductKind
@@ -35,10 +35,22 @@ def _shipped(arch: Arch, spec: EpilogueSpec) -> tuple[Shape, ...]:
 
 
 def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
-    """What the heuristic chooses from: the table and its smallest tile with K in parts, where the target has
-    that; not where products are batched, for it isn't told how many there are."""
+    """What the heuristic chooses from where sizes are known: the table, the further tiles of the target, and
+    the smallest tile of the table with K in parts, where the target has that.
+
+    Where products are batched it is the table alone, since the number of batches is not known.
+    """
     shipped = table(arch, spec)
-    return shipped if spec.product.kind is ProductKind.BATCHED else (*shipped, *_split(shipped[-1:]))
+    if spec.product.kind is ProductKind.BATCHED:
+        return shipped
+    sized = arch.target.tiles.sized if _shipped(arch, spec) is arch.target.tiles.shipped else ()
+    further = (config for config in suited(arch, sized, spec) if _fits(config, spec))
+    return tuple(dict.fromkeys((*shipped, *further, *_split(shipped[-1:]))))
+
+
+def _fits(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether a tile of no table leaves the epilogue registers, and room in shared memory."""
+    return leaves_registers(config, spec) and holds_planes(config, spec)
 
 
 def _split(configs: Iterable[TileConfig]) -> Iterator[TileConfig]:
@@ -48,13 +60,20 @@ def _split(configs: Iterable[TileConfig]) -> Iterator[TileConfig]:
             yield from (replace(config, split_k=parts) for parts in config.target.tiles.splits)
 
 
-def choose(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int) -> TileConfig:
+def choose(
+    arch: Arch,
+    spec: EpilogueSpec,
+    m: int,
+    n: int,
+    k: int,
+    sm_count: int,
+    of: Callable[[Arch, EpilogueSpec], Iterable[TileConfig]] = offered,
+) -> TileConfig:
     """The configuration for a problem that was never tuned: of those offered, the one that should be fastest.
 
-    Among equals the larger tile wins, and the fewer parts of K.
+    Among equals the larger tile wins, and the fewer parts of K. `of` says what there is to choose from.
     """
-    k_bytes = k * spec.product.a_dtype.bits // 8
-    return min(offered(arch, spec), key=lambda config: cost(config, m, n, k_bytes, sm_count))
+    return min(of(arch, spec), key=lambda config: cost(config, spec, m, n, k, sm_count))
 
 
 _RASTERS = (8, 4, 16)
@@ -81,8 +100,7 @@ def candidates(
     for config in space:
         rows = -(-m // (config.cta_rows * config.cluster_m))
         effective.setdefault(replace(config, raster_m=min(config.raster_m, rows)), config)
-    k_bytes = k * spec.product.a_dtype.bits // 8
-    costs = {config: cost(config, m, n, k_bytes, sm_count) for config in effective.values()}
+    costs = {config: cost(config, spec, m, n, k, sm_count) for config in effective.values()}
     best = min(costs.values())
     ranked = sorted((config for config in costs if costs[config] < _PRUNED_AT * best), key=costs.__getitem__)
     seen: Counter[tuple[int, int, int, bool]] = Counter()
@@ -98,10 +116,9 @@ def candidates(
 def ranked(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int) -> list[TileConfig]:
     """Every tile and cluster that may serve a spec, in the default raster, by how fast the model thinks each:
     the heuristic's own choice first."""
-    k_bytes = k * spec.product.a_dtype.bits // 8
     first = choose(arch, spec, m, n, k, sm_count)
     rest = (config for config in clustered(arch, spec) if config != first)
-    return [first, *sorted(rest, key=lambda config: cost(config, m, n, k_bytes, sm_count))]
+    return [first, *sorted(rest, key=lambda config: cost(config, spec, m, n, k, sm_count))]
 
 
 def clustered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
@@ -121,5 +138,5 @@ def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         if config.ctas == 1 or cluster_n == 1
     ]
     found += _split(tried)
-    fitting = (config for config in found if leaves_registers(config, spec) and holds_planes(config, spec))
-    return tuple(dict.fromkeys([*table(arch, spec), *fitting]))
+    fitting = (config for config in found if _fits(config, spec))
+    return tuple(dict.fromkeys([*offered(arch, spec), *fitting]))

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from ..spec import BColumns, DType
-from .targets import Arch, Target
+from .targets import Arch, Cut, Target
 from .targets.target import WARPGROUP
 
 SMEM_RESERVE = 1024 + 512
@@ -117,6 +117,11 @@ class TileConfig:
         several = self.cluster_m * self.cluster_n > 1
         clusters = f"clusters of {self.cluster_m} by {self.cluster_n}, " if several else ""
         return f"{shape}, {clusters}subtiles of {self.subtile_n} columns, raster {self.raster_m}"
+
+    @property
+    def cut(self) -> Cut:
+        """What its time depends on."""
+        return Cut(*(getattr(self, field) for field in Cut._fields))
 
     @property
     def cluster_size(self) -> int:

@@ -68,7 +68,8 @@ def config_for(
     spec, m, n, k = problem.spec, problem.m, problem.n, problem.k
     assert m is not None and n is not None and k is not None
     if problem.batch_invariant:
-        return choose(arch, spec, INVARIANT_M, n, k, sm_count)
+        # A launch that was prepared for any N and K has kernels of the table alone.
+        return choose(arch, spec, INVARIANT_M, n, k, sm_count, of=table)
     bucket = bucket_of(m)
     tuned = winners(spec, variant, n, k)
     place = BUCKETS.index(bucket)

@@ -4,9 +4,9 @@
     scale_b  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     bias     rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
-cute_scaled_mm_bias_128x128_7cd7cf23:
-sm_90a, tile 128x128_2x1_pingpong, planes aligned to 16 bytes:
-128 by 128, warpgroups in turn, clusters of 2 by 1, subtiles of 32 columns, raster 8.
+cute_scaled_mm_bias_128x128_523fc767:
+sm_90a, tile 128x128_1x2_pingpong_by64, planes aligned to 16 bytes:
+128 by 128, warpgroups in turn, clusters of 1 by 2, subtiles of 64 columns, raster 8.
 templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
 are those by which memory_ops/simplify.py replaces its own.
 """
@@ -70,7 +70,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, pingpong=True))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, subtile_n=64, pingpong=True))
 
 
 @cute.jit

@@ -6,9 +6,9 @@
     scale_a  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
     scale_b  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
-cute_scaled_mm_silu_amax_128x128_b1d67008:
-sm_90a, tile 128x128_2x1_pingpong, planes aligned to 16 bytes:
-128 by 128, warpgroups in turn, clusters of 2 by 1, subtiles of 32 columns, raster 8.
+cute_scaled_mm_silu_amax_128x128_b1c3943b:
+sm_90a, tile 128x128_1x2_pingpong_by64, planes aligned to 16 bytes:
+128 by 128, warpgroups in turn, clusters of 1 by 2, subtiles of 64 columns, raster 8.
 templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
 are those by which memory_ops/simplify.py replaces its own.
 """
@@ -86,7 +86,7 @@ class Epilogue:
                 out1_max_glob[part, row] = out1_max_part
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, pingpong=True))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, subtile_n=64, pingpong=True))
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, BFloat16),

@@ -4,9 +4,9 @@
     bias0  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     bias1  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
-cute_mm_bias_clamp_swiglu_128x64_ce6ab052:
-sm_90a, tile 128x64x2_2x1_pingpong, planes aligned to 16 bytes:
-2 accumulators of 128 by 64, warpgroups in turn, clusters of 2 by 1, subtiles of 32 columns, raster 8.
+cute_mm_bias_clamp_swiglu_128x64_283d17cc:
+sm_90a, tile 128x64x2_1x2_pingpong_by64, planes aligned to 16 bytes:
+2 accumulators of 128 by 64, warpgroups in turn, clusters of 1 by 2, subtiles of 64 columns, raster 8.
 templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
 are those by which memory_ops/simplify.py replaces its own.
 """
@@ -75,7 +75,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 64, cluster_m=2, pingpong=True, products=2, b_columns=BColumns.INTERLEAVED))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 64, cluster_n=2, subtile_n=64, pingpong=True, products=2, b_columns=BColumns.INTERLEAVED))
 
 
 @cute.jit

@@ -5,9 +5,9 @@
     scale_b0  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     scale_b1  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
 
-cute_scaled_mm_swiglu_128x64_3995df40:
-sm_90a, tile 128x64x2_2x1_pingpong, planes aligned to 16 bytes:
-2 accumulators of 128 by 64, warpgroups in turn, clusters of 2 by 1, subtiles of 32 columns, raster 8.
+cute_scaled_mm_swiglu_128x64_75c2468f:
+sm_90a, tile 128x64x2_1x2_pingpong_by64, planes aligned to 16 bytes:
+2 accumulators of 128 by 64, warpgroups in turn, clusters of 1 by 2, subtiles of 64 columns, raster 8.
 templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
 are those by which memory_ops/simplify.py replaces its own.
 """
@@ -75,7 +75,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 64, cluster_m=2, pingpong=True, products=2))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 64, cluster_n=2, subtile_n=64, pingpong=True, products=2))
 
 
 @cute.jit

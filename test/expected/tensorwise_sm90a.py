@@ -3,9 +3,9 @@
     scale_a  scalar  f32   scalar          read once, before the accumulator wait
     scale_b  scalar  f32   scalar          read once, before the accumulator wait
 
-cute_scaled_mm_128x128_b35535d0:
-sm_90a, tile 128x128_2x1_pingpong, planes aligned to 16 bytes:
-128 by 128, warpgroups in turn, clusters of 2 by 1, subtiles of 32 columns, raster 8.
+cute_scaled_mm_128x128_b8c967dc:
+sm_90a, tile 128x128_1x2_pingpong_by64, planes aligned to 16 bytes:
+128 by 128, warpgroups in turn, clusters of 1 by 2, subtiles of 64 columns, raster 8.
 templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
 are those by which memory_ops/simplify.py replaces its own.
 """
@@ -52,7 +52,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2, pingpong=True))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, subtile_n=64, pingpong=True))
 
 
 @cute.jit

@@ -115,7 +115,7 @@ def test_candidates_are_of_many_kinds_and_none_is_hopeless(arch: Arch) -> None:
     spec = shared_spec("bias_gelu_residual")
     large = candidates(arch, spec, 4096, 4096, 4096, arch.target.sm_count)
     assert len({(config.tile_m, config.tile_n, config.pingpong) for config in large}) >= 5
-    assert not any(config.tile_m == config.tile_n == 64 for config in large)
+    assert not any(config.tile_m == config.tile_n == 64 and config.cluster_size == 1 for config in large)
     small = candidates(arch, spec, 16, 8192, 8192, arch.target.sm_count)
     assert not any(config.cta_rows * config.cluster_m > 256 for config in small)
 
@@ -127,7 +127,7 @@ def test_candidates_are_of_many_kinds_and_none_is_hopeless(arch: Arch) -> None:
         (1, "64x128_1x1_pingpong_by16", "64x192_3x1_pingpong_by16", "128x128_2x1_by16"),
         (2, "64x128_1x1_pingpong_by8", "64x192_3x1_pingpong_by8", "128x128_2x1_by8"),
         (4, "64x128_1x1_pingpong_by8", "64x192_3x1_pingpong_by8", "128x128_2x1_by8"),
-        ("addmm_relu", "64x64_1x1", "64x192_3x1_pingpong", "128x128_2x1_pingpong"),
+        ("addmm_relu", "64x128_1x1_pingpong", "64x192_3x1_pingpong", "128x128_1x2_pingpong_by64"),
     ],
     ids=["reduced", "1 draw", "2 draws", "4 draws", "a plane"],
 )
@@ -275,21 +275,30 @@ def test_clusters_share_out_a_stage_of_b_evenly() -> None:
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
-def test_what_is_chosen_is_among_the_fastest_that_were_measured() -> None:
-    measured: dict[tuple[int, int, int], dict[str, float]] = {}
+def timings() -> dict[tuple[str, int, int, int], dict[str, float]]:
+    """Microseconds by operands and M, N, K, and then by tile: of the newest file that has them."""
+    measured: dict[tuple[str, int, int, int], dict[str, float]] = {}
     for path in sorted(RESULTS.glob("nvidia-h200-*-tiles.csv")):
-        found: dict[tuple[int, int, int], dict[str, float]] = {}
+        found: dict[tuple[str, int, int, int], dict[str, float]] = {}
         with path.open() as file:
             for row in csv.DictReader(file):
-                shape = (int(row["m"]), int(row["n"]), int(row["k"]))
-                found.setdefault(shape, {})[row["tile"]] = float(row["us"])
+                problem = (row.get("operands", "fp8"), int(row["m"]), int(row["n"]), int(row["k"]))
+                found.setdefault(problem, {})[row["tile"]] = float(row["us"])
         measured |= found
+    return measured
+
+
+@pytest.mark.parametrize(("operands", "dtype"), [("fp8", DType.E4M3), ("bf16", DType.BF16)])
+def test_what_is_chosen_is_among_the_fastest_that_were_measured(operands: str, dtype: DType) -> None:
+    """The model's tile takes 2 percent longer than the fastest of 44 on average, and seldom 10."""
     spec = shared_spec("bias_gelu_residual")
+    spec = replace(spec, accumulators=(replace(spec.product, a_dtype=dtype, b_dtype=dtype),))
     losses = []
-    for shape, times in measured.items():
+    for (kind, *sizes), times in timings().items():
         fastest = min(us for tile, us in times.items() if tile != "torch")
-        chosen = config_for(Region(spec, *shape), Variant.TMA, Arch.SM90A, Arch.SM90A.target.sm_count).name
-        if chosen in times:  # the oldest file has no tiles with K in parts
+        chosen = config_for(Region(spec, *sizes), Variant.TMA, Arch.SM90A, Arch.SM90A.target.sm_count).name
+        if kind == operands and chosen in times:  # the older files have fewer tiles
             losses.append(times[chosen] / fastest)
-    assert len(losses) >= 40
-    assert max(losses) <= 1.06 and sum(losses) / len(losses) <= 1.01
+    assert len(losses) >= 110
+    assert sum(losses) / len(losses) <= 1.03
+    assert sum(loss > 1.10 for loss in losses) <= len(losses) // 15 and max(losses) <= 1.4

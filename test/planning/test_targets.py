@@ -103,7 +103,7 @@ def test_without_tma_planes_are_read_and_written_by_element(
         for shape in tiles.shipped
     )
     tables = replace(
-        tiles, shipped=alone, reduced=(), promoted=(), tried=alone, clusters=((1, 1),), splits=()
+        tiles, shipped=alone, reduced=(), promoted=(), sized=(), tried=alone, clusters=((1, 1),), splits=()
     )
     bare = replace(arch.target, tma=False, promotes=False, tiles=tables)
     spec = spec_of(exact("exact0"), rowvec("rowvec0"))

@@ -17,7 +17,7 @@ from layouts import check_layouts
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from cute_backend.planning import Arch, TileConfig, Variant, choose
+from cute_backend.planning import Arch, TileConfig, Variant, choose, table
 from cute_backend.replay import replay
 from cute_backend.runtime import bind, notices, outputs
 from cute_backend.runtime import launch as launching
@@ -598,7 +598,7 @@ def test_where_the_tma_variant_does_not_build_the_plain_one_serves(compiler: Com
 
 
 def test_where_a_configuration_does_not_build_another_serves(compiler: Compiler) -> None:
-    wanted = choose(Arch.SM90A, SPEC, bucket_of(6), 16, 8, GPU.sm_count)
+    wanted = choose(Arch.SM90A, SPEC, bucket_of(6), 16, 8, GPU.sm_count, of=table)
     compiler.broken = lambda kernel: kernel.config == wanted
     with pytest.warns(RuntimeWarning, match="is broken"):
         check(operands())

@@ -7,9 +7,9 @@ from enum import Enum
 from operator import attrgetter
 
 from . import sm90a, sm100a
-from .target import Accumulators, Shape, Target, Tiles, Timing
+from .target import Accumulators, Cut, Shape, Target, Tiles, TileTime, Timing
 
-__all__ = ["Accumulators", "Arch", "Shape", "Target", "Tiles", "Timing"]
+__all__ = ["Accumulators", "Arch", "Cut", "Shape", "Target", "TileTime", "Tiles", "Timing"]
 
 
 class Arch(str, Enum):

@@ -67,6 +67,9 @@ class Tiles:
     reduced: tuple[Shape, ...] = ()
     promoted: tuple[Shape, ...] = ()
     alone: Shape | None = None
+    sized: tuple[Shape, ...] = ()
+    """Further tiles that the heuristic chooses from where sizes are known, for specs that `shipped` serves. A
+    launch of unknown sizes has no kernels of them."""
     splits: tuple[int, ...] = ()
     """Parts of K that a tile of few columns may have: none where the template can't split K."""
 
@@ -79,26 +82,50 @@ class Tiles:
     def all(self) -> tuple[Shape, ...]:
         """Every tile that is named here."""
         alone = () if self.alone is None else (self.alone,)
-        return (*self.shipped, *self.reduced, *self.promoted, *self.tried, *alone)
+        return (*self.shipped, *self.reduced, *self.promoted, *self.sized, *self.tried, *alone)
+
+
+class Cut(NamedTuple):
+    """What the time of a tile depends on: the rows of a CTA and the columns of its MMA, and the fields of a
+    `TileConfig` of the same names."""
+
+    cta_rows: int
+    mma_n: int
+    cluster_m: int = 1
+    cluster_n: int = 1
+    pingpong: bool = False
+    subtile_n: int = 32
+    split_k: int = 1
+
+
+class TileTime(NamedTuple):
+    """How long one tile takes, in microseconds: the constants of `planning/cost.py`."""
+
+    start: float
+    """A kernel's start and its last epilogue, which nothing hides."""
+    own: float
+    """Each wave, whatever K is."""
+    k: float
+    """Each wave for each KiB of K, while few other CTAs are at work."""
+    busy: float
+    """What is added to `k` where every multiprocessor is at work: waits for L2 and memory, a lower clock."""
+    crossing: float
+    """What is added to `busy` where rows of A and B begin within lines of L2: K is no multiple of 128
+    bytes."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The constants of the model of time (`planning/cost.py`), in microseconds of one GPU."""
+    """The constants of the model of time (`planning/cost.py`) for one GPU."""
 
-    tile_us: Mapping[int, tuple[float, float]]
-    """A tile by its elements: some of its own, and so many for each KiB of K. A tile whose area is missing is
-    reckoned as the largest, by its area."""
-    split_us: Mapping[int, float]
-    """What a cluster takes to begin together and to gather its sums, by parts of K."""
+    tiles: Mapping[Cut, TileTime]
+    """The tiles that were measured. Another is taken for the most alike of them, by its area."""
     reached: Mapping[int, float]
-    """The share of the multiprocessors that clusters of so many CTAs reach, where it is not all of them."""
+    """The share of the multiprocessors that clusters reach, by their CTAs, where it is not all of them."""
     beyond_us: float
-    """TMA's time to fill a row of A that is none with zeros, for each KiB of K."""
-    read_us: float
-    """A CTA's wait for a row of A or B from L2, for each KiB of K, while all others read theirs."""
-    short_k: int
-    """Bytes of K up to which subtiles of 64 columns are faster than those of 32."""
+    """TMA's time to fill a row beyond the last of A with zeros, for each KiB of K, in microseconds."""
+    bytes_per_us: float
+    """The bandwidth of memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +211,7 @@ class Target:
 
     def _tables(self) -> str | None:
         tiles = self.tiles
-        if not tiles.shipped or not tiles.tried or not self.timing.tile_us:
+        if not tiles.shipped or not tiles.tried or not self.timing.tiles:
             return "it ships no tile, tunes none or times none; it takes one of each at least"
         if bool(tiles.promoted) != self.promotes or (self.promotes and not self.fp8):
             return (

@@ -1,0 +1,199 @@
+"""Fit the model of time (`planning/cost.py`) to timings of `tiles.py`, and write the constants that it takes.
+
+    python benchmarks/fit.py benchmarks/results/GPU-DATE-drawn-tiles.csv [more files]
+
+writes `cute_backend/planning/targets/h200.py` and prints, for problems that were left out of a fit, how much
+slower the tile of the model is than the fastest one. Needs no GPU, and takes a minute.
+
+What counts is the order of a problem's tiles, the fast ones above all: errors that all of its tiles share
+have a tenth of the weight, and a problem counts by the logarithm of its time.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from problems import Drawn, Epilogue, Operands
+from torch import Tensor
+from torch.nn.functional import huber_loss
+
+from cute_backend.planning import Arch, offered
+from cute_backend.planning.cost import Work, work_of
+from cute_backend.planning.search import clustered
+from cute_backend.planning.targets import Cut, TileTime
+from cute_backend.spec import EpilogueSpec
+
+ARCH = Arch.SM90A
+TARGET_FILE = Path(__file__).parents[1] / "cute_backend" / "planning" / "targets" / "h200.py"
+STEPS = 2500
+DELTA = 0.1
+"""Relative error from which an error counts linearly, not by its square."""
+SHARED_WEIGHT = 0.1
+Problem = tuple[int, int, int, str]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One timing: of a problem, with a tile."""
+
+    problem: Problem
+    cut: Cut
+    work: Work
+    us: float
+
+
+@cache
+def spec_of(operands: str) -> EpilogueSpec:
+    """The spec that `tiles.py` times."""
+    return Drawn(256, 512, 256, Operands(operands), Epilogue.FULL).spec()
+
+
+def read(paths: Iterable[Path]) -> list[Timed]:
+    """All timings of files by tiles that exist."""
+    found = []
+    for path in paths:
+        with path.open() as file:
+            for row in csv.DictReader(file):
+                spec, sizes = spec_of(row["operands"]), tuple(int(row[axis]) for axis in "mnk")
+                config = _configs(row["operands"]).get(row["tile"])
+                if config is not None:
+                    work = work_of(config, spec, *sizes, ARCH.target.sm_count)
+                    found.append(Timed((*sizes, row["operands"]), config.cut, work, float(row["us"])))
+    return found
+
+
+@cache
+def _configs(operands: str) -> dict[str, object]:
+    spec = spec_of(operands)
+    return {config.name: config for config in (*clustered(ARCH, spec), *offered(ARCH, spec))}
+
+
+class Fit:
+    """The constants, as logarithms, so that they stay positive."""
+
+    def __init__(self, cuts: Sequence[Cut]) -> None:
+        self.index = {cut: place for place, cut in enumerate(cuts)}
+        areas = torch.tensor([cut.cta_rows * cut.mma_n / 16384 for cut in cuts])
+        first = (
+            torch.full_like(areas, 2.0),
+            torch.ones_like(areas),
+            2 * areas + 0.3,
+            areas + 0.15,
+            areas * 0.3 + 0.1,
+        )
+        self.tiles = [part.log().requires_grad_() for part in first]
+        self.beyond = torch.tensor(math.log(0.006), requires_grad=True)
+        self.bandwidth = torch.tensor(math.log(4.0e6), requires_grad=True)
+
+    def predicted(self, timed: Sequence[Timed]) -> Tensor:
+        """Logarithms of the microseconds."""
+        place = torch.tensor([self.index[each.cut] for each in timed])
+        work = Work(*(torch.tensor([float(x) for x in field]) for field in zip(*(t.work for t in timed))))  # noqa: B905
+        tile = TileTime(*(part.exp()[place] for part in self.tiles))
+        return work.microseconds(tile, self.beyond.exp(), self.bandwidth.exp()).log()
+
+    def learn(self, timed: Sequence[Timed]) -> Fit:
+        """Fits the constants to timings."""
+        problems = {problem: place for place, problem in enumerate(dict.fromkeys(t.problem for t in timed))}
+        group = torch.tensor([problems[each.problem] for each in timed])
+        us = torch.tensor([each.us for each in timed])
+        fastest = torch.full((len(problems),), math.inf).scatter_reduce(0, group, us, "amin")
+        weight = (fastest[group] / us) ** 2 * (fastest[group] / 2).log2()
+        total = torch.zeros(len(problems)).index_add(0, group, weight)
+        constants = [*self.tiles, self.beyond, self.bandwidth]
+        optimizer = torch.optim.Adam(constants, 0.02)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, STEPS * 6 // 10, 0.25)
+        for _ in range(STEPS):
+            error = self.predicted(timed) - us.log()
+            shared = torch.zeros(len(problems)).index_add(0, group, error * weight) / total
+            loss = _weighted(error - shared[group], weight) + SHARED_WEIGHT * _weighted(error, weight)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+        return self
+
+    def loss(self, timed: Sequence[Timed]) -> float:
+        """The geometric mean of the chosen tile's time by the fastest one's, of those that are offered."""
+        with torch.no_grad():
+            predicted = self.predicted(timed)
+        chosen: dict[Problem, tuple[float, float]] = {}
+        fastest: dict[Problem, float] = {}
+        cuts = {operands: {c.cut for c in offered(ARCH, spec_of(operands))} for operands in ("fp8", "bf16")}
+        for each, us in zip(timed, predicted.tolist(), strict=True):
+            fastest[each.problem] = min(each.us, fastest.get(each.problem, math.inf))
+            if each.cut in cuts[each.problem[3]]:
+                chosen[each.problem] = min((us, each.us), chosen.get(each.problem, (math.inf, 0.0)))
+        return math.exp(sum(math.log(chosen[p][1] / fastest[p]) for p in chosen) / len(chosen))
+
+
+def _weighted(error: Tensor, weight: Tensor) -> Tensor:
+    return (huber_loss(error, torch.zeros_like(error), delta=DELTA, reduction="none") * weight).mean()
+
+
+def text_of(fit: Fit, files: Sequence[str], problems: int) -> str:
+    """The module with the constants."""
+    tiles = [part.exp().tolist() for part in fit.tiles]
+    lines = []
+    for cut, place in sorted(fit.index.items()):
+        names = [f"{cut.cta_rows}, {cut.mma_n}"]
+        names += [
+            f"{name}={value}"
+            for name, value in cut._asdict().items()
+            if name in Cut._field_defaults and value != Cut._field_defaults[name]
+        ]
+        times = ", ".join(f"{part[place]:.3f}" for part in tiles)
+        lines.append(f"        Cut({', '.join(names)}): TileTime({times}),")
+    return "\n".join(
+        [
+            '"""The model of time of an H200, as `benchmarks/fit.py` writes it. It is fitted to',
+            *(f"{name}," for name in files),
+            f"{problems} problems of fp8 and of 16-bit operands that were drawn. Don't edit it by hand.",
+            '"""',
+            "",
+            "from __future__ import annotations",
+            "",
+            "from .target import Cut, TileTime, Timing",
+            "",
+            "H200 = Timing(",
+            "    tiles={",
+            *lines,
+            "    },",
+            "    # It has room for 132, 66, 39 and 30 clusters of 1, 2, 3 and 4 CTAs.",
+            "    reached={3: 117 / 132, 4: 120 / 132},",
+            f"    beyond_us={fit.beyond.exp().item():.5f},",
+            f"    bytes_per_us={fit.bandwidth.exp().item():.4g},",
+            ")",
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    """Fits, validates on halves, and writes."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    paths = [Path(each) for each in sys.argv[1:]]
+    timed = read(paths)
+    cuts = sorted({each.cut for each in timed})
+    problems = list(dict.fromkeys(each.problem for each in timed))
+    for half in (0, 1):
+        left_out = set(problems[half::2])
+        fit = Fit(cuts).learn([each for each in timed if each.problem not in left_out])
+        loss = fit.loss([each for each in timed if each.problem in left_out])
+        print(f"half {half}: the model's tile takes {loss:.3f} times the fastest's, of problems left out")
+    fit = Fit(cuts).learn(timed)
+    print(f"all {len(problems)} problems: {fit.loss(timed):.3f}")
+    TARGET_FILE.write_text(text_of(fit, [f"benchmarks/results/{path.name}" for path in paths], len(problems)))
+    print(f"written: {TARGET_FILE.relative_to(Path.cwd())}")
+
+
+if __name__ == "__main__":
+    main()
