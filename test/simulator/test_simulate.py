@@ -136,7 +136,8 @@ def program(tmp_path):
 def test_the_command_line_runs_and_compares(program, capsys):
     assert main(["simulate", program, "--arch", "sm_90a", "--async-seed", "2"]) == 0
     printed = capsys.readouterr().out
-    assert "M 40, N 48, K 64 on sm_90a, tile 64x64_1x1: 64 by 64, subtiles of 32 columns" in printed
+    assert "M 40, N 48, K 64 on sm_90a, tile 64x64_1x1_pingpong: 64 by 64" in printed
+    assert "subtiles of 32 columns" in printed
     assert "A wait is a warp parked at a barrier." in printed
     assert "wgmma" in printed
     assert "1920 of 1920" in printed and "agrees" in printed
