@@ -182,6 +182,8 @@ def _read_call(node: fx.Node) -> Found | None:
         return None
     if target in _ANY and result.dtype is torch.bool:
         args = arguments(node)
+        if target == "aten.any.dims" and args.get("dim") == []:
+            return None  # of this op alone, an empty list means no axis; None means all
         return Found(node, args["self"], ReduceKind.MAX, _dims(args["self"], args.get("dim")), torch.bool)
     kind = _CALLS.get(target)
     if kind is None:

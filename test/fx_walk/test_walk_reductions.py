@@ -209,6 +209,21 @@ def test_one_row(m: int, dim: Any, kind: str) -> None:
     assert formula(report.regions[0].spec) == f"out0 = bf16({kind}_sum(relu(acc)))"
 
 
+@pytest.mark.parametrize("m", [1, M])
+def test_any_over_an_empty_list_of_axes_reduces_nothing(m: int) -> None:
+    """`aten.any.dims` alone takes an empty list at its word; torch rewrites `amin(dim=())` of bools to it."""
+
+    def program(a: Tensor, b: Tensor) -> Tensor:
+        return torch.ops.aten.any.dims((a @ b) > 2, [], True).logical_not()
+
+    a, b = operands()["a"][:m], operands()["b"]
+    (report,) = collect(program, (a, b))
+    assert all(store.reduce is None for region in report.regions for store in region.spec.stores)
+    rewrite(report.graph, report.regions)
+    (got,) = leaves(run(report.graph, a, b))
+    assert torch.equal(got, program(a, b))
+
+
 def test_under_eagers_rounding_the_elements_are_rounded_first() -> None:
     with inductor_config.patch(emulate_precision_casts=True):
         report, _ = report_of(lambda a, b: (a @ b).relu().sum(-1))
