@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch.torch_version import TorchVersion
 
 import cute_backend
 
@@ -31,6 +33,11 @@ from torch._dynamo.backends.registry import lookup_backend
 print(failures, lookup_backend("cute").__module__)
 """
 
+
+eight_compile = pytest.mark.skipif(
+    TorchVersion(torch.__version__) < "2.12",
+    reason="torch 2.11 ends with a segmentation fault where eight threads compile, by backend='inductor' too",
+)
 
 (DECLARED,) = re.findall(r'^cute = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
 
@@ -55,11 +62,13 @@ def run(code: str, folder: Path) -> str:
     return done.stdout.strip()
 
 
+@eight_compile
 @pytest.mark.parametrize("first", ["", "import torch; torch.compiler.list_backends()"])
 def test_eight_threads_that_ask_first(first: str, tmp_path: Path) -> None:
     assert run(f"{first}\n{EIGHT}", installed(tmp_path)) == "[] cute_backend.backend"
 
 
+@eight_compile
 def test_one_line_before_the_threads_where_an_older_installation_is(tmp_path: Path) -> None:
     (line,) = re.findall(
         r"^import cute_backend\..*", (ROOT / "docs" / "operating.md").read_text(), re.MULTILINE

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.torch_version import TorchVersion
 
 from cute_backend.fx_walk.collect import GraphReport, collect
 from cute_backend.fx_walk.reasons import Reason
@@ -61,7 +62,11 @@ def layers(x: Tensor, weight: Tensor) -> Tensor:
     return layer(layer(x, weight), weight)
 
 
-@pytest.mark.parametrize(("program", "found"), [(branches, [1, 0, 0]), (layers, [1, 0])])
+CALLED_TWICE = [1, 0] if TorchVersion(torch.__version__) >= "2.12" else [1, 1, 0]
+"""Dynamo has one graph for both calls of a layer; torch 2.11's has one for each."""
+
+
+@pytest.mark.parametrize(("program", "found"), [(branches, [1, 0, 0]), (layers, CALLED_TWICE)])
 def test_graphs_that_a_graph_calls_are_reported_before_it(program: Any, found: list[int]) -> None:
     square = torch.ones(64, 64, dtype=BF16)
     assert [len(report.regions) for report in collect(program, (square, square))] == found

@@ -12,6 +12,7 @@ from epilogues import EPILOGUES, Problem
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
+from torch.torch_version import TorchVersion
 
 import cute_backend
 from cute_backend import config
@@ -128,7 +129,14 @@ def test_nothing_is_tuned_or_counted_without_a_gpu(monkeypatch: pytest.MonkeyPat
     [
         ("bias_gelu_residual", False),
         ("two_outputs", False),
-        ("linear_3d", True),
+        pytest.param(
+            "linear_3d",
+            True,
+            marks=pytest.mark.skipif(
+                TorchVersion(torch.__version__) < "2.12",
+                reason="torch 2.11 doesn't record that scale_a has A's rows: refused as mixed_scales",
+            ),
+        ),
         ("square", True),
         ("swiglu", False),
         ("swiglu_chunk", False),
