@@ -35,7 +35,7 @@ help:
 	@echo "make test-gpu  the tests that run kernels, on a Hopper or Blackwell GPU"
 	@echo "make bench     the whole benchmark on the GPU here: benchmarks/results and docs/speed.png"
 	@echo "make models    docs/models.md, some minutes"
-	@echo "make golden    accept what is generated now: test/expected and the samples in the README"
+	@echo "make golden    accept what is generated now: test/expected and the samples in the README and docs"
 	@echo "make lint      ruff and mypy"
 	@echo "make dist      wheel and sdist in dist/, checked, and run from a clean environment"
 	@echo "make docs      the pages of docs/, as build/docs/index.html"

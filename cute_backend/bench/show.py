@@ -1,4 +1,4 @@
-"""How results look: in a terminal, and as the README's table."""
+"""How results look: in a terminal, and as the tables of docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def newest(runs: Sequence[Results], order: Sequence[str]) -> list[Results]:
 
 
 def markdown(found: Results) -> str:
-    """The README's sample of a run: the ratios of each table, and where they come from.
+    """A run's tables in docs/benchmarks.md: the ratios of each table, and where they come from.
 
     In brackets stands the share of its limit that a ratio's first kernel reaches, once for each kernel.
     """
@@ -170,7 +170,7 @@ def markdown(found: Results) -> str:
 
 
 def host_markdown(found: Results) -> str:
-    """The README's sample of a run that timed the host."""
+    """The table in docs/benchmarks.md of a run that timed the host."""
     assert found.host is not None
     lines = ["host time of one call | us | 10% to 90%", "--- | --- | ---"]
     for name, timing in found.host.calls.items():
