@@ -14,6 +14,7 @@ from cute_backend.simulator.isa import (  # noqa: F401
     logic,
     matrix,
     memory,
+    mma,
     select,
     tcgen05,
     tcgen05_mma,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,16 +38,52 @@ if TYPE_CHECKING:
     from cute_backend.simulator.warp import Warp
 
 
+class CopyGroup:
+    """Operations of cp.async that a wait is for together: the event of the last, and how many were issued and
+    are under way."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.issued = self.under_way = 0
+
+
 class CopyGroups:
-    """A warp's cp.async operations: those not yet in a group, and the groups, oldest first."""
+    """A warp's cp.async operations: the group that is open, and those that are closed, oldest first.
+
+    Copies finish in any order, which is all that the ISA says of those of one group; groups, too, for nobody
+    can tell but by a wait for the older ones.
+    """
 
     def __init__(self, w: Warp) -> None:
+        self.warp = w
         self.agent = w.cta.cluster.agents.new(f"cp.async of {w.name}", generic=True)
-        self.epoch = 1
-        self.finished = 0
-        self.pending = 0
-        self.groups: list[list[int]] = []
-        self.pipe = w.new_pipe("cp.async")
+        self.open = CopyGroup(1)
+        self.groups: list[CopyGroup] = []
+        self.last_due = 0
+
+    def close(self) -> None:
+        """What was issued becomes a group."""
+        self.groups.append(self.open)
+        self.open = CopyGroup(self.open.epoch + 1)
+
+    def issue(self, text: str, finish: Callable[[], None]) -> None:
+        """A copy of the open group."""
+        group, pipe = self.open, self.warp.new_pipe("cp.async")
+        group.issued += 1
+        group.under_way += 1
+
+        def done() -> None:
+            finish()
+            group.under_way -= 1
+
+        pipe.issue(text, done)
+        self.last_due = max(self.last_due, pipe.last_due)
+
+    def after_all(self, text: str, finish: Callable[[], None]) -> None:
+        """What happens once all copies that were issued so far are done."""
+        pipe = self.warp.new_pipe("cp.async")
+        pipe.last_due = self.last_due
+        pipe.issue(text, finish)
 
 
 def copies_of(w: Warp) -> CopyGroups:
@@ -77,7 +114,7 @@ def bind_cp_async(binder: Binder, instruction: Instruction) -> Step:
         data = np.zeros((len(lanes), nbytes), np.uint8)
         sizes = np.full(len(lanes), nbytes) if source_size is None else per_lane(w, source_size(w), lanes)
         sources = per_lane(w, source(w), lanes)
-        epoch = copies.epoch
+        epoch = copies.open.epoch
         for size in np.unique(sizes):
             if size:
                 here = np.flatnonzero(sizes == size)
@@ -94,26 +131,19 @@ def bind_cp_async(binder: Binder, instruction: Instruction) -> Step:
         cta.shared.check(int(offsets.min()), int(offsets.max()) + nbytes)
         cells = cells_of(offsets, nbytes)
         cta.shared.shadow.write(cells, Access(copies.agent, epoch, w.clock.copy(), "generic", text))
-        copies.pending += 1
         w.report.bytes["cp.async"] += data.size
 
         def finish() -> None:
             cta.shared.data[offsets[:, None] + np.arange(nbytes)] = data
-            copies.finished += 1
 
-        copies.pipe.issue(text, finish)
+        copies.issue(text, finish)
 
     return copy
 
 
 @opcode("cp.async.commit_group", section="9.7.9.25.3.2", meaning="Closes a group of cp.async")
 def bind_cp_async_commit(binder: Binder, instruction: Instruction) -> Step:
-    def commit(w: Warp) -> None:
-        copies = copies_of(w)
-        copies.groups.append([copies.epoch, copies.pending])
-        copies.epoch += 1
-
-    return commit
+    return lambda w: copies_of(w).close()
 
 
 @opcode(
@@ -125,16 +155,17 @@ def bind_cp_async_wait(binder: Binder, instruction: Instruction) -> Step:
 
     def wait(w: Warp) -> Wait | None:
         copies = copies_of(w)
-        if every and copies.pending:
-            copies.groups.append([copies.epoch, copies.pending])
-            copies.epoch += 1
-        wanted = len(copies.groups) - left
-        if wanted <= 0:
-            return None
-        epoch, count = copies.groups[wanted - 1]
-        if copies.finished < count:
-            return Wait(lambda: copies.finished >= count, lambda: f"{len(copies.groups)} cp.async groups")
-        w.clock.seen[copies.agent] = epoch
+        if every and copies.open.issued:
+            copies.close()
+        waited_for = copies.groups[: max(len(copies.groups) - left, 0)]
+        if any(group.under_way for group in waited_for):
+            return Wait(
+                lambda: not any(group.under_way for group in waited_for),
+                lambda: f"{len(waited_for)} cp.async groups",
+            )
+        if waited_for:
+            w.clock.seen[copies.agent] = waited_for[-1].epoch
+            del copies.groups[: len(waited_for)]
         return None
 
     return wait
@@ -150,8 +181,8 @@ def bind_cp_async_arrive(binder: Binder, instruction: Instruction) -> Step:
 
     def arrive(w: Warp) -> None:
         copies, lanes = copies_of(w), active(w)
-        epoch = copies.epoch
-        copies.epoch += 1
+        epoch = copies.open.epoch
+        copies.open.epoch += 1
         barriers = [w.cta.mbarrier(int(a) & OFFSET_MASK) for a in per_lane(w, address(w), lanes)]
         if not no_increment:
             for barrier in barriers:
@@ -163,7 +194,7 @@ def bind_cp_async_arrive(binder: Binder, instruction: Instruction) -> Step:
             for barrier in barriers:
                 barrier.arrive(1, clock)
 
-        copies.pipe.issue(text, finish)
+        copies.after_all(text, finish)
 
     return arrive
 

@@ -1,0 +1,79 @@
+"""The tensor core as a warp has it since sm_80: mma.sync (PTX ISA 9.7.14.5), all at once and in registers.
+
+Lane i of a warp has, of each 8 rows of A and of each 8 columns of B, row or column i // 4, and of that the
+(i % 4)-th 32 bits of every 128: two elements of 16 bits, or four of 8. Of D, which is C's layout too, it has
+rows i // 4 and 8 further, and columns 2 * (i % 4) and the next.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cute_backend.simulator.isa.wgmma import a_from_registers
+from cute_backend.simulator.opcodes import Step, opcode, unsupported
+from cute_backend.simulator.products import WIDTHS, accumulate, values
+from cute_backend.simulator.syntax import Instruction, Operand, Vector
+from cute_backend.simulator.warp import LANE_IDS
+
+if TYPE_CHECKING:
+    from cute_backend.simulator.binder import Binder
+    from cute_backend.simulator.warp import Warp
+
+_ROW, _PAIR = LANE_IDS // 4, LANE_IDS % 4
+
+_TYPES = {
+    "m16n8k16": {("bf16", "bf16"), ("f16", "f16")},
+    "m16n8k32": {(a, b) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")},
+}
+"""The shapes that are here, and the types of A and B that each has, with sums in f32."""
+
+
+def _elements(operand: Operand) -> tuple[Any, ...]:
+    assert isinstance(operand, Vector)
+    return operand.elements
+
+
+def _b_from_registers(w: Warp, gets: list[Any], kind: str) -> np.ndarray:
+    """B of a warp, as (8 columns, K), from two registers per lane."""
+    raw = np.empty((8, 8), np.uint32)
+    for index, get in enumerate(gets):
+        raw[_ROW, _PAIR + 4 * index] = get(w)
+    return values(raw.view(np.uint8), kind)
+
+
+@opcode("mma.sync", section="9.7.14.5.14", meaning="D = A * B + C of a warp, in registers")
+def bind_mma(binder: Binder, instruction: Instruction) -> Step:
+    shape = next((part for part in instruction.parts if part in _TYPES), None)
+    if shape is None or instruction.has("sp") or instruction.has("block_scale"):
+        raise unsupported(instruction, f"a form other than {' and '.join(_TYPES)} without scales")
+    d_kind, a_kind, b_kind, c_kind = instruction.parts[-4:]
+    if (a_kind, b_kind) not in _TYPES[shape] or (d_kind, c_kind) != ("f32", "f32"):
+        raise unsupported(instruction, f"types {d_kind}.{a_kind}.{b_kind}.{c_kind}")
+    if not (instruction.has("row") and instruction.has("col")):
+        raise unsupported(instruction, "a layout other than row.col")
+    d, a, b, c = map(_elements, instruction.operands)
+    if (len(d), len(a), len(b), len(c)) != (4, 4, 2, 4):
+        raise unsupported(instruction, f"{len(d)}, {len(a)}, {len(b)} and {len(c)} registers")
+    puts = [binder.put(element, "b32", instruction) for element in d]
+    a_gets, b_gets = ([binder.get(each, "b32", instruction) for each in part] for part in (a, b))
+    c_gets = [binder.get(element, "f32", instruction) for element in c]
+    operand_bytes = (16 + 8) * int(shape.removeprefix("m16n8k")) * WIDTHS[a_kind]
+
+    def mma(w: Warp) -> Any:
+        absent = w.together()
+        if absent is not None:
+            return absent
+        old = np.empty((16, 8), np.float32)
+        for index, get in enumerate(c_gets):
+            old[_ROW + 8 * (index // 2), 2 * _PAIR + index % 2] = get(w)
+        left, right = a_from_registers(w, a_gets, a_kind), _b_from_registers(w, b_gets, b_kind)
+        result = accumulate(old.view(np.uint32), left, right, "f32")
+        for index, put in enumerate(puts):
+            put(w, result[_ROW + 8 * (index // 2), 2 * _PAIR + index % 2])
+        w.report.bytes["MMA operands"] += operand_bytes
+        w.report.accumulator_ready()
+        return None
+
+    return mma
