@@ -69,6 +69,22 @@ def is_stored(node: fx.Node) -> bool:
     return root(node).op in ("placeholder", "get_attr")
 
 
+def is_only_read(node: fx.Node) -> bool:
+    """Whether no user of a value, or of a view of it, gives it away or could be made to write to its memory.
+
+    Inductor makes some functional ops, such as `index_put`, write in place where nothing else needs what they
+    read, which it tells by the memory of views. So only ops count that it never does this to.
+    """
+    stack = [node]
+    while stack:
+        for user in stack.pop().users:
+            if is_view(user) or is_reshape(user):
+                stack.append(user)
+            elif not (is_pointwise(user) or is_reduction(user) or is_anchor(user)):
+                return False
+    return True
+
+
 def base(node: fx.Node) -> fx.Node:
     """The value behind reshapes."""
     while is_reshape(node) and isinstance(source := first_argument(node), fx.Node):

@@ -12,6 +12,7 @@ from cute_backend.fx_walk.anchors import Anchor
 from cute_backend.fx_walk.classify import LoadView, Part
 from cute_backend.fx_walk.mutation import root
 from cute_backend.fx_walk.pairs import Parts
+from cute_backend.fx_walk.questions import is_only_read
 from cute_backend.fx_walk.reasons import user_label
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.static import DTYPES, Size, fake, known, product
@@ -87,15 +88,17 @@ def stores_of(
 ) -> tuple[list[Store], dict[fx.Node, int]]:
     """What has to be written for the nodes that escape, and which of these stores each node has its value in.
 
-    Views of one another share a store. A value and its clone do not: they are equal until someone writes to
-    one of them, and a graph that keeps both does so for a reason, as Inductor has dropped all other clones.
+    Views of one another share a store, and so do equal values that are only read, such as an activation
+    that a program writes out anew for each of its readers. A value and its clone that a graph gives away do
+    not: whoever gets them may write to one of them.
     """
     stores: list[Store] = []
     outputs: dict[fx.Node, int] = {}
-    index: dict[tuple[Store, fx.Node], int] = {}
+    index: dict[tuple[Store, fx.Node | None], int] = {}
     for node in nodes:
         store = _store(anchor, node, values[node])
-        outputs[node] = index.setdefault((store, root(node)), len(stores))
+        memory = None if is_only_read(root(node)) else root(node)
+        outputs[node] = index.setdefault((store, memory), len(stores))
         if outputs[node] == len(stores):
             stores.append(replace(store, name=f"out{len(stores)}"))
     return stores, outputs

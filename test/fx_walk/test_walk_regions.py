@@ -143,6 +143,26 @@ def test_equal_results_share_no_memory() -> None:
     assert len(set(places)) == 3 and places[1] == places[3]
 
 
+@pytest.mark.parametrize("written", [False, True], ids=["read", "given_away"])
+def test_equal_results_that_are_only_read_share_a_store(written: bool) -> None:
+    """An activation that a program writes out anew for each linear that reads it, as diffusion models do."""
+    made = Graph()
+    mm, results = made.mm(), []
+    for index in range(5):
+        halved = made.call(aten.mul.Tensor, made.call(aten.relu.default, mm), 0.5)
+        weight = made.input(f"weight{index}", (N, N))
+        results.append(halved if written else made.call(aten.mm.default, halved, weight))
+    graph = made.output(*results)
+    (region,), rejections = walk(graph)
+    reasons = {each.reason.value for each in rejections}
+    if written:
+        assert reasons == {"too_many_stores"}
+        return
+    assert formula(region.spec) == "out0 = bf16(relu(acc) * 0.5)"
+    assert len(region.outputs) == 5 and reasons == {"nothing_to_fuse"}
+    assert_same_after_the_pass(graph, 1, ["aten.mm.default"] * 5)
+
+
 def test_fakes_tell_of_results_and_their_views_that_they_share_memory() -> None:
     made = Graph()
     relu = made.call(aten.relu.default, made.mm())
