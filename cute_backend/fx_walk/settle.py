@@ -83,7 +83,8 @@ def _left_to_users(
         if isinstance(draft.values[node], Reduced):
             continue
         users = [user for user in node.users if user not in inside]
-        if not all(is_pointwise(user) or is_reduction(user) for user in users):
+        readers = [reader for user in users for reader in _behind_reshapes(user)]
+        if not all(is_pointwise(reader) or is_reduction(reader) for reader in readers):
             continue
         if len(users) < len(node.users) and not inside.issuperset(node.all_input_nodes):
             continue
@@ -91,6 +92,14 @@ def _left_to_users(
         if sum(fake(source).element_size() for source in sources) < fake(node).element_size():
             return node
     return None
+
+
+def _behind_reshapes(node: fx.Node) -> Iterator[fx.Node]:
+    """What reads a value by way of `node`: itself, or of a reshape, which is free, its own readers."""
+    if not is_reshape(node):
+        yield node
+    for user in node.users if is_reshape(node) else ():
+        yield from _behind_reshapes(user)
 
 
 def _read_for(node: fx.Node, inside: set[fx.Node], copied: set[fx.Node]) -> Iterator[fx.Node]:
