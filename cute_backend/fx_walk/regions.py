@@ -3,9 +3,10 @@
 A region is grown from its anchor, node by node in graph order, as far as every step is legal: a pointwise
 op or a reshape that keeps the (M, N) plane, whose other operands the epilogue can load, none of which
 depends on the region itself; or a reduction of the plane, where the region ends. Anchors are visited from
-the last to the first, so a node that two of them feed belongs to the later one, and what the earlier one
-produced is an exact load there; unless both multiply one A, or parts of one product meet: then the region
-grows from a pair. A value that something outside needs becomes a further store.
+the last to the first, the larger of two that meet before the smaller (`visits.py`), so a node that two of
+them feed belongs to the one that is visited first, and what the other one produced is an exact load there;
+unless both multiply one A, or parts of one product meet: then the region grows from a pair. A value that
+something outside needs becomes a further store.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ from cute_backend.fx_walk.static import (
     tensor_of,
 )
 from cute_backend.fx_walk.views import not_pointwise, rearranged
+from cute_backend.fx_walk.visits import visits
 from cute_backend.spec import LoadKind, Operand, Precision
 
 
@@ -124,11 +126,11 @@ class _Search:
         self.outside = Outside(self.owner, self.reads, self.redone)
         self.rejections: dict[fx.Node, Rejection] = {}
         self.earliest = len(self.order)
-        """Where the first anchor of any pair so far stands."""
+        """Where the first anchor of any region so far stands."""
 
     def run(self) -> tuple[list[Region], list[Rejection]]:
         regions = []
-        for node in reversed(self.anchors):
+        for node in visits(self.anchors):
             if node in self.owner:
                 continue
             try:
@@ -138,7 +140,7 @@ class _Search:
         rejections = [
             self.rejections[node] for node in self.order if node in self.rejections and node not in self.owner
         ]
-        return regions[::-1], rejections
+        return sorted(regions, key=lambda region: self.order[region.products[-1]]), rejections
 
     def _region(self, node: fx.Node) -> Region:
         target = target_of(fake(node).device, self.capability)
@@ -193,7 +195,6 @@ class _Search:
             members, copied = settle(draft, self.outside, self.rejections)
             if not any(map(draft.reads_both, members)):
                 raise Refused(Reason.NOTHING_TO_FUSE, refused="")
-            self.earliest = min(self.earliest, self.order[anchors[0].node])
             return self._finish(anchors, members, copied)
         except Refused:
             self.rejections = rejections
@@ -442,7 +443,7 @@ class _Search:
     def _depends(self, draft: Draft, node: fx.Node) -> bool:
         """Whether a node outside needs a value of the region, every region found so far counting as one node.
 
-        Nothing before the anchor can, nor before the anchors of pairs: other regions grew from later ones.
+        Nothing before the anchor can, nor before those of the regions found so far.
         """
         start = min(self.order[draft.first.node], self.earliest)
         stack, visited = [node], set()
@@ -525,6 +526,7 @@ class _Search:
             draft.values[node] = None if node in inner else self._join(draft, node)
         kept = [node for node in members if node not in copied]
         self.owner.update(dict.fromkeys(kept, draft))
+        self.earliest = min(self.earliest, self.order[draft.first.node])
         self.reads.update(draft.inputs)
         stores, outputs = stores_of(draft.first, escapes(members, copied, self.outside), draft.values)
         spec = draft.chain.build(stores)

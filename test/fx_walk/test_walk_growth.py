@@ -36,6 +36,16 @@ def gated(made: Graph, x: fx.Node, index: int) -> fx.Node:
     return made.call(aten.add.Tensor, made.call(aten.mul.Tensor, made.call(aten.relu.default, gate), up), x)
 
 
+def adapted(made: Graph, x: fx.Node, index: int) -> fx.Node:
+    """A product of a large K and, as LoRA adds it, one of a small K."""
+    w, a, b = (
+        made.input(f"{name}{index}", shape) for name, shape in (("w", (N, N)), ("a", (N, 8)), ("b", (8, N)))
+    )
+    y = made.call(aten.mm.default, x, w)
+    small = made.call(aten.mm.default, made.call(aten.mm.default, x, a), b)
+    return made.call(aten.add.Tensor, made.call(aten.add.Tensor, y, made.call(aten.mul.Tensor, small, 2)), x)
+
+
 def written(made: Graph, x: fx.Node, index: int) -> fx.Node:
     """Each layer keeps something in a buffer, written in place."""
     y = residual(made, x, index)
@@ -63,7 +73,9 @@ def calls_of_a_layer(layer: Callable[[Graph, fx.Node, int], fx.Node], layers: in
     return calls / layers
 
 
-@pytest.mark.parametrize("layer", [residual, refused, gated, written], ids=lambda layer: layer.__name__)
+@pytest.mark.parametrize(
+    "layer", [residual, refused, gated, adapted, written], ids=lambda layer: layer.__name__
+)
 def test_a_layer_of_a_long_chain_is_no_more_work(layer: Callable[[Graph, fx.Node, int], fx.Node]) -> None:
     calls_of_a_layer(layer, 2)  # what is looked up once
     assert calls_of_a_layer(layer, 64) < 1.1 * calls_of_a_layer(layer, 16)

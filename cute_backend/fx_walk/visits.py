@@ -1,0 +1,74 @@
+"""The order in which products get their regions: from the last to the first, but the larger of two before
+the smaller where they meet.
+
+Of two products that one op reads, the one that is visited first takes the op, and the other's result is an
+operand. LoRA adds a product of a small K to the layer's own, `x @ w + s * (x @ a) @ b`: the kernel with the
+larger K has more time to load a plane ahead, and where gate and up are both of this kind they become a pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import fx
+
+from cute_backend.fx_walk.anchors import Anchor
+from cute_backend.fx_walk.lower import is_pointwise, is_reshape
+from cute_backend.fx_walk.reasons import Refused
+from cute_backend.fx_walk.static import known
+
+_STEPS = 16
+"""Nodes that are looked at on either side of the op where two products meet."""
+
+
+def visits(anchors: dict[fx.Node, Anchor | Refused]) -> Iterator[fx.Node]:
+    """The products in the order in which they take what follows them; one that comes early comes again in its
+    own place, for what may be left for it then."""
+    for node in reversed(anchors):
+        larger = _larger(node, anchors)
+        if larger is not None:
+            yield larger
+        yield node
+
+
+def _larger(node: fx.Node, anchors: dict[fx.Node, Anchor | Refused]) -> fx.Node | None:
+    """The product of a larger K that meets this one, both by way of work that nothing else reads."""
+    anchor = anchors[node]
+    if not isinstance(anchor, Anchor):
+        return None
+    before, current = node, node
+    for _ in range(_STEPS):
+        if len(current.users) != 1:
+            return None
+        before, (current,) = current, current.users
+        if not _is_work(current):
+            return None
+        for source in current.all_input_nodes:
+            other = None if source is before else _product_behind(source, anchors)
+            if other is not None:
+                met = anchors[other]
+                return other if isinstance(met, Anchor) and _is_larger(met, anchor) else None
+    return None
+
+
+def _product_behind(node: fx.Node, anchors: dict[fx.Node, Anchor | Refused]) -> fx.Node | None:
+    """The product that a value follows from by way of work that nothing else reads."""
+    stack, steps = [node], 0
+    while stack and steps < _STEPS:
+        current, steps = stack.pop(), steps + 1
+        if len(current.users) != 1:
+            continue
+        if current in anchors:
+            return current
+        if _is_work(current):
+            stack.extend(current.all_input_nodes)
+    return None
+
+
+def _is_work(node: fx.Node) -> bool:
+    return is_pointwise(node) or is_reshape(node)
+
+
+def _is_larger(anchor: Anchor, than: Anchor) -> bool:
+    """Whether two products give one plane and the first is proven to have the larger K."""
+    return known(anchor.m == than.m) and known(anchor.n == than.n) and known(anchor.k > than.k)

@@ -1,0 +1,81 @@
+"""Where regions end: what each case launches and moves, counted on Inductor's own schedule.
+
+Bytes are for an element of the (M, N) plane. A product that stays bare reads 0.5 (K / N) of its operands'
+bytes and writes 2, on both sides of each comparison.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from traffic import Traffic, alone, fused
+
+from cute_backend.formula import formula
+from cute_backend.fx_walk.reasons import Reason
+
+BF16 = torch.bfloat16
+M, N, K, RANK = 128, 64, 32, 8
+
+
+def planes(*shapes: tuple[int, ...], dtype: torch.dtype = BF16) -> tuple[Tensor, ...]:
+    return tuple(torch.ones(shape, dtype=dtype) for shape in shapes)
+
+
+def of_an_element(traffic: Traffic) -> float:
+    return traffic.bytes / (M * N)
+
+
+def formulas(traffic: Traffic) -> list[list[str]]:
+    return [formula(region.spec).splitlines() for region in traffic.regions]
+
+
+def low_rank(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return x @ w + 0.5 * ((x @ a) @ b)
+
+
+ADAPTED = ((K, N), (K, RANK), (RANK, N))
+
+
+def test_the_larger_product_takes_what_follows_where_lora_adds_a_small_one() -> None:
+    """The small one's result is an operand, as the larger one's was before; no byte more crosses."""
+    args = planes((M, K), *ADAPTED)
+    ours, theirs = fused(low_rank, args), alone(low_rank, args)
+    assert [(region.problem[2], formula(region.spec)) for region in ours.regions] == [
+        (K, "out0 = bf16(acc + exact0)"),
+        (RANK, "out0 = bf16(acc * 0.5)"),
+    ]
+    assert (theirs.kernels, ours.kernels) == (4, 3)
+    assert of_an_element(theirs) - of_an_element(ours) == 4
+
+
+def test_gate_and_up_with_lora_are_a_pair() -> None:
+    def gated(x: Tensor, *weights: Tensor) -> Tensor:
+        return F.silu(low_rank(x, *weights[:3])) * low_rank(x, *weights[3:])
+
+    args = planes((M, K), *ADAPTED, *ADAPTED)
+    ours, theirs = fused(gated, args), alone(gated, args)
+    pair = max(ours.regions, key=lambda region: len(region.products))
+    assert formula(pair.spec).splitlines() == [
+        "t0 = acc0 + exact0",
+        "out0 = bf16(t0 / (exp(-t0) + 1) * (acc1 + exact1))",
+    ]
+    assert (theirs.kernels, ours.kernels) == (9, 5)
+    assert of_an_element(theirs) - of_an_element(ours) > 16
+
+
+def test_a_cast_that_is_read_in_blocks_is_no_region() -> None:
+    """Whoever reads it casts as it reads, also where a view lies between."""
+
+    def sums_of_blocks(a: Tensor, b: Tensor) -> Tensor:
+        return (a @ b).float().view(M, -1, 16).sum(-1)
+
+    args = planes((M, K), (K, N))
+    ours, theirs = fused(sums_of_blocks, args), alone(sums_of_blocks, args)
+    assert not ours.regions
+    assert [rejection.reason for rejection in ours.rejections] == [
+        Reason.NOTHING_TO_FUSE,
+        Reason.LEFT_TO_USERS,
+        Reason.REARRANGED,
+    ]
+    assert (ours.kernels, ours.bytes) == (theirs.kernels, theirs.bytes)
