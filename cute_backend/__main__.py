@@ -2,10 +2,10 @@
 `python -m cute_backend aot FILE.py[:name] ... -o FILE.cutepack`, `python -m cute_backend cache info|show|
 verify|clear|path`, and `python -m cute_backend fuzz`.
 
-FILE defines a function (or a module) and `example_inputs()`, which returns its arguments; `bench` without it
-runs the built-in tables, and `fuzz` takes none, as it draws programs. What is wrong with a request is told in
-one sentence, with exit status 2. What is wrong in a simulated kernel, in a result that is timed or in that of
-a drawn program ends with status 1.
+FILE defines a function (or a module) and `example_inputs()`, which returns its arguments, as a tuple, or as
+`(args, kwargs)`; `bench` without it runs the built-in tables, and `fuzz` takes none, as it draws programs.
+What is wrong with a request is told in one sentence, with exit status 2. What is wrong in a simulated kernel,
+in a result that is timed or in that of a drawn program ends with status 1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from . import __version__, cache_command
-from .errors import UsageError, root_cause
+from .errors import UsageError, check_function, root_cause
 from .planning import Arch
 from .runtime.kernel import BuildError, UnavailableError
 from .runtime.pack import PackError
@@ -267,10 +267,10 @@ def _aot(arguments: argparse.Namespace) -> None:
     problems: dict[Arch, list[Problem]] = {arch: [] for arch in archs}
     for target in arguments.files:
         fn, inputs = load(target)
-        args = inputs()
+        args, kwargs = inputs()
         for arch, found in problems.items():
             with _tracing(target):
-                found += find_problems(fn, args, arch, any_m=arguments.m is not None)
+                found += find_problems(fn, args, arch, any_m=arguments.m is not None, kwargs=kwargs)
     written = make_pack(Request(problems, arguments.m, arguments.sm_count), arguments.output)
     size = arguments.output.stat().st_size / 2**20
     print(
@@ -286,9 +286,9 @@ def _explanation(arguments: argparse.Namespace) -> Explanation:
     if arguments.arch is not None:
         api.parse_arch(arguments.arch)
     fn, inputs = load(arguments.file)
-    args = inputs()
+    args, kwargs = inputs()
     with _tracing(arguments.file):
-        return api.explain(fn, *args, arch=arguments.arch)
+        return api.explain(fn, *args, arch=arguments.arch, **kwargs)
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
@@ -299,7 +299,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
     from .simulator.timeline import draw
 
     fn, inputs = load(arguments.file)
-    args = inputs()
+    args, kwargs = inputs()
     console = report.console()
     with console.status("compiling") as status:
 
@@ -314,11 +314,11 @@ def _simulate(arguments: argparse.Namespace) -> int:
             progress=progress,
         )
         try:
-            simulation = api.run(fn, args, machine)
+            simulation = api.run(fn, args, machine, kwargs)
         except SimulationError as error:
             print(error, file=sys.stderr)
             return 1
-        differences = api.compare(simulation.outputs, api.reference(fn, args))
+        differences = api.compare(simulation.outputs, api.reference(fn, args, kwargs))
     for launch in simulation.launches:
         report.show(report.launch_table(launch))
     if recorder is not None:
@@ -341,7 +341,11 @@ def _fuzz(arguments: argparse.Namespace) -> int:
     return command.main(arguments)
 
 
-def load(target: str) -> tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]:
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of a function, and its keyword arguments."""
+
+
+def load(target: str) -> tuple[Callable[..., Any], Callable[[], Inputs]]:
     """The function named by `FILE.py[:name]`, and a function that makes its example inputs.
 
     Without a name, FILE has to define exactly one function or module beside `example_inputs`; a name that
@@ -363,6 +367,7 @@ def load(target: str) -> tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]
     fn = getattr(module, name, None)
     if not callable(fn):
         raise UsageError(f"{path} defines no function {name!r}; it defines {', '.join(candidates) or 'none'}")
+    check_function(fn)
     return fn, lambda: _call_inputs(path, inputs)
 
 
@@ -392,14 +397,18 @@ def _candidates(module: ModuleType) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _call_inputs(path: str, inputs: Callable[[], Any]) -> tuple[Any, ...]:
+def _call_inputs(path: str, inputs: Callable[[], Any]) -> Inputs:
     with _told_in_one_sentence(f"example_inputs() of {path} failed"):
-        args = inputs()
-    if not isinstance(args, (tuple, list)):
-        raise UsageError(
-            f"example_inputs() of {path} returned a {type(args).__name__}, not a tuple of arguments"
-        )
-    return tuple(args)
+        made = inputs()
+    match made:
+        case [tuple() | list() as args, dict() as kwargs] if all(isinstance(name, str) for name in kwargs):
+            return tuple(args), kwargs
+        case tuple() | list():
+            return tuple(made), {}
+    raise UsageError(
+        f"example_inputs() of {path} returned a {type(made).__name__}, not a tuple of arguments, nor such a "
+        "tuple and a dict of keyword arguments"
+    )
 
 
 @contextlib.contextmanager

@@ -51,16 +51,23 @@ class Written:
     sha256: str
 
 
-def find_problems(fn: Callable[..., Any], args: tuple[Any, ...], arch: Arch, *, any_m: bool) -> list[Problem]:
+def find_problems(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    arch: Arch,
+    *,
+    any_m: bool,
+    kwargs: Mapping[str, Any] | None = None,
+) -> list[Problem]:
     """The products of a program that kernels compute, traced on its arguments, of which CPU tensors will do.
 
     With `any_m` each has M None, and the program is traced with sizes that are static and with sizes that are
     not, since torch.compile does both; N and K are always those of the arguments. Raises what torch raises
-    where `fn` can't run on `args`.
+    where `fn` can't run on its arguments.
     """
     found: dict[Problem, None] = {}
     for dynamic in (False, True) if any_m else (False,):
-        for report in collect(fn, args, dynamic, arch.value):
+        for report in collect(fn, args, dynamic, arch.value, kwargs):
             for spec, *sizes in chain(_regions(report), _inside_ops(report.graph)):
                 m, n, k = map(hint, sizes)
                 found[Problem(spec, None if any_m else m, n, k, config.batch_invariant)] = None

@@ -182,14 +182,21 @@ class Explanation:
 
 
 def explain(
-    fn: Callable[..., Any], *args: Any, arch: str | None = None, dynamic: bool | None = None
+    fn: Callable[..., Any],
+    /,
+    *args: Any,
+    arch: str | None = None,
+    dynamic: bool | None = None,
+    **kwargs: Any,
 ) -> Explanation:
-    """What would be fused of `fn(*args)`, how each operand is loaded, and why the rest is not fused.
+    """What would be fused of `fn(*args, **kwargs)`, how operands are loaded, and why the rest is not fused.
 
-    `args` may be CPU, CUDA or fake tensors; nothing is computed unless `fn` looks at a value, and no cache is
-    read or written, save that what tuning has found for the GPU here is told. `arch` is "sm_90a" or
-    "sm_100a", by default that of the GPU here, or "sm_100a" without one; `dynamic` is torch.compile's. Raises
-    UsageError for another `arch`, and what torch raises where `fn` can't run on these arguments.
+    The arguments may be CPU, CUDA or fake tensors; nothing is computed unless `fn` looks at a value, and no
+    cache is read or written, save that what tuning has found for the GPU here is told. `arch` is "sm_90a" or
+    "sm_100a", by default that of the GPU here, or "sm_100a" without one; `dynamic` is torch.compile's. A
+    parameter of `fn` with one of these two names takes its argument by position. Raises UsageError for
+    another `arch` and for a class in place of a module, and what torch raises where `fn` can't run on these
+    arguments.
 
     >>> a, b = torch.empty(256, 64, dtype=torch.bfloat16), torch.empty(64, 128, dtype=torch.bfloat16)
     >>> (region,) = explain(lambda a, b: (a @ b).relu(), a, b, arch="sm_90a").regions
@@ -197,7 +204,7 @@ def explain(
     ('out0 = bf16(relu(acc))', (256, 128, 64))
     """
     target = parse_arch(arch).value if arch is not None else default_arch()
-    reports = collect(fn, args, dynamic, arch)
+    reports = collect(fn, args, dynamic, arch, kwargs)
     regions: list[Region] = []
     rejections: list[Rejection] = []
     for report in reports:
@@ -220,8 +227,8 @@ def _recalled(found: Sequence[FoundRegion]) -> tuple[Sequence[FoundRegion], list
         return [], [contain(error)]
 
 
-def generate(fn: Callable[..., Any], *args: Any, arch: str = "sm_100a") -> str:
-    """The kernel of the first region of `fn(*args)`, as the text of a Python module.
+def generate(fn: Callable[..., Any], /, *args: Any, arch: str = "sm_100a", **kwargs: Any) -> str:
+    """The kernel of the first region of `fn(*args, **kwargs)`, as the text of a Python module.
 
     Raises UsageError for an unknown architecture, and where nothing is fused.
 
@@ -230,17 +237,17 @@ def generate(fn: Callable[..., Any], *args: Any, arch: str = "sm_100a") -> str:
     >>> "class Epilogue:" in text.splitlines()
     True
     """
-    return explain(fn, *args, arch=arch).first_region().source()
+    return explain(fn, *args, arch=arch, **kwargs).first_region().source()
 
 
-def build(fn: Callable[..., Any], *args: Any, arch: str = "sm_100a") -> Built:
-    """The kernel of the first region of `fn(*args)`, compiled for `arch`; needs no GPU.
+def build(fn: Callable[..., Any], /, *args: Any, arch: str = "sm_100a", **kwargs: Any) -> Built:
+    """The kernel of the first region of `fn(*args, **kwargs)`, compiled for `arch`; needs no GPU.
 
     The result has `ptx`, `cubin`, `source`, and what an SM must give it: `registers` of a thread,
     `spill_bytes` of a thread, `smem_bytes` of a CTA. Raises UsageError for an unknown architecture and where
     nothing is fused, UnavailableError where the CuTe DSL is not installed, BuildError where it fails.
     """
-    return explain(fn, *args, arch=arch).first_region().build()
+    return explain(fn, *args, arch=arch, **kwargs).first_region().build()
 
 
 def parse_arch(arch: str) -> Arch:

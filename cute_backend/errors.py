@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class UsageError(ValueError):
     """A request that cannot be met: one sentence with what was given and what is accepted.
 
     The command line prints it and exits with status 2.
     """
+
+
+def check_function(fn: Any) -> None:
+    """Raises UsageError for what can't be called with the arguments of a program."""
+    if isinstance(fn, type):
+        raise UsageError(f"{fn.__name__} is a class; give an instance of it, such as {fn.__name__}(...)")
+    if not callable(fn):
+        raise UsageError(f"the first argument is a {type(fn).__name__}; it takes a function or a module")
 
 
 def root_cause(error: BaseException) -> BaseException:

@@ -161,6 +161,28 @@ def test_what_the_program_computes_is_told_by_its_variable_and_line():
     assert re.fullmatch(rf"\w+ \(test_api.py:{line + 4}\)", names["colvec0"])
 
 
+def test_keyword_arguments_are_arguments():
+    class Linear(torch.nn.Module):
+        def forward(self, x, *, weight, output=None, **rest):
+            return {"hidden": (x @ weight).relu() + rest["shift"]} if output == "dict" else x @ weight
+
+    x, weight = torch.randn(64, 64, dtype=torch.bfloat16), torch.randn(64, 32, dtype=torch.bfloat16)
+    named = {"weight": weight, "output": "dict", "shift": torch.ones(32)}
+    (region,) = cute_backend.explain(Linear(), x, arch="sm_90a", **named).regions
+    assert [product.label for product in region.products] == ["weight"]
+    assert [load.label for load in region.loads] == ["shift"]
+    assert cute_backend.generate(Linear(), x, arch="sm_90a", **named) == region.source()
+
+
+def test_a_class_is_refused_where_an_instance_is_meant():
+    x = torch.randn(4, 4)
+    for ask in (cute_backend.explain, cute_backend.generate, cute_backend.build, cute_backend.simulate):
+        with pytest.raises(UsageError, match=r"^ReLU is a class; give an instance .* as ReLU\(...\)$"):
+            ask(torch.nn.ReLU, x)
+    with pytest.raises(UsageError, match=r"^the first argument is a Tensor; it takes a function or a"):
+        cute_backend.explain(x, x)
+
+
 def test_nothing_is_computed():
     with FakeTensorMode():
         inputs = EPILOGUES["bias_gelu_residual"].inputs(Problem(2**20, 2**20, 2**20))

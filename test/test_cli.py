@@ -74,6 +74,26 @@ def example_inputs():
     assert "relu(acc + bias)" in capsys.readouterr().out
 
 
+KEYWORDS = """
+import torch
+class Product(torch.nn.Module):
+    def forward(self, a, *, b, times=2):
+        return (a @ b).relu() * times
+product = Product()
+def example_inputs():
+    square = torch.randn(64, 64, dtype=torch.bfloat16)
+    return (square,), {"b": square, "times": 3}
+"""
+
+
+@pytest.mark.parametrize("command", ["explain", "source", "simulate"])
+def test_example_inputs_may_have_keywords(command, program, capsys):
+    assert main([command, program(KEYWORDS), "--arch", "sm_90a"]) == 0
+    assert {"explain": "relu(acc) * 3", "source": "relu(acc) * 3", "simulate": "4096 of 4096"}[command] in (
+        capsys.readouterr().out
+    )
+
+
 NAMED = {
     "hugging_face": "llama",
     "llama_mlp": "mlp",
@@ -118,6 +138,7 @@ def test_an_unknown_architecture(command, program, capsys):
         ("def product(a): return a", "", "defines no example_inputs()"),
         (PROGRAM + "\ndef other(a): return a", "", "defines product, other beside example_inputs; name one"),
         ("def example_inputs(): return ()", "", "defines none beside example_inputs"),
+        (KEYWORDS, ":Product", "Product is a class; give an instance of it, such as Product(...)"),
         (PROGRAM, ":missing", "defines no function 'missing'; it defines product"),
         ("import nonsense_module", "", "ModuleNotFoundError: No module named 'nonsense_module'"),
         ("def broken(:", "", "SyntaxError"),

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,12 @@ def compare(fn: Callable[..., Any], args: tuple[Any, ...], rounds: int = ROUNDS)
     return run([_table_of(fn, args, peers=False)], rounds)
 
 
-def _table_of(fn: Callable[..., Any], args: tuple[Any, ...], peers: bool) -> Table:
+def _table_of(
+    fn: Callable[..., Any], args: tuple[Any, ...], peers: bool, kwargs: dict[str, Any] | None = None
+) -> Table:
     name = getattr(fn, "__name__", type(fn).__name__)
-    return function_table(name, fn, args, rate_of(fn, args), peers)
+    rate = rate_of(fn, (args, kwargs))
+    return function_table(name, partial(fn, **kwargs) if kwargs else fn, args, rate, peers)
 
 
 def run(
@@ -117,7 +121,7 @@ def _command() -> str:
 def main(arguments: argparse.Namespace, load: Callable[[str], Any]) -> int:
     """The command `bench`. Returns the exit status: 1 where a result was wrong. Raises UsageError.
 
-    `load` turns `FILE.py[:name]` into a function and another that makes its arguments.
+    `load` turns `FILE.py[:name]` into a function and another that makes its arguments and keyword arguments.
     """
     _refuse_contradictions(arguments)
     if arguments.draw is not None:
@@ -148,8 +152,8 @@ def _measure(arguments: argparse.Namespace, load: Callable[[str], Any]) -> Resul
         return run(select(TABLES, arguments.rows, arguments.peers), arguments.rounds, save)
     with torch.device(_DEVICE):
         fn, inputs = load(arguments.file)
-        args = inputs()
-    return run([_table_of(fn, args, arguments.peers)], arguments.rounds, save)
+        args, kwargs = inputs()
+    return run([_table_of(fn, args, arguments.peers, kwargs)], arguments.rounds, save)
 
 
 def _refuse_contradictions(arguments: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -34,8 +34,9 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
+from cute_backend.errors import check_function
 from cute_backend.fx_walk.containment import contain
 from cute_backend.fx_walk.device import Capability, device_capability
 from cute_backend.fx_walk.epilogue_pass import current_precision
@@ -63,31 +64,35 @@ def collect(
     args: Sequence[Any],
     dynamic: bool | None = None,
     arch: str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
 ) -> list[GraphReport]:
-    """A report for each graph that `torch.compile(fn, dynamic=dynamic)(*args)` makes, in order, those that a
-    graph calls before it.
+    """A report for each graph that `torch.compile(fn, dynamic=dynamic)(*args, **kwargs)` makes, in order,
+    those that a graph calls before it.
 
-    `args` are CPU, CUDA or fake tensors, or anything else that `fn` takes. They are replaced by fakes, so
+    The arguments are CPU, CUDA or fake tensors, or anything else that `fn` takes. Fakes replace them, so
     nothing is computed, unless `fn` looks at a value, which only real tensors have. Fakes of a GPU that this
     torch was not built for stand for CPU tensors. With `arch`, such as "sm_90a", a CUDA graph is judged
     as if it ran on that architecture, else by the device that its tensors are on. Caches are neither read nor
-    written. Raises what torch raises where `fn` can't run on these arguments.
+    written. Raises UsageError where `fn` can't be called, and what torch raises where it can't run on these
+    arguments.
     """
+    check_function(fn)
+    kwargs = kwargs or {}
     reports: list[GraphReport] = []
     by_name = {each.value: each.target.capability for each in Arch}
     capability = device_capability if arch is None else lambda device: by_name[arch]
     backend = _Collector(reports, capability, _user_names(fn))
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes = tree_map(lambda value: _to_fake(mode, value), tuple(args))
+    fakes, named_fakes = tree_map(lambda value: _to_fake(mode, value), (tuple(args), dict(kwargs)))
     with _fresh():
         try:
             with mode:
-                torch.compile(_call_of(fn), backend=backend, dynamic=dynamic)(*fakes)
+                torch.compile(_call_of(fn), backend=backend, dynamic=dynamic)(*fakes, **named_fakes)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            if any(isinstance(value, FakeTensor) for value in args):
+            if any(isinstance(value, FakeTensor) for value in tree_leaves((args, kwargs))):
                 raise
             reports.clear()
-            torch.compile(_call_of(fn), backend=backend, dynamic=dynamic)(*args)
+            torch.compile(_call_of(fn), backend=backend, dynamic=dynamic)(*args, **kwargs)
     return reports
 
 
@@ -127,8 +132,8 @@ def _compiled_codes() -> list[CodeType]:
 def _call_of(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A function that calls `fn`, with code of its own: Dynamo keeps what it compiles with the code."""
 
-    def call(*args: Any) -> Any:
-        return fn(*args)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
 
     call.__code__ = call.__code__.replace()
     return call
@@ -255,6 +260,7 @@ def _user_names(fn: Callable[..., Any]) -> Callable[[fx.Node], str]:
         name = source.name if isinstance(source.name, str) else source.name()
         name = re.sub(r"\._(?:modules|parameters|buffers)(?=\[)", "", name)
         name = re.sub(r"^L\['args'\]\[(\d+)\]", parameter, name)
+        name = re.sub(r"^L\['kwargs'\]\['(\w+)'\]", r"\1", name)
         if code is not None:
             free = code.co_freevars
             name = re.sub(

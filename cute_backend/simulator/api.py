@@ -8,7 +8,7 @@ simulator; all else by aten.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,7 +19,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch.utils._pytree import tree_leaves
 
 from .. import config as settings
-from ..errors import UsageError
+from ..errors import UsageError, check_function
 from ..fx_walk.collect import as_the_pass_meets_it
 from ..fx_walk.epilogue_pass import EpiloguePass
 from ..fx_walk.reasons import Rejection
@@ -88,15 +88,23 @@ class Simulation:
     launches: list[Launch]
 
 
-def simulate(fn: Callable[..., Any], *args: Any, arch: str = "sm_100a", async_seed: int | None = None) -> Any:
-    """What `fn(*args)` returns, its fused regions computed by their compiled kernels on a simulated GPU.
+def simulate(
+    fn: Callable[..., Any],
+    /,
+    *args: Any,
+    arch: str = "sm_100a",
+    async_seed: int | None = None,
+    **kwargs: Any,
+) -> Any:
+    """What `fn(*args, **kwargs)` returns, its fused regions computed by their kernels on a simulated GPU.
 
-    `args` are CPU tensors and whatever else `fn` takes; `arch` is "sm_100a" or "sm_90a". With `async_seed`
+    The arguments are CPU tensors and whatever else `fn` takes. `arch` is "sm_100a" or "sm_90a"; a parameter
+    of `fn` with its name, or with that of `async_seed`, takes its argument by position. With `async_seed`
     asynchronous operations complete, and warps run, in an order drawn from that seed; a correct kernel gives
     the same bits for every seed. Raises UsageError where nothing is fused or the problem is too large, and
     SimulationError for what is wrong in a kernel. It proves function and says nothing of speed.
     """
-    return run(fn, args, Machine(parse_arch(arch), async_seed)).outputs
+    return run(fn, args, Machine(parse_arch(arch), async_seed), kwargs).outputs
 
 
 def parse_arch(arch: str) -> Arch:
@@ -107,7 +115,12 @@ def parse_arch(arch: str) -> Arch:
     return found
 
 
-def run(fn: Callable[..., Any], args: Sequence[Any], machine: Machine) -> Simulation:
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    machine: Machine,
+    kwargs: Mapping[str, Any] | None = None,
+) -> Simulation:
     """As `simulate`, on a machine of the caller's making, and with what the launches did."""
     launches: list[Launch] = []
 
@@ -116,12 +129,14 @@ def run(fn: Callable[..., Any], args: Sequence[Any], machine: Machine) -> Simula
         launches.append(launch)
         return outputs
 
-    return Simulation(run_with(fn, args, execute), launches)
+    return Simulation(run_with(fn, args, execute, kwargs), launches)
 
 
-def reference(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """What `fn(*args)` returns, its fused regions replayed with aten: what `simulate` should come to."""
-    return run_with(fn, args, gemm_epilogue)
+def reference(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> Any:
+    """What `fn(*args, **kwargs)` returns, its fused regions replayed with aten: what `simulate` gives."""
+    return run_with(fn, args, gemm_epilogue, kwargs)
 
 
 @dataclass(frozen=True)
@@ -162,17 +177,23 @@ Execute = Callable[[list[Tensor], list[Tensor], list[Tensor], str], list[Tensor]
 """The op, somehow."""
 
 
-def run_with(fn: Callable[..., Any], args: Sequence[Any], execute: Execute) -> Any:
-    """What `fn(*args)` returns, each of its fused regions computed by `execute`."""
+def run_with(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    execute: Execute,
+    kwargs: Mapping[str, Any] | None = None,
+) -> Any:
+    """What `fn(*args, **kwargs)` returns, each of its fused regions computed by `execute`."""
+    check_function(fn)
 
-    def call(*args: Any) -> Any:
-        return fn(*args)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
 
     # Dynamo keeps what it compiles with the code object: this one is thrown away, the function's stays clean.
     call.__code__ = call.__code__.replace()
     backend = _Backend(execute)
     with torch.no_grad():
-        outputs = torch.compile(call, backend=backend, dynamic=False)(*args)
+        outputs = torch.compile(call, backend=backend, dynamic=False)(*args, **(kwargs or {}))
     if not backend.regions:
         why = f": {backend.rejections[0].message}" if backend.rejections else ""
         raise UsageError(f"nothing of the function is fused, so there is no kernel to simulate{why}")
