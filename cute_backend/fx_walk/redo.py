@@ -1,13 +1,15 @@
-"""Work after another product that a region does again: cheaper than to have each of its results in memory.
+"""Work on operands that a region does again: cheaper than to read its results.
 
 Under activation checkpointing the backward pass computes gate and up again, and of them silu, its sigmoid and
-more, all of which the gradient's epilogue reads. It had better read gate and up.
+more, all of which the gradient's epilogue reads. It had better read gate and up. So had one whose gate and up
+lie in memory in bf16, where other kernels need what follows from them in fp32.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 
 from torch import fx
 
@@ -18,9 +20,62 @@ from cute_backend.fx_walk.questions import base, is_stored
 from cute_backend.fx_walk.static import fake, known, tensor_of
 from cute_backend.spec import LoadKind
 
+_MAX_WORK = 16
+"""Ops between a load and what is in memory that are done again for it."""
+
 
 def cheaper_to_redo(
     draft: Draft, owner: Collection[fx.Node], after_products: Collection[fx.Node]
+) -> set[fx.Node]:
+    """The nodes between loads and fewer bytes that they follow from; empty where there are none."""
+    planes = [view.node for view in draft.chain.views if view.kind is LoadKind.EXACT]
+    return _after_other_products(planes, owner, after_products) | _on_what_is_stored(planes, owner)
+
+
+def _on_what_is_stored(planes: list[fx.Node], owner: Collection[fx.Node]) -> set[fx.Node]:
+    """The nodes between loads and fewer bytes of what is in memory anyway: for all of them, or for each that
+    follows from fewer by itself."""
+    work = {node: found for node in planes if (found := _work_on_stored(node, owner)) is not None}
+
+    def pays(loads: Collection[fx.Node]) -> bool:
+        kept = {base(node) for node in planes if node not in loads}
+        sources = {source for node in loads for source in work[node].sources} - kept
+        return _bytes(sources) < _bytes(loads)
+
+    loads = list(work) if pays(work) else [node for node in work if pays([node])]
+    return {node for load in loads for node in work[load].between}
+
+
+@dataclass
+class _Work:
+    """Pointwise nodes, and the planes that they follow from."""
+
+    between: set[fx.Node] = field(default_factory=set)
+    sources: set[fx.Node] = field(default_factory=set)
+
+
+def _work_on_stored(load: fx.Node, owner: Collection[fx.Node]) -> _Work | None:
+    """The work that a load is the result of; None where that is none, or too much, or anything that it
+    follows from is not in memory whoever reads it."""
+    found, stack = _Work(), [load]
+    while stack:
+        node = stack.pop()
+        if _is_work(node, owner):
+            if node in found.between:
+                continue
+            found.between.add(node)
+            if len(found.between) > _MAX_WORK:
+                return None
+            stack += [source for source in node.all_input_nodes if _same_plane(source, node)]
+        elif is_stored(node):
+            found.sources.add(base(node))
+        else:
+            return None
+    return found if found.between else None
+
+
+def _after_other_products(
+    planes: list[fx.Node], owner: Collection[fx.Node], after_products: Collection[fx.Node]
 ) -> set[fx.Node]:
     """The nodes between several loads and the fewer bytes that they follow from; empty where there are none.
 
@@ -28,7 +83,6 @@ def cheaper_to_redo(
     first, and nothing more is looked at once the sources have too many bytes, for a residual stream follows
     from every layer before it.
     """
-    planes = {view.node for view in draft.chain.views if view.kind is LoadKind.EXACT}
     loads = {node for node in planes if _is_work(node, owner) and node in after_products}
     if len(loads) < 2:
         return set()

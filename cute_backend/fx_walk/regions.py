@@ -122,7 +122,7 @@ class _Search:
         self.owner: dict[fx.Node, Draft] = {}
         self.reads: set[fx.Node] = set()
         self.redone: set[fx.Node] = set()
-        """Work after a product that regions of other products do again."""
+        """Work on operands that regions do again, some of it after other products."""
         self.outside = Outside(self.owner, self.reads, self.redone)
         self.rejections: dict[fx.Node, Rejection] = {}
         self.earliest = len(self.order)
@@ -245,13 +245,13 @@ class _Search:
         return chain.cast(value, out) if out.is_fp8 else lower_cast(chain, value, out)
 
     def _grown(self, anchors: tuple[Anchor, ...]) -> Draft:
-        """The draft of a region with all that can join it, some work after other products done again."""
+        """The draft of a region with all that can join it, some work on operands done again. What that work
+        is made of may take fewer loads, and leave room for members that read more of them."""
         draft = self._grow(self._seed(anchors))
-        redone = cheaper_to_redo(draft, self.owner, self.after_products)
-        if not redone:
-            return draft
-        self.redone |= redone
-        return self._grow(self._seed(anchors))
+        while redone := cheaper_to_redo(draft, self.owner, self.after_products) - self.redone:
+            self.redone |= redone
+            draft = self._grow(self._seed(anchors))
+        return draft
 
     def _grow(self, draft: Draft) -> Draft:
         queue: list[tuple[int, fx.Node]] = []

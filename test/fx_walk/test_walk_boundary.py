@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from traffic import Traffic, alone, fused
 
+from cute_backend import config
 from cute_backend.formula import formula
 from cute_backend.fx_walk.reasons import Reason
+from cute_backend.spec import DType, LoadKind
 
 BF16 = torch.bfloat16
 M, N, K, RANK = 128, 64, 32, 8
@@ -79,3 +81,38 @@ def test_a_cast_that_is_read_in_blocks_is_no_region() -> None:
         Reason.REARRANGED,
     ]
     assert (ours.kernels, ours.bytes) == (theirs.kernels, theirs.bytes)
+
+
+def test_work_on_a_stored_operand_is_done_again_where_its_result_is_wider() -> None:
+    """The plane of tanh is written for the caller, in fp32; the kernel reads the operand in bf16."""
+
+    def scaled(a: Tensor, b: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        factor = torch.tanh(p.float())
+        return ((a @ b) * factor).bfloat16(), factor
+
+    args = planes((M, K), (K, N), (M, N))
+    ours, theirs = fused(scaled, args), alone(scaled, args)
+    assert formulas(ours) == [["out0 = bf16(acc * tanh(exact0))"]]
+    assert [load.dtype for load in ours.regions[0].spec.loads] == [DType.BF16]
+    assert theirs.kernels == ours.kernels and of_an_element(theirs) - of_an_element(ours) == 2
+
+
+def gated_backward(dy: Tensor, w: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, ...]:
+    """The gradients of silu(gate) * up and, for the gradient of w, that product once more."""
+    wide, wide_up, dh = gate.float(), up.float(), (dy @ w).float()
+    s = torch.sigmoid(wide)
+    act = wide * s
+    slope = s * (1 + wide * (1 - s))
+    dw = dy.t() @ (act * wide_up).bfloat16()
+    return (dh * act).bfloat16(), (dh * wide_up * slope).bfloat16(), (dh * s).bfloat16(), dw
+
+
+def test_a_gated_backward_reads_gate_and_up_and_not_what_follows_from_them() -> None:
+    args = planes((M, K), (K, N), (M, N), (M, N))
+    ours, theirs = fused(gated_backward, args), alone(gated_backward, args)
+    (region,) = ours.regions
+    assert [(load.kind, load.dtype) for load in region.spec.loads] == [(LoadKind.EXACT, DType.BF16)] * 2
+    assert len(region.spec.stores) == 3
+    assert ours.kernels == theirs.kernels and ours.bytes <= theirs.bytes
+    with config.patch(max_exact_loads=2):
+        assert fused(gated_backward, args).regions[0].spec == region.spec

@@ -417,10 +417,20 @@ def test_work_on_an_operand_that_several_members_need_is_done_once_by_the_kernel
 
 def test_work_on_an_operand_that_is_needed_outside_too_is_a_load() -> None:
     made = Graph()
+    sign = made.call(aten.sign.default, made.input("saved", (M, N)))
+    product = made.call(aten.mul.Tensor, made.mm(), sign)
+    graph = made.output(product, made.call(aten.relu.default, sign))
+    (region,), _ = walk(graph)
+    assert region.load_nodes == [sign]
+    assert_same_after_the_pass(graph, 1, ["aten.sign.default", "aten.relu.default"])
+
+
+def test_work_that_is_needed_outside_too_is_done_again_on_what_is_loaded_anyway() -> None:
+    made = Graph()
     saved, sign, gradients = derivative(made)
     graph = made.output(*gradients, made.call(aten.relu.default, sign))
     (region,), _ = walk(graph)
-    assert region.load_nodes == [sign, saved]
+    assert region.load_nodes == [saved]
     assert_same_after_the_pass(graph, 1, ["aten.sign.default", "aten.relu.default"])
 
 
