@@ -6,8 +6,9 @@ Nothing here runs the function or needs a GPU: CPU, CUDA and fake tensors will d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,7 @@ from .fx_walk.collect import collect
 from .fx_walk.containment import contain
 from .fx_walk.epilogue_pass import tuning_is_on
 from .fx_walk.mutation import root
-from .fx_walk.reasons import NO_PRODUCT, Rejection, program_line
+from .fx_walk.reasons import NO_PRODUCT, Rejection, nearest_line
 from .fx_walk.region import Region as FoundRegion
 from .fx_walk.static import Size, fake, hint, target_name
 from .fx_walk.tuning import recall
@@ -86,8 +87,9 @@ class Region:
     """A matrix product and the pointwise work after it, which one kernel computes.
 
     `anchor` is the product's aten target and `node` its name in the graph; `products` tells of each
-    accumulator; `sizes` are M, N and K, of which symbolic ones are texts. What
-    depends on an architecture is told for `arch`, unless another is asked for.
+    accumulator; `sizes` are M, N and K, of which symbolic ones are texts. `is_backward` is whether it
+    belongs to the graph of the gradients. What depends on an architecture is told for `arch`, unless another
+    is asked for.
     """
 
     anchor: str
@@ -99,6 +101,7 @@ class Region:
     labels: tuple[str, ...] = field(repr=False)
     hints: tuple[int, int, int] = field(repr=False)
     variant: Variant = field(repr=False)
+    is_backward: bool = False
 
     @property
     def formula(self) -> str:
@@ -154,12 +157,15 @@ class Region:
 class Explanation:
     """What `torch.compile(fn, backend="cute")` makes of a function. Prints as a table.
 
-    `rejections` have the `node` that was left to Inductor, the `reason` and a `message` in a sentence.
+    `rejections` have the `node` that was left to Inductor, the `reason`, a `message` in a sentence, and
+    `where` that is: a line, or the path of a module. With gradients on, `has_backward` is true, and each
+    region and rejection belongs to the forward graph or, if `is_backward`, to the backward graph.
     """
 
     regions: tuple[Region, ...]
     rejections: tuple[Rejection, ...]
     arch: str
+    has_backward: bool = False
 
     def first_region(self) -> Region:
         """The first region. Raises UsageError where nothing is fused, with the reason."""
@@ -210,13 +216,29 @@ def explain(
     for report in reports:
         kept, slower = _recalled(report.regions)
         results = _Results(len(regions))
-        regions += [_region(found, results, target) for found in kept]
-        rejections += [*report.rejections, *slower]
+        regions += [
+            replace(_region(found, results, target), is_backward=report.is_backward) for found in kept
+        ]
+        rejections += [
+            replace(each, is_backward=report.is_backward, where=each.where or _place_of(fn))
+            for each in (*report.rejections, *slower)
+        ]
     return Explanation(
         regions=tuple(regions),
         rejections=tuple(rejections),
         arch=target,
+        has_backward=any(report.is_backward for report in reports),
     )
+
+
+def _place_of(fn: Callable[..., Any]) -> str:
+    """Where a function begins, as "file.py:12", or its name in torch where it is not written in Python."""
+    fn = fn.forward if isinstance(fn, torch.nn.Module) else fn
+    fn = fn.func if isinstance(fn, partial) else fn
+    code = getattr(fn, "__code__", None)
+    if code is not None:
+        return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+    return f"{getattr(fn, '__module__', None) or 'torch'}.{getattr(fn, '__name__', type(fn).__name__)}"
 
 
 def _recalled(found: Sequence[FoundRegion]) -> tuple[Sequence[FoundRegion], list[Rejection]]:
@@ -289,7 +311,7 @@ def _region(found: FoundRegion, results: _Results, arch: str) -> Region:
         anchor=target_name(found.products[0]),
         node=", ".join(node.name for node in found.products),
         products=tuple(
-            Product(label, program_line(anchor.node))
+            Product(label, nearest_line(anchor.node))
             for label, anchor in zip(found.product_labels, found.anchors, strict=True)
         ),
         spec=found.spec,

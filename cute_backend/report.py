@@ -48,6 +48,12 @@ def to_text(renderable: RenderableType) -> str:
     return "\n".join(line.rstrip().replace("\u2500", "-") for line in capture.get().splitlines())
 
 
+GRADIENTS_ARE_ON = (
+    "Gradients are on: these are the forward graph and the backward graph. Call explain under "
+    "torch.no_grad() to see inference alone."
+)
+
+
 def explanation(explained: Explanation) -> RenderableType:
     """One block a region, then what was not fused and why."""
     count = len(explained.regions)
@@ -58,19 +64,22 @@ def explanation(explained: Explanation) -> RenderableType:
     elif not explained.regions:
         summary.append(f": {NO_PRODUCT}", style="not bold")
     parts: list[RenderableType] = [summary]
+    if explained.has_backward:
+        parts.append(Text(GRADIENTS_ARE_ON))
     for index, region in enumerate(explained.regions):
-        parts += [Text(), _region(region, index)]
+        graph = "" if not explained.has_backward else " (backward)" if region.is_backward else " (forward)"
+        parts += [Text(), _region(region, f"region {index}{graph}")]
     if explained.rejections:
         parts += [Text(), _rejections(explained)]
     return Group(*parts)
 
 
-def _region(region: Region, index: int) -> RenderableType:
+def _region(region: Region, title: str) -> RenderableType:
     m, n, k = region.sizes
     kernel = region.kernel()
     config = kernel.config
     heading = Text.assemble(
-        (f"region {index}: {region.node}", "bold"),
+        (f"{title}: {region.node}", "bold"),
         f", {region.anchor} of M {m}, N {n}, K {k}\n",
         f"    {kernel.entry}:\n",
         f"    {region.arch}, tile {config.name}:\n    {config.words}",
@@ -92,9 +101,11 @@ def _at(where: str) -> str:
 
 
 def _rejections(explained: Explanation) -> Table:
-    table = light_table("not fused", "line", "reason", "because")
-    for rejection in explained.rejections:
-        table.add_row(rejection.node, rejection.where, rejection.reason.value, rejection.message)
+    graph = ["graph"] if explained.has_backward else []
+    table = light_table("not fused", *graph, "line", "reason", "because")
+    for each in explained.rejections:
+        graph = ["backward" if each.is_backward else "forward"] if explained.has_backward else []
+        table.add_row(each.node, *graph, each.where, each.reason.value, each.message)
     return table
 
 

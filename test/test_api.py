@@ -1,5 +1,6 @@
 """explain, generate and build: what a person is told, without a GPU."""
 
+import functools
 import re
 import subprocess
 import sys
@@ -62,6 +63,60 @@ def test_refusals_are_listed_with_their_reasons():
     assert re.search(
         r"cumsum +test_api.py:\d+ +not_pointwise +aten.cumsum.default is not a pointwise op", str(explained)
     )
+
+
+def test_forward_and_backward_are_labelled():
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 64, dtype=torch.bfloat16),
+        torch.nn.GELU(),
+        torch.nn.Linear(64, 32, dtype=torch.bfloat16),
+    )
+    x = torch.randn(16, 64, dtype=torch.bfloat16)
+    explained = cute_backend.explain(model, x, arch="sm_90a")
+    assert explained.has_backward
+    assert [(each.node, each.is_backward) for each in explained.regions] == [("addmm", False), ("mm", True)]
+    found = [(each.node, each.where, each.is_backward) for each in explained.rejections]
+    assert found[:2] == [("addmm_1", "self.2", False), ("mm_1", "self.2", True)]
+    assert all(where.startswith("self.") for _, where, _ in found)
+    lines = str(explained).splitlines()
+    assert sum(line.startswith("Gradients are on: these are the forward") for line in lines) == 1
+    assert "region 0 (forward): addmm, aten.addmm.default of M 16, N 64, K 64" in lines
+    assert any(re.match(r"mm_1 +backward +self\.2 +nothing_to_fuse", line) for line in lines)
+
+    with torch.no_grad():
+        inference = cute_backend.explain(model, x, arch="sm_90a")
+    assert not inference.has_backward and not any(each.is_backward for each in inference.rejections)
+    assert not re.search("forward|backward|Gradients", str(inference))
+
+
+@pytest.mark.parametrize(
+    ("fn", "where"),
+    [
+        (torch.mm, r"torch\.mm"),
+        (F.linear, r"torch\._C\._nn\.linear"),
+        (functools.partial(torch.mm), r"torch\.mm"),
+    ],
+    ids=["mm", "linear", "partial"],
+)
+def test_no_refusal_is_without_a_place(fn, where):
+    a, b = torch.randn(64, 64, dtype=torch.bfloat16), torch.randn(64, 64, dtype=torch.bfloat16)
+    (refusal,) = cute_backend.explain(fn, a, b).rejections
+    assert re.fullmatch(where, refusal.where)
+
+
+def test_an_error_of_our_own_has_the_functions_place(monkeypatch):
+    def fn(a, b):
+        return (a @ b).relu()
+
+    def fail(*args):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr("cute_backend.fx_walk.collect.find_regions", fail)
+    a, b = torch.randn(64, 64, dtype=torch.bfloat16), torch.randn(64, 64, dtype=torch.bfloat16)
+    with cute_backend.config.patch(raise_errors=False), pytest.warns(RuntimeWarning, match="planted"):
+        (refusal,) = cute_backend.explain(fn, a, b).rejections
+    assert refusal.reason is Reason.INTERNAL_ERROR
+    assert refusal.where == f"test_api.py:{fn.__code__.co_firstlineno}"
 
 
 def test_a_product_left_alone_names_the_refusals_that_leave_it():

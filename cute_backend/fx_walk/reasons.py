@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -154,13 +156,14 @@ class Reason(Enum):
 class Rejection:
     """A node that was not fused: its name in the graph, why, the sentence, and the program's line.
 
-    `where` is as `program_line` has it.
+    `where` is as `nearest_line` has it. `is_backward` is whether it was found in the graph of the gradients.
     """
 
     node: str
     reason: Reason
     message: str
     where: str = ""
+    is_backward: bool = False
 
 
 class Refused(Exception):
@@ -172,7 +175,7 @@ class Refused(Exception):
         super().__init__(self.message)
 
     def rejection(self, node: fx.Node) -> Rejection:
-        return Rejection(node.name, self.reason, self.message, program_line(node))
+        return Rejection(node.name, self.reason, self.message, nearest_line(node))
 
 
 _FRAME = re.compile(r'File "(.+)", line (\d+).*\n?(.*)')
@@ -189,6 +192,26 @@ def program_line(node: fx.Node) -> str:
     empty if that is unknown too.
     """
     return _program_frame(node)[0]
+
+
+_NEAR = 256
+"""Nodes that are searched for one with a line."""
+
+
+def nearest_line(node: fx.Node) -> str:
+    """The line of a node, as `program_line` has it, or that of the nearest node that has one.
+
+    Nodes that it reads are searched before those that read it. Empty where no node that is near has a line.
+    """
+    for neighbours in (attrgetter("all_input_nodes"), attrgetter("users")):
+        seen, level = {node}, [node]
+        while level and len(seen) < _NEAR:
+            for each in level:
+                if line := program_line(each):
+                    return line
+            level = [each for each in dict.fromkeys(chain(*map(neighbours, level))) if each not in seen]
+            seen.update(level)
+    return ""
 
 
 def user_label(node: fx.Node) -> str:
@@ -215,5 +238,6 @@ def _program_frame(node: fx.Node) -> tuple[str, str]:
     for path, line, code in reversed(frames):
         if not any(folder in Path(path).parents for folder in _NOT_THE_PROGRAM):
             return f"{Path(path).name}:{line}", code
-    modules = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    modules = [path for path, _ in stack.values()]
     return (_ROOT_MODULE.sub("self", modules[-1]), "") if modules else ("", "")
