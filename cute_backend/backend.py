@@ -9,17 +9,32 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.exc import RestartAnalysis, SkipFrame
+from torch._dynamo.exc import RestartAnalysis, ShortenTraceback, SkipFrame
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 
+from cute_backend.errors import UsageError
 from cute_backend.fx_walk.containment import contain, is_contained
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
 from cute_backend.fx_walk.pass_sequence import Pass, chain_passes, passes_of
+from cute_backend.options import PREFIX, meant, split_options
 
 epilogue_pass = EpiloguePass()
-"""The pass, for `backend="inductor"` with `options={"post_grad_custom_pre_pass": epilogue_pass}`."""
+"""The pass, for `backend="inductor"` with `options={"post_grad_custom_pre_pass": epilogue_pass}`.
+
+`epilogue_pass.with_settings(max_autotune=True)` is a pass with settings of its own.
+"""
+
+
+class OptionError(ShortenTraceback, UsageError):
+    """A mode or an option that `torch.compile` was given and that can't be met.
+
+    Dynamo shows an error of this kind as it is, without the frames in which the backend is called.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, first_useful_frame=None)
 
 
 class _RaisingPass(EpiloguePass):
@@ -27,9 +42,6 @@ class _RaisingPass(EpiloguePass):
 
     def __call__(self, graph: fx.Graph) -> None:
         self.fuse(graph)
-
-
-_raising_pass = _RaisingPass()
 
 
 def cute(
@@ -41,18 +53,45 @@ def cute(
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph as Inductor would, matrix products fused with the pointwise work after them.
 
-    `mode` and `options` are Inductor's own. A `post_grad_custom_pre_pass` that is set, among the options or
-    in Inductor's configuration, is kept and runs first. A graph, forward or backward, that can't be compiled
-    with regions in it is compiled once more, without: see `cute_backend.fx_walk.containment`.
+    `mode` and `options` are Inductor's own, and options such as "cute_backend.max_autotune" are settings of
+    `cute_backend.config` for this compilation: for its forward and backward graphs, and for every one that
+    Dynamo asks for later. A `post_grad_custom_pre_pass` that is set, among the options or in Inductor's
+    configuration, is kept and runs first; the settings of an `epilogue_pass` among them hold too. A graph,
+    forward or backward, that can't be compiled with regions in it is compiled once more, without: see
+    `cute_backend.fx_walk.containment`. Raises OptionError for a mode or an option that can't be met.
     """
     from torch._inductor.compile_fx import compile_fx
 
-    inductor = torch._TorchCompileInductorWrapper(mode, options, None)
-    setting = inductor.config.get("post_grad_custom_pre_pass", inductor_config.post_grad_custom_pre_pass)
-    own = [each for each in passes_of(setting) if not isinstance(each, EpiloguePass)]
-    patches = {**inductor.config, "post_grad_custom_pre_pass": chain_passes([*own, _raising_pass])}
-    inner: Any = _Compiler(chain_passes(own))
+    settings, patches = _read_options(mode, options or {})
+    set_passes = passes_of(
+        patches.get("post_grad_custom_pre_pass", inductor_config.post_grad_custom_pre_pass)
+    )
+    own = [each for each in set_passes if not isinstance(each, EpiloguePass)]
+    for each in set_passes:
+        if isinstance(each, EpiloguePass):
+            settings = {**each.settings, **settings}
+    fuse = _RaisingPass(settings)
+    patches = {**patches, "post_grad_custom_pre_pass": chain_passes([*own, fuse])}
+    inner: Any = _Compiler(chain_passes(own), fuse)
     return compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches)  # type: ignore[return-value]
+
+
+def _read_options(mode: str | None, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Our settings and Inductor's, by name. Raises OptionError."""
+    try:
+        settings, others = split_options(options)
+        return settings, torch._TorchCompileInductorWrapper(mode, others, None).config
+    except UsageError as error:
+        raise OptionError(str(error)) from None
+    except RuntimeError as error:
+        known = inductor_config.get_config_copy()
+        for option in others:
+            if option.replace("-", "_") not in known:
+                raise OptionError(
+                    f"torch.compile's option {option!r} is neither one of Inductor's"
+                    f"{meant(option, [*known])} nor one of cute_backend's, which begin with {PREFIX!r}"
+                ) from None
+        raise OptionError(str(error)) from None
 
 
 class _Compiler:
@@ -62,7 +101,8 @@ class _Compiler:
     that the next process tries to fuse anew.
     """
 
-    def __init__(self, own: Pass | None) -> None:
+    def __init__(self, own: Pass | None, fuse: EpiloguePass) -> None:
+        self.fuse = fuse
         self.without: dict[str, Any] = {
             "post_grad_custom_pre_pass": own,
             "fx_graph_cache": False,
@@ -70,6 +110,10 @@ class _Compiler:
         }
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **how: Any) -> Any:
+        with self.fuse.in_force():
+            return self._compile(gm, example_inputs, how)
+
+    def _compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], how: dict[str, Any]) -> Any:
         from torch._inductor.compile_fx import compile_fx_inner
 
         modules = [module for module in gm.modules() if isinstance(module, fx.GraphModule)]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter, defaultdict
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import fx
 from torch._dynamo.utils import counters
@@ -27,10 +29,14 @@ from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.regions import find_regions
 from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.fx_walk.working_copy import WorkingCopy
+from cute_backend.options import check_settings
 from cute_backend.planning.naming import words
 from cute_backend.runtime.launch import announce
 from cute_backend.runtime.source import edited_folder
 from cute_backend.spec import Precision
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 log = logging.getLogger(__name__)
 
@@ -40,19 +46,46 @@ class EpiloguePass(CustomGraphPass):
 
     For `torch._inductor.config.post_grad_custom_pre_pass`. Counts per compilation, in
     `torch._dynamo.utils.counters["cute_backend"]`: `anchors`, `regions`, and each `Reason` by its value. A
-    graph on which it fails stays as it was.
+    graph on which it fails stays as it was. `settings` are those of `cute_backend.config` that differ for it.
     """
+
+    def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
+        self.settings = dict(settings or {})
+
+    def with_settings(self, **settings: Any) -> Self:
+        """A pass with settings of its own, which win over those of `cute_backend.config` and are part of the
+        keys of Inductor's caches. Raises UsageError for what is no setting or no value of one.
+
+        >>> from cute_backend import epilogue_pass
+        >>> tuned = epilogue_pass.with_settings(max_autotune=True, max_stores=2)
+        >>> tuned.uuid() == epilogue_pass.uuid()
+        False
+        """
+        check_settings(settings)
+        return type(self)({**self.settings, **settings})
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.settings == self.settings
+
+    def __hash__(self) -> int:
+        return hash((type(self), *sorted(self.settings)))
+
+    def in_force(self) -> AbstractContextManager[None]:
+        """The settings of this pass in `cute_backend.config`, for this thread and for a while."""
+        return config.patch(self.settings)  # type: ignore[attr-defined]
 
     def __call__(self, graph: fx.Graph) -> None:
         try:
             self.fuse(graph)
         except Exception as error:
-            contain(error)
+            with self.in_force():
+                contain(error)
 
     def fuse(self, graph: fx.Graph) -> None:
         """Does it, or raises and leaves the graph, its nodes and their metas as they were."""
         copy = WorkingCopy(graph)
-        regions = self._fuse(copy.graph)
+        with self.in_force():
+            regions = self._fuse(copy.graph)
         if regions:
             copy.commit()
 
@@ -96,13 +129,15 @@ class EpiloguePass(CustomGraphPass):
 
     def uuid(self) -> Any:
         """What a cached graph depends on: sources, versions, and every setting that changes a decision."""
+        with self.in_force():
+            settings = config.save_config_portable()  # type: ignore[attr-defined]
         return (
             "cute_backend",
             cute_backend.__version__,
             _dsl_version(),
             _source_hash(),
             current_precision().value,
-            tuple(sorted(config.save_config_portable().items())),  # type: ignore[attr-defined]
+            tuple(sorted(settings.items())),
         )
 
 

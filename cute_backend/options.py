@@ -1,0 +1,55 @@
+"""Settings of `cute_backend.config` for one compilation: how they are named, and what they take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from . import config
+from .errors import UsageError
+
+PREFIX = "cute_backend."
+"""How an option of `torch.compile` begins that is a setting of this package."""
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of this package among the options of `torch.compile`, without PREFIX, and all others.
+
+    As in Inductor's options, a hyphen stands for an underscore. Raises UsageError as `check_settings` does.
+    """
+    settings, others = {}, {}
+    for option, value in options.items():
+        name = option.replace("-", "_")
+        if name.startswith(PREFIX):
+            settings[name.removeprefix(PREFIX)] = value
+        else:
+            others[option] = value
+    check_settings(settings)
+    return settings, others
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raises UsageError for a name that is no setting, and for a value that a setting does not take."""
+    for name, value in settings.items():
+        if name not in _names():
+            known = ", ".join(_names())
+            raise UsageError(f"cute_backend has no setting {name!r}{meant(name, _names())}; it has {known}")
+        kind = config.get_type(name)  # type: ignore[attr-defined]
+        kinds = get_args(kind) or (kind,)
+        if type(value) not in kinds or (type(value) is int and value < 0):
+            words = " or ".join(_TAKEN[each] for each in kinds)
+            raise UsageError(f"cute_backend's setting {name} is {value!r}; it takes {words}")
+
+
+def meant(name: str, known: list[str]) -> str:
+    """The known name that is most like another, as a question; empty where none is."""
+    close = get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+_TAKEN = {bool: "True or False", int: "a whole number that is not negative", type(None): "None"}
+
+
+def _names() -> list[str]:
+    return [name for name in config._config if not name.startswith("_")]  # type: ignore[attr-defined]
