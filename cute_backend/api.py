@@ -5,7 +5,8 @@ Nothing here runs the function or needs a GPU: CPU, CUDA and fake tensors will d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,10 +22,11 @@ from .fx_walk.collect import collect
 from .fx_walk.containment import contain
 from .fx_walk.epilogue_pass import tuning_is_on
 from .fx_walk.mutation import root
-from .fx_walk.reasons import NO_PRODUCT, Rejection, nearest_line
+from .fx_walk.reasons import NO_PRODUCT, Reason, Rejection, nearest_line
 from .fx_walk.region import Region as FoundRegion
 from .fx_walk.static import Size, fake, hint, target_name
 from .fx_walk.tuning import recall
+from .options import meant
 from .planning import Arch, Plan, Variant, plan
 from .runtime.kernel import Kernel
 from .runtime.launch import config_here
@@ -176,6 +178,28 @@ class Explanation:
             why = "; ".join(f"{each.node}: {each.message}" for each in self.rejections)
         raise UsageError(f"nothing of the function is fused, so there is no kernel: {why}")
 
+    def assert_fused(self, *, regions: int | None = None, no: Iterable[str | Reason] = ()) -> None:
+        """For tests: raises AssertionError, with this explanation, unless what is fused is as expected.
+
+        `regions` is the number of regions, forward and backward; without it there has to be one at least.
+        `no` has the reasons, as `Rejection.reason` or as tables spell it, that nothing may be refused for.
+        Raises UsageError for what is no reason.
+
+        >>> a, b = torch.empty(256, 64, dtype=torch.bfloat16), torch.empty(64, 128, dtype=torch.bfloat16)
+        >>> explained = explain(lambda a, b: (a @ b).relu(), a, b)
+        >>> explained.assert_fused(regions=1, no=["rearranged", "unsupported_op"])
+        """
+        refused = Counter(each.reason for each in self.rejections)
+        unwanted = {reason: refused[reason] for reason in map(_parse_reason, no) if refused[reason]}
+        found = len(self.regions)
+        wrong = [f"refused as {reason.value}: {count}, expected 0" for reason, count in unwanted.items()]
+        if regions is None and not found:
+            wrong.insert(0, "regions: 0, expected at least 1")
+        elif regions is not None and found != regions:
+            wrong.insert(0, f"regions: {found}, expected {regions}")
+        if wrong:
+            raise AssertionError("; ".join(wrong) + f"\n\n{self}")
+
     def __str__(self) -> str:
         from .report import to_text
 
@@ -270,6 +294,16 @@ def build(fn: Callable[..., Any], /, *args: Any, arch: str = "sm_100a", **kwargs
     nothing is fused, UnavailableError where the CuTe DSL is not installed, BuildError where it fails.
     """
     return explain(fn, *args, arch=arch, **kwargs).first_region().build()
+
+
+def _parse_reason(reason: str | Reason) -> Reason:
+    if isinstance(reason, Reason):
+        return reason
+    known = {each.value: each for each in Reason}
+    if reason not in known:
+        near = meant(reason, [*known])
+        raise UsageError(f"{reason!r} is no reason of a refusal{near}; reasons are {', '.join(known)}")
+    return known[reason]
 
 
 def parse_arch(arch: str) -> Arch:

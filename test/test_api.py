@@ -119,6 +119,27 @@ def test_an_error_of_our_own_has_the_functions_place(monkeypatch):
     assert refusal.where == f"test_api.py:{fn.__code__.co_firstlineno}"
 
 
+def test_a_test_can_pin_what_is_fused():
+    def fn(a, b):
+        return (a @ b).relu().cumsum(-1)
+
+    a, b = torch.randn(64, 64, dtype=torch.bfloat16), torch.randn(64, 64, dtype=torch.bfloat16)
+    explained = cute_backend.explain(fn, a, b)
+    explained.assert_fused()
+    explained.assert_fused(regions=1, no=["rearranged", Reason.FEEDBACK])
+    with pytest.raises(AssertionError, match=r"^regions: 1, expected 2; refused as not_pointwise: 1, "):
+        explained.assert_fused(regions=2, no=["not_pointwise", "rearranged"])
+    with pytest.raises(AssertionError, match=r"^regions: 1, expected 0\n"):
+        explained.assert_fused(regions=0)
+    with pytest.raises(UsageError, match=r"^'rearrange' is no reason of a .* \(did you mean 'rearranged'\?"):
+        explained.assert_fused(no=["rearrange"])
+
+    bare = cute_backend.explain(torch.mm, a, b)
+    bare.assert_fused(regions=0)
+    with pytest.raises(AssertionError, match=r"^regions: 0, expected at least 1\n\nno regions fused"):
+        bare.assert_fused()
+
+
 def test_a_product_left_alone_names_the_refusals_that_leave_it():
     def fn(a, b):
         return (a @ b).view(-1).cumsum(0), b @ a
