@@ -5,6 +5,7 @@ Its axis counts warp instructions of the cluster. It shows order and overlap, no
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from dataclasses import dataclass
@@ -27,15 +28,27 @@ _WAITING, _OTHER = "lightgrey", "tab:olive"
 Bars = dict[str, list[tuple[int, int]]]
 
 
+def check(path: Path) -> None:
+    """Raises UsageError where a timeline could not be drawn to `path`; asked before a kernel is simulated."""
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError as error:
+        raise UsageError("a timeline needs matplotlib, which is missing: pip install matplotlib") from error
+    endings = sorted(FigureCanvasBase.get_supported_filetypes())
+    if path.suffix.removeprefix(".") not in endings:
+        raise UsageError(f"a timeline is written as .{', .'.join(endings)}, not as {path.name}")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise UsageError(f"there is no folder {path.parent} that can be written, for the timeline")
+
+
 def draw(recorder: Recorder, path: Path, title: str) -> None:
     """Writes the timeline of the first CTA that `recorder` saw to `path`, in the format of its ending.
 
-    Raises UsageError where matplotlib is not installed or can't write that format.
+    Raises UsageError as `check` does, and where the file can't be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError("a timeline needs matplotlib, which is missing: pip install matplotlib") from error
+    check(path)
+    from matplotlib.figure import Figure
+
     warps = _warps(recorder)
     operations = _operations(recorder)
     ends = [time for *_, time in recorder.exits] + [finish for *_, finish in recorder.operations]
@@ -57,7 +70,7 @@ def draw(recorder: Recorder, path: Path, title: str) -> None:
     axes.set_title(title)
     try:
         figure.savefig(path)
-    except (ValueError, OSError) as error:
+    except OSError as error:
         raise UsageError(f"the timeline can't be written to {path}: {error}") from error
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from cute_backend.errors import UsageError
 from cute_backend.simulator.report import Recorder
-from cute_backend.simulator.timeline import draw
+from cute_backend.simulator.timeline import check, draw
 
 FIRST, SECOND = "CTA (0, 0, 0)", "CTA (1, 0, 0)"
 
@@ -41,6 +42,23 @@ def test_rows_are_the_first_ctas_warps_and_pipes_in_order(tmp_path: Path) -> Non
     assert "warp 3" not in picture and "TMA store" not in picture
 
 
-def test_a_format_that_matplotlib_lacks_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"can't be written to .*\.nosuch"):
-        draw(recorded(), tmp_path / "timeline.nosuch", "a title")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("timeline.nosuch", r"is written as \.\w+, .*\.png.*, not as timeline\.nosuch"),
+        ("timeline", "not as timeline"),
+        ("nowhere/timeline.png", "there is no folder .*nowhere that can be written, for the timeline"),
+        (".", "not as"),
+    ],
+)
+def test_what_can_not_be_drawn_is_one_sentence_before_the_work(
+    name: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        check(tmp_path / name)
+
+
+def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.backend_bases", None)
+    with pytest.raises(UsageError, match=r"a timeline needs matplotlib, .* pip install matplotlib"):
+        check(tmp_path / "timeline.png")
