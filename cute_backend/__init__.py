@@ -10,12 +10,27 @@ kernel, `build` compiles it without a GPU, `simulate` runs it without one, `gemm
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# A graph from Inductor's cache calls the ops without meeting the pass.
-from .runtime import op as _op  # noqa: F401
-from .runtime import sample as _sample  # noqa: F401
+
+def _is_command() -> bool:
+    """Whether this process is `python -m cute_backend` or its script, which imports torch when it needs it.
+
+    While Python looks for the module of `-m`, `sys.argv` has "-m" in place of its file.
+    """
+    if sys.argv[:1] == ["-m"]:
+        return ("-m", __name__) in pairwise(sys.orig_argv)
+    return bool(sys.argv) and Path(sys.argv[0]).name == __name__
+
+
+if not _is_command():
+    # A graph from Inductor's cache calls the ops without meeting the pass.
+    from .runtime import op as _op  # noqa: F401
+    from .runtime import sample as _sample  # noqa: F401
 
 if TYPE_CHECKING:
     from . import config

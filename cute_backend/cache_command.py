@@ -16,7 +16,6 @@ from .runtime.documents import parse
 from .runtime.kernel import Kernel, environment
 from .runtime.upkeep import ENTRY, Entry, Verdict, clear, entries, judge
 
-ACTIONS = ("info", "show", "verify", "clear", "path")
 LATEST = 5
 """Kernels that `info` names."""
 

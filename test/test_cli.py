@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.progress import Progress
 
 from cute_backend.__main__ import main
 
@@ -166,7 +167,80 @@ def test_no_file_and_no_python_file(capsys):
 
 def test_no_command_and_no_such_command(capsys):
     assert refused(capsys) == "give a COMMAND: explain, source, build, simulate, bench, aot, cache, fuzz"
-    assert "invalid choice: 'fuse'" in refused(capsys, "fuse")
+    assert refused(capsys, "explian") == "there is no command 'explian'; did you mean 'explain'?"
+    assert refused(capsys, "train", "x.py").startswith("there is no command 'train'; there are explain, ")
+
+
+SCRIPT = "import sys\nfrom cute_backend.__main__ import main\nsys.exit(main())\n"
+"""What pip makes of the entry point."""
+
+
+@pytest.mark.parametrize("how", ["-m", "script"])
+@pytest.mark.parametrize(("word", "status"), [("--help", 0), ("--version", 0), ("explian", 2)])
+def test_help_and_a_typo_are_answered_without_torch(how, word, status, tmp_path):
+    path = tmp_path / "cute_backend"
+    path.write_text(SCRIPT)
+    program = ["-m", "cute_backend"] if how == "-m" else [path]
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *program, word], capture_output=True, text=True
+    )
+    assert done.returncode == status
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "cute_backend.command.parser" in imported and "torch" not in imported
+
+
+def test_the_script_is_declared():
+    declared = (EXAMPLE.parents[1] / "pyproject.toml").read_text()
+    assert '[project.scripts]\ncute_backend = "cute_backend.__main__:main"\n' in declared
+
+
+INTERRUPTED = PROGRAM.replace("    return torch.randn", "    raise KeyboardInterrupt\n    return torch.randn")
+
+
+@pytest.mark.parametrize("command", ["explain", "source", "build", "simulate", "aot"])
+def test_an_interrupt_is_one_line_and_status_130(command, program, capsys):
+    output = ["-o", "x.cutepack"] if command == "aot" else []
+    assert main([command, program(INTERRUPTED), *output]) == 130
+    assert capsys.readouterr() == ("", "cute_backend: interrupted\n")
+
+
+@pytest.mark.parametrize("command", ["bench", "cache"])
+def test_an_interrupt_where_no_program_runs(command, capsys, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cute_backend.bench.command.require_gpu", interrupt)
+    monkeypatch.setattr("cute_backend.cache_command.cache_root", interrupt)
+    assert main([command, *(["path"] if command == "cache" else [])]) == 130
+    assert capsys.readouterr() == ("", "cute_backend: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["explain"], ["tracing"]),
+        (["simulate", "--arch", "sm_90a"], ["tracing", "compiling", "simulating, ", "the reference"]),
+        (["build", "--arch", "sm_90a"], ["tracing", "compiling for sm_90a", "0/1"]),
+    ],
+    ids=lambda value: value[0],
+)
+def test_a_wait_is_shown_on_a_terminal_alone(command, told, program, capsys, monkeypatch):
+    path = program(PROGRAM)
+    if command == ["explain"]:
+        assert main([*command, path]) == 0
+        assert capsys.readouterr().err == ""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("rich.progress.Progress.update", _refreshing(Progress.update))
+    assert main([*command, path]) == 0
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    assert [each for each in told if each not in shown] == []
+
+
+def _refreshing(update):
+    def shown(self, *args, **kwargs):
+        update(self, *args, **kwargs, refresh=True)
+
+    return shown
 
 
 def test_explain_without_a_product(program, capsys):

@@ -108,7 +108,7 @@ def _progress(total: int) -> Iterator[Callable[[str], None]]:
 def _command() -> str:
     """The command line, without where its results go."""
     program, words = Path(sys.argv[0]), iter(sys.argv[1:])
-    is_ours = program.name == "__main__.py" and program.parent.name == "cute_backend"
+    is_ours = program.parts[-2:] == ("cute_backend", "__main__.py") or program.name == "cute_backend"
     kept = ["python", *(["-m", "cute_backend"] if is_ours else [program.name])]
     for word in words:
         if word in ("--json", "--picture"):

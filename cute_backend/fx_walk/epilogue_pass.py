@@ -174,7 +174,7 @@ def current_precision() -> Precision:
     return Precision.EAGER if inductor_config.emulate_precision_casts else Precision.FUSED
 
 
-_NO_SAY = ("__main__", "aot", "bench", "cache_command", "fuzz", "operators", "report", "simulator")
+_NO_SAY = ("__main__", "aot", "bench", "cache_command", "command", "fuzz", "operators", "report", "simulator")
 """Modules and packages that the pass, and what a rewritten graph calls, never import."""
 
 

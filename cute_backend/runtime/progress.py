@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
 
 from .. import config
 
@@ -28,10 +30,32 @@ def line(console: Console | None = None) -> Progress:
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         console=console,
         transient=True,
         disable=config.quiet or not console.is_terminal,
     )
+
+
+class Tell(Protocol):
+    """Says what is being done, and how much of it is. What is not given stays; a new `what` begins anew."""
+
+    def __call__(self, what: str | None = None, done: int = 0, total: int | None = None) -> None: ...
+
+
+@contextmanager
+def wait(what: str, total: int | None = None, console: Console | None = None) -> Iterator[Tell]:
+    """A line for what takes longer than two seconds, shown as `line` is, with the seconds that went by."""
+    with line(console) as bar:
+        task = bar.add_task(what, total=total)
+
+        def tell(what: str | None = None, done: int = 0, total: int | None = None) -> None:
+            if what is not None:
+                bar.update(task, description=what)
+            if total is not None:
+                bar.update(task, total=total)
+            bar.update(task, completed=done)
+
+        yield tell

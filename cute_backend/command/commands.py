@@ -1,0 +1,171 @@
+"""The commands, each a function of its parsed arguments."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import cache_command, report
+from ..errors import UsageError
+from ..planning import Arch
+from ..runtime import op as _op  # noqa: F401  programs may call the ops by themselves
+from ..runtime import progress
+from ..runtime import sample as _sample  # noqa: F401
+from ..runtime.kernel import BuildError, UnavailableError
+from ..runtime.pack import PackError
+from ..runtime.source import SOURCES_VARIABLE, edited_folder, file_name
+from .program import load, tracing
+
+if TYPE_CHECKING:
+    from ..api import Explanation
+    from ..runtime.reach import Problem
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command that is named. Returns the exit status: 1 for a faulty kernel or result, 130 where
+    `fuzz` was interrupted. Raises UsageError."""
+    try:
+        return _COMMANDS[arguments.command](arguments) or 0
+    except (BuildError, UnavailableError, PackError) as error:
+        raise UsageError(str(error)) from error
+
+
+def _explain(arguments: argparse.Namespace) -> None:
+    report.show(_explanation(arguments))
+
+
+def _source(arguments: argparse.Namespace) -> None:
+    explained = _explanation(arguments)
+    explained.first_region()
+    if not 0 <= arguments.region < len(explained.regions):
+        raise UsageError(f"there is no region {arguments.region}; the last is {len(explained.regions) - 1}")
+    region = explained.regions[arguments.region]
+    text = region.source()
+    if arguments.output is None:
+        report.print_source(text)
+        return
+    kernel = region.kernel()
+    path = arguments.output / file_name(kernel.spec, kernel.config, kernel.variant)
+    try:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        with path.open("x") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise UsageError(
+            f"{error.filename} is there already, and is not overwritten; alike regions share it"
+        ) from error
+    except OSError as error:
+        raise UsageError(f"{path} can't be written: {error}") from error
+    print(path)
+
+
+def _build(arguments: argparse.Namespace) -> None:
+    explained = _explanation(arguments)
+    explained.first_region()
+    builds = []
+    with progress.wait(f"compiling for {explained.arch}", len(explained.regions)) as tell:
+        for index, region in enumerate(explained.regions):
+            builds.append((f"region {index}", region.kernel(), region.build()))
+            tell(done=index + 1)
+    report.show(report.build_table(builds))
+
+
+def _aot(arguments: argparse.Namespace) -> None:
+    if edited_folder() is not None:
+        raise UsageError(f"a pack holds what is generated: unset {SOURCES_VARIABLE}")
+    with progress.wait("tracing", len(arguments.files)) as tell:
+        from .. import api
+        from ..aot import Request, find_problems, make_pack
+
+        archs = [api.parse_arch(arch) for arch in arguments.arch] or list(Arch)
+        problems: dict[Arch, list[Problem]] = {arch: [] for arch in archs}
+        for count, target in enumerate(arguments.files):
+            tell(f"tracing {Path(target).name}", done=count)
+            fn, inputs = load(target)
+            args, kwargs = inputs()
+            for arch, found in problems.items():
+                with tracing(target):
+                    found += find_problems(fn, args, arch, any_m=arguments.m is not None, kwargs=kwargs)
+    written = make_pack(Request(problems, arguments.m, arguments.sm_count), arguments.output)
+    size = arguments.output.stat().st_size / 2**20
+    print(
+        f"{arguments.output}: for {' and '.join(each.value for each in archs)}, epilogues: "
+        f"{written.epilogues}, kernels: {written.kernels}, {size:.1f} MiB\n"
+        f"sha256 of its manifest: {written.sha256}"
+    )
+
+
+def _explanation(arguments: argparse.Namespace) -> Explanation:
+    with progress.wait(f"tracing {Path(arguments.file).name}"):
+        from .. import api
+
+        if arguments.arch is not None:
+            api.parse_arch(arguments.arch)
+        fn, inputs = load(arguments.file)
+        args, kwargs = inputs()
+        with tracing(arguments.file):
+            return api.explain(fn, *args, arch=arguments.arch, **kwargs)
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    with progress.wait(f"tracing {Path(arguments.file).name}") as tell:
+        from ..simulator import api, timeline
+        from ..simulator.errors import SimulationError
+        from ..simulator.report import Recorder
+
+        if arguments.timeline is not None:
+            timeline.check(arguments.timeline)
+        recorder = None if arguments.timeline is None else Recorder()
+        machine = api.Machine(
+            api.parse_arch(arguments.arch or "sm_100a"),
+            arguments.async_seed,
+            observer=recorder,
+            progress=lambda done, total, instructions: tell(
+                f"simulating, {instructions:,} warp instructions", done, total
+            ),
+        )
+        fn, inputs = load(arguments.file)
+        args, kwargs = inputs()
+        tell("compiling")
+        try:
+            simulation = api.run(fn, args, machine, kwargs)
+        except SimulationError as error:
+            print(error, file=sys.stderr)
+            return 1
+        tell("computing the reference")
+        differences = api.compare(simulation.outputs, api.reference(fn, args, kwargs))
+    for launch in simulation.launches:
+        report.show(report.launch_table(launch))
+    report.show(report.comparison_table(differences))
+    report.show(report.LAUNCH_LEGEND)
+    if recorder is not None:
+        kernel = simulation.launches[0].kernel
+        timeline.draw(recorder, arguments.timeline, f"{kernel.arch.value}, tile {kernel.config.name}")
+    return 0 if all(difference.agrees for difference in differences) else 1
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from ..bench import command
+
+    return command.main(arguments, load)
+
+
+def _fuzz(arguments: argparse.Namespace) -> int:
+    from ..fuzz import command
+
+    return command.main(arguments)
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
+    "explain": _explain,
+    "source": _source,
+    "build": _build,
+    "simulate": _simulate,
+    "bench": _bench,
+    "aot": _aot,
+    "cache": cache_command.main,
+    "fuzz": _fuzz,
+}

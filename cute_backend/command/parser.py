@@ -1,0 +1,213 @@
+"""The arguments of the commands. Nothing here imports torch, so that help and a typo are answered at once."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from operator import attrgetter
+from pathlib import Path
+from typing import NoReturn
+
+from .. import __version__
+from ..errors import UsageError
+from ..planning import Arch
+from ..runtime.source import SOURCES_VARIABLE
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+COMMANDS = {
+    "explain": "what is fused, how each operand is loaded, and why the rest is not fused",
+    "source": "print a region's kernel as CuTe DSL Python, or write it where an edited one is found",
+    "build": "compile every region and print registers, spills and shared memory; needs no GPU",
+    "simulate": "run every region's kernel on the simulated machine and compare with the reference",
+    "bench": "time the function, or the built-in tables, beside what else could run them; needs a GPU",
+    "aot": "compile every kernel that a program can ask for, into one file that serves it; needs no GPU",
+    "cache": "what the folder of compiled kernels holds, what a kernel is, and whether all are sound",
+    "fuzz": "compile random programs, compare with eager and Inductor, and print the smallest that is wrong",
+}
+"""Every command, and what it does."""
+
+CACHE_ACTIONS = ("info", "show", "verify", "clear", "path")
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments of one command, whose name is `command`. Raises UsageError; exits after `--help` and
+    `--version`, which print."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = _Parser(
+        prog="cute_backend", description="What cute_backend makes of a function, seen without running it."
+    )
+    parser.add_argument("--version", action="version", version=f"cute_backend {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", dest="command", parser_class=_Parser)
+    for command, about in COMMANDS.items():
+        sub = commands.add_parser(command, help=about, description=about)
+        _OPTIONS[command](sub)
+    named = next((word for word in words if not word.startswith("-")), None)
+    if named is not None and named not in COMMANDS:
+        close = get_close_matches(named, COMMANDS, n=1)
+        suggestion = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"
+        raise UsageError(f"there is no command {named!r}; {suggestion}")
+    arguments = parser.parse_args(words)
+    if arguments.command is None:
+        raise UsageError(f"give a COMMAND: {', '.join(COMMANDS)}")
+    return arguments
+
+
+def _add_file(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    parser.add_argument(
+        "file", metavar="FILE.py[:name]", nargs=nargs, help="defines the function, and example_inputs()"
+    )
+
+
+def _add_region_options(parser: argparse.ArgumentParser) -> None:
+    """Of `explain` and `build`, and the first of `source` and `simulate`."""
+    _add_file(parser)
+    parser.add_argument(
+        "--arch", metavar="ARCH", help=f"{Arch.listed('or')} (default: the GPU here, or sm_100a)"
+    )
+
+
+def _add_source_options(parser: argparse.ArgumentParser) -> None:
+    _add_region_options(parser)
+    parser.add_argument("--region", metavar="N", type=int, default=0, help="which (default: 0)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FOLDER",
+        type=Path,
+        help=f"write it there, to be edited: with {SOURCES_VARIABLE}=FOLDER it is what runs",
+    )
+
+
+def _add_simulate_options(parser: argparse.ArgumentParser) -> None:
+    _add_region_options(parser)
+    parser.add_argument(
+        "--async-seed", metavar="N", type=int, help="complete asynchronous work in this random order"
+    )
+    parser.add_argument(
+        "--timeline",
+        metavar="FILE.png",
+        type=Path,
+        help="draw what the first region's warps do when; needs matplotlib",
+    )
+
+
+def _add_cache_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=CACHE_ACTIONS)
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="show this kernel alone: its digest or its name"
+    )
+
+
+def _add_aot_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files", metavar="FILE.py[:name]", nargs="+", help="defines the function, and example_inputs()"
+    )
+    parser.add_argument("-o", "--output", metavar="FILE.cutepack", type=Path, required=True)
+    parser.add_argument(
+        "--arch",
+        metavar="ARCH",
+        action="append",
+        default=[],
+        help=f"{Arch.listed('or')}; may be given again (default: all of them)",
+    )
+    parser.add_argument(
+        "--m",
+        metavar="LOW:HIGH",
+        type=_range,
+        help="rows of the products that are served (default: those of the example inputs)",
+    )
+    parser.add_argument(
+        "--sm-count",
+        metavar="N",
+        type=_positive,
+        action="append",
+        default=[],
+        help="multiprocessors of the GPUs that are served, "
+        f"if not an {Arch.listed('or', attrgetter('gpu'))}; may be given again",
+    )
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+    return int(text)
+
+
+def _range(text: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    if not (low.isdecimal() and high.isdecimal() and 0 < int(low) <= int(high)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no range LOW:HIGH, such as 1:4096 or 16:16")
+    return int(low), int(high)
+
+
+def _add_bench_options(parser: argparse.ArgumentParser) -> None:
+    _add_file(parser, nargs="?")
+    parser.add_argument(
+        "--rows",
+        metavar="PATTERN",
+        nargs="+",
+        default=[],
+        help="which of the built-in tables (scaled_mm, sampling, row_maxima, gated) or of their rows, "
+        "such as '16x*' or 'H16-*' (default: all)",
+    )
+    parser.add_argument("--rounds", metavar="N", type=int, default=50, help="timings of each (default: 50)")
+    parser.add_argument(
+        "--peers", action="store_true", help="also max-autotune, and QuACK where installed; takes long"
+    )
+    parser.add_argument(
+        "--host",
+        action="store_true",
+        help="instead, time calls on the host and a kernel's cold and warm start",
+    )
+    parser.add_argument(
+        "--json",
+        metavar="PATH",
+        type=Path,
+        help="write the results; a PATH without .json is a folder, for <gpu>-<date>.json",
+    )
+    parser.add_argument("--picture", metavar="FILE.png", type=Path, help="draw the speeds and the limit")
+    parser.add_argument(
+        "--draw",
+        metavar="RESULTS.json",
+        type=Path,
+        help="instead, show results that were written; needs no GPU",
+    )
+
+
+def _add_fuzz_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--count", metavar="N", type=int, default=100, help="how many (default: 100)")
+    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of which sequence (default: 0)")
+    parser.add_argument("--first", metavar="I", type=int, default=0, help="from which of it on (default: 0)")
+    parser.add_argument(
+        "--replay",
+        action="store_true",
+        help="the walker and the replay alone: Inductor generates no code, and eager takes its place",
+    )
+    parser.add_argument(
+        "--forms",
+        action="store_true",
+        help="programs of every form, of which no more is asked than that nothing raises",
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="(default: cpu)")
+    parser.add_argument(
+        "--jobs", metavar="J", type=int, default=1, help="processes that compile and run (default: 1)"
+    )
+
+
+_OPTIONS = {
+    "explain": _add_region_options,
+    "source": _add_source_options,
+    "build": _add_region_options,
+    "simulate": _add_simulate_options,
+    "bench": _add_bench_options,
+    "aot": _add_aot_options,
+    "cache": _add_cache_options,
+    "fuzz": _add_fuzz_options,
+}

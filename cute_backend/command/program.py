@@ -1,0 +1,110 @@
+"""The program of a command: `FILE.py[:name]` names a function or module, and FILE makes its arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ..errors import UsageError, check_function, root_cause
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of a function, and its keyword arguments."""
+
+
+def load(target: str) -> tuple[Callable[..., Any], Callable[[], Inputs]]:
+    """The function named by `FILE.py[:name]`, and a function that makes its example inputs.
+
+    Without a name, FILE has to define exactly one function or module beside `example_inputs`; a name that
+    starts with an underscore does not count. Raises UsageError where any of this is not so.
+    """
+    path, _, name = target.partition(":")
+    module = _import_file(Path(path))
+    inputs = getattr(module, "example_inputs", None)
+    if not callable(inputs):
+        raise UsageError(
+            f"{path} defines no example_inputs(), which has to return the arguments of the function"
+        )
+    candidates = dict(_candidates(module))
+    if not name:
+        if len(candidates) != 1:
+            found = ", ".join(candidates) or "none"
+            raise UsageError(f"{path} defines {found} beside example_inputs; name one function: {path}:name")
+        (name,) = candidates
+    fn = getattr(module, name, None)
+    if not callable(fn):
+        raise UsageError(f"{path} defines no function {name!r}; it defines {', '.join(candidates) or 'none'}")
+    check_function(fn)
+    return fn, lambda: _call_inputs(path, inputs)
+
+
+def _import_file(path: Path) -> ModuleType:
+    if path.suffix != ".py":
+        raise UsageError(f"{path} is not a Python file; give FILE.py or FILE.py:name")
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.resolve().parent))
+    sys.modules[spec.name] = module
+    with _in_one_sentence(f"{path} cannot be imported"):
+        spec.loader.exec_module(module)
+    return module
+
+
+def _candidates(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(module).items():
+        is_function = inspect.isfunction(value) and value.__module__ == module.__name__
+        if (
+            (is_function or isinstance(value, torch.nn.Module))
+            and not name.startswith("_")
+            and name != "example_inputs"
+        ):
+            yield name, value
+
+
+def _call_inputs(path: str, inputs: Callable[[], Any]) -> Inputs:
+    with _in_one_sentence(f"example_inputs() of {path} failed"):
+        made = inputs()
+    match made:
+        case [tuple() | list() as args, dict() as kwargs] if all(isinstance(name, str) for name in kwargs):
+            return tuple(args), kwargs
+        case tuple() | list():
+            return tuple(made), {}
+    raise UsageError(
+        f"example_inputs() of {path} returned a {type(made).__name__}, not a tuple of arguments, nor such a "
+        "tuple and a dict of keyword arguments"
+    )
+
+
+@contextlib.contextmanager
+def tracing(target: str) -> Iterator[None]:
+    """Around what runs a program on fakes, for inference."""
+    logging.disable(logging.ERROR)  # torch logs a traceback of what it then raises
+    try:
+        with torch.no_grad(), _in_one_sentence(f"{target} cannot be traced on its example inputs"):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@contextlib.contextmanager
+def _in_one_sentence(what: str) -> Iterator[None]:
+    """Someone else's code runs here, so anything may be raised; it is reported, not hidden."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        root = root_cause(error)
+        reason = next(iter(str(root).splitlines()), "no message")
+        raise UsageError(f"{what}: {type(root).__name__}: {reason}") from error
