@@ -1,7 +1,8 @@
 """Settings, each read where it decides something. Those that decide a result are hashed into Inductor's keys.
 
 Set them as attributes, or for a while with `cute_backend.config.patch(max_stores=2)`, or before Python starts
-as an environment variable of the same name, such as CUTE_BACKEND_MAX_STORES=2; switches are 0 or 1. What a
+as an environment variable of the same name, such as CUTE_BACKEND_MAX_STORES=2; switches are 1, true, yes, on,
+or 0, false, no, off. What is no value of a setting raises UsageError, a ValueError, in either way. What a
 program sets wins over the environment. CUTE_BACKEND_CACHE_DIR, the folder of compiled kernels,
 CUTE_BACKEND_PACK, a pack to load them from, and CUTE_BACKEND_SOURCES, a folder of modules that were edited by
 hand, are environment variables alone.
@@ -14,27 +15,44 @@ hand, are environment variables alone.
 
 import os
 import sys
-from typing import Optional
+from typing import Any, Optional, get_args
 
 from torch.utils._config_module import install_config_module
 
 
 def _number(name: str, default: int) -> int:
-    """A setting from the environment. Raises ValueError for what is no whole number, or a negative one."""
+    """A setting from the environment. Raises UsageError for what is no whole number, or a negative one."""
     text = os.environ.get(name, str(default))
     if not text.isdecimal():
-        raise ValueError(f"{name} is {text!r}; it takes a whole number that is not negative")
+        raise _refusal(f"{name} is {text!r}; it takes a whole number that is not negative")
     return int(text)
 
 
 def _switch(name: str, default: Optional[bool]) -> Optional[bool]:  # noqa: UP045  as below
-    """A setting from the environment, 0 or 1. Raises ValueError for anything else."""
+    """A setting from the environment. Raises UsageError for what says neither yes nor no."""
     text = os.environ.get(name)
     if text is None:
         return default
-    if text not in ("0", "1"):
-        raise ValueError(f"{name} is {text!r}; it takes 0 or 1")
-    return text == "1"
+    if text.lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off"):
+        return False
+    raise _refusal(f"{name} is {text!r}; it takes 1, true, yes or on, or else 0, false, no or off")
+
+
+def check_value(name: str, value: Any, setting: str) -> None:
+    """Raises UsageError, which calls it `setting`, for what is no value of the setting `name`."""
+    kind = sys.modules[__name__].get_type(name)
+    kinds = get_args(kind) or (kind,)
+    if type(value) not in kinds or (type(value) is int and value < 0):
+        taken = {bool: "True or False", int: "a whole number that is not negative", type(None): "None"}
+        raise _refusal(f"{setting} is {value!r}; it takes {' or '.join(taken[each] for each in kinds)}")
+
+
+def _refusal(message: str) -> Exception:
+    from cute_backend.errors import UsageError  # here, for a process that launches kernels raises none
+
+    return UsageError(message)
 
 
 max_loads: int = _number("CUTE_BACKEND_MAX_LOADS", 16)
@@ -76,3 +94,15 @@ _cache_config_ignore_prefix: list[str] = ["quiet", "cache_limit_mb", "compile_jo
 """What `save_config_portable` leaves out: settings that decide nothing of a result."""
 
 install_config_module(sys.modules[__name__])
+
+
+class _CheckedModule(type(sys.modules[__name__])):  # type: ignore[misc]
+    """The settings, of which one takes values of its type alone."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in self._config and not name.startswith("_"):
+            check_value(name, value, f"cute_backend.config.{name}")
+        super().__setattr__(name, value)
+
+
+object.__setattr__(sys.modules[__name__], "__class__", _CheckedModule)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import Any
 
 from . import config
 from .errors import UsageError
@@ -35,20 +35,13 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         if name not in _names():
             known = ", ".join(_names())
             raise UsageError(f"cute_backend has no setting {name!r}{meant(name, _names())}; it has {known}")
-        kind = config.get_type(name)  # type: ignore[attr-defined]
-        kinds = get_args(kind) or (kind,)
-        if type(value) not in kinds or (type(value) is int and value < 0):
-            words = " or ".join(_TAKEN[each] for each in kinds)
-            raise UsageError(f"cute_backend's setting {name} is {value!r}; it takes {words}")
+        config.check_value(name, value, f"cute_backend's setting {name}")
 
 
 def meant(name: str, known: list[str]) -> str:
     """The known name that is most like another, as a question; empty where none is."""
     close = get_close_matches(name, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-_TAKEN = {bool: "True or False", int: "a whole number that is not negative", type(None): "None"}
 
 
 def _names() -> list[str]:

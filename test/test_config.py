@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import cute_backend.config as shipped
+from cute_backend.errors import UsageError
 
 
 @pytest.fixture
@@ -50,12 +52,55 @@ def test_a_program_wins_over_the_environment(settings):
     [
         ("MAX_LOADS", "-1", "a whole number"),
         ("COMPILE_JOBS", "two", "a whole number"),
-        ("QUIET", "yes", "0 or 1"),
+        ("CACHE_LIMIT_MB", "abc", "a whole number"),
+        ("QUIET", "maybe", "1, true, yes or on, or else 0, false, no or off"),
+        ("MAX_AUTOTUNE", "2", "1, true, yes or on"),
     ],
 )
 def test_what_is_no_value_is_refused(settings, name, value, accepted):
-    with pytest.raises(ValueError, match=f"CUTE_BACKEND_{name} is '{value}'; it takes {accepted}"):
+    with pytest.raises(UsageError, match=f"CUTE_BACKEND_{name} is '{value}'; it takes {accepted}"):
         settings(**{f"CUTE_BACKEND_{name}": value})
+
+
+@pytest.mark.parametrize("text", ["1", "true", "True", "yes", "on", "0", "false", "NO", "off"])
+def test_words_for_switches(settings, text):
+    config = settings(CUTE_BACKEND_MAX_AUTOTUNE=text, CUTE_BACKEND_QUIET=text)
+    assert config.max_autotune is config.quiet is (text.lower() in ("1", "true", "yes", "on"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "accepted"),
+    [
+        ("max_autotune", "yes", "True or False or None"),
+        ("batch_invariant", None, "True or False"),
+        ("max_stores", -1, "a whole number that is not negative"),
+        ("max_stores", True, "a whole number that is not negative"),
+    ],
+)
+def test_an_assignment_of_what_is_no_value_is_refused(settings, name, value, accepted):
+    config = settings()
+    before = getattr(config, name)
+    sentence = re.escape(f"cute_backend.config.{name} is {value!r}; it takes {accepted}") + "$"
+    with pytest.raises(UsageError, match=sentence):
+        setattr(config, name, value)
+    with pytest.raises(UsageError, match=sentence), config.patch(**{name: value}):
+        pass
+    assert getattr(config, name) is before
+    with pytest.raises(AttributeError, match="max_store does not exist"):
+        config.max_store = 1
+
+
+def test_a_command_refuses_the_environment_in_one_sentence():
+    done = subprocess.run(
+        [sys.executable, "-m", "cute_backend", "cache", "path"],
+        env={**os.environ, "CUTE_BACKEND_CACHE_LIMIT_MB": "abc"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "cute_backend: CUTE_BACKEND_CACHE_LIMIT_MB is 'abc'; it takes a whole number that is not negative\n"
+    )
 
 
 def test_only_settings_that_decide_a_result_are_part_of_keys():
