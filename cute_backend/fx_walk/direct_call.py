@@ -1,9 +1,10 @@
-"""Inductor's code calls the op's implementation itself, on a GPU through a call site that remembers.
+"""Inductor's Python code calls the op's implementation itself, on a GPU through a call site that remembers.
 
 Through torch's dispatcher a call from Python to an op that is implemented in Python costs as much as all the
 rest of a launch: lists and the spec's text are turned into C++ values and back, and the text is hashed anew.
 Code generated below autograd gains nothing from that. So where a graph's op runs on one device, Inductor is
-told to call what is registered for that device. Imports Inductor, which importing the pass must not.
+told to call what is registered for that device. C++ code, that of AOTInductor's packages, calls the op by its
+name, as any other. Imports Inductor, which importing the pass must not.
 """
 
 from __future__ import annotations
@@ -31,9 +32,14 @@ _reporting: WeakSet[Any] = WeakSet()
 
 
 class _DirectCall(ir.FallbackKernel):
-    """A call of the op whose generated code names the implementation, or the op itself if that fails."""
+    """A call of the op whose generated code names the implementation; the op itself, in C++ or on failure."""
 
     def codegen(self, wrapper: Any) -> None:
+        if not V.graph.cpp_wrapper:
+            self._name_implementation(wrapper)
+        super().codegen(wrapper)
+
+    def _name_implementation(self, wrapper: Any) -> None:
         try:
             device = self.get_device_or_error().type
             self.set_python_kernel_name(_implementation(wrapper, device, self.get_name()))
@@ -42,7 +48,6 @@ class _DirectCall(ir.FallbackKernel):
                 _report_on_loading(wrapper)
         except Exception as error:
             contain(error, THROUGH_THE_DISPATCHER)
-        super().codegen(wrapper)
 
     @property
     def spec(self) -> str:

@@ -146,8 +146,8 @@ def _names(region: Region) -> str:
 
 
 def _unreachable() -> Reason | None:
-    """Why no Python op can be called from the code that is compiled; None where it can."""
-    return Reason.AOT if V.aot_compilation else Reason.CPP_WRAPPER if inductor_config.cpp_wrapper else None
+    """Why the op can't be called from the code that is compiled; None where it can, as from AOTInductor's."""
+    return Reason.CPP_WRAPPER if inductor_config.cpp_wrapper and not V.aot_compilation else None
 
 
 def announce_regions(regions: list[Region]) -> None:

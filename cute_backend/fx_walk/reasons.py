@@ -34,7 +34,6 @@ class Reason(Enum):
         return member
 
     # Where the graph runs.
-    AOT = "aot", "an ahead-of-time package can't call a Python op, so nothing is fused for it"
     CPP_WRAPPER = "cpp_wrapper", "Inductor's C++ wrapper can't pass an op the text of its spec"
     DEVICE = "device", "the product runs on {device}; fused are cpu and cuda"
     CAPABILITY = "capability", "{device} has compute capability {capability}, not {taken}"

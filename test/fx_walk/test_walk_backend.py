@@ -620,17 +620,19 @@ def test_a_pass_without_a_uuid_keeps_the_cache_off(fresh_compiler: None) -> None
     assert counters["inductor"]["fxgraph_cache_bypass"] == 1
 
 
-@pytest.mark.parametrize("reason", ["aot", "cpp_wrapper"])
-def test_nothing_is_fused_where_no_python_op_can_be_called(reason: str) -> None:
+def test_of_cpp_wrappers_only_those_of_packages_call_the_op() -> None:
     from synthetic import Graph
     from torch._inductor.virtualized import V
 
     made = Graph()
     graph = made.output(made.call(torch.ops.aten.relu.default, made.mm()))
-    with inductor_config.patch(cpp_wrapper=reason == "cpp_wrapper"), V.set_aot_compilation(reason == "aot"):
+    with inductor_config.patch(cpp_wrapper=True):
         regions, rejections = epilogue_pass.analyse(graph)
-    assert not regions
-    assert [(each.node, each.reason.value) for each in rejections] == [("mm_default", reason)]
+        assert not regions
+        assert [(each.node, each.reason.value) for each in rejections] == [("mm_default", "cpp_wrapper")]
+        with V.set_aot_compilation(True):
+            regions, rejections = epilogue_pass.analyse(graph)
+    assert len(regions) == 1 and not rejections
 
 
 # What a program may do around a region
