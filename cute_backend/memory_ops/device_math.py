@@ -30,6 +30,7 @@ from cutlass import (
     Int32,
     Int64,
     Uint8,
+    Uint16,
     Uint32,
     Uint64,
 )
@@ -94,6 +95,7 @@ __all__ = [
     "minimum_int",
     "narrow",
     "negative_zero",
+    "pack",
     "pow",
     "reciprocal",
     "round",
@@ -423,6 +425,19 @@ def _widened_pairs(fragment: cute.Tensor) -> cute.Tensor:
         wide[2 * i] = (pairs[i] << 16).bitcast(Float32)
         wide[2 * i + 1] = (pairs[i] & -65536).bitcast(Float32)
     return wide
+
+
+def pack(fragment: cute.Tensor) -> cute.Tensor:
+    """An even number of 16-bit elements, two to a register: a new fragment of the same layout and dtype.
+
+    What was read an element at a time has a register of 32 bits for each. A permutation of bytes puts two
+    together, which no compiler takes apart again before they are used.
+    """
+    packed = cute.make_rmem_tensor_like(fragment)
+    halves, words = cute.recast_tensor(fragment, Uint16), cute.recast_tensor(packed, Int32)
+    for i in builtins.range(cute.size(words)):
+        words[i] = Int32(cute.arch.prmt(Int32(halves[2 * i]), Int32(halves[2 * i + 1]), 0x5410))
+    return packed
 
 
 def narrow(fragment: cute.Tensor, dtype: type[cutlass.Numeric], saturate: bool = True) -> cute.Tensor:

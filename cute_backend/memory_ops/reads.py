@@ -25,7 +25,12 @@ CUTE_TYPES = {
 
 def begin(load: Load, placement: Placement) -> list[str]:
     """What an epilogue thread reads before the accumulator wait."""
-    return [] if placement.begin is None else _by_element(load, placement.begin)
+    if placement.begin is None:
+        return []
+    lines = _read_by_element(load, placement.begin)
+    if placement.part is None:
+        return [*lines, *_widened(load)]
+    return [*lines, f"        {load.name} = math.pack({load.name})"] if load.dtype.bits == 16 else lines
 
 
 def stage(loads: Sequence[Load]) -> list[str]:
@@ -41,6 +46,9 @@ def stage(loads: Sequence[Load]) -> list[str]:
 def visit(spec: EpilogueSpec, plan: Plan) -> list[str]:
     """What a thread reads for one subtile. Planes go back to TMA before it waits for global memory."""
     lines = []
+    for load in spec.loads:
+        if part := plan.placements[load.name].part:
+            lines += [f"        {load.name} = {part.format(load.name)}", *_widened(load)]
     for load in plan.in_ring(Ring.ROW, spec):
         lines += _fragment(load, f"sub.row_slice(smem.{load.name})")
     planes = plan.in_ring(Ring.PLANE, spec)
@@ -53,17 +61,16 @@ def visit(spec: EpilogueSpec, plan: Plan) -> list[str]:
     lines += ["        smem.release()"] if planes else []
     for load in spec.loads:
         reads = plan.placements[load.name].visit
-        lines += [] if reads is None else _by_element(load, reads)
+        lines += [] if reads is None else [*_read_by_element(load, reads), *_widened(load)]
     return lines
 
 
-def _by_element(load: Load, reads: ByElement) -> list[str]:
-    """Reads of global memory by element, widened to the register type."""
+def _read_by_element(load: Load, reads: ByElement) -> list[str]:
+    """Reads of global memory by element, as they are there."""
     return [
         f"        {load.name} = cute.make_rmem_tensor({reads.count}, {CUTE_TYPES[load.dtype]})",
         f"        for {reads.slot} in cutlass.range_constexpr({reads.count}):",
         f"            {load.name}[{reads.slot}] = glob.{load.name}[{reads.index}]",
-        *_widened(load),
     ]
 
 

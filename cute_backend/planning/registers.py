@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..spec import EpilogueSpec, LoadKind
+from ..spec import EpilogueSpec, Load, LoadKind
 from .shared_memory import has_planes
 from .targets.target import WARPGROUP
 from .tiles import TileConfig, Variant
@@ -34,6 +34,10 @@ MAX_CROWDED = 64
 MAX_PAIRED_LOADS = 2
 """Exact loads beside which a pair's 128 accumulators of a thread leave registers: with three, 16 bytes were
 spilled, with four and as many results 184."""
+
+MAX_HOISTED_COLUMNS = 128
+"""Columns of a thread that leave it registers for a hoisted rowvec: 16-bit ones of the 256 columns of
+256 x 256 on sm_100a spilled 24 bytes."""
 
 MAX_PROMOTED_LOADS = 3
 """Exact loads beside which promoted sums of 128 rows leave registers: with four, 8 bytes were spilled."""
@@ -76,19 +80,26 @@ def is_promoted(config: TileConfig, spec: EpilogueSpec) -> bool:
     return config.target.promotes and not spec.product.fast_accum
 
 
+def hoisted_registers(load: Load, config: TileConfig) -> int:
+    """What a hoisted rowvec takes: two of 16 bits share a register, and no other dtype is packed."""
+    return config.thread_columns // (2 if load.dtype.bits == 16 else 1)
+
+
 def hoist_budget(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> int:
     """fp32 registers of a thread that hoisted rowvecs may take.
 
-    None where visits are turns of a loop: a hoisted vector would keep them unrolled, and cost a thread that
-    owns a whole row of the tile, as on sm_100a, a register and a load for every column. None under ping-pong:
+    None where visits are turns of a loop, since registers can't be indexed by a turn, nor for more than
+    `MAX_HOISTED_COLUMNS` columns. None under ping-pong:
     what a warpgroup does before its MMA must hide, with its last epilogue, under the other one's MMA, and a
     load and its clamped address for every column took a sixth of a tile's time (H200, M = N = 8192, K =
     1024).
     """
-    if config.rolled or config.pingpong:
+    if config.rolled or config.pingpong or config.thread_columns > MAX_HOISTED_COLUMNS:
         return 0
     kept = Registers.of(spec, config, variant)
     taken = kept.accumulators + kept.promoted + kept.fragments + kept.rows
+    if not config.target.accumulators.in_registers:
+        taken += config.products * config.subtile_n  # what a visit reads of tensor memory
     return config.target.epilogue_registers - WORKING - taken
 
 

@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from ..spec import EpilogueSpec, LoadKind, Major
-from .registers import MAX_CROWDED, MAX_PROMOTED_LOADS, is_crowded, is_promoted, long_ops
+from .registers import (
+    MAX_CROWDED,
+    MAX_PROMOTED_LOADS,
+    hoist_budget,
+    hoisted_registers,
+    is_crowded,
+    is_promoted,
+    long_ops,
+)
 from .shared_memory import has_planes, holds_planes, plane_bits
 from .targets import Arch, Shape
 from .tiles import TileConfig, Variant, tile_k
@@ -151,7 +159,20 @@ def narrow_subtiles_of_many_planes(config: TileConfig, spec: EpilogueSpec, varia
     return replace(config, subtile_n=columns)
 
 
-SUBTILE_RULES = (narrow_subtiles_without_room, narrow_subtiles_of_many_planes)
+def a_loop_where_nothing_is_hoisted(config: TileConfig, spec: EpilogueSpec, variant: Variant) -> TileConfig:
+    """Visits are written out for hoisted rowvecs alone. Planes that are read by element may leave them no
+    registers, and have addresses for every visit then."""
+    rowvecs = spec.loads_of(LoadKind.ROWVEC)
+    budget = hoist_budget(spec, config, variant)
+    hoists = any(hoisted_registers(load, config) <= budget for load in rowvecs)
+    return config if hoists else replace(config, unrolled=False)
+
+
+SUBTILE_RULES = (
+    narrow_subtiles_without_room,
+    narrow_subtiles_of_many_planes,
+    a_loop_where_nothing_is_hoisted,
+)
 """What an alignment asks of subtiles, in the order in which it is applied."""
 
 

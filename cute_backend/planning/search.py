@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ..spec import EpilogueSpec, ProductKind
 from .cost import cost
+from .hoisting import can_hoist, hoisting
 from .registers import leaves_registers
 from .rules import ABOVE_THE_SMALLEST, suited
 from .shared_memory import has_planes, holds_planes
@@ -71,9 +72,11 @@ def choose(
 ) -> TileConfig:
     """The configuration for a problem that was never tuned: of those offered, the one that should be fastest.
 
-    Among equals the larger tile wins, and the fewer parts of K. `of` says what there is to choose from.
+    Among equals the larger tile wins, and the fewer parts of K. `of` says what there is to choose from. Its
+    rowvecs are hoisted where that hides under the MMA (`hoisting`).
     """
-    return min(of(arch, spec), key=lambda config: cost(config, spec, m, n, k, sm_count))
+    fastest = min(of(arch, spec), key=lambda config: cost(config, spec, m, n, k, sm_count))
+    return hoisting(fastest, spec, k)
 
 
 _RASTERS = (8, 4, 16)
@@ -138,5 +141,6 @@ def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         if config.ctas == 1 or cluster_n == 1
     ]
     found += _split(tried)
-    fitting = (config for config in found if _fits(config, spec))
-    return tuple(dict.fromkeys([*offered(arch, spec), *fitting]))
+    fitting = [config for config in found if _fits(config, spec)]
+    hoisting_too = (replace(config, unrolled=True) for config in fitting if can_hoist(config, spec))
+    return tuple(dict.fromkeys([*offered(arch, spec), *fitting, *hoisting_too]))

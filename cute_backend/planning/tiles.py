@@ -51,6 +51,9 @@ class TileConfig:
     With `split_k` above 1, so many CTAs make a cluster of their own and share each tile by parts of K: on
     sm_90a, without ping-pong.
 
+    With `unrolled` visits are written out one after the other where they would be the turns of a loop, so
+    that a visit finds its part of what a thread holds in registers: hoisted rowvecs.
+
     With two `products` a tile has two accumulators, and the MMA is twice as wide: it has the columns of one B
     beside those of another, or, INTERLEAVED, the even columns of one B among its odd ones.
     """
@@ -67,6 +70,7 @@ class TileConfig:
     products: int = 1
     b_columns: BColumns = BColumns.APART
     split_k: int = 1
+    unrolled: bool = False
 
     def __post_init__(self) -> None:
         if self.split_k not in (1, 2, 4, 8):
@@ -75,6 +79,11 @@ class TileConfig:
             raise ValueError(
                 f"tile {self.name} of {self.arch.value} is ping-pong, which takes accumulators in registers; "
                 "tensor memory has those of two tiles anyway"
+            )
+        if self.unrolled and self.target.unrolled_subtile_n is not None:
+            raise ValueError(
+                f"tile {self.name} of {self.arch.value} has unrolled visits, but there its subtiles of "
+                f"{self.subtile_n} columns decide: {self.target.unrolled_subtile_n} and more are unrolled"
             )
         if self.split_k > 1 and not self.splittable:
             able = [arch.value for arch in Arch if arch.target.tiles.splits]
@@ -96,11 +105,12 @@ class TileConfig:
 
     @property
     def name(self) -> str:
-        """A name for file names and tables, such as `128x256_2x1`; `_by64` tells subtiles of 64 columns, and
-        `128x64x2` a tile of two accumulators."""
+        """A name for file names and tables, such as `128x256_2x1`; `_by64` stands for subtiles of 64 columns,
+        and `128x64x2` for a tile of two accumulators."""
         suffix = "_2cta" if self.ctas == 2 else "_pingpong" if self.pingpong else ""
         suffix += f"_by{self.subtile_n}" if self.subtile_n != 32 else ""
         suffix += f"_split{self.split_k}" if self.split_k > 1 else ""
+        suffix += "_unrolled" if self.unrolled else ""
         tile = f"{self.tile_m}x{self.tile_n}" + (f"x{self.products}" if self.products > 1 else "")
         return f"{tile}_{self.cluster_m}x{self.cluster_n}{suffix}"
 
@@ -116,7 +126,8 @@ class TileConfig:
         shape += f", K in {self.split_k} parts, a CTA each" if self.split_k > 1 else ""
         several = self.cluster_m * self.cluster_n > 1
         clusters = f"clusters of {self.cluster_m} by {self.cluster_n}, " if several else ""
-        return f"{shape}, {clusters}subtiles of {self.subtile_n} columns, raster {self.raster_m}"
+        unrolled = ", unrolled" if self.unrolled else ""
+        return f"{shape}, {clusters}subtiles of {self.subtile_n} columns{unrolled}, raster {self.raster_m}"
 
     @property
     def cut(self) -> Cut:
@@ -173,7 +184,7 @@ class TileConfig:
         """Whether visits are the turns of a loop, as long chains need them; else they are written out, one
         visit after the other."""
         unrolled = self.target.unrolled_subtile_n
-        return unrolled is None or self.subtile_n < unrolled
+        return not self.unrolled if unrolled is None else self.subtile_n < unrolled
 
     @property
     def block_m(self) -> int:

@@ -132,9 +132,7 @@ def run(
     return Simulation(run_with(fn, args, execute, kwargs), launches)
 
 
-def reference(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
-) -> Any:
+def reference(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
     """What `fn(*args, **kwargs)` returns, its fused regions replayed with aten: what `simulate` gives."""
     return run_with(fn, args, gemm_epilogue, kwargs)
 

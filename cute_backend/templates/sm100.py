@@ -490,6 +490,12 @@ class Sm100Gemm(Gemm):
             item += item_step
         exact_pipeline.producer_tail(exact_state)
 
+    def _store(self, shared: Sm100Shared, store_tmas: list, stage: Int32, coord: tuple, batch: Any) -> None:
+        """Starts the TMA stores of one subtile of every plane."""
+        for tma, planes in zip(store_tmas, shared.stores, strict=True):
+            t_s, t_g = self._box(tma, planes, coord, batch)
+            cute.copy(tma.atom, t_s[(None, stage)], t_g)
+
     @cute.jit
     def _finish(self, shared: Sm100Shared, acc: Any, store_tmas: list):
         """The epilogue warps: accumulators from tensor memory, the epilogue's hooks, TMA stores.
@@ -534,41 +540,42 @@ class Sm100Gemm(Gemm):
             acc_pipeline.consumer_wait(acc_state)
             # Where there are planes in shared memory, all warps wait for them and hand them on.
             has_rows = Boolean(stages.exact + stages.store > 0) | (tile.warp_row() < tile.m)
-            for subtile in cutlass.range(self.subtiles, unroll=1):
-                registers = cute.make_rmem_tensor(config.products * config.subtile_n, Float32)
-                for i in cutlass.range_constexpr(config.products):
-                    piece = t_acc[(None, None, None, 0, self._piece_of(subtile, i), acc_state.index)]
-                    first = registers.iterator + i * config.subtile_n
-                    cute.copy(tmem_copy, piece, cute.make_tensor(first, cute.make_layout(fragment_shape)))
-                if cutlass.const_expr(epilogue.tma_loads):
-                    exact_pipeline.consumer_wait(exact_state)
-                cute.arch.fence_view_async_tmem_load()
-                if subtile == self.subtiles - 1:
-                    with cute.arch.elect_one():
-                        acc_pipeline.consumer_release(acc_state)
-                planes = [s_load[(None, None, exact_state.index)] for s_load in shared.loads]
-                planes += [s_store[(None, None, store_state.index)] for s_store in shared.stores]
-                sub = Sm100Subtile(self.config, tile, Int32(subtile))
-                accumulators = [sub.accumulators(registers, i) for i in range(config.products)]
-                smem = by_name(self.smem_names, rows + planes)
-                if cutlass.const_expr(epilogue.tma_loads):
-                    smem.release = partial(release_planes, exact_pipeline, exact_state)
-                if has_rows:
-                    self.epilogue.visit(sub, *accumulators, glob, held, smem)
-                if cutlass.const_expr(epilogue.tma_loads):
-                    exact_state.advance()
-                if cutlass.const_expr(epilogue.tma_stores):
-                    cute.arch.fence_proxy("async.shared", space="cta")
-                    if is_store_warp:
-                        store_pipeline.producer_acquire()
-                    barrier.arrive_and_wait()
-                    if is_store_warp:
-                        for i in cutlass.range_constexpr(len(store_tmas)):
+            # Visits are the turns of one loop or of the other.
+            for turn in cutlass.range(self.subtiles if config.rolled else 1, unroll=1):
+                for written in cutlass.range_constexpr(1 if config.rolled else self.subtiles):
+                    subtile = Int32(turn) if cutlass.const_expr(config.rolled) else written
+                    registers = cute.make_rmem_tensor(config.products * config.subtile_n, Float32)
+                    for i in cutlass.range_constexpr(config.products):
+                        piece = t_acc[(None, None, None, 0, self._piece_of(subtile, i), acc_state.index)]
+                        first = registers.iterator + i * config.subtile_n
+                        cute.copy(tmem_copy, piece, cute.make_tensor(first, cute.make_layout(fragment_shape)))
+                    if cutlass.const_expr(epilogue.tma_loads):
+                        exact_pipeline.consumer_wait(exact_state)
+                    cute.arch.fence_view_async_tmem_load()
+                    if subtile == self.subtiles - 1:
+                        with cute.arch.elect_one():
+                            acc_pipeline.consumer_release(acc_state)
+                    planes = [s_load[(None, None, exact_state.index)] for s_load in shared.loads]
+                    planes += [s_store[(None, None, store_state.index)] for s_store in shared.stores]
+                    sub = Sm100Subtile(self.config, tile, subtile)
+                    accumulators = [sub.accumulators(registers, i) for i in range(config.products)]
+                    smem = by_name(self.smem_names, rows + planes)
+                    if cutlass.const_expr(epilogue.tma_loads):
+                        smem.release = partial(release_planes, exact_pipeline, exact_state)
+                    if has_rows:
+                        self.epilogue.visit(sub, *accumulators, glob, held, smem)
+                    if cutlass.const_expr(epilogue.tma_loads):
+                        exact_state.advance()
+                    if cutlass.const_expr(epilogue.tma_stores):
+                        cute.arch.fence_proxy("async.shared", space="cta")
+                        if is_store_warp:
+                            store_pipeline.producer_acquire()
+                        barrier.arrive_and_wait()
+                        if is_store_warp:
                             coord = (row, column * self.subtiles + subtile)
-                            t_s, t_g = self._box(store_tmas[i], shared.stores[i], coord, schedule.batch(item))
-                            cute.copy(store_tmas[i].atom, t_s[(None, store_state.index)], t_g)
-                        store_pipeline.producer_commit()
-                    store_state.advance()
+                            self._store(shared, store_tmas, store_state.index, coord, schedule.batch(item))
+                            store_pipeline.producer_commit()
+                        store_state.advance()
             self._end(tile, glob, held)
             if cutlass.const_expr(epilogue.staged):
                 row_pipeline.consumer_release(row_state)

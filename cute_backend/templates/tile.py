@@ -82,8 +82,8 @@ class Tile(ABC):
 class Subtile(ABC):
     """One visit: as many rows as one MMA instruction gives a warpgroup, `subtile_n` columns.
 
-    The thread has `elements` of it, in `columns` columns, which begin at slot `first_column` of the tile's.
-    It is the `step`-th along N, which where visits are a loop is known at run time only.
+    The thread has `elements` of it, in `columns` columns. It is the `step`-th along N, which is known at run
+    time only where visits are the turns of a loop.
     """
 
     elements: int
@@ -91,7 +91,7 @@ class Subtile(ABC):
 
     def __init__(self, config: TileConfig, tile: Tile, step: int | Int32):
         self.tile = tile
-        self.first_column = step * self.columns
+        self._step = step
         self._offset = step * config.subtile_n
 
     @abstractmethod
@@ -101,6 +101,11 @@ class Subtile(ABC):
     @abstractmethod
     def column_of(self, e: int) -> int:
         """Which of the thread's columns of this subtile element e lies in."""
+
+    def columns_of(self, held: cute.Tensor) -> cute.Tensor:
+        """The thread's columns of this subtile among those of the tile, which it holds in registers. Visits
+        are not the turns of a loop: registers can't be indexed by what is known at run time only."""
+        return cute.make_tensor(held.iterator + self._step * self.columns, cute.make_layout(self.columns))
 
     @abstractmethod
     def row_slice(self, vector: Any) -> cute.Tensor:
@@ -344,12 +349,11 @@ class Sm100Tile(Tile):
 
 
 class Sm100Subtile(Subtile):
-    """The `step`-th 128 x `subtile_n` piece of a CTA's tile. The step is known at run time only, because
-    the loop over subtiles stays a loop: registers can't be indexed by it."""
+    """The `step`-th 128 x `subtile_n` piece of a CTA's tile."""
 
     tile: Sm100Tile
 
-    def __init__(self, config: TileConfig, tile: Sm100Tile, step: Int32):
+    def __init__(self, config: TileConfig, tile: Sm100Tile, step: int | Int32):
         self.elements = self.columns = config.subtile_n
         self._interleaved = config.b_columns is BColumns.INTERLEAVED
         super().__init__(config, tile, step)

@@ -8,10 +8,12 @@ import sys
 import pytest
 import torch
 from epilogues import EPILOGUES, Problem
+from torch import Tensor
 
 import cute_backend
 from cute_backend.__main__ import main
 from cute_backend.errors import UsageError
+from cute_backend.planning import Arch
 from cute_backend.simulator import api, host
 from cute_backend.simulator.errors import Runaway, SimulationError
 
@@ -112,6 +114,27 @@ def test_requests_that_cannot_be_met_are_told_in_one_sentence():
             torch.ones(65536, 1),
             torch.ones(1, 4128),
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_packed_vector_is_hoisted_up_to_the_edge(dtype: torch.dtype) -> None:
+    """Two elements of 16 bits share a register; columns beyond N, of the last tile, are clamped."""
+
+    def program(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.addmm(bias, x, weight.t()).relu()
+
+    m, n, k = 100, 200, 512
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias = (
+        torch.randint(-3, 4, shape, generator=generator).to(dtype) for shape in ((m, k), (n, k), (n,))
+    )
+    (region,) = cute_backend.explain(program, x, weight, bias, arch="sm_100a").regions
+    assert [load.placement for load in region.loads] == ["register_hoist"]
+    assert "math.pack(bias)" in region.source()
+    launched = api.run(program, (x, weight, bias), api.Machine(Arch.SM100A, 3))
+    assert torch.equal(launched.outputs, program(x, weight, bias))
+    (launch,) = launched.launches
+    assert set(launch.report.exposed_loads) == {0}
 
 
 PROGRAM = """

@@ -7,12 +7,15 @@ modules and of many planes are held to it where other tests compile them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from epilogues import EPILOGUES
 from heavy import HEAVY
 from shipped import SAMPLING, code_of, epilogue_spec, heavy_spec, is_fp8, sampling_spec
 
 from cute_backend.planning import Arch, TileConfig, Variant, offered
+from cute_backend.planning.hoisting import can_hoist
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.spec import EpilogueSpec
@@ -24,10 +27,16 @@ TABLES = {
 }
 
 
+def with_hoists(arch: Arch, spec: EpilogueSpec) -> list[TileConfig]:
+    """What is offered, and each again with its visits unrolled where that hoists rowvecs."""
+    configs = offered(arch, spec)
+    return [*configs, *(replace(config, unrolled=True) for config in configs if can_hoist(config, spec))]
+
+
 def distinct(arch: Arch, spec: EpilogueSpec) -> list[Kernel]:
     """The kernels of every configuration offered, aligned and not; one of those with the same code."""
     kernels = {}
-    for config in offered(arch, spec):
+    for config in with_hoists(arch, spec):
         for variant in Variant:
             kernels.setdefault(code_of(spec, config, variant), Kernel(spec, config, variant))
     return list(kernels.values())
@@ -37,7 +46,7 @@ def one_of_each_configuration(arch: Arch, specs: list[EpilogueSpec]) -> list[Ker
     """A kernel of every configuration that is offered to any of the specs, which take turns."""
     kernels: dict[TileConfig, Kernel] = {}
     for i, spec in enumerate([*specs, *specs]):
-        for config in offered(arch, spec):
+        for config in with_hoists(arch, spec):
             if config not in kernels:
                 kernels[config] = Kernel(spec, config, list(Variant)[i % 2])
                 break

@@ -4,7 +4,7 @@
     scalar   scalar          once, before the accumulator wait
     colvec   row_read        one value for each row that a thread owns, before the accumulator wait
     rowvec   register_hoist  the thread's columns in registers before the accumulator wait, while a budget
-                             lasts; never under ping-pong or where visits are turns of a loop, as on sm_100a
+                             lasts; never under ping-pong or where visits are turns of a loop
              smem_staged     else a warp brings the tile's columns to shared memory ahead of the wait
     exact    tma             into shared memory ahead of the wait, while planes fit beside the operand stages
              vector          else each thread reads its elements when it needs them

@@ -78,6 +78,8 @@ class Placement:
     element: str
     takes: Taking
     begin: ByElement | None = None
+    part: str | None = None
+    """Where `begin` reads for several visits: the expression, of the load's name, of a visit's part."""
     ring: Ring | None = None
     visit: ByElement | None = None
 
@@ -87,6 +89,10 @@ class Placement:
             raise ValueError(
                 f"placement {self.name} is read by {' and '.join(ways) or 'nothing'}; it takes one of begin, "
                 "ring and visit"
+            )
+        if self.part is not None and self.begin is None:
+            raise ValueError(
+                f"placement {self.name} has a part for each visit, but no begin that reads what is divided"
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...spec import Load, LoadKind
+from ..registers import hoisted_registers
 from ..tiles import TileConfig, Variant
 from .placement import ByElement, Need, Placement, Ring, takes_nothing
 
@@ -26,16 +27,17 @@ ROW_READ = Placement(
 
 
 def _columns_of_a_thread(load: Load, config: TileConfig, variant: Variant) -> Need:
-    return Need(registers=config.thread_columns)
+    return Need(registers=hoisted_registers(load, config))
 
 
 REGISTER_HOIST = Placement(
     "register_hoist",
     LoadKind.ROWVEC,
     "the columns of a thread, before the accumulator wait",
-    element="held.{}[sub.first_column + c]",
+    element="{}[c]",
     takes=_columns_of_a_thread,
     begin=ByElement("tile.columns", "c", "tile.column(c)"),
+    part="sub.columns_of(held.{})",
 )
 
 SMEM_STAGED = Placement(

@@ -153,6 +153,8 @@ class Target:
     promotes: bool
     """Whether its MMA drops bits of fp8 sums, so that `use_fast_accum=False` promotes them. Elsewhere both
     modes are one."""
+    products_per_cycle: int
+    """Products of 8-bit operands that the tensor cores of a multiprocessor sum up in a cycle."""
     accumulators: Accumulators
     least_subtile_n: int
     """Columns of the narrowest subtile."""

@@ -1,0 +1,79 @@
+"""Where rowvecs are hoisted although visits are the turns of a loop: on Blackwell, where the MMA hides it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from shipped import epilogue_spec, sampling_spec
+
+from cute_backend.planning import Arch, TileConfig, Variant, choose, plan, subtiled, tunable
+from cute_backend.planning.hoisting import can_hoist, epilogue_instructions, hoisting, mma_cycles
+from cute_backend.planning.registers import hoist_budget
+
+TILE = TileConfig(Arch.SM100A, 128, 128)
+ROWWISE = epilogue_spec("rowwise", True)
+
+
+def placements(config: TileConfig, variant: Variant = Variant.TMA, name: str = "rowwise") -> dict[str, str]:
+    placed = plan(epilogue_spec(name, True), config, variant).placements
+    return {load: placement.name for load, placement in placed.items()}
+
+
+@pytest.mark.parametrize("arch", Arch)
+def test_rowwise_scales_are_hoisted_by_default_from_a_k_of_1024_on(arch: Arch) -> None:
+    if arch.target.unrolled_subtile_n is not None:
+        pytest.skip("visits are no loop there")
+    chosen = choose(arch, ROWWISE, 4096, 4096, 1024, arch.target.sm_count)
+    assert chosen.unrolled and chosen.thread_columns <= 128
+    assert placements(chosen) == {"scale_a": "row_read", "scale_b": "register_hoist"}
+    short = hoisting(replace(chosen, unrolled=False), ROWWISE, 512)
+    assert not short.unrolled and placements(short)["scale_b"] == "smem_staged"
+
+
+def test_the_limit_is_where_the_mma_takes_as_long_as_the_epilogue() -> None:
+    hidden = next(k for k in range(128, 4096, 128) if hoisting(TILE, ROWWISE, k).unrolled)
+    instructions = epilogue_instructions(TILE, ROWWISE)
+    assert mma_cycles(TILE, ROWWISE, hidden - 128) <= instructions < mma_cycles(TILE, ROWWISE, hidden)
+    # 128 elements of a thread, two ops, one bf16 plane, one hoisted vector; 128 x 128 x K / 8192 cycles.
+    assert instructions == 128 * (4.5 + 2 + 1) + 128 * 5
+    assert mma_cycles(TILE, ROWWISE, 1024) == 2048
+
+
+def test_nothing_is_hoisted_without_registers_for_every_rowvec() -> None:
+    bias = epilogue_spec("bias", True)
+    assert hoist_budget(bias, replace(TILE, unrolled=True), Variant.TMA) < 128 + 64
+    assert not can_hoist(TILE, bias) and can_hoist(replace(TILE, tile_n=64), bias)
+    assert not can_hoist(replace(TILE, tile_n=256), ROWWISE)
+
+
+def test_sixteen_bits_take_half_a_register() -> None:
+    assert placements(replace(TILE, unrolled=True), name="bias")["scale_b"] == "register_hoist"
+    wide = epilogue_spec("addmm_relu", True)
+    need = hoist_budget(wide, replace(TILE, unrolled=True), Variant.TMA)
+    assert need >= 64 and placements(replace(TILE, unrolled=True), name="addmm_relu") == {
+        "bias": "register_hoist"
+    }
+
+
+def test_what_draws_noise_stays_in_a_loop() -> None:
+    spec = sampling_spec("four")
+    assert not any(config.unrolled for config in tunable(Arch.SM100A, spec))
+
+
+def test_an_alignment_without_registers_keeps_the_loop() -> None:
+    """Planes that are read by element take registers of addresses."""
+    spec = epilogue_spec("bias_gelu_residual", True)
+    config = TileConfig(Arch.SM100A, 128, 128, unrolled=True)
+    assert subtiled(spec, config, Variant.PLAIN).rolled
+    assert "register_hoist" not in placements(config, Variant.PLAIN, "bias_gelu_residual").values()
+
+
+def test_tuning_tries_both() -> None:
+    tried = tunable(Arch.SM100A, ROWWISE)
+    assert replace(TILE, unrolled=True) in tried and TILE in tried
+
+
+def test_an_unrolled_tile_is_refused_where_subtiles_decide() -> None:
+    with pytest.raises(ValueError, match="unrolled visits, but there its subtiles of 32 columns decide"):
+        TileConfig(Arch.SM90A, 128, 128, unrolled=True)
