@@ -96,6 +96,7 @@ def test_example_inputs_may_have_keywords(command, program, capsys):
 
 
 NAMED = {
+    "diffusers_flux": "block",
     "hugging_face": "llama",
     "llama_mlp": "mlp",
     "scaled_mm_recipes": "rowwise",
@@ -108,7 +109,7 @@ EXPLAINED = [path for path in EXAMPLE.parent.glob("*.py") if "def example_inputs
 
 @pytest.mark.parametrize("path", sorted(EXPLAINED), ids=lambda path: path.stem)
 def test_every_example_explains(capsys, path):
-    for package in ("torchao", "transformers"):
+    for package in ("diffusers", "torchao", "transformers"):
         if package in path.read_text():
             pytest.importorskip(package, reason="needs the extra `models`")
     name = NAMED.get(path.stem)

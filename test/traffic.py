@@ -39,6 +39,7 @@ class Traffic:
 
 class _Recorder(EpiloguePass):
     def __init__(self) -> None:
+        super().__init__()
         self.regions: list[Region] = []
         self.rejections: list[Rejection] = []
 

@@ -193,7 +193,7 @@ def program_line(node: fx.Node) -> str:
     return _program_frame(node)[0]
 
 
-_NEAR = 256
+_NEAR = 16
 """Nodes that are searched for one with a line."""
 
 
