@@ -45,12 +45,12 @@ from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
 from ..planning import TILE_K_BYTES, TileConfig
-from ..spec import BColumns, ProductKind
+from ..spec import ProductKind
 from . import batch as batches
 from .crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from .entry import named
 from .epilogue import Epilogue, SmemOperand, by_name, release_planes
-from .gemm import Gemm
+from .fragments import FragmentGemm
 from .mainloop import Sm90Mainloop, Sm90Plain, WarpgroupOperands
 from .overlap import await_earlier_kernels
 from .rings import (
@@ -69,7 +69,7 @@ from .rings import (
     swizzled,
 )
 from .split_k import Sums
-from .tile import Sm90InterleavedSubtile, Sm90InterleavedTile, Sm90Subtile, Sm90Tile
+from .tile import FragmentTile
 
 WARPGROUP = WARPS * WARP
 """Threads of a warpgroup."""
@@ -118,7 +118,7 @@ class Turn:
         self.other.arrive()
 
 
-class Sm90Gemm(Gemm):
+class Sm90Gemm(FragmentGemm):
     """D = epilogue(A B) for A (M, K) and B (K, N), any of whose sizes may be dynamic.
 
     Of several products of one A there is a B for each, of one layout, or one of (K, 2 N) for neighbouring
@@ -140,20 +140,9 @@ class Sm90Gemm(Gemm):
         *,
         kind: ProductKind = ProductKind.DENSE,
     ):
-        if config.rolled and (config.products > 1 or epilogue.tma_loads or epilogue.tma_stores):
-            raise ValueError(
-                f"tile {config.name} has visits in a loop, of one product and no plane in shared memory, but "
-                f"products are {config.products} and planes {len(epilogue.tma_loads + epilogue.tma_stores)}"
-            )
         super().__init__(epilogue, config, kind=kind)
         self.mainloop = mainloop or Sm90Plain()
-        self.blocks = config.tile_m // (BLOCK_M * config.sharing)
-        self.steps = config.tile_n // config.subtile_n
-        self.subtiles = self.blocks * self.steps
         self.rings = config.warpgroups // config.sharing
-        interleaved = config.b_columns is BColumns.INTERLEAVED
-        self.tile_type = Sm90InterleavedTile if interleaved else Sm90Tile
-        self.subtile_type = Sm90InterleavedSubtile if interleaved else Sm90Subtile
         self.crew = self._crew()
 
     def _crew(self) -> Crew:
@@ -504,10 +493,6 @@ class Sm90Gemm(Gemm):
             exact_state.advance(self.subtiles)
             item += self.rings * item_step
 
-    def _row_tile(self, shared: Sm90Shared, item: Int32, lane: Int32) -> Sm90Tile:
-        (m0, n0), (first, end) = self._origin(shared, item), self._rows(shared, item)
-        return Sm90Tile(self.config, first + m0, n0, end, shared.n, lane, Int32(0))
-
     @cute.jit
     def _consume(
         self,
@@ -556,7 +541,7 @@ class Sm90Gemm(Gemm):
             mma_thread = thread - WARPGROUP
             if shared.cta_rank > 0:
                 origin = self._origin(shared, shared.first_item)
-                tile = self._tile(shared, shared.first_item, origin, seat)
+                tile = self._tile(shared, shared.first_item, origin, seat.thread, seat.share)
                 self._multiply(tile, operands, acc, ab_state.clone(), k_tiles, mma_turn)
                 sums.leave(acc, mma_thread)
         if cutlass.const_expr(config.pingpong):
@@ -567,7 +552,7 @@ class Sm90Gemm(Gemm):
             row_state.advance(seat.ring)
         while schedule.is_valid(item):
             origin = self._origin(shared, item)
-            tile = self._tile(shared, item, origin, seat)
+            tile = self._tile(shared, item, origin, seat.thread, seat.share)
             held = self.epilogue.begin(tile, glob)
 
             if cutlass.const_expr(config.pingpong):
@@ -615,7 +600,7 @@ class Sm90Gemm(Gemm):
     @cute.jit
     def _multiply(
         self,
-        tile: Sm90Tile,
+        tile: FragmentTile,
         operands: WarpgroupOperands,
         acc: cute.Tensor,
         ab_state: pipeline.PipelineState,
@@ -649,7 +634,7 @@ class Sm90Gemm(Gemm):
         seat: Seat,
         item: Int32,
         origin: tuple[Int32, Int32],
-        tile: Sm90Tile,
+        tile: FragmentTile,
         acc: cute.Tensor,
         held: Any,
         rows: list,
@@ -739,43 +724,6 @@ class Sm90Gemm(Gemm):
             cute.autovec_copy(zeros, words[(None, i)])
         cute.arch.fence_proxy("async.shared", space="cta")
 
-    @cute.jit
-    def _roll(self, block: int, acc: cute.Tensor, tile: Sm90Tile, glob: Any, held: Any, smem: Any):
-        """The visits of a block as loops, of no planes; a warp whose rows lie beyond M makes none."""
-        if tile.warp_row(block) < tile.m:
-            self._visits(self.steps, Int32(0), block, acc, tile, glob, held, smem)
-
-    @cute.jit
-    def _visits(
-        self,
-        count: int,
-        first: Int32,
-        block: int,
-        acc: cute.Tensor,
-        tile: Sm90Tile,
-        glob: Any,
-        held: Any,
-        smem: Any,
-    ):
-        """So many visits from step `first` on, whose accumulators lie where the block's begin.
-
-        Registers can't be indexed by a loop. So loops of two turns lie one within the other, and each moves
-        what its second turn is of to where the first had its own: an accumulator moves once a loop, at most.
-        """
-        sub = self.subtile_type(self.config, tile, block, first)
-        piece = sub.accumulators(acc, 0, 0)
-        if cutlass.const_expr(count == 1):
-            self.epilogue.visit(sub, piece, glob, held, smem)
-        else:
-            turns = 2 if count % 2 == 0 else count
-            part = count // turns
-            row = cute.make_tensor(piece.iterator, cute.make_layout(count * sub.elements))
-            for turn in cutlass.range(turns, unroll=1):
-                self._visits(part, first + turn * part, block, acc, tile, glob, held, smem)
-                if turn < turns - 1:
-                    for i in cutlass.range_constexpr((count - part) * sub.elements):
-                        row[i] = row[i + part * sub.elements]
-
     def _partition_b(self, tma: cpasync.TmaInfo, s_b: cute.Tensor, index: int, cta_m: Int32) -> tuple:
         """The stages of a piece of B, and the tiles that it is brought from, partitioned for TMA."""
         box = (self.config.piece_n, cute.size(s_b, mode=[1]))
@@ -795,18 +743,6 @@ class Sm90Gemm(Gemm):
         row, column = shared.schedule.cluster_coord(item)
         m0 = (row * config.cluster_m + shared.cta_m) * config.tile_m
         return m0, (column * config.cluster_n + shared.cta_n) * config.tile_n
-
-    def _tile(self, shared: Sm90Shared, item: Int32, origin: tuple[Int32, Int32], seat: Seat) -> Sm90Tile:
-        """What a thread of the epilogue has of the CTA's tile, among all rows of the output."""
-        (m0, n0), (first, end) = origin, self._rows(shared, item)
-        return self.tile_type(self.config, first + m0, n0, end, shared.n, seat.thread, seat.share)
-
-    def _rows(self, shared: Sm90Shared, item: Int32) -> tuple[Int32, Int32]:
-        """The rows of the output that a work item's batch has: the first, and the one after the last."""
-        if self.kind is ProductKind.DENSE:
-            return Int32(0), shared.m
-        first = shared.schedule.batch(item) * shared.m
-        return first, first + shared.m
 
     def _plane_coord(self, origin: tuple[Int32, Int32], subtile: int, share: Any) -> tuple[Int32, Int32]:
         """Where a warpgroup's subtile lies, counted in (64, subtile_n) boxes of the output."""

@@ -173,9 +173,9 @@ class Subtile(ABC):
         return row, column, (row < self.tile.m) & (column < self.tile.n)
 
 
-class Sm90Tile(Tile):
-    """As wgmma lays out its accumulators: two rows, eight apart, of each 64-row block of the warpgroup, and
-    two neighbouring columns of every eight (PTX ISA, wgmma register fragments, matrix D).
+class FragmentTile(Tile):
+    """As wgmma and mma.sync lay out accumulators: two rows, eight apart, of each 64-row block of the
+    warpgroup, and two neighbouring columns of every eight (PTX ISA, wgmma register fragments, matrix D).
 
     `share` is which of the warpgroups on the tile this is; their blocks alternate.
     """
@@ -211,12 +211,12 @@ class Sm90Tile(Tile):
         return self._column0 + (c // 2 * 8 + c % 2)
 
 
-class Sm90Subtile(Subtile):
+class FragmentSubtile(Subtile):
     """A warp's 16 rows of a 64 x `subtile_n` piece of its warpgroup's tile, in the `block`-th 64 rows."""
 
-    tile: Sm90Tile
+    tile: FragmentTile
 
-    def __init__(self, config: TileConfig, tile: Sm90Tile, block: int, step: int | Int32):
+    def __init__(self, config: TileConfig, tile: FragmentTile, block: int, step: int | Int32):
         self._block = block
         self.columns = config.subtile_n // 4
         self.elements = 2 * self.columns
@@ -276,15 +276,15 @@ class Sm90Subtile(Subtile):
         return plane.element_type.width == 16 and cute.flatten((plane.stride[1],))[0] == 1
 
 
-class Sm90InterleavedTile(Sm90Tile):
+class InterleavedTile(FragmentTile):
     """Where the accumulators are even and odd columns: a thread's two neighbours are one column of each."""
 
     def column_offset(self, c: int) -> Int32:
         return self.lane % 4 + c * 4
 
 
-class Sm90InterleavedSubtile(Sm90Subtile):
-    """As Sm90Subtile, of an Sm90InterleavedTile: element e has the rows of a column one after the other."""
+class InterleavedSubtile(FragmentSubtile):
+    """As FragmentSubtile, of an InterleavedTile: element e has the rows of a column one after the other."""
 
     def accumulators(self, acc: cute.Tensor, index: int, step: int) -> cute.Tensor:
         first = self._block * (self._config.mma_n // 2) + step * 2 * self.elements + index

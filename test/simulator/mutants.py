@@ -135,6 +135,14 @@ class Edit:
         return text[: match.start()] + (match.expand(self.new) if regex else self.new) + text[match.end() :]
 
 
+_USERS = {
+    (Text.SCHEDULER, "sm90"): ("batch", "import batch as"),
+    (Text.SCHEDULER, "sm100"): ("batch", "import batch as"),
+    (Text.TILE, "sm90"): ("fragments", "from .fragments import"),
+}
+"""The module that uses an edited one where the template itself does not, and how the template imports it."""
+
+
 @dataclass(frozen=True)
 class Mutant:
     """A fault. `message` is searched for in the text of the error; `around` edits the template that imports
@@ -166,13 +174,13 @@ class Mutant:
                 part = self.text.value
                 name = self._imported(part, self._edited(_text(part)), folder)
                 source = source.replace(f"templates.{part} import", f"templates.{name} import")
-                user = "batch" if self.text is Text.SCHEDULER else template  # batch makes the schedules
+                user, importing = _USERS.get((self.text, template), (template, ""))
                 text = Edit(f"from .{part} import", f"from .{name} import").apply(_text(user))
                 for edit in self.around:
                     text = edit.apply(text)
                 if user != template:
-                    user = self._imported(user, text, folder)
-                    text = Edit("import batch as", f"import {user} as").apply(_text(template))
+                    imported = importing.replace(user, self._imported(user, text, folder))
+                    text = Edit(importing, imported).apply(_text(template))
             faulty = self._imported(used, text, folder)
             source = Edit(f"templates.{used} import", f"templates.{faulty} import").apply(source)
         path = folder / "kernel.py"
@@ -1018,7 +1026,7 @@ MUTANTS = [
         COOPERATIVE,
         (
             Edit("cute.arch.sync_warp()", "pass", 2, 1),
-            Edit("self.epilogue.visit(", "cute.arch.sync_warp(); self.epilogue.visit(", 2),
+            Edit("self.epilogue.visit(", "cute.arch.sync_warp(); self.epilogue.visit("),
         ),
         RaceError,
         UNMET,

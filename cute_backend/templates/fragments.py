@@ -1,0 +1,99 @@
+"""What kernels have in common whose accumulators lie in registers, as wgmma and mma.sync deal them out: a
+warp has 16 rows of every 64, and all columns of the tile."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ..planning import TileConfig
+from ..spec import BColumns, ProductKind
+from .epilogue import Epilogue
+from .gemm import Gemm
+from .rings import Shared
+from .tile import FragmentSubtile, FragmentTile, InterleavedSubtile, InterleavedTile
+
+
+class FragmentGemm(Gemm):
+    """A kernel whose epilogue runs on the registers of the warps that multiply.
+
+    A warpgroup has `blocks` blocks of 64 rows of a tile, each in `steps` subtiles: `subtiles` in all.
+    """
+
+    def __init__(self, epilogue: Epilogue, config: TileConfig, *, kind: ProductKind):
+        if config.rolled and (config.products > 1 or epilogue.tma_loads or epilogue.tma_stores):
+            raise ValueError(
+                f"tile {config.name} has visits in a loop, of one product and no plane in shared memory, but "
+                f"products are {config.products} and planes {len(epilogue.tma_loads + epilogue.tma_stores)}"
+            )
+        super().__init__(epilogue, config, kind=kind)
+        self.blocks = config.tile_m // (config.block_m * config.sharing)
+        self.steps = config.tile_n // config.subtile_n
+        self.subtiles = self.blocks * self.steps
+        interleaved = config.b_columns is BColumns.INTERLEAVED
+        self.tile_type = InterleavedTile if interleaved else FragmentTile
+        self.subtile_type = InterleavedSubtile if interleaved else FragmentSubtile
+
+    @abstractmethod
+    def _origin(self, shared: Any, item: Int32) -> tuple[Int32, Int32]:
+        """The first row and column of a CTA's tile of a work item."""
+
+    def _tile(
+        self, shared: Shared, item: Int32, origin: tuple[Int32, Int32], thread: Int32, share: Any
+    ) -> FragmentTile:
+        """What a thread of the epilogue has of the CTA's tile, among all rows of the output. `thread` counts
+        within its warpgroup, which has the `share`-th of the tile's blocks."""
+        (m0, n0), (first, end) = origin, self._rows(shared, item)
+        return self.tile_type(self.config, first + m0, n0, end, shared.n, thread, share)
+
+    def _row_tile(self, shared: Shared, item: Int32, lane: Int32) -> FragmentTile:
+        (m0, n0), (first, end) = self._origin(shared, item), self._rows(shared, item)
+        return FragmentTile(self.config, first + m0, n0, end, shared.n, lane, Int32(0))
+
+    def _rows(self, shared: Shared, item: Int32) -> tuple[Int32, Int32]:
+        """The rows of the output that a work item's batch has: the first, and the one after the last."""
+        if self.kind is ProductKind.DENSE:
+            return Int32(0), shared.m
+        first = shared.schedule.batch(item) * shared.m
+        return first, first + shared.m
+
+    @cute.jit
+    def _roll(self, block: int, acc: cute.Tensor, tile: FragmentTile, glob: Any, held: Any, smem: Any):
+        """The visits of a block as loops, of no planes; a warp whose rows lie beyond M makes none."""
+        if tile.warp_row(block) < tile.m:
+            self._visits(self.steps, Int32(0), block, acc, tile, glob, held, smem)
+
+    @cute.jit
+    def _visits(
+        self,
+        count: int,
+        first: Int32,
+        block: int,
+        acc: cute.Tensor,
+        tile: FragmentTile,
+        glob: Any,
+        held: Any,
+        smem: Any,
+    ):
+        """So many visits from step `first` on, whose accumulators lie where the block's begin.
+
+        Registers can't be indexed by a loop. So loops of two turns lie one within the other, and each moves
+        what its second turn is of to where the first had its own: an accumulator moves once a loop, at most.
+        """
+        sub = self.subtile_type(self.config, tile, block, first)
+        piece = sub.accumulators(acc, 0, 0)
+        if cutlass.const_expr(count == 1):
+            self.epilogue.visit(sub, piece, glob, held, smem)
+        else:
+            turns = 2 if count % 2 == 0 else count
+            part = count // turns
+            row = cute.make_tensor(piece.iterator, cute.make_layout(count * sub.elements))
+            for turn in cutlass.range(turns, unroll=1):
+                self._visits(part, first + turn * part, block, acc, tile, glob, held, smem)
+                if turn < turns - 1:
+                    for i in cutlass.range_constexpr((count - part) * sub.elements):
+                        row[i] = row[i + part * sub.elements]
