@@ -49,7 +49,8 @@ def replay(
 
     `a` has one tensor, (M, K), and `b` one (K, N) for each accumulator, or one (K, 2 N) for even and odd
     columns. `loads` follow the spec: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, with an
-    axis for each mode of an M of several, one element for a scalar. The operands' values are exact in
+    axis for each mode of an M of several and (N / b, b) for an N of blocks, one element for a scalar. The
+    operands' values are exact in
     `accumulate`, in which products and reductions are summed, in the order of the device's own kernels;
     float64 takes that order's rounding out of a test. Everything else is fp32.
 
@@ -83,6 +84,10 @@ def _plane(load: Load, tensor: Tensor) -> Tensor:
     if load.m_modes:
         first = tuple(slice(1) if mode is Stride.ZERO else slice(None) for mode in load.m_modes)
         tensor = tensor[first].expand(tensor.shape).flatten(0, len(load.m_modes) - 1)
+    if (blocks := load.blocks) is not None:
+        zeros = (blocks.outer is Stride.ZERO, blocks.inner is Stride.ZERO)
+        first = (..., *(slice(1) if zero else slice(None) for zero in zeros))
+        tensor = tensor[first].expand(tensor.shape).flatten(-2)
     view = tensor if load.kind is LoadKind.EXACT else tensor.reshape(_VIEWS[load.kind])
     return numerics.widen(view, load.dtype)
 

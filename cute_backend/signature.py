@@ -55,7 +55,8 @@ class Role(Enum):
 
 
 class Extent(Enum):
-    """What the size of an axis is: axes of one extent have one size, except MODE."""
+    """What the size of an axis is: axes of one extent have one size, except MODE, and BLOCKS and BLOCK where
+    blocks differ."""
 
     M = "rows of the plane"
     N = "columns of the plane"
@@ -64,6 +65,8 @@ class Extent(Enum):
     ROWS = "rows of one product of a batch"
     COLUMNS = "even and odd columns of B: 2 N"
     MODE = "one of several modes of M, of any size"
+    BLOCKS = "blocks of columns: N by those of one block"
+    BLOCK = "columns of a block, known when a kernel is compiled"
     BYTES = "bytes of the workspace"
 
 
@@ -86,6 +89,15 @@ class Dim:
 
     extent: Extent
     stride: Stride
+    block: int = 0
+    """Columns of a block, for BLOCKS and BLOCK."""
+
+    def size(self, sizes: Mapping[Extent, Any]) -> Any:
+        """Its size where axes have these sizes, of which N gives that of BLOCKS. Raises KeyError for an
+        extent that is not among them."""
+        if self.extent is Extent.BLOCK:
+            return self.block
+        return sizes[Extent.N] // self.block if self.extent is Extent.BLOCKS else sizes[self.extent]
 
 
 @dataclass(frozen=True)
@@ -109,8 +121,11 @@ class Argument:
         """The argument of an epilogue's load."""
         modes = tuple(Dim(Extent.MODE, mode) for mode in load.m_modes)
         m = modes or (Dim(Extent.M, load.stride_m),)
-        n = Dim(Extent.N, load.stride_n)
-        dims = {LoadKind.EXACT: (*m, n), LoadKind.COLVEC: m, LoadKind.ROWVEC: (n,), LoadKind.SCALAR: ()}
+        n: tuple[Dim, ...] = (Dim(Extent.N, load.stride_n),)
+        if (blocks := load.blocks) is not None:
+            outer = Dim(Extent.BLOCKS, blocks.outer, blocks.columns)
+            n = (outer, Dim(Extent.BLOCK, blocks.inner, blocks.columns))
+        dims = {LoadKind.EXACT: (*m, *n), LoadKind.COLVEC: m, LoadKind.ROWVEC: n, LoadKind.SCALAR: ()}
         if load.order is not None:
             plane = _plane((Extent.M, Extent.N), load.order is Order.ROW)
             return Argument(load.name, load.name, Role.LOAD, load.dtype, plane, Alignment.PLANE)
@@ -151,7 +166,7 @@ class Argument:
 
     def shape(self, sizes: Mapping[Extent, Any]) -> tuple[Any, ...]:
         """Its shape where axes have these sizes. Raises KeyError for an extent that is not among them."""
-        return tuple(sizes[dim.extent] for dim in self.dims)
+        return tuple(dim.size(sizes) for dim in self.dims)
 
     def packed(self, shape: Sequence[Any], align: int = 1, step: Any = 1) -> tuple[Any, ...]:
         """Strides without gaps for this shape, in elements: the unit axis is innermost, then the last.

@@ -1,8 +1,8 @@
 """What a fused epilogue is: the one structure that the walker, the emitter and the runtime share.
 
 A spec is a DAG in SSA order. Its values are the accumulators, the loads and the results of the ops, each
-known by its name; a store names the value that it writes. A spec holds no sizes, so one kernel serves every
-M, N and K, and its canonical JSON form is the key of every cache.
+known by its name; a store names the value that it writes. A spec holds no sizes but those of blocks of
+columns, so one kernel serves every M, N and K, and its canonical JSON form is the key of every cache.
 
 Where values live. A floating-point value is held in fp32, an integer value in int32, a truth value as a
 bool, whatever dtype it was loaded from: widening is exact. `Op.dtype` says what the result has been rounded
@@ -23,7 +23,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, Union
 
-SPEC_VERSION = 6
+SPEC_VERSION = 7
 
 
 class SpecError(ValueError):
@@ -224,6 +224,20 @@ class Accumulator:
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """How an operand varies over columns in blocks: N is the two modes (N / columns, columns).
+
+    `outer` is the class of the stride from one block to the next, `inner` of that within a block; not both
+    are ZERO. The columns of a block are the one size that a spec holds: a kernel divides columns by it, and
+    a division by what is known when it is compiled takes few instructions.
+    """
+
+    columns: int
+    outer: Stride
+    inner: Stride
+
+
+@dataclass(frozen=True)
 class Load:
     """An epilogue operand, by role.
 
@@ -234,6 +248,10 @@ class Load:
     is OTHER and `m_modes` has the class of every mode that M is made of, outermost first: ZERO or OTHER. The
     tensor has an axis for each in place of M, (B, S, N) here, and of an axis of class ZERO the elements at
     index 0 are meant. Their sizes multiply to M.
+
+    Where N is no single mode of it, as that of a vector (b,) for all blocks is not, nor of (S, b) over a plane
+    (S, N / b, b), `stride_n` is OTHER and `blocks` has the classes. The tensor then has the axes (N / b, b)
+    in place of N; of an axis of class ZERO the elements at index 0 are meant.
     """
 
     name: str
@@ -242,12 +260,18 @@ class Load:
     stride_m: Stride
     stride_n: Stride
     m_modes: tuple[Stride, ...] = ()
+    blocks: Union[Blocks, None] = None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether M or N is several axes of its tensor. Such a plane is read by element."""
+        return bool(self.m_modes) or self.blocks is not None
 
     @property
     def order(self) -> Union[Order, None]:
-        """The memory order of an exact load; None where neither of its strides is known to be 1, or M is
-        several modes, and for every other kind."""
-        if self.kind is not LoadKind.EXACT or self.m_modes:
+        """The memory order of an exact load; None where neither of its strides is known to be 1, or M or N
+        is several modes, and for every other kind."""
+        if self.kind is not LoadKind.EXACT or self.is_split:
             return None
         if self.stride_n is Stride.ONE:
             return Order.ROW
@@ -430,6 +454,10 @@ def _decode_accumulator(item: Any) -> Accumulator:
     )
 
 
+def _decode_blocks(item: Any) -> Union[Blocks, None]:
+    return None if item is None else Blocks(item["columns"], Stride(item["outer"]), Stride(item["inner"]))
+
+
 def _decode_load(item: Any) -> Load:
     return Load(
         name=item["name"],
@@ -438,6 +466,7 @@ def _decode_load(item: Any) -> Load:
         stride_m=Stride(item["stride_m"]),
         stride_n=Stride(item["stride_n"]),
         m_modes=tuple(Stride(mode) for mode in item["m_modes"]),
+        blocks=_decode_blocks(item["blocks"]),
     )
 
 
@@ -504,6 +533,8 @@ def _validate(spec: EpilogueSpec) -> None:
             raise SpecError(f"{load.name} is i64, which only indices are stored as")
         if load.m_modes:
             _validate_modes(load)
+        if load.blocks is not None:
+            _validate_blocks(load, load.blocks)
     for op in spec.ops:
         for operand in op.operands:
             if isinstance(operand, str) and operand not in seen:
@@ -532,6 +563,16 @@ def _validate_modes(load: Load) -> None:
         raise SpecError(f"{load.name} has {modes}; accepted are two or more of 0 and s, and not 0 alone")
     if load.stride_m is not Stride.OTHER:
         raise SpecError(f"{load.name} has {modes} and over them one stride, of class {load.stride_m.value}")
+
+
+def _validate_blocks(load: Load, blocks: Blocks) -> None:
+    what = f"{load.name} has blocks of {blocks.columns} columns"
+    if type(blocks.columns) is not int or blocks.columns < 2:
+        raise SpecError(f"{what}; a block has two or more")
+    if blocks.outer is blocks.inner is Stride.ZERO:
+        raise SpecError(f"{what} and strides of class 0 along both of their axes, which are one mode then")
+    if load.stride_n is not Stride.OTHER:
+        raise SpecError(f"{what} and over them one stride, of class {load.stride_n.value}")
 
 
 def _validate_store(store: Store, value: DType) -> None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from float_formats import FORMATS
 
 from cute_backend.spec import (
+    Blocks,
     Const,
     DType,
     EpilogueSpec,
@@ -87,6 +88,7 @@ def evaluate(spec: EpilogueSpec, products: dict[str, Array], loads: dict[str, Ar
     values = dict(products)
     for load in spec.loads:
         array = loads[load.name] if not load.m_modes else _one_m(load, loads[load.name])
+        array = array if load.blocks is None else _one_n(load.blocks, array)
         values[load.name] = array if load.kind is LoadKind.EXACT else array.reshape(_SHAPES[load.kind])
     with np.errstate(all="ignore"):
         for op in spec.ops:
@@ -101,6 +103,16 @@ def _one_m(load: Load, array: Array) -> Array:
     """(*modes, ...) as (M, ...), of which the elements at index 0 count along what does not vary."""
     first = tuple(slice(1) if mode is Stride.ZERO else slice(None) for mode in load.m_modes)
     return np.broadcast_to(array[first], array.shape).reshape(-1, *array.shape[len(load.m_modes) :])
+
+
+def _one_n(blocks: Blocks, array: Array) -> Array:
+    """(..., N / b, b) as (..., N), column by column."""
+    columns = []
+    for column in range(array.shape[-2] * array.shape[-1]):
+        outer, inner = divmod(column, blocks.columns)
+        outer = 0 if blocks.outer is Stride.ZERO else outer
+        columns.append(array[..., outer, 0 if blocks.inner is Stride.ZERO else inner])
+    return np.stack(columns, -1)
 
 
 def cast(value: Array, dtype: DType, overflow: Overflow) -> Array:

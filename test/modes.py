@@ -1,4 +1,4 @@
-"""Operands whose M is several modes, for specs that say so of a load."""
+"""Operands whose M or N is several modes, for specs that say so of a load."""
 
 from __future__ import annotations
 
@@ -14,21 +14,31 @@ _LONGEST = 5
 
 def extents(load: Load, m: int) -> tuple[int, ...]:
     """Sizes that multiply to `m`, one for each mode of M: short rows of a batch, many batches."""
+    if not load.m_modes:
+        return (m,)
     inner = next(size for size in range(_LONGEST, 0, -1) if m % size == 0)
     return (m // inner, *[1] * (len(load.m_modes) - 2), inner)
 
 
 def shape_of(load: Load, m: int, n: int) -> tuple[int, ...]:
-    """The shape of a load with several modes of M."""
-    return (*extents(load, m), *((n,) if load.kind is LoadKind.EXACT else ()))
+    """The shape of a load with several modes of M or N."""
+    rows = () if load.kind is LoadKind.ROWVEC else extents(load, m)
+    if load.kind is LoadKind.COLVEC:
+        return rows
+    blocks = load.blocks
+    return (*rows, *((n,) if blocks is None else (n // blocks.columns, blocks.columns)))
 
 
 def with_modes(load: Load, m: int, n: int, values: Callable[[tuple[int, ...]], Made]) -> Made:
     """Such an operand of the values of a dense shape: those of one index along what does not vary, expanded,
-    and each second column where N is not contiguous."""
+    and each second column where N, or what varies of a block, is not contiguous."""
     shape = shape_of(load, m, n)
-    modes = len(load.m_modes)
-    varied = [1 if mode is Stride.ZERO else size for mode, size in zip(load.m_modes, shape, strict=False)]
-    if load.stride_n is Stride.OTHER:
-        return values((*varied, 2 * n))[..., 1::2].expand(shape)  # type: ignore[index]
-    return values((*varied, *shape[modes:])).expand(shape)  # type: ignore[attr-defined]
+    strides = [*load.m_modes] if load.m_modes else [load.stride_m] * (load.kind is LoadKind.EXACT)
+    if load.blocks is not None:
+        strides += [load.blocks.outer, load.blocks.inner]
+    elif load.kind is not LoadKind.COLVEC:
+        strides.append(load.stride_n)
+    varied = [1 if mode is Stride.ZERO else size for mode, size in zip(strides, shape, strict=True)]
+    if load.kind is not LoadKind.COLVEC and strides[-1] is Stride.OTHER:
+        return values((*varied[:-1], 2 * varied[-1]))[..., 1::2].expand(shape)  # type: ignore[index]
+    return values(tuple(varied)).expand(shape)  # type: ignore[attr-defined]

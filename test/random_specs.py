@@ -15,6 +15,7 @@ from cute_backend.spec import (
     VALUE_DTYPES,
     Accumulator,
     Axis,
+    Blocks,
     Columns,
     Const,
     DType,
@@ -40,6 +41,16 @@ _MODES = (
     (Stride.ZERO, Stride.OTHER),
     (Stride.OTHER, Stride.OTHER),
     (Stride.ZERO, Stride.OTHER, Stride.ZERO),
+)
+BLOCK = 4
+"""Columns of every block that is drawn; N is a multiple of it."""
+
+_BLOCKS = (
+    None,
+    Blocks(BLOCK, Stride.ZERO, Stride.ONE),
+    Blocks(BLOCK, Stride.OTHER, Stride.ZERO),
+    Blocks(BLOCK, Stride.OTHER, Stride.ONE),
+    Blocks(BLOCK, Stride.ZERO, Stride.OTHER),
 )
 _NAMES = {
     LoadKind.SCALAR: "scalar",
@@ -83,12 +94,14 @@ def _load(draw: st.DrawFn, index: int) -> Load:
     kind = draw(st.sampled_from(LoadKind))
     varies_m, varies_n = kind in (LoadKind.COLVEC, LoadKind.EXACT), kind in (LoadKind.ROWVEC, LoadKind.EXACT)
     stride_m = draw(st.sampled_from(_NONZERO)) if varies_m else Stride.ZERO
+    stride_n = draw(st.sampled_from(_NONZERO)) if varies_n else Stride.ZERO
     return Load(
         name=f"{_NAMES[kind]}{index}",
         kind=kind,
         dtype=draw(st.sampled_from(VALUE_DTYPES)),
         stride_m=stride_m,
-        stride_n=draw(st.sampled_from(_NONZERO)) if varies_n else Stride.ZERO,
+        stride_n=stride_n,
+        blocks=draw(st.sampled_from(_BLOCKS)) if stride_n is Stride.OTHER else None,
         m_modes=draw(st.sampled_from(_MODES)) if stride_m is Stride.OTHER else (),
     )
 

@@ -45,7 +45,7 @@ TORCH = {
     DType.I32: torch.int32,
     DType.BOOL: torch.bool,
 }
-M, N, K = 6, 7, 64
+M, N, K = 6, 8, 64
 
 
 SPECIALS = [0.0, -0.0, 0.5, 2.5, -1.5, 3.0, 300.7, -40000.0, 464.0, 61440.0, 1e9, 1e-6, 1e-40, 3e38]
@@ -53,7 +53,7 @@ SPECIALS += [float("inf"), float("-inf"), float("nan")]
 
 
 def _shape(load: Load) -> tuple[int, ...]:
-    if load.m_modes:
+    if load.is_split:
         return shape_of(load, M, N)
     return {LoadKind.SCALAR: (1,), LoadKind.ROWVEC: (N,), LoadKind.COLVEC: (M,), LoadKind.EXACT: (M, N)}[
         load.kind

@@ -12,6 +12,7 @@ from cute_backend.signature import Argument, Role, signature
 from cute_backend.spec import (
     Accumulator,
     Axis,
+    Blocks,
     Columns,
     DType,
     EpilogueSpec,
@@ -31,11 +32,17 @@ HALVES = tuple(replace(ACC, name=f"acc{i}", b_major=Major.K) for i in range(2))
 INTERLEAVED = tuple(
     replace(acc, columns=columns) for acc, columns in zip(HALVES, (Columns.EVEN, Columns.ODD), strict=True)
 )
+EXACT_OF_BLOCKS = Load(
+    "exact", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.OTHER, blocks=Blocks(8, Stride.ZERO, Stride.ONE)
+)
 LOADS = (
     Load("exact0", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.ONE),
     Load("exact1", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.OTHER),
     Load("exact2", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.ONE, (Stride.OTHER, Stride.ZERO)),
+    replace(EXACT_OF_BLOCKS, name="exact3"),
+    replace(EXACT_OF_BLOCKS, name="exact4", m_modes=(Stride.OTHER, Stride.ZERO)),
     Load("rowvec0", LoadKind.ROWVEC, DType.BOOL, Stride.ZERO, Stride.ONE),
+    replace(EXACT_OF_BLOCKS, name="rowvec1", kind=LoadKind.ROWVEC, stride_m=Stride.ZERO),
     Load("colvec0", LoadKind.COLVEC, DType.F32, Stride.OTHER, Stride.ZERO),
     Load("scalar0", LoadKind.SCALAR, DType.F32, Stride.ZERO, Stride.ZERO),
 )
@@ -72,7 +79,10 @@ def shown(argument: Argument) -> str:
                 "exact0 bf16 (M:s, N:1) plane",
                 "exact1 f32 (M:s, N:s) element",
                 "exact2 f32 (MODE:s, MODE:0, N:1) element",
+                "exact3 f32 (M:s, BLOCKS:0, BLOCK:1) element",
+                "exact4 f32 (MODE:s, MODE:0, BLOCKS:0, BLOCK:1) element",
                 "rowvec0 bool (N:1) element",
+                "rowvec1 f32 (BLOCKS:0, BLOCK:1) element",
                 "colvec0 f32 (M:s) element",
                 "scalar0 f32 () element",
                 "out0 bf16 (M:1, N:s) plane",
@@ -157,7 +167,7 @@ def test_what_an_alignment_promises() -> None:
         (LOADS[0], (3, 10), {"align": 8}, (16, 1)),
         (LOADS[1], (3, 10), {"step": 2}, (20, 2)),
         (LOADS[2], (4, 3, 10), {}, (10, 0, 1)),
-        (LOADS[5], (), {}, ()),
+        (LOADS[-1], (), {}, ()),
     ],
 )
 def test_packed_strides_leave_no_gap_but_for_alignment(

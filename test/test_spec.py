@@ -15,6 +15,7 @@ from random_specs import NUMBERS, specs
 from cute_backend.spec import (
     Accumulator,
     Axis,
+    Blocks,
     Columns,
     Const,
     DType,
@@ -88,6 +89,10 @@ def _modes(*modes: Stride) -> Load:
     return replace(_load(LoadKind.EXACT, Stride.OTHER, Stride.ONE), m_modes=modes)
 
 
+def _blocks(blocks: Blocks) -> Load:
+    return replace(_load(LoadKind.ROWVEC, Stride.ZERO, Stride.OTHER), blocks=blocks)
+
+
 @pytest.mark.parametrize(
     "field, value",
     [
@@ -97,6 +102,9 @@ def _modes(*modes: Stride) -> Load:
         ("loads", (_load(LoadKind.EXACT, Stride.OTHER, Stride.ONE),)),
         ("loads", (_modes(Stride.OTHER, Stride.ZERO),)),
         ("loads", (_modes(Stride.OTHER, Stride.OTHER),)),
+        ("loads", (_blocks(Blocks(64, Stride.ZERO, Stride.ONE)),)),
+        ("loads", (_blocks(Blocks(32, Stride.ZERO, Stride.ONE)),)),
+        ("loads", (_blocks(Blocks(64, Stride.OTHER, Stride.ZERO)),)),
         ("accumulators", (replace(ACC, fast_accum=False),)),
         ("accumulators", (replace(ACC, kind=ProductKind.BATCHED),)),
         ("accumulators", (replace(ACC, b_dtype=DType.E5M2),)),
@@ -163,6 +171,15 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     (
         {"loads": (replace(BIAS, m_modes=(Stride.OTHER, Stride.ZERO)),)},
         r"M modes \(s, 0\) and over them one stride, of class 0",
+    ),
+    ({"loads": (_blocks(Blocks(1, Stride.OTHER, Stride.ZERO)),)}, "blocks of 1 columns; a block has two or"),
+    (
+        {"loads": (_blocks(Blocks(8, Stride.ZERO, Stride.ZERO)),)},
+        "bias has blocks of 8 columns and strides of class 0 along both",
+    ),
+    (
+        {"loads": (replace(BIAS, blocks=Blocks(8, Stride.ZERO, Stride.ONE)),)},
+        "bias has blocks of 8 columns and over them one stride, of class 1",
     ),
     ({"ops": (replace(ADD, operands=("acc", "t0")),)}, "t0 reads 't0' before it is made"),
     ({"ops": (replace(ADD, operands=("acc", "gate")),)}, "t0 reads 'gate' before it is made"),

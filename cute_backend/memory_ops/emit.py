@@ -78,7 +78,9 @@ class _Module:
         ]
         types = sorted({"Float32", "Int32", *self._types()})
         reductions = self.spec.reductions
-        helpers = ["SmemOperand", *(["collapse_m"] if any(load.m_modes for load in self.spec.loads) else [])]
+        loads = self.spec.loads
+        helpers = ["SmemOperand", *(["collapse_m"] if any(load.m_modes for load in loads) else [])]
+        helpers += ["collapse_n"] if any(load.blocks for load in loads) else []
         enums = [*(["Axis"] if reductions else []), *(["Order"] if self._columns() else [])]
         enums += ["BColumns"] if self.config.b_columns is not BColumns.APART else []
         enums += ["ProductKind"] if self.spec.product.kind is not ProductKind.DENSE else []
@@ -214,6 +216,7 @@ class _Module:
                 for load in self.spec.loads
                 if load.m_modes
             ),
+            *(f"    {load.name} = collapse_n({load.name})" for load in self.spec.loads if load.blocks),
             *self._calls(", ".join(loads)),
         ]
 
@@ -244,8 +247,11 @@ class _Module:
 
 
 def _modes(load: Load) -> str:
-    """Along which of several modes of M a load varies."""
-    return f", of M modes ({', '.join(mode.value for mode in load.m_modes)})" if load.m_modes else ""
+    """Along which of several modes of M or N a load varies."""
+    text = f", of M modes ({', '.join(mode.value for mode in load.m_modes)})" if load.m_modes else ""
+    if (blocks := load.blocks) is not None:
+        text += f", of blocks of {blocks.columns} columns ({blocks.outer.value}, {blocks.inner.value})"
+    return text
 
 
 def _method(signature: str) -> list[str]:

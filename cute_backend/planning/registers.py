@@ -109,7 +109,7 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
         return True
     kept = Registers.of(spec, config, Variant.TMA)
     most = MAX_ACCUMULATORS // 2 if is_promoted(config, spec) else MAX_ACCUMULATORS
-    if has_planes(spec) and (spec.reductions or any(load.m_modes for load in spec.loads_of(LoadKind.EXACT))):
+    if has_planes(spec) and (spec.reductions or any(load.is_split for load in spec.loads_of(LoadKind.EXACT))):
         most = min(most, MAX_BESIDE_ROWS)
     return kept.accumulators <= most and (
         long_ops(spec) == 0 or kept.accumulators + kept.partials <= MAX_KEPT
@@ -123,7 +123,7 @@ def is_crowded(config: TileConfig, spec: EpilogueSpec) -> bool:
     What is read by element takes two registers of address for each element of a subtile.
     """
     exact = spec.loads_of(LoadKind.EXACT)
-    by_element = sum(bool(load.m_modes) for load in exact)
+    by_element = sum(load.is_split for load in exact)
     many = config.products > 1 and len(exact) > MAX_PAIRED_LOADS
     return config.pingpong and (by_element > 1 or many)
 

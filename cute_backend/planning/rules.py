@@ -84,9 +84,9 @@ def half_the_rows_for_a_crowded_thread(config: TileConfig, spec: EpilogueSpec) -
 
 
 def narrow_subtiles_by_element(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
-    """No wide subtiles where every alignment reads planes by element, because M is several modes there: wide
-    ones make waits for TMA rarer, and nothing waits there."""
-    by_element = any(load.m_modes for load in spec.loads_of(LoadKind.EXACT))
+    """No wide subtiles where every alignment reads planes by element, because M or N is several modes there:
+    wide ones make waits for TMA rarer, and nothing waits there."""
+    by_element = any(load.is_split for load in spec.loads_of(LoadKind.EXACT))
     return _narrow(config) if by_element else config
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..signature import TMA_ALIGN, Alignment, Argument, Role, signature
 from ..spec import DType, EpilogueSpec, Stride
 from .notices import count, warn_once
-from .operands import m_of, plane_of
+from .operands import covers, plane_of
 
 
 class Bound(NamedTuple):
@@ -41,7 +41,7 @@ class Binding:
         arguments = signature(spec)
         operands = [argument for argument in arguments if argument.role.is_operand]
         self._spec = spec
-        self._modes = [(i, load) for i, load in enumerate(spec.loads) if load.m_modes]
+        self._split = [(i, load) for i, load in enumerate(spec.loads) if load.is_split]
         self._operand_views = _views(operands)
         self._result_views = _views(argument for argument in arguments if argument.role is Role.STORE)
         self._planes = _planes(operands)
@@ -50,7 +50,7 @@ class Binding:
             for i, argument in enumerate(operands)
             if not argument.is_plane and any(stride is not Stride.OTHER for stride in _strides(argument))
         ]
-        self.takes_operands_as_given = not (self._operand_views or self._modes)
+        self.takes_operands_as_given = not (self._operand_views or self._split)
         """Whether `operands` makes no view and has nothing to check."""
         self.takes_results_as_given = not (self._result_views or spec.reductions)
         """Whether `written` makes no view, and there is no workspace."""
@@ -58,11 +58,12 @@ class Binding:
     def operands(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
         """Operands in the signature's order, in the views that every launch makes; strides are not looked at.
 
-        Raises ValueError where the modes of a load don't multiply to the rows of A.
+        Raises ValueError where the modes of a load don't multiply to the rows of A, or its blocks to the
+        plane's columns.
         """
-        for index, load in self._modes:
-            if m_of(load, loads[index]) != plane_of(self._spec, a[0], b[0])[0]:
-                raise ValueError(f"{load.name} has not the rows of A")  # check_operands says it in full
+        for index, load in self._split:
+            if not covers(load, loads[index], *plane_of(self._spec, a[0], b[0])):
+                raise ValueError(f"{load.name} is not of the plane")  # check_operands says it in full
         tensors = [*a, *b, *loads]
         for index, view in self._operand_views:
             tensors[index] = view(tensors[index])

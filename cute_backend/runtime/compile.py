@@ -163,7 +163,8 @@ def fake_operands(spec: EpilogueSpec, variant: Variant) -> dict[str, Any]:
 
 
 def _fake(argument: Argument, sizes: Mapping[Extent, Any], tma: bool) -> Any:
-    """A stand-in for one tensor. A mode of M has a size of its own; one element is a vector."""
+    """A stand-in for one tensor. A mode of M has a size of its own, as has the number of blocks; one element
+    is a vector."""
     import cutlass
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_tensor
@@ -172,7 +173,8 @@ def _fake(argument: Argument, sizes: Mapping[Extent, Any], tma: bool) -> Any:
     steps = align * 8 // argument.dtype.bits if argument.is_plane else 1
     shape, strides = [], []
     for dim in argument.dims:
-        shape.append(cute.sym_int32() if dim.extent is Extent.MODE else sizes[dim.extent])
+        own = dim.extent in (Extent.MODE, Extent.BLOCKS)
+        shape.append(cute.sym_int32() if own else dim.size(sizes))
         fixed = dim.stride is not Stride.OTHER
         strides.append(int(dim.stride.value) if fixed else cute.sym_int64(divisibility=steps))
     return make_fake_tensor(

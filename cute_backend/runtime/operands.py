@@ -40,6 +40,13 @@ def m_of(load: Load, tensor: Tensor) -> Size:
     return prod(tensor.shape[: len(load.m_modes)])
 
 
+def covers(load: Load, tensor: Tensor, m: Size, n: Size) -> bool:
+    """Whether the axes of a load, where M or N is several, come to these."""
+    if load.m_modes and m_of(load, tensor) != m:
+        return False
+    return load.blocks is None or tensor.shape[-2] * load.blocks.columns == n
+
+
 def plane_of(spec: EpilogueSpec, a: Tensor, b: Tensor) -> tuple[Any, Any]:
     """M and N of the plane, B * M rows for A (B, M, K), by A and the first B."""
     return prod(a.shape[:-1]), spec.plane_n(b.shape[-1])
@@ -86,11 +93,16 @@ def check_operands(
                 f"{argument.title} is {tensor.dtype}; the spec says {TORCH_DTYPES[argument.dtype]}"
             )
     m, n = plane_of(spec, left, b[0])
+    for load in spec.loads:
+        if load.blocks is not None and n % load.blocks.columns != 0:
+            raise ValueError(
+                f"{load.name} has blocks of {load.blocks.columns} columns, into which {n} columns can't be cut"
+            )
     sizes = {Extent.M: m, Extent.N: n}
     for load, argument, tensor in zip(spec.loads, of_role(operands, Role.LOAD), loads, strict=True):
         if load.m_modes:
             modes = len(load.m_modes)
-            tail = tuple(sizes[dim.extent] for dim in argument.dims[modes:])
+            tail = tuple(dim.size(sizes) for dim in argument.dims[modes:])
             fits = tensor.dim() == modes + len(tail) and tensor.shape[modes:] == tail
             fits = fits and m_of(load, tensor) == m
             wanted = f"{modes} sizes that multiply to {m}" + "".join(f", then {size}" for size in tail)

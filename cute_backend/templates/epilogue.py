@@ -125,6 +125,14 @@ def collapse_m(tensor: cute.Tensor, modes: int) -> cute.Tensor:
     return cute.make_tensor(tensor.iterator, cute.group_modes(layout, 0, modes))
 
 
+def collapse_n(tensor: cute.Tensor) -> cute.Tensor:
+    """An operand whose last axes are (N / b, b), with one mode in place of them, (b, N / b), whose column
+    i * b + j is column j of block i."""
+    rank = cute.rank(tensor)
+    layout = cute.select(tensor.layout, [*range(rank - 2), rank - 1, rank - 2])
+    return cute.make_tensor(tensor.iterator, cute.group_modes(layout, rank - 2, rank))
+
+
 def by_name(names: Sequence[str], values: Sequence[Any]) -> SimpleNamespace:
     """Values as attributes."""
     return SimpleNamespace(**dict(zip(names, values, strict=True)))

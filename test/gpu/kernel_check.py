@@ -91,7 +91,7 @@ def operands_of(
 
 
 def _load(load: Load, m: int, n: int, generator: torch.Generator, aligned: bool) -> Tensor:
-    if load.m_modes:
+    if load.is_split:
         return with_modes(load, m, n, lambda shape: _values(shape, load.dtype, generator, aligned=aligned))
     if load.kind is not LoadKind.EXACT:
         size = {LoadKind.SCALAR: 1, LoadKind.ROWVEC: n, LoadKind.COLVEC: m}[load.kind]

@@ -55,7 +55,7 @@ def operand(load: Load, m: int, generator: torch.Generator) -> Tensor:
     """A tensor of the load's kind, with the strides that it is classed by."""
     if load.kind is LoadKind.SCALAR:
         return values((1,), load.dtype, generator)
-    if load.m_modes:
+    if load.is_split:
         return with_modes(load, m, N, lambda shape: values(shape, load.dtype, generator))
     if load.kind is not LoadKind.EXACT:
         length = N if load.kind is LoadKind.ROWVEC else m

@@ -26,11 +26,12 @@ from cute_backend.runtime.compile import BuildError
 from cute_backend.runtime.device import Device, UnsupportedDeviceError
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.launch import launch, prepare
-from cute_backend.runtime.operands import parse_spec
+from cute_backend.runtime.operands import check_operands, parse_spec
 from cute_backend.runtime.reach import MAX_KERNELS, Problem, bucket_of, config_for, reachable_kernels
 from cute_backend.spec import (
     Accumulator,
     Axis,
+    Blocks,
     DType,
     EpilogueSpec,
     Load,
@@ -513,6 +514,50 @@ def test_batches_that_are_not_all_rows_are_refused_at_every_launch(compiler: Com
             launch(a, b, short, PER_BATCH.to_json())
         check((a, b, loads), PER_BATCH)
     assert len(compiler.launches) == 2
+
+
+OF_BLOCKS = replace(
+    SPEC,
+    loads=(
+        SPEC.loads[0],
+        replace(SPEC.loads[1], stride_n=Stride.OTHER, blocks=Blocks(8, Stride.ZERO, Stride.ONE)),
+        SPEC.loads[2],
+        of_modes(
+            replace(SPEC.loads[3], stride_n=Stride.OTHER, blocks=Blocks(4, Stride.ZERO, Stride.ONE)),
+            Stride.ZERO,
+            Stride.OTHER,
+        ),
+    ),
+)
+"""A vector for all blocks of 8 columns, and 4 numbers for each place of a batch."""
+
+
+def test_operands_of_blocks_go_as_they_are(compiler: Compiler) -> None:
+    a, b, loads = operands(6)
+    vector = torch.randn(8).expand(2, 8)
+    for rows in (3, 2):
+        place = torch.randn(rows, 1, 4).bfloat16().expand(6 // rows, rows, 4, 4)
+        check((a, b, [loads[0], vector, loads[2], place]), OF_BLOCKS)
+        assert [compiler.launches[-1][1][index].data_ptr() for index in (3, 5)] == [
+            vector.data_ptr(),
+            place.data_ptr(),
+        ]
+    assert counters["cute_backend"]["operands_copied"] == 0
+
+
+def test_blocks_that_are_not_all_columns_are_refused_at_every_launch(compiler: Compiler) -> None:
+    a, b, loads = operands(6)
+    vector, place = torch.randn(8).expand(2, 8), torch.randn(6, 1, 4).bfloat16().expand(1, 6, 4, 4)
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match=r"rowvec0 is a load of kind rowvec and wants shape \(2, 8\), not"
+        ):
+            launch(a, b, [loads[0], vector[:1], loads[2], place], OF_BLOCKS.to_json())
+        with pytest.raises(ValueError, match="multiply to 6, then 4, then 4, not shape"):
+            launch(a, b, [loads[0], vector, loads[2], place[:, :, :2]], OF_BLOCKS.to_json())
+        check((a, b, [loads[0], vector, loads[2], place]), OF_BLOCKS)
+    with pytest.raises(ValueError, match="rowvec0 has blocks of 8 columns, into which 20 columns can't be"):
+        check_operands(OF_BLOCKS, a, [torch.randn(b[0].shape[0], 20).to(b[0].dtype)], loads)
 
 
 BATCHED = replace(SPEC, accumulators=(replace(SPEC.product, kind=ProductKind.BATCHED),))

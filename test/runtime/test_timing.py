@@ -10,7 +10,7 @@ from handmade import make_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import check_layouts
-from random_specs import specs
+from random_specs import BLOCK, specs
 
 from cute_backend.planning import Arch, Variant, table
 from cute_backend.runtime.kernel import Kernel
@@ -42,7 +42,8 @@ def test_operands_fit_what_a_kernel_is_compiled_for(spec: EpilogueSpec, m: int, 
         batched = replace(spec, accumulators=accumulators, stores=stores)
         arguments = arguments_of(batched, configs, 16 * m, 16 * n, k, torch.Generator().manual_seed(0))
         check_layouts(Kernel(batched, configs[0], Variant.TMA), arguments)
-    arguments = arguments_of(spec, configs, m, n, k, torch.Generator().manual_seed(0))
+    columns = BLOCK * n if any(load.blocks for load in spec.loads) else n
+    arguments = arguments_of(spec, configs, m, columns, k, torch.Generator().manual_seed(0))
     check_layouts(Kernel(spec, configs[0], Variant.PLAIN), arguments)
 
 

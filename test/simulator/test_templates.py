@@ -19,6 +19,7 @@ from cute_backend.simulator.api import Launch, Machine, reference, run, run_regi
 from cute_backend.spec import (
     Accumulator,
     Axis,
+    Blocks,
     DType,
     EpilogueSpec,
     Load,
@@ -263,6 +264,56 @@ def test_batches_that_tiles_straddle(config, rows, n):
     outputs, launch = run_region(spec, a, b, loads, machine(config))
     for actual, expected in zip(outputs, replay(spec, a, b, loads), strict=True):
         assert torch.equal(actual, expected), wrong(actual, expected)
+    assert launch.kernel.variant is (Variant.TMA if n % 8 == 0 else Variant.PLAIN)
+
+
+def of_blocks(columns: int) -> EpilogueSpec:
+    """acc * rowvec0 + exact0 + rowvec1 * exact1: of a column of all blocks, a place and a column of all blocks,
+    a block, a batch and a block."""
+    z, one, s = Stride.ZERO, Stride.ONE, Stride.OTHER
+    within, each = Blocks(columns, z, one), Blocks(columns, s, z)
+    return EpilogueSpec(
+        (Accumulator("acc", DType.E4M3, DType.E4M3),),
+        (
+            Load("rowvec0", LoadKind.ROWVEC, DType.F32, z, s, blocks=within),
+            Load("exact0", LoadKind.EXACT, DType.BF16, s, s, (z, s), within),
+            Load("rowvec1", LoadKind.ROWVEC, DType.BF16, z, s, blocks=each),
+            Load("exact1", LoadKind.EXACT, DType.F32, s, s, (s, z), each),
+        ),
+        (
+            op("t0", "mul", "acc", "rowvec0"),
+            op("t1", "add", "t0", "exact0"),
+            op("t2", "mul", "rowvec1", "exact1"),
+            op("t3", "add", "t1", "t2"),
+        ),
+        (Store("out0", "t3", DType.BF16),),
+    )
+
+
+@pytest.mark.sweep
+@small
+@pytest.mark.parametrize(("columns", "n"), [(64, 192), (24, 144), (5, 85), (256, 256)], ids=str)
+def test_blocks_that_tiles_straddle(config, columns, n):
+    """Blocks that divide a tile, that don't, that lie crosswise to vectors, that are wider than it."""
+    m, k, blocks, spec = 140, 160, n // columns, of_blocks(columns)
+    a, b, _ = operands(scaled_residual(), m, n, k)
+    generator = torch.Generator().manual_seed(columns)
+
+    def small(*shape: int) -> Tensor:
+        return torch.randint(-9, 10, shape, generator=generator).float()
+
+    loads = [
+        small(columns).expand(blocks, columns),
+        small(70, 1, columns).bfloat16().expand(2, 70, blocks, columns),
+        small(blocks, 1).bfloat16().expand(blocks, columns),
+        small(2, 1, blocks, 1).expand(2, 70, blocks, columns),
+    ]
+    outputs, launch = run_region(spec, a, b, loads, machine(config))
+    for actual, expected in zip(outputs, replay(spec, a, b, loads), strict=True):
+        assert torch.equal(actual, expected), wrong(actual, expected)
+    product = (a[0].double() @ b[0].double()).unflatten(-1, (blocks, columns)).unflatten(0, (2, 70))
+    whole = product * loads[0] + loads[1] + loads[2].double() * loads[3]
+    assert torch.equal(outputs[0], whole.to(torch.bfloat16).reshape(m, n))
     assert launch.kernel.variant is (Variant.TMA if n % 8 == 0 else Variant.PLAIN)
 
 
