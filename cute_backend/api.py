@@ -255,6 +255,13 @@ def explain(
     )
 
 
+def explanation_of(found: Sequence[FoundRegion], rejections: Sequence[Rejection]) -> Explanation:
+    """What the pass has just made of one graph, by itself."""
+    arch, results = default_arch(), _Results(0)
+    regions = tuple(_region(each, results, arch) for each in found)
+    return Explanation(regions=regions, rejections=tuple(rejections), arch=arch)
+
+
 def _place_of(fn: Callable[..., Any]) -> str:
     """Where a function begins, as "file.py:12", or its name in torch where it is not written in Python."""
     fn = fn.forward if isinstance(fn, torch.nn.Module) else fn

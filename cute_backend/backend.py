@@ -14,13 +14,15 @@ from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 
+from cute_backend import artifacts
 from cute_backend.errors import UsageError
 from cute_backend.fx_walk.containment import contain, is_contained
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
+from cute_backend.fx_walk.labels import input_names, label_inputs
 from cute_backend.fx_walk.pass_sequence import Pass, chain_passes, passes_of
 from cute_backend.options import PREFIX, meant, split_options
 
-epilogue_pass = EpiloguePass()
+epilogue_pass = EpiloguePass(observe=artifacts.leave)
 """The pass, for `backend="inductor"` with `options={"post_grad_custom_pre_pass": epilogue_pass}`.
 
 `epilogue_pass.with_settings(max_autotune=True)` is a pass with settings of its own.
@@ -70,9 +72,9 @@ def cute(
     for each in set_passes:
         if isinstance(each, EpiloguePass):
             settings = {**each.settings, **settings}
-    fuse = _RaisingPass(settings)
+    fuse = _RaisingPass(settings, artifacts.leave)
     patches = {**patches, "post_grad_custom_pre_pass": chain_passes([*own, fuse])}
-    inner: Any = _Compiler(chain_passes(own), fuse)
+    inner: Any = _Compiler(chain_passes(own), fuse, _names(gm, example_inputs))
     return compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches)  # type: ignore[return-value]
 
 
@@ -94,6 +96,15 @@ def _read_options(mode: str | None, options: dict[str, Any]) -> tuple[dict[str, 
         raise OptionError(str(error)) from None
 
 
+def _names(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[str]:
+    """What the user calls the inputs of a graph of Dynamo's; none where that fails."""
+    try:
+        return input_names(gm, example_inputs)
+    except Exception as error:
+        contain(error, instead="inputs are called as in the graph")
+        return []
+
+
 class _Compiler:
     """Inductor's compiler of one graph, which is asked again without the pass where it fails with it.
 
@@ -101,8 +112,9 @@ class _Compiler:
     that the next process tries to fuse anew.
     """
 
-    def __init__(self, own: Pass | None, fuse: EpiloguePass) -> None:
+    def __init__(self, own: Pass | None, fuse: EpiloguePass, names: Sequence[str]) -> None:
         self.fuse = fuse
+        self.names = names
         self.without: dict[str, Any] = {
             "post_grad_custom_pre_pass": own,
             "fx_graph_cache": False,
@@ -121,6 +133,7 @@ class _Compiler:
         tally = counters["cute_backend"]
         counted = Counter(tally)
         try:
+            label_inputs(gm.graph, self.names)
             return compile_fx_inner(gm, example_inputs, **how)
         except (RestartAnalysis, SkipFrame):
             raise
@@ -134,7 +147,7 @@ class _Compiler:
             compiled = compile_fx_inner(gm, example_inputs, **how)
         tally.clear()
         tally.update(counted)
-        contain(failed)
+        self.fuse.show([], [contain(failed)])
         return compiled
 
 

@@ -73,6 +73,7 @@ class Recorder(EpiloguePass):
     """The pass, which remembers what it did."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.products = 0
         self.regions: list[Region] = []
         self.rejections: list[tuple[Rejection, bool]] = []

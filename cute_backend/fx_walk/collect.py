@@ -33,14 +33,14 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map
 
 from cute_backend.errors import check_function
 from cute_backend.fx_walk.containment import contain
 from cute_backend.fx_walk.device import Capability, device_capability
 from cute_backend.fx_walk.epilogue_pass import current_precision
-from cute_backend.fx_walk.reasons import LABEL, Rejection
+from cute_backend.fx_walk.labels import input_names, label_inputs, plain_name
+from cute_backend.fx_walk.reasons import Rejection
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.regions import find_regions
 from cute_backend.fx_walk.rewrite import rewrite
@@ -157,23 +157,18 @@ class _Collector:
         self,
         reports: list[GraphReport],
         capability: Capability,
-        user_name: Callable[[fx.Node], str],
+        name_of: Callable[[str], str],
     ) -> None:
         self.reports = reports
         self.capability = capability
-        self.user_name = user_name
+        self.name_of = name_of
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        placeholders = gm.graph.find_nodes(op="placeholder")
-        names = [
-            name
-            for node, value in zip(placeholders, example_inputs, strict=True)
-            for name in _flat_names(self.user_name(node), value)
-        ]
+        names = input_names(gm, example_inputs, self.name_of)
 
         def inner(gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Callable[..., Any]:
             copy = _copy(gm)
-            _label(copy.graph, names)
+            label_inputs(copy.graph, names)
             self._report(copy, inputs, how)
             return gm.forward
 
@@ -220,15 +215,6 @@ def as_the_pass_meets_it(
         _recursive_post_grad_passes(gm, bool(how.get("is_inference", False)))
 
 
-def _flat_names(name: str, value: Any) -> Iterator[str]:
-    """The names of the inputs that AOTAutograd makes of one: of a tensor subclass, all that it holds."""
-    if not is_traceable_wrapper_subclass(value):
-        yield name
-        return
-    for part in value.__tensor_flatten__()[0]:
-        yield from _flat_names(f"{name}.{part}", getattr(value, part))
-
-
 def _copy(gm: fx.GraphModule) -> fx.GraphModule:
     """A module with a graph of its own, as have the modules that it calls; all else is shared."""
     copy = fx.GraphModule(gm, deepcopy(gm.graph))
@@ -238,8 +224,8 @@ def _copy(gm: fx.GraphModule) -> fx.GraphModule:
     return copy
 
 
-def _user_names(fn: Callable[..., Any]) -> Callable[[fx.Node], str]:
-    """What the user of `fn` calls an input of the graph that Dynamo made of `_call_of(fn)`.
+def _user_names(fn: Callable[..., Any]) -> Callable[[str], str]:
+    """What the user of `fn` calls an input, by its name in the graph that Dynamo made of `_call_of(fn)`.
 
     `bias` for a parameter, a variable of a closure or a global, `self.up.weight` for a module's.
     """
@@ -253,37 +239,14 @@ def _user_names(fn: Callable[..., Any]) -> Callable[[fx.Node], str]:
         index = int(match[1])
         return parameters[index] if index < len(parameters) else match[0]
 
-    def name_of(node: fx.Node) -> str:
-        source = getattr(node.meta.get("grapharg"), "source", None)
-        if source is None:
-            return node.name
-        name = source.name if isinstance(source.name, str) else source.name()
-        name = re.sub(r"\._(?:modules|parameters|buffers)(?=\[)", "", name)
-        name = re.sub(r"^L\['args'\]\[(\d+)\]", parameter, name)
+    def name_of(source: str) -> str:
+        name = re.sub(r"^L\['args'\]\[(\d+)\]", parameter, source)
         name = re.sub(r"^L\['kwargs'\]\['(\w+)'\]", r"\1", name)
         if code is not None:
             free = code.co_freevars
             name = re.sub(
                 r"^L\['fn'\]\.__closure__\[(\d+)\]\.cell_contents", lambda match: free[int(match[1])], name
             )
-        name = re.sub(r"^L\['fn'\](\.__self__)?", "self", name)
-        name = re.sub(r"^G\['__import_\w+'\]\.", "", name)
-        name = re.sub(r"^[LG](?=\[)", "", name)
-        return re.sub(r"\['(\w+)'\]", r".\1", name).strip(".")
+        return plain_name(re.sub(r"^L\['fn'\](\.__self__)?", "self", name))
 
     return name_of
-
-
-def _label(graph: fx.Graph, names: list[str]) -> None:
-    """Tell the inputs of an AOTAutograd graph by the names of Dynamo's, whose order they keep."""
-    for node in graph.nodes:
-        place = (
-            re.fullmatch(r"(?:arg(\d+)_1|primals_(\d+))", str(node.target))
-            if node.op == "placeholder"
-            else None
-        )
-        if place is None:
-            continue
-        index = int(place[1]) if place[1] else int(place[2]) - 1
-        if index < len(names):
-            node.meta[LABEL] = names[index]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from importlib import metadata
@@ -40,17 +40,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Observer = Callable[[Sequence[Region], Sequence[Rejection]], None]
+"""Is shown what the pass makes of a graph, whose nodes are still there."""
+
 
 class EpiloguePass(CustomGraphPass):
     """Fuses every matrix product of a graph with the pointwise work after it.
 
     For `torch._inductor.config.post_grad_custom_pre_pass`. Counts per compilation, in
     `torch._dynamo.utils.counters["cute_backend"]`: `anchors`, `regions`, and each `Reason` by its value. A
-    graph on which it fails stays as it was. `settings` are those of `cute_backend.config` that differ for it.
+    graph on which it fails stays as it was. `settings` are those of `cute_backend.config` that differ for it;
+    `observe` decides nothing.
     """
 
-    def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, settings: Mapping[str, Any] | None = None, observe: Observer | None = None) -> None:
         self.settings = dict(settings or {})
+        self.observe = observe
 
     def with_settings(self, **settings: Any) -> Self:
         """A pass with settings of its own, which win over those of `cute_backend.config` and are part of the
@@ -62,7 +67,7 @@ class EpiloguePass(CustomGraphPass):
         False
         """
         check_settings(settings)
-        return type(self)({**self.settings, **settings})
+        return type(self)({**self.settings, **settings}, self.observe)
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and other.settings == self.settings
@@ -79,7 +84,12 @@ class EpiloguePass(CustomGraphPass):
             self.fuse(graph)
         except Exception as error:
             with self.in_force():
-                contain(error)
+                self.show([], [contain(error)])
+
+    def show(self, regions: Sequence[Region], rejections: Sequence[Rejection]) -> None:
+        """What is made of a graph, to whoever observes."""
+        if self.observe is not None:
+            self.observe(regions, rejections)
 
     def fuse(self, graph: fx.Graph) -> None:
         """Does it, or raises and leaves the graph, its nodes and their metas as they were."""
@@ -100,6 +110,7 @@ class EpiloguePass(CustomGraphPass):
 
             regions, slower = tune(regions)
             rejections += slower
+        self.show(regions, rejections)
         anchors = sum(is_anchor(node) for node in graph.nodes)
         if regions:
             # As of tuning, so of lowering: Inductor is there by now.
@@ -174,7 +185,7 @@ def current_precision() -> Precision:
     return Precision.EAGER if inductor_config.emulate_precision_casts else Precision.FUSED
 
 
-_NO_SAY = ("__main__", "aot", "bench", "cache_command", "command", "fuzz", "operators", "report", "simulator")
+_NO_SAY = ("__main__", "aot", "bench", "cache_command", "command", "fuzz", "operators", "simulator")
 """Modules and packages that the pass, and what a rewritten graph calls, never import."""
 
 

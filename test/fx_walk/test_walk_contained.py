@@ -22,7 +22,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.utils import fresh_cache, run_and_get_code
 
 import cute_backend
-from cute_backend import config, spec
+from cute_backend import backend, config, spec
 from cute_backend.backend import epilogue_pass
 from cute_backend.errors import UsageError
 from cute_backend.fx_walk import (
@@ -147,10 +147,14 @@ COMMITTING = {working_copy.WorkingCopy.commit.__code__, working_copy.WorkingCopy
 """What makes a graph the finished one, by calls of fx: half-way it means the same, but is not as it was."""
 
 
+UNOBSERVED = pass_module.EpiloguePass()
+"""The pass alone: what fails where an explanation is made of a graph leaves it fused."""
+
+
 def called_by_the_pass(path: Path) -> Counter[CodeType]:
     graph, _ = read(path)
     with planted("call", None) as calls:
-        epilogue_pass(graph)
+        UNOBSERVED(graph)
     return calls.seen
 
 
@@ -171,7 +175,7 @@ def test_a_graph_is_as_it_was_whatever_of_the_walker_raises(contained: None) -> 
             if code in CONTAINING or (once and (event, occurrence) != ("call", 1)):
                 continue
             with planted(event, code, occurrence) as plant:
-                epilogue_pass(graphs[path])
+                UNOBSERVED(graphs[path])
             raised += 1
             why = f"{code.co_name} of {Path(code.co_filename).name}, {event} {occurrence}"
             assert plant.raised, why
@@ -233,6 +237,7 @@ def fails(*args: Any, **kwargs: Any) -> Any:
 
 
 REPRESENTATIVES: list[tuple[Any, str]] = [
+    (backend, "label_inputs"),
     (pass_module, "is_anchor"),
     (pass_module, "take_padding_back"),
     (pass_module, "find_regions"),
@@ -266,6 +271,16 @@ def test_a_program_is_compiled_as_without_us_whatever_fails(
         warnings.simplefilter("error")
         assert torch.equal(compiled(program, *args), wanted)
     assert counters["cute_backend"] == {"internal_error": 2}
+
+
+def test_a_program_whose_inputs_cannot_be_named_is_fused(
+    contained: None, cpu_code: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "input_names", fails)
+    named = "Planted: whatever it may be; inputs are called as in the graph"
+    with inductor_config.patch(force_disable_caches=True), pytest.warns(RuntimeWarning, match=named):
+        compiled(program, *example())
+    assert counters["cute_backend"] == {"anchors": 1, "regions": 1, "internal_error": 1}
 
 
 @pytest.mark.parametrize("backend", ["cute", "inductor"])
