@@ -85,9 +85,8 @@ def _plane(load: Load, tensor: Tensor) -> Tensor:
         first = tuple(slice(1) if mode is Stride.ZERO else slice(None) for mode in load.m_modes)
         tensor = tensor[first].expand(tensor.shape).flatten(0, len(load.m_modes) - 1)
     if (blocks := load.blocks) is not None:
-        zeros = (blocks.outer is Stride.ZERO, blocks.inner is Stride.ZERO)
-        first = (..., *(slice(1) if zero else slice(None) for zero in zeros))
-        tensor = tensor[first].expand(tensor.shape).flatten(-2)
+        outer, inner = (slice(1 if each is Stride.ZERO else None) for each in (blocks.outer, blocks.inner))
+        tensor = tensor[..., outer, inner].expand(tensor.shape).flatten(-2)
     view = tensor if load.kind is LoadKind.EXACT else tensor.reshape(_VIEWS[load.kind])
     return numerics.widen(view, load.dtype)
 

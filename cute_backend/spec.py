@@ -249,9 +249,9 @@ class Load:
     tensor has an axis for each in place of M, (B, S, N) here, and of an axis of class ZERO the elements at
     index 0 are meant. Their sizes multiply to M.
 
-    Where N is no single mode of it, as that of a vector (b,) for all blocks is not, nor of (S, b) over a plane
-    (S, N / b, b), `stride_n` is OTHER and `blocks` has the classes. The tensor then has the axes (N / b, b)
-    in place of N; of an axis of class ZERO the elements at index 0 are meant.
+    Where N is no single mode of it, as that of a vector (b,) for all blocks is not, nor that of (S, b) over a
+    plane (S, N / b, b), `stride_n` is OTHER and `blocks` has the classes. The tensor then has the axes
+    (N / b, b) in place of N; of an axis of class ZERO the elements at index 0 are meant.
     """
 
     name: str

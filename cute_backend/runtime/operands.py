@@ -96,7 +96,7 @@ def check_operands(
     for load in spec.loads:
         if load.blocks is not None and n % load.blocks.columns != 0:
             raise ValueError(
-                f"{load.name} has blocks of {load.blocks.columns} columns, into which {n} columns can't be cut"
+                f"{load.name} has blocks of {load.blocks.columns} columns, and {n} columns are no multiple"
             )
     sizes = {Extent.M: m, Extent.N: n}
     for load, argument, tensor in zip(spec.loads, of_role(operands, Role.LOAD), loads, strict=True):

@@ -556,7 +556,7 @@ def test_blocks_that_are_not_all_columns_are_refused_at_every_launch(compiler: C
         with pytest.raises(ValueError, match="multiply to 6, then 4, then 4, not shape"):
             launch(a, b, [loads[0], vector, loads[2], place[:, :, :2]], OF_BLOCKS.to_json())
         check((a, b, [loads[0], vector, loads[2], place]), OF_BLOCKS)
-    with pytest.raises(ValueError, match="rowvec0 has blocks of 8 columns, into which 20 columns can't be"):
+    with pytest.raises(ValueError, match="rowvec0 has blocks of 8 columns, and 20 columns are no multiple"):
         check_operands(OF_BLOCKS, a, [torch.randn(b[0].shape[0], 20).to(b[0].dtype)], loads)
 
 

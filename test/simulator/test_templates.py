@@ -268,8 +268,8 @@ def test_batches_that_tiles_straddle(config, rows, n):
 
 
 def of_blocks(columns: int) -> EpilogueSpec:
-    """acc * rowvec0 + exact0 + rowvec1 * exact1: of a column of all blocks, a place and a column of all blocks,
-    a block, a batch and a block."""
+    """acc * rowvec0 + exact0 + rowvec1 * exact1: of a column of all blocks, a place and such a column, a
+    block, a batch and a block."""
     z, one, s = Stride.ZERO, Stride.ONE, Stride.OTHER
     within, each = Blocks(columns, z, one), Blocks(columns, s, z)
     return EpilogueSpec(
