@@ -13,7 +13,7 @@ from cute_backend.fx_walk.reasons import LABEL
 
 
 def plain_name(source: str) -> str:
-    """The user's name of what Dynamo calls `L['self']._modules['up']._parameters['weight']`: self.up.weight."""
+    """`self.up.weight`, which Dynamo calls `L['self']._modules['up']._parameters['weight']`."""
     name = re.sub(r"\._(?:modules|parameters|buffers)(?=\[)", "", source)
     name = re.sub(r"^G\['__import_\w+'\]\.", "", name)
     name = re.sub(r"^[LG](?=\[)", "", name)
