@@ -339,7 +339,7 @@ class EpilogueSpec:
         """The first accumulator: its dtypes, majors and mode are those of all."""
         return self.accumulators[0]
 
-    @property
+    @cached_property
     def b_columns(self) -> BColumns:
         """How columns of B are dealt out among the accumulators."""
         return BColumns.APART if self.product.columns is Columns.ALL else BColumns.INTERLEAVED

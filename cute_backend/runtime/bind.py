@@ -52,8 +52,8 @@ class Binding:
         ]
         self.takes_operands_as_given = not (self._operand_views or self._split)
         """Whether `operands` makes no view and has nothing to check."""
-        self.takes_results_as_given = not (self._result_views or spec.reductions)
-        """Whether `written` makes no view, and there is no workspace."""
+        self.takes_results_as_given = not self._result_views
+        """Whether `written` makes no view."""
 
     def operands(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
         """Operands in the signature's order, in the views that every launch makes; strides are not looked at.

@@ -67,6 +67,5 @@ class Memory(NamedTuple):
                 torch.empty_strided(size, stride, dtype=dtype, device=like.device)
                 for size, stride, dtype in self.layouts
             ]
-        if self.written is None:
-            return memory, memory
-        return memory[: self.results], self.written(memory)
+        results = memory[: self.results]
+        return results, memory if self.written is None else self.written(memory)
