@@ -129,7 +129,7 @@ class Region:
         if store.reduce is not None:
             reduce = f"{store.reduce.axis.value}_{store.reduce.kind.value}"
             return Store(name, dtype, order, "two_stage", reduce)
-        return Store(name, dtype, order, "tma" if name in self._plan.tma_stores else "vector")
+        return Store(name, dtype, order, "tma" if name in self._plan.shared_stores else "vector")
 
     def kernel(self, arch: str | None = None) -> Kernel:
         """The kernel that a launch of these sizes and this alignment gets, on the GPU here if it is one of

@@ -113,26 +113,26 @@ class _Module:
 
     def _columns(self) -> bool:
         planes = [load.order for load in self.plan.in_ring(Ring.PLANE, self.spec)]
-        planes += [store.order for store in self.spec.planes if store.name in self.plan.tma_stores]
+        planes += [store.order for store in self.spec.planes if store.name in self.plan.shared_stores]
         return Order.COLUMN in planes
 
     def _epilogue(self) -> list[str]:
         placed = self.plan
         staged = [_operand(load.name, load.dtype) for load in placed.in_ring(Ring.ROW, self.spec)]
         planes = placed.in_ring(Ring.PLANE, self.spec)
-        tma_loads = [_operand(load.name, load.dtype, load.order) for load in planes]
-        tma_stores = [
+        shared_loads = [_operand(load.name, load.dtype, load.order) for load in planes]
+        shared_stores = [
             _operand(store.name, store.dtype, store.order)
             for store in self.spec.planes
-            if store.name in self.plan.tma_stores
+            if store.name in self.plan.shared_stores
         ]
         return [
             "class Epilogue:",
             f"    loads = {_names(load.name for load in self.spec.loads)}",
             f"    stores = {_names(written(self.spec.stores))}",
             *_tuple("staged", staged),
-            *_tuple("tma_loads", tma_loads),
-            *_tuple("tma_stores", tma_stores),
+            *_tuple("shared_loads", shared_loads),
+            *_tuple("shared_stores", shared_stores),
             "",
             *self._stage(),
             *self._begin(),
@@ -183,7 +183,7 @@ class _Module:
         _, _, overflow = self.chain.stored(store)
         rule = ", saturate=False" if overflow is Overflow.NONFINITE else ""
         narrowed = f"math.narrow({store.name}, {CUTE_TYPES[store.dtype]}{rule})"
-        if store.name in self.plan.tma_stores:
+        if store.name in self.plan.shared_stores:
             return [f"        sub.copy_to({narrowed}, smem.{store.name})"]
         return [
             f"        {store.name}_glob = glob.{store.name}",

@@ -141,7 +141,7 @@ def blackwell_design(kernel: Kernel) -> BlackwellDesign:
     return BlackwellDesign(
         mma_instruction_type=BlackwellTcgen05Mma,
         use_2cta_mma=kernel.config.ctas == 2,
-        use_tma_store=bool(plan(kernel.spec, kernel.config, kernel.variant).tma_stores),
+        use_tma_store=bool(plan(kernel.spec, kernel.config, kernel.variant).shared_stores),
         **_common(kernel),
     )
 

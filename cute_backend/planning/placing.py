@@ -14,10 +14,10 @@ from .tiles import TileConfig, Variant
 
 @dataclass(frozen=True)
 class Plan:
-    """The placement of every load, by name, and the stores that go through shared memory by TMA."""
+    """The placement of every load, by name, and the stores that go through shared memory."""
 
     placements: dict[str, Placement]
-    tma_stores: tuple[str, ...]
+    shared_stores: tuple[str, ...]
 
     def in_ring(self, ring: Ring, spec: EpilogueSpec) -> tuple[Load, ...]:
         """The spec's loads that one of the rings brings, in order."""
@@ -32,16 +32,16 @@ def plan(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Plan:
     config = subtiled(spec, config, variant)
     rowvecs = sum(ring_bytes(config.tile_n, load.dtype) for load in spec.loads_of(LoadKind.ROWVEC))
     room = Room(hoist_budget(spec, config, variant), config.epilogue_smem_bytes - rowvecs)
-    tma_stores = []
+    shared_stores = []
     for store in spec.planes:
         need = Need(smem_bytes=ring_bytes(config.stage_elements, store.dtype))
         if variant is Variant.TMA and config.target.tma and room.holds(need):
-            tma_stores.append(store.name)
+            shared_stores.append(store.name)
             room = room.without(need)
     placements = {}
     for load in spec.loads:
         placements[load.name], room = _place(load, config, variant, room)
-    return Plan(placements, tuple(tma_stores))
+    return Plan(placements, tuple(shared_stores))
 
 
 def _place(load: Load, config: TileConfig, variant: Variant, room: Room) -> tuple[Placement, Room]:

@@ -2,17 +2,17 @@
 
 A generated epilogue is a class with these attributes and hooks; the templates know nothing else of it.
 
-    loads, stores           names of its operands and outputs, in the order of `launch`'s arguments
-    staged                  rowvecs that a warp brings to shared memory ahead of the accumulator
-    tma_loads, tma_stores   operands and outputs that travel through shared memory by TMA
+    loads, stores                names of its operands and outputs, in the order of `launch`'s arguments
+    staged                       rowvecs that a warp brings to shared memory ahead of the accumulator
+    shared_loads, shared_stores  planes that the template brings to shared memory, or takes from there
 
     begin(tile, glob)                        epilogue threads, before the accumulator wait: returns what they
                                              hold
     visit(sub, <accs>, glob, held, smem)     epilogue threads, each subtile: reads, computes, converts, writes
 
-`visit` has a parameter for each accumulator, by its name. It calls `smem.release()` where it has loads by
-TMA, once it has read them: TMA may then fill their planes with those of a later subtile. Two hooks are there
-for some epilogues only:
+`visit` has a parameter for each accumulator, by its name. It calls `smem.release()` where it has
+`shared_loads`, once it has read them: their planes may then be filled with those of a later subtile. Two hooks
+are there for some epilogues only:
 
     stage(tile, glob, smem)                  with `staged`: one warp fills `smem` with those rowvecs of a tile
     end(tile, glob, held)                    with partials that a thread keeps for a whole tile: epilogue
@@ -63,8 +63,8 @@ class Epilogue(Protocol):
     loads: tuple[str, ...]
     stores: tuple[str, ...]
     staged: tuple[SmemOperand, ...]
-    tma_loads: tuple[SmemOperand, ...]
-    tma_stores: tuple[SmemOperand, ...]
+    shared_loads: tuple[SmemOperand, ...]
+    shared_stores: tuple[SmemOperand, ...]
 
     def begin(self, tile: Any, glob: SimpleNamespace) -> SimpleNamespace: ...
 

@@ -25,10 +25,10 @@ class FragmentGemm(Gemm):
     """
 
     def __init__(self, epilogue: Epilogue, config: TileConfig, *, kind: ProductKind):
-        if config.rolled and (config.products > 1 or epilogue.tma_loads or epilogue.tma_stores):
+        if config.rolled and (config.products > 1 or epilogue.shared_loads or epilogue.shared_stores):
             raise ValueError(
                 f"tile {config.name} has visits in a loop, of one product and no plane in shared memory, but "
-                f"products are {config.products} and planes {len(epilogue.tma_loads + epilogue.tma_stores)}"
+                f"products are {config.products} and planes {len(epilogue.shared_loads + epilogue.shared_stores)}"
             )
         super().__init__(epilogue, config, kind=kind)
         self.blocks = config.tile_m // (config.block_m * config.sharing)

@@ -37,7 +37,7 @@ class Gemm(ABC):
         if bool(epilogue.staged) != isinstance(epilogue, Staging):
             has = "a method" if isinstance(epilogue, Staging) else "no method"
             raise ValueError(f"an epilogue stages {len(epilogue.staged)} rowvecs and has {has} `stage`")
-        shared = epilogue.staged + epilogue.tma_loads + epilogue.tma_stores
+        shared = epilogue.staged + epilogue.shared_loads + epilogue.shared_stores
         self.smem_names = [operand.name for operand in shared]
 
     @property

@@ -83,7 +83,7 @@ class Sm100Gemm(Gemm):
     Where a pair of CTAs shares it, each brings its part of the columns of every B, and these lie in a row.
 
     fp8 operands are K-major, 16-bit ones either. Base addresses are multiples of 16 bytes and so are the
-    strides of both operands and of everything in `tma_loads` and `tma_stores`. `config.tile_m` is 128 with
+    strides of both operands and of everything in `shared_loads` and `shared_stores`. `config.tile_m` is 128 with
     one CTA to an MMA and 256 with two. Raises ValueError for another tile, or where shared memory runs out.
 
     A BATCHED product has A (B, M, K) and B (B, K, N); all rows of D, and of the epilogue's operands, are
@@ -192,13 +192,13 @@ class Sm100Gemm(Gemm):
             for b in bs
         ]
 
-        load_planes = [self._planes(operand, self.stages.exact) for operand in epilogue.tma_loads]
-        store_planes = [self._planes(operand, self.stages.store) for operand in epilogue.tma_stores]
+        load_planes = [self._planes(operand, self.stages.exact) for operand in epilogue.shared_loads]
+        store_planes = [self._planes(operand, self.stages.store) for operand in epilogue.shared_stores]
         load_of = dict(zip(epilogue.loads, loads, strict=True))
         store_of = dict(zip(epilogue.stores, stores, strict=True))
         come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        load_tmas = self._maps(come, epilogue.tma_loads, load_of, load_planes, self.box, m, a)
-        store_tmas = self._maps(go, epilogue.tma_stores, store_of, store_planes, self.box, m, a)
+        load_tmas = self._maps(come, epilogue.shared_loads, load_of, load_planes, self.box, m, a)
+        store_tmas = self._maps(go, epilogue.shared_stores, store_of, store_planes, self.box, m, a)
 
         clusters = cutlass.min(batches.schedule(config, m, n, a).items, max_active_clusters)
         named(self.kernel, self.name)(
@@ -265,8 +265,8 @@ class Sm100Gemm(Gemm):
         # Barriers come last: ahead of buffers that are aligned to 1024 bytes they would take as much.
         s_a = swizzled(smem, self.a_dtype, a_smem)
         s_b = swizzled(smem, self.b_dtype, b_smem)
-        s_loads = allocate_planes(smem, epilogue.tma_loads, load_planes)
-        s_stores = allocate_planes(smem, epilogue.tma_stores, store_planes)
+        s_loads = allocate_planes(smem, epilogue.shared_loads, load_planes)
+        s_stores = allocate_planes(smem, epilogue.shared_stores, store_planes)
         s_rows = allocate_rows(smem, epilogue.staged, config.tile_n, stages.row)
         ab_bytes = cute.size_in_bytes(self.a_dtype, cute.slice_(a_smem, (None, None, None, 0)))
         ab_bytes += cute.size_in_bytes(self.b_dtype, cute.slice_(b_smem, (None, None, None, 0)))
@@ -277,7 +277,7 @@ class Sm100Gemm(Gemm):
         acc_pipeline = pipeline.PipelineUmmaAsync.create(
             **stages_of(smem, self.acc_ring), cta_layout_vmnk=cluster
         )
-        exact_pipeline = make_exact(smem, self.exact_ring, epilogue.tma_loads, CTA_M * config.subtile_n)
+        exact_pipeline = make_exact(smem, self.exact_ring, epilogue.shared_loads, CTA_M * config.subtile_n)
         row_pipeline = make_rows(smem, self.row_ring)
         tmem = TmemAllocator(
             smem.allocate(Int32, 8),
@@ -318,7 +318,7 @@ class Sm100Gemm(Gemm):
         if cutlass.const_expr(epilogue.staged):
             if warp == self.rows.first:
                 self._load_rows(shared)
-        if cutlass.const_expr(epilogue.tma_loads):
+        if cutlass.const_expr(epilogue.shared_loads):
             if warp == self.exact.first:
                 self._load_exact(shared, load_tmas)
         if warp < self.finish.numbers.stop:
@@ -549,7 +549,7 @@ class Sm100Gemm(Gemm):
                         piece = t_acc[(None, None, None, 0, self._piece_of(subtile, i), acc_state.index)]
                         first = registers.iterator + i * config.subtile_n
                         cute.copy(tmem_copy, piece, cute.make_tensor(first, cute.make_layout(fragment_shape)))
-                    if cutlass.const_expr(epilogue.tma_loads):
+                    if cutlass.const_expr(epilogue.shared_loads):
                         exact_pipeline.consumer_wait(exact_state)
                     cute.arch.fence_view_async_tmem_load()
                     if subtile == self.subtiles - 1:
@@ -560,13 +560,13 @@ class Sm100Gemm(Gemm):
                     sub = Sm100Subtile(self.config, tile, subtile)
                     accumulators = [sub.accumulators(registers, i) for i in range(config.products)]
                     smem = by_name(self.smem_names, rows + planes)
-                    if cutlass.const_expr(epilogue.tma_loads):
+                    if cutlass.const_expr(epilogue.shared_loads):
                         smem.release = partial(release_planes, exact_pipeline, exact_state)
                     if has_rows:
                         self.epilogue.visit(sub, *accumulators, glob, held, smem)
-                    if cutlass.const_expr(epilogue.tma_loads):
+                    if cutlass.const_expr(epilogue.shared_loads):
                         exact_state.advance()
-                    if cutlass.const_expr(epilogue.tma_stores):
+                    if cutlass.const_expr(epilogue.shared_stores):
                         cute.arch.fence_proxy("async.shared", space="cta")
                         if is_store_warp:
                             store_pipeline.producer_acquire()

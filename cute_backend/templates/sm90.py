@@ -125,7 +125,7 @@ class Sm90Gemm(FragmentGemm):
     columns; each stage of the pipeline has the columns of all, and the MMA is as wide as they are together.
 
     fp8 operands are K-major, 16-bit ones either. Base addresses are multiples of 16 bytes and so are the
-    strides of both operands and of everything in `tma_loads` and `tma_stores`. Without a `mainloop` the
+    strides of both operands and of everything in `shared_loads` and `shared_stores`. Without a `mainloop` the
     tensor cores add up all k tiles.
 
     A BATCHED product has A (B, M, K) and B (B, K, N); all rows of D, and of the epilogue's operands, are
@@ -227,19 +227,19 @@ class Sm90Gemm(FragmentGemm):
 
         groups = config.warpgroups
         load_planes = [
-            self._planes(operand, BLOCK_M, self.stages.exact * groups) for operand in epilogue.tma_loads
+            self._planes(operand, BLOCK_M, self.stages.exact * groups) for operand in epilogue.shared_loads
         ]
         store_planes = [
             self._planes(operand, WARP_M, self.stages.store * groups * WARPS)
-            for operand in epilogue.tma_stores
+            for operand in epilogue.shared_stores
         ]
         load_of = dict(zip(epilogue.loads, loads, strict=True))
         store_of = dict(zip(epilogue.stores, stores, strict=True))
         come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         box = (BLOCK_M, config.subtile_n)
-        load_tmas = self._maps(come, epilogue.tma_loads, load_of, load_planes, box, m, a)
+        load_tmas = self._maps(come, epilogue.shared_loads, load_of, load_planes, box, m, a)
         warp_box = (WARP_M, config.subtile_n)
-        store_tmas = self._maps(go, epilogue.tma_stores, store_of, store_planes, warp_box, m, a)
+        store_tmas = self._maps(go, epilogue.shared_stores, store_of, store_planes, warp_box, m, a)
 
         schedule = batches.schedule(config, m, n, a)
         if cutlass.const_expr(config.split_k > 1):
@@ -324,8 +324,8 @@ class Sm90Gemm(FragmentGemm):
         # Barriers come last: ahead of buffers that are aligned to 1024 bytes they would take as much.
         s_a = swizzled(smem, self.a_dtype, a_smem)
         s_b = swizzled(smem, self.b_dtype, b_smem)
-        s_loads = allocate_planes(smem, epilogue.tma_loads, load_planes)
-        s_stores = allocate_planes(smem, epilogue.tma_stores, store_planes)
+        s_loads = allocate_planes(smem, epilogue.shared_loads, load_planes)
+        s_stores = allocate_planes(smem, epilogue.shared_stores, store_planes)
         s_rows = allocate_rows(smem, epilogue.staged, config.tile_n, stages.row)
         sums = None
         if cutlass.const_expr(config.split_k > 1):
@@ -342,7 +342,7 @@ class Sm90Gemm(FragmentGemm):
             cta_layout_vmnk=cute.make_layout((1, *cta_layout.shape)),
         )
         box_elements = BLOCK_M * config.subtile_n * config.sharing
-        exact_pipeline = make_exact(smem, self.exact_ring, epilogue.tma_loads, box_elements)
+        exact_pipeline = make_exact(smem, self.exact_ring, epilogue.shared_loads, box_elements)
         row_pipeline = make_rows(smem, self.row_ring)
         if cutlass.const_expr(self.a_boxes > 1):
             # A cluster's last CTAs may have no row at all.

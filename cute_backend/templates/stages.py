@@ -36,8 +36,8 @@ class Stages:
             return sum(operand.bytes(elements) for operand in operands), EPILOGUE_STAGES if operands else 0
 
         row_bytes, rows = ring(epilogue.staged, config.tile_n)
-        store_bytes, store = ring(epilogue.tma_stores, config.stage_elements)
-        exact_bytes, exact = ring(epilogue.tma_loads, config.stage_elements)
+        store_bytes, store = ring(epilogue.shared_stores, config.stage_elements)
+        exact_bytes, exact = ring(epilogue.shared_loads, config.stage_elements)
         free = config.target.smem_bytes - SMEM_RESERVE - rows * row_bytes - config.sum_bytes
         ab = (free - exact * exact_bytes - store * store_bytes) // config.ab_stage_bytes
         if ab < MIN_AB_STAGES:

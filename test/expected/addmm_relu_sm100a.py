@@ -26,8 +26,8 @@ class Epilogue:
     loads = ("bias",)
     stores = ("out0",)
     staged = ()
-    tma_loads = ()
-    tma_stores = (
+    shared_loads = ()
+    shared_stores = (
         SmemOperand("out0", BFloat16),
     )
 

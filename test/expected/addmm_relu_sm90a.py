@@ -28,8 +28,8 @@ class Epilogue:
     staged = (
         SmemOperand("bias", BFloat16),
     )
-    tma_loads = ()
-    tma_stores = (
+    shared_loads = ()
+    shared_stores = (
         SmemOperand("out0", BFloat16),
     )
 

@@ -36,10 +36,10 @@ class Epilogue:
     staged = (
         SmemOperand("rowvec0", Float32),
     )
-    tma_loads = (
+    shared_loads = (
         SmemOperand("exact0", BFloat16),
     )
-    tma_stores = (
+    shared_stores = (
         SmemOperand("out0", BFloat16),
     )
 

@@ -32,8 +32,8 @@ class Epilogue:
         SmemOperand("scale_b", Float32),
         SmemOperand("rowvec0", BFloat16),
     )
-    tma_loads = ()
-    tma_stores = (
+    shared_loads = ()
+    shared_stores = (
         SmemOperand("out0", BFloat16),
     )
 

@@ -31,8 +31,8 @@ class Epilogue:
         SmemOperand("scale_b", Float32),
         SmemOperand("bias", BFloat16),
     )
-    tma_loads = ()
-    tma_stores = (
+    shared_loads = ()
+    shared_stores = (
         SmemOperand("out0", BFloat16),
     )
 

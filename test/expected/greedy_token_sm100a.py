@@ -29,8 +29,8 @@ class Epilogue:
     loads = ("bias",)
     stores = ("out0_key", "out0_index")
     staged = ()
-    tma_loads = ()
-    tma_stores = ()
+    shared_loads = ()
+    shared_stores = ()
 
     @cute.jit
     def begin(self, tile, glob):

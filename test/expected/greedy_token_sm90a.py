@@ -31,8 +31,8 @@ class Epilogue:
     staged = (
         SmemOperand("bias", BFloat16),
     )
-    tma_loads = ()
-    tma_stores = ()
+    shared_loads = ()
+    shared_stores = ()
 
     @cute.jit
     def stage(self, tile, glob, smem):

@@ -32,10 +32,10 @@ class Epilogue:
         SmemOperand("scale_b", Float32),
         SmemOperand("bias", BFloat16),
     )
-    tma_loads = (
+    shared_loads = (
         SmemOperand("exact0", BFloat16),
     )
-    tma_stores = (
+    shared_stores = (
         SmemOperand("out0", BFloat16),
     )
 

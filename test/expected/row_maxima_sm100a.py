@@ -33,8 +33,8 @@ class Epilogue:
     loads = ("scale_a", "scale_b")
     stores = ("out0", "out1_max")
     staged = ()
-    tma_loads = ()
-    tma_stores = (
+    shared_loads = ()
+    shared_stores = (
         SmemOperand("out0", BFloat16),
     )
 

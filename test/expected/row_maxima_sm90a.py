@@ -35,8 +35,8 @@ class Epilogue:
     staged = (
         SmemOperand("scale_b", Float32),
     )
-    tma_loads = ()
-    tma_stores = (
+    shared_loads = ()
+    shared_stores = (
         SmemOperand("out0", BFloat16),
     )
 

@@ -34,10 +34,10 @@ class Epilogue:
         SmemOperand("scale_b", Float32),
         SmemOperand("rowvec0", Float32),
     )
-    tma_loads = (
+    shared_loads = (
         SmemOperand("exact0", BFloat16, Order.COLUMN),
     )
-    tma_stores = (
+    shared_stores = (
         SmemOperand("out0", BFloat16),
     )
 

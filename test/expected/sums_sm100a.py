@@ -32,8 +32,8 @@ class Epilogue:
     loads = ("scale_a", "scale_b")
     stores = ("out0_sum", "out1_top", "out1_total")
     staged = ()
-    tma_loads = ()
-    tma_stores = ()
+    shared_loads = ()
+    shared_stores = ()
 
     @cute.jit
     def begin(self, tile, glob):

@@ -34,8 +34,8 @@ class Epilogue:
     staged = (
         SmemOperand("scale_b", Float32),
     )
-    tma_loads = ()
-    tma_stores = ()
+    shared_loads = ()
+    shared_stores = ()
 
     @cute.jit
     def stage(self, tile, glob, smem):

@@ -37,8 +37,8 @@ class Epilogue:
         SmemOperand("scale_b0", Float32),
         SmemOperand("scale_b1", Float32),
     )
-    tma_loads = ()
-    tma_stores = (
+    shared_loads = ()
+    shared_stores = (
         SmemOperand("out0", BFloat16),
     )
 

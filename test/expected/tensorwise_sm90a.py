@@ -27,8 +27,8 @@ class Epilogue:
     loads = ("scale_a", "scale_b")
     stores = ("out0",)
     staged = ()
-    tma_loads = ()
-    tma_stores = (
+    shared_loads = ()
+    shared_stores = (
         SmemOperand("out0", BFloat16),
     )
 

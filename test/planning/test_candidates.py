@@ -76,8 +76,8 @@ def stages(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Stages:
 
     epilogue = SimpleNamespace(
         staged=operands(placed.in_ring(Ring.ROW, spec)),
-        tma_loads=operands(placed.in_ring(Ring.PLANE, spec)),
-        tma_stores=operands(store for store in spec.stores if store.name in placed.tma_stores),
+        shared_loads=operands(placed.in_ring(Ring.PLANE, spec)),
+        shared_stores=operands(store for store in spec.stores if store.name in placed.shared_stores),
     )
     return Stages.of(config, epilogue)  # type: ignore[arg-type]
 

@@ -38,7 +38,7 @@ def test_planes_take_shared_memory_in_their_order() -> None:
     placed = plan(spec, TileConfig(Arch.SM90A, 128, 128), Variant.TMA)
     names = [placed.placements[load.name].name for load in spec.loads]
     assert names == sorted(names), "tma before vector"
-    assert set(names) == {"tma", "vector"} and placed.tma_stores == ("out0",)
+    assert set(names) == {"tma", "vector"} and placed.shared_stores == ("out0",)
     assert [load.name for load in placed.in_ring(Ring.PLANE, spec)] == [
         load.name for load, name in zip(spec.loads, names, strict=True) if name == "tma"
     ]

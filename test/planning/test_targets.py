@@ -108,10 +108,10 @@ def test_without_tma_planes_are_read_and_written_by_element(
     bare = replace(arch.target, tma=False, promotes=False, tiles=tables)
     spec = spec_of(exact("exact0"), rowvec("rowvec0"))
     aligned = plan(spec, offered(arch, spec)[-1], Variant.TMA)
-    assert aligned.placements["exact0"].name == "tma" and aligned.tma_stores == ("out0",)
+    assert aligned.placements["exact0"].name == "tma" and aligned.shared_stores == ("out0",)
     monkeypatch.setattr(arch, "target", bare)
     for config in offered(arch, spec):
         placed = plan(spec, config, Variant.TMA)
-        assert placed.placements["exact0"].name == "vector" and placed.tma_stores == ()
+        assert placed.placements["exact0"].name == "vector" and placed.shared_stores == ()
         assert placed.placements["rowvec0"].name in ("register_hoist", "smem_staged")
         assert "TMA" not in emit(spec, config, Variant.TMA).split('"""')[2]

@@ -27,16 +27,16 @@ class Full:
     loads = ("scale_b", "exact0")
     stores = ("out0",)
     staged = (SmemOperand("scale_b", cutlass.Float32),)
-    tma_loads = (SmemOperand("exact0", cutlass.BFloat16),)
-    tma_stores = (SmemOperand("out0", cutlass.BFloat16),)
+    shared_loads = (SmemOperand("exact0", cutlass.BFloat16),)
+    shared_stores = (SmemOperand("out0", cutlass.BFloat16),)
 
     def stage(self, tile, glob, smem):
         raise NotImplementedError("no kernel is compiled")
 
 
 class Bare:
-    loads = staged = tma_loads = ()
-    stores, tma_stores = Full.stores, Full.tma_stores
+    loads = staged = shared_loads = ()
+    stores, shared_stores = Full.stores, Full.shared_stores
 
 
 class Forgetful(Bare):

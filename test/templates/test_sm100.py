@@ -11,14 +11,14 @@ from cute_backend.templates.sm100 import Sm100Gemm
 
 
 class Bare:
-    loads = staged = tma_loads = ()
+    loads = staged = shared_loads = ()
     stores = ("out0",)
-    tma_stores = (SmemOperand("out0", cutlass.BFloat16),)
+    shared_stores = (SmemOperand("out0", cutlass.BFloat16),)
 
 
 class Wide(Bare):
     loads = tuple(f"exact{i}" for i in range(4))
-    tma_loads = tuple(SmemOperand(name, cutlass.Float32) for name in loads)
+    shared_loads = tuple(SmemOperand(name, cutlass.Float32) for name in loads)
 
 
 @pytest.mark.parametrize(
