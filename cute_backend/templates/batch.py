@@ -6,14 +6,13 @@ A kernel of one product has no such mode anywhere, and no code for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import cutlass.cute as cute
 from cutlass import Int32
 
 from ..planning import TileConfig
 from ..spec import ProductKind
-from .scheduler import BatchSchedule, TileSchedule
+from .scheduler import BatchSchedule, Place, TileSchedule
 
 
 def operands(
@@ -48,11 +47,11 @@ def boxes(tensor: cute.Tensor, box: tuple) -> cute.Tensor:
     return cute.local_tile(tensor, box, (None,) * cute.rank(tensor))
 
 
-def of_batch(boxes: cute.Tensor, batch: Any) -> cute.Tensor:
-    """The boxes (box, index, index) of one batch."""
-    return boxes if cute.rank(boxes) == 3 else boxes[(None, None, None, batch)]
+def of_place(boxes: cute.Tensor, place: Place) -> cute.Tensor:
+    """The boxes (box, index, index) of one product."""
+    return boxes if cute.rank(boxes) == 3 else boxes[(None, None, None, place.batch)]
 
 
-def box_at(tensor: cute.Tensor, box: tuple, coord: tuple, batch: Any) -> cute.Tensor:
-    """One box of a plane."""
-    return cute.local_tile(tensor, box, coord if cute.rank(tensor) == 2 else (*coord, batch))
+def box_at(tensor: cute.Tensor, box: tuple, coord: tuple, place: Place) -> cute.Tensor:
+    """One box of a plane, counted among those of one product."""
+    return cute.local_tile(tensor, box, coord if cute.rank(tensor) == 2 else (*coord, place.batch))

@@ -15,6 +15,7 @@ from ..spec import BColumns, ProductKind
 from .epilogue import Epilogue
 from .gemm import Gemm
 from .rings import Shared
+from .scheduler import Place
 from .tile import FragmentSubtile, FragmentTile, InterleavedSubtile, InterleavedTile
 
 
@@ -39,27 +40,18 @@ class FragmentGemm(Gemm):
         self.subtile_type = InterleavedSubtile if interleaved else FragmentSubtile
 
     @abstractmethod
-    def _origin(self, shared: Any, item: Int32) -> tuple[Int32, Int32]:
-        """The first row and column of a CTA's tile of a work item."""
+    def _origin(self, shared: Any, place: Place) -> tuple[Int32, Int32]:
+        """The first row and column of a CTA's tile, among those of its product."""
 
-    def _tile(
-        self, shared: Shared, item: Int32, origin: tuple[Int32, Int32], thread: Int32, share: Any
-    ) -> FragmentTile:
+    def _tile(self, shared: Shared, place: Place, thread: Int32, share: Any) -> FragmentTile:
         """What a thread of the epilogue has of the CTA's tile, among all rows of the output. `thread` counts
         within its warpgroup, which has the `share`-th of the tile's blocks."""
-        (m0, n0), (first, end) = origin, self._rows(shared, item)
-        return self.tile_type(self.config, first + m0, n0, end, shared.n, thread, share)
+        m0, n0 = self._origin(shared, place)
+        return self.tile_type(self.config, place.first + m0, n0, place.end, shared.n, thread, share)
 
-    def _row_tile(self, shared: Shared, item: Int32, lane: Int32) -> FragmentTile:
-        (m0, n0), (first, end) = self._origin(shared, item), self._rows(shared, item)
-        return FragmentTile(self.config, first + m0, n0, end, shared.n, lane, Int32(0))
-
-    def _rows(self, shared: Shared, item: Int32) -> tuple[Int32, Int32]:
-        """The rows of the output that a work item's batch has: the first, and the one after the last."""
-        if self.kind is ProductKind.DENSE:
-            return Int32(0), shared.m
-        first = shared.schedule.batch(item) * shared.m
-        return first, first + shared.m
+    def _row_tile(self, shared: Shared, place: Place, lane: Int32) -> FragmentTile:
+        m0, n0 = self._origin(shared, place)
+        return FragmentTile(self.config, place.first + m0, n0, place.end, shared.n, lane, Int32(0))
 
     @cute.jit
     def _roll(self, block: int, acc: cute.Tensor, tile: FragmentTile, glob: Any, held: Any, smem: Any):

@@ -18,6 +18,7 @@ from . import batch as batches
 from .crew import Crew
 from .epilogue import Ending, Epilogue, SmemOperand, Staging, by_name
 from .rings import Shared, producer_state
+from .scheduler import Place
 from .stages import Stages
 from .tile import Tile
 
@@ -73,7 +74,7 @@ class Gemm(ABC):
             self.epilogue.end(tile, glob, held)
 
     @abstractmethod
-    def _row_tile(self, shared: Any, item: Int32, lane: Int32) -> Tile:
+    def _row_tile(self, shared: Any, place: Place, lane: Int32) -> Tile:
         """The tile of a work item, as the warp that stages rowvecs needs it."""
 
     @cute.jit
@@ -85,7 +86,7 @@ class Gemm(ABC):
         names = [operand.name for operand in self.epilogue.staged]
         row_state = producer_state(self.stages.row)
         while schedule.is_valid(item):
-            tile = self._row_tile(shared, item, lane)
+            tile = self._row_tile(shared, schedule.place(item), lane)
             row_pipeline.producer_acquire(row_state)
             rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
             self._stage(tile, glob, by_name(names, rows))

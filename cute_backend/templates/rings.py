@@ -22,7 +22,7 @@ from ..planning import TileConfig
 from . import batch as batches
 from .crew import MBARRIER_BYTES, SMEM_ALIGN, Arrivals, Meeting, Ring
 from .epilogue import SmemOperand
-from .scheduler import BatchSchedule, TileSchedule
+from .scheduler import BatchSchedule, Place, TileSchedule
 
 ROW_ALIGN = 128
 """Bytes to which staged rowvecs are aligned: more than the 16 of the widest vector that reads them."""
@@ -130,9 +130,11 @@ def make_rows(smem: SmemAllocator, ring: Ring | None) -> pipeline.PipelineAsync 
     return None if ring is None else pipeline.PipelineAsync.create(**stages_of(smem, ring))
 
 
-def partition_box(tma: cpasync.TmaInfo, planes: cute.Tensor, shape: tuple, coord: tuple, batch: Any) -> tuple:
+def partition_box(
+    tma: cpasync.TmaInfo, planes: cute.Tensor, shape: tuple, coord: tuple, place: Place
+) -> tuple:
     """The stages of an operand's planes and one of its boxes, partitioned for TMA."""
-    g_box = batches.box_at(tma.tma_tensor, shape, coord, batch)
+    g_box = batches.box_at(tma.tma_tensor, shape, coord, place)
     return cpasync.tma_partition(
         tma.atom, 0, cute.make_layout(1), cute.group_modes(planes, 0, 2), cute.group_modes(g_box, 0, 2)
     )

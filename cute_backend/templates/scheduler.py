@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
 from ..planning import TileConfig
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a work item lies: the cluster row and column of a product, which is the `batch`-th of several and
+    whose rows of the plane begin at `first` and end before `end`."""
+
+    row: Int32
+    column: Int32
+    batch: Any
+    first: Any
+    end: Int32
 
 
 @dataclass(frozen=True)
@@ -21,6 +34,7 @@ class TileSchedule:
     `last_rows` the rows of a last one that is not full; divisors, since every warp divides for every tile.
     """
 
+    m: Int32
     grid_m: Int32
     grid_n: Int32
     raster_m: int
@@ -34,7 +48,7 @@ class TileSchedule:
         grid_n = cute.ceil_div(n, config.tile_n * config.cluster_n)
         group_items = cute.fast_divmod_create_divisor_v2(config.raster_m * grid_n)
         last_rows = cute.fast_divmod_create_divisor_v2(cutlass.max(grid_m % config.raster_m, 1))
-        return TileSchedule(grid_m, grid_n, config.raster_m, group_items, last_rows)
+        return TileSchedule(m, grid_m, grid_n, config.raster_m, group_items, last_rows)
 
     @property
     def items(self) -> Int32:
@@ -53,13 +67,14 @@ class TileSchedule:
             column, row = last_column, last_row
         return first_row + row, column
 
+    def place(self, item: Int32) -> Place:
+        """Where a work item lies."""
+        row, column = self.cluster_coord(item)
+        return Place(row, column, 0, 0, self.m)
+
     def is_valid(self, item: Int32) -> Boolean:
         """Whether there is such a work item."""
         return item < self.items
-
-    def batch(self, item: Int32) -> int:
-        """The batch of a work item: there is one."""
-        return 0
 
 
 @dataclass(frozen=True)
@@ -89,13 +104,12 @@ class BatchSchedule:
         """The number of work items."""
         return self.tiles.items * self.batches
 
-    def cluster_coord(self, item: Int32) -> tuple[Int32, Int32]:
-        """The cluster row and column of a work item in its batch."""
-        return self.tiles.cluster_coord(Int32(divmod(item, self.batch_items)[1]))
-
-    def batch(self, item: Int32) -> Int32:
-        """The batch of a work item."""
-        return Int32(divmod(item, self.batch_items)[0])
+    def place(self, item: Int32) -> Place:
+        """Where a work item lies."""
+        batch, local = (Int32(part) for part in divmod(item, self.batch_items))
+        row, column = self.tiles.cluster_coord(local)
+        first = batch * self.tiles.m
+        return Place(row, column, batch, first, first + self.tiles.m)
 
     def is_valid(self, item: Int32) -> Boolean:
         """Whether there is such a work item."""

@@ -67,6 +67,7 @@ from .rings import (
     stages_of,
     swizzled,
 )
+from .scheduler import Place
 from .tile import Sm100Subtile, Sm100Tile
 
 CTA_M = 128
@@ -336,27 +337,23 @@ class Sm100Gemm(Gemm):
         stage = cute.slice_(layout, (None, None, None, 0))
         return cute.make_tensor(s_b.iterator + index * elements, cute.append(stage, stages))
 
-    def _cta_tile(self, shared: Sm100Shared, item: Int32) -> tuple[Int32, Int32]:
-        """Which (128, tile_n) tile of the output the CTA has in a work item."""
+    def _cta_tile(self, place: Place) -> tuple[Int32, Int32]:
+        """Which (128, tile_n) tile of its product the CTA has."""
         x, y, _ = cute.arch.block_idx()
-        row, column = shared.schedule.cluster_coord(item)
-        return row * self.config.cluster_m + x, column * self.config.cluster_n + y
+        return place.row * self.config.cluster_m + x, place.column * self.config.cluster_n + y
 
-    def _tile(self, shared: Sm100Shared, item: Int32, thread: Int32) -> Sm100Tile:
+    def _tile(self, shared: Sm100Shared, place: Place, thread: Int32) -> Sm100Tile:
         """What a thread of the epilogue has of the CTA's tile, among all rows of the output."""
-        row, column = self._cta_tile(shared, item)
-        m0, end = row * CTA_M, shared.m
-        if self.kind is ProductKind.BATCHED:
-            first = shared.schedule.batch(item) * shared.m
-            m0, end = first + m0, first + end
-        return Sm100Tile(self.config, m0, column * self.config.tile_n, end, shared.n, thread)
+        row, column = self._cta_tile(place)
+        m0 = place.first + row * CTA_M
+        return Sm100Tile(self.config, m0, column * self.config.tile_n, place.end, shared.n, thread)
 
-    def _row_tile(self, shared: Sm100Shared, item: Int32, lane: Int32) -> Sm100Tile:
-        return self._tile(shared, item, lane)
+    def _row_tile(self, shared: Sm100Shared, place: Place, lane: Int32) -> Sm100Tile:
+        return self._tile(shared, place, lane)
 
-    def _box(self, tma: cpasync.TmaInfo, planes: cute.Tensor, coord: tuple, batch: Any) -> tuple:
+    def _box(self, tma: cpasync.TmaInfo, planes: cute.Tensor, coord: tuple, place: Place) -> tuple:
         """The stages of an operand's planes and one of its (128, subtile_n) boxes, partitioned for TMA."""
-        return partition_box(tma, planes, self.box, coord, batch)
+        return partition_box(tma, planes, self.box, coord, place)
 
     def _piece_of(self, subtile: Int32, index: int) -> Int32:
         """Where, counted in subtiles of the MMA's columns, the `index`-th piece lies that a subtile needs."""
@@ -413,9 +410,9 @@ class Sm100Gemm(Gemm):
         _, _, item = cute.arch.block_idx()
         _, _, item_step = cute.arch.grid_dim()
         while schedule.is_valid(item):
-            row, column = self._cta_tile(shared, item)
-            batch = schedule.batch(item)
-            tile_a = batches.of_batch(t_ga, batch)[(None, row // config.ctas, None)]
+            place = schedule.place(item)
+            row, column = self._cta_tile(place)
+            tile_a = batches.of_place(t_ga, place)[(None, row // config.ctas, None)]
             for k in cutlass.range(k_tiles, unroll=1):
                 ab_pipeline.producer_acquire(ab_state)
                 barrier = ab_pipeline.producer_get_barrier(ab_state)
@@ -423,7 +420,7 @@ class Sm100Gemm(Gemm):
                 cute.copy(a_tma.atom, tile_a[(None, k)], t_sa[stage], tma_bar_ptr=barrier, mcast_mask=a_mask)
                 for i in cutlass.range_constexpr(config.pieces):
                     t_sb, t_gb = t_bs[i]
-                    tile_b = batches.of_batch(t_gb, batch)[(None, column, k)]
+                    tile_b = batches.of_place(t_gb, place)[(None, column, k)]
                     cute.copy(b_tmas[i].atom, tile_b, t_sb[stage], tma_bar_ptr=barrier, mcast_mask=b_mask)
                 ab_state.advance()
             item += item_step
@@ -478,22 +475,23 @@ class Sm100Gemm(Gemm):
         _, _, item = cute.arch.block_idx()
         _, _, item_step = cute.arch.grid_dim()
         while schedule.is_valid(item):
-            row, column = self._cta_tile(shared, item)
+            place = schedule.place(item)
+            row, column = self._cta_tile(place)
             for subtile in cutlass.range(self.subtiles, unroll=1):
                 exact_pipeline.producer_acquire(exact_state)
                 barrier = exact_pipeline.producer_get_barrier(exact_state)
                 for i in cutlass.range_constexpr(len(load_tmas)):
                     coord = (row, column * self.subtiles + subtile)
-                    t_s, t_g = self._box(load_tmas[i], shared.loads[i], coord, schedule.batch(item))
+                    t_s, t_g = self._box(load_tmas[i], shared.loads[i], coord, place)
                     cute.copy(load_tmas[i].atom, t_g, t_s[(None, exact_state.index)], tma_bar_ptr=barrier)
                 exact_state.advance()
             item += item_step
         exact_pipeline.producer_tail(exact_state)
 
-    def _store(self, shared: Sm100Shared, store_tmas: list, stage: Int32, coord: tuple, batch: Any) -> None:
+    def _store(self, shared: Sm100Shared, store_tmas: list, stage: Int32, coord: tuple, place: Place) -> None:
         """Starts the TMA stores of one subtile of every plane."""
         for tma, planes in zip(store_tmas, shared.stores, strict=True):
-            t_s, t_g = self._box(tma, planes, coord, batch)
+            t_s, t_g = self._box(tma, planes, coord, place)
             cute.copy(tma.atom, t_s[(None, stage)], t_g)
 
     @cute.jit
@@ -531,8 +529,9 @@ class Sm100Gemm(Gemm):
         _, _, item = cute.arch.block_idx()
         _, _, item_step = cute.arch.grid_dim()
         while schedule.is_valid(item):
-            row, column = self._cta_tile(shared, item)
-            tile = self._tile(shared, item, thread)
+            place = schedule.place(item)
+            row, column = self._cta_tile(place)
+            tile = self._tile(shared, place, thread)
             held = self.epilogue.begin(tile, glob)
             if cutlass.const_expr(epilogue.staged):
                 row_pipeline.consumer_wait(row_state)
@@ -573,7 +572,7 @@ class Sm100Gemm(Gemm):
                         barrier.arrive_and_wait()
                         if is_store_warp:
                             coord = (row, column * self.subtiles + subtile)
-                            self._store(shared, store_tmas, store_state.index, coord, schedule.batch(item))
+                            self._store(shared, store_tmas, store_state.index, coord, place)
                             store_pipeline.producer_commit()
                         store_state.advance()
             self._end(tile, glob, held)

@@ -68,6 +68,7 @@ from .rings import (
     stages_of,
     swizzled,
 )
+from .scheduler import Place
 from .split_k import Sums
 from .tile import FragmentTile
 
@@ -426,12 +427,11 @@ class Sm90Gemm(FragmentGemm):
         first_k = shared.cta_rank * k_tiles if cutlass.const_expr(config.split_k > 1) else 0
         item = Int32(shared.first_item)
         while schedule.is_valid(item):
-            cluster_row, cluster_column = schedule.cluster_coord(item)
-            first_box = (cluster_row * config.cluster_m + cta_m) * self.a_boxes
+            place = schedule.place(item)
+            first_box = (place.row * config.cluster_m + cta_m) * self.a_boxes
             boxes = cutlass.min(cute.ceil_div(shared.m, box_m) - first_box, self.a_boxes)
-            column = cluster_column * config.cluster_n + cta_n
-            batch = schedule.batch(item)
-            boxes_of_a = batches.of_batch(t_ga, batch)
+            column = place.column * config.cluster_n + cta_n
+            boxes_of_a = batches.of_place(t_ga, place)
             for k_tile in cutlass.range(k_tiles, unroll=1):
                 k = first_k + k_tile
                 ab_pipeline.producer_acquire(ab_state)
@@ -451,7 +451,7 @@ class Sm90Gemm(FragmentGemm):
                     t_sb, t_gb = t_bs[i]
                     cute.copy(
                         b_tmas[i].atom,
-                        batches.of_batch(t_gb, batch)[(None, column, k)],
+                        batches.of_place(t_gb, place)[(None, column, k)],
                         t_sb[(None, ab_state.index)],
                         tma_bar_ptr=barrier,
                         mcast_mask=b_mask,
@@ -471,8 +471,7 @@ class Sm90Gemm(FragmentGemm):
         while schedule.is_valid(item):
             for ring in cutlass.range_constexpr(self.rings):
                 if schedule.is_valid(item + ring * item_step):
-                    origin = self._origin(shared, item + ring * item_step)
-                    batch = schedule.batch(item + ring * item_step)
+                    place = schedule.place(item + ring * item_step)
                     ring_state = exact_state.clone()
                     for subtile in cutlass.range_constexpr(self.subtiles):
                         stage = in_ring(ring_state, ring)
@@ -480,8 +479,8 @@ class Sm90Gemm(FragmentGemm):
                         barrier = exact_pipeline.producer_get_barrier(stage)
                         for i in cutlass.range_constexpr(len(load_tmas)):
                             for share in cutlass.range_constexpr(config.sharing):
-                                coord = self._plane_coord(origin, subtile, share)
-                                t_s, t_g = self._box(load_tmas[i], shared.loads[i], coord, batch)
+                                coord = self._plane_coord(shared, place, subtile, share)
+                                t_s, t_g = self._box(load_tmas[i], shared.loads[i], coord, place)
                                 cute.copy(
                                     load_tmas[i].atom,
                                     t_g,
@@ -540,8 +539,7 @@ class Sm90Gemm(FragmentGemm):
         if cutlass.const_expr(config.split_k > 1):
             mma_thread = thread - WARPGROUP
             if shared.cta_rank > 0:
-                origin = self._origin(shared, shared.first_item)
-                tile = self._tile(shared, shared.first_item, origin, seat.thread, seat.share)
+                tile = self._tile(shared, schedule.place(shared.first_item), seat.thread, seat.share)
                 self._multiply(tile, operands, acc, ab_state.clone(), k_tiles, mma_turn)
                 sums.leave(acc, mma_thread)
         if cutlass.const_expr(config.pingpong):
@@ -551,8 +549,8 @@ class Sm90Gemm(FragmentGemm):
             ab_state.advance(seat.ring * k_tiles)
             row_state.advance(seat.ring)
         while schedule.is_valid(item):
-            origin = self._origin(shared, item)
-            tile = self._tile(shared, item, origin, seat.thread, seat.share)
+            place = schedule.place(item)
+            tile = self._tile(shared, place, seat.thread, seat.share)
             held = self.epilogue.begin(tile, glob)
 
             if cutlass.const_expr(config.pingpong):
@@ -573,8 +571,7 @@ class Sm90Gemm(FragmentGemm):
                 exact_state, store_plane = self._visit_planes(
                     shared,
                     seat,
-                    item,
-                    origin,
+                    place,
                     tile,
                     acc,
                     held,
@@ -632,8 +629,7 @@ class Sm90Gemm(FragmentGemm):
         self,
         shared: Sm90Shared,
         seat: Seat,
-        item: Int32,
-        origin: tuple[Int32, Int32],
+        place: Place,
         tile: FragmentTile,
         acc: cute.Tensor,
         held: Any,
@@ -677,11 +673,10 @@ class Sm90Gemm(FragmentGemm):
             if cutlass.const_expr(stages.store > 0):
                 cute.arch.fence_proxy("async.shared", space="cta")
                 cute.arch.sync_warp()
-                row, column = self._plane_coord(origin, subtile, seat.share)
+                row, column = self._plane_coord(shared, place, subtile, seat.share)
                 for i in cutlass.range_constexpr(len(store_tmas)):
                     coord = (row * WARPS + seat.warp, column)
-                    batch = shared.schedule.batch(item)
-                    t_s, t_g = self._box(store_tmas[i], shared.stores[i], coord, batch)
+                    t_s, t_g = self._box(store_tmas[i], shared.stores[i], coord, place)
                     cute.copy(store_tmas[i].atom, t_s[(None, plane)], t_g)
                 store_group.producer_commit()
                 store_plane = (store_plane + 1) % stages.store
@@ -737,22 +732,21 @@ class Sm90Gemm(FragmentGemm):
             cute.group_modes(g_piece, 0, 2),
         )
 
-    def _origin(self, shared: Sm90Shared, item: Int32) -> tuple[Int32, Int32]:
-        """The first row and column of a CTA's tile of a work item."""
+    def _origin(self, shared: Sm90Shared, place: Place) -> tuple[Int32, Int32]:
+        """The first row and column of a CTA's tile, among those of its product."""
         config = self.config
-        row, column = shared.schedule.cluster_coord(item)
-        m0 = (row * config.cluster_m + shared.cta_m) * config.tile_m
-        return m0, (column * config.cluster_n + shared.cta_n) * config.tile_n
+        m0 = (place.row * config.cluster_m + shared.cta_m) * config.tile_m
+        return m0, (place.column * config.cluster_n + shared.cta_n) * config.tile_n
 
-    def _plane_coord(self, origin: tuple[Int32, Int32], subtile: int, share: Any) -> tuple[Int32, Int32]:
-        """Where a warpgroup's subtile lies, counted in (64, subtile_n) boxes of the output."""
-        (m0, n0), (block, step) = origin, divmod(subtile, self.steps)
+    def _plane_coord(self, shared: Sm90Shared, place: Place, subtile: int, share: Any) -> tuple[Int32, Int32]:
+        """Where a warpgroup's subtile lies, counted in (64, subtile_n) boxes of its product."""
+        (m0, n0), (block, step) = self._origin(shared, place), divmod(subtile, self.steps)
         row = m0 // BLOCK_M + block * self.config.sharing + share
         return row, n0 // self.config.subtile_n + step
 
-    def _box(self, tma: cpasync.TmaInfo, planes: cute.Tensor, coord: tuple, batch: Any) -> tuple:
+    def _box(self, tma: cpasync.TmaInfo, planes: cute.Tensor, coord: tuple, place: Place) -> tuple:
         """The stages of an operand's planes and one of its boxes, partitioned for TMA."""
-        return partition_box(tma, planes, (cute.size(planes, mode=[0]), self.config.subtile_n), coord, batch)
+        return partition_box(tma, planes, (cute.size(planes, mode=[0]), self.config.subtile_n), coord, place)
 
 
 @dataclass
