@@ -11,8 +11,8 @@ A generated epilogue is a class with these attributes and hooks; the templates k
     visit(sub, <accs>, glob, held, smem)     epilogue threads, each subtile: reads, computes, converts, writes
 
 `visit` has a parameter for each accumulator, by its name. It calls `smem.release()` where it has
-`shared_loads`, once it has read them: their planes may then be filled with those of a later subtile. Two hooks
-are there for some epilogues only:
+`shared_loads`, once it has read them: their planes may then be filled with those of a later subtile. Two
+hooks are there for some epilogues only:
 
     stage(tile, glob, smem)                  with `staged`: one warp fills `smem` with those rowvecs of a tile
     end(tile, glob, held)                    with partials that a thread keeps for a whole tile: epilogue

@@ -27,9 +27,10 @@ class FragmentGemm(Gemm):
 
     def __init__(self, epilogue: Epilogue, config: TileConfig, *, kind: ProductKind):
         if config.rolled and (config.products > 1 or epilogue.shared_loads or epilogue.shared_stores):
+            planes = len(epilogue.shared_loads + epilogue.shared_stores)
             raise ValueError(
                 f"tile {config.name} has visits in a loop, of one product and no plane in shared memory, but "
-                f"products are {config.products} and planes {len(epilogue.shared_loads + epilogue.shared_stores)}"
+                f"products are {config.products} and planes {planes}"
             )
         super().__init__(epilogue, config, kind=kind)
         self.blocks = config.tile_m // (config.block_m * config.sharing)

@@ -84,8 +84,9 @@ class Sm100Gemm(Gemm):
     Where a pair of CTAs shares it, each brings its part of the columns of every B, and these lie in a row.
 
     fp8 operands are K-major, 16-bit ones either. Base addresses are multiples of 16 bytes and so are the
-    strides of both operands and of everything in `shared_loads` and `shared_stores`. `config.tile_m` is 128 with
-    one CTA to an MMA and 256 with two. Raises ValueError for another tile, or where shared memory runs out.
+    strides of both operands and of everything in `shared_loads` and `shared_stores`. `config.tile_m` is 128
+    with one CTA to an MMA and 256 with two. Raises ValueError for another tile, or where shared memory runs
+    out.
 
     A BATCHED product has A (B, M, K) and B (B, K, N); all rows of D, and of the epilogue's operands, are
     (B * M).
