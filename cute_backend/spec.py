@@ -573,6 +573,8 @@ def _validate_blocks(load: Load, blocks: Blocks) -> None:
         raise SpecError(f"{what} and strides of class 0 along both of their axes, which are one mode then")
     if load.stride_n is not Stride.OTHER:
         raise SpecError(f"{what} and over them one stride, of class {load.stride_n.value}")
+    if [load.stride_m, *load.m_modes, blocks.outer, blocks.inner].count(Stride.ONE) > 1:
+        raise SpecError(f"{what} and strides of 1 along two axes; one of them is contiguous, or none")
 
 
 def _validate_store(store: Store, value: DType) -> None:

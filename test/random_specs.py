@@ -45,13 +45,20 @@ _MODES = (
 BLOCK = 4
 """Columns of every block that is drawn; N is a multiple of it."""
 
-_BLOCKS = (
+_BLOCKS_OF_NO_UNIT = (
     None,
-    Blocks(BLOCK, Stride.ZERO, Stride.ONE),
     Blocks(BLOCK, Stride.OTHER, Stride.ZERO),
-    Blocks(BLOCK, Stride.OTHER, Stride.ONE),
     Blocks(BLOCK, Stride.ZERO, Stride.OTHER),
 )
+_BLOCKS_OF_ANY = (
+    *_BLOCKS_OF_NO_UNIT,
+    Blocks(BLOCK, Stride.ZERO, Stride.ONE),
+    Blocks(BLOCK, Stride.OTHER, Stride.ONE),
+)
+_BLOCKS = {
+    stride_m: _BLOCKS_OF_NO_UNIT if stride_m is Stride.ONE else _BLOCKS_OF_ANY for stride_m in Stride
+}
+"""Blocks of columns that a load may have, by the class of its stride along M."""
 _NAMES = {
     LoadKind.SCALAR: "scalar",
     LoadKind.ROWVEC: "rowvec",
@@ -101,7 +108,7 @@ def _load(draw: st.DrawFn, index: int) -> Load:
         dtype=draw(st.sampled_from(VALUE_DTYPES)),
         stride_m=stride_m,
         stride_n=stride_n,
-        blocks=draw(st.sampled_from(_BLOCKS)) if stride_n is Stride.OTHER else None,
+        blocks=draw(st.sampled_from(_BLOCKS[stride_m])) if stride_n is Stride.OTHER else None,
         m_modes=draw(st.sampled_from(_MODES)) if stride_m is Stride.OTHER else (),
     )
 

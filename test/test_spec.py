@@ -181,6 +181,17 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         {"loads": (replace(BIAS, blocks=Blocks(8, Stride.ZERO, Stride.ONE)),)},
         "bias has blocks of 8 columns and over them one stride, of class 1",
     ),
+    (
+        {
+            "loads": (
+                replace(
+                    _load(LoadKind.EXACT, Stride.ONE, Stride.OTHER),
+                    blocks=Blocks(8, Stride.OTHER, Stride.ONE),
+                ),
+            )
+        },
+        "bias has blocks of 8 columns and strides of 1 along two axes",
+    ),
     ({"ops": (replace(ADD, operands=("acc", "t0")),)}, "t0 reads 't0' before it is made"),
     ({"ops": (replace(ADD, operands=("acc", "gate")),)}, "t0 reads 'gate' before it is made"),
     ({"ops": (replace(ADD, dtype=DType.BF16),)}, "t0 = add has dtype bf16; only a cast may narrow"),
