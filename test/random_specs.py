@@ -55,9 +55,7 @@ _BLOCKS_OF_ANY = (
     Blocks(BLOCK, Stride.ZERO, Stride.ONE),
     Blocks(BLOCK, Stride.OTHER, Stride.ONE),
 )
-_BLOCKS = {
-    stride_m: _BLOCKS_OF_NO_UNIT if stride_m is Stride.ONE else _BLOCKS_OF_ANY for stride_m in Stride
-}
+_BLOCKS = {stride_m: _BLOCKS_OF_NO_UNIT if stride_m is Stride.ONE else _BLOCKS_OF_ANY for stride_m in Stride}
 """Blocks of columns that a load may have, by the class of its stride along M."""
 _NAMES = {
     LoadKind.SCALAR: "scalar",
