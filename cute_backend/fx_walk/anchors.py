@@ -1,9 +1,10 @@
 """The matrix products that a region can grow from, and what each op's own arguments mean for its epilogue.
 
-`_scaled_mm` (both versions), `mm`, `addmm` and `_addmm_activation`, `bmm` and `baddbmm` are read into one
-form, an Anchor: two operands, an accumulator, and what the op itself does to the accumulator (scales, bias,
-the addend of `addmm`, an activation, its result dtype), which become ordinary loads and ops. Grouped products
-and those of integers are refused under reasons of their own.
+`_scaled_mm` (both versions), `mm`, `addmm` and `_addmm_activation`, `bmm` and `baddbmm`, and `_grouped_mm` of
+a batch are read into one form, an Anchor: two operands, an accumulator, and what the op itself does to the
+accumulator (scales, bias, the addend of `addmm`, an activation, its result dtype), which become ordinary
+loads and ops. Products whose groups have rows or K of their own, and those of integers, are refused under
+reasons of their own.
 """
 
 from __future__ import annotations
@@ -218,6 +219,14 @@ def _scaled(
     )
 
 
+def _read_grouped_mm(node: fx.Node) -> Anchor:
+    """Of a batch, which is what it multiplies without offsets."""
+    args = arguments(node)
+    if args["offs"] is not None or args["bias"] is not None:
+        return _read_grouped(node)
+    return _dense(node, args["self"], args["mat2"])
+
+
 def _read_grouped(node: fx.Node) -> Anchor:
     raise Refused(Reason.GROUPED, target=target_name(node))
 
@@ -233,7 +242,7 @@ _READERS: dict[str, Callable[[fx.Node], Anchor]] = {
     "aten.bmm.default": _read_mm,
     "aten.baddbmm.default": _read_sum("batch"),
     "aten._int_mm.default": _read_integers,
-    "aten._grouped_mm.default": _read_grouped,
+    "aten._grouped_mm.default": _read_grouped_mm,
     "aten._scaled_grouped_mm.default": _read_grouped,
     "aten._scaled_grouped_mm_v2.default": _read_grouped,
     "aten._scaled_mm.default": _read_scaled_mm,

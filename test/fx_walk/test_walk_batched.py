@@ -1,4 +1,5 @@
-"""Products of batches: `bmm` and `baddbmm` as anchors, on graphs made by hand and through torch.compile."""
+"""Products of batches, `bmm`, `baddbmm` and `_grouped_mm` without offsets, as anchors: on graphs made by hand
+and through torch.compile."""
 
 from __future__ import annotations
 
@@ -80,6 +81,18 @@ def test_baddbmm_brings_its_sum_and_its_numbers() -> None:
     c = integers(B, 1, N)
     (result,) = run(rewritten(graph), c, a, b.contiguous())
     assert torch.equal(result, (4 * (a.float() @ b.float()) + 2 * c.float()).relu().to(BF16))
+
+
+@pytest.mark.parametrize("out_dtype", [None, BF16])
+def test_a_grouped_product_without_offsets_is_one_of_a_batch(out_dtype: torch.dtype | None) -> None:
+    made = Graph()
+    left, right = made.input("a", (B, M, K)), made.input("b", (B, K, N), strides=(N * K, 1, K))
+    product = made.call(aten._grouped_mm.default, left, right, out_dtype=out_dtype)
+    graph = made.output(made.call(aten.relu.default, product))
+    (region,), rejections = walk(graph)
+    assert not rejections and region.spec.product.kind is ProductKind.BATCHED
+    assert region.problem == (B * M, N, K)
+    assert_same_after_the_pass(graph, 1)
 
 
 def test_two_products_of_one_batch_are_a_pair() -> None:
