@@ -21,6 +21,7 @@ from .formula import formula
 from .fx_walk.collect import collect
 from .fx_walk.containment import contain
 from .fx_walk.epilogue_pass import tuning_is_on
+from .fx_walk.flow import sources
 from .fx_walk.mutation import root
 from .fx_walk.reasons import NO_PRODUCT, Reason, Rejection, nearest_line
 from .fx_walk.region import Region as FoundRegion
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     from .runtime.compile import Built
 
-__all__ = ["Explanation", "Load", "Product", "Region", "Store", "build", "explain", "generate"]
+__all__ = ["Explanation", "Load", "Product", "Region", "Source", "Store", "build", "explain", "generate"]
 
 
 @dataclass(frozen=True)
@@ -85,13 +86,22 @@ class Product:
 
 
 @dataclass(frozen=True)
+class Source:
+    """Another region, by its index, whose results a region comes to read, and how many `ops` that Inductor
+    computes lie between; views are none."""
+
+    region: int
+    ops: int
+
+
+@dataclass(frozen=True)
 class Region:
     """A matrix product and the pointwise work after it, which one kernel computes.
 
     `anchor` is the product's aten target and `node` its name in the graph; `products` tells of each
-    accumulator; `sizes` are M, N and K, of which symbolic ones are texts. `is_backward` is whether it
-    belongs to the graph of the gradients. What depends on an architecture is told for `arch`, unless another
-    is asked for.
+    accumulator; `sizes` are M, N and K, of which symbolic ones are texts. `sources` are the regions of the
+    same graph that it reads from. `is_backward` is whether it belongs to the graph of the gradients. What
+    depends on an architecture is told for `arch`, unless another is asked for.
     """
 
     anchor: str
@@ -103,6 +113,7 @@ class Region:
     labels: tuple[str, ...] = field(repr=False)
     hints: tuple[int, int, int] = field(repr=False)
     variant: Variant = field(repr=False)
+    sources: tuple[Source, ...] = ()
     is_backward: bool = False
 
     @property
@@ -155,9 +166,10 @@ class Region:
         return plan(kernel.spec, kernel.config, kernel.variant)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
-    """What `torch.compile(fn, backend="cute")` makes of a function. Prints as a table.
+    """What `torch.compile(fn, backend="cute")` makes of a function. Prints as a table, and shows more, with
+    the generated modules, where it is the last expression of a notebook's cell.
 
     `rejections` have the `node` that was left to Inductor, the `reason`, a `message` in a sentence, and
     `where` that is: a line, or the path of a module. With gradients on, `has_backward` is true, and each
@@ -200,10 +212,24 @@ class Explanation:
         if wrong:
             raise AssertionError("; ".join(wrong) + f"\n\n{self}")
 
+    def to_html(self, title: str) -> str:
+        """A page with all that is known of the regions, the graph of them and their generated modules; it
+        needs no other file, and follows the reader's choice of light or dark."""
+        from .page import page
+
+        return page(self, title)
+
+    def _repr_html_(self) -> str:
+        from .page import part
+
+        return part(self)
+
     def __str__(self) -> str:
         from .report import to_text
 
         return to_text(self)
+
+    __repr__ = __str__
 
     def __rich__(self) -> RenderableType:
         from .report import explanation
@@ -239,10 +265,8 @@ def explain(
     rejections: list[Rejection] = []
     for report in reports:
         kept, slower = _recalled(report.regions)
-        results = _Results(len(regions))
-        regions += [
-            replace(_region(found, results, target), is_backward=report.is_backward) for found in kept
-        ]
+        described = _regions(kept, target, len(regions))
+        regions += [replace(each, is_backward=report.is_backward) for each in described]
         rejections += [
             replace(each, is_backward=report.is_backward, where=each.where or _place_of(fn))
             for each in (*report.rejections, *slower)
@@ -257,9 +281,8 @@ def explain(
 
 def explanation_of(found: Sequence[FoundRegion], rejections: Sequence[Rejection]) -> Explanation:
     """What the pass has just made of one graph, by itself."""
-    arch, results = default_arch(), _Results(0)
-    regions = tuple(_region(each, results, arch) for each in found)
-    return Explanation(regions=regions, rejections=tuple(rejections), arch=arch)
+    arch = default_arch()
+    return Explanation(regions=tuple(_regions(found, arch)), rejections=tuple(rejections), arch=arch)
 
 
 def _place_of(fn: Callable[..., Any]) -> str:
@@ -344,6 +367,18 @@ class _Results:
             self.names[node] = f"region {self.count}, {found.spec.stores[index].name}"
         self.count += 1
         return labels
+
+
+def _regions(found: Sequence[FoundRegion], arch: str, first: int = 0) -> list[Region]:
+    """The regions of one graph, of which the first has the index `first`."""
+    results = _Results(first)
+    return [
+        replace(
+            _region(each, results, arch),
+            sources=tuple(Source(first + index, ops) for index, ops in read.items()),
+        )
+        for each, read in zip(found, sources(found), strict=True)
+    ]
 
 
 def _region(found: FoundRegion, results: _Results, arch: str) -> Region:

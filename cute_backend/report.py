@@ -54,24 +54,69 @@ GRADIENTS_ARE_ON = (
 )
 
 
+OPERANDS = ("", "in your program", "kind", "placement", "dtype")
+"""What `operand_rows` has in its columns."""
+
+
 def explanation(explained: Explanation) -> RenderableType:
     """One block a region, then what was not fused and why."""
-    count = len(explained.regions)
-    summary = Text(f"{count or 'no'} region{'' if count == 1 else 's'} fused", style="bold")
-    if explained.rejections:
-        left = len(explained.rejections)
-        summary.append(f", {left} refusal{'' if left == 1 else 's'}", style="not bold")
-    elif not explained.regions:
-        summary.append(f": {NO_PRODUCT}", style="not bold")
-    parts: list[RenderableType] = [summary]
+    fused, left = summary(explained)
+    parts: list[RenderableType] = [Text.assemble((fused, "bold"), left)]
     if explained.has_backward:
         parts.append(Text(GRADIENTS_ARE_ON))
-    for index, region in enumerate(explained.regions):
-        graph = "" if not explained.has_backward else " (backward)" if region.is_backward else " (forward)"
-        parts += [Text(), _region(region, f"region {index}{graph}")]
+    for region, title in zip(explained.regions, titles(explained), strict=True):
+        parts += [Text(), _region(region, title)]
     if explained.rejections:
         parts += [Text(), _rejections(explained)]
     return Group(*parts)
+
+
+def summary(explained: Explanation) -> tuple[str, str]:
+    """How many regions there are, and how many refusals or why there is neither."""
+    count, left = len(explained.regions), len(explained.rejections)
+    fused = f"{count or 'no'} region{'' if count == 1 else 's'} fused"
+    if left:
+        return fused, f", {left} refusal{'' if left == 1 else 's'}"
+    return fused, "" if count else f": {NO_PRODUCT}"
+
+
+def titles(explained: Explanation) -> list[str]:
+    """What each region is called, as "region 0", with its graph where there are two."""
+    if not explained.has_backward:
+        return [f"region {index}" for index in range(len(explained.regions))]
+    return [
+        f"region {index} ({'backward' if region.is_backward else 'forward'})"
+        for index, region in enumerate(explained.regions)
+    ]
+
+
+def accumulator_lines(region: Region) -> list[str]:
+    """What each accumulator is a product with, and the line of it."""
+    return [
+        f"{accumulator.name} of {product.label}" + (f", at {product.where}" if product.where else "")
+        for accumulator, product in zip(region.spec.accumulators, region.products, strict=True)
+    ]
+
+
+def operand_rows(region: Region) -> list[tuple[str, ...]]:
+    """The operands of a region and its results, as OPERANDS says."""
+    rows: list[tuple[str, ...]] = [
+        (load.name, load.label, load.kind, load.placement, load.dtype) for load in region.loads
+    ]
+    for store in region.stores:
+        kind = store.reduce or ("output" if store.order == "row" else "output, column-major")
+        rows.append((store.name, "", kind, store.placement, store.dtype))
+    return rows
+
+
+def refusal_table(explained: Explanation) -> tuple[list[str], list[list[str]]]:
+    """What was not fused and why: the columns' names, and rows."""
+    graph = ["graph"] if explained.has_backward else []
+    rows = []
+    for each in explained.rejections:
+        graph_of = ["backward" if each.is_backward else "forward"] if graph else []
+        rows.append([each.node, *graph_of, each.where, each.reason.value, each.message])
+    return ["not fused", *graph, "line", "reason", "because"], rows
 
 
 def _region(region: Region, title: str) -> RenderableType:
@@ -83,29 +128,20 @@ def _region(region: Region, title: str) -> RenderableType:
         f", {region.anchor} of M {m}, N {n}, K {k}\n",
         f"    {kernel.entry}:\n",
         f"    {region.arch}, tile {config.name}:\n    {config.words}",
+        *(f"\n    {line}" for line in accumulator_lines(region)),
     )
-    for accumulator, product in zip(region.spec.accumulators, region.products, strict=True):
-        heading.append(f"\n    {accumulator.name} of {product.label}" + _at(product.where))
     formula = Text("".join(f"    {line}\n" for line in region.formula.splitlines()), style="cyan")
-    operands = light_table("", "in your program", "kind", "placement", "dtype")
-    for load in region.loads:
-        operands.add_row(load.name, load.label, load.kind, load.placement, load.dtype)
-    for store in region.stores:
-        kind = store.reduce or ("output" if store.order == "row" else "output, column-major")
-        operands.add_row(store.name, "", kind, store.placement, store.dtype, style="green")
+    operands = light_table(*OPERANDS)
+    for index, row in enumerate(operand_rows(region)):
+        operands.add_row(*row, style="green" if index >= len(region.loads) else "")
     return Group(heading, formula, Padding(operands, (0, 0, 0, 4)))
 
 
-def _at(where: str) -> str:
-    return f", at {where}" if where else ""
-
-
 def _rejections(explained: Explanation) -> Table:
-    graph = ["graph"] if explained.has_backward else []
-    table = light_table("not fused", *graph, "line", "reason", "because")
-    for each in explained.rejections:
-        graph = ["backward" if each.is_backward else "forward"] if explained.has_backward else []
-        table.add_row(each.node, *graph, each.where, each.reason.value, each.message)
+    columns, rows = refusal_table(explained)
+    table = light_table(*columns)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +35,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _explain(arguments: argparse.Namespace) -> None:
-    report.show(_explanation(arguments))
+    if arguments.html is None:
+        report.show(_explanation(arguments))
+        return
+    path = arguments.html
+    if path.suffix not in (".html", ".htm"):
+        raise UsageError(f"a page is written as .html, not as {path.name}")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise UsageError(f"there is no folder {path.parent} that can be written, for the page")
+    page = _explanation(arguments).to_html(f"What cute_backend fuses of {Path(arguments.file).name}")
+    try:
+        path.write_text(page)
+    except OSError as error:
+        raise UsageError(f"{path} can't be written: {error}") from error
+    print(path)
 
 
 def _source(arguments: argparse.Namespace) -> None:

@@ -66,10 +66,20 @@ def _add_file(parser: argparse.ArgumentParser, nargs: str | None = None) -> None
 
 
 def _add_region_options(parser: argparse.ArgumentParser) -> None:
-    """Of `explain` and `build`, and the first of `source` and `simulate`."""
+    """Of `build`, and the first of `explain`, `source` and `simulate`."""
     _add_file(parser)
     parser.add_argument(
         "--arch", metavar="ARCH", help=f"{Arch.listed('or')} (default: the GPU here, or sm_100a)"
+    )
+
+
+def _add_explain_options(parser: argparse.ArgumentParser) -> None:
+    _add_region_options(parser)
+    parser.add_argument(
+        "--html",
+        metavar="REPORT.html",
+        type=Path,
+        help="write a page instead, with the graph of regions and the generated modules",
     )
 
 
@@ -202,7 +212,7 @@ def _add_fuzz_options(parser: argparse.ArgumentParser) -> None:
 
 
 _OPTIONS = {
-    "explain": _add_region_options,
+    "explain": _add_explain_options,
     "source": _add_source_options,
     "build": _add_region_options,
     "simulate": _add_simulate_options,

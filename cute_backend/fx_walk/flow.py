@@ -1,0 +1,52 @@
+"""Which regions of a graph read what others write, by way of what is left to Inductor or at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import getitem
+
+from torch import fx
+
+from cute_backend.fx_walk.lower import is_reshape
+from cute_backend.fx_walk.mutation import is_view
+from cute_backend.fx_walk.region import Region
+
+
+def sources(regions: Sequence[Region]) -> list[dict[int, int]]:
+    """For each region of a graph, the indices of those whose results it comes to read, and how many ops
+    outside of regions lie between; views are none."""
+    written = {node: index for index, region in enumerate(regions) for node in region.outputs}
+    return [_sources(region, written) for region in regions]
+
+
+def _sources(region: Region, written: Mapping[fx.Node, int]) -> dict[int, int]:
+    operands = {node for product in region.products for node in product.all_input_nodes}
+    operands.update(region.load_nodes)
+    before = _before(operands, written)
+    origins: dict[fx.Node, set[int]] = {}
+    found: dict[int, int] = {}
+    for node in (node for node in region.first.node.graph.nodes if node in before):
+        if node in written:
+            origins[node] = {written[node]}
+            continue
+        origins[node] = set().union(*(origins[each] for each in node.all_input_nodes))
+        for index in origins[node] if _computes(node) else ():
+            found[index] = found.get(index, 0) + 1
+    read = set[int]().union(*(origins[node] for node in operands))
+    return {index: found.get(index, 0) for index in sorted(read)}
+
+
+def _before(ends: set[fx.Node], written: Mapping[fx.Node, int]) -> set[fx.Node]:
+    """What values are made of, as far back as the results of regions."""
+    found: set[fx.Node] = set()
+    stack = list(ends)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack += [] if node in written else node.all_input_nodes
+    return found
+
+
+def _computes(node: fx.Node) -> bool:
+    return node.op == "call_function" and not (is_view(node) or is_reshape(node) or node.target is getitem)
