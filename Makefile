@@ -9,7 +9,8 @@ INSTALLED := $(VENV)/.installed
 
 # A bare `torch` requirement pulls gigabytes of CUDA packages, so a machine without a GPU gets the CPU build
 # first. --no-deps keeps this to one lookup: the package's own installation brings what torch needs. Where the
-# extra index cannot be reached, pip still takes the file from the places that it is configured with.
+# extra index cannot be reached, pip still takes the file from the places that it is configured with. It is not
+# quiet, as it takes minutes.
 TORCH_CPU := torch==2.13.0+cpu
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
@@ -18,7 +19,7 @@ TORCH_TESTS := test/fx_walk test/ops test/test_api.py test/test_gemm.py test/tes
 define cpu_torch
 	@if ! command -v nvidia-smi >/dev/null 2>&1; then \
 		echo "No GPU here: installing the CPU build of torch."; \
-		$(1) -m pip install -q --no-deps --retries 1 --extra-index-url $(TORCH_CPU_INDEX) $(TORCH_CPU); \
+		$(1) -m pip install --no-deps --retries 1 --extra-index-url $(TORCH_CPU_INDEX) $(TORCH_CPU); \
 	fi
 endef
 
@@ -104,7 +105,7 @@ $(INSTALLED): pyproject.toml
 		|| { echo "cute_backend needs Python 3.10 or later; set PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(call cpu_torch,$(BIN)/python)
-	$(BIN)/python -m pip install -q -e '.[dev,models]'
+	$(BIN)/python -m pip install -e '.[dev,models]'
 	@touch $@
 
 clean:

@@ -58,6 +58,10 @@ OPERANDS = ("", "in your program", "kind", "placement", "dtype")
 """What `operand_rows` has in its columns."""
 
 
+_INDENTED = (0, 0, 0, 4)
+"""What wraps is indented as what it goes on from."""
+
+
 def explanation(explained: Explanation) -> RenderableType:
     """One block a region, then what was not fused and why."""
     fused, left = summary(explained)
@@ -123,18 +127,20 @@ def _region(region: Region, title: str) -> RenderableType:
     m, n, k = region.sizes
     kernel = region.kernel()
     config = kernel.config
-    heading = Text.assemble(
-        (f"{title}: {region.node}", "bold"),
-        f", {region.anchor} of M {m}, N {n}, K {k}\n",
-        f"    {kernel.entry}:\n",
-        f"    {region.arch}, tile {config.name}:\n    {config.words}",
-        *(f"\n    {line}" for line in accumulator_lines(region)),
-    )
-    formula = Text("".join(f"    {line}\n" for line in region.formula.splitlines()), style="cyan")
+    heading = Text.assemble((f"{title}: {region.node}", "bold"), f", {region.anchor} of M {m}, N {n}, K {k}")
+    facts = [
+        f"{kernel.entry}:",
+        f"{region.arch}, tile {config.name}:",
+        config.words,
+        *accumulator_lines(region),
+    ]
     operands = light_table(*OPERANDS)
     for index, row in enumerate(operand_rows(region)):
         operands.add_row(*row, style="green" if index >= len(region.loads) else "")
-    return Group(heading, formula, Padding(operands, (0, 0, 0, 4)))
+    formula = Text(region.formula, style="cyan")
+    return Group(
+        heading, *(Padding(part, _INDENTED) for part in (Text("\n".join(facts)), formula, Text(), operands))
+    )
 
 
 def _rejections(explained: Explanation) -> Table:
@@ -147,7 +153,7 @@ def _rejections(explained: Explanation) -> Table:
 
 def build_table(builds: Sequence[tuple[str, Kernel, Built]]) -> Table:
     """What compiled kernels ask of an SM, a row each, with the name of their region."""
-    table = light_table("", "arch", "tile", "registers", "spill bytes", "smem KiB", "cubin KiB", right=4)
+    table = light_table("", "arch", "tile", "registers", "spill bytes", "smem KiB", right=3)
     for name, kernel, built in builds:
         table.add_row(
             name,
@@ -156,7 +162,6 @@ def build_table(builds: Sequence[tuple[str, Kernel, Built]]) -> Table:
             str(built.registers),
             Text(str(built.spill_bytes), style="green" if built.spill_bytes == 0 else "bold red"),
             f"{built.smem_bytes / 1024:.1f}",
-            f"{len(built.cubin) / 1024:.1f}",
         )
     return table
 
@@ -206,18 +211,15 @@ def comparison_table(differences: Sequence[Difference]) -> Table:
     return table
 
 
-def source(text: str) -> Syntax:
-    """A generated module, highlighted."""
-    return Syntax(text, "python", theme="ansi_dark", background_color="default", word_wrap=False)
-
-
 def print_source(text: str) -> None:
-    """A generated module on standard output: highlighted on a terminal, else to the byte."""
-    if sys.stdout.isatty():
-        console().print(source(text))
-    else:
+    """A generated module on standard output: highlighted on a terminal, which wraps what is longer than its
+    lines, else to the byte. Nothing is cropped."""
+    if not sys.stdout.isatty():
         sys.stdout.write(text)
         sys.stdout.flush()
+        return
+    highlighted = Syntax("", "python", theme="ansi_dark", background_color="default").highlight(text)
+    console().print(highlighted, soft_wrap=True, end="")
 
 
 def light_table(*columns: str, right: int = 0) -> Table:

@@ -1,13 +1,16 @@
 """The main job, end to end: an fp8 Llama MLP through `torch.compile(mlp, backend="cute")`.
 
-Without a GPU: explain what is fused, show a generated kernel, compile all of them for Hopper and Blackwell,
-and check the regions' replay against eager. On a Hopper or Blackwell GPU also run, check and time them.
+Without a GPU: tell what is fused, show the arithmetic of a kernel, compile all of them for Hopper and
+Blackwell, and check the regions' replay against eager. On a Hopper or Blackwell GPU also run, check and time
+them. Prints some 60 lines, and says at the end how to see the rest.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
 import sys
+from pathlib import Path
 
 import torch
 from llama_mlp import LlamaMLP
@@ -23,6 +26,12 @@ from cute_backend.simulator.api import reference
 
 ARCHS = [arch.value for arch in Arch]
 
+PYTHON = Path(os.path.relpath(sys.executable))
+"""This interpreter, which `make demo` has made in .venv."""
+
+SHOWN = 25
+"""Lines of a kernel."""
+
 TOLERANCE = 0.03
 """Relative, in norm. The hidden activations are quantised to e4m3 between the kernels, and a fused epilogue
 does not round to bf16 on its way there, so some of them fall on the other side of a rounding boundary."""
@@ -32,15 +41,15 @@ console = report.console()
 
 def main() -> int:
     title("An fp8 Llama MLP, as its author writes it")
-    console.print(report.source(inspect.getsource(LlamaMLP.forward)))
+    report.print_source(inspect.getsource(LlamaMLP.forward))
     gpu = gpu_name()
     mlp, x, residual = block(gpu is not None)
     with torch.no_grad():
         title('What torch.compile(mlp, backend="cute") makes of it')
         explained = cute_backend.explain(mlp, x, residual)
-        console.print(explained)
-        title(f"The kernel of region 0, for {explained.arch}")
-        console.print(report.source(explained.regions[0].source()))
+        summarise(explained)
+        title(f"The arithmetic of region 0 on {explained.arch}")
+        show_arithmetic(explained.regions[0].source())
         title("Every kernel, compiled here")
         spills = build_all(explained)
         title("Is it right?")
@@ -50,7 +59,33 @@ def main() -> int:
             console.print(timed(mlp, (x, residual)))
         else:
             right = replay(mlp, x, residual)
+    console.print("\nShown: what is fused, a kernel, what each asks of a GPU, whether they are right.")
+    console.print(f"Next: {PYTHON} -m cute_backend explain examples/llama_mlp.py:mlp", soft_wrap=True)
     return 0 if right and spills == 0 else 1
+
+
+def summarise(explained: Explanation) -> None:
+    """The products, the formula and the refusals: `explain` prints more."""
+    for index, region in enumerate(explained.regions):
+        m, n, k = region.sizes
+        weights = " and ".join(product.label for product in region.products)
+        console.print(f"[bold]region {index}[/]: {weights}, M {m}, N {n}, K {k}")
+        for line in region.formula.splitlines():
+            console.print(f"    {line}", style="cyan", soft_wrap=True)
+    for each in explained.rejections:
+        console.print(f"[bold]not fused[/]: {each.node} at {each.where}, {each.reason.value}")
+
+
+def show_arithmetic(source: str) -> None:
+    """The part of a module that visits the tile."""
+    lines = source.splitlines(keepends=True)
+    first = next(number for number, line in enumerate(lines) if "def visit(" in line)
+    report.print_source("".join(lines[first : first + SHOWN]))
+    console.print(
+        f"Lines {first + 1} to {first + SHOWN} of {len(lines)}; all of them:\n"
+        f"{PYTHON} -m cute_backend source examples/llama_mlp.py:mlp",
+        soft_wrap=True,
+    )
 
 
 def block(gpu: bool) -> tuple[LlamaMLP, Tensor, Tensor]:
@@ -88,9 +123,8 @@ def build_all(explained: Explanation) -> int:
 
 def replay(mlp: LlamaMLP, x: Tensor, residual: Tensor) -> bool:
     """Compare the fused regions' specs, replayed on the CPU, with eager."""
-    right = compare(reference(mlp, (x, residual)), mlp(x, residual), "replayed on the CPU")
-    console.print("There is no GPU of compute capability 9.0 or 10.0 here, so no kernel was run or timed.")
-    return right
+    how = "replayed on the CPU, as there is no Hopper or Blackwell GPU here"
+    return compare(reference(mlp, (x, residual)), mlp(x, residual), how)
 
 
 def run(mlp: LlamaMLP, x: Tensor, residual: Tensor) -> bool:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def samples() -> dict[str, str]:
-    """The demo's block: the arithmetic of its first kernel, and what explain prints of that region."""
+    """The example's block: the arithmetic of its first kernel, and what explain prints of that region."""
     sys.path.insert(0, str(ROOT / "examples"))
     import llama_mlp
 
