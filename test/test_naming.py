@@ -12,7 +12,8 @@ from random_specs import specs
 from shipped import epilogue_spec, sampling_spec
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.planning import Arch, TileConfig, Variant, offered
+from cute_backend.ops import OPS
+from cute_backend.planning import Arch, TileConfig, Variant, naming, offered
 from cute_backend.planning.naming import DIGEST, MAX_WORDS, digest, entry_name, words
 from cute_backend.runtime import kernel as kernels
 from cute_backend.runtime.kernel import Kernel
@@ -103,6 +104,16 @@ def test_a_pair_is_called_by_its_activation(activation, expected):
         return up * activation(gate)
 
     assert words(spec_of(gated)) == f"mm_{expected}"
+
+
+def test_a_function_that_is_added_to_the_op_table_is_a_word():
+    spec = spec_of(lambda a, b: torch.tanh(a @ b))
+    renamed = replace(spec, ops=tuple(replace(op, op=op.op.replace("tanh", "cbrt")) for op in spec.ops))
+    assert words(renamed) == "mm_cbrt"
+
+
+def test_ops_that_are_no_words_are_in_the_op_table():
+    assert set(OPS) > naming._UNSAID
 
 
 def test_draws_are_called_so_once():

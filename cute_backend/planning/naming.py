@@ -75,12 +75,13 @@ def words(spec: EpilogueSpec) -> str:
     return text
 
 
-_FUNCTIONS = frozenset((
-    "relu", "abs", "sign", "pow", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p",
-    "sin", "cos", "tanh", "sigmoid", "erf", "floor", "ceil", "round", "trunc", "where", "maximum", "minimum",
-    "fmax", "fmin", "copysign", "div_floor", "div_trunc",
+_UNSAID = frozenset((
+    "add", "sub", "mul", "div", "neg", "cast", "row_index", "column_index", "logistic2", "gumbel",
+    "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "signbit",
+    "logical_and", "logical_or", "logical_xor", "logical_not",
+    "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not",
 ))  # fmt: skip
-"""Ops that are words where they belong to no formula."""
+"""Ops that are no words by themselves; any other is, where it belongs to no formula."""
 
 _GELU = {"erf": math.sqrt(0.5), "tanh": 0.044715}
 """The numbers by which each form of gelu is known: x is divided by the root of 2, or its cube is multiplied
@@ -233,4 +234,4 @@ def _function(op: Op) -> str | None:
         return "square"
     if op.op == "reciprocal" or (op.op == "div" and isinstance(op.operands[0], Const)):
         return "reciprocal"
-    return op.op if op.op in _FUNCTIONS else None
+    return None if op.op in _UNSAID else op.op
