@@ -82,8 +82,8 @@ class Reason(Enum):
     )
     UNPAIRED = (
         "unpaired",
-        "{target} takes a part of the product's columns: a kernel has two halves, or the even and the odd "
-        "ones, where nothing needs more of the product than these, and they meet in one op",
+        "{target} takes a part of the product's columns; a kernel can only take them apart into two halves, "
+        "or into the even and the odd ones, that meet in one op and are all that is read of the product",
     )
     PART_OF_ROWS = (
         "part_of_rows",
@@ -116,7 +116,7 @@ class Reason(Enum):
     )
     LEFT_TO_USERS = (
         "left_to_users",
-        "only {users} read it, which are not fused, and compute it more cheaply than a kernel writes it",
+        "it is read only by {users}, outside the kernel, where computing it costs less than writing it here",
     )
     UNSUPPORTED_DTYPE = "unsupported_dtype", "{operand} is {dtype}, which no epilogue holds"
     FLOAT64 = "float64", "{operand} is float64, and an epilogue computes in fp32"
