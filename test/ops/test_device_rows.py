@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,16 @@ def test_conversions(arch: str, tmp_path: Path) -> None:
     cases, inputs = conversions(), conversion_inputs(SAMPLES)
     out = simulated(conversions_module(cases), inputs, len(cases), tmp_path, arch)
     assert_converted(cases, inputs, out)
+
+
+def test_the_message_of_a_wrong_row_has_its_largest_error_and_its_bound() -> None:
+    cases = [case for case in row_cases() if str(case) in ("tanh(f32)", "neg(f32)")]
+    inputs = row_inputs(8) | {"f0": torch.linspace(0.5, 1.0, 8)}
+    right = torch.stack([case.reference(inputs["f0"]) for case in cases])
+    assert row_errors(cases, inputs, right.view(torch.int32))["neg(f32)"] == 0.0
+    off = right.view(torch.int32) + torch.tensor([0, 0, 0, 5, 0, 0, 0, 9], dtype=torch.int32)
+    with pytest.raises(AssertionError) as raised:
+        row_errors(cases, inputs, off)
+    neg, tanh = str(raised.value).splitlines()
+    assert re.search(r"2 of 8 wrong, by up to 9\.00 ulp, at \[\[1\.0, .*without a line in MAX_ULP", neg)
+    assert re.search(r"2 of 8 wrong, by up to 9\.\d\d ulp, at .*device_check\.py allows 2\.0$", tanh)
