@@ -68,9 +68,10 @@ def find_problems(
     found: dict[Problem, None] = {}
     for dynamic in (False, True) if any_m else (False,):
         for report in collect(fn, args, dynamic, arch.value, kwargs):
-            for spec, *sizes in chain(_regions(report), _inside_ops(report.graph)):
-                m, n, k = map(hint, sizes)
-                found[Problem(spec, None if any_m else m, n, k, config.batch_invariant)] = None
+            for products, tile in ((_regions(report), config.tile), (_inside_ops(report.graph), None)):
+                for spec, *sizes in products:
+                    m, n, k = map(hint, sizes)
+                    found[Problem(spec, None if any_m else m, n, k, config.batch_invariant, tile)] = None
     return list(found)
 
 

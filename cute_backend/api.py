@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from . import config
-from .errors import UsageError
+from .errors import UsageError, meant
 from .formula import formula
 from .fx_walk.collect import collect
 from .fx_walk.containment import contain
@@ -27,7 +27,6 @@ from .fx_walk.reasons import NO_PRODUCT, Reason, Rejection, nearest_line
 from .fx_walk.region import Region as FoundRegion
 from .fx_walk.static import Size, fake, hint, target_name
 from .fx_walk.tuning import recall
-from .options import meant
 from .planning import Arch, Plan, Variant, plan
 from .runtime.kernel import Kernel
 from .runtime.launch import config_here
@@ -144,8 +143,9 @@ class Region:
 
     def kernel(self, arch: str | None = None) -> Kernel:
         """The kernel that a launch of these sizes and this alignment gets, on the GPU here if it is one of
-        `arch`, with what tuning found on it. Raises UsageError for an unknown `arch`."""
-        problem = Problem(self.spec, *self.hints, config.batch_invariant)
+        `arch`, with what tuning found on it. Raises UsageError for an unknown `arch`, and where `config.tile`
+        has no tile for it."""
+        problem = Problem(self.spec, *self.hints, config.batch_invariant, config.tile)
         return Kernel.found(
             self.spec, config_here(problem, self.variant, parse_arch(arch or self.arch)), self.variant
         )
@@ -251,8 +251,8 @@ def explain(
     cache is read or written, save that what tuning has found for the GPU here is told. `arch` is "sm_90a" or
     "sm_100a", by default that of the GPU here, or "sm_100a" without one; `dynamic` is torch.compile's. A
     parameter of `fn` with one of these two names takes its argument by position. Raises UsageError for
-    another `arch` and for a class in place of a module, and what torch raises where `fn` can't run on these
-    arguments.
+    another `arch`, for a class in place of a module, and where `config.tile` has no tile for a region, and
+    what torch raises where `fn` can't run on these arguments.
 
     >>> a, b = torch.empty(256, 64, dtype=torch.bfloat16), torch.empty(64, 128, dtype=torch.bfloat16)
     >>> (region,) = explain(lambda a, b: (a @ b).relu(), a, b, arch="sm_90a").regions
@@ -271,6 +271,8 @@ def explain(
             replace(each, is_backward=report.is_backward, where=each.where or _place_of(fn))
             for each in (*report.rejections, *slower)
         ]
+    for region in regions if config.tile is not None else ():
+        region.kernel()  # which raises
     return Explanation(
         regions=tuple(regions),
         rejections=tuple(rejections),
@@ -331,7 +333,7 @@ def _parse_reason(reason: str | Reason) -> Reason:
         return reason
     known = {each.value: each for each in Reason}
     if reason not in known:
-        near = meant(reason, [*known])
+        near = meant(reason, known)
         raise UsageError(f"{reason!r} is no reason of a refusal{near}; reasons are {', '.join(known)}")
     return known[reason]
 

@@ -12,6 +12,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.virtualized import V
 from torch._logging._internal import trace_log, trace_structured
 
+from cute_backend.errors import UsageError
 from cute_backend.fx_walk.containment import contain
 from cute_backend.fx_walk.reasons import Rejection
 from cute_backend.fx_walk.region import Region
@@ -29,6 +30,8 @@ def leave(regions: Sequence[Region], rejections: Sequence[Rejection]) -> None:
         return
     try:
         _leave(regions, rejections)
+    except UsageError as error:  # where a kernel is wanted, it is raised again
+        _write(EXPLANATION, ".txt", f"{error}\n", "a")
     except Exception as error:
         contain(error, instead="the explanation of this graph is left out of its artifacts")
 

@@ -15,12 +15,12 @@ from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 
 from cute_backend import artifacts
-from cute_backend.errors import UsageError
+from cute_backend.errors import UsageError, meant
 from cute_backend.fx_walk.containment import contain, is_contained
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
 from cute_backend.fx_walk.labels import input_names, label_inputs
 from cute_backend.fx_walk.pass_sequence import Pass, chain_passes, passes_of
-from cute_backend.options import PREFIX, meant, split_options
+from cute_backend.options import PREFIX, split_options
 
 epilogue_pass = EpiloguePass(observe=artifacts.leave)
 """The pass, for `backend="inductor"` with `options={"post_grad_custom_pre_pass": epilogue_pass}`.
@@ -91,7 +91,7 @@ def _read_options(mode: str | None, options: dict[str, Any]) -> tuple[dict[str, 
             if option.replace("-", "_") not in known:
                 raise OptionError(
                     f"torch.compile's option {option!r} is neither one of Inductor's"
-                    f"{meant(option, [*known])} nor one of cute_backend's, which begin with {PREFIX!r}"
+                    f"{meant(option, known)} nor one of cute_backend's, which begin with {PREFIX!r}"
                 ) from None
         raise OptionError(str(error)) from None
 

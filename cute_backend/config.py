@@ -45,7 +45,12 @@ def check_value(name: str, value: Any, setting: str) -> None:
     kind = sys.modules[__name__].get_type(name)
     kinds = get_args(kind) or (kind,)
     if type(value) not in kinds or (type(value) is int and value < 0):
-        taken = {bool: "True or False", int: "a whole number that is not negative", type(None): "None"}
+        taken = {
+            bool: "True or False",
+            int: "a whole number that is not negative",
+            str: "text",
+            type(None): "None",
+        }
         raise _refusal(f"{setting} is {value!r}; it takes {' or '.join(taken[each] for each in kinds)}")
 
 
@@ -68,6 +73,13 @@ max_autotune: Optional[bool] = _switch("CUTE_BACKEND_MAX_AUTOTUNE", None)  # noq
 """Whether kernels are tuned when a program is compiled: None as Inductor does, with mode="max-autotune".
 
 What was found is remembered in the cache folder, and serves every later program, tuned or not."""
+
+tile: Optional[str] = os.environ.get("CUTE_BACKEND_TILE") or None  # noqa: UP045  as above
+"""The tile of every region, for every M, by the name that `explain` shows, such as "128x256_2x1". Of several
+names, with commas or spaces between them, a region has the first that it can take.
+
+None leaves the choice to the model and to tuning. With a tile nothing is tuned, and a region that can take
+none of them raises UsageError, which lists what it can take. What runs on a CPU has no tile."""
 
 batch_invariant: bool = bool(_switch("CUTE_BACKEND_BATCH_INVARIANT", False))
 """Whether a row of a result has the same bits whatever M is: one configuration serves every M, chosen by N

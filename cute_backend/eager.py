@@ -136,7 +136,8 @@ def _program(
     if captured.key is None:
         return _trace(operands, epilogue, captured, out_dtype, fast_accum)
     layouts = tuple((name, _layout(tensor)) for name, tensor in operands.items())
-    key = (layouts, captured.key, out_dtype, fast_accum, current_precision(), config.batch_invariant)
+    settings = current_precision(), config.batch_invariant, config.tile
+    key = (layouts, captured.key, out_dtype, fast_accum, *settings)
     if key in _programs:
         _programs.move_to_end(key)
     else:

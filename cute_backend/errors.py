@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -10,6 +11,14 @@ class UsageError(ValueError):
 
     The command line prints it and exits with status 2.
     """
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The known name that is most like another, as a question; empty where none is."""
+    from difflib import get_close_matches  # here, for a process that launches kernels has no need of it
+
+    close = get_close_matches(name, [*known], n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def check_function(fn: Any) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from . import config
-from .errors import UsageError
+from .errors import UsageError, meant
 
 PREFIX = "cute_backend."
 """How an option of `torch.compile` begins that is a setting of this package."""
@@ -36,12 +35,6 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             known = ", ".join(_names())
             raise UsageError(f"cute_backend has no setting {name!r}{meant(name, _names())}; it has {known}")
         config.check_value(name, value, f"cute_backend's setting {name}")
-
-
-def meant(name: str, known: list[str]) -> str:
-    """The known name that is most like another, as a question; empty where none is."""
-    close = get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _names() -> list[str]:

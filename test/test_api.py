@@ -18,6 +18,7 @@ from cute_backend.api import Product
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.planning import Arch, Variant
 from cute_backend.runtime import reach
+from cute_backend.simulator.api import Machine, run
 
 
 def explain(name, arch="sm_90a", m=512, n=512, k=512, **options):
@@ -358,3 +359,23 @@ def test_what_is_shown_is_the_tile_that_a_launch_gets(invariant):
     assert shown == reach.config_for(wanted, Variant.TMA, Arch.SM90A, Arch.SM90A.target.sm_count)
     other = reach.Problem(region.spec, m, n, k, not invariant)
     assert shown != reach.config_for(other, Variant.TMA, Arch.SM90A, Arch.SM90A.target.sm_count)
+
+
+def test_a_tile_by_name_is_the_one_that_is_explained_and_built():
+    name = "128x128_1x2"
+    with cute_backend.config.patch(tile=name):
+        explained = explain("bias_gelu_residual")
+        assert f"sm_90a, tile {name}:" in str(explained)
+        assert explained.regions[0].build().source == explained.regions[0].source()
+        assert "TileConfig(Arch.SM90A, 128, 128, cluster_n=2)" in explained.regions[0].source()
+    assert explained.regions[0].kernel().config.name != name  # the setting is read when it is asked
+    refusal = r"config\.tile is '128x9'.*; scaled_mm_bias_gelu_residual on sm_90a can take .*128x128_1x2, "
+    with cute_backend.config.patch(tile="128x9"), pytest.raises(UsageError, match=refusal):
+        explain("bias_gelu_residual")
+
+
+def test_a_tile_by_name_is_simulated():
+    epilogue = EPILOGUES["bias"]
+    with cute_backend.config.patch(tile="64x64_1x1"):
+        simulated = run(epilogue.fn, epilogue.inputs(Problem(64, 64, 64)), Machine(Arch.SM90A))
+    assert simulated.launches[0].kernel.config.name == "64x64_1x1"

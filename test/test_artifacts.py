@@ -137,6 +137,16 @@ def test_a_failed_pass_is_an_explanation_too(
     assert len(modules) == 1  # both layers have one kernel
 
 
+def test_a_tile_that_cannot_be_had_is_what_is_told(
+    traced: list[tuple[str, dict[str, str]]], fresh_compiler: None
+) -> None:
+    with torch.no_grad(), config.patch(tile="128x9"):
+        compiled(MLP())(torch.randn(32, 64, dtype=BF16))  # on a CPU, which has no tiles
+    ((told, modules),) = traced
+    assert told.startswith("config.tile is '128x9'") and not modules
+    assert counters["cute_backend"] == {"anchors": 2, "regions": 2}
+
+
 def test_what_fails_in_it_leaves_the_program_fused(
     traced: list[tuple[str, dict[str, str]]], fresh_compiler: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

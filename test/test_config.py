@@ -31,9 +31,11 @@ def settings(monkeypatch):
 
 def test_every_setting_has_a_variable_of_its_name(settings):
     names = [name for name in shipped._config if not name.startswith("_")]
-    assert len(names) == 9
+    assert len(names) == 10
     plain = settings()
-    for name in names:
+    assert plain.tile is settings(CUTE_BACKEND_TILE="").tile is None
+    assert settings(CUTE_BACKEND_TILE="128x256_2x1").tile == "128x256_2x1"
+    for name in set(names) - {"tile"}:
         other = {True: "0", False: "1", None: "1"}.get(getattr(plain, name), "7")
         changed = settings(**{f"CUTE_BACKEND_{name.upper()}": other})
         assert getattr(changed, name) == int(other) != getattr(plain, name)
@@ -73,6 +75,7 @@ def test_words_for_switches(settings, text):
     [
         ("max_autotune", "yes", "True or False or None"),
         ("batch_invariant", None, "True or False"),
+        ("tile", 128, "text or None"),
         ("max_stores", -1, "a whole number that is not negative"),
         ("max_stores", True, "a whole number that is not negative"),
     ],
@@ -105,7 +108,7 @@ def test_a_command_refuses_the_environment_in_one_sentence():
 
 def test_only_settings_that_decide_a_result_are_part_of_keys():
     keys = set(shipped.save_config_portable())
-    assert keys == {"max_loads", "max_exact_loads", "max_stores", "max_autotune", "batch_invariant"}
+    assert keys == {"max_loads", "max_exact_loads", "max_stores", "max_autotune", "batch_invariant", "tile"}
 
 
 PROGRAM = """

@@ -81,7 +81,7 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
         bs,
         loads,
         region.spec.to_json(),
-        *([True] if config.batch_invariant else []),
+        *_choice(),
     )
     inside = set(region.nodes)
     planes = [call(getitem, results, index) for index in range(len(region.spec.stores))]
@@ -97,6 +97,13 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
         output.meta["val"] = fake(node)
         replaced[node] = output
         node.replace_all_uses_with(output, delete_user_cb=lambda user: user not in inside)
+
+
+def _choice() -> list[Any]:
+    """The op's last arguments, which say how its tile is chosen; none where they are as by default."""
+    if config.tile is not None:
+        return [config.batch_invariant, config.tile]
+    return [True] if config.batch_invariant else []
 
 
 def _canonical(call: Callable[..., fx.Node], view: LoadView, node: fx.Node, sizes: _Sizes) -> fx.Node:

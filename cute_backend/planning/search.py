@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 
+from ..errors import UsageError, meant
 from ..spec import EpilogueSpec, ProductKind
 from .cost import cost
 from .hoisting import can_hoist, hoisting
+from .naming import words
 from .registers import leaves_registers
 from .rules import ABOVE_THE_SMALLEST, suited
 from .shared_memory import has_planes, holds_planes
@@ -122,6 +125,20 @@ def ranked(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int
     first = choose(arch, spec, m, n, k, sm_count)
     rest = (config for config in clustered(arch, spec) if config != first)
     return [first, *sorted(rest, key=lambda config: cost(config, spec, m, n, k, sm_count))]
+
+
+@lru_cache(maxsize=256)
+def named(arch: Arch, spec: EpilogueSpec, names: str) -> TileConfig:
+    """The first tile of `names`, between which are commas or spaces, that can serve a spec, in the default
+    raster. Raises UsageError, which lists what can, where none does."""
+    able = {config.name: config for config in clustered(arch, spec)}
+    asked = names.replace(",", " ").split()
+    found = next((able[name] for name in asked if name in able), None)
+    if found is None:
+        near = meant(asked[-1], able) if asked else ""
+        can = ", ".join(sorted(able))
+        raise UsageError(f"config.tile is {names!r}{near}; {words(spec)} on {arch.value} can take {can}")
+    return found
 
 
 def clustered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:

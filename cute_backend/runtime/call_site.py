@@ -17,7 +17,7 @@ _MAX_SIZES = 64
 
 
 class CallSite:
-    """Takes and gives what `launch` does. Its calls are alike in `batch_invariant` and device."""
+    """Takes and gives what `launch` does. Its calls are alike in all after `spec`, and in device."""
 
     def __init__(self) -> None:
         self._last: tuple[str, dict[tuple[torch.Size, torch.Size], Settled]] = "", {}
@@ -29,6 +29,7 @@ class CallSite:
         loads: Sequence[Tensor],
         spec: str,
         batch_invariant: bool = False,
+        tile: str | None = None,
     ) -> list[Tensor]:
         last_spec, known = self._last
         sizes = a[0].shape, b[0].shape
@@ -37,10 +38,10 @@ class CallSite:
                 return settled.run(a, b, loads)
             except REFUSED:  # as in a launch: these do not lie as those before them
                 pass
-        results = launch(a, b, loads, spec, batch_invariant)
+        results = launch(a, b, loads, spec, batch_invariant, tile)
         if spec is not last_spec or len(known) >= _MAX_SIZES:
             known = {}
-        settled = settled_for(a, b, spec, batch_invariant)
+        settled = settled_for(a, b, spec, batch_invariant, tile)
         if settled is None:
             known.pop(sizes, None)
         else:

@@ -39,7 +39,7 @@ from .tuned import remembered
 
 log = logging.getLogger(__name__)
 
-_launchers: dict[tuple[str, int, bool], Launcher] = {}
+_launchers: dict[tuple[str, int, bool, str | None], Launcher] = {}
 _building = free_in_children(threading.Lock())
 """Held while kernels are built, which takes seconds to minutes: what is there is launched all the same."""
 
@@ -63,23 +63,27 @@ def launch(
     loads: Sequence[Tensor],
     spec: str,
     batch_invariant: bool = False,
+    tile: str | None = None,
 ) -> list[Tensor]:
     """The op on CUDA: see `cute_backend.runtime.op` for its arguments.
 
-    Raises UnsupportedDeviceError on a GPU that no kernel is for, ValueError where operands contradict `spec`.
+    Raises UnsupportedDeviceError on a GPU that no kernel is for, ValueError where operands contradict `spec`,
+    and UsageError where no tile of `tile` serves it.
     """
     try:
-        launcher = _launchers[spec, a[0].get_device(), batch_invariant]
+        launcher = _launchers[spec, a[0].get_device(), batch_invariant, tile]
     except (KeyError, IndexError):
         parsed = parse_spec(spec)
         check_operands(parsed, a, b, loads)
-        launcher = _launcher(parsed, a[0].get_device(), batch_invariant)
+        launcher = _launcher(parsed, a[0].get_device(), batch_invariant, tile)
     return launcher(a, b, loads)
 
 
-def settled_for(a: Sequence[Tensor], b: Sequence[Tensor], spec: str, batch_invariant: bool) -> Settled | None:
+def settled_for(
+    a: Sequence[Tensor], b: Sequence[Tensor], spec: str, batch_invariant: bool, tile: str | None
+) -> Settled | None:
     """What takes operands of these sizes just as they lay when they were launched, or None."""
-    launcher = _launchers.get((spec, a[0].get_device(), batch_invariant))
+    launcher = _launchers.get((spec, a[0].get_device(), batch_invariant, tile))
     return None if launcher is None else launcher.settled(a, b)
 
 
@@ -92,7 +96,11 @@ def prepare(problems: Iterable[Problem], device: int) -> None:
     gpu = device_at(device)
     with _building:
         wanted = [
-            (_launcher(problem.spec, device, problem.batch_invariant), kernel, _is_packed(problem, gpu))
+            (
+                _launcher(problem.spec, device, problem.batch_invariant, problem.tile),
+                kernel,
+                _is_packed(problem, gpu),
+            )
             for problem in problems
             for kernel in reachable_kernels(problem, gpu.arch, gpu.sm_count, winners_on(gpu))
         ]
@@ -133,15 +141,15 @@ def config_here(problem: Problem, variant: Variant, arch: Arch) -> TileConfig:
 def announce(regions: Iterable[tuple[EpilogueSpec, Size, Size, Size]], device: torch.device) -> None:
     """Prepare regions of a graph, as (spec, M, N, K), whose symbolic sizes are yet unknown.
 
-    `config.batch_invariant` is read here. Does nothing for another device than CUDA's, or where there is no
-    GPU and so no launch to come.
+    `config.batch_invariant` and `config.tile` are read here. Does nothing for another device than CUDA's, or
+    where there is no GPU and so no launch to come.
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return
     problems = []
     for spec, *sizes in regions:
         m, n, k = (size if isinstance(size, int) else None for size in sizes)
-        problems.append(Problem(spec, m, n, k, config.batch_invariant))
+        problems.append(Problem(spec, m, n, k, config.batch_invariant, config.tile))
     prepare(problems, torch.cuda.current_device() if device.index is None else device.index)
 
 
@@ -154,9 +162,9 @@ def _replayed(
     return replay(spec, a, b, loads)
 
 
-def _launcher(spec: EpilogueSpec, device: int, batch_invariant: bool) -> Launcher:
-    key = (spec.to_json(), device, batch_invariant)
-    return _launchers.get(key) or _launchers.setdefault(key, Launcher(spec, device, batch_invariant))
+def _launcher(spec: EpilogueSpec, device: int, batch_invariant: bool, tile: str | None) -> Launcher:
+    key = (spec.to_json(), device, batch_invariant, tile)
+    return _launchers.get(key) or _launchers.setdefault(key, Launcher(spec, device, batch_invariant, tile))
 
 
 @dataclass(frozen=True)
@@ -217,9 +225,10 @@ class _Choice:
 class Launcher:
     """All that is known of a spec on a device before its operands are."""
 
-    def __init__(self, spec: EpilogueSpec, device: int, batch_invariant: bool) -> None:
+    def __init__(self, spec: EpilogueSpec, device: int, batch_invariant: bool, tile: str | None) -> None:
         self._spec = spec
         self._batch_invariant = batch_invariant
+        self._tile = tile
         self._gpu = device_at(device)
         self.binding = Binding(spec)
         self._kernels: dict[tuple[TileConfig, Variant], Ready | None] = {}
@@ -228,6 +237,9 @@ class Launcher:
         """Another one whenever there is more to choose from."""
         for kernel, function in load_known(packed_kernels(spec, self._gpu.arch)).items():
             self.add(kernel, function)
+
+    def _problem(self, m: int | None, n: int | None, k: int | None) -> Problem:
+        return Problem(self._spec, m, n, k, self._batch_invariant, self._tile)
 
     def knows(self, kernel: Kernel) -> bool:
         """Whether the kernel was added: it is there, or can't be had."""
@@ -302,7 +314,7 @@ class Launcher:
 
     def _choose(self, m: int, n: int, k: int) -> _Choice:
         """The kernels for these sizes, of those that were prepared or lie on disk."""
-        problem, winners = Problem(self._spec, m, n, k, self._batch_invariant), winners_on(self._gpu)
+        problem, winners = self._problem(m, n, k), winners_on(self._gpu)
         kernels = [
             Kernel.found(
                 self._spec,
@@ -328,10 +340,11 @@ class Launcher:
     def _nearest(self, kernel: Kernel) -> Ready | None:
         """A kernel, or the one like it whose tile is nearest in size and then in parts of K, or None.
 
-        A batch-invariant region takes no other: which are there may change from one M to the next.
+        A batch-invariant region takes no other: which are there may change from one M to the next. Nor does
+        one whose tile is named.
         """
         config, variant = kernel.config, kernel.variant
-        if self._batch_invariant:
+        if self._batch_invariant or self._tile is not None:
             return self._kernels.get((config, variant))
 
         def distance(other: TileConfig) -> tuple[int, int]:
@@ -347,7 +360,7 @@ class Launcher:
 
     def _prepare_rest(self, choice: _Choice) -> bool:
         """Whether there is more to choose from now. No one announced this region: it may be of any size."""
-        anything = Problem(self._spec, None, None, None, self._batch_invariant)
+        anything = self._problem(None, None, None)
         with _state:
             if all(choice is not current for current in self._choices.values()):
                 return True  # another thread was preparing

@@ -1,6 +1,8 @@
 """The one operator that a rewritten graph calls: `torch.ops.cute_backend.gemm_epilogue`.
 
-    gemm_epilogue(Tensor[] a, Tensor[] b, Tensor[] loads, str spec, bool batch_invariant=False) -> Tensor[]
+    gemm_epilogue(
+        Tensor[] a, Tensor[] b, Tensor[] loads, str spec, bool batch_invariant=False, str? tile=None
+    ) -> Tensor[]
 
 `a` has one tensor, (M, K), that all accumulators of the spec share, and `b` one (K, N) for each of them, or
 one (K, 2 N) for a pair of even and odd columns. `loads` are in the spec's order, in canonical view: (M, N)
@@ -8,7 +10,7 @@ for an exact load, (N,) for a rowvec, (M,) for a colvec, with an axis for each m
 element for a scalar. The result has one (M, N) tensor for each store, dense in the store's order, or its
 reduction. `spec` is the canonical JSON of an EpilogueSpec: the op is static and all that varies travels in
 its arguments, so that a graph from Inductor's cache finds it in a fresh process. `batch_invariant` asks for
-rows whose bits do not depend on M.
+rows whose bits do not depend on M, and `tile` names tiles, as `config.tile` does.
 
 On CPU the op replays the spec, on CUDA it launches a kernel. It is a post-grad op: autograd has already run,
 so it has no derivative: it passes straight through the autograd key, and its results require no gradient.
@@ -26,7 +28,8 @@ from cute_backend.runtime.operands import check_operands, output_like, parse_spe
 
 _LIBRARY = torch.library.Library("cute_backend", "DEF")
 _LIBRARY.define(
-    "gemm_epilogue(Tensor[] a, Tensor[] b, Tensor[] loads, str spec, bool batch_invariant=False) -> Tensor[]",
+    "gemm_epilogue(Tensor[] a, Tensor[] b, Tensor[] loads, str spec, bool batch_invariant=False, "
+    "str? tile=None) -> Tensor[]",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
 )
 
@@ -37,6 +40,7 @@ def _fake(
     loads: Sequence[Tensor],
     spec: str,
     batch_invariant: bool = False,
+    tile: str | None = None,
 ) -> list[Tensor]:
     parsed = parse_spec(spec)
     check_operands(parsed, a, b, loads)
@@ -51,6 +55,7 @@ def on_cpu(
     loads: Sequence[Tensor],
     spec: str,
     batch_invariant: bool = False,
+    tile: str | None = None,
 ) -> list[Tensor]:
     """The replay of `spec`."""
     from cute_backend.replay import replay  # here, for a serving process launches kernels alone

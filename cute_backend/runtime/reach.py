@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..planning import Arch, TileConfig, Variant, choose, table
+from ..planning import Arch, TileConfig, Variant, choose, named, table
 from ..signature import TMA_ALIGN, Argument, Extent, Role, of_role, signature
 from ..spec import EpilogueSpec
 from .kernel import Kernel
@@ -38,6 +38,8 @@ class Problem:
     n: int | None
     k: int | None
     batch_invariant: bool = False
+    tile: str | None = None
+    """Names as `config.tile` has them: the first that can serve the spec serves every M."""
 
 
 Winners = Callable[[EpilogueSpec, Variant, int, int], Mapping[int, TileConfig]]
@@ -63,8 +65,11 @@ def config_for(
     """The configuration that serves a problem of known sizes.
 
     What was found best for the bucket of M, or for the next smaller or larger one, else the heuristic's
-    choice. A batch-invariant region has one for all M.
+    choice. A batch-invariant region has one for all M, and one whose tile is named has that one; raises
+    UsageError where it can't.
     """
+    if problem.tile is not None:
+        return named(arch, problem.spec, problem.tile)
     spec, m, n, k = problem.spec, problem.m, problem.n, problem.k
     assert m is not None and n is not None and k is not None
     if problem.batch_invariant:
@@ -145,6 +150,8 @@ def _reachable_configs(
 ) -> list[TileConfig]:
     """Tuned ones first, then those chosen for most sizes of M."""
     spec, n, k = problem.spec, problem.n, problem.k
+    if problem.tile is not None:
+        return [named(arch, spec, problem.tile)]
     if n is None or k is None:
         return list(table(arch, spec))
     sizes = buckets if problem.m is None else (problem.m,)

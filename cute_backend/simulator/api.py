@@ -231,7 +231,7 @@ class _Runner(fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is gemm_epilogue:
-            return self.execute(*args)
+            return self.execute(*args[:4])  # what follows the spec is in `settings`, too
         return super().call_function(target, args, kwargs)
 
 
@@ -248,7 +248,7 @@ def run_region(
     bound = Binding(spec).bind(a, b, loads)
     aligned = stores_aligned(spec, m, n) is True and bound.aligned
     variant = Variant.TMA if aligned else Variant.PLAIN
-    problem = Problem(spec, m, n, k, settings.batch_invariant)
+    problem = Problem(spec, m, n, k, settings.batch_invariant, settings.tile)
     config = machine.config or config_for(problem, variant, machine.arch, machine.arch.target.sm_count)
     kernel = Kernel.found(spec, config, variant)
     program = _program(kernel)

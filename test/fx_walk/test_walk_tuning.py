@@ -269,6 +269,8 @@ def test_the_uuid_follows_what_decides_and_nothing_else() -> None:
         assert epilogue_pass.uuid() != plain
     with config.patch(batch_invariant=True):
         assert epilogue_pass.uuid() != plain
+    with config.patch(tile="64x64_1x1"):
+        assert epilogue_pass.uuid() != plain
     with config.patch(quiet=True):
         assert epilogue_pass.uuid() == plain
 
@@ -284,6 +286,36 @@ def test_the_op_of_a_batch_invariant_program_says_so() -> None:
         with config.patch(batch_invariant=invariant), inductor_config.patch(post_grad_custom_post_pass=see):
             check()
     assert asked == [(), (True,)]
+
+
+def test_the_op_of_a_program_with_a_tile_names_it_and_nothing_is_tuned(tuner: FakeTuner) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def see(graph: torch.fx.Graph) -> None:
+        asked.extend(node.args[4:] for node in graph.nodes if "gemm_epilogue" in str(node.target))
+
+    for settings in ({"tile": "64x64_1x1"}, {"tile": "64x64_1x1", "batch_invariant": True}):
+        torch._dynamo.reset()
+        options = {f"cute_backend.{name}": value for name, value in settings.items()}
+        with inductor_config.patch(post_grad_custom_post_pass=see):
+            check(options={**options, "max_autotune": True})
+    assert asked == [(False, "64x64_1x1"), (True, "64x64_1x1")]
+    assert not tuner.jobs and counted() == {"anchors": 2, "regions": 2}
+
+
+def test_gemm_has_the_tile_that_is_set() -> None:
+    from cute_backend import eager
+
+    a, b, _ = inputs()
+    with config.patch(tile="64x64_1x1"):
+        cute_backend.gemm(a, b.t())
+    program = list(eager._programs.values())[-1]
+    (arguments,) = (
+        node.args[4:] for node in program.graph.graph.nodes if "gemm_epilogue" in str(node.target)
+    )
+    assert arguments == (False, "64x64_1x1")
+    cute_backend.gemm(a, b.t())
+    assert list(eager._programs.values())[-1] is not program
 
 
 def test_gemm_is_batch_invariant_where_that_is_set() -> None:

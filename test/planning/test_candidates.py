@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from random_specs import specs
 from specs import sampling_spec
 
+from cute_backend.errors import UsageError
 from cute_backend.fx_walk.collect import collect
 from cute_backend.memory_ops.emit import CUTE_TYPES
 from cute_backend.planning import (
@@ -28,6 +30,8 @@ from cute_backend.planning import (
     Variant,
     candidates,
     choose,
+    clustered,
+    named,
     offered,
     plan,
     subtiled,
@@ -302,3 +306,39 @@ def test_what_is_chosen_is_among_the_fastest_that_were_measured(operands: str, d
     assert len(losses) >= 110
     assert sum(losses) / len(losses) <= 1.03
     assert sum(loss > 1.10 for loss in losses) <= len(losses) // 15 and max(losses) <= 1.4
+
+
+@pytest.mark.parametrize("arch", list(Arch))
+@pytest.mark.parametrize("name", ["rowwise", "swiglu", "batched", "greedy_token", "bias_gelu_residual"])
+def test_every_tile_that_is_chosen_or_tried_has_a_name_of_its_own(name: str, arch: Arch) -> None:
+    spec = shared_spec(name)
+    able = clustered(arch, spec)
+    assert len({config.name for config in able}) == len(able)
+    for config in able:
+        assert named(arch, spec, config.name) == config
+    for m, n, k in itertools.product((16, 512, 8192), (512, 8192), (512, 8192)):
+        for config in candidates(arch, spec, m, n, k, arch.target.sm_count):
+            assert replace(config, raster_m=8) == named(arch, spec, config.name)
+
+
+def test_of_several_names_the_first_serves_that_can() -> None:
+    pair, single = shared_spec("swiglu"), shared_spec("rowwise")
+    names = "128x64x2_1x1, 128x128_1x1  64x64_1x1"
+    assert named(Arch.SM90A, single, names).name == "128x128_1x1"
+    assert named(Arch.SM100A, pair, names).name == "128x64x2_1x1"
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ("128x256_2x1_ping", "'128x256_2x1_ping' (did you mean '128x256_2x1'?)"),
+        ("nowhere 7", "'nowhere 7'"),
+        ("", "''"),
+    ],
+)
+def test_a_tile_that_cannot_be_had_is_refused_with_those_that_can(names: str, told: str) -> None:
+    spec = shared_spec("rowwise")
+    able = ", ".join(sorted(config.name for config in clustered(Arch.SM90A, spec)))
+    with pytest.raises(UsageError) as raised:
+        named(Arch.SM90A, spec, names)
+    assert str(raised.value) == f"config.tile is {told}; scaled_mm on sm_90a can take {able}"

@@ -19,7 +19,7 @@ from handmade import kernel_of, make_spec, source
 from torch._dynamo.utils import counters
 
 import cute_backend
-from cute_backend import PackError, aot
+from cute_backend import PackError, aot, config
 from cute_backend.__main__ import main
 from cute_backend.planning import Arch, Variant
 from cute_backend.runtime import build as building
@@ -427,6 +427,19 @@ def test_the_products_of_sample_are_found() -> None:
     problems = aot.find_problems(draw, (hidden, weight), Arch.SM90A, any_m=False)
     assert [(each.m, each.n, each.k) for each in problems] == [(4, 256, 64)] * 2
     assert [len(each.spec.reductions) for each in problems] == [8, 1]
+
+
+def test_a_pack_holds_the_tile_that_is_named_but_for_sampling() -> None:
+    layer = torch.nn.Sequential(torch.nn.Linear(4096, 4096), torch.nn.ReLU()).bfloat16()
+
+    def draw(hidden: torch.Tensor) -> torch.Tensor:
+        return cute_backend.sample(layer(hidden), layer[0].weight, seed=1)
+
+    with config.patch(tile="64x256_1x1_pingpong"):
+        problems = aot.find_problems(draw, (torch.zeros(16, 4096).bfloat16(),), Arch.SM90A, any_m=True)
+    assert [each.tile for each in problems] == ["64x256_1x1_pingpong", None]
+    kernels = set(aot._kernels(aot.Request({Arch.SM90A: problems[:1]}, (1, 65536), ())))
+    assert {kernel.config.name for kernel in kernels} == {"64x256_1x1_pingpong"}
 
 
 def test_sizes_of_m_are_those_of_the_range_or_of_the_example() -> None:

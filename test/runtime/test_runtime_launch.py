@@ -336,6 +336,39 @@ def test_a_batch_invariant_region_takes_no_other_configuration_for_one_that_does
     assert compiler.launches == [] and counters["cute_backend"]["replayed"] == 1
 
 
+# A tile by name
+
+
+def test_a_launch_takes_the_tile_that_is_named_for_every_m(compiler: Compiler, found: Found) -> None:
+    found[Variant.TMA, 16, 8] = {16: WINNER}
+    name = "128x64_2x1"
+    assert name not in {config.name for config in (WINNER, *table(Arch.SM90A, SPEC))}
+    prepare([Problem(SPEC, None, 16, 8, tile=name)], -1)
+    assert compiler.batches == 1
+    for m in (1, 6, 100, 1000, 4000):
+        given = operands(m)
+        for result, expected in zip(
+            launch(*given, SPEC.to_json(), False, name), replay(SPEC, *given), strict=True
+        ):
+            assert torch.equal(result, expected)
+    assert {kernel.config.name for kernel, _ in compiler.launches} == {name} and compiler.batches == 1
+    launch(*operands(), SPEC.to_json())  # what names none has its own
+    assert compiler.launches[-1][0].config != compiler.launches[0][0].config
+
+
+def test_a_launch_that_no_one_announced_has_its_tile_too(compiler: Compiler) -> None:
+    launch(*operands(), SPEC.to_json(), False, "nowhere, 64x64_1x1")
+    assert {kernel.config.name for kernel, _ in compiler.launches} == {"64x64_1x1"}
+
+
+@pytest.mark.filterwarnings("ignore:cute_backend")
+def test_no_other_tile_serves_for_one_that_does_not_build(compiler: Compiler) -> None:
+    prepare([Problem(SPEC, None, None, None)], -1)
+    compiler.broken = lambda kernel: kernel.config.name == "64x64_1x1"
+    launch(*operands(), SPEC.to_json(), False, "64x64_1x1")
+    assert compiler.launches == [] and counters["cute_backend"]["replayed"] == 1
+
+
 # Which kernel serves which operands
 
 
