@@ -15,6 +15,7 @@ from cute_backend import numerics
 from cute_backend.ops import COLUMN_INDEX, OPS, ROW_INDEX, check, effective_dtype, operand_dtypes, promote
 from cute_backend.reduce import reduce
 from cute_backend.spec import (
+    SCALE_BLOCK,
     BColumns,
     Const,
     DType,
@@ -26,6 +27,7 @@ from cute_backend.spec import (
     Order,
     Overflow,
     Reduction,
+    Scaling,
     Store,
     Stride,
 )
@@ -48,9 +50,10 @@ def replay(
     """The spec's stores, in order: (M, N) tensors, dense in each store's order, or their reductions.
 
     `a` has one tensor, (M, K), and `b` one (K, N) for each accumulator, or one (K, 2 N) for even and odd
-    columns. `loads` follow the spec: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, with an
-    axis for each mode of an M of several and (N / b, b) for an N of blocks, one element for a scalar. The
-    operands' values are exact in
+    columns; then come their scales, where these are of blocks: (M, K / 128) or (M / 128, K / 128) of A, and
+    (K / 128, N) or (K / 128, N / 128) of each B, rounded up. `loads` follow the spec: (M, N) for an exact
+    load, (N,) for a rowvec, (M,) for a colvec, with an axis for each mode of an M of several and (N / b, b)
+    for an N of blocks, one element for a scalar. The operands' values are exact in
     `accumulate`, in which products and reductions are summed, in the order of the device's own kernels;
     float64 takes that order's rounding out of a test. Everything else is fp32.
 
@@ -59,9 +62,7 @@ def replay(
     """
     check(spec)
     values: dict[str, Tensor] = {}
-    (left,) = a
-    products = [torch.matmul(left.to(accumulate), right.to(accumulate)).to(torch.float32) for right in b]
-    products = [product.flatten(0, -2) for product in products]
+    products = [product.to(torch.float32).flatten(0, -2) for product in _products(spec, a, b, accumulate)]
     if spec.b_columns is BColumns.INTERLEAVED:
         (both,) = products
         products = [both[:, ::2], both[:, 1::2]]
@@ -77,6 +78,32 @@ def replay(
         else _reduced(spec, store, store.reduce, values[store.value].expand(plane), accumulate)
         for store in spec.stores
     ]
+
+
+def _products(
+    spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], accumulate: torch.dtype
+) -> list[Tensor]:
+    """A times every B. Where blocks have scales, the product of each block of K is multiplied by those of its
+    rows and columns before it is added."""
+    if not spec.product.is_block_scaled:
+        (left,) = a
+        return [torch.matmul(left.to(accumulate), right.to(accumulate)) for right in b]
+    left, rows = a[0], _of_lines(a[1], 0, spec.product.a_scaling, a[0].shape[0]).to(accumulate)
+    products = []
+    for right, scales in zip(b[: spec.b_count], b[spec.b_count :], strict=True):
+        columns = _of_lines(scales, 1, spec.product.b_scaling, right.shape[1]).to(accumulate)
+        product = left.new_zeros((left.shape[0], right.shape[1]), dtype=accumulate)
+        for block, first in enumerate(range(0, left.shape[1], SCALE_BLOCK)):
+            k = slice(first, first + SCALE_BLOCK)
+            sums = torch.matmul(left[:, k].to(accumulate), right[k].to(accumulate))
+            product += sums * (rows[:, block : block + 1] * columns[block])
+        products.append(product)
+    return products
+
+
+def _of_lines(scales: Tensor, axis: int, blocks: Scaling, count: int) -> Tensor:
+    """Scales with one for each of `count` lines along `axis`."""
+    return scales.repeat_interleave(blocks.lines, axis).narrow(axis, 0, count)
 
 
 def _plane(load: Load, tensor: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from .spec import (
     Major,
     Order,
     ProductKind,
+    Scaling,
     Store,
     Stride,
 )
@@ -43,7 +44,9 @@ class Role(Enum):
     """What an argument is for. The order of the members is the order of the arguments."""
 
     A = "A"
+    A_SCALES = "scales of A's blocks"
     B = "B"
+    B_SCALES = "scales of B's blocks"
     LOAD = "load"
     STORE = "store"
     WORKSPACE = "workspace"
@@ -51,7 +54,7 @@ class Role(Enum):
     @property
     def is_operand(self) -> bool:
         """Whether a kernel reads it: the caller of the op gives it, and the runtime allocates the others."""
-        return self in (Role.A, Role.B, Role.LOAD)
+        return self not in (Role.STORE, Role.WORKSPACE)
 
 
 class Extent(Enum):
@@ -64,6 +67,9 @@ class Extent(Enum):
     BATCHES = "products of a batch"
     ROWS = "rows of one product of a batch"
     COLUMNS = "even and odd columns of B: 2 N"
+    M_BLOCKS = "blocks of rows of the plane"
+    N_BLOCKS = "blocks of columns of B"
+    K_BLOCKS = "blocks of what is summed over"
     MODE = "one of several modes of M, of any size"
     BLOCKS = "blocks of columns: N by those of one block"
     BLOCK = "columns of a block, known when a kernel is compiled"
@@ -184,7 +190,7 @@ class Argument:
 
 def signature(spec: EpilogueSpec) -> tuple[Argument, ...]:
     """The arguments of a spec's kernels, in order: A, every B, loads, stores, and the workspace where some
-    stores reduce."""
+    stores reduce. Where blocks have scales, those of A come after it, and those of every B after all B."""
     first = spec.product
     batched = first.kind is ProductKind.BATCHED
     batches = (Extent.BATCHES,) if batched else ()
@@ -193,9 +199,15 @@ def signature(spec: EpilogueSpec) -> tuple[Argument, ...]:
     a = _plane((*batches, rows, Extent.K), first.a_major is Major.K)
     b = _plane((*batches, Extent.K, columns), first.b_major is not Major.K)
     arguments = [Argument("a", f"A of {first.name}", Role.A, first.a_dtype, a, Alignment.TMA)]
-    for i, acc in enumerate(spec.accumulators[: spec.b_count]):
-        name = "b" if spec.b_count == 1 else f"b{i}"
-        arguments.append(Argument(name, f"B of {acc.name}", Role.B, acc.b_dtype, b, Alignment.TMA))
+    if first.is_block_scaled:
+        extents = (rows if first.a_scaling is Scaling.LINE else Extent.M_BLOCKS, Extent.K_BLOCKS)
+        arguments.append(_scales("a", first.name, Role.A_SCALES, extents))
+    names = {("b" if spec.b_count == 1 else f"b{i}"): acc.name for i, acc in enumerate(spec.first_of_each_b)}
+    for name, acc in names.items():
+        arguments.append(Argument(name, f"B of {acc}", Role.B, first.b_dtype, b, Alignment.TMA))
+    if first.is_block_scaled:
+        extents = (Extent.K_BLOCKS, columns if first.b_scaling is Scaling.LINE else Extent.N_BLOCKS)
+        arguments += [_scales(name, acc, Role.B_SCALES, extents) for name, acc in names.items()]
     arguments += map(Argument.of_load, spec.loads)
     arguments += map(Argument.of_store, spec.stores)
     if spec.reductions:
@@ -209,6 +221,12 @@ def signature(spec: EpilogueSpec) -> tuple[Argument, ...]:
 def of_role(arguments: Sequence[Argument], role: Role) -> tuple[Argument, ...]:
     """The arguments of one role, in order."""
     return tuple(argument for argument in arguments if argument.role is role)
+
+
+def _scales(name: str, acc: str, role: Role, extents: tuple[Extent, ...]) -> Argument:
+    """The scales of an operand's blocks, which lie by any strides."""
+    dims = tuple(Dim(extent, Stride.OTHER) for extent in extents)
+    return Argument(f"{name}_scales", f"block scale of {name[0].upper()} of {acc}", role, DType.F32, dims)
 
 
 def _plane(extents: tuple[Extent, ...], row_major: bool) -> tuple[Dim, ...]:

@@ -120,6 +120,31 @@ class BColumns(str, Enum):
     """Two share one B, (K, 2 N): the even columns are the first one's, the odd ones the second one's."""
 
 
+SCALE_BLOCK = 128
+"""Elements of K, and where a block has several also rows of A or columns of B, that share a block's scale."""
+
+
+class Scaling(str, Enum):
+    """How an operand of a product is scaled: by its blocks, each with an fp32 number of its own.
+
+    The names are those of `_scaled_mm`'s recipes: rows of A, or columns of B, by elements of K.
+    """
+
+    NONE = "none"
+    """By none. A scale of the tensor, of rows or of columns doesn't vary along K: it is a load."""
+    LINE = "1x128"
+    SQUARE = "128x128"
+
+    @property
+    def lines(self) -> int:
+        """Rows of A, or columns of B, in one block."""
+        return 1 if self is Scaling.LINE else SCALE_BLOCK
+
+    def blocks(self, lines: Any) -> Any:
+        """Blocks of so many rows of A, or columns of B."""
+        return (lines + self.lines - 1) // self.lines
+
+
 class Order(str, Enum):
     """Memory order of a stored (M, N) plane."""
 
@@ -211,6 +236,9 @@ class Accumulator:
 
     `fast_accum` is `_scaled_mm`'s `use_fast_accum`: without it, Hopper's fp8 MMA promotes its partial sums to
     fp32 registers at intervals. It has no meaning for 16-bit operands, where it is True.
+
+    With `a_scaling` and `b_scaling` it is the sum over K's blocks b of A_b B_b * (scale_a[m, b] * scale_b[b,
+    n]), each term in fp32: the MMA adds up no more than a block, and `fast_accum` is False.
     """
 
     name: str
@@ -221,6 +249,13 @@ class Accumulator:
     fast_accum: bool = True
     columns: Columns = Columns.ALL
     kind: ProductKind = ProductKind.DENSE
+    a_scaling: Scaling = Scaling.NONE
+    b_scaling: Scaling = Scaling.NONE
+
+    @property
+    def is_block_scaled(self) -> bool:
+        """Whether its operands have scales that vary along K."""
+        return self.a_scaling is not Scaling.NONE
 
 
 @dataclass(frozen=True)
@@ -349,6 +384,11 @@ class EpilogueSpec:
         """How many B there are."""
         return 1 if self.b_columns is BColumns.INTERLEAVED else len(self.accumulators)
 
+    @property
+    def first_of_each_b(self) -> tuple[Accumulator, ...]:
+        """The first accumulator of each B."""
+        return self.accumulators[: self.b_count]
+
     def plane_n(self, columns: Any) -> Any:
         """N, for a first B of so many columns."""
         return columns // 2 if self.b_columns is BColumns.INTERLEAVED else columns
@@ -451,6 +491,8 @@ def _decode_accumulator(item: Any) -> Accumulator:
         fast_accum=bool(item["fast_accum"]),
         columns=Columns(item["columns"]),
         kind=ProductKind(item["kind"]),
+        a_scaling=Scaling(item["a_scaling"]),
+        b_scaling=Scaling(item["b_scaling"]),
     )
 
 
@@ -611,8 +653,8 @@ def _validate_together(accumulators: tuple[Accumulator, ...]) -> None:
     for acc in accumulators[1:]:
         if replace(acc, name=first.name, columns=first.columns) != first:
             raise SpecError(
-                f"{first.name} and {acc.name} differ in dtypes, majors or mode of accumulation, and one MMA "
-                "computes both"
+                f"{first.name} and {acc.name} differ in dtypes, majors, mode of accumulation or scaling, and "
+                "one MMA computes both"
             )
     columns = [acc.columns for acc in accumulators]
     if columns != [Columns.EVEN, Columns.ODD] and set(columns) != {Columns.ALL}:
@@ -632,3 +674,17 @@ def _validate_accumulator(acc: Accumulator) -> None:
         raise SpecError("e5m2 is accepted on one side only, as CUDA's scaled_mm has it")
     if a.is_fp8 and (acc.a_major is not Major.K or acc.b_major is not Major.K):
         raise SpecError("fp8 operands must both be K-major")
+    if {acc.a_scaling, acc.b_scaling} != {Scaling.NONE}:
+        _validate_scaling(acc)
+
+
+def _validate_scaling(acc: Accumulator) -> None:
+    what = f"{acc.name} has scales by blocks, {acc.a_scaling.value} of A and {acc.b_scaling.value} of B,"
+    if Scaling.NONE in (acc.a_scaling, acc.b_scaling):
+        raise SpecError(f"{what} and both have them or none")
+    if not acc.a_dtype.is_fp8:
+        raise SpecError(f"{what} and dtype {acc.a_dtype.value}; they scale e4m3 and e5m2")
+    if acc.fast_accum:
+        raise SpecError(f"{what} and fast_accum, but its sums are scaled, and so promoted, block by block")
+    if acc.kind is not ProductKind.DENSE:
+        raise SpecError(f"{what} and is {acc.kind.value}; only a dense product has them")

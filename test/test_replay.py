@@ -29,6 +29,7 @@ from cute_backend.spec import (
     Order,
     Overflow,
     Precision,
+    Scaling,
     SpecError,
     Store,
     Stride,
@@ -224,6 +225,39 @@ def test_float64_products_round_once() -> None:
     (exact,) = replay(_spec(), [a], [b], [], accumulate=torch.float64)
     assert exact.item() == 1.0 + 2.0**-20
     assert exact.dtype == torch.float32
+
+
+@pytest.mark.parametrize("a_lines, b_lines", [(1, 128), (1, 1), (128, 1)])
+def test_blocks_have_scales(a_lines: int, b_lines: int) -> None:
+    """Against every element multiplied by its own scale, in float64."""
+    m, n, k = 131, 260, 300
+    scalings = {1: Scaling.LINE, 128: Scaling.SQUARE}
+    acc = Accumulator(
+        "acc",
+        DType.E4M3,
+        DType.E5M2,
+        fast_accum=False,
+        a_scaling=scalings[a_lines],
+        b_scaling=scalings[b_lines],
+    )
+    rng = np.random.default_rng(a_lines + b_lines)
+    a, b = rng.integers(-7, 8, (m, k)) / 4, rng.integers(-3, 4, (k, n)) / 2
+    of_a = rng.uniform(0.5, 2, (-(-m // a_lines), 3)).astype(np.float32)
+    of_b = rng.uniform(0.5, 2, (3, -(-n // b_lines))).astype(np.float32)
+    expected = np.zeros((m, n))
+    for row in range(m):
+        for block in range(3):
+            part = slice(128 * block, 128 * (block + 1))
+            columns = np.float64(of_b[block])[np.arange(n) // b_lines]
+            left = a[row, part] * np.float64(of_a[row // a_lines, block])
+            expected[row] += left @ (b[part] * columns)
+    operands = [torch.from_numpy(a).to(torch.float8_e4m3fn), torch.from_numpy(of_a)]
+    weights = [torch.from_numpy(b).to(torch.float8_e5m2), torch.from_numpy(of_b)]
+    spec = EpilogueSpec((acc,), (), (), (Store("out0", "acc", DType.F32),))
+    for accumulate, error in ((torch.float32, 1e-6), (torch.float64, 2.0**-24)):
+        (got,) = replay(spec, operands, weights, [], accumulate=accumulate)
+        difference = np.abs(np.float64(got.numpy()) - expected).max()
+        assert difference <= error * np.abs(expected).max()
 
 
 def _difference(*columns: Columns) -> EpilogueSpec:

@@ -23,6 +23,7 @@ from cute_backend.spec import (
     ProductKind,
     ReduceKind,
     Reduction,
+    Scaling,
     Store,
     Stride,
 )
@@ -34,6 +35,9 @@ INTERLEAVED = tuple(
 )
 EXACT_OF_BLOCKS = Load(
     "exact", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.OTHER, blocks=Blocks(8, Stride.ZERO, Stride.ONE)
+)
+BY_BLOCKS = Accumulator(
+    "acc", DType.E4M3, DType.E4M3, fast_accum=False, a_scaling=Scaling.LINE, b_scaling=Scaling.SQUARE
 )
 LOADS = (
     Load("exact0", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.ONE),
@@ -99,6 +103,35 @@ def shown(argument: Argument) -> str:
                 "out1 f32 (M:s, N:1) plane",
             ],
             id="a pair",
+        ),
+        pytest.param(
+            spec_of((BY_BLOCKS,)),
+            [
+                "a e4m3 (M:s, K:1) tma",
+                "a_scales f32 (M:s, K_BLOCKS:s) element",
+                "b e4m3 (K:1, N:s) tma",
+                "b_scales f32 (K_BLOCKS:s, N_BLOCKS:s) element",
+                "out1 f32 (M:s, N:1) plane",
+            ],
+            id="scaled by blocks",
+        ),
+        pytest.param(
+            spec_of(
+                tuple(
+                    replace(BY_BLOCKS, name=name, a_scaling=Scaling.SQUARE, b_scaling=Scaling.LINE)
+                    for name in ("gate", "up")
+                )
+            ),
+            [
+                "a e4m3 (M:s, K:1) tma",
+                "a_scales f32 (M_BLOCKS:s, K_BLOCKS:s) element",
+                "b0 e4m3 (K:1, N:s) tma",
+                "b1 e4m3 (K:1, N:s) tma",
+                "b0_scales f32 (K_BLOCKS:s, N:s) element",
+                "b1_scales f32 (K_BLOCKS:s, N:s) element",
+                "out1 f32 (M:s, N:1) plane",
+            ],
+            id="a pair scaled by blocks",
         ),
         pytest.param(
             spec_of(INTERLEAVED),

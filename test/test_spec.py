@@ -30,6 +30,7 @@ from cute_backend.spec import (
     ProductKind,
     ReduceKind,
     Reduction,
+    Scaling,
     SpecError,
     Store,
     Stride,
@@ -249,6 +250,40 @@ def test_fp8_operands_are_k_major(majors: tuple[Major, Major]) -> None:
     with pytest.raises(SpecError, match="fp8 operands must both be K-major"):
         replace(SPEC, accumulators=(Accumulator("acc", DType.E4M3, DType.E4M3, *majors),))
     replace(SPEC, accumulators=(Accumulator("acc", DType.BF16, DType.BF16, *majors),))
+
+
+BY_BLOCKS = replace(ACC, fast_accum=False, a_scaling=Scaling.LINE, b_scaling=Scaling.SQUARE)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"b_scaling": Scaling.NONE}, "1x128 of A and none of B, and both have them or none"),
+        ({"a_dtype": DType.F16, "b_dtype": DType.F16}, "and dtype f16; they scale e4m3 and e5m2"),
+        ({"fast_accum": True}, "and fast_accum, but its sums are scaled, and so promoted, block by block"),
+        ({"kind": ProductKind.BATCHED}, "and is batched; only a dense product has them"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_scales_of_blocks_that_no_product_has(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        replace(SPEC, accumulators=(replace(BY_BLOCKS, **change),))
+
+
+def test_scales_of_blocks_travel_and_reach_the_key() -> None:
+    specs = [
+        replace(SPEC, accumulators=(replace(BY_BLOCKS, a_scaling=a, b_scaling=b),))
+        for a, b in ((Scaling.LINE, Scaling.SQUARE), (Scaling.LINE,) * 2, (Scaling.SQUARE, Scaling.LINE))
+    ]
+    assert [EpilogueSpec.from_json(spec.to_json()) for spec in specs] == specs
+    assert len({spec.key for spec in specs}) == 3
+    with pytest.raises(SpecError, match=r"acc and up differ in dtypes, .* or scaling"):
+        replace(SPEC, accumulators=(BY_BLOCKS, replace(BY_BLOCKS, name="up", b_scaling=Scaling.LINE)))
+
+
+@pytest.mark.parametrize(("scaling", "blocks"), [(Scaling.LINE, [1, 128, 129]), (Scaling.SQUARE, [1, 1, 2])])
+def test_the_last_block_may_be_smaller(scaling: Scaling, blocks: list[int]) -> None:
+    assert [scaling.blocks(lines) for lines in (1, 128, 129)] == blocks
 
 
 MALFORMED = {

@@ -19,11 +19,11 @@ from torch import Tensor
 from ..signature import TMA_ALIGN, Alignment, Argument, Role, signature
 from ..spec import DType, EpilogueSpec, Stride
 from .notices import count, warn_once
-from .operands import covers, plane_of
+from .operands import check_scales, covers, plane_of
 
 
 class Bound(NamedTuple):
-    """Operands as a kernel takes them: A, every B and the loads, in the signature's order.
+    """Operands as a kernel takes them: A, every B, their scales and the loads, in the signature's order.
 
     `aligned` says whether TMA could read every plane among them, `as_given` whether all are the tensors that
     `Binding.operands` gives, with no other strides and not copied.
@@ -50,7 +50,8 @@ class Binding:
             for i, argument in enumerate(operands)
             if not argument.is_plane and any(stride is not Stride.OTHER for stride in _strides(argument))
         ]
-        self.takes_operands_as_given = not (self._operand_views or self._split)
+        self._is_block_scaled = spec.product.is_block_scaled
+        self.takes_operands_as_given = not (self._operand_views or self._split or self._is_block_scaled)
         """Whether `operands` makes no view and has nothing to check."""
         self.takes_results_as_given = not self._result_views
         """Whether `written` makes no view."""
@@ -59,8 +60,10 @@ class Binding:
         """Operands in the signature's order, in the views that every launch makes; strides are not looked at.
 
         Raises ValueError where the modes of a load don't multiply to the rows of A, or its blocks to the
-        plane's columns.
+        plane's columns, or where blocks of A and B have more or fewer scales.
         """
+        if self._is_block_scaled:
+            check_scales(self._spec, a, b)
         for index, load in self._split:
             if not covers(load, loads[index], *plane_of(self._spec, a[0], b[0])):
                 raise ValueError(f"{load.name} is not of the plane")  # check_operands says it in full

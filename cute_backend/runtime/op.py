@@ -5,7 +5,8 @@
     ) -> Tensor[]
 
 `a` has one tensor, (M, K), that all accumulators of the spec share, and `b` one (K, N) for each of them, or
-one (K, 2 N) for a pair of even and odd columns. `loads` are in the spec's order, in canonical view: (M, N)
+one (K, 2 N) for a pair of even and odd columns. Where blocks of them have scales, these follow in `a`, one
+tensor, and in `b`, one for each B. `loads` are in the spec's order, in canonical view: (M, N)
 for an exact load, (N,) for a rowvec, (M,) for a colvec, with an axis for each mode of an M of several, one
 element for a scalar. The result has one (M, N) tensor for each store, dense in the store's order, or its
 reduction. `spec` is the canonical JSON of an EpilogueSpec: the op is static and all that varies travels in

@@ -14,7 +14,7 @@ from torch import SymInt, Tensor
 
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.signature import Argument, Extent, Role, of_role, signature
-from cute_backend.spec import BColumns, EpilogueSpec, Load, Store
+from cute_backend.spec import BColumns, EpilogueSpec, Load, Scaling, Store
 
 Size = Union[int, SymInt]
 
@@ -52,6 +52,21 @@ def plane_of(spec: EpilogueSpec, a: Tensor, b: Tensor) -> tuple[Any, Any]:
     return prod(a.shape[:-1]), spec.plane_n(b.shape[-1])
 
 
+def check_scales(spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor]) -> None:
+    """Raise ValueError where there are not as many scales of blocks as A and B have blocks."""
+    product = spec.product
+    k_blocks = Scaling.SQUARE.blocks(a[0].shape[1])
+    of_a = ("A", product.a_scaling, (product.a_scaling.blocks(a[0].shape[0]), k_blocks))
+    of_b = ("B", product.b_scaling, (k_blocks, product.b_scaling.blocks(b[0].shape[1])))
+    scales = [(of_a, tensor) for tensor in a[1:]] + [(of_b, tensor) for tensor in b[spec.b_count :]]
+    for (operand, blocks, expected), tensor in scales:
+        if tensor.shape != expected:
+            raise ValueError(
+                f"the scales of {operand} have shape {_shape(tensor.shape)}; by blocks of {blocks.value} "
+                f"they have {_shape(expected)}"
+            )
+
+
 def check_operands(
     spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]
 ) -> None:
@@ -59,17 +74,18 @@ def check_operands(
 
     Strides are not looked at: a load whose layout is not the spec's is copied at launch.
     """
-    if len(a) != 1 or len(b) != spec.b_count:
+    scaled = spec.product.is_block_scaled
+    if (len(a), len(b)) != ((2, 2 * spec.b_count) if scaled else (1, spec.b_count)):
         raise ValueError(
             f"gemm_epilogue got {len(a)} A and {len(b)} B tensors; the spec multiplies one A by "
-            f"{spec.b_count} B"
+            f"{spec.b_count} B" + (", each with scales of its blocks" if scaled else "")
         )
     if len(loads) != len(spec.loads):
         names = ", ".join(load.name for load in spec.loads) or "none"
         raise ValueError(f"gemm_epilogue got {len(loads)} loads; the spec reads {len(spec.loads)} ({names})")
     arguments = signature(spec)
-    (left,) = a
-    for acc, right in zip(spec.accumulators, b):  # noqa: B905, as even and odd columns share a B
+    left = a[0]
+    for acc, right in zip(spec.first_of_each_b, b):  # noqa: B905, as scales follow
         rank = len(arguments[0].dims)
         if (
             left.dim() != rank
@@ -98,6 +114,8 @@ def check_operands(
             raise ValueError(
                 f"{load.name} has blocks of {load.blocks.columns} columns, and {n} columns are no multiple"
             )
+    if scaled:
+        check_scales(spec, a, b)
     sizes = {Extent.M: m, Extent.N: n}
     for load, argument, tensor in zip(spec.loads, of_role(operands, Role.LOAD), loads, strict=True):
         if load.m_modes:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..numerics import TORCH_DTYPES
 from ..signature import Argument, Extent, Role, of_role, signature
-from ..spec import EpilogueSpec
+from ..spec import EpilogueSpec, Scaling
 
 
 def random_tensor(
@@ -30,8 +30,9 @@ def random_tensor(
 def random_operands(
     spec: EpilogueSpec, m: int, n: int, k: int, generator: torch.Generator
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """A, B and loads for an op of these sizes, laid out as the spec says and TMA likes best; as for one batch
-    where there are batches, and with all of M in the innermost of its modes."""
+    """A, B, each with its scales where these are of blocks, and loads for an op of these sizes, laid out as
+    the spec says and TMA likes best; as for one batch where there are batches, and with all of M in the
+    innermost of its modes."""
     sizes = {
         Extent.M: m,
         Extent.N: n,
@@ -41,11 +42,17 @@ def random_operands(
         Extent.COLUMNS: 2 * n,
         Extent.MODE: 1,
     }
+    arguments = signature(spec)
+    (b, *_) = of_role(arguments, Role.B)
+    blocks = {Extent.M_BLOCKS: m, Extent.N_BLOCKS: sizes[b.dims[-1].extent], Extent.K_BLOCKS: k}
+    sizes |= {extent: Scaling.SQUARE.blocks(size) for extent, size in blocks.items()}
 
-    def made(role: Role) -> list[Tensor]:
-        return [_random(argument, sizes, generator) for argument in of_role(signature(spec), role)]
+    def made(*roles: Role) -> list[Tensor]:
+        return [
+            _random(argument, sizes, generator) for role in roles for argument in of_role(arguments, role)
+        ]
 
-    return made(Role.A), made(Role.B), made(Role.LOAD)
+    return made(Role.A, Role.A_SCALES), made(Role.B, Role.B_SCALES), made(Role.LOAD)
 
 
 def _random(argument: Argument, sizes: Mapping[Extent, int], generator: torch.Generator) -> Tensor:

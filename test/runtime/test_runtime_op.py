@@ -13,7 +13,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_backend  # noqa: F401  registers the op
 from cute_backend.replay import replay
-from cute_backend.spec import Columns, DType, Order, ProductKind
+from cute_backend.runtime.bind import Binding
+from cute_backend.spec import (
+    Accumulator,
+    Columns,
+    DType,
+    EpilogueSpec,
+    Order,
+    ProductKind,
+    Scaling,
+    Store,
+)
 
 OP = torch.ops.cute_backend.gemm_epilogue.default
 SPEC = make_spec(second_store=True)
@@ -130,6 +140,34 @@ EVEN_ODD = replace(
         replace(GATED.accumulators[1], columns=Columns.ODD),
     ),
 )
+
+
+def test_every_block_has_a_scale() -> None:
+    acc = Accumulator(
+        "acc", DType.E4M3, DType.E4M3, fast_accum=False, a_scaling=Scaling.LINE, b_scaling=Scaling.SQUARE
+    )
+    spec = EpilogueSpec((acc,), (), (), (Store("out0", "acc", DType.F32),))
+    a, b = torch.ones(6, 144).to(torch.float8_e4m3fn), torch.ones(144, 160).to(torch.float8_e4m3fn)
+    of_a, of_b = torch.full((6, 2), 2.0), torch.full((2, 2), 3.0)
+    (out,) = OP([a, of_a], [b, of_b], [], spec.to_json())
+    assert (out == 6 * 144).all()
+    for a_given, b_given, message in (
+        ([a], [b], r"got 1 A and 1 B tensors; .* one A by 1 B, each with scales of its blocks"),
+        ([a, of_a[:5]], [b, of_b], r"the scales of A have shape \(5, 2\); by blocks of 1x128 .* \(6, 2\)"),
+        ([a, of_a], [b, of_b[:, :1]], r"scales of B have shape \(2, 1\); by blocks of 128x128 .* \(2, 2\)"),
+        (
+            [a, of_a.half()],
+            [b, of_b],
+            r"block scale of A of acc is torch.float16; the spec says .*32",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            OP(a_given, b_given, [], spec.to_json())
+    binding = Binding(spec)
+    assert not binding.takes_operands_as_given, "compiled host code can't tell how many blocks there are"
+    assert binding.operands([a, of_a], [b, of_b], []) == [a, of_a, b, of_b]
+    with pytest.raises(ValueError, match="the scales of B have shape"):
+        binding.operands([a, of_a], [b, of_b[:, :1]], [])
 
 
 def test_every_b_of_a_pair_is_looked_at() -> None:
