@@ -10,7 +10,7 @@ from typing import Any
 from ..formula import formula
 from ..planning import Ring, TileConfig, Variant, plan, subtiled
 from ..planning.naming import entry_name
-from ..signature import WORKSPACE, Extent, Role, of_role, signature
+from ..signature import WORKSPACE, Argument, Extent, Role, of_role, signature
 from ..spec import BColumns, DType, EpilogueSpec, Load, Order, Overflow, ProductKind, Store
 from . import emit_reductions, reads
 from .chain import Chain, register_type
@@ -58,9 +58,16 @@ class _Module:
 
     def _header(self) -> list[str]:
         module, template = self.config.target.template.split(":")
-        names = [load.name for load in self.spec.loads]
+        scales, product = self._scales(), self.spec.product
+        names = [each.name for each in scales] + [load.name for load in self.spec.loads]
         width = max(map(len, names), default=0)
         lines = ['"""' + self.formula.replace("\n", "\n   "), ""]
+        for each in scales:
+            blocks = product.a_scaling if each.role is Role.A_SCALES else product.b_scaling
+            lines.append(
+                f"    {each.name:<{width}}  {blocks.value:<6}  {each.dtype.value:<4}  {'k_tile_ring':<14}  "
+                "copied to shared memory ahead of each k tile, by element"
+            )
         for load in self.spec.loads:
             placement = self.plan.placements[load.name]
             lines.append(
@@ -83,6 +90,7 @@ class _Module:
         helpers += ["collapse_n"] if any(load.blocks for load in loads) else []
         enums = [*(["Axis"] if reductions else []), *(["Order"] if self._columns() else [])]
         enums += ["BColumns"] if self.config.b_columns is not BColumns.APART else []
+        enums += ["Scaling"] if self.spec.product.is_block_scaled else []
         enums += ["ProductKind"] if self.spec.product.kind is not ProductKind.DENSE else []
         return [
             *lines,
@@ -110,6 +118,10 @@ class _Module:
         memory |= {CUTE_TYPES[store.dtype] for store in self.spec.stores}
         constants = {"Boolean"} if any(", Boolean)" in line for line in self.chain.statements) else set()
         return stored | loaded | memory | constants
+
+    def _scales(self) -> tuple[Argument, ...]:
+        """The scales of blocks, where there are any."""
+        return of_role(self.arguments, Role.A_SCALES) + of_role(self.arguments, Role.B_SCALES)
 
     def _columns(self) -> bool:
         planes = [load.order for load in self.plan.in_ring(Ring.PLANE, self.spec)]
@@ -197,7 +209,7 @@ class _Module:
     def _launch(self) -> list[str]:
         loads, reductions = [load.name for load in self.spec.loads], self.spec.reductions
         template = self.config.target.template.split(":")[1]
-        options = f", {self.mainloop.name}()" if self.mainloop else ""
+        options = f", {self.mainloop.name}({self.mainloop.arguments(self.spec)})" if self.mainloop else ""
         if (kind := self.spec.product.kind) is not ProductKind.DENSE:
             options += f", kind=ProductKind.{kind.name}"
         return [
@@ -231,11 +243,13 @@ class _Module:
         """The body of `launch`."""
         products = [argument.name for argument in of_role(self.arguments, Role.B)]
         planes = ", ".join(store.name for store in self.spec.planes)
-        gemm = f"    gemm(a, [{', '.join(products)}], [{loads}], {{}}, max_active_clusters, stream)"
+        scales = ", ".join(argument.name for argument in self._scales())
+        further = f", [{scales}]" if scales else ""
+        gemm = f"    gemm(a, [{', '.join(products)}], [{loads}], {{}}, max_active_clusters, stream{further})"
         if not self.spec.reductions:
             return [gemm.format(f"[{planes}]")]
         results = ", ".join(store.name for store in self.spec.reductions)
-        a, b, *_ = self.arguments
+        (a,), (b, *_) = of_role(self.arguments, Role.A), of_role(self.arguments, Role.B)
         m = " * ".join(f"{a.name}.shape[{axis}]" for axis in range(len(a.dims) - 1))
         n = f"{b.name}.shape[{len(b.dims) - 1}]" + (" // 2" if b.dims[-1].extent is Extent.COLUMNS else "")
         return [

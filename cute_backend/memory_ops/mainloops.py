@@ -17,12 +17,29 @@ class Mainloop:
     module: str
     name: str
     serves: Callable[[TileConfig, EpilogueSpec], bool]
+    arguments: Callable[[EpilogueSpec], str] = lambda spec: ""
+    """What an instance is made with, as Python."""
 
 
-MAINLOOPS = (Mainloop("cute_backend.templates.mainloop", "Sm90Promoted", is_promoted),)
+def _is_block_scaled(config: TileConfig, spec: EpilogueSpec) -> bool:
+    return is_promoted(config, spec) and spec.product.is_block_scaled
+
+
+def _blocks(spec: EpilogueSpec) -> str:
+    return f"Scaling.{spec.product.a_scaling.name}, Scaling.{spec.product.b_scaling.name}"
+
+
+MAINLOOPS = (
+    Mainloop("cute_backend.templates.block_scaled", "Sm90BlockScaled", _is_block_scaled, _blocks),
+    Mainloop("cute_backend.templates.mainloop", "Sm90Promoted", is_promoted),
+)
 """The first row that serves a kernel is its mainloop."""
 
 
 def mainloop(spec: EpilogueSpec, config: TileConfig) -> Mainloop | None:
-    """The mainloop that a kernel is given, or None where its template's own serves."""
-    return next((row for row in MAINLOOPS if row.serves(config, spec)), None)
+    """The mainloop that a kernel is given, or None where its template's own serves. Raises ValueError where
+    none scales blocks."""
+    found = next((row for row in MAINLOOPS if row.serves(config, spec)), None)
+    if found is None and spec.product.is_block_scaled:
+        raise ValueError(f"no mainloop of {config.arch.value} multiplies sums by the scales of blocks")
+    return found

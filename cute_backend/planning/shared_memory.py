@@ -2,8 +2,41 @@
 
 from __future__ import annotations
 
-from ..spec import DType, EpilogueSpec, LoadKind
-from .tiles import EPILOGUE_STAGES, TileConfig
+from dataclasses import dataclass
+
+from ..spec import DType, EpilogueSpec, LoadKind, Scaling
+from .tiles import EPILOGUE_STAGES, MIN_AB_STAGES, TileConfig
+
+SCALE_ALIGN = 16
+"""Bytes to which each stage of scales is aligned, so that they leave no gap before what follows."""
+
+
+@dataclass(frozen=True)
+class BlockScales:
+    """By which blocks of A and of B a product is scaled. Tiles and blocks divide one another
+    (`rules.whole_blocks`)."""
+
+    a: Scaling
+    b: Scaling
+
+    @staticmethod
+    def of(spec: EpilogueSpec) -> BlockScales | None:
+        """That of a spec's products, None where they are not scaled by blocks."""
+        product = spec.product
+        return BlockScales(product.a_scaling, product.b_scaling) if product.is_block_scaled else None
+
+    def counts(self, config: TileConfig) -> tuple[int, int]:
+        """Scales of a k tile: of a tile's rows, and of the columns of every B together."""
+        return self.a.blocks(config.cta_rows), config.pieces * self.b.blocks(config.piece_n)
+
+    def pitch(self, count: int) -> int:
+        """Scales from one stage to the next."""
+        step = SCALE_ALIGN * 8 // DType.F32.bits
+        return -(-count // step) * step
+
+    def stage_bytes(self, config: TileConfig) -> int:
+        """Shared memory for the scales of a k tile."""
+        return sum(map(self.pitch, self.counts(config))) * DType.F32.bits // 8
 
 
 def has_planes(spec: EpilogueSpec) -> bool:
@@ -26,4 +59,6 @@ def holds_planes(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether all that the epilogue may pass through shared memory fits there."""
     bits = config.stage_elements * plane_bits(spec)
     bits += config.tile_n * sum(load.dtype.bits for load in spec.loads_of(LoadKind.ROWVEC))
-    return EPILOGUE_STAGES * bits // 8 <= config.epilogue_smem_bytes
+    scaling = BlockScales.of(spec)
+    scales = MIN_AB_STAGES * scaling.stage_bytes(config) if scaling else 0
+    return EPILOGUE_STAGES * bits // 8 <= config.epilogue_smem_bytes - scales

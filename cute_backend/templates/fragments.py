@@ -11,6 +11,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ..planning import TileConfig
+from ..planning.shared_memory import BlockScales
 from ..spec import BColumns, ProductKind
 from .epilogue import Epilogue
 from .gemm import Gemm
@@ -25,14 +26,21 @@ class FragmentGemm(Gemm):
     A warpgroup has `blocks` blocks of 64 rows of a tile, each in `steps` subtiles: `subtiles` in all.
     """
 
-    def __init__(self, epilogue: Epilogue, config: TileConfig, *, kind: ProductKind):
+    def __init__(
+        self,
+        epilogue: Epilogue,
+        config: TileConfig,
+        *,
+        kind: ProductKind,
+        scaling: BlockScales | None = None,
+    ):
         if config.rolled and (config.products > 1 or epilogue.shared_loads or epilogue.shared_stores):
             planes = len(epilogue.shared_loads + epilogue.shared_stores)
             raise ValueError(
                 f"tile {config.name} has visits in a loop, of one product and no plane in shared memory, but "
                 f"products are {config.products} and planes {planes}"
             )
-        super().__init__(epilogue, config, kind=kind)
+        super().__init__(epilogue, config, kind=kind, scaling=scaling)
         self.blocks = config.tile_m // (config.block_m * config.sharing)
         self.steps = config.tile_n // config.subtile_n
         self.subtiles = self.blocks * self.steps

@@ -13,6 +13,7 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
 from ..planning import TileConfig
+from ..planning.shared_memory import BlockScales
 from ..spec import ProductKind
 from . import batch as batches
 from .crew import Crew
@@ -30,11 +31,14 @@ class Gemm(ABC):
     crew: Crew
     name = ""
 
-    def __init__(self, epilogue: Epilogue, config: TileConfig, *, kind: ProductKind):
+    def __init__(
+        self, epilogue: Epilogue, config: TileConfig, *, kind: ProductKind, scaling: BlockScales | None = None
+    ):
         self.epilogue = epilogue
         self.config = config
         self.kind = kind
-        self.stages = Stages.of(config, epilogue)
+        self.scaling = scaling
+        self.stages = Stages.of(config, epilogue, scaling)
         if bool(epilogue.staged) != isinstance(epilogue, Staging):
             has = "a method" if isinstance(epilogue, Staging) else "no method"
             raise ValueError(f"an epilogue stages {len(epilogue.staged)} rowvecs and has {has} `stage`")

@@ -22,6 +22,9 @@ import cutlass.pipeline as pipeline
 from cutlass import Float32
 from cutlass.cute.nvgpu import tcgen05, warpgroup
 
+from ..planning.shared_memory import BlockScales
+from .block_scales import ScaleStages
+
 State: TypeAlias = pipeline.PipelineState
 
 
@@ -35,6 +38,8 @@ class WarpgroupOperands:
     b: cute.Tensor
     adding: cute.TiledMma
     setting: cute.TiledMma
+    scales: ScaleStages | None = None
+    """Those of the blocks of A and B, for a mainloop that has a `scaling`."""
 
     def multiply(self, sums: cute.Tensor, state: State, *, anew: bool = False) -> None:
         """Gives a stage's k tile to the tensor cores, as one group; `anew` overwrites the sums."""
@@ -51,11 +56,13 @@ class Sm90Mainloop(Protocol):
     """A mainloop of wgmma; the module's docstring says when each method is called.
 
     `begin` takes `lead` k tiles, 0 or 1. A step takes `stride` of them, 1 or 2; of 2, the last step may take
-    1. A method that has a branch or a loop at run time is decorated with `cute.jit`.
+    1. A method that has a branch or a loop at run time is decorated with `cute.jit`. With a `scaling` it is
+    given the scales of each k tile.
     """
 
     lead: int
     stride: int
+    scaling: BlockScales | None
 
     def begin(
         self, tile: Any, operands: WarpgroupOperands, acc: cute.Tensor, state: State
@@ -78,6 +85,7 @@ class Sm90Plain:
     """The tensor cores add up all k tiles. The stage of one is released while they work on the next."""
 
     lead = stride = 1
+    scaling = None
 
     def begin(
         self, tile: Any, operands: WarpgroupOperands, acc: cute.Tensor, state: State
@@ -108,6 +116,14 @@ class Sm90Plain:
         operands.ring.consumer_release(release)
 
 
+@dataclass(frozen=True)
+class Partial:
+    """Registers for the sums of k tiles that are under way, and the tile that they are of."""
+
+    sums: list[cute.Tensor]
+    tile: Any
+
+
 class Sm90Promoted:
     """Each k tile's sums are added to the accumulators in fp32 registers: tensor cores add fp8 products up in
     fewer bits.
@@ -117,40 +133,43 @@ class Sm90Promoted:
     """
 
     lead, stride = 0, 2
+    scaling: BlockScales | None = None
 
     def begin(
         self, tile: Any, operands: WarpgroupOperands, acc: cute.Tensor, state: State
-    ) -> tuple[list[cute.Tensor], State]:
+    ) -> tuple[Partial, State]:
         acc.fill(0.0)
-        return [cute.make_rmem_tensor(acc.shape, Float32) for _ in range(self.stride)], state
+        return Partial([cute.make_rmem_tensor(acc.shape, Float32) for _ in range(self.stride)], tile), state
 
     def step(
         self,
         operands: WarpgroupOperands,
         acc: cute.Tensor,
-        held: list[cute.Tensor],
+        held: Partial,
         state: State,
         release: State,
         count: int,
     ) -> tuple[State, State]:
-        for sums in held[:count]:
+        for sums in held.sums[:count]:
             operands.multiply(sums, state, anew=True)
             state.advance()
-        for under_way, sums in zip(reversed(range(count)), held, strict=False):
+        for under_way, sums in zip(reversed(range(count)), held.sums, strict=False):
+            scales = self.scales(operands, held, release)
             warpgroup.wait_group(under_way)
             operands.ring.consumer_release(release)
             release.advance()
-            self.promote(acc, sums)
+            self.promote(acc, sums, scales)
         return state, release
 
-    def promote(self, acc: cute.Tensor, sums: cute.Tensor) -> None:
+    def scales(self, operands: WarpgroupOperands, held: Partial, state: State) -> Any:
+        """What a k tile's sums are multiplied by, read while they are under way: nothing."""
+
+    def promote(self, acc: cute.Tensor, sums: cute.Tensor, scales: Any = None) -> None:
         """Adds the sums of one k tile."""
         for i in range(cute.size(acc)):
             acc[i] = acc[i] + sums[i]
 
-    def end(
-        self, operands: WarpgroupOperands, acc: cute.Tensor, held: list[cute.Tensor], release: State
-    ) -> None:
+    def end(self, operands: WarpgroupOperands, acc: cute.Tensor, held: Partial, release: State) -> None:
         """Nothing is under way."""
 
 

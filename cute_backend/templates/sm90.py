@@ -1,8 +1,9 @@
 """The Hopper kernel: a warp-specialised, persistent GEMM on wgmma with an epilogue plugged in.
 
-One warpgroup loads: warp 0 brings A and B tiles by TMA, warps 1 and 2 the epilogue's operands. The other one
-or two warpgroups multiply; each owns 64-row blocks of the tile, keeps their accumulators in registers and
-runs the epilogue on them, a subtile of 64 rows at a time, with shared memory and TMA stores of its own.
+One warpgroup loads: warp 0 brings A and B tiles by TMA, warps 1 and 2 the epilogue's operands, warp 3 the
+scales of blocks (`block_scales.py`). The other one or two warpgroups multiply; each owns 64-row blocks of the
+tile, keeps their accumulators in registers and runs the epilogue on them, a subtile of 64 rows at a time,
+with shared memory and TMA stores of its own.
 
 A CTA of tile 128x128_2x1_pingpong has, where the epilogue stages a rowvec, loads a plane and stores one:
 
@@ -45,8 +46,10 @@ from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
 from ..planning import TILE_K_BYTES, TileConfig
+from ..planning.shared_memory import BlockScales
 from ..spec import ProductKind
 from . import batch as batches
+from .block_scales import ScaleStages, bring_tile
 from .crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from .entry import named
 from .epilogue import Epilogue, SmemOperand, by_name, release_planes
@@ -141,8 +144,8 @@ class Sm90Gemm(FragmentGemm):
         *,
         kind: ProductKind = ProductKind.DENSE,
     ):
-        super().__init__(epilogue, config, kind=kind)
         self.mainloop = mainloop or Sm90Plain()
+        super().__init__(epilogue, config, kind=kind, scaling=self.mainloop.scaling)
         self.rings = config.warpgroups // config.sharing
         self.crew = self._crew()
 
@@ -152,32 +155,44 @@ class Sm90Gemm(FragmentGemm):
         self.load = Role("load", 0, 1, "A and B of a k tile, by TMA with multicast")
         self.exact = Role("exact", 1, 1, "exact loads of a subtile, by TMA")
         self.rows = Role("rows", 2, 1, "staged rowvecs of a tile")
+        self.scales = Role("scales", 3, 1, "scales of a k tile's blocks, by cp.async")
         consume = "begin | wgmma over all k tiles | visit each subtile, store by TMA"
         self.consume = Role("consume", WARPS, WARPS * config.warpgroups, consume)
         # A stage is free once all CTAs have read it that this one loads for: its row and its column of them.
         readers = config.cluster_m + config.cluster_n - 1
         self.ab_ring = Ring("ab", stages.ab, one(self.load), Arrivals(self.consume, warps, 1, readers))
-        self.exact_ring = self.row_ring = self.sum_ring = None
+        self.exact_ring = self.row_ring = self.scale_ring = self.sum_ring = None
         if stages.exact:
             emptied = Arrivals(self.consume, warps, 1)
             self.exact_ring = Ring("exact", self.rings * stages.exact, one(self.exact), emptied)
         if stages.row:
             filled, emptied = Arrivals(self.rows, 1, WARP), Arrivals(self.consume, warps, WARP)
             self.row_ring = Ring("row", stages.row, filled, emptied)
+        if self.scaling is not None:
+            filled, emptied = Arrivals(self.scales, 1, WARP), Arrivals(self.consume, warps, WARP)
+            self.scale_ring = Ring("scales", stages.ab, filled, emptied)
         if config.split_k > 1:
             filled, emptied = (
                 Arrivals(self.consume, warps, 1, config.split_k - 1),
                 Arrivals(self.consume, warps, 1),
             )
             self.sum_ring = Ring("sums", 1, filled, emptied)
-        of_ring = ((self.exact, self.exact_ring), (self.rows, self.row_ring))
+        of_ring = (
+            (self.exact, self.exact_ring),
+            (self.rows, self.row_ring),
+            (self.scales, self.scale_ring),
+        )
         self.turns = tuple(Meeting(f"turn {i}", 1 + i, ((self.consume, 2 * WARPS),)) for i in range(2))
         self.groups = tuple(
             Meeting(f"warpgroup {i}", 3 + i, ((self.consume, WARPS),)) for i in range(config.warpgroups)
         )
         return Crew(
             roles=(self.load, *(role for role, ring in of_ring if ring), self.consume),
-            rings=tuple(r for r in (self.ab_ring, self.exact_ring, self.row_ring, self.sum_ring) if r),
+            rings=tuple(
+                ring
+                for ring in (self.ab_ring, self.exact_ring, self.row_ring, self.scale_ring, self.sum_ring)
+                if ring
+            ),
             meetings=(*(self.turns if config.pingpong else ()), *self.groups),
             registers=(LOAD_REGISTERS, *[config.target.epilogue_registers] * config.warpgroups),
         )
@@ -191,8 +206,10 @@ class Sm90Gemm(FragmentGemm):
         stores: Sequence[cute.Tensor],
         max_active_clusters: Int32,
         stream: cuda.CUstream,
+        scales: Sequence[cute.Tensor] = (),
     ):
-        """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order."""
+        """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order;
+        `scales` are those of A's blocks, (rows, k), then of each B's, (k, columns)."""
         config, epilogue = self.config, self.epilogue
         a, bs = batches.operands(a, bs, self.kind)
         m, n = a.shape[0], bs[0].shape[0] * config.pieces // config.products
@@ -261,6 +278,7 @@ class Sm90Gemm(FragmentGemm):
             b_smem,
             list(loads),
             list(stores),
+            list(scales),
             load_tmas,
             store_tmas,
             load_planes,
@@ -292,6 +310,7 @@ class Sm90Gemm(FragmentGemm):
         b_smem: cute.ComposedLayout,
         loads: list,
         stores: list,
+        scales: list,
         load_tmas: list,
         store_tmas: list,
         load_planes: list,
@@ -328,6 +347,11 @@ class Sm90Gemm(FragmentGemm):
         s_loads = allocate_planes(smem, epilogue.shared_loads, load_planes)
         s_stores = allocate_planes(smem, epilogue.shared_stores, store_planes)
         s_rows = allocate_rows(smem, epilogue.staged, config.tile_n, stages.row)
+        scale_stages = None
+        if cutlass.const_expr(self.scaling is not None):
+            scale_stages = ScaleStages.allocate(
+                smem, cast(Ring, self.scale_ring), cast(BlockScales, self.scaling), config
+            )
         sums = None
         if cutlass.const_expr(config.split_k > 1):
             sums = Sums.allocate(smem, config.thread_accumulators, WARPGROUP * config.sharing)
@@ -353,6 +377,13 @@ class Sm90Gemm(FragmentGemm):
         pipeline.pipeline_init_arrive(cluster_shape_mn=in_step, is_relaxed=True)
         await_earlier_kernels()
         pipeline.pipeline_init_wait(cluster_shape_mn=in_step)
+        all_k_tiles = cute.ceil_div(a_tma.tma_tensor.shape[1], self.tile_k)
+        k_tiles, first_k = cute.ceil_div(all_k_tiles, config.split_k), 0
+        if cutlass.const_expr(config.split_k > 1):
+            first_k = cta_rank * k_tiles
+        if cutlass.const_expr(config.split_k > 1 and self.scaling is not None):
+            # There are no scales of k tiles beyond the last, so the last parts of K may be shorter, or empty.
+            k_tiles = cutlass.max(cutlass.min(k_tiles, all_k_tiles - first_k), 0)
         shared = Sm90Shared(
             schedule=schedule,
             m=m,
@@ -364,7 +395,8 @@ class Sm90Gemm(FragmentGemm):
             loads=s_loads,
             stores=s_stores,
             rows=s_rows,
-            k_tiles=cute.ceil_div(cute.ceil_div(a_tma.tma_tensor.shape[1], self.tile_k), config.split_k),
+            k_tiles=k_tiles,
+            first_k=first_k,
             cta_m=cta_m,
             cta_n=cta_n,
             cta_rank=cta_rank,
@@ -372,6 +404,7 @@ class Sm90Gemm(FragmentGemm):
             epilogue_item=epilogue_item,
             item_step=item_step,
             sums=sums,
+            scales=scale_stages,
         )
 
         if warp < WARPS:
@@ -384,6 +417,9 @@ class Sm90Gemm(FragmentGemm):
         if cutlass.const_expr(stages.row > 0):
             if warp == self.rows.first:
                 self._stage_rows(shared, shared.epilogue_item, shared.item_step, thread % WARP)
+        if cutlass.const_expr(self.scaling is not None):
+            if warp == self.scales.first:
+                self._load_scales(shared, scales, thread % WARP)
         if warp >= self.consume.first:
             cute.arch.setmaxregister_increase(config.target.epilogue_registers)
             self._consume(shared, add_mma, set_mma, s_a, s_b, store_tmas, thread, warp)
@@ -423,8 +459,7 @@ class Sm90Gemm(FragmentGemm):
         if schedule.grid_m > 1:
             b_priority = Int64(EVICT_LAST)
         ab_state = producer_state(self.stages.ab)
-        # Parts of K are equally long: TMA makes zeros of k tiles beyond the last.
-        first_k = shared.cta_rank * k_tiles if cutlass.const_expr(config.split_k > 1) else 0
+        # Parts of K are equally long but for those with scales: TMA makes zeros of k tiles beyond the last.
         item = Int32(shared.first_item)
         while schedule.is_valid(item):
             place = schedule.place(item)
@@ -433,7 +468,7 @@ class Sm90Gemm(FragmentGemm):
             column = place.column * config.cluster_n + cta_n
             boxes_of_a = batches.of_place(t_ga, place)
             for k_tile in cutlass.range(k_tiles, unroll=1):
-                k = first_k + k_tile
+                k = shared.first_k + k_tile
                 ab_pipeline.producer_acquire(ab_state)
                 barrier = ab_pipeline.producer_get_barrier(ab_state)
                 if cutlass.const_expr(self.a_boxes > 1):
@@ -493,6 +528,23 @@ class Sm90Gemm(FragmentGemm):
             item += self.rings * item_step
 
     @cute.jit
+    def _load_scales(self, shared: Sm90Shared, scales: list, lane: Int32):
+        """The scale warp: the scales of every k tile."""
+        stages, schedule = cast(ScaleStages, shared.scales), shared.schedule
+        scaling = cast(BlockScales, self.scaling)
+        state = producer_state(self.stages.ab)
+        item = Int32(shared.first_item)
+        while schedule.is_valid(item):
+            origin = self._origin(shared, schedule.place(item))
+            for k_tile in cutlass.range(shared.k_tiles, unroll=1):
+                stages.ring.producer_acquire(state)
+                k = shared.first_k + k_tile
+                bring_tile(stages, state.index, scales, scaling, self.config, origin, k, lane)
+                stages.ring.producer_commit(state)
+                state.advance()
+            item += shared.item_step
+
+    @cute.jit
     def _consume(
         self,
         shared: Sm90Shared,
@@ -526,6 +578,7 @@ class Sm90Gemm(FragmentGemm):
             b=add_mma.make_fragment_B(thr_mma.partition_B(s_b)),
             adding=add_mma,
             setting=set_mma,
+            scales=shared.scales,
         )
         acc = cute.make_rmem_tensor(thr_mma.partition_shape_C((config.tile_m, config.mma_n)), Float32)
         mma_turn = Turn.of(self.turns[0], group)
@@ -751,13 +804,15 @@ class Sm90Gemm(FragmentGemm):
 
 @dataclass
 class Sm90Shared(Shared):
-    """What else the warps of a CTA have in common: its place in the cluster, its work items, its part of K.
+    """What else the warps of a CTA have in common: its place in the cluster, its work items, its part of K,
+    `k_tiles` from `first_k` on.
 
     Work items are `first_item` and every `item_step`-th after it; for the epilogue they begin at
     `epilogue_item`, which lies beyond the last one in a CTA that leaves its sums to another.
     """
 
     k_tiles: Int32
+    first_k: Int32
     cta_m: Int32
     cta_n: Int32
     cta_rank: Int32
@@ -765,6 +820,7 @@ class Sm90Shared(Shared):
     epilogue_item: Int32
     item_step: Int32
     sums: Any
+    scales: ScaleStages | None
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..planning import EPILOGUE_STAGES, MIN_AB_STAGES, SMEM_RESERVE, TileConfig
+from ..planning.shared_memory import BlockScales
 from .epilogue import Epilogue, SmemOperand
 
 ENOUGH_AB_STAGES = 5
 """Stages of A and B that hide the latency of memory; more are worth less than subtiles in flight, one fewer
 costs 5 percent at M = N = K = 4096 on an H200."""
+
+MAX_SCALED_STAGES = 9
+"""Stages of A and B beside as many of their scales: what `SMEM_RESERVE` has for barriers serves no more."""
 
 MAX_STAGES = 4
 """Stages of exact loads and outputs that hide the latency of TMA, loading and storing."""
@@ -18,7 +22,8 @@ MAX_STAGES = 4
 
 @dataclass(frozen=True)
 class Stages:
-    """The number of stages of each ring; 0 where the epilogue has no use for it."""
+    """The number of stages of each ring; 0 where the epilogue has no use for it. Scales of blocks have as
+    many as A and B."""
 
     ab: int
     exact: int
@@ -26,7 +31,7 @@ class Stages:
     store: int
 
     @staticmethod
-    def of(config: TileConfig, epilogue: Epilogue) -> Stages:
+    def of(config: TileConfig, epilogue: Epilogue, scaling: BlockScales | None = None) -> Stages:
         """Two stages for each ring of the epilogue and enough for A and B, then more to each from the rest.
 
         Raises ValueError where fewer than MIN_AB_STAGES are left for A and B.
@@ -39,19 +44,20 @@ class Stages:
         store_bytes, store = ring(epilogue.shared_stores, config.stage_elements)
         exact_bytes, exact = ring(epilogue.shared_loads, config.stage_elements)
         free = config.target.smem_bytes - SMEM_RESERVE - rows * row_bytes - config.sum_bytes
-        ab = (free - exact * exact_bytes - store * store_bytes) // config.ab_stage_bytes
+        stage_bytes = config.ab_stage_bytes + (scaling.stage_bytes(config) if scaling else 0)
+        ab = (free - exact * exact_bytes - store * store_bytes) // stage_bytes
         if ab < MIN_AB_STAGES:
             raise ValueError(
                 f"tile {config.name} leaves shared memory for {ab} stages of A and B, which take "
                 f"{MIN_AB_STAGES}, beside {exact_bytes} bytes of exact loads, {row_bytes} of rowvecs and "
                 f"{store_bytes} of outputs in each of their stages, and {config.sum_bytes} of sums"
             )
-        enough = min(ab, ENOUGH_AB_STAGES) * config.ab_stage_bytes
+        enough = min(ab, ENOUGH_AB_STAGES) * stage_bytes
 
         def grown(stages: int, stage_bytes: int, others: int) -> int:
             return min((free - enough - others) // stage_bytes, MAX_STAGES) if stages else 0
 
         exact = grown(exact, exact_bytes, store * store_bytes)
         store = grown(store, store_bytes, exact * exact_bytes)
-        ab = (free - exact * exact_bytes - store * store_bytes) // config.ab_stage_bytes
-        return Stages(ab, exact, rows, store)
+        ab = (free - exact * exact_bytes - store * store_bytes) // stage_bytes
+        return Stages(min(ab, MAX_SCALED_STAGES) if scaling else ab, exact, rows, store)

@@ -10,10 +10,13 @@ from specs import by_element, exact, rowvec, sampling_spec, spec_of
 from cute_backend.planning import Arch, TileConfig, Variant, plan, rules, subtiled, table
 from cute_backend.planning.registers import Registers, hoist_budget, leaves_registers
 from cute_backend.planning.rules import RULES, Rule, suited
+from cute_backend.planning.shared_memory import BlockScales, holds_planes
 from cute_backend.planning.targets import Shape
-from cute_backend.spec import DType, EpilogueSpec, Major
+from cute_backend.spec import DType, EpilogueSpec, Major, Scaling
 
 PAIR = spec_of(products=2)
+SCALED = {"a_scaling": Scaling.LINE, "b_scaling": Scaling.SQUARE}
+BY_BLOCKS = spec_of(fast_accum=False, **SCALED)
 TURNS = Shape(128, 128, 2, pingpong=True)
 
 CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
@@ -29,6 +32,7 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
         spec_of(products=2, dtype=DType.BF16, b_major=Major.MN),
         None,
     ),
+    rules.whole_blocks: (Shape(64, 192, cluster_n=2, pingpong=True), BY_BLOCKS, None),
     rules.few_draws_in_a_visit: (TURNS, sampling_spec(1), "128x128_2x1_by16"),
     rules.half_the_rows_for_a_crowded_thread: (
         TURNS,
@@ -70,6 +74,20 @@ def test_what_a_tile_above_the_smallest_needs() -> None:
     wide = spec_of(*(exact(f"exact{i}") for i in range(8)))
     assert [config.name for config in table(Arch.SM90A, wide)] == ["64x128_2x1", "64x64_1x1"]
     assert len(table(Arch.SM100A, wide)) == 4, "their accumulators are not in registers"
+
+
+def test_scales_of_blocks_take_shared_memory() -> None:
+    config = TileConfig(Arch.SM90A, 128, 128)
+    scales = BlockScales.of(BY_BLOCKS)
+    assert scales is not None and scales.counts(config) == (128, 1)
+    assert scales.stage_bytes(config) == 4 * (128 + 4), "that of columns begins at a multiple of 16"
+    pair = spec_of(products=2, fast_accum=False, a_scaling=Scaling.SQUARE, b_scaling=Scaling.LINE)
+    scales = BlockScales.of(pair)
+    assert scales is not None and scales.counts(suited(Arch.SM90A, [Shape(64, 128)], pair)[0]) == (1, 128)
+    full = (*(exact(f"exact{i}") for i in range(10)), exact("exact10", DType.BF16), rowvec("u"), rowvec("v"))
+    small, blockwise = TileConfig(Arch.SM90A, 64, 64), spec_of(*full, fast_accum=False, **SCALED)
+    assert BlockScales.of(spec_of(*full)) is None and holds_planes(small, spec_of(*full))
+    assert not holds_planes(small, blockwise), "512 bytes are left for 3 stages of 68 scales"
 
 
 def test_an_alignment_gets_the_subtiles_that_leave_registers() -> None:

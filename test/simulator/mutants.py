@@ -36,12 +36,21 @@ from cute_backend.simulator.errors import (
     SimulationError,
 )
 from cute_backend.simulator.host import HostProgram
-from cute_backend.spec import Axis, DType, EpilogueSpec, ReduceKind, Reduction, Store
+from cute_backend.spec import Axis, DType, EpilogueSpec, ReduceKind, Reduction, Scaling, Store
 
 SPEC = scaled_residual()
 LARGEST = replace(
     SPEC, stores=(Store("out0", "t2", DType.F32, reduce=Reduction(Axis.COLUMN, ReduceKind.MAX)),)
 )
+BLOCKWISE = replace(
+    SPEC,
+    accumulators=(
+        replace(SPEC.accumulators[0], fast_accum=False, a_scaling=Scaling.LINE, b_scaling=Scaling.SQUARE),
+    ),
+    loads=SPEC.loads[2:],
+    ops=(replace(SPEC.ops[2], operands=("acc", "exact0")),),
+)
+COLUMNWISE = replace(BLOCKWISE, accumulators=(replace(BLOCKWISE.accumulators[0], b_scaling=Scaling.LINE),))
 SLOW = replace(SPEC, accumulators=(replace(SPEC.accumulators[0], fast_accum=False),))
 
 
@@ -86,6 +95,9 @@ STAGED = Subject(sm90(128, 256), (136, 264, 512))  # the row is too long for reg
 PROMOTED = Subject(sm90(64, 64), (72, 72, 896), spec=SLOW)
 HOPPER_MULTICAST = Subject(sm90(128, 64, 2, 1), (136, 136, 512))
 REDUCING = Subject(sm90(128, 64), (136, 136, 128), spec=LARGEST)
+BLOCK_SCALED = Subject(sm90(64, 128, pingpong=True), (72, 136, 1280), spec=BLOCKWISE)
+COLUMN_SCALED = Subject(sm90(64, 64), (72, 72, 1040), spec=COLUMNWISE)
+SCALED_PARTS = Subject(sm90(64, 64, split_k=4), (40, 72, 640), spec=BLOCKWISE)  # 2, 2, 1 and 0 blocks
 PARTS = Subject(sm90(64, 64, split_k=4), (72, 72, 1040))
 
 SUBJECTS = {
@@ -98,6 +110,9 @@ SUBJECTS = {
     "cooperative": COOPERATIVE,
     "staged": STAGED,
     "promoted": PROMOTED,
+    "block-scaled": BLOCK_SCALED,
+    "column-scaled": COLUMN_SCALED,
+    "scaled parts": SCALED_PARTS,
     "hopper multicast": HOPPER_MULTICAST,
     "reducing": REDUCING,
     "parts": PARTS,
@@ -114,6 +129,8 @@ class Text(Enum):
     FINISH = "finish"
     SPLIT_K = "split_k"
     MAINLOOP = "mainloop"
+    BLOCK_SCALED = "block_scaled"
+    BLOCK_SCALES = "block_scales"
     GEMM = "gemm"
     MODULE = "the generated module"
     PTX = "the PTX, where the old text is a regular expression"
@@ -142,6 +159,9 @@ _USERS = {
 }
 """The module that uses an edited one where the template itself does not, and how the template imports it."""
 
+_BY_MODULES_ALONE = (Text.BLOCK_SCALED,)
+"""What generated modules import, and templates don't."""
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -168,7 +188,9 @@ class Mutant:
             source = self._edited(source)
         else:
             used = "finish" if self.text is Text.FINISH else template
-            if self.text in (Text.TEMPLATE, Text.FINISH):
+            if self.text in _BY_MODULES_ALONE:
+                used = self.text.value
+            if self.text in (Text.TEMPLATE, Text.FINISH, *_BY_MODULES_ALONE):
                 text = self._edited(_text(used))
             else:
                 part = self.text.value
@@ -963,6 +985,101 @@ MUTANTS = [
         RaceError,
         r"touches accumulator registers of a wgmma\.mma_async that it has not waited for",
         Text.MAINLOOP,
+    ),
+    # Scales of blocks.
+    Mutant(
+        "scales not waited for",
+        BLOCK_SCALED,
+        without("stages.ring.consumer_wait(state)"),
+        RaceError,
+        UNFINISHED.format(SHARED) + "|" + UNWRITTEN.format(SHARED),
+        Text.BLOCK_SCALED,
+    ),
+    Mutant(
+        "scales released before columns are read",
+        COLUMN_SCALED,
+        early("scales.ring.consumer_release(scales.state)", "assert scales is not None"),
+        RaceError,
+        r"cp\.async.*" + STILL_READ.format(SHARED),
+        Text.BLOCK_SCALED,
+    ),
+    Mutant(
+        "scales never released",
+        BLOCK_SCALED,
+        without("scales.ring.consumer_release(scales.state)"),
+        Deadlock,
+        r"warp 3 of CTA(.|\n)*0 of 128 arrivals",
+        Text.BLOCK_SCALED,
+    ),
+    Mutant(
+        "the scales of another stage",
+        BLOCK_SCALED,
+        instead("stages.a[(None, state.index)]", "stages.a[(None, 0)]"),
+        RaceError,
+        r"cp\.async.*" + STILL_READ.format(SHARED),
+        Text.BLOCK_SCALED,
+    ),
+    Mutant(
+        "scales of the rows below",
+        COLUMN_SCALED,
+        instead("scales.rows[2 * block + e // 2]", "scales.rows[2 * block + e % 2]"),
+        WrongNumbers,
+        "are wrong",
+        Text.BLOCK_SCALED,
+    ),
+    Mutant(
+        "scales of the neighbouring column",
+        COLUMN_SCALED,
+        instead("pair[e % 2]", "pair[1 - e % 2]"),
+        WrongNumbers,
+        "are wrong",
+        Text.BLOCK_SCALED,
+    ),
+    Mutant(
+        "a stage of scales filled before it is empty",
+        BLOCK_SCALED,
+        without("stages.ring.producer_acquire(state)"),
+        RaceError,
+        r"cp\.async.*" + STILL_READ.format(SHARED) + "|" + STILL_WRITTEN.format(SHARED),
+    ),
+    Mutant(
+        "scales announced before they are there",
+        BLOCK_SCALED,
+        instead(
+            "stages.ring.producer_commit(state)",
+            "cute.arch.mbarrier_arrive(stages.ring.producer_get_barrier(state))",
+        ),
+        RaceError,
+        UNFINISHED.format(SHARED),
+    ),
+    Mutant(
+        "scales of the next block of K",
+        BLOCK_SCALED,
+        instead("k = shared.first_k + k_tile", "k = (k_tile + 1) % shared.k_tiles", 2, 1),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "scales of the first part of K in all",
+        SCALED_PARTS,
+        instead("k = shared.first_k + k_tile", "k = k_tile", 2, 1),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "parts of K beyond the last block",
+        SCALED_PARTS,
+        instead("config.split_k > 1 and self.scaling is not None", "False"),
+        IllegalAccess,
+        "",
+    ),
+    Mutant(
+        "scales of the first columns for all",
+        BLOCK_SCALED,
+        instead("n0 * (config.piece_n // config.tile_n) // scaling.b.lines", "n0 * 0"),
+        WrongNumbers,
+        "are wrong",
+        Text.BLOCK_SCALES,
     ),
     Mutant(
         "turns not taken",

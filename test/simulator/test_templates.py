@@ -140,16 +140,26 @@ def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], 
     [acc] = spec.accumulators
     a = integers((m, k) if acc.a_major is Major.K else (k, m), acc.a_dtype, generator)
     b = integers((n, k) if acc.b_major is Major.K else (k, n), acc.b_dtype, generator)
-    loads = [
-        torch.arange(m) % 61 + 1.0,
-        torch.arange(n) % 67 + 1.0,
-        torch.randint(-99, 100, (m, n), generator=generator).to(torch.bfloat16),
-    ]
+    loads = {
+        "scale_a": torch.arange(m) % 61 + 1.0,
+        "scale_b": torch.arange(n) % 67 + 1.0,
+        "exact0": torch.randint(-99, 100, (m, n), generator=generator).to(torch.bfloat16),
+    }
+    of_a, of_b = block_scales(acc, m, n, k) if acc.is_block_scaled else ([], [])
     return (
-        [a if acc.a_major is Major.K else a.t()],
-        [b.t() if acc.b_major is Major.K else b],
-        loads,
+        [a if acc.a_major is Major.K else a.t(), *of_a],
+        [b.t() if acc.b_major is Major.K else b, *of_b],
+        [loads[load.name] for load in spec.loads],
     )
+
+
+def block_scales(acc: Accumulator, m: int, n: int, k: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Those of A and of B, laid out as torch wants them: no two neighbours are equal along either axis."""
+    blocks = torch.arange(-(-k // 128))
+    rows, columns = (torch.arange(count) for count in (acc.a_scaling.blocks(m), acc.b_scaling.blocks(n)))
+    of_a = (5 * blocks[:, None] + rows) % 13 + 1.0
+    of_b = (3 * blocks + 7 * columns[:, None]) % 11 + 1.0
+    return [of_a.t()], [of_b.t()]
 
 
 def check_exact(spec: EpilogueSpec, problem: tuple[int, int, int], machine: Machine) -> Launch:

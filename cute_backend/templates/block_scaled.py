@@ -1,0 +1,78 @@
+"""The mainloop of block-scaled products: DeepSeek's fp8, where every 128 of K have scales of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import cutlass.cute as cute
+from cutlass import Float32
+from cutlass.cute.math import fma
+
+from ..planning.shared_memory import BlockScales
+from ..spec import Scaling
+from .block_scales import ScaleStages
+from .mainloop import Partial, Sm90Promoted, State, WarpgroupOperands
+
+
+@dataclass(frozen=True)
+class KTileScales:
+    """What the sums of a k tile are multiplied by: the scales of the thread's rows, in registers, and of
+    columns. Where every column has its own they stay in their stage, (2 neighbours, every 8 columns)."""
+
+    ring: Any
+    state: State
+    rows: list[Float32]
+    columns: cute.Tensor
+    width: int
+    """Columns that share a scale."""
+
+    def pair(self, group: int) -> list[Float32]:
+        """The scales of the thread's two columns of the `group`-th 8."""
+        if self.width > 1:
+            return [self.columns[8 * group // self.width]] * 2
+        both = cute.make_rmem_tensor(2, Float32)
+        cute.autovec_copy(self.columns[(None, group)], both)
+        return [both[0], both[1]]
+
+
+class Sm90BlockScaled(Sm90Promoted):
+    """The sums of each k tile, which is a block of K, are multiplied in fp32 by the scales of its blocks of A
+    and of B before they are added to the accumulators."""
+
+    def __init__(self, a: Scaling, b: Scaling) -> None:
+        self.scaling = BlockScales(a, b)
+        # Beside scales of every column, two sets of 64 sums spilled up to 16 bytes.
+        self.stride = 1 if b.lines == 1 else 2
+
+    def scales(self, operands: WarpgroupOperands, held: Partial, state: State) -> KTileScales:
+        tile, stages = held.tile, cast(ScaleStages, operands.scales)
+        state = state.clone()
+        stages.ring.consumer_wait(state)
+        lines = cast(BlockScales, self.scaling).a.lines
+        of_rows, of_columns = stages.a[(None, state.index)], stages.b[(None, state.index)]
+        rows = [of_rows[(tile.raw_row(r) - tile.m0) // lines] for r in range(tile.rows)]
+        count = cute.size(of_columns)
+        width = cute.size(held.sums[0]) * 4 // tile.rows // count
+        if width > 1:
+            columns = cute.make_rmem_tensor(count, Float32)
+            cute.autovec_copy(of_columns, columns)
+        else:
+            lanes = cute.make_layout((4, 2, count // 8), stride=(2, 1, 8))
+            columns = cute.make_tensor(of_columns.iterator, lanes)[(tile.lane % 4, None, None)]
+        return KTileScales(stages.ring, state, rows, columns, width)
+
+    def promote(self, acc: cute.Tensor, sums: cute.Tensor, scales: KTileScales | None = None) -> None:
+        """Adds a k tile's scaled sums. They lie as wgmma leaves them: two neighbouring columns, the same in
+        the row 8 below, then 8 columns on, then 64 rows (PTX ISA, wgmma register fragments, matrix D)."""
+        assert scales is not None
+        blocks = len(scales.rows) // 2
+        in_block = cute.size(acc) // blocks
+        for group in range(in_block // 4):
+            pair = scales.pair(group)
+            for block in range(blocks):
+                for e in range(4):
+                    i = block * in_block + group * 4 + e
+                    scale = scales.rows[2 * block + e // 2] * pair[e % 2]
+                    acc[i] = fma(sums[i], scale, acc[i])
+        scales.ring.consumer_release(scales.state)

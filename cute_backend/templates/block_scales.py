@@ -1,0 +1,88 @@
+"""Scales of blocks: how those of a k tile come to the warps that multiply it.
+
+A k tile of fp8 is one block of K. One warp copies what scales its rows and its columns to shared memory, a
+number for each lane, by cp.async: TMA would ask for addresses and pitches of 16 bytes, which scales of M rows
+have only where M is a multiple of 4. A stage of scales goes with each stage of A and B, so a warpgroup is in
+the same stage of both rings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import cpasync
+from cutlass.memory import SmemAllocator
+
+from ..planning import TileConfig
+from ..planning.shared_memory import SCALE_ALIGN, BlockScales
+from .crew import WARP, Ring
+from .rings import stages_of
+
+
+@dataclass(frozen=True)
+class ScaleStages:
+    """The ring of scales, (scales, stages) of a tile's rows, and of the columns of every B as one."""
+
+    ring: pipeline.PipelineCpAsync
+    a: cute.Tensor
+    b: cute.Tensor
+
+    @staticmethod
+    def allocate(smem: SmemAllocator, ring: Ring, scaling: BlockScales, config: TileConfig) -> ScaleStages:
+        """Shared memory for the stages, and their barriers."""
+        tensors = []
+        for count in scaling.counts(config):
+            layout = cute.make_layout((count, ring.stages), stride=(1, scaling.pitch(count)))
+            tensors.append(smem.allocate_tensor(Float32, layout, SCALE_ALIGN))
+        return ScaleStages(pipeline.PipelineCpAsync.create(**stages_of(smem, ring)), *tensors)
+
+
+@cute.jit
+def bring(
+    source: cute.Tensor,
+    target: cute.Tensor,
+    offset: cutlass.Constexpr[int],
+    count: cutlass.Constexpr[int],
+    first: Int32,
+    lane: Int32,
+):
+    """Copies `count` scales of `source` from number `first` on to `target` from `offset` on, by one warp. Of
+    what lies beyond the last, that one is copied: nothing is stored of its rows and columns."""
+    copy = cute.make_copy_atom(cpasync.CopyG2SOp(), Float32, num_bits_per_copy=Float32.width)
+    one = cute.make_layout(1)
+    for step in cutlass.range_constexpr((count + WARP - 1) // WARP):
+        i = lane + step * WARP
+        if i < count:
+            index = cutlass.min(first + i, cute.size(source) - 1)
+            cute.copy(
+                copy,
+                cute.make_tensor(source.iterator + cute.crd2idx(index, source.layout), one),
+                cute.make_tensor(target.iterator + (offset + i), one),
+            )
+
+
+def bring_tile(
+    stages: ScaleStages,
+    stage: Int32,
+    scales: Sequence[cute.Tensor],
+    scaling: BlockScales,
+    config: TileConfig,
+    origin: tuple[Int32, Int32],
+    k: Int32,
+    lane: Int32,
+) -> None:
+    """Copies the scales of a tile's k tile to a stage: those of A, (rows or blocks of them, k tiles), and of
+    each B, (k tiles, columns or blocks of them)."""
+    of_a, *of_bs = scales
+    m0, n0 = origin
+    count_a, count_b = scaling.counts(config)
+    bring(of_a[(None, k)], stages.a[(None, stage)], 0, count_a, m0 // scaling.a.lines, lane)
+    piece = count_b // config.pieces
+    first = n0 * (config.piece_n // config.tile_n) // scaling.b.lines
+    for i, of_b in enumerate(of_bs):
+        bring(of_b[(k, None)], stages.b[(None, stage)], i * piece, piece, first, lane)

@@ -1,0 +1,149 @@
+"""Block-scaled products on the simulated Hopper, right to the bit in every tile, recipe and at every edge."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_templates import RESIDUAL, block_scales, check_exact, integers, machine, op, operands, sm90, wrong
+
+from cute_backend.planning import Arch, TileConfig, Variant, offered
+from cute_backend.replay import replay
+from cute_backend.runtime.build import build
+from cute_backend.runtime.kernel import BuildError, Kernel
+from cute_backend.simulator.api import run_region
+from cute_backend.spec import (
+    Accumulator,
+    Axis,
+    BColumns,
+    Columns,
+    DType,
+    EpilogueSpec,
+    ReduceKind,
+    Reduction,
+    Scaling,
+    Store,
+)
+
+LINE, SQUARE = Scaling.LINE, Scaling.SQUARE
+RECIPES = [(LINE, SQUARE), (LINE, LINE), (SQUARE, LINE)]
+of_each_recipe = pytest.mark.parametrize(("a", "b"), RECIPES, ids=lambda scaling: scaling.value)
+
+
+def product(a: Scaling, b: Scaling, name: str = "acc", columns: Columns = Columns.ALL) -> Accumulator:
+    return Accumulator(
+        name, DType.E4M3, DType.E4M3, fast_accum=False, columns=columns, a_scaling=a, b_scaling=b
+    )
+
+
+def residual(a: Scaling = LINE, b: Scaling = SQUARE) -> EpilogueSpec:
+    """acc + exact0."""
+    return EpilogueSpec(
+        (product(a, b),), (RESIDUAL,), (op("t0", "add", "acc", "exact0"),), (Store("out0", "t0", DType.BF16),)
+    )
+
+
+CONFIGS = [
+    sm90(128, 128, 2),
+    sm90(64, 128, 2, pingpong=True),
+    sm90(64, 64),
+    sm90(128, 64, 1, 2),
+    sm90(128, 64, pingpong=True),
+    sm90(64, 64, split_k=4),
+    sm90(128, 64, split_k=2),
+]
+
+
+@pytest.mark.sweep
+@of_each_recipe
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
+def test_edges_in_every_direction(config: TileConfig, a: Scaling, b: Scaling) -> None:
+    """Rows and columns beyond the last block, and 16 of K in the last one."""
+    launch = check_exact(
+        residual(a, b), (config.tile_m + 133, config.tile_n + 72, 5 * 128 + 16), machine(config)
+    )
+    assert build(launch.kernel).spill_bytes == 0
+
+
+@pytest.mark.sweep
+@of_each_recipe
+@pytest.mark.parametrize("problem", [(1, 16, 16), (3, 136, 400), (192, 72, 144), (131, 69, 272)], ids=str)
+def test_few_rows_and_empty_tiles(problem: tuple[int, int, int], a: Scaling, b: Scaling) -> None:
+    """Of M = 192 the second CTA of the last cluster has no row; 69 columns are stored by element."""
+    launch = check_exact(residual(a, b), problem, machine(sm90(64, 128, 2, pingpong=True)))
+    assert launch.kernel.variant is (Variant.PLAIN if problem[1] == 69 else Variant.TMA)
+
+
+def test_every_ring_wraps_around() -> None:
+    """One cluster works through all tiles, under several orders of completion."""
+    config = sm90(64, 128, pingpong=True)
+    for seed in (None, 1, 2):
+        check_exact(residual(), (3 * 64, 128, 13 * 128), machine(config, seed))
+
+
+def test_scales_lie_anywhere() -> None:
+    """By rows, by columns, two apart, repeated by a stride of 0, and at addresses that 16 doesn't divide."""
+    m, n, k = 133, 264, 400
+    spec = residual()
+    [a, of_a], [b, of_b], loads = operands(spec, m, n, k)
+    wide_a, wide_b = torch.zeros(m + 3, 9), torch.zeros(5, 2 * of_b.shape[1] + 1)
+    layouts = [
+        (of_a.contiguous(), of_b.contiguous()),
+        (wide_a[3:, 1::2].copy_(of_a), wide_b[1:, 1::2].copy_(of_b)),
+        (of_a[:1].expand(m, -1), of_b[:, :1].expand(-1, of_b.shape[1])),
+    ]
+    for scales_a, scales_b in layouts:
+        given = [a, scales_a], [b, scales_b], loads
+        [actual], _ = run_region(spec, *given, machine(sm90(64, 64)))
+        [expected] = replay(spec, *given)
+        assert torch.equal(actual, expected), wrong(actual, expected)
+
+
+def test_infinite_scales_of_the_last_block_stay_in_it() -> None:
+    """Four parts of K share five blocks by twos: one has the last, and one none, which would be 0 * inf."""
+    m, n, k = 64, 64, 5 * 128
+    spec = replace(residual(), loads=(), ops=(), stores=(Store("out0", "acc", DType.F32),))
+    a, b = torch.ones(m, k).to(torch.float8_e4m3fn), torch.ones(n, k).to(torch.float8_e4m3fn).t()
+    of_a, of_b = torch.ones(m, 5), torch.ones(5, 1)
+    of_a[7, 4] = float("inf")
+    [actual], _ = run_region(spec, [a, of_a], [b, of_b], [], machine(sm90(64, 64, split_k=4)))
+    assert actual[7].isposinf().all()
+    assert (actual[torch.arange(m) != 7] == k).all()
+
+
+PAIRS = [(Columns.ALL, Columns.ALL), (Columns.EVEN, Columns.ODD)]
+
+
+@pytest.mark.parametrize("columns", PAIRS, ids=["two", "neighbours"])
+@pytest.mark.parametrize("b", [SQUARE, LINE], ids=lambda scaling: scaling.value)
+def test_pairs(columns: tuple[Columns, Columns], b: Scaling) -> None:
+    """acc0 - acc1, and the largest of each row."""
+    gate, up = (product(LINE, b, f"acc{i}", each) for i, each in enumerate(columns))
+    spec = EpilogueSpec(
+        (gate, up),
+        (),
+        (op("t0", "sub", "acc0", "acc1"),),
+        (
+            Store("out0", "t0", DType.F32),
+            Store("out1", "t0", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX)),
+        ),
+    )
+    m, n, k = 72, 136, 400
+    wide = 2 * n if spec.b_columns is BColumns.INTERLEAVED else n
+    generator = torch.Generator().manual_seed(7)
+    [of_a], [of_b] = block_scales(gate, m, wide, k)
+    a = [integers((m, k), DType.E4M3, generator), of_a]
+    bs = [integers((wide, k), DType.E4M3, generator).t() for _ in range(spec.b_count)]
+    bs += [of_b + i for i in range(spec.b_count)]
+    config = offered(Arch.SM90A, spec)[0 if b is SQUARE else -1]
+    assert config.products == 2
+    outputs, _ = run_region(spec, a, bs, [], machine(config))
+    for actual, expected in zip(outputs, replay(spec, a, bs, []), strict=True):
+        assert torch.equal(actual, expected)
+
+
+def test_another_architecture_says_that_it_has_no_mainloop_for_it() -> None:
+    config = TileConfig(Arch.SM100A, 128, 64)
+    with pytest.raises(BuildError, match="no mainloop of sm_100a multiplies sums by the scales of blocks"):
+        build(Kernel(residual(), config, Variant.TMA))
