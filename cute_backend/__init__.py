@@ -2,7 +2,7 @@
 
     torch.compile(model, backend="cute")
 
-is all that most programs need. `explain` tells what was fused and why the rest was not, `generate` shows the
+is all that most programs need. `explain` says what was fused and why the rest was not, `generate` shows the
 kernel, `build` compiles it without a GPU, `simulate` runs it without one, `gemm` runs it eagerly,
 `sample` draws tokens without their logits, `load_pack` serves kernels that were compiled ahead of time, and
 `config` holds the settings.

@@ -4,7 +4,7 @@ verify|clear|path`, and `python -m cute_backend fuzz`.
 
 FILE defines a function (or a module) and `example_inputs()`, which returns its arguments, as a tuple, or as
 `(args, kwargs)`; `bench` without it runs the built-in tables, and `fuzz` takes none, as it draws programs.
-What is wrong with a request is told in one sentence, with exit status 2. What is wrong in a simulated kernel,
+An error in a request is reported in one sentence, with exit status 2. What is wrong in a simulated kernel,
 in a result that is timed or in that of a drawn program ends with status 1, and what is interrupted with 130.
 """
 

@@ -110,7 +110,7 @@ def _is_compact(operand: ops.DenseTensor) -> bool:
 def _metadata(
     operator: type, tile: tuple[int, int], layout: tuple[Strides, Strides, Strides]
 ) -> ops.OperatorMetadata:
-    """What is told of the kernel with one tile, for operands of one layout."""
+    """The metadata of the kernel with one tile, for operands of one layout."""
     # Arguments are compiled for bases and rows of whole 16 bytes: two elements.
     a, b, out = (DenseTensorConstraints(cutlass.Float64, strides, divisibility=2) for strides in layout)
     operands = GemmOperandsMetadata(A=a, B=b, out=out, accumulator_type=cutlass.Float64)

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 examples/tensor_parallel.py
 
 Each rank has a part of the columns of gate and up and of the rows of down, whose products are summed by an
-all-reduce. Compares `torch.compile(mlp, backend="cute")` with eager on every rank, and tells what was fused.
+all-reduce. Compares `torch.compile(mlp, backend="cute")` with eager on every rank, and prints what was fused.
 Without a GPU (`--cpu`) the regions are replayed, over gloo.
 """
 

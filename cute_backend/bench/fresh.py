@@ -19,9 +19,9 @@ def main(start: float) -> None:
     loaded = time.perf_counter()
     if isinstance(outcome, Exception):
         raise outcome
-    told = {
+    found = {
         "import_s": imported - start,
         "load_s": loaded - began,
         "imports_cutlass": "cutlass" in sys.modules,
     }
-    json.dump(told, sys.stdout)
+    json.dump(found, sys.stdout)

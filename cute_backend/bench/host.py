@@ -119,7 +119,7 @@ def _burst(program: Callable[[], Any]) -> float:
 
 
 def _in_new_process(kernel: Kernel, folder: str) -> dict[str, Any]:
-    """What `fresh` tells of getting `kernel` with `folder` as its cache, bytecode at hand as installed."""
+    """The report of `fresh` on getting `kernel` with `folder` as its cache, bytecode at hand as installed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search_path()), CACHE_DIR_VARIABLE: folder}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(
@@ -133,5 +133,5 @@ def _in_new_process(kernel: Kernel, folder: str) -> dict[str, Any]:
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise UsageError(f"a kernel can't be had in a new process: {last}")
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report

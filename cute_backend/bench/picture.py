@@ -19,7 +19,7 @@ _COLORS = {
     Runner.QUACK: "#56b4e9",
     Runner.CUTE: "#00589b",
 }
-"""Of Okabe and Ito's palette, which colour-blind readers can tell apart."""
+"""Of Okabe and Ito's palette, which colour-blind readers can distinguish."""
 
 _WIDE = 12
 """As many problems as have room for their names in the usual size."""

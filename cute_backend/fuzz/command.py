@@ -201,7 +201,7 @@ def outcomes(
 ) -> Generator[tuple[Item, Result | None], None, None]:
     """What a function gives for each item, by `jobs` processes; None for what ends its process.
 
-    Whose process has ended is not told, so whatever may have been under way then goes on by itself.
+    Which item ended its process is not known, so each that may have been under way then runs by itself.
     """
     pending = list(items)
     while pending:

@@ -1,6 +1,6 @@
 """Programs at random: the same for the same seed and index, on every machine and for every device.
 
-Each step is run as it is drawn, which tells its shape and dtype, and what torch does not take.
+Each step is run as it is drawn, which shows its shape and dtype, and what torch does not take.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ GATHERS = (
 
 @dataclass(frozen=True)
 class Pointwise:
-    """A text over so many operands. `#` stands for a number. Where `has_truth`, the first is a bool."""
+    """A text over `arity` operands. `#` stands for a number. Where `has_truth`, the first is a bool."""
 
     text: str
     arity: int

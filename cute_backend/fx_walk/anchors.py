@@ -342,7 +342,7 @@ def _major(operand: fx.Node, k_axis: int, k_major_only: bool) -> Major:
 
 
 def _check_step(operand: fx.Node, tensor: torch.Tensor) -> None:
-    """Refuse a batch whose matrices can't be told apart, or not be reached, by TMA."""
+    """Refuse a batch whose matrices overlap, or can't be reached, for TMA."""
     step = tensor.stride(0)
     if known(tensor.shape[0] == 1) or not (known(step == 0) or known(step * tensor.element_size() % 16 != 0)):
         return

@@ -73,7 +73,7 @@ def is_only_read(node: fx.Node) -> bool:
     """Whether no user of a value, or of a view of it, gives it away or could be made to write to its memory.
 
     Inductor makes some functional ops, such as `index_put`, write in place where nothing else needs what they
-    read, which it tells by the memory of views. So only ops count that it never does this to.
+    read, which it decides by the memory of views. So only ops count that it never does this to.
     """
     stack = [node]
     while stack:

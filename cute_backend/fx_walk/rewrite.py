@@ -93,7 +93,7 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
             if same_sizes(shape, fake(plane).shape)
             else call(aten.reshape.default, plane, [sizes.argument(s) for s in shape])
         )
-        # Inductor tells by the storages of fakes what views what, also in nodes that stay as they are.
+        # Inductor decides by the storages of fakes what views what, also in nodes that stay as they are.
         output.meta["val"] = fake(node)
         replaced[node] = output
         node.replace_all_uses_with(output, delete_user_cb=lambda user: user not in inside)

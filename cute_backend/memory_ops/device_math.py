@@ -253,12 +253,12 @@ _ROUND_F64 = 1.5 * 2.0**52
 
 
 def sin(x: Float) -> Float32:
-    """Within 2.5 ulp for |x| < 2^50; beyond, float64 can't tell where in the period x is."""
+    """Within 2.5 ulp for |x| < 2^50; beyond, float64 does not resolve where in the period x is."""
     return _sine(x, 0)
 
 
 def cos(x: Float) -> Float32:
-    """Within 2.5 ulp for |x| < 2^50; beyond, float64 can't tell where in the period x is."""
+    """Within 2.5 ulp for |x| < 2^50; beyond, float64 does not resolve where in the period x is."""
     return _sine(x, 1)
 
 

@@ -309,7 +309,7 @@ def _room(workspace: Workspace | None, size: int, device: torch.device) -> Tenso
 
 @CuTeDSLProvider.register
 class Sm90FusedGemm(_FusedGemm, CuteDslOperator):
-    """wgmma for Hopper, persistent and warp-specialised, with any epilogue that `EpilogueArguments` tells.
+    """wgmma for Hopper, persistent and warp-specialised, with any epilogue of `EpilogueArguments`.
 
     A (M, K) and B (K, N), or a batch of one: e4m3 by e4m3 and e4m3 by e5m2 either way round with K contiguous
     in both, bf16 by bf16, fp16 by fp16. Sums are Float32. Without an epilogue out is fp32, bf16, fp16, e4m3

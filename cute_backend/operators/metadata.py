@@ -1,4 +1,4 @@
-"""What is told of our operators: names, tiles and schedules, and which arguments one is for."""
+"""The metadata of our operators: names, tiles and schedules, and which arguments one is for."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ TARGETS = {arch: TargetSm(arch.value.removeprefix("sm_")) for arch in Arch}
 class HopperDesign(BLASDesignMetadata):
     """How a wgmma kernel cuts its problem.
 
-    `config` has all of it: `pingpong`, the epilogue's `subtile_n`, the raster. `fast_accum` tells whether fp8
-    sums stay in the tensor cores; without, they are promoted to fp32 at intervals. `aligned` tells whether
+    `config` has all of it: `pingpong`, the epilogue's `subtile_n`, the raster. `fast_accum` is whether fp8
+    sums stay in the tensor cores; without, they are promoted to fp32 at intervals. `aligned` is whether
     the epilogue's planes move by TMA, which their addresses must permit.
     """
 
@@ -63,7 +63,7 @@ Design = Callable[[Kernel], "HopperDesign | BlackwellDesign"]
 
 @dataclass(kw_only=True)
 class FusedMetadata(OperatorMetadata):
-    """What is told of one operator, and the kernel that it is."""
+    """The metadata of one operator, and the kernel that it is."""
 
     kernel: Kernel
 

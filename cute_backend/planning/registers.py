@@ -129,7 +129,7 @@ def is_crowded(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 
 def long_ops(spec: EpilogueSpec) -> int:
-    """Ops of a spec that take so many instructions that a visit has but a few of each, such as draws."""
+    """Ops of a spec that take many instructions, such as draws, so that a visit has only a few of each."""
     from ..ops import OPS  # here, for finding a kernel with planes has no need of the table of ops
 
     return sum(OPS[op.op].is_long for op in spec.ops)

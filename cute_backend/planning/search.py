@@ -40,7 +40,7 @@ def _shipped(arch: Arch, spec: EpilogueSpec) -> tuple[Shape, ...]:
 
 def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """What the heuristic chooses from where sizes are known: the table, the further tiles of the target, and
-    the smallest tile of the table with K in parts, where the target has that.
+    the smallest tile of the table with split-K, where the target has that.
 
     Where products are batched it is the table alone, since the number of batches is not known.
     """
@@ -58,7 +58,7 @@ def _fits(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 
 def _split(configs: Iterable[TileConfig]) -> Iterator[TileConfig]:
-    """With K in parts: those of few columns that are in no cluster yet and are worked on one at a time."""
+    """With split-K: those of few columns, in no cluster, whose tiles are worked on one at a time."""
     for config in configs:
         if config.splittable and config.mma_n <= 64:
             yield from (replace(config, split_k=parts) for parts in config.target.tiles.splits)

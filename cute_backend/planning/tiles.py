@@ -44,7 +44,7 @@ class TileConfig:
     `tile_m` x `tile_n` is the output tile of one MMA: of one CTA, or on sm_100a with `ctas` = 2 of a pair
     of CTAs that share it by halves of M. A cluster is `cluster_m` x `cluster_n` CTAs; the CTAs of a cluster
     multicast the operand tiles that they share. The epilogue works through a tile in subtiles of `subtile_n`
-    columns. On sm_90a two warpgroups share each tile, or with `pingpong` take tiles in turn, so that one's
+    columns. On sm_90a two warpgroups share each tile, or with `pingpong` alternate on tiles, so that one's
     epilogue runs under the other's MMA. Tiles are visited in groups of `raster_m` rows of clusters, so that
     those in flight share operands in L2.
 
@@ -213,7 +213,7 @@ class TileConfig:
 
     @property
     def sum_bytes(self) -> int:
-        """Shared memory of one CTA for the sums that it leaves to another, where K is in parts."""
+        """Shared memory of one CTA for the partial sums of split-K that it leaves to another."""
         return 4 * self.cta_rows * self.mma_n if self.split_k > 1 else 0
 
     @property

@@ -283,7 +283,7 @@ def _make_own() -> KernelCache:
 
 
 def private_folder(room: int, without: Collection[Path] = ()) -> Path:
-    """A new folder, this process's alone, that has room for so many bytes.
+    """A new folder, of this process alone, on a disk that has `room` bytes left.
 
     It is in the temporary folder or, where that is full or not to be trusted, in memory; `without` are places
     to pass over. Raises OSError where there is none.

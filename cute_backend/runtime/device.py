@@ -46,7 +46,7 @@ def device_at(index: int) -> Device:
 
 @cache
 def max_active_clusters(index: int, cluster_size: int) -> int:
-    """Clusters of so many CTAs, one CTA to an SM, that the GPU runs at once.
+    """The number of clusters of `cluster_size` CTAs, one CTA to an SM, that the GPU runs at once.
 
     Less than SMs over cluster size where a GPC's SMs don't divide by it, so the driver is asked
     (CUDA Driver API, cuOccupancyMaxActiveClusters) about a kernel that takes all of an SM's shared memory.

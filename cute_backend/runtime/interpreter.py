@@ -30,8 +30,8 @@ def command_of(module: str, *arguments: str) -> list[str]:
     """What runs `main` of a module of this package, with these arguments in `sys.argv`."""
     start = Path(__file__).with_name("start.py")
     path = search_path()
-    told = [str(_INIT), module, str(len(path)), *path, *arguments]
-    return [sys.executable, *_flags(), os.path.abspath(start), *told]
+    passed = [str(_INIT), module, str(len(path)), *path, *arguments]
+    return [sys.executable, *_flags(), os.path.abspath(start), *passed]
 
 
 def environment_of(**changes: str) -> dict[str, str]:

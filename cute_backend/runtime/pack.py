@@ -3,7 +3,7 @@
 A pack is a zip archive. Its first member, `manifest.json`, has the versions that made it and, for each
 kernel, what it is and the SHA-256 of its code; each of the others is one kernel's code, a shared library.
 Nothing is pickled. It is checked whole when it is opened, and again what is loaded, so that a file that is
-replaced or damaged under a running process is told from the one that was opened.
+replaced or damaged under a running process is distinguished from the one that was opened.
 
 Code from a pack runs in the process: the file must be trusted (`trust`). It may come from elsewhere all the
 same and be checked by its SHA-256, so nothing in it is believed: `archive` reads no more than its own bytes.

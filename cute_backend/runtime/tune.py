@@ -1,6 +1,6 @@
 """Tuning: the fastest configuration of a problem, found by timing what the model thinks well of.
 
-Candidates are compiled side by side in processes, timed in turn from a cold L2, and the winner is remembered
+Candidates are compiled in parallel processes, timed round-robin from a cold L2, and the winner is remembered
 for its bucket of M. Nothing is tuned at a launch: what was found before it serves it.
 """
 

@@ -3,7 +3,7 @@
 A kernel that `cute.compile` made runs here instruction by instruction on a CPU: its real PTX, and on top of
 it (`host.py`, `api.py`) its real host code. The way through the code:
 
-    machine.run_kernel           clusters, CTAs and warps take turns; deadlocks are told
+    machine.run_kernel           clusters, CTAs and warps take turns; deadlocks are reported
       parser.parse               text to instructions with operand objects (syntax.py)
       program.Program            each instruction bound once to a closure, by the table in opcodes.py
         binder.Binder            operands as functions of a warp

@@ -57,7 +57,7 @@ class Mbarrier:
         if self.tx > 0:
             text += f", {self.tx} bytes of transactions outstanding"
         elif self.tx < 0:
-            text += f", and {-self.tx} bytes have landed that it wasn't told to expect"
+            text += f", and {-self.tx} bytes have landed that it did not expect"
         return text
 
     def passed(self, parity: int) -> bool:

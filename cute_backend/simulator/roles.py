@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .warp import Warp
 
 UNNAMED = "other"
-"""The role of a warp that comes to nothing that tells."""
+"""The role of a warp that reaches none of the opcodes below."""
 
 MAIN_ROLES = {
     "tma": r"cp\.async\.bulk\.tensor\.\dd\.shared::\w+\.global",
@@ -28,7 +28,7 @@ MAIN_ROLES = {
     "wgmma": r"wgmma\.mma_async",
     "epilogue": r"tcgen05\.ld",
 }
-"""Roles and the opcodes that tell them. A warp that can come to several has all of their names."""
+"""Roles and the opcodes that identify them. A warp that can come to several has all of their names."""
 
 HELPER_ROLES = {
     "store": (r"cp\.(reduce\.)?async\.bulk\.tensor\.\dd\.global",),

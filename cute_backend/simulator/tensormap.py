@@ -19,7 +19,7 @@ BYTES = 64
 
 
 class ElementType(Enum):
-    """Element types that TMA tells apart; 8-bit floats travel as U8, signed integers as unsigned ones."""
+    """Element types that TMA distinguishes; 8-bit floats travel as U8, signed integers as unsigned ones."""
 
     U8 = ("u8", 1)
     U16 = ("u16", 2)

@@ -52,7 +52,7 @@ class Role:
 @dataclass(frozen=True)
 class Arrivals:
     """Who arrives at a barrier in one of its phases: some threads of each of some warps of a role, in each of
-    some CTAs. A part of a role's warps arrives where its parts take phases in turn."""
+    some CTAs. A part of a role's warps arrives where its parts alternate between phases."""
 
     role: Role
     warps: int

@@ -1,4 +1,4 @@
-"""What an epilogue tells a template about itself, and what a template hands it.
+"""The interface between a template and an epilogue: what each gives the other.
 
 A generated epilogue is a class with these attributes and hooks; the templates know nothing else of it.
 

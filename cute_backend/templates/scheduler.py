@@ -26,7 +26,7 @@ class Place:
 
 @dataclass(frozen=True)
 class TileSchedule:
-    """The tiles of one (M, N) problem, dealt to persistent clusters in turn.
+    """The tiles of one (M, N) problem, dealt round-robin to persistent clusters.
 
     Cluster `i` of `count` takes the work items i, i + count, ... Work items run down groups of `raster_m`
     cluster rows, column by column, so that the tiles in flight form a block of the output and share rows of A

@@ -29,7 +29,7 @@ def partials_shape(axis: Axis, config: TileConfig, m: Size, n: Size) -> tuple[Si
 
 
 def partials_bytes(axis: Axis, config: TileConfig, m: Size, n: Size, bits: int) -> Size:
-    """What a tensor of partials of so many bits each takes of the buffer."""
+    """The bytes of the buffer that a tensor of partials takes."""
     parts, results = partials_shape(axis, config, m, n)
     return _ceil_div(parts * results * (bits // 8), WORKSPACE_ALIGN) * WORKSPACE_ALIGN
 

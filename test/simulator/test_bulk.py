@@ -154,7 +154,7 @@ def test_reading_before_the_wait_is_an_error_that_names_both_sides(seed: int | N
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_bytes_that_nobody_expected_are_told(seed: int | None) -> None:
-    with pytest.raises(Deadlock, match="128 bytes have landed that it wasn't told to expect"):
+    with pytest.raises(Deadlock, match="128 bytes have landed that it did not expect"):
         load(filled((16, 32), np.uint16), (8, 16), (0, 0), seed=seed, expect=128, kind="u16")
 
 
