@@ -18,9 +18,10 @@ hooks are there for some epilogues only:
     end(tile, glob, held)                    with partials that a thread keeps for a whole tile: epilogue
                                              threads, after the last subtile
 
-`glob` has the global tensors and `smem` the shared ones, by name, as attributes. `tile` and `sub` say which
-rows and columns a thread owns; their indices into global memory are clamped to the problem's last row and
-column, so that reads at an edge need no branch: what is computed beyond it is never stored.
+`glob` has the global tensors and `smem` the shared ones, by name, as attributes. `tile` and `sub`, a `Tile`
+and a `Subtile` of `tile.py`, say which rows and columns a thread owns; their indices into global memory are
+clamped to the problem's last row and column, so that reads at an edge need no branch: what is computed
+beyond it is never stored.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ import pytest
 from specs import by_element, colvec, exact, rowvec, spec_of
 
 from cute_backend.planning import Arch, TileConfig, Variant, placing, plan
-from cute_backend.planning.placements import PLACEMENTS, Ring, planes, vectors
+from cute_backend.planning.placements import PLACEMENTS, ByElement, Ring, planes, vectors
+from cute_backend.planning.placements.placement import takes_nothing
 from cute_backend.spec import LoadKind
 
 
@@ -27,6 +28,20 @@ def test_a_placement_is_read_in_one_way() -> None:
         replace(planes.TMA, visit=planes.VECTOR.visit)
     with pytest.raises(ValueError, match="placement tma is read by nothing"):
         replace(planes.TMA, ring=None)
+
+
+def test_a_placement_reads_by_what_the_method_has() -> None:
+    by_rows = ByElement("tile.rows", "r", "tile.row(r)")
+    with pytest.raises(ValueError, match="uses tile in visit, whose expressions have sub and the slot r"):
+        replace(planes.VECTOR, visit=by_rows)
+    with pytest.raises(ValueError, match="row_read uses e and sub in begin, whose expressions have tile"):
+        replace(vectors.ROW_READ, begin=ByElement("tile.rows", "r", "sub.row(e)"))
+
+
+def test_none_stands_behind_a_placement_that_takes_any_load() -> None:
+    for kind in LoadKind:
+        *others, _ = (placement for placement in PLACEMENTS if placement.kind is kind)
+        assert not [placement.name for placement in others if placement.takes is takes_nothing]
 
 
 def test_names_are_of_one_placement_each() -> None:

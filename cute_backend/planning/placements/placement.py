@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -39,13 +40,18 @@ class Room:
 class ByElement:
     """Reads of global memory, an element at a time: how many, the name of their slot, and where each is.
 
-    All three are expressions of the generated text, in which `tile` and `sub` are what
-    `templates/epilogue.py` says.
+    `count` and `index` are expressions of the generated text. In `begin` they may use `tile`, in `visit`
+    `sub`: `Tile` and `Subtile` of `templates/tile.py` say what these have.
     """
 
     count: str
     slot: str
     index: str
+
+    def names(self) -> set[str]:
+        """What the expressions use besides the slot."""
+        nodes = (node for text in (self.count, self.index) for node in ast.walk(ast.parse(text)))
+        return {node.id for node in nodes if isinstance(node, ast.Name)} - {self.slot}
 
 
 class Ring(Enum):
@@ -62,7 +68,8 @@ Taking = Callable[[Load, TileConfig, Variant], Need | None]
 
 @dataclass(frozen=True)
 class Placement:
-    """When and where a load is read. Raises ValueError unless it is read in one of three ways.
+    """When and where a load is read. Raises ValueError unless it is read in one of three ways, by expressions
+    of what that method has.
 
     `begin` is for reads before the accumulator wait, whose registers a thread holds for the whole tile,
     `ring` for what waits in shared memory, `visit` for reads when a subtile needs them. `element` is the
@@ -94,6 +101,12 @@ class Placement:
             raise ValueError(
                 f"placement {self.name} has a part for each visit, but no begin that reads what is divided"
             )
+        for way, reads, given in (("begin", self.begin, "tile"), ("visit", self.visit, "sub")):
+            if reads is not None and (strange := reads.names() - {given}):
+                raise ValueError(
+                    f"placement {self.name} uses {' and '.join(sorted(strange))} in {way}, whose expressions "
+                    f"have {given} and the slot {reads.slot}"
+                )
 
 
 def takes_nothing(load: Load, config: TileConfig, variant: Variant) -> Need:
