@@ -187,17 +187,25 @@ def launch_table(launch: Launch) -> RenderableType:
     return Group(heading, table)
 
 
-LAUNCH_LEGEND = Text(
-    "Counts are sums over a role's warps. A wait is a warp parked at a barrier. Exposed loads are those of "
-    "global memory between the wait for a tile's accumulator and its first store, in the tile that has most. "
-    "The relative error is the norm of the difference over that of the reference."
-)
-"""What the columns of `launch_table` and `comparison_table` count."""
+def launch_legend(differences: Sequence[Difference]) -> Text:
+    """What the columns of `launch_table` and `comparison_table` count, and advice where results differ."""
+    text = (
+        "Counts are sums over a role's warps. A wait is a warp parked at a barrier. Exposed loads are those "
+        "of global memory between the wait for a tile's accumulator and its first store, in the tile that "
+        "has most. The relative error is the norm of the difference over that of the reference."
+    )
+    if not all(difference.agrees for difference in differences):
+        text += (
+            " The reference adds products up in another order. So a right kernel can exceed what is allowed "
+            "where fp32 results amplify the rounding of sums, as exp of large sums does, or differences of "
+            "almost equal ones: try smaller inputs."
+        )
+    return Text(text)
 
 
 def comparison_table(differences: Sequence[Difference]) -> Table:
     """Outputs beside their references."""
-    table = light_table("output", "dtype", "equal", "relative error", "")
+    table = light_table("output", "dtype", "equal", "relative error", "allowed", "")
     for index, difference in enumerate(differences):
         total = math.prod(difference.shape)
         verdict = Text("agrees", style="green") if difference.agrees else Text("WRONG", style="bold red")
@@ -206,6 +214,7 @@ def comparison_table(differences: Sequence[Difference]) -> Table:
             str(difference.dtype).removeprefix("torch."),
             f"{difference.equal} of {total}",
             f"{difference.relative:.1e}",
+            f"{difference.allowed:.1e}",
             verdict,
         )
     return table

@@ -154,7 +154,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
     for launch in simulation.launches:
         report.show(report.launch_table(launch))
     report.show(report.comparison_table(differences))
-    report.show(report.LAUNCH_LEGEND)
+    report.show(report.launch_legend(differences))
     if recorder is not None:
         kernel = simulation.launches[0].kernel
         timeline.draw(recorder, arguments.timeline, f"{kernel.arch.value}, tile {kernel.config.name}")

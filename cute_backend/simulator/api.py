@@ -147,10 +147,15 @@ class Difference:
     relative: float
 
     @property
+    def allowed(self) -> float:
+        """The largest `relative` of a right kernel: a unit in the dtype's last place; of integers, some that
+        round the other way."""
+        return torch.finfo(self.dtype).eps if self.dtype.is_floating_point else INTEGER_TOLERANCE
+
+    @property
     def agrees(self) -> bool:
-        """Whether they differ by no more than a unit in their dtype's last place; integers, by rounding."""
-        floating = self.dtype.is_floating_point
-        return self.relative <= (torch.finfo(self.dtype).eps if floating else INTEGER_TOLERANCE)
+        """Whether they differ by no more than that."""
+        return self.relative <= self.allowed
 
 
 def compare(outputs: Any, expected: Any) -> list[Difference]:

@@ -11,6 +11,7 @@ from epilogues import EPILOGUES, Problem
 from torch import Tensor
 
 import cute_backend
+from cute_backend import report
 from cute_backend.__main__ import main
 from cute_backend.errors import UsageError
 from cute_backend.planning import Arch
@@ -96,6 +97,16 @@ def test_an_unwritten_element_disagrees():
     both_nan = api.compare(partial, partial)[0]
     assert both_nan.agrees and both_nan.equal == 16
     assert not api.compare(full + 1e-3, full)[0].agrees
+
+
+def test_what_is_allowed_is_shown_and_advice_where_it_is_exceeded(capsys):
+    full = torch.ones(4, 4)
+    for actual, verdict in ((full, "agrees"), (full + 1e-3, "WRONG")):
+        differences = api.compare((actual, actual.int()), (full, full.int()))
+        report.show(report.comparison_table(differences))
+        floats, integers = (line.split() for line in capsys.readouterr().out.splitlines()[-2:])
+        assert floats[-2:] == ["1.2e-07", verdict] and integers[-3:] == ["0.0e+00", "1.0e-02", "agrees"]
+        assert ("try smaller inputs" in str(report.launch_legend(differences))) == (verdict == "WRONG")
 
 
 def test_requests_that_cannot_be_met_are_told_in_one_sentence():
