@@ -10,6 +10,8 @@ version = release = cute_backend.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["pages.css"]
 html_title = f"cute_backend {version}"
 
 myst_heading_anchors = 3

@@ -14,6 +14,15 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 M, N = 4, 6
+LINE = 12
+"""Elements of memory beside one another."""
+
+WIDTH = 4.2
+"""Inches, about a phone's width, so that no text is scaled down there."""
+
+GROUND, TEXT, DIGITS = "#20242b", "#e6e8eb", "#000000"
+"""A dark card is at ease on a page of either scheme."""
+
 FOLDER = Path(__file__).parent / "drawings"
 
 
@@ -38,33 +47,35 @@ def draw(drawing: Drawing) -> Figure:
     """The plane above the operand's memory; one colour an offset."""
     offsets = [[drawing.offset(m, n) for n in range(N)] for m in range(M)]
     last = max(map(max, offsets))
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    plane, memory = figure.subplots(2, 1, height_ratios=(M, 1.4))
-    plane.set_title(drawing.title, fontsize=11)
+    rows = last // LINE + 1
+    figure = Figure(figsize=(WIDTH, 2.5 + 0.35 * rows), layout="constrained", facecolor=GROUND)
+    plane, memory = figure.subplots(2, 1, height_ratios=(M, rows))
+    plane.set_title(drawing.title, fontsize=9, color=TEXT)
     for m, row in enumerate(offsets):
         for n, offset in enumerate(row):
-            _cell(plane, n, m, offset, last, 10)
+            _cell(plane, n, m, offset, last)
     _frame(plane, N, M)
-    plane.set_xticks([n + 0.5 for n in range(N)], [f"n = {n}" for n in range(N)], fontsize=8)
-    plane.set_yticks([m + 0.5 for m in range(M)], [f"m = {m}" for m in range(M)], fontsize=8)
+    plane.set_xticks([n + 0.5 for n in range(N)], [f"n = {n}" for n in range(N)], fontsize=8, color=TEXT)
+    plane.set_yticks([m + 0.5 for m in range(M)], [f"m = {m}" for m in range(M)], fontsize=8, color=TEXT)
     for offset in range(last + 1):
-        _cell(memory, offset, 0, offset, last, 8)
-    _frame(memory, max(last + 1, N), 1)
-    memory.set_title("the operand's memory, by offset", fontsize=9)
+        _cell(memory, offset % LINE, offset // LINE, offset, last)
+    _frame(memory, min(LINE, max(last + 1, N)), rows)
+    memory.set_title("the operand's memory, by offset", fontsize=9, color=TEXT)
     memory.set_xticks([])
     memory.set_yticks([])
     return figure
 
 
-def _cell(axes: Axes, x: int, y: int, offset: int, last: int, size: int) -> None:
-    colour = matplotlib.colormaps["viridis"](0.35 + 0.6 * offset / max(last, 1))
-    axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colour, edgecolor="white"))
-    axes.text(x + 0.5, y + 0.5, str(offset), ha="center", va="center", fontsize=size)
+def _cell(axes: Axes, x: int, y: int, offset: int, last: int) -> None:
+    colour = matplotlib.colormaps["viridis"](0.5 + 0.45 * offset / max(last, 1))
+    axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colour, edgecolor=GROUND))
+    axes.text(x + 0.5, y + 0.5, str(offset), ha="center", va="center", fontsize=9, color=DIGITS)
 
 
 def _frame(axes: Axes, width: int, height: int) -> None:
     axes.set_xlim(0, width)
     axes.set_ylim(height, 0)
+    axes.set_facecolor(GROUND)
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)

@@ -12,10 +12,10 @@ import copy
 import importlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -56,16 +56,20 @@ of it. Written by `python docs/models.py`{device}.
 
 - products: matrix products of the program; in training, forward and backward.
 - fused: how many of them our kernels compute, and in how many kernels: a gated pair is one.
-- products left: those that Inductor keeps, by reason.
-- ends: why regions end where they do, by reason. `rearranged` is a split into heads; `feedback` a norm or a
-  quantisation that divides by what is found over the whole row; `cycle` a residual around products that are
-  not ours; `left_to_users` a cast that costs less to do again than to write.
 - kernels: how many are launched by Inductor alone, and with our own. A reduction counts a kernel of its own.
-
-`python -m cute_backend explain examples/FILE.py:NAME` tells each reason in a sentence, with its line.
 
 `scaled_mm_recipes.py` needs a torch whose Dynamo traces `torch.nn.functional.scaled_mm`. That of 2.11 breaks
 the graph there, and leaves the product to eager; it traces `torch._scaled_mm`.
+"""
+
+WHY = """
+## Why the rest is not fused
+
+How many products Inductor keeps, and how many regions end where they do, by [reason](refusals.md).
+`rearranged` is a split into heads; `feedback` a norm or a quantisation that divides by what is found over the
+whole row; `cycle` a residual around products that are not ours; `left_to_users` a cast that costs less to do
+again than to write. `python -m cute_backend explain examples/FILE.py:NAME` tells each reason in a sentence,
+with its line.
 """
 
 
@@ -119,7 +123,28 @@ def is_kernel(node: Any) -> bool:
     return not isinstance(node, NopKernelSchedulerNode) and not isinstance(node.node, ir.MultiOutput)
 
 
-def row(file: str, name: str) -> str:
+class Row(NamedTuple):
+    """What is said of a model. Two narrow tables have it, which a phone shows without scrolling."""
+
+    model: str
+    products: int
+    fused: str
+    kernels_before: int
+    kernels_after: int
+    left: str
+    ends: str
+
+    @property
+    def counts(self) -> str:
+        kernels = f"{self.kernels_before} to {self.kernels_after}"
+        return f"| {self.model} | {self.products} | {self.fused} | {kernels} |"
+
+    @property
+    def reasons(self) -> str:
+        return f"| {self.model} | {self.left} | {self.ends} |"
+
+
+def row(file: str, name: str) -> Row:
     module = importlib.import_module(file)
     fn, args = getattr(module, name), module.example_inputs()
     if torch.cuda.is_available():
@@ -130,16 +155,15 @@ def row(file: str, name: str) -> str:
     after += sum(bool(region.spec.reductions) for region in recorder.regions)
     fused = sum(len(region.products) for region in recorder.regions)
     left, ends = (reasons(recorder.rejections, of_products) for of_products in (True, False))
-    cells = [
+    return Row(
         f"{file}.py:{name}",
         recorder.products,
         f"{fused} in {len(recorder.regions)}",
-        left,
-        ends,
         before,
         after,
-    ]
-    return f"| {' | '.join(map(str, cells))} |"
+        left,
+        ends,
+    )
 
 
 def reasons(rejections: list[tuple[Rejection, bool]], of_products: bool) -> str:
@@ -147,13 +171,21 @@ def reasons(rejections: list[tuple[Rejection, bool]], of_products: bool) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in sorted(counted.items()))
 
 
-def table() -> Iterator[str]:
-    yield "| model | products | fused | products left | ends | Inductor's kernels | with ours |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
+def rows() -> Iterator[Row]:
     for file, names in MODELS.items():
         for name in names:
             print(f"{file}.py:{name}", file=sys.stderr)
             yield row(file, name)
+
+
+def tables(rows: Sequence[Row]) -> Iterator[str]:
+    yield "| model | products | fused | kernels |"
+    yield "| --- | --- | --- | --- |"
+    yield from (each.counts for each in rows)
+    yield WHY
+    yield "| model | products left | regions end |"
+    yield "| --- | --- | --- |"
+    yield from (each.reasons for each in rows if each.left or each.ends)
 
 
 def main() -> None:
@@ -161,7 +193,7 @@ def main() -> None:
     where = f" on an {torch.cuda.get_device_name()}" if torch.cuda.is_available() else " without a GPU"
     device = f"{where}, torch {torch.__version__}"
     head = HEAD.format(device=device)
-    (ROOT / "docs" / "models.md").write_text(head + "\n" + "\n".join(table()) + "\n")
+    (ROOT / "docs" / "models.md").write_text(head + "\n" + "\n".join(tables([*rows()])) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """An fp8 linear with bias, tanh-gelu and a residual, small enough to simulate in seconds.
 
-python -m cute_backend simulate examples/small_linear.py --timeline timeline.png
+python -m cute_backend simulate examples/small_linear.py
 """
 
 import torch

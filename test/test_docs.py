@@ -9,10 +9,12 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 import torch.nn.functional as F
+from test_page import contrast
 from test_readme import check_samples
 
 import cute_backend
@@ -189,6 +191,23 @@ def test_drawings_show_the_strides_of_tensors():
         assert offsets.tolist() == [[drawing.offset(row, column) for column in range(n)] for row in range(m)]
         svg = (DOCS / "drawings" / f"{drawing.name}.svg").read_text()
         assert drawing.title in svg and f"drawings/{drawing.name}.svg" in page
+        check_legible(svg, load_classes)
+
+
+PHONE = 358
+"""Pixels that a page's text takes on a phone of 390."""
+
+
+def check_legible(svg: str, drawing: ModuleType) -> None:
+    """Digits stand out from every cell, and words from the card; no text is below 9 pixels on a phone."""
+    fills = set(re.findall(r"fill: (#[0-9a-f]{6})", svg))
+    cells = fills - {drawing.GROUND, drawing.TEXT, drawing.DIGITS}
+    assert cells and drawing.GROUND in fills and "#ffffff" not in fills
+    assert all(contrast(cell, drawing.DIGITS) >= 4.5 for cell in cells)
+    assert contrast(drawing.TEXT, drawing.GROUND) >= 4.5
+    (width,) = re.findall(r'viewBox="0 0 ([\d.]+) ', svg)
+    sizes = [float(size) for size in re.findall(r"font(?:-size)?: ([\d.]+)px", svg)]
+    assert sizes and min(sizes) * min(4 / 3, PHONE / float(width)) >= 9
 
 
 DOCTESTED = ("api", "config", "eager", "sampling")
