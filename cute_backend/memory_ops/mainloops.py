@@ -12,7 +12,8 @@ from ..spec import EpilogueSpec
 
 @dataclass(frozen=True)
 class Mainloop:
-    """A class of the templates, by its module and name, and which kernels have it."""
+    """A class of the templates, by its module and name, and which kernels have it, of those of all
+    architectures."""
 
     module: str
     name: str
