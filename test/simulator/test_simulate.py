@@ -99,14 +99,22 @@ def test_an_unwritten_element_disagrees():
     assert not api.compare(full + 1e-3, full)[0].agrees
 
 
-def test_what_is_allowed_is_shown_and_advice_where_it_is_exceeded(capsys):
+def test_what_is_allowed_is_shown(capsys):
     full = torch.ones(4, 4)
     for actual, verdict in ((full, "agrees"), (full + 1e-3, "WRONG")):
         differences = api.compare((actual, actual.int()), (full, full.int()))
         report.show(report.comparison_table(differences))
         floats, integers = (line.split() for line in capsys.readouterr().out.splitlines()[-2:])
         assert floats[-2:] == ["1.2e-07", verdict] and integers[-3:] == ["0.0e+00", "1.0e-02", "agrees"]
-        assert ("try smaller inputs" in str(report.launch_legend(differences))) == (verdict == "WRONG")
+
+
+def test_advice_on_rounding_stands_where_an_error_may_be_that():
+    full = torch.ones(4, 4)
+    advised = [
+        "try smaller inputs" in str(report.launch_legend(api.compare(full + off, full)))
+        for off in (0.0, 1e-5, 0.25, float("nan"))
+    ]
+    assert advised == [False, True, False, False]
 
 
 def test_requests_that_cannot_be_met_are_told_in_one_sentence():
