@@ -89,4 +89,5 @@ def tell_if_edited(kernel: Kernel) -> None:
     if kernel.edited is not None:
         count("kernels_edited")
         name = file_name(kernel.spec, kernel.config, kernel.variant)
-        warn_once(("edited", kernel), f"cute_backend: {name} is used as {SOURCES_VARIABLE} has it, edited.")
+        message = f"cute_backend: {name} is used as edited in the folder of {SOURCES_VARIABLE}."
+        warn_once(("edited", kernel), message)
