@@ -58,3 +58,6 @@ print("cute" in torch.compiler.list_backends())
     assert run("-c", where).split() == [str(site / "cute_backend" / "__init__.py"), str(site), "True"]
     assert "exact0   residual         exact   tma" in run("-m", "cute_backend", "explain", "small_linear.py")
     assert "class Epilogue:" in run("-m", "cute_backend", "source", "small_linear.py", "--arch", "sm_90a")
+    script = str(site / "bin" / "cute_backend")
+    assert run(script, "--version") == run("-m", "cute_backend", "--version")
+    assert run(script, "explain", "small_linear.py").startswith("1 region fused\n")

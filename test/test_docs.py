@@ -3,6 +3,7 @@
 import doctest
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,12 @@ from test_page import contrast
 from test_readme import check_samples
 
 import cute_backend
+from cute_backend import config
+from cute_backend.command.parser import parse
 from cute_backend.fx_walk.reasons import Reason
+from cute_backend.planning import Arch
+from cute_backend.simulator.api import Machine, run
+from cute_backend.simulator.report import Recorder
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -208,6 +214,70 @@ def check_legible(svg: str, drawing: ModuleType) -> None:
     (width,) = re.findall(r'viewBox="0 0 ([\d.]+) ', svg)
     sizes = [float(size) for size in re.findall(r"font(?:-size)?: ([\d.]+)px", svg)]
     assert sizes and min(sizes) * min(4 / 3, PHONE / float(width)) >= 9
+
+
+PAGES = [
+    *sorted(DOCS.glob("*.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
+]
+READERS_OWN = ("FILE.py", "model.py", "program.py")
+"""What stands for a file of the reader's."""
+
+
+def commands() -> list[tuple[str, str]]:
+    """Every command line of ours that a page shows in a block of shell, and the page."""
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
+            lines = block.replace("\\\n", " ").splitlines()
+            ours = (line.split(" #")[0].strip() for line in lines if "-m cute_backend" in line)
+            found += [(page.name, line) for line in ours if not line.endswith("--version")]
+    return found
+
+
+@pytest.mark.parametrize(("page", "command"), commands(), ids=lambda value: value)
+def test_a_command_of_a_page_is_one_and_names_what_is_there(page: str, command: str) -> None:
+    variables, _, words = command.rpartition("python -m cute_backend")
+    assert all(re.fullmatch(r"CUTE_BACKEND_[A-Z_]+=\S+", each) for each in variables.split())
+    assert {each.partition("=")[0] for each in variables.split()} <= VARIABLES
+    arguments = parse(shlex.split(words))
+    for named in (*getattr(arguments, "files", ()), getattr(arguments, "file", None)):
+        path, _, name = (named or "").partition(":")
+        if path and not path.startswith(READERS_OWN):
+            text = (ROOT / path).read_text()
+            assert not name or re.search(rf"^(def {name}\(|{name} = )", text, re.MULTILINE)
+
+
+VARIABLES = {f"CUTE_BACKEND_{name.upper()}" for name in config._config} | {
+    "CUTE_BACKEND_CACHE_DIR",
+    "CUTE_BACKEND_PACK",
+    "CUTE_BACKEND_SOURCES",
+}
+
+
+def test_there_are_commands_to_check() -> None:
+    pages = {page for page, _ in commands()}
+    assert {"README.md", "first-hour.md", "operating.md", "explain.md"} <= pages and len(commands()) > 20
+
+
+def test_the_timeline_shows_the_mma_under_three_of_four_epilogues() -> None:
+    """What the first hour says of docs/timeline.png, of the command that draws it."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    import overlap
+
+    recorder = Recorder()
+    machine = Machine(Arch.SM100A, async_seed=1, observer=recorder)
+    (launch,) = run(overlap.relu_residual, overlap.example_inputs(), machine).launches
+    assert launch.kernel.config.name == "128x64_1x1_unrolled"
+    cta = "CTA (0, 0, 0)"
+    products = [(begin, end) for pipe, _, begin, end in recorder.operations if pipe == f"MMA of {cta}"]
+    stores = [begin for pipe, _, begin, _ in recorder.operations if pipe == f"TMA store of {cta}"]
+    tiles = [
+        range(min(stores[first : first + 4]), max(stores[first : first + 4])) for first in range(0, 16, 4)
+    ]
+    assert len(stores) == 16 and all(tiles)
+    under = [sum(any(begin <= time < end for begin, end in products) for time in tile) for tile in tiles]
+    assert all(2 * count > len(tile) for count, tile in zip(under[:3], tiles, strict=False)) and not under[3]
 
 
 DOCTESTED = ("api", "config", "eager", "sampling")
