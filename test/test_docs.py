@@ -156,7 +156,7 @@ def test_a_worked_mainloop_is_named_and_multiplies_as_it_should(changed):
     told = changed("add-a-mainloop", "-c", f"{RUN}\nfor command in {commands}: main(command)")
     assert "from cute_backend.templates.promoted_by_two import Sm90PromotedByTwo\n" in told
     assert "64, 64), Sm90PromotedByTwo())\n" in told
-    assert re.search(r"8192 of 8192 +0\.0e\+00 +agrees", told)
+    assert re.search(r"8192 of 8192 +0\.0e\+00 +7\.8e-03 +agrees", told)
 
 
 RUN = "from cute_backend.__main__ import main"
