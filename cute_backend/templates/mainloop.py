@@ -15,6 +15,7 @@ the MMA warp calls `begin(mma)` for a tile and `step(mma, acc, a, b, stage)` for
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Protocol, TypeAlias
 
 import cutlass.cute as cute
@@ -50,6 +51,21 @@ class WarpgroupOperands:
             mma = self.setting if anew and k_block == 0 else self.adding
             cute.gemm(mma, sums, self.a[stage], self.b[stage], sums)
         warpgroup.commit_group()
+
+
+def check_face(mainloop: object, face: type) -> None:
+    """Raises ValueError unless a mainloop can be called as those of a template are, by `face`."""
+    for name in ("begin", "step", "end"):
+        if (method := getattr(face, name, None)) is None:
+            continue
+        _, *given = signature(method).parameters
+        try:
+            signature(getattr(mainloop, name)).bind(*given)
+        except (AttributeError, TypeError) as error:
+            raise ValueError(
+                f"{type(mainloop).__name__} is no {face.__name__}, whose {name} is called with "
+                f"{', '.join(given)}; the row of a mainloop serves the kernels of its own template alone"
+            ) from error
 
 
 class Sm90Mainloop(Protocol):

@@ -50,7 +50,7 @@ from .crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from .entry import named
 from .epilogue import Epilogue, SmemOperand, by_name, release_planes
 from .gemm import Gemm
-from .mainloop import Sm100Mainloop, Sm100Plain
+from .mainloop import Sm100Mainloop, Sm100Plain, check_face
 from .overlap import await_earlier_kernels
 from .rings import (
     Shared,
@@ -107,6 +107,7 @@ class Sm100Gemm(Gemm):
             )
         super().__init__(epilogue, config, kind=kind)
         self.mainloop = mainloop or Sm100Plain()
+        check_face(self.mainloop, Sm100Mainloop)
         self.subtiles = config.tile_n // config.subtile_n
         self.box = (CTA_M, config.subtile_n)
         self.crew = self._crew()

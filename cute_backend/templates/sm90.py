@@ -54,7 +54,7 @@ from .crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from .entry import named
 from .epilogue import Epilogue, SmemOperand, by_name, release_planes
 from .fragments import FragmentGemm
-from .mainloop import Sm90Mainloop, Sm90Plain, WarpgroupOperands
+from .mainloop import Sm90Mainloop, Sm90Plain, WarpgroupOperands, check_face
 from .overlap import await_earlier_kernels
 from .rings import (
     Shared,
@@ -145,6 +145,7 @@ class Sm90Gemm(FragmentGemm):
         kind: ProductKind = ProductKind.DENSE,
     ):
         self.mainloop = mainloop or Sm90Plain()
+        check_face(self.mainloop, Sm90Mainloop)
         super().__init__(epilogue, config, kind=kind, scaling=self.mainloop.scaling)
         self.rings = config.warpgroups // config.sharing
         self.crew = self._crew()

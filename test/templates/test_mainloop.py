@@ -1,0 +1,40 @@
+"""Which mainloops a template refuses, and why; what they compute is simulated elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass.cute as cute
+import pytest
+from test_sm100 import Bare
+
+from cute_backend.planning import Arch, TileConfig
+from cute_backend.templates.mainloop import Sm90Plain, Sm100Plain
+from cute_backend.templates.sm90 import Sm90Gemm
+from cute_backend.templates.sm100 import Sm100Gemm
+
+HOPPER, BLACKWELL = TileConfig(Arch.SM90A, 64, 64), TileConfig(Arch.SM100A, 128, 64)
+
+
+class Sm90Traced(Sm90Plain):
+    @cute.jit
+    def step(self, operands: Any, acc: Any, held: Any, state: Any, release: Any, count: int) -> Any:
+        return super().step(operands, acc, held, state, release, count)
+
+
+class Sm90Endless(Sm90Plain):
+    end = None
+
+
+def test_a_template_takes_mainloops_of_its_own() -> None:
+    assert isinstance(Sm90Gemm(Bare(), HOPPER, Sm90Traced()).mainloop, Sm90Traced)
+    assert isinstance(Sm100Gemm(Bare(), BLACKWELL, Sm100Plain()).mainloop, Sm100Plain)
+
+
+def test_a_template_refuses_the_mainloops_of_another() -> None:
+    with pytest.raises(ValueError, match=r"Sm90Plain is no Sm100Mainloop, whose begin .* with mma; the row"):
+        Sm100Gemm(Bare(), BLACKWELL, Sm90Plain())
+    with pytest.raises(ValueError, match=r"Sm100Plain is no Sm90Mainloop, whose begin .* with tile, oper"):
+        Sm90Gemm(Bare(), HOPPER, Sm100Plain())
+    with pytest.raises(ValueError, match=r"Sm90Endless is no Sm90Mainloop, whose end .* with operands, acc"):
+        Sm90Gemm(Bare(), HOPPER, Sm90Endless())
