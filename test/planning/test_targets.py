@@ -115,3 +115,8 @@ def test_without_tma_planes_are_read_and_written_by_element(
         assert placed.placements["exact0"].name == "vector" and placed.shared_stores == ()
         assert placed.placements["rowvec0"].name in ("register_hoist", "smem_staged")
         assert "TMA" not in emit(spec, config, Variant.TMA).split('"""')[2]
+
+
+def test_a_device_has_one_target() -> None:
+    """`Arch.of_capability` finds the first; a row with a name that is there already is an alias."""
+    assert len({arch.target.capability for arch in Arch}) == len(Arch.__members__)
