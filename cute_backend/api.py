@@ -408,7 +408,7 @@ def _variant(found: FoundRegion, m: int, n: int) -> Variant:
         plane = Argument.of_load(load)
         if plane.is_plane:
             tensor = fake(view.node)
-            pitch = tensor.stride(-1 if plane.unit == 0 else view.m_axes[-1])
+            pitch = tensor.stride(view.n_axes[0][-1] if plane.unit == 0 else view.m_axes[-1])
             first = 0 if view.part is None else view.part.start
             offset = _hint(tensor.storage_offset() + first) * tensor.element_size()
             aligned &= not (offset | _hint(pitch) * tensor.element_size()) % TMA_ALIGN

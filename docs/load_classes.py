@@ -40,6 +40,7 @@ DRAWINGS = (
     Drawing("exact", "exact, row-major: s_m = N, s_n = 1", lambda m, n: m * N + n),
     Drawing("exact_column", "exact, column-major: s_m = 1, s_n = M", lambda m, n: m + n * M),
     Drawing("modes", "exact, M of the modes (2, 2): (2, 1, N) beside (2, 2, N)", lambda m, n: m // 2 * N + n),
+    Drawing("blocks", "rowvec of blocks of 3 columns: (3,) beside (M, 2, 3)", lambda m, n: n % 3),
 )
 
 

@@ -31,6 +31,11 @@ class Problem:
     device: str = "cpu"
     seed: int = 0
 
+    @property
+    def head(self) -> int:
+        """Columns of a head: as models have them, where there are so many."""
+        return next(columns for columns in (128, 16, 4, 1) if self.n % columns == 0)
+
     def randn(self, *shape: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
         return torch.randn(*shape, generator=generator, device=self.device).to(dtype)
 
@@ -95,6 +100,9 @@ MAKERS: dict[str, Maker] = {
     "position_3d": lambda p, g: p.randn(1, p.m // 2, p.n, dtype=torch.bfloat16, generator=g),
     "gate_3d": lambda p, g: torch.tensor([0.5, -2.0], device=p.device).reshape(2, 1, 1),
     "keep_3d": lambda p, g: p.ramp(p.m // 2).reshape(1, -1, 1),
+    "head_row": lambda p, g: p.randn(p.head, dtype=torch.bfloat16, generator=g),
+    "head_places": lambda p, g: p.randn(p.m // 2, p.head, dtype=torch.bfloat16, generator=g),
+    "head_gate": lambda p, g: p.ramp(p.n // p.head).bfloat16()[:, None, None],
     "residual_t": lambda p, g: p.randn(p.n, p.m, dtype=torch.bfloat16, generator=g).t(),
 }
 
@@ -249,6 +257,13 @@ def swiglu7(a_bf16, b_wide_bf16, bias_wide):
     y = torch.addmm(bias_wide, a_bf16, b_wide_bf16)
     gate, linear = y[:, ::2].clamp(max=7), y[:, 1::2].clamp(-7, 7)
     return gate * torch.sigmoid(1.702 * gate) * (linear + 1)
+
+
+@epilogue({"bias": "rowvec", "rowvec0": "rowvec", "exact0": "exact", "rowvec1": "rowvec"}, "bf16")
+def heads(a_bf16, b_bf16, bias, head_row, head_places, head_gate):
+    # As attention's: what varies within a head, along places as well, and from head to head.
+    y = torch.addmm(bias, a_bf16, b_bf16).unflatten(0, (2, -1)).unflatten(-1, (-1, head_row.shape[0]))
+    return (y.transpose(1, 2) * head_row + head_places) * head_gate
 
 
 PER_BATCH = {"exact0": "exact", "colvec0": "colvec", "exact1": "exact", "colvec1": "colvec"}

@@ -184,16 +184,17 @@ def test_drawings_show_the_strides_of_tensors():
         "exact": torch.zeros(m, n),
         "exact_column": torch.zeros(n, m).t(),
         "modes": torch.zeros(2, 1, n).expand(2, m // 2, n),
+        "blocks": torch.zeros(3).expand(m, n // 3, 3),
     }
     page = (DOCS / "load-classes.md").read_text()
     assert operands.keys() == {drawing.name for drawing in load_classes.DRAWINGS}
     for drawing in load_classes.DRAWINGS:
-        strides = (
-            operands[drawing.name].expand(2, 2, n)
-            if drawing.name == "modes"
-            else operands[drawing.name].expand(m, n)
-        )
-        offsets = torch.arange(m * n).as_strided(strides.shape, strides.stride()).reshape(m, n)
+        operand = operands[drawing.name]
+        strides = operand if operand.dim() == 3 else operand.expand(m, n)
+        offsets = torch.zeros(strides.shape, dtype=torch.int64)
+        for size, stride, axis in zip(strides.shape, strides.stride(), range(strides.dim()), strict=True):
+            offsets += (torch.arange(size) * stride).reshape(-1, *[1] * (strides.dim() - axis - 1))
+        offsets = offsets.reshape(m, n)
         assert offsets.tolist() == [[drawing.offset(row, column) for column in range(n)] for row in range(m)]
         svg = (DOCS / "drawings" / f"{drawing.name}.svg").read_text()
         assert drawing.title in svg and f"drawings/{drawing.name}.svg" in page

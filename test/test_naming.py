@@ -38,6 +38,7 @@ WORDS = {
     "swiglu": "scaled_mm_swiglu_amax",
     "swiglu_chunk": "scaled_mm_swiglu",
     "swiglu7": "mm_bias_clamp_swiglu",
+    "heads": "mm_bias_scale_residual",
     "per_batch": "scaled_mm_residual_scale_amax",
     "batched": "bmm_bias_scale_silu_residual_max",
 }

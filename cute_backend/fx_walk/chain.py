@@ -58,7 +58,9 @@ class Chain:
             )
         self.views.append(view)
         modes = tuple(mode.stride for mode in view.modes)
-        self._loads.append(Load(role, view.kind, view.dtype, view.stride_m, view.stride_n, modes))
+        self._loads.append(
+            Load(role, view.kind, view.dtype, view.stride_m, view.stride_n, modes, view.blocks)
+        )
         return role
 
     def emit(self, op: str, *operands: Operand) -> Operand:

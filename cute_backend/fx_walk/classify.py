@@ -11,7 +11,8 @@ class:
     not 0   not 0   exact
 
 Where the leading axes have no stride as one, as those of (B, 1, N) have not, M is several modes: one for
-each.
+each. Where the plane is seen as (..., N / b, b) and N has no stride as one, it is two modes: the columns are
+in blocks.
 """
 
 from __future__ import annotations
@@ -24,15 +25,18 @@ from typing import Any
 import torch
 from torch import fx
 
+from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.reasons import Reason, Refused, user_label
 from cute_backend.fx_walk.static import (
     DTYPES,
     Size,
     collapsed_stride,
+    describe,
     fake,
     known,
+    product,
 )
-from cute_backend.spec import DType, LoadKind, Stride
+from cute_backend.spec import Blocks, DType, LoadKind, Stride
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Mode:
-    """One of several modes of M: a leading axis of the plane, longer than 1. `expression` is what the extent
-    is compared by, because a comparison of symbolic sizes may add a guard."""
+    """One of several modes of M or N: axes of the plane, longer than 1. `expression` is what the extent is
+    compared by, because a comparison of symbolic sizes may add a guard."""
 
     stride: Stride
     extent: Size = field(compare=False)
@@ -71,10 +75,11 @@ class Mode:
 class LoadView:
     """An operand with its class, and the axes of its tensor that carry it.
 
-    The canonical view of the load keeps `m_axes`, collapsed to one, and `n_axis`, and takes index 0 of every
-    other axis: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, 0-d for a scalar. Where M has
-    several `modes`, `m_axes` are not collapsed, but expanded to their extents. With a `part` it takes these
-    of the columns.
+    The canonical view of the load keeps `m_axes` and `n_axes`, each collapsed to one, in this order, and
+    takes index 0 of every other axis: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, 0-d for
+    a scalar. Where M has several `modes`, `m_axes` are not collapsed, but expanded to their extents. Where
+    columns are in blocks, `n_modes` has both modes, and `n_axes` the axes of each. With a `part` it takes
+    these of the columns.
     """
 
     node: fx.Node
@@ -83,20 +88,32 @@ class LoadView:
     stride_m: Stride
     stride_n: Stride
     m_axes: tuple[int, ...]
-    n_axis: int | None
+    n_axes: tuple[tuple[int, ...], ...]
     part: Part | None = None
     modes: tuple[Mode, ...] = ()
+    n_modes: tuple[Mode, ...] = ()
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """The blocks of columns that it varies over, if it does."""
+        if not self.n_modes:
+            return None
+        outer, inner = self.n_modes
+        return Blocks(int(inner.extent), outer.stride, inner.stride)
 
     def of_part(self, part: Part) -> LoadView:
         """What is left of the operand where the plane is cut down to some of its columns."""
-        if self.n_axis is None:
+        if not self.n_axes:
             return self
         stride = self.stride_n if known(part.step == 1) else Stride.OTHER
         return replace(self, stride_n=stride, part=part)
 
 
-def classify(node: fx.Node, shape: Sequence[Size], device: torch.device) -> LoadView:
-    """The class of `node` as an operand of a pointwise op with result `shape`, which is (..., N).
+def classify(
+    node: fx.Node, shape: Sequence[Size], device: torch.device, frame: Frame | None = None
+) -> LoadView:
+    """The class of `node` as an operand of a pointwise op with result `shape`, which lies on the plane as
+    `frame` says: (..., N) where none is given.
 
     Raises Refused where the operand is not one that a kernel on `device` could read, or where static
     knowledge does not settle its class.
@@ -104,17 +121,23 @@ def classify(node: fx.Node, shape: Sequence[Size], device: torch.device) -> Load
     tensor = fake(node)
     dtype = check_load(node, tensor, device)
     rank = tensor.dim()
-    plane = list(shape)[len(shape) - rank :]
-    strides: list[Size] = []
-    for size, stride, extent in zip(tensor.shape, tensor.stride(), plane, strict=True):
+    missing = len(shape) - rank
+    strides: list[Size] = [0] * missing
+    for size, stride, extent in zip(tensor.shape, tensor.stride(), list(shape)[missing:], strict=True):
         if known(size == 1):
             strides.append(0)
         elif known(size == extent):
             strides.append(stride)
         else:
             raise Refused(Reason.SIZE_UNPROVEN, operand=user_label(node), size=size, plane=extent)
-    stride_n = _stride_class(node, strides[-1]) if rank else Stride.ZERO
-    stride_m, m_axes, modes = _leading(node, list(shape)[:-1], strides[:-1])
+    operand = _Operand(node, shape, strides, missing)
+    if frame is None:
+        last = len(shape) - 1
+        frame = Frame(tuple(axis for axis in range(last) if not known(shape[axis] == 1)), (last,))
+    stride_m, m_axes, modes = operand.rows(frame.m_axes)
+    stride_n, n_axes, n_modes = operand.columns(frame.n_axes)
+    if stride_m is Stride.ONE and any(mode.stride is Stride.ONE for mode in n_modes):
+        stride_m = Stride.OTHER  # windows that overlap: what is compiled has one contiguous axis
     return LoadView(
         node=node,
         kind=kind_of(stride_m, stride_n),
@@ -122,8 +145,9 @@ def classify(node: fx.Node, shape: Sequence[Size], device: torch.device) -> Load
         stride_m=stride_m,
         stride_n=stride_n,
         m_axes=m_axes,
-        n_axis=None if stride_n is Stride.ZERO else rank - 1,
+        n_axes=n_axes,
         modes=modes,
+        n_modes=n_modes,
     )
 
 
@@ -136,14 +160,14 @@ def classify_vector(node: fx.Node, kind: LoadKind, device: torch.device) -> Load
     dtype = check_load(node, tensor, device)
     axes = [axis for axis, size in enumerate(tensor.shape) if not known(size == 1)]
     if not axes:
-        return LoadView(node, LoadKind.SCALAR, dtype, Stride.ZERO, Stride.ZERO, (), None)
+        return LoadView(node, LoadKind.SCALAR, dtype, Stride.ZERO, Stride.ZERO, (), ())
     (axis,) = axes
     stride = _stride_class(node, tensor.stride(axis))
     if stride is Stride.ZERO:
-        return LoadView(node, LoadKind.SCALAR, dtype, Stride.ZERO, Stride.ZERO, (), None)
+        return LoadView(node, LoadKind.SCALAR, dtype, Stride.ZERO, Stride.ZERO, (), ())
     if kind is LoadKind.COLVEC:
-        return LoadView(node, kind, dtype, stride, Stride.ZERO, (axis,), None)
-    return LoadView(node, kind, dtype, Stride.ZERO, stride, (), axis)
+        return LoadView(node, kind, dtype, stride, Stride.ZERO, (axis,), ())
+    return LoadView(node, kind, dtype, Stride.ZERO, stride, (), ((axis,),))
 
 
 def kind_of(stride_m: Stride, stride_n: Stride) -> LoadKind:
@@ -181,21 +205,63 @@ def _stride_class(node: fx.Node, stride: Size) -> Stride:
     raise Refused(Reason.STRIDE_UNKNOWN, operand=user_label(node), stride=stride)
 
 
-def _leading(
-    node: fx.Node, plane: Sequence[Size], strides: Sequence[Size]
-) -> tuple[Stride, tuple[int, ...], tuple[Mode, ...]]:
-    """The class of the collapsed M stride, the axes of the tensor that make M, and its modes where it is
-    several. The strides are those of the tensor's leading axes, which may be fewer than the plane's."""
-    missing = len(plane) - len(strides)
-    classes = [Stride.ZERO] * missing + [_stride_class(node, stride) for stride in strides]
-    long = [axis for axis, size in enumerate(plane) if not known(size == 1)]
-    if all(classes[axis] is Stride.ZERO for axis in long):
-        return Stride.ZERO, (), ()
-    axes = tuple(axis - missing for axis in long if axis >= missing)
-    stride = collapsed_stride(plane, [0] * missing + [*strides])
-    if stride is not None:
-        return _stride_class(node, stride), axes, ()
-    modes = [
-        Mode.of(Stride.ZERO if classes[axis] is Stride.ZERO else Stride.OTHER, plane[axis]) for axis in long
-    ]
-    return Stride.OTHER, axes, tuple(modes)
+@dataclass(frozen=True)
+class _Operand:
+    """An operand as broadcast to the plane's shape: a stride for each of its axes, 0 for the `missing` first
+    ones, which the tensor doesn't have."""
+
+    node: fx.Node
+    shape: Sequence[Size]
+    strides: list[Size]
+    missing: int
+
+    def rows(self, axes: tuple[int, ...]) -> tuple[Stride, tuple[int, ...], tuple[Mode, ...]]:
+        """The class of the stride over M, the axes of the tensor that make it, and its modes where it is
+        several. The axes are the plane's, outermost first."""
+        classes = [self._class(axis) for axis in axes]
+        if all(each is Stride.ZERO for each in classes):
+            return Stride.ZERO, (), ()
+        own = tuple(axis - self.missing for axis in axes if axis >= self.missing)
+        stride = self._collapsed(axes)
+        if stride is not None:
+            return _stride_class(self.node, stride), own, ()
+        modes = [
+            Mode.of(Stride.ZERO if each is Stride.ZERO else Stride.OTHER, self.shape[axis])
+            for axis, each in zip(axes, classes, strict=True)
+        ]
+        return Stride.OTHER, own, tuple(modes)
+
+    def columns(self, axes: tuple[int, ...]) -> tuple[Stride, tuple[tuple[int, ...], ...], tuple[Mode, ...]]:
+        """As `rows` for N, whose modes are two at most: axes from block to block, and those of a block."""
+        if all(self._class(axis) is Stride.ZERO for axis in axes):
+            return Stride.ZERO, (), ()
+        stride = self._collapsed(axes)
+        if stride is not None:
+            return _stride_class(self.node, stride), (self._own(axes, stride),), ()
+        for start in range(1, len(axes)):
+            groups = axes[:start], axes[start:]
+            outer, inner = map(self._collapsed, groups)
+            extents = [product(self.shape[axis] for axis in group) for group in groups]
+            if outer is None or inner is None or not isinstance(extents[1], int):
+                continue
+            classes = [_stride_class(self.node, outer), _stride_class(self.node, inner)]
+            if classes == [Stride.ONE, Stride.ONE]:
+                classes[0] = Stride.OTHER  # windows too
+            modes = tuple(Mode.of(stride, extent) for stride, extent in zip(classes, extents, strict=True))
+            return Stride.OTHER, (self._own(groups[0], outer), self._own(groups[1], inner)), modes
+        raise Refused(
+            Reason.BLOCKS,
+            operand=user_label(self.node),
+            sizes=describe([self.shape[axis] for axis in axes]),
+            strides=describe([self.strides[axis] for axis in axes]),
+        )
+
+    def _class(self, axis: int) -> Stride:
+        return _stride_class(self.node, self.strides[axis])
+
+    def _collapsed(self, axes: tuple[int, ...]) -> Size | None:
+        return collapsed_stride([self.shape[axis] for axis in axes], [self.strides[axis] for axis in axes])
+
+    def _own(self, axes: tuple[int, ...], stride: Size) -> tuple[int, ...]:
+        """The tensor's axes among those with this stride as one; none where it is 0."""
+        return () if known(stride == 0) else tuple(axis - self.missing for axis in axes)

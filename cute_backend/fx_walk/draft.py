@@ -8,6 +8,8 @@ from torch import fx
 
 from cute_backend.fx_walk.anchors import Anchor
 from cute_backend.fx_walk.chain import Chain, Mark
+from cute_backend.fx_walk.frame import Frame
+from cute_backend.fx_walk.lower import is_reshape
 from cute_backend.fx_walk.pairs import Parts
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.region import Value, store_order
@@ -25,8 +27,10 @@ class Draft:
     """Nodes outside that are known not to depend on the region."""
     expected: set[fx.Node] = field(default_factory=set)
     """Nodes that may become members."""
-    work: dict[tuple[fx.Node, int | None], Operand] = field(default_factory=dict)
-    """The values of work on operands alone, for a part of the columns."""
+    frames: dict[fx.Node, Frame] = field(default_factory=dict)
+    """How members lie on the plane. Those that reduce have none, nor have all parts of its columns."""
+    work: dict[tuple[fx.Node, int | None, Frame | None], Operand] = field(default_factory=dict)
+    """The values of work on operands alone, for a part of the columns, and read as lying so."""
 
     @property
     def first(self) -> Anchor:
@@ -55,5 +59,8 @@ class Draft:
 
     def order(self, node: fx.Node) -> Order | None:
         """The order in which a member could be stored; None for none."""
-        value = self.values[node]
-        return store_order(self.first, node, value.reduce if isinstance(value, Reduced) else None)
+        return store_order(self.first, node, self.values[node], self.frames.get(node))
+
+    def is_view(self, node: fx.Node) -> bool:
+        """Whether a member splits columns or moves axes, and does nothing else."""
+        return is_reshape(node) and node in self.frames and not self.frames[node].is_plain

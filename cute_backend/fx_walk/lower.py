@@ -21,13 +21,11 @@ from cute_backend.fx_walk.quotient import quotient
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.static import (
     DTYPES,
-    Size,
     arguments,
     fake,
     first_argument,
     known,
     leading_arguments,
-    on_plane,
     target_name,
     tensor_of,
 )
@@ -53,7 +51,8 @@ _RESHAPES = (
     "aten.expand.default",
     "aten.permute.default",
 )
-"""Ops that give the same values another shape: free where they keep the plane, else they end a region."""
+"""Ops that give the same values another shape: free where rows and columns of the plane stay apart
+(`fx_walk/frame.py`), else they end a region."""
 
 _FILLS = {
     "aten.full.default": "fill_value",
@@ -79,29 +78,6 @@ def is_reshape(node: fx.Node) -> bool:
 def _selects_all(node: fx.Node) -> bool:
     source = tensor_of(first_argument(node))
     return source is not None and known(source.shape[arguments(node)["dim"]] == 1)
-
-
-def keeps_plane(node: fx.Node) -> bool:
-    """Whether a reshape of a value on the plane keeps it axis by axis: no transpose, no broadcast."""
-    before, result = fake(first_argument(node)), fake(node)
-    if not known(before.numel() == result.numel()):
-        return False
-    if target_name(node) != "aten.permute.default":
-        return True
-    axes = [axis % before.dim() for axis in arguments(node)["dims"]]
-    order = [axis for axis in axes if not known(before.shape[axis] == 1)]
-    return order == sorted(order)
-
-
-def comes_to_plane(node: fx.Node, m: Size, n: Size) -> bool:
-    """Whether a reshape gives an (M, N) plane, or all that reads it are reshapes that do in the end.
-
-    So what an einsum does to its product: it adds axes of one element, and takes them away again.
-    """
-    return on_plane(fake(node).shape, m, n) or (
-        bool(node.users)
-        and all(is_reshape(user) and keeps_plane(user) and comes_to_plane(user, m, n) for user in node.users)
-    )
 
 
 def is_pointwise(node: fx.Node) -> bool:

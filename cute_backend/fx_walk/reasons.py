@@ -145,6 +145,11 @@ class Reason(Enum):
         "{operand} has size {size} where the plane has {plane}, and nothing proves that they are equal",
     )
     STRIDE_UNKNOWN = "stride_unknown", "{operand} has stride {stride}, which is not known to be zero or not"
+    BLOCKS = (
+        "blocks",
+        "{operand} varies over the axes {sizes} of the columns with strides {strides}; a kernel reads blocks "
+        "of a known size, with one stride from block to block and one within",
+    )
     MUTATED_LOAD = (
         "mutated_load",
         "{operand} shares memory with what {mutation} writes in place before the kernel",

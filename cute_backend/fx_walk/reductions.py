@@ -17,6 +17,7 @@ from torch import fx
 
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import supported_dtype
+from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.lower import filling, is_pointwise, is_reshape, lower_cast
 from cute_backend.fx_walk.questions import is_reduction
 from cute_backend.fx_walk.reasons import Reason, Refused
@@ -71,13 +72,13 @@ def find_reductions(nodes: Iterable[fx.Node]) -> dict[fx.Node, Found]:
     return found
 
 
-def reduced(found: Found, chain: Chain, value: Operand, shape: Iterable[Size]) -> Reduced:
-    """A reduction of `value`, which is the chain's for `found.source`, of shape (..., N).
+def reduced(found: Found, chain: Chain, value: Operand, frame: Frame) -> Reduced:
+    """A reduction of `value`, which is the chain's for `found.source` and lies on the plane as `frame` says.
 
     Raises Refused where it takes in a part of M alone, or the rows of several batches of a batched product,
     or has a dtype that no kernel reduces.
     """
-    axis = _axis(found, list(shape))
+    axis = _axis(found, frame)
     if axis is not Axis.ROW and any(acc.kind is ProductKind.BATCHED for acc in chain.accumulators):
         raise Refused(Reason.BATCHED, target=target_name(found.head))
     if found.dtype is not None:
@@ -133,18 +134,19 @@ def _on_plane(value: Any, m: Size, n: Size) -> bool:
     return tensor is not None and on_plane(tensor.shape, m, n)
 
 
-def _axis(found: Found, shape: list[Size]) -> Axis:
+def _axis(found: Found, frame: Frame) -> Axis:
     """What a reduction over `found.dims` has a result for. Axes of size 1 count where no other decides."""
-    last = len(shape) - 1
-    long = {axis for axis in range(last) if not known(shape[axis] == 1)}
-    leading = {axis for axis in found.dims if axis != last}
+    shape = fake(found.source).shape
+    columns = set(frame.n_axes) or {len(shape) - 1}
+    rows = {axis for axis in range(len(shape)) if axis not in columns}
+    long, leading, trailing = set(frame.m_axes), rows & set(found.dims), columns & set(found.dims)
     over_m = bool(leading) and long <= leading
-    if last in found.dims:
+    if trailing == columns:
         if not leading or not long & leading:
             return Axis.ROW
         if over_m:
             return Axis.ALL
-    elif over_m:
+    elif over_m and not trailing:
         return Axis.COLUMN
     raise Refused(
         Reason.REDUCED_AXES, target=target_name(found.head), axes=describe(found.dims), shape=describe(shape)

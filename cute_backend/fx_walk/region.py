@@ -10,13 +10,14 @@ from torch import fx
 
 from cute_backend.fx_walk.anchors import Anchor
 from cute_backend.fx_walk.classify import LoadView, Part
+from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.mutation import root
 from cute_backend.fx_walk.pairs import Parts
 from cute_backend.fx_walk.questions import is_only_read
 from cute_backend.fx_walk.reasons import user_label
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.static import DTYPES, Size, fake, known, product
-from cute_backend.spec import BColumns, DType, EpilogueSpec, Operand, Order, ProductKind, Reduction, Store
+from cute_backend.spec import BColumns, DType, EpilogueSpec, Operand, Order, ProductKind, Store
 
 Value = Union[Operand, Parts, Reduced, None]
 """What a member of a region gives: a value of the chain, or two for the parts of its columns, a reduction,
@@ -29,6 +30,7 @@ class Region:
 
     `nodes` are what the kernel makes needless. `views` are the loads, in the spec's order. `outputs` maps
     each node of the graph that is replaced to the index of its store: views of one another share one.
+    `frames` has how those lie on the plane that are planes.
     """
 
     anchors: tuple[Anchor, ...]
@@ -36,6 +38,7 @@ class Region:
     spec: EpilogueSpec
     views: tuple[LoadView, ...]
     outputs: dict[fx.Node, int]
+    frames: dict[fx.Node, Frame]
 
     @property
     def first(self) -> Anchor:
@@ -84,7 +87,7 @@ def _label(node: fx.Node, part: Part | None) -> str:
 
 
 def stores_of(
-    anchor: Anchor, nodes: list[fx.Node], values: dict[fx.Node, Value]
+    anchor: Anchor, nodes: list[fx.Node], values: dict[fx.Node, Value], frames: dict[fx.Node, Frame]
 ) -> tuple[list[Store], dict[fx.Node, int]]:
     """What has to be written for the nodes that escape, and which of these stores each node has its value in.
 
@@ -96,7 +99,7 @@ def stores_of(
     outputs: dict[fx.Node, int] = {}
     index: dict[tuple[Store, fx.Node | None], int] = {}
     for node in nodes:
-        store = _store(anchor, node, values[node])
+        store = _store(anchor, node, values[node], frames.get(node))
         memory = None if is_only_read(root(node)) else root(node)
         outputs[node] = index.setdefault((store, memory), len(stores))
         if outputs[node] == len(stores):
@@ -104,23 +107,25 @@ def stores_of(
     return stores, outputs
 
 
-def _store(anchor: Anchor, node: fx.Node, value: Value) -> Store:
+def _store(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None) -> Store:
     """The store of a node, still without a name."""
     reduction = value.reduce if isinstance(value, Reduced) else None
     stored = value.value if isinstance(value, Reduced) else value
-    order = store_order(anchor, node, reduction)
+    order = store_order(anchor, node, value, frame)
     assert isinstance(stored, str) and order is not None
     index = reduction is not None and reduction.kind.is_index
     return Store("", stored, DType.I64 if index else DTYPES[fake(node).dtype], order, reduction)
 
 
-def store_order(anchor: Anchor, node: fx.Node, reduction: Reduction | None = None) -> Order | None:
+def store_order(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None) -> Order | None:
     """The order in which a dense plane, or a dense reduction, has the strides of a node; None for none."""
     tensor = fake(node)
-    sizes, strides = list(tensor.shape), list(tensor.stride())
+    axes = list(range(tensor.dim()) if frame is None else frame.order(tensor.dim()))
+    sizes, strides = ([of[axis] for axis in axes] for of in (tensor.shape, tensor.stride()))
     layouts = [(Order.ROW, _row_major(sizes))]
-    if reduction is None and anchor.accumulator.kind is not ProductKind.BATCHED:
-        layouts.append((Order.COLUMN, _column_major(sizes, anchor.m)))
+    if not isinstance(value, Reduced) and anchor.accumulator.kind is not ProductKind.BATCHED:
+        columns = 1 if frame is None else max(1, len(frame.n_axes))
+        layouts.append((Order.COLUMN, _column_major(sizes, columns, anchor.m)))
     for order, wanted in layouts:
         if all(
             known(size == 1) or known(stride == want)
@@ -134,6 +139,7 @@ def _row_major(sizes: Sequence[Size]) -> list[Size]:
     return [product(sizes[axis + 1 :]) for axis in range(len(sizes))]
 
 
-def _column_major(sizes: Sequence[Size], m: Size) -> list[Size]:
-    """The strides of a (..., N) tensor whose leading axes are one contiguous M, and N outside of it."""
-    return [*_row_major(sizes[:-1]), m]
+def _column_major(sizes: Sequence[Size], columns: int, m: Size) -> list[Size]:
+    """The strides where the last axes, `columns` of them, are N, outside of one contiguous M."""
+    outer = [m * stride for stride in _row_major(sizes[-columns:])]
+    return [*_row_major(sizes[:-columns]), *outer]

@@ -1,17 +1,17 @@
 """Regions: an anchor and the pointwise work after it that one kernel can do.
 
 A region is grown from its anchor, node by node in graph order, as far as every step is legal: a pointwise
-op or a reshape that keeps the (M, N) plane, whose other operands the epilogue can load, none of which
-depends on the region itself; or a reduction of the plane, where the region ends. Anchors are visited from
-the last to the first, the larger of two that meet before the smaller (`visits.py`), so a node that two of
-them feed belongs to the one that is visited first, and what the other one produced is an exact load there;
-unless both multiply one A, or parts of one product meet: then the region grows from a pair. A value that
-something outside needs becomes a further store.
+op on the (M, N) plane, or a view that splits its rows or columns or moves their axes, whose other operands
+the epilogue can load, none of which depends on the region itself; or a reduction of the plane, where the
+region ends. Anchors are visited from the last to the first, the larger of two that meet before the smaller
+(`visits.py`), so a node that two of them feed belongs to the one that is visited first, and what the other
+one produced is an exact load there; unless both multiply one A, or parts of one product meet: then the region
+grows from a pair. A value that something outside needs becomes a further store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from operator import attrgetter
@@ -28,12 +28,11 @@ from cute_backend.fx_walk.classify import Part, classify, supported_dtype
 from cute_backend.fx_walk.device import Capability, check_operands, target_of
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.equal import first_equals
+from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.lower import (
-    comes_to_plane,
     constant,
     is_pointwise,
     is_reshape,
-    keeps_plane,
     lower,
     lower_cast,
     number,
@@ -77,7 +76,6 @@ from cute_backend.fx_walk.static import (
     fake,
     first_argument,
     known,
-    on_plane,
     target_name,
     tensor_of,
 )
@@ -207,6 +205,10 @@ class _Search:
         draft = Draft(anchors, Chain(named(anchors), self.precision))
         draft.values = dict.fromkeys(anchor.node for anchor in anchors)
         draft.expected = {node for anchor in anchors for node in reach(anchor.node, self.owner)}
+        for anchor in anchors:
+            frame = Frame.of(fake(anchor.node).shape, anchor.m, fake(anchor.b).shape[-1])
+            assert frame is not None
+            draft.frames[anchor.node] = frame
         for node in (node for anchor in anchors for node in anchor.inputs):
             if self._depends(draft, node):
                 raise self._cycle(draft, node)
@@ -286,12 +288,17 @@ class _Search:
         """The value of `node` as a member of the region. Raises Refused where it can't be one."""
         anchor = draft.first
         if draft.split(node):
-            return self._join_split(draft, node)
+            value = self._join_split(draft, node)
+            self._frame_part(draft, node, whole=isinstance(value, Parts))
+            return value
         if node in self.reductions and self.reductions[node].source in draft.values:
             return self._join_reduction(draft, self.reductions[node])
         if is_reshape(node):
-            if not (keeps_plane(node) and comes_to_plane(node, anchor.m, anchor.n)):
-                raise rearranged(node, anchor.n)
+            source = draft.frames.get(first_argument(node))
+            frame = None if source is None else source.reshaped(node, anchor.m, anchor.n)
+            if frame is None:
+                raise rearranged(node, source)
+            draft.frames[node] = frame
             return self._resolve(draft, first_argument(node), node)
         if is_reduction(node):
             refuse_unknown(node, anchor.m, anchor.n)
@@ -303,7 +310,7 @@ class _Search:
         return self._join_pointwise(draft, node, anchor.n, (None,))[0]
 
     def _join_pointwise(
-        self, draft: Draft, node: fx.Node, n: Size, sides: Iterable[int | None]
+        self, draft: Draft, node: fx.Node, n: Size, sides: Sequence[int | None]
     ) -> list[Operand]:
         """The value of pointwise work on a plane of `n` columns: for the part of each anchor, or all."""
         anchor, target, result = draft.first, target_name(node), tensor_of(node)
@@ -311,8 +318,10 @@ class _Search:
             raise Refused(Reason.UNSUPPORTED_OP, target=target, why="gives more than one tensor")
         if result.device != anchor.device:
             raise Refused(Reason.LOAD_DEVICE, operand=node.name, device=result.device, anchor=anchor.device)
-        if not on_plane(result.shape, anchor.m, n):
-            raise Refused(Reason.PLANE, shape=describe(result.shape), m=anchor.m, n=n)
+        frame = self._frame(draft, node, n)
+        if not (frame.is_plain or None in sides):
+            raise Refused(Reason.UNPAIRED, target=target)
+        draft.frames[node] = frame
         values = []
         for side in sides:
             resolve = partial(self._resolve, draft, reader=node, side=side)
@@ -320,6 +329,27 @@ class _Search:
         self._check_mutations(draft, node)
         _check_loads(draft.chain)
         return values
+
+    def _frame_part(self, draft: Draft, node: fx.Node, whole: bool) -> None:
+        """How a view of a product of two parts lies on the plane of all columns, or of one part's."""
+        tensor, anchor = tensor_of(node), draft.first
+        if tensor is not None and node not in draft.frames:
+            frame = Frame.of(tensor.shape, anchor.m, fake(anchor.b).shape[-1] if whole else anchor.n)
+            if frame is not None:
+                draft.frames[node] = frame
+
+    def _frame(self, draft: Draft, node: fx.Node, n: Size) -> Frame:
+        """How the result of pointwise work lies on a plane of `n` columns: as what it reads of the region."""
+        anchor, shape = draft.first, fake(node).shape
+        sources = [source for source in node.all_input_nodes if source in draft.frames]
+        frames = {draft.frames[source].behind(len(shape) - fake(source).dim()) for source in sources}
+        if len(frames) > 1:
+            how = "meets it with its axes in another order"
+            raise Refused(Reason.REARRANGED, target=target_name(node), shape=describe(shape), how=how)
+        frame = frames.pop() if frames else Frame.of(shape, anchor.m, n)
+        if frame is None or not frame.covers(shape, anchor.m, n):
+            raise Refused(Reason.PLANE, shape=describe(shape), m=anchor.m, n=n)
+        return frame
 
     def _join_split(self, draft: Draft, node: fx.Node) -> Operand | Parts:
         """A member that reads the whole plane of a product of which the region has two parts."""
@@ -344,20 +374,28 @@ class _Search:
         anchor = draft.first
         refuse_rounds(found, anchor.m, anchor.n)
         value = self._resolve(draft, found.source, found.head)
-        result = reduced(found, draft.chain, value, fake(found.source).shape)
+        result = reduced(found, draft.chain, value, draft.frames[found.source])
         self._check_mutations(draft, found.head)
         return result
 
     def _resolve(
-        self, draft: Draft, argument: Any, reader: fx.Node, side: int | None = None, depth: int = 0
+        self,
+        draft: Draft,
+        argument: Any,
+        reader: fx.Node,
+        side: int | None = None,
+        depth: int = 0,
+        frame: Frame | None = None,
     ) -> Operand:
         """An argument of `reader` as a value of the chain: a number, a member's value, or a load.
 
         With a `side` the reader has the whole plane of a product, and what is wanted is its value where that
         anchor of the pair has its part. Work
         on operands alone is done by the kernel where that costs no memory traffic: a cast to a wider dtype,
-        and ops of the plane's own shape that nobody else reads, `depth` of them in a row so far.
+        and ops of the plane's own shape that nobody else reads, `depth` of them in a row so far. What a
+        reader that is no member reads lies on the plane as `frame` says.
         """
+        frame = draft.frames.get(reader, frame)
         if not isinstance(argument, fx.Node):
             return number(argument)
         if argument in draft.values:
@@ -369,15 +407,15 @@ class _Search:
             if isinstance(value, Parts):
                 return value.values[side]  # type: ignore[index]
             return value
-        if (argument, side) in draft.work:
-            return draft.work[argument, side]
+        if (argument, side, frame) in draft.work:
+            return draft.work[argument, side, frame]
         if tensor_of(argument) is None:
             raise Refused(Reason.SYMBOLIC_SCALAR, value=argument.name)
         filled = constant(argument)
         if filled is not None:
             return filled
         if depth < _MAX_OPERAND_WORK and is_free_cast(argument):
-            source = self._resolve(draft, first_argument(argument), reader, side, depth + 1)
+            source = self._resolve(draft, first_argument(argument), reader, side, depth + 1, frame)
             return lower_cast(
                 draft.chain, source, supported_dtype(user_label(argument), fake(argument).dtype)
             )
@@ -386,19 +424,19 @@ class _Search:
             if reduction is not None:
                 raise Refused(Reason.FEEDBACK, reduction=reduction.name, into=reader.name)
             raise self._cycle(draft, argument)
-        view = classify(argument, fake(reader).shape, draft.first.device)
+        view = classify(argument, fake(reader).shape, draft.first.device, frame)
         part = None if side is None else draft.anchors[side].part
         view = view if part is None else view.of_part(part)
         is_work = depth < _MAX_OPERAND_WORK and view not in draft.chain.views
         if is_work and (argument in self.redone or self._is_for_the_region_alone(draft, argument, reader)):
             mark = draft.chain.mark()
             try:
-                draft.work[argument, side] = lower(
+                draft.work[argument, side, frame] = lower(
                     argument,
                     draft.chain,
-                    lambda inner: self._resolve(draft, inner, argument, side, depth + 1),
+                    lambda inner: self._resolve(draft, inner, argument, side, depth + 1, frame),
                 )
-                return draft.work[argument, side]
+                return draft.work[argument, side, frame]
             except Refused:
                 draft.rollback(mark)
         return draft.chain.load(view)
@@ -528,9 +566,12 @@ class _Search:
         self.owner.update(dict.fromkeys(kept, draft))
         self.earliest = min(self.earliest, self.order[draft.first.node])
         self.reads.update(draft.inputs)
-        stores, outputs = stores_of(draft.first, escapes(members, copied, self.outside), draft.values)
-        spec = draft.chain.build(stores)
-        return Region(anchors, tuple(kept), spec, tuple(draft.chain.views), outputs)
+        escaping = escapes(members, copied, self.outside)
+        stores, outputs = stores_of(draft.first, escaping, draft.values, draft.frames)
+        frames = {node: draft.frames[node] for node in outputs if node in draft.frames}
+        return Region(
+            anchors, tuple(kept), draft.chain.build(stores), tuple(draft.chain.views), outputs, frames
+        )
 
 
 def _read(node: fx.Node, firsts: dict[fx.Node, fx.Node]) -> Anchor | Refused:

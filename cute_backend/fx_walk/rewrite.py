@@ -12,6 +12,7 @@ at the place of the region's last node that computes. Every new node has a fake 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from operator import getitem
 from typing import Any
 
@@ -26,8 +27,7 @@ from cute_backend import config
 from cute_backend.fx_walk.classify import LoadView, Part
 from cute_backend.fx_walk.lower import is_reshape
 from cute_backend.fx_walk.region import Region
-from cute_backend.fx_walk.static import Size, fake, known, same_sizes, tensor_of
-from cute_backend.spec import LoadKind
+from cute_backend.fx_walk.static import Size, fake, known, product, same_sizes, tensor_of
 
 aten = torch.ops.aten
 
@@ -72,8 +72,9 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
     loads = []
     for view in region.views:
         node = replaced.get(view.node, view.node)
-        if view.n_axis is not None:
-            node = columns(node, view.n_axis, view.part)
+        if view.part is not None:
+            ((axis,),) = view.n_axes
+            node = columns(node, axis, view.part)
         loads.append(_canonical(call, view, node, sizes))
     results = call(
         torch.ops.cute_backend.gemm_epilogue.default,
@@ -86,13 +87,13 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
     inside = set(region.nodes)
     planes = [call(getitem, results, index) for index in range(len(region.spec.stores))]
     for node, index in region.outputs.items():
-        shape = fake(node).shape
-        plane = planes[index]
-        output = (
-            plane
-            if same_sizes(shape, fake(plane).shape)
-            else call(aten.reshape.default, plane, [sizes.argument(s) for s in shape])
-        )
+        frame, shape = region.frames.get(node), fake(node).shape
+        order = list(range(len(shape)) if frame is None else frame.order(len(shape)))
+        output, ordered = planes[index], [shape[axis] for axis in order]
+        if not same_sizes(ordered, fake(output).shape):
+            output = call(aten.reshape.default, output, [sizes.argument(size) for size in ordered])
+        if order != sorted(order):
+            output = call(aten.permute.default, output, [order.index(axis) for axis in range(len(order))])
         # Inductor decides by the storages of fakes what views what, also in nodes that stay as they are.
         output.meta["val"] = fake(node)
         replaced[node] = output
@@ -108,18 +109,34 @@ def _choice() -> list[Any]:
 
 def _canonical(call: Callable[..., fx.Node], view: LoadView, node: fx.Node, sizes: _Sizes) -> fx.Node:
     """The load as the op takes it: (M, N), (N,), (M,) or 0-d, with the strides that its class is of, or with
-    an axis for each mode of M."""
-    kept = {*view.m_axes, *([] if view.n_axis is None else [view.n_axis])}
+    an axis for each mode of M and of N."""
+    kept = [*view.m_axes, *chain(*view.n_axes)]
     for axis in reversed(range(fake(node).dim())):
         if axis not in kept:
             node = call(aten.select.int, node, axis, 0)
-    if view.modes:
-        extents = [sizes.argument(mode.extent) for mode in view.modes]
-        return call(aten.expand.default, node, [*extents, *([-1] if view.kind is LoadKind.EXACT else [])])
-    tail = [sizes.argument(fake(node).shape[-1])] if view.kind is LoadKind.EXACT else []
-    if len(view.m_axes) > 1:
-        node = call(aten.reshape.default, node, [-1, *tail])
+    if kept != sorted(kept):
+        node = call(aten.permute.default, node, [sorted(kept).index(axis) for axis in kept])
+    rows, shape = len(view.m_axes), fake(node).shape
+    m_sizes: list[Any] = [sizes.argument(size) for size in shape[:rows]]
+    if rows > 1 and not view.modes:
+        m_sizes = [-1]
+    groups = list(_groups(view.n_axes))
+    n_sizes = [sizes.argument(product(shape[rows + at] for at in group)) for group in groups]
+    if len(m_sizes) < rows or any(len(group) != 1 for group in groups):
+        node = call(aten.reshape.default, node, [*m_sizes, *n_sizes])
+    if view.modes or view.n_modes:
+        m_extents = [sizes.argument(mode.extent) for mode in view.modes] or [-1] * len(m_sizes)
+        n_extents = [sizes.argument(mode.extent) for mode in view.n_modes] or [-1] * len(n_sizes)
+        node = call(aten.expand.default, node, [*m_extents, *n_extents])
     return node
+
+
+def _groups(n_axes: tuple[tuple[int, ...], ...]) -> Iterator[range]:
+    """Where the axes of each group stand, counted over all groups."""
+    start = 0
+    for group in n_axes:
+        yield range(start, start + len(group))
+        start += len(group)
 
 
 class _Sizes:

@@ -17,6 +17,7 @@ from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.region import stores_of
 from cute_backend.fx_walk.static import describe, fake
+from cute_backend.spec import Store
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,14 @@ def settle(
     """
     members, copied = list(draft.values), set[fx.Node]()
     while True:
-        members = _needed(members, copied, outside)
+        members = _needed(_without_last_views(draft, members), copied, outside)
         escaping = escapes(members, copied, outside)
         if any(isinstance(draft.values[node], Parts) for node in escaping):
             raise Refused(Reason.UNPAIRED, target=draft.first.node.name)
         odd = next((node for node in escaping if draft.order(node) is None), None)
         if odd is not None:
             members = _cut(draft, members, odd, _odd_layout(odd), rejections)
-        elif (count := len(stores_of(draft.first, escaping, draft.values)[0])) > config.max_stores:
+        elif (count := len(_stores(draft, escaping))) > config.max_stores:
             limit = Refused(Reason.TOO_MANY_STORES, count=count, limit=config.max_stores)
             members = _cut(draft, members, escaping[-1], limit, rejections)
         elif (costly := _left_to_users(draft, members, escaping, copied, outside)) is not None:
@@ -63,6 +64,20 @@ def settle(
                 copied.add(costly)
         else:
             return members, copied.intersection(members)
+
+
+def _stores(draft: Draft, escaping: list[fx.Node]) -> list[Store]:
+    return stores_of(draft.first, escaping, draft.values, draft.frames)[0]
+
+
+def _without_last_views(draft: Draft, members: list[fx.Node]) -> list[fx.Node]:
+    """The members without views that split columns or move axes for what is outside alone: it may as well
+    see what is written so."""
+    kept = dict.fromkeys(members)
+    for node in reversed(members):
+        if draft.is_view(node) and not any(user in kept for user in node.users):
+            del kept[node]
+    return list(kept)
 
 
 def _left_to_users(

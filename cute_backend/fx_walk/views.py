@@ -4,32 +4,25 @@ from __future__ import annotations
 
 from torch import fx
 
+from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.mutation import is_view
 from cute_backend.fx_walk.reasons import Reason, Refused
-from cute_backend.fx_walk.static import Size, arguments, describe, fake, first_argument, known, target_name
+from cute_backend.fx_walk.static import arguments, describe, fake, first_argument, target_name
 
 
-def rearranged(node: fx.Node, n: Size) -> Refused:
-    """Why a reshape of a value on the (M, N) plane doesn't give the plane."""
-    shape = fake(node).shape
-    how = _how(node, n)
-    return Refused(Reason.REARRANGED, target=target_name(node), shape=describe(shape), how=how)
+def rearranged(node: fx.Node, frame: Frame | None) -> Refused:
+    """Why a reshape of a value that lies on the plane as `frame` says doesn't lie on it."""
+    return Refused(
+        Reason.REARRANGED, target=target_name(node), shape=describe(fake(node).shape), how=_how(node, frame)
+    )
 
 
-def _how(node: fx.Node, n: Size) -> str:
-    before, after = fake(first_argument(node)), fake(node)
+def _how(node: fx.Node, frame: Frame | None) -> str:
     if target_name(node) == "aten.expand.default":
         return "repeats its elements"
-    if target_name(node) == "aten.permute.default":
-        axes = [axis % before.dim() for axis in arguments(node)["dims"]]
-        keeps_columns = axes and axes[-1] == before.dim() - 1 and known(before.shape[-1] == n)
-        return "moves its rows" if keeps_columns else "moves its columns"
-    last = after.shape[-1] if after.dim() else 1
-    if known(last == n):
-        return "has rows that are not proven to be the plane's"
-    if known(n == 1):
-        return "takes away the axis of its one column"
-    return "splits its columns" if known(n % last == 0) else "joins or splits its columns"
+    if frame is not None and not frame.is_in_order:
+        return "joins axes that were moved"
+    return "isn't proven to keep rows and columns apart"
 
 
 def not_pointwise(node: fx.Node) -> Refused:

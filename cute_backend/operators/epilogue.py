@@ -10,6 +10,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -385,5 +386,9 @@ def _input(function: _Function, view: LoadView, names: dict[fx.Node, str]) -> In
             f"the epilogue {function.name} reads what {view.node.target} makes; kernels read whole operands, "
             "broadcast"
         )
-    axes = (*view.m_axes, *(() if view.n_axis is None else (view.n_axis,)))
-    return Input(name, axes)
+    if view.blocks is not None:
+        raise UsageError(
+            f"the epilogue {function.name} reads {name} by blocks of {view.blocks.columns} columns; kernels "
+            "read whole operands, broadcast"
+        )
+    return Input(name, (*view.m_axes, *chain(*view.n_axes)))
