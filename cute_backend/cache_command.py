@@ -59,6 +59,8 @@ def _info(root: Path, kernels: list[Entry]) -> int:
 def _show(root: Path, kernels: list[Entry], name: str | None) -> int:
     """Lists the kernels, or prints those of one name: a digest, or what a profiler, log or file calls one."""
     if name is None:
+        if not kernels:
+            print(f"{root} has no kernels")
         for entry in reversed(kernels):
             print(f"{_date(entry.used)}  {_entry_name(entry)}")
         return 0

@@ -235,6 +235,9 @@ def test_a_wait_is_shown_on_a_terminal_alone(command, told, program, capsys, mon
     assert main([*command, path]) == 0
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
     assert [each for each in told if each not in shown] == []
+    assert "/?" not in shown
+    for line in re.split(r"[\r\n]+", shown):  # what is not counted has no count left of what was before it
+        assert "the reference" not in line or not re.search(r"\d/\d", line)
 
 
 def _refreshing(update):

@@ -22,16 +22,22 @@ def line(console: Console | None = None) -> Progress:
         MofNCompleteColumn,
         Progress,
         SpinnerColumn,
+        Task,
         TextColumn,
         TimeElapsedColumn,
     )
+    from rich.text import Text
+
+    class CountColumn(MofNCompleteColumn):
+        def render(self, task: Task) -> Text:
+            return Text() if task.total is None else super().render(task)
 
     console = console or Console(stderr=True)
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
-        MofNCompleteColumn(),
+        CountColumn(),
         TimeElapsedColumn(),
         console=console,
         transient=True,
@@ -40,9 +46,12 @@ def line(console: Console | None = None) -> Progress:
 
 
 class Tell(Protocol):
-    """Says what is being done, and how much of it is. What is not given stays; a new `what` begins anew."""
+    """Says what is being done, and how much of it is. What is not given stays, but a new `what` without
+    `done` has no count."""
 
-    def __call__(self, what: str | None = None, done: int = 0, total: int | None = None) -> None: ...
+    def __call__(
+        self, what: str | None = None, done: int | None = None, total: int | None = None
+    ) -> None: ...
 
 
 @contextmanager
@@ -51,11 +60,9 @@ def wait(what: str, total: int | None = None, console: Console | None = None) ->
     with line(console) as bar:
         task = bar.add_task(what, total=total)
 
-        def tell(what: str | None = None, done: int = 0, total: int | None = None) -> None:
-            if what is not None:
-                bar.update(task, description=what)
-            if total is not None:
-                bar.update(task, total=total)
-            bar.update(task, completed=done)
+        def tell(what: str | None = None, done: int | None = None, total: int | None = None) -> None:
+            if total is not None or (what is not None and done is None):
+                bar.tasks[0].total, bar.tasks[0].finished_time = total, None
+            bar.update(task, description=what, completed=done or 0)
 
         yield tell

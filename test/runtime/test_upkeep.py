@@ -292,6 +292,12 @@ def test_show_prints_each_version_of_a_kernel(
     assert newer.rstrip().endswith("versions later") and older.rstrip().endswith(": not what is installed")
 
 
+def test_show_says_that_there_is_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.mkdir(mode=0o700)
+    assert main(["cache", "show"]) == 0
+    assert capsys.readouterr().out == f"{folder} has no kernels\n"
+
+
 def test_show_refuses_what_it_has_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written(folder, 0)
     for name in ("0a1b2c3d", "gemm"):
