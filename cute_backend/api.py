@@ -20,14 +20,15 @@ from .errors import UsageError, meant
 from .formula import formula
 from .fx_walk.collect import collect
 from .fx_walk.containment import contain
+from .fx_walk.device import check_operands
 from .fx_walk.epilogue_pass import tuning_is_on
 from .fx_walk.flow import sources
 from .fx_walk.mutation import root
-from .fx_walk.reasons import NO_PRODUCT, Reason, Rejection, nearest_line
+from .fx_walk.reasons import NO_PRODUCT, Reason, Refused, Rejection, nearest_line
 from .fx_walk.region import Region as FoundRegion
 from .fx_walk.static import Size, fake, hint, target_name
 from .fx_walk.tuning import recall
-from .planning import Arch, Plan, Variant, plan
+from .planning import Arch, Plan, Target, Variant, plan
 from .runtime.kernel import Kernel
 from .runtime.launch import config_here
 from .runtime.reach import Problem, stores_aligned
@@ -264,12 +265,13 @@ def explain(
     regions: list[Region] = []
     rejections: list[Rejection] = []
     for report in reports:
-        kept, slower = _recalled(report.regions)
+        served, unserved = _served(report.regions, parse_arch(target).target)
+        kept, slower = _recalled(served)
         described = _regions(kept, target, len(regions))
         regions += [replace(each, is_backward=report.is_backward) for each in described]
         rejections += [
             replace(each, is_backward=report.is_backward, where=each.where or _place_of(fn))
-            for each in (*report.rejections, *slower)
+            for each in (*report.rejections, *unserved, *slower)
         ]
     for region in regions if config.tile is not None else ():
         region.kernel()  # which raises
@@ -284,7 +286,8 @@ def explain(
 def explanation_of(found: Sequence[FoundRegion], rejections: Sequence[Rejection]) -> Explanation:
     """What the pass has just made of one graph, by itself."""
     arch = default_arch()
-    return Explanation(regions=tuple(_regions(found, arch)), rejections=tuple(rejections), arch=arch)
+    served, unserved = _served(found, parse_arch(arch).target)
+    return Explanation(regions=tuple(_regions(served, arch)), rejections=(*rejections, *unserved), arch=arch)
 
 
 def _place_of(fn: Callable[..., Any]) -> str:
@@ -295,6 +298,21 @@ def _place_of(fn: Callable[..., Any]) -> str:
     if code is not None:
         return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
     return f"{getattr(fn, '__module__', None) or 'torch'}.{getattr(fn, '__name__', type(fn).__name__)}"
+
+
+def _served(found: Sequence[FoundRegion], target: Target) -> tuple[Sequence[FoundRegion], list[Rejection]]:
+    """The regions whose products the target multiplies, and why not the others: a graph on the CPU was found
+    for any."""
+    served, unserved = [], []
+    for region in found:
+        try:
+            for anchor in region.anchors:
+                check_operands(anchor, target)
+        except Refused as refused:
+            unserved.append(refused.rejection(region.products[-1]))
+        else:
+            served.append(region)
+    return served, unserved
 
 
 def _recalled(found: Sequence[FoundRegion]) -> tuple[Sequence[FoundRegion], list[Rejection]]:

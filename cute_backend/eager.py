@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from . import config
 from .closure import Captured, capture
 from .errors import UsageError
+from .fx_walk.block_scales import block_scaling
 from .fx_walk.device import device_capability
 from .fx_walk.epilogue_pass import announce_regions, current_precision
 from .fx_walk.mutation import root
@@ -64,8 +65,10 @@ def gemm(
 
     `a` is (M, K) and `b` (K, N): fp8 with K contiguous in both (`b` is a weight's transpose), bf16 or fp16
     with either mode contiguous. Scales are fp32: `scale_a` one element, (M,) or (M, 1), `scale_b` one
-    element, (N,) or (1, N). `bias` is (N,) or (1, N). `use_fast_accum=False` promotes fp8 sums to fp32 as
-    they grow. An empty product runs as aten ops, without a kernel.
+    element, (N,) or (1, N). On Hopper both may be of blocks of fp8, by any strides: `scale_a` (M, K / 128) or
+    (M / 128, K / 128), `scale_b` (K / 128, N) or (K / 128, N / 128), rounded up; each block of K is scaled
+    before it is added. `bias` is (N,) or (1, N). `use_fast_accum=False` promotes fp8 sums to fp32 as they
+    grow, as those of blocks always are. An empty product runs as aten ops, without a kernel.
 
     `epilogue` gets the (M, N) fp32 result and returns one tensor or several: of (M, N), or reductions of such
     a plane over rows, columns or both. It may use pointwise ops and any tensors that it closes over, which
@@ -162,7 +165,9 @@ def _operands(
         raise UsageError(f"gemm got {_name(a.dtype)} by {_name(b.dtype)}; it multiplies {_ACCEPTED}")
     m, n = a.shape[0], b.shape[1]
     operands = {"a": a, "b": b}
-    if fp8 or scale_a is not None or scale_b is not None:
+    if fp8 and scale_a is not None and scale_b is not None and _are_of_blocks(a, b, scale_a, scale_b):
+        operands |= {"scale_a": scale_a, "scale_b": scale_b}
+    elif fp8 or scale_a is not None or scale_b is not None:
         operands["scale_a"] = _scale("scale_a", scale_a, a, (m, 1))
         operands["scale_b"] = _scale("scale_b", scale_b, a, (1, n))
         if operands["scale_a"].numel() == 1 != operands["scale_b"].numel():
@@ -181,6 +186,19 @@ def _operands(
     return operands
 
 
+def _are_of_blocks(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> bool:
+    """Whether scales are those of blocks, and not rowwise ones or of one element, which come first."""
+    (m, k), n = a.shape, b.shape[1]
+    vectors = scale_a.numel() == 1 or tuple(scale_a.shape) in ((m,), (m, 1))
+    vectors = vectors and (scale_b.numel() == 1 or tuple(scale_b.shape) in ((n,), (1, n)))
+    if vectors or m * n * k == 0 or block_scaling(a, b, scale_a, scale_b) is None:
+        return False
+    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
+        if scale.dtype is not torch.float32:
+            raise UsageError(f"gemm got a {_name(scale.dtype)} {name}; scales are float32")
+    return True
+
+
 def _scale(name: str, scale: Tensor | None, a: Tensor, shape: tuple[int, int]) -> Tensor:
     """A scale in its rowwise shape, or as one element; ones where there is none."""
     if scale is None:
@@ -191,7 +209,10 @@ def _scale(name: str, scale: Tensor | None, a: Tensor, shape: tuple[int, int]) -
         return scale.reshape(1, 1)
     length = max(shape)
     if tuple(scale.shape) not in (shape, (length,)):
-        raise UsageError(f"gemm got {name} {_shape(scale)}; it takes one element, ({length},) or {shape}")
+        raise UsageError(
+            f"gemm got {name} {_shape(scale)}; it takes one element, ({length},) or {shape}, or both scales "
+            "of blocks of fp8"
+        )
     return scale.reshape(shape)
 
 

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .fx_walk.reasons import NO_PRODUCT
+from .spec import Accumulator
 
 if TYPE_CHECKING:
     from .api import Explanation, Region
@@ -95,11 +96,20 @@ def titles(explained: Explanation) -> list[str]:
 
 
 def accumulator_lines(region: Region) -> list[str]:
-    """What each accumulator is a product with, and the line of it."""
+    """What each accumulator is a product with, by which blocks it is scaled, and the line of it."""
     return [
-        f"{accumulator.name} of {product.label}" + (f", at {product.where}" if product.where else "")
+        f"{accumulator.name} of {product.label}"
+        + _blocks(accumulator)
+        + (f", at {product.where}" if product.where else "")
         for accumulator, product in zip(region.spec.accumulators, region.products, strict=True)
     ]
+
+
+def _blocks(accumulator: Accumulator) -> str:
+    if not accumulator.is_block_scaled:
+        return ""
+    a, b = accumulator.a_scaling, accumulator.b_scaling
+    return f", with scales of blocks: {a.value} of A, {b.value} of B"
 
 
 def operand_rows(region: Region) -> list[tuple[str, ...]]:

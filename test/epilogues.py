@@ -45,6 +45,11 @@ class Problem:
         normal = torch.randn(*shape, generator=generator, device=self.device)
         return (normal * 2).round().clamp(-7, 7).div(2).to(dtype)
 
+    def blocks(self, lines: int, blocks: int) -> Tensor:
+        """(lines, blocks) fp32, contiguous along the lines: no neighbour has the value of another."""
+        of_block = torch.arange(blocks, device=self.device)[:, None]
+        return ((5 * of_block + 3 * torch.arange(lines, device=self.device)) % 13 + 1.0).t() / 8
+
     def ramp(self, count: int) -> Tensor:
         """(count,) fp32: (i + 1) / count."""
         return torch.arange(1, count + 1, device=self.device, dtype=torch.float32) / count
@@ -82,6 +87,8 @@ MAKERS: dict[str, Maker] = {
     "b_wide": lambda p, g: p.operand(2 * p.n, p.k, dtype=E4M3, generator=g).t(),
     "b_wide_bf16": lambda p, g: p.operand(p.k, 2 * p.n, dtype=torch.bfloat16, generator=g),
     "bias_wide": lambda p, g: p.randn(2 * p.n, dtype=torch.bfloat16, generator=g),
+    "blocks_a": lambda p, g: p.blocks(p.m, -(-p.k // 128)),
+    "blocks_b": lambda p, g: p.blocks(-(-p.n // 128), -(-p.k // 128)).t(),
     "scale_a_one": lambda p, g: torch.full((), 0.25, device=p.device),
     "scale_b_one": lambda p, g: torch.full((), 0.5, device=p.device),
     "scale_out": lambda p, g: torch.full((), 4.0, device=p.device),
@@ -136,11 +143,20 @@ EPILOGUES: dict[str, Epilogue] = {}
 ROWWISE = {"scale_a": "colvec", "scale_b": "rowvec"}
 
 
-def epilogue(loads: dict[str, str], *stores: str, square: bool = False) -> Callable[[Any], Any]:
-    """Enter a program into EPILOGUES."""
+BLOCKWISE: dict[str, Epilogue] = {}
+"""Of scales of blocks: on Hopper alone."""
+
+
+def epilogue(
+    loads: dict[str, str],
+    *stores: str,
+    square: bool = False,
+    table: dict[str, Epilogue] = EPILOGUES,
+) -> Callable[[Any], Any]:
+    """Enter a program into a table."""
 
     def enter(fn: Any) -> Any:
-        EPILOGUES[fn.__name__] = Epilogue(fn, loads, stores, square)
+        table[fn.__name__] = Epilogue(fn, loads, stores, square)
         return fn
 
     return enter
@@ -283,3 +299,15 @@ def batched(a_3d_bf16, b_3d_bf16, gate_3d, residual_3d, row):
     y = torch.baddbmm(gate_3d.bfloat16(), a_3d_bf16, b_3d_bf16, alpha=0.5)
     y = F.silu(y.float() * row) + residual_3d
     return y.to(torch.bfloat16), y.amax(-1)
+
+
+@epilogue({}, "bf16", table=BLOCKWISE)
+def blockwise(a, b, blocks_a, blocks_b):
+    # DeepSeek's recipe: 1 x 128 of A by 128 x 128 of B.
+    return torch._scaled_mm(a, b, blocks_a, blocks_b, out_dtype=torch.bfloat16)
+
+
+@epilogue({"bias": "rowvec", "exact0": "exact"}, "bf16", table=BLOCKWISE)
+def blockwise_silu_residual(a, b, blocks_a, blocks_b, bias, residual):
+    y = torch._scaled_mm(a, b, blocks_a, blocks_b, bias, out_dtype=torch.bfloat16)
+    return F.silu(y) + residual

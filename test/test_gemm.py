@@ -13,6 +13,7 @@ from cute_backend import UsageError, eager, gemm
 from cute_backend.fx_walk import epilogue_pass
 from cute_backend.planning import Arch, choose
 from cute_backend.runtime.reach import Problem, bucket_of, reachable_kernels
+from cute_backend.spec import EpilogueSpec
 
 M, N, K = 48, 64, 32
 E4M3, E5M2, BF16, F16, F32 = (
@@ -46,6 +47,32 @@ def test_scales_and_bias_are_applied_in_fp32(a_dtype, b_dtype):
     bias = torch.arange(N).to(BF16)
     out = gemm(a, b, scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=F32)
     assert torch.equal(out, product(a, b) * scale_a * scale_b + bias)
+
+
+@pytest.mark.parametrize("a_lines", [1, 128])
+@pytest.mark.parametrize("b_lines", [1, 128])
+def test_scales_may_be_of_blocks(a_lines, b_lines):
+    m, n, k = 130, 272, 400
+    a = torch.randint(-4, 5, (m, k)).to(E4M3)
+    b = torch.randint(-4, 5, (n, k)).to(E4M3).t()
+    of_a = torch.randint(1, 9, (4, -(-m // a_lines))).float().t()
+    of_b = torch.randint(1, 9, (4, -(-n // b_lines))).float()
+    left = a.float() * of_a.repeat_interleave(a_lines, 0)[:m].repeat_interleave(128, 1)[:, :k]
+    right = b.float() * of_b.repeat_interleave(b_lines, 1)[:, :n].repeat_interleave(128, 0)[:k]
+    bias = torch.arange(n).to(BF16)
+    out = gemm(a, b, scale_a=of_a, scale_b=of_b, bias=bias, epilogue=torch.relu, out_dtype=F32)
+    assert torch.equal(out, torch.relu(left @ right + bias))
+    with pytest.raises(UsageError, match="bfloat16 scale_b; scales are float32"):
+        gemm(a, b, scale_a=of_a, scale_b=of_b.to(BF16))
+
+
+def test_rowwise_scales_stay_loads_where_k_has_one_block():
+    (a, b), (scale_a, scale_b) = operands(), scales()
+    exact = product(a, b) * scale_a * scale_b
+    assert torch.equal(gemm(a, b, scale_a=scale_a, scale_b=scale_b[None], out_dtype=F32), exact)
+    program = list(eager._programs.values())[-1]
+    [spec] = [node.args[3] for node in program.graph.graph.nodes if node.target is eager.gemm_epilogue]
+    assert [load.name for load in EpilogueSpec.from_json(spec).loads] == ["scale_a", "scale_b"]
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [(E4M3, BF16), (BF16, BF16), (F16, F16)])

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from epilogues import EPILOGUES, Problem
+from epilogues import BLOCKWISE, EPILOGUES, Problem
 from golden import EXPECTED, assert_expected
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -12,7 +12,12 @@ from cute_backend.api import Region
 from cute_backend.runtime.compile import compile_kernel
 
 ARCHS = ("sm_90a", "sm_100a")
-CASES = [pytest.param(name, arch, id=f"{name}-{arch}") for name in EPILOGUES for arch in ARCHS]
+PROGRAMS = EPILOGUES | BLOCKWISE
+CASES = [
+    pytest.param(name, arch, id=f"{name}-{arch}")
+    for name in PROGRAMS
+    for arch in (ARCHS if name in EPILOGUES else ARCHS[:1])
+]
 
 
 SMALL = {"rowwise_few_rows_sm90a.py": ("rowwise", "sm_90a", Problem(16, 1024, 8192), "register_hoist")}
@@ -25,7 +30,7 @@ LARGE = Problem(4096, 4096, 4096)
 
 def the_region(name: str, arch: str, problem: Problem = LARGE) -> Region:
     """The one region of an epilogue."""
-    epilogue = EPILOGUES[name]
+    epilogue = PROGRAMS[name]
     with FakeTensorMode():
         inputs = epilogue.inputs(problem)
     explained = cute_backend.explain(epilogue.fn, *inputs, arch=arch)
@@ -41,8 +46,8 @@ def file_name(name: str, arch: str) -> str:
 @pytest.mark.parametrize(("name", "arch"), CASES)
 def test_the_region_is_the_whole_program(name, arch):
     region = the_region(name, arch)
-    assert {load.name: load.kind for load in region.loads} == EPILOGUES[name].loads
-    assert tuple(store.dtype for store in region.stores) == EPILOGUES[name].stores
+    assert {load.name: load.kind for load in region.loads} == PROGRAMS[name].loads
+    assert tuple(store.dtype for store in region.stores) == PROGRAMS[name].stores
 
 
 @pytest.mark.parametrize(("name", "arch"), CASES)
@@ -74,4 +79,5 @@ def check_module(file: str, region: Region, arch: str) -> None:
 
 def test_every_expected_module_has_an_epilogue():
     expected = {file_name(name, arch) for name in EPILOGUES for arch in ARCHS} | SMALL.keys()
+    expected |= {file_name(name, ARCHS[0]) for name in BLOCKWISE}
     assert {path.name for path in EXPECTED.glob("*_sm*.py")} == expected

@@ -17,6 +17,16 @@ import torch
 from torch import fx
 
 from cute_backend.fx_walk.activation import Activation
+from cute_backend.fx_walk.block_scales import (
+    SCALINGS,
+    TAKEN,
+    BlockScale,
+    block_scaling,
+    blocks_of_v2,
+    has_shape,
+    mx_recipe,
+    recipe_names,
+)
 from cute_backend.fx_walk.classify import LoadView, Part, classify, classify_vector
 from cute_backend.fx_walk.reasons import Reason, Refused, user_label
 from cute_backend.fx_walk.static import (
@@ -31,7 +41,7 @@ from cute_backend.fx_walk.static import (
     target_name,
     tensor_of,
 )
-from cute_backend.spec import Accumulator, DType, LoadKind, Major, ProductKind
+from cute_backend.spec import Accumulator, DType, LoadKind, Major, ProductKind, Scaling
 
 Number = float | int | bool
 
@@ -65,6 +75,8 @@ class Anchor:
     addend: Addend | None = None
     activation: Activation | None = None
     part: Part | None = None
+    a_blocks: BlockScale | None = None
+    b_blocks: BlockScale | None = None
 
     def of_part(self, part: Part, accumulator: Accumulator) -> Anchor:
         """The product with a part of the columns of B."""
@@ -74,18 +86,33 @@ class Anchor:
             scale_b=self.scale_b and self.scale_b.of_part(part),
             addend=self.addend and Addend(self.addend.view.of_part(part), self.addend.beta),
             part=part,
+            b_blocks=self.b_blocks and replace(self.b_blocks, part=self._blocks_of(part)),
+        )
+
+    def _blocks_of(self, part: Part) -> Part | None:
+        """The blocks of columns that a part of the columns has; None for all, those of every other column."""
+        lines = self.accumulator.b_scaling.lines
+        if not known(part.step == 1):
+            return None
+        return Part(part.start // lines, 1, self.accumulator.b_scaling.blocks(part.count))
+
+    def splits_blocks(self, part: Part) -> bool:
+        """Whether a part of the columns begins within a block that has one scale."""
+        return self.b_blocks is not None and not (
+            known(part.step == 2) or known(part.start % self.accumulator.b_scaling.lines == 0)
         )
 
     def with_a(self, other: dict[fx.Node, fx.Node]) -> Anchor:
         """The product with nodes of the same value for A and its scale."""
         scale = self.scale_a and replace(self.scale_a, node=other[self.scale_a.node])
-        return replace(self, a=other[self.a], scale_a=scale)
+        blocks = self.a_blocks and replace(self.a_blocks, node=other[self.a_blocks.node])
+        return replace(self, a=other[self.a], scale_a=scale, a_blocks=blocks)
 
     @property
     def inputs(self) -> list[fx.Node]:
         """What the op reads."""
         addend = None if self.addend is None else self.addend.view
-        views = (self.scale_a, self.scale_b, addend)
+        views = (self.scale_a, self.scale_b, addend, self.a_blocks, self.b_blocks)
         return [self.a, self.b, *(view.node for view in views if view is not None)]
 
     @property
@@ -108,7 +135,8 @@ class Anchor:
     def stands_alone(self) -> bool:
         """Whether a region is worth having with nothing after the product: what the op itself does is an
         epilogue."""
-        return self.scale_a is not None or self.activation is not None
+        scaled = self.scale_a is not None or self.a_blocks is not None
+        return scaled or self.activation is not None
 
 
 def is_anchor(node: fx.Node) -> bool:
@@ -167,28 +195,44 @@ def _read_scaled_mm(node: fx.Node) -> Anchor:
     shape_a, shape_b = fake(scale_a).shape, fake(scale_b).shape
     m, n = fake(a).shape[0], fake(b).shape[1]
     tensorwise = known(fake(scale_a).numel() == 1) and known(fake(scale_b).numel() == 1)
-    rowwise = _has_shape(shape_a, (m, 1)) and _has_shape(shape_b, (1, n))
+    rowwise = has_shape(shape_a, (m, 1)) and has_shape(shape_b, (1, n))
     if not tensorwise and not rowwise:
-        recipe = _blockwise_recipe(fake(a), fake(b), fake(scale_a), fake(scale_b))
-        if recipe is not None:
-            raise Refused(Reason.RECIPE, recipe=recipe)
-        raise Refused(Reason.MIXED_SCALES, scale_a=describe(shape_a), scale_b=describe(shape_b), m=m, n=n)
+        if (recipe := mx_recipe(fake(scale_a))) is not None:
+            raise Refused(Reason.RECIPE, recipe=recipe, taken=TAKEN)
+        scaling = block_scaling(fake(a), fake(b), fake(scale_a), fake(scale_b))
+        if scaling is not None:
+            return _block_scaled(node, a, b, scaling, BlockScale(scale_a), BlockScale(scale_b), args["bias"])
+        raise _mixed(node, a, b, scale_a, scale_b)
     return _scaled(node, a, b, scale_a, scale_b, args["bias"], args["use_fast_accum"])
 
 
 def _read_scaled_mm_v2(node: fx.Node) -> Anchor:
     args = arguments(node)
-    recipes = (_recipe_names(args["recipe_a"]), _recipe_names(args["recipe_b"]))
-    if recipes not in ((("TensorWise",), ("TensorWise",)), (("RowWise",), ("RowWise",))):
-        raise Refused(Reason.RECIPE, recipe=" by ".join("+".join(names) for names in recipes))
-    (scale_a,), (scale_b,) = args["scale_a"], args["scale_b"]
+    recipes = (recipe_names(args["recipe_a"]), recipe_names(args["recipe_b"]))
     a, b = args["self"], args["mat2"]
+    if recipes[0] in SCALINGS and recipes[1] in SCALINGS:
+        scaling = (SCALINGS[recipes[0]], SCALINGS[recipes[1]])
+        of_a = blocks_of_v2(args["scale_a"][0], fake(a).shape[0], fake(a).shape[1], scaling[0])
+        of_b = blocks_of_v2(args["scale_b"][0], fake(b).shape[1], fake(a).shape[1], scaling[1])
+        if of_a is not None and of_b is not None:
+            # What lies as (rows or columns, k) is what the op takes of A, and the transpose of B's.
+            of_b = replace(of_b, transposed=not of_b.transposed)
+            return _block_scaled(node, a, b, scaling, of_a, of_b, args["bias"])
+        raise _mixed(node, a, b, args["scale_a"][0], args["scale_b"][0])
+    if recipes not in ((("TensorWise",), ("TensorWise",)), (("RowWise",), ("RowWise",))):
+        recipe = " by ".join("+".join(names) for names in recipes)
+        raise Refused(Reason.RECIPE, recipe=recipe, taken=TAKEN)
+    (scale_a,), (scale_b,) = args["scale_a"], args["scale_b"]
     expected = (1, 1) if recipes[0] == ("TensorWise",) else (fake(a).shape[0], fake(b).shape[1])
     for scale, count in zip((scale_a, scale_b), expected, strict=True):
         if not known(fake(scale).numel() == count):
-            facts = {"scale_a": describe(fake(scale_a).shape), "scale_b": describe(fake(scale_b).shape)}
-            raise Refused(Reason.MIXED_SCALES, **facts, m=fake(a).shape[0], n=fake(b).shape[1])
+            raise _mixed(node, a, b, scale_a, scale_b)
     return _scaled(node, a, b, scale_a, scale_b, args["bias"], args["use_fast_accum"])
+
+
+def _mixed(node: fx.Node, a: fx.Node, b: fx.Node, scale_a: fx.Node, scale_b: fx.Node) -> Refused:
+    facts = {"scale_a": describe(fake(scale_a).shape), "scale_b": describe(fake(scale_b).shape)}
+    return Refused(Reason.MIXED_SCALES, **facts, m=fake(a).shape[0], n=fake(b).shape[1])
 
 
 def _scaled(
@@ -200,11 +244,46 @@ def _scaled(
     bias: fx.Node | None,
     fast_accum: bool,
 ) -> Anchor:
+    anchor = _fp8(node, a, b, (scale_a, scale_b), bias, fast_accum)
+    return replace(
+        anchor,
+        scale_a=classify_vector(scale_a, LoadKind.COLVEC, anchor.device),
+        scale_b=classify_vector(scale_b, LoadKind.ROWVEC, anchor.device),
+    )
+
+
+def _block_scaled(
+    node: fx.Node,
+    a: fx.Node,
+    b: fx.Node,
+    scaling: tuple[Scaling, Scaling],
+    a_blocks: BlockScale,
+    b_blocks: BlockScale,
+    bias: fx.Node | None,
+) -> Anchor:
+    anchor = _fp8(node, a, b, (a_blocks.node, b_blocks.node), bias, fast_accum=False)
+    for scale in (a_blocks.node, b_blocks.node):
+        if (device := fake(scale).device) != anchor.device:
+            raise Refused(
+                Reason.OPERAND_DEVICE, operand=user_label(scale), device=device, anchor=anchor.device
+            )
+    accumulator = replace(anchor.accumulator, a_scaling=scaling[0], b_scaling=scaling[1])
+    return replace(anchor, accumulator=accumulator, a_blocks=a_blocks, b_blocks=b_blocks)
+
+
+def _fp8(
+    node: fx.Node,
+    a: fx.Node,
+    b: fx.Node,
+    scales: tuple[fx.Node, fx.Node],
+    bias: fx.Node | None,
+    fast_accum: bool,
+) -> Anchor:
+    """The product without its scales, and with its bias."""
     a_dtype, b_dtype = _operand_dtypes(a, b, (DType.E4M3, DType.E5M2))
     if a_dtype is DType.E5M2 and b_dtype is DType.E5M2:
         raise _unmultiplied(a, b)
-    device = fake(node).device
-    for scale in (scale_a, scale_b):
+    for scale in scales:
         if fake(scale).dtype is not torch.float32:
             raise Refused(Reason.SCALE_DTYPE, operand=user_label(scale), dtype=fake(scale).dtype)
     return Anchor(
@@ -213,9 +292,7 @@ def _scaled(
         b=b,
         accumulator=_accumulator(node, a, b, a_dtype, b_dtype, fast_accum),
         out_dtype=_out_dtype(fake(node).dtype),
-        scale_a=classify_vector(scale_a, LoadKind.COLVEC, device),
-        scale_b=classify_vector(scale_b, LoadKind.ROWVEC, device),
-        addend=None if bias is None else Addend(classify(bias, fake(node).shape, device), 1),
+        addend=None if bias is None else Addend(classify(bias, fake(node).shape, fake(node).device), 1),
     )
 
 
@@ -254,12 +331,6 @@ def _number(value: Any) -> Number:
     if not isinstance(value, (bool, int, float)):
         raise Refused(Reason.SYMBOLIC_SCALAR, value=value)
     return value
-
-
-def _has_shape(shape: torch.Size, expected: tuple[Size, ...]) -> bool:
-    return len(shape) == len(expected) and all(
-        known(size == want) for size, want in zip(shape, expected, strict=True)
-    )
 
 
 def _unmultiplied(a: fx.Node, b: fx.Node) -> Refused:
@@ -353,38 +424,6 @@ def _check_step(operand: fx.Node, tensor: torch.Tensor) -> None:
         accepted="TMA takes steps from batch to batch of multiples of 16 bytes, and not of 0, as of a weight "
         "where torch writes a linear as a bmm because its input's leading axes do not collapse",
     )
-
-
-def _recipe_names(recipe: list[int]) -> tuple[str, ...]:
-    """The names of `torch.nn.functional.ScalingType` members."""
-    from torch.nn.functional import ScalingType
-
-    return tuple(ScalingType(value).name for value in recipe)
-
-
-def _blockwise_recipe(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor
-) -> str | None:
-    """The block-scaled recipe that `_scaled_mm` would infer from the scales, None if there is none."""
-    if scale_a.dtype is torch.float8_e8m0fnu:
-        return "BlockWise1x32"
-    if scale_a.dtype is torch.float8_e4m3fn:
-        return "BlockWise1x16"
-    if scale_a.dim() != 2 or scale_b.dim() != 2:
-        return None
-    (m, k), n = a.shape, b.shape[1]
-    blocks = (k + 127) // 128
-    if not (known(scale_a.shape[1] == blocks) and known(scale_b.shape[0] == blocks)):
-        return None
-    rows = _block(scale_a.shape[0], m)
-    columns = _block(scale_b.shape[1], n)
-    return f"{rows} by {columns}" if rows and columns else None
-
-
-def _block(count: Size, extent: Size) -> str | None:
-    if known(count == extent):
-        return "BlockWise1x128"
-    return "BlockWise128x128" if known(count == (extent + 127) // 128) else None
 
 
 def _is_matrix_vector(node: fx.Node) -> bool:

@@ -42,9 +42,13 @@ def target_of(device: torch.device, capability: Capability) -> Target | None:
 
 
 def check_operands(anchor: Anchor, target: Target | None) -> None:
-    """Refuse a product whose operands the target's MMA doesn't multiply. A CPU multiplies any."""
+    """Refuse a product whose operands the target's MMA doesn't multiply, or whose blocks have scales where no
+    sums are promoted. A CPU multiplies any."""
     product = anchor.accumulator
     if target is not None and not {product.a_dtype, product.b_dtype} <= target.operands:
         taken = ", ".join(sorted(dtype.value for dtype in target.operands))
         a, b = fake(anchor.a).dtype, fake(anchor.b).dtype
         raise Refused(Reason.OPERAND_DTYPE, where=f"of {target.name}", a=a, b=b, taken=taken)
+    if target is not None and product.is_block_scaled and not target.promotes:
+        recipe = f"BlockWise{product.a_scaling.value} by BlockWise{product.b_scaling.value}"
+        raise Refused(Reason.RECIPE, recipe=recipe, taken=f"TensorWise and RowWise on {target.name}")

@@ -77,6 +77,8 @@ def parts_of(anchor: Anchor, owned: Container[fx.Node]) -> tuple[Part, Part] | N
     if not known(half * b.stride(-1) * b.element_size() % TMA_ALIGN != 0):
         pairs.append((Part(0, 1, half), Part(half, 1, half)))
     for pair in pairs:
+        if any(map(anchor.splits_blocks, pair)):
+            continue
         if all(any(same_part(part, wanted) for part in taken) for wanted in pair):
             return pair
     return None
@@ -141,6 +143,8 @@ def unlike(first: Anchor, second: Anchor) -> str | None:
     """Why no one MMA computes two products; None where one does."""
     if first.a is not second.a:
         return f"that multiplies {second.a.name} and this {first.a.name}"
+    if first.a_blocks != second.a_blocks:
+        return "their A have other scales"
     if first.accumulator != second.accumulator:
         return "their operands differ in dtype or layout, or their sums in how they are accumulated"
     if not known(first.n == second.n):

@@ -63,7 +63,7 @@ class Reason(Enum):
         "it meets {other} in one op, which could take it from the same kernel, but {why}",
     )
     EMPTY = "empty", "the product is empty: M, N, K = {m}, {n}, {k}"
-    RECIPE = "recipe", "the scales follow the recipe {recipe}; taken are TensorWise and RowWise"
+    RECIPE = "recipe", "the scales follow the recipe {recipe}; taken are {taken}"
     MIXED_SCALES = (
         "mixed_scales",
         "scale_a {scale_a} and scale_b {scale_b} are neither both one element nor ({m}, 1) and (1, {n})",

@@ -9,6 +9,7 @@ from typing import Union
 from torch import fx
 
 from cute_backend.fx_walk.anchors import Anchor
+from cute_backend.fx_walk.block_scales import BlockScale
 from cute_backend.fx_walk.classify import LoadView, Part
 from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.mutation import root
@@ -60,6 +61,17 @@ class Region:
         if self.spec.b_columns is BColumns.INTERLEAVED:
             return [(self.first.b, None)]
         return [(anchor.b, anchor.part) for anchor in self.anchors]
+
+    @property
+    def a_scales(self) -> list[BlockScale]:
+        """The scales of A's blocks, where there are any."""
+        return [] if self.first.a_blocks is None else [self.first.a_blocks]
+
+    @property
+    def b_scales(self) -> list[BlockScale]:
+        """The scales of every B's blocks, where there are any."""
+        anchors = self.anchors[: self.spec.b_count]
+        return [anchor.b_blocks for anchor in anchors if anchor.b_blocks is not None]
 
     @property
     def load_nodes(self) -> list[fx.Node]:

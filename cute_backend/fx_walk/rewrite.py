@@ -24,10 +24,12 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from cute_backend import config
+from cute_backend.fx_walk.block_scales import BlockScale
 from cute_backend.fx_walk.classify import LoadView, Part
 from cute_backend.fx_walk.lower import is_reshape
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.static import Size, fake, known, product, same_sizes, tensor_of
+from cute_backend.spec import Scaling
 
 aten = torch.ops.aten
 
@@ -68,6 +70,16 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
         bounds = (sizes.argument(bound) for bound in (part.start, part.end, part.step))
         return call(aten.slice.Tensor, node, axis, *bounds)
 
+    def scales(of: BlockScale, k_axis: int) -> fx.Node:
+        node = replaced.get(of.node, of.node)
+        if of.transposed:
+            node = call(aten.permute.default, node, [1, 0])
+        if of.padded:
+            node = call(
+                aten.slice.Tensor, node, k_axis, 0, sizes.argument(Scaling.SQUARE.blocks(region.first.k))
+            )
+        return columns(node, 1, of.part)
+
     bs = [columns(replaced.get(node, node), fake(node).dim() - 1, part) for node, part in region.b_views]
     loads = []
     for view in region.views:
@@ -78,8 +90,8 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
         loads.append(_canonical(call, view, node, sizes))
     results = call(
         torch.ops.cute_backend.gemm_epilogue.default,
-        [replaced.get(region.a_node, region.a_node)],
-        bs,
+        [replaced.get(region.a_node, region.a_node), *(scales(each, 1) for each in region.a_scales)],
+        [*bs, *(scales(each, 0) for each in region.b_scales)],
         loads,
         region.spec.to_json(),
         *_choice(),

@@ -60,18 +60,18 @@ class _Module:
         module, template = self.config.target.template.split(":")
         scales, product = self._scales(), self.spec.product
         names = [each.name for each in scales] + [load.name for load in self.spec.loads]
-        width = max(map(len, names), default=0)
+        width, kind = max(map(len, names), default=0), 7 if scales else 6
         lines = ['"""' + self.formula.replace("\n", "\n   "), ""]
         for each in scales:
             blocks = product.a_scaling if each.role is Role.A_SCALES else product.b_scaling
             lines.append(
-                f"    {each.name:<{width}}  {blocks.value:<6}  {each.dtype.value:<4}  {'k_tile_ring':<14}  "
-                "copied to shared memory ahead of each k tile, by element"
+                f"    {each.name:<{width}}  {blocks.value:<{kind}}  {each.dtype.value:<4}  "
+                f"{'k_tile_ring':<14}  copied to shared memory ahead of each k tile, by element"
             )
         for load in self.spec.loads:
             placement = self.plan.placements[load.name]
             lines.append(
-                f"    {load.name:<{width}}  {load.kind.value:<6}  {load.dtype.value:<4}  "
+                f"    {load.name:<{width}}  {load.kind.value:<{kind}}  {load.dtype.value:<4}  "
                 f"{placement.name:<14}  {placement.meaning}{_modes(load)}"
             )
         lines += [

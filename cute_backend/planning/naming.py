@@ -65,7 +65,7 @@ def words(spec: EpilogueSpec) -> str:
     by its marks (a gelu by erf or tanh and a number); other steps are called by their functions.
     """
     product = "bmm" if spec.product.kind is ProductKind.BATCHED else "mm"
-    if any(load.name.startswith(_SCALES) for load in spec.loads):
+    if spec.product.is_block_scaled or any(load.name.startswith(_SCALES) for load in spec.loads):
         product = f"scaled_{product}"
     text = product
     for word in _Steps(spec).words():

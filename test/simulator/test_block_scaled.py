@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from epilogues import BLOCKWISE, Problem
 from test_templates import RESIDUAL, block_scales, check_exact, integers, machine, op, operands, sm90, wrong
 
+import cute_backend
 from cute_backend.planning import Arch, TileConfig, Variant, offered
 from cute_backend.replay import replay
 from cute_backend.runtime.build import build
@@ -141,6 +143,17 @@ def test_pairs(columns: tuple[Columns, Columns], b: Scaling) -> None:
     outputs, _ = run_region(spec, a, bs, [], machine(config))
     for actual, expected in zip(outputs, replay(spec, a, bs, []), strict=True):
         assert torch.equal(actual, expected)
+
+
+def test_a_program_is_simulated_from_torch_to_its_result() -> None:
+    program = BLOCKWISE["blockwise_silu_residual"]
+    inputs = program.inputs(Problem(72, 136, 272))
+    result = cute_backend.simulate(program.fn, *inputs, arch="sm_90a", async_seed=1)
+    a, b, of_a, of_b, bias, residual = (each.double() for each in inputs)
+    left = a * of_a.repeat_interleave(128, 1)[:, :272]
+    right = b * of_b.repeat_interleave(128, 0)[:272].repeat_interleave(128, 1)[:, :136]
+    expected = torch.nn.functional.silu(left @ right + bias) + residual
+    torch.testing.assert_close(result.double(), expected, rtol=2**-8, atol=2**-8)
 
 
 def test_another_architecture_says_that_it_has_no_mainloop_for_it() -> None:

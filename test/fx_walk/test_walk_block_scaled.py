@@ -1,0 +1,254 @@
+"""Products whose blocks have scales: recipes in the shapes and strides of torch, and their neighbours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from epilogues import BLOCKWISE, Problem
+from synthetic import BF16, E4M3, F32, OP, Graph, aten, called, rewritten, run, walk
+from torch import Tensor, fx
+
+import cute_backend
+from cute_backend.fx_walk.reasons import Reason
+from cute_backend.spec import Columns, Scaling
+
+M, N, K = 72, 272, 400
+KB, MB, NB = 4, 1, 3
+LINE, SQUARE = Scaling.LINE, Scaling.SQUARE
+
+
+def values(node: fx.Node, seed: int = 0) -> Tensor:
+    """Small integers, laid out as a node's fake tensor: their products are exact."""
+    fake = node.meta["val"]
+    generator = torch.Generator().manual_seed(seed)
+    low, high = (-2, 3) if fake.dtype in (E4M3, BF16) else (1, 9)
+    numbers = torch.randint(low, high, fake.shape, generator=generator)
+    return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype).copy_(numbers)
+
+
+def inputs_of(graph: fx.Graph) -> list[Tensor]:
+    nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    return [values(node, seed) for seed, node in enumerate(nodes)]
+
+
+def spread(scales: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Scales of blocks as one for each element of (rows, k), by their shape."""
+    rows, k = shape
+    across = 1 if scales.shape[0] == rows else 128
+    return scales.repeat_interleave(across, 0)[:rows].repeat_interleave(128, 1)[:, :k]
+
+
+def expected(a: Tensor, b: Tensor, of_rows: Tensor, of_columns: Tensor) -> Tensor:
+    """By elements, each with its scale; scales are (rows of A, k) and (columns of B, k)."""
+    left = a.float() * spread(of_rows, (a.shape[0], a.shape[1]))
+    return left @ (b.t().float() * spread(of_columns, (b.shape[1], b.shape[0]))).t()
+
+
+def scaled_mm(
+    made: Graph, shape_a: Any, shape_b: Any, n: int = N, strides: tuple[Any, Any] = (None, None), **of: Any
+) -> fx.Node:
+    a, b = made.input("a", (M, K), E4M3), made.input("b", (K, n), E4M3, (1, K))
+    scale_a = made.input("scale_a", shape_a, of.get("dtype", F32), strides[0])
+    scale_b = made.input("scale_b", shape_b, of.get("dtype", F32), strides[1])
+    arguments: Any = (a, b, scale_a, scale_b, None, None, BF16)
+    target = aten._scaled_mm.default
+    if recipes := of.get("recipes"):
+        target = aten._scaled_mm_v2.default
+        arguments = (a, b, [scale_a], [recipes[0]], [], [scale_b], [recipes[1]], [], None, BF16)
+    node = made.graph.call_function(target, arguments)
+    with made.mode:
+        node.meta["val"] = torch.empty(M, n, dtype=BF16)
+    return node
+
+
+@pytest.mark.parametrize(
+    ("shape_a", "shape_b", "scalings"),
+    [
+        ((M, KB), (KB, NB), (LINE, SQUARE)),
+        ((M, KB), (KB, N), (LINE, LINE)),
+        ((MB, KB), (KB, N), (SQUARE, LINE)),
+    ],
+    ids=["1x128 by 128x128", "1x128 by 1x128", "128x128 by 1x128"],
+)
+@pytest.mark.parametrize("contiguous", ["k", "lines"])
+def test_the_recipes_of_scaled_mm(
+    shape_a: tuple[int, int], shape_b: tuple[int, int], scalings: tuple[Scaling, Scaling], contiguous: str
+) -> None:
+    """Scales lie by any strides, for a kernel copies them one by one."""
+    made = Graph()
+    strides = ((1, shape_a[0]), (1, KB)) if contiguous == "lines" else (None, None)
+    graph = made.output(made.call(aten.relu.default, scaled_mm(made, shape_a, shape_b, strides=strides)))
+    (region,), rejections = walk(graph)
+    assert not rejections and not region.spec.loads
+    assert (region.spec.product.a_scaling, region.spec.product.b_scaling) == scalings
+    assert not region.spec.product.fast_accum
+    a, b, scale_a, scale_b = inputs = inputs_of(graph)
+    (result,) = run(rewritten(graph), *inputs)
+    assert called(graph) == [str(OP)]
+    assert torch.equal(result, expected(a, b, scale_a, scale_b.t()).relu().to(BF16))
+
+
+@pytest.mark.parametrize(
+    ("recipes", "shape_a", "shape_b", "strides"),
+    [
+        ((4, 4), (M, KB), (N, KB), ((1, M), (1, N))),
+        ((4, 5), (M, KB), (NB, KB), ((1, M), None)),
+        ((4, 5), (M, KB), (KB, NB), ((1, M), (1, KB))),
+        ((5, 4), (KB, MB), (N, KB), ((1, KB), (1, N))),
+    ],
+    ids=["1x128 by 1x128", "1x128 by 128x128", "1x128 by 128x128 for cuBLAS", "128x128 by 1x128 for cuBLAS"],
+)
+def test_the_recipes_of_scaled_mm_v2(recipes: Any, shape_a: Any, shape_b: Any, strides: Any) -> None:
+    made = Graph()
+    graph = made.output(scaled_mm(made, shape_a, shape_b, strides=strides, recipes=recipes))
+    (region,), rejections = walk(graph)
+    assert not rejections
+    scalings = {4: LINE, 5: SQUARE}
+    product = region.spec.product
+    assert (product.a_scaling, product.b_scaling) == tuple(scalings[recipe] for recipe in recipes)
+    a, b, scale_a, scale_b = inputs = inputs_of(graph)
+    (result,) = run(rewritten(graph), *inputs)
+    of_rows = scale_a.t() if shape_a == (KB, MB) else scale_a
+    of_columns = scale_b.t() if shape_b == (KB, NB) else scale_b
+    assert torch.equal(result, expected(a, b, of_rows, of_columns).to(BF16))
+
+
+@pytest.mark.parametrize("strides", [(4, 1), (1, 4)], ids=str)
+def test_strides_decide_where_two_layouts_fit(strides: tuple[int, int]) -> None:
+    """Of 4 by 4 blocks; cuBLAS' are contiguous along K."""
+    made = Graph()
+    graph = made.output(scaled_mm(made, (M, KB), (4, KB), 512, (None, strides), recipes=(4, 5)))
+    a, b, scale_a, scale_b = inputs = inputs_of(graph)
+    (result,) = run(rewritten(graph), *inputs)
+    of_columns = scale_b if strides == (4, 1) else scale_b.t()
+    assert torch.equal(result, expected(a, b, scale_a, of_columns).to(BF16))
+
+
+def test_what_cublas_pads_is_cut_off() -> None:
+    """K of 144 has two blocks, of which cuBLAS wants four."""
+    made = Graph()
+    a, b = made.input("a", (M, 144), E4M3), made.input("b", (144, N), E4M3, (1, 144))
+    scale_a, scale_b = made.input("scale_a", (M, 2), F32, (1, M)), made.input("scale_b", (4, NB), F32, (1, 4))
+    node = made.graph.call_function(
+        aten._scaled_mm_v2.default, (a, b, [scale_a], [4], [], [scale_b], [5], [], None, BF16)
+    )
+    with made.mode:
+        node.meta["val"] = torch.empty(M, N, dtype=BF16)
+    graph = made.output(node)
+    left, right, of_rows, padded = inputs = inputs_of(graph)
+    (result,) = run(rewritten(graph), *inputs)
+    assert torch.equal(result, expected(left, right, of_rows, padded[:2].t()).to(BF16))
+
+
+@pytest.mark.parametrize(
+    ("n", "shape_b", "pair"),
+    [(512, (KB, 4), True), (384, (KB, 3), False), (384, (KB, 384), True)],
+    ids=["halves of two blocks", "halves of one and a half", "columns of their own"],
+)
+def test_halves_are_a_pair_where_blocks_are_whole(n: int, shape_b: tuple[int, int], pair: bool) -> None:
+    made = Graph()
+    product = scaled_mm(made, (M, KB), shape_b, n)
+    gate, up = (made.call(aten.slice.Tensor, product, 1, first, first + n // 2) for first in (0, n // 2))
+    graph = made.output(made.call(aten.mul.Tensor, gate, up))
+    (region,), _ = walk(graph)
+    assert len(region.spec.accumulators) == (2 if pair else 1)
+    a, b, scale_a, scale_b = inputs = inputs_of(graph)
+    whole = expected(a, b, scale_a, scale_b.t())
+    (result,) = run(rewritten(graph), *inputs)
+    if pair:
+        assert torch.equal(result, (whole[:, : n // 2] * whole[:, n // 2 :]).to(BF16))
+
+
+def test_neighbouring_columns_share_the_scales_of_all() -> None:
+    made = Graph()
+    product = scaled_mm(made, (M, KB), (KB, NB))
+    gate, up = (made.call(aten.slice.Tensor, product, 1, first, N, 2) for first in (0, 1))
+    graph = made.output(made.call(aten.sub.Tensor, gate, up))
+    (region,), _ = walk(graph)
+    assert [acc.columns for acc in region.spec.accumulators] == [Columns.EVEN, Columns.ODD]
+    a, b, scale_a, scale_b = inputs = inputs_of(graph)
+    whole = expected(a, b, scale_a, scale_b.t())
+    (result,) = run(rewritten(graph), *inputs)
+    assert torch.equal(result, (whole[:, ::2] - whole[:, 1::2]).to(BF16))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_two_products_are_a_pair_where_a_has_the_same_scales(shared: bool) -> None:
+    made = Graph()
+    gate = scaled_mm(made, (M, KB), (KB, NB))
+    a, _, scale_a, _ = gate.args[:4]
+    b, scale_b = made.input("b1", (K, N), E4M3, (1, K)), made.input("scale_b1", (KB, NB), F32)
+    other = scale_a if shared else made.input("scale_a1", (M, KB), F32)
+    up = made.graph.call_function(aten._scaled_mm.default, (a, b, other, scale_b, None, None, BF16))
+    with made.mode:
+        up.meta["val"] = torch.empty(M, N, dtype=BF16)
+    graph = made.output(made.call(aten.mul.Tensor, gate, up))
+    regions, rejections = walk(graph)
+    assert [len(region.spec.accumulators) for region in regions] == ([2] if shared else [1, 1])
+    left, right, of_rows, of_columns, right1, of_columns1, *rest = inputs = inputs_of(graph)
+    first = expected(left, right, of_rows, of_columns.t())
+    second = expected(left, right1, of_rows if shared else rest[0], of_columns1.t())
+    (result,) = run(rewritten(graph), *inputs)
+    if shared:
+        assert torch.equal(result, (first * second).to(BF16))
+    else:
+        assert not rejections and torch.equal(result, (first.to(BF16).float() * second).to(BF16))
+
+
+def test_a_dynamic_m_adds_no_guard() -> None:
+    made = Graph()
+    m = made.size("m", M)
+    a, b = made.input("a", (m, K), E4M3), made.input("b", (K, N), E4M3, (1, K))
+    scale_a, scale_b = made.input("scale_a", (m, KB), F32, (1, m)), made.input("scale_b", (KB, NB), F32)
+    node = made.graph.call_function(aten._scaled_mm.default, (a, b, scale_a, scale_b, None, None, BF16))
+    with made.mode:
+        node.meta["val"] = torch.empty(m, N, dtype=BF16)
+    graph = made.output(node)
+    (region,), _ = walk(graph)
+    assert region.spec.product.is_block_scaled
+    rewritten(graph)
+    assert not made.shape_env.guards
+
+
+def reason(graph: fx.Graph, capability: tuple[int, int] = (9, 0)) -> Reason:
+    regions, (rejection,) = walk(graph, capability=capability)
+    assert not regions
+    return rejection.reason
+
+
+def test_what_is_not_taken() -> None:
+    bf16, v2 = Graph(), Graph()
+    assert reason(bf16.output(scaled_mm(bf16, (M, KB), (KB, NB), dtype=BF16))) is Reason.SCALE_DTYPE
+    wrong = scaled_mm(v2, (M, KB), (NB, KB + 1), recipes=(4, 5))
+    assert reason(v2.output(wrong)) is Reason.MIXED_SCALES
+    for capability, fused in (((9, 0), True), ((10, 0), False)):
+        made = Graph()
+        a, b = (
+            made.input(name, shape, E4M3, strides, "cuda")
+            for name, shape, strides in (("a", (M, K), None), ("b", (K, N), (1, K)))
+        )
+        scales = [made.input(f"scale{shape}", shape, F32, device="cuda") for shape in ((M, KB), (KB, NB))]
+        graph = made.output(made.call(aten._scaled_mm.default, a, b, *scales, None, None, BF16))
+        regions, rejections = walk(graph, capability=capability)
+        assert len(regions) == fused
+        if not fused:
+            (rejection,) = rejections
+            assert rejection.reason is Reason.RECIPE
+            assert "BlockWise128x128; taken are TensorWise and RowWise on sm_100a" in rejection.message
+
+
+def test_an_explanation_is_of_its_architecture() -> None:
+    """A graph on the CPU, which would be replayed there, is told as that architecture would take it."""
+    program = BLOCKWISE["blockwise_silu_residual"]
+    inputs = program.inputs(Problem(64, 128, 256))
+    (region,) = cute_backend.explain(program.fn, *inputs, arch="sm_90a").regions
+    assert "acc of b, with scales of blocks: 1x128 of A, 128x128 of B, at" in str(
+        cute_backend.explain(program.fn, *inputs, arch="sm_90a")
+    )
+    assert region.kernel().entry.startswith("cute_scaled_mm_bias_silu_residual_")
+    refused = cute_backend.explain(program.fn, *inputs, arch="sm_100a")
+    assert not refused.regions
+    (rejection,) = refused.rejections
+    assert rejection.reason is Reason.RECIPE and "on sm_100a" in rejection.message
