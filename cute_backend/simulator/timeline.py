@@ -53,7 +53,7 @@ def draw(recorder: Recorder, path: Path, title: str) -> None:
     operations = _operations(recorder)
     ends = [time for *_, time in recorder.exits] + [finish for *_, finish in recorder.operations]
     end = max(ends, default=1)
-    figure = Figure(figsize=(12, 1.2 + 0.32 * (len(warps) + len(operations))), layout="constrained")
+    figure = Figure(figsize=(8, 1.2 + 0.32 * (len(warps) + len(operations))), layout="constrained")
     axes = figure.add_subplot()
     labels = []
     for row, warp in enumerate(warps):
