@@ -16,7 +16,7 @@ from torch._inductor import config as inductor_config
 
 from cute_backend import artifacts
 from cute_backend.errors import UsageError, meant
-from cute_backend.fx_walk.containment import contain, is_contained
+from cute_backend.fx_walk.containment import contain, first_raised, is_contained
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
 from cute_backend.fx_walk.labels import input_names, label_inputs
 from cute_backend.fx_walk.pass_sequence import Pass, chain_passes, passes_of
@@ -30,7 +30,7 @@ epilogue_pass = EpiloguePass(observe=artifacts.leave)
 
 
 class OptionError(ShortenTraceback, UsageError):
-    """A mode or an option that `torch.compile` was given and that can't be met.
+    """A mode or an option that `torch.compile` was given, or another setting, and that can't be met.
 
     Dynamo shows an error of this kind as it is, without the frames in which the backend is called.
     """
@@ -139,6 +139,9 @@ class _Compiler:
             raise
         except Exception as error:
             if not is_contained(error):
+                cause = first_raised(error)
+                if isinstance(cause, UsageError):  # Inductor has made an error of its own of it
+                    raise OptionError(str(cause)) from None
                 raise
             failed = error
         for module, graph in zip(modules, graphs, strict=True):

@@ -28,7 +28,7 @@ def is_contained(error: Exception) -> bool:
     Not where `config.raise_errors` asks for it, and not where it says what a person has to mend: a setting
     that can't be met, or a module that was edited by hand and can't be built.
     """
-    return not (config.raise_errors or isinstance(_original(error), (UsageError, BuildError)))
+    return not (config.raise_errors or isinstance(first_raised(error), (UsageError, BuildError)))
 
 
 def contain(error: Exception, instead: str = UNFUSED) -> Rejection:
@@ -38,7 +38,7 @@ def contain(error: Exception, instead: str = UNFUSED) -> Rejection:
     """
     if not is_contained(error):
         raise error
-    original = _original(error)
+    original = first_raised(error)
     where = _place(original)
     text = str(original).strip().splitlines()
     shown = f"{type(original).__name__}{f': {text[0]}' if text else ''}"
@@ -48,7 +48,7 @@ def contain(error: Exception, instead: str = UNFUSED) -> Rejection:
     return Rejection("graph", Reason.INTERNAL_ERROR, refused)
 
 
-def _original(error: BaseException) -> BaseException:
+def first_raised(error: BaseException) -> BaseException:
     """The error that was raised first, under the errors that Inductor has wrapped it in."""
     while True:
         if isinstance(error, BackendCompilerFailed):

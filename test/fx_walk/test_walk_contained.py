@@ -381,6 +381,8 @@ def test_what_a_person_has_to_mend_is_raised(
     with pytest.raises(BaseException, match=str(error) or None) as raised:
         compiled(program, *example())
     assert isinstance(error, Exception) or raised.type is KeyboardInterrupt
+    if isinstance(error, UsageError):
+        assert isinstance(raised.value, UsageError) and str(raised.value).splitlines()[0] == str(error)
 
 
 def test_a_setting_raises_all(contained: None, cpu_code: None, monkeypatch: pytest.MonkeyPatch) -> None:
