@@ -28,8 +28,21 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 def _scaled_mm_f64(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None = None, **_
 ) -> Tensor:
-    product = (a.double() @ b.double()) * scale_a.double() * scale_b.double()
+    if scale_a.dim() == 2 and (scale_a.shape[1], scale_b.shape[0]) != (1, 1):
+        a, b = _scaled_blocks(a, scale_a), _scaled_blocks(b.t(), scale_b.t()).t()
+        product = a @ b
+    else:
+        product = (a.double() @ b.double()) * scale_a.double() * scale_b.double()
     return product if bias is None else product + bias.double()
+
+
+def _scaled_blocks(operand: Tensor, scales: Tensor) -> Tensor:
+    """(rows, k) multiplied by the scales of its blocks, by their shape 1 x 128 or 128 x 128."""
+    rows, k = operand.shape
+    lines = 1 if scales.shape[0] == rows else 128
+    return (
+        operand.double() * scales.double().repeat_interleave(lines, 0)[:rows].repeat_interleave(128, 1)[:, :k]
+    )
 
 
 def _addmm_f64(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:

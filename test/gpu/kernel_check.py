@@ -17,7 +17,18 @@ from cute_backend.runtime.device import device_at, max_active_clusters
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.operands import TORCH_DTYPES
 from cute_backend.runtime.outputs import Outputs
-from cute_backend.spec import BColumns, DType, EpilogueSpec, Load, LoadKind, Major, Order, ProductKind, Stride
+from cute_backend.spec import (
+    BColumns,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Major,
+    Order,
+    ProductKind,
+    Scaling,
+    Stride,
+)
 
 SHAPES = [
     (256, 256, 256),
@@ -47,13 +58,13 @@ def check_kernels(
         m = -(-m // 16) * 16 if _has_columns(spec) else m  # the pitch of a transposed plane
         for aligned in (True, False):
             a, bs, loads = operands_of(spec, m, n, k, aligned=aligned)
-            expected = replay(spec, [a], bs, loads, accumulate=torch.float64)
+            expected = replay(spec, a, bs, loads, accumulate=torch.float64)
             for kernel in kernels:
                 if aligned is not (kernel.variant is Variant.TMA):
                     continue
                 outputs, memory = _outputs(kernel, m, n)
                 clusters = max_active_clusters(0, kernel.config.cluster_size)
-                functions[kernel](*map(_as_memory, (a, *bs, *loads)), *memory, clusters)
+                functions[kernel](*map(_as_memory, (*a, *bs, *loads)), *memory, clusters)
                 for actual, right in zip(outputs, expected, strict=True):
                     error = relative_error(actual, right)
                     if not error < TOLERANCE.get(actual.dtype, 1e-9):
@@ -64,8 +75,9 @@ def check_kernels(
 
 def operands_of(
     spec: EpilogueSpec, m: int, n: int, k: int, *, aligned: bool
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """A, every B and loads for a spec: products sum exactly, and where `aligned` is False no load is."""
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """A, every B and loads for a spec: products sum exactly; where `aligned` is False no load is. Scales of
+    blocks are powers of two, no two neighbours alike, where `aligned` contiguous along rows and columns."""
     generator = torch.Generator("cuda").manual_seed(m + n + k)
     acc, columns = spec.product, 2 * n if spec.b_columns is BColumns.INTERLEAVED else n
     problem = Problem(m, n, k, device="cuda")
@@ -87,7 +99,19 @@ def operands_of(
         a = a.unflatten(0, (count, -1))
         bs = [torch.stack([b * sign for sign in (1, -1, 1)[:count]]) for b in bs]
         bs = [b.mT.contiguous().mT if acc.b_major is Major.K else b for b in bs]
-    return a, bs, [_load(load, m, n, generator, aligned) for load in spec.loads]
+    operands = [a]
+    if acc.is_block_scaled:
+        counts = acc.a_scaling.blocks(m), Scaling.SQUARE.blocks(k), acc.b_scaling.blocks(columns)
+        of_a, of_b = _block_scales(counts[:2]), _block_scales(counts[:0:-1]).t()
+        operands.append(of_a if aligned else of_a.contiguous())
+        bs += [(of_b if aligned else of_b.contiguous()) * 2.0**i for i in range(spec.b_count)]
+    return operands, bs, [_load(load, m, n, generator, aligned) for load in spec.loads]
+
+
+def _block_scales(counts: tuple[int, int]) -> Tensor:
+    """(lines, blocks of K), contiguous along the lines."""
+    lines, blocks = (torch.arange(count, device="cuda") for count in counts)
+    return (2.0 ** ((lines + 2 * blocks[:, None]) % 5 - 2)).t()
 
 
 def _load(load: Load, m: int, n: int, generator: torch.Generator, aligned: bool) -> Tensor:

@@ -3,14 +3,16 @@ region could ever be given, in every configuration and alignment, against the re
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from epilogues import EPILOGUES, Epilogue, Problem
+from epilogues import BLOCKWISE, EPILOGUES, Epilogue, Problem
 from kernel_check import SHAPES, check_kernels
 from reference import TOLERANCE, as_tuple, in_float64, relative_error
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.spec import EpilogueSpec
+from cute_backend.spec import EpilogueSpec, Scaling
 
 pytestmark = pytest.mark.gpu
 
@@ -21,9 +23,18 @@ def poison(m: int, n: int) -> None:
         torch.empty(m * n * itemsize, device="cuda", dtype=torch.uint8).fill_(0xFF)
 
 
-@pytest.mark.parametrize("name", EPILOGUES)
+PROGRAMS = EPILOGUES | BLOCKWISE
+
+
+def skip_elsewhere(name: str) -> None:
+    if name in BLOCKWISE and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("blocks have scales on Hopper alone")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_compiled_program_is_right(name: str, fresh_compiler: None) -> None:
-    epilogue = EPILOGUES[name]
+    skip_elsewhere(name)
+    epilogue = PROGRAMS[name]
     compiled = torch.compile(epilogue.fn, backend="cute", dynamic=False)
     for seed, (m, n, k) in enumerate(SHAPES[:5]):
         m = n if epilogue.square else m
@@ -43,9 +54,20 @@ def region_of(epilogue: Epilogue) -> EpilogueSpec:
     return region.spec
 
 
-@pytest.mark.parametrize("name", EPILOGUES)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_every_kernel_of_a_region_is_right(name: str) -> None:
-    check_kernels(region_of(EPILOGUES[name]))
+    skip_elsewhere(name)
+    check_kernels(region_of(PROGRAMS[name]))
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [(Scaling.LINE, Scaling.LINE), (Scaling.SQUARE, Scaling.LINE)], ids=lambda each: each.value
+)
+def test_every_recipe_of_scales_of_blocks_is_right(a: Scaling, b: Scaling) -> None:
+    skip_elsewhere("blockwise")
+    spec = region_of(BLOCKWISE["blockwise_silu_residual"])
+    scaled = replace(spec.product, a_scaling=a, b_scaling=b)
+    check_kernels(replace(spec, accumulators=(scaled,)))
 
 
 @pytest.mark.parametrize("name", ["bias_gelu_residual", "sums"])
