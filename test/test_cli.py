@@ -270,6 +270,21 @@ def test_without_the_dsl(program, capsys, monkeypatch):
     assert "pip install 'nvidia-cutlass-dsl[cu13]" in refused(capsys, "build", program(PROGRAM))
 
 
+WARNING = """
+import warnings
+warnings.warn("cute_backend: a fact", RuntimeWarning)
+warnings.warn("another's", RuntimeWarning)
+"""
+
+
+def test_a_warning_of_ours_is_a_line(program):
+    command = [sys.executable, "-m", "cute_backend", "explain", program(WARNING + PROGRAM)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = done.stderr.splitlines()
+    assert lines[0] == "cute_backend: a fact"
+    assert re.fullmatch(r".*program.py:4: RuntimeWarning: another's", lines[1])
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to time on")
 def test_bench_needs_a_gpu(capsys):
     assert refused(capsys, "bench", str(EXAMPLE)) == (

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,9 +31,30 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command that is named. Returns the exit status: 1 for a faulty kernel or result, 130 where
     `fuzz` was interrupted. Raises UsageError."""
     try:
-        return _COMMANDS[arguments.command](arguments) or 0
+        with _plain_warnings():
+            return _COMMANDS[arguments.command](arguments) or 0
     except (BuildError, UnavailableError, PackError) as error:
         raise UsageError(str(error)) from error
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Warnings of this package are lines without the place in it that they come from."""
+    shown = warnings.formatwarning
+
+    def formatted(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        text = str(message)
+        if text.startswith("cute_backend: "):
+            return f"{text}\n"
+        return shown(message, category, filename, lineno, line)
+
+    warnings.formatwarning = formatted
+    try:
+        yield
+    finally:
+        warnings.formatwarning = shown
 
 
 def _explain(arguments: argparse.Namespace) -> None:
