@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -15,8 +16,6 @@ class UsageError(ValueError):
 
 def meant(name: str, known: Iterable[str]) -> str:
     """The known name that is most like another, as a question; empty where none is."""
-    from difflib import get_close_matches  # here, for a process that launches kernels has no need of it
-
     close = get_close_matches(name, [*known], n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from ..errors import UsageError, meant
 from ..spec import EpilogueSpec, ProductKind
 from .cost import cost
 from .hoisting import can_hoist, hoisting
@@ -135,6 +134,8 @@ def named(arch: Arch, spec: EpilogueSpec, names: str) -> TileConfig:
     asked = names.replace(",", " ").split()
     found = next((able[name] for name in asked if name in able), None)
     if found is None:
+        from ..errors import UsageError, meant  # here, for a process that launches kernels raises none
+
         near = meant(asked[-1], able) if asked else ""
         can = ", ".join(sorted(able))
         raise UsageError(f"config.tile is {names!r}{near}; {words(spec)} on {arch.value} can take {can}")
