@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Generator, Iterator
@@ -10,6 +11,13 @@ import pytest
 import torch
 
 pytest_plugins = ["compile_once", "cpu_times", "sweeps"]
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector from walking torch and the DSL: a seventh of a simulated kernel's time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

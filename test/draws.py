@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,12 +17,8 @@ from cute_backend.spec import EpilogueSpec
 
 BF16 = torch.bfloat16
 
-STEPS = [
-    (vocabulary, rows, descending)
-    for vocabulary in (100, 200, 256)
-    for rows in (1, 2, 130)
-    for descending in (False, True)
-]
+VOCABULARIES, ROWS, DESCENDING = (100, 200, 256), (1, 2, 130), (False, True)
+STEPS = list(product(VOCABULARIES, ROWS, DESCENDING))
 """The sizes and orders of `draw_steps`."""
 
 _SAMPLES = {1: 10_000, 2: 5_000, 130: 80}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from draws import STEPS, draw_pairs, draw_steps, noise, p_value
+from draws import DESCENDING, ROWS, VOCABULARIES, draw_pairs, draw_steps, noise, p_value
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -39,7 +39,10 @@ def test_the_p_value_is_one_of_chi_squared() -> None:
     assert p_value(torch.full_like(expected, math.nan), expected) == 0.0
 
 
-@pytest.mark.parametrize(("vocabulary", "rows", "descending"), STEPS)
+@pytest.mark.sweep
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("descending", DESCENDING)
 def test_draws_follow_the_softmax(vocabulary: int, rows: int, descending: bool) -> None:
     tokens, expected = draw_steps(vocabulary, rows, descending)
     assert p_value(torch.bincount(tokens.flatten(), minlength=vocabulary), expected) > 0.001

@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 if TYPE_CHECKING:
     from cute_backend.simulator.warp import Wait, Warp
 
@@ -150,12 +152,13 @@ class ReportBuilder:
             self.observer.exit(warp.name, role, warp.cta.cluster.engine.now)
         summary = self.report.roles.setdefault(role, RoleReport(role))
         summary.warps += 1
-        total = sum(warp.counts)
+        counts = np.array(warp.counts)
+        total = int(counts.sum())
         summary.instructions += total
         self.report.instructions += total
-        for count, instruction in zip(warp.counts, warp.program.entry.instructions, strict=False):
-            if count:
-                summary.opcodes[instruction.opcode] += count
+        instructions = warp.program.entry.instructions
+        for place in np.flatnonzero(counts):
+            summary.opcodes[instructions[place].opcode] += int(counts[place])
         summary.bytes.update(warp.report.bytes)
         summary.waits.update(warp.report.waits)
         summary.exposed_loads.extend(warp.report.exposed)

@@ -85,6 +85,7 @@ def check(spec: EpilogueSpec, config: TileConfig, plane: Tensor, async_seed: int
         )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_every_kind(spec: EpilogueSpec, config: TileConfig) -> None:
@@ -93,11 +94,21 @@ def test_every_kind(spec: EpilogueSpec, config: TileConfig) -> None:
         check(spec, config, difficult(m, n), seed)
 
 
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_of_equals_the_first_also_where_all_are_infinite_or_none_is_a_number(spec: EpilogueSpec) -> None:
-    for value in (-INF, INF, NAN):
-        for config in ("ping-pong", "one CTA"):
-            check(spec, CONFIGS[config], torch.full((66, 136), value), 0)
+@pytest.mark.parametrize("config", ["ping-pong", "one CTA"])
+@pytest.mark.parametrize("axis", ["rows", "columns"])
+def test_of_equals_the_first_also_where_all_are_infinite_or_none_is_a_number(axis: str, config: str) -> None:
+    """Rows, or columns, of one value each."""
+    plane = torch.tensor([-INF, INF, NAN]).repeat(66)[:66, None].expand(66, 136)
+    if axis == "columns":
+        plane = torch.tensor([-INF, INF, NAN]).repeat(66)[:136].expand(66, 136)
+    check(SPECS[axis], CONFIGS[config], plane.contiguous(), 0)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("config", ["ping-pong", "one CTA"])
+@pytest.mark.parametrize("value", [-INF, INF, NAN])
+def test_of_a_plane_of_equals_the_first(value: float, config: str) -> None:
+    check(SPECS["all"], CONFIGS[config], torch.full((66, 136), value), 0)
 
 
 def test_planes_that_tma_does_not_take() -> None:

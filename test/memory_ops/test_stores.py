@@ -129,6 +129,7 @@ def test_what_is_reduced_is_rounded_first_where_the_spec_says_so() -> None:
     assert chain.stored(count)[:2] == ("math.to_f32(t2)", F32)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("arch", Arch)
 @pytest.mark.parametrize("name", CASES)
 def test_stores(name: str, arch: Arch) -> None:

@@ -219,6 +219,7 @@ HOLDERS = {
 ROUNDED = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mode", ROUNDED)
 @pytest.mark.parametrize("target", RANGES)
 def test_floats_to_integers_clamp(target: str, mode: str) -> None:
@@ -232,6 +233,7 @@ def test_floats_to_integers_clamp(target: str, mode: str) -> None:
     assert got.tolist() == wanted
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("target", ["u8", "s8", "u16", "s16", "u32", "s32"])
 @pytest.mark.parametrize("source", ["f16", "bf16"])
 def test_all_16_bit_floats_to_integers(source: str, target: str) -> None:
@@ -294,6 +296,7 @@ def exactly_rounded_integer(n: int) -> int:
     return (abs(n) >> shift << shift) * (1 if n >= 0 else -1)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("source", RANGES)
 @pytest.mark.parametrize("target", RANGES)
 def test_integers_to_integers(source: str, target: str) -> None:

@@ -107,6 +107,7 @@ COUNTS = {Arch.SM90A: 5, Arch.SM100A: 4}
 CONFIGS = [(arch, index) for arch in Arch for index in range(COUNTS[arch])]
 
 
+@pytest.mark.sweep
 @COLUMNS
 @pytest.mark.parametrize(("arch", "index"), CONFIGS, ids=lambda value: str(getattr(value, "value", value)))
 def test_every_configuration_at_edges_in_every_direction(arch, index, columns):
@@ -117,6 +118,7 @@ def test_every_configuration_at_edges_in_every_direction(arch, index, columns):
     check(spec, config, 2 * config.tile_m + 40, config.tile_n + 24, 208)
 
 
+@pytest.mark.sweep
 @COLUMNS
 @pytest.mark.parametrize("arch", Arch)
 def test_the_masked_store_and_few_rows(arch, columns):
@@ -125,15 +127,18 @@ def test_the_masked_store_and_few_rows(arch, columns):
         check(spec, table(arch, spec)[-2], m, 69, 160)
 
 
+@pytest.mark.sweep
 @COLUMNS
 @pytest.mark.parametrize("arch", Arch)
 @pytest.mark.parametrize("majors", [(Major.K, Major.MN), (Major.MN, Major.K)], ids=["b", "a"])
-def test_operands_that_are_contiguous_along_m_or_n(arch, majors, columns):
+@pytest.mark.parametrize("index", [0, -1], ids=["largest", "smallest"])
+def test_operands_that_are_contiguous_along_m_or_n(arch, majors, columns, index):
     spec = difference(columns, DType.BF16, *majors)
-    for config in (table(arch, spec)[0], table(arch, spec)[-1]):
-        check(spec, config, config.tile_m + 40, config.tile_n + 24, 104)
+    config = table(arch, spec)[index]
+    check(spec, config, config.tile_m + 40, config.tile_n + 24, 104)
 
 
+@pytest.mark.sweep
 @COLUMNS
 @pytest.mark.parametrize("arch", Arch)
 def test_no_seed_changes_a_bit(arch, columns):
@@ -144,11 +149,18 @@ def test_no_seed_changes_a_bit(arch, columns):
         check(spec, config, 2 * config.tile_m, 2 * config.tile_n, 7 * 128, seed)
 
 
+PROMOTED = len(table(Arch.SM90A, difference(TWO, fast_accum=False)))
+"""Configurations of pairs whose sums are promoted."""
+
+
+@pytest.mark.sweep
 @COLUMNS
-def test_slow_accumulation_is_promoted(columns):
+@pytest.mark.parametrize("index", range(PROMOTED))
+def test_slow_accumulation_is_promoted(columns, index):
     spec = difference(columns, fast_accum=False)
-    for config in table(Arch.SM90A, spec):
-        check(spec, config, config.tile_m + 40, config.tile_n + 24, 1040)
+    configs = table(Arch.SM90A, spec)
+    assert len(configs) == PROMOTED
+    check(spec, configs[index], configs[index].tile_m + 40, configs[index].tile_n + 24, 1040)
 
 
 def test_tiles_as_wide_as_an_mma_can_be():

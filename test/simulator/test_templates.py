@@ -37,6 +37,7 @@ SM90, SM100 = Arch.SM90A, Arch.SM100A
 ARCHS = pytest.mark.parametrize("arch", [SM100, SM90], ids=lambda arch: arch.value)
 
 
+@pytest.mark.sweep
 @ARCHS
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_every_shared_epilogue_is_right(name, arch):

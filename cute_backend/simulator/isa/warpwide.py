@@ -9,7 +9,7 @@ import numpy as np
 from cute_backend.simulator.errors import SimulationError
 from cute_backend.simulator.isa.common import the_type
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.syntax import Instruction, Operand, Pair
+from cute_backend.simulator.syntax import Immediate, Instruction, Operand, Pair
 from cute_backend.simulator.warp import LANE_IDS
 
 if TYPE_CHECKING:
@@ -55,6 +55,22 @@ class Members:
         return None if w.full else w.together(members)
 
 
+def _sources(mode: str, second: Any, control: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The lane that each lane reads, itself where that one is out of bounds, and where it is not."""
+    offset, control = second.astype(np.int64) & 31, control.astype(np.int64)
+    bound, segment = control & 31, (control >> 8) & 31
+    most = (LANE_IDS & segment) | (bound & ~segment & 31)
+    least = LANE_IDS & segment
+    if mode == "up":
+        lane = LANE_IDS - offset
+        valid = lane >= most
+    else:
+        indexed = least | (offset & ~segment & 31)
+        lane = {"down": LANE_IDS + offset, "bfly": LANE_IDS ^ offset, "idx": indexed}[mode]
+        valid = lane <= most
+    return np.where(valid, lane, LANE_IDS), valid
+
+
 @opcode("shfl.sync", section="9.7.9.6", meaning="Value of another lane: up, down, bfly or idx")
 def bind_shfl(binder: Binder, instruction: Instruction) -> Step:
     mode = instruction.parts[2]
@@ -63,30 +79,16 @@ def bind_shfl(binder: Binder, instruction: Instruction) -> Step:
     put = binder.put(target.first if isinstance(target, Pair) else target, "b32", instruction)
     put_valid = binder.put(target.second, "pred", instruction) if isinstance(target, Pair) else None
     a, b, c = (binder.get(o, "b32", instruction) for o in (source, second, clamp))
+    fixed = None
+    if isinstance(second, Immediate) and isinstance(clamp, Immediate):
+        fixed = _sources(mode, np.int64(second.value), np.int64(clamp.value))
 
     def shuffle(w: Warp) -> Any:
         absent = members.absent(w)
         if absent is not None:
             return absent
         value = np.broadcast_to(a(w), 32)
-        offset = np.asarray(b(w)).astype(np.int64) & 31
-        control = np.asarray(c(w)).astype(np.int64)
-        bound, segment = control & 31, (control >> 8) & 31
-        most = (LANE_IDS & segment) | (bound & ~segment & 31)
-        least = LANE_IDS & segment
-        if mode == "up":
-            lane = LANE_IDS - offset
-            valid = lane >= most
-        elif mode == "down":
-            lane = LANE_IDS + offset
-            valid = lane <= most
-        elif mode == "bfly":
-            lane = LANE_IDS ^ offset
-            valid = lane <= most
-        else:
-            lane = least | (offset & ~segment & 31)
-            valid = lane <= most
-        lane = np.where(valid, lane, LANE_IDS)
+        lane, valid = fixed or _sources(mode, np.asarray(b(w)), np.asarray(c(w)))
         put(w, value[lane])
         if put_valid is not None:
             put_valid(w, valid)
