@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from epilogues import BLOCKWISE, Problem
+from reference import TOLERANCE, in_float64, relative_error
 from torch import Tensor, fx
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
@@ -119,6 +121,16 @@ def test_an_fp8_product_and_all_after_it_is_one_call(
     result = assert_all_fused(program, *args, dynamic=dynamic)
     step = 0.13 if result.dtype is E4M3 else 0.02
     torch.testing.assert_close(result.float(), program(*args).float(), rtol=step, atol=step)
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
+def test_scales_of_blocks_travel_with_their_operands(dynamic: bool | None, fresh_compiler: None) -> None:
+    """Eager has no such product on a CPU, so the reference is in float64."""
+    program = BLOCKWISE["blockwise_silu_residual"]
+    args = program.inputs(Problem(48, 144, 272))
+    result = assert_all_fused(program.fn, *args, dynamic=dynamic)
+    (expected,) = in_float64(program, args)
+    assert relative_error(result, expected) < TOLERANCE[BF16]
 
 
 def test_tensorwise_scales_are_scalars(fresh_compiler: None) -> None:

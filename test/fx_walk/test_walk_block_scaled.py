@@ -9,6 +9,9 @@ import torch
 from epilogues import BLOCKWISE, Problem
 from synthetic import BF16, E4M3, F32, OP, Graph, aten, called, rewritten, run, walk
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import ScalingType
+from torch.torch_version import TorchVersion
 
 import cute_backend
 from cute_backend.fx_walk.reasons import Reason
@@ -237,6 +240,38 @@ def test_what_is_not_taken() -> None:
             (rejection,) = rejections
             assert rejection.reason is Reason.RECIPE
             assert "BlockWise128x128; taken are TensorWise and RowWise on sm_100a" in rejection.message
+
+
+@pytest.mark.parametrize("scaled_mm_v2", [False, True], ids=["_scaled_mm", "scaled_mm"])
+def test_programs_on_fake_cuda_tensors(scaled_mm_v2: bool) -> None:
+    """As vLLM calls `_scaled_mm`, and by the recipes of `torch.nn.functional`, where Dynamo traces it."""
+
+    def program(x: Tensor, weight: Tensor, of_x: Tensor, of_weight: Tensor, residual: Tensor) -> Tensor:
+        if scaled_mm_v2:
+            recipes = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
+            y = torch.nn.functional.scaled_mm(
+                x, weight.t(), of_x, recipes[0], of_weight, recipes[1], output_dtype=BF16
+            )
+        else:
+            y = torch._scaled_mm(x, weight.t(), of_x, of_weight, out_dtype=BF16)
+        return torch.nn.functional.silu(y) + residual
+
+    with FakeTensorMode():
+        args = (
+            torch.empty(256, 1024, dtype=E4M3, device="cuda"),
+            torch.empty(512, 1024, dtype=E4M3, device="cuda"),
+            torch.empty(8, 256, device="cuda").t(),
+            torch.empty(4, 8, device="cuda").t(),
+            torch.empty(256, 512, dtype=BF16, device="cuda"),
+        )
+    if scaled_mm_v2 and TorchVersion(torch.__version__) < "2.13":
+        pytest.skip(f"Dynamo of torch {torch.__version__} does not trace torch.nn.functional.scaled_mm")
+    explained = cute_backend.explain(program, *args, arch="sm_90a")
+    explained.assert_fused(regions=1, no=[Reason.RECIPE])
+    assert explained.regions[0].spec.product.b_scaling is SQUARE
+    assert [load.label for load in explained.regions[0].loads] == ["residual"]
+    (rejection,) = cute_backend.explain(program, *args, arch="sm_100a").rejections
+    assert rejection.reason is Reason.RECIPE
 
 
 def test_an_explanation_is_of_its_architecture() -> None:
