@@ -26,6 +26,7 @@ from cute_backend.spec import (
     Operand,
     Order,
     Overflow,
+    ProductKind,
     Reduction,
     Scaling,
     Store,
@@ -51,9 +52,10 @@ def replay(
 
     `a` has one tensor, (M, K), and `b` one (K, N) for each accumulator, or one (K, 2 N) for even and odd
     columns; then come their scales, where these are of blocks: (M, K / 128) or (M / 128, K / 128) of A, and
-    (K / 128, N) or (K / 128, N / 128) of each B, rounded up. `loads` follow the spec: (M, N) for an exact
-    load, (N,) for a rowvec, (M,) for a colvec, with an axis for each mode of an M of several and (N / b, b)
-    for an N of blocks, one element for a scalar. The operands' values are exact in
+    (K / 128, N) or (K / 128, N / 128) of each B, rounded up. Of a grouped product `a` has the offsets (G,) as
+    well, and `b` each (G, K, N). `loads` follow the spec: (M, N) for an exact load, (N,) for a rowvec, (M,)
+    for a colvec, with an axis for each mode of an M of several and (N / b, b) for an N of blocks, one element
+    for a scalar. The operands' values are exact in
     `accumulate`, in which products and reductions are summed, in the order of the device's own kernels;
     float64 takes that order's rounding out of a test. Everything else is fp32.
 
@@ -85,6 +87,9 @@ def _products(
 ) -> list[Tensor]:
     """A times every B. Where blocks have scales, the product of each block of K is multiplied by those of its
     rows and columns before it is added."""
+    if spec.product.kind is ProductKind.GROUPED:
+        left, offsets = a
+        return [_of_groups(left, offsets, right, accumulate) for right in b]
     if not spec.product.is_block_scaled:
         (left,) = a
         return [torch.matmul(left.to(accumulate), right.to(accumulate)) for right in b]
@@ -104,6 +109,15 @@ def _products(
 def _of_lines(scales: Tensor, axis: int, blocks: Scaling, count: int) -> Tensor:
     """Scales with one for each of `count` lines along `axis`."""
     return scales.repeat_interleave(blocks.lines, axis).narrow(axis, 0, count)
+
+
+def _of_groups(a: Tensor, offsets: Tensor, b: Tensor, accumulate: torch.dtype) -> Tensor:
+    """The rows of each group times its B. Those beyond the last group, which no kernel writes, are zeros."""
+    product, first = a.new_zeros((a.shape[0], b.shape[-1]), dtype=accumulate), 0
+    for group, end in enumerate(offsets.tolist()):
+        torch.matmul(a[first:end].to(accumulate), b[group].to(accumulate), out=product[first:end])
+        first = end
+    return product
 
 
 def _plane(load: Load, tensor: Tensor) -> Tensor:

@@ -36,6 +36,9 @@ cuTensorMapEncodeTiled)."""
 WORKSPACE_ALIGN = 32
 """Bytes that divide the address of the workspace and the place of each tensor in it: a sector of L2."""
 
+OFFSETS = "offsets"
+"""The argument that says where groups of rows end: for each the row after its last, as torch has them."""
+
 WORKSPACE = "workspace"
 """The argument that holds the partials of all reductions: bytes."""
 
@@ -45,6 +48,7 @@ class Role(Enum):
 
     A = "A"
     A_SCALES = "scales of A's blocks"
+    OFFSETS = "offsets"
     B = "B"
     B_SCALES = "scales of B's blocks"
     LOAD = "load"
@@ -65,6 +69,7 @@ class Extent(Enum):
     N = "columns of the plane"
     K = "summed over"
     BATCHES = "products of a batch"
+    GROUPS = "groups of rows"
     ROWS = "rows of one product of a batch"
     COLUMNS = "even and odd columns of B: 2 N"
     M_BLOCKS = "blocks of rows of the plane"
@@ -190,15 +195,20 @@ class Argument:
 
 def signature(spec: EpilogueSpec) -> tuple[Argument, ...]:
     """The arguments of a spec's kernels, in order: A, every B, loads, stores, and the workspace where some
-    stores reduce. Where blocks have scales, those of A come after it, and those of every B after all B."""
+    stores reduce. Where blocks have scales, those of A come after it, and those of every B after all B; so do
+    the offsets of A's groups, where it has any, come after A."""
     first = spec.product
-    batched = first.kind is ProductKind.BATCHED
+    batched, grouped = first.kind is ProductKind.BATCHED, first.kind is ProductKind.GROUPED
     batches = (Extent.BATCHES,) if batched else ()
+    groups = (Extent.GROUPS,) if grouped else batches
     rows = Extent.ROWS if batched else Extent.M
     columns = Extent.COLUMNS if spec.b_columns is BColumns.INTERLEAVED else Extent.N
     a = _plane((*batches, rows, Extent.K), first.a_major is Major.K)
-    b = _plane((*batches, Extent.K, columns), first.b_major is not Major.K)
+    b = _plane((*groups, Extent.K, columns), first.b_major is not Major.K)
     arguments = [Argument("a", f"A of {first.name}", Role.A, first.a_dtype, a, Alignment.TMA)]
+    if grouped:
+        ends = (Dim(Extent.GROUPS, Stride.ONE),)
+        arguments.append(Argument(OFFSETS, "the offsets of the groups", Role.OFFSETS, DType.I32, ends))
     if first.is_block_scaled:
         extents = (rows if first.a_scaling is Scaling.LINE else Extent.M_BLOCKS, Extent.K_BLOCKS)
         arguments.append(_scales("a", first.name, Role.A_SCALES, extents))

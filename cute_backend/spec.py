@@ -101,6 +101,10 @@ class ProductKind(str, Enum):
     """A (M, K) times B (K, N): (M, N) is the plane."""
     BATCHED = "batched"
     """A (B, M, K) times B (B, K, N), one for each batch: their rows, (B * M, N), are the plane."""
+    GROUPED = "grouped"
+    """A (M, K), whose rows lie in groups that follow each other, times B (G, K, N), one for each group: the
+    plane is (M, N). An argument of the kernel, the offsets (G,), says where each group ends; rows beyond the
+    last one are not written."""
 
 
 class Columns(str, Enum):
@@ -592,8 +596,8 @@ def _validate(spec: EpilogueSpec) -> None:
         if store.value not in seen:
             raise SpecError(f"{store.name} stores {store.value!r}, which no one makes")
         _validate_store(store, spec.dtypes[store.value])
-        if spec.product.kind is ProductKind.BATCHED:
-            _validate_batched(store)
+        if spec.product.kind is not ProductKind.DENSE:
+            _validate_several(store, spec.product.kind)
     names = [store.name for store in spec.stores]
     if len(set(names)) != len(names) or seen & set(names):
         raise SpecError(f"the stores {names} clash among themselves or with values")
@@ -637,14 +641,15 @@ def _validate_store(store: Store, value: DType) -> None:
         raise SpecError(f"{what} is stored as {store.dtype.value}; it is a float")
 
 
-def _validate_batched(store: Store) -> None:
+def _validate_several(store: Store, kind: ProductKind) -> None:
     if store.order is not Order.ROW:
         raise SpecError(
-            f"{store.name} has order {store.order.value}; the planes of a batched product have rows"
+            f"{store.name} has order {store.order.value}; the planes of a {kind.value} product have rows"
         )
     if store.reduce is not None and store.reduce.axis is not Axis.ROW:
         raise SpecError(
-            f"{store.name} reduces along axis {store.reduce.axis.value}; batched products are reduced by row"
+            f"{store.name} reduces along axis {store.reduce.axis.value}; {kind.value} products are reduced "
+            "by row"
         )
 
 

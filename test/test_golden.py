@@ -3,8 +3,11 @@
 import re
 
 import pytest
+import torch
+import torch.nn.functional as F
 from epilogues import BLOCKWISE, EPILOGUES, Problem
 from golden import EXPECTED, assert_expected
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_backend
@@ -77,7 +80,28 @@ def check_module(file: str, region: Region, arch: str) -> None:
     assert f"\n{entry}:\n" in built.source
 
 
+def experts(x: Tensor, gate_up: Tensor, ends: Tensor) -> Tensor:
+    gate, up = F.grouped_mm(x, gate_up.transpose(1, 2), offs=ends).chunk(2, -1)
+    return F.silu(gate) * up
+
+
+GROUPED = {file_name("grouped", arch): arch for arch in ARCHS}
+"""Modules of a product whose groups of rows only the device knows, by file."""
+
+
+@pytest.mark.parametrize("file", GROUPED)
+def test_a_module_of_groups_is_as_expected_and_compiles(file):
+    with FakeTensorMode():
+        x, gate_up = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((4096, 2048), (128, 1536, 2048)))
+        explained = cute_backend.explain(
+            experts, x, gate_up, torch.empty(128, dtype=torch.int32), arch=GROUPED[file]
+        )
+    (region,) = explained.regions
+    check_module(file, region, GROUPED[file])
+
+
 def test_every_expected_module_has_an_epilogue():
     expected = {file_name(name, arch) for name in EPILOGUES for arch in ARCHS} | SMALL.keys()
     expected |= {file_name(name, ARCHS[0]) for name in BLOCKWISE}
+    expected |= GROUPED.keys()
     assert {path.name for path in EXPECTED.glob("*_sm*.py")} == expected

@@ -148,6 +148,18 @@ def shown(argument: Argument) -> str:
             id="batched",
         ),
         pytest.param(
+            spec_of(tuple(replace(acc, kind=ProductKind.GROUPED) for acc in HALVES), (LOADS[0],)),
+            [
+                "a bf16 (M:s, K:1) tma",
+                "offsets i32 (GROUPS:1) element",
+                "b0 bf16 (GROUPS:s, K:1, N:s) tma",
+                "b1 bf16 (GROUPS:s, K:1, N:s) tma",
+                "exact0 bf16 (M:s, N:1) plane",
+                "out1 f32 (M:s, N:1) plane",
+            ],
+            id="a pair of groups",
+        ),
+        pytest.param(
             spec_of(
                 stores=(
                     reducing("peak", Axis.ALL),

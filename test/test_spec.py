@@ -108,6 +108,7 @@ def _blocks(blocks: Blocks) -> Load:
         ("loads", (_blocks(Blocks(64, Stride.OTHER, Stride.ZERO)),)),
         ("accumulators", (replace(ACC, fast_accum=False),)),
         ("accumulators", (replace(ACC, kind=ProductKind.BATCHED),)),
+        ("accumulators", (replace(ACC, kind=ProductKind.GROUPED),)),
         ("accumulators", (replace(ACC, b_dtype=DType.E5M2),)),
         ("accumulators", (ACC, replace(ACC, name="up"))),
         ("ops", (replace(ADD, op="sub"),)),
@@ -156,6 +157,20 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
             "stores": (replace(OUT, reduce=Reduction(Axis.ALL, ReduceKind.MAX)),),
         },
         "out0 reduces along axis all; batched products are reduced by row",
+    ),
+    (
+        {
+            "accumulators": (replace(ACC, kind=ProductKind.GROUPED),),
+            "stores": (replace(OUT, order=Order.COLUMN),),
+        },
+        "out0 has order column; the planes of a grouped product have rows",
+    ),
+    (
+        {
+            "accumulators": (replace(ACC, kind=ProductKind.GROUPED),),
+            "stores": (replace(OUT, reduce=Reduction(Axis.COLUMN, ReduceKind.MAX)),),
+        },
+        "out0 reduces along axis column; grouped products are reduced by row",
     ),
     ({"stores": ()}, "at least one store"),
     ({"loads": (replace(BIAS, name="acc"),)}, "two values are called 'acc'"),

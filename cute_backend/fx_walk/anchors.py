@@ -1,10 +1,10 @@
 """The matrix products that a region can grow from, and what each op's own arguments mean for its epilogue.
 
 `_scaled_mm` (both versions), `mm`, `addmm` and `_addmm_activation`, `bmm` and `baddbmm`, and `_grouped_mm` of
-a batch are read into one form, an Anchor: two operands, an accumulator, and what the op itself does to the
-accumulator (scales, bias, the addend of `addmm`, an activation, its result dtype), which become ordinary
-loads and ops. Products whose groups have rows or K of their own, and those of integers, are refused under
-reasons of their own.
+groups of rows or of a batch are read into one form, an Anchor: two operands, an accumulator, and what the op
+itself does to the accumulator (scales, bias, the addend of `addmm`, an activation, its result dtype), which
+become ordinary loads and ops. Other grouped products and those of integers are refused under reasons of their
+own.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Anchor:
     """A matrix product (M, K) x (K, N): result = out_dtype(acc * scale_a * scale_b * alpha + addend), or of
     `activation` of that.
 
-    Of a batched one, (B, M, K) x (B, K, N), the rows of all batches are the plane's, and M is how many.
+    Of a batched one, (B, M, K) x (B, K, N), the rows of all batches are the plane's, and M is how many. Of a
+    grouped one, (M, K) x (G, K, N), `offsets` (G,) says for each group which row comes after its last.
 
     With a `part` it is about these of the columns alone, which N then counts.
     """
@@ -77,6 +78,7 @@ class Anchor:
     part: Part | None = None
     a_blocks: BlockScale | None = None
     b_blocks: BlockScale | None = None
+    offsets: fx.Node | None = None
 
     def of_part(self, part: Part, accumulator: Accumulator) -> Anchor:
         """The product with a part of the columns of B."""
@@ -103,17 +105,23 @@ class Anchor:
         )
 
     def with_a(self, other: dict[fx.Node, fx.Node]) -> Anchor:
-        """The product with nodes of the same value for A and its scale."""
+        """The product with nodes of the same value for A, its scale and its offsets."""
         scale = self.scale_a and replace(self.scale_a, node=other[self.scale_a.node])
         blocks = self.a_blocks and replace(self.a_blocks, node=other[self.a_blocks.node])
-        return replace(self, a=other[self.a], scale_a=scale, a_blocks=blocks)
+        offsets = self.offsets and other[self.offsets]
+        return replace(self, a=other[self.a], scale_a=scale, a_blocks=blocks, offsets=offsets)
+
+    @property
+    def a_side(self) -> list[fx.Node]:
+        """What the op takes as `a`: A, and the offsets of its groups where it has any."""
+        return [self.a] if self.offsets is None else [self.a, self.offsets]
 
     @property
     def inputs(self) -> list[fx.Node]:
         """What the op reads."""
         addend = None if self.addend is None else self.addend.view
         views = (self.scale_a, self.scale_b, addend, self.a_blocks, self.b_blocks)
-        return [self.a, self.b, *(view.node for view in views if view is not None)]
+        return [*self.a_side, self.b, *(view.node for view in views if view is not None)]
 
     @property
     def device(self) -> torch.device:
@@ -297,15 +305,23 @@ def _fp8(
 
 
 def _read_grouped_mm(node: fx.Node) -> Anchor:
-    """Of a batch, which is what it multiplies without offsets."""
+    """Of groups of rows by their offsets, or of a batch, which has none."""
     args = arguments(node)
-    if args["offs"] is not None or args["bias"] is not None:
+    a, b = args["self"], args["mat2"]
+    if args["bias"] is not None or fake(b).dim() != 3 or fake(a).dim() != (3 if args["offs"] is None else 2):
         return _read_grouped(node)
-    return _dense(node, args["self"], args["mat2"])
+    return replace(_dense(node, a, b), offsets=args["offs"])
 
 
 def _read_grouped(node: fx.Node) -> Anchor:
-    raise Refused(Reason.GROUPED, target=target_name(node))
+    args = arguments(node)
+    further = [name for name in ("scale_a", "bias") if args.get(name) is not None]
+    raise Refused(
+        Reason.GROUPED,
+        target=target_name(node),
+        form=" by ".join(describe(fake(args[name]).shape) for name in ("self", "mat2"))
+        + "".join(f" with {name}" for name in further),
+    )
 
 
 def _read_integers(node: fx.Node) -> Anchor:
@@ -367,6 +383,7 @@ def _accumulator(
                 anchor=fake(node).device,
             )
     k_major_only = a_dtype.is_fp8
+    kinds = {(2, 2): ProductKind.DENSE, (3, 3): ProductKind.BATCHED, (2, 3): ProductKind.GROUPED}
     return Accumulator(
         name="acc",
         a_dtype=a_dtype,
@@ -374,7 +391,7 @@ def _accumulator(
         a_major=_major(a, -1, k_major_only),
         b_major=_major(b, -2, k_major_only),
         fast_accum=fast_accum,
-        kind=ProductKind.BATCHED if fake(a).dim() == 3 else ProductKind.DENSE,
+        kind=kinds[fake(a).dim(), fake(b).dim()],
     )
 
 

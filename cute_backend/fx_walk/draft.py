@@ -41,7 +41,7 @@ class Draft:
     def inputs(self) -> list[fx.Node]:
         blocks = (each for anchor in self.anchors for each in (anchor.a_blocks, anchor.b_blocks))
         scales = (each.node for each in blocks if each is not None)
-        return [self.first.a, *(anchor.b for anchor in self.anchors), *scales, *self.chain.nodes()]
+        return [*self.first.a_side, *(anchor.b for anchor in self.anchors), *scales, *self.chain.nodes()]
 
     def rollback(self, mark: Mark) -> None:
         """Forget what the chain got since `mark`, and with it all work on operands."""

@@ -145,6 +145,8 @@ def unlike(first: Anchor, second: Anchor) -> str | None:
         return f"that multiplies {second.a.name} and this {first.a.name}"
     if first.a_blocks != second.a_blocks:
         return "their A have other scales"
+    if first.offsets is not second.offsets:
+        return "their groups of rows end by other offsets"
     if first.accumulator != second.accumulator:
         return "their operands differ in dtype or layout, or their sums in how they are accumulated"
     if not known(first.n == second.n):

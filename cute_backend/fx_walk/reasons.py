@@ -46,7 +46,11 @@ class Reason(Enum):
         "matrix_vector",
         "Inductor wrote this product, with M or N of 1, as a multiply and a sum with an epilogue of its own",
     )
-    GROUPED = "grouped", "{target} multiplies each group of rows by a matrix of its own, as experts do"
+    GROUPED = (
+        "grouped",
+        "{target} multiplies {form}; of grouped products kernels do those of rows, (M, K) by (G, K, N) with "
+        "offsets and no scales or bias, and of batches",
+    )
     INTEGER_PRODUCT = (
         "integer_product",
         "{target} multiplies integers; kernels here multiply bf16, fp16 and fp8",
@@ -96,8 +100,8 @@ class Reason(Enum):
     )
     BATCHED = (
         "batched",
-        "{target} reduces rows of several batches together; of a batched product, kernels reduce the last "
-        "axis alone",
+        "{target} reduces rows of several products together; of a batched or grouped one, kernels reduce the "
+        "last axis alone",
     )
     REDUCED_AXES = (
         "reduced_axes",

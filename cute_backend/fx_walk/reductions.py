@@ -75,11 +75,11 @@ def find_reductions(nodes: Iterable[fx.Node]) -> dict[fx.Node, Found]:
 def reduced(found: Found, chain: Chain, value: Operand, frame: Frame) -> Reduced:
     """A reduction of `value`, which is the chain's for `found.source` and lies on the plane as `frame` says.
 
-    Raises Refused where it takes in a part of M alone, or the rows of several batches of a batched product,
+    Raises Refused where it takes in a part of M alone, or the rows of several products,
     or has a dtype that no kernel reduces.
     """
     axis = _axis(found, frame)
-    if axis is not Axis.ROW and any(acc.kind is ProductKind.BATCHED for acc in chain.accumulators):
+    if axis is not Axis.ROW and any(acc.kind is not ProductKind.DENSE for acc in chain.accumulators):
         raise Refused(Reason.BATCHED, target=target_name(found.head))
     if found.dtype is not None:
         value = lower_cast(chain, value, supported_dtype(found.head.name, found.dtype))

@@ -52,8 +52,9 @@ class Region:
         return list(dict.fromkeys(anchor.node for anchor in self.anchors))
 
     @property
-    def a_node(self) -> fx.Node:
-        return self.first.a
+    def a_nodes(self) -> list[fx.Node]:
+        """What the op takes as `a`."""
+        return self.first.a_side
 
     @property
     def b_views(self) -> list[tuple[fx.Node, Part | None]]:
@@ -135,7 +136,7 @@ def store_order(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None
     axes = list(range(tensor.dim()) if frame is None else frame.order(tensor.dim()))
     sizes, strides = ([of[axis] for axis in axes] for of in (tensor.shape, tensor.stride()))
     layouts = [(Order.ROW, _row_major(sizes))]
-    if not isinstance(value, Reduced) and anchor.accumulator.kind is not ProductKind.BATCHED:
+    if not isinstance(value, Reduced) and anchor.accumulator.kind is ProductKind.DENSE:
         columns = 1 if frame is None else max(1, len(frame.n_axes))
         layouts.append((Order.COLUMN, _column_major(sizes, columns, anchor.m)))
     for order, wanted in layouts:

@@ -2,7 +2,7 @@
 
 A region of shape (..., N) turns into
 
-    results = cute_backend.gemm_epilogue([a], [each b], [load views...], spec)
+    results = cute_backend.gemm_epilogue([a, offsets of groups], [each b], [load views...], spec)
     out0 = results[0]                   # (M, N)
     out0.reshape(...)                   # where the graph had leading axes
 
@@ -90,7 +90,10 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
         loads.append(_canonical(call, view, node, sizes))
     results = call(
         torch.ops.cute_backend.gemm_epilogue.default,
-        [replaced.get(region.a_node, region.a_node), *(scales(each, 1) for each in region.a_scales)],
+        [
+            *(replaced.get(node, node) for node in region.a_nodes),
+            *(scales(each, 1) for each in region.a_scales),
+        ],
         [*bs, *(scales(each, 0) for each in region.b_scales)],
         loads,
         region.spec.to_json(),

@@ -245,6 +245,8 @@ class _Module:
         planes = ", ".join(store.name for store in self.spec.planes)
         scales = ", ".join(argument.name for argument in self._scales())
         further = f", [{scales}]" if scales else ""
+        groups = of_role(self.arguments, Role.OFFSETS)
+        further += "".join(f", {argument.name}={argument.name}" for argument in groups)
         gemm = f"    gemm(a, [{', '.join(products)}], [{loads}], {{}}, max_active_clusters, stream{further})"
         if not self.spec.reductions:
             return [gemm.format(f"[{planes}]")]

@@ -64,7 +64,7 @@ def words(spec: EpilogueSpec) -> str:
     The product comes first, then the steps that a person would name, in their order. A formula is recognised
     by its marks (a gelu by erf or tanh and a number); other steps are called by their functions.
     """
-    product = "bmm" if spec.product.kind is ProductKind.BATCHED else "mm"
+    product = _PRODUCTS[spec.product.kind]
     if spec.product.is_block_scaled or any(load.name.startswith(_SCALES) for load in spec.loads):
         product = f"scaled_{product}"
     text = product
@@ -74,6 +74,8 @@ def words(spec: EpilogueSpec) -> str:
         text = f"{text}_{word}"
     return text
 
+
+_PRODUCTS = {ProductKind.DENSE: "mm", ProductKind.BATCHED: "bmm", ProductKind.GROUPED: "grouped_mm"}
 
 _UNSAID = frozenset((
     "add", "sub", "mul", "div", "neg", "cast", "row_index", "column_index", "logistic2", "gumbel",

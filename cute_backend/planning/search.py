@@ -41,10 +41,10 @@ def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """What the heuristic chooses from where sizes are known: the table, the further tiles of the target, and
     the smallest tile of the table with split-K, where the target has that.
 
-    Where products are batched it is the table alone, since the number of batches is not known.
+    Where there are several products it is the table alone, since how many is not known.
     """
     shipped = table(arch, spec)
-    if spec.product.kind is ProductKind.BATCHED:
+    if spec.product.kind is not ProductKind.DENSE:
         return shipped
     sized = arch.target.tiles.sized if _shipped(arch, spec) is arch.target.tiles.shipped else ()
     further = (config for config in suited(arch, sized, spec) if _fits(config, spec))
@@ -158,7 +158,8 @@ def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         for config in tried
         if config.ctas == 1 or cluster_n == 1
     ]
-    found += _split(tried)
+    if spec.product.kind is not ProductKind.GROUPED:  # whose tiles are only counted on the device
+        found += _split(tried)
     fitting = [config for config in found if _fits(config, spec)]
     hoisting_too = (replace(config, unrolled=True) for config in fitting if can_hoist(config, spec))
     return tuple(dict.fromkeys([*offered(arch, spec), *fitting, *hoisting_too]))

@@ -293,7 +293,7 @@ class Launcher:
         self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], m: int, n: int, k: int
     ) -> list[Tensor]:
         """A launch that looks at where and how its operands lie."""
-        if not (m and n and k):
+        if not (m and n and k and b[0].shape[0]):  # K or, of a grouped product, the groups come first in B
             return self._empty_product(a, b, loads, m, n)
         choice = self._choices.get((m, n, k)) or self._choose(m, n, k)
         bound = self.binding.bind(a, b, loads)

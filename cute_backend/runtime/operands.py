@@ -14,7 +14,7 @@ from torch import SymInt, Tensor
 
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.signature import Argument, Extent, Role, of_role, signature
-from cute_backend.spec import BColumns, EpilogueSpec, Load, Scaling, Store
+from cute_backend.spec import BColumns, EpilogueSpec, Load, ProductKind, Scaling, Store
 
 Size = Union[int, SymInt]
 
@@ -67,6 +67,14 @@ def check_scales(spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor]) -
             )
 
 
+_SHAPES = {
+    ProductKind.DENSE: ("A (M, K) and B (K, N)", 2, 2),
+    ProductKind.BATCHED: ("A (B, M, K) and B (B, K, N)", 3, 3),
+    ProductKind.GROUPED: ("A (M, K), offsets (G,) and B (G, K, N)", 2, 3),
+}
+"""What a product of each kind is of, and how many axes A and B have."""
+
+
 def check_operands(
     spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]
 ) -> None:
@@ -74,27 +82,29 @@ def check_operands(
 
     Strides are not looked at: a load whose layout is not the spec's is copied at launch.
     """
-    scaled = spec.product.is_block_scaled
-    if (len(a), len(b)) != ((2, 2 * spec.b_count) if scaled else (1, spec.b_count)):
+    scaled, grouped = spec.product.is_block_scaled, spec.product.kind is ProductKind.GROUPED
+    if (len(a), len(b)) != (1 + (scaled or grouped), (1 + scaled) * spec.b_count):
         raise ValueError(
-            f"gemm_epilogue got {len(a)} A and {len(b)} B tensors; the spec multiplies one A by "
-            f"{spec.b_count} B" + (", each with scales of its blocks" if scaled else "")
+            f"gemm_epilogue got {len(a)} A and {len(b)} B tensors; the spec multiplies one A"
+            f"{', with the offsets of its groups,' if grouped else ''} by {spec.b_count} B"
+            f"{', each with scales of its blocks' if scaled else ''}"
         )
     if len(loads) != len(spec.loads):
         names = ", ".join(load.name for load in spec.loads) or "none"
         raise ValueError(f"gemm_epilogue got {len(loads)} loads; the spec reads {len(spec.loads)} ({names})")
     arguments = signature(spec)
-    left = a[0]
+    left, offsets = a[0], a[1:] if grouped else ()
+    wanted, rank_a, rank_b = _SHAPES[spec.product.kind]
+    leading = offsets[0].shape if offsets else left.shape[:-2]
     for acc, right in zip(spec.first_of_each_b, b):  # noqa: B905, as scales follow
-        rank = len(arguments[0].dims)
         if (
-            left.dim() != rank
-            or right.dim() != rank
+            left.dim() != rank_a
+            or right.dim() != rank_b
             or left.shape[-1] != right.shape[-2]
-            or left.shape[:-2] != right.shape[:-2]
+            or right.shape[:-2] != leading
         ):
-            wanted = "A (B, M, K) and B (B, K, N)" if rank == 3 else "A (M, K) and B (K, N)"
-            raise ValueError(f"{acc.name} wants {wanted}, not {_shape(left.shape)} and {_shape(right.shape)}")
+            given = " and ".join(_shape(tensor.shape) for tensor in (left, *offsets, right))
+            raise ValueError(f"{acc.name} wants {wanted}, not {given}")
         if right.shape[-1] != b[0].shape[-1]:
             raise ValueError(
                 f"{acc.name} is {_shape(left.shape)} times {_shape(right.shape)}; the first B has "

@@ -30,14 +30,15 @@ def random_tensor(
 def random_operands(
     spec: EpilogueSpec, m: int, n: int, k: int, generator: torch.Generator
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """A, B, each with its scales where these are of blocks, and loads for an op of these sizes, laid out as
-    the spec says and TMA likes best; as for one batch where there are batches, and with all of M in the
-    innermost of its modes."""
+    """A, B, each with its scales where these are of blocks, A with the offsets of its groups, and loads for
+    an op of these sizes, laid out as the spec says and TMA likes best; as for one batch or group where there
+    are several, and with all of M in the innermost of its modes."""
     sizes = {
         Extent.M: m,
         Extent.N: n,
         Extent.K: k,
         Extent.BATCHES: 1,
+        Extent.GROUPS: 1,
         Extent.ROWS: m,
         Extent.COLUMNS: 2 * n,
         Extent.MODE: 1,
@@ -52,7 +53,8 @@ def random_operands(
             _random(argument, sizes, generator) for role in roles for argument in of_role(arguments, role)
         ]
 
-    return made(Role.A, Role.A_SCALES), made(Role.B, Role.B_SCALES), made(Role.LOAD)
+    offsets = [ends.fill_(m) for ends in made(Role.OFFSETS)]
+    return made(Role.A, Role.A_SCALES) + offsets, made(Role.B, Role.B_SCALES), made(Role.LOAD)
 
 
 def _random(argument: Argument, sizes: Mapping[Extent, int], generator: torch.Generator) -> Tensor:

@@ -1,6 +1,8 @@
-"""Batched products: operands and planes with a mode of batches behind the two that boxes are cut from.
+"""Batched and grouped products: how boxes are cut from operands and planes of several products.
 
-A kernel of one product has no such mode anywhere, and no code for it.
+Batched ones have a mode of batches behind the two that boxes are cut from, which a kernel of one product has
+nowhere. Of grouped ones B alone has it; in A and in planes the products' rows follow each other, so boxes are
+counted from a product's first row, and beyond its last they reach into the next one's.
 """
 
 from __future__ import annotations
@@ -12,16 +14,17 @@ from cutlass import Int32
 
 from ..planning import TileConfig
 from ..spec import ProductKind
-from .scheduler import BatchSchedule, Place, TileSchedule
+from .scheduler import BatchSchedule, GroupSchedule, Place, TileSchedule
 
 
 def operands(
     a: cute.Tensor, bs: Sequence[cute.Tensor], kind: ProductKind
 ) -> tuple[cute.Tensor, list[cute.Tensor]]:
-    """A (M, K) and every B (K, N) as (N, K); of a batched product, A (B, M, K) as (M, K, B) and every
-    B (B, K, N) as (N, K, B)."""
+    """A (M, K) and every B (K, N) as (N, K); of a batched product, A (B, M, K) as (M, K, B), and of a batched
+    or grouped one every B (B, K, N) as (N, K, B)."""
     batched = kind is ProductKind.BATCHED
-    order_a, order_b = ([1, 2, 0], [2, 1, 0]) if batched else ([0, 1], [1, 0])
+    order_a = [1, 2, 0] if batched else [0, 1]
+    order_b = [1, 0] if kind is ProductKind.DENSE else [2, 1, 0]
     return (
         cute.make_tensor(a.iterator, cute.select(a.layout, order_a)) if batched else a,
         [cute.make_tensor(b.iterator, cute.select(b.layout, order_b)) for b in bs],
@@ -37,8 +40,30 @@ def plane(tensor: cute.Tensor, m: Int32, a: cute.Tensor) -> cute.Tensor:
     return cute.make_tensor(tensor.iterator, layout)
 
 
-def schedule(config: TileConfig, m: Int32, n: Int32, a: cute.Tensor) -> TileSchedule | BatchSchedule:
-    """The tiles of all batches, by A (M, K) or (M, K, B)."""
+def ragged(tensor: cute.Tensor, rows: int) -> cute.Tensor:
+    """A plane (M, N) as TMA writes so many rows of it or fewer, (rows, N, M + 1), by `ragged_box_at`.
+
+    The first mode and the last step by a row each. A box that begins at row r of the first has its row r + i
+    inside while r + i < `rows`, and the last mode makes up for where that lies: so its last r rows are not
+    written, whatever lies there. What is before the plane, where this tensor begins, has no such box.
+    """
+    (step, _), (m, n) = tensor.stride, tensor.shape
+    layout = cute.make_layout((rows, n, m + 1), stride=(step, 1, step))
+    return cute.make_tensor(tensor.iterator - rows * step, layout)
+
+
+def ragged_box_at(tensor: cute.Tensor, box: tuple, row: Int32, column: Int32, count: Int32) -> cute.Tensor:
+    """The first `count` rows, one at the least, of the box that begins at `row` of a `ragged` plane."""
+    inside = cute.domain_offset((box[0] - count, 0, row + count), tensor)
+    return cute.local_tile(inside, box, (0, column, 0))
+
+
+def schedule(
+    config: TileConfig, m: Int32, n: Int32, a: cute.Tensor, offsets: cute.Tensor | None = None
+) -> TileSchedule | BatchSchedule | GroupSchedule:
+    """The tiles of all products: of groups where there are `offsets`, else by A (M, K) or (M, K, B)."""
+    if offsets is not None:
+        return GroupSchedule.of(config, m, n, offsets)
     return TileSchedule.of(config, m, n) if cute.rank(a) == 2 else BatchSchedule.of(config, m, n, a.shape[2])
 
 
@@ -52,6 +77,12 @@ def of_place(boxes: cute.Tensor, place: Place) -> cute.Tensor:
     return boxes if cute.rank(boxes) == 3 else boxes[(None, None, None, place.batch)]
 
 
+def from_first(tensor: cute.Tensor, place: Place) -> cute.Tensor:
+    """A or a plane, with the rows of one product first where products follow each other in them."""
+    return tensor if cute.rank(tensor) == 3 else cute.domain_offset((place.first, 0), tensor)
+
+
 def box_at(tensor: cute.Tensor, box: tuple, coord: tuple, place: Place) -> cute.Tensor:
     """One box of a plane, counted among those of one product."""
-    return cute.local_tile(tensor, box, coord if cute.rank(tensor) == 2 else (*coord, place.batch))
+    coord = coord if cute.rank(tensor) == 2 else (*coord, place.batch)
+    return cute.local_tile(from_first(tensor, place), box, coord)

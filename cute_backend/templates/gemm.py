@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import Int32
@@ -18,7 +20,7 @@ from ..spec import ProductKind
 from . import batch as batches
 from .crew import Crew
 from .epilogue import Ending, Epilogue, SmemOperand, Staging, by_name
-from .rings import Shared, producer_state
+from .rings import Shared, partition_box, partition_for_tma, producer_state
 from .scheduler import Place
 from .stages import Stages
 from .tile import Tile
@@ -37,6 +39,7 @@ class Gemm(ABC):
         self.epilogue = epilogue
         self.config = config
         self.kind = kind
+        self.is_grouped = kind is ProductKind.GROUPED
         self.scaling = scaling
         self.stages = Stages.of(config, epilogue, scaling)
         if bool(epilogue.staged) != isinstance(epilogue, Staging):
@@ -57,16 +60,46 @@ class Gemm(ABC):
         tensors: Mapping[str, cute.Tensor],
         layouts: Sequence[cute.ComposedLayout],
         box: tuple[int, int],
-        m: Int32,
-        a: cute.Tensor,
+        view: Callable[[cute.Tensor], cute.Tensor],
     ) -> list[cpasync.TmaInfo]:
-        """For each operand, what brings its boxes to one stage of shared memory, or from there."""
+        """For each operand, what brings boxes of its `view` to one stage of shared memory, or from there."""
         return [
             cpasync.make_tiled_tma_atom(
-                op, batches.plane(tensors[operand.name], m, a), cute.slice_(layout, (None, None, 0)), box
+                op, view(tensors[operand.name]), cute.slice_(layout, (None, None, 0)), box
             )
             for operand, layout in zip(operands, layouts, strict=True)
         ]
+
+    def _written(self, rows: int, m: Int32, a: cute.Tensor) -> Callable[[cute.Tensor], cute.Tensor]:
+        """The view by which planes are written, so many rows at a time."""
+        if self.is_grouped:
+            return partial(batches.ragged, rows=rows)
+        return partial(batches.plane, m=m, a=a)
+
+    @cute.jit
+    def _store(
+        self,
+        store_tmas: list,
+        planes: Sequence[cute.Tensor],
+        stage: Int32,
+        box: tuple[int, int],
+        coord: tuple[Int32, Int32],
+        place: Place,
+    ):
+        """Starts the TMA stores of one box of every plane, counted among those of one product: of a grouped
+        one as many of its rows as are the group's."""
+        if cutlass.const_expr(self.is_grouped):
+            row = place.first + coord[0] * box[0]
+            count = cutlass.min(place.end - row, box[0])
+            if count > 0:
+                for i in cutlass.range_constexpr(len(store_tmas)):
+                    g_box = batches.ragged_box_at(store_tmas[i].tma_tensor, box, row, coord[1], count)
+                    t_s, t_g = partition_for_tma(store_tmas[i], planes[i], g_box)
+                    cute.copy(store_tmas[i].atom, t_s[(None, stage)], t_g)
+        else:
+            for i in cutlass.range_constexpr(len(store_tmas)):
+                t_s, t_g = partition_box(store_tmas[i], planes[i], box, coord, place)
+                cute.copy(store_tmas[i].atom, t_s[(None, stage)], t_g)
 
     def _stage(self, tile: Tile, glob: SimpleNamespace, smem: SimpleNamespace) -> None:
         assert isinstance(self.epilogue, Staging)

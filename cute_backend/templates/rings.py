@@ -22,7 +22,7 @@ from ..planning import TileConfig
 from . import batch as batches
 from .crew import MBARRIER_BYTES, SMEM_ALIGN, Arrivals, Meeting, Ring
 from .epilogue import SmemOperand
-from .scheduler import BatchSchedule, Place, TileSchedule
+from .scheduler import BatchSchedule, GroupSchedule, Place, TileSchedule
 
 ROW_ALIGN = 128
 """Bytes to which staged rowvecs are aligned: more than the 16 of the widest vector that reads them."""
@@ -32,7 +32,7 @@ ROW_ALIGN = 128
 class Shared:
     """What the warps of a CTA have in common: the problem, the pipelines between them and their buffers."""
 
-    schedule: TileSchedule | BatchSchedule
+    schedule: TileSchedule | BatchSchedule | GroupSchedule
     m: Int32
     n: Int32
     glob: SimpleNamespace
@@ -134,7 +134,11 @@ def partition_box(
     tma: cpasync.TmaInfo, planes: cute.Tensor, shape: tuple, coord: tuple, place: Place
 ) -> tuple:
     """The stages of an operand's planes and one of its boxes, partitioned for TMA."""
-    g_box = batches.box_at(tma.tma_tensor, shape, coord, place)
+    return partition_for_tma(tma, planes, batches.box_at(tma.tma_tensor, shape, coord, place))
+
+
+def partition_for_tma(tma: cpasync.TmaInfo, planes: cute.Tensor, g_box: cute.Tensor) -> tuple:
+    """The stages of an operand's planes and a box, partitioned for TMA."""
     return cpasync.tma_partition(
         tma.atom, 0, cute.make_layout(1), cute.group_modes(planes, 0, 2), cute.group_modes(g_box, 0, 2)
     )

@@ -1,8 +1,8 @@
-"""Which output tile a CTA works on next: a static, persistent schedule, rastered for L2."""
+"""Which output tile a CTA works on next: a persistent schedule, rastered for L2."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -10,6 +10,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
 from ..planning import TileConfig
+from .crew import WARP
 
 
 @dataclass(frozen=True)
@@ -114,3 +115,119 @@ class BatchSchedule:
     def is_valid(self, item: Int32) -> Boolean:
         """Whether there is such a work item."""
         return item < self.items
+
+
+@dataclass(frozen=True)
+class GroupSchedule:
+    """The tiles of groups of rows, which follow each other in a plane of `m` rows: all of one, then all of
+    the next, each rastered as a problem of its own.
+
+    `offsets` (groups,) has for each group the row after its last. Only the device knows them: whatever they
+    hold, a group begins at 0 at the least, and ends neither before it begins nor beyond `m`. All threads of a
+    warp ask together, and each of them looks at another group. `cluster_rows` are those that one cluster
+    computes at a time, and `rows` how many of these there are in all groups, once they are `counted`.
+    """
+
+    m: Int32
+    cluster_rows: int
+    columns: cute.FastDivmodDivisorV2
+    grid_n: Int32
+    raster_m: int
+    raster_items: cute.FastDivmodDivisorV2
+    offsets: cute.Tensor
+    rows: Any = None
+
+    @staticmethod
+    def of(config: TileConfig, m: Int32, n: Int32, offsets: cute.Tensor) -> GroupSchedule:
+        """The schedule of groups; their rows are not counted yet."""
+        rows = config.tile_m // config.ctas * config.cluster_m
+        grid_n = cute.ceil_div(n, config.tile_n * config.cluster_n)
+        columns = cute.fast_divmod_create_divisor_v2(grid_n)
+        raster_items = cute.fast_divmod_create_divisor_v2(config.raster_m * grid_n)
+        return GroupSchedule(m, rows, columns, grid_n, config.raster_m, raster_items, offsets)
+
+    @property
+    def groups(self) -> Int32:
+        """The number of groups."""
+        return self.offsets.shape[0]
+
+    @property
+    def most_items(self) -> Int32:
+        """The largest number of work items that offsets which rise can make."""
+        return (cute.ceil_div(self.m, self.cluster_rows) + self.groups) * self.grid_n
+
+    @property
+    def items(self) -> Int32:
+        """The number of work items."""
+        return self.rows * self.grid_n
+
+    @property
+    def grid_m(self) -> Int32:
+        """The cluster rows of a group, in the mean."""
+        return cute.ceil_div(self.rows, self.groups)
+
+    def counted(self) -> GroupSchedule:
+        """With the cluster rows counted: the first to read `offsets`."""
+        return replace(self, rows=self._count())
+
+    def is_valid(self, item: Int32) -> Boolean:
+        """Whether there is such a work item."""
+        return item < self.items
+
+    def place(self, item: Int32) -> Place:
+        """Where a work item lies."""
+        row, column, group, first, end = self._find(item)
+        return Place(row, column, group, first, end)
+
+    @cute.jit
+    def _count(self) -> Int32:
+        rows = Int32(0)
+        for chunk in cutlass.range(cute.ceil_div(self.groups, WARP), unroll=1):
+            first, end = self._bounds(chunk * WARP + cute.arch.lane_idx())
+            rows += cute.ceil_div(end - first, self.cluster_rows)
+        return cute.arch.warp_redux_sync(rows, "add")
+
+    @cute.jit
+    def _find(self, item: Int32) -> tuple[Int32, Int32, Int32, Int32, Int32]:
+        """The cluster row and column in its group, the group, its first row and the one after its last."""
+        wanted = Int32(divmod(item, self.columns)[0])
+        chunk, before = Int32(0), Int32(0)
+        first, end, through = self._chunk(chunk)
+        while before + cute.arch.shuffle_sync(through, WARP - 1) <= wanted:
+            before += cute.arch.shuffle_sync(through, WARP - 1)
+            chunk += WARP
+            first, end, through = self._chunk(chunk)
+        passed = cute.arch.popc(cute.arch.vote_ballot_sync(before + through <= wanted))
+        first, end = cute.arch.shuffle_sync(first, passed), cute.arch.shuffle_sync(end, passed)
+        rows = cute.ceil_div(end - first, self.cluster_rows)
+        before += cute.arch.shuffle_sync(through, passed) - rows
+        block, local = (Int32(part) for part in divmod(item - before * self.grid_n, self.raster_items))
+        high = cutlass.min(rows - block * self.raster_m, self.raster_m)
+        column = local // high
+        return block * self.raster_m + local - column * high, column, chunk + passed, first, end
+
+    def _chunk(self, chunk: Int32) -> tuple[Int32, Int32, Int32]:
+        """Of the lane's group among the 32 from `chunk` on: its first row, the one after its last, and the
+        cluster rows of all from the first of the 32 through it."""
+        lane = cute.arch.lane_idx()
+        first, end = self._bounds(chunk + lane)
+        return first, end, self._scan(cute.ceil_div(end - first, self.cluster_rows), lane)
+
+    @cute.jit
+    def _scan(self, count: Int32, lane: Int32) -> Int32:
+        """The sum of what the lanes through this one have."""
+        for step in cutlass.range_constexpr(5):
+            other = cute.arch.shuffle_sync_up(count, 1 << step)
+            if lane >= 1 << step:
+                count += other
+        return count
+
+    @cute.jit
+    def _bounds(self, group: Int32) -> tuple[Int32, Int32]:
+        """The first row of a group and the one after its last; there are none beyond the last group."""
+        first, end = Int32(0), Int32(0)
+        if group < self.groups:
+            if group > 0:
+                first = cutlass.min(cutlass.max(self.offsets[group - 1], 0), self.m)
+            end = cutlass.min(cutlass.max(self.offsets[group], first), self.m)
+        return first, end

@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -67,7 +67,7 @@ from .rings import (
     stages_of,
     swizzled,
 )
-from .scheduler import Place
+from .scheduler import GroupSchedule, Place
 from .tile import Sm100Subtile, Sm100Tile
 
 CTA_M = 128
@@ -89,7 +89,8 @@ class Sm100Gemm(Gemm):
     out.
 
     A BATCHED product has A (B, M, K) and B (B, K, N); all rows of D, and of the epilogue's operands, are
-    (B * M).
+    (B * M). A GROUPED one has A (M, K) and B (G, K, N), and `offsets` (G,) that only the device reads; rows
+    beyond the last group are not written, nor is anything else, whatever `offsets` holds.
     """
 
     def __init__(
@@ -148,8 +149,10 @@ class Sm100Gemm(Gemm):
         stores: Sequence[cute.Tensor],
         max_active_clusters: Int32,
         stream: cuda.CUstream,
+        offsets: cute.Tensor | None = None,
     ):
-        """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order."""
+        """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order;
+        `offsets` are those of a grouped product."""
         config, epilogue = self.config, self.epilogue
         a, bs = batches.operands(a, bs, self.kind)
         m, n = cute.size(a, mode=[0]), cute.size(bs[0], mode=[0]) * config.pieces // config.products
@@ -200,10 +203,16 @@ class Sm100Gemm(Gemm):
         load_of = dict(zip(epilogue.loads, loads, strict=True))
         store_of = dict(zip(epilogue.stores, stores, strict=True))
         come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        load_tmas = self._maps(come, epilogue.shared_loads, load_of, load_planes, self.box, m, a)
-        store_tmas = self._maps(go, epilogue.shared_stores, store_of, store_planes, self.box, m, a)
+        plane, written = partial(batches.plane, m=m, a=a), self._written(CTA_M, m, a)
+        load_tmas = self._maps(come, epilogue.shared_loads, load_of, load_planes, self.box, plane)
+        store_tmas = self._maps(go, epilogue.shared_stores, store_of, store_planes, self.box, written)
 
-        clusters = cutlass.min(batches.schedule(config, m, n, a).items, max_active_clusters)
+        schedule = batches.schedule(config, m, n, a, offsets)
+        if cutlass.const_expr(self.is_grouped):
+            items = cast(GroupSchedule, schedule).most_items
+        else:
+            items = schedule.items
+        clusters = cutlass.min(items, max_active_clusters)
         named(self.kernel, self.name)(
             tiled_mma,
             piece_mma,
@@ -221,6 +230,7 @@ class Sm100Gemm(Gemm):
             store_planes,
             m,
             n,
+            offsets,
         ).launch(
             grid=(config.cluster_m, config.cluster_n, clusters),
             block=(self.threads, 1, 1),
@@ -253,6 +263,7 @@ class Sm100Gemm(Gemm):
         store_planes: list,
         m: Int32,
         n: Int32,
+        offsets: cute.Tensor | None,
     ):
         config, epilogue, stages = self.config, self.epilogue, self.stages
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -290,8 +301,11 @@ class Sm100Gemm(Gemm):
         )
         pipeline.pipeline_init_arrive(cluster_shape_mn=cluster, is_relaxed=True)
         await_earlier_kernels()
+        schedule = batches.schedule(config, m, n, a_tma.tma_tensor, offsets)
+        if cutlass.const_expr(self.is_grouped):
+            schedule = cast(GroupSchedule, schedule).counted()
         shared = Sm100Shared(
-            schedule=batches.schedule(config, m, n, a_tma.tma_tensor),
+            schedule=schedule,
             m=m,
             n=n,
             glob=by_name(epilogue.loads + epilogue.stores, loads + stores),
@@ -353,10 +367,6 @@ class Sm100Gemm(Gemm):
     def _row_tile(self, shared: Sm100Shared, place: Place, lane: Int32) -> Sm100Tile:
         return self._tile(shared, place, lane)
 
-    def _box(self, tma: cpasync.TmaInfo, planes: cute.Tensor, coord: tuple, place: Place) -> tuple:
-        """The stages of an operand's planes and one of its (128, subtile_n) boxes, partitioned for TMA."""
-        return partition_box(tma, planes, self.box, coord, place)
-
     def _piece_of(self, subtile: Int32, index: int) -> Int32:
         """Where, counted in subtiles of the MMA's columns, the `index`-th piece lies that a subtile needs."""
         config = self.config
@@ -384,16 +394,8 @@ class Sm100Gemm(Gemm):
         schedule, ab_pipeline = shared.schedule, shared.ab_pipeline
         thr_mma, thr_piece = tiled_mma.get_slice(cta_coord[0]), piece_mma.get_slice(cta_coord[0])
         # (MMA, MMA_M or MMA_N, MMA_K, tile, k tile)
-        g_a = thr_mma.partition_A(batches.boxes(a_tma.tma_tensor, (tile_m, tile_k)))
         g_bs = [thr_piece.partition_B(batches.boxes(tma.tma_tensor, (piece_n, tile_k))) for tma in b_tmas]
         # A row of the cluster shares rows of A, a column of its MMAs columns of B: each CTA loads a part.
-        t_sa, t_ga = cpasync.tma_partition(
-            a_tma.atom,
-            cta_coord[2],
-            cute.make_layout(config.cluster_n),
-            cute.group_modes(s_a, 0, 3),
-            cute.group_modes(g_a, 0, 3),
-        )
         t_bs = [
             cpasync.tma_partition(
                 tma.atom,
@@ -414,6 +416,15 @@ class Sm100Gemm(Gemm):
         while schedule.is_valid(item):
             place = schedule.place(item)
             row, column = self._cta_tile(place)
+            rows_of_a = batches.from_first(a_tma.tma_tensor, place)
+            g_a = thr_mma.partition_A(batches.boxes(rows_of_a, (tile_m, tile_k)))
+            t_sa, t_ga = cpasync.tma_partition(
+                a_tma.atom,
+                cta_coord[2],
+                cute.make_layout(config.cluster_n),
+                cute.group_modes(s_a, 0, 3),
+                cute.group_modes(g_a, 0, 3),
+            )
             tile_a = batches.of_place(t_ga, place)[(None, row // config.ctas, None)]
             for k in cutlass.range(k_tiles, unroll=1):
                 ab_pipeline.producer_acquire(ab_state)
@@ -484,17 +495,11 @@ class Sm100Gemm(Gemm):
                 barrier = exact_pipeline.producer_get_barrier(exact_state)
                 for i in cutlass.range_constexpr(len(load_tmas)):
                     coord = (row, column * self.subtiles + subtile)
-                    t_s, t_g = self._box(load_tmas[i], shared.loads[i], coord, place)
+                    t_s, t_g = partition_box(load_tmas[i], shared.loads[i], self.box, coord, place)
                     cute.copy(load_tmas[i].atom, t_g, t_s[(None, exact_state.index)], tma_bar_ptr=barrier)
                 exact_state.advance()
             item += item_step
         exact_pipeline.producer_tail(exact_state)
-
-    def _store(self, shared: Sm100Shared, store_tmas: list, stage: Int32, coord: tuple, place: Place) -> None:
-        """Starts the TMA stores of one subtile of every plane."""
-        for tma, planes in zip(store_tmas, shared.stores, strict=True):
-            t_s, t_g = self._box(tma, planes, coord, place)
-            cute.copy(tma.atom, t_s[(None, stage)], t_g)
 
     @cute.jit
     def _finish(self, shared: Sm100Shared, acc: Any, store_tmas: list):
@@ -574,7 +579,7 @@ class Sm100Gemm(Gemm):
                         barrier.arrive_and_wait()
                         if is_store_warp:
                             coord = (row, column * self.subtiles + subtile)
-                            self._store(shared, store_tmas, store_state.index, coord, place)
+                            self._store(store_tmas, shared.stores, store_state.index, self.box, coord, place)
                             store_pipeline.producer_commit()
                         store_state.advance()
             self._end(tile, glob, held)

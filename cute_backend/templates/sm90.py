@@ -40,7 +40,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils.hopper_helpers as hopper
-from cutlass import Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
@@ -71,7 +71,7 @@ from .rings import (
     stages_of,
     swizzled,
 )
-from .scheduler import Place
+from .scheduler import GroupSchedule, Place
 from .split_k import Sums
 from .tile import FragmentTile
 
@@ -133,7 +133,8 @@ class Sm90Gemm(FragmentGemm):
     tensor cores add up all k tiles.
 
     A BATCHED product has A (B, M, K) and B (B, K, N); all rows of D, and of the epilogue's operands, are
-    (B * M).
+    (B * M). A GROUPED one has A (M, K) and B (G, K, N), and `offsets` (G,) that only the device reads; rows
+    beyond the last group are not written, nor is anything else, whatever `offsets` holds.
     """
 
     def __init__(
@@ -147,6 +148,8 @@ class Sm90Gemm(FragmentGemm):
         self.mainloop = mainloop or Sm90Plain()
         check_face(self.mainloop, Sm90Mainloop)
         super().__init__(epilogue, config, kind=kind, scaling=self.mainloop.scaling)
+        if self.is_grouped and config.split_k > 1:
+            raise ValueError(f"tile {config.name} has K in parts, which a grouped product has not")
         self.rings = config.warpgroups // config.sharing
         self.crew = self._crew()
 
@@ -208,9 +211,11 @@ class Sm90Gemm(FragmentGemm):
         max_active_clusters: Int32,
         stream: cuda.CUstream,
         scales: Sequence[cute.Tensor] = (),
+        offsets: cute.Tensor | None = None,
     ):
         """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order;
-        `scales` are those of A's blocks, (rows, k), then of each B's, (k, columns)."""
+        `scales` are those of A's blocks, (rows, k), then of each B's, (k, columns), and `offsets` those of a
+        grouped product."""
         config, epilogue = self.config, self.epilogue
         a, bs = batches.operands(a, bs, self.kind)
         m, n = a.shape[0], bs[0].shape[0] * config.pieces // config.products
@@ -256,16 +261,21 @@ class Sm90Gemm(FragmentGemm):
         store_of = dict(zip(epilogue.stores, stores, strict=True))
         come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         box = (BLOCK_M, config.subtile_n)
-        load_tmas = self._maps(come, epilogue.shared_loads, load_of, load_planes, box, m, a)
+        plane, written = partial(batches.plane, m=m, a=a), self._written(WARP_M, m, a)
+        load_tmas = self._maps(come, epilogue.shared_loads, load_of, load_planes, box, plane)
         warp_box = (WARP_M, config.subtile_n)
-        store_tmas = self._maps(go, epilogue.shared_stores, store_of, store_planes, warp_box, m, a)
+        store_tmas = self._maps(go, epilogue.shared_stores, store_of, store_planes, warp_box, written)
 
-        schedule = batches.schedule(config, m, n, a)
+        schedule = batches.schedule(config, m, n, a, offsets)
+        if cutlass.const_expr(self.is_grouped):
+            items = cast(GroupSchedule, schedule).most_items
+        else:
+            items = schedule.items
         if cutlass.const_expr(config.split_k > 1):
             # A cluster a tile, along the axis of the grid that has room for any number.
-            grid, cluster = (config.split_k * schedule.items, 1, 1), (config.split_k, 1, 1)
+            grid, cluster = (config.split_k * items, 1, 1), (config.split_k, 1, 1)
         else:
-            clusters = cutlass.min(schedule.items, max_active_clusters)
+            clusters = cutlass.min(items, max_active_clusters)
             grid, cluster = (
                 (config.cluster_m, config.cluster_n, clusters),
                 (config.cluster_m, config.cluster_n, 1),
@@ -286,6 +296,7 @@ class Sm90Gemm(FragmentGemm):
             store_planes,
             m,
             n,
+            offsets,
         ).launch(
             grid=grid,
             block=(self.threads, 1, 1),
@@ -318,6 +329,7 @@ class Sm90Gemm(FragmentGemm):
         store_planes: list,
         m: Int32,
         n: Int32,
+        offsets: cute.Tensor | None,
     ):
         config, epilogue, stages = self.config, self.epilogue, self.stages
         thread, _, _ = cute.arch.thread_idx()
@@ -327,7 +339,7 @@ class Sm90Gemm(FragmentGemm):
         cta_layout = cute.make_layout((config.cluster_m, config.cluster_n, 1))
         cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         cta_m, cta_n, _ = cta_layout.get_flat_coord(cta_rank)
-        schedule = batches.schedule(config, m, n, a_tma.tma_tensor)
+        schedule = batches.schedule(config, m, n, a_tma.tma_tensor, offsets)
         if cutlass.const_expr(config.split_k > 1):
             cta_m = cta_n = Int32(0)
             first_item, item_step = block // config.split_k, schedule.items
@@ -372,12 +384,14 @@ class Sm90Gemm(FragmentGemm):
         row_pipeline = make_rows(smem, self.row_ring)
         if cutlass.const_expr(self.a_boxes > 1):
             # A cluster's last CTAs may have no row at all.
-            if m % (config.tile_m * config.cluster_m) != 0:
+            if Boolean(self.is_grouped) | (m % (config.tile_m * config.cluster_m) != 0):
                 self._clear(s_a, thread)
         in_step = cute.make_layout(config.cluster_size)
         pipeline.pipeline_init_arrive(cluster_shape_mn=in_step, is_relaxed=True)
         await_earlier_kernels()
         pipeline.pipeline_init_wait(cluster_shape_mn=in_step)
+        if cutlass.const_expr(self.is_grouped):
+            schedule = cast(GroupSchedule, schedule).counted()
         all_k_tiles = cute.ceil_div(a_tma.tma_tensor.shape[1], self.tile_k)
         k_tiles, first_k = cute.ceil_div(all_k_tiles, config.split_k), 0
         if cutlass.const_expr(config.split_k > 1):
@@ -438,15 +452,7 @@ class Sm90Gemm(FragmentGemm):
         """The load warp: A and B of every k tile."""
         config, schedule, ab_pipeline = self.config, shared.schedule, shared.ab_pipeline
         cta_m, cta_n, k_tiles = shared.cta_m, shared.cta_n, shared.k_tiles
-        # (rows, k tile, index of the rows, k index) partitions of the operands for TMA
         box_m = config.tile_m // self.a_boxes
-        t_sa, t_ga = cpasync.tma_partition(
-            a_tma.atom,
-            cta_n,
-            cute.make_layout(config.cluster_n),
-            cute.group_modes(cute.local_tile(s_a, (box_m, self.tile_k), (None, 0, None)), 0, 2),
-            cute.group_modes(batches.boxes(a_tma.tma_tensor, (box_m, self.tile_k)), 0, 2),
-        )
         t_bs = [self._partition_b(b_tmas[i], s_b, i, cta_m) for i in range(config.pieces)]
         cta_coord = (cta_m, cta_n, 0)
         a_mask = b_mask = None
@@ -465,8 +471,9 @@ class Sm90Gemm(FragmentGemm):
         while schedule.is_valid(item):
             place = schedule.place(item)
             first_box = (place.row * config.cluster_m + cta_m) * self.a_boxes
-            boxes = cutlass.min(cute.ceil_div(shared.m, box_m) - first_box, self.a_boxes)
+            boxes = cutlass.min(cute.ceil_div(place.end - place.first, box_m) - first_box, self.a_boxes)
             column = place.column * config.cluster_n + cta_n
+            t_sa, t_ga = self._partition_a(a_tma, s_a, place, cta_n)
             boxes_of_a = batches.of_place(t_ga, place)
             for k_tile in cutlass.range(k_tiles, unroll=1):
                 k = shared.first_k + k_tile
@@ -501,7 +508,7 @@ class Sm90Gemm(FragmentGemm):
     def _load_exact(self, shared: Sm90Shared, load_tmas: list):
         """The exact warp: the exact loads of one subtile after the other."""
         config, schedule, exact_pipeline = self.config, shared.schedule, shared.exact_pipeline
-        item_step = shared.item_step
+        item_step, box = shared.item_step, (BLOCK_M, config.subtile_n)
         exact_state = producer_state(self.stages.exact)
         item = shared.epilogue_item
         while schedule.is_valid(item):
@@ -516,7 +523,7 @@ class Sm90Gemm(FragmentGemm):
                         for i in cutlass.range_constexpr(len(load_tmas)):
                             for share in cutlass.range_constexpr(config.sharing):
                                 coord = self._plane_coord(shared, place, subtile, share)
-                                t_s, t_g = self._box(load_tmas[i], shared.loads[i], coord, place)
+                                t_s, t_g = partition_box(load_tmas[i], shared.loads[i], box, coord, place)
                                 cute.copy(
                                     load_tmas[i].atom,
                                     t_g,
@@ -728,10 +735,8 @@ class Sm90Gemm(FragmentGemm):
                 cute.arch.fence_proxy("async.shared", space="cta")
                 cute.arch.sync_warp()
                 row, column = self._plane_coord(shared, place, subtile, seat.share)
-                for i in cutlass.range_constexpr(len(store_tmas)):
-                    coord = (row * WARPS + seat.warp, column)
-                    t_s, t_g = self._box(store_tmas[i], shared.stores[i], coord, place)
-                    cute.copy(store_tmas[i].atom, t_s[(None, plane)], t_g)
+                coord = (row * WARPS + seat.warp, column)
+                self._store(store_tmas, shared.stores, plane, warp_box, coord, place)
                 store_group.producer_commit()
                 store_plane = (store_plane + 1) % stages.store
         return exact_state, store_plane
@@ -773,6 +778,17 @@ class Sm90Gemm(FragmentGemm):
             cute.autovec_copy(zeros, words[(None, i)])
         cute.arch.fence_proxy("async.shared", space="cta")
 
+    def _partition_a(self, tma: cpasync.TmaInfo, s_a: cute.Tensor, place: Place, cta_n: Int32) -> tuple:
+        """The boxes of A's stages, and those that they are brought from, partitioned for TMA."""
+        box = (self.config.tile_m // self.a_boxes, self.tile_k)
+        return cpasync.tma_partition(
+            tma.atom,
+            cta_n,
+            cute.make_layout(self.config.cluster_n),
+            cute.group_modes(cute.local_tile(s_a, box, (None, 0, None)), 0, 2),
+            cute.group_modes(batches.boxes(batches.from_first(tma.tma_tensor, place), box), 0, 2),
+        )
+
     def _partition_b(self, tma: cpasync.TmaInfo, s_b: cute.Tensor, index: int, cta_m: Int32) -> tuple:
         """The stages of a piece of B, and the tiles that it is brought from, partitioned for TMA."""
         box = (self.config.piece_n, cute.size(s_b, mode=[1]))
@@ -797,10 +813,6 @@ class Sm90Gemm(FragmentGemm):
         (m0, n0), (block, step) = self._origin(shared, place), divmod(subtile, self.steps)
         row = m0 // BLOCK_M + block * self.config.sharing + share
         return row, n0 // self.config.subtile_n + step
-
-    def _box(self, tma: cpasync.TmaInfo, planes: cute.Tensor, coord: tuple, place: Place) -> tuple:
-        """The stages of an operand's planes and one of its boxes, partitioned for TMA."""
-        return partition_box(tma, planes, (cute.size(planes, mode=[0]), self.config.subtile_n), coord, place)
 
 
 @dataclass

@@ -52,7 +52,7 @@ def test_two_products_of_one_a_are_one_region(gate_first: bool) -> None:
     assert region.products == [gate, up]
     accs = ("acc0", "acc1") if gate_first else ("acc1", "acc0")
     assert formula(region.spec) == f"out0 = bf16(relu({accs[0]}) * {accs[1]})"
-    assert region.b_views == [(gate.args[1], None), (up.args[1], None)] and region.a_node is a
+    assert region.b_views == [(gate.args[1], None), (up.args[1], None)] and region.a_nodes == [a]
     assert_same_after_the_pass(graph, 1)
 
 

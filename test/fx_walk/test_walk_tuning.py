@@ -198,6 +198,18 @@ def test_batch_invariant_regions_are_not_tuned_and_counted(tuner: FakeTuner) -> 
     assert counted() == {"anchors": 1, "regions": 1, "untuned_batch_invariant": 1}
 
 
+def test_groups_of_rows_are_not_tuned_and_counted(tuner: FakeTuner) -> None:
+    x, weight, ends = torch.randn(24, 16).to(BF16), torch.randn(2, 16, 40).to(BF16), torch.tensor([3, 24])
+    with pytest.warns(RuntimeWarning, match="known to the device alone"):
+        torch.compile(
+            lambda x, weight, ends: F.grouped_mm(x, weight, offs=ends).relu(),
+            backend=cute,
+            options={"max_autotune": True},
+        )(x, weight, ends.int())
+    assert not tuner.jobs
+    assert counted() == {"anchors": 1, "regions": 1, "untuned_grouped": 1}
+
+
 # What comes of it
 
 

@@ -38,6 +38,7 @@ from cute_backend.planning import (
     table,
     tunable,
 )
+from cute_backend.planning.naming import words
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import BuildError, Kernel
 from cute_backend.runtime.reach import Problem as Region
@@ -50,6 +51,7 @@ from cute_backend.spec import (
     LoadKind,
     Major,
     Op,
+    ProductKind,
     Store,
     Stride,
 )
@@ -176,6 +178,9 @@ def test_few_tiles_have_k_in_parts() -> None:
     assert choose(Arch.SM100A, spec, 16, 1024, 8192, 148).split_k == 1
     batched = shared_spec("batched")
     assert choose(Arch.SM90A, batched, 16, 1024, 8192, 132).split_k == 1, "how many batches is not known"
+    grouped = replace(spec, accumulators=(replace(spec.product, kind=ProductKind.GROUPED),))
+    assert {config.split_k for config in tunable(Arch.SM90A, grouped)} == {1}
+    assert words(grouped).startswith("scaled_grouped_mm")
 
 
 @pytest.mark.parametrize(

@@ -76,12 +76,14 @@ class Compiler:
             check_layouts(kernel, tensors)
             self.launches.append((kernel, arguments))
             spec = kernel.spec
-            loads = list(tensors[2 : 2 + len(spec.loads)])
+            first_b = 2 if spec.product.kind is ProductKind.GROUPED else 1
+            first = first_b + 1
+            loads = list(tensors[first : first + len(spec.loads)])
             for i, load in enumerate(spec.loads):
                 if load.dtype is DType.BOOL:
                     loads[i] = loads[i].view(torch.bool)
-            results = replay(spec, tensors[:1], tensors[1:2], loads)
-            for out, result in zip(tensors[2 + len(loads) :], results, strict=True):
+            results = replay(spec, tensors[:first_b], tensors[first_b:first], loads)
+            for out, result in zip(tensors[first + len(loads) :], results, strict=True):
                 out.copy_(result.view(torch.uint8) if result.dtype is torch.bool else result)
 
         return function
@@ -547,6 +549,29 @@ def test_batches_that_are_not_all_rows_are_refused_at_every_launch(compiler: Com
             launch(a, b, short, PER_BATCH.to_json())
         check((a, b, loads), PER_BATCH)
     assert len(compiler.launches) == 2
+
+
+GROUPED = replace(SPEC, accumulators=(replace(SPEC.product, kind=ProductKind.GROUPED),))
+
+
+def test_groups_go_with_their_offsets(compiler: Compiler) -> None:
+    a, b, loads = operands(40)
+    weights = torch.stack([b[0], b[0] + 1]).transpose(1, 2).contiguous().transpose(1, 2)
+    for ends in ((3, 40), (0, 40)):
+        offsets = torch.tensor(ends, dtype=torch.int32)
+        check(([*a, offsets], [weights], loads), GROUPED)
+        assert compiler.launches[-1][1][1] is offsets
+    apart = torch.tensor([3, 0, 40, 0], dtype=torch.int32)[::2]
+    check(([*a, apart], [weights], loads), GROUPED)
+    assert compiler.launches[-1][1][1].is_contiguous()
+    assert counters["cute_backend"]["operands_copied"] == 1
+
+
+def test_without_a_group_there_is_no_launch(compiler: Compiler) -> None:
+    a, b, loads = operands(40)
+    offsets = torch.empty(0, dtype=torch.int32)
+    check(([*a, offsets], [b[0][None][:0]], loads), GROUPED)
+    assert not compiler.launches
 
 
 OF_BLOCKS = replace(

@@ -215,6 +215,45 @@ def test_batches_of_a_and_b_are_as_many() -> None:
             OP([left], [right], loads, BATCHED.to_json())
 
 
+GROUPED = replace(SPEC, accumulators=(replace(SPEC.product, kind=ProductKind.GROUPED),))
+
+
+def groups(ends: tuple[int, ...] = (2, 2, 5)) -> tuple[list[Tensor], ...]:
+    a, b, loads = operands()
+    weights = torch.stack([b[0], b[0] + 1, b[0] - 2])
+    return [a[0], torch.tensor(ends, dtype=torch.int32)], [weights], loads
+
+
+def test_a_grouped_product_has_a_b_for_each_group_of_rows() -> None:
+    (left, ends), (right,), loads = groups()
+    product = torch.cat([left[:2].float() @ right[0].float(), left[2:5].float() @ right[2].float()])
+    expected = product * loads[0][:5] + loads[1] + loads[2][:5, None] + loads[3][:5].float()
+    out0, out1 = OP([left, ends], [right], loads, GROUPED.to_json())
+    torch.testing.assert_close(out1[:5], expected)
+    torch.testing.assert_close(out0[:5], expected.bfloat16())
+    with FakeTensorMode() as mode:
+        fake = OP(*([mode.from_tensor(t) for t in side] for side in groups()), GROUPED.to_json())
+    assert [(t.shape, t.stride()) for t in fake] == [(t.shape, t.stride()) for t in (out0, out1)]
+
+
+def test_groups_of_a_and_b_are_as_many() -> None:
+    (left, ends), (right,), loads = groups()
+    for a, b, message in (
+        ([left], [right], r"got 1 A and 1 B tensors; .* one A, with the offsets of its groups, by 1 B"),
+        (
+            [left, ends],
+            [right[:2]],
+            r"acc wants A \(M, K\), offsets \(G,\) and B \(G, K, N\), not .* and \(3\) and",
+        ),
+        ([left, ends], [right[0]], r"acc wants A \(M, K\), offsets"),
+        ([left[None], ends], [right], r"acc wants A \(M, K\), offsets"),
+        ([left, ends[None]], [right], r"acc wants A \(M, K\), offsets"),
+        ([left, ends.long()], [right], "the offsets of the groups is torch.int64; the spec says torch.int32"),
+    ):
+        with pytest.raises((ValueError, RuntimeError), match=message):
+            OP(a, b, loads, GROUPED.to_json())
+
+
 def test_operands_of_two_devices_are_refused() -> None:
     with FakeTensorMode():
         a, b, loads = operands(device="cuda")

@@ -36,12 +36,14 @@ def test_operands_fit_what_a_kernel_is_compiled_for(spec: EpilogueSpec, m: int, 
     configs = table(Arch.SM90A, spec)
     arguments = arguments_of(spec, configs, 16 * m, 16 * n, k, torch.Generator().manual_seed(0))
     check_layouts(Kernel(spec, configs[0], Variant.TMA), arguments)
-    if not spec.reductions:
-        accumulators = tuple(replace(acc, kind=ProductKind.BATCHED) for acc in spec.accumulators)
+    for kind in () if spec.reductions else (ProductKind.BATCHED, ProductKind.GROUPED):
+        accumulators = tuple(replace(acc, kind=kind) for acc in spec.accumulators)
         stores = tuple(replace(store, order=Order.ROW) for store in spec.stores)
-        batched = replace(spec, accumulators=accumulators, stores=stores)
-        arguments = arguments_of(batched, configs, 16 * m, 16 * n, k, torch.Generator().manual_seed(0))
-        check_layouts(Kernel(batched, configs[0], Variant.TMA), arguments)
+        several = replace(spec, accumulators=accumulators, stores=stores)
+        arguments = arguments_of(several, configs, 16 * m, 16 * n, k, torch.Generator().manual_seed(0))
+        check_layouts(Kernel(several, configs[0], Variant.TMA), arguments)
+        if kind is ProductKind.GROUPED:
+            assert arguments[1].tolist() == [16 * m], "the one group has all rows"
     columns = BLOCK * n if any(load.blocks for load in spec.loads) else n
     arguments = arguments_of(spec, configs, m, columns, k, torch.Generator().manual_seed(0))
     check_layouts(Kernel(spec, configs[0], Variant.PLAIN), arguments)

@@ -1,0 +1,63 @@
+"""out0 = bf16(acc0 / (exp(-acc0) + 1) * acc1)
+
+
+cute_grouped_mm_swiglu_256x64_09fcbae2:
+sm_100a, tile 256x64x2_2x1_2cta, planes aligned to 16 bytes:
+2 accumulators of 256 by 64, 2 CTAs a tile, clusters of 2 by 1, subtiles of 32 columns, raster 8.
+templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
+are those by which memory_ops/simplify.py replaces its own.
+"""
+
+from types import SimpleNamespace
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32
+
+from cute_backend.memory_ops import device_math as math
+from cute_backend.spec import ProductKind
+from cute_backend.planning import Arch, TileConfig
+from cute_backend.templates.epilogue import SmemOperand
+from cute_backend.templates.sm100 import Sm100Gemm
+
+
+class Epilogue:
+    loads = ()
+    stores = ("out0",)
+    staged = ()
+    shared_loads = ()
+    shared_stores = (
+        SmemOperand("out0", BFloat16),
+    )
+
+    @cute.jit
+    def begin(self, tile, glob):
+        return SimpleNamespace()
+
+    @cute.jit
+    def visit(self, sub, acc0, acc1, glob, held, smem):
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
+        for e in cutlass.range_constexpr(sub.elements):
+            t3_sigmoid_argument = acc0[e] * 1.4426950408889634
+            t3_sigmoid = math.logistic2(t3_sigmoid_argument)
+            t3 = acc0[e] * t3_sigmoid
+            t4 = t3 * acc1[e]
+            out0[e] = t4
+        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
+
+
+gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 64, cluster_m=2, ctas=2, products=2), kind=ProductKind.GROUPED)
+
+
+@cute.jit
+def launch(
+    a: cute.Tensor,
+    offsets: cute.Tensor,
+    b0: cute.Tensor,
+    b1: cute.Tensor,
+    out0: cute.Tensor,
+    max_active_clusters: Int32,
+    stream: cuda.CUstream,
+):
+    gemm(a, [b0, b1], [], [out0], max_active_clusters, stream, offsets=offsets)

@@ -1,0 +1,119 @@
+"""Products of groups of rows, `_grouped_mm` with offsets, as anchors: through torch.compile and by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from synthetic import BF16, Graph, aten, walk
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from cute_backend.backend import cute
+from cute_backend.fx_walk.collect import collect
+from cute_backend.fx_walk.reasons import Reason
+from cute_backend.spec import Columns, LoadKind, Major, ProductKind
+
+M, N, K, GROUPS = 24, 40, 16, 4
+
+
+def given(m: int = M, n: int = N) -> tuple[Tensor, Tensor, Tensor]:
+    """A, a weight (G, N, K) of each group and offsets: the second group has no rows, the last all but 8."""
+    generator = torch.Generator().manual_seed(m)
+    x = torch.randn(m, K, generator=generator).to(BF16)
+    weight = torch.randn(GROUPS, n, K, generator=generator).to(BF16)
+    return x, weight, torch.tensor([3, 3, 8, m], dtype=torch.int32)
+
+
+def experts(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
+
+
+def routed(
+    x: Tensor, weight: Tensor, ends: Tensor, routing: Tensor, residual: Tensor
+) -> tuple[Tensor, Tensor]:
+    y = F.gelu(experts(x, weight, ends)) * routing[:, None]
+    return y + residual, y.float().amax(-1)
+
+
+def halves(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    gate, up = experts(x, weight, ends).chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def neighbours(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    y = experts(x, weight, ends)
+    return F.silu(y[:, ::2]) * y[:, 1::2]
+
+
+def two(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return experts(x, weight, ends).relu() * experts(x, weight.flip(0), ends)
+
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[Columns, ...]]] = {
+    "routed": (routed, (Columns.ALL,)),
+    "halves": (halves, (Columns.ALL, Columns.ALL)),
+    "neighbours": (neighbours, (Columns.EVEN, Columns.ODD)),
+    "two": (two, (Columns.ALL, Columns.ALL)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", CASES)
+def test_rows_in_groups_are_one_kernel(name: str, dynamic: bool, fresh_compiler: Callable[..., None]) -> None:
+    fn, columns = CASES[name]
+    further = (torch.rand(M), torch.randn(M, N).to(BF16)) if fn is routed else ()
+    (report,) = collect(fn, (*given(), *further))
+    (region,) = report.regions
+    assert [acc.columns for acc in region.spec.accumulators] == list(columns)
+    assert {acc.kind for acc in region.spec.accumulators} == {ProductKind.GROUPED}
+    assert region.spec.product.b_major is Major.K
+    assert region.problem == (M, N // 2 if fn in (halves, neighbours) else N, K)
+    if fn is routed:
+        assert [load.kind for load in region.spec.loads] == [LoadKind.COLVEC, LoadKind.EXACT]
+    compiled = torch.compile(fn, backend=cute)
+    for m in (M, 40, 17) if dynamic else (M,):
+        x, *rest = given(m)
+        further = (torch.rand(m), torch.randn(m, N).to(BF16)) if fn is routed else ()
+        for rows in (x, *further) if dynamic else ():
+            torch._dynamo.mark_dynamic(rows, 0)
+        results, wanted = (each(x, *rest, *further) for each in (compiled, fn))
+        results, wanted = ([each] if isinstance(each, Tensor) else each for each in (results, wanted))
+        for result, eager in zip(results, wanted, strict=True):
+            assert result.stride() == eager.stride()
+            torch.testing.assert_close(result, eager, rtol=0.03, atol=0.03)
+    assert counters["cute_backend"]["regions"] == 1
+
+
+def test_groups_that_end_elsewhere_share_no_kernel() -> None:
+    def fn(x: Tensor, weight: Tensor, ends: Tensor, others: Tensor) -> Tensor:
+        return experts(x, weight, ends).relu() * experts(x, weight, others)
+
+    (report,) = collect(fn, (*given(), torch.tensor([1, 2, 3, M], dtype=torch.int32)))
+    assert [len(region.spec.accumulators) for region in report.regions] == [1, 1]
+
+
+def test_rows_of_several_groups_are_not_reduced_together() -> None:
+    def fn(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+        return experts(x, weight, ends).relu().float().sum(0)
+
+    (report,) = collect(fn, given())
+    (message,) = [each.message for each in report.rejections if each.reason is Reason.BATCHED]
+    assert "of a batched or grouped one, kernels reduce the last axis alone" in message
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [((GROUPS, 8, 16), (16, 40)), ((24, 16), (16, 40))],
+    ids=["columns_in_groups", "k_in_groups"],
+)
+def test_other_forms_are_refused_with_their_shapes(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    made = Graph()
+    left, right, ends = made.input("a", a), made.input("b", b), made.input("ends", (GROUPS,), torch.int32)
+    product = made.call(aten._grouped_mm.default, left, right, ends)
+    _, (rejection,) = walk(made.output(made.call(aten.relu.default, product)))
+    assert rejection.reason is Reason.GROUPED
+    assert f"multiplies {a} by {b}; of grouped products kernels do those of rows" in rejection.message

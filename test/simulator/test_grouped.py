@@ -1,0 +1,145 @@
+"""Grouped products on the simulated machine: groups of rows whose edges lie anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from test_templates import SM90, SM100, integers, machine, op, operands, scaled_residual, sm90, sm100, wrong
+from torch import Tensor
+
+from cute_backend.planning import TileConfig, Variant, table
+from cute_backend.runtime.build import build
+from cute_backend.runtime.kernel import BuildError, Kernel
+from cute_backend.simulator.api import run_region
+from cute_backend.spec import (
+    Accumulator,
+    Axis,
+    Columns,
+    DType,
+    EpilogueSpec,
+    Major,
+    ProductKind,
+    ReduceKind,
+    Reduction,
+    Store,
+)
+
+M = 200
+ENDS = {
+    "edges": (0, 3, 3, 67, 131, 190),  # none, 3, none, 64, 64 and 59 rows; 10 belong to no group
+    "one_row_each": (1, 2, 3, M),
+    "many": (*[0] * 33, 1, M),  # more than a warp looks at at once
+    "all_in_one": (0, M, M),
+    "no_rows": (0, 0),
+}
+
+
+def grouped(a_major: Major = Major.K, b_major: Major = Major.K) -> EpilogueSpec:
+    """acc * scale_a * scale_b + exact0, and the largest of each row."""
+    dense = scaled_residual(DType.BF16, DType.BF16, a_major, b_major)
+    largest = Store("out1", "t2", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX))
+    accumulators = tuple(replace(acc, kind=ProductKind.GROUPED) for acc in dense.accumulators)
+    return replace(dense, accumulators=accumulators, stores=(*dense.stores, largest))
+
+
+def groups(
+    spec: EpilogueSpec, ends: tuple[int, ...], m: int, n: int, k: int
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """As `operands`, with groups of rows that end there, and a B of other values for each."""
+    a, _, loads = operands(spec, m, n, k)
+    b = torch.stack([operands(spec, m + i, n, k)[1][0].contiguous() for i in range(len(ends))])
+    if spec.product.b_major is Major.K:
+        b = b.transpose(1, 2).contiguous().transpose(1, 2)
+    return [*a, torch.tensor(ends, dtype=torch.int32)], [b], loads
+
+
+def product(a: Tensor, b: Tensor, ends: tuple[int, ...]) -> Tensor:
+    """The rows of each group by its B, exactly; those beyond the last are zeros."""
+    whole = torch.zeros(a.shape[0], b.shape[-1], dtype=torch.float64)
+    for group, (first, end) in enumerate(pairwise((0, *ends))):
+        whole[first:end] = a[first:end].double() @ b[group].double()
+    return whole
+
+
+def check(config: TileConfig, ends: tuple[int, ...], n: int, spec: EpilogueSpec, clusters: int = 2) -> None:
+    """Every group's rows are right, and what lies beyond the last group is as it was: all bits are set."""
+    a, b, loads = groups(spec, ends, M, n, 96)
+    outputs, launch = run_region(spec, a, b, loads, machine(config, clusters=clusters))
+    scale_a, scale_b, residual = loads
+    exact = (product(a[0], b[0], ends) * scale_a[:, None] * scale_b + residual).float()
+    for actual, expected in zip(outputs, (exact.bfloat16(), exact.amax(1)), strict=True):
+        rows, right = (torch.atleast_2d(each[: ends[-1]]) for each in (actual, expected))
+        assert torch.equal(rows, right), wrong(rows, right)
+        assert (actual[ends[-1] :].contiguous().view(torch.uint8) == 0xFF).all()
+    assert launch.kernel.variant is (Variant.TMA if n % 8 == 0 else Variant.PLAIN)
+    assert build(launch.kernel).spill_bytes == 0
+
+
+CONFIGS = [
+    sm90(64, 128, 2),  # tiles of A in boxes, the last of which have no rows, and CTAs that have none
+    sm90(128, 128, 2, 1, pingpong=True, subtile_n=64),
+    sm90(128, 64, 1, 2),
+    sm90(128, 128),
+    sm100(128, 64),
+    sm100(256, 64, 2, 1, ctas=2),
+    sm100(128, 64, 2, 2),
+]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("n", [152, 149])
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.arch.value}-{config.name}")
+def test_groups_begin_and_end_anywhere(config, n):
+    for ends in ENDS.values():
+        check(config, ends, n, grouped())
+
+
+@pytest.mark.parametrize("config", [sm90(64, 128), sm100(128, 64)], ids=lambda config: config.arch.value)
+def test_rows_that_are_columns_of_memory(config):
+    """Of an A and a B that are contiguous along M and N, a group begins at any byte of a row."""
+    check(config, ENDS["edges"], 152, grouped(Major.MN, Major.MN), clusters=1)
+
+
+@pytest.mark.parametrize("config", [sm90(64, 128), sm100(128, 64)], ids=lambda config: config.arch.value)
+def test_whatever_offsets_hold_nothing_else_is_touched(config):
+    """They fall, lie below 0 and beyond the rows: each group is cut to the rows that are there."""
+    spec = grouped()
+    ends = (-5, 3, 2**31 - 1, 7, -(2**31))
+    a, b, loads = groups(spec, ends, M, 72, 96)
+    outputs, _ = run_region(spec, a, b, loads, machine(config))
+    exact = product(a[0], b[0], (0, 3, M)) * loads[0][:, None] * loads[1] + loads[2]
+    assert torch.equal(outputs[0], exact.float().bfloat16())
+
+
+@pytest.mark.parametrize("columns", [Columns.ALL, Columns.EVEN], ids=["halves", "neighbours"])
+@pytest.mark.parametrize("arch", [SM90, SM100], ids=lambda arch: arch.value)
+def test_gate_and_up_of_each_group(arch, columns):
+    """acc0 * acc1: two B, or the even and the odd columns of one."""
+    second = Columns.ALL if columns is Columns.ALL else Columns.ODD
+    first = Accumulator("acc0", DType.BF16, DType.BF16, columns=columns, kind=ProductKind.GROUPED)
+    spec = EpilogueSpec(
+        (first, replace(first, name="acc1", columns=second)),
+        (),
+        (op("t0", "mul", "acc0", "acc1"),),
+        (Store("out0", "t0", DType.BF16),),
+    )
+    ends, n, k, generator = ENDS["edges"], 72, 96, torch.Generator().manual_seed(0)
+    a = integers((M, k), DType.BF16, generator)
+    packed = integers((len(ends), 2 * n, k), DType.BF16, generator).transpose(1, 2)
+    halves = [packed[..., :n], packed[..., n:]]
+    bs = halves if columns is Columns.ALL else [packed]
+    gate, up = halves if columns is Columns.ALL else (packed[..., ::2], packed[..., 1::2])
+    config = table(arch, spec)[-1]
+    offsets = torch.tensor(ends, dtype=torch.int32)
+    [actual], launch = run_region(spec, [a, offsets], bs, [], machine(config))
+    expected = (product(a, gate, ends) * product(a, up, ends)).bfloat16()
+    assert torch.equal(actual[: ends[-1]], expected[: ends[-1]])
+    assert build(launch.kernel).spill_bytes == 0
+
+
+def test_no_grouped_product_has_k_in_parts():
+    with pytest.raises(BuildError, match="has K in parts, which a grouped product has not"):
+        build(Kernel(grouped(), sm90(64, 64, split_k=4), Variant.TMA))
