@@ -14,17 +14,20 @@ from random_specs import BLOCK, specs
 
 from cute_backend.planning import Arch, Variant, table
 from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.samples import random_tensor
+from cute_backend.runtime.operands import check_operands
+from cute_backend.runtime.samples import random_operands, random_tensor
 from cute_backend.runtime.timing import arguments_of
 from cute_backend.spec import (
     Accumulator,
     Axis,
+    Columns,
     DType,
     EpilogueSpec,
     Order,
     ProductKind,
     ReduceKind,
     Reduction,
+    Scaling,
     Store,
 )
 
@@ -47,6 +50,24 @@ def test_operands_fit_what_a_kernel_is_compiled_for(spec: EpilogueSpec, m: int, 
     columns = BLOCK * n if any(load.blocks for load in spec.loads) else n
     arguments = arguments_of(spec, configs, m, columns, k, torch.Generator().manual_seed(0))
     check_layouts(Kernel(spec, configs[0], Variant.PLAIN), arguments)
+
+
+@pytest.mark.parametrize("a", [Scaling.LINE, Scaling.SQUARE])
+@pytest.mark.parametrize("b", [Scaling.LINE, Scaling.SQUARE])
+@pytest.mark.parametrize("columns", [(Columns.ALL,), (Columns.EVEN, Columns.ODD)], ids=len)
+def test_every_block_gets_a_scale(a: Scaling, b: Scaling, columns: tuple[Columns, ...]) -> None:
+    accumulators = tuple(
+        Accumulator(
+            f"acc{i}", DType.E4M3, DType.E4M3, fast_accum=False, columns=each, a_scaling=a, b_scaling=b
+        )
+        for i, each in enumerate(columns)
+    )
+    spec = EpilogueSpec(accumulators, (), (), (Store("out0", "acc0", DType.BF16),))
+    generator = torch.Generator().manual_seed(0)
+    check_operands(spec, *random_operands(spec, 131, 272, 400, generator))
+    configs = table(Arch.SM90A, spec)
+    arguments = arguments_of(spec, configs, 144, 272, 400, generator)
+    check_layouts(Kernel(spec, configs[0], Variant.TMA), arguments)
 
 
 @given(m=st.integers(1, 300), n=st.integers(1, 300))
