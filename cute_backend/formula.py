@@ -76,6 +76,8 @@ class _Formula:
         if op.op == "cast":
             return f"{op.dtype.value}({operands[0][0]})", _ATOM
         template = OPS[op.op].formula
+        if op.block:
+            template = template.replace("block", f"block{op.block}", 1)
         if not operands:
             return template, _ATOM
         infix = re.fullmatch(r"\{0\} (\S+) \{1\}", template)

@@ -24,7 +24,7 @@ from enum import Enum
 import torch
 
 from cute_backend import philox
-from cute_backend.spec import Const, DType, EpilogueSpec, Op, Overflow, Precision, SpecError
+from cute_backend.spec import Const, DType, EpilogueSpec, Op, Overflow, Precision, ReduceKind, SpecError
 
 
 class OperandError(ValueError):
@@ -316,7 +316,17 @@ INDEX_EXPRESSIONS = {ROW_INDEX.name: "sub.row(e)", COLUMN_INDEX.name: "sub.colum
 """The device expressions of what an element's place gives, for element `e` of subtile `sub`: clamped to the
 last row and column, where an element beyond them is of no use to anyone."""
 
-SPECIAL = (CAST, ROW_INDEX, COLUMN_INDEX)
+BLOCK_REDUCTIONS = {
+    f"block_{kind.value}": kind for kind in (ReduceKind.SUM, ReduceKind.MEAN, ReduceKind.MAX, ReduceKind.MIN)
+}
+"""What reduces the columns of a block, in fp32, with the rules of `ReduceKind`; the size is the spec op's."""
+
+_BLOCK_ROWS = tuple(
+    PointwiseOp(name, (), 1, OperandRule.FLOAT, ResultRule.FLOAT, None, f"{name}({{0}})", _no_reference)
+    for name in BLOCK_REDUCTIONS
+)
+
+SPECIAL = (CAST, ROW_INDEX, COLUMN_INDEX, *_BLOCK_ROWS)
 """Rows that the replay and the emitter know by name: what they give depends on more than their operands."""
 
 OPS: dict[str, PointwiseOp] = {row.name: row for row in (*_ROWS, *SPECIAL)}
@@ -337,6 +347,8 @@ def promote(row: PointwiseOp, dtypes: Sequence[DType]) -> tuple[DType, ...]:
     if len(dtypes) != row.arity:
         raise OperandError(f"{row.name} takes {row.arity} operands, not {len(dtypes)}")
     registers = [dtype.register for dtype in dtypes]
+    if row.name in BLOCK_REDUCTIONS:
+        return (DType.F32,)
     if row in SPECIAL:
         return tuple(registers)
     common = _common(row.operands, registers[1:] if row.operands is OperandRule.WHERE else registers)
@@ -372,6 +384,9 @@ def operand_dtypes(spec: EpilogueSpec, op: Op) -> list[DType]:
     return [operand.dtype if isinstance(operand, Const) else spec.dtypes[operand] for operand in op.operands]
 
 
+_BLOCK_SIZES = f"two or more have {', '.join(BLOCK_REDUCTIONS)}, and 0 all other ops"
+
+
 def check(spec: EpilogueSpec) -> None:
     """Raise SpecError where an op is not in the table or contradicts its row."""
     for op in spec.ops:
@@ -382,6 +397,8 @@ def check(spec: EpilogueSpec) -> None:
             result = result_dtype(row, operand_dtypes(spec, op))
         except OperandError as error:
             raise SpecError(f"{op.name}: {error}") from error
+        if (op.op in BLOCK_REDUCTIONS) != (op.block > 1):
+            raise SpecError(f"{op.name} = {op.op} has blocks of {op.block} columns; {_BLOCK_SIZES}")
         if row is not CAST and result is not op.dtype:
             raise SpecError(f"{op.name} = {op.op} gives {result.value}, but the spec says {op.dtype.value}")
 

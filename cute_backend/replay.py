@@ -12,10 +12,20 @@ import torch
 from torch import Tensor
 
 from cute_backend import numerics
-from cute_backend.ops import COLUMN_INDEX, OPS, ROW_INDEX, check, effective_dtype, operand_dtypes, promote
+from cute_backend.ops import (
+    BLOCK_REDUCTIONS,
+    COLUMN_INDEX,
+    OPS,
+    ROW_INDEX,
+    check,
+    effective_dtype,
+    operand_dtypes,
+    promote,
+)
 from cute_backend.reduce import reduce
 from cute_backend.spec import (
     SCALE_BLOCK,
+    Axis,
     BColumns,
     Const,
     DType,
@@ -73,7 +83,10 @@ def replay(
         values[load.name] = _plane(load, tensor)
     plane = (products[0].shape[0], products[0].shape[1])
     for op in spec.ops:
-        values[op.name] = _step(spec, op, values, plane)
+        if op.block:
+            values[op.name] = _of_blocks(op, _fetched(op, values, plane), accumulate)
+        else:
+            values[op.name] = _step(spec, op, values, plane)
     return [
         _stored(spec, store, values[store.value].expand(plane))
         if store.reduce is None
@@ -150,6 +163,24 @@ def _step(spec: EpilogueSpec, op: Op, values: dict[str, Tensor], plane: tuple[in
     if op.op == "cast":
         return numerics.cast(operands[0], effective_dtype(op, spec.precision), op.overflow)
     return row.reference(*operands)
+
+
+def _fetched(op: Op, values: dict[str, Tensor], plane: tuple[int, int]) -> Tensor:
+    """The operand of an op of blocks, as fp32 over the plane."""
+    (operand,) = op.operands
+    device = next(iter(values.values())).device
+    value = torch.tensor(operand.value, device=device) if isinstance(operand, Const) else values[operand]
+    return numerics.convert(value, DType.F32).expand(plane)
+
+
+def _of_blocks(op: Op, value: Tensor, accumulate: torch.dtype) -> Tensor:
+    """What each block of columns is reduced to, at all of its elements."""
+    m, n = value.shape
+    if n % op.block:
+        raise ValueError(f"{op.name} reduces blocks of {op.block} columns, and {n} columns are no multiple")
+    rows = value.reshape(-1, op.block)
+    result = reduce(rows, Reduction(Axis.ROW, BLOCK_REDUCTIONS[op.op]), accumulate)
+    return result.unsqueeze(-1).expand(rows.shape).reshape(m, n)
 
 
 def _stored(spec: EpilogueSpec, store: Store, value: Tensor) -> Tensor:

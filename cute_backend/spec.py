@@ -11,7 +11,8 @@ to `Store.dtype` as a saturating cast would.
 
 A store may reduce: then it has one element for each row, for each column, or for the whole plane. Reductions
 are computed in fp32, over the elements of the (M, N) plane and no others. What they are reduced to can't be
-read in the same spec: it is whole only when the kernel is done.
+read in the same spec: it is whole only when the kernel is done. An op may reduce too, over blocks of columns
+that a tile holds whole, and its result is a value like any other.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ import json
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
+from math import lcm
 from typing import Any, Union
 
-SPEC_VERSION = 7
+SPEC_VERSION = 9
 
 
 class SpecError(ValueError):
@@ -319,13 +321,18 @@ class Load:
 
 @dataclass(frozen=True)
 class Op:
-    """One step of the chain: `name = op(*operands)`, rounded to `dtype`."""
+    """One step of the chain: `name = op(*operands)`, rounded to `dtype`.
+
+    An op that reduces blocks of columns has their size in `block`, which divides N: in every row the elements
+    of a block have what the operand's elements of that block are reduced to.
+    """
 
     name: str
     op: str
     operands: tuple[Operand, ...]
     dtype: DType
     overflow: Overflow = Overflow.SATURATE
+    block: int = 0
 
 
 @dataclass(frozen=True)
@@ -411,6 +418,11 @@ class EpilogueSpec:
         """The accumulator, load or op behind every value, by name."""
         values: tuple[Union[Accumulator, Load, Op], ...] = (*self.accumulators, *self.loads, *self.ops)
         return {value.name: value for value in values}
+
+    @cached_property
+    def block_columns(self) -> int:
+        """Columns that a visit needs whole, since ops reduce blocks of them; 1 where none does."""
+        return lcm(*(op.block for op in self.ops if op.block))
 
     @cached_property
     def planes(self) -> tuple[Store, ...]:
@@ -523,6 +535,7 @@ def _decode_op(item: Any) -> Op:
         operands=tuple(_decode_operand(operand) for operand in item["operands"]),
         dtype=DType(item["dtype"]),
         overflow=Overflow(item["overflow"]),
+        block=int(item["block"]),
     )
 
 

@@ -1,11 +1,25 @@
-"""The pointwise chain of a spec as statements on register scalars, one for each op that is needed."""
+"""The chain of a spec as statements on register scalars, one for each op that is needed.
+
+They run in loops over the elements of a subtile: one, or where ops reduce blocks of columns one after the
+other, for what reads a result needs a loop of its own behind the one that it is made of. What a later loop
+reads of an earlier one is kept in registers.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from ..ops import INDEX_EXPRESSIONS, OPS, cast_expression, conversion_expression, effective_dtype, promote
+from ..ops import (
+    BLOCK_REDUCTIONS,
+    INDEX_EXPRESSIONS,
+    OPS,
+    cast_expression,
+    conversion_expression,
+    effective_dtype,
+    promote,
+)
 from ..spec import Const, DType, EpilogueSpec, Op, Operand, Overflow, Store
 
 _REGISTER_TYPES = {DType.F32: "Float32", DType.I32: "Int32", DType.BOOL: "Boolean"}
@@ -16,12 +30,23 @@ def register_type(dtype: DType) -> str:
     return _REGISTER_TYPES[dtype.register]
 
 
+@dataclass
+class Loop:
+    """The statements of one loop over a subtile's elements, the values that later ones read, and the ops that
+    reduce blocks when it is done, with the expression of what they reduce."""
+
+    statements: list[str] = field(default_factory=list)
+    kept: dict[str, str] = field(default_factory=dict)
+    """Names of values, with their types."""
+    reduced: list[tuple[Op, str]] = field(default_factory=list)
+
+
 class Chain:
     """A spec's ops, reduced to what its stores need.
 
-    `reads` gives the expression for each accumulator and load. After construction `statements` has the lines
-    in order and `stored(store)` the expression, register dtype and overflow rule of each output; of one that
-    reduces, the fp32 expression that is reduced.
+    `reads` gives the expression for each accumulator and load. After construction `loops` has the lines in
+    order and `stored(store)` the expression, register dtype and overflow rule of each output, in the loop
+    `loop_of(store)`; of one that reduces, the fp32 expression that is reduced.
     """
 
     def __init__(self, spec: EpilogueSpec, reads: Mapping[str, str]) -> None:
@@ -30,10 +55,21 @@ class Chain:
         self._text = dict(reads)
         self._dtype = {name: spec.dtypes[name].register for name in reads}
         needed = self._needed()
-        self.statements: list[str] = []
+        self._loop = dict.fromkeys(reads, 0)
+        """In which loop each value can be read first."""
+        self.loops = [Loop()]
         for op in spec.ops:
             if op.name in needed:
-                self._emit(op)
+                self._place(op)
+
+    @property
+    def statements(self) -> list[str]:
+        """Those of all loops."""
+        return [statement for loop in self.loops for statement in loop.statements]
+
+    def loop_of(self, store: Store) -> int:
+        """The loop in which a store's value is at hand."""
+        return self._loop[self._final(store)[0]]
 
     def stored(self, store: Store) -> tuple[str, DType, Overflow]:
         """The expression to store, before its rounding to the store's dtype, and the rule of that rounding.
@@ -73,6 +109,25 @@ class Chain:
                 needed.update(operand for operand in op.operands if isinstance(operand, str))
         return needed
 
+    def _place(self, op: Op) -> None:
+        """Append an op to the loop in which all that it reads is at hand."""
+        names = [operand for operand in op.operands if isinstance(operand, str)]
+        here = max((self._loop[name] for name in names), default=0)
+        for name in names:
+            if name in self._ops and name == self._text[name] and self._loop[name] < here:
+                self.loops[self._loop[name]].kept[name] = _REGISTER_TYPES[self._dtype[name]]
+                self._text[name] = f"{name}_kept[e]"
+        if op.op in BLOCK_REDUCTIONS:
+            text = self._operand(op.operands[0], DType.F32, wrapped=True)
+            self.loops[here].reduced.append((op, text))
+            self._text[op.name], self._dtype[op.name] = f"{op.name}[e]", DType.F32
+            self._loop[op.name] = here + 1
+            if len(self.loops) == here + 1:
+                self.loops.append(Loop())
+        else:
+            self._loop[op.name] = here
+            self._emit(op)
+
     def _emit(self, op: Op) -> None:
         if op.op == "cast":
             self._emit_cast(op)
@@ -100,7 +155,7 @@ class Chain:
         self._define(op.name, cast_expression(text, source, target, op.overflow), target.register)
 
     def _define(self, name: str, expression: str, dtype: DType) -> None:
-        self.statements.append(f"{name} = {expression}")
+        self.loops[self._loop[name]].statements.append(f"{name} = {expression}")
         self._text[name], self._dtype[name] = name, dtype
 
     def _source(self, operand: Operand) -> DType:

@@ -141,6 +141,35 @@ LOGSUMEXP = Kind(
 )
 
 
+def of_blocks(kind: Kind, values: cute.Tensor, sub: Any, columns: int) -> cute.Tensor:
+    """What the blocks of so many columns are reduced to that a subtile has of each row: for every element
+    its block's result. All lanes that share a row get the same.
+
+    No block lies across the last column, nor across two subtiles.
+    """
+    blocks: dict[tuple[int, int], list[int]] = {}
+    for e in range(cute.size(values)):
+        blocks.setdefault((sub.row_of(e), sub.block_of(e, columns)), []).append(e)
+    results = cute.make_rmem_tensor(cute.size(values), Float32)
+    for elements in blocks.values():
+        whole = _by_pairs(kind, [kind.element(values[e], Int32(0)) for e in elements])
+        for offset in sub.tile.row_lanes:
+            others = tuple(cute.arch.shuffle_sync_bfly(part, offset) for part in whole)
+            whole = kind.combine(whole, others)
+        result = kind.result(whole, Int64(columns))
+        for e in elements:
+            results[e] = result
+    return results
+
+
+def _by_pairs(kind: Kind, partials: list[Values]) -> Values:
+    """All of them combined, neighbours first, so that few wait for one another."""
+    while len(partials) > 1:
+        pairs = [kind.combine(a, b) for a, b in zip(partials[::2], partials[1::2], strict=False)]
+        partials = pairs + partials[len(partials) // 2 * 2 :]
+    return partials[0]
+
+
 @dataclass(frozen=True)
 class Result:
     """What a store has of a reduction along `axis`: elements of `dtype`, as memory has it.

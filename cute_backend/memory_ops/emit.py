@@ -13,7 +13,7 @@ from ..planning.naming import entry_name
 from ..signature import WORKSPACE, Argument, Extent, Role, of_role, signature
 from ..spec import BColumns, DType, EpilogueSpec, Load, Order, Overflow, ProductKind, Store
 from . import emit_reductions, reads
-from .chain import Chain, register_type
+from .chain import Chain, Loop, register_type
 from .mainloops import mainloop
 from .partials import written
 from .reads import CUTE_TYPES
@@ -85,6 +85,7 @@ class _Module:
         ]
         types = sorted({"Float32", "Int32", *self._types()})
         reductions = self.spec.reductions
+        reduces = reductions or any(loop.reduced for loop in self.chain.loops)
         loads = self.spec.loads
         helpers = ["SmemOperand", *(["collapse_m"] if any(load.m_modes for load in loads) else [])]
         helpers += ["collapse_n"] if any(load.blocks for load in loads) else []
@@ -102,7 +103,7 @@ class _Module:
             f"from cutlass import {', '.join(types)}",
             "",
             "from cute_backend.memory_ops import device_math as math",
-            *(["from cute_backend.memory_ops import device_reduce as reduce"] if reductions else []),
+            *(["from cute_backend.memory_ops import device_reduce as reduce"] if reduces else []),
             *([f"from cute_backend.spec import {', '.join(sorted(enums))}"] if enums else []),
             "from cute_backend.planning import Arch, TileConfig",
             f"from cute_backend.templates.epilogue import {', '.join(helpers)}",
@@ -117,7 +118,8 @@ class _Module:
         memory = {CUTE_TYPES[load.dtype] for load in self.spec.loads}
         memory |= {CUTE_TYPES[store.dtype] for store in self.spec.stores}
         constants = {"Boolean"} if any(", Boolean)" in line for line in self.chain.statements) else set()
-        return stored | loaded | memory | constants
+        kept = {kind for loop in self.chain.loops for kind in loop.kept.values()}
+        return stored | loaded | memory | constants | kept
 
     def _scales(self) -> tuple[Argument, ...]:
         """The scales of blocks, where there are any."""
@@ -177,19 +179,33 @@ class _Module:
         for store in self.spec.stores:
             kind = register_type(self.chain.stored(store)[1])
             lines.append(f"        {store.name} = cute.make_rmem_tensor(sub.elements, {kind})")
-        lines += ["        for e in cutlass.range_constexpr(sub.elements):", *self._slots()]
-        lines += [f"            {statement}" for statement in self.chain.statements]
-        for store in self.spec.stores:
-            lines.append(f"            {store.name}[e] = {self.chain.stored(store)[0]}")
+        for index, loop in enumerate(self.chain.loops):
+            stores = [store for store in self.spec.stores if self.chain.loop_of(store) == index]
+            lines += self._loop(loop, stores)
         for store in self.spec.stores:
             lines += self._store(store) if store.reduce is None else emit_reductions.take(store)
         return lines
 
-    def _slots(self) -> list[str]:
-        used = "".join([*self.chain.statements, *(self.chain.stored(store)[0] for store in self.spec.stores)])
-        row = ["            r = sub.row_of(e)"] if "[r]" in used else []
-        column = ["            c = sub.column_of(e)"] if "c]" in used else []
-        return row + column
+    def _loop(self, loop: Loop, stores: list[Store]) -> list[str]:
+        """A loop over a subtile's elements, what it keeps for later ones, and the blocks that it reduces."""
+        kept = {f"{name}_kept": kind for name, kind in loop.kept.items()}
+        kept |= {f"{op.name}_of": "Float32" for op, _ in loop.reduced}
+        body = []
+        for statement in loop.statements:
+            body.append(statement)
+            if (name := statement.split(" ", 1)[0]) in loop.kept:
+                body.append(f"{name}_kept[e] = {name}")
+        body += [f"{op.name}_of[e] = {text}" for op, text in loop.reduced]
+        body += [f"{store.name}[e] = {self.chain.stored(store)[0]}" for store in stores]
+        used = "".join(body)
+        row = ["r = sub.row_of(e)"] if "[r]" in used else []
+        column = ["c = sub.column_of(e)"] if "c]" in used else []
+        return [
+            *(f"        {name} = cute.make_rmem_tensor(sub.elements, {kind})" for name, kind in kept.items()),
+            "        for e in cutlass.range_constexpr(sub.elements):",
+            *(f"            {line}" for line in (*row, *column, *body)),
+            *(f"        {line}" for line in map(emit_reductions.of_blocks, (op for op, _ in loop.reduced))),
+        ]
 
     def _store(self, store: Store) -> list[str]:
         _, _, overflow = self.chain.stored(store)

@@ -9,11 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..spec import Axis, Overflow, Reduction, Store
+from ..ops import BLOCK_REDUCTIONS
+from ..spec import Axis, Op, Overflow, Reduction, Store
 from .partials import partials
 
 _HELD = {Axis.ROW: "tile.rows", Axis.COLUMN: "sub.columns", Axis.ALL: "1"}
 """The partials of a thread."""
+
+
+def of_blocks(op: Op) -> str:
+    """What an op makes of the blocks of a subtile, when the loop has computed all that it reduces."""
+    kind = f"reduce.{BLOCK_REDUCTIONS[op.op].name}"
+    return f"{op.name} = reduce.of_blocks({kind}, {op.name}_of, sub, {op.block})"
 
 
 def _reduction(store: Store) -> Reduction:

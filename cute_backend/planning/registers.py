@@ -25,6 +25,10 @@ MAX_BESIDE_ROWS = 64
 addresses of a plane that is read by element whatever the alignment. With the 96 of 128 x 192 16 bytes were
 spilled, with the 128 of 128 x 256 up to 96."""
 
+MAX_BESIDE_BLOCKS = 96
+"""Accumulators of a thread that leave registers beside what a visit keeps until blocks are reduced: with the
+128 of 128 x 256, addresses of a plane that is written by element spilled 32 bytes."""
+
 MAX_KEPT = 160
 """Accumulators and partials of a thread that leave registers for a few draws of noise."""
 
@@ -111,6 +115,8 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
     most = MAX_ACCUMULATORS // 2 if is_promoted(config, spec) else MAX_ACCUMULATORS
     if has_planes(spec) and (spec.reductions or any(load.is_split for load in spec.loads_of(LoadKind.EXACT))):
         most = min(most, MAX_BESIDE_ROWS)
+    if spec.block_columns > 1:
+        most = min(most, MAX_BESIDE_BLOCKS)
     return kept.accumulators <= most and (
         long_ops(spec) == 0 or kept.accumulators + kept.partials <= MAX_KEPT
     )
@@ -118,14 +124,15 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 def is_crowded(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether a thread under ping-pong, which has a whole tile's accumulators of its rows, lacks registers:
-    more than one plane is read by element whatever the alignment, or a pair reads many.
+    more than one plane is read by element whatever the alignment, a pair reads many, or a visit keeps what it
+    has until blocks of columns are reduced, which spilled 64 bytes beside a plane that is read by element.
 
     What is read by element takes two registers of address for each element of a subtile.
     """
     exact = spec.loads_of(LoadKind.EXACT)
     by_element = sum(load.is_split for load in exact)
     many = config.products > 1 and len(exact) > MAX_PAIRED_LOADS
-    return config.pingpong and (by_element > 1 or many)
+    return config.pingpong and (by_element > 1 or many or spec.block_columns > 1)
 
 
 def long_ops(spec: EpilogueSpec) -> int:

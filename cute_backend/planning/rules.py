@@ -27,6 +27,12 @@ Rule = Callable[[TileConfig, EpilogueSpec], TileConfig | None]
 NARROW_SUBTILE_N = 32
 """Columns of a subtile where wider ones leave planes no room in shared memory, or gain nothing."""
 
+WHOLE_SUBTILES = (32, 64, 128)
+"""Columns of subtiles that hold blocks whole."""
+
+MAX_ROW_IN_A_THREAD = 64
+"""Columns of a row that one thread keeps until their blocks are reduced: 128 on sm_100a spilled 56 bytes."""
+
 _DRAWS_AT_ONCE = 8
 """Draws of noise in one visit of a thread, which hide each other's latency; but four elements at the least,
 which is what wgmma's accumulators have in eight columns."""
@@ -97,7 +103,20 @@ def narrow_subtiles_by_element(config: TileConfig, spec: EpilogueSpec) -> TileCo
     """No wide subtiles where every alignment reads planes by element, because M or N is several modes there:
     wide ones make waits for TMA rarer, and nothing waits there."""
     by_element = any(load.is_split for load in spec.loads_of(LoadKind.EXACT))
-    return _narrow(config) if by_element else config
+    return _narrow(config, spec) if by_element else config
+
+
+def whole_blocks_of_columns(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
+    """A visit has whole blocks of columns where ops reduce them and others read what they are reduced to: the
+    narrowest of the subtiles that planes are laid out in, whose columns are powers of two."""
+    block, columns = spec.block_columns, config.tile_n // config.ctas
+    if block == 1:
+        return config
+    whole = (width for width in WHOLE_SUBTILES if width % block == 0 and columns % width == 0)
+    width = None if block % 8 else next(whole, None)
+    if width is None or width > MAX_ROW_IN_A_THREAD * config.target.accumulators.row_threads:
+        return None
+    return replace(config, subtile_n=width)
 
 
 def registers_for_a_crowded_thread(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
@@ -114,6 +133,7 @@ RULES: tuple[Rule, ...] = (
     few_draws_in_a_visit,
     half_the_rows_for_a_crowded_thread,
     narrow_subtiles_by_element,
+    whole_blocks_of_columns,
     registers_for_a_crowded_thread,
 )
 """In the order in which they are applied."""
@@ -143,7 +163,7 @@ def rows_for_promoted_sums(config: TileConfig, smallest: TileConfig, spec: Epilo
 def planes_in_shared_memory(config: TileConfig, smallest: TileConfig, spec: EpilogueSpec) -> bool:
     """Where accumulators lie in registers, a tile that is not the smallest holds every plane in shared
     memory: beside its accumulators, addresses of elements would spill."""
-    return not config.target.accumulators.in_registers or holds_planes(_narrow(config), spec)
+    return not config.target.accumulators.in_registers or holds_planes(_narrow(config, spec), spec)
 
 
 ABOVE_THE_SMALLEST = (rows_for_promoted_sums, planes_in_shared_memory)
@@ -155,7 +175,7 @@ def narrow_subtiles_without_room(config: TileConfig, spec: EpilogueSpec, variant
     by element doesn't wait, and has two registers of address for each element of a subtile: half as many keep
     it from spilling."""
     wide = variant is Variant.TMA and holds_planes(config, spec)
-    return config if wide else _narrow(config)
+    return config if wide else _narrow(config, spec)
 
 
 def narrow_subtiles_of_many_planes(config: TileConfig, spec: EpilogueSpec, variant: Variant) -> TileConfig:
@@ -166,6 +186,8 @@ def narrow_subtiles_of_many_planes(config: TileConfig, spec: EpilogueSpec, varia
     whole_row = target.accumulators.row_threads == 1
     if whole_row or (config.products == 1 and variant is Variant.PLAIN):
         while columns > target.least_subtile_n and columns * plane_bits(spec) > target.row_bits:
+            if columns // 2 % spec.block_columns:
+                break
             columns //= 2
     return replace(config, subtile_n=columns)
 
@@ -194,7 +216,10 @@ def subtiled(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> TileCo
     return config
 
 
-def _narrow(config: TileConfig) -> TileConfig:
+def _narrow(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
+    """With narrow subtiles; where they have whole blocks, `whole_blocks_of_columns` has made them so."""
+    if spec.block_columns > 1:
+        return config
     return replace(config, subtile_n=min(config.subtile_n, NARROW_SUBTILE_N))
 
 

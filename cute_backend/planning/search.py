@@ -5,28 +5,49 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
-from ..spec import EpilogueSpec, ProductKind
+from ..spec import Accumulator, DType, EpilogueSpec, Op, ProductKind, Store
 from .cost import cost
 from .hoisting import can_hoist, hoisting
 from .naming import words
 from .registers import leaves_registers
-from .rules import ABOVE_THE_SMALLEST, suited
+from .rules import ABOVE_THE_SMALLEST, WHOLE_SUBTILES, suited
 from .shared_memory import has_planes, holds_planes
 from .targets import Arch, Shape
 from .tiles import TileConfig
 
 
 def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
-    """The configurations that may serve a spec, at most five, largest tile first."""
+    """The configurations that may serve a spec, at most five, largest tile first.
+
+    Raises ValueError where no tile holds whole what the spec reduces by blocks of columns.
+    """
     alone = arch.target.tiles.alone
     found = suited(arch, _shipped(arch, spec), spec)
+    if not found:
+        raise ValueError(
+            f"no tile of {arch.value} holds blocks of {spec.block_columns} columns whole; "
+            f"held are {', '.join(map(str, blocks_held(arch)))}"
+        )
     if alone is not None and found[-1].cluster_size > 1:
         found += suited(arch, (alone,), spec)
     *larger, smallest = found
     kept = (each for each in larger if all(rule(each, smallest, spec) for rule in ABOVE_THE_SMALLEST))
     return *kept, smallest
+
+
+@cache
+def blocks_held(arch: Arch) -> tuple[int, ...]:
+    """The sizes of blocks of columns that a tile holds whole for a spec of one product and one plane."""
+    acc = Accumulator("acc", DType.BF16, DType.BF16)
+    held = []
+    for columns in range(8, max(WHOLE_SUBTILES) + 1, 8):
+        mean = Op("t0", "block_mean", ("acc",), DType.F32, block=columns)
+        spec = EpilogueSpec((acc,), (), (mean,), (Store("out0", "t0", DType.BF16),))
+        if suited(arch, arch.target.tiles.shipped, spec):
+            held.append(columns)
+    return tuple(held)
 
 
 def _shipped(arch: Arch, spec: EpilogueSpec) -> tuple[Shape, ...]:

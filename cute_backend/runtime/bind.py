@@ -51,7 +51,9 @@ class Binding:
             if not argument.is_plane and any(stride is not Stride.OTHER for stride in _strides(argument))
         ]
         self._is_block_scaled = spec.product.is_block_scaled
-        self.takes_operands_as_given = not (self._operand_views or self._split or self._is_block_scaled)
+        self._block_columns = spec.block_columns
+        is_checked = self._is_block_scaled or self._block_columns > 1
+        self.takes_operands_as_given = not (self._operand_views or self._split or is_checked)
         """Whether `operands` makes no view and has nothing to check."""
         self.takes_results_as_given = not self._result_views
         """Whether `written` makes no view."""
@@ -64,6 +66,8 @@ class Binding:
         """
         if self._is_block_scaled:
             check_scales(self._spec, a, b)
+        if self._block_columns > 1 and plane_of(self._spec, a[0], b[0])[1] % self._block_columns:
+            raise ValueError("N is no multiple of a block's columns")  # check_operands says it in full
         for index, load in self._split:
             if not covers(load, loads[index], *plane_of(self._spec, a[0], b[0])):
                 raise ValueError(f"{load.name} is not of the plane")  # check_operands says it in full

@@ -40,6 +40,12 @@ def m_of(load: Load, tensor: Tensor) -> Size:
     return prod(tensor.shape[: len(load.m_modes)])
 
 
+def blocks_of(spec: EpilogueSpec) -> list[tuple[str, int]]:
+    """The loads and ops that have blocks of columns, with their sizes."""
+    loads = [(load.name, load.blocks.columns) for load in spec.loads if load.blocks is not None]
+    return loads + [(op.name, op.block) for op in spec.ops if op.block]
+
+
 def covers(load: Load, tensor: Tensor, m: Size, n: Size) -> bool:
     """Whether the axes of a load, where M or N is several, come to these."""
     if load.m_modes and m_of(load, tensor) != m:
@@ -119,11 +125,9 @@ def check_operands(
                 f"{argument.title} is {tensor.dtype}; the spec says {TORCH_DTYPES[argument.dtype]}"
             )
     m, n = plane_of(spec, left, b[0])
-    for load in spec.loads:
-        if load.blocks is not None and n % load.blocks.columns != 0:
-            raise ValueError(
-                f"{load.name} has blocks of {load.blocks.columns} columns, and {n} columns are no multiple"
-            )
+    for name, columns in blocks_of(spec):
+        if n % columns != 0:
+            raise ValueError(f"{name} has blocks of {columns} columns, and {n} columns are no multiple")
     if scaled:
         check_scales(spec, a, b)
     sizes = {Extent.M: m, Extent.N: n}

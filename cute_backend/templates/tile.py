@@ -93,6 +93,7 @@ class Subtile(ABC):
         self.tile = tile
         self._step = step
         self._offset = step * config.subtile_n
+        self._row_threads = config.target.accumulators.row_threads
 
     @abstractmethod
     def row_of(self, e: int) -> int:
@@ -106,6 +107,11 @@ class Subtile(ABC):
         """The thread's columns of this subtile among those of the tile, which it holds in registers. Visits
         are not the turns of a loop: registers can't be indexed by what is known at run time only."""
         return cute.make_tensor(held.iterator + self._step * self.columns, cute.make_layout(self.columns))
+
+    def block_of(self, e: int, columns: int) -> int:
+        """Which of the subtile's blocks of so many columns element e lies in. The threads that share a row
+        have as many columns each of every eight, so a block is a multiple of those."""
+        return self.column_of(e) * self._row_threads // columns
 
     @abstractmethod
     def row_slice(self, vector: Any) -> cute.Tensor:

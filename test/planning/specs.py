@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,6 +51,17 @@ def spec_of(
         ops.append(Op(f"t{i}", "add", (ops[-1].name if ops else terms[0], term), DType.F32))
     value = ops[-1].name if ops else terms[0]
     return EpilogueSpec(accumulators, loads, tuple(ops), (Store("out0", value, DType.BF16),))
+
+
+def block_mean(columns: int) -> EpilogueSpec:
+    """How far a product lies from the mean of each block of so many columns."""
+    bare = spec_of(dtype=DType.BF16)
+    mean = Op("t0", "block_mean", ("acc",), DType.F32, block=columns)
+    return replace(
+        bare,
+        ops=(mean, Op("t1", "sub", ("acc", "t0"), DType.F32)),
+        stores=(replace(bare.stores[0], value="t1"),),
+    )
 
 
 def sampling_spec(draws: int) -> EpilogueSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from specs import by_element, exact, rowvec, sampling_spec, spec_of
+from specs import block_mean, by_element, exact, rowvec, sampling_spec, spec_of
 
 from cute_backend.planning import Arch, TileConfig, Variant, plan, rules, subtiled, table
 from cute_backend.planning.registers import Registers, hoist_budget, leaves_registers
@@ -44,6 +44,7 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
         spec_of(by_element("exact0")),
         "128x128_2x1_pingpong",
     ),
+    rules.whole_blocks_of_columns: (TURNS, block_mean(64), "64x128_2x1_pingpong_by64"),
     rules.registers_for_a_crowded_thread: (
         Shape(64, 192, pingpong=True),
         spec_of(by_element("exact0"), by_element("exact1")),
@@ -113,3 +114,8 @@ def test_what_a_thread_keeps_is_counted_once() -> None:
     assert hoist_budget(fast, replace(config, pingpong=True), Variant.TMA) == 0
     assert leaves_registers(config, spec) and not leaves_registers(replace(config, tile_n=256), spec)
     assert leaves_registers(replace(config, tile_n=256), fast)
+    blocks = replace(config, tile_n=256)
+    assert leaves_registers(replace(config, tile_n=192), block_mean(64))
+    assert not leaves_registers(blocks, block_mean(64)) and leaves_registers(
+        blocks, spec_of(dtype=DType.BF16)
+    )

@@ -1,0 +1,213 @@
+"""Blocks of columns that are reduced, and read again by the same epilogue: against float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from cute_backend import ops
+from cute_backend.formula import formula
+from cute_backend.planning import Arch, TileConfig, Variant, subtiled, table
+from cute_backend.planning.search import blocks_held
+from cute_backend.replay import replay
+from cute_backend.runtime.build import build
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.operands import check_operands
+from cute_backend.simulator.api import Machine, run_region
+from cute_backend.spec import (
+    Accumulator,
+    Blocks,
+    Const,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Op,
+    Operand,
+    SpecError,
+    Store,
+    Stride,
+)
+
+ACC = Accumulator("acc", DType.BF16, DType.BF16)
+ROW = Load("rowvec0", LoadKind.ROWVEC, DType.F32, Stride.ZERO, Stride.OTHER)
+PLANE = Load("exact0", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.ONE)
+
+
+def op(name: str, kind: str, *operands: Operand, block: int = 0) -> Op:
+    return Op(name, kind, operands, DType.F32, block=block)
+
+
+def norm(columns: int, *loads: Load) -> EpilogueSpec:
+    """x / rms(x) * rowvec0 with x = acc + exact0, by heads; also what x was."""
+    row = replace(ROW, blocks=Blocks(columns, Stride.ZERO, Stride.ONE))
+    chain = (
+        op("t0", "add", "acc", "exact0"),
+        op("t1", "mul", "t0", "t0"),
+        op("t2", "block_mean", "t1", block=columns),
+        op("t3", "add", "t2", Const(0.5)),
+        op("t4", "rsqrt", "t3"),
+        op("t5", "mul", "t0", "t4"),
+        op("t6", "mul", "t5", "rowvec0"),
+    )
+    stores = (Store("out0", "t6", DType.F32), Store("out1", "t0", DType.BF16))
+    return EpilogueSpec((ACC,), (row, PLANE), chain, stores)
+
+
+def softmax(columns: int) -> EpilogueSpec:
+    """Over groups, with the largest of each; and how far the smallest lies below."""
+    chain = (
+        op("t0", "mul", "acc", Const(0.25)),
+        op("t1", "block_max", "t0", block=columns),
+        op("t2", "sub", "t0", "t1"),
+        op("t3", "exp", "t2"),
+        op("t4", "block_sum", "t3", block=columns),
+        op("t5", "div", "t3", "t4"),
+        op("t6", "block_min", "t2", block=columns),
+    )
+    stores = (Store("out0", "t5", DType.F32), Store("out1", "t1", DType.F32), Store("out2", "t6", DType.F32))
+    return EpilogueSpec((ACC,), (), chain, stores)
+
+
+def operands(
+    spec: EpilogueSpec, m: int, n: int, k: int = 64
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    generator = torch.Generator().manual_seed(m + n)
+    a = torch.randint(-3, 4, (m, k), generator=generator).bfloat16() / 4
+    b = torch.randint(-3, 4, (n, k), generator=generator).bfloat16().t() / 4
+    loads = []
+    for load in spec.loads:
+        if load.blocks is None:
+            loads.append(torch.randint(-9, 10, (m, n), generator=generator).bfloat16())
+        else:
+            columns = load.blocks.columns
+            loads.append((torch.arange(columns) + 1.0).expand(n // columns, columns))
+    return [a], [b], loads
+
+
+def expected(spec: EpilogueSpec, columns: int, a: Tensor, b: Tensor, loads: list[Tensor]) -> list[Tensor]:
+    """In float64, by numpy alone."""
+    acc = a.double().numpy() @ b.double().numpy()
+    m, n = acc.shape
+    if spec.loads:
+        x = acc + loads[1].double().numpy()
+        blocks = x.reshape(m, n // columns, columns)
+        wanted = blocks / np.sqrt((blocks**2).mean(-1, keepdims=True) + 0.5) * loads[0].double().numpy()
+        return [torch.from_numpy(each.reshape(m, n)) for each in (wanted, x)]
+    blocks = acc.reshape(m, n // columns, columns) / 4
+    largest, smallest = blocks.max(-1, keepdims=True), blocks.min(-1, keepdims=True)
+    grown = np.exp(blocks - largest)
+    wanted = (grown / grown.sum(-1, keepdims=True), largest, smallest - largest)
+    return [torch.from_numpy(np.broadcast_to(each, blocks.shape).reshape(m, n).copy()) for each in wanted]
+
+
+def check(results: list[Tensor], wanted: list[Tensor]) -> None:
+    for result, right in zip(results, wanted, strict=True):
+        tolerance = 2e-6 if result.dtype is torch.float32 else 4e-3
+        torch.testing.assert_close(result.double(), right, rtol=tolerance, atol=tolerance)
+
+
+SPECS = {"norm": norm, "softmax": softmax}
+
+
+@pytest.mark.parametrize("columns", [2, 5, 16])
+@pytest.mark.parametrize("name", SPECS)
+def test_the_replay_reduces_blocks(name: str, columns: int) -> None:
+    spec = SPECS[name](columns)
+    a, b, loads = operands(spec, 7, 6 * columns)
+    check(replay(spec, a, b, loads), expected(spec, columns, *a, *b, loads))
+
+
+CONFIGS = [
+    (TileConfig(Arch.SM90A, 64, 128, pingpong=True, subtile_n=128), 128),
+    (TileConfig(Arch.SM90A, 128, 128, 2, subtile_n=64), 64),
+    (TileConfig(Arch.SM90A, 64, 128, 2, pingpong=True), 32),
+    (TileConfig(Arch.SM90A, 64, 64, split_k=2), 16),
+    (TileConfig(Arch.SM100A, 128, 128, subtile_n=64), 64),
+    (TileConfig(Arch.SM100A, 256, 128, 2, ctas=2), 8),
+]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("variant", Variant, ids=lambda variant: variant.value)
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(("config", "columns"), CONFIGS, ids=lambda each: getattr(each, "name", str(each)))
+def test_kernels_reduce_blocks(config: TileConfig, columns: int, name: str, variant: Variant) -> None:
+    """Several tiles, the last of each row and column cut off; and one row."""
+    spec = SPECS[name](columns)
+    n = config.tile_n + columns
+    for m in (config.tile_m + 9, 1):
+        a, b, loads = operands(spec, m, n, 144)
+        if variant is Variant.PLAIN:
+            spec = replace(spec, loads=tuple(map(misaligned, spec.loads)))
+        results, launch = run_region(spec, a, b, loads, Machine(config.arch, 1, config, 1))
+        check(results, expected(spec, columns, *a, *b, loads))
+        assert launch.kernel.config.subtile_n % columns == 0
+
+
+def misaligned(load: Load) -> Load:
+    """A plane of no known stride is read by element, whatever the alignment."""
+    return replace(load, stride_n=Stride.OTHER) if load.kind is LoadKind.EXACT else load
+
+
+HELD = [(arch, columns) for arch in Arch for columns in blocks_held(arch)]
+
+
+def test_the_blocks_that_tiles_hold() -> None:
+    assert [
+        *((Arch.SM90A, columns) for columns in (8, 16, 32, 64, 128)),
+        *((Arch.SM100A, columns) for columns in (8, 16, 32, 64)),
+    ] == HELD
+
+
+@pytest.mark.parametrize(("arch", "columns"), HELD)
+def test_every_tile_has_whole_blocks(arch: Arch, columns: int) -> None:
+    for spec in (norm(columns), softmax(columns)):
+        for config in table(arch, spec):
+            for variant in Variant:
+                cut = subtiled(spec, config, variant)
+                assert cut.subtile_n % columns == 0 and cut.tile_n // cut.ctas % cut.subtile_n == 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("arch", "columns"), [(Arch.SM90A, 128), (Arch.SM90A, 64), (Arch.SM100A, 64)])
+@pytest.mark.parametrize("name", SPECS)
+def test_no_kernel_of_blocks_spills(name: str, arch: Arch, columns: int) -> None:
+    spec = SPECS[name](columns)
+    for config in (table(arch, spec)[0], table(arch, spec)[-1]):
+        for variant in Variant:
+            assert build(Kernel(spec, config, variant)).spill_bytes == 0, (config.name, variant)
+
+
+@pytest.mark.parametrize(("arch", "columns"), [(Arch.SM90A, 24), (Arch.SM100A, 128), (Arch.SM90A, 256)])
+def test_blocks_that_no_tile_holds_are_refused(arch: Arch, columns: int) -> None:
+    with pytest.raises(
+        ValueError, match=rf"no tile of {arch.value} holds blocks of {columns} .* held are 8, 16"
+    ):
+        table(arch, norm(columns))
+
+
+def test_blocks_that_do_not_divide_the_columns_are_refused() -> None:
+    a, b, _ = operands(softmax(8), 4, 20)
+    with pytest.raises(ValueError, match="t1 has blocks of 8 columns, and 20 columns are no multiple"):
+        check_operands(softmax(8), a, b, [])
+    with pytest.raises(ValueError, match="t1 reduces blocks of 8 columns, and 20 columns are no multiple"):
+        replay(softmax(8), a, b, [])
+
+
+@pytest.mark.parametrize(("kind", "block"), [("block_sum", 0), ("block_sum", 1), ("abs", 8)])
+def test_an_op_has_a_block_if_it_reduces_one(kind: str, block: int) -> None:
+    spec = EpilogueSpec((ACC,), (), (op("t0", kind, "acc", block=block),), (Store("out0", "t0", DType.F32),))
+    with pytest.raises(
+        SpecError, match=f"t0 = {kind} has blocks of {block} columns; two or more have block_sum"
+    ):
+        ops.check(spec)
+    assert EpilogueSpec.from_json(spec.to_json()) == spec
+
+
+def test_a_formula_says_how_long_blocks_are() -> None:
+    assert formula(softmax(16)).splitlines()[1] == "t1 = block16_max(t0)"
