@@ -413,7 +413,7 @@ MUTANTS = [
     Mutant(
         "every part from the first k tile on",
         PARTS,
-        instead("k = first_k + k_tile", "k = k_tile + 0 * first_k"),
+        instead("k = shared.first_k + k_tile", "k = k_tile + 0 * shared.first_k", 2),
         WrongNumbers,
         "are wrong",
     ),
@@ -678,8 +678,8 @@ MUTANTS = [
         ONE,
         (
             Edit(
-                "if subtile == self.subtiles - 1:\n                    with cute.arch.elect_one():",
-                "if subtile == self.subtiles - 1:\n                    if subtile >= 0:",
+                "if subtile == self.subtiles - 1:\n                        with cute.arch.elect_one():",
+                "if subtile == self.subtiles - 1:\n                        if subtile >= 0:",
             ),
         ),
         Deadlock,
@@ -803,8 +803,8 @@ MUTANTS = [
         (
             Edit('cute.arch.fence_proxy("async.shared", space="cta")', "pass"),
             Edit(
-                "sub = Sm100Subtile(self.config, tile, Int32(subtile))",
-                "sub = Sm100Subtile(self.config, tile, Int32(subtile)); "
+                "sub = Sm100Subtile(self.config, tile, subtile)",
+                "sub = Sm100Subtile(self.config, tile, subtile); "
                 'cute.arch.fence_proxy("async.shared", space="cta")',
             ),
         ),

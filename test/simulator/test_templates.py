@@ -150,7 +150,7 @@ def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], 
     return (
         [a if acc.a_major is Major.K else a.t(), *of_a],
         [b.t() if acc.b_major is Major.K else b, *of_b],
-        [loads[load.name] for load in spec.loads],
+        [loads[load.name] for load in spec.loads if load.name in loads],
     )
 
 
