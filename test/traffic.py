@@ -1,4 +1,5 @@
-"""What a program launches and how many bytes it moves, as Inductor schedules it; nothing is compiled."""
+"""What a program launches and how many bytes it moves, as Inductor schedules it for a GPU, with its rules for
+Triton, on CPU tensors; nothing is compiled."""
 
 from __future__ import annotations
 
@@ -83,7 +84,9 @@ def _scheduled(fn: Callable[..., Any], args: tuple[Any, ...], graph_pass: Any) -
     torch._dynamo.reset()
     with (
         config.patch(raise_errors=True),
-        inductor_config.patch(post_grad_custom_pre_pass=graph_pass, force_disable_caches=True),
+        inductor_config.patch(
+            post_grad_custom_pre_pass=graph_pass, force_disable_caches=True, cpu_backend="triton"
+        ),
         functorch_config.patch(force_non_lazy_backward_lowering=True),
     ):
         torch.compile(fn, backend=backend, dynamic=False)(*args)

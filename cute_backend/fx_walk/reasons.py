@@ -120,7 +120,12 @@ class Reason(Enum):
     )
     LEFT_TO_USERS = (
         "left_to_users",
-        "it is read only by {users}, outside the kernel, where computing it costs less than writing it here",
+        "it is read by {users}, outside the kernel: computed there, fewer bytes are read and written in all",
+    )
+    UNSEARCHED = (
+        "unsearched",
+        "the region has {count} values that it could end with; of so many, the end with the fewest bytes is "
+        "not searched: as many as can be are written, the last ones first, and this is computed outside",
     )
     UNSUPPORTED_DTYPE = "unsupported_dtype", "{operand} is {dtype}, which no epilogue holds"
     FLOAT64 = "float64", "{operand} is float64, and an epilogue computes in fp32"

@@ -18,7 +18,7 @@ from torch import fx
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import supported_dtype
 from cute_backend.fx_walk.frame import Frame
-from cute_backend.fx_walk.lower import filling, is_pointwise, is_reshape, lower_cast
+from cute_backend.fx_walk.lower import CASTS, filling, is_pointwise, is_reshape, lower_cast
 from cute_backend.fx_walk.questions import is_reduction
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.static import (
@@ -94,6 +94,18 @@ def reduced(found: Found, chain: Chain, value: Operand, frame: Frame) -> Reduced
             )
     assert isinstance(value, str)
     return Reduced(value, Reduction(axis, found.kind))
+
+
+def keeps_reduced(node: fx.Node) -> bool:
+    """Whether what reads a reduction's result gives that result, which the kernel writes as it is wanted: in
+    another shape, its axes in order, or rounded from fp32 to 16 bits."""
+    before, after = tensor_of(first_argument(node)), tensor_of(node)
+    if node.op != "call_function" or before is None or after is None or before.device != after.device:
+        return False
+    if is_reshape(node):
+        return target_name(node) != "aten.permute.default" and known(before.numel() == after.numel())
+    is_cast = target_name(node) in CASTS
+    return is_cast and before.dtype is torch.float32 and after.dtype in (torch.bfloat16, torch.float16)
 
 
 def refuse_unknown(node: fx.Node, m: Size, n: Size) -> None:
@@ -203,6 +215,12 @@ def _read_pair(node: fx.Node) -> Found | None:
     args = arguments(pair)
     kind = _PAIRS[target_name(pair)][index]  # type: ignore[index]
     return Found(node, args["self"], kind, _dims(args["self"], args["dim"]), inner=(pair,))
+
+
+def reduced_axes(node: fx.Node) -> tuple[int, ...]:
+    """The axes that a call of any reduction takes in, counted from 0."""
+    args = arguments(node)
+    return _dims(args["self"], args.get("dim"))
 
 
 def _dims(source: fx.Node, dim: Any) -> tuple[int, ...]:

@@ -25,6 +25,8 @@ from cute_backend.fx_walk.activation import activated
 from cute_backend.fx_walk.anchors import Anchor, is_anchor, read_anchor
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import Part, classify, supported_dtype
+from cute_backend.fx_walk.consumers import Waves
+from cute_backend.fx_walk.crossings import Outside
 from cute_backend.fx_walk.device import Capability, check_operands, target_of
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.equal import first_equals
@@ -63,12 +65,13 @@ from cute_backend.fx_walk.reductions import (
     Found,
     Reduced,
     find_reductions,
+    keeps_reduced,
     reduced,
     refuse_rounds,
     refuse_unknown,
 )
 from cute_backend.fx_walk.region import Region, stores_of
-from cute_backend.fx_walk.settle import Outside, escapes, settle
+from cute_backend.fx_walk.settle import Settled, settle
 from cute_backend.fx_walk.static import (
     DTYPES,
     Size,
@@ -121,7 +124,7 @@ class _Search:
         self.reads: set[fx.Node] = set()
         self.redone: set[fx.Node] = set()
         """Work on operands that regions do again, some of it after other products."""
-        self.outside = Outside(self.owner, self.reads, self.redone)
+        self.outside = Outside(self.owner, self.reads, self.redone, Waves(self.order))
         self.rejections: dict[fx.Node, Rejection] = {}
         self.earliest = len(self.order)
         """Where the first anchor of any region so far stands."""
@@ -151,13 +154,13 @@ class _Search:
             if region is not None:
                 return region
         draft = self._grown((anchor,))
-        members, copied = settle(draft, self.outside, self.rejections)
+        settled = settle(draft, self.outside, self.rejections)
         fuses = anchor.stands_alone or any(
-            is_pointwise(member) or isinstance(draft.values[member], Reduced) for member in members
+            is_pointwise(member) or isinstance(draft.values[member], Reduced) for member in settled.members
         )
-        if not fuses or not escapes(members, copied, self.outside):
+        if not fuses or not settled.stored:
             raise self._left_out(anchor)
-        return self._finish((anchor,), members, copied)
+        return self._finish((anchor,), settled)
 
     def _pairs(self, anchor: Anchor) -> Iterator[tuple[Anchor, ...]]:
         """The pairs that a region could have in place of one anchor, the likeliest first."""
@@ -190,10 +193,10 @@ class _Search:
         rejections = dict(self.rejections)
         try:
             draft = self._grown(anchors)
-            members, copied = settle(draft, self.outside, self.rejections)
-            if not any(map(draft.reads_both, members)):
+            settled = settle(draft, self.outside, self.rejections)
+            if not any(map(draft.reads_both, settled.members)):
                 raise Refused(Reason.NOTHING_TO_FUSE, refused="")
-            return self._finish(anchors, members, copied)
+            return self._finish(anchors, settled)
         except Refused:
             self.rejections = rejections
             return None
@@ -260,7 +263,10 @@ class _Search:
         seen: set[fx.Node] = set()
 
         def push_users(node: fx.Node) -> None:
+            reduces = isinstance(draft.values[node], Reduced)
             for reader in node.users:
+                if reduces and not keeps_reduced(reader):
+                    continue
                 for user in self.heads.get(reader, [reader]):
                     if user not in seen and user not in self.owner and may_join(user):
                         seen.add(user)
@@ -277,11 +283,10 @@ class _Search:
                 draft.rollback(mark)
                 self.rejections.setdefault(node, refused.rejection(node))
                 continue
-            if isinstance(value, Reduced):
+            if node in self.reductions and isinstance(value, Reduced):
                 draft.values |= dict.fromkeys(self.reductions[node].inner)
-            else:
-                push_users(node)
             draft.values[node] = value
+            push_users(node)
         return draft
 
     def _join(self, draft: Draft, node: fx.Node) -> Operand | Parts | Reduced:
@@ -293,6 +298,9 @@ class _Search:
             return value
         if node in self.reductions and self.reductions[node].source in draft.values:
             return self._join_reduction(draft, self.reductions[node])
+        reduced_before = draft.values.get(first_argument(node))
+        if isinstance(reduced_before, Reduced) and keeps_reduced(node):
+            return reduced_before
         if is_reshape(node):
             source = draft.frames.get(first_argument(node))
             frame = None if source is None else source.reshaped(node, anchor.m, anchor.n)
@@ -554,24 +562,21 @@ class _Search:
 
     # What is kept
 
-    def _finish(self, anchors: tuple[Anchor, ...], members: list[fx.Node], copied: set[fx.Node]) -> Region:
-        """The region of these members, lowered afresh so that its names have no gaps."""
-        draft = self._seed(anchors)
+    def _finish(self, anchors: tuple[Anchor, ...], settled: Settled) -> Region:
+        """The region of what stays, lowered afresh so that its names have no gaps."""
+        draft, members = self._seed(anchors), settled.members
         inner = {
             inner for node in members if node in self.reductions for inner in self.reductions[node].inner
         }
         for node in members[len(draft.values) :]:
             draft.values[node] = None if node in inner else self._join(draft, node)
-        kept = [node for node in members if node not in copied]
-        self.owner.update(dict.fromkeys(kept, draft))
+        self.owner.update(dict.fromkeys(settled.kept, draft))
         self.earliest = min(self.earliest, self.order[draft.first.node])
         self.reads.update(draft.inputs)
-        escaping = escapes(members, copied, self.outside)
-        stores, outputs = stores_of(draft.first, escaping, draft.values, draft.frames)
+        stores, outputs = stores_of(draft.first, settled.stored, draft.values, draft.frames)
         frames = {node: draft.frames[node] for node in outputs if node in draft.frames}
-        return Region(
-            anchors, tuple(kept), draft.chain.build(stores), tuple(draft.chain.views), outputs, frames
-        )
+        spec, views = draft.chain.build(stores), tuple(draft.chain.views)
+        return Region(anchors, tuple(settled.kept), spec, views, outputs, frames)
 
 
 def _read(node: fx.Node, firsts: dict[fx.Node, fx.Node]) -> Anchor | Refused:

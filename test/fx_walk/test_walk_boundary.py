@@ -6,15 +6,19 @@ bytes and writes 2, on both sides of each comparison.
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
+from synthetic import Graph, aten, walk
 from torch import Tensor
 from traffic import Traffic, alone, fused
 
 from cute_backend import config
 from cute_backend.formula import formula
+from cute_backend.fx_walk import settle
+from cute_backend.fx_walk.boundary import Boundary, Choices, choose
 from cute_backend.fx_walk.reasons import Reason
-from cute_backend.spec import DType, LoadKind
+from cute_backend.spec import Axis, DType, LoadKind
 
 BF16 = torch.bfloat16
 M, N, K, RANK = 128, 64, 32, 8
@@ -116,3 +120,66 @@ def test_a_gated_backward_reads_gate_and_up_and_not_what_follows_from_them() -> 
     assert ours.kernels == theirs.kernels and ours.bytes <= theirs.bytes
     with config.patch(max_exact_loads=2):
         assert fused(gated_backward, args).regions[0].spec == region.spec
+
+
+def test_a_softcapped_loss_reads_16_bits_a_logit() -> None:
+    """Inductor writes the loss with two branches, each with its own multiple of tanh in fp32."""
+
+    def loss(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
+        logits = 30 * torch.tanh((x @ w).float() / 30)
+        return F.cross_entropy(logits, target)
+
+    args = (*planes((M, K), (K, N)), torch.zeros(M, dtype=torch.long))
+    ours, theirs = fused(loss, args), alone(loss, args)
+    assert not ours.regions
+    assert (ours.kernels, ours.bytes) == (theirs.kernels, theirs.bytes)
+    trained = tuple(arg.clone().requires_grad_(arg.is_floating_point()) for arg in args)
+    ours, theirs = fused(loss, trained), alone(loss, trained)
+    assert (ours.kernels, ours.bytes) == (theirs.kernels, theirs.bytes)
+
+
+def test_a_softcap_in_16_bits_is_written_before_it_grows() -> None:
+    """Both branches follow from tanh, which the kernel writes."""
+
+    def loss(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy((30 * torch.tanh((x @ w) / 30)).float(), target)
+
+    args = (*planes((M, K), (K, N)), torch.zeros(M, dtype=torch.long))
+    ours, theirs = fused(loss, args), alone(loss, args)
+    assert formulas(ours) == [["out0 = bf16(tanh(acc / 30))"]]
+    assert ours.kernels == theirs.kernels and of_an_element(theirs) - of_an_element(ours) == 2
+
+
+def test_the_backward_pass_of_a_layer_norm_sums_columns_in_the_kernel() -> None:
+    """What the row kernel sums, it reads anyway; the sums over rows, rounded, were a kernel more."""
+
+    def normed(x: Tensor, w: Tensor, scale: Tensor, shift: Tensor, after: Tensor) -> Tensor:
+        return F.layer_norm(x @ w, (N,), scale, shift) @ after
+
+    args = tuple(arg.requires_grad_() for arg in planes((M, K), (K, N), (N,), (N,), (N, N)))
+    ours, theirs = fused(normed, args), alone(normed, args)
+    (region,) = ours.regions
+    reduced = [store.reduce and store.reduce.axis for store in region.spec.stores]
+    assert reduced.count(Axis.COLUMN) == 2 and reduced.count(None) == 1
+    assert all(store.dtype is DType.BF16 for store in region.spec.stores if store.reduce is None)
+    assert ours.kernels == theirs.kernels and ours.bytes < theirs.bytes
+
+
+def test_what_crosses_is_counted_alike_for_any_m_where_results_are_to_be_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def asked(m: int) -> list[Choices]:
+        made, found = Graph(), list[Choices]()
+        total = made.call(aten.sum.dim_IntList, made.call(aten.relu.default, made.mm(m)), [1])
+
+        def recorded(choices: Choices, limit: int) -> Boundary | None:
+            found.append(choices)
+            return choose(choices, limit)
+
+        monkeypatch.setattr(settle, "choose", recorded)
+        walk(made.output(total))
+        return found
+
+    assert asked(64) != asked(128)
+    with config.patch(batch_invariant=True):
+        assert asked(64) == asked(128) != []

@@ -13,6 +13,7 @@ from synthetic import BF16, E4M3, F32, OP, Graph, aten, prims, walk
 from torch import fx
 
 from cute_backend import config
+from cute_backend.fx_walk.boundary import MAX_CANDIDATES
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.planning import Arch
@@ -191,7 +192,7 @@ def many_results(graph: Graph) -> fx.Node:
     mm = graph.mm()
     results = [graph.call(aten.mul.Tensor, mm, index + 2) for index in range(config.max_stores + 1)]
     graph.results = results
-    return results[-1]
+    return results[0]
 
 
 def abs_for_a_variance(graph: Graph) -> fx.Node:
@@ -200,6 +201,16 @@ def abs_for_a_variance(graph: Graph) -> fx.Node:
     magnitude = graph.call(aten.abs.default, total)
     graph.results = [total, graph.call(aten.var.correction, magnitude, [-1])]
     return magnitude
+
+
+def many_ends(graph: Graph) -> fx.Node:
+    """Values that all are read outside, more than the search for the best of them takes."""
+    first = value = graph.call(aten.relu.default, graph.mm())
+    for index in range(MAX_CANDIDATES + 1):
+        graph.results.append(graph.call(aten.var.correction, value, [-1]))
+        value = graph.call(aten.add.Tensor, value, index + 1)
+    graph.results.append(value)
+    return first
 
 
 def matrix_vector(graph: Graph) -> fx.Node:
@@ -447,6 +458,7 @@ CASES: dict[Reason, dict[str, Case]] = {
         "planes": Case(lambda graph: many(graph, config.max_exact_loads + 1, (64, 48)), 1),
     },
     Reason.TOO_MANY_STORES: {"five": Case(many_results, 1)},
+    Reason.UNSEARCHED: {"many_ends": Case(many_ends, 1)},
     Reason.LEFT_TO_USERS: {"abs": Case(abs_for_a_variance, 1)},
     Reason.LOAD_DEVICE: {"zero_dim_on_cpu": Case(bias_on_another_device)},
     Reason.LOAD_LAYOUT: {"sparse": Case(sparse_load)},

@@ -1,0 +1,333 @@
+"""Where a region ends: the stores with which the fewest bytes are read and written.
+
+This knows nothing of graphs. A region's `Value`s could each be stored; whatever is needed outside of the
+kernel and is not stored there is computed outside again, from what is stored, by the `consumers` that need
+it. The bytes are those that the kernel loads and stores and that its consumers read and write, with
+LAUNCH_BYTES more for each launch that one choice has and another has not. Not counted is the kernel that
+finishes reductions: it stands for one of Inductor's, or for the second pass of one over its rows.
+
+What is stored decides everything else, so the search is over sets of stores: branch and bound, from the
+region's last value to its first. Once all values after one are decided, it is known which consumers need that
+one, and what the decided ones cost. What the others cost at least is what a minimum cut says: on every way
+from a product to what a consumer needs lies a value that is written once, and read by that consumer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+LAUNCH_BYTES = 8 << 20
+"""What a launch counts for: 2 microseconds, taken as what a further kernel costs within a CUDA graph, at the
+4.3 TB/s of a copy on an H200."""
+
+MAX_CANDIDATES = 40
+"""Values that a region could store, beyond which no search is made."""
+
+_MAX_WORK = 200_000
+"""Decisions in a search, each times the number of values, beyond which it is given up."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of a region. Values are known by their places in order, and sets of them are masks of bits.
+
+    `size` is in bytes. `sources` are the values that it is computed from, and `loads` the operands, by their
+    places among those of the region. `storable` is whether the kernel can write it. With a `product` it has
+    to be in the kernel. `home` is the consumer that computes it once for all, where that is not each consumer
+    that needs it: a reduction's, and that of what has to be `in_memory` whoever computes it. A reduction is
+    `followed` by work on its result alone, which its home does as well, and which else is a launch. A home
+    that works on with the result of a reduction reads `again` as many bytes, of what it reduces.
+    """
+
+    size: int
+    sources: int = 0
+    loads: int = 0
+    storable: bool = True
+    product: bool = False
+    reduces: bool = False
+    in_memory: bool = False
+    home: int = 0
+    followed: bool = False
+    again: int = 0
+
+    @property
+    def has_home(self) -> bool:
+        return self.reduces or self.in_memory
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The values of a region in order, the bytes of each load, and for each kernel that follows the values
+    and the loads that it reads whatever is chosen; one that reads no value runs only where it is the home of
+    something."""
+
+    values: tuple[Value, ...]
+    loads: tuple[int, ...]
+    consumers: tuple[int, ...]
+    loaded: tuple[int, ...]
+
+    @property
+    def outside(self) -> int:
+        """The values that are needed outside of the kernel, whatever is chosen."""
+        found = 0
+        for reads in self.consumers:
+            found |= reads
+        for place, value in enumerate(self.values):
+            found |= value.in_memory << place
+        return found
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A choice: the mask of the values that are stored, and whether none has fewer bytes."""
+
+    stores: int
+    is_best: bool
+
+
+@lru_cache(maxsize=256)
+def choose(choices: Choices, limit: int) -> Boundary | None:
+    """The stores with which the fewest bytes cross, at most `limit` of them; None where no such set will do.
+
+    Of equal ones it is the one that leaves the most to the kernel. Beyond what can be searched, as many
+    values as can be are stored from the last to the first. Layers that are alike put the same question.
+    """
+    values, outside = choices.values, choices.outside
+    ends = [values[place] for place in members(outside)]
+    is_simple = len(ends) <= limit and all(value.storable and not value.followed for value in ends)
+    if is_simple and not any(choices.consumers):
+        return Boundary(outside, is_best=True)  # for another kernel would be a launch more
+    candidates = _candidates(choices)
+    search = _Search(choices, candidates, limit)
+    if candidates.bit_count() <= MAX_CANDIDATES:
+        search.descend(len(values), _State(choices.consumers, outside, choices.loaded))
+        is_whole = search.work <= _MAX_WORK
+        if search.best is not None:
+            return Boundary(search.best.stores, is_whole)
+        if is_whole:
+            return None
+    stores = _as_late_as_possible(choices, candidates, limit)
+    return None if stores is None else Boundary(stores, is_best=False)
+
+
+def members(mask: int) -> Iterator[int]:
+    """The places of a mask's bits, from the last to the first."""
+    while mask:
+        place = mask.bit_length() - 1
+        yield place
+        mask ^= 1 << place
+
+
+def computed_for(values: Sequence[Value], wanted: int) -> int:
+    """Some values and all that they are computed from."""
+    found = wanted
+    for place in reversed(range(wanted.bit_length())):
+        if found >> place & 1:
+            found |= values[place].sources
+    return found
+
+
+def _candidates(choices: Choices) -> int:
+    """The values that are worth storing: not those that follow from a single narrower one, nor those of which
+    a single one follows that is as narrow, each without a plane being loaded. Chains shrink to one value."""
+    values, found, outside = choices.values, 0, choices.outside
+    users = [0] * len(values)
+    for place, value in enumerate(values):
+        for each in members(value.sources):
+            users[each] |= 1 << place
+    for place, value in enumerate(values):
+        keep = value.storable
+        if keep and not value.has_home and not value.product and not value.loads and _is_one(value.sources):
+            source = values[value.sources.bit_length() - 1]
+            keep = not source.storable or source.size >= value.size
+        if keep and not outside >> place & 1 and _is_one(users[place]):
+            only = values[users[place].bit_length() - 1]
+            follows = only.storable and not only.reduces and not only.loads and _is_one(only.sources)
+            keep = not (follows and only.size <= value.size)
+        found |= keep << place
+    return found
+
+
+def _is_one(mask: int) -> bool:
+    return mask.bit_count() == 1
+
+
+@dataclass(frozen=True)
+class _State:
+    """What is decided of the values after a place, and what that alone costs.
+
+    `needs` are the values that each consumer needs, decided or not, `wanted` all that are needed outside, and
+    `read` the loads that each consumer reads for what it computes. `inside` is what the kernel computes,
+    `loaded` what it loads for that. `launched` are consumers that run for the region's values alone.
+    """
+
+    needs: tuple[int, ...]
+    wanted: int
+    read: tuple[int, ...]
+    stores: int = 0
+    inside: int = 0
+    loaded: int = 0
+    launched: int = 0
+    size: int = 0
+
+
+class _Search:
+    def __init__(self, choices: Choices, candidates: int, limit: int) -> None:
+        self.choices, self.candidates, self.limit = choices, candidates, limit
+        self.best: _State | None = None
+        self.work = 0
+        self.cuts: dict[int, int] = {0: 0}
+
+    def descend(self, count: int, state: _State) -> None:
+        """Decide on the first `count` values, the last of them first, as is decided of all after them."""
+        while undecided := state.wanted & (1 << count) - 1:
+            place = undecided.bit_length() - 1
+            if self.candidates >> place & 1:
+                self.work += len(self.choices.values)
+                if self.work > _MAX_WORK:
+                    return
+                least = state.size + self._least(state, place)
+                if not self._may_be_better(least, state.inside | (2 << place) - 1):
+                    return
+                if state.stores.bit_count() < self.limit:
+                    self.descend(place, self._stored(state, place))
+            if self.choices.values[place].product:
+                return
+            state, count = self._left_out(state, place), place
+        if self._may_be_better(state.size, state.inside):
+            self.best = state
+
+    def _may_be_better(self, size: int, inside: int) -> bool:
+        """Whether what has at least this size, and no more in the kernel, may be better than the best."""
+        if self.best is None or size != self.best.size:
+            return self.best is None or size < self.best.size
+        return inside.bit_count() > self.best.inside.bit_count()
+
+    def _least(self, state: _State, place: int) -> int:
+        """The bytes that what is undecided costs at least: a write, and a read by each consumer."""
+        low = (2 << place) - 1
+        return sum(self._cut(wanted & low) for wanted in (state.wanted, *state.needs))
+
+    def _cut(self, wanted: int) -> int:
+        if wanted not in self.cuts:
+            self.cuts[wanted] = minimum_cut(self.choices.values, self.candidates, wanted)
+        return self.cuts[wanted]
+
+    def _stored(self, state: _State, place: int) -> _State:
+        """The state once the kernel stores a value, which every consumer that needs it reads."""
+        value = self.choices.values[place]
+        inside = state.inside | computed_for(self.choices.values, 1 << place)
+        loaded = state.loaded
+        for each in members(inside & ~state.inside):
+            loaded |= self.choices.values[each].loads
+        readers = sum(needs >> place & 1 for needs in state.needs)
+        size = state.size + value.size * (1 + readers) + self._bytes(loaded & ~state.loaded)
+        size += LAUNCH_BYTES * value.followed
+        return replace(
+            state,
+            stores=state.stores | 1 << place,
+            inside=inside,
+            loaded=loaded,
+            size=size,
+        )
+
+    def _left_out(self, state: _State, place: int) -> _State:
+        """The state once a value is computed by each consumer that needs it, or for all by its home."""
+        value, size, launched = self.choices.values[place], state.size, state.launched
+        needs, read = list(state.needs), list(state.read)
+        computing = [index for index, need in enumerate(needs) if need >> place & 1]
+        if value.has_home:
+            readers = sum(index != value.home for index in computing)
+            size += value.size * (readers + (readers > 0 or value.in_memory))
+            size += value.again * (value.home in computing)
+            computing = [value.home]
+            if not (self.choices.consumers[value.home] or launched >> value.home & 1):
+                launched |= 1 << value.home
+                size += LAUNCH_BYTES
+        for index in computing:
+            needs[index] |= value.sources
+            size += self._bytes(value.loads & ~read[index])
+            read[index] |= value.loads
+        wanted = state.wanted | value.sources
+        return replace(
+            state, needs=tuple(needs), read=tuple(read), wanted=wanted, launched=launched, size=size
+        )
+
+    def _bytes(self, loads: int) -> int:
+        return sum(self.choices.loads[place] for place in members(loads))
+
+
+def _as_late_as_possible(choices: Choices, candidates: int, limit: int) -> int | None:
+    """Stores from the last value on, with room for the products; None where a product can't be stored."""
+    values = choices.values
+    wanted, stores = choices.outside, 0
+    products = sum(value.product for value in values)
+    for place in reversed(range(len(values))):
+        if not wanted >> place & 1:
+            continue
+        value = values[place]
+        has_room = value.storable if value.product else stores.bit_count() < limit - products
+        if has_room and (value.product or candidates >> place & 1):
+            stores |= 1 << place
+        elif value.product:
+            return None
+        else:
+            wanted |= value.sources
+    return stores if stores.bit_count() <= limit else None
+
+
+_ENDLESS = 1 << 62
+
+
+def minimum_cut(values: Sequence[Value], candidates: int, wanted: int) -> int:
+    """The least bytes of values of which one lies on every way from a product to a value that is wanted, each
+    a candidate or written by its home.
+
+    _ENDLESS or more where there is a way without any. A flow of as many bytes is found by ways that still
+    have room; each value has an entry and an exit, and its bytes are the room between the two.
+    """
+    room: dict[int, dict[int, int]] = {}
+
+    def add(start: int, end: int, size: int) -> None:
+        room.setdefault(start, {})[end] = size
+        room.setdefault(end, {}).setdefault(start, 0)
+
+    source, sink = -1, -2
+    for place in members(computed_for(values, wanted)):
+        value, entry, leave = values[place], 2 * place, 2 * place + 1
+        is_read = candidates >> place & 1 or value.has_home
+        add(entry, leave, value.size if is_read else _ENDLESS)
+        if value.product:
+            add(source, entry, _ENDLESS)
+        if wanted >> place & 1:
+            add(leave, sink, _ENDLESS)
+        for each in members(value.sources):
+            add(2 * each + 1, entry, _ENDLESS)
+    total = 0
+    while total < _ENDLESS and (way := _way(room, source, sink)):
+        least = min(room[start][end] for start, end in way)
+        for start, end in way:
+            room[start][end] -= least
+            room[end][start] += least
+        total += least
+    return total
+
+
+def _way(room: dict[int, dict[int, int]], source: int, sink: int) -> list[tuple[int, int]]:
+    """The edges of a shortest way with room left; empty where there is none."""
+    before = {source: source}
+    queue = deque([source])
+    while queue and sink not in before:
+        start = queue.popleft()
+        for end, size in room.get(start, {}).items():
+            if size and end not in before:
+                before[end] = start
+                queue.append(end)
+    way = []
+    while sink != source and sink in before:
+        way.append((before[sink], sink))
+        sink = before[sink]
+    return way

@@ -1,0 +1,64 @@
+"""Which kernels read what a region gives: a model of Inductor's fusion, for counting bytes.
+
+- Pointwise work and reshapes are done by every kernel that reads their result, and written by none, unless
+  something that is no such kernel needs them in memory: a product, a call, an output, another region.
+- What runs over the rows of the plane, pointwise work and reductions of the last axis, is one kernel as far
+  as nothing ends its wave; reductions of other axes are one kernel beside it.
+- A kernel that works on the plane with what it has reduced of it reads what it reduces again.
+- What follows from a reduction's result alone is done by the kernel that reduces, where that is Inductor's.
+- A product, a call of another kind and a reduction of other axes than the last end a wave: what follows from
+  them is in a later one. Waves are counted from the start of the graph.
+- Otherwise a kernel reads a buffer once, however many of its ops do, and nothing that it computes itself.
+
+Inductor may do better, by fusing work of several waves that share what they read, and worse, by writing
+what is much work to do again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import fx
+
+from cute_backend.fx_walk.lower import is_pointwise, is_reshape
+from cute_backend.fx_walk.mutation import is_view
+from cute_backend.fx_walk.questions import is_reduction
+from cute_backend.fx_walk.reductions import reduced_axes
+from cute_backend.fx_walk.static import fake, first_argument, tensor_of
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of Inductor's: its wave, and whether it runs over the plane by columns, to reduce them."""
+
+    wave: int
+    by_columns: bool = False
+
+
+class Waves:
+    """The wave of every node of a graph, whose nodes come in order."""
+
+    def __init__(self, nodes: Iterable[fx.Node]) -> None:
+        self._waves: dict[fx.Node, int] = {}
+        after: dict[fx.Node, int] = {}
+        for node in nodes:
+            wave = max((after.get(source, 0) for source in node.all_input_nodes), default=0)
+            self._waves[node] = wave
+            after[node] = wave + _ends_wave(node)
+
+    def kernel_of(self, node: fx.Node) -> Kernel:
+        """The kernel that computes a pointwise op or a reduction."""
+        return Kernel(self._waves[node], is_reduction(node) and not _is_by_rows(node))
+
+
+def _ends_wave(node: fx.Node) -> bool:
+    if node.op != "call_function" or is_pointwise(node) or is_view(node) or is_reshape(node):
+        return False
+    return not (is_reduction(node) and _is_by_rows(node))
+
+
+def _is_by_rows(reduction: fx.Node) -> bool:
+    """Whether a reduction takes in the last axis alone."""
+    source = first_argument(reduction)
+    return tensor_of(source) is not None and reduced_axes(reduction) == (fake(source).dim() - 1,)

@@ -1,0 +1,237 @@
+"""What could cross the boundary of a grown region: its values, loads and consumers, with their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from cute_backend import config
+from cute_backend.fx_walk.anchors import is_anchor
+from cute_backend.fx_walk.boundary import Choices, Value
+from cute_backend.fx_walk.consumers import Kernel, Waves
+from cute_backend.fx_walk.draft import Draft
+from cute_backend.fx_walk.lower import is_pointwise, is_reshape
+from cute_backend.fx_walk.mutation import root
+from cute_backend.fx_walk.pairs import Parts
+from cute_backend.fx_walk.questions import is_only_read, is_reduction
+from cute_backend.fx_walk.reductions import Reduced
+from cute_backend.fx_walk.static import Size, fake, first_argument, hint, known, tensor_of
+from cute_backend.spec import Axis, LoadKind
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What other regions have: the members of each, what they read, and what they do again. And when what is
+    in none of them runs."""
+
+    owner: dict[fx.Node, Draft]
+    reads: set[fx.Node]
+    redone: set[fx.Node]
+    waves: Waves
+
+    def has(self, node: fx.Node) -> bool:
+        """Whether nothing of a node is left when the regions stand: a member, or only done again by some."""
+        return node in self.owner or (
+            node in self.redone and node not in self.reads and all(map(self.has, node.users))
+        )
+
+
+@dataclass(frozen=True)
+class Crossings:
+    """The question where a region ends, and the place of the value that each member has in it.
+
+    Some values stand for several members: for views of one another, and for equal ones that are only read,
+    all of which take one store.
+    """
+
+    choices: Choices
+    places: dict[fx.Node, int]
+
+
+def crossings(draft: Draft, outside: Outside) -> Crossings:
+    """What could cross the boundary of a draft."""
+    groups = _groups(draft)
+    places = {node: place for place, nodes in enumerate(groups) for node in nodes}
+    needs = [_need(draft, nodes, outside) for nodes in groups]
+    kernels: dict[Kernel, int] = {}
+    values, reads = list[Value](), dict[int, int]()
+    sizes, loads = _Sizes(draft), _Loads(draft)
+    for place, (nodes, need) in enumerate(zip(groups, needs, strict=True)):
+        first, value = nodes[0], draft.values[nodes[0]]
+        sources = {places[source] for node in nodes for source in node.all_input_nodes if source in places}
+        sources.discard(place)
+        reduces = isinstance(value, Reduced) or (value is None and is_reduction(first))
+        home = 0
+        if (reduces or need.in_memory) and not is_anchor(first):
+            home = kernels.setdefault(outside.waves.kernel_of(_reducing(draft, first)), len(kernels))
+        for reader in need.kernels:
+            index = kernels.setdefault(reader, len(kernels))
+            reads[index] = reads.get(index, 0) | 1 << place
+        values.append(
+            Value(
+                size=sizes.of(first),
+                sources=sum(1 << source for source in sources),
+                loads=0 if is_anchor(first) else loads.of_members(nodes),
+                storable=not (value is None or isinstance(value, Parts)) and draft.order(first) is not None,
+                product=is_anchor(first),
+                reduces=reduces,
+                in_memory=need.in_memory,
+                home=home,
+                followed=need.followed and not need.kernels,
+                again=max((values[source].size for source in sources), default=0) if reduces else 0,
+            )
+        )
+    consumers = tuple(reads.get(index, 0) for index in range(len(kernels)))
+    loaded = tuple(
+        loads.of_kernel(kernel, outside) if reads.get(kernels[kernel]) else 0 for kernel in kernels
+    )
+    return Crossings(Choices(tuple(values), loads.sizes(sizes), consumers, loaded), places)
+
+
+def _groups(draft: Draft) -> list[list[fx.Node]]:
+    """The members that each value stands for, in order."""
+    groups: list[list[fx.Node]] = []
+    places: dict[fx.Node, int] = {}
+    same: dict[Hashable, int] = {}
+    for node, value in draft.values.items():
+        place = len(groups)
+        if not (value is None or isinstance(value, Parts)):
+            memory = None if is_only_read(root(node)) else root(node)
+            equal = same.setdefault((repr(value), fake(node).dtype, memory), place)
+            others = {places[source] for source in node.all_input_nodes if source in places} - {equal}
+            if not others or (max(others) < equal and draft.order(node) is not None):
+                place = equal
+        if place == len(groups):
+            groups.append([])
+        groups[place].append(node)
+        places[node] = place
+    return groups
+
+
+@dataclass
+class _Need:
+    """What needs a value outside: memory, whoever computes it, and kernels that read it as they go. As for
+    `followed`, see Value."""
+
+    in_memory: bool = False
+    followed: bool = False
+    kernels: set[Kernel] = field(default_factory=set)
+
+
+def _need(draft: Draft, nodes: list[fx.Node], outside: Outside) -> _Need:
+    need = _Need()
+    stack = [(node, False) for node in nodes]
+    while stack:
+        node, works = stack.pop()
+        if node in outside.reads:
+            need.in_memory = True
+        for user in node.users:
+            if user in draft.values or outside.has(user):
+                continue
+            if is_reshape(user):
+                stack.append((user, works))
+            elif not (is_pointwise(user) or is_reduction(user)) or _writes(user):
+                need.in_memory = True
+                need.followed |= works
+            elif isinstance(draft.values[nodes[0]], Reduced) and _is_as_small(user, node):
+                stack.append((user, True))
+            else:
+                need.kernels.add(outside.waves.kernel_of(user))
+    return need
+
+
+def _is_as_small(user: fx.Node, node: fx.Node) -> bool:
+    """Whether a reader of a reduction's result has a result of that size itself, and no plane."""
+    result = tensor_of(user) if is_pointwise(user) else None
+    return result is not None and known(result.numel() == fake(node).numel())
+
+
+def _reducing(draft: Draft, member: fx.Node) -> fx.Node:
+    """What reduces, where a member is a reduction's result: behind a cast, an item or a step of its own."""
+    while isinstance(draft.values[member], Reduced) and not is_reduction(member):
+        member = first_argument(member)
+    return member
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+_USUAL = 4096
+"""What stands for a size of which no example is known, and for M where results may not depend on it."""
+
+
+class _Sizes:
+    """The bytes of members: of the (M, N) plane, or of what a reduction leaves of it."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.m = _USUAL if config.batch_invariant else _number(draft.first.m)
+        self.n = _number(draft.first.n)
+        self.elements = {None: self.m * self.n, Axis.ROW: self.m, Axis.COLUMN: self.n, Axis.ALL: 1}
+
+    def of(self, member: fx.Node) -> int:
+        value = self.draft.values[member]
+        if value is None or isinstance(value, Parts):
+            return 0
+        axis = value.reduce.axis if isinstance(value, Reduced) else None
+        return self.elements[axis] * fake(member).element_size()
+
+
+def _number(size: Size) -> int:
+    return hint(size) or _USUAL
+
+
+_NEAR = 32
+"""Nodes after a load that are searched for those of one kernel."""
+
+
+class _Loads:
+    """The planes that the members of a draft read, by the places of their views."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.views = [view for view in draft.chain.views if view.kind is LoadKind.EXACT]
+        self.found: dict[fx.Node, int] = {}
+        for place, view in enumerate(self.views):
+            self.found[view.node] = self.found.get(view.node, 0) | 1 << place
+
+    def sizes(self, sizes: _Sizes) -> tuple[int, ...]:
+        return tuple(sizes.m * sizes.n * fake(view.node).element_size() for view in self.views)
+
+    def of_members(self, members: list[fx.Node]) -> int:
+        """The mask of the loads that members read."""
+        mask = 0
+        for member in members:
+            for source in member.all_input_nodes:
+                if source not in self.draft.values:
+                    mask |= self._behind(source)
+        return mask
+
+    def _behind(self, operand: fx.Node) -> int:
+        """The loads that an operand is, or is computed from where the kernel does that."""
+        if operand not in self.found:
+            self.found[operand] = 0
+            if is_pointwise(operand):
+                for source in operand.all_input_nodes:
+                    self.found[operand] |= self._behind(source)
+        return self.found[operand]
+
+    def of_kernel(self, kernel: Kernel, outside: Outside) -> int:
+        """The mask of the loads that a kernel reads for work outside, as far as that is near."""
+        mask = 0
+        for place, view in enumerate(self.views):
+            stack, seen = [view.node], {view.node}
+            while stack and len(seen) < _NEAR:
+                for user in stack.pop().users:
+                    if user in seen or user in self.draft.values or outside.has(user):
+                        continue
+                    if is_pointwise(user) or is_reduction(user):
+                        mask |= (outside.waves.kernel_of(user) == kernel) << place
+                    if is_pointwise(user) or is_reshape(user):
+                        stack.append(user)
+                    seen.add(user)
+        return mask

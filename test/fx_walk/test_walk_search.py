@@ -1,0 +1,173 @@
+"""The search for a region's stores against trying all of them, on random values and consumers."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import pytest
+
+from cute_backend.fx_walk import boundary
+from cute_backend.fx_walk.boundary import LAUNCH_BYTES, Choices, Value, choose
+
+PLANE = LAUNCH_BYTES // 4
+
+
+def bits(mask: int) -> list[int]:
+    return [place for place in range(mask.bit_length()) if mask >> place & 1]
+
+
+def with_sources(values: tuple[Value, ...], place: int) -> set[int]:
+    """A value and all that it is computed from."""
+    return {place}.union(*(with_sources(values, source) for source in bits(values[place].sources)))
+
+
+def cost(choices: Choices, stores: set[int]) -> int | None:
+    """The bytes that cross with these stores, and launches; None where a product would be done again.
+
+    Written from what the words mean: who computes what, who reads what, who writes what.
+    """
+    values = choices.values
+    kernel = set().union(*(with_sources(values, place) for place in stores))
+    written, read, computed = set[int](), [set[int]() for _ in choices.consumers], set[tuple[int, int]]()
+    again = set[int]()
+
+    def compute(consumer: int, place: int) -> bool:
+        if (consumer, place) in computed:
+            return True
+        computed.add((consumer, place))
+        return not values[place].product and all(get(consumer, each) for each in bits(values[place].sources))
+
+    def get(consumer: int, place: int) -> bool:
+        value = values[place]
+        if place in stores:
+            read[consumer].add(place)
+            return True
+        if not value.reduces and not value.in_memory:
+            return compute(consumer, place)
+        if consumer != value.home:
+            written.add(place)
+            read[consumer].add(place)
+        else:
+            again.add(place)
+        return compute(value.home, place)
+
+    for consumer, needs in enumerate(choices.consumers):
+        if not all(get(consumer, place) for place in bits(needs)):
+            return None
+    for place, value in enumerate(values):
+        if value.in_memory and place not in stores:
+            written.add(place)
+            if not compute(value.home, place):
+                return None
+
+    def loads(places: set[int], already: int = 0) -> int:
+        operands = {load for place in places for load in bits(values[place].loads & ~already)}
+        return sum(choices.loads[load] for load in operands)
+
+    total = sum(values[place].size for place in stores | written) + loads(kernel)
+    total += LAUNCH_BYTES * sum(values[place].followed for place in stores)
+    total += sum(values[place].again for place in again)
+    for consumer, places in enumerate(read):
+        done = {place for by, place in computed if by == consumer}
+        total += sum(values[place].size for place in places) + loads(done, choices.loaded[consumer])
+        total += LAUNCH_BYTES * (bool(done) and not choices.consumers[consumer])
+    return total
+
+
+def every_choice(choices: Choices, limit: int) -> list[set[int]]:
+    storable = [place for place, value in enumerate(choices.values) if value.storable]
+    return [
+        set(chosen)
+        for count in range(min(limit, len(storable)) + 1)
+        for chosen in combinations(storable, count)
+    ]
+
+
+def drawn(rng: random.Random, count: int) -> Choices:
+    loads = tuple(rng.choice((PLANE, 2 * PLANE)) for _ in range(3))
+    consumers = rng.randint(1, 3)
+    values: list[Value] = []
+    for place in range(count):
+        product = place == 0 or (place == 1 and rng.random() < 0.2)
+        reduces = not product and rng.random() < 0.15
+        sources = 0
+        while not product and not sources:
+            sources = sum(1 << each for each in rng.sample(range(place), min(place, rng.choice((1, 1, 2)))))
+            sources &= ~sum(value.reduces << each for each, value in enumerate(values))
+        values.append(
+            Value(
+                size=PLANE // 64 if reduces else rng.choice((1, 2, 2, 4)) * PLANE // 2,
+                sources=sources,
+                loads=0 if product or rng.random() < 0.6 else rng.randrange(8),
+                storable=rng.random() < 0.9,
+                product=product,
+                reduces=reduces,
+                in_memory=rng.random() < 0.2,
+                home=rng.randrange(consumers),
+                followed=reduces and rng.random() < 0.3,
+                again=reduces * rng.choice((0, PLANE)),
+            )
+        )
+    needs = tuple(
+        sum(1 << each for each in range(count) if rng.random() < 0.25) if rng.random() < 0.8 else 0
+        for _ in range(consumers)
+    )
+    loaded = tuple(rng.randrange(8) & rng.randrange(8) if each else 0 for each in needs)
+    return Choices(tuple(values), loads, needs, loaded)
+
+
+def agrees(seed: int, count: int) -> None:
+    rng = random.Random(seed)
+    choices, limit = drawn(rng, count), rng.randint(1, 4)
+    costs = [each for chosen in every_choice(choices, limit) if (each := cost(choices, chosen)) is not None]
+    found = choose(choices, limit)
+    if found is None:
+        assert not costs
+        return
+    assert found.is_best and found.stores.bit_count() <= limit
+    assert cost(choices, set(bits(found.stores))) == min(costs)
+
+
+def test_the_search_agrees_with_trying_all_stores() -> None:
+    for seed in range(2000):
+        agrees(seed, 2 + seed % 6)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("count", [8, 9, 10, 11, 12])
+def test_the_search_agrees_with_trying_all_stores_of_more_values(count: int) -> None:
+    for seed in range(200):
+        agrees(10_000 * count + seed, count)
+
+
+def test_a_search_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it had found, or else an end as late as can be, leaves no product to be done again."""
+    given_up = 0
+    for seed in range(50):
+        choices = drawn(random.Random(seed), 12)
+        whole = choose(choices, 4)
+        if not all(value.storable for value in choices.values if value.product):
+            continue
+        for most in (0, 100):
+            monkeypatch.setattr(boundary, "_MAX_WORK", most)
+            choose.cache_clear()
+            found = choose(choices, 4)
+            assert (found is None) == (whole is None)
+            if found is not None:
+                given_up += not found.is_best
+                assert cost(choices, set(bits(found.stores))) is not None
+            monkeypatch.undo()
+        choose.cache_clear()
+    assert given_up > 30
+
+
+def test_thousands_of_values_are_not_searched() -> None:
+    count = 3000
+    chain = [Value(PLANE, product=True), *(Value(PLANE, sources=1 << place) for place in range(count))]
+    read = Choices(tuple(chain), (), ((2 << count) - 1,), (0,))
+    found = choose(read, 4)
+    assert found is not None and not found.is_best
+    assert bits(found.stores) == [0, count - 2, count - 1, count]
+    last = Choices(tuple(chain), (), (1 << count,), (0,))
+    assert choose(last, 4) == boundary.Boundary(1 << count, is_best=True)
