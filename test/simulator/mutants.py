@@ -16,6 +16,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
+from test_grouped import grouped, groups
 from test_templates import operands, scaled_residual, sm90, sm100, wrong
 
 import cute_backend.templates
@@ -52,6 +53,7 @@ BLOCKWISE = replace(
 )
 COLUMNWISE = replace(BLOCKWISE, accumulators=(replace(BLOCKWISE.accumulators[0], b_scaling=Scaling.LINE),))
 SLOW = replace(SPEC, accumulators=(replace(SPEC.accumulators[0], fast_accum=False),))
+GROUPED = replace(grouped(), stores=SPEC.stores)
 
 
 class WrongNumbers(AssertionError):
@@ -60,13 +62,15 @@ class WrongNumbers(AssertionError):
 
 @dataclass(frozen=True)
 class Subject:
-    """A kernel and a problem of several tiles, all of which one cluster works through, or `clusters`."""
+    """A kernel and a problem of several tiles, all of which one cluster works through, or `clusters`; of a
+    grouped product with the `ends` of its groups."""
 
     config: TileConfig
     problem: tuple[int, int, int]
     variant: Variant = Variant.TMA
     spec: EpilogueSpec = SPEC
     clusters: int = 1
+    ends: tuple[int, ...] = ()
 
     @property
     def kernel(self) -> Kernel:
@@ -74,7 +78,10 @@ class Subject:
 
     def check(self, program: HostProgram, seed: int) -> None:
         """Run the problem. Raises WrongNumbers, or whatever the simulator has to say of the kernel."""
-        a, b, loads = operands(self.spec, *self.problem)
+        made = (
+            groups(self.spec, self.ends, *self.problem) if self.ends else operands(self.spec, *self.problem)
+        )
+        a, b, loads = made
         machine = api.Machine(self.config.arch, seed, self.config, clusters=self.clusters)
         with patch.object(api, "_program", lambda kernel: program):
             [actual], launch = api.run_region(self.spec, a, b, loads, machine)
@@ -100,6 +107,10 @@ COLUMN_SCALED = Subject(sm90(64, 64), (72, 72, 1040), spec=COLUMNWISE)
 SCALED_PARTS = Subject(sm90(64, 64, split_k=4), (40, 72, 640), spec=BLOCKWISE)  # 2, 2, 1 and 0 blocks
 PARTS = Subject(sm90(64, 64, split_k=4), (72, 72, 1040))
 
+ENDS = (*range(20), 83, 83, 128)
+GROUPS = Subject(sm90(64, 64, 2), (128, 72, 160), spec=GROUPED, ends=ENDS)
+BLACKWELL_GROUPS = Subject(sm100(128, 64), (128, 72, 160), spec=GROUPED, ends=ENDS)
+
 SUBJECTS = {
     "one": ONE,
     "pair": PAIR,
@@ -116,6 +127,8 @@ SUBJECTS = {
     "hopper multicast": HOPPER_MULTICAST,
     "reducing": REDUCING,
     "parts": PARTS,
+    "groups": GROUPS,
+    "groups on Blackwell": BLACKWELL_GROUPS,
 }
 
 
@@ -423,6 +436,38 @@ MUTANTS = [
         without("epilogue_item = schedule.items"),
         Deadlock,
         "waits",
+    ),
+    # Groups of rows.
+    Mutant(
+        "a group from its second row on",
+        GROUPS,
+        instead("self.offsets[group - 1], 0)", "self.offsets[group - 1] + 1, 0)"),
+        WrongNumbers,
+        "are wrong",
+        Text.SCHEDULER,
+    ),
+    Mutant(
+        "the B of the next group",
+        GROUPS,
+        instead("Place(row, column, group, first, end)", "Place(row, column, group + 1, first, end)"),
+        WrongNumbers,
+        "are wrong",
+        Text.SCHEDULER,
+    ),
+    Mutant(
+        "rows of a group that has none not cleared",
+        GROUPS,
+        instead("Boolean(self.is_grouped) | ", "Boolean(False) | "),
+        RaceError,
+        UNWRITTEN.format(SHARED),
+    ),
+    Mutant(
+        "a neighbour's rows written",
+        BLACKWELL_GROUPS,
+        instead("count = cutlass.min(place.end - row, box[0])", "count = box[0]"),
+        WrongNumbers,
+        "are wrong",
+        Text.GEMM,
     ),
     # The stream.
     Mutant(
