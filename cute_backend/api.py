@@ -51,7 +51,7 @@ class Load:
 
     `name` is its role in the generated code and `label` what the program calls it; `kind` is one of "exact",
     "rowvec", "colvec" and "scalar", `placement` one of "scalar", "row_read", "register_hoist", "smem_staged",
-    "tma" and "vector", `dtype` a spec dtype such as "bf16".
+    "tma", "cp_async" and "vector", `dtype` a spec dtype such as "bf16".
     """
 
     name: str
@@ -65,9 +65,9 @@ class Load:
 class Store:
     """An output of an epilogue.
 
-    The (M, N) plane: `placement` is "tma" or "vector", `order` "row" or "column", `reduce` empty. Or what
-    `reduce`, such as "row_max", makes of it: `placement` is "two_stage", as each tile leaves what it finds to
-    a second stage.
+    The (M, N) plane: `placement` is "tma", "smem" or "vector", `order` "row" or "column", `reduce` empty. Or
+    what `reduce`, such as "row_max", makes of it: `placement` is "two_stage", as each tile leaves what it
+    finds to a second stage.
     """
 
     name: str
@@ -140,7 +140,8 @@ class Region:
         if store.reduce is not None:
             reduce = f"{store.reduce.axis.value}_{store.reduce.kind.value}"
             return Store(name, dtype, order, "two_stage", reduce)
-        return Store(name, dtype, order, "tma" if name in self._plan.shared_stores else "vector")
+        shared = "tma" if self.kernel().arch.target.tma else "smem"
+        return Store(name, dtype, order, shared if name in self._plan.shared_stores else "vector")
 
     def kernel(self, arch: str | None = None) -> Kernel:
         """The kernel that a launch of these sizes and this alignment gets, on the GPU here if it is one of
@@ -249,11 +250,11 @@ def explain(
     """What would be fused of `fn(*args, **kwargs)`, how operands are loaded, and why the rest is not fused.
 
     The arguments may be CPU, CUDA or fake tensors; nothing is computed unless `fn` looks at a value, and no
-    cache is read or written, save that what tuning has found for the GPU here is told. `arch` is "sm_90a" or
-    "sm_100a", by default that of the GPU here, or "sm_100a" without one; `dynamic` is torch.compile's. A
-    parameter of `fn` with one of these two names takes its argument by position. Raises UsageError for
-    another `arch`, for a class in place of a module, and where `config.tile` has no tile for a region, and
-    what torch raises where `fn` can't run on these arguments.
+    cache is read or written, save that what tuning has found for the GPU here is told. `arch` is "sm_90a",
+    "sm_100a" or "sm_80", by default that of the GPU here, or "sm_100a" without one; `dynamic` is
+    torch.compile's. A parameter of `fn` with one of these two names takes its argument by position. Raises
+    UsageError for another `arch`, for a class in place of a module, and where `config.tile` has no tile for a
+    region, and what torch raises where `fn` can't run on these arguments.
 
     >>> a, b = torch.empty(256, 64, dtype=torch.bfloat16), torch.empty(64, 128, dtype=torch.bfloat16)
     >>> (region,) = explain(lambda a, b: (a @ b).relu(), a, b, arch="sm_90a").regions

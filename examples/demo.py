@@ -24,7 +24,7 @@ from cute_backend.bench.command import compare as timed
 from cute_backend.planning import Arch
 from cute_backend.simulator.api import reference
 
-ARCHS = [arch.value for arch in Arch]
+ARCHS = [arch.value for arch in Arch if arch.target.fp8]
 
 PYTHON = Path(os.path.relpath(sys.executable))
 """This interpreter, which `make demo` has made in .venv."""

@@ -7,7 +7,7 @@ here too; the names of the kernels stay as they are.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from draws import recorded
 from epilogues import EPILOGUES, Problem
 from heavy import HEAVY, heavy_inputs
-from test_golden import ARCHS, the_region
+from test_golden import ARCHS, NAMES, the_region
 
 from cute_backend.fx_walk.collect import collect
 from cute_backend.memory_ops.emit import emit
@@ -26,7 +26,7 @@ from cute_backend.runtime.sample import SAMPLES_PER_PASS
 from cute_backend.spec import EpilogueSpec
 
 try:
-    from cute_backend.planning import Arch, TileConfig, Variant, offered
+    from cute_backend.planning import Arch, TileConfig, Variant, offered, unserved
 except ImportError:  # in a base from before planning was a package
     from cute_backend.templates.config import Arch, TileConfig, offered  # type: ignore[no-redef]
 
@@ -95,7 +95,7 @@ def shipped(wanted: Callable[[str], bool] = lambda label: True) -> Iterator[Ship
     """
     for name in EPILOGUES:
         for arch in ARCHS:
-            if wanted(label := f"golden/{name}-{arch}"):
+            if name in NAMES[arch] and wanted(label := f"golden/{name}-{arch}"):
                 kernel = the_region(name, arch).kernel()
                 yield _shipped(label, kernel.spec, kernel.config, kernel.variant)
     for label, arch, spec_of in _tables():
@@ -110,14 +110,21 @@ def _tables() -> Iterator[tuple[str, Arch, Callable[[], EpilogueSpec]]]:
     """What each table of configurations is called, its architecture, and how to have its spec."""
     for arch in Arch:
         for name in EPILOGUES:
+            if not EPILOGUES[name].runs_on(arch):
+                continue
             yield f"configurations/{name}-{arch.value}", arch, partial(epilogue_spec, name, True)
             if arch is Arch.SM90A and is_fp8(name):
                 label = f"configurations/{name}-promoted-{arch.value}"
                 yield label, arch, partial(epilogue_spec, name, False)
-        for name in HEAVY:
+        for name in served(HEAVY, heavy_spec, arch):
             yield f"configurations/heavy {name}-{arch.value}", arch, partial(heavy_spec, name)
-        for name in SAMPLING:
+        for name in served(SAMPLING, sampling_spec, arch):
             yield f"configurations/sampling {name}-{arch.value}", arch, partial(sampling_spec, name)
+
+
+def served(names: Iterable[str], spec_of: Callable[[str], EpilogueSpec], arch: Arch) -> list[str]:
+    """Those of the names whose specs an architecture has the instructions for."""
+    return [name for name in names if unserved(spec_of(name), arch.target) is None]
 
 
 def _shipped(name: str, spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Shipped:

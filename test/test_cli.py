@@ -129,8 +129,8 @@ def refused(capsys, *argv):
 
 @pytest.mark.parametrize("command", ["explain", "source", "build"])
 def test_an_unknown_architecture(command, program, capsys):
-    assert refused(capsys, command, program(PROGRAM), "--arch", "sm_80") == (
-        "arch is 'sm_80'; kernels are generated for sm_90a and sm_100a"
+    assert refused(capsys, command, program(PROGRAM), "--arch", "sm_75") == (
+        "arch is 'sm_75'; kernels are generated for sm_90a, sm_100a and sm_80"
     )
 
 

@@ -12,15 +12,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_backend
 from cute_backend.api import Region
+from cute_backend.planning import Arch
 from cute_backend.runtime.compile import compile_kernel
 
-ARCHS = ("sm_90a", "sm_100a")
+ARCHS = ("sm_90a", "sm_100a", "sm_80")
 PROGRAMS = EPILOGUES | BLOCKWISE
-CASES = [
-    pytest.param(name, arch, id=f"{name}-{arch}")
-    for name in PROGRAMS
-    for arch in (ARCHS if name in EPILOGUES else ARCHS[:1])
-]
+NAMES = {arch: [name for name in EPILOGUES if EPILOGUES[name].runs_on(Arch.of_name(arch))] for arch in ARCHS}
+NAMES["sm_90a"] += BLOCKWISE
+CASES = [pytest.param(name, arch, id=f"{name}-{arch}") for arch in ARCHS for name in NAMES[arch]]
 
 
 SMALL = {"rowwise_few_rows_sm90a.py": ("rowwise", "sm_90a", Problem(16, 1024, 8192), "register_hoist")}
@@ -85,7 +84,7 @@ def experts(x: Tensor, gate_up: Tensor, ends: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-GROUPED = {file_name("grouped", arch): arch for arch in ARCHS}
+GROUPED = {file_name("grouped", arch): arch for arch in ("sm_90a", "sm_100a")}
 """Modules of a product whose groups of rows only the device knows, by file."""
 
 
@@ -101,7 +100,7 @@ def test_a_module_of_groups_is_as_expected_and_compiles(file):
 
 
 def test_every_expected_module_has_an_epilogue():
-    expected = {file_name(name, arch) for name in EPILOGUES for arch in ARCHS} | SMALL.keys()
-    expected |= {file_name(name, ARCHS[0]) for name in BLOCKWISE}
-    expected |= GROUPED.keys()
+    expected = (
+        {file_name(name, arch) for arch in ARCHS for name in NAMES[arch]} | SMALL.keys() | GROUPED.keys()
+    )
     assert {path.name for path in EXPECTED.glob("*_sm*.py")} == expected

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from torch import fx
 
 from cute_backend.fx_walk.classify import LoadView
+from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.ops import OPS, result_dtype
+from cute_backend.planning import Target
 from cute_backend.spec import (
     Accumulator,
     Const,
@@ -38,11 +40,16 @@ class Chain:
     Names are roles and counters, never the graph's names, so that the same epilogue in another layer gives
     the same spec: `scale_a`, `scale_b`, `bias`, with numbers where two products differ in them, then
     `rowvec0`, `colvec0`, `exact0`, `scalar0`, ...; ops `t0`, ...
+
+    Steps that the `target`, if there is one, has no instruction for are refused.
     """
 
-    def __init__(self, accumulators: tuple[Accumulator, ...], precision: Precision) -> None:
+    def __init__(
+        self, accumulators: tuple[Accumulator, ...], precision: Precision, target: Target | None = None
+    ) -> None:
         self.accumulators = accumulators
         self.precision = precision
+        self.target = target
         self.views: list[LoadView] = []
         self._loads: list[Load] = []
         self._ops: list[Op] = []
@@ -56,6 +63,7 @@ class Chain:
             role = next(
                 name for index in range(len(taken) + 1) if (name := f"{view.kind.value}{index}") not in taken
             )
+        self._check(view.dtype)
         self.views.append(view)
         modes = tuple(mode.stride for mode in view.modes)
         self._loads.append(
@@ -136,9 +144,15 @@ class Chain:
                 overflow,
             ) and _same_types(made.operands, operands):
                 return made.name
+        self._check(dtype)
         name = f"t{len(self._ops)}"
         self._ops.append(Op(name, op, operands, dtype, overflow))
         return name
+
+    def _check(self, dtype: DType) -> None:
+        """Refuse a value in fp8 where the target has no conversions of it."""
+        if dtype.is_fp8 and self.target is not None and not self.target.fp8:
+            raise Refused(Reason.FP8, target=self.target.name, dtype=dtype.value)
 
 
 def _is_one(operand: Operand) -> bool:

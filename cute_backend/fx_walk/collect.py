@@ -37,7 +37,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from cute_backend.errors import check_function
 from cute_backend.fx_walk.containment import contain
-from cute_backend.fx_walk.device import Capability, device_capability
+from cute_backend.fx_walk.device import Capability, Named, device_capability
 from cute_backend.fx_walk.epilogue_pass import current_precision
 from cute_backend.fx_walk.labels import input_names, label_inputs, plain_name
 from cute_backend.fx_walk.reasons import Rejection
@@ -71,16 +71,16 @@ def collect(
 
     The arguments are CPU, CUDA or fake tensors, or anything else that `fn` takes. Fakes replace them, so
     nothing is computed, unless `fn` looks at a value, which only real tensors have. Fakes of a GPU that this
-    torch was not built for stand for CPU tensors. With `arch`, such as "sm_90a", a CUDA graph is judged
-    as if it ran on that architecture, else by the device that its tensors are on. Caches are neither read nor
+    torch was not built for stand for CPU tensors. With `arch`, such as "sm_90a", a graph is judged as if it
+    ran on that architecture, else by the device that its tensors are on. Caches are neither read nor
     written. Raises UsageError where `fn` can't be called, and what torch raises where it can't run on these
     arguments.
     """
     check_function(fn)
     kwargs = kwargs or {}
     reports: list[GraphReport] = []
-    by_name = {each.value: each.target.capability for each in Arch}
-    capability = device_capability if arch is None else lambda device: by_name[arch]
+    by_name = {each.value: each for each in Arch}
+    capability: Capability = device_capability if arch is None else Named(by_name[arch])
     backend = _Collector(reports, capability, _user_names(fn))
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes, named_fakes = tree_map(lambda value: _to_fake(mode, value), (tuple(args), dict(kwargs)))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from cute_backend.fx_walk.anchors import Anchor
 from cute_backend.fx_walk.reasons import Reason, Refused
-from cute_backend.fx_walk.static import fake
+from cute_backend.fx_walk.static import fake, target_name
 from cute_backend.planning import Arch, Target
+from cute_backend.spec import ProductKind
 
 Capability = Callable[[torch.device], tuple[int, int]]
 """The compute capability of a CUDA device."""
@@ -22,11 +24,21 @@ def device_capability(device: torch.device) -> tuple[int, int]:
     return next(iter(Arch)).target.capability
 
 
+@dataclass(frozen=True)
+class Named:
+    """An architecture that graphs are judged by wherever they run, a CPU's too: a `Capability`."""
+
+    arch: Arch
+
+    def __call__(self, device: torch.device) -> tuple[int, int]:
+        return self.arch.target.capability
+
+
 def target_of(device: torch.device, capability: Capability) -> Target | None:
-    """The target of a CUDA device, and None for a CPU, whose graphs are replayed. Raises Refused for a device
-    that no kernel exists for."""
+    """The target of a CUDA device, and None for a CPU, whose graphs are replayed, unless one is named. Raises
+    Refused for a device that no kernel exists for."""
     if device.type == "cpu":
-        return None
+        return capability.arch.target if isinstance(capability, Named) else None
     if device.type != "cuda" or torch.version.hip is not None:
         raise Refused(Reason.DEVICE, device=device if torch.version.hip is None else f"{device} (ROCm)")
     found = capability(device)
@@ -49,6 +61,9 @@ def check_operands(anchor: Anchor, target: Target | None) -> None:
         taken = ", ".join(sorted(dtype.value for dtype in target.operands))
         a, b = fake(anchor.a).dtype, fake(anchor.b).dtype
         raise Refused(Reason.OPERAND_DTYPE, where=f"of {target.name}", a=a, b=b, taken=taken)
+    if target is not None and product.kind is ProductKind.GROUPED and not target.groups:
+        form = f"rows in groups on {target.name}, where no kernel does"
+        raise Refused(Reason.GROUPED, target=target_name(anchor.node), form=form)
     if target is not None and product.is_block_scaled and not target.promotes:
         recipe = f"BlockWise{product.a_scaling.value} by BlockWise{product.b_scaling.value}"
         raise Refused(Reason.RECIPE, recipe=recipe, taken=f"TensorWise and RowWise on {target.name}")

@@ -128,6 +128,7 @@ class Reason(Enum):
         "not searched: as many as can be are written, the last ones first, and this is computed outside",
     )
     UNSUPPORTED_DTYPE = "unsupported_dtype", "{operand} is {dtype}, which no epilogue holds"
+    FP8 = "fp8", "{target} has no conversions of {dtype}, which an epilogue would take"
     FLOAT64 = "float64", "{operand} is float64, and an epilogue computes in fp32"
     CYCLE = (
         "cycle",

@@ -84,6 +84,7 @@ from cute_backend.fx_walk.static import (
 )
 from cute_backend.fx_walk.views import not_pointwise, rearranged
 from cute_backend.fx_walk.visits import visits
+from cute_backend.planning import Target
 from cute_backend.spec import LoadKind, Operand, Precision
 
 
@@ -105,6 +106,7 @@ class _Search:
     def __init__(self, graph: fx.Graph, precision: Precision, capability: Capability) -> None:
         self.precision = precision
         self.capability = capability
+        self.target: Target | None = None
         self.order = {node: position for position, node in enumerate(graph.nodes)}
         self.reductions = find_reductions(self.order)
         self.heads: dict[fx.Node, list[fx.Node]] = {}
@@ -144,11 +146,11 @@ class _Search:
         return sorted(regions, key=lambda region: self.order[region.products[-1]]), rejections
 
     def _region(self, node: fx.Node) -> Region:
-        target = target_of(fake(node).device, self.capability)
+        self.target = target_of(fake(node).device, self.capability)
         anchor = self.anchors[node]
         if isinstance(anchor, Refused):
             raise anchor
-        check_operands(anchor, target)
+        check_operands(anchor, self.target)
         for anchors in self._pairs(anchor):
             region = self._of_pair(anchors)
             if region is not None:
@@ -205,7 +207,7 @@ class _Search:
 
     def _seed(self, anchors: tuple[Anchor, ...]) -> Draft:
         """A draft that holds the anchors alone: what the ops themselves do to the accumulators."""
-        draft = Draft(anchors, Chain(named(anchors), self.precision))
+        draft = Draft(anchors, Chain(named(anchors), self.precision, self.target))
         draft.values = dict.fromkeys(anchor.node for anchor in anchors)
         draft.expected = {node for anchor in anchors for node in reach(anchor.node, self.owner)}
         for anchor in anchors:

@@ -7,8 +7,9 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any
 
+from ..errors import UsageError
 from ..formula import formula
-from ..planning import Ring, TileConfig, Variant, plan, subtiled
+from ..planning import Ring, TileConfig, Variant, plan, subtiled, unserved
 from ..planning.naming import entry_name
 from ..signature import WORKSPACE, Argument, Extent, Role, of_role, signature
 from ..spec import BColumns, DType, EpilogueSpec, Load, Order, Overflow, ProductKind, Store
@@ -30,8 +31,11 @@ def emit(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
 
     It defines the class `Epilogue`, the kernel `gemm` and the function `launch(a, <bs>, <loads>, <stores>,
     max_active_clusters, stream)`, whose arguments carry the spec's names. Where a store reduces, there is a
-    kernel `finish` too, and after the stores comes `workspace`, where `gemm` leaves it partials.
+    kernel `finish` too, and after the stores comes `workspace`, where `gemm` leaves it partials. Raises
+    UsageError where the architecture has no instructions for the spec.
     """
+    if (why := unserved(spec, config.target)) is not None:
+        raise UsageError(why)
     header = (entry_name(spec, config, variant), formula(spec))
     return _Module(simplify(spec), header, subtiled(spec, config, variant), variant).text()
 

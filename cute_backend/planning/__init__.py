@@ -18,6 +18,7 @@ from .search import (
     table,
     tunable,
 )
+from .served import unserved
 from .shared_memory import holds_planes
 from .targets import Arch, Target
 from .tiles import (
@@ -56,4 +57,5 @@ __all__ = [
     "table",
     "tile_k",
     "tunable",
+    "unserved",
 ]

@@ -35,7 +35,7 @@ def plan(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Plan:
     shared_stores = []
     for store in spec.planes:
         need = Need(smem_bytes=ring_bytes(config.stage_elements, store.dtype))
-        if variant is Variant.TMA and config.target.tma and room.holds(need):
+        if variant is Variant.TMA and room.holds(need):
             shared_stores.append(store.name)
             room = room.without(need)
     placements = {}

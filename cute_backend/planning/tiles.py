@@ -172,7 +172,8 @@ class TileConfig:
     @property
     def warpgroups(self) -> int:
         """Warpgroups of a CTA that run the epilogue."""
-        return 2 if self.pingpong or self.cta_rows > self.block_m else 1
+        alone = self.block_m * self.target.accumulators.group_blocks
+        return 2 if self.pingpong or self.cta_rows > alone else 1
 
     @property
     def sharing(self) -> int:

@@ -24,7 +24,7 @@ from ..fx_walk.collect import as_the_pass_meets_it
 from ..fx_walk.epilogue_pass import EpiloguePass
 from ..fx_walk.reasons import Rejection
 from ..fx_walk.rewrite import rewrite
-from ..planning import TILE_K_BYTES, Arch, TileConfig, Variant
+from ..planning import TILE_K_BYTES, Arch, TileConfig, Variant, unserved
 from ..runtime.bind import Binding
 from ..runtime.build import build
 from ..runtime.compile import SYMBOL
@@ -98,11 +98,11 @@ def simulate(
 ) -> Any:
     """What `fn(*args, **kwargs)` returns, its fused regions computed by their kernels on a simulated GPU.
 
-    The arguments are CPU tensors and whatever else `fn` takes. `arch` is "sm_100a" or "sm_90a"; a parameter
-    of `fn` with its name, or with that of `async_seed`, takes its argument by position. With `async_seed`
-    asynchronous operations complete, and warps run, in an order drawn from that seed; a correct kernel gives
-    the same bits for every seed. Raises UsageError where nothing is fused or the problem is too large, and
-    SimulationError for what is wrong in a kernel. It proves function and says nothing of speed.
+    The arguments are CPU tensors and whatever else `fn` takes. `arch` is "sm_100a", "sm_90a" or "sm_80"; a
+    parameter of `fn` with its name, or with that of `async_seed`, takes its argument by position. With
+    `async_seed` asynchronous operations complete, and warps run, in an order drawn from that seed; a correct
+    kernel gives the same bits for every seed. Raises UsageError where nothing is fused or the problem is too
+    large, and SimulationError for what is wrong in a kernel. It proves function and says nothing of speed.
     """
     return run(fn, args, Machine(parse_arch(arch), async_seed), kwargs).outputs
 
@@ -248,6 +248,8 @@ def run_region(
     Outputs begin as NaN, or all bits set, so that what a kernel leaves unwritten shows.
     """
     check_operands(spec, a, b, loads)
+    if (why := unserved(spec, machine.arch.target)) is not None:
+        raise UsageError(why)
     (m, n), k = plane_of(spec, a[0], b[0]), a[0].shape[-1]
     seconds = _seconds(spec, m, n, k)
     bound = Binding(spec).bind(a, b, loads)

@@ -98,13 +98,17 @@ class Finish:
         for result, output in zip(self.results, outputs, strict=True):
             blocks = cutlass.max(blocks, cute.ceil_div(output.shape[0], WIDTH[result.axis]))
         named(self.kernel, self.name)(partials, outputs, m, n).launch(
-            grid=(blocks, len(self.results), 1), block=(THREADS, 1, 1), use_pdl=True, stream=stream
+            grid=(blocks, len(self.results), 1),
+            block=(THREADS, 1, 1),
+            use_pdl=self.config.target.pdl,
+            stream=stream,
         )
 
     @cute.kernel
     def kernel(self, partials: list, outputs: list, m: Int32, n: Int32):
         block, store, _ = cute.arch.block_idx()
-        await_earlier_kernels()
+        if cutlass.const_expr(self.config.target.pdl):
+            await_earlier_kernels()
         counts = {Axis.ROW: Int64(n), Axis.COLUMN: Int64(m), Axis.ALL: Int64(m) * n}
         for i, (result, parts) in enumerate(self._parts(partials)):
             if store == i:

@@ -15,7 +15,6 @@ from ..planning.shared_memory import BlockScales
 from ..spec import BColumns, ProductKind
 from .epilogue import Epilogue
 from .gemm import Gemm
-from .rings import Shared
 from .scheduler import Place
 from .tile import FragmentSubtile, FragmentTile, InterleavedSubtile, InterleavedTile
 
@@ -52,13 +51,13 @@ class FragmentGemm(Gemm):
     def _origin(self, shared: Any, place: Place) -> tuple[Int32, Int32]:
         """The first row and column of a CTA's tile, among those of its product."""
 
-    def _tile(self, shared: Shared, place: Place, thread: Int32, share: Any) -> FragmentTile:
+    def _tile(self, shared: Any, place: Place, thread: Int32, share: Any) -> FragmentTile:
         """What a thread of the epilogue has of the CTA's tile, among all rows of the output. `thread` counts
         within its warpgroup, which has the `share`-th of the tile's blocks."""
         m0, n0 = self._origin(shared, place)
         return self.tile_type(self.config, place.first + m0, n0, place.end, shared.n, thread, share)
 
-    def _row_tile(self, shared: Shared, place: Place, lane: Int32) -> FragmentTile:
+    def _row_tile(self, shared: Any, place: Place, lane: Int32) -> FragmentTile:
         m0, n0 = self._origin(shared, place)
         return FragmentTile(self.config, place.first + m0, n0, place.end, shared.n, lane, Int32(0))
 

@@ -58,6 +58,7 @@ class Stages:
             return min((free - enough - others) // stage_bytes, MAX_STAGES) if stages else 0
 
         exact = grown(exact, exact_bytes, store * store_bytes)
-        store = grown(store, store_bytes, exact * exact_bytes)
+        if config.target.tma:  # else the warps that fill one stage empty it before they fill the next
+            store = grown(store, store_bytes, exact * exact_bytes)
         ab = (free - exact * exact_bytes - store * store_bytes) // stage_bytes
         return Stages(min(ab, MAX_SCALED_STAGES) if scaling else ab, exact, rows, store)

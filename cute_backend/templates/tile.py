@@ -269,8 +269,8 @@ class FragmentSubtile(Subtile):
             super().copy_from(plane, fragment)
 
     def copy_to(self, fragment: cute.Tensor, plane: cute.Tensor) -> None:
-        """As `copy_from`."""
-        if self._by_matrices(plane):
+        """As `copy_from`, where there is such an instruction."""
+        if self._by_matrices(plane) and self._config.target.stmatrix:
             copy = _matrix_copy(warp.StMatrix8x8x16bOp(False, 4), plane.element_type)
             target = copy.get_slice(self.tile.lane).partition_D(plane)
             cute.copy(copy, cute.make_tensor(fragment.iterator, cute.make_layout(target.shape)), target)

@@ -117,3 +117,18 @@ def test_other_forms_are_refused_with_their_shapes(a: tuple[int, ...], b: tuple[
     _, (rejection,) = walk(made.output(made.call(aten.relu.default, product)))
     assert rejection.reason is Reason.GROUPED
     assert f"multiplies {a} by {b}; of grouped products kernels do those of rows" in rejection.message
+
+
+def test_an_a100_has_no_kernel_of_groups() -> None:
+    given_rows, weights = ((24, 16), torch.bfloat16), ((GROUPS, 16, 40), torch.bfloat16)
+    made = Graph()
+    left, right = (
+        made.input(name, *each, device="cuda:0") for name, each in (("a", given_rows), ("b", weights))
+    )
+    ends = made.input("ends", (GROUPS,), torch.int32, device="cuda:0")
+    product = made.call(aten._grouped_mm.default, left, right, ends)
+    graph = made.output(made.call(aten.relu.default, product))
+    assert len(walk(graph)[0]) == 1
+    regions, (rejection,) = walk(graph, capability=(8, 0))
+    assert not regions and rejection.reason is Reason.GROUPED
+    assert "multiplies rows in groups on sm_80, where no kernel does" in rejection.message

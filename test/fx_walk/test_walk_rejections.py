@@ -278,6 +278,11 @@ def reshaped(graph: Graph) -> fx.Node:
     return mm
 
 
+def quantised(graph: Graph) -> fx.Node:
+    relu = graph.call(aten.relu.default, graph.mm(device="cuda:0"))
+    return graph.call(prims.convert_element_type.default, relu, torch.float8_e4m3fn)
+
+
 def addmm(graph: Graph) -> fx.Node:
     a, b = graph.input("a", (64, 32)), graph.input("b", (32, 48))
     return graph.call(aten.addmm.default, graph.input("bias", (48,)), a, b)
@@ -291,9 +296,10 @@ def bmm(graph: Graph) -> fx.Node:
 CASES: dict[Reason, dict[str, Case]] = {
     Reason.DEVICE: {"meta": Case(lambda graph: graph.mm(device="meta"))},
     Reason.CAPABILITY: {
-        "ampere": Case(lambda graph: graph.mm(device="cuda:0"), capability=(8, 0)),
+        "turing": Case(lambda graph: graph.mm(device="cuda:0"), capability=(7, 5)),
         "consumer_blackwell": Case(lambda graph: graph.mm(device="cuda:0"), capability=(12, 0)),
     },
+    Reason.FP8: {"quantised_on_ampere": Case(quantised, 1, capability=(8, 0))},
     Reason.NOTHING_TO_FUSE: {
         "mm": Case(lambda graph: graph.mm()),
         "reshape_alone": Case(reshaped),

@@ -130,7 +130,7 @@ def test_what_is_reduced_is_rounded_first_where_the_spec_says_so() -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("arch", Arch)
+@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 @pytest.mark.parametrize("name", CASES)
 def test_stores(name: str, arch: Arch) -> None:
     loads, ops, stored = CASES[name]

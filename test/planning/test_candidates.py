@@ -116,7 +116,7 @@ def test_a_configuration_is_told_in_words() -> None:
     )
 
 
-@pytest.mark.parametrize("arch", Arch)
+@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 def test_candidates_are_of_many_kinds_and_none_is_hopeless(arch: Arch) -> None:
     spec = shared_spec("bias_gelu_residual")
     large = candidates(arch, spec, 4096, 4096, 4096, arch.target.sm_count)
@@ -226,7 +226,7 @@ def test_tiles_whose_promoted_sums_leave_no_registers_are_not_tried() -> None:
 def test_a_few_candidates_compile_without_a_spill() -> None:
     draw = random.Random(20)
     for arch in Arch:
-        spec = shared_spec(draw.choice(sorted(EPILOGUES)))
+        spec = shared_spec(draw.choice(sorted(name for name in EPILOGUES if EPILOGUES[name].runs_on(arch))))
         sizes = draw.choice([(16, 8192, 8192), (512, 4096, 2048), (8192, 8192, 1024)])
         config = draw.choice(candidates(arch, spec, *sizes, arch.target.sm_count))
         assert build(Kernel(spec, config, draw.choice(list(Variant)))).spill_bytes == 0, config.name

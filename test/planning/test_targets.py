@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from specs import exact, rowvec, spec_of
 
-from cute_backend.memory_ops.emit import emit
-from cute_backend.planning import Arch, Target, TileConfig, Variant, offered, plan
-from cute_backend.planning.targets import Accumulators, Shape, sm90a, sm100a
-from cute_backend.spec import DType
+from cute_backend.planning import Arch, Target, TileConfig, Variant, offered, plan, unserved
+from cute_backend.planning.targets import Accumulators, Shape, sm80, sm90a, sm100a
+from cute_backend.spec import DType, ProductKind
 from cute_backend.templates.epilogue import Template
 
-HOPPER, BLACKWELL = sm90a.TARGET, sm100a.TARGET
+HOPPER, BLACKWELL, AMPERE = sm90a.TARGET, sm100a.TARGET, sm80.TARGET
 SIXTEEN_BITS = frozenset((DType.BF16, DType.F16))
 
 
@@ -93,17 +92,23 @@ def test_targets_are_found_by_name_and_by_capability(arch: Arch) -> None:
     assert arch.target.name in Arch.listed("or")
 
 
-@pytest.mark.parametrize("arch", Arch)
-def test_without_tma_planes_are_read_and_written_by_element(
-    arch: Arch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
+def test_without_tma_planes_come_by_cp_async(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     tiles = arch.target.tiles
     alone = tuple(
-        shape._replace(tile_m=shape.tile_m // shape.ctas, cluster_m=1, cluster_n=1, ctas=1)
+        shape._replace(tile_m=shape.tile_m // shape.ctas, cluster_m=1, cluster_n=1, ctas=1, pingpong=False)
         for shape in tiles.shipped
     )
     tables = replace(
-        tiles, shipped=alone, reduced=(), promoted=(), sized=(), tried=alone, clusters=((1, 1),), splits=()
+        tiles,
+        shipped=alone,
+        reduced=(),
+        promoted=(),
+        sized=(),
+        alone=None,
+        tried=alone,
+        clusters=((1, 1),),
+        splits=(),
     )
     bare = replace(arch.target, tma=False, promotes=False, tiles=tables)
     spec = spec_of(exact("exact0"), rowvec("rowvec0"))
@@ -112,9 +117,41 @@ def test_without_tma_planes_are_read_and_written_by_element(
     monkeypatch.setattr(arch, "target", bare)
     for config in offered(arch, spec):
         placed = plan(spec, config, Variant.TMA)
-        assert placed.placements["exact0"].name == "vector" and placed.shared_stores == ()
+        assert placed.placements["exact0"].name == "cp_async" and placed.shared_stores == ("out0",)
         assert placed.placements["rowvec0"].name in ("register_hoist", "smem_staged")
-        assert "TMA" not in emit(spec, config, Variant.TMA).split('"""')[2]
+        placed = plan(spec, config, Variant.PLAIN)
+        assert placed.placements["exact0"].name == "vector" and placed.shared_stores == ()
+
+
+def test_without_tma_no_tile_is_ping_pong() -> None:
+    tiles = replace(AMPERE.tiles, shipped=(Shape(64, 64, pingpong=True),))
+    with pytest.raises(ValueError, match="tile 64 x 64 is ping-pong, whose operands one warp brings by TMA"):
+        replace(AMPERE, tiles=tiles)
+
+
+def test_what_came_with_a_capability() -> None:
+    assert [arch.target.pdl for arch in Arch] == [arch.target.stmatrix for arch in Arch]
+    assert {arch for arch in Arch if not arch.target.pdl} == {Arch.SM80}
+
+
+def test_a_warpgroup_has_as_many_blocks_as_its_target_says() -> None:
+    """Two of mma.sync's, whose warps so read less of B for each product; one of wgmma's."""
+    assert [TileConfig(Arch.SM80, rows, 64).sharing for rows in (64, 128, 256)] == [1, 1, 2]
+    assert [TileConfig(Arch.SM90A, rows, 64).sharing for rows in (64, 128)] == [1, 2]
+
+
+def test_a_spec_is_served_where_its_dtypes_are() -> None:
+    fp8, bf16 = spec_of(), spec_of(dtype=DType.BF16)
+    quantised = replace(bf16, stores=(replace(bf16.stores[0], dtype=DType.E4M3),))
+    assert [unserved(spec, HOPPER) for spec in (fp8, bf16, quantised)] == [None] * 3
+    assert unserved(bf16, AMPERE) is None
+    assert unserved(fp8, AMPERE) == (
+        "no MMA of sm_80 multiplies e4m3 by e4m3, as acc does; taken are bf16, f16"
+    )
+    assert unserved(quantised, AMPERE) == "sm_80 has no conversions of e4m3, which out0 is"
+    groups = replace(bf16, accumulators=(replace(bf16.product, kind=ProductKind.GROUPED),))
+    assert unserved(groups, HOPPER) is None
+    assert unserved(groups, AMPERE) == "sm_80 has no kernel for rows in groups, which acc is of"
 
 
 def test_a_device_has_one_target() -> None:

@@ -207,7 +207,7 @@ def test_a_pack_for_other_gpus(fresh: Path, pack: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
     with pytest.raises(PackError, match=r"is for sm_90a, and this GPU is sm_100a$"):
         load_pack(pack)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     with pytest.raises(PackError, match=r"is for sm_90a, and this GPU is none that kernels are for$"):
         load_pack(pack)
     assert packing._packs == {}
@@ -473,7 +473,7 @@ def test_what_can_not_be_packed_is_told(
     assert "nothing of the program is fused" in refused(capsys, f"{program}:nothing", "-o", output)
     assert "'64:1' is no range LOW:HIGH" in refused(capsys, str(program), "-o", output, "--m", "64:1")
     assert "'0' is no positive number" in refused(capsys, str(program), "-o", output, "--sm-count", "0")
-    assert "arch is 'sm_80'" in refused(capsys, str(program), "-o", output, "--arch", "sm_80")
+    assert "arch is 'sm_75'" in refused(capsys, str(program), "-o", output, "--arch", "sm_75")
     nowhere = str(tmp_path / "missing" / "no.cutepack")
     arguments = [f"{program}:layer", "--arch", "sm_90a", "--m", "1:64"]
     assert f"{nowhere} can't be written: No such file" in refused(capsys, *arguments, "-o", nowhere)

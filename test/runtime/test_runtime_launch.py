@@ -722,12 +722,12 @@ def test_another_gpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None
     from cute_backend.runtime import device
 
     class Properties:
-        name, major, minor, multi_processor_count = "NVIDIA A100", 8, 0, 108
+        name, major, minor, multi_processor_count = "Tesla V100", 7, 0, 80
 
     device.device_at.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
     with pytest.raises(
-        UnsupportedDeviceError, match=r"NVIDIA A100 has compute capability 8.0; .* 9.0 .* 10.0"
+        UnsupportedDeviceError, match=r"Tesla V100 has compute capability 7.0; .* 9.0 .* 8.0 \(Ampere\)"
     ):
         device.device_at(0)
     device.device_at.cache_clear()

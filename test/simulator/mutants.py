@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import torch
 from test_grouped import grouped, groups
+from test_sm80 import sm80
 from test_templates import operands, scaled_residual, sm90, sm100, wrong
 
 import cute_backend.templates
@@ -105,6 +106,9 @@ REDUCING = Subject(sm90(128, 64), (136, 136, 128), spec=LARGEST)
 BLOCK_SCALED = Subject(sm90(64, 128, pingpong=True), (72, 136, 1280), spec=BLOCKWISE)
 COLUMN_SCALED = Subject(sm90(64, 64), (72, 72, 1040), spec=COLUMNWISE)
 SCALED_PARTS = Subject(sm90(64, 64, split_k=4), (40, 72, 640), spec=BLOCKWISE)  # 2, 2, 1 and 0 blocks
+WARPS = Subject(sm80(64, 64), (136, 136, 896), spec=scaled_residual(DType.BF16, DType.BF16))
+FEW_K_TILES = replace(WARPS, problem=(72, 72, 72))
+MANY_SUBTILES = replace(WARPS, config=sm80(128, 128), problem=(136, 136, 72))
 PARTS = Subject(sm90(64, 64, split_k=4), (72, 72, 1040))
 
 ENDS = (*range(20), 83, 83, 128)
@@ -129,6 +133,9 @@ SUBJECTS = {
     "parts": PARTS,
     "groups": GROUPS,
     "groups on Blackwell": BLACKWELL_GROUPS,
+    "warps": WARPS,
+    "few k tiles": FEW_K_TILES,
+    "many subtiles": MANY_SUBTILES,
 }
 
 
@@ -169,6 +176,7 @@ _USERS = {
     (Text.SCHEDULER, "sm90"): ("batch", "import batch as"),
     (Text.SCHEDULER, "sm100"): ("batch", "import batch as"),
     (Text.TILE, "sm90"): ("fragments", "from .fragments import"),
+    (Text.TILE, "sm80"): ("fragments", "from .fragments import"),
 }
 """The module that uses an edited one where the template itself does not, and how the template imports it."""
 
@@ -1331,5 +1339,94 @@ MUTANTS = [
         instead("cute.make_layout_image_mask(cta_layout, cta_coord, mode=0)", "cutlass.Int16(1)"),
         Deadlock,
         "wgmma warp(.|\n)* bytes",
+    ),
+    # Warps that copy by cp.async: the ring of operands, rowvecs, and the planes of a warp.
+    Mutant(
+        "copies of a k tile not waited for",
+        WARPS,
+        without("cute.arch.cp_async_wait_group(stages.ab - 2)"),
+        RaceError,
+        UNFINISHED.format(SHARED) + r"(.|\n)*ldmatrix",
+    ),
+    Mutant(
+        "a k tile more under way than there are stages for",
+        WARPS,
+        instead("cp_async_wait_group(stages.ab - 2)", "cp_async_wait_group(stages.ab - 1)"),
+        RaceError,
+        UNFINISHED.format(SHARED) + r"(.|\n)*ldmatrix",
+    ),
+    Mutant(
+        "warps do not meet over a k tile",
+        WARPS,
+        without("cute.arch.sync_threads()"),
+        RaceError,
+        "shared 0x",
+    ),
+    Mutant(
+        "a stage copied to while others multiply it",
+        WARPS,
+        (
+            Edit("                ahead = self._copy(shared, ahead, thread)\n", ""),
+            Edit(
+                "                cute.arch.sync_threads()\n",
+                "                ahead = self._copy(shared, ahead, thread)\n"
+                "                cute.arch.sync_threads()\n",
+            ),
+        ),
+        RaceError,
+        r"cp\.async.*" + STILL_READ.format(SHARED),
+    ),
+    Mutant(
+        "a stage too many begun with",
+        WARPS,
+        instead("range_constexpr(stages.ab - 1)", "range_constexpr(stages.ab)"),
+        RaceError,
+        "shared 0x",
+    ),
+    Mutant(
+        "stage of the ring not advanced",
+        WARPS,
+        instead("stage = _after(stage, stages.ab)", "stage = stage + 0"),
+        RaceError,
+        "shared 0x",
+    ),
+    Mutant(
+        "planes of a short product not waited for",
+        FEW_K_TILES,
+        without("cute.arch.cp_async_wait_group(0)", 2, 1),
+        RaceError,
+        UNFINISHED.format(SHARED),
+    ),
+    Mutant(
+        "planes of a later subtile not waited for",
+        MANY_SUBTILES,
+        instead(
+            "min(stages.exact, self.subtiles - subtile) - 1", "min(stages.exact, self.subtiles - subtile)"
+        ),
+        RaceError,
+        UNFINISHED.format(SHARED),
+    ),
+    Mutant(
+        "planes replaced before they are read",
+        MANY_SUBTILES,
+        RELEASED_UNREAD,
+        RaceError,
+        "shared 0x",
+        Text.MODULE,
+    ),
+    Mutant(
+        "rows of a fragment of mma.sync confused",
+        FEW_K_TILES,
+        instead("e // 2 % 2", "e % 2"),
+        WrongNumbers,
+        "are wrong",
+        Text.TILE,
+    ),
+    Mutant(
+        "sums begin with those of the tile before",
+        WARPS,
+        without("acc.fill(0.0)"),
+        WrongNumbers,
+        "are wrong",
     ),
 ]

@@ -33,13 +33,20 @@ from cute_backend.spec import (
     Stride,
 )
 
-SM90, SM100 = Arch.SM90A, Arch.SM100A
+SM80, SM90, SM100 = Arch.SM80, Arch.SM90A, Arch.SM100A
 ARCHS = pytest.mark.parametrize("arch", [SM100, SM90], ids=lambda arch: arch.value)
 
 
 @pytest.mark.sweep
-@ARCHS
-@pytest.mark.parametrize("name", EPILOGUES)
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [
+        pytest.param(name, arch, id=f"{name}-{arch.value}")
+        for name in EPILOGUES
+        for arch in (SM100, SM90, SM80)
+        if EPILOGUES[name].runs_on(arch)
+    ],
+)
 def test_every_shared_epilogue_is_right(name, arch):
     epilogue = EPILOGUES[name]
     m, n, k = (144, 144, 256) if epilogue.square else (200, 144, 256)

@@ -7,6 +7,7 @@
                              lasts; never under ping-pong or where visits are turns of a loop
              smem_staged     else a warp brings the tile's columns to shared memory ahead of the wait
     exact    tma             into shared memory ahead of the wait, while planes fit beside the operand stages
+             cp_async        the same where there is no TMA, by the warps that read it
              vector          else each thread reads its elements when it needs them
 
 Register hoists are budgeted because one spill costs more than every exposed load; planes in shared memory are
@@ -26,6 +27,7 @@ PLACEMENTS: tuple[Placement, ...] = (
     vectors.REGISTER_HOIST,
     vectors.SMEM_STAGED,
     planes.TMA,
+    planes.CP_ASYNC,
     planes.VECTOR,
 )
 """In order of preference among those of a kind; the last of each kind takes any load."""

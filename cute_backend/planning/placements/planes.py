@@ -1,6 +1,8 @@
-"""Planes: brought by TMA where its rules are met, else read by element."""
+"""Planes: brought to shared memory where they are aligned, by TMA or cp.async, else read by element."""
 
 from __future__ import annotations
+
+from functools import partial
 
 from ...spec import Load, LoadKind
 from ..shared_memory import ring_bytes
@@ -8,8 +10,8 @@ from ..tiles import TileConfig, Variant
 from .placement import ByElement, Need, Placement, Ring, takes_nothing
 
 
-def _stages_of_a_plane(load: Load, config: TileConfig, variant: Variant) -> Need | None:
-    if variant is not Variant.TMA or not config.target.tma or load.order is None:
+def _stages_of_a_plane(load: Load, config: TileConfig, variant: Variant, tma: bool) -> Need | None:
+    if variant is not Variant.TMA or config.target.tma is not tma or load.order is None:
         return None
     return Need(smem_bytes=ring_bytes(config.stage_elements, load.dtype))
 
@@ -19,7 +21,16 @@ TMA = Placement(
     LoadKind.EXACT,
     "a subtile at a time by TMA, ahead of the accumulator wait",
     element="{}[e]",
-    takes=_stages_of_a_plane,
+    takes=partial(_stages_of_a_plane, tma=True),
+    ring=Ring.PLANE,
+)
+
+CP_ASYNC = Placement(
+    "cp_async",
+    LoadKind.EXACT,
+    "a subtile at a time by cp.async, the first ones ahead of the products",
+    element="{}[e]",
+    takes=partial(_stages_of_a_plane, tma=False),
     ring=Ring.PLANE,
 )
 

@@ -49,6 +49,8 @@ class Accumulators:
     block_m: int
     row_threads: int
     in_registers: bool
+    group_blocks: int = 1
+    """Blocks of a tile up to which one warpgroup has them all; of more, two have every other one."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,21 @@ class Target:
         return not self.operands.isdisjoint(_FP8)
 
     @property
+    def groups(self) -> bool:
+        """Whether its template schedules groups of rows, whose sizes only the device knows."""
+        return self.tma
+
+    @property
+    def pdl(self) -> bool:
+        """Whether a kernel may begin under the end of the one before it (PTX ISA, griddepcontrol)."""
+        return self.capability >= (9, 0)
+
+    @property
+    def stmatrix(self) -> bool:
+        """Whether a warp writes 8 x 8 matrices to shared memory by one instruction (PTX ISA, stmatrix)."""
+        return self.capability >= (9, 0)
+
+    @property
     def version(self) -> str:
         """Its compute capability as people write it, such as "9.0"."""
         return ".".join(map(str, self.capability))
@@ -244,4 +261,6 @@ class Target:
             return f"tile {tile} is in clusters of {shape.cluster_m} x {shape.cluster_n}, which need TMA"
         if shape.pingpong and not self.accumulators.in_registers:
             return f"tile {tile} is ping-pong, but tensor memory has the accumulators of two tiles anyway"
+        if shape.pingpong and not self.tma:
+            return f"tile {tile} is ping-pong, whose operands one warp brings by TMA, which it has not"
         return None

@@ -1,0 +1,22 @@
+"""Whether an architecture has the instructions that a spec needs, whatever its tile."""
+
+from __future__ import annotations
+
+from ..spec import EpilogueSpec, ProductKind
+from .targets import Target
+
+
+def unserved(spec: EpilogueSpec, target: Target) -> str | None:
+    """Why an architecture has no kernel of a spec, for people; None where it has."""
+    taken = ", ".join(sorted(dtype.value for dtype in target.operands))
+    for acc in spec.accumulators:
+        if not {acc.a_dtype, acc.b_dtype} <= target.operands:
+            pair = f"{acc.a_dtype.value} by {acc.b_dtype.value}"
+            return f"no MMA of {target.name} multiplies {pair}, as {acc.name} does; taken are {taken}"
+        if acc.kind is ProductKind.GROUPED and not target.groups:
+            return f"{target.name} has no kernel for rows in groups, which {acc.name} is of"
+    converted = spec.dtypes | {store.name: store.dtype for store in spec.stores}
+    for name, dtype in converted.items():
+        if dtype.is_fp8 and not target.fp8:
+            return f"{target.name} has no conversions of {dtype.value}, which {name} is"
+    return None

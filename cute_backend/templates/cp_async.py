@@ -1,0 +1,148 @@
+"""Boxes of global memory that threads bring to shared memory, or take there, by vectors of 16 bytes.
+
+Without TMA, from sm_80 on, threads copy by cp.async. What lies beyond a tensor comes as zeros, to the byte,
+so that every size may be any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64, Uint8, Uint16, Uint32, Uint64
+from cutlass._mlir.dialects import nvvm
+from cutlass.cutlass_dsl import dsl_user_op
+
+VECTOR_BYTES = 16
+"""Bytes of one copy: the most that cp.async moves, and the only ones that pass by L1 (PTX ISA, cp.async)."""
+SWIZZLED_BYTES = 128
+"""Bytes of a line in which the widest swizzle permutes vectors."""
+
+_WORDS: dict[int, type[cutlass.Numeric]] = {1: Uint8, 2: Uint16, 4: Uint32, 8: Uint64}
+"""What elements of so many bytes are copied as, whatever they mean."""
+
+
+@dsl_user_op
+def copy_vector(
+    source: cute.Pointer, target: cute.Pointer, nbytes: Int32, *, loc: Any = None, ip: Any = None
+) -> None:
+    """Brings the first `nbytes` of 16 bytes of global memory to shared memory, and zeros after them, in the
+    group of copies that the thread has open. Of 0 bytes none is read, so the source may lie anywhere."""
+    nvvm.cp_async_shared_global(
+        target.to_llvm_ptr(loc=loc, ip=ip),
+        source.to_llvm_ptr(loc=loc, ip=ip),
+        VECTOR_BYTES,
+        nvvm.LoadCacheModifierKind.CG,
+        cp_size=nbytes.ir_value(loc=loc, ip=ip),
+        loc=loc,
+        ip=ip,
+    )
+
+
+@dataclass(frozen=True)
+class Box:
+    """How a box of a tensor lies in shared memory: `lines` of `line_bytes`, of elements of `width` bytes.
+
+    A line is what is contiguous in global memory. Lines follow each other, and their vectors are swizzled, so
+    that neither vectors along a line nor those of neighbouring lines share banks. A box begins at a multiple
+    of its bytes, of 1024 if these are more.
+    """
+
+    lines: int
+    line_bytes: int
+    width: int
+
+    @property
+    def bytes(self) -> int:
+        """Of the box."""
+        return self.lines * self.line_bytes
+
+    @property
+    def swizzle_bits(self) -> int:
+        """Bits of a vector's place in its line that the swizzle changes: the first number of
+        `cute.make_swizzle`, whose others are 4, as a vector has 16 bytes, and 3."""
+        return (min(self.line_bytes, SWIZZLED_BYTES) // VECTOR_BYTES).bit_length() - 1
+
+    def bring(
+        self,
+        source: cute.Pointer,
+        line_stride: Int64,
+        lines: Int32,
+        elements: Int32,
+        target: cute.Pointer,
+        thread: Int32,
+        threads: int,
+    ) -> None:
+        """Begins to copy what one of so many threads has of a box, of which `lines` and of each `elements`
+        lie within the tensor; either may be more than the box has, or negative.
+
+        `source` points to the box's first element, a multiple of 16 bytes, `target` to its bytes. The
+        distance of two lines of the tensor is `line_stride` elements.
+        """
+        line, place = self._first(thread)
+        inside = cutlass.min(cutlass.max(elements * self.width - place * VECTOR_BYTES, 0), VECTOR_BYTES)
+        source += Int64(line) * line_stride + place * (VECTOR_BYTES // self.width)
+        step = Int64(line_stride) * self._step(threads)
+        for turn in range(self._turns(threads)):
+            this = line + turn * self._step(threads)
+            nbytes = cutlass.select_(this < lines, Int32(inside), Int32(0))
+            copy_vector(source, target + self._offset(this, place), nbytes)
+            source += step  # one after the other: a register for each distance would be kept
+
+    @cute.jit
+    def write(
+        self,
+        source: cute.Pointer,
+        target: cute.Pointer,
+        line_stride: Int64,
+        lines: Int32,
+        elements: Int32,
+        thread: Int32,
+        threads: cutlass.Constexpr[int],
+    ):
+        """The other way: what of a box lies within the tensor, and no more, even where a line ends within a
+        vector. Arguments are those of `bring`, with `source` and `target` exchanged."""
+        word, count = _WORDS[self.width], VECTOR_BYTES // self.width
+        words = cute.recast_ptr(target, dtype=word)
+        line, place = self._first(thread)
+        for turn in cutlass.range_constexpr(self._turns(threads)):
+            this = line + turn * self._step(threads)
+            vector = cute.make_rmem_tensor(count, word)
+            offset = cute.assume(self._offset(this, place), divby=VECTOR_BYTES)
+            aligned = cute.recast_ptr(source + offset, dtype=word)
+            cute.autovec_copy(cute.make_tensor(aligned, cute.make_layout(count)), vector)
+            first = Int64(this) * line_stride + place * count
+            left = elements - place * count
+            if (this < lines) & (left >= count):
+                whole = cute.make_tensor(words + cute.assume(first, divby=count), cute.make_layout(count))
+                cute.autovec_copy(vector, whole)
+            elif this < lines:
+                part = cute.make_tensor(words + first, cute.make_layout(count))
+                for i in cutlass.range_constexpr(count - 1):
+                    if i < left:
+                        part[i] = vector[i]
+
+    @property
+    def _per_line(self) -> int:
+        """Vectors of a line."""
+        return self.line_bytes // VECTOR_BYTES
+
+    def _first(self, thread: Int32) -> tuple[Int32, Int32]:
+        """The line of a thread's first vector, and its place there. Neighbouring threads have the vectors of
+        a line, and then those of the next ones."""
+        return thread // self._per_line, thread % self._per_line
+
+    def _step(self, threads: int) -> int:
+        """Lines from one vector of a thread to its next, which have the same place."""
+        return threads // self._per_line
+
+    def _turns(self, threads: int) -> int:
+        """Vectors of a thread."""
+        return self.lines // self._step(threads)
+
+    def _offset(self, line: Int32, place: Int32) -> Int32:
+        """Where a vector is in the box, in bytes."""
+        offset = line * self.line_bytes + place * VECTOR_BYTES
+        return offset ^ ((offset >> 7 & (1 << self.swizzle_bits) - 1) << 4)

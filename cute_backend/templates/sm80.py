@@ -1,0 +1,389 @@
+"""The kernel for warps that multiply by themselves: a persistent GEMM on mma.sync, an epilogue plugged in.
+
+Every warp of a CTA loads, multiplies and runs the epilogue. A tile's blocks of 64 rows are dealt to one or
+two warpgroups, and 16 rows of each to a warp, with all columns: what a warp of wgmma has, so the epilogue is
+that of sm_90a. A and B come by cp.async through a ring of stages, which runs on from one tile to the next:
+
+    tile      begin | exact loads of the first subtiles | rowvecs, by warp 0 | its k tiles | its subtiles
+    k tile    wait for its copies | meet | copy the k tile `stages - 1` further | ldmatrix, mma.sync
+    subtile   wait for its exact loads | visit, which lets those of a later one follow | write the outputs
+
+The meeting of a k tile tells every warp that the copies of all are there, that all are done with the stage
+that is copied to next, and that warp 0 has brought the rowvecs. Planes are a warp's own. Under the epilogue
+of a tile the first k tiles of the next one are on their way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+from cutlass import Float32, Int32, Uint8
+from cutlass.cute.nvgpu import warp
+from cutlass.memory import SmemAllocator
+from cutlass.tensor_utils import LayoutEnum
+
+from ..planning import TILE_K_BYTES, TileConfig
+from ..spec import Order, ProductKind
+from . import batch as batches
+from .crew import WARP, WARPS, Crew, Meeting, Role
+from .entry import named
+from .epilogue import Epilogue, by_name
+from .fragments import FragmentGemm
+from .rings import allocate_rows, check_stage
+from .scheduler import BatchSchedule, GroupSchedule, Place, TileSchedule
+from .staged import Corner, Planes, Stage
+from .tile import FragmentTile
+
+WARPGROUP = WARPS * WARP
+"""Threads that have 64 rows of a tile at a time."""
+MMA_M, MMA_N, MMA_K = 16, 8, 16
+"""The shape of an instruction, for operands of 16 bits (PTX ISA, mma.m16n8k16)."""
+
+
+class Sm80Gemm(FragmentGemm):
+    """D = epilogue(A B) for A (M, K) and B (K, N), any of whose sizes may be dynamic.
+
+    Of several products of one A there is a B for each, of one layout, or one of (K, 2 N) for neighbouring
+    columns; each stage has the columns of all, and a warp's products are as wide as they are together.
+
+    Operands have 16 bits, and each is contiguous along K or along the other mode. Base addresses are
+    multiples of 16 bytes and so are the strides of both operands and of everything in `shared_loads` and
+    `shared_stores`. A BATCHED product has A (B, M, K) and B (B, K, N); all rows of D, and of the epilogue's
+    operands, are (B * M). Raises ValueError for a tile that needs TMA, for rows in groups, and for a batched
+    product with exact loads by columns.
+    """
+
+    def __init__(self, epilogue: Epilogue, config: TileConfig, *, kind: ProductKind = ProductKind.DENSE):
+        if config.pingpong or config.cluster_size > 1:
+            raise ValueError(
+                f"tile {config.name} has ping-pong or a cluster of {config.cluster_size} CTAs; warps that "
+                "copy their operands themselves have neither"
+            )
+        if kind is ProductKind.GROUPED:
+            raise ValueError("rows in groups have no schedule here; a product is dense or batched")
+        columns = [operand.name for operand in epilogue.shared_loads if operand.order is Order.COLUMN]
+        if columns and kind is ProductKind.BATCHED:
+            raise ValueError(
+                f"{', '.join(columns)} of a batched product has columns in memory, where a batch may begin "
+                "anywhere; copies begin at multiples of 16 bytes"
+            )
+        super().__init__(epilogue, config, kind=kind)
+        self.work = Role("work", 0, WARPS * config.warpgroups, "copy, multiply, visit")
+        self.groups = tuple(
+            Meeting(f"warpgroup {i}", 1 + i, ((self.work, WARPS),)) for i in range(config.warpgroups)
+        )
+        self.crew = Crew(roles=(self.work,), rings=(), meetings=self.groups)
+        self.load_planes = [Planes(operand, config.subtile_n) for operand in epilogue.shared_loads]
+        self.store_planes = [Planes(operand, config.subtile_n) for operand in epilogue.shared_stores]
+
+    @cute.jit
+    def __call__(
+        self,
+        a: cute.Tensor,
+        bs: Sequence[cute.Tensor],
+        loads: Sequence[cute.Tensor],
+        stores: Sequence[cute.Tensor],
+        max_active_clusters: Int32,
+        stream: cuda.CUstream,
+    ):
+        """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order."""
+        config = self.config
+        a, bs = batches.operands(a, bs, self.kind)
+        m, n = a.shape[0], bs[0].shape[0] * config.pieces // config.products
+        tile_k = TILE_K_BYTES * 8 // a.element_type.width
+        self.a_stage = Stage(a.element_type, config.tile_m, tile_k, _is_k_major(a))
+        b_dtype, b_k_major = bs[0].element_type, _is_k_major(bs[0])
+        self.b_stage = Stage(b_dtype, config.mma_n, tile_k, b_k_major)
+        self.piece = Stage(b_dtype, config.piece_n, tile_k, b_k_major)
+        check_stage(config, self.a_stage.bytes + self.b_stage.bytes)
+        mma = cute.make_tiled_mma(
+            warp.MmaF16BF16Op(a.element_type, Float32, (MMA_M, MMA_N, MMA_K)),
+            cute.make_layout((WARPS * config.sharing, 1, 1)),
+            permutation_mnk=(MMA_M * WARPS * config.sharing, 2 * MMA_N, MMA_K),
+        )
+        grid = cutlass.min(batches.schedule(config, m, n, a).items, max_active_clusters)
+        named(self.kernel, self.name)(mma, a, bs, list(loads), list(stores), m, n).launch(
+            grid=(grid, 1, 1), block=(self.threads, 1, 1), min_blocks_per_mp=1, stream=stream
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        mma: cute.TiledMma,
+        a: cute.Tensor,
+        bs: list,
+        loads: list,
+        stores: list,
+        m: Int32,
+        n: Int32,
+    ):
+        config, epilogue, stages = self.config, self.epilogue, self.stages
+        thread, _, _ = cute.arch.thread_idx()
+        first_item, _, _ = cute.arch.block_idx()
+        item_step, _, _ = cute.arch.grid_dim()
+        smem, warps = SmemAllocator(), self.work.warps
+        s_a = self.a_stage.allocate(smem, stages.ab)
+        s_b = self.b_stage.allocate(smem, stages.ab)
+        shared = Sm80Shared(
+            schedule=batches.schedule(config, m, n, a),
+            n=n,
+            glob=by_name(epilogue.loads + epilogue.stores, loads + stores),
+            loads=tuple(planes.allocate(smem, stages.exact * warps) for planes in self.load_planes),
+            stores=tuple(planes.allocate(smem, stages.store * warps) for planes in self.store_planes),
+            rows=tuple(allocate_rows(smem, epilogue.staged, config.tile_n, stages.row)),
+            a=a,
+            bs=tuple(bs),
+            s_a=s_a,
+            s_b=s_b,
+            k_tiles=cute.ceil_div(a.shape[1], s_a.shape[1]),
+            item_step=item_step,
+        )
+        self._work(shared, mma, first_item, thread)
+
+    @cute.jit
+    def _work(self, shared: Sm80Shared, mma: cute.TiledMma, first_item: Int32, thread: Int32):
+        """All tiles of a CTA, one after the other."""
+        config, stages = self.config, self.stages
+        schedule, glob = shared.schedule, shared.glob
+        group = cute.arch.make_warp_uniform(thread // WARPGROUP)
+        operands = WarpOperands.of(mma, self.a_stage, self.b_stage, shared, thread)
+        # As `FragmentSubtile` finds them: the four sums of an instruction, then the columns of a block.
+        fragments = ((2, 2), self.blocks, config.mma_n // MMA_N)
+        acc = cute.make_rmem_tensor(
+            cute.make_layout(fragments, stride=((1, 2), config.mma_n // 2, 4)), Float32
+        )
+        ahead = Ahead(first_item, Int32(0), Int32(0))
+        for _ in cutlass.range_constexpr(stages.ab - 1):
+            ahead = self._copy(shared, ahead, thread)
+
+        item, stage, row_stage = Int32(first_item), Int32(0), Int32(0)
+        while schedule.is_valid(item):
+            place = schedule.place(item)
+            tile = self._tile(shared, place, thread % WARPGROUP, group)
+            held = self.epilogue.begin(tile, glob)
+            if cutlass.const_expr(stages.exact > 0):
+                cute.arch.sync_warp()
+                for subtile in cutlass.range_constexpr(min(stages.exact, self.subtiles)):
+                    self._bring(shared, tile, subtile, thread)
+            rows = [s_row[(None, row_stage)] for s_row in shared.rows]
+            if cutlass.const_expr(stages.row > 0):
+                # The k tiles of the tile before stand between this and the last reads of these rows.
+                if thread < WARP:
+                    names = [operand.name for operand in self.epilogue.staged]
+                    self._stage(self._row_tile(shared, place, thread), glob, by_name(names, rows))
+                row_stage = _after(row_stage, stages.row)
+            acc.fill(0.0)
+            for _ in cutlass.range(shared.k_tiles, unroll=1):
+                cute.arch.cp_async_wait_group(stages.ab - 2)
+                cute.arch.sync_threads()
+                ahead = self._copy(shared, ahead, thread)
+                operands.multiply(acc, stage)
+                stage = _after(stage, stages.ab)
+            if cutlass.const_expr(config.rolled):
+                smem = by_name(self.smem_names, rows)
+                for block in cutlass.range_constexpr(self.blocks):
+                    self._roll(block, acc, tile, glob, held, smem)
+            else:
+                self._visit_planes(shared, tile, acc, held, rows, thread)
+            self._end(tile, glob, held)
+            item += shared.item_step
+        cute.arch.cp_async_wait_group(0)
+
+    @cute.jit
+    def _copy(self, shared: Sm80Shared, ahead: Ahead, thread: Int32) -> Ahead:
+        """Begins to copy the next k tile of A and B, if there is one, as one group; returns what is next."""
+        config = self.config
+        item, k, stage = ahead.item, ahead.k, ahead.stage
+        if shared.schedule.is_valid(item):
+            place = shared.schedule.place(item)
+            m0, n0 = self._origin(shared, place)
+            column = k * self.a_stage.columns
+            target = cute.recast_ptr(shared.s_a.iterator, dtype=Uint8) + stage * self.a_stage.bytes
+            self.a_stage.bring(shared.a, target, m0, column, place.batch, thread, self.threads)
+            target = cute.recast_ptr(shared.s_b.iterator, dtype=Uint8) + stage * self.b_stage.bytes
+            b0 = n0 * config.products // config.pieces
+            for i in cutlass.range_constexpr(config.pieces):
+                piece = target + i * self.piece.bytes
+                self.piece.bring(shared.bs[i], piece, b0, column, place.batch, thread, self.threads)
+        cute.arch.cp_async_commit_group()
+        k += 1
+        if k == shared.k_tiles:
+            item, k = item + shared.item_step, Int32(0)
+        return Ahead(item, k, _after(stage, self.stages.ab))
+
+    @cute.jit
+    def _visit_planes(
+        self,
+        shared: Sm80Shared,
+        tile: FragmentTile,
+        acc: cute.Tensor,
+        held: Any,
+        rows: list,
+        thread: Int32,
+    ):
+        """The visits of a tile, written out one after the other, and the planes that come and go."""
+        config, stages = self.config, self.stages
+        for subtile in cutlass.range_constexpr(self.subtiles):
+            block, step = divmod(subtile, self.steps)
+            sub = self.subtile_type(config, tile, block, step)
+            pieces = [sub.accumulators(acc, i, step) for i in range(config.products)]
+            loaded = self._index(thread, subtile, stages.exact)
+            stored = self._index(thread, subtile, stages.store)
+            planes = [s_load[(None, None, loaded)] for s_load in shared.loads]
+            planes += [s_store[(None, None, stored)] for s_store in shared.stores]
+            smem = by_name(self.smem_names, rows + planes)
+            if cutlass.const_expr(stages.exact > 0):
+                self._await_loads(shared, subtile)
+                smem.release = partial(self._release, shared, tile, subtile, thread)
+            if cutlass.const_expr(stages.store == 0):
+                # Keeps the assembler from working out the addresses of all visits at once: a spill.
+                first = self.groups[0]
+                barrier = first.barrier + thread // WARPGROUP
+                pipeline.NamedBarrier(barrier, first.threads).arrive_and_wait()
+            self.epilogue.visit(sub, *pieces, shared.glob, held, smem)
+            if cutlass.const_expr(stages.store > 0):
+                cute.arch.sync_warp()
+                corner = self._corner(shared, tile, subtile)
+                for boxes, s_store in zip(self.store_planes, shared.stores, strict=True):
+                    target = getattr(shared.glob, boxes.operand.name)
+                    boxes.write(target, s_store, stored, corner, tile.lane)
+
+    @cute.jit
+    def _await_loads(self, shared: Sm80Shared, subtile: int):
+        """Until a subtile's exact loads are there, those of all lanes."""
+        stages = self.stages
+        if cutlass.const_expr(subtile >= stages.exact):
+            # Those of later subtiles may be under way, a group each.
+            cute.arch.cp_async_wait_group(min(stages.exact, self.subtiles - subtile) - 1)
+        else:
+            # They are in one group with the k tile that was copied after them, whose turn may be later.
+            if shared.k_tiles < stages.ab:
+                cute.arch.cp_async_wait_group(0)
+        cute.arch.sync_warp()
+
+    @cute.jit
+    def _release(self, shared: Sm80Shared, tile: FragmentTile, subtile: int, thread: Int32):
+        """A warp has read a subtile's exact loads: in their place those of a later one follow, as a group."""
+        later = subtile + self.stages.exact
+        if cutlass.const_expr(later < self.subtiles):
+            cute.arch.sync_warp()
+            self._bring(shared, tile, later, thread)
+            cute.arch.cp_async_commit_group()
+
+    def _bring(self, shared: Sm80Shared, tile: FragmentTile, subtile: int, thread: Int32) -> None:
+        """A warp begins to copy the exact loads of a subtile."""
+        index, corner = self._index(thread, subtile, self.stages.exact), self._corner(shared, tile, subtile)
+        for planes, s_load in zip(self.load_planes, shared.loads, strict=True):
+            planes.bring(getattr(shared.glob, planes.operand.name), s_load, index, corner, tile.lane)
+
+    def _index(self, thread: Int32, subtile: int, stages: int) -> Int32:
+        """Which box of a plane a subtile of a warp has: the warp's stages lie in a row."""
+        return thread // WARP * stages + subtile % max(stages, 1)
+
+    def _corner(self, shared: Sm80Shared, tile: FragmentTile, subtile: int) -> Corner:
+        """Where the warp's rows of a subtile lie in a plane."""
+        block, step = divmod(subtile, self.steps)
+        return Corner(tile.warp_row(block), tile.n0 + step * self.config.subtile_n, tile.m, shared.n)
+
+    def _origin(self, shared: Sm80Shared, place: Place) -> tuple[Int32, Int32]:
+        return place.row * self.config.tile_m, place.column * self.config.tile_n
+
+
+@cute.jit
+def _after(stage: Int32, stages: int):
+    """The stage after one, of a ring."""
+    after = stage + 1
+    if after == stages:
+        after = Int32(0)
+    return after
+
+
+@dataclass(frozen=True)
+class Sm80Shared:
+    """What the warps of a CTA have in common: the problem, its operands and their stages.
+
+    Work items are the CTA's first and every `item_step`-th after it, each of `k_tiles` k tiles.
+    """
+
+    schedule: TileSchedule | BatchSchedule | GroupSchedule
+    n: Int32
+    glob: SimpleNamespace
+    loads: tuple[cute.Tensor, ...]
+    stores: tuple[cute.Tensor, ...]
+    rows: tuple[cute.Tensor, ...]
+    a: cute.Tensor
+    bs: tuple[cute.Tensor, ...]
+    s_a: cute.Tensor
+    s_b: cute.Tensor
+    k_tiles: Int32
+    item_step: Int32
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """The k tile that is copied next: of which work item, which of its k tiles, to which stage."""
+
+    item: Int32
+    k: Int32
+    stage: Int32
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """One operand of a thread: how ldmatrix reads it, the thread's part of all stages, and its registers, as
+    they are read and as they are multiplied."""
+
+    copy: cute.TiledCopy
+    staged: cute.Tensor
+    read: cute.Tensor
+    multiplied: cute.Tensor
+
+    def load(self, k_block: int, stage: Int32) -> cute.Tensor:
+        """What one instruction's K has of a stage."""
+        cute.copy(self.copy, self.staged[(None, None, k_block, stage)], self.read[(None, None, k_block)])
+        return self.multiplied[(None, None, k_block)]
+
+
+@dataclass(frozen=True)
+class WarpOperands:
+    """What a thread multiplies."""
+
+    mma: cute.TiledMma
+    a: Fragments
+    b: Fragments
+
+    @staticmethod
+    def of(mma: cute.TiledMma, a: Stage, b: Stage, shared: Sm80Shared, thread: Int32) -> WarpOperands:
+        """Those of a thread. Where rows are contiguous in shared memory, ldmatrix transposes them."""
+        mine = mma.get_slice(thread)
+        a_copy, b_copy = (
+            make(cute.make_copy_atom(warp.LdMatrix8x8x16bOp(not stage.k_major, 4), stage.dtype), mma)
+            for make, stage in ((cute.make_tiled_copy_A, a), (cute.make_tiled_copy_B, b))
+        )
+        a_fragment = mma.make_fragment_A(mine.partition_A(shared.s_a[(None, None, 0)]))
+        b_fragment = mma.make_fragment_B(mine.partition_B(shared.s_b[(None, None, 0)]))
+        a_mine, b_mine = a_copy.get_slice(thread), b_copy.get_slice(thread)
+        return WarpOperands(
+            mma,
+            Fragments(a_copy, a_mine.partition_S(shared.s_a), a_mine.retile(a_fragment), a_fragment),
+            Fragments(b_copy, b_mine.partition_S(shared.s_b), b_mine.retile(b_fragment), b_fragment),
+        )
+
+    def multiply(self, acc: cute.Tensor, stage: Int32) -> None:
+        """Adds the products of a stage's k tile."""
+        for k_block in range(cute.size(self.a.multiplied, mode=[2])):
+            a, b = self.a.load(k_block, stage), self.b.load(k_block, stage)
+            cute.gemm(self.mma, acc, a, b, acc)
+
+
+def _is_k_major(operand: cute.Tensor) -> bool:
+    """Whether an operand (rows, K), or (rows, K, batch), is contiguous along K."""
+    return bool(LayoutEnum.from_tensor(operand).is_k_major_a())

@@ -1,0 +1,159 @@
+"""What a CTA without TMA has in shared memory: stages of operands, and boxes of planes, one for each warp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64, Uint8
+from cutlass.memory import SmemAllocator
+
+from ..spec import Order
+from .cp_async import SWIZZLED_BYTES, VECTOR_BYTES, Box
+from .crew import SMEM_ALIGN, WARP
+from .epilogue import SmemOperand
+
+WARP_ROWS = 16
+"""Rows of a warp's box of a plane: those of its instructions' accumulators (PTX ISA, mma.m16n8k16)."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of an operand: `rows` by `columns` of K, in elements of `dtype`.
+
+    K-major, each row is a line of 128 bytes. Else a line has neighbouring rows of one k, and a box all k of
+    these rows; the boxes follow each other.
+    """
+
+    dtype: type[cutlass.Numeric]
+    rows: int
+    columns: int
+    k_major: bool
+
+    @property
+    def width(self) -> int:
+        """Bytes of an element."""
+        return self.dtype.width // 8
+
+    @property
+    def bytes(self) -> int:
+        """Of a stage."""
+        return self.rows * self.columns * self.width
+
+    @property
+    def line(self) -> int:
+        """Elements of a line."""
+        return SWIZZLED_BYTES // self.width
+
+    @property
+    def box(self) -> Box:
+        """The boxes that a stage consists of."""
+        return Box(self.rows if self.k_major else self.columns, SWIZZLED_BYTES, self.width)
+
+    def allocate(self, smem: SmemAllocator, stages: int) -> cute.Tensor:
+        """Shared memory for so many stages: (rows, columns, stages)."""
+        rows: int | tuple[int, int] = self.rows
+        row_strides: int | tuple[int, int] = self.line
+        k_stride = 1
+        if not self.k_major:
+            rows, row_strides = (self.line, self.rows // self.line), (1, self.line * self.columns)
+            k_stride = self.line
+        layout = cute.make_layout(
+            (rows, self.columns, stages), stride=(row_strides, k_stride, self.rows * self.columns)
+        )
+        swizzle = cute.make_swizzle(self.box.swizzle_bits, 4, 3)
+        return smem.allocate_tensor(self.dtype, layout, SMEM_ALIGN, swizzle)
+
+    def bring(
+        self,
+        operand: cute.Tensor,
+        target: cute.Pointer,
+        row: Int32,
+        column: Int32,
+        batch: Int32 | int,
+        thread: Int32,
+        threads: int,
+    ) -> None:
+        """Begins to copy what one of so many threads has of the box at (row, column) of an operand (rows, K),
+        or (rows, K, batch), to the stage that begins at `target`, a pointer to bytes."""
+        source = operand.iterator
+        if cute.rank(operand) > 2:
+            source += Int64(batch) * operand.stride[2]
+        rows, columns = operand.shape[0] - row, operand.shape[1] - column
+        if self.k_major:
+            step = operand.stride[0]
+            self.box.bring(
+                source + (Int64(row) * step + column), step, rows, columns, target, thread, threads
+            )
+            return
+        step = operand.stride[1]
+        for first in range(0, self.rows, self.line):
+            box = source + (Int64(column) * step + (row + first))
+            self.box.bring(box, step, columns, rows - first, target, thread, threads)
+            target += self.box.bytes
+
+
+@dataclass(frozen=True)
+class Planes:
+    """Boxes of 16 rows and some columns of a plane (M, N), by which a warp's part of a subtile comes or
+    goes."""
+
+    operand: SmemOperand
+    columns: int
+
+    @property
+    def box(self) -> Box:
+        """How each lies in shared memory."""
+        width = self.operand.dtype.width // 8
+        if self.operand.order is Order.ROW:
+            return Box(WARP_ROWS, self.columns * width, width)
+        return Box(self.columns, WARP_ROWS * width, width)
+
+    def allocate(self, smem: SmemAllocator, count: int) -> cute.Tensor:
+        """Shared memory for so many: (16, columns, count)."""
+        by_rows = self.operand.order is Order.ROW
+        stride = (self.columns, 1) if by_rows else (1, WARP_ROWS)
+        shape = (WARP_ROWS, self.columns, count)
+        layout = cute.make_layout(shape, stride=(*stride, WARP_ROWS * self.columns))
+        swizzle = cute.make_swizzle(self.box.swizzle_bits, 4, 3)
+        return smem.allocate_tensor(self.operand.dtype, layout, SMEM_ALIGN, swizzle)
+
+    def bring(
+        self, plane: cute.Tensor, boxes: cute.Tensor, index: Int32, corner: Corner, lane: Int32
+    ) -> None:
+        """A lane begins to copy what it has of the box at a corner of a plane."""
+        first, step, lines, elements = self._lines(plane, corner)
+        self.box.bring(first, step, lines, elements, self._at(boxes, index), lane, WARP)
+
+    def write(
+        self, plane: cute.Tensor, boxes: cute.Tensor, index: Int32, corner: Corner, lane: Int32
+    ) -> None:
+        """A lane writes what it has of the box to its place in the plane, as far as it lies within."""
+        first, step, lines, elements = self._lines(plane, corner)
+        self.box.write(self._at(boxes, index), first, step, lines, elements, lane, WARP)
+
+    def _at(self, boxes: cute.Tensor, index: Int32) -> cute.Pointer:
+        """Where the bytes of a box begin."""
+        offset = cute.assume(index * self.box.bytes, divby=VECTOR_BYTES)
+        return cute.recast_ptr(boxes.iterator, dtype=Uint8) + offset
+
+    def _lines(self, plane: cute.Tensor, corner: Corner) -> tuple[cute.Pointer, Int64, Int32, Int32]:
+        """The first element, the distance of lines, and how many lines, and elements of one, are within."""
+        stride_m, stride_n = plane.stride
+        place = Int64(corner.row) * stride_m + Int64(corner.column) * stride_n
+        first = plane.iterator + cute.assume(place, divby=VECTOR_BYTES // self.box.width)
+        rows, columns = corner.end_row - corner.row, corner.end_column - corner.column
+        if self.operand.order is Order.ROW:
+            return first, stride_m, rows, columns
+        return first, stride_n, columns, rows
+
+
+@dataclass(frozen=True)
+class Corner:
+    """Where a box begins in a plane, and the row and the column at which what may be touched of it ends."""
+
+    row: Int32
+    column: Int32
+    end_row: Int32
+    end_column: Int32

@@ -1,0 +1,101 @@
+"""out0 = bf16(((acc + bias) * rowvec0 + exact0) * rowvec1)
+
+    bias     rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
+    rowvec0  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait, of blocks of 128 columns (0, 1)
+    exact0   exact   bf16  vector          by element when needed, of M modes (0, s), of blocks of 128 columns (0, 1)
+    rowvec1  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait, of blocks of 128 columns (1, 0)
+
+cute_mm_bias_scale_residual_128x128_c7c23d9f:
+sm_80, tile 128x128_1x1, planes aligned to 16 bytes:
+128 by 128, subtiles of 32 columns, raster 8.
+templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
+are those by which memory_ops/simplify.py replaces its own.
+"""
+
+from types import SimpleNamespace
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32
+
+from cute_backend.memory_ops import device_math as math
+from cute_backend.planning import Arch, TileConfig
+from cute_backend.templates.epilogue import SmemOperand, collapse_m, collapse_n
+from cute_backend.templates.sm80 import Sm80Gemm
+
+
+class Epilogue:
+    loads = ("bias", "rowvec0", "exact0", "rowvec1")
+    stores = ("out0",)
+    staged = (
+        SmemOperand("bias", BFloat16),
+        SmemOperand("rowvec0", BFloat16),
+        SmemOperand("rowvec1", BFloat16),
+    )
+    shared_loads = ()
+    shared_stores = (
+        SmemOperand("out0", BFloat16),
+    )
+
+    @cute.jit
+    def stage(self, tile, glob, smem):
+        for i in cutlass.range_constexpr(tile.tile_n // 32):
+            column = tile.lane + 32 * i
+            smem.bias[column] = glob.bias[tile.clamp_column(column)]
+            smem.rowvec0[column] = glob.rowvec0[tile.clamp_column(column)]
+            smem.rowvec1[column] = glob.rowvec1[tile.clamp_column(column)]
+
+    @cute.jit
+    def begin(self, tile, glob):
+        return SimpleNamespace()
+
+    @cute.jit
+    def visit(self, sub, acc, glob, held, smem):
+        bias_smem = sub.row_slice(smem.bias)
+        bias = cute.make_rmem_tensor(bias_smem.shape, BFloat16)
+        cute.autovec_copy(bias_smem, bias)
+        bias = math.widen(bias, Float32)
+        rowvec0_smem = sub.row_slice(smem.rowvec0)
+        rowvec0 = cute.make_rmem_tensor(rowvec0_smem.shape, BFloat16)
+        cute.autovec_copy(rowvec0_smem, rowvec0)
+        rowvec0 = math.widen(rowvec0, Float32)
+        rowvec1_smem = sub.row_slice(smem.rowvec1)
+        rowvec1 = cute.make_rmem_tensor(rowvec1_smem.shape, BFloat16)
+        cute.autovec_copy(rowvec1_smem, rowvec1)
+        rowvec1 = math.widen(rowvec1, Float32)
+        exact0 = cute.make_rmem_tensor(sub.elements, BFloat16)
+        for e in cutlass.range_constexpr(sub.elements):
+            exact0[e] = glob.exact0[sub.row(e), sub.column(e)]
+        exact0 = math.widen(exact0, Float32)
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
+        for e in cutlass.range_constexpr(sub.elements):
+            c = sub.column_of(e)
+            t0 = acc[e] + bias[c]
+            t1 = t0 * rowvec0[c]
+            t2 = t1 + exact0[e]
+            t3 = t2 * rowvec1[c]
+            out0[e] = t3
+        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
+
+
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 128, 128))
+
+
+@cute.jit
+def launch(
+    a: cute.Tensor,
+    b: cute.Tensor,
+    bias: cute.Tensor,
+    rowvec0: cute.Tensor,
+    exact0: cute.Tensor,
+    rowvec1: cute.Tensor,
+    out0: cute.Tensor,
+    max_active_clusters: Int32,
+    stream: cuda.CUstream,
+):
+    exact0 = collapse_m(exact0, 2)
+    rowvec0 = collapse_n(rowvec0)
+    exact0 = collapse_n(exact0)
+    rowvec1 = collapse_n(rowvec1)
+    gemm(a, [b], [bias, rowvec0, exact0, rowvec1], [out0], max_active_clusters, stream)

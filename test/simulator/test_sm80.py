@@ -1,0 +1,124 @@
+"""The template on mma.sync, run on the simulated machine: exact arithmetic, so right to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import cutlass
+import pytest
+import test_pairs
+import torch
+from test_templates import RESIDUAL, batched, batches, check_exact, machine, operands, scaled_residual, wrong
+
+from cute_backend.errors import UsageError
+from cute_backend.planning import Arch, TileConfig, Variant
+from cute_backend.replay import replay
+from cute_backend.simulator.api import run_region
+from cute_backend.spec import DType, Major, Order, ProductKind, Store, Stride
+from cute_backend.templates.epilogue import SmemOperand
+from cute_backend.templates.sm80 import Sm80Gemm
+from cute_backend.templates.stages import Stages
+
+
+def sm80(tile_m: int, tile_n: int, **options: int) -> TileConfig:
+    return TileConfig(Arch.SM80, tile_m, tile_n, **options)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("variant", Variant, ids=lambda variant: variant.value)
+@pytest.mark.parametrize("shape", [(64, 64), (64, 128), (128, 128), (256, 128)], ids=str)
+def test_edges_in_every_direction(shape: tuple[int, int], variant: Variant) -> None:
+    config = sm80(*shape)
+    problem = (config.tile_m + 40, config.tile_n + 24, 208)  # k: three tiles and a part of one
+    if variant is Variant.PLAIN:
+        problem = (config.tile_m + 3, config.tile_n + 5, 160)
+    launch = check_exact(scaled_residual(DType.BF16, DType.BF16), problem, machine(config))
+    assert launch.kernel.variant is variant
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F16], ids=lambda dtype: dtype.value)
+@pytest.mark.parametrize("a_major", Major, ids=lambda major: f"A along {major.value}")
+@pytest.mark.parametrize("b_major", Major, ids=lambda major: f"B along {major.value}")
+def test_operands_along_either_mode(a_major: Major, b_major: Major, dtype: DType) -> None:
+    check_exact(scaled_residual(dtype, dtype, a_major, b_major), (72, 136, 72), machine(sm80(64, 64)))
+
+
+@pytest.mark.parametrize("problem", [(1, 16, 8), (1, 136, 1000), (64, 8, 64), (3, 72, 400)], ids=str)
+def test_very_few_rows_or_columns(problem: tuple[int, int, int]) -> None:
+    """K down to one vector: fewer k tiles than stages, under which the first planes come."""
+    check_exact(scaled_residual(DType.BF16, DType.BF16), problem, machine(sm80(64, 64)))
+
+
+def test_sizes_that_end_within_a_vector() -> None:
+    """Rows of A and B, and of the plane, are longer than K and N say, so their starts are aligned."""
+    spec, (m, n, k) = scaled_residual(DType.BF16, DType.BF16), (70, 77, 101)
+    [a], [b], [scale_a, scale_b, plane] = operands(spec, m, 80, 104)
+    given = [a[:, :k]], [b[:k, :n]], [scale_a, scale_b[:n], plane[:, :n]]
+    outputs, _ = run_region(spec, *given, machine(sm80(64, 64)))
+    for actual, expected in zip(outputs, replay(spec, *given), strict=True):
+        assert torch.equal(actual, expected), wrong(actual, expected)
+
+
+def test_planes_by_columns() -> None:
+    spec = scaled_residual(DType.BF16, DType.BF16)
+    turned = replace(RESIDUAL, stride_m=Stride.ONE, stride_n=Stride.OTHER)
+    stores = (Store("out0", "t2", DType.BF16, Order.COLUMN), Store("out1", "t2", DType.F32, Order.COLUMN))
+    spec = replace(spec, loads=(*spec.loads[:2], turned), stores=stores)
+    a, b, (scale_a, scale_b, plane) = operands(spec, 136, 72, 64)
+    given = a, b, [scale_a, scale_b, plane.t().contiguous().t()]
+    outputs, launch = run_region(spec, *given, machine(sm80(64, 64)))
+    assert launch.kernel.variant is Variant.TMA
+    for actual, expected in zip(outputs, replay(spec, *given), strict=True):
+        assert torch.equal(actual, expected), wrong(actual, expected)
+
+
+def test_batches() -> None:
+    """With planes, a value of each batch, and the largest of each row."""
+    spec = batched(Major.K, Major.MN)
+    a, b, loads = batches(spec, 3, 72, 72, 80)
+    outputs, _ = run_region(spec, a, b, loads, machine(sm80(64, 64)))
+    for actual, expected in zip(outputs, replay(spec, a, b, loads), strict=True):
+        assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("columns", [test_pairs.TWO, test_pairs.NEIGHBOURS], ids=["two", "neighbours"])
+def test_pairs_of_products(columns: tuple) -> None:
+    """Which share A, with reductions over rows and over columns."""
+    config = sm80(64, 64, products=2)
+    spec = test_pairs.difference(columns, DType.BF16)
+    test_pairs.check(spec, replace(config, b_columns=spec.b_columns), 104, 88, 208)
+
+
+def test_outputs_have_two_stages_at_the_most() -> None:
+    """A warp takes them from there itself, so more would wait for nothing; what is left is A's and B's."""
+    outputs = (SmemOperand("out0", cutlass.BFloat16),)
+    epilogue = SimpleNamespace(staged=(), shared_loads=(), shared_stores=outputs)
+    stages = Stages.of(sm80(128, 128), epilogue)  # type: ignore[arg-type]
+    assert (stages.ab, stages.exact, stages.row, stages.store) == (4, 0, 0, 2)
+
+
+def test_fp8_is_refused_by_name() -> None:
+    spec = scaled_residual()
+    with pytest.raises(
+        UsageError, match=r"^no MMA of sm_80 multiplies e4m3 by e4m3, as acc does; taken are bf16, f16$"
+    ):
+        run_region(spec, *operands(spec, 16, 16, 16), machine(sm80(64, 64)))
+    spec = scaled_residual(DType.BF16, DType.BF16)
+    spec = replace(spec, stores=(replace(spec.stores[0], dtype=DType.E4M3),))
+    with pytest.raises(UsageError, match=r"^sm_80 has no conversions of e4m3, which out0 is$"):
+        run_region(spec, *operands(spec, 16, 16, 16), machine(sm80(64, 64)))
+
+
+def test_tiles_that_need_tma_are_refused() -> None:
+    with pytest.raises(ValueError, match="has ping-pong or a cluster of 2 CTAs; warps that copy their oper"):
+        Sm80Gemm(Any, sm80(64, 64, cluster_m=2))
+
+
+def test_columns_of_batches_are_refused() -> None:
+    """Rows of a batch begin at any multiple of M, which copies of 16 bytes may not."""
+    loads = (SmemOperand("exact0", cutlass.BFloat16, Order.COLUMN),)
+    with pytest.raises(ValueError, match="exact0 of a batched product has columns in memory, where a batch"):
+        Sm80Gemm(SimpleNamespace(shared_loads=loads), sm80(64, 64), kind=ProductKind.BATCHED)
