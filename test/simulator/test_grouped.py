@@ -91,10 +91,10 @@ CONFIGS = [
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("n", [152, 149])
+@pytest.mark.parametrize("ends", ENDS)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.arch.value}-{config.name}")
-def test_groups_begin_and_end_anywhere(config, n):
-    for ends in ENDS.values():
-        check(config, ends, n, grouped())
+def test_groups_begin_and_end_anywhere(config, ends, n):
+    check(config, ENDS[ends], n, grouped())
 
 
 @pytest.mark.parametrize("config", [sm90(64, 128), sm100(128, 64)], ids=lambda config: config.arch.value)
