@@ -129,6 +129,7 @@ CONFIGS = [
     (TileConfig(Arch.SM90A, 64, 64, split_k=2), 16),
     (TileConfig(Arch.SM100A, 128, 128, subtile_n=64), 64),
     (TileConfig(Arch.SM100A, 256, 128, 2, ctas=2), 8),
+    (TileConfig(Arch.SM80, 64, 128, subtile_n=128), 128),
 ]
 
 
@@ -161,6 +162,7 @@ def test_the_blocks_that_tiles_hold() -> None:
     assert [
         *((Arch.SM90A, columns) for columns in (8, 16, 32, 64, 128)),
         *((Arch.SM100A, columns) for columns in (8, 16, 32, 64)),
+        *((Arch.SM80, columns) for columns in (8, 16, 32, 64, 128)),
     ] == HELD
 
 
