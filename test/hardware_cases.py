@@ -192,6 +192,10 @@ _PAIRED = {
 """Epilogues of two accumulators, and how columns of B are dealt out among them."""
 
 
+NOT_RECORDED = {"heads"}
+"""Epilogues that came after the last recording: the next one takes them out of here."""
+
+
 def _epilogue(name: str, config: TileConfig) -> Case:
     if name in _PAIRED:
         config = replace(config, tile_n=config.tile_n // 2, products=2, b_columns=_PAIRED[name])
@@ -204,6 +208,9 @@ CASES = {
     for case in [
         *(Case(name, config, problem, spec=spec) for name, config, problem, spec in _EXACT),
         *(Case(*case[:3], spec=case[3], tolerance=case[4], fractions=True) for case in _SUMS),
-        *(_epilogue(name, SMALL if i % 2 else SINGLE) for i, name in enumerate(EPILOGUES)),
+        *(
+            _epilogue(name, SMALL if i % 2 else SINGLE)
+            for i, name in enumerate(name for name in EPILOGUES if name not in NOT_RECORDED)
+        ),
     ]
 }
