@@ -7,7 +7,7 @@ walker to the same op. What it closes over becomes operands, read anew at every 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from . import config
 from .closure import Captured, capture
 from .errors import UsageError
+from .fx_walk.anchors import is_anchor
 from .fx_walk.block_scales import block_scaling
 from .fx_walk.device import device_capability
 from .fx_walk.epilogue_pass import announce_regions, current_precision
@@ -373,6 +374,8 @@ class _Builder:
 
 def _fuse(graph: fx.Graph) -> None:
     """Make the product and its epilogue one call of the op. Raises UsageError where more is left."""
+    if not all(map(_is_of_product, _outputs(graph))):
+        raise UsageError(f"gemm can't do this in one kernel: {_FOREIGN}")
     behind = {output: _reduction_behind(output) for output in _outputs(graph)}
     regions, rejections = find_regions(graph, current_precision(), device_capability)
     if regions:
@@ -388,22 +391,32 @@ def _outputs(graph: fx.Graph) -> list[fx.Node]:
     return next(node for node in graph.nodes if node.op == "output").all_input_nodes
 
 
+_FOREIGN = "a result is not made of the product"
+
+
+def _is_of_product(node: fx.Node) -> bool:
+    return any(map(is_anchor, _ancestry(node)))
+
+
 def _reduction_behind(node: fx.Node) -> fx.Node | None:
     """A reduction that a value is, or is made of."""
-    stack, seen = [node], set()
+    return next(filter(is_reduction, _ancestry(node)), None)
+
+
+def _ancestry(node: fx.Node) -> Iterator[fx.Node]:
+    """A value and all that it is made of."""
+    stack, seen = [node], {node}
     while stack:
         current = stack.pop()
-        if is_reduction(current):
-            return current
-        if current not in seen:
-            seen.add(current)
-            stack.extend(current.all_input_nodes)
-    return None
+        yield current
+        new = [each for each in current.all_input_nodes if each not in seen]
+        seen.update(new)
+        stack.extend(new)
 
 
 def _excuse(node: fx.Node, reduction: fx.Node | None) -> str:
     if reduction is None or reduction is node:
-        return "a result is not made of the product"
+        return _FOREIGN
     return (
         f"{reduction.name} is whole only when the kernel is done, and {node.name} is made of it: the "
         "epilogue can return a reduction, but not work on it"
