@@ -101,7 +101,7 @@ class Region:
     `anchor` is the product's aten target and `node` its name in the graph; `products` tells of each
     accumulator; `sizes` are M, N and K, of which symbolic ones are texts. `sources` are the regions of the
     same graph that it reads from. `is_backward` is whether it belongs to the graph of the gradients. What
-    depends on an architecture is told for `arch`, unless another is asked for.
+    depends on an architecture is that of `arch`, unless another is asked for.
     """
 
     anchor: str
@@ -250,7 +250,7 @@ def explain(
     """What would be fused of `fn(*args, **kwargs)`, how operands are loaded, and why the rest is not fused.
 
     The arguments may be CPU, CUDA or fake tensors; nothing is computed unless `fn` looks at a value, and no
-    cache is read or written, save that what tuning has found for the GPU here is told. `arch` is "sm_90a",
+    cache is read or written, except that what tuning found for the GPU here is shown. `arch` is "sm_90a",
     "sm_100a" or "sm_80", by default that of the GPU here, or "sm_100a" without one; `dynamic` is
     torch.compile's. A parameter of `fn` with one of these two names takes its argument by position. Raises
     UsageError for another `arch`, for a class in place of a module, and where `config.tile` has no tile for a
@@ -285,7 +285,7 @@ def explain(
 
 
 def explanation_of(found: Sequence[FoundRegion], rejections: Sequence[Rejection]) -> Explanation:
-    """What the pass has just made of one graph, by itself."""
+    """The explanation of one graph that the pass has just fused, without the others of its program."""
     arch = default_arch()
     served, unserved = _served(found, parse_arch(arch).target)
     return Explanation(regions=tuple(_regions(served, arch)), rejections=(*rejections, *unserved), arch=arch)

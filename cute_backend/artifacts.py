@@ -1,4 +1,4 @@
-"""What a compilation leaves for tools: the explanation of each graph, and each kernel's module.
+"""The artifacts that a compilation leaves for tools: the explanation of each graph, and each kernel's module.
 
 tlparse shows them as artifacts beside Inductor's own, and with TORCH_COMPILE_DEBUG=1 they are files in the
 debug folder of their graph. Where Inductor's cache serves a graph, the pass does not run and leaves none.

@@ -97,7 +97,7 @@ def _read_options(mode: str | None, options: dict[str, Any]) -> tuple[dict[str, 
 
 
 def _names(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[str]:
-    """What the user calls the inputs of a graph of Dynamo's; none where that fails."""
+    """The user's names for the inputs of a graph of Dynamo's; an empty list where they can't be found."""
     try:
         return input_names(gm, example_inputs)
     except Exception as error:

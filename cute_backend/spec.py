@@ -147,7 +147,7 @@ class Scaling(str, Enum):
         return 1 if self is Scaling.LINE else SCALE_BLOCK
 
     def blocks(self, lines: Any) -> Any:
-        """Blocks of so many rows of A, or columns of B."""
+        """The number of blocks in `lines` rows of A, or columns of B."""
         return (lines + self.lines - 1) // self.lines
 
 

@@ -34,7 +34,7 @@ class BlockScale:
 
 
 def blocks_of_v2(node: fx.Node, lines: Size, k: Size, scaling: Scaling) -> BlockScale | None:
-    """The scales that `_scaled_mm_v2` takes of so many rows of A, or columns of B, turned as those of A are;
+    """The scales that `_scaled_mm_v2` takes of `lines` rows of A, or columns of B, turned as those of A are;
     None where their shape is another.
 
     Those of 1 x 128 are (lines, k). Of 128 x 128 they are (lines, k), too, or as cuBLAS takes them: (k,
