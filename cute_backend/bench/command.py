@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from .. import report
 from ..errors import UsageError
 from . import picture
+from .block_scaled import BLOCK_SCALED
 from .gated import GATED
 from .host import measure_host
 from .machine import Nvml, describe, now
@@ -30,7 +31,7 @@ from .scaled_mm import SCALED_MM
 from .table import Table, function_table, select
 from .timing import require_gpu
 
-TABLES = (SCALED_MM, SAMPLING, ROW_MAXIMA, GATED)
+TABLES = (SCALED_MM, SAMPLING, ROW_MAXIMA, GATED, BLOCK_SCALED)
 """The built-in tables, in the order in which they run; the names are those that `--rows` takes."""
 
 ROUNDS = 50

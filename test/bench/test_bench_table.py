@@ -4,14 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from epilogues import Epilogue
 from reference import TOLERANCE, relative_error
+from reference import in_float64 as program_in_float64
 
 from cute_backend import UsageError, explain
 from cute_backend.__main__ import main
-from cute_backend.bench import gated, row_maxima, sampling, scaled_mm
+from cute_backend.bench import block_scaled, gated, row_maxima, sampling, scaled_mm
 from cute_backend.bench.command import TABLES
 from cute_backend.bench.measure import compiled, work_of
 from cute_backend.bench.table import PEERS, Cell, Rate, Runner, function_table, select
+from cute_backend.spec import Scaling
 
 SMALL = {
     problem.name: problem
@@ -301,3 +304,27 @@ def test_a_gated_pair_has_the_operations_of_the_wide_product():
             out = pair.fn(*pair.inputs())
             assert out.shape[1] == n // 2
             assert wide.operations == pair.operations == 2 * out.shape[0] * n * pair.inputs()[0].shape[1]
+
+
+# Scales of blocks
+
+BLOCKS = block_scaled.problem(20, 256, 384)
+
+
+@pytest.mark.parametrize("name", [name for name in workloads(BLOCKS) if name != "slow"])
+def test_block_scaled_variants_compute_their_formula(name):
+    workload = workloads(BLOCKS)[name]
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    args = workload.inputs()
+    with torch.no_grad():
+        result = compiled(Runner.CUTE, workload.fn)(*args)
+    (right,) = program_in_float64(Epilogue(workload.fn, {}, ()), args)
+    assert relative_error(result, right) < TOLERANCE[torch.bfloat16]
+    (region,) = explain(workload.fn, *args, arch="sm_90a").regions
+    product = region.spec.product
+    assert (product.a_scaling, product.b_scaling) == {
+        "rowwise": (Scaling.NONE, Scaling.NONE),
+        "blocks": (Scaling.LINE, Scaling.SQUARE),
+        "lines": (Scaling.LINE, Scaling.LINE),
+    }[name.split()[0]]
