@@ -38,6 +38,17 @@ class Problem:
         """Columns of a head: as models have them, where there are so many."""
         return next(columns for columns in (128, 16, 4, 1) if self.n % columns == 0)
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Where groups of rows end: none, one row, half of them, none, and the others by 32."""
+        half = max(self.m // 2, 1)
+        return (0, 1, half, half, *range(half + 32, self.m, 32), self.m)
+
+    def experts(self, columns: int, generator: torch.Generator) -> Tensor:
+        """(G, K, columns) bf16, K contiguous, as the transpose of the weights of experts."""
+        shape = (len(self.ends), columns, self.k)
+        return self.operand(*shape, dtype=torch.bfloat16, generator=generator).transpose(1, 2)
+
     def randn(self, *shape: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
         return torch.randn(*shape, generator=generator, device=self.device).to(dtype)
 
@@ -106,6 +117,10 @@ MAKERS: dict[str, Maker] = {
     "shift_3d": lambda p, g: p.randn(2, 1, p.n, dtype=torch.bfloat16, generator=g),
     "a_3d_bf16": lambda p, g: p.operand(2, p.m // 2, p.k, dtype=torch.bfloat16, generator=g),
     "b_3d_bf16": lambda p, g: p.operand(2, p.n, p.k, dtype=torch.bfloat16, generator=g).transpose(1, 2),
+    "ends": lambda p, g: torch.tensor(p.ends, device=p.device, dtype=torch.int32),
+    "experts": lambda p, g: p.experts(p.n, g),
+    "experts_wide": lambda p, g: p.experts(2 * p.n, g),
+    "experts_wide_kn": lambda p, g: p.experts(2 * p.n, g).contiguous(),
     "position_3d": lambda p, g: p.randn(1, p.m // 2, p.n, dtype=torch.bfloat16, generator=g),
     "gate_3d": lambda p, g: torch.tensor([0.5, -2.0], device=p.device).reshape(2, 1, 1),
     "keep_3d": lambda p, g: p.ramp(p.m // 2).reshape(1, -1, 1),
@@ -152,6 +167,9 @@ ROWWISE = {"scale_a": "colvec", "scale_b": "rowvec"}
 
 BLOCKWISE: dict[str, Epilogue] = {}
 """Of scales of blocks: on Hopper alone."""
+
+GROUPED: dict[str, Epilogue] = {}
+"""Of rows in groups: on Hopper and Blackwell."""
 
 
 def epilogue(
@@ -318,3 +336,25 @@ def blockwise(a, b, blocks_a, blocks_b):
 def blockwise_silu_residual(a, b, blocks_a, blocks_b, bias, residual):
     y = torch._scaled_mm(a, b, blocks_a, blocks_b, bias, out_dtype=torch.bfloat16)
     return F.silu(y) + residual
+
+
+@epilogue({}, "bf16", table=GROUPED)
+def grouped(a_bf16, experts_wide, ends):
+    # As Mixtral's experts: the halves of one product.
+    gate, up = F.grouped_mm(a_bf16, experts_wide, offs=ends).chunk(2, -1)
+    return F.silu(gate) * up
+
+
+@epilogue({}, "bf16", table=GROUPED)
+def grouped_swiglu7(a_bf16, experts_wide_kn, ends):
+    # As GPT-OSS's: the even and the odd columns, of weights that are contiguous along N.
+    y = F.grouped_mm(a_bf16, experts_wide_kn, offs=ends)
+    gate, linear = y[:, ::2].clamp(max=7), y[:, 1::2].clamp(-7, 7)
+    return gate * torch.sigmoid(1.702 * gate) * (linear + 1)
+
+
+@epilogue({"colvec0": "colvec", "exact0": "exact"}, "bf16", "f32", table=GROUPED)
+def grouped_routed(a_bf16, experts, ends, column, residual):
+    # Routing weights, a plane, and what dynamic rowwise quantisation needs.
+    y = F.grouped_mm(a_bf16, experts, offs=ends).float() * column[:, None] + residual
+    return y.to(torch.bfloat16), y.abs().amax(-1)

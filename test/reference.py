@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from unittest.mock import patch
 
 import torch
@@ -53,12 +54,21 @@ def _baddbmm_f64(addend: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha
     return beta * addend.double() + alpha * (a.double() @ b.double())
 
 
+def _grouped_mm_f64(a: Tensor, b: Tensor, *, offs: Tensor) -> Tensor:
+    products = [
+        a[first:end].double() @ b[group].double()
+        for group, (first, end) in enumerate(pairwise((0, *offs.tolist())))
+    ]
+    return torch.cat(products)
+
+
 def in_float64(epilogue: Epilogue, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The program with its products in float64, whose dtype all that follows then takes on."""
     with (
         patch("torch._scaled_mm", _scaled_mm_f64),
         patch("torch.addmm", _addmm_f64),
         patch("torch.baddbmm", _baddbmm_f64),
+        patch("torch.nn.functional.grouped_mm", _grouped_mm_f64),
     ):
         return as_tuple(epilogue.fn(*inputs))
 

@@ -3,11 +3,8 @@
 import re
 
 import pytest
-import torch
-import torch.nn.functional as F
-from epilogues import BLOCKWISE, EPILOGUES, Problem
+from epilogues import BLOCKWISE, EPILOGUES, GROUPED, Problem
 from golden import EXPECTED, assert_expected
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_backend
@@ -16,9 +13,11 @@ from cute_backend.planning import Arch
 from cute_backend.runtime.compile import compile_kernel
 
 ARCHS = ("sm_90a", "sm_100a", "sm_80")
-PROGRAMS = EPILOGUES | BLOCKWISE
+PROGRAMS = EPILOGUES | BLOCKWISE | GROUPED
 NAMES = {arch: [name for name in EPILOGUES if EPILOGUES[name].runs_on(Arch.of_name(arch))] for arch in ARCHS}
 NAMES["sm_90a"] += BLOCKWISE
+for grouping in ("sm_90a", "sm_100a"):
+    NAMES[grouping] += GROUPED
 CASES = [pytest.param(name, arch, id=f"{name}-{arch}") for arch in ARCHS for name in NAMES[arch]]
 
 
@@ -79,28 +78,6 @@ def check_module(file: str, region: Region, arch: str) -> None:
     assert f"\n{entry}:\n" in built.source
 
 
-def experts(x: Tensor, gate_up: Tensor, ends: Tensor) -> Tensor:
-    gate, up = F.grouped_mm(x, gate_up.transpose(1, 2), offs=ends).chunk(2, -1)
-    return F.silu(gate) * up
-
-
-GROUPED = {file_name("grouped", arch): arch for arch in ("sm_90a", "sm_100a")}
-"""Modules of a product whose groups of rows only the device knows, by file."""
-
-
-@pytest.mark.parametrize("file", GROUPED)
-def test_a_module_of_groups_is_as_expected_and_compiles(file):
-    with FakeTensorMode():
-        x, gate_up = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((4096, 2048), (128, 1536, 2048)))
-        explained = cute_backend.explain(
-            experts, x, gate_up, torch.empty(128, dtype=torch.int32), arch=GROUPED[file]
-        )
-    (region,) = explained.regions
-    check_module(file, region, GROUPED[file])
-
-
 def test_every_expected_module_has_an_epilogue():
-    expected = (
-        {file_name(name, arch) for arch in ARCHS for name in NAMES[arch]} | SMALL.keys() | GROUPED.keys()
-    )
+    expected = {file_name(name, arch) for arch in ARCHS for name in NAMES[arch]} | SMALL.keys()
     assert {path.name for path in EXPECTED.glob("*_sm*.py")} == expected

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from epilogues import EPILOGUES, Problem
+from epilogues import EPILOGUES, GROUPED, Problem
 from reference import in_float64
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,9 +25,10 @@ class Products(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("name", EPILOGUES)
+@pytest.mark.parametrize("name", EPILOGUES | GROUPED)
 def test_no_product_of_a_reference_is_rounded(name: str) -> None:
-    inputs = EPILOGUES[name].inputs(Problem(32, 32, 32))
+    program = (EPILOGUES | GROUPED)[name]
+    inputs = program.inputs(Problem(32, 32, 32))
     with Products() as products:
-        in_float64(EPILOGUES[name], inputs)
+        in_float64(program, inputs)
     assert products.dtypes and set(products.dtypes) == {torch.float64}

@@ -21,6 +21,7 @@ from ..errors import UsageError
 from . import picture
 from .block_scaled import BLOCK_SCALED
 from .gated import GATED
+from .grouped import GROUPED
 from .host import measure_host
 from .machine import Nvml, describe, now
 from .measure import Run, build_kernels, measure_ceilings, measure_table, rate_of, steps
@@ -31,7 +32,7 @@ from .scaled_mm import SCALED_MM
 from .table import Table, function_table, select
 from .timing import require_gpu
 
-TABLES = (SCALED_MM, SAMPLING, ROW_MAXIMA, GATED, BLOCK_SCALED)
+TABLES = (SCALED_MM, SAMPLING, ROW_MAXIMA, GATED, BLOCK_SCALED, GROUPED)
 """The built-in tables, in the order in which they run; the names are those that `--rows` takes."""
 
 ROUNDS = 50

@@ -232,7 +232,7 @@ def _reason(error: BaseException) -> str:
 def work_of(workload: Workload, args: tuple[Any, ...], result: Any) -> Work:
     """A workload's operations and bytes: of its arguments, a module's own tensors and its results."""
     own = workload.fn.state_dict() if isinstance(workload.fn, torch.nn.Module) else ()
-    moved = sum(_bytes(each) for each in tree_leaves((args, own, result)))
+    moved = sum(_bytes(each) for each in tree_leaves((args, own, result))) - workload.unread
     operations = workload.operations
     if operations is None:
         with FlopCounterMode(display=False) as counter:

@@ -67,6 +67,7 @@ class Workload:
     relative in norm; None accepts anything. Where results mean something else than their values, as those of
     a program that draws, `check` says how far one is off, given the arguments as the call has left them.
     `calls_kernels` says of a program that it calls ops of ours by itself, so that there is nothing to fuse.
+    `unread` are bytes of its arguments that it has no need to read, as of experts without rows.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Workload:
     tolerance: float | None
     check: Callable[[tuple[Any, ...], Any], float] | None = None
     calls_kernels: bool = False
+    unread: int = 0
 
 
 @dataclass(frozen=True)

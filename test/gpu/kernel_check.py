@@ -76,7 +76,8 @@ def check_kernels(
 def operands_of(
     spec: EpilogueSpec, m: int, n: int, k: int, *, aligned: bool
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """A, every B and loads for a spec: products sum exactly; where `aligned` is False no load is. Scales of
+    """A, every B and loads for a spec: products sum exactly; where `aligned` is False no load is. Groups
+    have B of factors that tell neighbours apart, and all rows lie in one. Scales of
     blocks are powers of two, no two neighbours alike, where `aligned` contiguous along rows and columns."""
     generator = torch.Generator("cuda").manual_seed(m + n + k)
     acc, columns = spec.product, 2 * n if spec.b_columns is BColumns.INTERLEAVED else n
@@ -100,6 +101,11 @@ def operands_of(
         bs = [torch.stack([b * sign for sign in (1, -1, 1)[:count]]) for b in bs]
         bs = [b.mT.contiguous().mT if acc.b_major is Major.K else b for b in bs]
     operands = [a]
+    if acc.kind is ProductKind.GROUPED:
+        factors = [(1, -1, 2, -2)[i % 4] for i in range(len(problem.ends))]
+        bs = [torch.stack([b * factor for factor in factors]) for b in bs]
+        bs = [b.mT.contiguous().mT if acc.b_major is Major.K else b for b in bs]
+        operands.append(torch.tensor(problem.ends, dtype=torch.int32, device="cuda"))
     if acc.is_block_scaled:
         counts = acc.a_scaling.blocks(m), Scaling.SQUARE.blocks(k), acc.b_scaling.blocks(columns)
         of_a, of_b = _block_scales(counts[:2]), _block_scales(counts[:0:-1]).t()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from epilogues import EPILOGUES, Problem
+from epilogues import EPILOGUES, GROUPED, Problem
 from kernel_check import check_kernels
 
 from cute_backend.fx_walk.collect import collect
@@ -20,7 +20,8 @@ from cute_backend.runtime.device import device_at
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.spec import EpilogueSpec
 
-NAMES = ("bias_gelu_residual", "sums", "addmm_relu")
+PROGRAMS = EPILOGUES | GROUPED
+NAMES = ("bias_gelu_residual", "sums", "addmm_relu", "grouped_routed")
 SHAPES = ((40, 72, 256), (200, 336, 144))
 """(M, N, K): few rows, and edges in both directions."""
 
@@ -29,7 +30,7 @@ def specs() -> list[EpilogueSpec]:
     """Of shared epilogues, and of one with promoted sums."""
     found = []
     for name in NAMES:
-        [graph] = collect(EPILOGUES[name].fn, EPILOGUES[name].inputs(Problem(256, 256, 256)))
+        [graph] = collect(PROGRAMS[name].fn, PROGRAMS[name].inputs(Problem(256, 256, 256)))
         found.append(graph.regions[0].spec)
     promoted = [replace(acc, fast_accum=False) for acc in found[0].accumulators]
     return [*found, replace(found[0], accumulators=tuple(promoted))]

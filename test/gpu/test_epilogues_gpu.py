@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from epilogues import BLOCKWISE, EPILOGUES, Epilogue, Problem
+from epilogues import BLOCKWISE, EPILOGUES, GROUPED, Epilogue, Problem
 from kernel_check import SHAPES, check_kernels
 from reference import TOLERANCE, as_tuple, in_float64, relative_error
 
@@ -23,7 +23,7 @@ def poison(m: int, n: int) -> None:
         torch.empty(m * n * itemsize, device="cuda", dtype=torch.uint8).fill_(0xFF)
 
 
-PROGRAMS = EPILOGUES | BLOCKWISE
+PROGRAMS = EPILOGUES | BLOCKWISE | GROUPED
 
 
 def skip_elsewhere(name: str) -> None:

@@ -1,0 +1,61 @@
+"""Grouped products on a real GPU: rows are split on the device, so one CUDA graph holds for every split."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from reference import TOLERANCE, relative_error
+from torch import Tensor
+
+pytestmark = pytest.mark.gpu
+
+M, N, K, GROUPS = 520, 272, 528, 40
+
+SPLITS = {
+    "even": [13 * (group + 1) for group in range(GROUPS)],
+    "all_in_the_first": [M] * GROUPS,
+    "all_in_the_last": [0] * (GROUPS - 1) + [M],
+    "half_in_one": [0, M // 2, *(M // 2 + 6 * group for group in range(1, GROUPS - 2)), M],
+    "one_row_each": list(range(1, GROUPS + 1)),
+    "none": [0] * GROUPS,
+    "a_tail_in_no_group": [11 * group for group in range(GROUPS)],
+}
+
+
+def routed(x: Tensor, weight: Tensor, ends: Tensor, routing: Tensor, residual: Tensor) -> Tensor:
+    return F.silu(F.grouped_mm(x, weight.transpose(1, 2), offs=ends)) * routing[:, None] + residual
+
+
+def test_one_graph_holds_for_every_split(fresh_compiler: None) -> None:
+    """Rows of each group are right, and those of none are as they were."""
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device="cuda").bfloat16()
+
+    x, weight, routing, residual = normal(M, K), normal(GROUPS, N, K) / K**0.5, normal(M), normal(M, N)
+    ends = torch.tensor(SPLITS["even"], dtype=torch.int32, device="cuda")
+    compiled = torch.compile(routed, backend="cute", dynamic=False)
+    compiled(x, weight, ends, routing, residual)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = compiled(x, weight, ends, routing, residual)
+    for split, rows in SPLITS.items():
+        ends.copy_(torch.tensor(rows, dtype=torch.int32))
+        result.view(torch.int16).fill_(-1)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert (result[rows[-1] :].view(torch.int16) == -1).all(), split
+        parts = [
+            F.silu(x[first:end].double() @ weight[group].double().t())
+            for group, (first, end) in enumerate(pairwise((0, *rows)))
+        ]
+        if rows[-1]:
+            expected = torch.cat(parts) * routing[: rows[-1], None] + residual[: rows[-1]]
+            assert relative_error(result[: rows[-1]], expected) < TOLERANCE[torch.bfloat16], split
+    counters = torch._dynamo.utils.counters["cute_backend"]
+    assert counters["regions"] == 1 and not counters["replayed"], dict(counters)
