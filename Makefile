@@ -91,6 +91,7 @@ test-gpu: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python -m cute_backend bench --peers --json benchmarks/results --picture docs/speed.png
 	$(BIN)/python -m cute_backend bench --host --json benchmarks/results
+	$(BIN)/python -m cute_backend bench --models --json benchmarks/results
 
 models: $(INSTALLED)
 	$(BIN)/python docs/models.py

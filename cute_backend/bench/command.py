@@ -18,14 +18,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from .. import report
 from ..errors import UsageError
-from . import picture
+from . import models, picture
 from .block_scaled import BLOCK_SCALED
 from .gated import GATED
 from .grouped import GROUPED
 from .host import measure_host
 from .machine import Nvml, describe, now
 from .measure import Run, build_kernels, measure_ceilings, measure_table, rate_of, steps
-from .results import Results, TableResult, raise_rates
+from .model_results import ModelResult
+from .model_run import digest, measure_models
+from .results import Ceilings, Results, TableResult, raise_rates
 from .row_maxima import ROW_MAXIMA
 from .sampling import SAMPLING
 from .scaled_mm import SCALED_MM
@@ -85,6 +87,44 @@ def run_host(rounds: int = ROUNDS) -> Results:
     require_gpu()
     with _progress(3) as progress:
         return replace(_empty(Nvml()), host=measure_host(rounds, progress))
+
+
+def run_models(
+    patterns: Sequence[str],
+    rounds: int,
+    before: Results | None = None,
+    save: Callable[[Results], Any] = lambda results: None,
+) -> Results:
+    """Times whole models, each interleaved; `save` is given the results after each model.
+
+    What `before` has of this package's sources, on this machine, is taken over. Raises UsageError where there
+    is no GPU, or a pattern names no model.
+    """
+    chosen = models.select(patterns)
+    require_gpu()
+    results, sources = _empty(Nvml()), digest()
+    done: dict[str, ModelResult] = {}
+    if before is not None and before.machine == results.machine:
+        done = {each.name: each for each in before.models if each.sources == sources and each.timings}
+    missing = [model for model in chosen if model.name not in done]
+    with _progress(len(missing) + 2) as progress:
+        progress("measuring the machine's limits")
+        ceilings = measure_ceilings([], rounds)
+        progress("compiling models, several at once")
+
+        def add(found: ModelResult) -> None:
+            done[found.name] = found.by(sources)
+            progress(found.name)
+            save(_of_models(results, ceilings, done))
+
+        measure_models(missing, rounds, add)
+    return _of_models(results, ceilings, done)
+
+
+def _of_models(results: Results, ceilings: Ceilings, done: dict[str, ModelResult]) -> Results:
+    """The results of models, in the order in which they stand in MODELS."""
+    found = tuple(done[model.name] for model in models.MODELS if model.name in done)
+    return replace(results, ceilings=ceilings, models=found)
 
 
 def _empty(nvml: Nvml) -> Results:
@@ -150,12 +190,21 @@ def _measure(arguments: argparse.Namespace, load: Callable[[str], Any]) -> Resul
         results = run_host(arguments.rounds)
         save(results)
         return results
+    if arguments.models is not None:
+        return run_models(arguments.models, arguments.rounds, _earlier(path), save)
     if arguments.file is None:
         return run(select(TABLES, arguments.rows, arguments.peers), arguments.rounds, save)
     with torch.device(_DEVICE):
         fn, inputs = load(arguments.file)
         args, kwargs = inputs()
     return run([_table_of(fn, args, arguments.peers, kwargs)], arguments.rounds, save)
+
+
+def _earlier(path: Path | None) -> Results | None:
+    """What an earlier run of the models has written where this one writes: in a folder, the last of them."""
+    if path is not None and _is_folder(path):
+        path = max(path.glob("*-models.json"), default=None)
+    return Results.load(path) if path is not None and path.exists() else None
 
 
 def _refuse_contradictions(arguments: argparse.Namespace) -> None:
@@ -168,13 +217,18 @@ def _refuse_contradictions(arguments: argparse.Namespace) -> None:
             ("--peers", arguments.peers),
             ("--json", arguments.json),
             ("--picture", arguments.picture),
+            ("--host", arguments.host),
+            ("--models", arguments.models is not None),
         )
         if value
     ]
     if arguments.draw is not None:
-        _allow("--draw", [*given, *(["--host"] if arguments.host else [])], ["--picture"])
+        _allow("--draw", given, ["--picture"])
     elif arguments.host:
-        _allow("--host", given, ["--json"])
+        _allow("--host", given, ["--host", "--json"])
+    elif arguments.models is not None:
+        _allow("--models", given, ["--models", "--json"])
+        models.select(arguments.models)
     elif arguments.file is not None:
         _allow("FILE", given, ["FILE", "--peers", "--json", "--picture"])
     else:

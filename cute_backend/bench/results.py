@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from .model_results import ModelResult, Timing, read_model
 from .table import Cell, Rate, Ratio, Runner
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 VERSION = 1
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Microseconds of one call: the median of the rounds, and their 10th and 90th percentiles."""
-
-    median_us: float
-    low_us: float
-    high_us: float
-
-    @staticmethod
-    def of(times: Sequence[float]) -> Timing:
-        """The summary of two or more rounds."""
-        deciles = statistics.quantiles(times, n=10, method="inclusive")
-        return Timing(statistics.median(times), deciles[0], deciles[-1])
 
 
 @dataclass(frozen=True)
@@ -166,12 +151,13 @@ class Results:
     ceilings: Ceilings | None = None
     tables: tuple[TableResult, ...] = ()
     host: HostResult | None = None
+    models: tuple[ModelResult, ...] = ()
     version: int = field(default=VERSION, init=False)
 
     @property
     def agrees(self) -> bool:
         """Whether every result was close enough to eager's."""
-        return all(
+        return all(model.agrees for model in self.models) and all(
             each.agrees
             for table in self.tables
             for problem in table.problems
@@ -180,9 +166,10 @@ class Results:
 
     @property
     def file_name(self) -> str:
-        """`<gpu>-<date>.json`."""
+        """`<gpu>-<date>.json`, with what it holds behind the date where that is no table."""
         gpu = "-".join(self.machine.gpu.lower().split())
-        return f"{gpu}-{self.date[:10]}{'-host' if self.host else ''}.json"
+        kind = "-host" if self.host else "-models" if self.models else ""
+        return f"{gpu}-{self.date[:10]}{kind}.json"
 
     def save(self, path: Path) -> None:
         """Write as JSON. Raises UsageError where `path` can't be written."""
@@ -205,6 +192,7 @@ class Results:
                 ceilings=_ceilings(data["ceilings"]),
                 tables=tuple(_table(each) for each in data["tables"]),
                 host=_host(data["host"]),
+                models=tuple(read_model(each) for each in data.get("models", ())),
             )
         except OSError as error:
             raise UsageError(f"{path} can't be read: {error}") from error

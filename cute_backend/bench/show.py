@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..report import light_table
+from .model_results import Part
 from .results import Ceilings, HostResult, Measurement, ProblemResult, Results, TableResult
-from .table import Ratio
+from .table import Ratio, Runner
 
 
 def results(found: Results) -> RenderableType:
@@ -27,6 +28,8 @@ def results(found: Results) -> RenderableType:
         parts += [Text(table.title), Text("speed of one relative to another, medians"), ratios(table), Text()]
     if found.host is not None:
         parts += [host(found.host), Text()]
+    if found.models:
+        parts += [models(found), Text()]
     parts += [Text(line, style="dim") for line in circumstances(found)]
     return Group(*parts)
 
@@ -87,6 +90,41 @@ def _ratio(value: float | None) -> Text:
     return Text() if value is None else Text(f"{value:.2f}", style="green" if value >= 1 else "")
 
 
+def models(found: Results) -> Group:
+    """Two tables with a row a model: times and launches, and then where the time of Inductor's and of our
+    program goes in a profile, with what the bytes of Inductor's own kernels take at a copy's rate."""
+    assert found.ceilings is not None
+    times = light_table("", "eager us", "inductor", "cute", "cute / inductor", "kernels", "differs", right=6)
+    parts = light_table("us, inductor to cute", *(part.value for part in Part), "other's bytes", right=4)
+    notes = []
+    for model in found.models:
+        notes += [Text(f"{model.name}: {model.note}")] if model.note else []
+        notes += [
+            Text(f"{model.name}, {each.runner.value}: {each.note}") for each in model.timings if each.note
+        ]
+        eager, inductor, cute = map(model.of, (Runner.EAGER, Runner.INDUCTOR, Runner.CUTE))
+        if eager is None or inductor is None or cute is None:
+            continue
+        both = (inductor, cute)
+        times.add_row(
+            model.name,
+            *(f"{each.timing.median_us:.1f}" for each in (eager, *both)),
+            _ratio(model.speed(Runner.CUTE, Runner.INDUCTOR)),
+            _change(each.launches for each in both),
+            Text(f"{cute.difference:.2%}", style="" if model.agrees else "bold red"),
+        )
+        parts.add_row(
+            model.name,
+            *(_change(each.us(part) for each in both) for part in Part),
+            _change(1e6 * (each.bytes or 0) / found.ceilings.bandwidth for each in both),
+        )
+    return Group(times, Text(), parts, *notes)
+
+
+def _change(values: Iterable[float]) -> str:
+    return " to ".join(f"{value:.0f}" for value in values)
+
+
 def host(found: HostResult) -> Group:
     """Host time of one call, by what was called."""
     table = light_table("host time of one call", "median us", "10% to 90%", right=2)
@@ -116,10 +154,8 @@ def circumstances(found: Results) -> Iterator[str]:
     )
     if found.ceilings is not None:
         rates = ", ".join(f"{name.value} {rate / 1e12:.0f}" for name, rate in found.ceilings.rates.items())
-        yield (
-            f"limits: a copy's {found.ceilings.bandwidth / 1e12:.2f} TB/s, read and written; torch's best "
-            f"product, {rates} TFLOP/s"
-        )
+        products = f"; torch's best product, {rates} TFLOP/s" if rates else ""
+        yield f"limits: a copy's {found.ceilings.bandwidth / 1e12:.2f} TB/s, read and written{products}"
     yield found.command
 
 

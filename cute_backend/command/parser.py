@@ -167,6 +167,13 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
         help="which of the built-in tables (scaled_mm, sampling, row_maxima, gated, block_scaled, grouped) "
         "or of their rows, such as '16x*' or 'H16-*' (default: all)",
     )
+    parser.add_argument(
+        "--models",
+        metavar="PATTERN",
+        nargs="*",
+        help="instead, time layers of whole models, or of those that are named, such as 'llama-*'; with "
+        "--json, goes on where an earlier run of this package stopped",
+    )
     parser.add_argument("--rounds", metavar="N", type=int, default=50, help="timings of each (default: 50)")
     parser.add_argument(
         "--peers", action="store_true", help="also max-autotune, and QuACK where installed; takes long"

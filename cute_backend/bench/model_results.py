@@ -1,0 +1,109 @@
+"""What was measured of whole models, as plain data."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from .table import Runner
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds of one call: the median of the rounds, and their 10th and 90th percentiles."""
+
+    median_us: float
+    low_us: float
+    high_us: float
+
+    @staticmethod
+    def of(times: Sequence[float]) -> Timing:
+        """The summary of two or more rounds."""
+        deciles = statistics.quantiles(times, n=10, method="inclusive")
+        return Timing(statistics.median(times), deciles[0], deciles[-1])
+
+
+class Part(str, Enum):
+    """What a kernel of a model is for."""
+
+    PRODUCT = "product"
+    """A matrix product, with or without an epilogue."""
+    ATTENTION = "attention"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """A kernel as the profiler calls it, its launches in one call of the model, and their microseconds
+    together. A profiled call is not the timed one: sums of these are larger than its median."""
+
+    name: str
+    part: Part
+    launches: float
+    us: float
+
+
+@dataclass(frozen=True)
+class ModelTiming:
+    """A model as `runner` runs it. `timing` is of one call.
+
+    `bytes` is what Inductor's own kernels read and write in a call, by its schedule, so without products,
+    attention and our regions. `difference` is the result's from eager's, relative in norm. Both are None for
+    eager.
+    """
+
+    runner: Runner
+    timing: Timing
+    kernels: tuple[KernelTime, ...]
+    bytes: int | None = None
+    difference: float | None = None
+    note: str = ""
+
+    @property
+    def launches(self) -> int:
+        """The kernels of one call."""
+        return round(sum(each.launches for each in self.kernels))
+
+    def us(self, part: Part) -> float:
+        """The microseconds of the kernels of one part."""
+        return sum(each.us for each in self.kernels if each.part is part)
+
+
+@dataclass(frozen=True)
+class ModelResult:
+    """The timings of one model, all interleaved; none of them where `note` says why it could not be timed.
+
+    `sources` is a digest of the package that measured it.
+    """
+
+    name: str
+    timings: tuple[ModelTiming, ...] = ()
+    agrees: bool = True
+    note: str = ""
+    sources: str = ""
+
+    def of(self, runner: Runner) -> ModelTiming | None:
+        return next((each for each in self.timings if each.runner is runner), None)
+
+    def speed(self, runner: Runner, baseline: Runner) -> float | None:
+        """How many times faster `runner` is than `baseline`, or None where either was not timed."""
+        of, to = self.of(runner), self.of(baseline)
+        return to.timing.median_us / of.timing.median_us if of and to else None
+
+    def by(self, sources: str) -> ModelResult:
+        """The same, with the digest of the package."""
+        return replace(self, sources=sources)
+
+
+def read_model(data: Any) -> ModelResult:
+    """A result of `dataclasses.asdict`, or of its JSON, as it was."""
+    return ModelResult(**{**data, "timings": tuple(_timing(each) for each in data["timings"])})
+
+
+def _timing(data: Any) -> ModelTiming:
+    kernels = tuple(KernelTime(**{**each, "part": Part(each["part"])}) for each in data["kernels"])
+    runner, timing = Runner(data["runner"]), Timing(**data["timing"])
+    return ModelTiming(**{**data, "runner": runner, "timing": timing, "kernels": kernels})

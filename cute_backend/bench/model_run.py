@@ -1,0 +1,105 @@
+"""The run of the whole models: a process for each, several at once, of which one at a time has the GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from ..runtime.interpreter import search_path
+from .model_results import ModelResult, read_model
+from .models import Model
+
+SECONDS = 530.0
+"""What has not been measured by then is left for another run."""
+
+_CORES_EACH = 2
+"""Processors for each process: compiling keeps one busy most of the time, and its helpers another."""
+
+_POLL_S = 0.2
+
+
+@dataclass
+class _Process:
+    model: Model
+    running: subprocess.Popen[str]
+    output: IO[str]
+    errors: IO[str]
+
+
+def measure_models(
+    models: Sequence[Model],
+    rounds: int,
+    done: Callable[[ModelResult], Any],
+    seconds: float = SECONDS,
+    command: Sequence[str] = (sys.executable, "-m", "cute_backend.bench.model_case"),
+) -> None:
+    """Times each model in a process of its own, and hands each result to `done` as it comes.
+
+    A model whose packages aren't installed, or whose process fails, has a result with a note. After `seconds`
+    the processes that are left are ended, and their models have no result.
+    """
+    deadline = time.monotonic() + seconds
+    waiting = list(models)
+    active: list[_Process] = []
+    at_once = max(1, (os.cpu_count() or 1) // _CORES_EACH)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            while (waiting or active) and time.monotonic() < deadline:
+                while waiting and len(active) < at_once:
+                    model = waiting.pop(0)
+                    if model.lacks:
+                        done(ModelResult(model.name, note=f"not installed: {model.lacks}"))
+                    else:
+                        active.append(_start(model, rounds, Path(folder), command))
+                for each in [each for each in active if each.running.poll() is not None]:
+                    active.remove(each)
+                    done(_result(each))
+                time.sleep(_POLL_S)
+        finally:
+            for each in active:
+                each.running.kill()
+                each.running.wait()
+
+
+def digest() -> str:
+    """Twelve hexadecimal digits of all sources of this package: what was measured by others is stale."""
+    root = Path(__file__).parents[1]
+    found = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def _start(model: Model, rounds: int, folder: Path, command: Sequence[str]) -> _Process:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search_path())}
+    environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(_CORES_EACH))
+    environment.setdefault("CUTE_BACKEND_COMPILE_JOBS", str(_CORES_EACH))
+    output, errors = (folder / f"{model.name}.{kind}" for kind in ("out", "err"))
+    words = [*command, model.name, "--rounds", str(rounds), "--turn", str(folder / "turn")]
+    written, said = output.open("w+"), errors.open("w+")
+    return _Process(
+        model,
+        subprocess.Popen(words, stdout=written, stderr=said, text=True, env=environment),
+        written,
+        said,
+    )
+
+
+def _result(process: _Process) -> ModelResult:
+    """What a process that has ended found."""
+    with process.output, process.errors:
+        process.output.seek(0)
+        process.errors.seek(0)
+        if process.running.returncode == 0:
+            return read_model(json.loads(process.output.read().splitlines()[-1]))
+        last = (process.errors.read().strip().splitlines() or [f"status {process.running.returncode}"])[-1]
+    return ModelResult(process.model.name, agrees=False, note=last)
