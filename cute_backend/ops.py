@@ -3,7 +3,7 @@
 To add an op, add a row to `_ROWS`; where its device expression needs a function that is not there yet, add it
 to `memory_ops/device_math.py` and its `__all__`. `pytest test/ops` walks the table: it checks the row against
 torch's eager op on special values, compiles it for every architecture and runs it on the simulator. A row has
-to match to the bit there, unless `MAX_ULP` in `test/device_check.py` gives it an error.
+to match to the bit there, unless `MAX_ULP` in `test/support/device_check.py` gives it an error.
 
 A row's operands are register values: fp32, int32 or truth values (see `spec`). Before the op they are brought
 to the dtype that `promote` gives, which is how torch promotes types once every float is fp32 and every

@@ -4,10 +4,10 @@
     python test/compare_kernels.py --base main --goldens    the golden modules alone
     python test/compare_kernels.py --base main --only swiglu-sm_90a
 
-Both trees are copied, and in each their own `shipped.py` lists the kernels and compiles them. PTX is compared
-once the names of entries and symbols are replaced, and machine code as it is: ptxas goes by names too. Where
-they differ, registers, spill bytes, shared memory and the number of each opcode are compared. What the host
-code does besides (its checks, the grid, the tensor maps) is not: the simulator runs it.
+Both trees are copied, and in each its own `support/shipped.py` lists the kernels and compiles them. PTX is
+compared once the names of entries and symbols are replaced, and machine code as it is: ptxas goes by names
+too. Where they differ, registers, spill bytes, shared memory and the number of each opcode are compared. What
+the host code does besides (its checks, the grid, the tensor maps) is not: the simulator runs it.
 
 The exit status is 0 where every kernel has the same text, code or figures; 1 where one differs, fails to
 compile or is in one tree alone; 2 where the comparison itself fails.
@@ -45,7 +45,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
-LISTER = "shipped.py"
 FIGURES = ("registers", "spill bytes", "shared memory")
 BATCH = 20
 """Kernels of one process: it takes 5 to 10 seconds to start, and the compiler keeps some of each kernel."""
@@ -110,8 +109,6 @@ def _archive(revision: str, target: Path) -> None:
         _fail(f"{revision} can't be read: {archive.stderr.decode().strip()}")
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
         files.extractall(target, filter="data")
-    if not (target / "test" / LISTER).exists():  # an older revision, whose parts have the same names
-        shutil.copy(ROOT / "test" / LISTER, target / "test")
 
 
 def _copy(target: Path) -> None:
@@ -223,7 +220,10 @@ def in_tree(mode: str, pattern: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else is printed
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != ROOT / "test"]
-    import shipped  # type: ignore[import-not-found,unused-ignore]
+    try:
+        from support import shipped  # type: ignore[import-not-found,unused-ignore]
+    except ModuleNotFoundError:  # in a base from before the helpers of tests had a folder
+        from support import shipped  # type: ignore[import-not-found,unused-ignore,no-redef]
 
     if mode == "--list":
         for one in shipped.shipped(lambda label: re.search(pattern, label) is not None):

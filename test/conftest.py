@@ -10,7 +10,8 @@ from collections.abc import Generator, Iterator
 import pytest
 import torch
 
-pytest_plugins = ["compile_once", "cpu_times", "sweeps"]
+pytest.register_assert_rewrite("support")
+pytest_plugins = ["support.compile_once", "support.cpu_times", "support.sweeps"]
 
 
 def pytest_collection_finish() -> None:
@@ -73,7 +74,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A kernel cache of this run's own, shared by its workers, so that no test leans on an earlier run; and
     a folder for what is compiled past it."""
-    import compile_once
+    from support import compile_once
 
     base = tmp_path_factory.getbasetemp()
     run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base

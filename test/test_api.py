@@ -9,7 +9,6 @@ import expecttest
 import pytest
 import torch
 import torch.nn.functional as F
-from epilogues import EPILOGUES, Problem
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_backend
@@ -19,6 +18,7 @@ from cute_backend.fx_walk.reasons import Reason
 from cute_backend.planning import Arch, Variant
 from cute_backend.runtime import reach
 from cute_backend.simulator.api import Machine, run
+from support.epilogues import EPILOGUES, Problem
 
 
 def explain(name, arch="sm_90a", m=512, n=512, k=512, **options):
@@ -334,7 +334,7 @@ sys.path.insert(0, "test")
 sys.modules["cutlass"] = None
 import cute_backend
 from cute_backend.runtime.kernel import UnavailableError
-from epilogues import EPILOGUES, Problem
+from support.epilogues import EPILOGUES, Problem
 fn, inputs = EPILOGUES["rowwise"].fn, EPILOGUES["rowwise"].inputs(Problem(64, 64, 64))
 assert "class Epilogue" in cute_backend.generate(fn, *inputs)
 try:

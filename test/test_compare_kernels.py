@@ -4,8 +4,9 @@ import struct
 import sys
 
 import pytest
+
 from compare_kernels import Verdict, compare, main, opcodes, record, report, sections_of, without_names
-from shipped import shipped
+from support.shipped import shipped
 
 FADD, FMUL = bytes.fromhex("2172") + bytes(14), bytes.fromhex("2072") + bytes(14)
 

@@ -15,8 +15,6 @@ from types import ModuleType
 import pytest
 import torch
 import torch.nn.functional as F
-from test_page import contrast
-from test_readme import check_samples
 
 import cute_backend
 from cute_backend import config
@@ -25,6 +23,8 @@ from cute_backend.fx_walk.reasons import Reason
 from cute_backend.planning import Arch
 from cute_backend.simulator.api import Machine, run
 from cute_backend.simulator.report import Recorder
+from support.colours import contrast
+from support.golden import check_samples
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

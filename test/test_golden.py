@@ -3,45 +3,19 @@
 import re
 
 import pytest
-from epilogues import BLOCKWISE, EPILOGUES, GROUPED, Problem
-from golden import EXPECTED, assert_expected
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-import cute_backend
 from cute_backend.api import Region
-from cute_backend.planning import Arch
 from cute_backend.runtime.compile import compile_kernel
+from support.epilogues import Problem
+from support.golden import EXPECTED, assert_expected
+from support.golden_regions import ARCHS, NAMES, PROGRAMS, file_name, the_region
 
-ARCHS = ("sm_90a", "sm_100a", "sm_80")
-PROGRAMS = EPILOGUES | BLOCKWISE | GROUPED
-NAMES = {arch: [name for name in EPILOGUES if EPILOGUES[name].runs_on(Arch.of_name(arch))] for arch in ARCHS}
-NAMES["sm_90a"] += BLOCKWISE
-for grouping in ("sm_90a", "sm_100a"):
-    NAMES[grouping] += GROUPED
 CASES = [pytest.param(name, arch, id=f"{name}-{arch}") for arch in ARCHS for name in NAMES[arch]]
 
 
 SMALL = {"rowwise_few_rows_sm90a.py": ("rowwise", "sm_90a", Problem(16, 1024, 8192), "register_hoist")}
 """Modules of other sizes, by file, and what each is there to show: without ping-pong, as where K is split,
 sm_90a hoists rowvecs."""
-
-
-LARGE = Problem(4096, 4096, 4096)
-
-
-def the_region(name: str, arch: str, problem: Problem = LARGE) -> Region:
-    """The one region of an epilogue."""
-    epilogue = PROGRAMS[name]
-    with FakeTensorMode():
-        inputs = epilogue.inputs(problem)
-    explained = cute_backend.explain(epilogue.fn, *inputs, arch=arch)
-    assert not explained.rejections
-    (region,) = explained.regions
-    return region
-
-
-def file_name(name: str, arch: str) -> str:
-    return f"{name}_{arch.replace('_', '')}.py"
 
 
 @pytest.mark.parametrize(("name", "arch"), CASES)

@@ -73,3 +73,17 @@ def test_the_diagram_is_the_order_of_imports(page: str) -> None:
     (diagram,) = (block for block in blocks if "fx_walk/" in block)
     drawn = (re.search(rf"\b({'|'.join(LAYERS)})(?:/|\.py)", line) for line in diagram.split("\n"))
     assert [match[1] for match in drawn if match] == list(LAYERS)
+
+
+def test_tests_import_their_helpers_alone() -> None:
+    """A test module imports no other test module, and what tests share is in test/support."""
+    for path in (ROOT / "test").rglob("*.py"):
+        if "expected" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(name.rpartition(".")[2].startswith("test_") for name in names), path
+    files = [path for path in (ROOT / "test").rglob("*.py") if not {"support", "expected"} & {*path.parts}]
+    helpers = {path.name for path in files if not path.name.startswith("test_")}
+    assert helpers == {"conftest.py", "compare_kernels.py", "record_graphs.py", "record_hardware.py"}

@@ -9,12 +9,8 @@ from collections import Counter
 from contextlib import nullcontext
 from typing import Any
 
-import model_files
 import pytest
 import torch
-from golden import assert_expected
-from model_files import NAMES, ROOT, check, graph_breaks, load, outcome
-from reference import relative_error
 from torch import Tensor, fx
 from torch._dynamo.utils import counters
 from torch.torch_version import TorchVersion
@@ -22,6 +18,10 @@ from torch.torch_version import TorchVersion
 import cute_backend
 from cute_backend.api import Region
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
+from support import model_files
+from support.golden import assert_expected
+from support.model_files import NAMES, ROOT, check, graph_breaks, load, outcome
+from support.reference import relative_error
 
 
 def shown(region: Region) -> str:

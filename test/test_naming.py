@@ -6,10 +6,7 @@ from dataclasses import field, fields, make_dataclass, replace
 import pytest
 import torch
 import torch.nn.functional as F
-from epilogues import EPILOGUES
 from hypothesis import given, settings
-from random_specs import specs
-from shipped import epilogue_spec, sampling_spec
 
 from cute_backend.fx_walk.collect import collect
 from cute_backend.ops import OPS
@@ -18,6 +15,9 @@ from cute_backend.planning.naming import DIGEST, MAX_WORDS, digest, entry_name, 
 from cute_backend.runtime import kernel as kernels
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.spec import EpilogueSpec
+from support.epilogues import EPILOGUES
+from support.random_specs import specs
+from support.shipped import epilogue_spec, sampling_spec
 
 WORDS = {
     "rowwise": "scaled_mm",

@@ -13,6 +13,7 @@ from torch import Tensor
 import cute_backend
 from cute_backend.__main__ import main
 from cute_backend.api import Explanation, Source
+from support.colours import contrast
 
 BF16 = torch.bfloat16
 VOID = {"meta", "br", "img"}
@@ -137,20 +138,6 @@ def test_arcs_of_many_regions_share_lanes() -> None:
     assert len(explained.regions) == 9 and len(explained.regions[-1].sources) == 8
     (width,) = Tree(explained.to_html("title")).attributes("svg", "width")
     assert int(width) < 120
-
-
-def luminance(colour: str) -> float:
-    """Relative luminance (WCAG 2.2) of "#rrggbb"."""
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    red, green, blue = (
-        each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def contrast(one: str, other: str) -> float:
-    lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
-    return (lighter + 0.05) / (darker + 0.05)
 
 
 def test_text_stands_out_in_light_and_in_dark(explained: Explanation) -> None:

@@ -1,6 +1,5 @@
 """The README and the pages show what is generated now: samples stand between comments that name them."""
 
-import os
 import re
 import sys
 from operator import attrgetter
@@ -13,6 +12,7 @@ import cute_backend
 from cute_backend.bench import show
 from cute_backend.bench.command import TABLES
 from cute_backend.bench.results import Results
+from support.golden import check_samples
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,19 +31,6 @@ def samples() -> dict[str, str]:
     region = printed[printed.index("region 0:") : printed.index("\n\nregion 1:")]
     refusals = printed[printed.index("not fused") :]
     return {"kernel": f"```python\n{arithmetic}```", "explain": f"```text\n{region}\n\n{refusals}\n```"}
-
-
-def check_samples(path: Path, name: str, sample: str) -> None:
-    """Compares a page's sample with what it should be, or writes it."""
-    text = path.read_text()
-    pattern = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=\n<!-- /{name} -->)", re.DOTALL)
-    if os.environ.get("EXPECTTEST_ACCEPT") == "1":
-        text, written = pattern.subn(lambda _: sample, text)
-        assert written == 1
-        path.write_text(text)
-        return
-    (shown,) = pattern.findall(text)
-    assert shown == sample, "make golden rewrites it"
 
 
 @pytest.mark.parametrize("name", ["kernel", "explain"])

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from epilogues import EPILOGUES, GROUPED, Problem
-from reference import in_float64
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from support.epilogues import EPILOGUES, GROUPED, Problem
+from support.reference import in_float64
 
 
 class Products(TorchDispatchMode):

@@ -7,12 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from float_formats import FORMATS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from independent import EXACT_OPS, NUMPY, evaluate
-from modes import shape_of
-from random_specs import specs
 from torch import Tensor
 
 from cute_backend.replay import replay
@@ -34,6 +30,10 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
+from support.float_formats import FORMATS
+from support.independent import EXACT_OPS, NUMPY, evaluate
+from support.modes import shape_of
+from support.random_specs import specs
 
 TORCH = {
     DType.F32: torch.float32,

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from random_specs import specs
 
 from cute_backend.signature import Argument, Role, signature
 from cute_backend.spec import (
@@ -27,6 +26,7 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
+from support.random_specs import specs
 
 ACC = Accumulator("acc", DType.BF16, DType.BF16, b_major=Major.MN)
 HALVES = tuple(replace(ACC, name=f"acc{i}", b_major=Major.K) for i in range(2))

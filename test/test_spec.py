@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_specs import NUMBERS, specs
 
 from cute_backend.spec import (
     Accumulator,
@@ -35,6 +34,7 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
+from support.random_specs import NUMBERS, specs
 
 ACC = Accumulator("acc", DType.E4M3, DType.E4M3)
 BIAS = Load("bias", LoadKind.ROWVEC, DType.BF16, Stride.ZERO, Stride.ONE)

@@ -6,7 +6,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from sweeps import covering
+
+from support.sweeps import covering
 
 MAKEFILE = Path(__file__).parents[1] / "Makefile"
 

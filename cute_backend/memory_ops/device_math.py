@@ -5,9 +5,9 @@ for one. Nothing here branches or touches memory, because an epilogue hides late
 elements: where CUDA's own function has a slow path (division, square root, sine), there is a branch-free one
 here; else the DSL's is used, which is one instruction or CUDA's libdevice.
 
-Errors are bounds in units in the last place (ulp) of normal fp32 results, which `test/device_check.py` holds
-the functions to against float64. libdevice's functions are within 2.5 ulp (exp2 and log10 just above 2, the
-others near 1), pow within 4. Casts follow the rules in `cute_backend.numerics`.
+Errors are bounds in units in the last place (ulp) of normal fp32 results. The test helper
+`test/support/device_check.py` checks them against float64. libdevice's functions are within 2.5 ulp (exp2 and
+log10 just above 2, the others near 1), pow within 4. Casts follow the rules in `cute_backend.numerics`.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from reference import TOLERANCE, relative_error
 
 from cute_backend import explain
 from cute_backend.bench import grouped
 from cute_backend.bench.measure import compiled, work_of
 from cute_backend.bench.table import Runner
+from support.reference import TOLERANCE, relative_error
 
 
 def workloads(problem):

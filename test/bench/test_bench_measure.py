@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import sample_results
 import torch
 
 from cute_backend import UsageError
@@ -17,6 +16,7 @@ from cute_backend.bench.machine import Nvml
 from cute_backend.bench.results import Ceilings, Clock, Results, Timing
 from cute_backend.bench.table import Rate, Runner, function_table
 from cute_backend.bench.timing import MAX_CALLS, Unit
+from support import sample_results
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gelu_residual.py"
 CEILINGS = Ceilings(1e12, {Rate.FP8: 1e15, Rate.BF16: 1e15})

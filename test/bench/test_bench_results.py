@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
-import sample_results
-from sample_results import BARE, CEILINGS, FULL, INDUCTOR, QUACK, TORCH
 
 from cute_backend import UsageError
 from cute_backend.__main__ import main
 from cute_backend.bench import picture, show
 from cute_backend.bench.results import Measurement, Results, Timing, Work, raise_rates
 from cute_backend.bench.table import Rate, Ratio
+from support import sample_results
+from support.sample_results import BARE, CEILINGS, FULL, INDUCTOR, QUACK, TORCH
 
 
 def test_a_timing_is_a_median_and_its_deciles():

@@ -4,9 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from epilogues import Epilogue
-from reference import TOLERANCE, relative_error
-from reference import in_float64 as program_in_float64
 
 from cute_backend import UsageError, explain
 from cute_backend.__main__ import main
@@ -15,6 +12,9 @@ from cute_backend.bench.command import TABLES
 from cute_backend.bench.measure import compiled, work_of
 from cute_backend.bench.table import PEERS, Cell, Rate, Runner, function_table, select
 from cute_backend.spec import Scaling
+from support.epilogues import Epilogue
+from support.reference import TOLERANCE, relative_error
+from support.reference import in_float64 as program_in_float64
 
 SMALL = {
     problem.name: problem

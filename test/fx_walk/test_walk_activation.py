@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from synthetic import BF16, Graph, aten, called, rewritten, run, walk
 from torch import Tensor
 
 from cute_backend.formula import formula
 from cute_backend.spec import Precision
+from support.fx_walk.synthetic import BF16, Graph, aten, called, rewritten, run, walk
 
 M, N, K = 24, 40, 16
 

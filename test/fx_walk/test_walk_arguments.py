@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from synthetic import BF16, F32, Graph, walk
-from test_walk_recorded import GRAPHS, read
 from torch import fx
 
 from cute_backend.fx_walk.anchors import is_anchor
@@ -16,6 +14,8 @@ from cute_backend.fx_walk.reasons import Reason
 from cute_backend.fx_walk.regions import find_regions
 from cute_backend.fx_walk.static import arguments, fake
 from cute_backend.spec import Precision
+from support.fx_walk.recorded import GRAPHS, read
+from support.fx_walk.synthetic import BF16, F32, Graph, walk
 
 aten = torch.ops.aten
 

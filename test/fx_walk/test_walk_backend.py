@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from epilogues import BLOCKWISE, Problem
-from reference import TOLERANCE, in_float64, relative_error
 from torch import Tensor, fx
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
@@ -29,6 +27,8 @@ from cute_backend.fx_walk.epilogue_pass import deciding_sources
 from cute_backend.runtime.call_site import CallSite
 from cute_backend.runtime.op import on_cpu
 from cute_backend.spec import BColumns
+from support.epilogues import BLOCKWISE, Problem
+from support.reference import TOLERANCE, in_float64, relative_error
 
 aten = torch.ops.aten
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
@@ -633,8 +633,9 @@ def test_a_pass_without_a_uuid_keeps_the_cache_off(fresh_compiler: None) -> None
 
 
 def test_of_cpp_wrappers_only_those_of_packages_call_the_op() -> None:
-    from synthetic import Graph
     from torch._inductor.virtualized import V
+
+    from support.fx_walk.synthetic import Graph
 
     made = Graph()
     graph = made.output(made.call(torch.ops.aten.relu.default, made.mm()))

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from synthetic import BF16, Graph, aten, called, rewritten, run, walk
-from test_walk_regions import assert_same_after_the_pass
 from torch import Tensor, fx
 from torch._dynamo.utils import counters
 
 from cute_backend.backend import cute
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.spec import Columns, LoadKind, Major, ProductKind, Stride
+from support.fx_walk.compared import assert_same_after_the_pass
+from support.fx_walk.synthetic import BF16, Graph, aten, called, rewritten, run, walk
 
 B, M, N, K = 3, 8, 40, 16
 Z, S = Stride.ZERO, Stride.OTHER

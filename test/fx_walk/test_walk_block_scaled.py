@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from epilogues import BLOCKWISE, Problem
-from synthetic import BF16, E4M3, F32, OP, Graph, aten, called, rewritten, run, walk
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import ScalingType
@@ -16,6 +14,8 @@ from torch.torch_version import TorchVersion
 import cute_backend
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.spec import Columns, Scaling
+from support.epilogues import BLOCKWISE, Problem
+from support.fx_walk.synthetic import BF16, E4M3, F32, OP, Graph, aten, called, rewritten, run, walk
 
 M, N, K = 72, 272, 400
 KB, MB, NB = 4, 1, 3

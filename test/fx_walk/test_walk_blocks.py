@@ -7,9 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from spellings import EXACT, ROWVEC
-from synthetic import BF16, Graph, aten, called, rewritten, run, walk
-from test_walk_loads import integers, product_inputs
 from torch import Tensor, fx
 from torch._dynamo.utils import counters
 
@@ -17,6 +14,9 @@ from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.spec import Blocks, LoadKind, Order, Stride
+from support.fx_walk.exact import integers, product_inputs
+from support.fx_walk.spellings import EXACT, ROWVEC
+from support.fx_walk.synthetic import BF16, Graph, aten, called, rewritten, run, walk
 
 Z, ONE, S = Stride.ZERO, Stride.ONE, Stride.OTHER
 BATCHES, ROWS, HEADS, WIDTH, K = 2, 3, 4, 8, 16

@@ -9,9 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from synthetic import Graph, aten, walk
 from torch import Tensor
-from traffic import Traffic, alone, fused
 
 from cute_backend import config
 from cute_backend.formula import formula
@@ -19,6 +17,8 @@ from cute_backend.fx_walk import settle
 from cute_backend.fx_walk.boundary import Boundary, Choices, choose
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.spec import Axis, DType, LoadKind
+from support.fx_walk.synthetic import Graph, aten, walk
+from support.traffic import Traffic, alone, fused
 
 BF16 = torch.bfloat16
 M, N, K, RANK = 128, 64, 32, 8

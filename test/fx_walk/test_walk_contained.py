@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_walk_recorded import GRAPHS, read, walked
 from torch import Tensor, fx
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
@@ -37,6 +36,7 @@ from cute_backend.fx_walk.reasons import Reason
 from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.runtime import notices
 from cute_backend.runtime.kernel import BuildError
+from support.fx_walk.recorded import GRAPHS, read, walked
 
 CACHES = [
     value

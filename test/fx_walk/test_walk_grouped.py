@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from synthetic import BF16, Graph, aten, walk
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -16,6 +15,7 @@ from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.spec import Columns, LoadKind, Major, ProductKind
+from support.fx_walk.synthetic import BF16, Graph, aten, walk
 
 M, N, K, GROUPS = 24, 40, 16, 4
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from synthetic import BF16, F32, Graph, aten, prims, walk
 from torch import fx
 
 import cute_backend
+from support.fx_walk.synthetic import BF16, F32, Graph, aten, prims, walk
 
 PACKAGE = str(Path(cute_backend.__file__).parent)
 N = 64

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from synthetic import BF16, Graph, aten, called, prims, rewritten, run
 from torch import Tensor, fx
+
+from support.fx_walk.synthetic import BF16, Graph, aten, called, prims, rewritten, run
 
 I8, U8, I32 = torch.int8, torch.uint8, torch.int32
 M, N, K = 16, 16, 16

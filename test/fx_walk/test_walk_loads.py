@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from spellings import COLVEC, EXACT, ROWVEC, SCALAR, SHAPES, SPELLINGS, Spelling
-from synthetic import BF16, Graph, aten, called, rewritten, run, walk
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -15,15 +13,9 @@ from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.spec import LoadKind, Stride
-
-K = 16
-
-
-def product_inputs(m: int, n: int) -> tuple[Tensor, Tensor]:
-    """A (m, K) and B (K, n), K contiguous, whose products are small integers."""
-    generator = torch.Generator().manual_seed(m * 1000 + n)
-    a = torch.randint(-1, 2, (m, K), generator=generator).to(BF16)
-    return a, torch.randint(-1, 2, (n, K), generator=generator).to(BF16).t()
+from support.fx_walk.exact import K, integers, product_inputs
+from support.fx_walk.spellings import COLVEC, EXACT, ROWVEC, SCALAR, SHAPES, SPELLINGS, Spelling
+from support.fx_walk.synthetic import BF16, Graph, aten, called, rewritten, run, walk
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -129,11 +121,6 @@ def test_leading_axes_collapse_to_one_m() -> None:
 
 BATCHES, ROWS, COLUMNS = 3, 8, 40
 Z, S = Stride.ZERO, Stride.OTHER
-
-
-def integers(*shape: int) -> Tensor:
-    """Small integers, different from place to place."""
-    return (torch.arange(torch.Size(shape).numel()) % 61 - 30).reshape(shape).to(BF16)
 
 
 PER_BATCH = {

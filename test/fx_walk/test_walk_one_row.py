@@ -11,9 +11,6 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from synthetic import BF16, Graph, aten
-from test_walk_pairs import CUTS, Cut, K, N, the_region
-from test_walk_regions import assert_same_after_the_pass
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -23,6 +20,9 @@ from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.operands import parse_spec
 from cute_backend.simulator.api import run_with
 from cute_backend.spec import LoadKind
+from support.fx_walk.compared import assert_same_after_the_pass
+from support.fx_walk.pairs import CUTS, Cut, K, N, the_region
+from support.fx_walk.synthetic import BF16, Graph, aten
 
 E4M3 = torch.float8_e4m3fn
 

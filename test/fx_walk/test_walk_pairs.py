@@ -12,8 +12,6 @@ from operator import getitem
 
 import pytest
 import torch
-from synthetic import BF16, E4M3, F32, OP, Graph, aten, called, prims, run, walk
-from test_walk_regions import assert_same_after_the_pass, inputs_of
 from torch import fx
 
 from cute_backend.formula import formula
@@ -22,20 +20,16 @@ from cute_backend.fx_walk.reasons import Reason
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.spec import Columns, DType, LoadKind, Stride
+from support.fx_walk.compared import assert_same_after_the_pass, inputs_of
+from support.fx_walk.pairs import CUTS, Cut, K, M, N, halves, the_region
+from support.fx_walk.synthetic import BF16, E4M3, F32, OP, Graph, aten, called, prims, run, walk
 
-M, N, K = 64, 48, 32
 EPILOGUE = "cute_backend.gemm_epilogue.default"
 
 
 def product(graph: Graph, a: fx.Node, name: str, n: int = N, row_major: bool = False) -> fx.Node:
     strides = (n, 1) if row_major else (1, K)
     return graph.call(aten.mm.default, a, graph.input(name, (K, n), strides=strides))
-
-
-def the_region(graph: fx.Graph) -> Region:
-    (region,), rejections = walk(graph)
-    assert not rejections
-    return region
 
 
 # Two products of one A
@@ -234,18 +228,6 @@ def test_a_region_between_the_two_does_not_read_what_needs_them_too() -> None:
 
 
 # Parts of one product
-
-
-def halves(made: Graph, y: fx.Node, n: int = N) -> list[fx.Node]:
-    return [made.call(aten.slice.Tensor, y, 1, *bounds) for bounds in ((0, n // 2), (n // 2, n))]
-
-
-def neighbours(made: Graph, y: fx.Node, n: int = N) -> list[fx.Node]:
-    return [made.call(aten.slice.Tensor, y, 1, first, n, 2) for first in (0, 1)]
-
-
-Cut = Callable[[Graph, fx.Node], list[fx.Node]]
-CUTS = pytest.mark.parametrize("cut", [halves, neighbours])
 
 
 @CUTS

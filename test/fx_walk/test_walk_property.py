@@ -13,10 +13,10 @@ from operator import getitem
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from synthetic import F32, OP, Graph, aten, prims, run, walk
 from torch import Tensor, fx
 
 from cute_backend.fx_walk.rewrite import rewrite
+from support.fx_walk.synthetic import F32, OP, Graph, aten, prims, run, walk
 
 M, N, K = 8, 6, 8
 LOADS = {"row": (N,), "one_row": (1, N), "column": (M, 1), "scalar": (), "plane": (M, N)}

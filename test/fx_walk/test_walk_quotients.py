@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from synthetic import BF16, F32, Graph, aten, walk
 from torch import Tensor
 
 from cute_backend.replay import replay
 from cute_backend.spec import EpilogueSpec, Precision
+from support.fx_walk.synthetic import BF16, F32, Graph, aten, walk
 
 F16 = torch.float16
 M, N = 8, 192

@@ -5,40 +5,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "fixtures"))
-
-import graph_text
-from golden import assert_expected
-from synthetic import OP, called
-from torch import fx
-
 from cute_backend.formula import formula
-from cute_backend.fx_walk.reasons import Rejection
-from cute_backend.fx_walk.region import Region
-from cute_backend.fx_walk.regions import find_regions
 from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.fx_walk.static import fake, tensor_of
-from cute_backend.spec import Precision
-
-RECORDED = Path(graph_text.__file__).parent / "graphs"
-FOLDERS = sorted(path for path in RECORDED.iterdir() if path.is_dir())
-GRAPHS = [path for folder in FOLDERS for path in sorted(folder.glob("*.txt"))]
-
-
-def read(path: Path) -> tuple[fx.Graph, Precision]:
-    text = path.read_text()
-    eager = "'emulate_precision_casts': True" in text.split("\n", 2)[1]
-    return graph_text.read(text), Precision.EAGER if eager else Precision.FUSED
-
-
-def walked(path: Path) -> tuple[fx.Graph, list[Region], list[Rejection]]:
-    graph, precision = read(path)
-    return graph, *find_regions(graph, precision, lambda device: (9, 0))
+from support.fx_walk import graph_text
+from support.fx_walk.recorded import FOLDERS, GRAPHS, walked
+from support.fx_walk.synthetic import OP, called
+from support.golden import assert_expected
 
 
 def summary(path: Path) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from synthetic import BF16, E4M3, F32, OP, Graph, aten, called, prims, run, walk
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
@@ -26,6 +25,7 @@ from cute_backend.fx_walk.collect import GraphReport, collect
 from cute_backend.fx_walk.reasons import LABEL, Reason
 from cute_backend.fx_walk.reductions import find_reductions
 from cute_backend.fx_walk.rewrite import rewrite
+from support.fx_walk.synthetic import BF16, E4M3, F32, OP, Graph, aten, called, prims, run, walk
 
 M, N, K = 24, 16, 8
 EPILOGUE = "cute_backend.gemm_epilogue.default"

@@ -10,44 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from synthetic import BF16, E4M3, F32, Graph, aten, called, prims, rewritten, run, walk
-from torch import Tensor, fx
+from torch import fx
 
 from cute_backend import config
 from cute_backend.formula import formula
 from cute_backend.fx_walk import lower, regions
 from cute_backend.spec import Const, DType, Order, Overflow, Precision, Stride
+from support.fx_walk.compared import EPILOGUE, assert_same_after_the_pass, inputs_of, integers
+from support.fx_walk.synthetic import BF16, E4M3, F32, Graph, aten, called, prims, rewritten, run, walk
 
 M, N, K = 64, 48, 32
-EPILOGUE = "cute_backend.gemm_epilogue.default"
-
-
-def integers(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> Tensor:
-    """Small enough that every sum and product of a test is exact in bf16's eight bits."""
-    return torch.randint(-1, 2, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def inputs_of(graph: fx.Graph) -> list[Tensor]:
-    values = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
-    return [
-        integers(*value.shape, seed=index).as_strided(value.shape, value.stride()).to(value.dtype)
-        if value.numel() == sum((s - 1) * t for s, t in zip(value.shape, value.stride(), strict=True)) + 1
-        else integers(*value.shape, dtype=value.dtype, seed=index)
-        for index, value in enumerate(values)
-    ]
-
-
-def assert_same_after_the_pass(graph: fx.Graph, regions: int, left: list[str] | None = None) -> None:
-    """The pass fuses so many regions, leaves so many other calls, and the graph gives what it gave."""
-    inputs = inputs_of(graph)
-    before = run(copy.deepcopy(graph), *inputs)
-    after_graph = rewritten(graph)
-    calls = called(after_graph)
-    assert calls.count(EPILOGUE) == regions
-    assert [call for call in calls if call != EPILOGUE] == (left or [])
-    for wanted, result in zip(before, run(after_graph, *inputs), strict=True):
-        assert torch.equal(result, wanted)
-        assert result.stride() == wanted.stride()
 
 
 def silu(graph: Graph, value: fx.Node) -> fx.Node:

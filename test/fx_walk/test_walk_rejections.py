@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from synthetic import BF16, E4M3, F32, OP, Graph, aten, prims, walk
 from torch import fx
 
 from cute_backend import config
@@ -18,6 +17,7 @@ from cute_backend.fx_walk.reasons import Reason
 from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.planning import Arch
 from cute_backend.spec import DType
+from support.fx_walk.synthetic import BF16, E4M3, F32, OP, Graph, aten, prims, walk
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from synthetic import aten
 from torch import Tensor, fx
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from cute_backend.fx_walk.rewrite import _Sizes
+from support.fx_walk.synthetic import aten
 
 SHAPES = [(6, 5), (7, 3), (128, 40)]
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from epilogues import EPILOGUES, Problem
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
@@ -24,6 +23,7 @@ from cute_backend.planning import Arch, TileConfig
 from cute_backend.runtime import notices
 from cute_backend.runtime.tune import Job
 from cute_backend.runtime.tuned import Result
+from support.epilogues import EPILOGUES, Problem
 
 BF16 = torch.bfloat16
 M, N, K = 64, 48, 32

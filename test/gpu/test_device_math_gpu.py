@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from device_check import assert_converted, row_errors
-from device_rows import (
+from torch import Tensor
+
+from support.device_check import assert_converted, row_errors
+from support.device_rows import (
     as_arguments,
     compiled,
     conversion_inputs,
@@ -20,7 +22,6 @@ from device_rows import (
     row_inputs,
     rows_module,
 )
-from torch import Tensor
 
 pytestmark = pytest.mark.gpu
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from epilogues import BLOCKWISE, EPILOGUES, GROUPED, Epilogue, Problem
-from kernel_check import SHAPES, check_kernels
-from reference import TOLERANCE, as_tuple, in_float64, relative_error
 
 from cute_backend.fx_walk.collect import collect
 from cute_backend.spec import EpilogueSpec, Scaling
+from support.epilogues import BLOCKWISE, EPILOGUES, GROUPED, Epilogue, Problem
+from support.kernel_check import SHAPES, check_kernels
+from support.reference import TOLERANCE, as_tuple, in_float64, relative_error
 
 pytestmark = pytest.mark.gpu
 

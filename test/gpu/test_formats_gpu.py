@@ -4,7 +4,6 @@ largest and the smallest tile, which differ in their schedule."""
 from __future__ import annotations
 
 import pytest
-from kernel_check import check_kernels
 
 from cute_backend.planning import table
 from cute_backend.runtime.device import device_at
@@ -21,6 +20,7 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
+from support.kernel_check import check_kernels
 
 pytestmark = pytest.mark.gpu
 

@@ -7,8 +7,9 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import TOLERANCE, relative_error
 from torch import Tensor
+
+from support.reference import TOLERANCE, relative_error
 
 pytestmark = pytest.mark.gpu
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from model_files import NAMES, check
 from torch._dynamo.utils import counters
+
+from support.model_files import NAMES, check
 
 pytestmark = pytest.mark.gpu
 

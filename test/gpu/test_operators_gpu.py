@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import TOLERANCE, relative_error
+
+from support.reference import TOLERANCE, relative_error
 
 ops = pytest.importorskip("cutlass.operators", reason="needs the extra `operators`: nvidia-cutlass-operators")
 

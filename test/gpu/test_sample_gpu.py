@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from draws import BF16, STEPS, draw_pairs, draw_steps, noise, p_value
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -23,6 +22,7 @@ from cute_backend.runtime.device import device_at
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.operands import output_like, parse_spec
 from cute_backend.runtime.reach import Problem, reachable_kernels
+from support.draws import BF16, STEPS, draw_pairs, draw_steps, noise, p_value
 
 pytestmark = pytest.mark.gpu
 

@@ -12,9 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from epilogues import EPILOGUES
-from epilogues import Problem as Inputs
-from kernel_check import check_kernels
 from torch._dynamo.utils import counters
 
 from cute_backend.fx_walk.collect import collect
@@ -24,6 +21,9 @@ from cute_backend.runtime.device import device_at
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.timing import GpuTimer
 from cute_backend.spec import EpilogueSpec
+from support.epilogues import EPILOGUES
+from support.epilogues import Problem as Inputs
+from support.kernel_check import check_kernels
 
 pytestmark = pytest.mark.gpu
 
@@ -36,7 +36,7 @@ import torch
 sys.path[:0] = json.loads(sys.argv[1])
 noise, options = float(sys.argv[2]), json.loads(sys.argv[3])
 from torch._dynamo.utils import counters
-from epilogues import EPILOGUES, Problem
+from support.epilogues import EPILOGUES, Problem
 import cute_backend
 from cute_backend.fx_walk import tuning
 from cute_backend.runtime import launch, tuned

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draws import Call, recorded
 from torch import Tensor
 
 from cute_backend.planning import Arch, TileConfig
 from cute_backend.simulator.api import Machine, run_region
+from support.draws import Call, recorded
 
 BF16 = torch.bfloat16
 ROWS, VOCABULARY, DEPTH = 70, 200, 64

@@ -10,9 +10,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from independent import EXACT_OPS
-from modes import with_modes
-from random_specs import specs
 from torch import Tensor
 
 from cute_backend import numerics
@@ -33,6 +30,9 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
+from support.independent import EXACT_OPS
+from support.modes import with_modes
+from support.random_specs import specs
 
 N, K = 48, 32
 ROWS = tuple(name for name in EXACT_OPS if name not in ("mul", "div", "reciprocal"))

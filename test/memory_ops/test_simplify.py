@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from epilogues import EPILOGUES, Problem
 from torch import Tensor
 
 from cute_backend.memory_ops.simplify import simplify
@@ -26,6 +25,7 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
+from support.epilogues import EPILOGUES, Problem
 
 ACC = (Accumulator("acc", DType.BF16, DType.BF16),)
 

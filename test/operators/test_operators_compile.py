@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from operator_cases import (
+
+from support.operator_cases import (
     BF16,
     E4M3,
     F32,

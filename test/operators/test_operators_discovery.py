@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
-from operator_cases import BF16, E4M3, E5M2, F16, F32, F64, TARGETS, K, M, N, gemm_operands, like, matrix
+
+from support.operator_cases import (
+    BF16,
+    E4M3,
+    E5M2,
+    F16,
+    F32,
+    F64,
+    TARGETS,
+    K,
+    M,
+    N,
+    gemm_operands,
+    like,
+    matrix,
+)
 
 ops = pytest.importorskip("cutlass.operators", reason="needs the extra `operators`: nvidia-cutlass-operators")
 

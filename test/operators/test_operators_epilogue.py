@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from operator_cases import BF16, E4M3, E5M2, F16, F32, M, N, gemm_operands, replayed, without_a_gpu
+
+from support.operator_cases import BF16, E4M3, E5M2, F16, F32, M, N, gemm_operands, replayed, without_a_gpu
 
 ops = pytest.importorskip("cutlass.operators", reason="needs the extra `operators`: nvidia-cutlass-operators")
 

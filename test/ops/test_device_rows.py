@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from device_check import assert_converted, row_errors
-from device_rows import (
+from torch import Tensor
+
+from cute_backend.ops import OPS, SPECIAL
+from cute_backend.philox import upper_tail
+from cute_backend.runtime.cubin import resources
+from cute_backend.simulator import host
+from cute_backend.spec import DType
+from support.device_check import assert_converted, row_errors
+from support.device_rows import (
     RowCase,
     as_arguments,
     compiled,
@@ -19,13 +26,6 @@ from device_rows import (
     row_inputs,
     rows_module,
 )
-from torch import Tensor
-
-from cute_backend.ops import OPS, SPECIAL
-from cute_backend.philox import upper_tail
-from cute_backend.runtime.cubin import resources
-from cute_backend.simulator import host
-from cute_backend.spec import DType
 
 ARCHES = ["sm_90a", "sm_100a"]
 SAMPLES = 2048

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from float_formats import FORMATS
 from torch import Tensor
 
 from cute_backend import numerics
 from cute_backend.spec import VALUE_DTYPES, DType, Overflow
+from support.float_formats import FORMATS
 
 SMALL = tuple(FORMATS)
 FP8 = (DType.E4M3, DType.E5M2)

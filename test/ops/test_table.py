@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from op_samples import operands
 from torch import Tensor
 
 from cute_backend import numerics
@@ -40,6 +39,7 @@ from cute_backend.spec import (
     SpecError,
     Store,
 )
+from support.op_samples import operands
 
 ROWS = [row for row in OPS.values() if row not in SPECIAL]
 TARGETS = [(row, target) for row in ROWS for target in row.aten]

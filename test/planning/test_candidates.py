@@ -12,11 +12,8 @@ from typing import Any
 
 import cutlass
 import pytest
-from epilogues import EPILOGUES, Problem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_specs import specs
-from specs import sampling_spec
 
 from cute_backend.errors import UsageError
 from cute_backend.fx_walk.collect import collect
@@ -57,6 +54,9 @@ from cute_backend.spec import (
 )
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.stages import Stages
+from support.epilogues import EPILOGUES, Problem
+from support.random_specs import specs
+from support.small_specs import sampling_spec
 
 SIZES = st.tuples(st.integers(1, 70_000), st.integers(1, 2048), st.integers(1, 2048)).map(
     lambda sizes: (sizes[0], 16 * sizes[1], 16 * sizes[2])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from shipped import epilogue_spec, sampling_spec
 
 from cute_backend.planning import Arch, TileConfig, Variant, choose, plan, subtiled, tunable
 from cute_backend.planning.hoisting import can_hoist, epilogue_instructions, hoisting, mma_cycles
 from cute_backend.planning.registers import hoist_budget
+from support.shipped import epilogue_spec, sampling_spec
 
 TILE = TileConfig(Arch.SM100A, 128, 128)
 ROWWISE = epilogue_spec("rowwise", True)

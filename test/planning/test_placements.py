@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from specs import by_element, colvec, exact, rowvec, spec_of
 
 from cute_backend.planning import Arch, TileConfig, Variant, placing, plan
 from cute_backend.planning.placements import PLACEMENTS, ByElement, Ring, planes, vectors
 from cute_backend.planning.placements.placement import takes_nothing
 from cute_backend.spec import LoadKind
+from support.small_specs import by_element, colvec, exact, rowvec, spec_of
 
 
 @pytest.mark.parametrize("kind", LoadKind)

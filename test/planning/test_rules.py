@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from specs import block_mean, by_element, exact, rowvec, sampling_spec, spec_of
 
 from cute_backend.planning import Arch, TileConfig, Variant, plan, rules, subtiled, table
 from cute_backend.planning.registers import Registers, hoist_budget, leaves_registers
@@ -13,6 +12,7 @@ from cute_backend.planning.rules import RULES, Rule, suited
 from cute_backend.planning.shared_memory import BlockScales, holds_planes
 from cute_backend.planning.targets import Shape
 from cute_backend.spec import DType, EpilogueSpec, Major, Scaling
+from support.small_specs import block_mean, by_element, exact, rowvec, sampling_spec, spec_of
 
 PAIR = spec_of(products=2)
 SCALED = {"a_scaling": Scaling.LINE, "b_scaling": Scaling.SQUARE}

@@ -8,12 +8,12 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from specs import exact, rowvec, spec_of
 
 from cute_backend.planning import Arch, Target, TileConfig, Variant, offered, plan, unserved
 from cute_backend.planning.targets import Accumulators, Shape, sm80, sm90a, sm100a
 from cute_backend.spec import DType, ProductKind
 from cute_backend.templates.epilogue import Template
+from support.small_specs import exact, rowvec, spec_of
 
 HOPPER, BLACKWELL, AMPERE = sm90a.TARGET, sm100a.TARGET, sm80.TARGET
 SIXTEEN_BITS = frozenset((DType.BF16, DType.F16))

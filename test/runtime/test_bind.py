@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from handmade import kernel_of
-from layouts import check_layouts
 from torch import Tensor
 
 from cute_backend.planning import Arch, Variant
@@ -33,6 +31,8 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
+from support.runtime.handmade import kernel_of
+from support.runtime.layouts import check_layouts
 
 SPEC = EpilogueSpec(
     (Accumulator("acc", DType.BF16, DType.BF16),),

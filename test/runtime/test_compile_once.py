@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from compile_once import FOLDER, Compile, once
-from handmade import kernel_of, make_spec
 
 from cute_backend.planning import Arch
 from cute_backend.runtime import compile as compiling
 from cute_backend.runtime.compile import BuildError, Built
 from cute_backend.runtime.kernel import Kernel
+from support.compile_once import FOLDER, Compile, once
+from support.runtime.handmade import kernel_of, make_spec
 
 KERNEL = kernel_of(make_spec())
 

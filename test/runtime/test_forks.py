@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 
 import pytest
-from handmade import kernel_of, make_spec
 
 import cute_backend.runtime
 from cute_backend.runtime import build as building
@@ -24,6 +23,7 @@ from cute_backend.runtime import launch as launching
 from cute_backend.runtime.build import load_known, obtain
 from cute_backend.runtime.cache import KernelCache, writable_cache
 from cute_backend.runtime.kernel import Kernel
+from support.runtime.handmade import kernel_of, make_spec
 
 KERNEL = kernel_of(make_spec())
 LOCKS = (type(threading.Lock()), type(threading.RLock()))

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compile_once import afresh as compile_kernel
-from handmade import kernel_of, make_spec, source
 
 from cute_backend.planning import Variant
 from cute_backend.runtime import build as building
@@ -29,6 +27,8 @@ from cute_backend.runtime.build import obtain
 from cute_backend.runtime.cache import KernelCache, caches, private_folder
 from cute_backend.runtime.compile import BuildError, Built
 from cute_backend.runtime.space import check_room, out_of_space
+from support.compile_once import afresh as compile_kernel
+from support.runtime.handmade import kernel_of, make_spec, source
 
 KERNELS = [kernel_of(make_spec(), variant=variant) for variant in Variant]
 KERNEL = KERNELS[0]

@@ -237,7 +237,7 @@ def test_the_worker_is_this_package_and_runs_in_the_cache(
 
 
 def kernel() -> Any:
-    from handmade import kernel_of, make_spec
+    from support.runtime.handmade import kernel_of, make_spec
 
     return kernel_of(make_spec())
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from handmade import kernel_of, make_spec, source
 from torch._dynamo.utils import counters
 
 import cute_backend
@@ -36,6 +35,8 @@ from cute_backend.runtime.kernel import Kernel, UnavailableError, environment
 from cute_backend.runtime.pack import Content, Pack, load_pack, packed_kernels, write_pack
 from cute_backend.runtime.reach import MAX_KERNELS, Problem, buckets_of, reachable_kernels
 from cute_backend.spec import Axis, EpilogueSpec, LoadKind
+from support.runtime import serve_pack
+from support.runtime.handmade import kernel_of, make_spec, source
 
 SPEC = make_spec()
 KERNEL = kernel_of(SPEC)
@@ -386,7 +387,7 @@ def test_a_process_that_is_served_compiles_nothing(made: tuple[Path, Path], tmp_
     specs = [EpilogueSpec.from_json(json.dumps(each)).to_json() for each in manifest["specs"].values()]
     home = tmp_path / "kernels"
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("serve_pack.py")), json.dumps(specs)],
+        [sys.executable, serve_pack.__file__, json.dumps(specs)],
         env={
             **os.environ,
             "CUTE_BACKEND_PACK": str(made[1]),

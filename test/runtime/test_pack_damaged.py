@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from handmade import kernel_of, make_spec
-from other_users import OTHER, as_root, run_as, shared  # noqa: F401
 
 from cute_backend import PackError
 from cute_backend.planning.tiles import Arch
@@ -24,6 +22,8 @@ from cute_backend.runtime import pack as packing
 from cute_backend.runtime.kernel import environment
 from cute_backend.runtime.pack import MANIFEST, Content, Pack, packed_kernels, write_pack
 from cute_backend.runtime.reach import Problem
+from support.runtime.handmade import kernel_of, make_spec
+from support.runtime.other_users import OTHER, as_root, run_as, shared  # noqa: F401
 
 SPEC = make_spec()
 KERNEL = kernel_of(SPEC)

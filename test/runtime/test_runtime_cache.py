@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from handmade import kernel_of, make_spec, source
-from other_users import OTHER, as_root, run_as, shared  # noqa: F401
 from torch._dynamo.utils import counters
 
 from cute_backend import config
@@ -32,10 +30,13 @@ from cute_backend.runtime.cache import CacheFolderError, KernelCache
 from cute_backend.runtime.compile import BuildError, Built, compile_kernel
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.spec import DType, EpilogueSpec, LoadKind, Major, Op, Order, Stride
+from support.runtime import build_once
+from support.runtime.handmade import kernel_of, make_spec, source
+from support.runtime.other_users import OTHER, as_root, run_as, shared  # noqa: F401
 
 SPEC = make_spec()
 KERNEL = kernel_of(SPEC)
-SCRIPT = Path(__file__).with_name("build_once.py")
+SCRIPT = Path(build_once.__file__)
 
 
 @pytest.fixture

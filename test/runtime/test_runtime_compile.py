@@ -10,8 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from compile_once import afresh as compile_kernel
-from handmade import kernel_of, make_spec, source
 
 from cute_backend.planning import Arch, Variant
 from cute_backend.runtime import compile as compiling
@@ -22,6 +20,8 @@ from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.source import text_of
 from cute_backend.runtime.toolkit import cuda_major
 from cute_backend.spec import Major, Order
+from support.compile_once import afresh as compile_kernel
+from support.runtime.handmade import kernel_of, make_spec, source
 
 
 def compile_text(

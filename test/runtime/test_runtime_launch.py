@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from handmade import make_spec
-from layouts import check_layouts
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -44,6 +42,8 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
+from support.runtime.handmade import make_spec
+from support.runtime.layouts import check_layouts
 
 GPU = Device(-1, Arch.SM90A, 132, "a GPU")
 """Stands for the CPU, whose index torch gives as -1."""

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from handmade import make_spec
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -24,6 +23,7 @@ from cute_backend.spec import (
     Scaling,
     Store,
 )
+from support.runtime.handmade import make_spec
 
 OP = torch.ops.cute_backend.gemm_epilogue.default
 SPEC = make_spec(second_store=True)

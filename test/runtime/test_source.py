@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from other_users import OTHER
 from torch._dynamo.utils import counters
 
 from cute_backend import config
@@ -23,6 +22,7 @@ from cute_backend.runtime.kernel import BuildError, Kernel
 from cute_backend.runtime.launch import Launcher
 from cute_backend.runtime.source import SOURCES_VARIABLE, file_name, text_of
 from cute_backend.simulator.api import Machine, run
+from support.runtime.other_users import OTHER
 
 PROGRAM = """
 import torch

@@ -6,11 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from handmade import make_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layouts import check_layouts
-from random_specs import BLOCK, specs
 
 from cute_backend.planning import Arch, Variant, table
 from cute_backend.runtime.kernel import Kernel
@@ -30,6 +27,9 @@ from cute_backend.spec import (
     Scaling,
     Store,
 )
+from support.random_specs import BLOCK, specs
+from support.runtime.handmade import make_spec
+from support.runtime.layouts import check_layouts
 
 
 @settings(max_examples=100, deadline=None)

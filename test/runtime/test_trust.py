@@ -8,10 +8,10 @@ import pwd
 from pathlib import Path
 
 import pytest
-from other_users import OTHER, as_root, run_as, shared  # noqa: F401
 
 from cute_backend.runtime import trust
 from cute_backend.runtime.trust import UntrustedError, check_folder, open_trusted, read_trusted
+from support.runtime.other_users import OTHER, as_root, run_as, shared  # noqa: F401
 
 
 @pytest.fixture

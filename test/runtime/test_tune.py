@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from handmade import make_spec
 from rich.console import Console
 from torch._dynamo.utils import counters
 
@@ -24,6 +23,7 @@ from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.timing import Run, Timings
 from cute_backend.runtime.tune import Job, Tuner
 from cute_backend.runtime.tuned import NOISE, Key, Memory, Result, TunedFile
+from support.runtime.handmade import make_spec
 
 GPU = Device(-1, Arch.SM90A, 132, "a GPU")
 SPEC = make_spec()

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
-from handmade import make_spec
 
 from cute_backend.planning import Arch, TileConfig, Variant
 from cute_backend.runtime import notices, tuned
 from cute_backend.runtime.cache import KernelCache
 from cute_backend.runtime.tuned import Key, Memory, Result, TunedFile, remembered
+from support.runtime.handmade import make_spec
 
 SPEC = make_spec()
 KEY = Key(SPEC, Variant.TMA, 64, 4096, 512, "a GPU, 132 SMs")

@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from handmade import kernel_of, make_spec, source
-from other_users import OTHER, as_root
 
 from cute_backend import config
 from cute_backend.__main__ import main
@@ -28,6 +26,8 @@ from cute_backend.runtime.compile import Built, compile_kernel
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.upkeep import KEPT_S, Verdict, clear, entries, evict, judge
 from cute_backend.spec import EpilogueSpec
+from support.runtime.handmade import kernel_of, make_spec, source
+from support.runtime.other_users import OTHER, as_root
 
 KERNELS = [
     kernel_of(make_spec(second_store=second), variant=variant, arch=arch)

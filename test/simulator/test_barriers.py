@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ptx_entries import entry, launch
 
 from cute_backend.simulator.errors import BarrierError, Deadlock, IllegalAccess, RaceError
+from support.simulator.ptx_entries import entry, launch
 
 SEEDS = [None, 1, 2, 3]
 

@@ -6,9 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from epilogues import BLOCKWISE, Problem
-from reference import TOLERANCE, in_float64, relative_error
-from test_templates import RESIDUAL, block_scales, check_exact, integers, machine, op, operands, sm90, wrong
 
 import cute_backend
 from cute_backend.planning import Arch, TileConfig, Variant, offered
@@ -27,6 +24,19 @@ from cute_backend.spec import (
     Reduction,
     Scaling,
     Store,
+)
+from support.epilogues import BLOCKWISE, Problem
+from support.reference import TOLERANCE, in_float64, relative_error
+from support.simulator.exact import (
+    RESIDUAL,
+    block_scales,
+    check_exact,
+    integers,
+    machine,
+    op,
+    operands,
+    sm90,
+    wrong,
 )
 
 LINE, SQUARE = Scaling.LINE, Scaling.SQUARE

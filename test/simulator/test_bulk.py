@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ptx_entries import REGISTERS, launch
-from tensor_maps import tensor_map
 
 from cute_backend.simulator.errors import (
     BarrierError,
@@ -19,6 +17,8 @@ from cute_backend.simulator.errors import (
     MissingProxyFence,
     RaceError,
 )
+from support.simulator.ptx_entries import REGISTERS, launch
+from support.simulator.tensor_maps import tensor_map
 
 SEEDS = [None, 1, 2, 3]
 BUFFER = 4096

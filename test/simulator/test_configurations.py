@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from epilogues import EPILOGUES, Problem
-from reference import TOLERANCE, as_tuple, relative_error
-from test_golden import PROGRAMS, the_region
 
 from cute_backend.fx_walk.collect import collect
 from cute_backend.planning import Arch, TileConfig, Variant, offered
 from cute_backend.simulator.api import Machine, reference, run
 from cute_backend.spec import LoadKind
+from support.epilogues import EPILOGUES, Problem
+from support.golden_regions import PROGRAMS, the_region
+from support.reference import TOLERANCE, as_tuple, relative_error
 
 pytestmark = pytest.mark.sim
 

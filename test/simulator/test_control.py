@@ -8,7 +8,6 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from ptx_entries import entry, launch, one
 
 from cute_backend.simulator.errors import (
     Deadlock,
@@ -19,6 +18,7 @@ from cute_backend.simulator.errors import (
     Trap,
     UnknownOpcode,
 )
+from support.simulator.ptx_entries import entry, launch, one
 
 LANES = np.arange(32, dtype=np.uint32)
 

@@ -10,28 +10,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from ptx_entries import elementwise, one
+
+from support.simulator.formats import NAN, bits_of, values_of
+from support.simulator.ptx_entries import elementwise, one
 
 ALL_16 = np.arange(1 << 16, dtype=np.uint16)
 ALL_8 = np.arange(1 << 8, dtype=np.uint16)
-TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 LARGEST = {"f16": 65504.0, "e4m3": 448.0, "e5m2": 57344.0, "bf16": float(torch.finfo(torch.bfloat16).max)}
-NAN = {"f16": 0x7FFF, "bf16": 0x7FFF, "e4m3": 0x7F, "e5m2": 0x7F}
 SMALLEST_STEP = {"f16": (10, -14), "bf16": (7, -126), "e4m3": (3, -6), "e5m2": (2, -14), "f32": (23, -126)}
-
-
-def values_of(bits: np.ndarray, name: str) -> np.ndarray:
-    """What torch says that these bits mean, as float32."""
-    if name in ("e4m3", "e5m2"):
-        return torch.from_numpy(bits.astype(np.uint8)).view(TORCH[name]).float().numpy()
-    return torch.from_numpy(bits.view(np.int16)).view(TORCH[name]).float().numpy()
-
-
-def bits_of(x: np.ndarray, name: str) -> np.ndarray:
-    """Torch's bits of float32 values that the type holds or rounds to nearest."""
-    tensor = torch.from_numpy(np.ascontiguousarray(x)).to(TORCH[name])
-    width = np.uint8 if name in ("e4m3", "e5m2") else np.uint16
-    return tensor.view(torch.uint8 if width is np.uint8 else torch.int16).numpy().view(width)
 
 
 def float_samples(seed: int = 0, count: int = 20000) -> np.ndarray:

@@ -8,8 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from ptx_entries import elementwise, one
-from test_convert import NAN, bits_of, values_of
+
+from support.simulator.formats import NAN, bits_of, values_of
+from support.simulator.ptx_entries import elementwise, one
 
 SPECIALS = np.float32(
     [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 2.0**-126, 2.0**-149, -(2.0**-130), 3.4e38]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from ptx_entries import entry, launch
 
 from cute_backend.simulator.errors import MissingProxyFence, RaceError
+from support.simulator.ptx_entries import entry, launch
 
 SEEDS = [None, *range(1, 9)]
 THREADS = 64

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from test_templates import SM90, SM100, integers, machine, op, operands, scaled_residual, sm90, sm100, wrong
 from torch import Tensor
 
 from cute_backend.planning import TileConfig, Variant, table
@@ -16,15 +15,24 @@ from cute_backend.runtime.kernel import BuildError, Kernel
 from cute_backend.simulator.api import run_region
 from cute_backend.spec import (
     Accumulator,
-    Axis,
     Columns,
     DType,
     EpilogueSpec,
     Major,
     ProductKind,
-    ReduceKind,
-    Reduction,
     Store,
+)
+from support.simulator.exact import (
+    SM90,
+    SM100,
+    grouped,
+    groups,
+    integers,
+    machine,
+    op,
+    sm90,
+    sm100,
+    wrong,
 )
 
 M = 200
@@ -35,25 +43,6 @@ ENDS = {
     "all_in_one": (0, M, M),
     "no_rows": (0, 0),
 }
-
-
-def grouped(a_major: Major = Major.K, b_major: Major = Major.K) -> EpilogueSpec:
-    """acc * scale_a * scale_b + exact0, and the largest of each row."""
-    dense = scaled_residual(DType.BF16, DType.BF16, a_major, b_major)
-    largest = Store("out1", "t2", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX))
-    accumulators = tuple(replace(acc, kind=ProductKind.GROUPED) for acc in dense.accumulators)
-    return replace(dense, accumulators=accumulators, stores=(*dense.stores, largest))
-
-
-def groups(
-    spec: EpilogueSpec, ends: tuple[int, ...], m: int, n: int, k: int
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """As `operands`, with groups of rows that end there, and a B of other values for each."""
-    a, _, loads = operands(spec, m, n, k)
-    b = torch.stack([operands(spec, m + i, n, k)[1][0].contiguous() for i in range(len(ends))])
-    if spec.product.b_major is Major.K:
-        b = b.transpose(1, 2).contiguous().transpose(1, 2)
-    return [*a, torch.tensor(ends, dtype=torch.int32)], [b], loads
 
 
 def product(a: Tensor, b: Tensor, ends: tuple[int, ...]) -> Tensor:

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hardware_cases import CASES, CLUSTERS
-from reference import relative_error
 from torch import Tensor
 
 from cute_backend.planning import Arch
 from cute_backend.runtime.operands import parse_spec
 from cute_backend.simulator.api import Launch, Machine, run_region
+from support.reference import relative_error
+from support.simulator.hardware_cases import CASES, CLUSTERS
 
 FOLDER = Path(__file__).parent.parent / "fixtures" / "hardware"
 MOST_BYTES = 400_000

@@ -8,7 +8,6 @@ import subprocess
 
 import cuda.bindings.driver as cuda
 import cutlass
-import host_kernels
 import pytest
 import torch
 from cutlass.cute.runtime import from_dlpack
@@ -20,6 +19,7 @@ from cute_backend.simulator.errors import SimulationError
 from cute_backend.simulator.host import device_tensor, host_program, launch
 from cute_backend.simulator.parser import parse
 from cute_backend.simulator.tensormap import Swizzle, decode
+from support.simulator import host_kernels
 
 EMPTY_PTX = ".version 9.4\n.target sm_90a\n.address_size 64\n"
 

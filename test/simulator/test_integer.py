@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from ptx_entries import elementwise, one
+
+from support.simulator.ptx_entries import elementwise, one
 
 DTYPES = {
     "u16": np.uint16,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ptx_entries import entry, launch
 
 from cute_backend.simulator.errors import Deadlock, Runaway
 from cute_backend.simulator.opcodes import TABLE
 from cute_backend.simulator.report import Recorder
+from support.simulator.ptx_entries import entry, launch
 
 SEEDS = [None, 1, 2, 3]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ptx_entries import elementwise, entry, launch, one
 
 from cute_backend.simulator.errors import IllegalAccess, RaceError
 from cute_backend.simulator.memory import GlobalMemory
+from support.simulator.ptx_entries import elementwise, entry, launch, one
 
 ADDRESS = """
     mov.u32 %r0, %tid.x; mov.u32 %r500, %ctaid.x; mov.u32 %r501, %ntid.x; mad.lo.u32 %r500, %r500, %r501, %r0;

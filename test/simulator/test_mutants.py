@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
-from mutants import MUTANTS, SUBJECTS, Edit, Mutant, WrongNumbers, sound
 
 from cute_backend.planning import Arch
 from cute_backend.simulator.errors import SimulationError
+from support.simulator import mutants_sm80, mutants_sm90, mutants_sm100
+from support.simulator.mutants import SUBJECTS, Edit, Mutant, WrongNumbers, sound
 
+MUTANTS = [*mutants_sm80.MUTANTS, *mutants_sm90.MUTANTS, *mutants_sm100.MUTANTS]
 SEEDS = range(1, 9)
 FIRST, REST = SEEDS[:2], SEEDS[2:]
 

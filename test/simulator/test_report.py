@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from test_templates import operands, scaled_residual, sm90, sm100
 
 from cute_backend.planning import TileConfig, Variant
 from cute_backend.simulator.api import Launch, Machine, run_region
 from cute_backend.simulator.report import Recorder
+from support.simulator.exact import operands, scaled_residual, sm90, sm100
 
 M, N, K = 192, 192, 384
 BF16 = 2

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
-from mutants import COOPERATIVE, MASKED, ONE, PAIR, STAGED, TURNS, Edit, Subject, built
-from ptx_entries import entry, launch
 
 from cute_backend.runtime.compile import SYMBOL
 from cute_backend.simulator.errors import Deadlock
 from cute_backend.simulator.host import HostProgram
+from support.simulator.mutants import COOPERATIVE, MASKED, ONE, PAIR, STAGED, TURNS, Edit, Subject, built
+from support.simulator.ptx_entries import entry, launch
 
 EARLY = Edit(r"(?s)\A(.*?)(mov\.u32\s+%r\d+, %tid\.x;)", r"\1bar.sync 9, 992; \2")
 """A barrier that never fills, before any warp has done anything that could tell what it is for."""

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-from epilogues import EPILOGUES, Problem
 from torch import Tensor
 
 import cute_backend
@@ -17,6 +16,7 @@ from cute_backend.errors import UsageError
 from cute_backend.planning import Arch
 from cute_backend.simulator import api, host
 from cute_backend.simulator.errors import Runaway, SimulationError
+from support.epilogues import EPILOGUES, Problem
 
 
 def inputs_of(name: str, m: int = 40, n: int = 48, k: int = 64) -> tuple[torch.Tensor, ...]:

@@ -8,22 +8,28 @@ from typing import Any
 
 import cutlass
 import pytest
-import test_pairs
 import torch
-from test_templates import RESIDUAL, batched, batches, check_exact, machine, operands, scaled_residual, wrong
 
 from cute_backend.errors import UsageError
-from cute_backend.planning import Arch, TileConfig, Variant
+from cute_backend.planning import Variant
 from cute_backend.replay import replay
 from cute_backend.simulator.api import run_region
 from cute_backend.spec import DType, Major, Order, ProductKind, Store, Stride
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm80 import Sm80Gemm
 from cute_backend.templates.stages import Stages
-
-
-def sm80(tile_m: int, tile_n: int, **options: int) -> TileConfig:
-    return TileConfig(Arch.SM80, tile_m, tile_n, **options)
+from support.simulator import pairs
+from support.simulator.exact import (
+    RESIDUAL,
+    batched,
+    batches,
+    check_exact,
+    machine,
+    operands,
+    scaled_residual,
+    sm80,
+    wrong,
+)
 
 
 @pytest.mark.sweep
@@ -84,12 +90,12 @@ def test_batches() -> None:
         assert torch.equal(actual, expected)
 
 
-@pytest.mark.parametrize("columns", [test_pairs.TWO, test_pairs.NEIGHBOURS], ids=["two", "neighbours"])
+@pytest.mark.parametrize("columns", [pairs.TWO, pairs.NEIGHBOURS], ids=["two", "neighbours"])
 def test_pairs_of_products(columns: tuple) -> None:
     """Which share A, with reductions over rows and over columns."""
     config = sm80(64, 64, products=2)
-    spec = test_pairs.difference(columns, DType.BF16)
-    test_pairs.check(spec, replace(config, b_columns=spec.b_columns), 104, 88, 208)
+    spec = pairs.difference(columns, DType.BF16)
+    pairs.check(spec, replace(config, b_columns=spec.b_columns), 104, 88, 208)
 
 
 def test_outputs_have_two_stages_at_the_most() -> None:

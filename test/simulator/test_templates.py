@@ -6,35 +6,45 @@ from dataclasses import replace
 
 import pytest
 import torch
-from epilogues import EPILOGUES, Problem
-from heavy import HEAVY, heavy_inputs
-from reference import TOLERANCE, as_tuple, relative_error
 from torch import Tensor
 
-from cute_backend.planning import Arch, TileConfig, Variant
+from cute_backend.planning import Variant
 from cute_backend.replay import replay
 from cute_backend.runtime.build import build
-from cute_backend.runtime.operands import TORCH_DTYPES
-from cute_backend.simulator.api import Launch, Machine, reference, run, run_region
+from cute_backend.simulator.api import Machine, reference, run, run_region
 from cute_backend.spec import (
     Accumulator,
-    Axis,
     Blocks,
     DType,
     EpilogueSpec,
     Load,
     LoadKind,
     Major,
-    Op,
-    ProductKind,
-    ReduceKind,
-    Reduction,
     Store,
     Stride,
 )
-
-SM80, SM90, SM100 = Arch.SM80, Arch.SM90A, Arch.SM100A
-ARCHS = pytest.mark.parametrize("arch", [SM100, SM90], ids=lambda arch: arch.value)
+from support.epilogues import EPILOGUES, Problem
+from support.heavy import HEAVY, heavy_inputs
+from support.reference import TOLERANCE, as_tuple, relative_error
+from support.simulator.exact import (
+    RESIDUAL,
+    SCALE_A,
+    SCALE_B,
+    SM80,
+    SM90,
+    SM100,
+    batched,
+    batches,
+    check_exact,
+    integers,
+    machine,
+    op,
+    operands,
+    scaled_residual,
+    sm90,
+    sm100,
+    wrong,
+)
 
 
 @pytest.mark.sweep
@@ -87,31 +97,6 @@ def test_many_planes_are_right(name, arch, n):
 # Exact arithmetic: small integers and powers of two, so that a kernel has to be right to the bit.
 
 
-def op(name: str, row: str, *operands: str) -> Op:
-    return Op(name, row, operands, DType.F32)
-
-
-SCALE_A = Load("scale_a", LoadKind.COLVEC, DType.F32, Stride.ONE, Stride.ZERO)
-SCALE_B = Load("scale_b", LoadKind.ROWVEC, DType.F32, Stride.ZERO, Stride.ONE)
-RESIDUAL = Load("exact0", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.ONE)
-
-
-def scaled_residual(
-    a: DType = DType.E4M3, b: DType = DType.E4M3, a_major: Major = Major.K, b_major: Major = Major.K
-) -> EpilogueSpec:
-    """acc * scale_a * scale_b + exact0: a column, a row, and a plane."""
-    return EpilogueSpec(
-        (Accumulator("acc", a, b, a_major, b_major),),
-        (SCALE_A, SCALE_B, RESIDUAL),
-        (
-            op("t0", "mul", "acc", "scale_a"),
-            op("t1", "mul", "t0", "scale_b"),
-            op("t2", "add", "t1", "exact0"),
-        ),
-        (Store("out0", "t2", DType.BF16),),
-    )
-
-
 def per_batch() -> EpilogueSpec:
     """(acc * scale_a + exact0) * scale_b + exact1 + colvec0: of a batch, place, column, batch and place."""
     z, s = Stride.ZERO, Stride.OTHER
@@ -135,65 +120,6 @@ def per_batch() -> EpilogueSpec:
     )
 
 
-def integers(shape: tuple[int, int], dtype: DType, generator: torch.Generator) -> Tensor:
-    return torch.randint(-2, 3, shape, generator=generator).to(TORCH_DTYPES[dtype])
-
-
-def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Every product and sum of these is an integer below 2**24: one rounding is left, that of the store.
-
-    Rows and columns have scales of their own, so that one read for another changes the result.
-    """
-    generator = torch.Generator().manual_seed(m + n + k)
-    [acc] = spec.accumulators
-    a = integers((m, k) if acc.a_major is Major.K else (k, m), acc.a_dtype, generator)
-    b = integers((n, k) if acc.b_major is Major.K else (k, n), acc.b_dtype, generator)
-    loads = {
-        "scale_a": torch.arange(m) % 61 + 1.0,
-        "scale_b": torch.arange(n) % 67 + 1.0,
-        "exact0": torch.randint(-99, 100, (m, n), generator=generator).to(torch.bfloat16),
-    }
-    of_a, of_b = block_scales(acc, m, n, k) if acc.is_block_scaled else ([], [])
-    return (
-        [a if acc.a_major is Major.K else a.t(), *of_a],
-        [b.t() if acc.b_major is Major.K else b, *of_b],
-        [loads[load.name] for load in spec.loads if load.name in loads],
-    )
-
-
-def block_scales(acc: Accumulator, m: int, n: int, k: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Those of A and of B, laid out as torch wants them: no two neighbours are equal along either axis."""
-    blocks = torch.arange(-(-k // 128))
-    rows, columns = (torch.arange(count) for count in (acc.a_scaling.blocks(m), acc.b_scaling.blocks(n)))
-    of_a = (5 * blocks[:, None] + rows) % 13 + 1.0
-    of_b = (3 * blocks + 7 * columns[:, None]) % 11 + 1.0
-    return [of_a.t()], [of_b.t()]
-
-
-def check_exact(spec: EpilogueSpec, problem: tuple[int, int, int], machine: Machine) -> Launch:
-    a, b, loads = operands(spec, *problem)
-    outputs, launch = run_region(spec, a, b, loads, machine)
-    for actual, expected in zip(outputs, replay(spec, a, b, loads), strict=True):
-        assert torch.equal(actual, expected), wrong(actual, expected)
-    return launch
-
-
-def wrong(actual: Tensor, expected: Tensor) -> str:
-    rows, columns = (actual.double() != expected.double()).nonzero().unbind(1)
-    return (
-        f"{len(rows)} of {actual.numel()} are wrong, in rows {rows.min()} to {rows.max()} and columns "
-        f"{columns.min()} to {columns.max()}"
-    )
-
-
-def sm100(tile_m: int, tile_n: int, cluster_m: int = 1, cluster_n: int = 1, ctas: int = 1) -> TileConfig:
-    return TileConfig(SM100, tile_m, tile_n, cluster_m, cluster_n, ctas)
-
-
-def sm90(tile_m: int, tile_n: int, cluster_m: int = 1, cluster_n: int = 1, **options: int) -> TileConfig:
-    return TileConfig(SM90, tile_m, tile_n, cluster_m, cluster_n, **options)
-
-
 CONFIGS = [
     sm100(128, 64),
     sm100(128, 256),
@@ -214,10 +140,6 @@ CONFIGS = [
     sm90(128, 64, split_k=2),
 ]
 by_name = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.arch.value}-{config.name}")
-
-
-def machine(config: TileConfig, seed: int | None = 1, clusters: int = 1) -> Machine:
-    return Machine(config.arch, seed, config, clusters)
 
 
 @pytest.mark.sweep
@@ -333,48 +255,6 @@ def test_blocks_that_tiles_straddle(config, columns, n):
     whole = product * loads[0] + loads[1] + loads[2].double() * loads[3]
     assert torch.equal(outputs[0], whole.to(torch.bfloat16).reshape(m, n))
     assert launch.kernel.variant is (Variant.TMA if n % 8 == 0 else Variant.PLAIN)
-
-
-def batched(a_major: Major, b_major: Major, dtype: DType = DType.BF16) -> EpilogueSpec:
-    """(acc * scale_b + exact0 + exact1) * colvec0 + scale_a: what is of a column, an element, a batch and its
-    columns, a batch, a row; and the largest of each row."""
-    z, s = Stride.ZERO, Stride.OTHER
-    return EpilogueSpec(
-        (Accumulator("acc", dtype, dtype, a_major, b_major, kind=ProductKind.BATCHED),),
-        (
-            SCALE_A,
-            SCALE_B,
-            RESIDUAL,
-            replace(RESIDUAL, name="exact1", m_modes=(s, z)),
-            Load("colvec0", LoadKind.COLVEC, DType.F32, s, z, (s, z)),
-        ),
-        (
-            op("t0", "mul", "acc", "scale_b"),
-            op("t1", "add", "t0", "exact0"),
-            op("t2", "add", "t1", "exact1"),
-            op("t3", "mul", "t2", "colvec0"),
-            op("t4", "add", "t3", "scale_a"),
-        ),
-        (
-            Store("out0", "t4", DType.BF16),
-            Store("out1", "t4", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX)),
-        ),
-    )
-
-
-def batches(
-    spec: EpilogueSpec, count: int, m: int, n: int, k: int
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """As `operands`, for so many products of (m, n, k)."""
-    made = [operands(spec, m + i, n, k) for i in range(count)]  # of other values in each
-    a = torch.stack([a.contiguous()[:m] for (a,), _, _ in made])
-    b = torch.stack([b.contiguous() for _, (b,), _ in made])
-    a = a if spec.product.a_major is Major.K else a.transpose(1, 2).contiguous().transpose(1, 2)
-    b = b.transpose(1, 2).contiguous().transpose(1, 2) if spec.product.b_major is Major.K else b
-    _, _, loads = operands(spec, count * m, n, k)
-    of_batch = torch.arange(count * n).reshape(count, 1, n) % 53 - 26
-    number = (torch.arange(count) + 1.0)[:, None]
-    return [a], [b], [*loads, of_batch.bfloat16().expand(-1, m, -1), number.expand(-1, m)]
 
 
 @pytest.mark.sweep

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from operands import Stored, raw_elements, small_integers, stored
-from ptx_entries import REGISTERS, launch
 
 from cute_backend.simulator.errors import (
     DescriptorError,
@@ -20,6 +18,8 @@ from cute_backend.simulator.errors import (
     SimulationError,
     UnknownOpcode,
 )
+from support.simulator.operands import Stored, raw_elements, small_integers, stored
+from support.simulator.ptx_entries import REGISTERS, launch
 
 SEEDS = [None, 1, 2, 3]
 DEPTH = {"e4m3": 32, "e5m2": 32, "s8": 32, "u8": 32, "f16": 16, "bf16": 16, "tf32": 8}

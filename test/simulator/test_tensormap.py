@@ -6,13 +6,13 @@ import struct
 from dataclasses import replace
 
 import cutlass
-import host_kernels
 import pytest
 import torch
 
 from cute_backend.simulator.errors import DescriptorError
 from cute_backend.simulator.host import host_program
 from cute_backend.simulator.tensormap import ElementType, Fill, Interleave, Swizzle, TensorMap, decode
+from support.simulator import host_kernels
 
 BY_HAND = TensorMap(
     address=0x7F00_1234_5670,

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ptx_entries import entry, launch
 
 from cute_backend.simulator.errors import IllegalAccess, RaceError, UnknownOpcode
 from cute_backend.simulator.report import Recorder
+from support.simulator.ptx_entries import entry, launch
 
 TORCH = {
     "bf16": torch.bfloat16,

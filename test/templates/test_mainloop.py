@@ -6,12 +6,12 @@ from typing import Any
 
 import cutlass.cute as cute
 import pytest
-from test_sm100 import Bare
 
 from cute_backend.planning import Arch, TileConfig
 from cute_backend.templates.mainloop import Sm90Plain, Sm100Plain
 from cute_backend.templates.sm90 import Sm90Gemm
 from cute_backend.templates.sm100 import Sm100Gemm
+from support.bare_epilogue import Bare
 
 HOPPER, BLACKWELL = TileConfig(Arch.SM90A, 64, 64), TileConfig(Arch.SM100A, 128, 64)
 

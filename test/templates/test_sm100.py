@@ -8,12 +8,7 @@ import pytest
 from cute_backend.planning import Arch, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm100 import Sm100Gemm
-
-
-class Bare:
-    loads = staged = shared_loads = ()
-    stores = ("out0",)
-    shared_stores = (SmemOperand("out0", cutlass.BFloat16),)
+from support.bare_epilogue import Bare
 
 
 class Wide(Bare):

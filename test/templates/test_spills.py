@@ -11,15 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from epilogues import EPILOGUES
-from heavy import HEAVY
-from shipped import SAMPLING, code_of, epilogue_spec, heavy_spec, is_fp8, sampling_spec, served
 
 from cute_backend.planning import Arch, TileConfig, Variant, offered
 from cute_backend.planning.hoisting import can_hoist
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.spec import EpilogueSpec, Scaling
+from support.epilogues import EPILOGUES
+from support.heavy import HEAVY
+from support.shipped import SAMPLING, code_of, epilogue_spec, heavy_spec, is_fp8, sampling_spec, served
 
 PROMOTED = {"fast_accum": False}
 TABLES: dict[str, tuple[Arch, dict[str, Any]]] = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from device_rows import Conversion, RowCase
 from torch import Tensor
 
 from cute_backend.ops import OPS
 from cute_backend.spec import DType
+from support.device_rows import Conversion, RowCase
 
 MAX_ULP = {
     "div": 0.51,
@@ -73,9 +73,9 @@ def _complaint(case: RowCase, operands: list[Tensor], bits: Tensor, wrong: Tenso
         operands = [operand.double() for operand in operands]
     worst = places[:4]
     picked = [operand[worst] for operand in operands]
-    rule = f"MAX_ULP in test/device_check.py allows {MAX_ULP.get(case.name)}"
+    rule = f"MAX_ULP in test/support/device_check.py allows {MAX_ULP.get(case.name)}"
     if case.name not in MAX_ULP:
-        rule = "without a line in MAX_ULP, in test/device_check.py, it has to match its reference to the bit"
+        rule = "without a line in MAX_ULP of test/support/device_check.py it must match its reference exactly"
     given, expected = [operand.tolist() for operand in picked], case.reference(*picked).tolist()
     return f"{said}, at {given}: {got[worst].tolist()}, not {expected}; {rule}"
 

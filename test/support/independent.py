@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from float_formats import FORMATS
 
 from cute_backend.spec import (
     Blocks,
@@ -26,6 +25,7 @@ from cute_backend.spec import (
     Precision,
     Stride,
 )
+from support.float_formats import FORMATS
 
 Array = npt.NDArray[Any]
 

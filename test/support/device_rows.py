@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from op_samples import operands
 from torch import Tensor
 
 from cute_backend import numerics
 from cute_backend.memory_ops.emit import CUTE_TYPES
 from cute_backend.ops import CAST, OPS, OperandRule, cast_expression, result_dtype
 from cute_backend.spec import VALUE_DTYPES, DType, Overflow
+from support.op_samples import operands
 
 REGISTERS = (DType.F32, DType.I32, DType.BOOL)
 THREADS = 128

@@ -9,12 +9,11 @@ import json
 import sys
 import warnings
 
-from handmade import kernel_of, make_spec, source
-
 from cute_backend.memory_ops import emit
 from cute_backend.runtime import build, compile
 from cute_backend.runtime.compile import BuildError
 from cute_backend.runtime.kernel import UnavailableError
+from support.runtime.handmade import kernel_of, make_spec, source
 
 
 def main() -> None:

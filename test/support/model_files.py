@@ -13,11 +13,12 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import relative_error
 from torch import Tensor
 from torch._inductor import config as inductor_config
 
-ROOT = Path(__file__).parents[1]
+from support.reference import relative_error
+
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 
 from models import MODELS  # noqa: E402

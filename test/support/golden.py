@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from pathlib import Path
 
-EXPECTED = Path(__file__).parent / "expected"
+EXPECTED = Path(__file__).parents[1] / "expected"
 
 
 def assert_expected(name: str, text: str) -> Path:
@@ -30,3 +31,16 @@ def assert_expected(name: str, text: str) -> Path:
             "\n".join([f"{name} differs; EXPECTTEST_ACCEPT=1 (or `make golden`) accepts it:", *diff])
         )
     return path
+
+
+def check_samples(path: Path, name: str, sample: str) -> None:
+    """Compares a page's sample with what it should be, or writes it."""
+    text = path.read_text()
+    pattern = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=\n<!-- /{name} -->)", re.DOTALL)
+    if os.environ.get("EXPECTTEST_ACCEPT") == "1":
+        text, written = pattern.subn(lambda _: sample, text)
+        assert written == 1
+        path.write_text(text)
+        return
+    (shown,) = pattern.findall(text)
+    assert shown == sample, "make golden rewrites it"

@@ -1,8 +1,9 @@
 """Kernels of every schedule on small problems with edges, for compute-sanitizer to watch: see
 test_memcheck_gpu.py.
 
-    python test/gpu/memcheck.py build     # first, for the sanitizer slows compilers too
-    compute-sanitizer --tool memcheck python test/gpu/memcheck.py
+    cd test
+    python -m support.memcheck build     # first, because the sanitizer slows compilers too
+    compute-sanitizer --tool memcheck python -m support.memcheck
 """
 
 from __future__ import annotations
@@ -10,15 +11,14 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from epilogues import EPILOGUES, GROUPED, Problem
-from kernel_check import check_kernels
-
 from cute_backend.fx_walk.collect import collect
 from cute_backend.planning import Variant, offered
 from cute_backend.runtime.build import obtain
 from cute_backend.runtime.device import device_at
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.spec import EpilogueSpec
+from support.epilogues import EPILOGUES, GROUPED, Problem
+from support.kernel_check import check_kernels
 
 PROGRAMS = EPILOGUES | GROUPED
 NAMES = ("bias_gelu_residual", "sums", "addmm_relu", "grouped_routed")

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from epilogues import EPILOGUES, Problem
-from reference import as_tuple
 from torch import Tensor
 
 from cute_backend.planning import Arch, TileConfig
@@ -29,6 +27,8 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
+from support.epilogues import EPILOGUES, Problem
+from support.reference import as_tuple
 
 CLUSTERS = 1
 """Clusters in flight, here as there: a persistent kernel works through all its tiles in one."""

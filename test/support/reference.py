@@ -6,8 +6,9 @@ from itertools import pairwise
 from unittest.mock import patch
 
 import torch
-from epilogues import Epilogue
 from torch import Tensor
+
+from support.epilogues import Epilogue
 
 TOLERANCE = {
     torch.bfloat16: 4e-3,

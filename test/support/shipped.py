@@ -13,24 +13,18 @@ from functools import partial
 from typing import Any
 
 import torch
-from draws import recorded
-from epilogues import EPILOGUES, Problem
-from heavy import HEAVY, heavy_inputs
-from test_golden import ARCHS, NAMES, the_region
 
 from cute_backend.fx_walk.collect import collect
 from cute_backend.memory_ops.emit import emit
+from cute_backend.planning import Arch, TileConfig, Variant, offered, unserved
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.sample import SAMPLES_PER_PASS
 from cute_backend.spec import EpilogueSpec
-
-try:
-    from cute_backend.planning import Arch, TileConfig, Variant, offered, unserved
-except ImportError:  # in a base from before planning was a package
-    from cute_backend.templates.config import Arch, TileConfig, offered  # type: ignore[no-redef]
-
-    from cute_backend.memory_ops import Variant  # type: ignore[attr-defined,no-redef]
+from support.draws import recorded
+from support.epilogues import EPILOGUES, Problem
+from support.golden_regions import ARCHS, NAMES, the_region
+from support.heavy import HEAVY, heavy_inputs
 
 FP8 = {"scale_hidden": torch.ones(2), "scale_weight": torch.ones(3), "bias": torch.zeros(3)}
 SAMPLING: dict[str, dict[str, Any]] = {

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from epilogues import Problem
-from modes import with_modes
-from reference import TOLERANCE, relative_error
 from torch import Tensor
 
 from cute_backend.planning import TileConfig, Variant, offered
@@ -29,6 +26,9 @@ from cute_backend.spec import (
     Scaling,
     Stride,
 )
+from support.epilogues import Problem
+from support.modes import with_modes
+from support.reference import TOLERANCE, relative_error
 
 SHAPES = [
     (256, 256, 256),

@@ -1,0 +1,39 @@
+"""The regions of the golden modules: one for each shared epilogue and architecture."""
+
+from __future__ import annotations
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import cute_backend
+from cute_backend.api import Region
+from cute_backend.planning import Arch
+from support.epilogues import BLOCKWISE, EPILOGUES, GROUPED, Problem
+
+ARCHS = ("sm_90a", "sm_100a", "sm_80")
+
+
+PROGRAMS = EPILOGUES | BLOCKWISE | GROUPED
+
+
+NAMES = {arch: [name for name in EPILOGUES if EPILOGUES[name].runs_on(Arch.of_name(arch))] for arch in ARCHS}
+NAMES["sm_90a"] += BLOCKWISE
+for grouping in ("sm_90a", "sm_100a"):
+    NAMES[grouping] += GROUPED
+
+
+LARGE = Problem(4096, 4096, 4096)
+
+
+def the_region(name: str, arch: str, problem: Problem = LARGE) -> Region:
+    """The one region of an epilogue."""
+    epilogue = PROGRAMS[name]
+    with FakeTensorMode():
+        inputs = epilogue.inputs(problem)
+    explained = cute_backend.explain(epilogue.fn, *inputs, arch=arch)
+    assert not explained.rejections
+    (region,) = explained.regions
+    return region
+
+
+def file_name(name: str, arch: str) -> str:
+    return f"{name}_{arch.replace('_', '')}.py"

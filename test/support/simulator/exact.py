@@ -1,0 +1,191 @@
+"""Specs, operands and tiles of exact products: small integers and powers of two, right to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from cute_backend.planning import Arch, TileConfig
+from cute_backend.replay import replay
+from cute_backend.runtime.operands import TORCH_DTYPES
+from cute_backend.simulator.api import Launch, Machine, run_region
+from cute_backend.spec import (
+    Accumulator,
+    Axis,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Major,
+    Op,
+    ProductKind,
+    ReduceKind,
+    Reduction,
+    Store,
+    Stride,
+)
+
+SM80, SM90, SM100 = Arch.SM80, Arch.SM90A, Arch.SM100A
+
+
+ARCHS = pytest.mark.parametrize("arch", [SM100, SM90], ids=lambda arch: arch.value)
+
+
+def op(name: str, row: str, *operands: str) -> Op:
+    return Op(name, row, operands, DType.F32)
+
+
+SCALE_A = Load("scale_a", LoadKind.COLVEC, DType.F32, Stride.ONE, Stride.ZERO)
+
+
+SCALE_B = Load("scale_b", LoadKind.ROWVEC, DType.F32, Stride.ZERO, Stride.ONE)
+
+
+RESIDUAL = Load("exact0", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.ONE)
+
+
+def scaled_residual(
+    a: DType = DType.E4M3, b: DType = DType.E4M3, a_major: Major = Major.K, b_major: Major = Major.K
+) -> EpilogueSpec:
+    """acc * scale_a * scale_b + exact0: a column, a row, and a plane."""
+    return EpilogueSpec(
+        (Accumulator("acc", a, b, a_major, b_major),),
+        (SCALE_A, SCALE_B, RESIDUAL),
+        (
+            op("t0", "mul", "acc", "scale_a"),
+            op("t1", "mul", "t0", "scale_b"),
+            op("t2", "add", "t1", "exact0"),
+        ),
+        (Store("out0", "t2", DType.BF16),),
+    )
+
+
+def integers(shape: tuple[int, int], dtype: DType, generator: torch.Generator) -> Tensor:
+    return torch.randint(-2, 3, shape, generator=generator).to(TORCH_DTYPES[dtype])
+
+
+def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Every product and sum of these is an integer below 2**24: one rounding is left, that of the store.
+
+    Rows and columns have scales of their own, so that one read for another changes the result.
+    """
+    generator = torch.Generator().manual_seed(m + n + k)
+    [acc] = spec.accumulators
+    a = integers((m, k) if acc.a_major is Major.K else (k, m), acc.a_dtype, generator)
+    b = integers((n, k) if acc.b_major is Major.K else (k, n), acc.b_dtype, generator)
+    loads = {
+        "scale_a": torch.arange(m) % 61 + 1.0,
+        "scale_b": torch.arange(n) % 67 + 1.0,
+        "exact0": torch.randint(-99, 100, (m, n), generator=generator).to(torch.bfloat16),
+    }
+    of_a, of_b = block_scales(acc, m, n, k) if acc.is_block_scaled else ([], [])
+    return (
+        [a if acc.a_major is Major.K else a.t(), *of_a],
+        [b.t() if acc.b_major is Major.K else b, *of_b],
+        [loads[load.name] for load in spec.loads if load.name in loads],
+    )
+
+
+def block_scales(acc: Accumulator, m: int, n: int, k: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Those of A and of B, laid out as torch wants them: no two neighbours are equal along either axis."""
+    blocks = torch.arange(-(-k // 128))
+    rows, columns = (torch.arange(count) for count in (acc.a_scaling.blocks(m), acc.b_scaling.blocks(n)))
+    of_a = (5 * blocks[:, None] + rows) % 13 + 1.0
+    of_b = (3 * blocks + 7 * columns[:, None]) % 11 + 1.0
+    return [of_a.t()], [of_b.t()]
+
+
+def check_exact(spec: EpilogueSpec, problem: tuple[int, int, int], machine: Machine) -> Launch:
+    a, b, loads = operands(spec, *problem)
+    outputs, launch = run_region(spec, a, b, loads, machine)
+    for actual, expected in zip(outputs, replay(spec, a, b, loads), strict=True):
+        assert torch.equal(actual, expected), wrong(actual, expected)
+    return launch
+
+
+def wrong(actual: Tensor, expected: Tensor) -> str:
+    rows, columns = (actual.double() != expected.double()).nonzero().unbind(1)
+    return (
+        f"{len(rows)} of {actual.numel()} are wrong, in rows {rows.min()} to {rows.max()} and columns "
+        f"{columns.min()} to {columns.max()}"
+    )
+
+
+def sm100(tile_m: int, tile_n: int, cluster_m: int = 1, cluster_n: int = 1, ctas: int = 1) -> TileConfig:
+    return TileConfig(SM100, tile_m, tile_n, cluster_m, cluster_n, ctas)
+
+
+def sm90(tile_m: int, tile_n: int, cluster_m: int = 1, cluster_n: int = 1, **options: int) -> TileConfig:
+    return TileConfig(SM90, tile_m, tile_n, cluster_m, cluster_n, **options)
+
+
+def machine(config: TileConfig, seed: int | None = 1, clusters: int = 1) -> Machine:
+    return Machine(config.arch, seed, config, clusters)
+
+
+def batched(a_major: Major, b_major: Major, dtype: DType = DType.BF16) -> EpilogueSpec:
+    """(acc * scale_b + exact0 + exact1) * colvec0 + scale_a: what is of a column, an element, a batch and its
+    columns, a batch, a row; and the largest of each row."""
+    z, s = Stride.ZERO, Stride.OTHER
+    return EpilogueSpec(
+        (Accumulator("acc", dtype, dtype, a_major, b_major, kind=ProductKind.BATCHED),),
+        (
+            SCALE_A,
+            SCALE_B,
+            RESIDUAL,
+            replace(RESIDUAL, name="exact1", m_modes=(s, z)),
+            Load("colvec0", LoadKind.COLVEC, DType.F32, s, z, (s, z)),
+        ),
+        (
+            op("t0", "mul", "acc", "scale_b"),
+            op("t1", "add", "t0", "exact0"),
+            op("t2", "add", "t1", "exact1"),
+            op("t3", "mul", "t2", "colvec0"),
+            op("t4", "add", "t3", "scale_a"),
+        ),
+        (
+            Store("out0", "t4", DType.BF16),
+            Store("out1", "t4", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX)),
+        ),
+    )
+
+
+def batches(
+    spec: EpilogueSpec, count: int, m: int, n: int, k: int
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """As `operands`, for so many products of (m, n, k)."""
+    made = [operands(spec, m + i, n, k) for i in range(count)]  # of other values in each
+    a = torch.stack([a.contiguous()[:m] for (a,), _, _ in made])
+    b = torch.stack([b.contiguous() for _, (b,), _ in made])
+    a = a if spec.product.a_major is Major.K else a.transpose(1, 2).contiguous().transpose(1, 2)
+    b = b.transpose(1, 2).contiguous().transpose(1, 2) if spec.product.b_major is Major.K else b
+    _, _, loads = operands(spec, count * m, n, k)
+    of_batch = torch.arange(count * n).reshape(count, 1, n) % 53 - 26
+    number = (torch.arange(count) + 1.0)[:, None]
+    return [a], [b], [*loads, of_batch.bfloat16().expand(-1, m, -1), number.expand(-1, m)]
+
+
+def sm80(tile_m: int, tile_n: int, **options: int) -> TileConfig:
+    return TileConfig(Arch.SM80, tile_m, tile_n, **options)
+
+
+def grouped(a_major: Major = Major.K, b_major: Major = Major.K) -> EpilogueSpec:
+    """acc * scale_a * scale_b + exact0, and the largest of each row."""
+    dense = scaled_residual(DType.BF16, DType.BF16, a_major, b_major)
+    largest = Store("out1", "t2", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX))
+    accumulators = tuple(replace(acc, kind=ProductKind.GROUPED) for acc in dense.accumulators)
+    return replace(dense, accumulators=accumulators, stores=(*dense.stores, largest))
+
+
+def groups(
+    spec: EpilogueSpec, ends: tuple[int, ...], m: int, n: int, k: int
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """As `operands`, with groups of rows that end there, and a B of other values for each."""
+    a, _, loads = operands(spec, m, n, k)
+    b = torch.stack([operands(spec, m + i, n, k)[1][0].contiguous() for i in range(len(ends))])
+    if spec.product.b_major is Major.K:
+        b = b.transpose(1, 2).contiguous().transpose(1, 2)
+    return [*a, torch.tensor(ends, dtype=torch.int32)], [b], loads

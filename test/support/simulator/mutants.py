@@ -1,0 +1,289 @@
+"""Deliberate faults in kernels: how one is planted, and the kernels that faults are planted in.
+
+A fault is an edit of a template's text, of a generated module or of a compiled kernel's PTX. The text that it
+replaces must occur exactly as often as the edit states, so that no mutant vanishes when a template changes.
+The faults themselves are in `mutants_sm80.py`, `mutants_sm90.py` and `mutants_sm100.py`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+
+import cute_backend.templates
+from cute_backend.memory_ops.emit import emit
+from cute_backend.planning import TileConfig, Variant
+from cute_backend.replay import replay
+from cute_backend.runtime.build import build
+from cute_backend.runtime.compile import SYMBOL, Built, compile_kernel
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.simulator import api
+from cute_backend.simulator.host import HostProgram
+from cute_backend.spec import Axis, DType, EpilogueSpec, ReduceKind, Reduction, Scaling, Store
+from support.simulator.exact import grouped, groups, operands, scaled_residual, sm80, sm90, sm100, wrong
+
+SPEC = scaled_residual()
+LARGEST = replace(
+    SPEC, stores=(Store("out0", "t2", DType.F32, reduce=Reduction(Axis.COLUMN, ReduceKind.MAX)),)
+)
+BLOCKWISE = replace(
+    SPEC,
+    accumulators=(
+        replace(SPEC.accumulators[0], fast_accum=False, a_scaling=Scaling.LINE, b_scaling=Scaling.SQUARE),
+    ),
+    loads=SPEC.loads[2:],
+    ops=(replace(SPEC.ops[2], operands=("acc", "exact0")),),
+)
+COLUMNWISE = replace(BLOCKWISE, accumulators=(replace(BLOCKWISE.accumulators[0], b_scaling=Scaling.LINE),))
+SLOW = replace(SPEC, accumulators=(replace(SPEC.accumulators[0], fast_accum=False),))
+GROUPED = replace(grouped(), stores=SPEC.stores)
+
+
+class WrongNumbers(AssertionError):
+    """A kernel ran to its end and left something else than the reference."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kernel and a problem of several tiles, all of which one cluster works through, or `clusters`; of a
+    grouped product with the `ends` of its groups."""
+
+    config: TileConfig
+    problem: tuple[int, int, int]
+    variant: Variant = Variant.TMA
+    spec: EpilogueSpec = SPEC
+    clusters: int = 1
+    ends: tuple[int, ...] = ()
+
+    @property
+    def kernel(self) -> Kernel:
+        return Kernel(self.spec, self.config, self.variant)
+
+    def check(self, program: HostProgram, seed: int) -> None:
+        """Run the problem. Raises WrongNumbers, or whatever the simulator has to say of the kernel."""
+        made = (
+            groups(self.spec, self.ends, *self.problem) if self.ends else operands(self.spec, *self.problem)
+        )
+        a, b, loads = made
+        machine = api.Machine(self.config.arch, seed, self.config, clusters=self.clusters)
+        with patch.object(api, "_program", lambda kernel: program):
+            [actual], launch = api.run_region(self.spec, a, b, loads, machine)
+        assert launch.kernel == self.kernel
+        [expected] = replay(self.spec, a, b, loads)
+        if not torch.equal(actual, expected):
+            raise WrongNumbers(wrong(torch.atleast_2d(actual), torch.atleast_2d(expected)))
+
+
+ONE = Subject(sm100(128, 64), (192, 192, 384))  # M = N: only the strides tell a row from a column
+PAIR = Subject(sm100(256, 64, 2, 1, ctas=2), (520, 104, 256))
+MULTICAST = Subject(sm100(128, 64, 2, 2), (296, 168, 256))
+MASKED = Subject(sm100(128, 64), (131, 69, 128), Variant.PLAIN)
+TURNS = Subject(sm90(64, 128, pingpong=True), (136, 144, 896))  # 7 k tiles: the ring's stages change hands
+FEW_ROWS = Subject(sm90(64, 64), (40, 72, 256))
+COOPERATIVE = Subject(sm90(128, 128), (136, 136, 896))
+STAGED = Subject(sm90(128, 256), (136, 264, 512))  # the row is too long for registers
+PROMOTED = Subject(sm90(64, 64), (72, 72, 896), spec=SLOW)
+HOPPER_MULTICAST = Subject(sm90(128, 64, 2, 1), (136, 136, 512))
+REDUCING = Subject(sm90(128, 64), (136, 136, 128), spec=LARGEST)
+BLOCK_SCALED = Subject(sm90(64, 128, pingpong=True), (72, 136, 1280), spec=BLOCKWISE)
+COLUMN_SCALED = Subject(sm90(64, 64), (72, 72, 1040), spec=COLUMNWISE)
+SCALED_PARTS = Subject(sm90(64, 64, split_k=4), (40, 72, 640), spec=BLOCKWISE)  # 2, 2, 1 and 0 blocks
+WARPS = Subject(sm80(64, 64), (136, 136, 896), spec=scaled_residual(DType.BF16, DType.BF16))
+FEW_K_TILES = replace(WARPS, problem=(72, 72, 72))
+MANY_SUBTILES = replace(WARPS, config=sm80(128, 128), problem=(136, 136, 72))
+PARTS = Subject(sm90(64, 64, split_k=4), (72, 72, 1040))
+
+ENDS = (*range(20), 83, 83, 128)
+GROUPS = Subject(sm90(64, 64, 2), (128, 72, 160), spec=GROUPED, ends=ENDS)
+BLACKWELL_GROUPS = Subject(sm100(128, 64), (128, 72, 160), spec=GROUPED, ends=ENDS)
+
+SUBJECTS = {
+    "one": ONE,
+    "pair": PAIR,
+    "multicast": MULTICAST,
+    "masked": MASKED,
+    "turns": TURNS,
+    "few rows": FEW_ROWS,
+    "cooperative": COOPERATIVE,
+    "staged": STAGED,
+    "promoted": PROMOTED,
+    "block-scaled": BLOCK_SCALED,
+    "column-scaled": COLUMN_SCALED,
+    "scaled parts": SCALED_PARTS,
+    "hopper multicast": HOPPER_MULTICAST,
+    "reducing": REDUCING,
+    "parts": PARTS,
+    "groups": GROUPS,
+    "groups on Blackwell": BLACKWELL_GROUPS,
+    "warps": WARPS,
+    "few k tiles": FEW_K_TILES,
+    "many subtiles": MANY_SUBTILES,
+}
+
+
+class Text(Enum):
+    """What is edited: a module of the templates, by its name, or something made of them."""
+
+    TEMPLATE = "the template of the architecture"
+    TILE = "tile"
+    EPILOGUE = "epilogue"
+    SCHEDULER = "scheduler"
+    FINISH = "finish"
+    SPLIT_K = "split_k"
+    MAINLOOP = "mainloop"
+    BLOCK_SCALED = "block_scaled"
+    BLOCK_SCALES = "block_scales"
+    GEMM = "gemm"
+    MODULE = "the generated module"
+    PTX = "the PTX, where the old text is a regular expression"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """`old` becomes `new` at its `at`-th of `times` occurrences."""
+
+    old: str
+    new: str
+    times: int = 1
+    at: int = 0
+
+    def apply(self, text: str, *, regex: bool = False) -> str:
+        found = list(re.finditer(self.old if regex else re.escape(self.old), text))
+        assert len(found) == self.times, f"{self.old!r} is there {len(found)} times, not {self.times}"
+        match = found[self.at]
+        return text[: match.start()] + (match.expand(self.new) if regex else self.new) + text[match.end() :]
+
+
+_USERS = {
+    (Text.SCHEDULER, "sm90"): ("batch", "import batch as"),
+    (Text.SCHEDULER, "sm100"): ("batch", "import batch as"),
+    (Text.TILE, "sm90"): ("fragments", "from .fragments import"),
+    (Text.TILE, "sm80"): ("fragments", "from .fragments import"),
+}
+"""The module that uses an edited one where the template itself does not, and how the template imports it."""
+
+_BY_MODULES_ALONE = (Text.BLOCK_SCALED,)
+"""What generated modules import, and templates don't."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault. `message` is searched for in the text of the error; `around` edits the template that imports
+    what is edited."""
+
+    name: str
+    subject: Subject
+    edits: tuple[Edit, ...]
+    error: type[Exception]
+    message: str
+    text: Text = Text.TEMPLATE
+    around: tuple[Edit, ...] = ()
+
+    def program(self, folder: Path) -> HostProgram:
+        """The faulty kernel, its text in `folder`."""
+        kernel = self.subject.kernel
+        if self.text is Text.PTX:
+            compiled = built(kernel)
+            return HostProgram(self._edited(compiled.ptx), compiled.host_object, SYMBOL)
+        source = emit(kernel.spec, kernel.config, kernel.variant)
+        template = kernel.arch.target.template.split(":")[0].rpartition(".")[2]
+        if self.text is Text.MODULE:
+            source = self._edited(source)
+        else:
+            used = "finish" if self.text is Text.FINISH else template
+            if self.text in _BY_MODULES_ALONE:
+                used = self.text.value
+            if self.text in (Text.TEMPLATE, Text.FINISH, *_BY_MODULES_ALONE):
+                text = self._edited(_text(used))
+            else:
+                part = self.text.value
+                name = self._imported(part, self._edited(_text(part)), folder)
+                source = source.replace(f"templates.{part} import", f"templates.{name} import")
+                user, importing = _USERS.get((self.text, template), (template, ""))
+                text = Edit(f"from .{part} import", f"from .{name} import").apply(_text(user))
+                for edit in self.around:
+                    text = edit.apply(text)
+                if user != template:
+                    imported = importing.replace(user, self._imported(user, text, folder))
+                    text = Edit(importing, imported).apply(_text(template))
+            faulty = self._imported(used, text, folder)
+            source = Edit(f"templates.{used} import", f"templates.{faulty} import").apply(source)
+        path = folder / "kernel.py"
+        path.write_text(source)
+        compiled = compile_kernel(kernel, source, path)
+        return HostProgram(compiled.ptx, compiled.host_object, SYMBOL)
+
+    def _edited(self, text: str) -> str:
+        for edit in self.edits:
+            text = edit.apply(text, regex=self.text is Text.PTX)
+        return text
+
+    def _imported(self, original: str, text: str, folder: Path) -> str:
+        """Import `text` beside the module of the templates that it is made from; returns its name."""
+        path = folder / f"{original}.py"
+        path.write_text(text)
+        name = re.sub(r"\W", "_", f"{original} {self.name}")
+        found = importlib.util.spec_from_file_location(f"{cute_backend.templates.__name__}.{name}", path)
+        assert found is not None and found.loader is not None
+        module = sys.modules[found.name] = importlib.util.module_from_spec(found)
+        found.loader.exec_module(module)
+        return name
+
+
+def _text(module: str) -> str:
+    """The source of a module of the templates."""
+    [package] = cute_backend.templates.__path__
+    return Path(package, f"{module}.py").read_text()
+
+
+@cache
+def built(kernel: Kernel) -> Built:
+    """A sound kernel, compiled once for all the mutants of its PTX."""
+    return build(kernel)
+
+
+def sound(subject: Subject) -> HostProgram:
+    """The kernel without a fault."""
+    compiled = built(subject.kernel)
+    return HostProgram(compiled.ptx, compiled.host_object, SYMBOL)
+
+
+def without(line: str, times: int = 1, at: int = 0) -> tuple[Edit, ...]:
+    """The statement is gone."""
+    return (Edit(line, "pass", times, at),)
+
+
+def instead(old: str, new: str, times: int = 1, at: int = 0) -> tuple[Edit, ...]:
+    return (Edit(old, new, times, at),)
+
+
+def early(release: str, wait: str) -> tuple[Edit, ...]:
+    """The release stands right after the wait, no longer where it stood."""
+    return (Edit(release, "pass"), Edit(wait, f"{wait}; {release}"))
+
+
+RELEASED_UNREAD = (Edit("smem.release()", "pass"), Edit("sub.copy_from(", "smem.release(); sub.copy_from("))
+"""A generated epilogue hands planes back to TMA before it has read them."""
+
+
+# What the simulator says of a race. The dot does not cross lines, so both sides stand in one sentence.
+UNWRITTEN = "reads {}.*, which was never written"
+UNFINISHED = "reads {}.*, written by .*: nothing that it waited for says that this write is complete"
+STILL_READ = "overwrites {}.* may still be reading.*: nothing waits for it"
+UNMET = r"cp\.async\.bulk\.tensor.*reads shared.*; its own lanes meet at bar\.warp\.sync"
+STILL_WRITTEN = "overwrites {}.*, written by .*: nothing that it waited for"
+STORED_TWICE = (
+    "overwrites byte .*, which .* writes in the same kernel .*: no barrier, and no release and acquire"
+)
+SHARED, TMEM = "shared 0x", "tensor memory lane"
+
+SWIZZLE_128 = 0x4000404000010000
+"""The constant bits of our tcgen05 descriptors: swizzle 2 (128 bytes), stride offset 1024, version 1."""
