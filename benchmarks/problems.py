@@ -132,21 +132,23 @@ class Drawn:
         return explain(small.program, *inputs, dynamic=False).first_region().spec
 
 
-def draw(seed: int, count: int, epilogues: tuple[Epilogue, ...] | None = None) -> Iterator[Drawn]:
+def draw(
+    seed: int, count: int, epilogues: tuple[Epilogue, ...] | None = None, rows: tuple[int, int] = ROWS
+) -> Iterator[Drawn]:
     """`count` problems, of operands and epilogues in turn, so that each has as many; sizes are log-uniform.
 
-    Without `epilogues` they are all but BARE.
+    Without `epilogues` they are all but BARE. `rows` are the least and the largest M.
     """
     generator = random.Random(seed)
     kinds = epilogues or tuple(each for each in Epilogue if each is not Epilogue.BARE)
     pairs = [(operands, epilogue) for epilogue in kinds for operands in Operands]
     for index in range(count):
-        yield Drawn(*_sizes(generator), *pairs[index % len(pairs)])
+        yield Drawn(*_sizes(generator, rows), *pairs[index % len(pairs)])
 
 
-def _sizes(generator: random.Random) -> tuple[int, int, int]:
+def _sizes(generator: random.Random, rows: tuple[int, int]) -> tuple[int, int, int]:
     while True:
-        m = round(_log_uniform(generator, ROWS))
+        m = round(_log_uniform(generator, rows))
         n, k = (MULTIPLE * round(_log_uniform(generator, COLUMNS) / MULTIPLE) for _ in range(2))
         if 2 * m * n * k <= MOST_OPERATIONS:
             return m, n, k

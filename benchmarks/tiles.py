@@ -14,18 +14,21 @@ import argparse
 import csv
 import gc
 import itertools
+import math
+import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from problems import Drawn, Epilogue, Operands, draw
+from problems import ROWS, Drawn, Epilogue, Operands, draw
 from rich.progress import track
 
 from cute_backend.bench.timing import require_gpu, time_units, unit_of
 from cute_backend.planning import TileConfig, Variant, offered
+from cute_backend.planning.cost import cost
 from cute_backend.planning.search import clustered
 from cute_backend.runtime.build import obtain
 from cute_backend.runtime.device import device_at, max_active_clusters
@@ -86,8 +89,9 @@ def measure(drawn: Drawn, spec: EpilogueSpec, kernels: dict[Kernel, object], rou
     return {name: timing.median_us for name, timing in time_units(units, rounds).items()}
 
 
-def tiles(spec: EpilogueSpec, every: bool) -> list[TileConfig]:
-    """What the heuristic is offered or, with `every`, all tiles and clusters that fit the spec."""
+def tiles(spec: EpilogueSpec, every: bool, pattern: str) -> list[TileConfig]:
+    """What the heuristic is offered or, with `every`, all tiles and clusters that fit the spec; those of them
+    whose names match a regular expression."""
     arch = device_at(0).arch
     found = list(offered(arch, spec))
     if every:
@@ -95,13 +99,20 @@ def tiles(spec: EpilogueSpec, every: bool) -> list[TileConfig]:
         found += [replace(each, cluster_m=3) for each in found if (each.tile_m, each.tile_n) == (64, 192)]
         found += [replace(each, cluster_m=4) for each in found if (each.tile_m, each.tile_n) == (64, 256)]
     by_name = {each.name: each for each in found if each.cluster_n == 1 or each.cluster_m == 1}
-    return list(by_name.values())
+    return [config for name, config in by_name.items() if re.fullmatch(pattern, name)]
+
+
+def promising(drawn: Drawn, kernels: Iterable[Kernel], within: float) -> list[Kernel]:
+    """The kernels that the model does not give more than `within` times what it gives the best of them."""
+    sm_count = device_at(0).sm_count
+    costs = {each: cost(each.config, each.spec, drawn.m, drawn.n, drawn.k, sm_count) for each in kernels}
+    return [each for each, us in costs.items() if us <= within * min(costs.values())]
 
 
 def wanted(arguments: argparse.Namespace) -> Iterator[Drawn]:
     """The problems, with operands in turn."""
     if arguments.count:
-        for drawn in draw(arguments.seed, arguments.count, (Epilogue.FULL,)):
+        for drawn in draw(arguments.seed, arguments.count, (Epilogue.FULL,), tuple(arguments.rows)):
             operands = Operands(arguments.operands[drawn.m % len(arguments.operands)])
             yield replace(drawn, operands=operands)
     else:
@@ -119,6 +130,14 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=0, help="problems to draw; 0 for the listed shapes")
     parser.add_argument("--operands", nargs="+", default=["fp8"], choices=[each.value for each in Operands])
     parser.add_argument("--every", action="store_true", help="every tile and cluster, not those offered")
+    parser.add_argument("--rows", type=int, nargs=2, default=ROWS, help="the least and the largest M drawn")
+    parser.add_argument("--tiles", default=".*", help="a regular expression for the names of tiles")
+    parser.add_argument(
+        "--within",
+        type=float,
+        default=math.inf,
+        help="leave out tiles that should take more times what the best should",
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--minutes", type=float, default=60.0, help="no problem is begun later")
     arguments = parser.parse_args()
@@ -132,7 +151,9 @@ def main() -> None:
     specs, kernels = {}, {}
     for operands in map(Operands, arguments.operands):
         specs[operands] = spec = Drawn(256, 512, 256, operands, Epilogue.FULL).spec()
-        kernels[operands] = [Kernel(spec, each, Variant.TMA) for each in tiles(spec, arguments.every)]
+        kernels[operands] = [
+            Kernel(spec, each, Variant.TMA) for each in tiles(spec, arguments.every, arguments.tiles)
+        ]
     built = obtain([kernel for each in kernels.values() for kernel in each])
     for kernel, outcome in built.items():
         if isinstance(outcome, Exception):
@@ -147,6 +168,7 @@ def main() -> None:
                 continue
             ready = {each: built[each] for each in kernels[drawn.operands]}
             ready = {each: made for each, made in ready.items() if not isinstance(made, Exception)}
+            ready = {each: ready[each] for each in promising(drawn, ready, arguments.within)}
             times = measure(drawn, specs[drawn.operands], ready, arguments.rounds)
             rows.writerows([*identity, tile, f"{us:.2f}"] for tile, us in times.items())
             file.flush()

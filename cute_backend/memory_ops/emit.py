@@ -11,6 +11,7 @@ from ..errors import UsageError
 from ..formula import formula
 from ..planning import Ring, TileConfig, Variant, plan, subtiled, unserved
 from ..planning.naming import entry_name
+from ..planning.transposing import multiplied
 from ..signature import WORKSPACE, Argument, Extent, Role, of_role, signature
 from ..spec import BColumns, DType, EpilogueSpec, Load, Order, Overflow, ProductKind, Store
 from . import emit_reductions, reads
@@ -44,10 +45,11 @@ class _Module:
     def __init__(
         self, spec: EpilogueSpec, header: tuple[str, str], config: TileConfig, variant: Variant
     ) -> None:
-        self.spec, self.config, self.variant = spec, config, variant
+        self.config, self.variant = config, variant
         self.name, self.formula = header
         self.arguments = signature(spec)
         self.plan = plan(spec, config, variant)
+        self.spec = spec = multiplied(spec, config)
         self.chain = Chain(spec, self._reads())
         self.mainloop = mainloop(spec, config)
 
@@ -93,6 +95,7 @@ class _Module:
         loads = self.spec.loads
         helpers = ["SmemOperand", *(["collapse_m"] if any(load.m_modes for load in loads) else [])]
         helpers += ["collapse_n"] if any(load.blocks for load in loads) else []
+        helpers += ["transpose"] if self.config.transposed else []
         enums = [*(["Axis"] if reductions else []), *(["Order"] if self._columns() else [])]
         enums += ["BColumns"] if self.config.b_columns is not BColumns.APART else []
         enums += ["Scaling"] if self.spec.product.is_block_scaled else []
@@ -249,6 +252,7 @@ class _Module:
                 if load.m_modes
             ),
             *(f"    {load.name} = collapse_n({load.name})" for load in self.spec.loads if load.blocks),
+            *self._transposed(),
             *self._calls(", ".join(loads)),
         ]
 
@@ -258,6 +262,15 @@ class _Module:
             _, _, overflow = self.chain.stored(store)
             results.append(emit_reductions.result(store, CUTE_TYPES[store.dtype], overflow))
         return ["finish = Finish(", "    gemm.config,", *(f"    {result}," for result in results), ")"]
+
+    def _transposed(self) -> list[str]:
+        """Where D^T = B^T A^T is computed: transposed views of all that has two axes, by the same names."""
+        if not self.config.transposed:
+            return []
+        (a,), (b,) = of_role(self.arguments, Role.A), of_role(self.arguments, Role.B)
+        planes = [argument.name for argument in self.arguments if len(argument.dims) == 2]
+        further = (f"    {name} = transpose({name})" for name in planes if name not in (a.name, b.name))
+        return [f"    {a.name}, {b.name} = transpose({b.name}), transpose({a.name})", *further]
 
     def _calls(self, loads: str) -> list[str]:
         """The body of `launch`."""

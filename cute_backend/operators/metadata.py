@@ -105,6 +105,7 @@ def _name(kernel: Kernel, out: DType, order: Order, epilogue: FusedEpilogue | No
     words += ["2cta"] if config.ctas == 2 else []
     words += ["pingpong"] if config.pingpong else []
     words += [f"split{config.split_k}"] if config.split_k > 1 else []
+    words += ["transposed"] if config.transposed else []
     words += [f"by{config.subtile_n}"] if config.subtile_n != TileConfig.subtile_n else []
     words += [] if product.fast_accum else ["promoted"]
     words += [] if kernel.variant is Variant.TMA else ["unaligned"]

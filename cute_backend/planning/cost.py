@@ -13,6 +13,7 @@ from ..spec import EpilogueSpec, Major
 from .shared_memory import plane_bits
 from .targets import Arch, Cut, TileTime
 from .tiles import TILE_K_BYTES, TileConfig
+from .transposing import multiplied
 
 _OVERLAP = 8
 """The tiles' time and memory's overlap, but for a little where they are alike: the exponent of a norm."""
@@ -62,6 +63,9 @@ def work_of(config: TileConfig, spec: EpilogueSpec, m: int, n: int, k: int, sm_c
     Tiles of 64 rows whose A is not multicast leave out the rows beyond the last. Of others, the last row of
     tiles is seldom full, the CTAs of a cluster wait for the slowest, and each writes multicast zeros.
     """
+    spec = multiplied(spec, config)
+    if config.transposed:
+        m, n = n, m
     rows, columns = config.cta_rows * config.cluster_m, config.tile_n * config.cluster_n
     cluster_rows = -(-m // rows)
     reached = config.target.timing.reached.get(config.cluster_size, 1.0)
@@ -85,7 +89,11 @@ def _time_of(arch: Arch, cut: Cut) -> TileTime:
 
     def unlike(other: Cut) -> tuple[float, ...]:
         ratio = abs(math.log2(cut.cta_rows * cut.mma_n / (other.cta_rows * other.mma_n)))
-        kind = (other.split_k != cut.split_k, other.pingpong != cut.pingpong)
+        kind = (
+            other.split_k != cut.split_k,
+            other.pingpong != cut.pingpong,
+            other.transposed != cut.transposed,
+        )
         clusters = abs(other.cluster_m - cut.cluster_m) + abs(other.cluster_n - cut.cluster_n)
         return (round(ratio, 3), *kind, clusters, abs(other.subtile_n - cut.subtile_n))
 

@@ -14,6 +14,7 @@ from .registers import hoist_budget, hoisted_registers, long_ops
 from .rules import subtiled
 from .shared_memory import plane_bits
 from .tiles import TileConfig, Variant
+from .transposing import multiplied
 
 ELEMENT, OP, PLANE, HOISTED = 4.5, 1.0, 1.0, 5.0
 """Instructions that a thread issues: for each element of the tile, to read it from tensor memory, convert it
@@ -36,12 +37,12 @@ def hoisting(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
 
 def can_hoist(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether the configuration, unrolled, has registers for every rowvec of the spec, and there is one."""
-    rowvecs = spec.loads_of(LoadKind.ROWVEC)
+    rowvecs = multiplied(spec, config).loads_of(LoadKind.ROWVEC)
     if config.target.unrolled_subtile_n is not None or not rowvecs or long_ops(spec):
         return False
     unrolled = subtiled(spec, replace(config, unrolled=True), Variant.TMA)
     needed = sum(hoisted_registers(load, unrolled) for load in rowvecs)
-    return needed <= hoist_budget(spec, unrolled, Variant.TMA)
+    return needed <= hoist_budget(multiplied(spec, config), unrolled, Variant.TMA)
 
 
 def mma_cycles(config: TileConfig, spec: EpilogueSpec, k: int) -> float:
@@ -55,5 +56,5 @@ def epilogue_instructions(config: TileConfig, spec: EpilogueSpec) -> float:
     at the least, since each of four warps has a scheduler of its own."""
     elements = config.thread_columns * config.thread_rows
     each = ELEMENT + OP * len(spec.ops) + PLANE * plane_bits(spec) / 16
-    hoisted = len(spec.loads_of(LoadKind.ROWVEC)) * config.thread_columns
+    hoisted = len(multiplied(spec, config).loads_of(LoadKind.ROWVEC)) * config.thread_columns
     return elements * each + hoisted * HOISTED

@@ -10,6 +10,7 @@ from .registers import hoist_budget
 from .rules import subtiled
 from .shared_memory import ring_bytes
 from .tiles import TileConfig, Variant
+from .transposing import multiplied
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ def plan(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Plan:
     Shared memory is kept for every rowvec first, then given to outputs and loads in their order.
     """
     config = subtiled(spec, config, variant)
+    spec = multiplied(spec, config)
     rowvecs = sum(ring_bytes(config.tile_n, load.dtype) for load in spec.loads_of(LoadKind.ROWVEC))
     room = Room(hoist_budget(spec, config, variant), config.epilogue_smem_bytes - rowvecs)
     shared_stores = []

@@ -21,6 +21,7 @@ from .registers import (
 from .shared_memory import BlockScales, has_planes, holds_planes, plane_bits
 from .targets import Arch, Shape
 from .tiles import TileConfig, Variant, tile_k
+from .transposing import can_transpose, multiplied
 
 Rule = Callable[[TileConfig, EpilogueSpec], TileConfig | None]
 
@@ -141,11 +142,14 @@ RULES: tuple[Rule, ...] = (
 
 def suited(arch: Arch, shapes: Iterable[Shape], spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """The configurations of an architecture's tiles that can serve a spec, as they do; each once."""
-    served = (_ruled(TileConfig(arch, *shape), spec) for shape in shapes)
+    served = (_ruled(TileConfig(arch, **shape._asdict()), spec) for shape in shapes)
     return tuple(dict.fromkeys(config for config in served if config is not None))
 
 
 def _ruled(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
+    if config.transposed and not can_transpose(spec):
+        return None
+    spec = multiplied(spec, config)
     ruled: TileConfig | None = config
     for rule in RULES:
         if ruled is not None:
@@ -211,6 +215,7 @@ SUBTILE_RULES = (
 
 def subtiled(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> TileConfig:
     """The configuration with the subtiles that an alignment gets."""
+    spec = multiplied(spec, config)
     for rule in SUBTILE_RULES:
         config = rule(config, spec, variant)
     return config

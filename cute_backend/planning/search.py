@@ -16,6 +16,7 @@ from .rules import ABOVE_THE_SMALLEST, WHOLE_SUBTILES, suited
 from .shared_memory import has_planes, holds_planes
 from .targets import Arch, Shape
 from .tiles import TileConfig
+from .transposing import multiplied
 
 
 def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
@@ -69,19 +70,20 @@ def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         return shipped
     sized = arch.target.tiles.sized if _shipped(arch, spec) is arch.target.tiles.shipped else ()
     further = (config for config in suited(arch, sized, spec) if _fits(config, spec))
-    return tuple(dict.fromkeys((*shipped, *further, *_split(shipped[-1:]))))
+    return tuple(dict.fromkeys((*shipped, *further, *_split(shipped[-1:], arch.target.tiles.splits))))
 
 
 def _fits(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether a tile of no table leaves the epilogue registers, and room in shared memory."""
+    spec = multiplied(spec, config)
     return leaves_registers(config, spec) and holds_planes(config, spec)
 
 
-def _split(configs: Iterable[TileConfig]) -> Iterator[TileConfig]:
-    """With split-K: those of few columns, in no cluster, whose tiles are worked on one at a time."""
+def _split(configs: Iterable[TileConfig], parts: Iterable[int]) -> Iterator[TileConfig]:
+    """With split-K: those in no cluster, whose tiles are worked on one at a time."""
     for config in configs:
-        if config.splittable and config.mma_n <= 64:
-            yield from (replace(config, split_k=parts) for parts in config.target.tiles.splits)
+        if config.splittable:
+            yield from (replace(config, split_k=each) for each in parts)
 
 
 def choose(
@@ -124,15 +126,15 @@ def candidates(
     # A raster of more rows than there are is the same as any other such raster.
     effective: dict[TileConfig, TileConfig] = {}
     for config in space:
-        rows = -(-m // (config.cta_rows * config.cluster_m))
+        rows = -(-(n if config.transposed else m) // (config.cta_rows * config.cluster_m))
         effective.setdefault(replace(config, raster_m=min(config.raster_m, rows)), config)
     costs = {config: cost(config, spec, m, n, k, sm_count) for config in effective.values()}
     best = min(costs.values())
     ranked = sorted((config for config in costs if costs[config] < _PRUNED_AT * best), key=costs.__getitem__)
-    seen: Counter[tuple[int, int, int, bool]] = Counter()
+    seen: Counter[tuple[int, int, int, bool, bool]] = Counter()
     turns = {}
     for config in ranked:
-        shape = (config.tile_m, config.tile_n, config.ctas, config.pingpong)
+        shape = (config.tile_m, config.tile_n, config.ctas, config.pingpong, config.transposed)
         turns[config] = seen[shape]
         seen[shape] += 1
     chosen = sorted((config for config in ranked if config != first), key=turns.__getitem__)
@@ -180,7 +182,7 @@ def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         if config.ctas == 1 or cluster_n == 1
     ]
     if spec.product.kind is not ProductKind.GROUPED:  # whose tiles are only counted on the device
-        found += _split(tried)
+        found += _split(tried, tiles.tried_splits)
     fitting = [config for config in found if _fits(config, spec)]
     hoisting_too = (replace(config, unrolled=True) for config in fitting if can_hoist(config, spec))
     return tuple(dict.fromkeys([*offered(arch, spec), *fitting, *hoisting_too]))

@@ -54,6 +54,9 @@ class TileConfig:
     With `unrolled` visits are written out one after the other where they would be the turns of a loop, so
     that a visit finds its part of what a thread holds in registers: hoisted rowvecs.
 
+    A tile with `transposed` is of D^T = B^T A^T: `tile_m` counts columns of D, and `tile_n` rows
+    (`planning/transposing.py`).
+
     With two `products` a tile has two accumulators, and the MMA is twice as wide: it has the columns of one B
     beside those of another, or, INTERLEAVED, the even columns of one B among its odd ones.
     """
@@ -71,14 +74,20 @@ class TileConfig:
     b_columns: BColumns = BColumns.APART
     split_k: int = 1
     unrolled: bool = False
+    transposed: bool = False
 
     def __post_init__(self) -> None:
-        if self.split_k not in (1, 2, 4, 8):
-            raise ValueError(f"split_k is {self.split_k}; 1, 2, 4 or 8 CTAs share a tile by parts of K")
+        if self.split_k not in (1, 2, 3, 4, 8):
+            raise ValueError(f"split_k is {self.split_k}; 1, 2, 3, 4 or 8 CTAs share a tile by parts of K")
         if self.pingpong and not self.target.accumulators.in_registers:
             raise ValueError(
                 f"tile {self.name} of {self.arch.value} is ping-pong, which takes accumulators in registers; "
                 "tensor memory has those of two tiles anyway"
+            )
+        if self.transposed and (self.products > 1 or self.ctas > 1):
+            raise ValueError(
+                f"tile {self.name} is transposed, of {self.products} products and {self.ctas} CTAs; a "
+                "transposed one is of one product and one CTA"
             )
         if self.unrolled and self.target.unrolled_subtile_n is not None:
             raise ValueError(
@@ -111,6 +120,7 @@ class TileConfig:
         suffix += f"_by{self.subtile_n}" if self.subtile_n != 32 else ""
         suffix += f"_split{self.split_k}" if self.split_k > 1 else ""
         suffix += "_unrolled" if self.unrolled else ""
+        suffix += "_transposed" if self.transposed else ""
         tile = f"{self.tile_m}x{self.tile_n}" + (f"x{self.products}" if self.products > 1 else "")
         return f"{tile}_{self.cluster_m}x{self.cluster_n}{suffix}"
 
@@ -127,6 +137,7 @@ class TileConfig:
         several = self.cluster_m * self.cluster_n > 1
         clusters = f"clusters of {self.cluster_m} by {self.cluster_n}, " if several else ""
         unrolled = ", unrolled" if self.unrolled else ""
+        shape += " of the transposed product" if self.transposed else ""
         return f"{shape}, {clusters}subtiles of {self.subtile_n} columns{unrolled}, raster {self.raster_m}"
 
     @property

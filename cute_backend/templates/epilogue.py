@@ -134,6 +134,11 @@ def collapse_n(tensor: cute.Tensor) -> cute.Tensor:
     return cute.make_tensor(tensor.iterator, cute.group_modes(layout, rank - 2, rank))
 
 
+def transpose(tensor: cute.Tensor) -> cute.Tensor:
+    """A view of a tensor of two axes with the axes swapped."""
+    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, [1, 0]))
+
+
 def by_name(names: Sequence[str], values: Sequence[Any]) -> SimpleNamespace:
     """Values as attributes."""
     return SimpleNamespace(**dict(zip(names, values, strict=True)))

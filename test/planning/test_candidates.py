@@ -160,7 +160,8 @@ def test_what_reads_most_from_l2_is_not_chosen() -> None:
 
 
 def test_rasters_that_are_the_same_are_not_tried_twice() -> None:
-    tried = candidates(Arch.SM90A, shared_spec("rowwise"), 128, 8192, 8192, 132, limit=1000)
+    found = candidates(Arch.SM90A, shared_spec("rowwise"), 128, 8192, 8192, 132, limit=1000)
+    tried = [config for config in found if not config.transposed]  # whose rows are 8192
     assert len({replace(config, raster_m=8) for config in tried}) == len(tried)
 
 
@@ -191,9 +192,9 @@ def test_not_every_tile_can_have_k_in_parts(kind: dict[str, Any]) -> None:
         replace(TileConfig(Arch.SM90A, 64, 64, split_k=2), **kind)
 
 
-@pytest.mark.parametrize("parts", [0, -1, 3, 16])
+@pytest.mark.parametrize("parts", [0, -1, 5, 16])
 def test_parts_of_k_are_what_a_cluster_can_have(parts: int) -> None:
-    with pytest.raises(ValueError, match=f"split_k is {parts}; 1, 2, 4 or 8 CTAs share a tile"):
+    with pytest.raises(ValueError, match=f"split_k is {parts}; 1, 2, 3, 4 or 8 CTAs share a tile"):
         TileConfig(Arch.SM90A, 64, 64, split_k=parts)
 
 

@@ -138,6 +138,8 @@ CONFIGS = [
     sm90(128, 128, 2, 1, pingpong=True, subtile_n=64),
     sm90(64, 64, split_k=4),  # two k tiles: of half of the parts there is nothing
     sm90(128, 64, split_k=2),
+    sm90(128, 128, split_k=3),
+    sm90(128, 160, 2, transposed=True),
 ]
 by_name = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.arch.value}-{config.name}")
 

@@ -55,12 +55,17 @@ _TILES = Tiles(
     # Eight were slower than four wherever they were tried: M of 16 and 128, N from 512, K up to 8192 in fp8
     # (H200).
     splits=(2, 4),
+    tried_splits=(2, 3, 4),
     tried=(
         Shape(256, 128),
         Shape(128, 256),
+        Shape(128, 224),
         Shape(128, 192),
+        Shape(128, 160),
         Shape(128, 128),
+        Shape(128, 96),
         Shape(128, 64),
+        Shape(64, 128),
         Shape(64, 64),
         Shape(128, 128, pingpong=True),
         Shape(128, 128, pingpong=True, subtile_n=64),
@@ -68,6 +73,7 @@ _TILES = Tiles(
         Shape(64, 192, pingpong=True),
         Shape(64, 128, pingpong=True),
         Shape(64, 64, pingpong=True),
+        *(Shape(128, columns, transposed=True) for columns in range(64, 257, 32)),
     ),
     clusters=((2, 1), (1, 1), (1, 2)),
 )

@@ -25,7 +25,7 @@ MAX_TILES = 5
 
 
 class Shape(NamedTuple):
-    """A tile as a target ships it: the fields of a `TileConfig` that no spec changes, in its order."""
+    """A tile as a target ships it: the fields of a `TileConfig` that no spec changes."""
 
     tile_m: int
     tile_n: int
@@ -34,6 +34,7 @@ class Shape(NamedTuple):
     ctas: int = 1
     subtile_n: int = 32
     pingpong: bool = False
+    transposed: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,9 @@ class Tiles:
     """Further tiles that the heuristic chooses from where sizes are known, for specs that `shipped` serves. A
     launch of unknown sizes has no kernels of them."""
     splits: tuple[int, ...] = ()
-    """Parts of K that a tile of few columns may have: none where the template can't split K."""
+    """Parts of K that the smallest tile of a table may have: none where the template can't split K."""
+    tried_splits: tuple[int, ...] = ()
+    """Parts of K that only tuning tries, of every tile that can have them."""
 
     @property
     def tables(self) -> dict[str, tuple[Shape, ...]]:
@@ -98,6 +101,7 @@ class Cut(NamedTuple):
     pingpong: bool = False
     subtile_n: int = 32
     split_k: int = 1
+    transposed: bool = False
 
 
 class TileTime(NamedTuple):

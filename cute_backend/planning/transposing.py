@@ -1,0 +1,61 @@
+"""Products that are computed transposed: D^T = B^T A^T, whose rows are the columns of D.
+
+A tile has blocks of 64 rows, but any multiple of 8 columns. So a product of some hundred rows wastes less of
+its tiles with these rows along the columns of the MMA: 146 rows fill 76 percent of three blocks of 64, and 91
+of 160 columns. Only the kernel's host code sees it: it takes the same arguments, and passes views of them on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from ..spec import EpilogueSpec, Load, LoadKind, Order, ProductKind
+from .registers import long_ops
+from .tiles import TileConfig
+
+_KINDS = {LoadKind.ROWVEC: LoadKind.COLVEC, LoadKind.COLVEC: LoadKind.ROWVEC}
+_ORDERS = {Order.ROW: Order.COLUMN, Order.COLUMN: Order.ROW}
+_INDICES = ("row_index", "column_index")
+
+
+def can_transpose(spec: EpilogueSpec) -> bool:
+    """Whether a spec has a transposed one: of one dense product, without scales of blocks, reductions, ops of
+    places or of blocks of columns, draws, and loads whose M or N is several modes."""
+    product = spec.product
+    return (
+        len(spec.accumulators) == 1
+        and product.kind is ProductKind.DENSE
+        and not product.is_block_scaled
+        and not spec.reductions
+        and not any(load.is_split for load in spec.loads)
+        and not any(op.block or op.op in _INDICES for op in spec.ops)
+        and not long_ops(spec)
+    )
+
+
+@lru_cache(maxsize=1024)
+def transposed(spec: EpilogueSpec) -> EpilogueSpec:
+    """The spec of D^T, by the same names. Raises ValueError unless `can_transpose`."""
+    if not can_transpose(spec):
+        raise ValueError(f"the spec {spec.key} has no transposed one: see `can_transpose`")
+    product = replace(
+        spec.product,
+        a_dtype=spec.product.b_dtype,
+        b_dtype=spec.product.a_dtype,
+        a_major=spec.product.b_major,
+        b_major=spec.product.a_major,
+    )
+    stores = tuple(replace(store, order=_ORDERS[store.order]) for store in spec.stores)
+    loads = tuple(map(_flipped, spec.loads))
+    return replace(spec, accumulators=(product,), loads=loads, stores=stores)
+
+
+def multiplied(spec: EpilogueSpec, config: TileConfig) -> EpilogueSpec:
+    """The spec of what a configuration multiplies: `spec`, or the transposed one."""
+    return transposed(spec) if config.transposed else spec
+
+
+def _flipped(load: Load) -> Load:
+    kind = _KINDS.get(load.kind, load.kind)
+    return replace(load, kind=kind, stride_m=load.stride_n, stride_n=load.stride_m)
