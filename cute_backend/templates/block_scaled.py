@@ -43,7 +43,7 @@ class Sm90BlockScaled(Sm90Promoted):
     def __init__(self, a: Scaling, b: Scaling) -> None:
         self.scaling = BlockScales(a, b)
         # Beside scales of every column, two sets of 64 sums spilled up to 16 bytes.
-        self.stride = 1 if b.lines == 1 else 2
+        self.k_tiles_a_step = 1 if b.lines == 1 else 2
 
     def scales(self, operands: WarpgroupOperands, held: Partial, state: State) -> KTileScales:
         tile, stages = held.tile, cast(ScaleStages, operands.scales)

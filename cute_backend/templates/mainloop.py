@@ -71,13 +71,13 @@ def check_face(mainloop: object, face: type) -> None:
 class Sm90Mainloop(Protocol):
     """A mainloop of wgmma; the module's docstring says when each method is called.
 
-    `begin` takes `lead` k tiles, 0 or 1. A step takes `stride` of them, 1 or 2; of 2, the last step may take
-    1. A method that has a branch or a loop at run time is decorated with `cute.jit`. With a `scaling` it is
-    given the scales of each k tile.
+    `begin` takes `lead` k tiles, 0 or 1. A step takes `k_tiles_a_step` of them, 1 or 2; if 2, the last step
+    may take 1. A method that has a branch or a loop at run time is decorated with `cute.jit`. With a
+    `scaling` it is given the scales of each k tile.
     """
 
     lead: int
-    stride: int
+    k_tiles_a_step: int
     scaling: BlockScales | None
 
     def begin(
@@ -100,7 +100,7 @@ class Sm90Mainloop(Protocol):
 class Sm90Plain:
     """The tensor cores add up all k tiles. The stage of one is released while they work on the next."""
 
-    lead = stride = 1
+    lead, k_tiles_a_step = 1, 1
     scaling = None
 
     def begin(
@@ -144,18 +144,19 @@ class Sm90Promoted:
     """Each k tile's sums are added to the accumulators in fp32 registers: tensor cores add fp8 products up in
     fewer bits.
 
-    K tiles go in pairs: while the first's sums are added, the tensor cores are at work on the second's. None
-    is under way where the loop turns, for there the registers of sums would be moved.
+    A step takes two k tiles: while the first one's sums are added, the tensor cores work on the second. No
+    product is in flight at the end of the loop's body, where the compiler would move its sums' registers.
     """
 
-    lead, stride = 0, 2
+    lead, k_tiles_a_step = 0, 2
     scaling: BlockScales | None = None
 
     def begin(
         self, tile: Any, operands: WarpgroupOperands, acc: cute.Tensor, state: State
     ) -> tuple[Partial, State]:
         acc.fill(0.0)
-        return Partial([cute.make_rmem_tensor(acc.shape, Float32) for _ in range(self.stride)], tile), state
+        sums = [cute.make_rmem_tensor(acc.shape, Float32) for _ in range(self.k_tiles_a_step)]
+        return Partial(sums, tile), state
 
     def step(
         self,

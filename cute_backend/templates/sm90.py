@@ -671,7 +671,7 @@ class Sm90Gemm(FragmentGemm):
         """
         release_state = ab_state.clone()
         held, ab_state = self.mainloop.begin(tile, operands, acc, ab_state)
-        if cutlass.const_expr(self.mainloop.stride == 1):
+        if cutlass.const_expr(self.mainloop.k_tiles_a_step == 1):
             for _ in cutlass.range(k_tiles - self.mainloop.lead, unroll=1):
                 ab_state, release_state = self.mainloop.step(operands, acc, held, ab_state, release_state, 1)
         else:
