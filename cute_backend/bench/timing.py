@@ -32,6 +32,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..errors import UsageError, root_cause
+from ..runtime.cache import writable_cache
 from .results import Timing
 
 UNIT_US = 1000.0
@@ -89,8 +90,17 @@ def unit_of(program: Callable[..., Any], sets: Sequence[tuple[Any, ...]]) -> Uni
 def time_units(
     units: Mapping[Key, Unit], rounds: int, meanwhile: Callable[[], Any] = lambda: None
 ) -> dict[Key, Timing]:
-    """Microseconds of one call of each unit. `meanwhile` is called once a round, while the GPU is at work."""
+    """Microseconds of one call of each unit. `meanwhile` is called once a round, while the GPU is at work.
+
+    Processes of one user time one after the other: of several at once, each would be charged for the others'
+    work. They may compile at the same time.
+    """
     require_gpu()
+    with writable_cache().lock_named("timing.lock"):
+        return _time_units(units, rounds, meanwhile)
+
+
+def _time_units(units: Mapping[Key, Unit], rounds: int, meanwhile: Callable[[], Any]) -> dict[Key, Timing]:
     sweep = torch.zeros(_SWEPT_BYTES // 4, device="cuda").sum
     order, shuffle = list(units), random.Random(0).shuffle
     warm = time.monotonic() + _WARMUP_S

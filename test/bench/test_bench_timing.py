@@ -85,6 +85,21 @@ def test_every_round_has_every_unit_once_in_changing_orders(gpu):
     assert len(set(rounds)) > 5
 
 
+def test_only_one_process_times_at_once(gpu, monkeypatch):
+    """Two that did would be charged for each other's work."""
+
+    class Cache:
+        @contextmanager
+        def lock_named(self, name):
+            gpu.log.append(f"{name} held")
+            yield
+            gpu.log.append(f"{name} released")
+
+    monkeypatch.setattr(timing, "writable_cache", Cache)
+    time_units({"one": Unit(lambda: gpu.work("one", 3.0), calls=1)}, 2)
+    assert (gpu.log[0], gpu.log[-1]) == ("timing.lock held", "timing.lock released")
+
+
 def test_warm_up_rounds_do_not_count(gpu, monkeypatch):
     clock = iter([0.0, 0.0, 0.5, 1.5])
     monkeypatch.setattr(timing, "_WARMUP_S", 1)
