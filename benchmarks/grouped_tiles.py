@@ -164,7 +164,7 @@ def main() -> None:
                 [*identity, case.m, n, k, case.experts.count, tile, f"{us:.2f}"] for tile, us in times.items()
             )
             file.flush()
-            chosen = choose(gpu.arch, spec, case.m, n, k, gpu.sm_count).name
+            chosen = choose(gpu.arch, spec, case.m, n, k, gpu.sm_count, groups=case.experts.count).name
             best = sorted((us, tile) for tile, us in times.items() if tile != "torch")[:4]
             print(
                 *identity,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -70,8 +70,9 @@ def find_problems(
         for report in collect(fn, args, dynamic, arch.value, kwargs):
             for products, tile in ((_regions(report), config.tile), (_inside_ops(report.graph), None)):
                 for spec, *sizes in products:
-                    m, n, k = map(hint, sizes)
-                    found[Problem(spec, None if any_m else m, n, k, config.batch_invariant, tile)] = None
+                    m, n, k, groups = (None if size is None else hint(size) for size in sizes)
+                    rows = None if any_m else m
+                    found[Problem(spec, rows, n, k, config.batch_invariant, tile, groups)] = None
     return list(found)
 
 
@@ -92,11 +93,11 @@ def make_pack(request: Request, path: Path) -> Written:
     return Written(len({kernel.spec for kernel in kernels}), len(kernels), sha256)
 
 
-_Product = tuple[EpilogueSpec, Size, Size, Size]
+_Product = tuple[EpilogueSpec, Size, Size, Size, Union[Size, None]]
 
 
 def _regions(report: GraphReport) -> Iterable[_Product]:
-    return [(region.spec, *region.problem) for region in report.regions]
+    return [(region.spec, *region.problem, region.groups) for region in report.regions]
 
 
 def _inside_ops(graph: fx.Graph) -> list[_Product]:
@@ -123,7 +124,7 @@ class _Watch(TorchDispatchMode):
         if func is gemm_epilogue:
             (a,), (b, *_), _, text, *_ = args
             spec = parse_spec(text)
-            self.products.append((spec, *plane_of(spec, a, b), a.shape[-1]))
+            self.products.append((spec, *plane_of(spec, a, b), a.shape[-1], None))
         return func(*args, **(kwargs or {}))
 
 

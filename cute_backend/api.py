@@ -100,8 +100,9 @@ class Region:
 
     `anchor` is the product's aten target and `node` its name in the graph; `products` tells of each
     accumulator; `sizes` are M, N and K, of which symbolic ones are texts. `sources` are the regions of the
-    same graph that it reads from. `is_backward` is whether it belongs to the graph of the gradients. What
-    depends on an architecture is that of `arch`, unless another is asked for.
+    same graph that it reads from. `groups` is how many the rows of a grouped product are in. `is_backward` is
+    whether it belongs to the graph of the gradients. What depends on an architecture is that of `arch`,
+    unless another is asked for.
     """
 
     anchor: str
@@ -113,6 +114,7 @@ class Region:
     labels: tuple[str, ...] = field(repr=False)
     hints: tuple[int, int, int] = field(repr=False)
     variant: Variant = field(repr=False)
+    groups: int | None = None
     sources: tuple[Source, ...] = ()
     is_backward: bool = False
 
@@ -147,7 +149,7 @@ class Region:
         """The kernel that a launch of these sizes and this alignment gets, on the GPU here if it is one of
         `arch`, with what tuning found on it. Raises UsageError for an unknown `arch`, and where `config.tile`
         has no tile for it."""
-        problem = Problem(self.spec, *self.hints, config.batch_invariant, config.tile)
+        problem = Problem(self.spec, *self.hints, config.batch_invariant, config.tile, self.groups)
         return Kernel.found(
             self.spec, config_here(problem, self.variant, parse_arch(arch or self.arch)), self.variant
         )
@@ -417,6 +419,7 @@ def _region(found: FoundRegion, results: _Results, arch: str) -> Region:
         labels=results.labels(found),
         hints=(_hint(m), _hint(n), _hint(k)),
         variant=_variant(found, _hint(m), _hint(n)),
+        groups=None if found.groups is None else _hint(found.groups),
     )
 
 

@@ -252,7 +252,7 @@ def test_an_empty_product_needs_no_kernel(dtype, m, n, k):
 
 @pytest.fixture
 def announced(monkeypatch):
-    """What is announced, as (spec, M, N, K), a list for each call."""
+    """What is announced, as (spec, M, N, K, groups), a list for each call."""
     calls = []
     monkeypatch.setattr(eager, "_programs", OrderedDict())
     monkeypatch.setattr(epilogue_pass, "announce", lambda problems, device: calls.append(problems))
@@ -266,7 +266,8 @@ def test_a_first_call_asks_for_the_kernels_of_its_own_sizes(plane, variants, arc
     (a, b), other = operands(), torch.ones((M, N) if plane else (N,))
     for _ in range(2):
         gemm(a, b, epilogue=lambda acc: acc * other)
-    (((spec, *sizes),),) = announced
+    (((spec, *sizes, groups),),) = announced
+    assert groups is None
     kernels = reachable_kernels(Problem(spec, *sizes), arch, sm_count=132)
     assert len(kernels) == variants
     assert {kernel.config for kernel in kernels} == {choose(arch, spec, bucket_of(M), N, K, 132)}

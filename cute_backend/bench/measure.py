@@ -69,7 +69,7 @@ def build_kernels(tables: Iterable[Table]) -> dict[Workload, str]:
         except Exception as error:  # a program of the user's may do anything when it is traced
             notes[workload] = _reason(error)
             continue
-        regions += [(region.spec, *region.sizes) for region in explained.regions]
+        regions += [(region.spec, *region.sizes, region.groups) for region in explained.regions]
     if regions:
         launch.announce(regions, torch.device(_DEVICE))
     return notes

@@ -165,7 +165,7 @@ def announce_regions(regions: list[Region]) -> None:
     """Have the kernels of a graph built together, and before it runs."""
     by_device = defaultdict(list)
     for region in regions:
-        by_device[region.first.device].append((region.spec, *region.problem))
+        by_device[region.first.device].append((region.spec, *region.problem, region.groups))
     for device, problems in by_device.items():
         announce(problems, device)
 

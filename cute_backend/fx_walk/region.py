@@ -93,6 +93,11 @@ class Region:
         """M, N and K."""
         return self.first.m, self.first.n, self.first.k
 
+    @property
+    def groups(self) -> Size | None:
+        """Groups that the rows of a grouped product are in."""
+        return None if self.first.offsets is None else fake(self.first.b).shape[0]
+
 
 def _label(node: fx.Node, part: Part | None) -> str:
     label = user_label(node)

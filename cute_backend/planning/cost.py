@@ -46,38 +46,53 @@ class Work(NamedTuple):
         return tile.start + (tiles**_OVERLAP + (self.moved / bytes_per_us) ** _OVERLAP) ** (1 / _OVERLAP)
 
 
-def cost(config: TileConfig, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int) -> float:
+def cost(
+    config: TileConfig, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int, groups: int | None = None
+) -> float:
     """How long a problem should take on `sm_count` multiprocessors, in microseconds, by waves of clusters.
 
     A wave that has work for few multiprocessors takes less than a full one, and nothing takes less than
-    memory does.
+    memory does. The rows are in so many `groups`, where they are in any.
     """
     timing = config.target.timing
-    work = work_of(config, spec, m, n, k, sm_count)
+    work = work_of(config, spec, m, n, k, sm_count, groups)
     return float(work.microseconds(_time_of(config.arch, config.cut), timing.beyond_us, timing.bytes_per_us))
 
 
-def work_of(config: TileConfig, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int) -> Work:
+def work_of(
+    config: TileConfig, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int, groups: int | None = None
+) -> Work:
     """The work of a problem, cut into tiles.
 
     Tiles of 64 rows whose A is not multicast leave out the rows beyond the last. Of others, the last row of
     tiles is seldom full, the CTAs of a cluster wait for the slowest, and each writes multicast zeros.
+
+    How rows are split into groups is not known before a launch: as at random, by a mean that is. What lies
+    beyond the last row of a group are rows of the next one, which cost no more than others.
     """
     spec = multiplied(spec, config)
     if config.transposed:
         m, n = n, m
     rows, columns = config.cta_rows * config.cluster_m, config.tile_n * config.cluster_n
-    cluster_rows = -(-m // rows)
+    cluster_rows = -(-m // rows) if groups is None else _cluster_rows(rows, m, groups)
     reached = config.target.timing.reached.get(config.cluster_size, 1.0)
     in_flight = max(int(sm_count * reached) // config.cluster_size, 1)
     full, last = divmod(cluster_rows * -(-n // columns) - 1, in_flight)
     k_bytes = k * spec.product.a_dtype.bits // 8
     depth = -(-k_bytes // (config.split_k * TILE_K_BYTES)) * TILE_K_BYTES / 1024
-    whole = config.cta_rows > 64 or config.cluster_n > 1
+    whole = groups is None and (config.cta_rows > 64 or config.cluster_n > 1)
     beyond = min(cluster_rows * rows - m, config.cta_rows) * config.cluster_n / cluster_rows if whole else 0.0
-    moved = (m + n * config.products) * k_bytes + m * n * plane_bits(spec) / 8
+    matrices = 1 if groups is None else min(groups, m)
+    moved = (m + n * config.products * matrices) * k_bytes + m * n * plane_bits(spec) / 8
     crossing = float(k_bytes % _L2_LINE != 0 and spec.product.b_major is Major.K)
     return Work(full + 1, full + (last + 1) / in_flight, depth, crossing, beyond, moved)
+
+
+def _cluster_rows(rows: int, m: int, groups: int) -> int:
+    """The cluster rows of all groups, as split at random: half of one is lost in each group, and where most
+    groups have fewer rows than a cluster, each has one."""
+    filled = min(groups, m)
+    return max(filled, round(m / rows + filled / 2))
 
 
 @cache

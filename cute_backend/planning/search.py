@@ -63,14 +63,16 @@ def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """What the heuristic chooses from where sizes are known: the table, the further tiles of the target, and
     the smallest tile of the table with split-K, where the target has that.
 
-    Where there are several products it is the table alone, since how many is not known.
+    Of a batched product it is the table alone, since how many there are is not known; of a grouped one,
+    whose tiles are only counted on the device, none has K in parts.
     """
     shipped = table(arch, spec)
-    if spec.product.kind is not ProductKind.DENSE:
+    if spec.product.kind is ProductKind.BATCHED:
         return shipped
     sized = arch.target.tiles.sized if _shipped(arch, spec) is arch.target.tiles.shipped else ()
     further = (config for config in suited(arch, sized, spec) if _fits(config, spec))
-    return tuple(dict.fromkeys((*shipped, *further, *_split(shipped[-1:], arch.target.tiles.splits))))
+    splits = () if spec.product.kind is ProductKind.GROUPED else arch.target.tiles.splits
+    return tuple(dict.fromkeys((*shipped, *further, *_split(shipped[-1:], splits))))
 
 
 def _fits(config: TileConfig, spec: EpilogueSpec) -> bool:
@@ -94,13 +96,15 @@ def choose(
     k: int,
     sm_count: int,
     of: Callable[[Arch, EpilogueSpec], Iterable[TileConfig]] = offered,
+    groups: int | None = None,
 ) -> TileConfig:
     """The configuration for a problem that was never tuned: of those offered, the one that should be fastest.
 
-    Among equals the larger tile wins, and the fewer parts of K. `of` says what there is to choose from. Its
-    rowvecs are hoisted where that hides under the MMA (`hoisting`).
+    Among equals the larger tile wins, and the fewer parts of K. `of` says what there is to choose from. Of a
+    grouped product the M rows are in so many `groups`; None takes them for one. Rowvecs are hoisted where
+    that hides under the MMA (`hoisting`).
     """
-    fastest = min(of(arch, spec), key=lambda config: cost(config, spec, m, n, k, sm_count))
+    fastest = min(of(arch, spec), key=lambda config: cost(config, spec, m, n, k, sm_count, groups))
     return hoisting(fastest, spec, k)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .. import config
 from ..planning import Arch, TileConfig, Variant
-from ..spec import EpilogueSpec
+from ..spec import EpilogueSpec, ProductKind
 from .bind import Binding
 from .build import Outcome, load_known, obtain
 from .device import Device, device_at, max_active_clusters
@@ -138,8 +138,10 @@ def config_here(problem: Problem, variant: Variant, arch: Arch) -> TileConfig:
     return config_for(problem, variant, arch, arch.target.sm_count)
 
 
-def announce(regions: Iterable[tuple[EpilogueSpec, Size, Size, Size]], device: torch.device) -> None:
-    """Prepare regions of a graph, as (spec, M, N, K), whose symbolic sizes are yet unknown.
+def announce(
+    regions: Iterable[tuple[EpilogueSpec, Size, Size, Size, Size | None]], device: torch.device
+) -> None:
+    """Prepare regions of a graph, as (spec, M, N, K, groups of rows), whose symbolic sizes are yet unknown.
 
     `config.batch_invariant` and `config.tile` are read here. Does nothing for another device than CUDA's, or
     where there is no GPU and so no launch to come.
@@ -148,8 +150,8 @@ def announce(regions: Iterable[tuple[EpilogueSpec, Size, Size, Size]], device: t
         return
     problems = []
     for spec, *sizes in regions:
-        m, n, k = (size if isinstance(size, int) else None for size in sizes)
-        problems.append(Problem(spec, m, n, k, config.batch_invariant, config.tile))
+        m, n, k, groups = (size if isinstance(size, int) else None for size in sizes)
+        problems.append(Problem(spec, m, n, k, config.batch_invariant, config.tile, groups))
     prepare(problems, torch.cuda.current_device() if device.index is None else device.index)
 
 
@@ -232,14 +234,18 @@ class Launcher:
         self._gpu = device_at(device)
         self.binding = Binding(spec)
         self._kernels: dict[tuple[TileConfig, Variant], Ready | None] = {}
-        self._choices: dict[tuple[int, int, int], _Choice] = {}
+        self._grouped = spec.product.kind is ProductKind.GROUPED
+        self._choices: dict[tuple[int, int, int, int | None], _Choice] = {}
         self.chosen = object()
         """Another one whenever there is more to choose from."""
         for kernel, function in load_known(packed_kernels(spec, self._gpu.arch)).items():
             self.add(kernel, function)
 
-    def _problem(self, m: int | None, n: int | None, k: int | None) -> Problem:
-        return Problem(self._spec, m, n, k, self._batch_invariant, self._tile)
+    def _problem(self, m: int | None, n: int | None, k: int | None, groups: int | None = None) -> Problem:
+        return Problem(self._spec, m, n, k, self._batch_invariant, self._tile, groups)
+
+    def _groups(self, b: Sequence[Tensor]) -> int | None:
+        return b[0].shape[0] if self._grouped else None
 
     def knows(self, kernel: Kernel) -> bool:
         """Whether the kernel was added: it is there, or can't be had."""
@@ -271,7 +277,7 @@ class Launcher:
         try:
             m, n = plane_of(self._spec, a[0], b[0])
             k = a[0].shape[-1]
-            choice = self._choices.get((m, n, k))
+            choice = self._choices.get((m, n, k, self._groups(b)))
             if choice is None or choice.settled is None:
                 return self._consider(a, b, loads, m, n, k)
             try:
@@ -286,7 +292,7 @@ class Launcher:
     def settled(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Settled | None:
         """What takes operands of these sizes as they lay last, if something does."""
         m, n = plane_of(self._spec, a[0], b[0])
-        choice = self._choices.get((m, n, a[0].shape[-1]))
+        choice = self._choices.get((m, n, a[0].shape[-1], self._groups(b)))
         return None if choice is None else choice.settled
 
     def _consider(
@@ -295,7 +301,8 @@ class Launcher:
         """A launch that looks at where and how its operands lie."""
         if not (m and n and k and b[0].shape[0]):  # K or, of a grouped product, the groups come first in B
             return self._empty_product(a, b, loads, m, n)
-        choice = self._choices.get((m, n, k)) or self._choose(m, n, k)
+        groups = self._groups(b)
+        choice = self._choices.get((m, n, k, groups)) or self._choose(m, n, k, groups)
         bound = self.binding.bind(a, b, loads)
         aligned = choice.stores_aligned and bound.aligned
         ready = choice.tma if aligned else choice.plain
@@ -312,9 +319,9 @@ class Launcher:
             choice.settled = Settled(self, ready, m, n)
         return outputs
 
-    def _choose(self, m: int, n: int, k: int) -> _Choice:
+    def _choose(self, m: int, n: int, k: int, groups: int | None) -> _Choice:
         """The kernels for these sizes, of those that were prepared or lie on disk."""
-        problem, winners = self._problem(m, n, k), winners_on(self._gpu)
+        problem, winners = self._problem(m, n, k, groups), winners_on(self._gpu)
         kernels = [
             Kernel.found(
                 self._spec,
@@ -332,7 +339,7 @@ class Launcher:
             choice = _Choice(stores_aligned(self._spec, m, n) is True, tma or plain, plain)
             if len(self._choices) >= _MAX_CHOICES:
                 self._choices.clear()
-            self._choices[m, n, k] = choice
+            self._choices[m, n, k, groups] = choice
             if log.isEnabledFor(logging.DEBUG):  # to make a name takes longer than to choose
                 log.debug("M %d, N %d, K %d of %s take %s", m, n, k, self._spec.key, kernels[0].entry)
             return choice

@@ -43,7 +43,7 @@ PACK_VARIABLE = "CUTE_BACKEND_PACK"
 
 MANIFEST = "manifest.json"
 
-_FORMAT = 1
+_FORMAT = 2
 
 _WHEN = (1980, 1, 1, 0, 0, 0)
 """The date of every member, so that the same kernels make the same file."""
@@ -92,7 +92,8 @@ def _member(name: str) -> zipfile.ZipInfo:
 def _manifest(content: Content) -> dict[str, Any]:
     specs = {kernel.spec.key: json.loads(kernel.spec.to_json()) for kernel in content.kernels}
     problems = {
-        json.dumps([each.spec.key, each.n, each.k, each.batch_invariant]): each for each in content.problems
+        json.dumps([each.spec.key, each.n, each.k, each.groups, each.batch_invariant]): each
+        for each in content.problems
     }
     return {
         "format": _FORMAT,
@@ -139,8 +140,9 @@ class Pack:
                 self._code(archive, name)
             self.archs = frozenset(Arch(each["config"]["arch"]) for each in self._kernels.values())
             self._problems = {tuple(each) for each in manifest["problems"]}
-            for spec, n, k, batch_invariant in self._problems:
-                _check_types((spec, str), (n, int | None), (k, int | None), (batch_invariant, bool))
+            for spec, n, k, groups, batch_invariant in self._problems:
+                sizes = ((size, int | None) for size in (n, k, groups))
+                _check_types((spec, str), *sizes, (batch_invariant, bool))
 
     @contextmanager
     def _open(self) -> Iterator[Archive]:
@@ -220,8 +222,9 @@ class Pack:
             spec == problem.spec.key
             and problem.n in (None, n)
             and problem.k in (None, k)
+            and problem.groups in (None, groups)
             and problem.batch_invariant == batch_invariant
-            for spec, n, k, batch_invariant in self._problems
+            for spec, n, k, groups, batch_invariant in self._problems
         )
 
 

@@ -40,6 +40,8 @@ class Problem:
     batch_invariant: bool = False
     tile: str | None = None
     """Names as `config.tile` has them: the first that can serve the spec serves every M."""
+    groups: int | None = None
+    """Groups that the rows of a grouped product are in, where that is known."""
 
 
 Winners = Callable[[EpilogueSpec, Variant, int, int], Mapping[int, TileConfig]]
@@ -74,12 +76,14 @@ def config_for(
     assert m is not None and n is not None and k is not None
     if problem.batch_invariant:
         # A launch that was prepared for any N and K has kernels of the table alone.
-        return choose(arch, spec, INVARIANT_M, n, k, sm_count, of=table)
+        return choose(arch, spec, INVARIANT_M, n, k, sm_count, table, problem.groups)
     bucket = bucket_of(m)
     tuned = winners(spec, variant, n, k)
     place = BUCKETS.index(bucket)
     near = next((each for each in (bucket, *BUCKETS[max(place - 1, 0) : place + 2]) if each in tuned), None)
-    return choose(arch, spec, bucket, n, k, sm_count) if near is None else tuned[near]
+    if near is not None:
+        return tuned[near]
+    return choose(arch, spec, bucket, n, k, sm_count, groups=problem.groups)
 
 
 def buckets_of(low: int, high: int) -> tuple[int, ...]:

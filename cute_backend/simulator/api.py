@@ -34,7 +34,7 @@ from ..runtime.op import gemm_epilogue
 from ..runtime.operands import check_operands, parse_spec, plane_of
 from ..runtime.outputs import Outputs
 from ..runtime.reach import Problem, config_for, stores_aligned
-from ..spec import EpilogueSpec
+from ..spec import EpilogueSpec, ProductKind
 from .host import HostProgram
 from .machine import Progress
 from .report import Observer, Report
@@ -255,7 +255,8 @@ def run_region(
     bound = Binding(spec).bind(a, b, loads)
     aligned = stores_aligned(spec, m, n) is True and bound.aligned
     variant = Variant.TMA if aligned else Variant.PLAIN
-    problem = Problem(spec, m, n, k, settings.batch_invariant, settings.tile)
+    groups = b[0].shape[0] if spec.product.kind is ProductKind.GROUPED else None
+    problem = Problem(spec, m, n, k, settings.batch_invariant, settings.tile, groups)
     config = machine.config or config_for(problem, variant, machine.arch, machine.arch.target.sm_count)
     kernel = Kernel.found(spec, config, variant)
     program = _program(kernel)

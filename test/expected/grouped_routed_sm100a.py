@@ -5,9 +5,9 @@
     colvec0  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
     exact0   exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait
 
-cute_grouped_mm_scale_residual_amax_256x128_f6216cac:
-sm_100a, tile 256x128_2x1_2cta, planes aligned to 16 bytes:
-256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 32 columns, raster 8.
+cute_grouped_mm_scale_residual_amax_128x128_52d7fb11:
+sm_100a, tile 128x128_1x1, planes aligned to 16 bytes:
+128 by 128, subtiles of 32 columns, raster 8.
 templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
 are those by which memory_ops/simplify.py replaces its own.
 """
@@ -76,7 +76,7 @@ class Epilogue:
                 out1_max_glob[part, row] = out1_max_part
 
 
-gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2), kind=ProductKind.GROUPED)
+gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 128, 128), kind=ProductKind.GROUPED)
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, Float32),

@@ -5,9 +5,9 @@
     colvec0  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
     exact0   exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait
 
-cute_grouped_mm_scale_residual_amax_128x128_788e3c55:
-sm_90a, tile 128x128_1x2_pingpong_by64, planes aligned to 16 bytes:
-128 by 128, warpgroups in turn, clusters of 1 by 2, subtiles of 64 columns, raster 8.
+cute_grouped_mm_scale_residual_amax_64x128_22844c02:
+sm_90a, tile 64x128_1x1_pingpong, planes aligned to 16 bytes:
+64 by 128, warpgroups in turn, subtiles of 32 columns, raster 8.
 templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
 are those by which memory_ops/simplify.py replaces its own.
 """
@@ -76,7 +76,7 @@ class Epilogue:
                 out1_max_glob[part, row] = out1_max_part
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, subtile_n=64, pingpong=True), kind=ProductKind.GROUPED)
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 64, 128, pingpong=True), kind=ProductKind.GROUPED)
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, Float32),

@@ -1,9 +1,9 @@
 """out0 = bf16(acc0 / (exp(-acc0) + 1) * acc1)
 
 
-cute_grouped_mm_swiglu_256x128_6328a661:
-sm_100a, tile 256x128x2_2x1_2cta, planes aligned to 16 bytes:
-2 accumulators of 256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 32 columns, raster 8.
+cute_grouped_mm_swiglu_128x64_88660f92:
+sm_100a, tile 128x64x2_1x1, planes aligned to 16 bytes:
+2 accumulators of 128 by 64, subtiles of 32 columns, raster 8.
 templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
 are those by which memory_ops/simplify.py replaces its own.
 """
@@ -47,7 +47,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2, products=2), kind=ProductKind.GROUPED)
+gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 128, 64, products=2), kind=ProductKind.GROUPED)
 
 
 @cute.jit

@@ -71,6 +71,7 @@ def test_rows_in_groups_are_one_kernel(name: str, dynamic: bool, fresh_compiler:
     assert [acc.columns for acc in region.spec.accumulators] == list(columns)
     assert {acc.kind for acc in region.spec.accumulators} == {ProductKind.GROUPED}
     assert region.spec.product.b_major is Major.K
+    assert region.groups == GROUPS
     assert region.problem == (M, N // 2 if fn in (halves, neighbours) else N, K)
     if fn is routed:
         assert [load.kind for load in region.spec.loads] == [LoadKind.COLVEC, LoadKind.EXACT]

@@ -35,6 +35,7 @@ from cute_backend.planning import (
     table,
     tunable,
 )
+from cute_backend.planning.cost import cost
 from cute_backend.planning.naming import words
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import BuildError, Kernel
@@ -163,6 +164,24 @@ def test_rasters_that_are_the_same_are_not_tried_twice() -> None:
     found = candidates(Arch.SM90A, shared_spec("rowwise"), 128, 8192, 8192, 132, limit=1000)
     tried = [config for config in found if not config.transposed]  # whose rows are 8192
     assert len({replace(config, raster_m=8) for config in tried}) == len(tried)
+
+
+def test_the_tile_of_groups_goes_by_their_rows() -> None:
+    """Few rows each take tiles of 64 rows, however many there are together."""
+    dense = shared_spec("swiglu")
+    accumulators = tuple(replace(acc, kind=ProductKind.GROUPED) for acc in dense.accumulators)
+    spec = replace(dense, accumulators=accumulators, stores=dense.stores[:1])
+
+    def tile(m: int, groups: int | None) -> TileConfig:
+        return choose(Arch.SM90A, spec, m, 2048, 7168, 132, groups=groups)
+
+    assert (tile(512, 256).tile_m, tile(512, 256).cluster_m) == (64, 1), "2 rows each"
+    assert tile(512, 1).tile_m == tile(512, None).tile_m == 128
+    assert tile(32768, 32).tile_m == 128, "1024 rows each"
+    config = TileConfig(Arch.SM90A, 128, 64, products=2)
+    times = [cost(config, spec, 8192, 2048, 7168, 132, groups) for groups in (None, 1, 8, 64, 512, 100_000)]
+    assert times == sorted(times), "groups only add tiles and matrices"
+    assert times[-1] == cost(config, spec, 8192, 2048, 7168, 132, 8192), "no more of them than rows have any"
 
 
 def test_few_tiles_have_k_in_parts() -> None:

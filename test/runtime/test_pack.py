@@ -241,7 +241,7 @@ def pickled(members: dict[str, bytes]) -> None:
         (lost_code, r"is no sound pack: .*There is no item named 'cute_"),
         (lost_manifest, r"is no sound pack: .*There is no item named 'manifest"),
         (pickled, r"is no sound pack: "),
-        (restate(format=2), r"has format 2; this version reads 1$"),
+        (restate(format=3), r"has format 3; this version reads 2$"),
         (restate(kernels=[]), r"is no sound pack: "),
         (restate(problems=None), r"is no sound pack: "),
     ],
@@ -332,6 +332,16 @@ def test_another_n_is_no_problem_of_the_pack(gpu: list[Kernel], tmp_path: Path, 
     assert lacking
 
 
+def test_a_pack_knows_of_how_many_groups_its_problems_are(tmp_path: Path, code: bytes) -> None:
+    kernels = reachable_kernels(PROBLEM, Arch.SM90A, 132)
+    path = tmp_path / "groups.cutepack"
+    compiled = dict.fromkeys(kernels, (code, FIGURES))
+    write_pack(path, Content(compiled, [replace(PROBLEM, groups=8)], None))
+    pack = Pack(path)
+    served = [pack.serves(replace(PROBLEM, groups=groups), Arch.SM90A) for groups in (8, None, 16)]
+    assert served == [True, True, False]
+
+
 def test_a_batch_invariant_region_takes_its_own_kernel_alone(
     gpu: list[Kernel], tmp_path: Path, code: bytes
 ) -> None:
@@ -377,7 +387,7 @@ def test_a_pack_has_a_kernel_for_every_alignment_and_reduction(made: tuple[Path,
     assert set(manifest["kernels"]) == {kernel.name for kernel in kernels}
     assert set(members) == {"manifest.json", *(f"{kernel.name}.so" for kernel in kernels)}
     assert manifest["environment"] == list(environment())
-    assert manifest["m"] == [1, 64] and manifest["problems"] == [[spec.key, 128, 64, False]]
+    assert manifest["m"] == [1, 64] and manifest["problems"] == [[spec.key, 128, 64, None, False]]
     assert all(each["spill_bytes"] == 0 for each in manifest["kernels"].values())
 
 

@@ -567,6 +567,24 @@ def test_groups_go_with_their_offsets(compiler: Compiler) -> None:
     assert counters["cute_backend"]["operands_copied"] == 1
 
 
+def test_the_tile_goes_by_how_many_groups_there_are(compiler: Compiler) -> None:
+    sizes = 512, 1024, 64
+    a, b, loads = operands(*sizes)
+    prepare([Problem(GROUPED, *sizes, groups=groups) for groups in (1, 64)], -1)
+    chosen: dict[int, set[TileConfig]] = {}
+    for groups in (1, 64, 1):
+        offsets = torch.tensor([*range(groups - 1), 512], dtype=torch.int32)
+        weights = b[0].expand(groups, 64, 1024)
+        launch(
+            [*a, offsets], [weights.transpose(1, 2).contiguous().transpose(1, 2)], loads, GROUPED.to_json()
+        )
+        chosen.setdefault(groups, set()).add(compiler.launches[-1][0].config)
+    wanted = {
+        groups: {choose(Arch.SM90A, GROUPED, *sizes, GPU.sm_count, groups=groups)} for groups in (1, 64)
+    }
+    assert chosen == wanted and wanted[1] != wanted[64]
+
+
 def test_without_a_group_there_is_no_launch(compiler: Compiler) -> None:
     a, b, loads = operands(40)
     offsets = torch.empty(0, dtype=torch.int32)
