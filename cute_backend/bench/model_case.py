@@ -97,7 +97,7 @@ def measure(model: Model, rounds: int, turn: Turn) -> ModelResult:
         calls = _CALLS.get(args[0].numel() // args[0].shape[-1], 1)
         units = {runner: unit_of(step, [()] * calls) for runner, step in steps.items()}
         timings = time_units(units, rounds)
-        times = {runner: _kernels(unit) for runner, unit in units.items()}
+        times = {runner: _kernels(units[runner]) for runner in (Runner.INDUCTOR, Runner.CUTE)}
     limit = 1.5 * differences[Runner.INDUCTOR] + _ROUNDING
     return ModelResult(
         model.name,
@@ -105,7 +105,7 @@ def measure(model: Model, rounds: int, turn: Turn) -> ModelResult:
             ModelTiming(
                 runner,
                 timings[runner],
-                times[runner],
+                times.get(runner, ()),
                 moved.get(runner),
                 differences.get(runner),
                 "; ".join(filter(None, [notes.get(runner, ""), units[runner].uncaptured])),

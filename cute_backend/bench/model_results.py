@@ -50,7 +50,7 @@ class KernelTime:
 class ModelTiming:
     """A model as `runner` runs it. `timing` is of one call.
 
-    `bytes` is what Inductor's own kernels read and write in a call, by its schedule, so without products,
+    `kernels` is empty for eager. `bytes` is what Inductor's own kernels read and write in a call, by its schedule, so without products,
     attention and our regions. `difference` is the result's from eager's, relative in norm. Both are None for
     eager.
     """
