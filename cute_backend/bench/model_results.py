@@ -50,9 +50,9 @@ class KernelTime:
 class ModelTiming:
     """A model as `runner` runs it. `timing` is of one call.
 
-    `kernels` is empty for eager. `bytes` is what Inductor's own kernels read and write in a call, by its schedule, so without products,
-    attention and our regions. `difference` is the result's from eager's, relative in norm. Both are None for
-    eager.
+    `kernels` is empty for eager. `bytes` is what Inductor's own kernels read and write in a call, by its
+    schedule, so without products, attention and our regions. `difference` is the result's from eager's,
+    relative in norm. Both are None for eager.
     """
 
     runner: Runner

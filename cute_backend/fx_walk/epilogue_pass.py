@@ -21,6 +21,7 @@ from torch._inductor.virtualized import V
 import cute_backend
 from cute_backend import config
 from cute_backend.fx_walk.anchors import is_anchor
+from cute_backend.fx_walk.broadcast import join_batches
 from cute_backend.fx_walk.containment import contain
 from cute_backend.fx_walk.device import device_capability
 from cute_backend.fx_walk.padding import take_padding_back
@@ -103,6 +104,7 @@ class EpiloguePass(CustomGraphPass):
         """Fuses what can be, in a graph that is thrown away where something fails."""
         if _unreachable() is None:
             take_padding_back(graph)
+            join_batches(graph)
         regions, rejections = self.analyse(graph)
         if tuning_is_on():
             # Brings all of Inductor, which importing the pass must not.
