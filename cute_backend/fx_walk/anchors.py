@@ -113,12 +113,12 @@ class Anchor:
 
     @property
     def a_side(self) -> list[fx.Node]:
-        """What the op takes as `a`: A, and the offsets of its groups where it has any."""
+        """The op's argument `a`: A, and the offsets of its groups if it has groups."""
         return [self.a] if self.offsets is None else [self.a, self.offsets]
 
     @property
     def inputs(self) -> list[fx.Node]:
-        """What the op reads."""
+        """The nodes that the op reads."""
         addend = None if self.addend is None else self.addend.view
         views = (self.scale_a, self.scale_b, addend, self.a_blocks, self.b_blocks)
         return [*self.a_side, self.b, *(view.node for view in views if view is not None)]

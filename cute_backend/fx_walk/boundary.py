@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 LAUNCH_BYTES = 8 << 20
-"""What a launch counts for: 2 microseconds, taken as what a further kernel costs within a CUDA graph, at the
+"""The cost of a launch in bytes: 2 microseconds, the assumed cost of one more kernel in a CUDA graph, at the
 4.3 TB/s of a copy on an H200."""
 
 MAX_CANDIDATES = 40
@@ -157,7 +157,7 @@ def _is_one(mask: int) -> bool:
 
 @dataclass(frozen=True)
 class _State:
-    """What is decided of the values after a place, and what that alone costs.
+    """The decisions about the values after a place, and their cost.
 
     `needs` are the values that each consumer needs, decided or not, `wanted` all that are needed outside, and
     `read` the loads that each consumer reads for what it computes. `inside` is what the kernel computes,

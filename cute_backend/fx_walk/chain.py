@@ -85,7 +85,7 @@ class Chain:
         return self._step("cast", (value,), dtype, overflow)
 
     def dtype(self, operand: Operand) -> DType:
-        """What an operand has been rounded to; an accumulator is fp32."""
+        """The dtype that an operand has been rounded to; an accumulator is fp32."""
         if isinstance(operand, Const):
             return operand.dtype
         dtypes = {load.name: load.dtype for load in self._loads} | {op.name: op.dtype for op in self._ops}

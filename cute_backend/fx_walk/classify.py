@@ -102,7 +102,7 @@ class LoadView:
         return Blocks(int(inner.extent), outer.stride, inner.stride)
 
     def of_part(self, part: Part) -> LoadView:
-        """What is left of the operand where the plane is cut down to some of its columns."""
+        """The view of the operand when the plane is cut down to some of its columns."""
         if not self.n_axes:
             return self
         stride = self.stride_n if known(part.step == 1) else Stride.OTHER

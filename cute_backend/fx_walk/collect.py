@@ -1,4 +1,4 @@
-"""What the pass would do to a function, without compiling a kernel and without a GPU.
+"""The regions that the pass finds in a function, without compiling a kernel and without a GPU.
 
 for graph in collect(fn, (x, w)):
     for region in graph.regions:
@@ -225,7 +225,7 @@ def _copy(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def _user_names(fn: Callable[..., Any]) -> Callable[[str], str]:
-    """What the user of `fn` calls an input, by its name in the graph that Dynamo made of `_call_of(fn)`.
+    """Maps an input's name in the graph that Dynamo made of `_call_of(fn)` to its name in the program.
 
     `bias` for a parameter, a variable of a closure or a global, `self.up.weight` for a module's.
     """

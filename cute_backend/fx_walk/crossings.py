@@ -1,4 +1,4 @@
-"""What could cross the boundary of a grown region: its values, loads and consumers, with their bytes."""
+"""The values, loads and consumers that could cross the boundary of a grown region, with their bytes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from cute_backend.spec import Axis, LoadKind
 
 @dataclass(frozen=True)
 class Outside:
-    """What other regions have: the members of each, what they read, and what they do again. And when what is
-    in none of them runs."""
+    """The surroundings of a region: the members of each other region, the values that it reads, the steps
+    that it repeats; and the order in which nodes outside of all regions run."""
 
     owner: dict[fx.Node, Draft]
     reads: set[fx.Node]
@@ -52,7 +52,7 @@ class Crossings:
 
 
 def crossings(draft: Draft, outside: Outside) -> Crossings:
-    """What could cross the boundary of a draft."""
+    """The values, loads and consumers that could cross the boundary of a draft."""
     groups = _groups(draft)
     places = {node: place for place, nodes in enumerate(groups) for node in nodes}
     needs = [_need(draft, nodes, outside) for nodes in groups]
@@ -113,8 +113,8 @@ def _groups(draft: Draft) -> list[list[fx.Node]]:
 
 @dataclass
 class _Need:
-    """What needs a value outside: memory, whoever computes it, and kernels that read it as they go. As for
-    `followed`, see Value."""
+    """The needs for a value outside of the region: in memory, by the steps that compute it, and by kernels
+    that read it as they run. `Value` describes `followed`."""
 
     in_memory: bool = False
     followed: bool = False
@@ -150,7 +150,8 @@ def _is_as_small(user: fx.Node, node: fx.Node) -> bool:
 
 
 def _reducing(draft: Draft, member: fx.Node) -> fx.Node:
-    """What reduces, where a member is a reduction's result: behind a cast, an item or a step of its own."""
+    """The node that reduces, if a member is a reduction's result behind a cast, an item or a step of its
+    own."""
     while isinstance(draft.values[member], Reduced) and not is_reduction(member):
         member = first_argument(member)
     return member
@@ -161,7 +162,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 _USUAL = 4096
-"""What stands for a size of which no example is known, and for M where results may not depend on it."""
+"""The size that is assumed if no example of it is known, and for M if results may not depend on it."""
 
 
 class _Sizes:

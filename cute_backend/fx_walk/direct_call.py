@@ -68,7 +68,8 @@ def _report_on_loading(wrapper: Any) -> None:
 
 
 def _implementation(wrapper: Any, device: str, buffer: str) -> str:
-    """What the code of `wrapper` calls for the result `buffer`, by a name that it defines."""
+    """The name of the function that the code of `wrapper` calls for the result `buffer`; it is defined
+    there."""
     if device != "cuda":
         wrapper.add_import_once(_ON_CPU)
         return "gemm_epilogue_on_cpu"

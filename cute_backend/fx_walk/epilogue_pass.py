@@ -88,7 +88,7 @@ class EpiloguePass(CustomGraphPass):
                 self.show([], [contain(error)])
 
     def show(self, regions: Sequence[Region], rejections: Sequence[Rejection]) -> None:
-        """What is made of a graph, to whoever observes."""
+        """Passes the regions and rejections of a graph to all observers."""
         if self.observe is not None:
             self.observe(regions, rejections)
 
@@ -133,7 +133,7 @@ class EpiloguePass(CustomGraphPass):
         return regions
 
     def analyse(self, graph: fx.Graph) -> tuple[list[Region], list[Rejection]]:
-        """What the pass would do to a graph, as regions and rejections; the graph stays as it is."""
+        """Returns the regions and rejections that the pass finds in a graph, without changing it."""
         unreachable = _unreachable()
         if unreachable is not None:
             refused = Refused(unreachable)
@@ -141,7 +141,8 @@ class EpiloguePass(CustomGraphPass):
         return find_regions(graph, current_precision(), device_capability)
 
     def uuid(self) -> Any:
-        """What a cached graph depends on: sources, versions, and every setting that changes a decision."""
+        """A key of all that a cached graph depends on: sources, versions, every setting that changes a
+        decision."""
         with self.in_force():
             settings = config.save_config_portable()  # type: ignore[attr-defined]
         return (

@@ -37,7 +37,7 @@ def _sources(region: Region, written: Mapping[fx.Node, int]) -> dict[int, int]:
 
 
 def _before(ends: set[fx.Node], written: Mapping[fx.Node, int]) -> set[fx.Node]:
-    """What values are made of, as far back as the results of regions."""
+    """The nodes that values are computed from, back to the results of regions."""
     found: set[fx.Node] = set()
     stack = list(ends)
     while stack:

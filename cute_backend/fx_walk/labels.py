@@ -1,4 +1,4 @@
-"""What the user of a program calls the inputs of its graphs: `x`, `self.up.weight`."""
+"""Names of graph inputs as the program has them: `x`, `self.up.weight`."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def _rounded(chain: Chain, value: Operand, dtype: DType) -> Operand:
 
 
 def _common_dtype(node: fx.Node) -> torch.dtype:
-    """What aten brings an op's operands to: the dtype of its result, or for a question that of them all."""
+    """The dtype that aten promotes an op's operands to: that of its result, or for a comparison theirs."""
     dtype = fake(node).dtype
     values = [tensor_of(each) if isinstance(each, fx.Node) else each for each in arguments(node).values()]
     known_values = [each for each in values if isinstance(each, (torch.Tensor, bool, int, float))]
@@ -261,7 +261,7 @@ def _overflow(chain: Chain, value: Operand, dtype: DType) -> Overflow:
 
 @cache
 def eager_overflow(dtype: DType) -> Overflow:
-    """What a cast in eager does beyond the range, asked of the torch that is installed."""
+    """How a cast to `dtype` overflows in eager, as the installed torch does it."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     target = torch.float8_e4m3fn if dtype is DType.E4M3 else torch.float8_e5m2

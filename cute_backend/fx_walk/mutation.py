@@ -1,4 +1,4 @@
-"""What a graph writes in place, and what shares memory with it.
+"""The nodes that a graph writes in place, and those that share memory with them.
 
 Post-grad graphs are functional but for what is left at their edges: `copy_` into an input, kernels that a
 user wrote, collectives. A region reads its operands where its kernel stands, so it must not reach across a

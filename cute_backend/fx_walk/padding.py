@@ -82,7 +82,7 @@ def _whole(graph: fx.Graph, product: fx.Node, shape: Sequence[Size]) -> fx.Node 
 
 
 def _source(operand: fx.Node) -> fx.Node:
-    """What rows and columns were padded from at their ends; the operand itself if they were not."""
+    """The node that was padded at the ends of its rows and columns; the operand itself if none was."""
     if target_name(operand) != _PAD:
         return operand
     args = arguments(operand)

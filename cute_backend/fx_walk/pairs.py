@@ -31,9 +31,9 @@ from cute_backend.spec import Accumulator, Columns, Operand
 
 @dataclass(frozen=True)
 class Parts:
-    """What a member gives that has the whole plane of a product in two parts: a value for each.
+    """The two values of a member that holds the plane of a product in two parts, one for each part.
 
-    `whole` says that its elements lie on the plane; else it is a view on the way to the parts.
+    If `whole`, its elements lie on the plane; otherwise it is a view on the way to the parts.
     """
 
     values: tuple[Operand, ...]
@@ -126,7 +126,7 @@ def meet(left: fx.Node, right: fx.Node, owned: Container[fx.Node]) -> bool:
 
 
 def reach(node: fx.Node, owned: Container[fx.Node]) -> Iterator[fx.Node]:
-    """What follows from a node by way of pointwise work and reshapes alone, none of them `owned`.
+    """The nodes that follow from a node through pointwise ops and reshapes alone, none of them `owned`.
 
     Regions are found from the last to the first, so in a chain of layers this is the work of one layer.
     """

@@ -235,9 +235,9 @@ def user_label(node: fx.Node) -> str:
 
 
 def program_name(node: fx.Node) -> str:
-    """What a reader knows a value by, as "scale (file.py:12)", the variable that it is assigned to.
+    """The name of a value for a reader, as "scale (file.py:12)": the variable that it is assigned to.
 
-    The graph's name stands for a value inside of an expression, and alone where no line is known.
+    A value inside of an expression has its name in the graph, without a line if none is known.
     """
     where, code = _program_frame(node)
     assigned = _ASSIGNMENT.match(code)

@@ -38,7 +38,7 @@ from cute_backend.spec import Axis, DType, Operand, ProductKind, ReduceKind, Red
 
 @dataclass(frozen=True)
 class Reduced:
-    """What a member that reduces gives: the value `value` of the chain, reduced."""
+    """The result of a member that reduces the value `value` of the chain."""
 
     value: str
     reduce: Reduction
@@ -147,7 +147,7 @@ def _on_plane(value: Any, m: Size, n: Size) -> bool:
 
 
 def _axis(found: Found, frame: Frame) -> Axis:
-    """What a reduction over `found.dims` has a result for. Axes of size 1 count where no other decides."""
+    """The axis of a reduction over `found.dims`. Axes of size 1 count only if no other axis decides."""
     shape = fake(found.source).shape
     columns = set(frame.n_axes) or {len(shape) - 1}
     rows = {axis for axis in range(len(shape)) if axis not in columns}

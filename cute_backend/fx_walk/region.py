@@ -21,17 +21,17 @@ from cute_backend.fx_walk.static import DTYPES, Size, fake, known, product
 from cute_backend.spec import BColumns, DType, EpilogueSpec, Operand, Order, ProductKind, Store
 
 Value = Union[Operand, Parts, Reduced, None]
-"""What a member of a region gives: a value of the chain, or two for the parts of its columns, a reduction,
-or, where several nodes spell one reduction, nothing of its own."""
+"""The result of a member of a region: a value of the chain, two values for the two parts of its columns, or a
+reduction. It is None for all but one of the nodes that together spell one reduction."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """What becomes one kernel, of one product, two products of one A, or two parts of one product.
+    """The nodes of a graph that become one kernel: one product, two products of one A, or one in two parts.
 
-    `nodes` are what the kernel makes needless. `views` are the loads, in the spec's order. `outputs` maps
-    each node of the graph that is replaced to the index of its store: views of one another share one.
-    `frames` has how those lie on the plane that are planes.
+    `nodes` are those that the kernel replaces. `views` are the loads, in the spec's order. `outputs` maps
+    each node whose result the kernel stores to the index of its store: views of one another share one.
+    `frames` maps those that are planes to how they lie on the plane of the product.
     """
 
     anchors: tuple[Anchor, ...]
@@ -53,7 +53,7 @@ class Region:
 
     @property
     def a_nodes(self) -> list[fx.Node]:
-        """What the op takes as `a`."""
+        """The op's argument `a`."""
         return self.first.a_side
 
     @property
@@ -107,7 +107,7 @@ def _label(node: fx.Node, part: Part | None) -> str:
 def stores_of(
     anchor: Anchor, nodes: list[fx.Node], values: dict[fx.Node, Value], frames: dict[fx.Node, Frame]
 ) -> tuple[list[Store], dict[fx.Node, int]]:
-    """What has to be written for the nodes that escape, and which of these stores each node has its value in.
+    """The stores for the nodes that escape, and the index of the store that holds each node's value.
 
     Views of one another share a store, and so do equal values that are only read, such as an activation
     that a program writes out anew for each of its readers. A value and its clone that a graph gives away do

@@ -225,7 +225,7 @@ class _Search:
         return draft
 
     def _product(self, draft: Draft, index: int) -> Operand:
-        """What an anchor's op does to its accumulator."""
+        """Lowers the part of an anchor's op that follows the accumulator, such as scales and bias."""
         chain, anchor = draft.chain, draft.anchors[index]
 
         def role(name: str, of: Callable[[Anchor], object]) -> str:

@@ -1,4 +1,4 @@
-"""What of a grown region stays: as much as has the fewest bytes cross its boundary."""
+"""Cuts a grown region back to the members with which the fewest bytes cross its boundary."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Settled:
 
 
 def settle(draft: Draft, outside: Outside, rejections: dict[fx.Node, Rejection]) -> Settled:
-    """What stays of a draft, and why the rest does not.
+    """Returns the members of a draft that stay, and records why the others do not.
 
-    Raises Refused where nothing can be stored that all else follows from.
+    Raises Refused if no value can be stored from which all others follow.
     """
     found = crossings(draft, outside)
     boundary = choose(found.choices, config.max_stores)

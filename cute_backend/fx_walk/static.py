@@ -1,4 +1,4 @@
-"""What is known of sizes and strides without asking at run time.
+"""Facts about sizes and strides that are known without asking at run time.
 
 Every question here is answered from static knowledge alone: a `False` means "not proven", and no answer adds
 a guard to the program that is being compiled.
@@ -110,8 +110,8 @@ def leading_arguments(node: fx.Node, count: int) -> list[Any] | None:
 
 
 def first_argument(node: fx.Node) -> Any:
-    """What a call is given first: of a view, a cast or a reduction, the value that it is one of. None for a
-    call without arguments."""
+    """The first argument of a call, which for a view, a cast or a reduction is its source. None for a call
+    without arguments."""
     if node.args or not isinstance(node.target, torch._ops.OpOverload):
         return node.args[0] if node.args else None
     return next(iter(arguments(node).values()), None)

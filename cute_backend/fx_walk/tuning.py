@@ -56,7 +56,7 @@ def tuner_for(index: int) -> Tuner:
 def _judge(
     regions: Sequence[Region], found: dict[int, Result | None]
 ) -> tuple[list[Region], list[Rejection]]:
-    """What is kept and what is left to Inductor, by the results of some of the regions."""
+    """Divides the regions into those that are kept and those that are left to Inductor, by their timings."""
     kept, rejections = [], []
     for position, region in enumerate(regions):
         result = found.get(position)

@@ -119,7 +119,7 @@ def extract(region: Region) -> Alone:
 
 
 def _computed(region: Region) -> dict[fx.Node, None]:
-    """What is computed between the region's loads and its outputs, in the graph's order."""
+    """The nodes between the region's loads and its outputs, in the graph's order."""
     products = (source for product in region.products for source in product.all_input_nodes)
     ends = {*products, *region.load_nodes}
     found: set[fx.Node] = set()

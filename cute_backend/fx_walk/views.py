@@ -1,4 +1,4 @@
-"""What a view or a reshape makes of the plane, for the sentence with which it is refused."""
+"""Descriptions of what a view or a reshape does to the plane, for the sentence that refuses it."""
 
 from __future__ import annotations
 

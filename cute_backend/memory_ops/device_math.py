@@ -1,4 +1,4 @@
-"""What generated epilogues compute with: functions of register scalars, and conversions of fragments.
+"""The arithmetic of generated epilogues: functions of register scalars, and conversions of fragments.
 
 Generated modules import this as `math`. The scalars are Float32, Int32 and Boolean; a Python number may stand
 for one. Nothing here branches or touches memory, because an epilogue hides latency by interleaving many

@@ -1,8 +1,8 @@
-"""What generated epilogues reduce with: partial results in registers, combined in threads and across lanes.
+"""The reductions of generated epilogues: partial results in registers, combined in threads and across lanes.
 
-Generated modules import this as `reduce`. Each kind says what one element is, what nothing is, and how two
-partials combine; all but sums combine to the same in any order (see `cute_backend.reduce` for the rules). The
-second stage combines the partials of all tiles by the same kinds, and makes a store's elements of them.
+Generated modules import this as `reduce`. Each kind defines the partial of one element, the identity, and how
+two partials combine; every kind but a sum gives the same result in any order (`cute_backend.reduce` has the
+rules). The second stage combines the partials of all tiles by the same kinds, and makes a store's elements.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _first_largest(a: Values, b: Values, inside: Boolean) -> Values:
 
 
 def _shift(top: Float32) -> Float32:
-    """What is taken from exponents: the largest value, unless it is infinite."""
+    """The value that is subtracted from exponents: the largest one, or 0 if that is infinite."""
     return math.where(math.isinf(top), Float32(0.0), top)
 
 
@@ -142,10 +142,10 @@ LOGSUMEXP = Kind(
 
 
 def of_blocks(kind: Kind, values: cute.Tensor, sub: Any, columns: int) -> cute.Tensor:
-    """What the blocks of so many columns are reduced to that a subtile has of each row: for every element
-    its block's result. All lanes that share a row get the same.
+    """For every element of a subtile, the reduction of the block of `columns` columns that it lies in. All
+    lanes that share a row get the same.
 
-    No block lies across the last column, nor across two subtiles.
+    No block extends beyond the last column, and none spans two subtiles.
     """
     blocks: dict[tuple[int, int], list[int]] = {}
     for e in range(cute.size(values)):
@@ -172,9 +172,9 @@ def _by_pairs(kind: Kind, partials: list[Values]) -> Values:
 
 @dataclass(frozen=True)
 class Result:
-    """What a store has of a reduction along `axis`: elements of `dtype`, as memory has it.
+    """A store of a reduction along `axis`: it turns partials into elements of `dtype`, as memory has them.
 
-    Rounded as `device_math.narrow` does.
+    Elements are rounded as `device_math.narrow` does.
     """
 
     kind: Kind

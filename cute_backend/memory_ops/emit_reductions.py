@@ -18,7 +18,7 @@ _HELD = {Axis.ROW: "tile.rows", Axis.COLUMN: "sub.columns", Axis.ALL: "1"}
 
 
 def of_blocks(op: Op) -> str:
-    """What an op makes of the blocks of a subtile, when the loop has computed all that it reduces."""
+    """The statement that reduces the blocks of a subtile, which follows the loop that computes the values."""
     kind = f"reduce.{BLOCK_REDUCTIONS[op.op].name}"
     return f"{op.name} = reduce.of_blocks({kind}, {op.name}_of, sub, {op.block})"
 
@@ -100,6 +100,6 @@ def _write(store: Store, parts: str, target: str) -> list[str]:
 
 
 def result(store: Store, element_type: str, overflow: Overflow) -> str:
-    """What finishes a store, as `templates.finish` takes it."""
+    """The expression of the `Result` that finishes a store, as `templates.finish` takes it."""
     kept = ", saturate=False" if overflow is Overflow.NONFINITE else ""
     return f"reduce.Result({_kind(store)}, Axis.{_reduction(store).axis.name}, {element_type}{kept})"

@@ -19,7 +19,7 @@ class Mainloop:
     name: str
     serves: Callable[[TileConfig, EpilogueSpec], bool]
     arguments: Callable[[EpilogueSpec], str] = lambda spec: ""
-    """What an instance is made with, as Python."""
+    """The arguments of the constructor, as Python source."""
 
 
 def _is_block_scaled(config: TileConfig, spec: EpilogueSpec) -> bool:

@@ -1,4 +1,4 @@
-"""What a kernel leaves of a reduction, in a buffer of its own, for a second kernel to finish.
+"""The partial results of a reduction, which a kernel writes to a buffer for a second kernel to finish.
 
 `templates.workspace` says where each tensor of partials lies.
 """

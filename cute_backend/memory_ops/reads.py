@@ -24,7 +24,7 @@ CUTE_TYPES = {
 
 
 def begin(load: Load, placement: Placement) -> list[str]:
-    """What an epilogue thread reads before the accumulator wait."""
+    """Statements by which an epilogue thread reads a load before the accumulator wait."""
     if placement.begin is None:
         return []
     lines = _read_by_element(load, placement.begin)
@@ -44,7 +44,8 @@ def stage(loads: Sequence[Load]) -> list[str]:
 
 
 def visit(spec: EpilogueSpec, plan: Plan) -> list[str]:
-    """What a thread reads for one subtile. Planes go back to TMA before it waits for global memory."""
+    """Statements by which a thread reads its loads for one subtile. It releases the buffers of planes to TMA
+    before it waits for global memory."""
     lines = []
     for load in spec.loads:
         if part := plan.placements[load.name].part:

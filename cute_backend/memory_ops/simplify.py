@@ -106,7 +106,7 @@ def _with_numbers_gathered(spec: EpilogueSpec) -> EpilogueSpec:
 
 
 class _Numbers:
-    """What is known of the values so far: which are fp32 values times numbers."""
+    """The values so far that are known to be another fp32 value times a number."""
 
     def __init__(self, spec: EpilogueSpec) -> None:
         self._dtypes = spec.dtypes
@@ -222,7 +222,7 @@ def _made_by(name: str, operand: Operand | None, producers: dict[str, Op]) -> Op
 
 
 def _plus_one(op: Op | None) -> Operand | None:
-    """What an fp32 op adds 1 to, if it does."""
+    """The operand that an fp32 op adds 1 to, or None if it is no such op."""
     if op is None or op.op != "add" or op.dtype is not DType.F32:
         return None
     left, right = op.operands

@@ -24,7 +24,7 @@ _L2_LINE = 128
 
 
 class Work(NamedTuple):
-    """What a problem is to a tile. The fields may be tensors, of many problems."""
+    """The figures of a problem that a tile's time depends on. The fields may be tensors, of many problems."""
 
     waves: Any
     """Of clusters over the multiprocessors, begun ones included."""

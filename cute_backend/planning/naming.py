@@ -1,4 +1,4 @@
-"""What a kernel is called, in PTX, profilers, logs and files: by what it does and what it is.
+"""Names of kernels, as PTX, profilers, logs and files show them: what a kernel does, and a digest.
 
     cute_scaled_mm_bias_gelu_residual_128x128_1a2b3c4d
 
@@ -27,7 +27,7 @@ MAX_WORDS = 48
 """Characters of the words together."""
 
 FINISH = "_finish"
-"""What the name of the kernel that finishes a region's reductions ends in."""
+"""The suffix of the kernel that finishes a region's reductions."""
 
 DIGEST = re.compile(r"(?:^|_)([0-9a-f]{8})(?:_finish)?(?:_cutlass_\d+)?(?:_[0-9a-f]{16})?$")
 """The digest in what a profiler, a log or a file of the cache calls a kernel, or alone."""
@@ -58,8 +58,8 @@ def _given(value: Any) -> Any:
 
 
 def words(spec: EpilogueSpec) -> str:
-    """What a region does, such as "scaled_mm_bias_gelu_residual", in at most MAX_WORDS characters, "etc" last
-    where there is more.
+    """Words for the steps of a region, such as "scaled_mm_bias_gelu_residual", in at most MAX_WORDS
+    characters; "etc" comes last where steps are left out.
 
     The product comes first, then the steps that a person would name, in their order. A formula is recognised
     by its marks (a gelu by erf or tanh and a number); other steps are called by their functions.
@@ -90,7 +90,7 @@ _GELU = {"erf": math.sqrt(0.5), "tanh": 0.044715}
 (Hendrycks and Gimpel, 2016)."""
 
 _GATED = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu", "sigmoid": "glu"}
-"""What the product of two accumulators is called, by the activation of one of them (Shazeer, 2020)."""
+"""The name of a gated product of two accumulators, by the activation of one of them (Shazeer, 2020)."""
 
 _SCALES = ("scale_a", "scale_b")
 """How the roles of `_scaled_mm`'s own scales begin: its product is called after them."""
@@ -136,7 +136,7 @@ class _Steps:
         return said
 
     def _enter(self, op: Op) -> _Value:
-        """What is known of an op's result, once its word is said."""
+        """Notes the word of an op, if it has one. Returns the facts about its result."""
         names = [operand for operand in op.operands if isinstance(operand, str)]
         operands = [self._values[name] for name in names]
         accumulators = frozenset[str]().union(*(value.accumulators for value in operands))

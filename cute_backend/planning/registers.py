@@ -1,4 +1,4 @@
-"""What a thread of the epilogue keeps in registers, and how much of it leaves no spill.
+"""The registers of an epilogue thread: how many its values take, and how many cause no spill.
 
 One spill costs more than every exposed load, so each limit here is one that a build has shown: ptxas finds no
 spill in any tile that ships, under every shared epilogue and alignment (test/templates/test_spills.py).
@@ -49,7 +49,7 @@ MAX_PROMOTED_LOADS = 3
 
 @dataclass(frozen=True)
 class Registers:
-    """What one thread keeps of a tile, in registers of 32 bits."""
+    """The 32-bit registers in which one thread keeps its values of a tile."""
 
     accumulators: int
     """Sums, where they live in registers."""
@@ -59,7 +59,7 @@ class Registers:
     """A subtile of each plane: an exact load as it comes and as it is widened, and its addresses where it is
     read by element; every output but the first, which `WORKING` counts."""
     rows: int
-    """What is read ahead for rows: a value of each colvec for each row."""
+    """Values that are read ahead for rows: one of each colvec for each row."""
     partials: int
     """Of reductions, of two registers for each row at the most."""
 
@@ -85,7 +85,7 @@ def is_promoted(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 
 def hoisted_registers(load: Load, config: TileConfig) -> int:
-    """What a hoisted rowvec takes: two of 16 bits share a register, and no other dtype is packed."""
+    """The registers of a hoisted rowvec: two values of 16 bits share one, and no other dtype is packed."""
     return config.thread_columns // (2 if load.dtype.bits == 16 else 1)
 
 

@@ -1,6 +1,6 @@
-"""What a spec asks of a tile: named rules, one after the other, each with its reason and what showed it.
+"""The rules by which a tile is fitted to a spec, applied in order, each with its reason and its evidence.
 
-A rule gives the tile as it serves the spec, or None where it can't serve it.
+A rule returns the tile, changed if that is needed to serve the spec, or None if the tile can't serve it.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def whole_blocks_of_columns(config: TileConfig, spec: EpilogueSpec) -> TileConfi
 
 
 def registers_for_a_crowded_thread(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """What still leaves a crowded thread no registers is left out (`registers.MAX_CROWDED`)."""
+    """Excludes a tile whose epilogue threads need more than `registers.MAX_CROWDED` registers."""
     return None if config.thread_accumulators > MAX_CROWDED and is_crowded(config, spec) else config
 
 
@@ -171,7 +171,7 @@ def planes_in_shared_memory(config: TileConfig, smallest: TileConfig, spec: Epil
 
 
 ABOVE_THE_SMALLEST = (rows_for_promoted_sums, planes_in_shared_memory)
-"""What a shipped tile needs that the smallest of its table does without, so that every spec has a tile."""
+"""Rules for every tile of a table but the smallest, which is exempt so that every spec has a tile."""
 
 
 def narrow_subtiles_without_room(config: TileConfig, spec: EpilogueSpec, variant: Variant) -> TileConfig:
@@ -210,7 +210,7 @@ SUBTILE_RULES = (
     narrow_subtiles_of_many_planes,
     a_loop_where_nothing_is_hoisted,
 )
-"""What an alignment asks of subtiles, in the order in which it is applied."""
+"""The rules by which an alignment sets the width of subtiles, in the order of application."""
 
 
 def subtiled(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> TileConfig:

@@ -60,11 +60,11 @@ def _shipped(arch: Arch, spec: EpilogueSpec) -> tuple[Shape, ...]:
 
 
 def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
-    """What the heuristic chooses from where sizes are known: the table, the further tiles of the target, and
-    the smallest tile of the table with split-K, where the target has that.
+    """The tiles that the heuristic chooses from when sizes are known: those of the table, the further tiles
+    of the target, and the smallest tile of the table with split-K, if the target supports it.
 
-    Of a batched product it is the table alone, since how many there are is not known; of a grouped one,
-    whose tiles are only counted on the device, none has K in parts.
+    For a batched product it is the table alone, because the number of products is not known. A grouped
+    product has no split-K, because its tiles are counted only on the device.
     """
     shipped = table(arch, spec)
     if spec.product.kind is ProductKind.BATCHED:
@@ -120,10 +120,10 @@ _PRUNED_AT = 2.0
 def candidates(
     arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int, limit: int = MAX_CANDIDATES
 ) -> tuple[TileConfig, ...]:
-    """What is worth timing for a problem, at most `limit`, the heuristic's own choice first.
+    """The configurations that are worth timing for a problem, at most `limit`, the heuristic's choice first.
 
-    Every configuration of which the model thinks well and beside whose operands the epilogue has room in
-    shared memory. The tiles that differ most in kind come first, then further clusters and rasters of each.
+    They are those that the cost model predicts to be fast, and that leave the epilogue room in shared memory.
+    The tiles that differ most in kind come first, then further clusters and rasters of each.
     """
     first = choose(arch, spec, m, n, k, sm_count)
     space = [first, *(config for config in tunable(arch, spec) if config != first)]

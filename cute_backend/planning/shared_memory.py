@@ -1,4 +1,4 @@
-"""What of an epilogue may pass through shared memory, and how much of it that takes."""
+"""The loads and outputs that pass through shared memory, and the bytes that they need."""
 
 from __future__ import annotations
 

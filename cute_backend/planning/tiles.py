@@ -24,7 +24,7 @@ TILE_K_BYTES = 128
 
 
 class Variant(str, Enum):
-    """What is known of the exact loads and the outputs when a kernel is compiled."""
+    """The alignment of exact loads and outputs that a kernel is compiled for."""
 
     TMA = "tma"
     """Base addresses and the strides that are not 1 are multiples of 16 bytes."""
@@ -33,7 +33,7 @@ class Variant(str, Enum):
 
     @property
     def words(self) -> str:
-        """What that is, for people."""
+        """The alignment in words, for people."""
         return f"planes aligned to {'16 bytes' if self is Variant.TMA else 'their elements'}"
 
 
@@ -103,7 +103,7 @@ class TileConfig:
 
     @property
     def target(self) -> Target:
-        """What is known of its architecture."""
+        """The facts about its architecture."""
         return self.arch.target
 
     @property
@@ -126,7 +126,7 @@ class TileConfig:
 
     @property
     def words(self) -> str:
-        """What the name tells, and the rest, for people: explanations and the headers of kernels have it."""
+        """The whole configuration in words, which explanations and the headers of kernels show."""
         shape = f"{self.products} accumulators of " if self.products > 1 else ""
         shape += f"{self.tile_m} by {self.tile_n}"
         if self.ctas > 1:
@@ -142,7 +142,7 @@ class TileConfig:
 
     @property
     def cut(self) -> Cut:
-        """What its time depends on."""
+        """The properties that its time depends on."""
         return Cut(*(getattr(self, field) for field in Cut._fields))
 
     @property

@@ -26,7 +26,7 @@ _END = struct.Struct("<4s4H2LH")
 members here and in all, the size and the place of the listing, and the length of a comment."""
 
 _SIGNATURE, _LARGE = b"PK\5\6", b"PK\6\7"
-"""What begins that record, and what comes before it in the format for more than 4 GiB."""
+"""The signature of that record, and that of the record before it in the format for more than 4 GiB."""
 
 _LARGE_SIZE = 20
 
@@ -81,7 +81,7 @@ _FAILURES = (
     ValueError,
     OverflowError,
 )
-"""What the library raises for what is damaged, by its documentation and by trial."""
+"""The exceptions that the library raises for a damaged file, by its documentation and by trial."""
 
 
 def _check_end(file: BinaryIO, size: int) -> None:

@@ -90,8 +90,8 @@ class Binding:
         return Bound(tensors, aligned, all(map(is_, tensors, given)))
 
     def written(self, memory: list[Tensor]) -> list[Tensor]:
-        """What a kernel writes, in the signature's order: a result for each store, then the workspace where
-        some reduce. The list is changed in place, to the views that kernels take."""
+        """The tensors that a kernel writes, in the signature's order: one for each store, then the workspace
+        if some store reduces. The list is changed in place, to the views that kernels take."""
         for index, view in self._result_views:
             memory[index] = view(memory[index])
         return memory

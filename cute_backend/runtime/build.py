@@ -180,7 +180,7 @@ def _compile(cache: KernelCache, kernel: Kernel) -> Built:
 def _attempt(
     builder: Callable[[KernelCache, Kernel], None], kernel: Kernel
 ) -> BuildError | UnavailableError | None:
-    """What went wrong, if anything. Where a folder can't be written, or is full, the next one serves."""
+    """Returns the error, or None. If a folder can't be written, or is full, the next one is tried."""
     while True:
         try:
             cache = writable_cache()

@@ -1,4 +1,4 @@
-"""What a compiled kernel needs of an SM, read from its cubin.
+"""The resources of an SM that a compiled kernel needs, read from its cubin.
 
 The figures stand in the ELF section `.nv.info`, a list of attributes (u8 format, u8 attribute, u16 size, then
 the payload where the format says that there is one). NVIDIA publishes no specification of it; the attributes

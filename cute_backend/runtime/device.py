@@ -1,4 +1,4 @@
-"""What a launch must know of a GPU: its architecture, its SMs, how many clusters it runs at once."""
+"""Facts about a GPU that a launch needs: its architecture, its SMs, how many clusters it runs at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Device:
 
     @property
     def model(self) -> str:
-        """What timings hold for: the same GPU, or the same slice of one."""
+        """The model of GPU that timings hold for, or the kind of slice of one."""
         return f"{self.name}, {self.sm_count} SMs"
 
 

@@ -1,4 +1,4 @@
-"""What a forked child inherits of other threads, which it has not: locks that no one will release."""
+"""Locks after a fork: the child inherits those of threads that it does not have, and no one releases them."""
 
 from __future__ import annotations
 

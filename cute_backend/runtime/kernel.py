@@ -38,7 +38,7 @@ _HOST_FEATURES = {
     ),
     "generic": ("fp-armv8", "neon"),
 }
-"""What LLVM may use of them: version 2 of the x86-64 psABI, or ARMv8.0."""
+"""The CPU features that LLVM may use: version 2 of the x86-64 psABI, or ARMv8.0."""
 
 
 class UnavailableError(RuntimeError):
@@ -92,7 +92,7 @@ class Kernel:
 
     @cached_property
     def entry(self) -> str:
-        """What profilers call it: the same for every version of what compiles it, and edited or not."""
+        """Its name in profilers, which does not depend on versions, nor on whether it is edited."""
         return entry_name(self.spec, self.config, self.variant)
 
     @cached_property
@@ -125,8 +125,8 @@ def digest_of(kernel: dict[str, Any], surroundings: Sequence[str]) -> str:
 
 @cache
 def environment() -> tuple[str, ...]:
-    """What else a compiled object depends on: versions, the sources that make kernels, the host's triple and
-    CPU."""
+    """Further facts that a compiled object depends on: versions, the sources that make kernels, the host's
+    triple and CPU."""
     from .. import __version__
     from .toolkit import cuda_major
 

@@ -47,7 +47,7 @@ _state = free_in_children(threading.RLock())
 """Held while launchers learn and choose."""
 
 REFUSED = (TypeError, ValueError)
-"""What compiled host code raises for operands that are not as it was compiled for. All else is no refusal."""
+"""The exceptions with which compiled host code refuses operands; any other is an error."""
 
 _LOOKS = 16
 """Launches in a row whose operands must lie as a kernel takes them, once some did not, until they are passed
@@ -82,7 +82,7 @@ def launch(
 def settled_for(
     a: Sequence[Tensor], b: Sequence[Tensor], spec: str, batch_invariant: bool, tile: str | None
 ) -> Settled | None:
-    """What takes operands of these sizes just as they lay when they were launched, or None."""
+    """The kernel that took operands of these sizes as they lay at an earlier launch, or None."""
     launcher = _launchers.get((spec, a[0].get_device(), batch_invariant, tile))
     return None if launcher is None else launcher.settled(a, b)
 
@@ -121,7 +121,7 @@ def _is_packed(problem: Problem, gpu: Device) -> bool:
 
 
 def winners_on(gpu: Device) -> Winners:
-    """What tuning has found on GPUs of this model."""
+    """The results of tuning on GPUs of this model."""
 
     def winners(spec: EpilogueSpec, variant: Variant, n: int, k: int) -> Mapping[int, TileConfig]:
         return remembered().winners(spec, variant, n, k, gpu.model)
@@ -211,10 +211,10 @@ class Settled:
 
 @dataclass(eq=False)
 class _Choice:
-    """What serves one (M, N, K): where TMA's rules are met, and where they are not. None is the replay.
+    """The kernels for one (M, N, K): one for operands that TMA can read, one for others. None is the replay.
 
-    `settled` is the kernel that took operands of these sizes just as they lay. After it once did not, so many
-    `looks` at operands come first.
+    `settled` is the kernel that took the last operands of these sizes as they lay. Once it has refused some,
+    the next `looks` launches look at their operands first.
     """
 
     stores_aligned: bool
@@ -290,7 +290,7 @@ class Launcher:
             raise
 
     def settled(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Settled | None:
-        """What takes operands of these sizes as they lay last, if something does."""
+        """The kernel that took the last operands of these sizes as they lay, or None."""
         m, n = plane_of(self._spec, a[0], b[0])
         choice = self._choices.get((m, n, a[0].shape[-1], self._groups(b)))
         return None if choice is None else choice.settled

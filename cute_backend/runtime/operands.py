@@ -1,4 +1,4 @@
-"""What the op's operands must look like: dtypes, shapes, devices and outputs of a spec.
+"""The rules for the op's operands: dtypes, shapes, devices and outputs of a spec.
 
 Everything here is safe on symbolic sizes: a comparison that holds statically adds no guard.
 """
@@ -78,7 +78,7 @@ _SHAPES = {
     ProductKind.BATCHED: ("A (B, M, K) and B (B, K, N)", 3, 3),
     ProductKind.GROUPED: ("A (M, K), offsets (G,) and B (G, K, N)", 2, 3),
 }
-"""What a product of each kind is of, and how many axes A and B have."""
+"""The shapes of a product of each kind in words, and the number of axes of A and B."""
 
 
 def check_operands(

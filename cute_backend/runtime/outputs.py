@@ -28,7 +28,7 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 class Outputs:
-    """What kernels of one spec and tile configuration write."""
+    """The tensors that kernels of one spec and tile configuration write."""
 
     def __init__(self, spec: EpilogueSpec, config: TileConfig) -> None:
         binding = Binding(spec)

@@ -55,9 +55,10 @@ class PackError(RuntimeError):
 
 @dataclass(frozen=True)
 class Content:
-    """What a pack is made of: code and figures of each kernel, and the problems whose kernels are complete.
+    """The content of a pack: code and figures of each kernel, and the problems that all kernels are there
+    for.
 
-    `m` is the range of M that they are complete for, None where each problem has the M of its example.
+    `m` is the range of M that they serve, or None if each problem has the M of its example.
     """
 
     kernels: Mapping[Kernel, tuple[bytes, Mapping[str, Any]]]
@@ -278,7 +279,7 @@ def packs() -> list[Pack]:
 
 
 def packed_kernels(spec: EpilogueSpec, arch: Arch) -> list[Kernel]:
-    """What the packs hold of a spec. A pack that is for other GPUs altogether is warned of, once."""
+    """The kernels of a spec in all packs. Warns once of a pack that is only for other GPUs."""
     for pack in packs():
         try:
             _check_arch(pack, arch)

@@ -19,9 +19,9 @@ MAX_KERNELS = 16
 """The most objects that a region may need, its alignments and tile choices together."""
 
 BUCKETS = (16, 32, 64, 128, 192, 256, *(step << i for i in range(6, 14) for step in (5, 6, 7, 8)))
-"""What M is rounded up to where a configuration is chosen: whole tiles of 64 rows, from 512 on by at most a
-quarter. By powers of two, 320 rows would have the tile that is best for 512, and take 1.6 times as long as
-they need (fp8, N = 28672, K = 8192, H200)."""
+"""The values that M is rounded up to when a configuration is chosen: whole tiles of 64 rows, from 512 on by
+at most a quarter. With powers of two, 320 rows would get the tile that is best for 512, and take 1.6 times as
+long as they need (fp8, N = 28672, K = 8192, H200)."""
 
 INVARIANT_M = 512
 """The M that the one configuration of a batch-invariant region is chosen for, whatever M is: between a step
@@ -87,7 +87,7 @@ def config_for(
 
 
 def buckets_of(low: int, high: int) -> tuple[int, ...]:
-    """What `bucket_of` makes of every M from `low` to `high`."""
+    """The buckets (`bucket_of`) of every M from `low` to `high`."""
     return tuple(bucket for bucket in BUCKETS if bucket_of(low) <= bucket <= bucket_of(high))
 
 

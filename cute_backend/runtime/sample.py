@@ -135,7 +135,7 @@ sample_op = torch.ops.cute_backend.sample.default
 def _run(
     hidden: Tensor, weight: Tensor, operands: dict[str, Tensor], samples: int, normaliser: bool
 ) -> list[Tensor]:
-    """So many draws, or for 0 the most likely tokens, and the logsumexp if asked for."""
+    """`samples` draws for each row, or for 0 the most likely token, and the logsumexp if asked for."""
     signature = tuple((name, tensor.dtype, tensor.numel() == 1) for name, tensor in operands.items())
     spec = _spec(_layout(hidden), _layout(weight), signature, samples, normaliser)
     return gemm_epilogue([hidden], [weight.t()], list(operands.values()), spec, config.batch_invariant)
@@ -147,14 +147,15 @@ _Signature = tuple[tuple[str, torch.dtype, bool], ...]
 
 
 def _layout(operand: Tensor) -> _Layout:
-    """What a kernel is compiled for: D contiguous, unless only the other mode is. fp8 is always so."""
+    """The layout that a kernel is compiled for: D contiguous, unless only the other mode is. fp8 always has D
+    contiguous."""
     only_other = operand.stride(1) != 1 and operand.stride(0) == 1 and operand.element_size() > 1
     return operand.dtype, Major.MN if only_other else Major.K
 
 
 @cache
 def _spec(hidden: _Layout, weight: _Layout, operands: _Signature, samples: int, normaliser: bool) -> str:
-    """What is computed, as JSON: looked up at every call, since to make it costs more than to launch it."""
+    """The spec as JSON. It is cached, because making it costs more than a launch."""
     accumulator = Accumulator("acc", _DTYPES[hidden[0]], _DTYPES[weight[0]], hidden[1], weight[1])
     loads = _loads(operands)
     steps = _Steps(loads)
@@ -202,7 +203,7 @@ def _best(steps: _Steps) -> list[Store]:
 
 
 def _draws(steps: _Steps, loads: tuple[Load, ...], samples: int, normaliser: bool) -> list[Store]:
-    """So many argmaxima over the vocabulary, each with noise of its own, and the logsumexp if asked for."""
+    """`samples` argmaxima over the vocabulary, each with noise of its own, and the logsumexp if asked for."""
     names = [load.name for load in loads]
     row, column = (steps.emit(f"{axis}_index", dtype=DType.I32) for axis in ("row", "column"))
     stores = []

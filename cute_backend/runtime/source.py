@@ -27,7 +27,7 @@ _MAX_SOURCE = 8 << 20
 
 
 def file_name(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
-    """What an edited module of a kernel is called: its architecture, tile and alignment, and a digest of its
+    """The file name of a kernel's edited module: its architecture, tile and alignment, and a digest of its
     spec."""
     return f"{config.arch.value}_{config.name}_{variant.value}_{spec.key}.py"
 

@@ -42,7 +42,7 @@ class Timer(Protocol):
 
 
 _SECONDS = 1.5
-"""What the timing of one problem may take."""
+"""The seconds that the timing of one problem may take."""
 
 _ROUNDS = (12, 60)
 """The fewest and the most timings of each candidate."""

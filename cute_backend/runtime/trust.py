@@ -62,7 +62,7 @@ def open_trusted(path: Path) -> int:
 
 
 def read_trusted(path: Path, limit: int) -> bytes:
-    """What is in a trusted file. Raises as `open_trusted` does, ValueError beyond `limit` bytes."""
+    """Reads a trusted file. Raises as `open_trusted` does, and ValueError for more than `limit` bytes."""
     with os.fdopen(open_trusted(path), "rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:

@@ -114,7 +114,7 @@ class Tuner:
         return [self._memory.get(key) for key in keys]
 
     def recall(self, job: Job) -> Result | None:
-        """What is remembered of a job."""
+        """The remembered result of a job, or None."""
         return self._memory.get(self._key(job))
 
     def _key(self, job: Job) -> Key:
@@ -192,7 +192,8 @@ class _Report:
 
 
 def _sound(outcomes: Mapping[Kernel, Outcome]) -> dict[Kernel, KernelFunction]:
-    """What was built and does not spill; the rest is counted, and a failure warned of."""
+    """The kernels that were built and do not spill. The others are counted, and a failure causes a
+    warning."""
     functions = {}
     for kernel, outcome in outcomes.items():
         if isinstance(outcome, (BuildError, UnavailableError)):
@@ -210,7 +211,8 @@ def _problem(job: Job) -> Problem:
 
 
 def _unfused(job: Job) -> Run | None:
-    """What the region is compared with, or None where Inductor can't make it, which is counted."""
+    """The unfused program that the region is timed against, or None if Inductor can't compile it, which is
+    counted."""
     if job.unfused is None:
         return None
     try:

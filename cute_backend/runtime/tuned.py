@@ -1,4 +1,4 @@
-"""What tuning has found, remembered on disk: one JSON file in the cache folder.
+"""Results of tuning, remembered on disk: one JSON file in the cache folder.
 
 An entry belongs to a problem's bucket on one model of GPU, and is valid for the versions that it was made
 with: of this package's sources, the DSL and torch. The file is replaced whole, under a lock, and never
@@ -40,7 +40,7 @@ _MAX_FILE = 64 << 20
 
 @dataclass(frozen=True)
 class Key:
-    """What a result is kept under. `bucket` is `bucket_of(M)`, `device` names a model of GPU."""
+    """The key of a result. `bucket` is `bucket_of(M)`, `device` names a model of GPU."""
 
     spec: EpilogueSpec
     variant: Variant

@@ -1,10 +1,11 @@
-"""What keeps a cache folder in order: its size limit, and what people ask of it.
+"""Upkeep of a cache folder: its size limit, and the commands that list, verify and clear it.
 
-Kernels are removed while other processes read, write and run them. One that is loaded stays so: Linux keeps
-a file that is mapped until no one maps it. One that is about to be loaded has just been used, and what was
-used lately stays. One that is being written is locked, and passed over. The entry goes first and the code
-after it, so that whoever is killed in between leaves code without an entry, which is no kernel. Locks are
-never removed: who holds one that was, and who makes it anew, would both believe that they hold it.
+Kernels are removed while other processes read, write and run them. A loaded kernel stays loaded: Linux keeps
+a mapped file until no process maps it. A kernel that is about to be loaded has just been used, and recently
+used kernels stay. A kernel that is being written is locked, and skipped. The entry is removed before the
+code, so that a process that is killed in between leaves code without an entry, which is not a kernel. Locks
+are never removed: the holder of a removed lock and the process that creates it again would both believe that
+they hold it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _LEFT_BEHIND_S = 3600
 
 ENTRY = ".json"
 _NAME = re.compile(r"(cute_\w+_[0-9a-f]{8}|sm_\d+a_\w+)_[0-9a-f]{16}")
-"""What kernels are called, and were before they were named by what they do."""
+"""Names of kernels, and those from before kernels were named by what they do."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Entry:
 
 
 def entries(root: Path) -> list[Entry]:
-    """What lies in a folder, what was used longest ago first; nothing where there is no folder."""
+    """The entries of a folder, the least recently used first; none if the folder does not exist."""
     found: dict[str, dict[Path, os.stat_result]] = defaultdict(dict)
     for path in root.glob("*_*"):
         if _NAME.fullmatch(path.stem) and path.suffix in (ENTRY, LIBRARY, OBJECT, ".py"):
@@ -124,7 +125,7 @@ def clear(cache: KernelCache) -> tuple[int, int]:
 
 
 class Verdict(Enum):
-    """What `judge` finds of a kernel's files."""
+    """The verdict of `judge` on a kernel's files."""
 
     SOUND = "sound"
     STALE = "of other versions"

@@ -17,8 +17,8 @@ from .mainloop import Partial, Sm90Promoted, State, WarpgroupOperands
 
 @dataclass(frozen=True)
 class KTileScales:
-    """What the sums of a k tile are multiplied by: the scales of the thread's rows, in registers, and of
-    columns. Where every column has its own they stay in their stage, (2 neighbours, every 8 columns)."""
+    """The scales of a k tile, by which its sums are multiplied: those of the thread's rows, in registers, and
+    those of columns. Scales of single columns stay in their stage, (2 neighbours, every 8 columns)."""
 
     ring: Any
     state: State

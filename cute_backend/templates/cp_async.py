@@ -21,7 +21,7 @@ SWIZZLED_BYTES = 128
 """Bytes of a line in which the widest swizzle permutes vectors."""
 
 _WORDS: dict[int, type[cutlass.Numeric]] = {1: Uint8, 2: Uint16, 4: Uint32, 8: Uint64}
-"""What elements of so many bytes are copied as, whatever they mean."""
+"""The unsigned type by which elements are copied, by their size in bytes."""
 
 
 @dsl_user_op

@@ -17,7 +17,7 @@ WARPS = 4
 """Warps of a warpgroup."""
 
 MAX_ARRIVALS = 2**20 - 1
-"""What an mbarrier can count (PTX ISA, mbarrier.init)."""
+"""The largest arrival count of an mbarrier (PTX ISA, mbarrier.init)."""
 MAX_WARPS = 32
 """Warps of a CTA (CUDA C++ Programming Guide, technical specifications)."""
 NAMED_BARRIERS = 16
@@ -31,7 +31,7 @@ MBARRIER_BYTES = 8
 SMEM_ALIGN = 1024
 """Bytes after which the 128-byte swizzle repeats: buffers that have it begin at a multiple."""
 BARRIER_BYTES = SMEM_RESERVE - SMEM_ALIGN - 16
-"""What is left for the barriers of rings; 16 are for tensor memory's address and barrier."""
+"""The bytes that are left for the barriers of rings; 16 are for tensor memory's address and barrier."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the entries of kernels are called: in PTX, in cubins, and so in every profiler."""
+"""Names of the entries of kernels, in PTX, in cubins, and so in every profiler."""
 
 from __future__ import annotations
 

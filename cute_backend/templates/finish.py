@@ -51,9 +51,9 @@ class Held(Protocol):
 
 
 class Result(Protocol):
-    """What a store makes of partials; `cute_backend.memory_ops.device_reduce.Result` is one.
+    """The interface by which a store combines partials: see `cute_backend.memory_ops.device_reduce.Result`.
 
-    Each partial has a part of each of `types`, and each part a tensor of its own.
+    A partial has one component for each of `types`, and each component has a tensor of its own.
     """
 
     axis: Axis
@@ -68,7 +68,7 @@ class Finish:
     """The stores `results` of a region whose kernel has the tile configuration `config`."""
 
     name = ""
-    """What the entry is called; see `entry.named`."""
+    """The name of the entry; see `entry.named`."""
 
     def __init__(self, config: TileConfig, *results: Result):
         self.config = config
@@ -150,7 +150,8 @@ class Finish:
 
 
 def _take(held: Held, parts: list, column: Int32, first: Int32, step: int, count: int) -> None:
-    """So many partials of a column, a step apart, of which some may lie beyond the last: loads, then sums."""
+    """Combines partials of a column that are one step apart. Some may lie beyond the last; all are loaded
+    before the first is combined."""
     total = parts[0].shape[0]
     places = [first + i * step for i in range(count)]
     loaded = [tuple(part[cutlass.min(place, total - 1), column] for part in parts) for place in places]

@@ -1,5 +1,5 @@
-"""What kernels have in common whose accumulators lie in registers, as wgmma and mma.sync deal them out: a
-warp has 16 rows of every 64, and all columns of the tile."""
+"""Kernels whose accumulators lie in registers, as wgmma and mma.sync distribute them: a warp has 16 rows of
+every 64, and all columns of the tile."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class FragmentGemm(Gemm):
         """The first row and column of a CTA's tile, among those of its product."""
 
     def _tile(self, shared: Any, place: Place, thread: Int32, share: Any) -> FragmentTile:
-        """What a thread of the epilogue has of the CTA's tile, among all rows of the output. `thread` counts
-        within its warpgroup, which has the `share`-th of the tile's blocks."""
+        """The part of the CTA's tile that an epilogue thread owns, among all rows of the output. `thread`
+        counts within its warpgroup, which has the `share`-th of the tile's blocks."""
         m0, n0 = self._origin(shared, place)
         return self.tile_type(self.config, place.first + m0, n0, place.end, shared.n, thread, share)
 

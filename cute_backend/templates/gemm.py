@@ -1,4 +1,4 @@
-"""What the kernels of all architectures have in common: an epilogue, a tile, a crew, a warp for rowvecs."""
+"""The base of the kernels of all architectures: an epilogue, a tile, a crew, a warp for rowvecs."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ State: TypeAlias = pipeline.PipelineState
 
 @dataclass(frozen=True)
 class WarpgroupOperands:
-    """What a warpgroup multiplies: its fragments of all stages of A and B, the ring that these come by, and
-    an instruction in two forms, of which one adds to the sums and one sets them."""
+    """The operands of a warpgroup: its fragments of all stages of A and B, the ring that delivers them, and
+    the MMA in two forms, one that adds to the sums and one that overwrites them."""
 
     ring: pipeline.PipelineTmaAsync
     a: cute.Tensor
@@ -179,7 +179,7 @@ class Sm90Promoted:
         return state, release
 
     def scales(self, operands: WarpgroupOperands, held: Partial, state: State) -> Any:
-        """What a k tile's sums are multiplied by, read while they are under way: nothing."""
+        """The scales of a k tile, read while its products are in flight: none here."""
 
     def promote(self, acc: cute.Tensor, sums: cute.Tensor, scales: Any = None) -> None:
         """Adds the sums of one k tile."""

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 
 @cute.jit
 def await_earlier_kernels():
-    """What a thread does between setting up its own shared memory and its first access to global memory.
+    """Waits for earlier kernels, between the setup of shared memory and the first access to global memory.
 
     A kernel launched with `use_pdl` may begin before what is ahead of it in the stream has ended: here it
     waits for that, until all of its writes are visible. Then the next such kernel may begin, and will wait

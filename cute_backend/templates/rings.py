@@ -30,7 +30,7 @@ ROW_ALIGN = 128
 
 @dataclass
 class Shared:
-    """What the warps of a CTA have in common: the problem, the pipelines between them and their buffers."""
+    """State that the warps of a CTA share: the problem, the pipelines between them and their buffers."""
 
     schedule: TileSchedule | BatchSchedule | GroupSchedule
     m: Int32
@@ -101,8 +101,8 @@ def allocate_rows(
 
 
 def stages_of(smem: SmemAllocator, ring: Ring) -> dict[str, Any]:
-    """What every pipeline is created with: two mbarriers for each stage, one for full and one for empty, and
-    who arrives at them."""
+    """The arguments that create a pipeline: two mbarriers for each stage, one for full and one for empty, and
+    the groups of threads that arrive at them."""
     return {
         "barrier_storage": smem.allocate_array(cutlass.Int64, ring.barrier_bytes // MBARRIER_BYTES),
         "num_stages": ring.stages,

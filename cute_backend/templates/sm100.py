@@ -359,7 +359,7 @@ class Sm100Gemm(Gemm):
         return place.row * self.config.cluster_m + x, place.column * self.config.cluster_n + y
 
     def _tile(self, shared: Sm100Shared, place: Place, thread: Int32) -> Sm100Tile:
-        """What a thread of the epilogue has of the CTA's tile, among all rows of the output."""
+        """The part of the CTA's tile that an epilogue thread owns, among all rows of the output."""
         row, column = self._cta_tile(place)
         m0 = place.first + row * CTA_M
         return Sm100Tile(self.config, m0, column * self.config.tile_n, place.end, shared.n, thread)

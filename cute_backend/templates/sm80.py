@@ -308,7 +308,7 @@ def _after(stage: Int32, stages: int):
 
 @dataclass(frozen=True)
 class Sm80Shared:
-    """What the warps of a CTA have in common: the problem, its operands and their stages.
+    """State that the warps of a CTA share: the problem, its operands and their stages.
 
     Work items are the CTA's first and every `item_step`-th after it, each of `k_tiles` k tiles.
     """
@@ -347,14 +347,14 @@ class Fragments:
     multiplied: cute.Tensor
 
     def load(self, k_block: int, stage: Int32) -> cute.Tensor:
-        """What one instruction's K has of a stage."""
+        """The slice of a stage that one instruction's K takes."""
         cute.copy(self.copy, self.staged[(None, None, k_block, stage)], self.read[(None, None, k_block)])
         return self.multiplied[(None, None, k_block)]
 
 
 @dataclass(frozen=True)
 class WarpOperands:
-    """What a thread multiplies."""
+    """The operands that a thread multiplies."""
 
     mma: cute.TiledMma
     a: Fragments

@@ -817,8 +817,8 @@ class Sm90Gemm(FragmentGemm):
 
 @dataclass
 class Sm90Shared(Shared):
-    """What else the warps of a CTA have in common: its place in the cluster, its work items, its part of K,
-    `k_tiles` from `first_k` on.
+    """Further state that the warps of a CTA share: its place in the cluster, its work items, and its part of
+    K, `k_tiles` from `first_k` on.
 
     Work items are `first_item` and every `item_step`-th after it; for the epilogue they begin at
     `epilogue_item`, which lies beyond the last one in a CTA that leaves its sums to another.

@@ -1,4 +1,4 @@
-"""What a CTA without TMA has in shared memory: stages of operands, and boxes of planes, one for each warp."""
+"""Shared memory of a CTA without TMA: stages of operands, and boxes of planes, one for each warp."""
 
 from __future__ import annotations
 

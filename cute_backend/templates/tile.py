@@ -1,4 +1,4 @@
-"""What one thread of the epilogue owns of a tile and of a subtile: the faces that generated epilogues use.
+"""The parts of a tile and of a subtile that one epilogue thread owns: the interfaces of generated epilogues.
 
 The thread's rows of a tile are counted by r, its columns by c. Element e of a subtile's fragment belongs to
 row slot `row_of(e)` and, within the subtile, to column slot `column_of(e)`.

@@ -1,4 +1,4 @@
-"""What a placement is: when and where a load is read, what that takes, and what a person reads of it."""
+"""Placements: when and where a load is read, the resources that takes, and its description for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..tiles import TileConfig, Variant
 
 @dataclass(frozen=True)
 class Need:
-    """What one load takes of a thread's registers, and in bytes of a CTA's shared memory."""
+    """The registers of a thread and the bytes of a CTA's shared memory that one load needs."""
 
     registers: int = 0
     smem_bytes: int = 0
@@ -21,7 +21,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Room:
-    """What is left of both for the loads that have no place yet."""
+    """The registers and shared memory that are left for the loads without a placement."""
 
     registers: int
     smem_bytes: int
@@ -32,7 +32,7 @@ class Room:
         return registers and (need.smem_bytes == 0 or need.smem_bytes <= self.smem_bytes)
 
     def without(self, need: Need) -> Room:
-        """What is left beside it."""
+        """The room that is left once `need` is taken."""
         return Room(self.registers - need.registers, self.smem_bytes - need.smem_bytes)
 
 
@@ -49,7 +49,7 @@ class ByElement:
     index: str
 
     def names(self) -> set[str]:
-        """What the expressions use besides the slot."""
+        """The names that the expressions use besides the slot."""
         nodes = (node for text in (self.count, self.index) for node in ast.walk(ast.parse(text)))
         return {node.id for node in nodes if isinstance(node, ast.Name)} - {self.slot}
 
@@ -81,7 +81,7 @@ class Placement:
     name: str
     kind: LoadKind
     meaning: str
-    """What the header of a kernel says of it."""
+    """The description in the header of a kernel."""
     element: str
     takes: Taking
     begin: ByElement | None = None

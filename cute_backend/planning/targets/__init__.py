@@ -39,6 +39,6 @@ class Arch(str, Enum):
 
     @staticmethod
     def listed(joined: str, of: Callable[[Target], str] = attrgetter("name")) -> str:
-        """What `of` says of every target, for a sentence: `joined` is "and" or "or"."""
+        """The strings that `of` returns for all targets, listed for a sentence: `joined` is "and" or "or"."""
         *first, last = (of(arch.target) for arch in Arch)
         return f"{', '.join(first)} {joined} {last}" if first else last

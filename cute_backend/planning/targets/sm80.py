@@ -29,9 +29,11 @@ A100 Tensor Core GPU Architecture, 2020)."""
 
 
 def _time(rows: int, columns: int) -> TileTime:
-    """What a KiB of K takes by the data sheet, for nothing was measured on an A100: the tensor cores to
-    multiply it, or shared memory to hand A and B on, of which each warp reads its rows and all columns; with
-    all multiprocessors at work, L2 to give them, where that is longer."""
+    """The time of a KiB of K by the data sheet, because nothing was measured on an A100.
+
+    It is the longer of two times: that of the tensor cores, and that of shared memory, from which each warp
+    reads its rows of A and all columns of B. With all multiprocessors busy, L2 may take longer than both.
+    """
     warps, warp_rows = max(rows // 32, 4), min(rows // 4, 32)
     multiplied = rows * columns * 512 / _PRODUCTS
     shared = (warps * (warp_rows + columns) + rows + columns) * 1024 / _SHARED_BYTES

@@ -1,4 +1,4 @@
-"""What the planner, the emitter and the runtime know of an architecture: facts, and no code."""
+"""The facts about an architecture that the planner, the emitter and the runtime use; data, and no code."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ class Tiles:
 
 
 class Cut(NamedTuple):
-    """What the time of a tile depends on: the rows of a CTA and the columns of its MMA, and the fields of a
-    `TileConfig` of the same names."""
+    """The properties that a tile's time depends on: the rows of a CTA, the columns of its MMA, and the fields
+    of a `TileConfig` of the same names."""
 
     cta_rows: int
     mma_n: int
@@ -114,9 +114,9 @@ class TileTime(NamedTuple):
     k: float
     """Each wave for each KiB of K, while few other CTAs are at work."""
     busy: float
-    """What is added to `k` where every multiprocessor is at work: waits for L2 and memory, a lower clock."""
+    """Added to `k` when every multiprocessor is busy: waits for L2 and memory, and a lower clock."""
     crossing: float
-    """What is added to `busy` where rows of A and B begin within lines of L2: K is no multiple of 128
+    """Added to `busy` when rows of A and B do not begin at lines of L2, because K is no multiple of 128
     bytes."""
 
 
@@ -153,7 +153,7 @@ class Target:
     template: str
     """The class of its kernels, as "module:Class"; a string, so that planning imports no CUTLASS."""
     operands: frozenset[DType]
-    """What its MMA multiplies."""
+    """The dtypes that its MMA multiplies."""
     tma: bool
     """Whether it has TMA, and the clusters that came with it."""
     promotes: bool
@@ -171,7 +171,7 @@ class Target:
     """Of planes, in a row of a subtile: the most that leaves a thread its registers, where planes narrow
     subtiles."""
     epilogue_registers: int
-    """What a thread of the epilogue may have."""
+    """The registers that a thread of the epilogue may use."""
     tiles: Tiles
     timing: Timing = field(repr=False)
 
