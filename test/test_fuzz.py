@@ -49,11 +49,12 @@ def test_programs_are_right_through_both_compilers() -> None:
     assert tally.counted["regions"] >= 2
 
 
-def test_nothing_raises_in_three_hundred_programs_of_every_form() -> None:
-    tally = command.run(command.Job(seed=0, first=0, last=300, replay_only=True, forms=True))
+@pytest.mark.parametrize("count", [100, pytest.param(300, marks=pytest.mark.exhaustive)])
+def test_nothing_raises_in_programs_of_every_form(count: int) -> None:
+    tally = command.run(command.Job(seed=0, first=0, last=count, replay_only=True, forms=True))
     assert not tally.failures, [failure.message for failure in tally.failures]
-    assert tally.programs == 300 and tally.counted["regions"] > 200
-    assert sum(tally.excluded.values()) <= 9, tally.excluded
+    assert tally.programs == count and tally.counted["regions"] > count * 2 / 3
+    assert sum(tally.excluded.values()) <= count * 0.03, tally.excluded
 
 
 def test_every_form_is_drawn() -> None:
