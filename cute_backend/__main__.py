@@ -1,4 +1,4 @@
-"""`python -m cute_backend explain|source|build|simulate|bench FILE.py[:name] [--arch sm_90a|sm_100a|sm_80]`,
+"""`python -m cute_backend explain|source|build|simulate|bench FILE.py[:name] [--arch sm_90a|sm_100a|...]`,
 `python -m cute_backend aot FILE.py[:name] ... -o FILE.cutepack`, `python -m cute_backend cache info|show|
 verify|clear|path`, and `python -m cute_backend fuzz`.
 

@@ -23,7 +23,6 @@ from .shared_memory import holds_planes
 from .targets import Arch, Target
 from .tiles import (
     EPILOGUE_STAGES,
-    MIN_AB_STAGES,
     SMEM_RESERVE,
     TILE_K_BYTES,
     TileConfig,
@@ -34,7 +33,6 @@ from .tiles import (
 __all__ = [
     "EPILOGUE_STAGES",
     "MAX_CANDIDATES",
-    "MIN_AB_STAGES",
     "SMEM_RESERVE",
     "TILE_K_BYTES",
     "Arch",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..spec import DType, EpilogueSpec, LoadKind, Scaling
-from .tiles import EPILOGUE_STAGES, MIN_AB_STAGES, TileConfig
+from .tiles import EPILOGUE_STAGES, TileConfig
 
 SCALE_ALIGN = 16
 """Bytes to which each stage of scales is aligned, so that they leave no gap before what follows."""
@@ -60,5 +60,5 @@ def holds_planes(config: TileConfig, spec: EpilogueSpec) -> bool:
     bits = config.stage_elements * plane_bits(spec)
     bits += config.tile_n * sum(load.dtype.bits for load in spec.loads_of(LoadKind.ROWVEC))
     scaling = BlockScales.of(spec)
-    scales = MIN_AB_STAGES * scaling.stage_bytes(config) if scaling else 0
+    scales = config.target.least_ab_stages * scaling.stage_bytes(config) if scaling else 0
     return EPILOGUE_STAGES * bits // 8 <= config.epilogue_smem_bytes - scales

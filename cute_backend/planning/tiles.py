@@ -13,9 +13,6 @@ from .targets.target import WARPGROUP
 SMEM_RESERVE = 1024 + 512
 """Kept for what aligns the first of the swizzled buffers, and for barriers."""
 
-MIN_AB_STAGES = 3
-"""Stages of A and B below which the MMA waits for memory."""
-
 EPILOGUE_STAGES = 2
 """Stages of everything that the epilogue passes through shared memory, at the least."""
 
@@ -236,7 +233,8 @@ class TileConfig:
     @property
     def epilogue_smem_bytes(self) -> int:
         """Shared memory that the epilogue may take: what the fewest useful stages of A and B leave."""
-        return self.target.smem_bytes - MIN_AB_STAGES * self.ab_stage_bytes - self.sum_bytes - SMEM_RESERVE
+        operands = self.target.least_ab_stages * self.ab_stage_bytes
+        return self.target.smem_bytes - operands - self.sum_bytes - SMEM_RESERVE
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for cache keys and manifests."""

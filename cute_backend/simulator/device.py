@@ -17,9 +17,9 @@ from .report import Report
 
 _SUCCESS, _LAUNCH_FAILURE = 0, 719  # cudaError_t
 
-MAX_SHARED_BYTES = 227 * 1024
-"""Shared memory that one CTA may have on compute capability 9.0 and 10.0 (CUDA C++ Programming Guide, table
-"Technical Specifications per Compute Capability")."""
+MAX_SHARED_KIB = {(8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0): 227, (10, 3): 227}
+"""Shared memory that one CTA may have, by compute capability (CUDA C++ Programming Guide, table "Technical
+Specifications per Compute Capability")."""
 
 PORTABLE_CLUSTER, LARGEST_CLUSTER = 8, 16
 """CTAs of a cluster that every device takes, and with the kernel's attribute for non-portable sizes set."""
@@ -237,7 +237,7 @@ class Device:
             ),
             overlaps=overlaps,
         )
-        _check_launch(one, kernel)
+        _check_launch(one, kernel, self._attributes[DeviceAttribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN])
         return one
 
 
@@ -276,8 +276,12 @@ def _dim3(values: Any) -> Dim3:
 
 
 def _device_attributes(module: Module, sm_count: int) -> dict[DeviceAttribute, int]:
-    """Answers of the device; limits from the CUDA C++ Programming Guide's table for 9.0 and 10.0."""
+    """Answers of the device; limits from the CUDA C++ Programming Guide's table, the same for all but the
+    shared memory. Raises SimulationError for a compute capability that has no entry there."""
     major, minor = divmod(int(module.target.removeprefix("sm_").rstrip("af")), 10)
+    if (major, minor) not in MAX_SHARED_KIB:
+        known = ", ".join(f"{major}.{minor}" for major, minor in MAX_SHARED_KIB)
+        raise SimulationError(f"a kernel is for {module.target}; devices of {known} are simulated")
     return {
         DeviceAttribute.MAX_THREADS_PER_BLOCK: 1024,
         DeviceAttribute.MAX_BLOCK_DIM_X: 1024,
@@ -291,12 +295,13 @@ def _device_attributes(module: Module, sm_count: int) -> dict[DeviceAttribute, i
         DeviceAttribute.MULTIPROCESSOR_COUNT: sm_count,
         DeviceAttribute.COMPUTE_CAPABILITY_MAJOR: major,
         DeviceAttribute.COMPUTE_CAPABILITY_MINOR: minor,
-        DeviceAttribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: MAX_SHARED_BYTES,
+        DeviceAttribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: MAX_SHARED_KIB[major, minor] * 1024,
     }
 
 
-def _check_launch(one: Launch, kernel: _Kernel) -> None:
-    """Refuse what the driver would refuse, and say why."""
+def _check_launch(one: Launch, kernel: _Kernel, device_shared: int) -> None:
+    """Refuse what the driver would refuse, and say why. `device_shared` is what a CTA may have of shared
+    memory."""
     threads = one.block[0] * one.block[1] * one.block[2]
     ctas = one.cluster[0] * one.cluster[1] * one.cluster[2]
     largest = LARGEST_CLUSTER if kernel.non_portable_cluster else PORTABLE_CLUSTER
@@ -310,6 +315,8 @@ def _check_launch(one: Launch, kernel: _Kernel) -> None:
         problem = f"grid {one.grid} is not a multiple of cluster {one.cluster}"
     elif one.smem_bytes > kernel.max_dynamic_shared:
         problem = f"{one.smem_bytes} bytes of shared memory, this kernel takes {kernel.max_dynamic_shared}"
+    elif one.smem_bytes > device_shared:
+        problem = f"{one.smem_bytes} bytes of shared memory, this device has {device_shared} for a CTA"
     else:
         return
     raise SimulationError(f"launch of {one.kernel}: {problem}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..planning import EPILOGUE_STAGES, MIN_AB_STAGES, SMEM_RESERVE, TileConfig
+from ..planning import EPILOGUE_STAGES, SMEM_RESERVE, TileConfig
 from ..planning.shared_memory import BlockScales
 from .epilogue import Epilogue, SmemOperand
 
@@ -34,7 +34,7 @@ class Stages:
     def of(config: TileConfig, epilogue: Epilogue, scaling: BlockScales | None = None) -> Stages:
         """Two stages for each ring of the epilogue and enough for A and B, then more to each from the rest.
 
-        Raises ValueError where fewer than MIN_AB_STAGES are left for A and B.
+        Raises ValueError where fewer than the target's `least_ab_stages` are left for A and B.
         """
 
         def ring(operands: Sequence[SmemOperand], elements: int) -> tuple[int, int]:
@@ -46,10 +46,11 @@ class Stages:
         free = config.target.smem_bytes - SMEM_RESERVE - rows * row_bytes - config.sum_bytes
         stage_bytes = config.ab_stage_bytes + (scaling.stage_bytes(config) if scaling else 0)
         ab = (free - exact * exact_bytes - store * store_bytes) // stage_bytes
-        if ab < MIN_AB_STAGES:
+        least = config.target.least_ab_stages
+        if ab < least:
             raise ValueError(
                 f"tile {config.name} leaves shared memory for {ab} stages of A and B, which take "
-                f"{MIN_AB_STAGES}, beside {exact_bytes} bytes of exact loads, {row_bytes} of rowvecs and "
+                f"{least}, beside {exact_bytes} bytes of exact loads, {row_bytes} of rowvecs and "
                 f"{store_bytes} of outputs in each of their stages, and {config.sum_bytes} of sums"
             )
         enough = min(ab, ENOUGH_AB_STAGES) * stage_bytes

@@ -29,6 +29,7 @@ SIXTEEN_BITS = frozenset((DType.BF16, DType.F16))
         (HOPPER, {"accumulators": Accumulators(16, 4, True)}, "16 times 4 is no multiple of 128"),
         (HOPPER, {"epilogue_registers": 256}, "a thread has 256 registers; it can have up to 255"),
         (HOPPER, {"smem_bytes": 228 * 1024}, "a CTA has 233472 bytes of shared memory; none has more"),
+        (HOPPER, {"least_ab_stages": 1}, "A and B have 1 stages; one is copied while one is multiplied"),
         (HOPPER, {"promotes": False}, "promotes is False, fp8 is True and 3 tiles are for promoted sums"),
         (HOPPER, {"operands": SIXTEEN_BITS}, "promotes is True, fp8 is False and 3 tiles"),
         (BLACKWELL, {"promotes": True}, "promotes is True, fp8 is True and 0 tiles"),
@@ -131,7 +132,7 @@ def test_without_tma_no_tile_is_ping_pong() -> None:
 
 def test_what_came_with_a_capability() -> None:
     assert [arch.target.pdl for arch in Arch] == [arch.target.stmatrix for arch in Arch]
-    assert {arch for arch in Arch if not arch.target.pdl} == {Arch.SM80}
+    assert {arch for arch in Arch if not arch.target.pdl} == {Arch.SM80, Arch.SM86, Arch.SM89}
 
 
 def test_a_warpgroup_has_as_many_blocks_as_its_target_says() -> None:

@@ -30,6 +30,7 @@ from cute_backend.runtime.cache import CacheFolderError, KernelCache
 from cute_backend.runtime.compile import BuildError, Built, compile_kernel
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.spec import DType, EpilogueSpec, LoadKind, Major, Op, Order, Stride
+from support.archs import COMPILED
 from support.runtime import build_once
 from support.runtime.handmade import kernel_of, make_spec, source
 from support.runtime.other_users import OTHER, as_root, run_as, shared  # noqa: F401
@@ -424,7 +425,7 @@ def test_a_loaded_kernel_checks_what_it_is_given(folder: Path, compilations: lis
         obtain([KERNEL])[KERNEL](a, b, *loads, plane, 132)
 
 
-@pytest.mark.parametrize("arch", list(Arch))
+@pytest.mark.parametrize("arch", COMPILED)
 def test_several_generated_kernels_are_built_in_processes_of_their_own(
     arch: Arch, folder: Path, compilations: list[str]
 ) -> None:

@@ -20,6 +20,7 @@ from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.source import text_of
 from cute_backend.runtime.toolkit import cuda_major
 from cute_backend.spec import Major, Order
+from support.archs import COMPILED, FIRST
 from support.compile_once import afresh as compile_kernel
 from support.runtime.handmade import kernel_of, make_spec, source
 
@@ -33,7 +34,7 @@ def compile_text(
     return compile_kernel(kernel, text, path)
 
 
-@pytest.mark.parametrize("arch", list(Arch))
+@pytest.mark.parametrize("arch", COMPILED)
 def test_a_kernel_compiles_for_each_architecture(arch: Arch, tmp_path: Path) -> None:
     built = compile_text(source(make_spec()), tmp_path, arch=arch)
     assert f".target {arch.value}" in built.ptx
@@ -83,7 +84,7 @@ def test_dynamic_shared_memory_comes_from_the_launch(tmp_path: Path) -> None:
     assert compile_text(source(make_spec(), smem_bytes=100 * 1024), tmp_path).smem_bytes == 100 * 1024
 
 
-@pytest.mark.parametrize("arch", list(Arch))
+@pytest.mark.parametrize("arch", COMPILED)
 def test_what_the_system_keeps_of_shared_memory_is_not_the_kernels(arch: Arch, tmp_path: Path) -> None:
     allocating = source(make_spec()).replace(
         "value = acc",
@@ -137,7 +138,7 @@ def test_an_error_in_the_source_is_a_build_error_that_names_the_kernel(tmp_path:
 
 
 def test_threads_that_build_different_kernels_name_each_by_its_own(tmp_path: Path) -> None:
-    kernels = [kernel_of(make_spec(exact=False), arch=arch) for arch in Arch]
+    kernels = [kernel_of(make_spec(exact=False), arch=arch) for arch in FIRST]
 
     def names(kernel: Kernel) -> list[str]:
         path = tmp_path / f"{kernel.name}.py"

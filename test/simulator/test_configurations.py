@@ -10,7 +10,7 @@ from cute_backend.planning import Arch, TileConfig, Variant, offered
 from cute_backend.simulator.api import Machine, reference, run
 from cute_backend.spec import LoadKind
 from support.epilogues import EPILOGUES, Problem
-from support.golden_regions import PROGRAMS, the_region
+from support.golden_regions import NAMES, PROGRAMS, the_region
 from support.reference import TOLERANCE, as_tuple, relative_error
 
 pytestmark = pytest.mark.sim
@@ -30,8 +30,8 @@ KERNELS = pytest.mark.parametrize(
 GOLDEN = [
     pytest.param(name, arch, id=f"{name}-{arch.value}")
     for name, epilogue in PROGRAMS.items()
-    for arch in (Arch if name in EPILOGUES else [Arch.SM90A])
-    if epilogue.runs_on(arch)
+    for arch in Arch
+    if name in NAMES[arch.value]
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import subprocess
+from dataclasses import replace
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -14,7 +15,7 @@ from cutlass.cute.runtime import from_dlpack
 
 from cute_backend.runtime.kernel import UnavailableError
 from cute_backend.simulator import linking
-from cute_backend.simulator.device import Device, DeviceAttribute, Launch
+from cute_backend.simulator.device import Device, DeviceAttribute, Launch, _check_launch, _Kernel
 from cute_backend.simulator.errors import SimulationError
 from cute_backend.simulator.host import device_tensor, host_program, launch
 from cute_backend.simulator.parser import parse
@@ -274,6 +275,19 @@ def test_the_device_answers_for_itself(runtime):
     assert value.value == 1
     assert library.attribute(ctypes.byref(value), 9999) != 0
     assert "device attribute 9999" in str(device.failure)
+
+
+def test_a_device_has_the_shared_memory_of_its_capability():
+    device = Device(parse(EMPTY_PTX.replace("sm_90a", "sm_86")), Recorder(), sm_count=1)
+    device_shared = device._attributes[DeviceAttribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN]
+    assert device_shared == 99 * 1024
+    one = Launch("big", (1, 1, 1), (32, 1, 1), (1, 1, 1), device_shared + 16, (), False)
+    kernel = _Kernel(b"big", one.smem_bytes, 0)
+    with pytest.raises(SimulationError, match="101392 bytes of shared memory, this device has 101376 for a"):
+        _check_launch(one, kernel, device_shared)
+    _check_launch(replace(one, smem_bytes=device_shared), kernel, device_shared)
+    with pytest.raises(SimulationError, match=r"for sm_75; devices of 8\.0, 8\.6, .* are simulated"):
+        Device(parse(EMPTY_PTX.replace("sm_90a", "sm_75")), Recorder(), sm_count=1)
 
 
 def test_a_runtime_function_that_the_stub_lacks_is_named(tmp_path):

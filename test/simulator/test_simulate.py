@@ -119,7 +119,8 @@ def test_advice_on_rounding_stands_where_an_error_may_be_that():
 
 def test_requests_that_cannot_be_met_are_told_in_one_sentence():
     rowwise, inputs = EPILOGUES["rowwise"].fn, inputs_of("rowwise")
-    with pytest.raises(UsageError, match=r"^arch is 'sm_75'; sm_90a, sm_100a or sm_80 can be simulated$"):
+    known = r"^arch is 'sm_75'; sm_90a, sm_100a, sm_80, sm_86 or sm_89 can be simulated$"
+    with pytest.raises(UsageError, match=known):
         cute_backend.simulate(rowwise, *inputs, arch="sm_75")
     with pytest.raises(UsageError, match="nothing of the function is fused"):
         cute_backend.simulate(torch.sin, inputs[2])
@@ -189,7 +190,7 @@ def test_the_command_line_tells_faults_from_requests(program, capsys, monkeypatc
     assert main(["simulate", program, "--arch", "sm_75"]) == 2
     assert (
         capsys.readouterr().err
-        == "cute_backend: arch is 'sm_75'; sm_90a, sm_100a or sm_80 can be simulated\n"
+        == "cute_backend: arch is 'sm_75'; sm_90a, sm_100a, sm_80, sm_86 or sm_89 can be simulated\n"
     )
 
     def run_kernel(*args, **how):

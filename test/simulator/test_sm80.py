@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cute_backend.errors import UsageError
-from cute_backend.planning import Variant
+from cute_backend.planning import Arch, TileConfig, Variant
 from cute_backend.replay import replay
 from cute_backend.simulator.api import run_region
 from cute_backend.spec import DType, Major, Order, ProductKind, Store, Stride
@@ -42,6 +42,13 @@ def test_edges_in_every_direction(shape: tuple[int, int], variant: Variant) -> N
         problem = (config.tile_m + 3, config.tile_n + 5, 160)
     launch = check_exact(scaled_residual(DType.BF16, DType.BF16), problem, machine(config))
     assert launch.kernel.variant is variant
+
+
+@pytest.mark.parametrize("k", [64, 200])
+def test_two_stages_where_shared_memory_is_small(k: int) -> None:
+    """One k tile, which is copied ahead of the first of the next tile, and several."""
+    config = TileConfig(Arch.SM86, 128, 128)
+    assert check_exact(scaled_residual(DType.BF16, DType.BF16), (168, 152, k), machine(config))
 
 
 @pytest.mark.sweep

@@ -9,7 +9,7 @@ from cute_backend.api import Region
 from cute_backend.planning import Arch
 from support.epilogues import BLOCKWISE, EPILOGUES, GROUPED, Problem
 
-ARCHS = ("sm_90a", "sm_100a", "sm_80")
+ARCHS = ("sm_90a", "sm_100a", "sm_80", "sm_86", "sm_89")
 
 
 PROGRAMS = EPILOGUES | BLOCKWISE | GROUPED
@@ -19,6 +19,8 @@ NAMES = {arch: [name for name in EPILOGUES if EPILOGUES[name].runs_on(Arch.of_na
 NAMES["sm_90a"] += BLOCKWISE
 for grouping in ("sm_90a", "sm_100a"):
     NAMES[grouping] += GROUPED
+# These share the template of sm_80, and differ in tiles and stages.
+NAMES |= {"sm_86": ["addmm_relu", "swiglu7"], "sm_89": ["batched", "greedy_token"]}
 
 
 LARGE = Problem(4096, 4096, 4096)

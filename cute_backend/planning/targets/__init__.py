@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 from operator import attrgetter
 
-from . import sm80, sm90a, sm100a
+from . import sm80, sm86, sm89, sm90a, sm100a
 from .target import Accumulators, Cut, Shape, Target, Tiles, TileTime, Timing
 
 __all__ = ["Accumulators", "Arch", "Cut", "Shape", "Target", "TileTime", "Tiles", "Timing"]
@@ -26,6 +26,8 @@ class Arch(str, Enum):
     SM90A = sm90a.TARGET
     SM100A = sm100a.TARGET
     SM80 = sm80.TARGET
+    SM86 = sm86.TARGET
+    SM89 = sm89.TARGET
 
     @staticmethod
     def of_capability(capability: tuple[int, int]) -> Arch | None:

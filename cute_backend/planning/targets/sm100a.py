@@ -43,6 +43,7 @@ TARGET = Target(
     gpu="B200",
     sm_count=148,
     smem_bytes=227 * 1024,
+    least_ab_stages=3,
     template="cute_backend.templates.sm100:Sm100Gemm",
     operands=frozenset((DType.E4M3, DType.E5M2, DType.BF16, DType.F16)),
     tma=True,

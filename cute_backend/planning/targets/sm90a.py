@@ -85,6 +85,7 @@ TARGET = Target(
     gpu="H200",
     sm_count=132,
     smem_bytes=227 * 1024,
+    least_ab_stages=3,
     template="cute_backend.templates.sm90:Sm90Gemm",
     operands=frozenset((DType.E4M3, DType.E5M2, DType.BF16, DType.F16)),
     tma=True,

@@ -150,6 +150,8 @@ class Target:
     """Its multiprocessors (data sheet)."""
     smem_bytes: int
     """Shared memory that one CTA can have (CUDA C++ Programming Guide, Table 27)."""
+    least_ab_stages: int
+    """Stages of A and B below which the MMA waits for memory."""
     template: str
     """The class of its kernels, as "module:Class"; a string, so that planning imports no CUTLASS."""
     operands: frozenset[DType]
@@ -230,6 +232,8 @@ class Target:
             return (
                 f"a CTA has {self.smem_bytes} bytes of shared memory; none has more than {LARGEST_SMEM_BYTES}"
             )
+        if self.least_ab_stages < 2:
+            return f"A and B have {self.least_ab_stages} stages; one is copied while one is multiplied"
         return None
 
     def _tables(self) -> str | None:

@@ -1,0 +1,43 @@
+"""The time of a tile of mma.sync by a GPU's data sheet, for the GPUs on which nothing was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .target import Cut, Tiles, TileTime, Timing
+
+SHARED_BYTES = 128
+"""Bytes of shared memory that a multiprocessor reads or writes in a cycle, since Volta."""
+
+
+@dataclass(frozen=True)
+class DataSheet:
+    """What a GPU's data sheet says of a multiprocessor, and of memory."""
+
+    clock_mhz: float
+    """The boost clock."""
+    products: int
+    """Products of 16-bit operands that its tensor cores sum up in a cycle."""
+    bytes_per_us: float
+    """The bandwidth of memory."""
+    l2_bytes: float | None = None
+    """Bytes that it reads of L2 in a cycle, its share of what all do; None where no figure is published."""
+
+    def timing(self, tiles: Tiles) -> Timing:
+        """The constants of the model of time for a table of tiles. Rows beyond the last are not read."""
+        times = {Cut(*shape[:2]): self._time(*shape[:2]) for shape in tiles.all}
+        return Timing(times, reached={}, beyond_us=0.0, bytes_per_us=self.bytes_per_us)
+
+    def _time(self, rows: int, columns: int) -> TileTime:
+        """The time of a KiB of K.
+
+        It is the longer of two times: that of the tensor cores, and that of shared memory, from which each
+        warp reads its rows of A and all columns of B. With all multiprocessors busy, L2 may take longer than
+        both.
+        """
+        warps, warp_rows = max(rows // 32, 4), min(rows // 4, 32)
+        multiplied = rows * columns * 512 / self.products
+        shared = (warps * (warp_rows + columns) + rows + columns) * 1024 / SHARED_BYTES
+        read = 0.0 if self.l2_bytes is None else (rows + columns) * 1024 / self.l2_bytes
+        least = max(multiplied, shared)
+        return TileTime(0.0, 1.0, least / self.clock_mhz, max(read - least, 0.0) / self.clock_mhz, 0.0)

@@ -1,0 +1,115 @@
+"""t2 = (acc * 0.5 + bias) * rowvec0
+   t7 = t2 / (exp(-t2) + 1) + exact0
+   out0 = bf16(t7)
+   out1 = f32(row_max(t7))
+
+    bias     colvec  bf16  row_read        one value for each row of a thread, before the accumulator wait, of M modes (s, 0)
+    rowvec0  rowvec  f32   register_hoist  the columns of a thread, before the accumulator wait
+    exact0   exact   bf16  cp_async        a subtile at a time by cp.async, the first ones ahead of the products
+
+cute_bmm_bias_scale_silu_residual_max_64x128_1b1e2c4d:
+sm_89, tile 64x128_1x1, planes aligned to 16 bytes:
+64 by 128, subtiles of 32 columns, raster 8.
+templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
+are those by which memory_ops/simplify.py replaces its own.
+"""
+
+from types import SimpleNamespace
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32
+
+from cute_backend.memory_ops import device_math as math
+from cute_backend.memory_ops import device_reduce as reduce
+from cute_backend.spec import Axis, ProductKind
+from cute_backend.planning import Arch, TileConfig
+from cute_backend.templates.epilogue import SmemOperand, collapse_m
+from cute_backend.templates.finish import Finish
+from cute_backend.templates.sm80 import Sm80Gemm
+
+
+class Epilogue:
+    loads = ("bias", "rowvec0", "exact0")
+    stores = ("out0", "out1_max")
+    staged = ()
+    shared_loads = (
+        SmemOperand("exact0", BFloat16),
+    )
+    shared_stores = (
+        SmemOperand("out0", BFloat16),
+    )
+
+    @cute.jit
+    def begin(self, tile, glob):
+        bias = cute.make_rmem_tensor(tile.rows, BFloat16)
+        for r in cutlass.range_constexpr(tile.rows):
+            bias[r] = glob.bias[tile.row(r)]
+        bias = math.widen(bias, Float32)
+        rowvec0 = cute.make_rmem_tensor(tile.columns, Float32)
+        for c in cutlass.range_constexpr(tile.columns):
+            rowvec0[c] = glob.rowvec0[tile.column(c)]
+        out1 = reduce.Partials(reduce.MAX, tile.rows)
+        return SimpleNamespace(bias=bias, rowvec0=rowvec0, out1=out1)
+
+    @cute.jit
+    def visit(self, sub, acc, glob, held, smem):
+        rowvec0 = sub.columns_of(held.rowvec0)
+        exact0 = cute.make_rmem_tensor(sub.elements, BFloat16)
+        sub.copy_from(smem.exact0, exact0)
+        exact0 = math.widen(exact0, Float32)
+        smem.release()
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
+        out1 = cute.make_rmem_tensor(sub.elements, Float32)
+        for e in cutlass.range_constexpr(sub.elements):
+            r = sub.row_of(e)
+            c = sub.column_of(e)
+            t0 = acc[e] * 0.5
+            t1 = t0 + held.bias[r]
+            t2 = t1 * rowvec0[c]
+            t6_sigmoid_argument = t2 * 1.4426950408889634
+            t6_sigmoid = math.logistic2(t6_sigmoid_argument)
+            t6 = t2 * t6_sigmoid
+            t7 = t6 + exact0[e]
+            out0[e] = t7
+            out1[e] = t7
+        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
+        held.out1.take_rows(out1, sub)
+
+    @cute.jit
+    def end(self, tile, glob, held):
+        held.out1.across(tile.row_lanes)
+        out1_max_glob = glob.out1_max
+        for r in cutlass.range_constexpr(tile.rows):
+            part, row, inside = tile.row_target(r)
+            (out1_max_part,) = held.out1[r]
+            if inside:
+                out1_max_glob[part, row] = out1_max_part
+
+
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM89, 64, 128), kind=ProductKind.BATCHED)
+finish = Finish(
+    gemm.config,
+    reduce.Result(reduce.MAX, Axis.ROW, Float32),
+)
+
+
+@cute.jit
+def launch(
+    a: cute.Tensor,
+    b: cute.Tensor,
+    bias: cute.Tensor,
+    rowvec0: cute.Tensor,
+    exact0: cute.Tensor,
+    out0: cute.Tensor,
+    out1: cute.Tensor,
+    workspace: cute.Tensor,
+    max_active_clusters: Int32,
+    stream: cuda.CUstream,
+):
+    bias = collapse_m(bias, 2)
+    m, n = a.shape[0] * a.shape[1], b.shape[2]
+    partials = finish.partials(workspace, m, n)
+    gemm(a, [b], [bias, rowvec0, exact0], [out0, *partials], max_active_clusters, stream)
+    finish(partials, [out1], m, n, stream)
