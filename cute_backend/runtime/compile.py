@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from ..memory_ops.emit import CUTE_TYPES
-from ..planning import TileConfig, Variant, subtiled
+from ..planning import Arch, TileConfig, Variant, subtiled
 from ..planning.naming import FINISH
 from ..signature import Argument, Extent, signature
 from ..spec import EpilogueSpec, Stride
@@ -66,6 +66,12 @@ def compile_kernel(kernel: Kernel, source: str, path: Path) -> Built:
     Raises BuildError for whatever goes wrong in the text or the compiler, OSError where the folder of `path`,
     in which the compiler leaves what it makes, has no space.
     """
+    return compile_for(kernel.arch, kernel, source, path)
+
+
+def compile_for(gpu: Arch, kernel: Kernel, source: str, path: Path) -> Built:
+    """As `compile_kernel`, for a GPU of `gpu`. It may be later than the one that the kernel is planned for: a
+    Hopper GPU has the instructions of sm_80 too, though it runs no machine code of sm_80."""
     try:
         import cutlass  # noqa: F401
     except ImportError as error:
@@ -76,7 +82,7 @@ def compile_kernel(kernel: Kernel, source: str, path: Path) -> Built:
         try:
             module = _import_source(kernel.name, path)
             _name_entries(kernel, module)
-            compiled = _compile(kernel, module, str(scratch))
+            compiled = _compile(gpu, kernel, module, str(scratch))
             built = _collect(compiled, source, scratch)
             check_room(scratch, _MARGIN)
             return built
@@ -107,7 +113,7 @@ def _name_entries(kernel: Kernel, module: ModuleType) -> None:
             getattr(module, template).name = kernel.entry + suffix
 
 
-def _compile(kernel: Kernel, module: ModuleType, scratch: str) -> Any:
+def _compile(gpu: Arch, kernel: Kernel, module: ModuleType, scratch: str) -> Any:
     import cutlass
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream
@@ -125,7 +131,7 @@ def _compile(kernel: Kernel, module: ModuleType, scratch: str) -> Any:
         *operands.values(),
         cutlass.Int32(1),
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        options=f"--gpu-arch {kernel.arch.value} {_OPTIONS} --dump-dir '{scratch}'",
+        options=f"--gpu-arch {gpu.value} {_OPTIONS} --dump-dir '{scratch}'",
     )
 
 

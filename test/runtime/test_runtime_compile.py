@@ -44,6 +44,14 @@ def test_a_kernel_compiles_for_each_architecture(arch: Arch, tmp_path: Path) -> 
     assert built.smem_bytes == 0
 
 
+def test_a_kernel_of_sm_80_compiles_for_a_later_gpu(tmp_path: Path) -> None:
+    kernel, text = kernel_of(make_spec(), arch=Arch.SM80), source(make_spec())
+    path = tmp_path / f"{kernel.name}.py"
+    path.write_text(text)
+    built = compiling.compile_for(Arch.SM90A, kernel, text, path)
+    assert ".target sm_90a" in built.ptx and built.cubin[:4] == b"\x7fELF"
+
+
 def test_the_cuda_13_library_is_used_where_both_are_installed(tmp_path: Path) -> None:
     built = compile_text(source(make_spec()), tmp_path)
     from cutlass.base_dsl.version_info import CUDA_VERSION

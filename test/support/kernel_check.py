@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from cute_backend.replay import replay
 from cute_backend.runtime.build import obtain
 from cute_backend.runtime.device import device_at, max_active_clusters
 from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.link import KernelFunction
 from cute_backend.runtime.operands import TORCH_DTYPES
 from cute_backend.runtime.outputs import Outputs
 from cute_backend.spec import (
@@ -52,25 +53,40 @@ def check_kernels(
     if configs is None:
         configs = offered(device_at(0).arch, spec)
     kernels = [Kernel(spec, config, variant) for config in configs for variant in Variant]
-    functions = obtain(kernels)
+    check_functions(obtain(kernels), shapes)
+
+
+def check_functions(
+    functions: Mapping[Kernel, KernelFunction], shapes: Sequence[tuple[int, int, int]] = SHAPES
+) -> None:
+    """Asserts that every kernel gives what the replay gives; they are of one spec."""
+    spec = next(iter(functions)).spec
     failures = []
     for m, n, k in shapes:
         m = -(-m // 16) * 16 if _has_columns(spec) else m  # the pitch of a transposed plane
         for aligned in (True, False):
             a, bs, loads = operands_of(spec, m, n, k, aligned=aligned)
             expected = replay(spec, a, bs, loads, accumulate=torch.float64)
-            for kernel in kernels:
+            for kernel, function in functions.items():
                 if aligned is not (kernel.variant is Variant.TMA):
                     continue
-                outputs, memory = _outputs(kernel, m, n)
-                clusters = max_active_clusters(0, kernel.config.cluster_size)
-                functions[kernel](*map(_as_memory, (*a, *bs, *loads)), *memory, clusters)
+                outputs = run_kernel(kernel, function, [*a, *bs, *loads], m, n)
                 for actual, right in zip(outputs, expected, strict=True):
                     error = relative_error(actual, right)
                     if not error < TOLERANCE.get(actual.dtype, 1e-9):
                         name = f"{kernel.config.name} {kernel.variant.value}"
                         failures.append(f"{name} ({m}, {n}, {k}) {actual.dtype}: {error:.2e}")
     assert not failures, "\n".join(failures)
+
+
+def run_kernel(
+    kernel: Kernel, function: KernelFunction, operands: Sequence[Tensor], m: int, n: int
+) -> list[Tensor]:
+    """What a kernel gives for operands, in order, of M and N."""
+    outputs, memory = _outputs(kernel, m, n)
+    clusters = max_active_clusters(0, kernel.config.cluster_size)
+    function(*map(_as_memory, operands), *memory, clusters)
+    return outputs
 
 
 def operands_of(

@@ -1,0 +1,113 @@
+"""Time the template on mma.sync on a Hopper GPU, beside Triton's product on mma.sync and torch's on wgmma.
+
+    python benchmarks/warp_mma.py FILE.json
+
+The kernels of sm_80 are compiled for sm_90a, bare and with a bias, an activation and a residual, in every
+tile that ships. Before they are timed, each bare product is compared with torch's. Kernels alone, in CUDA
+graphs, interleaved, from a cold L2; microseconds, medians. It says how well the template uses mma.sync on a
+Hopper GPU, and nothing of the GPUs that it is for.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from problems import Drawn, Epilogue, Operands
+from torch import Tensor
+from triton_mm import TILES, assert_mma_sync, fits, mm
+
+from cute_backend.bench.elsewhere import functions_for
+from cute_backend.bench.timing import require_gpu, time_units, unit_of
+from cute_backend.planning import Arch, Variant, offered
+from cute_backend.runtime.device import device_at
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.link import KernelFunction
+from cute_backend.runtime.timing import arguments_of
+from cute_backend.spec import Accumulator, DType, EpilogueSpec, Store
+
+PROBLEMS = ((4096, 4096, 4096), (8192, 8192, 8192), (128, 8192, 8192), (7697, 27304, 5120))
+"""(M, N, K)."""
+
+CALLS, ROUNDS = 2, 11
+"""Calls of a graph, each on operands of its own, and timings of each."""
+
+BARE = EpilogueSpec(
+    (Accumulator("acc", DType.BF16, DType.BF16),), (), (), (Store("out0", "acc", DType.BF16),)
+)
+
+WRONG = 1e-2
+"""Of the largest result, of which bf16 rounds off up to 0.004."""
+
+
+@torch.no_grad()
+def measure(m: int, n: int, k: int, functions: dict[Kernel, KernelFunction]) -> dict[str, float]:
+    """Microseconds by "torch", "triton TILE", "bare TILE" and "full TILE"."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    sms = device_at(0).sm_count
+    specs = {kernel.spec: kernel.config for kernel in functions}
+    sets = {
+        spec: [arguments_of(spec, [config], m, n, k, generator) for _ in range(CALLS)]
+        for spec, config in specs.items()
+    }
+    products = [(a, b, torch.empty_like(out)) for a, b, out in sets[BARE]]
+    units = {"torch": unit_of(lambda a, b, out: torch.mm(a, b, out=out), products)}
+    for kernel, function in functions.items():
+        name = f"{'bare' if kernel.spec == BARE else 'full'} {kernel.config.name}"
+        units[name] = unit_of(lambda *args, f=function: f(*args, sms), sets[kernel.spec])
+        if kernel.spec == BARE:
+            compare(name, sets[BARE][0][-1], products[0][-1])
+    peers = [(a, b.t(), torch.empty_like(out)) for a, b, out in sets[BARE]]
+    for tile in filter(fits, TILES):
+        assert_mma_sync(mm(tile, *peers[0]))
+        name = "triton " + "x".join(map(str, tile))
+        units[name] = unit_of(lambda a, b, out, t=tile: mm(t, a, b, out), peers)
+        compare(name, peers[0][-1], products[0][-1])
+    return {name: timing.median_us for name, timing in time_units(units, ROUNDS).items()}
+
+
+def compare(name: str, actual: Tensor, expected: Tensor) -> None:
+    """Raises AssertionError where a product differs from torch's by more than rounding."""
+    error = ((actual.float() - expected.float()).abs().max() / expected.abs().max()).item()
+    assert error < WRONG, f"{name} differs from torch's product by {error:.2e} of the largest result"
+
+
+def best(times: dict[str, float], kind: str) -> tuple[str, float]:
+    """The fastest of a kind: what it is, and its time."""
+    name, us = min((item for item in times.items() if item[0].startswith(kind)), key=lambda item: item[1])
+    return name.removeprefix(kind).strip(), us
+
+
+def main() -> None:
+    """Writes all times to the file that the command names, and prints the best of each kind."""
+    require_gpu()
+    file = Path(sys.argv[1])
+    full = Drawn(256, 512, 256, Operands.BF16, Epilogue.FULL).spec()
+    kernels = [
+        Kernel(spec, config, Variant.TMA) for spec in (BARE, full) for config in offered(Arch.SM80, spec)
+    ]
+    found: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        functions = functions_for(Arch.SM90A, kernels, Path(folder))
+    for m, n, k in PROBLEMS:
+        times = measure(m, n, k, functions)
+        found.append({"m": m, "n": n, "k": k, "us": times})
+        file.write_text(json.dumps({"gpu": torch.cuda.get_device_name(), "problems": found}, indent=1))
+        torch.cuda.empty_cache()
+    print("M, N, K: bare TFLOP/s in a tile; of Triton's speed in a tile; of torch's; full of bare in a tile")
+    for each in found:
+        m, n, k, us = each["m"], each["n"], each["k"], each["us"]
+        (tile, bare), (peer_tile, peer), (full_tile, full_us) = (
+            best(us, kind) for kind in ("bare", "triton", "full")
+        )
+        rate = f"{2e-6 * m * n * k / bare:.0f} in {tile}"
+        peers = f"{peer / bare:.2f} ({peer_tile}); {us['torch'] / bare:.2f}"
+        print(f"{m}, {n}, {k}: {rate}; {peers}; {bare / full_us:.2f} in {full_tile}")
+
+
+if __name__ == "__main__":
+    main()

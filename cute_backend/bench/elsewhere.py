@@ -1,0 +1,46 @@
+"""Kernels of one architecture for a GPU of a later one, which has their instructions: compiled and loaded.
+
+So the kernels on mma.sync run on a Hopper GPU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+from multiprocessing import get_context
+from pathlib import Path
+
+from ..planning import Arch
+from ..runtime.build import jobs
+from ..runtime.compile import compile_for
+from ..runtime.kernel import BuildError, Kernel
+from ..runtime.link import LIBRARY, OBJECT, KernelFunction, link, load
+from ..runtime.source import text_of
+
+
+def functions_for(gpu: Arch, kernels: Sequence[Kernel], folder: Path) -> dict[Kernel, KernelFunction]:
+    """The kernels as functions that run on `gpu`, compiled in several processes and left in `folder`.
+
+    A caller's main module is imported by these processes. Raises BuildError for a kernel that spills there,
+    or that can't be built.
+    """
+    given = [json.dumps(kernel.to_dict()) for kernel in kernels]
+    with ProcessPoolExecutor(jobs(), mp_context=get_context("spawn")) as pool:
+        made = list(pool.map(_built, repeat(gpu), given, repeat(folder)))
+    return {kernel: load(path) for kernel, path in zip(kernels, made, strict=True)}
+
+
+def _built(gpu: Arch, given: str, folder: Path) -> Path:
+    """One kernel in a file that `load` takes."""
+    kernel = Kernel.from_dict(json.loads(given))
+    path = folder / f"{kernel.name}.py"
+    path.write_text(text_of(kernel))
+    built = compile_for(gpu, kernel, path.read_text(), path)
+    if built.spill_bytes:
+        raise BuildError(f"{kernel.name} spills {built.spill_bytes} bytes on {gpu.value}")
+    path.with_suffix(".ptx").write_text(built.ptx)
+    host_object, library = path.with_suffix(OBJECT), path.with_suffix(LIBRARY)
+    host_object.write_bytes(built.host_object)
+    return library if link(host_object, library) else host_object

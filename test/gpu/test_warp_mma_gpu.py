@@ -1,0 +1,128 @@
+"""The template on mma.sync on a Hopper GPU, which has its instructions: sm_80's kernels for sm_90a."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from cute_backend.bench.elsewhere import functions_for
+from cute_backend.planning import Arch, Variant, offered, unserved
+from cute_backend.replay import replay
+from cute_backend.runtime.build import obtain
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.link import KernelFunction
+from cute_backend.spec import DType, EpilogueSpec, Major, ReduceKind
+from support.epilogues import EPILOGUES
+from support.kernel_check import SHAPES, check_functions, operands_of, run_kernel
+from support.shipped import epilogue_spec
+
+pytestmark = pytest.mark.gpu
+
+Functions = dict[Kernel, KernelFunction]
+
+SUMS = {ReduceKind.SUM, ReduceKind.MEAN, ReduceKind.LOGSUMEXP}
+
+TILES = range(len(Arch.SM80.target.tiles.shipped))
+
+LAYOUTS = [(dtype, a, b) for dtype in (DType.BF16, DType.F16) for a in Major for b in Major]
+
+
+@cache
+def in_16_bits(name: str) -> EpilogueSpec:
+    """A shared epilogue whose products are of 16 bits, whatever they were of."""
+    spec = epilogue_spec(name, True)
+    fp8 = spec.product.a_dtype.is_fp8 or spec.product.b_dtype.is_fp8
+    return of_operands(spec, DType.BF16) if fp8 else spec
+
+
+def of_operands(spec: EpilogueSpec, dtype: DType, a: Major = Major.K, b: Major = Major.K) -> EpilogueSpec:
+    accumulators = (
+        replace(acc, a_dtype=dtype, b_dtype=dtype, a_major=a, b_major=b) for acc in spec.accumulators
+    )
+    return replace(spec, accumulators=tuple(accumulators))
+
+
+def names() -> list[str]:
+    """The shared epilogues but those that convert fp8, which sm_80 can't."""
+    return [name for name in EPILOGUES if unserved(in_16_bits(name), Arch.SM80.target) is None]
+
+
+def one_tile(name: str) -> list[Kernel]:
+    """An epilogue's kernels in a tile, another one for each, aligned and not."""
+    configs = offered(Arch.SM80, spec := in_16_bits(name))
+    config = configs[list(EPILOGUES).index(name) % len(configs)]
+    return [Kernel(spec, config, variant) for variant in Variant]
+
+
+def wgmma_peer(name: str) -> Kernel:
+    """The same epilogue behind wgmma."""
+    spec = in_16_bits(name)
+    return Kernel(spec, offered(Arch.SM90A, spec)[-1], Variant.TMA)
+
+
+def of_tile(tile: int, variant: Variant) -> Kernel:
+    spec = in_16_bits("addmm_relu")
+    return Kernel(spec, offered(Arch.SM80, spec)[tile], variant)
+
+
+def of_layout(dtype: DType, a: Major, b: Major) -> Kernel:
+    spec = of_operands(in_16_bits("addmm_relu"), dtype, a, b)
+    return Kernel(spec, offered(Arch.SM80, spec)[-1], Variant.TMA)
+
+
+@pytest.fixture(scope="module")
+def functions(tmp_path_factory: pytest.TempPathFactory) -> Functions:
+    """Every kernel of these tests, by mma.sync and by wgmma."""
+    if torch.cuda.get_device_capability() != Arch.SM90A.target.capability:
+        pytest.skip("they are compiled for Hopper")
+    kernels = [kernel for name in names() for kernel in one_tile(name)]
+    kernels += [of_tile(tile, variant) for tile in TILES for variant in Variant]
+    kernels += [of_layout(*layout) for layout in LAYOUTS]
+    made = functions_for(Arch.SM90A, list(dict.fromkeys(kernels)), tmp_path_factory.mktemp("sm_80"))
+    return made | obtain(wgmma_peer(name) for name in names())
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_every_shared_epilogue_is_right(name: str, functions: Functions) -> None:
+    if name not in names():
+        pytest.skip("sm_80 converts no fp8")
+    check_functions({kernel: functions[kernel] for kernel in one_tile(name)})
+
+
+@pytest.mark.parametrize("variant", Variant)
+@pytest.mark.parametrize("tile", TILES)
+def test_every_tile_is_right_to_the_bit(tile: int, variant: Variant, functions: Functions) -> None:
+    check_bits(kernel := of_tile(tile, variant), functions[kernel])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".join(each.value for each in layout))
+def test_every_layout_is_right_to_the_bit(layout: tuple[DType, Major, Major], functions: Functions) -> None:
+    check_bits(kernel := of_layout(*layout), functions[kernel])
+
+
+def check_bits(kernel: Kernel, function: KernelFunction) -> None:
+    """Asserts that a kernel gives the replay's bits: its products are exact, and the rest is rounded once."""
+    for m, n, k in SHAPES:
+        a, bs, loads = operands_of(kernel.spec, m, n, k, aligned=kernel.variant is Variant.TMA)
+        expected = replay(kernel.spec, a, bs, loads, accumulate=torch.float64)
+        outputs = run_kernel(kernel, function, [*a, *bs, *loads], m, n)
+        for actual, right in zip(outputs, expected, strict=True):
+            assert torch.equal(actual, right), (m, n, k)
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_the_epilogue_gives_the_bits_that_it_gives_behind_wgmma(name: str, functions: Functions) -> None:
+    """The products are exact, so nothing else tells the kernels of the two templates apart."""
+    if name not in names():
+        pytest.skip("sm_80 converts no fp8")
+    spec, kernels = in_16_bits(name), (one_tile(name)[0], wgmma_peer(name))
+    if any(store.reduce is not None and store.reduce.kind in SUMS for store in spec.stores):
+        pytest.skip("tiles differ, and so does the order of sums over rows and columns")
+    m, n, k = (272 if EPILOGUES[name].square else 48), 272, 2048  # a pitch for planes by columns
+    a, bs, loads = operands_of(spec, m, n, k, aligned=True)
+    results = [run_kernel(kernel, functions[kernel], [*a, *bs, *loads], m, n) for kernel in kernels]
+    for warps, warpgroups in zip(*results, strict=True):
+        assert torch.equal(warps, warpgroups)
