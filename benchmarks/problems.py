@@ -31,7 +31,7 @@ MOST_OPERATIONS = 4e12
 
 
 class Epilogue(str, Enum):
-    """What follows a product. BARE is the product alone."""
+    """The epilogue of a product. BARE is the product alone."""
 
     FULL = "full"
     """Bias, an activation and a residual, (M, N)."""
@@ -43,7 +43,7 @@ class Epilogue(str, Enum):
 
 
 class Operands(str, Enum):
-    """What is multiplied: e4m3 with rowwise scales and fast accumulation, or 16-bit floats."""
+    """The dtypes of A and B: e4m3 with rowwise scales and fast accumulation, or 16-bit floats."""
 
     FP8 = "fp8"
     BF16 = "bf16"
@@ -80,7 +80,7 @@ class Drawn:
 
     @property
     def program(self) -> Callable[..., Any]:
-        """What is compiled: of `inputs`, the operands first."""
+        """The function that is compiled, of `inputs`, the operands first."""
         count = 4 if self.operands is Operands.FP8 else 2
 
         def bare(*args: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class Drawn:
         ) / self.k**0.5
 
     def extra_inputs(self) -> tuple[Tensor, ...]:
-        """What the epilogue reads besides: of FULL the bias, (N,), and the residual, (M, N)."""
+        """The further operands of the epilogue: for FULL the bias, (N,), and the residual, (M, N)."""
         if self.epilogue is not Epilogue.FULL:
             return ()
         dtype = self.operands.out_dtype

@@ -65,7 +65,7 @@ _BYTES = 2 * 2**30
 """Of inputs that rotate, for every call of a graph its own."""
 
 _CALLS_US = 1500.0
-"""What the calls of one graph take together, about."""
+"""The approximate time of all calls of one graph together."""
 
 
 @torch.no_grad()
@@ -90,8 +90,8 @@ def measure(drawn: Drawn, spec: EpilogueSpec, kernels: dict[Kernel, object], rou
 
 
 def tiles(spec: EpilogueSpec, every: bool, pattern: str) -> list[TileConfig]:
-    """What the heuristic is offered or, with `every`, all tiles and clusters that fit the spec; those of them
-    whose names match a regular expression."""
+    """The tiles that the heuristic chooses from or, with `every`, all tiles and clusters that fit the spec,
+    as far as their names match a regular expression."""
     arch = device_at(0).arch
     found = list(offered(arch, spec))
     if every:

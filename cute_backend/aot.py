@@ -30,7 +30,7 @@ from .spec import EpilogueSpec
 
 @dataclass(frozen=True)
 class Request:
-    """What a pack is to serve.
+    """The problems and GPUs that a pack is to serve.
 
     `problems` are those of `find_problems`, by architecture. `m` is the range of M, both ends included, of
     those whose M is None. `sm_counts` are those of the GPUs that it is for; without any, the one that is
@@ -44,7 +44,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Written:
-    """What `make_pack` wrote: how many kernels, for how many epilogues, and its manifest's SHA-256."""
+    """The result of `make_pack`: how many kernels, for how many epilogues, and its manifest's SHA-256."""
 
     epilogues: int
     kernels: int

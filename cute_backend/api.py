@@ -1,4 +1,4 @@
-"""What people ask of a function: what is fused (`explain`), the kernel (`generate`), its figures (`build`).
+"""Questions about a function: what is fused (`explain`), the kernel (`generate`), its figures (`build`).
 
 Nothing here runs the function or needs a GPU: CPU, CUDA and fake tensors will do as arguments.
 """
@@ -79,7 +79,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Product:
-    """What an accumulator is a product with: what the program calls its B, and the line, as "model.py:12"."""
+    """The B of an accumulator's product: its name in the program, and the line, as "model.py:12"."""
 
     label: str
     where: str
@@ -120,7 +120,7 @@ class Region:
 
     @property
     def formula(self) -> str:
-        """What the epilogue computes, an assignment a line."""
+        """The arithmetic of the epilogue, one assignment a line."""
         return formula(self.spec)
 
     @property
@@ -172,11 +172,12 @@ class Region:
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """What `torch.compile(fn, backend="cute")` makes of a function. Prints as a table, and shows more, with
-    the generated modules, where it is the last expression of a notebook's cell.
+    """The kernels that `torch.compile(fn, backend="cute")` makes of a function, and the reasons for the rest.
+
+    Prints as a table. As the last expression of a notebook's cell it shows more, with the generated modules.
 
     `rejections` have the `node` that was left to Inductor, the `reason`, a `message` in a sentence, and
-    `where` that is: a line, or the path of a module. With gradients on, `has_backward` is true, and each
+    `where` it is: a line, or the path of a module. With gradients enabled, `has_backward` is true, and each
     region and rejection belongs to the forward graph or, if `is_backward`, to the backward graph.
     """
 
@@ -249,7 +250,8 @@ def explain(
     dynamic: bool | None = None,
     **kwargs: Any,
 ) -> Explanation:
-    """What would be fused of `fn(*args, **kwargs)`, how operands are loaded, and why the rest is not fused.
+    """Explains which parts of `fn(*args, **kwargs)` are fused, how operands are loaded, and why the rest is
+    not.
 
     The arguments may be CPU, CUDA or fake tensors; nothing is computed unless `fn` looks at a value, and no
     cache is read or written, except that what tuning found for the GPU here is shown. `arch` is "sm_90a",
@@ -374,7 +376,7 @@ def default_arch() -> str:
 
 
 class _Results:
-    """What the regions of one graph have written so far, for those that read it."""
+    """The results that the regions of one graph have written so far, for the regions that read them."""
 
     def __init__(self, first: int) -> None:
         self.count = first

@@ -1,4 +1,4 @@
-"""What a function depends on beside its arguments: the tensors, and a key for all the rest."""
+"""The values that a function depends on beside its arguments: the tensors, and a key for all others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class _Opaque(Exception):
 
 
 def capture(fn: Callable[..., Any] | None) -> Captured:
-    """What `fn` closes over: free variables, defaults and globals of its code and of functions among them."""
+    """The values that `fn` closes over: free variables, defaults and globals of its code, and those of
+    functions among them."""
     if fn is None:
         return Captured((), ())
     tensors: list[Tensor] = []

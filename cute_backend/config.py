@@ -103,7 +103,7 @@ raise_errors: bool = bool(_switch("CUTE_BACKEND_RAISE_ERRORS", False))
 is warned of and counted, and the graph is compiled as Inductor alone compiles it."""
 
 _cache_config_ignore_prefix: list[str] = ["quiet", "cache_limit_mb", "compile_jobs", "raise_errors"]
-"""What `save_config_portable` leaves out: settings that decide nothing of a result."""
+"""The settings that `save_config_portable` leaves out, because no result depends on them."""
 
 install_config_module(sys.modules[__name__])
 

@@ -1,4 +1,4 @@
-"""What the public functions raise."""
+"""The exceptions of the public functions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_function(fn: Any) -> None:
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """What was raised first: Dynamo wraps what a program raises in pages of its own."""
+    """The exception that was raised first. Dynamo wraps a program's exceptions in its own."""
     while (earlier := error.__cause__ or error.__context__) is not None:
         error = earlier
     return error

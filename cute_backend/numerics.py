@@ -1,4 +1,4 @@
-"""What a cast does, written out: the rules that the device code follows too, independent of torch's version.
+"""The rules of casts, which the device code follows too, independent of torch's version.
 
 A value is held in its dtype's register dtype (fp32, int32 or bool). `cast` rounds or wraps it and keeps it
 there; `store` also packs it into memory's dtype.

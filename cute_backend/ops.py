@@ -319,7 +319,8 @@ last row and column, where an element beyond them is of no use to anyone."""
 BLOCK_REDUCTIONS = {
     f"block_{kind.value}": kind for kind in (ReduceKind.SUM, ReduceKind.MEAN, ReduceKind.MAX, ReduceKind.MIN)
 }
-"""What reduces the columns of a block, in fp32, with the rules of `ReduceKind`; the size is the spec op's."""
+"""Ops that reduce the columns of a block, in fp32, with the rules of `ReduceKind`; the spec's op has the
+size."""
 
 _BLOCK_ROWS = tuple(
     PointwiseOp(name, (), 1, OperandRule.FLOAT, ResultRule.FLOAT, None, f"{name}({{0}})", _no_reference)

@@ -1,4 +1,4 @@
-"""What torch finds under the name of the backend `cute`: importing this module registers it.
+"""The entry point of the backend `cute`: importing this module registers the backend.
 
 torch's lookup loads this entry point in every thread that asks for the backend before it is registered, and
 each thread then registers what it loaded, which raises in all but the first. A module is imported once,

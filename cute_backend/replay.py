@@ -174,7 +174,7 @@ def _fetched(op: Op, values: dict[str, Tensor], plane: tuple[int, int]) -> Tenso
 
 
 def _of_blocks(op: Op, value: Tensor, accumulate: torch.dtype) -> Tensor:
-    """What each block of columns is reduced to, at all of its elements."""
+    """The reduction of each block of columns, at all elements of the block."""
     m, n = value.shape
     if n % op.block:
         raise ValueError(f"{op.name} reduces blocks of {op.block} columns, and {n} columns are no multiple")

@@ -41,7 +41,7 @@ def show(renderable: RenderableType) -> None:
 
 
 def to_text(renderable: RenderableType) -> str:
-    """What `print` shows: the same layout, no colour, and rules in ASCII for logs."""
+    """The text that `print` shows: the same layout, no colour, and rules in ASCII for logs."""
     width = shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns if sys.stdout.isatty() else PLAIN_WIDTH
     plain = Console(width=width, color_system=None, highlight=False)
     with plain.capture() as capture:
@@ -56,11 +56,11 @@ GRADIENTS_ARE_ON = (
 
 
 OPERANDS = ("", "in your program", "kind", "placement", "dtype")
-"""What `operand_rows` has in its columns."""
+"""The columns of `operand_rows`."""
 
 
 _INDENTED = (0, 0, 0, 4)
-"""What wraps is indented as what it goes on from."""
+"""The indentation of each column; a line that wraps keeps it."""
 
 
 def explanation(explained: Explanation) -> RenderableType:
@@ -86,7 +86,7 @@ def summary(explained: Explanation) -> tuple[str, str]:
 
 
 def titles(explained: Explanation) -> list[str]:
-    """What each region is called, as "region 0", with its graph where there are two."""
+    """The title of each region, as "region 0", with its graph if there are two graphs."""
     if not explained.has_backward:
         return [f"region {index}" for index in range(len(explained.regions))]
     return [
@@ -96,7 +96,7 @@ def titles(explained: Explanation) -> list[str]:
 
 
 def accumulator_lines(region: Region) -> list[str]:
-    """What each accumulator is a product with, by which blocks it is scaled, and the line of it."""
+    """A line for each accumulator: its B, the blocks by which it is scaled, and the line of the program."""
     return [
         f"{accumulator.name} of {product.label}"
         + _blocks(accumulator)
@@ -124,7 +124,7 @@ def operand_rows(region: Region) -> list[tuple[str, ...]]:
 
 
 def refusal_table(explained: Explanation) -> tuple[list[str], list[list[str]]]:
-    """What was not fused and why: the columns' names, and rows."""
+    """The table of what was not fused and why: the names of its columns, and its rows."""
     graph = ["graph"] if explained.has_backward else []
     rows = []
     for each in explained.rejections:
@@ -162,7 +162,7 @@ def _rejections(explained: Explanation) -> Table:
 
 
 def build_table(builds: Sequence[tuple[str, Kernel, Built]]) -> Table:
-    """What compiled kernels ask of an SM, a row each, with the name of their region."""
+    """The resources of an SM that compiled kernels need, one row each, with the name of their region."""
     table = light_table("", "arch", "tile", "registers", "spill bytes", "smem KiB", right=3)
     for name, kernel, built in builds:
         table.add_row(
@@ -198,7 +198,7 @@ def launch_table(launch: Launch) -> RenderableType:
 
 
 def launch_legend(differences: Sequence[Difference]) -> Text:
-    """What the columns of `launch_table` and `comparison_table` count, and advice where results differ."""
+    """The meaning of the columns of `launch_table` and `comparison_table`, and advice if results differ."""
     text = (
         "Counts are sums over a role's warps. A wait is a warp parked at a barrier. Exposed loads are those "
         "of global memory between the wait for a tile's accumulator and its first store, in the tile that "

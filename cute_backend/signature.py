@@ -1,4 +1,4 @@
-"""What a kernel is called with: its arguments, in one order, and how each of them lies in memory.
+"""The signature of a kernel: its arguments, in one order, and how each of them lies in memory.
 
 `signature` is the only place that derives this from a spec. The parameters of a generated `launch`, the
 layouts that it is compiled for, the views and copies of a launch (`runtime.bind`), the memory of its results,
@@ -44,7 +44,7 @@ WORKSPACE = "workspace"
 
 
 class Role(Enum):
-    """What an argument is for. The order of the members is the order of the arguments."""
+    """The purpose of an argument. The order of the members is the order of the arguments."""
 
     A = "A"
     A_SCALES = "scales of A's blocks"
@@ -62,8 +62,8 @@ class Role(Enum):
 
 
 class Extent(Enum):
-    """What the size of an axis is: axes of one extent have one size, except MODE, and BLOCKS and BLOCK where
-    blocks differ."""
+    """The size of an axis: axes of one extent have one size, except MODE, and BLOCKS and BLOCK if blocks
+    differ."""
 
     M = "rows of the plane"
     N = "columns of the plane"

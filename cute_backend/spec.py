@@ -1,4 +1,4 @@
-"""What a fused epilogue is: the one structure that the walker, the emitter and the runtime share.
+"""The spec of a fused epilogue: the one structure that the walker, the emitter and the runtime share.
 
 A spec is a DAG in SSA order. Its values are the accumulators, the loads and the results of the ops, each
 known by its name; a store names the value that it writes. A spec holds no sizes but those of blocks of
@@ -69,7 +69,7 @@ class DType(str, Enum):
 
 
 VALUE_DTYPES = tuple(dtype for dtype in DType if dtype is not DType.I64)
-"""What operands, loads, casts and stored planes may have: all but the dtype of indices."""
+"""The dtypes of operands, loads, casts and stored planes: all but that of indices."""
 
 
 class LoadKind(str, Enum):
@@ -159,7 +159,7 @@ class Order(str, Enum):
 
 
 class Axis(str, Enum):
-    """What a reduction has one result for."""
+    """The axis that a reduction keeps: it has one result for each row or column, or one for the plane."""
 
     ROW = "row"
     """Each row, reduced over N: (M,)."""
@@ -200,7 +200,7 @@ class ReduceKind(str, Enum):
 
 
 class Overflow(str, Enum):
-    """What a cast to fp8 makes of a finite value beyond the largest finite one."""
+    """The result of a cast to fp8 of a finite value beyond the largest finite one."""
 
     SATURATE = "saturate"
     NONFINITE = "nonfinite"
@@ -337,7 +337,7 @@ class Op:
 
 @dataclass(frozen=True)
 class Reduction:
-    """What a store makes of its value: one element along `axis` in place of the plane.
+    """The reduction of a stored value: one element along `axis` in place of the plane.
 
     Two stores of one value, MAX and ARGMAX, are what torch calls `max` with a dimension.
     """
@@ -401,7 +401,7 @@ class EpilogueSpec:
         return self.accumulators[: self.b_count]
 
     def plane_n(self, columns: Any) -> Any:
-        """N, for a first B of so many columns."""
+        """N, if the first B has `columns` columns."""
         return columns // 2 if self.b_columns is BColumns.INTERLEAVED else columns
 
     @cached_property

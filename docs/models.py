@@ -46,7 +46,7 @@ MODELS = {
     ],
     "training": ["gelu", "swiglu", "dropout", "checkpointed_gelu", "checkpointed_swiglu"],
 }
-"""What each file of examples/ defines."""
+"""The programs that each file of examples/ defines."""
 
 HEAD = """\
 # Models
@@ -125,7 +125,7 @@ def is_kernel(node: Any) -> bool:
 
 
 class Row(NamedTuple):
-    """What is said of a model. Two narrow tables have it, which a phone shows without scrolling."""
+    """A model's row. It is divided into two narrow tables, which a phone shows without scrolling."""
 
     model: str
     products: int

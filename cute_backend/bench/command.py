@@ -201,7 +201,7 @@ def _measure(arguments: argparse.Namespace, load: Callable[[str], Any]) -> Resul
 
 
 def _earlier(path: Path | None) -> Results | None:
-    """What an earlier run of the models has written where this one writes: in a folder, the last of them."""
+    """The results that an earlier run of the models has written to `path`: in a folder, the last of them."""
     if path is not None and _is_folder(path):
         path = max(path.glob("*-models.json"), default=None)
     return Results.load(path) if path is not None and path.exists() else None

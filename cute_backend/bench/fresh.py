@@ -1,4 +1,4 @@
-"""What a new process does to have one kernel, timed; imports nothing that a program would not."""
+"""Times the steps by which a new process gets one kernel; imports nothing that a program would not."""
 
 from __future__ import annotations
 

@@ -70,13 +70,13 @@ def gated(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 
 def block(x: Tensor, weight: Tensor, down: Tensor, ends: Tensor, routing: Tensor) -> Tensor:
-    """What an expert makes of its rows, times their routing weights: (rows, hidden)."""
+    """The output of each expert for its rows, times their routing weights: (rows, hidden)."""
     y = F.grouped_mm(gated(x, weight, ends), down.transpose(1, 2), offs=ends)
     return y * routing[:, None]
 
 
 def problem(experts: Experts, tokens: int, split: Split) -> Problem:
-    """The products of so many tokens, and the block."""
+    """The products for `tokens` tokens, and the block."""
     counts = experts.rows(tokens, split)
     rows, hidden, inner = sum(counts), experts.hidden, experts.inner
     ends = list(accumulate(counts))

@@ -1,4 +1,4 @@
-"""What calls cost the host, and what a kernel costs a new process. Timed at a size at which the GPU waits."""
+"""The time of calls on the host, and of a kernel in a new process, at a size at which the GPU waits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FRESH = (
 
 
 def pointwise(x: Tensor, residual: Tensor) -> Tensor:
-    """What Inductor makes one kernel of."""
+    """Pointwise work that Inductor makes one kernel of."""
     return F.gelu(x, approximate="tanh") + residual
 
 
@@ -68,7 +68,7 @@ def measure_host(rounds: int, progress: Callable[[str], Any]) -> HostResult:
 
 
 def calls(device: str) -> dict[str, Callable[[], Tensor]]:
-    """What is timed, by its name: a product with scales alone, then graphs of one kernel each.
+    """The calls that are timed, by name: a product with scales alone, then graphs of one kernel each.
 
     Inductor's code calls the launch, not the op: the launch alone is what a fused region adds to a graph.
     """

@@ -1,4 +1,4 @@
-"""What a timing depends on beside the program: the GPU, its clock, the driver and the packages."""
+"""The machine that a timing depends on: the GPU, its clock, the driver and the packages."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ Progress = Callable[[str], Any]
 _DEVICE = "cuda"
 
 _MEMORY_SHARE = 16
-"""The inputs of one workload take at most one part in so many of the memory that is free."""
+"""The inputs of one workload take at most 1 / _MEMORY_SHARE of the free memory."""
 
 
 def compiled(runner: Runner, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,7 +114,7 @@ def _torch_product(rate: Rate, size: int, calls: int) -> Unit:
 
 @dataclass(frozen=True)
 class Run:
-    """What the problems of one run share. `notes` are `build_kernels`'s."""
+    """State that the problems of one run share. `notes` are `build_kernels`'s."""
 
     ceilings: Ceilings
     notes: Mapping[Workload, str]

@@ -177,7 +177,7 @@ def _is_own(node: BaseSchedulerNode) -> bool:
 
 
 def _kernels(unit: Unit) -> tuple[KernelTime, ...]:
-    """What a call launches, from the longest to the shortest, as the profiler sees one run of a unit."""
+    """The kernels that a call launches, the longest first, as the profiler sees one run of a unit."""
     launches, taken = Counter[str](), Counter[str]()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         unit.run()
@@ -197,7 +197,7 @@ _PRODUCT = re.compile("nvjet|gemm|xmma|gemv|splitk|cutlass", re.I)
 
 
 def part_of(name: str) -> Part:
-    """What a kernel is for, by the name that a profiler shows."""
+    """The purpose of a kernel, by the name that a profiler shows."""
     if name.startswith("cute_") and FINISH not in name:
         return Part.PRODUCT
     if name.startswith(("cute_", "triton_")):

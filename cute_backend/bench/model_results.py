@@ -1,4 +1,4 @@
-"""What was measured of whole models, as plain data."""
+"""Measurements of whole models, as plain data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Timing:
 
 
 class Part(str, Enum):
-    """What a kernel of a model is for."""
+    """The purpose of a kernel of a model."""
 
     PRODUCT = "product"
     """A matrix product, with or without an epilogue."""

@@ -19,7 +19,7 @@ from .model_results import ModelResult, read_model
 from .models import Model
 
 SECONDS = 530.0
-"""What has not been measured by then is left for another run."""
+"""The time limit of a run. Units that are not measured by then are left for another run."""
 
 _CORES_EACH = 2
 """Processors for each process: compiling keeps one busy most of the time, and its helpers another."""
@@ -95,7 +95,7 @@ def _start(model: Model, rounds: int, folder: Path, command: Sequence[str]) -> _
 
 
 def _result(process: _Process) -> ModelResult:
-    """What a process that has ended found."""
+    """The result of a process that has ended."""
     with process.output, process.errors:
         process.output.seek(0)
         process.errors.seek(0)

@@ -1,4 +1,4 @@
-"""What a run of the benchmark found, as plain data: written as JSON, read back and shown without a GPU."""
+"""Results of a run of the benchmark, as plain data: written as JSON, read back and shown without a GPU."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the machine was seen to do in the same run.
+    """The limits of the machine as measured in the same run.
 
-    `bandwidth` is a large device copy's, bytes a second, read and written ones together. `rates` are the best
-    of torch's products in the run, operations a second: not a data sheet's figure, so a kernel that beats
-    torch may stand above its limit.
+    `bandwidth` is that of a large device copy, in bytes a second, reads and writes together. `rates` are the
+    highest of torch's products in the run, in operations a second. They are not taken from a data sheet, so a
+    kernel that is faster than torch may exceed its limit.
     """
 
     bandwidth: float
@@ -129,7 +129,7 @@ class HostResult:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a timing depends on beside the program; None for what could not be asked for."""
+    """The machine that a timing depends on; a field that could not be queried is None."""
 
     gpu: str
     sms: int
@@ -180,7 +180,8 @@ class Results:
 
     @staticmethod
     def load(path: Path) -> Results:
-        """What `save` wrote. Raises UsageError where there is no such file, or it is of another kind."""
+        """Reads a file that `save` wrote. Raises UsageError if there is no such file, or it is of another
+        kind."""
         try:
             data = json.loads(path.read_text())
             if data["version"] != VERSION:

@@ -66,7 +66,7 @@ def _difference(each: Measurement) -> Text:
 
 
 def notes(problem: ProblemResult) -> list[Text]:
-    """What is to be said of single cells."""
+    """Notes on single cells."""
     return [Text(f"{each.cell}: {each.note}") for each in problem.measurements if each.note]
 
 
@@ -134,7 +134,7 @@ def host(found: HostResult) -> Group:
 
 
 def _starts(found: HostResult) -> Iterator[str]:
-    """What a kernel costs a new process, a line each."""
+    """The time of a kernel in a new process, one step a line."""
     imports = "imported" if found.warm_imports_cutlass else "did not import"
     yield f"a kernel that no cache has: {found.cold_s:.1f} s until it is loaded"
     yield (

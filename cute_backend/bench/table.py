@@ -1,4 +1,4 @@
-"""What a table of the benchmark is: problems, the ways to run them, and the ratios that are asked for.
+"""Tables of the benchmark: problems, the programs that run them, and the ratios that are computed.
 
 A built-in table is one `Table` object, listed in `command.TABLES`; everything else here is shared.
 """

@@ -1,1 +1,1 @@
-"""What `python -m cute_backend` does: its arguments, its commands and the programs that they are given."""
+"""`python -m cute_backend`: its arguments, its commands and the programs that they are given."""

@@ -88,7 +88,7 @@ class Failure:
 
 @dataclass
 class Tally:
-    """What came of programs."""
+    """The outcomes of programs, counted."""
 
     programs: int = 0
     elements: int = 0
@@ -178,8 +178,8 @@ def _parts(job: Job, jobs: int) -> Generator[Tally, None, None]:
 
 
 def _of_one_that_ended_its_process(job: Job) -> Tally:
-    """What is said of the one program of a job: Inductor's own code for CPUs has been seen to write past the
-    end of its memory, so it is asked what that does without the pass."""
+    """The outcome of a job whose one program ended its process. Inductor's own code for CPUs has been seen to
+    write past the end of its memory, so the program is run again without the pass."""
     [(_, survived)] = outcomes(_run_without_the_pass, [job], 1)
     if survived is None:
         return Tally(programs=1, excluded=Counter({"Inductor's code alone ends its process": 1}))
@@ -199,9 +199,10 @@ Result = TypeVar("Result")
 def outcomes(
     function: Callable[[Item], Result], items: Sequence[Item], jobs: int
 ) -> Generator[tuple[Item, Result | None], None, None]:
-    """What a function gives for each item, by `jobs` processes; None for what ends its process.
+    """The results of a function for each item, from `jobs` processes; None for an item that ends its process.
 
-    Which item ended its process is not known, so each that may have been under way then runs by itself.
+    When a process ends it is not known which item ended it, so each item that may have been running then runs
+    again by itself.
     """
     pending = list(items)
     while pending:

@@ -53,7 +53,7 @@ class Verdict:
 
 
 def judge(program: Program, replay_only: bool = False, device: str = "cpu") -> Verdict:
-    """What is wrong with what `cute` makes of a program; what eager cannot run is not judged."""
+    """Compares a program compiled by `cute` with eager. A program that eager cannot run is not judged."""
     torch._dynamo.reset()
     function, example_inputs = program.load()
     if replay_only:

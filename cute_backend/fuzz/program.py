@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 NOT_TAKEN = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
-"""What torch raises for an op that is not defined on these dtypes or sizes."""
+"""The exceptions that torch raises for an op that is not defined on these dtypes or sizes."""
 
 
 class Fill(Enum):
-    """What an input holds; the value is an expression on a shape `{0}` and a generator `g`."""
+    """The content of an input, as an expression of a shape `{0}` and a generator `g`."""
 
     INTEGERS = "torch.randint(-7, 8, {0}, generator=g)"
     """So small that a product's sums are exact."""
@@ -37,7 +37,7 @@ class Fill(Enum):
 
 
 class Rule(Enum):
-    """What a correct implementation may make of a step's exact result."""
+    """The results that a correct implementation of a step may give, in terms of the exact result."""
 
     EXACT = "exact"
     """Pointwise and correctly rounded."""
@@ -105,7 +105,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """What is compiled, and how.
+    """A program that is compiled, and the options that it is compiled with.
 
     `eager` asks for eager's roundings (`emulate_precision_casts`), `dynamic` for symbolic sizes. The results
     of an `exact` program are determined to the bit under eager's roundings.
@@ -160,7 +160,7 @@ class Program:
         )
 
     def evaluate(self, step: Step, operands: list[Any]) -> Any:
-        """What the text of a step gives on these operands."""
+        """Evaluates the text of a step on these operands."""
         return evaluate(step.text, operands, dict(self.sizes))
 
 

@@ -1,6 +1,7 @@
-"""What programs are drawn from: spellings of operands, pointwise ops, reductions, views, casts.
+"""The vocabulary that programs are drawn from: spellings of operands, pointwise ops, reductions, views,
+casts.
 
-The op table comes in by itself: a row added to `ops` is drawn from then on.
+It includes the whole op table: a row that is added to `ops` is drawn from then on.
 """
 
 from __future__ import annotations

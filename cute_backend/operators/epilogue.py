@@ -167,7 +167,7 @@ def _attempt(function: _Function, layouts: dict[str, Layout | None], m: int, n: 
 
 @dataclass(frozen=True)
 class _Function:
-    """What the arguments hold: a function, the names of its operands and of what it returns."""
+    """The epilogue function of the arguments, the names of its operands and those of its results."""
 
     call: Callable[..., Any]
     name: str
@@ -333,11 +333,11 @@ def _trace(
 
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-"""What a reduction in fp32 may be written as."""
+"""The dtypes that a reduction in fp32 may be written in."""
 
 
 def _result(name: str, layout: Layout | None, value: Any, plane: Tensor) -> Tensor:
-    """What the function returned for a destination: a plane in its dtype, a reduction as it is."""
+    """The value that the function returned for a destination: a plane in its dtype, a reduction unchanged."""
     if layout is None:
         raise UsageError(f"{name} is written to a number; results go to tensors")
     if layout.dtype not in TORCH_DTYPES.values():

@@ -47,7 +47,7 @@ from .operands import Layout, TensorArgument, bytes_at, values_of
 _log = logging.getLogger(__name__)
 
 OUT_DTYPES = (DType.F32, DType.BF16, DType.F16, DType.E4M3, DType.E5M2)
-"""What a product without an epilogue is written as."""
+"""The dtypes that a product without an epilogue may be written in."""
 
 PRODUCTS = (
     *(
@@ -62,12 +62,12 @@ PRODUCTS = (
         for b_major in Major
     ),
 )
-"""What is multiplied: fp8 with K contiguous in both, bf16 and fp16 with either mode."""
+"""The supported products: fp8 with K contiguous in both operands, bf16 and fp16 with either mode."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What arguments ask for, as far as any kernel of ours could give it."""
+    """The part of a request's arguments that a kernel of this package could serve."""
 
     product: Accumulator
     epilogue: Epilogue
@@ -156,7 +156,7 @@ def is_ours(metadata: OperatorMetadata) -> bool:
 
 
 class _FusedGemm:
-    """What the operators of both architectures share."""
+    """The base of the operators of both architectures."""
 
     arch: Arch
     design: Design

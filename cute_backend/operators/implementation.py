@@ -67,7 +67,7 @@ class Implementation:
         return outcome
 
     def workspace_bytes(self, m: int, n: int) -> int:
-        """What a launch on a plane of (m, n) needs beside its operands and results."""
+        """The bytes of workspace that a launch on a plane of (m, n) needs beside its operands and results."""
         return self._places(m, n)[-1]
 
     def launch(

@@ -114,7 +114,7 @@ def _name(kernel: Kernel, out: DType, order: Order, epilogue: FusedEpilogue | No
 
 
 def _operands(kernel: Kernel, out: DType, order: Order) -> GemmOperandsMetadata:
-    """What a kernel asks of A, B and out."""
+    """The constraints of a kernel on A, B and out."""
     a, b, *_ = signature(kernel.spec)
     return GemmOperandsMetadata(
         A=_dense(a.dtype, a.unit == 1, aligned=True),

@@ -44,7 +44,8 @@ CLUSTERS = 2
 
 
 TILE_SECONDS, STAGE_SECONDS = 0.06, 0.02
-"""What a 128 x 128 tile, and each 128 bytes of its K, take on one core: measured, and only to refuse with."""
+"""The measured time of a 128 x 128 tile, and of each 128 bytes of its K, on one core. It only serves to
+refuse problems that would take too long."""
 
 LONGEST_SECONDS = 600
 
@@ -57,10 +58,10 @@ INTEGER_TOLERANCE = 0.01
 
 @dataclass(frozen=True)
 class Machine:
-    """What is simulated, and how.
+    """The simulated machine.
 
-    `config` is a tile configuration for every region in place of the one that its size would get; `clusters`
-    is how many a persistent kernel keeps in flight; the rest is as in `run_kernel`.
+    `config` is a tile configuration for every region, in place of the one for its size; `clusters` is the
+    number of clusters that a persistent kernel keeps in flight; the other fields are those of `run_kernel`.
     """
 
     arch: Arch = Arch.SM100A
@@ -82,7 +83,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a function returned, and each of its regions' launches in order."""
+    """The results of a function, and the launches of its regions in order."""
 
     outputs: Any
     launches: list[Launch]
@@ -96,7 +97,7 @@ def simulate(
     async_seed: int | None = None,
     **kwargs: Any,
 ) -> Any:
-    """What `fn(*args, **kwargs)` returns, its fused regions computed by their kernels on a simulated GPU.
+    """Calls `fn(*args, **kwargs)` with its fused regions computed by their kernels on a simulated GPU.
 
     The arguments are CPU tensors and whatever else `fn` takes. `arch` is "sm_100a", "sm_90a", "sm_80",
     "sm_86" or "sm_89"; a parameter of `fn` with its name, or with that of `async_seed`, takes its argument by
@@ -134,7 +135,7 @@ def run(
 
 
 def reference(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
-    """What `fn(*args, **kwargs)` returns, its fused regions replayed with aten: what `simulate` gives."""
+    """Calls `fn(*args, **kwargs)` with its fused regions replayed by aten: the reference for `simulate`."""
     return run_with(fn, args, gemm_epilogue, kwargs)
 
 
@@ -187,7 +188,7 @@ def run_with(
     execute: Execute,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """What `fn(*args, **kwargs)` returns, each of its fused regions computed by `execute`."""
+    """Calls `fn(*args, **kwargs)` with each of its fused regions computed by `execute`."""
     check_function(fn)
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -54,7 +54,7 @@ class Engine:
         self._order = itertools.count()
 
     def garbage(self, shape: int | tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
-        """What memory and registers hold before anything is written there: other bits for every seed."""
+        """The content of memory and registers before anything is written there: other bits for every seed."""
         array = np.empty(shape, dtype)
         raw = np.frombuffer(self._garbage.bytes(array.nbytes), np.uint8)
         array.reshape(-1).view(np.uint8)[:] = raw & 1 if dtype is np.bool_ else raw

@@ -84,7 +84,7 @@ def _putter(view: str, slot: int) -> Put:
 
 
 class Binder:
-    """What binders need: operand access by type, addresses of variables, the launch's sizes."""
+    """The context of binders: operand access by type, addresses of variables, the launch's sizes."""
 
     def __init__(self, entry: Entry, symbols: dict[str, tuple[str, int]], parameters: np.ndarray) -> None:
         self.entry = entry

@@ -128,7 +128,7 @@ class _DeviceTable(ctypes.Structure):
 
 
 class Device:
-    """What the stub asks Python for. An exception can't cross C: the first one waits in `failure`."""
+    """The Python side of the stub. An exception can't cross C, so the first one is kept in `failure`."""
 
     def __init__(self, module: Module, execute: Executor, sm_count: int) -> None:
         self.memory = GlobalMemory()

@@ -1,4 +1,4 @@
-"""What a warp does in global memory, and which of its lanes know of it."""
+"""The accesses of a warp to global memory, and which of its lanes know of them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def bits(mask: np.ndarray) -> int:
 
 
 class Doings:
-    """What a warp does in global memory, as events of an agent; `clock` is the warp's.
+    """The accesses of a warp to global memory, as events of an agent; `clock` is the warp's.
 
-    An event ends where the warp tells of it. `done` is the last event of each lane, and `told` the last that
+    An event ends where the warp publishes it. `done` is the last event of each lane, and `told` the last that
     other lanes know of; `apart` is whether they may differ.
     """
 

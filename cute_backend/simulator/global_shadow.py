@@ -209,7 +209,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class Release:
-    """What a release left at an address, and from where at which scope."""
+    """A release at an address: the clock that it published, its CTA and its scope."""
 
     cta: CtaId
     scope: Scope
@@ -266,7 +266,8 @@ class GlobalShadow:
                 self._flags[address] = Flag(order.size, found)
 
     def observe(self, addresses: np.ndarray, order: Order, cta: CtaId) -> list[Release]:
-        """What a strong read of an element at each address, by a thread of `cta`, may learn of."""
+        """The releases that a strong read of an element at each address, by a thread of `cta`, may
+        observe."""
         scope = order.scope
         if not self._flags or scope is None:
             return []

@@ -132,7 +132,7 @@ class PlainHostProgram(HostProgram):
         self._compiled = compiled
 
     def _call(self, args: Sequence[Any]) -> None:
-        """What the DSL's own executor does: load the library, then call with an array of pointers."""
+        """Does as the DSL's own executor: loads the library, then calls it with an array of pointers."""
         library = ctypes.c_void_p()
         state, ordinal = ctypes.pointer(library), ctypes.c_int32(0)
         self._packed("cuda_init", [ctypes.addressof(state)])

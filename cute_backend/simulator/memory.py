@@ -39,7 +39,8 @@ class Range:
 
 @dataclass(frozen=True)
 class Piece:
-    """What some lanes of a warp, `here` by their position among those active, access in one range."""
+    """The accesses of some lanes of a warp to one range. `here` are their positions among the active
+    lanes."""
 
     place: Range
     here: slice | np.ndarray

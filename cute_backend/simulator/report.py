@@ -1,6 +1,4 @@
-"""What a run reports: instructions, waits and bytes per warp role, exposed loads, and events for a
-timeline.
-"""
+"""The report of a run: instructions, waits and bytes per warp role, exposed loads, and events for a timeline."""
 
 from __future__ import annotations
 
@@ -69,7 +67,7 @@ class RoleReport:
 
 @dataclass
 class Report:
-    """What one launch did. `instructions` counts warp instructions, `ticks` the longest cluster's."""
+    """The report of one launch. `instructions` counts warp instructions, `ticks` the longest cluster's."""
 
     entry: str
     grid: tuple[int, int, int]

@@ -1,7 +1,7 @@
-"""What each warp of a kernel is for, read off the control flow before it runs.
+"""The role of each warp of a kernel, derived from the control flow before it runs.
 
-A role is what a warp can come to: of branches that its number decides the one side is followed, of all
-others both. So a warp has the same role from its first instruction to its last, wherever it waits.
+A role follows from the instructions that a warp can reach: where the warp's number decides a branch one side
+is followed, at all other branches both. So a warp has the same role from its first instruction to its last.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _SCOPES = {"cta": Scope.CTA, "cluster": Scope.CLUSTER, "gpu": Scope.GPU, "gl": S
 
 @dataclass(frozen=True)
 class Order:
-    """What an access orders. `scope` is None for a weak one; `size` are the bytes of one element.
+    """The memory order of an access. `scope` is None for a weak one; `size` is the bytes of one element.
 
     `updates` is an atomic update, which reads and writes. `cached` is ld.global.nc, which may read what a
     cache held before the kernel began.

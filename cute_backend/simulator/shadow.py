@@ -67,7 +67,7 @@ class Clock:
             self.publish_too(other.public)
 
     def joined(self, other: Clock) -> Clock:
-        """What both know."""
+        """A clock with the events of both."""
         clock = self.copy()
         clock.join(other)
         return clock
@@ -103,7 +103,7 @@ class Clock:
         self.public = public if self.public is None else self.public.joined(public)
 
     def _of_home(self) -> Clock:
-        """What is known of its own cluster."""
+        """The part of the clock with the events of its own cluster."""
         clock = self.copy()
         clock.elsewhere, clock.public = {}, None
         return clock
@@ -255,5 +255,5 @@ class Shadow:
 
 
 def _unmet(agent: int, access: Access) -> str:
-    """What to add where a warp meets its own doings."""
+    """The addition to a message about two accesses of the same warp."""
     return "; its own lanes meet at bar.warp.sync" if agent == access.issuer else ""

@@ -1,4 +1,4 @@
-"""What PTX text is read into: instructions, operands, variables, entries."""
+"""The syntax tree of PTX: instructions, operands, variables, entries."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Interleave(Enum):
 
 
 class Fill(Enum):
-    """What an element outside the tensor reads as; NAN is for floating-point types."""
+    """The value of an element outside of the tensor; NAN is for floating-point types."""
 
     ZERO = 0
     NAN = 1

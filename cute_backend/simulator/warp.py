@@ -34,7 +34,7 @@ Fresh = Callable[[tuple[int, ...], type[np.generic]], np.ndarray]
 
 
 class _Moved:
-    """What a step returns when it has set the program counter itself."""
+    """Returned by a step that has set the program counter itself."""
 
 
 MOVED = _Moved()
@@ -130,12 +130,12 @@ class Warp(Registers):
 
     @property
     def role(self) -> str:
-        """What the warp is for: see roles.py."""
+        """The role of the warp: see roles.py."""
         return self.program.roles.of(self)
 
     @property
     def global_memory(self) -> GlobalMemory:
-        """What an instruction is about to access.
+        """Global memory, for an instruction that is about to access it.
 
         Raises RaceError while earlier kernels may still run: until this warp waits for their end, or meets at
         a barrier with one that has.

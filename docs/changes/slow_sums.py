@@ -2,7 +2,7 @@ import torch
 
 
 def slow_sums(a, b, scale_a, scale_b):
-    """What cuBLAS does without fast accumulation, with a scale for each row and column."""
+    """An fp8 product without fast accumulation, with a scale for each row and column."""
     product = torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=torch.bfloat16, use_fast_accum=False)
     return product.relu()
 

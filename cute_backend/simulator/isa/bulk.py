@@ -38,7 +38,7 @@ REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 
 
 def reducing(size: int) -> Order:
-    """What a bulk reduction does to each of its elements (PTX ISA 9.7.9.25.4.2): .relaxed.gpu."""
+    """The memory order of a bulk reduction on each of its elements (PTX ISA 9.7.9.25.4.2): .relaxed.gpu."""
     return Order(size, Scope.GPU, updates=True)
 
 

@@ -1,4 +1,4 @@
-"""What the binders of several families share."""
+"""Functions that the binders of several families share."""
 
 from __future__ import annotations
 

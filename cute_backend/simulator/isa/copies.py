@@ -62,7 +62,7 @@ class CopyGroups:
         self.last_due = 0
 
     def close(self) -> None:
-        """What was issued becomes a group."""
+        """Makes a group of the copies that were issued since the last one."""
         self.groups.append(self.open)
         self.open = CopyGroup(self.open.epoch + 1)
 
@@ -80,7 +80,7 @@ class CopyGroups:
         self.last_due = max(self.last_due, pipe.last_due)
 
     def after_all(self, text: str, finish: Callable[[], None]) -> None:
-        """What happens once all copies that were issued so far are done."""
+        """Calls `finish` once all copies that were issued so far are done."""
         pipe = self.warp.new_pipe("cp.async")
         pipe.last_due = self.last_due
         pipe.issue(text, finish)

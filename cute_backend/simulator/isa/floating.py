@@ -84,7 +84,7 @@ def mode_of(instruction: Instruction) -> str:
 
 
 def flush_inputs(instruction: Instruction) -> Function | None:
-    """What .ftz does to operands of f32; None without it."""
+    """The function by which .ftz flushes f32 operands; None without .ftz."""
     return flush if instruction.has("ftz") and types_of(instruction)[-1] in ("f32", "f32x2") else None
 
 

@@ -74,7 +74,7 @@ def bind_tensor_reduce(binder: Binder, instruction: Instruction) -> Step:
 def _region(
     tmap: TensorMap, coordinates: tuple[int, ...], memory: GlobalMemory, order: Order
 ) -> Region | None:
-    """What a box has of global memory. None if nothing."""
+    """The part of global memory that a box covers, or None if it covers none."""
     part = box_part(tmap, coordinates)
     if part is None:
         return None
