@@ -53,7 +53,7 @@ KEPT_S = 14 * 86400
 
 
 class Verdict(Enum):
-    """What the comparison of one kernel comes to, from the same to the most different."""
+    """The result of comparing one kernel, from the same to the most different."""
 
     SAME_TEXT = "have the same PTX and machine code"
     SAME_CODE = "have other PTX and the same machine code"
@@ -134,7 +134,7 @@ class Tree:
                 shutil.rmtree(other, ignore_errors=True)
 
     def kernels(self, pattern: str) -> dict[str, dict[str, Any]]:
-        """What each kernel whose name matches is compiled to, by name; `{"error": ...}` where it is not."""
+        """The record of each kernel whose name matches, by name; `{"error": ...}` if it does not compile."""
         listed = self._list(pattern)
         made = self._compile({one["code"]: one for one in listed})
         return {one["name"]: made[one["code"]] for one in listed}
@@ -197,7 +197,7 @@ class Tree:
 
 
 def _asked(process: subprocess.Popen[str], one: dict[str, Any]) -> dict[str, Any]:
-    """What a kernel is compiled to by a process that serves `--build`."""
+    """The record of a kernel that a process which serves `--build` compiles."""
     assert process.stdin is not None and process.stdout is not None
     try:
         process.stdin.write(json.dumps(one["kernel"]) + "\n")
@@ -216,7 +216,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def in_tree(mode: str, pattern: str) -> None:
-    """What runs in each tree: lists its kernels, or compiles those that stdin describes, a line each."""
+    """Runs in each tree: lists its kernels, or compiles those that stdin describes, one a line."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else is printed
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != ROOT / "test"]
@@ -239,7 +239,7 @@ def in_tree(mode: str, pattern: str) -> None:
 
 
 def record(built: dict[str, Any]) -> dict[str, Any]:
-    """What is compared of a kernel: its text without names, its figures, and its machine code in short."""
+    """The parts of a kernel that are compared: its text without names, its figures, digests of its code."""
     sections = dict(sections_of(built["cubin"]))
     code = [content for name, content in sections.items() if name.startswith(".text.")]
     return {
@@ -292,7 +292,7 @@ class Comparison:
 
 
 def compare(name: str, before: dict[str, Any] | None, after: dict[str, Any] | None) -> Comparison:
-    """What has become of a kernel; None is one that a tree lacks."""
+    """Compares a kernel of two trees; None is one that a tree lacks."""
     if before is None or after is None:
         return Comparison(name, Verdict.ALONE, "the base only" if after is None else "the working tree only")
     for tree, made in (("base", before), ("working tree", after)):

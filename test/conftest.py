@@ -1,4 +1,4 @@
-"""What every test gets: its own kernel cache, and no test that needs a GPU or a compiler that is not here."""
+"""Fixtures of all tests: a kernel cache of the run, and skips where there is no GPU or no compiler."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ LACKING = {
         )
     ),
 }
-"""What a failing test prints where this machine or its torch lacks what it needs, and why it is skipped."""
+"""Text that a failing test prints if this machine or its torch lacks something, and the reason to skip it."""
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,4 @@
-"""What a compilation leaves for tlparse, and in Inductor's debug folder."""
+"""The artifacts of a compilation, for tlparse and in Inductor's debug folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class MLP(torch.nn.Module):
 
 
 class _Artifacts(logging.Handler):
-    """What torch's structured trace gets of ours, by graph: its explanation, and its modules by name."""
+    """The artifacts of this package in torch's structured trace, by graph: its explanation, its modules by
+    name."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -173,7 +173,7 @@ def test_no_command_and_no_such_command(capsys):
 
 
 SCRIPT = "import sys\nfrom cute_backend.__main__ import main\nsys.exit(main())\n"
-"""What pip makes of the entry point."""
+"""The script that pip makes of the entry point."""
 
 
 @pytest.mark.parametrize("how", ["-m", "script"])

@@ -29,7 +29,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 
 def plain(text: str) -> str:
-    """What is left to see: without colours, and without a line that was shown for a while."""
+    """The text as it stays on a screen: without colours, and without a line that was shown for a while."""
     return re.sub(r"\x1b\[\?25l.*?\x1b\[2K|\x1b\[[0-9;?]*[A-Za-z]", "", text, flags=re.DOTALL)
 
 

@@ -91,7 +91,7 @@ def test_what_the_page_says_makes_a_refusal_go_away(reason):
 
 @pytest.fixture(scope="module")
 def samples() -> dict[str, str]:
-    """What the first hour reads: the small linear's explanation, and its epilogue's class."""
+    """The samples of the first hour: the small linear's explanation, and its epilogue's class."""
     sys.path.insert(0, str(ROOT / "examples"))
     import small_linear
 
@@ -222,7 +222,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
 ]
 READERS_OWN = ("FILE.py", "model.py", "program.py")
-"""What stands for a file of the reader's."""
+"""Names that stand for a file of the reader's."""
 
 
 def commands() -> list[tuple[str, str]]:
@@ -262,7 +262,7 @@ def test_there_are_commands_to_check() -> None:
 
 
 def test_the_timeline_shows_the_mma_under_three_of_four_epilogues() -> None:
-    """What the first hour says of docs/timeline.png, of the command that draws it."""
+    """The statements of the first hour about docs/timeline.png, checked by the command that draws it."""
     sys.path.insert(0, str(ROOT / "examples"))
     import overlap
 

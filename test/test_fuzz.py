@@ -66,7 +66,7 @@ def test_every_form_is_drawn() -> None:
 
 
 def test_dims_that_are_not_given_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an outsider met with `x.norm()`: a list made of the dims of a sum, which may be None."""
+    """`x.norm()` once failed: a list was made of the dims of a sum, which may be None."""
     read = anchors._is_matrix_vector
 
     def careless(node: fx.Node) -> bool:

@@ -122,7 +122,7 @@ REDUCTIONS = {
 @pytest.mark.parametrize("reduction", REDUCTIONS.values(), ids=REDUCTIONS)
 @pytest.mark.parametrize("beside", [True, False], ids=["beside the plane", "alone"])
 def test_an_epilogue_may_reduce(reduction, beside):
-    """What is reduced keeps the dtype that torch gives it; the plane is converted as ever."""
+    """A reduction keeps the dtype that torch gives it; the plane is converted as ever."""
     a, b = operands()
     given = gemm(a, b, epilogue=lambda acc: (acc * 2, reduction(acc)) if beside else reduction(acc))
     if beside:
@@ -252,7 +252,7 @@ def test_an_empty_product_needs_no_kernel(dtype, m, n, k):
 
 @pytest.fixture
 def announced(monkeypatch):
-    """What is announced, as (spec, M, N, K, groups), a list for each call."""
+    """The announced problems, as (spec, M, N, K, groups), a list for each call."""
     calls = []
     monkeypatch.setattr(eager, "_programs", OrderedDict())
     monkeypatch.setattr(epilogue_pass, "announce", lambda problems, device: calls.append(problems))

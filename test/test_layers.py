@@ -16,7 +16,7 @@ LAYERS = ("fx_walk", "runtime", "memory_ops", "templates", "planning", "spec")
 """From the top. What is in none of them is either above all, or among `MEANING` or `LEAVES`."""
 
 MEANING = ("signature", "ops", "numerics", "replay", "reduce", "formula", "philox")
-"""What an epilogue means: beside `spec`, and above it."""
+"""Modules that define the meaning of an epilogue: beside `spec`, and above it."""
 
 LEAVES = ("config", "options", "errors", "closure", "unlogged", "__version__")
 """Of use anywhere; they import one another alone."""

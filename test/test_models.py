@@ -1,4 +1,4 @@
-"""What is fused of the models in examples/, on CPU tensors, and that it computes what eager does."""
+"""The regions of the models in examples/, on CPU tensors, and their results beside eager's."""
 
 from __future__ import annotations
 

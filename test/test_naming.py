@@ -1,4 +1,4 @@
-"""What kernels are called: words that a person would use, and a digest of what they are."""
+"""Names of kernels: words that a person would use, and a digest of the kernel."""
 
 import re
 from dataclasses import field, fields, make_dataclass, replace

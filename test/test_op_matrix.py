@@ -44,9 +44,9 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def compiled(program: Program, *inputs: Any, regions: int, eager: bool = True) -> list[Tensor]:
-    """What a program gives through the backend, under eager's rounding or the fused one.
+    """The results of a program through the backend, under eager's rounding or the fused one.
 
-    Asserts that so many regions were fused of as many products.
+    Asserts that `regions` regions were fused, of as many products.
     """
     torch._dynamo.reset()
     counters.clear()

@@ -1,4 +1,4 @@
-"""What importing and installing the package does."""
+"""The effects of importing and installing the package."""
 
 import subprocess
 import sys

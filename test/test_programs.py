@@ -172,7 +172,8 @@ def programs(draw: st.DrawFn, unary: dict[str, Unary], binary: dict[str, Binary]
 def compiled_result(
     function: Callable[..., tuple[Tensor, ...]], inputs: list[Tensor], *, eager: bool
 ) -> tuple[Tensor, ...]:
-    """What the compiled program gives; asserts that its product was fused, if there is something to fuse."""
+    """The results of the compiled program; asserts that its product was fused, if there is something to
+    fuse."""
     torch._dynamo.reset()
     counters.clear()
     with inductor_config.patch(emulate_precision_casts=eager, force_disable_caches=True):

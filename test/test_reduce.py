@@ -1,4 +1,4 @@
-"""What reductions give: against torch on special values, and the rules that torch leaves open."""
+"""Results of reductions: against torch on special values, and by the rules that torch leaves open."""
 
 from __future__ import annotations
 

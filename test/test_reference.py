@@ -1,4 +1,4 @@
-"""What GPU tests compare with, looked at where there is no GPU."""
+"""The references of GPU tests, tested without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make test` keeps of a sweep, and that the rest is run by another target."""
+"""The part of a sweep that `make test` runs, and the targets that run the rest."""
 
 from __future__ import annotations
 

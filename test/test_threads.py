@@ -43,7 +43,7 @@ eight_compile = pytest.mark.skipif(
 
 
 def installed(folder: Path, entry: str = DECLARED) -> Path:
-    """What an installation says of its entry points, as the sources have it, whatever is installed here."""
+    """An installation's metadata with the entry points of the sources, whatever is installed here."""
     info = folder / f"cute_backend-{cute_backend.__version__}.dist-info"
     info.mkdir()
     (info / "entry_points.txt").write_text(f"[torch_dynamo_backends]\ncute = {entry}\n")

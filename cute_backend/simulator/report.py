@@ -1,4 +1,4 @@
-"""The report of a run: instructions, waits and bytes per warp role, exposed loads, and events for a timeline."""
+"""The report of a run: instructions, waits, bytes per warp role, exposed loads, events for a timeline."""
 
 from __future__ import annotations
 

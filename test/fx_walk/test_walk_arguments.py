@@ -67,7 +67,7 @@ def test_a_sum_may_have_no_dims(dims: tuple[object, ...]) -> None:
 
 @pytest.mark.parametrize("dims", [(), ([],), ([-1], True)])
 def test_steps_of_a_logsumexp_may_have_no_dims(dims: tuple[object, ...]) -> None:
-    """What is no logsumexp of rows ends as what its steps are."""
+    """Steps that are no logsumexp of rows stay the steps that they are."""
     made = Graph()
     x = made.call(torch.ops.prims.convert_element_type.default, made.mm(), F32)
     largest = made.call(aten.amax.default, x, *dims)

@@ -83,7 +83,7 @@ class LeftOver(CustomGraphPass):
 def assert_all_fused(
     fn: Callable[..., Any], *args: Any, regions: int = 1, anchors: int | None = None, **how: Any
 ) -> Any:
-    """The compiled function calls the op, so many times, and nothing else; gives its result."""
+    """Asserts that the compiled function calls the op `calls` times, and nothing else. Returns its result."""
     left = LeftOver()
     with inductor_config.patch(post_grad_custom_post_pass=left):
         result = torch.compile(fn, backend=cute, **how)(*args)

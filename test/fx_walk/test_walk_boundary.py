@@ -151,7 +151,7 @@ def test_a_softcap_in_16_bits_is_written_before_it_grows() -> None:
 
 
 def test_the_backward_pass_of_a_layer_norm_sums_columns_in_the_kernel() -> None:
-    """What the row kernel sums, it reads anyway; the sums over rows, rounded, were a kernel more."""
+    """The row kernel reads its addends anyway; the rounded sums over rows would be one more kernel."""
 
     def normed(x: Tensor, w: Tensor, scale: Tensor, shift: Tensor, after: Tensor) -> Tensor:
         return F.layer_norm(x @ w, (N,), scale, shift) @ after

@@ -1,4 +1,4 @@
-"""What `collect` reports of a function, on CPU tensors and on fakes, without computing anything."""
+"""Reports of `collect` on a function, for CPU tensors and fake ones, without computing anything."""
 
 from __future__ import annotations
 

@@ -141,10 +141,11 @@ CONTAINING = {
     pass_module.EpiloguePass.__call__.__code__,
     *(function.__code__ for function in vars(containment).values() if hasattr(function, "__code__")),
 }
-"""What contains: that it works is what these tests are about."""
+"""The functions that contain failures, which these tests are about."""
 
 COMMITTING = {working_copy.WorkingCopy.commit.__code__, working_copy.WorkingCopy._put.__code__}
-"""What makes a graph the finished one, by calls of fx: half-way it means the same, but is not as it was."""
+"""The functions that put the finished graph in place, by calls of fx: half-way the graph means the same, but
+is not as it was."""
 
 
 UNOBSERVED = pass_module.EpiloguePass()

@@ -26,7 +26,7 @@ def residual(made: Graph, x: fx.Node, index: int) -> fx.Node:
 
 
 def refused(made: Graph, x: fx.Node, index: int) -> fx.Node:
-    """What follows the product can't be fused; the stream goes on beside it."""
+    """The node after the product can't be fused; the stream goes on beside it."""
     y = made.call(aten.cumsum.default, made.call(aten.mm.default, x, made.input(f"w{index}", (N, N))), 1)
     return made.call(aten.add.Tensor, y, x)
 

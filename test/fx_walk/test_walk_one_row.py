@@ -114,8 +114,8 @@ def test_scales_and_biases_are_cut_along(gate: Gate) -> None:
 
 
 def bound_as_launched(fn: Callable[..., Tensor], *args: Tensor) -> Tensor:
-    """What `fn` returns, its one region, of two accumulators, replayed on its operands in the strides that
-    its kernel is given. None of them is copied for it.
+    """Calls `fn` with its one region, of two accumulators, replayed on its operands in the strides that its
+    kernel gets. No operand is copied.
     """
     calls = 0
 

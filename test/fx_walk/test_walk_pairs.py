@@ -193,7 +193,7 @@ def test_a_product_whose_operand_needs_the_other_is_no_pair_with_it() -> None:
 
 
 def test_a_region_between_the_two_makes_no_cycle_with_them() -> None:
-    """What stands between needs the first product, and the second one's epilogue needs it."""
+    """The region between them needs the first product, and the second one's epilogue needs that region."""
     made = Graph()
     a = made.input("a", (M, K))
     gate = product(made, a, "g")

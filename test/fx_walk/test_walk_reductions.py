@@ -264,7 +264,7 @@ def test_dynamic_quantisation_fuses_its_maximum_beside_the_output(fn: Callable[.
 
 
 def test_a_copy_outside_reads_the_written_value() -> None:
-    """What is recomputed stays in the graph, where it was, and reads the region's output."""
+    """A recomputed node stays in the graph, where it was, and reads the region's output."""
     report, _ = report_of(quantised_through_fp32)
     names = {rejection.node: rejection.reason for rejection in report.rejections}
     (copy,) = [node for node, reason in names.items() if reason is Reason.LEFT_TO_USERS]

@@ -1,4 +1,4 @@
-"""What a region takes in, what it gives out, and how several of them live in one graph.
+"""The inputs and outputs of a region, and several regions in one graph.
 
 Each graph is run after the pass and compared with the same arithmetic in fp32 or with the graph before it.
 """

@@ -89,7 +89,7 @@ def cycle(graph: Graph) -> fx.Node:
 
 
 def residual_of_a_block(graph: Graph) -> fx.Node:
-    """What is added back has gone through a norm, which is no feedback where a product stands behind it."""
+    """The value that is added back has gone through a norm and a product, so it is no feedback."""
     value = relu(graph)
     norm = graph.call(aten.rsqrt.default, graph.call(aten.mean.dim, value, [1], True))
     normed = graph.call(aten.mul.Tensor, value, norm)
@@ -118,7 +118,7 @@ def relu(graph: Graph, **how: Any) -> fx.Node:
 
 
 def meets_another(graph: Graph) -> fx.Node:
-    """What follows the first product is fused with the second."""
+    """The work after the first product is fused with the second."""
     first = graph.mm(name="first")
     graph.results = [graph.call(aten.mul.Tensor, first, graph.mm(name="second"))]
     return first
@@ -214,7 +214,7 @@ def many_ends(graph: Graph) -> fx.Node:
 
 
 def matrix_vector(graph: Graph) -> fx.Node:
-    """What Inductor's decomposition of `mm` with M of 1 leaves, under max-autotune on a GPU."""
+    """The result of Inductor's decomposition of `mm` with M of 1, under max-autotune on a GPU."""
     a, b = graph.input("a", (1, 32)), graph.input("b", (32, 48), strides=(1, 32))
     factors = graph.call(aten.unsqueeze.default, a, 2), graph.call(aten.unsqueeze.default, b, 0)
     return graph.call(aten.sum.dim_IntList, graph.call(aten.mul.Tensor, *factors), [1])

@@ -142,7 +142,7 @@ def test_the_search_agrees_with_trying_all_stores_of_more_values(count: int) -> 
 
 
 def test_a_search_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it had found, or else an end as late as can be, leaves no product to be done again."""
+    """The best end so far, or else the latest possible one, leaves no product to be computed twice."""
     given_up = 0
     for seed in range(50):
         choices = drawn(random.Random(seed), 12)

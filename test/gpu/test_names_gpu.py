@@ -1,4 +1,4 @@
-"""What a profiler shows of a fused program: each kernel by the name that its entry in the cache has."""
+"""A profiler shows each kernel of a fused program by the name of its entry in the cache."""
 
 from __future__ import annotations
 

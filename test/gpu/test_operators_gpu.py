@@ -263,7 +263,7 @@ def test_a_kernel_found_with_fake_tensors_runs_on_real_ones():
 
 @pytest.mark.parametrize("spelling", ["torch", "driver"])
 def test_the_given_stream_is_used(spelling):
-    """What the kernel reads is written on that stream, behind work that takes long."""
+    """The kernel's operands are written on that stream, behind work that takes long."""
     import cuda.bindings.driver as cuda
 
     a, b = matrix(M, K, BF16), matrix(K, N, BF16)

@@ -118,7 +118,7 @@ DRAWS: list[Callable[[], Any]] = [
 
 
 def problems_of(call: Callable[[], Any]) -> list[Problem]:
-    """What `call` would launch. Nothing is computed: every draw is token 0."""
+    """The problems that `call` would launch. Nothing is computed: every draw is token 0."""
     found: dict[Problem, None] = {}
 
     def note(

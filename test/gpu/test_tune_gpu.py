@@ -28,7 +28,7 @@ from support.kernel_check import check_kernels
 pytestmark = pytest.mark.gpu
 
 SECONDS = 20
-"""What tuning one new problem may take on a machine with 16 cores."""
+"""The seconds that tuning one new problem may take on a machine with 16 cores."""
 
 SCRIPT = """
 import json, sys, time

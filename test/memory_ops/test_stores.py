@@ -1,4 +1,4 @@
-"""What kernels store, on the simulator against the replay: dtypes, overflow rules, special values."""
+"""Stores of kernels, on the simulator against the replay: dtypes, overflow rules, special values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the heuristic chooses and what tuning tries: configurations that exist, fit and do not spill."""
+"""The configurations that the heuristic chooses and that tuning tries exist, fit and do not spill."""
 
 from __future__ import annotations
 

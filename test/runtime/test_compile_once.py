@@ -1,4 +1,5 @@
-"""What a run has compiled serves whoever asks for the same kernel with the same text, and nobody else."""
+"""A kernel that a run has compiled serves all who ask for the same kernel with the same text, and no
+others."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def held_elsewhere(*locks: threading.Lock) -> Iterator[None]:
 
 
 def in_child(what: Callable[[], object]) -> str:
-    """What a forked child says of a call, or that it hangs."""
+    """The result of a call in a forked child, as text, or that it hangs."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -106,7 +106,8 @@ def test_a_child_loads_while_its_parent_was_loading(tmp_path: Path, monkeypatch:
 
 
 def test_a_child_compiles_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the DSL's native code held in another thread when the process was forked, it holds for ever."""
+    """A lock that the DSL's native code held in another thread when the process was forked is never
+    released."""
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path / "kernels"))
     monkeypatch.setattr(building, "_loaded", {})
 

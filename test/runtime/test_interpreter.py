@@ -84,7 +84,7 @@ def here(tmp_path: Path) -> Path:
 
 
 def probe(here: Path, *command: str, names: str = "json optional", **variables: str) -> dict[str, Any]:
-    """What a process found that was started by a process with this command and current folder."""
+    """The findings of a process that was started by a process with this command and current folder."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment = {**kept, "PYTHONDONTWRITEBYTECODE": "1", "NAMES": names, **variables}
     done = subprocess.run([PYTHON, *command], cwd=here, env=environment, capture_output=True, text=True)

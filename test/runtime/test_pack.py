@@ -71,7 +71,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """What a new process knows: no kernel, no pack, an empty cache folder. It has no compiler."""
+    """The state of a new process: no kernel, no pack, an empty cache folder. It has no compiler."""
     root = tmp_path / "kernels"
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(root))
     monkeypatch.delenv("CUTE_BACKEND_PACK", raising=False)

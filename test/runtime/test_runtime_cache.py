@@ -87,7 +87,7 @@ def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def forget() -> None:
-    """What a new process would know: nothing."""
+    """Forgets all kernels, as a new process."""
     building._loaded.clear()
     notices._warned.clear()
 
@@ -278,7 +278,7 @@ def test_a_writer_killed_at_any_instant_leaves_a_whole_kernel_or_none(
 
 
 def build_until(instant: int, folder: Path) -> bool:
-    """Build in a process that is killed at the so many-th thing it asks of the system; whether it lived."""
+    """Build in a process that is killed at its `instant`-th system call of interest; whether it lived."""
     child = os.fork()
     if child == 0:
         left = itertools.count(instant, -1)

@@ -51,7 +51,7 @@ GPU = Device(-1, Arch.SM90A, 132, "a GPU")
 
 @dataclass
 class Compiler:
-    """What was asked to be built, and the kernels and operands of every launch."""
+    """Records the kernels that were to be built, and the kernels and operands of every launch."""
 
     built: list[Kernel] = field(default_factory=list)
     batches: int = 0
@@ -232,7 +232,7 @@ WINNER = TileConfig(Arch.SM90A, 64, 256, pingpong=True)
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[Variant, int, int], dict[int, TileConfig]]:
-    """What is remembered, by alignment, N and K; a test may add to it."""
+    """The remembered results, by alignment, N and K; a test may add to them."""
     results: dict[tuple[Variant, int, int], dict[int, TileConfig]] = {}
 
     class Remembered:

@@ -1,4 +1,4 @@
-"""What is timed is called as it is launched: on operands that its compiled host code takes."""
+"""A kernel is timed as it is launched: on operands that its compiled host code takes."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def age(root: Path, kernel: Kernel, seconds: float) -> None:
 
 
 def written(root: Path, *ages: float) -> KernelCache:
-    """A folder with kernels that were used so many seconds ago."""
+    """A folder with kernels, by the seconds since they were last used."""
     for kernel, seconds in zip(KERNELS, ages, strict=False):
         obtain([kernel])
         age(root, kernel, seconds)

@@ -1,4 +1,4 @@
-"""What a launch reports of each warp role, counted by hand for a product of six tiles."""
+"""The report of a launch for each warp role, counted by hand for a product of six tiles."""
 
 from __future__ import annotations
 

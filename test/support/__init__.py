@@ -1,4 +1,4 @@
-"""What tests share. A test module imports its helpers from here, and never another test module.
+"""Helpers of tests. A test module imports its helpers from here, and never another test module.
 
 - Programs and operands: `epilogues`, `heavy`, `modes`, `random_specs`, `small_specs`, `op_samples`, `draws`.
 - References: `reference`, `independent`, `float_formats`, `device_check`, `device_rows`, `traffic`.

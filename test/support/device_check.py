@@ -1,4 +1,4 @@
-"""What the kernels of `device_rows` wrote, against the references: to the bit, or within stated errors."""
+"""Compares results of the kernels of `device_rows` with references: to the bit, or within stated errors."""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ def compiled(text: str, inputs: dict[str, Tensor], folder: Path, arch: str) -> A
 
 
 def as_arguments(inputs: dict[str, Tensor], out: Tensor) -> list[Tensor]:
-    """What the compiled function takes: bools as bytes."""
+    """The arguments of the compiled function: bools as bytes."""
     return [
         tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
         for tensor in (*inputs.values(), out)

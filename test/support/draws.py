@@ -1,4 +1,4 @@
-"""What tests of draws have in common, on any device: distributions to draw from, and how draws are judged."""
+"""Draws of tokens for tests on any device: distributions to draw from, and how draws are judged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = list(product(VOCABULARIES, ROWS, DESCENDING))
 """The sizes and orders of `draw_steps`."""
 
 _SAMPLES = {1: 10_000, 2: 5_000, 130: 80}
-"""Some 10,000 draws for so many rows, in whole passes of eight."""
+"""Samples of a row, by the number of rows: some 10,000 draws, in whole passes of eight."""
 
 
 def p_value(counts: Tensor, expected: Tensor) -> float:
@@ -70,7 +70,7 @@ def draw_pairs(device: str = "cpu") -> dict[str, tuple[Tensor, Tensor]]:
 
 
 Call = tuple[list[Tensor], list[Tensor], list[Tensor], EpilogueSpec]
-"""What the fused op is given: A, B, the epilogue's operands and the spec."""
+"""The arguments of the fused op: A, B, the epilogue's operands and the spec."""
 
 
 def recorded(hidden: Tensor, weight: Tensor, **how: Any) -> tuple[list[Call], Any]:

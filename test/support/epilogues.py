@@ -35,7 +35,7 @@ class Problem:
 
     @property
     def head(self) -> int:
-        """Columns of a head: as models have them, where there are so many."""
+        """Columns of a head: as many as models have, if N allows."""
         return next(columns for columns in (128, 16, 4, 1) if self.n % columns == 0)
 
     @property

@@ -68,8 +68,8 @@ def graph_breaks(fn: Callable[..., Any], args: tuple[Any, ...]) -> bool:
 
 
 def outcome(fn: Any, args: tuple[Any, ...]) -> list[Tensor]:
-    """What a call gives and, where an argument needs a gradient, those of all arguments and parameters. The
-    gradient that comes in holds the same numbers in bf16 and in float64."""
+    """The results of a call and, if an argument needs a gradient, the gradients of all arguments and
+    parameters. The incoming gradient holds the same numbers in bf16 and in float64."""
     args = tuple(arg.detach().clone().requires_grad_(arg.requires_grad) for arg in args)
     torch.manual_seed(0)
     result = fn(*args)
@@ -109,8 +109,8 @@ def compiled(fn: Any, args: tuple[Any, ...], backend: str) -> list[Tensor]:
 
 
 def in_float64(fn: torch.nn.Module, args: tuple[Any, ...]) -> list[Tensor]:
-    """What a bf16 model gives where nothing is rounded. Which numbers a GPU's dropout draws for an element
-    depends on its dtype, so the masks are those of bf16 tensors."""
+    """The results of a bf16 model without rounding. The numbers that a GPU's dropout draws for an element
+    depend on its dtype, so the masks are those of bf16 tensors."""
     dropout = F.dropout
 
     def as_of_bf16(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:

@@ -77,7 +77,7 @@ def without_a_gpu(patch: pytest.MonkeyPatch, function_of: Callable[[Any], Callab
 
 
 def replayed(kernel: Any) -> Callable[..., None]:
-    """What a compiled kernel does, by the replay, having checked that its arguments lie as it expects."""
+    """A compiled kernel's stand-in: checks that the arguments lie as the kernel expects, then replays it."""
     from cute_backend.replay import replay
     from cute_backend.runtime.compile import fake_operands
 

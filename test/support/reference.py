@@ -1,4 +1,4 @@
-"""What a result is compared with: the program in float64, and by how much the two may differ."""
+"""References for results: the program in float64, and by how much the two may differ."""
 
 from __future__ import annotations
 

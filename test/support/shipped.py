@@ -101,7 +101,7 @@ def shipped(wanted: Callable[[str], bool] = lambda label: True) -> Iterator[Ship
 
 
 def _tables() -> Iterator[tuple[str, Arch, Callable[[], EpilogueSpec]]]:
-    """What each table of configurations is called, its architecture, and how to have its spec."""
+    """The name of each table of configurations, its architecture, and a function that makes its spec."""
     for arch in Arch:
         for name in EPILOGUES:
             if not EPILOGUES[name].runs_on(arch):

@@ -54,7 +54,7 @@ def spec_of(
 
 
 def block_mean(columns: int) -> EpilogueSpec:
-    """How far a product lies from the mean of each block of so many columns."""
+    """The difference of a product from the mean of each block of `columns` columns."""
     bare = spec_of(dtype=DType.BF16)
     mean = Op("t0", "block_mean", ("acc",), DType.F32, block=columns)
     return replace(
@@ -65,7 +65,7 @@ def block_mean(columns: int) -> EpilogueSpec:
 
 
 def sampling_spec(draws: int) -> EpilogueSpec:
-    """So many tokens of bf16 logits at a temperature, as `cute_backend.sample` draws them."""
+    """The last pass of `cute_backend.sample` for `draws` tokens of bf16 logits at a temperature."""
     operand = (torch.bfloat16, Major.K)
     numbers = {"temperature": torch.float32, "seed_low": torch.int32, "seed_high": torch.int32}
     signature = tuple((name, dtype, True) for name, dtype in numbers.items())

@@ -1,5 +1,5 @@
-"""What a program launches and how many bytes it moves, as Inductor schedules it for a GPU, with its rules for
-Triton, on CPU tensors; nothing is compiled."""
+"""The launches of a program and the bytes that it moves, as Inductor schedules it for a GPU, with its rules
+for Triton, on CPU tensors; nothing is compiled."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class _Recorder(EpiloguePass):
 
 
 def alone(fn: Callable[..., Any], args: tuple[Any, ...]) -> Traffic:
-    """What Inductor does of a call of `fn`, without the pass."""
+    """The traffic of a call of `fn` without the pass."""
     return Traffic(*_scheduled(fn, args, None))
 
 
 def fused(fn: Callable[..., Any], args: tuple[Any, ...]) -> Traffic:
-    """What is done of a call of `fn` with the pass."""
+    """The traffic of a call of `fn` with the pass."""
     recorder = _Recorder()
     kernels, moved = _scheduled(fn, args, recorder)
     finishing = sum(bool(region.spec.reductions) for region in recorder.regions)

@@ -84,7 +84,7 @@ def program(arch: Arch, axis: Axis) -> HostProgram:
 
 
 def sizes_of(axis: Axis, parts: int, extent: int) -> tuple[int, int]:
-    """An M and an N whose partials are so many; of a plane at least."""
+    """An M and an N with this number of partials, or more for a plane."""
     if axis is Axis.ROW:
         return extent, 64 * parts - 3
     if axis is Axis.COLUMN:

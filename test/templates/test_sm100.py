@@ -1,4 +1,4 @@
-"""What the Blackwell template refuses, and why; what it computes is simulated elsewhere."""
+"""Refusals of the Blackwell template; its results are simulated elsewhere."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ EVERY_DAY = [
 
 
 def with_hoists(arch: Arch, spec: EpilogueSpec) -> list[TileConfig]:
-    """What is offered, and each again with its visits unrolled where that hoists rowvecs."""
+    """The offered configurations, and each again with its visits unrolled if that hoists rowvecs."""
     configs = offered(arch, spec)
     return [*configs, *(replace(config, unrolled=True) for config in configs if can_hoist(config, spec))]
 

@@ -28,7 +28,8 @@ def inputs_of(graph: fx.Graph) -> list[Tensor]:
 
 
 def assert_same_after_the_pass(graph: fx.Graph, regions: int, left: list[str] | None = None) -> None:
-    """The pass fuses so many regions, leaves so many other calls, and the graph gives what it gave."""
+    """Asserts that the pass fuses `regions` regions, leaves the calls `left`, and keeps the graph's
+    results."""
     inputs = inputs_of(graph)
     before = run(copy.deepcopy(graph), *inputs)
     after_graph = rewritten(graph)

@@ -120,7 +120,7 @@ def rewritten(graph: fx.Graph, precision: Precision = Precision.FUSED) -> fx.Gra
 
 
 def called(graph: fx.Graph) -> list[str]:
-    """What a graph calls, views and getitem aside."""
+    """The targets that a graph calls, except views and getitem."""
     views = (getitem, aten.reshape.default, aten.select.int, aten.slice.Tensor, aten.permute.default)
     asked = (*views, aten.expand.default, aten.sym_size.int)
     return [

@@ -1,4 +1,4 @@
-"""What compiled host code demands of the tensors that it is called with."""
+"""The checks of compiled host code on the tensors that it is called with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def compiled_for(kernel: Kernel) -> list[Any]:
 
 
 def check_layouts(kernel: Kernel, tensors: list[Tensor]) -> None:
-    """What compiled host code checks of its arguments, by what it was compiled for."""
+    """Checks arguments as compiled host code does, by the layouts that it was compiled for."""
     sizes: dict[int, int] = {}
     for tensor, fake in zip(tensors, compiled_for(kernel), strict=True):
         if tensor.dim() != len(fake.shape):

@@ -1,4 +1,4 @@
-"""What other users do, for tests that run as root, as continuous integration does."""
+"""Functions that run as another user, for tests that run as root, as continuous integration does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shared() -> Iterator[Path]:
 
 
 def run_as(user: int, what: Callable[[], object]) -> str:
-    """What a function returns, or the text of what it raises, in a process of another user."""
+    """The result of a function, or the text of its exception, in a process of another user."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

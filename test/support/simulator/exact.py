@@ -156,7 +156,7 @@ def batched(a_major: Major, b_major: Major, dtype: DType = DType.BF16) -> Epilog
 def batches(
     spec: EpilogueSpec, count: int, m: int, n: int, k: int
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """As `operands`, for so many products of (m, n, k)."""
+    """As `operands`, for `count` products of (m, n, k)."""
     made = [operands(spec, m + i, n, k) for i in range(count)]  # of other values in each
     a = torch.stack([a.contiguous()[:m] for (a,), _, _ in made])
     b = torch.stack([b.contiguous() for _, (b,), _ in made])

@@ -12,7 +12,7 @@ NAN = {"f16": 0x7FFF, "bf16": 0x7FFF, "e4m3": 0x7F, "e5m2": 0x7F}
 
 
 def values_of(bits: np.ndarray, name: str) -> np.ndarray:
-    """What torch says that these bits mean, as float32."""
+    """The values of these bits as torch reads them, as float32."""
     if name in ("e4m3", "e5m2"):
         return torch.from_numpy(bits.astype(np.uint8)).view(TORCH[name]).float().numpy()
     return torch.from_numpy(bits.view(np.int16)).view(TORCH[name]).float().numpy()

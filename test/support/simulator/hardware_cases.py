@@ -71,7 +71,7 @@ class Case:
         return _operands(self.spec, *self.problem, fractions=self.fractions)
 
     def outputs(self, execute: Execute) -> Sequence[Tensor]:
-        """What comes of the case, its kernel run by `execute`."""
+        """The outputs of the case, its kernel run by `execute`."""
         inputs = self.inputs()
         if self.spec is None:
             return as_tuple(run_with(EPILOGUES[self.epilogue].fn, inputs, execute))

@@ -130,7 +130,7 @@ SUBJECTS = {
 
 
 class Text(Enum):
-    """What is edited: a module of the templates, by its name, or something made of them."""
+    """The text that is edited: a module of the templates, by its name, or one that is made of them."""
 
     TEMPLATE = "the template of the architecture"
     TILE = "tile"
@@ -171,7 +171,7 @@ _USERS = {
 """The module that uses an edited one where the template itself does not, and how the template imports it."""
 
 _BY_MODULES_ALONE = (Text.BLOCK_SCALED,)
-"""What generated modules import, and templates don't."""
+"""Modules that generated modules import, and templates don't."""
 
 
 @dataclass(frozen=True)
