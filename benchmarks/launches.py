@@ -1,10 +1,11 @@
-"""Time what a further kernel of a CUDA graph costs, for `LAUNCH_BYTES` in cute_backend/fx_walk/boundary.py.
+"""Time what a kernel more of a CUDA graph costs, and what it costs Inductor to read rows a second time.
 
     python benchmarks/launches.py [--rounds N]
 
-As many bytes are doubled in place by 1, 2, 4 and 8 kernels, each of its share, in a chain: the least-squares
-slope is what one kernel more costs. L2 is swept before each chain. Prints, for each size, the chains'
-microseconds, the slope, and the bytes that a copy moves meanwhile. Takes some 10 seconds on a GPU.
+For the costs in fx_walk/boundary.py. As many bytes are doubled in place by 1, 2, 4 and 8 kernels,
+each of its share, in a chain: the least-squares slope is what one kernel more costs. Then rows are quantised
+to fp8 by a scale that is found of them, and by one that is given: the difference is the second reading. It
+stands beside what its bytes take at the rate of a copy. L2 is swept before each. 30 seconds on a GPU.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ KERNELS = (1, 2, 4, 8)
 MEBIBYTES = (1, 8, 32, 128)
 """Bytes read and written by a chain: from a vector's to a plane's of a long prefill."""
 
+ROWS = ((64, 4096), (64, 14336), (2048, 4096), (2048, 14336), (8192, 4096), (8192, 14336))
+"""Sizes of the rows that are read twice."""
+
 
 def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
     """Of the straight line with the least squares."""
@@ -37,6 +41,31 @@ def chain(parts: Sequence[Tensor]) -> Callable[[], None]:
             part.mul_(2)
 
     return run
+
+
+def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of (M, N) in fp8, and their scales (M, 1): a kernel that reads each row twice."""
+    return by_scale(x, x.abs().amax(-1, keepdim=True).float().clamp(min=1e-12) / 448)
+
+
+def by_scale(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale
+
+
+def second_readings(rounds: int, bandwidth: float) -> None:
+    """Prints the table of second readings."""
+    twice, once = torch.compile(quantised, dynamic=False), torch.compile(by_scale, dynamic=False)
+    units = {}
+    for m, n in ROWS:
+        x = torch.randn(m, n, device="cuda", dtype=torch.bfloat16)
+        scale = torch.ones(m, 1, device="cuda")
+        units[m, n, True], units[m, n, False] = unit_of(twice, [(x,)]), unit_of(once, [(x, scale)])
+    timings = time_units(units, rounds)
+    print(f"{'rows':>12}  {'us with amax':>12}  {'without':>8}  {'difference':>10}  {'as a copy':>9}")
+    for m, n in ROWS:
+        with_amax, without = (timings[m, n, has].median_us for has in (True, False))
+        copied = 2e6 * m * n / bandwidth
+        print(f"{m:5} x {n:4}  {with_amax:12.2f}  {without:8.2f}  {with_amax - without:10.2f}  {copied:9.2f}")
 
 
 def main() -> None:
@@ -59,6 +88,7 @@ def main() -> None:
         each = slope(KERNELS, times)
         shown = " ".join(f"{time:7.2f}" for time in times)
         print(f"{size:5}  {shown:30}  {each:11.2f}  {each * bandwidth / 1e6 / 2**20:5.1f} MiB")
+    second_readings(rounds, bandwidth)
     print(f"{torch.cuda.get_device_name()}, a copy's {bandwidth / 1e12:.2f} TB/s")
 
 
