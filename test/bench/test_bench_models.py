@@ -5,7 +5,6 @@ import sys
 from dataclasses import asdict, replace
 
 import pytest
-import sample_results
 import torch
 from torch import nn
 
@@ -17,6 +16,7 @@ from cute_backend.bench.models import MODELS, Model
 from cute_backend.bench.results import Ceilings, Results
 from cute_backend.bench.table import Runner
 from cute_backend.bench.timing import Unit
+from support import sample_results
 
 
 class Mlp(nn.Module):

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.utils import counters
-from traffic import fused
 
 from cute_backend.backend import cute
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.spec import ProductKind
+from support.traffic import fused
 
 B, S, N, K = 4, 16, 128, 64
 
