@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cute_backend import explain
-from cute_backend.bench import scaled_mm
+from cute_backend.bench import block_scaled, scaled_mm
 from cute_backend.spec import EpilogueSpec
 
 ROWS = (1, 16384)
@@ -43,19 +43,37 @@ class Epilogue(str, Enum):
 
 
 class Operands(str, Enum):
-    """The dtypes of A and B: e4m3 with rowwise scales and fast accumulation, or 16-bit floats."""
+    """The dtypes of A and B, and of fp8 how they are scaled and added up."""
 
     FP8 = "fp8"
     BF16 = "bf16"
     FP16 = "fp16"
+    SLOW = "fp8-slow"
+    """Rowwise scales, and sums that are promoted to fp32."""
+    BLOCKS = "fp8-blocks"
+    """Scales of blocks of 1 x 128 of A and of 128 x 128 of B."""
+    LINES = "fp8-lines"
+    """The same, of 1 x 128 of both."""
 
     @property
     def dtype(self) -> torch.dtype:
-        return {"fp8": torch.float8_e4m3fn, "bf16": torch.bfloat16, "fp16": torch.float16}[self.value]
+        wide = {Operands.BF16: torch.bfloat16, Operands.FP16: torch.float16}
+        return wide.get(self, torch.float8_e4m3fn)
 
     @property
     def out_dtype(self) -> torch.dtype:
         return torch.float16 if self is Operands.FP16 else torch.bfloat16
+
+
+DRAWN = (Operands.FP8, Operands.BF16, Operands.FP16)
+"""What is drawn."""
+
+_SCALED: dict[Operands, Callable[..., Tensor]] = {
+    Operands.FP8: scaled_mm.bare,
+    Operands.SLOW: scaled_mm.bare_slow,
+    Operands.BLOCKS: block_scaled.blocks,
+    Operands.LINES: block_scaled.blocks,
+}
 
 
 @dataclass(frozen=True)
@@ -73,15 +91,15 @@ class Drawn:
         return f"{self.m}x{self.n}x{self.k}-{self.operands.value}-{self.epilogue.value}"
 
     def product(self, x: Tensor, weight: Tensor, *scales: Tensor) -> Tensor:
-        """torch's bare product; `scales` are (M, 1) and (1, N) beside fp8, and none beside other dtypes."""
-        if self.operands is Operands.FP8:
-            return scaled_mm.bare(x, weight, *scales)
+        """torch's bare product; `scales` are those of `product_inputs`."""
+        if self.operands in _SCALED:
+            return _SCALED[self.operands](x, weight, *scales)
         return torch.mm(x, weight.t())
 
     @property
     def program(self) -> Callable[..., Any]:
         """The function that is compiled, of `inputs`, the operands first."""
-        count = 4 if self.operands is Operands.FP8 else 2
+        count = 4 if self.operands in _SCALED else 2
 
         def bare(*args: Tensor) -> Tensor:
             return self.product(*args[:count])
@@ -89,7 +107,7 @@ class Drawn:
         def full(*args: Tensor) -> Tensor:
             bias, residual = args[count:]
             y = self.product(*args[:count]) + bias
-            y = F.gelu(y, approximate="tanh") if self.operands is Operands.FP8 else y.relu()
+            y = F.gelu(y, approximate="tanh") if self.operands in _SCALED else y.relu()
             return y + residual
 
         def gated(*args: Tensor) -> Tensor:
@@ -110,7 +128,10 @@ class Drawn:
 
     def product_inputs(self) -> tuple[Tensor, ...]:
         """x, the weight and, of fp8, the scales, on the default device; results are near 1."""
-        if self.operands is Operands.FP8:
+        if self.operands in (Operands.BLOCKS, Operands.LINES):
+            lines = block_scaled.BLOCK if self.operands is Operands.BLOCKS else 1
+            return block_scaled.block_operands(self.m, self.n, self.k, lines)
+        if self.operands in _SCALED:
             return scaled_mm.operands(self.m, self.n, self.k)
         dtype = self.operands.dtype
         return torch.randn(self.m, self.k, dtype=dtype), torch.randn(
@@ -126,10 +147,10 @@ class Drawn:
 
     def spec(self) -> EpilogueSpec:
         """The spec of the kernel that the program becomes; sizes don't count."""
-        small = Drawn(256, 512, 256, self.operands, self.epilogue)
+        small = Drawn(256, 512, 384, self.operands, self.epilogue)
         with torch.device("cpu"):
             inputs = (*small.product_inputs(), *small.extra_inputs())
-        return explain(small.program, *inputs, dynamic=False).first_region().spec
+        return explain(small.program, *inputs, dynamic=False, arch="sm_90a").first_region().spec
 
 
 def draw(
@@ -141,7 +162,7 @@ def draw(
     """
     generator = random.Random(seed)
     kinds = epilogues or tuple(each for each in Epilogue if each is not Epilogue.BARE)
-    pairs = [(operands, epilogue) for epilogue in kinds for operands in Operands]
+    pairs = [(operands, epilogue) for epilogue in kinds for operands in DRAWN]
     for index in range(count):
         yield Drawn(*_sizes(generator, rows), *pairs[index % len(pairs)])
 

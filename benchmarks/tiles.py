@@ -2,8 +2,9 @@
 
     python benchmarks/tiles.py benchmarks/results/GPU-DATE-tiles.csv              the shapes listed here
     python benchmarks/tiles.py FILE --seed 1 --count 60 --operands fp8 bf16       shapes that are drawn
+    python benchmarks/tiles.py FILE --shapes 128x7168x16384 --epilogue bare       shapes that are given
 
-The program is a bias, an activation and a residual behind the product. Kernels alone, in CUDA graphs,
+The program is a bias, an activation and a residual behind the product, or the product alone. Kernels alone, in CUDA graphs,
 interleaved, from a cold L2; microseconds, medians. A run adds to FILE what it lacks, so that one that was cut
 off goes on where it ended.
 """
@@ -112,12 +113,14 @@ def promising(drawn: Drawn, kernels: Iterable[Kernel], within: float) -> list[Ke
 def wanted(arguments: argparse.Namespace) -> Iterator[Drawn]:
     """The problems, with operands in turn."""
     if arguments.count:
-        for drawn in draw(arguments.seed, arguments.count, (Epilogue.FULL,), tuple(arguments.rows)):
+        epilogue = (Epilogue(arguments.epilogue),)
+        for drawn in draw(arguments.seed, arguments.count, epilogue, tuple(arguments.rows)):
             operands = Operands(arguments.operands[drawn.m % len(arguments.operands)])
             yield replace(drawn, operands=operands)
     else:
-        for shape, operands in itertools.product(SHAPES, arguments.operands):
-            yield Drawn(*shape, Operands(operands), Epilogue.FULL)
+        shapes = [tuple(map(int, each.split("x"))) for each in arguments.shapes] or SHAPES
+        for shape, operands in itertools.product(shapes, arguments.operands):
+            yield Drawn(*shape, Operands(operands), Epilogue(arguments.epilogue))
 
 
 def main() -> None:
@@ -128,6 +131,8 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=0, help="problems to draw; 0 for the listed shapes")
+    parser.add_argument("--shapes", nargs="+", default=[], metavar="MxNxK", help="instead of those listed")
+    parser.add_argument("--epilogue", default="full", choices=["full", "bare"])
     parser.add_argument("--operands", nargs="+", default=["fp8"], choices=[each.value for each in Operands])
     parser.add_argument("--every", action="store_true", help="every tile and cluster, not those offered")
     parser.add_argument("--rows", type=int, nargs=2, default=ROWS, help="the least and the largest M drawn")
@@ -150,7 +155,7 @@ def main() -> None:
             done = {(row["m"], row["n"], row["k"], row["operands"]) for row in csv.DictReader(file)}
     specs, kernels = {}, {}
     for operands in map(Operands, arguments.operands):
-        specs[operands] = spec = Drawn(256, 512, 256, operands, Epilogue.FULL).spec()
+        specs[operands] = spec = Drawn(256, 512, 256, operands, Epilogue(arguments.epilogue)).spec()
         kernels[operands] = [
             Kernel(spec, each, Variant.TMA) for each in tiles(spec, arguments.every, arguments.tiles)
         ]
