@@ -4,9 +4,9 @@
     python benchmarks/tiles.py FILE --seed 1 --count 60 --operands fp8 bf16       shapes that are drawn
     python benchmarks/tiles.py FILE --shapes 128x7168x16384 --epilogue bare       shapes that are given
 
-The program is a bias, an activation and a residual behind the product, or the product alone. Kernels alone, in CUDA graphs,
-interleaved, from a cold L2; microseconds, medians. A run adds to FILE what it lacks, so that one that was cut
-off goes on where it ended.
+The program is a bias, an activation and a residual behind the product, or the product alone. Kernels alone,
+in CUDA graphs, interleaved, from a cold L2; microseconds, medians. A run adds to FILE what it lacks, so that
+one that was cut off goes on where it ended.
 """
 
 from __future__ import annotations

@@ -232,7 +232,11 @@ class _Module:
     def _launch(self) -> list[str]:
         loads, reductions = [load.name for load in self.spec.loads], self.spec.reductions
         template = self.config.target.template.split(":")[1]
-        options = f", {self.mainloop.name}({self.mainloop.arguments(self.spec)})" if self.mainloop else ""
+        options = (
+            f", {self.mainloop.name}({self.mainloop.arguments(self.config, self.spec)})"
+            if self.mainloop
+            else ""
+        )
         if (kind := self.spec.product.kind) is not ProductKind.DENSE:
             options += f", kind=ProductKind.{kind.name}"
         return [

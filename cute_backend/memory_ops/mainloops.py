@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..planning import TileConfig
-from ..planning.registers import is_promoted
+from ..planning.registers import is_promoted, sets_of_sums
 from ..spec import EpilogueSpec
 
 
@@ -18,7 +18,7 @@ class Mainloop:
     module: str
     name: str
     serves: Callable[[TileConfig, EpilogueSpec], bool]
-    arguments: Callable[[EpilogueSpec], str] = lambda spec: ""
+    arguments: Callable[[TileConfig, EpilogueSpec], str] = lambda config, spec: ""
     """The arguments of the constructor, as Python source."""
 
 
@@ -26,8 +26,9 @@ def _is_block_scaled(config: TileConfig, spec: EpilogueSpec) -> bool:
     return is_promoted(config, spec) and spec.product.is_block_scaled
 
 
-def _blocks(spec: EpilogueSpec) -> str:
-    return f"Scaling.{spec.product.a_scaling.name}, Scaling.{spec.product.b_scaling.name}"
+def _blocks(config: TileConfig, spec: EpilogueSpec) -> str:
+    a, b = spec.product.a_scaling, spec.product.b_scaling
+    return f"Scaling.{a.name}, Scaling.{b.name}, sets={sets_of_sums(config, spec)}"
 
 
 MAINLOOPS = (

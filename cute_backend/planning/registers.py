@@ -18,7 +18,13 @@ WORKING = 68
 shared epilogues without a spill in every tile that ships."""
 
 MAX_ACCUMULATORS = 128
-"""Accumulators of a thread that leave registers for an epilogue; promoted sums count twice."""
+"""Accumulators of a thread that leave registers for an epilogue."""
+
+MAX_PROMOTED_ONCE = 96
+"""Accumulators of a thread beside one set of sums that leave registers for an epilogue."""
+
+MAX_PROMOTED_TWICE = 64
+"""Accumulators of a thread beside which it has two sets of sums."""
 
 MAX_BESIDE_ROWS = 64
 """Accumulators of a thread that leave registers beside what it keeps for each row: partials of reductions, or
@@ -54,7 +60,7 @@ class Registers:
     accumulators: int
     """Sums, where they live in registers."""
     promoted: int
-    """Two further sets of sums, where fp8's are promoted."""
+    """Further sets of sums, where fp8's are promoted."""
     fragments: int
     """A subtile of each plane: an exact load as it comes and as it is widened, and its addresses where it is
     read by element; every output but the first, which `WORKING` counts."""
@@ -72,7 +78,7 @@ class Registers:
             fragments += 2 if variant is Variant.TMA and load.order is not None else 3
         return Registers(
             accumulators,
-            2 * accumulators if is_promoted(config, spec) else 0,
+            sets_of_sums(config, spec) * accumulators,
             fragments * config.block_m * config.subtile_n // WARPGROUP,
             len(spec.loads_of(LoadKind.COLVEC)) * config.thread_rows,
             2 * len(spec.reductions) * config.thread_rows,
@@ -82,6 +88,16 @@ class Registers:
 def is_promoted(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether fp8 sums are promoted to fp32 as they grow."""
     return config.target.promotes and not spec.product.fast_accum
+
+
+def sets_of_sums(config: TileConfig, spec: EpilogueSpec) -> int:
+    """Sets of sums that a thread has beside its accumulators, where fp8's are promoted: two, so that it adds
+    one while the tensor cores are at work on the other. One where two would leave no registers: beside more
+    than 64 accumulators, and beside scales of every column, where two sets of 64 spilled up to 16 bytes."""
+    if not is_promoted(config, spec):
+        return 0
+    many = config.thread_accumulators > MAX_PROMOTED_TWICE
+    return 1 if many or (spec.product.is_block_scaled and spec.product.b_scaling.lines == 1) else 2
 
 
 def hoisted_registers(load: Load, config: TileConfig) -> int:
@@ -112,7 +128,9 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
     if not config.target.accumulators.in_registers:
         return True
     kept = Registers.of(spec, config, Variant.TMA)
-    most = MAX_ACCUMULATORS // 2 if is_promoted(config, spec) else MAX_ACCUMULATORS
+    most = MAX_ACCUMULATORS
+    if is_promoted(config, spec):
+        most = MAX_PROMOTED_ONCE if spec.product.is_block_scaled else MAX_PROMOTED_TWICE
     if has_planes(spec) and (spec.reductions or any(load.is_split for load in spec.loads_of(LoadKind.EXACT))):
         most = min(most, MAX_BESIDE_ROWS)
     if spec.block_columns > 1:

@@ -18,7 +18,7 @@ from .registers import (
     is_promoted,
     long_ops,
 )
-from .shared_memory import BlockScales, has_planes, holds_planes, plane_bits
+from .shared_memory import has_planes, holds_planes, plane_bits
 from .targets import Arch, Shape
 from .tiles import TileConfig, Variant, tile_k
 from .transposing import can_transpose, multiplied
@@ -64,16 +64,6 @@ def equal_shares_of_b(config: TileConfig, spec: EpilogueSpec) -> TileConfig | No
     third of the 64 rows of K in a box."""
     shared = tile_k(spec.product.b_dtype) if _b_along_n(spec) else config.piece_n
     return None if shared % config.cluster_m else config
-
-
-def whole_blocks(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """Where blocks have scales, tiles are whole blocks or lie in one: a thread then knows, as it is compiled,
-    which of a stage's scales are those of its elements. 192 columns would be one and a half."""
-    scaling = BlockScales.of(spec)
-    if scaling is None:
-        return config
-    sides = ((config.cta_rows, scaling.a.lines), (config.piece_n, scaling.b.lines))
-    return config if all(max(side) % min(side) == 0 for side in sides) else None
 
 
 def few_draws_in_a_visit(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
@@ -130,7 +120,6 @@ RULES: tuple[Rule, ...] = (
     equal_shares_of_b,
     whole_subtiles,
     whole_rows_of_the_swizzle,
-    whole_blocks,
     few_draws_in_a_visit,
     half_the_rows_for_a_crowded_thread,
     narrow_subtiles_by_element,

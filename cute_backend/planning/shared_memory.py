@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 from ..spec import DType, EpilogueSpec, LoadKind, Scaling
 from .tiles import EPILOGUE_STAGES, TileConfig
@@ -13,8 +14,7 @@ SCALE_ALIGN = 16
 
 @dataclass(frozen=True)
 class BlockScales:
-    """By which blocks of A and of B a product is scaled. Tiles and blocks divide one another
-    (`rules.whole_blocks`)."""
+    """By which blocks of A and of B a product is scaled."""
 
     a: Scaling
     b: Scaling
@@ -25,9 +25,15 @@ class BlockScales:
         product = spec.product
         return BlockScales(product.a_scaling, product.b_scaling) if product.is_block_scaled else None
 
+    def widths(self, config: TileConfig) -> tuple[int, int]:
+        """Neighbouring rows, and columns of a B, that share a scale wherever a tile begins: 64 of the 192
+        columns of a tile, which may begin in the middle of a block of 128."""
+        return gcd(config.cta_rows, self.a.lines), gcd(config.piece_n, self.b.lines)
+
     def counts(self, config: TileConfig) -> tuple[int, int]:
         """Scales of a k tile: of a tile's rows, and of the columns of every B together."""
-        return self.a.blocks(config.cta_rows), config.pieces * self.b.blocks(config.piece_n)
+        rows, columns = self.widths(config)
+        return config.cta_rows // rows, config.pieces * config.piece_n // columns
 
     def pitch(self, count: int) -> int:
         """Scales from one stage to the next."""

@@ -40,20 +40,18 @@ class Sm90BlockScaled(Sm90Promoted):
     """The sums of each k tile, which is a block of K, are multiplied in fp32 by the scales of its blocks of A
     and of B before they are added to the accumulators."""
 
-    def __init__(self, a: Scaling, b: Scaling) -> None:
+    def __init__(self, a: Scaling, b: Scaling, sets: int) -> None:
+        super().__init__(sets)
         self.scaling = BlockScales(a, b)
-        # Beside scales of every column, two sets of 64 sums spilled up to 16 bytes.
-        self.k_tiles_a_step = 1 if b.lines == 1 else 2
 
     def scales(self, operands: WarpgroupOperands, held: Partial, state: State) -> KTileScales:
         tile, stages = held.tile, cast(ScaleStages, operands.scales)
         state = state.clone()
         stages.ring.consumer_wait(state)
-        lines = cast(BlockScales, self.scaling).a.lines
+        height, width = stages.widths
         of_rows, of_columns = stages.a[(None, state.index)], stages.b[(None, state.index)]
-        rows = [of_rows[(tile.raw_row(r) - tile.m0) // lines] for r in range(tile.rows)]
+        rows = [of_rows[(tile.raw_row(r) - tile.m0) // height] for r in range(tile.rows)]
         count = cute.size(of_columns)
-        width = cute.size(held.sums[0]) * 4 // tile.rows // count
         if width > 1:
             columns = cute.make_rmem_tensor(count, Float32)
             cute.autovec_copy(of_columns, columns)

@@ -26,20 +26,25 @@ from .rings import stages_of
 
 @dataclass(frozen=True)
 class ScaleStages:
-    """The ring of scales, (scales, stages) of a tile's rows, and of the columns of every B as one."""
+    """The ring of scales, (scales, stages) of a tile's rows, and of the columns of every B as one. `widths`
+    are how many rows, and columns, share one."""
 
     ring: pipeline.PipelineCpAsync
     a: cute.Tensor
     b: cute.Tensor
+    widths: tuple[int, int]
 
     @staticmethod
     def allocate(smem: SmemAllocator, ring: Ring, scaling: BlockScales, config: TileConfig) -> ScaleStages:
         """Shared memory for the stages, and their barriers."""
-        tensors = []
-        for count in scaling.counts(config):
+
+        def stages(count: int) -> cute.Tensor:
             layout = cute.make_layout((count, ring.stages), stride=(1, scaling.pitch(count)))
-            tensors.append(smem.allocate_tensor(Float32, layout, SCALE_ALIGN))
-        return ScaleStages(pipeline.PipelineCpAsync.create(**stages_of(smem, ring)), *tensors)
+            return smem.allocate_tensor(Float32, layout, SCALE_ALIGN)
+
+        a, b = map(stages, scaling.counts(config))
+        of_ring = pipeline.PipelineCpAsync.create(**stages_of(smem, ring))
+        return ScaleStages(of_ring, a, b, scaling.widths(config))
 
 
 @cute.jit
@@ -48,17 +53,20 @@ def bring(
     target: cute.Tensor,
     offset: cutlass.Constexpr[int],
     count: cutlass.Constexpr[int],
+    width: cutlass.Constexpr[int],
+    lines: cutlass.Constexpr[int],
     first: Int32,
     lane: Int32,
 ):
-    """Copies `count` scales of `source` from number `first` on to `target` from `offset` on, by one warp. Of
-    what lies beyond the last, that one is copied: nothing is stored of its rows and columns."""
+    """Copies `count` scales to `target` from `offset` on, by one warp: those of every `width`-th row or
+    column from `first` on, of which `lines` have one in `source`. Of what lies beyond the last, that one is
+    copied: nothing is stored of its rows and columns."""
     copy = cute.make_copy_atom(cpasync.CopyG2SOp(), Float32, num_bits_per_copy=Float32.width)
     one = cute.make_layout(1)
     for step in cutlass.range_constexpr((count + WARP - 1) // WARP):
         i = lane + step * WARP
         if i < count:
-            index = cutlass.min(first + i, cute.size(source) - 1)
+            index = cutlass.min((first + i * width) // lines, cute.size(source) - 1)
             cute.copy(
                 copy,
                 cute.make_tensor(source.iterator + cute.crd2idx(index, source.layout), one),
@@ -80,9 +88,12 @@ def bring_tile(
     each B, (k tiles, columns or blocks of them)."""
     of_a, *of_bs = scales
     m0, n0 = origin
-    count_a, count_b = scaling.counts(config)
-    bring(of_a[(None, k)], stages.a[(None, stage)], 0, count_a, m0 // scaling.a.lines, lane)
+    (count_a, count_b), (width_a, width_b) = scaling.counts(config), scaling.widths(config)
+    bring(of_a[(None, k)], stages.a[(None, stage)], 0, count_a, width_a, scaling.a.lines, m0, lane)
     piece = count_b // config.pieces
-    first = n0 * (config.piece_n // config.tile_n) // scaling.b.lines
+    first = n0 * (config.piece_n // config.tile_n)
     for i, of_b in enumerate(of_bs):
-        bring(of_b[(k, None)], stages.b[(None, stage)], i * piece, piece, first, lane)
+        # The compiler reads three neighbours as four, so the last one has a value too.
+        count = scaling.pitch(count_b) - i * piece if i == config.pieces - 1 and count_b > 2 else piece
+        target = stages.b[(None, stage)]
+        bring(of_b[(k, None)], target, i * piece, count, width_b, scaling.b.lines, first, lane)

@@ -144,12 +144,16 @@ class Sm90Promoted:
     """Each k tile's sums are added to the accumulators in fp32 registers: tensor cores add fp8 products up in
     fewer bits.
 
-    A step takes two k tiles: while the first one's sums are added, the tensor cores work on the second. No
-    product is in flight at the end of the loop's body, where the compiler would move its sums' registers.
+    With two `sets` of sums a step takes two k tiles: while the first one's sums are added, the tensor cores
+    work on the second. No product is in flight at the end of the loop's body, where the compiler would move
+    its sums' registers. With one set the other warpgroup's products hide what this one adds.
     """
 
-    lead, k_tiles_a_step = 0, 2
+    lead = 0
     scaling: BlockScales | None = None
+
+    def __init__(self, sets: int = 2) -> None:
+        self.k_tiles_a_step = sets
 
     def begin(
         self, tile: Any, operands: WarpgroupOperands, acc: cute.Tensor, state: State

@@ -46,7 +46,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2), Sm90BlockScaled(Scaling.LINE, Scaling.SQUARE))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2), Sm90BlockScaled(Scaling.LINE, Scaling.SQUARE, sets=2))
 
 
 @cute.jit

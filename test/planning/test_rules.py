@@ -32,7 +32,6 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
         spec_of(products=2, dtype=DType.BF16, b_major=Major.MN),
         None,
     ),
-    rules.whole_blocks: (Shape(64, 192, cluster_n=2, pingpong=True), BY_BLOCKS, None),
     rules.few_draws_in_a_visit: (TURNS, sampling_spec(1), "128x128_2x1_by16"),
     rules.half_the_rows_for_a_crowded_thread: (
         TURNS,

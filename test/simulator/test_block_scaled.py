@@ -65,6 +65,8 @@ CONFIGS = [
     sm90(128, 64, pingpong=True),
     sm90(64, 64, split_k=4),
     sm90(128, 64, split_k=2),
+    sm90(128, 192, 1, 2),
+    sm90(64, 192, 2, pingpong=True),
 ]
 
 

@@ -95,6 +95,7 @@ HOPPER_MULTICAST = Subject(sm90(128, 64, 2, 1), (136, 136, 512))
 REDUCING = Subject(sm90(128, 64), (136, 136, 128), spec=LARGEST)
 BLOCK_SCALED = Subject(sm90(64, 128, pingpong=True), (72, 136, 1280), spec=BLOCKWISE)
 COLUMN_SCALED = Subject(sm90(64, 64), (72, 72, 1040), spec=COLUMNWISE)
+HALF_BLOCKS = Subject(sm90(64, 192, pingpong=True), (40, 328, 400), spec=BLOCKWISE)
 SCALED_PARTS = Subject(sm90(64, 64, split_k=4), (40, 72, 640), spec=BLOCKWISE)  # 2, 2, 1 and 0 blocks
 WARPS = Subject(sm80(64, 64), (136, 136, 896), spec=scaled_residual(DType.BF16, DType.BF16))
 FEW_K_TILES = replace(WARPS, problem=(72, 72, 72))
