@@ -100,8 +100,8 @@ def tiles(spec: EpilogueSpec) -> list[TileConfig]:
 
 @torch.no_grad()
 def measure(case: Case, spec: EpilogueSpec, built: dict[Kernel, Outcome], rounds: int) -> dict[str, float]:
-    """Microseconds by tile, and by `torch`. A tile that the driver refuses is left out, and so is one whose
-    result is wrong, both of which are told."""
+    """Microseconds by tile, and by `torch`. A tile that the driver refuses is reported and left out, and so
+    is one whose result is wrong."""
     n, k = case.sizes
     taken = 2 * case.experts.count * n * k * len(spec.accumulators)
     sets, products = [], []
@@ -130,7 +130,7 @@ def measure(case: Case, spec: EpilogueSpec, built: dict[Kernel, Outcome], rounds
 
 
 def cases(arguments: argparse.Namespace) -> Iterator[Case]:
-    """Those that the command names, each number of tokens in turn."""
+    """The cases that the command names, once for each number of tokens."""
     for tokens, split, experts, kind in product(arguments.tokens, Split, MODELS, arguments.products):
         if experts.name in arguments.models and split.value in arguments.splits:
             yield Case(experts, tokens, split, kind)

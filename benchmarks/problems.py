@@ -156,7 +156,7 @@ class Drawn:
 def draw(
     seed: int, count: int, epilogues: tuple[Epilogue, ...] | None = None, rows: tuple[int, int] = ROWS
 ) -> Iterator[Drawn]:
-    """`count` problems, of operands and epilogues in turn, so that each has as many; sizes are log-uniform.
+    """`count` problems, equally many of each kind of operands and epilogue; sizes are log-uniform.
 
     Without `epilogues` they are all but BARE. `rows` are the least and the largest M.
     """

@@ -111,7 +111,7 @@ def promising(drawn: Drawn, kernels: Iterable[Kernel], within: float) -> list[Ke
 
 
 def wanted(arguments: argparse.Namespace) -> Iterator[Drawn]:
-    """The problems, with operands in turn."""
+    """The problems, with operands round-robin."""
     if arguments.count:
         epilogue = (Epilogue(arguments.epilogue),)
         for drawn in draw(arguments.seed, arguments.count, epilogue, tuple(arguments.rows)):

@@ -98,11 +98,11 @@ class Source:
 class Region:
     """A matrix product and the pointwise work after it, which one kernel computes.
 
-    `anchor` is the product's aten target and `node` its name in the graph; `products` tells of each
-    accumulator; `sizes` are M, N and K, of which symbolic ones are texts. `sources` are the regions of the
-    same graph that it reads from. `groups` is how many the rows of a grouped product are in. `is_backward` is
-    whether it belongs to the graph of the gradients. What depends on an architecture is that of `arch`,
-    unless another is asked for.
+    `anchor` is the product's aten target and `node` its name in the graph; `products` describes each
+    accumulator; `sizes` are M, N and K, and a symbolic size is a string. `sources` are the regions of the
+    same graph that it reads from. `groups` is the number of groups of a grouped product's rows. `is_backward`
+    is whether it belongs to the graph of the gradients. Properties that depend on an architecture are those
+    for `arch`, unless another is asked for.
     """
 
     anchor: str

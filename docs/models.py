@@ -69,7 +69,7 @@ How many products Inductor keeps, and how many regions end where they do, by [re
 `unpaired` is the halves of a head in a rotary embedding, `reduced_axes` a norm by head; `feedback` a norm
 or a quantisation that divides by what is found over the whole row; `cycle` a residual around products that
 are not ours, or what a rotary embedding reads again; `left_to_users` a cast that costs less to do again than
-to write. `python -m cute_backend explain examples/FILE.py:NAME` tells each reason in a sentence, with its
+to write. `python -m cute_backend explain examples/FILE.py:NAME` gives each reason in a sentence, with its
 line.
 """
 

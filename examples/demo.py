@@ -1,6 +1,6 @@
 """The main job, end to end: an fp8 Llama MLP through `torch.compile(mlp, backend="cute")`.
 
-Without a GPU: tell what is fused, show the arithmetic of a kernel, compile all of them for Hopper and
+Without a GPU: explain what is fused, show the arithmetic of a kernel, compile all of them for Hopper and
 Blackwell, and check the regions' replay against eager. On a Hopper or Blackwell GPU also run, check and time
 them. Prints some 60 lines, and says at the end how to see the rest.
 """

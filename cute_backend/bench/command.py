@@ -133,18 +133,18 @@ def _empty(nvml: Nvml) -> Results:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error that advances as it is told of the next step."""
+    """A bar on standard error that advances when the function it yields is called with the next step."""
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True) as bar:
         task, done = bar.add_task("", total=total), count()
 
-        def tell(what: str) -> None:
+        def advance(what: str) -> None:
             bar.update(task, completed=next(done), description=what)
             if not console.is_terminal:
                 console.print(what)
 
-        yield tell
+        yield advance
 
 
 def _command() -> str:

@@ -25,7 +25,7 @@ from .table import Cell, Problem, Rate, Runner, Table, Workload
 from .timing import MAX_CALLS, UNIT_US, Unit, time_units, unit_of
 
 Progress = Callable[[str], Any]
-"""Told what is being done; called once for each cell and once for each problem's timing."""
+"""Receives the name of each step; called once for each cell and once for each problem's timing."""
 
 _DEVICE = "cuda"
 
@@ -137,7 +137,7 @@ def measure_table(table: Table, run: Run) -> Iterator[TableResult]:
 
 
 def steps(tables: Iterable[Table]) -> int:
-    """How often measuring them tells its progress."""
+    """How often measuring them reports its progress."""
     problems = [problem for table in tables for problem in table.problems]
     return sum(1 + sum(len(each.runners) for each in problem.workloads) for problem in problems)
 

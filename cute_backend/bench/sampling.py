@@ -2,8 +2,8 @@
 
 Results are checked by what they mean. A draw of `sample` depends on its seed alone, so it is computed again
 with torch, in fp32; another's noise is not known, and only that it gives tokens is checked. The best tokens
-are those whose logits are the largest. Sums in another order, and logits rounded to bf16 first, may tell
-nearly equal ones apart otherwise: so what is compared is by how much the chosen one falls short.
+are those whose logits are the largest. Sums in another order, or logits that are rounded to bf16 first, may
+order nearly equal logits differently. So the check compares by how much the chosen logit falls short.
 """
 
 from __future__ import annotations

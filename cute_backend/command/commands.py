@@ -103,24 +103,24 @@ def _build(arguments: argparse.Namespace) -> None:
     explained = _explanation(arguments)
     explained.first_region()
     builds = []
-    with progress.wait(f"compiling for {explained.arch}", len(explained.regions)) as tell:
+    with progress.wait(f"compiling for {explained.arch}", len(explained.regions)) as update:
         for index, region in enumerate(explained.regions):
             builds.append((f"region {index}", region.kernel(), region.build()))
-            tell(done=index + 1)
+            update(done=index + 1)
     report.show(report.build_table(builds))
 
 
 def _aot(arguments: argparse.Namespace) -> None:
     if edited_folder() is not None:
         raise UsageError(f"a pack holds what is generated: unset {SOURCES_VARIABLE}")
-    with progress.wait("tracing", len(arguments.files)) as tell:
+    with progress.wait("tracing", len(arguments.files)) as update:
         from .. import api
         from ..aot import Request, find_problems, make_pack
 
         archs = [api.parse_arch(arch) for arch in arguments.arch] or list(Arch)
         problems: dict[Arch, list[Problem]] = {arch: [] for arch in archs}
         for count, target in enumerate(arguments.files):
-            tell(f"tracing {Path(target).name}", done=count)
+            update(f"tracing {Path(target).name}", done=count)
             fn, inputs = load(target)
             args, kwargs = inputs()
             for arch, found in problems.items():
@@ -148,7 +148,7 @@ def _explanation(arguments: argparse.Namespace) -> Explanation:
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
-    with progress.wait(f"tracing {Path(arguments.file).name}") as tell:
+    with progress.wait(f"tracing {Path(arguments.file).name}") as update:
         from ..simulator import api, timeline
         from ..simulator.errors import SimulationError
         from ..simulator.report import Recorder
@@ -160,19 +160,19 @@ def _simulate(arguments: argparse.Namespace) -> int:
             api.parse_arch(arguments.arch or "sm_100a"),
             arguments.async_seed,
             observer=recorder,
-            progress=lambda done, total, instructions: tell(
+            progress=lambda done, total, instructions: update(
                 f"simulating, {instructions:,} warp instructions", done, total
             ),
         )
         fn, inputs = load(arguments.file)
         args, kwargs = inputs()
-        tell("compiling")
+        update("compiling")
         try:
             simulation = api.run(fn, args, machine, kwargs)
         except SimulationError as error:
             print(error, file=sys.stderr)
             return 1
-        tell("computing the reference")
+        update("computing the reference")
         differences = api.compare(simulation.outputs, api.reference(fn, args, kwargs))
     for launch in simulation.launches:
         report.show(report.launch_table(launch))

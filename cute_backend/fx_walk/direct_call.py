@@ -2,9 +2,9 @@
 
 Through torch's dispatcher a call from Python to an op that is implemented in Python costs as much as all the
 rest of a launch: lists and the spec's text are turned into C++ values and back, and the text is hashed anew.
-Code generated below autograd gains nothing from that. So where a graph's op runs on one device, Inductor is
-told to call what is registered for that device. C++ code, that of AOTInductor's packages, calls the op by its
-name, as any other. Imports Inductor, which importing the pass must not.
+Code generated below autograd gains nothing from that. So if a graph's op runs on one device, Inductor's code
+calls the implementation that is registered for that device. C++ code, that of AOTInductor's packages, calls
+the op by its name, as any other op. This module imports Inductor, which importing the pass must not.
 """
 
 from __future__ import annotations

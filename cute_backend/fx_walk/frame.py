@@ -1,8 +1,8 @@
 """How a value of a region lies on the (M, N) plane: which of its axes are rows and which are columns.
 
 A linear's result of (B, S, N) has leading axes that make up M. Seen as heads, (B, S, H, D), its last two make
-up N; transposed to (B, H, S, D) they do too, but no longer in order. A frame says so, and is carried from
-member to member, because sizes alone don't tell: H may be S.
+up N; transposed to (B, H, S, D) they do too, but no longer in order. A frame records this, and is carried
+from member to member, because it can't be derived from sizes: H may equal S.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Frame:
         return [*(axis for axis in range(rank) if axis not in self.axes), *self.axes]
 
     def behind(self, axes: int) -> Frame:
-        """That of the value as it is broadcast to so many axes more."""
+        """The frame of the value when it is broadcast to `axes` more leading axes."""
         return Frame(tuple(axis + axes for axis in self.m_axes), tuple(axis + axes for axis in self.n_axes))
 
     def covers(self, shape: Sequence[Size], m: Size, n: Size) -> bool:

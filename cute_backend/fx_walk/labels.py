@@ -52,7 +52,8 @@ def _flat_names(name: str, value: Any) -> Iterator[str]:
 
 
 def label_inputs(graph: fx.Graph, names: Sequence[str]) -> None:
-    """Tell the inputs of an AOTAutograd graph by the names of Dynamo's, whose order they keep."""
+    """Labels the inputs of an AOTAutograd graph with the names of Dynamo's inputs, which have the same
+    order."""
     for node in graph.nodes:
         place = (
             re.fullmatch(r"(?:arg(\d+)_1|primals_(\d+))", str(node.target))

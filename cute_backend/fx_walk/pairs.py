@@ -1,8 +1,8 @@
 """Pairs of accumulators: two products of one A, or two parts of one product's columns.
 
-Parts are found by coefficient: whatever a program calls it (chunk, split, slices, a view and a select), a
-view of the plane has as its column j the plane's column start + step * j, which its strides and its offset
-tell. Halves and, where the step is 2, even and odd columns make a pair.
+Parts are found by coefficient. Column j of a view of the plane is the plane's column start + step * j, and
+start and step follow from its strides and its offset, however the program spells it (chunk, split, slices, a
+view and a select). Two halves make a pair, and so do even and odd columns, where the step is 2.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 Pass = Union[CustomGraphPass, Callable[[fx.Graph], None]]
 
 _InferenceAware: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", CustomGraphPass)
-"""A pass that is told whether its graph is one of inference; torch 2.11 has none."""
+"""A pass that receives whether its graph is one of inference; torch 2.11 has no such class."""
 
 
 class PassSequence(_InferenceAware):

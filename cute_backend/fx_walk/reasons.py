@@ -124,8 +124,8 @@ class Reason(Enum):
     )
     UNSEARCHED = (
         "unsearched",
-        "the region has {count} values that it could end with; of so many, the end with the fewest bytes is "
-        "not searched: as many as can be are written, the last ones first, and this is computed outside",
+        "the region could end with any of {count} values, too many to search for the cheapest end; "
+        "it stores as many of them as it can, the last ones first, and this one is computed outside",
     )
     UNSUPPORTED_DTYPE = "unsupported_dtype", "{operand} is {dtype}, which no epilogue holds"
     FP8 = "fp8", "{target} has no conversions of {dtype}, which an epilogue would take"

@@ -158,7 +158,8 @@ class _Sizes:
     """Symbolic sizes as arguments: the first node of the graph that has the value, or a tensor with it; else
     what computes it is added.
 
-    What a region makes, and what comes of it, tells no size: the region's own outputs would depend on it.
+    Sizes are not read from a region's results, nor from nodes after it: the region's outputs would depend on
+    themselves.
     """
 
     def __init__(self, graph: fx.Graph, members: Sequence[fx.Node]) -> None:

@@ -51,8 +51,8 @@ def cost(
 ) -> float:
     """How long a problem should take on `sm_count` multiprocessors, in microseconds, by waves of clusters.
 
-    A wave that has work for few multiprocessors takes less than a full one, and nothing takes less than
-    memory does. The rows are in so many `groups`, where they are in any.
+    A wave that has work for few multiprocessors takes less than a full one, and nothing takes less time than
+    its memory traffic. `groups` is the number of groups of rows, or None for a product without groups.
     """
     timing = config.target.timing
     work = work_of(config, spec, m, n, k, sm_count, groups)

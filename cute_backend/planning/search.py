@@ -100,9 +100,9 @@ def choose(
 ) -> TileConfig:
     """The configuration for a problem that was never tuned: of those offered, the one that should be fastest.
 
-    Among equals the larger tile wins, and the fewer parts of K. `of` says what there is to choose from. Of a
-    grouped product the M rows are in so many `groups`; None takes them for one. Rowvecs are hoisted where
-    that hides under the MMA (`hoisting`).
+    Among equals the larger tile wins, then the smaller split-K. `of` lists the tiles to choose from. `groups`
+    is the number of groups of a grouped product's M rows; None stands for one. Rowvecs are hoisted if that is
+    hidden by the MMA (`hoisting`).
     """
     fastest = min(of(arch, spec), key=lambda config: cost(config, spec, m, n, k, sm_count, groups))
     return hoisting(fastest, spec, k)

@@ -45,11 +45,11 @@ class TileConfig:
     epilogue runs under the other's MMA. Tiles are visited in groups of `raster_m` rows of clusters, so that
     those in flight share operands in L2.
 
-    With `split_k` above 1, so many CTAs make a cluster of their own and share each tile by parts of K: on
-    sm_90a, without ping-pong.
+    With `split_k` above 1, a cluster of `split_k` CTAs shares each tile, and each CTA multiplies a part of K:
+    on sm_90a, without ping-pong.
 
-    With `unrolled` visits are written out one after the other where they would be the turns of a loop, so
-    that a visit finds its part of what a thread holds in registers: hoisted rowvecs.
+    With `unrolled`, visits are written out one after the other instead of being the iterations of a loop, so
+    that each visit can index the values that a thread holds in registers: hoisted rowvecs.
 
     A tile with `transposed` is of D^T = B^T A^T: `tile_m` counts columns of D, and `tile_n` rows
     (`planning/transposing.py`).
@@ -75,7 +75,7 @@ class TileConfig:
 
     def __post_init__(self) -> None:
         if self.split_k not in (1, 2, 3, 4, 8):
-            raise ValueError(f"split_k is {self.split_k}; 1, 2, 3, 4 or 8 CTAs share a tile by parts of K")
+            raise ValueError(f"split_k is {self.split_k}; a tile may be split over 1, 2, 3, 4 or 8 CTAs")
         if self.pingpong and not self.target.accumulators.in_registers:
             raise ValueError(
                 f"tile {self.name} of {self.arch.value} is ping-pong, which takes accumulators in registers; "
@@ -105,7 +105,7 @@ class TileConfig:
 
     @property
     def splittable(self) -> bool:
-        """Whether CTAs may share it by parts of K."""
+        """Whether CTAs may share it by split-K."""
         alone = self.cluster_m * self.cluster_n == 1
         return bool(self.target.tiles.splits) and alone and not self.pingpong
 

@@ -345,7 +345,7 @@ class Launcher:
             return choice
 
     def _nearest(self, kernel: Kernel) -> Ready | None:
-        """A kernel, or the one like it whose tile is nearest in size and then in parts of K, or None.
+        """A kernel, or the one like it whose tile is nearest in size and then in split-K, or None.
 
         A batch-invariant region takes no other: which are there may change from one M to the next. Nor does
         one whose tile is named.

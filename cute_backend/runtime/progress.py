@@ -45,9 +45,9 @@ def line(console: Console | None = None) -> Progress:
     )
 
 
-class Tell(Protocol):
-    """Says what is being done, and how much of it is. What is not given stays, but a new `what` without
-    `done` has no count."""
+class Update(Protocol):
+    """Shows the current step and its count. Arguments that are None stay as they were, except that a new
+    `what` without `done` has no count."""
 
     def __call__(
         self, what: str | None = None, done: int | None = None, total: int | None = None
@@ -55,14 +55,14 @@ class Tell(Protocol):
 
 
 @contextmanager
-def wait(what: str, total: int | None = None, console: Console | None = None) -> Iterator[Tell]:
+def wait(what: str, total: int | None = None, console: Console | None = None) -> Iterator[Update]:
     """A line for what takes longer than two seconds, shown as `line` is, with the seconds that went by."""
     with line(console) as bar:
         task = bar.add_task(what, total=total)
 
-        def tell(what: str | None = None, done: int | None = None, total: int | None = None) -> None:
+        def update(what: str | None = None, done: int | None = None, total: int | None = None) -> None:
             if total is not None or (what is not None and done is None):
                 bar.tasks[0].total, bar.tasks[0].finished_time = total, None
             bar.update(task, description=what, completed=done or 0)
 
-        yield tell
+        yield update

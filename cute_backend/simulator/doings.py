@@ -18,18 +18,18 @@ def bits(mask: np.ndarray) -> int:
 class Doings:
     """The accesses of a warp to global memory, as events of an agent; `clock` is the warp's.
 
-    An event ends where the warp publishes it. `done` is the last event of each lane, and `told` the last that
-    other lanes know of; `apart` is whether they may differ.
+    An event ends where the warp publishes it. `done` is the last event of each lane, and `published` the last
+    that other lanes know of; `apart` is whether they may differ.
     """
 
-    __slots__ = ("agent", "apart", "clock", "done", "epoch", "told")
+    __slots__ = ("agent", "apart", "clock", "done", "epoch", "published")
 
     def __init__(self, agent: int, clock: Clock) -> None:
         self.agent = agent
         self.clock = clock
         self.apart = False
         self.done = np.zeros(LANES, np.int32)
-        self.told = np.zeros(LANES, np.int32)
+        self.published = np.zeros(LANES, np.int32)
         self.epoch = 1
         clock.seen[agent] = 1
 
@@ -39,28 +39,28 @@ class Doings:
         self.apart = True
         return self.epoch
 
-    def tell(self, clock: Clock, lanes: np.ndarray) -> None:
-        """Writes into a copy of the warp's clock what these of its lanes know. A new event begins.
+    def publish(self, clock: Clock, lanes: np.ndarray) -> None:
+        """Writes the events that these lanes know into a copy of the warp's clock. A new event begins.
 
-        They know what they did themselves, and of the others what was told.
+        They know their own accesses, and those of other lanes that were published.
         """
         clock.seen[self.agent] = self.epoch
         if self.apart:
-            unknown = (self.done > self.told) & ~lanes
+            unknown = (self.done > self.published) & ~lanes
             if unknown.any():
-                clock.seen[self.agent] = self.told[unknown].min()
+                clock.seen[self.agent] = self.published[unknown].min()
                 known = {(self.agent, bits(~unknown)): self.epoch}
-                for last in np.unique(self.told[unknown])[1:]:
-                    known[self.agent, bits(unknown & (self.told >= last))] = int(last)
+                for last in np.unique(self.published[unknown])[1:]:
+                    known[self.agent, bits(unknown & (self.published >= last))] = int(last)
                 clock.tails = {**clock.tails, **known}
         self.epoch += 1
         self.clock.seen[self.agent] = self.epoch
 
     def meet(self, clock: Clock) -> None:
         """The warp learns what this clock has of it."""
-        np.maximum(self.told, clock.seen[self.agent], out=self.told)
+        np.maximum(self.published, clock.seen[self.agent], out=self.published)
         for (agent, lanes), last in clock.tails.items():
             if agent == self.agent:
                 here = np.unpackbits(np.array([lanes], np.uint32).view(np.uint8), bitorder="little") != 0
-                self.told[here] = np.maximum(self.told[here], last)
-        self.apart = bool((self.done > self.told).any())
+                self.published[here] = np.maximum(self.published[here], last)
+        self.apart = bool((self.done > self.published).any())

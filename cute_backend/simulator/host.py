@@ -85,7 +85,7 @@ class HostProgram:
 
         def execute(one: Launch, memory: GlobalMemory) -> Report:
             nonlocal hearing
-            told, hearing = hearing, None
+            first, hearing = hearing, None
             return run_kernel(
                 self._ptx,
                 one.kernel,
@@ -97,7 +97,7 @@ class HostProgram:
                 memory=memory,
                 overlaps=one.overlaps,
                 async_seed=async_seed,
-                observer=told,
+                observer=first,
                 progress=progress,
                 most_instructions=most_instructions,
             )

@@ -208,7 +208,7 @@ class _Launch:
         running: list[_Running] = []
         size = self.cluster[0] * self.cluster[1] * self.cluster[2]
         room = RESIDENT_CLUSTERS
-        executed = told = 0
+        executed = reported = 0
         while True:
             while self.unstarted and len(running) < room:
                 index, origin = self.unstarted.popleft()
@@ -224,8 +224,8 @@ class _Launch:
                     running.remove(one)
                     report.ticks = max(report.ticks, one.cluster.engine.now)
                     moved = True
-                if progress is not None and (one.finished or executed >= told + PROGRESS_STEP):
-                    told = executed
+                if progress is not None and (one.finished or executed >= reported + PROGRESS_STEP):
+                    reported = executed
                     progress(total - len(self.unstarted) - len(running), total, executed)
             if most_instructions is not None and executed > most_instructions:
                 raise Runaway(

@@ -327,7 +327,7 @@ class Warp(Registers):
         """
         clock = self.clock.copy()
         clock.seen[self.agent] = self._known(self.mask)
-        self.doings.tell(clock, self.mask)
+        self.doings.publish(clock, self.mask)
         self._begin_event()
         return clock
 
@@ -337,12 +337,12 @@ class Warp(Registers):
         if self.doings.apart:
             self.doings.meet(clock)
         if self.apart and not (self.alive & ~self.mask).any():
-            told = int(clock.seen[self.agent])
+            before = int(clock.seen[self.agent])
             ends = [*(first - 1 for first, _ in self.apart[1:]), self.epoch]
             self.apart = [
-                (max(first, told + 1), lanes)
+                (max(first, before + 1), lanes)
                 for (first, lanes), end in zip(self.apart, ends, strict=True)
-                if end > told
+                if end > before
             ]
 
     def publish(self, *, shared: bool = True, globally: bool = True) -> None:
@@ -354,7 +354,7 @@ class Warp(Registers):
         if globally:
             public = self.clock.copy()
             public.public = None
-            self.doings.tell(public, self.mask)
+            self.doings.publish(public, self.mask)
             self.clock.publish_too(public)
         self._begin_event()
 
@@ -401,7 +401,7 @@ class Warp(Registers):
         alone = np.count_nonzero(self.mask) == 1
         lanes = self.mask if alone else np.zeros_like(self.mask)
         clock.seen[self.agent] = self._known(lanes)
-        self.doings.tell(clock, lanes)
+        self.doings.publish(clock, lanes)
         return Access(agent, epoch, clock, "async", text, self.agent)
 
     def _known(self, lanes: np.ndarray) -> int:

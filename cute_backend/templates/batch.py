@@ -41,7 +41,7 @@ def plane(tensor: cute.Tensor, m: Int32, a: cute.Tensor) -> cute.Tensor:
 
 
 def ragged(tensor: cute.Tensor, rows: int) -> cute.Tensor:
-    """A plane (M, N) as TMA writes so many rows of it or fewer, (rows, N, M + 1), by `ragged_box_at`.
+    """A plane (M, N) of which TMA writes at most `rows` rows at a time: (rows, N, M + 1), by `ragged_box_at`.
 
     The first mode and the last step by a row each. A box that begins at row r of the first has its row r + i
     inside while r + i < `rows`, and the last mode makes up for where that lies: so its last r rows are not

@@ -75,8 +75,8 @@ class Box:
         thread: Int32,
         threads: int,
     ) -> None:
-        """Begins to copy what one of so many threads has of a box, of which `lines` and of each `elements`
-        lie within the tensor; either may be more than the box has, or negative.
+        """Begins to copy the share of one of `threads` threads of a box. `lines` of the box, and `elements`
+        of each line, lie within the tensor; either may be more than the box has, or negative.
 
         `source` points to the box's first element, a multiple of 16 bytes, `target` to its bytes. The
         distance of two lines of the tensor is `line_stride` elements.

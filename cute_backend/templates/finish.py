@@ -1,7 +1,7 @@
 """The second stage of reductions: one kernel that makes every reducing store of what a GEMM left of it.
 
 Partials are (parts, results), results contiguous. A CTA has a few neighbouring results of one store, and its
-threads take their parts in turn:
+threads share their parts round-robin:
 
            thread          its parts, several loads under way at a time  -> one partial
            warp            by shuffles  -> one partial of each result, in shared memory

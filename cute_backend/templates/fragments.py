@@ -79,10 +79,10 @@ class FragmentGemm(Gemm):
         held: Any,
         smem: Any,
     ):
-        """So many visits from step `first` on, whose accumulators lie where the block's begin.
+        """`count` visits from step `first` on. Their accumulators lie where those of the block begin.
 
-        Registers can't be indexed by a loop. So loops of two turns lie one within the other, and each moves
-        what its second turn is of to where the first had its own: an accumulator moves once a loop, at most.
+        Registers can't be indexed by a loop. So loops of two iterations are nested, and each moves the
+        accumulators of its second iteration to the place of the first's: each moves at most once per loop.
         """
         sub = self.subtile_type(self.config, tile, block, first)
         piece = sub.accumulators(acc, 0, 0)

@@ -71,7 +71,7 @@ class Gemm(ABC):
         ]
 
     def _written(self, rows: int, m: Int32, a: cute.Tensor) -> Callable[[cute.Tensor], cute.Tensor]:
-        """The view by which planes are written, so many rows at a time."""
+        """The view by which planes are written, `rows` rows at a time."""
         if self.is_grouped:
             return partial(batches.ragged, rows=rows)
         return partial(batches.plane, m=m, a=a)

@@ -1,7 +1,8 @@
 """Mainloops: how the k tiles of an output tile become its accumulators.
 
-A template knows which tiles there are, how many k tiles each has, and whose turn it is; a mainloop knows what
-becomes of a k tile, and nothing of schedules, parts of K or the epilogue. On sm_90a each warpgroup calls
+A template knows which tiles there are, how many k tiles each has, and in which order warpgroups run; a
+mainloop knows how a k tile is multiplied, and nothing of schedules, split-K or the epilogue. On sm_90a each
+warpgroup calls
 
     begin(tile, operands, acc, state)                 when a tile begins: takes its first `lead` k tiles;
                                                       returns what the steps need, and `state`

@@ -115,7 +115,7 @@ def stages_of(smem: SmemAllocator, ring: Ring) -> dict[str, Any]:
 def make_exact(
     smem: SmemAllocator, ring: Ring | None, operands: Sequence[SmemOperand], elements: int
 ) -> pipeline.PipelineTmaAsync | None:
-    """The ring by which exact loads come by TMA, so many elements of each operand a stage; or none."""
+    """The ring of exact loads that TMA brings, with `elements` of each operand in a stage; None without."""
     if ring is None:
         return None
     return pipeline.PipelineTmaAsync.create(

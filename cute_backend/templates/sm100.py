@@ -505,8 +505,9 @@ class Sm100Gemm(Gemm):
     def _finish(self, shared: Sm100Shared, acc: Any, store_tmas: list):
         """The epilogue warps: accumulators from tensor memory, the epilogue's hooks, TMA stores.
 
-        One barrier a subtile: the warp that issues the stores first waits until the buffer after this one has
-        been read, so the barrier that hands it the full buffer also tells the others of the empty one.
+        There is one barrier for each subtile. The warp that issues the stores first waits until the buffer
+        after this one has been read, so the barrier that hands it the full buffer also releases the empty
+        one.
         """
         config, epilogue, stages = self.config, self.epilogue, self.stages
         schedule, glob, acc_pipeline = shared.schedule, shared.glob, shared.acc_pipeline

@@ -8,9 +8,9 @@ that of sm_90a. A and B come by cp.async through a ring of stages, which runs on
     k tile    wait for its copies | meet | copy the k tile `stages - 1` further | ldmatrix, mma.sync
     subtile   wait for its exact loads | visit, which lets those of a later one follow | write the outputs
 
-The meeting of a k tile tells every warp that the copies of all are there, that all are done with the stage
-that is copied to next, and that warp 0 has brought the rowvecs. Planes are a warp's own. Under the epilogue
-of a tile the first k tiles of the next one are on their way.
+Once the warps have met for a k tile, the copies of all warps are complete, no warp still reads the stage that
+is copied to next, and warp 0 has copied the rowvecs. Each warp has planes of its own. During the epilogue of
+a tile the first k tiles of the next one are being copied.
 """
 
 from __future__ import annotations

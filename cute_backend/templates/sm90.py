@@ -24,8 +24,8 @@ A CTA of tile 128x128_2x1_pingpong has, where the epilogue stages a rowvec, load
     3        warpgroup 0  128
     4        warpgroup 1  128
 
-The arrivals at a ring's barriers are counted for one phase. With K in parts only the first CTA of a cluster
-has an epilogue; the others' warpgroups leave it their sums (`split_k.py`).
+The arrivals at a ring's barriers are counted for one phase. With split-K only the first CTA of a cluster has
+an epilogue; the warpgroups of the others publish their sums to it (`split_k.py`).
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Sm90Gemm(FragmentGemm):
         check_face(self.mainloop, Sm90Mainloop)
         super().__init__(epilogue, config, kind=kind, scaling=self.mainloop.scaling)
         if self.is_grouped and config.split_k > 1:
-            raise ValueError(f"tile {config.name} has K in parts, which a grouped product has not")
+            raise ValueError(f"tile {config.name} has split-K, which a grouped product does not support")
         self.rings = config.warpgroups // config.sharing
         self.crew = self._crew()
 
@@ -307,7 +307,7 @@ class Sm90Gemm(FragmentGemm):
         )
 
     def _planes(self, operand: SmemOperand, rows: int, count: int) -> cute.ComposedLayout:
-        """Shared memory for what travels in boxes of so many rows: (rows, subtile_n, count)."""
+        """The layout in shared memory of `count` boxes of `rows` rows: (rows, subtile_n, count)."""
         box = (rows, self.config.subtile_n)
         return hopper.make_smem_layout_epi(operand.dtype, operand.layout, box, count)
 
@@ -397,7 +397,8 @@ class Sm90Gemm(FragmentGemm):
         if cutlass.const_expr(config.split_k > 1):
             first_k = cta_rank * k_tiles
         if cutlass.const_expr(config.split_k > 1 and self.scaling is not None):
-            # There are no scales of k tiles beyond the last, so the last parts of K may be shorter, or empty.
+            # There are no scales of k tiles beyond the last, so the last CTAs of a split may have fewer, or
+            # none.
             k_tiles = cutlass.max(cutlass.min(k_tiles, all_k_tiles - first_k), 0)
         shared = Sm90Shared(
             schedule=schedule,
@@ -466,7 +467,7 @@ class Sm90Gemm(FragmentGemm):
         if schedule.grid_m > 1:
             b_priority = Int64(EVICT_LAST)
         ab_state = producer_state(self.stages.ab)
-        # Parts of K are equally long but for those with scales: TMA makes zeros of k tiles beyond the last.
+        # Without scales all parts of K are equally long: TMA fills k tiles beyond the last with zeros.
         item = Int32(shared.first_item)
         while schedule.is_valid(item):
             place = schedule.place(item)
@@ -602,7 +603,7 @@ class Sm90Gemm(FragmentGemm):
             if shared.cta_rank > 0:
                 tile = self._tile(shared, schedule.place(shared.first_item), seat.thread, seat.share)
                 self._multiply(tile, operands, acc, ab_state.clone(), k_tiles, mma_turn)
-                sums.leave(acc, mma_thread)
+                sums.publish(acc, mma_thread)
         if cutlass.const_expr(config.pingpong):
             item += seat.ring * item_step
             if seat.ring == 1:
@@ -618,7 +619,7 @@ class Sm90Gemm(FragmentGemm):
                 mma_turn.wait()
             ab_state = self._multiply(tile, operands, acc, ab_state, k_tiles, mma_turn)
             if cutlass.const_expr(config.split_k > 1):
-                sums.gather(acc, mma_thread, config.split_k)
+                sums.reduce(acc, mma_thread, config.split_k)
 
             rows = []
             if cutlass.const_expr(stages.row > 0):

@@ -1,13 +1,13 @@
-"""Parts of K: the CTAs of a cluster share a tile by its sums, and the first of them has the epilogue.
+"""Split-K: each CTA of a cluster multiplies a part of K of one tile, and the first of them has the epilogue.
 
-Few tiles leave most multiprocessors idle. So each CTA of a cluster multiplies a part of K. All but the first
-leave their sums in their shared memory, where the first reads them and adds them up in the order of the
-parts, always the same.
+With few tiles most multiprocessors would be idle. So each CTA of a cluster multiplies a part of K. All but
+the first publish their sums in their own shared memory. The first reads them there and adds them up, always
+in the order of the parts.
 
     part 0      | wgmma over its k tiles | . . . . reads, adds | epilogue
-    part 1 ...  | wgmma over its k tiles | leaves its sums . . . . . |
+    part 1 ...  | wgmma over its k tiles | publishes its sums . . . . |
 
-A CTA has one tile and no more: what it left has been read when it ends.
+A CTA has only one tile, and ends when its sums have been read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Sums:
 
     @staticmethod
     def allocate(smem: SmemAllocator, per_thread: int, threads: int) -> Sums:
-        """Room for `per_thread` sums, a multiple of four, of each of so many threads; and two barriers."""
+        """Room for `per_thread` sums, a multiple of four, of each of `threads` threads; and two barriers."""
         layout = cute.make_layout(
             (_VECTOR, per_thread // _VECTOR, threads), stride=(1, _VECTOR * threads, _VECTOR)
         )
@@ -53,15 +53,15 @@ class Sums:
             cute.arch.mbarrier_init(self.read, ring.emptied.count)
 
     @cute.jit
-    def leave(self, acc: cute.Tensor, thread: Int32):
-        """Leave a thread's accumulators to the first CTA, until it has read them."""
+    def publish(self, acc: cute.Tensor, thread: Int32):
+        """Publish a thread's accumulators to the first CTA, and wait until it has read them."""
         cute.autovec_copy(_in_fours(acc), self.shared[(None, None, thread)])
-        _tell(self.ready, 0)
+        _arrive(self.ready, 0)
         cute.arch.mbarrier_wait(self.read, 0)
 
     @cute.jit
-    def gather(self, acc: cute.Tensor, thread: Int32, parts: cutlass.Constexpr[int]):
-        """Add to a thread's accumulators those of its like in all other parts of the cluster."""
+    def reduce(self, acc: cute.Tensor, thread: Int32, parts: cutlass.Constexpr[int]):
+        """Add the accumulators of the same thread in all other CTAs of the cluster to a thread's own."""
         cute.arch.mbarrier_wait(self.ready, 0)
         cute.arch.fence_acq_rel_cluster()
         sums = _in_fours(acc)
@@ -71,10 +71,10 @@ class Sums:
             cute.autovec_copy(remote[(None, None, thread)], theirs)
             for i in cutlass.range_constexpr(cute.size(sums)):
                 sums[i] = sums[i] + theirs[i]
-            _tell(self.read, part)
+            _arrive(self.read, part)
 
 
-def _tell(barrier: cute.Pointer, part: int) -> None:
+def _arrive(barrier: cute.Pointer, part: int) -> None:
     """Arrive for a warp at another CTA's barrier, once all its lanes have written or read."""
     cute.arch.fence_acq_rel_cluster()
     cute.arch.sync_warp()

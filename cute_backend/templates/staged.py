@@ -52,7 +52,7 @@ class Stage:
         return Box(self.rows if self.k_major else self.columns, SWIZZLED_BYTES, self.width)
 
     def allocate(self, smem: SmemAllocator, stages: int) -> cute.Tensor:
-        """Shared memory for so many stages: (rows, columns, stages)."""
+        """Shared memory for `stages` stages: (rows, columns, stages)."""
         rows: int | tuple[int, int] = self.rows
         row_strides: int | tuple[int, int] = self.line
         k_stride = 1
@@ -75,8 +75,8 @@ class Stage:
         thread: Int32,
         threads: int,
     ) -> None:
-        """Begins to copy what one of so many threads has of the box at (row, column) of an operand (rows, K),
-        or (rows, K, batch), to the stage that begins at `target`, a pointer to bytes."""
+        """Begins to copy the share of one of `threads` threads of the box at (row, column) of an operand
+        (rows, K), or (rows, K, batch), to the stage that begins at `target`, a pointer to bytes."""
         source = operand.iterator
         if cute.rank(operand) > 2:
             source += Int64(batch) * operand.stride[2]
@@ -111,7 +111,7 @@ class Planes:
         return Box(self.columns, WARP_ROWS * width, width)
 
     def allocate(self, smem: SmemAllocator, count: int) -> cute.Tensor:
-        """Shared memory for so many: (16, columns, count)."""
+        """Shared memory for `count` boxes: (16, columns, count)."""
         by_rows = self.operand.order is Order.ROW
         stride = (self.columns, 1) if by_rows else (1, WARP_ROWS)
         shape = (WARP_ROWS, self.columns, count)

@@ -109,8 +109,8 @@ class Subtile(ABC):
         return cute.make_tensor(held.iterator + self._step * self.columns, cute.make_layout(self.columns))
 
     def block_of(self, e: int, columns: int) -> int:
-        """Which of the subtile's blocks of so many columns element e lies in. The threads that share a row
-        have as many columns each of every eight, so a block is a multiple of those."""
+        """The index of the block of `columns` columns in the subtile that element e lies in. The threads that
+        share a row have equally many of every eight columns, and a block is a multiple of those."""
         return self.column_of(e) * self._row_threads // columns
 
     @abstractmethod

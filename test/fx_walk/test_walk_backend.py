@@ -83,7 +83,8 @@ class LeftOver(CustomGraphPass):
 def assert_all_fused(
     fn: Callable[..., Any], *args: Any, regions: int = 1, anchors: int | None = None, **how: Any
 ) -> Any:
-    """Asserts that the compiled function calls the op `calls` times, and nothing else. Returns its result."""
+    """Asserts that the compiled function calls the op `regions` times, and nothing else. Returns its
+    result."""
     left = LeftOver()
     with inductor_config.patch(post_grad_custom_post_pass=left):
         result = torch.compile(fn, backend=cute, **how)(*args)

@@ -130,5 +130,5 @@ def test_gate_and_up_of_each_group(arch, columns):
 
 
 def test_no_grouped_product_has_k_in_parts():
-    with pytest.raises(BuildError, match="has K in parts, which a grouped product has not"):
+    with pytest.raises(BuildError, match="has split-K, which a grouped product does not support"):
         build(Kernel(grouped(), sm90(64, 64, split_k=4), Variant.TMA))

@@ -74,9 +74,10 @@ class Tiles:
     """Further tiles that the heuristic chooses from where sizes are known, for specs that `shipped` serves. A
     launch of unknown sizes has no kernels of them."""
     splits: tuple[int, ...] = ()
-    """Parts of K that the smallest tile of a table may have: none where the template can't split K."""
+    """The values of split-K that the smallest tile of a table may have: none if the template can't split
+    K."""
     tried_splits: tuple[int, ...] = ()
-    """Parts of K that only tuning tries, of every tile that can have them."""
+    """The values of split-K that only tuning tries, for every tile that can be split."""
 
     @property
     def tables(self) -> dict[str, tuple[Shape, ...]]:
@@ -250,7 +251,7 @@ class Target:
             if len(table) > MAX_TILES or areas != sorted(areas, reverse=True):
                 return f"{name} has tiles of {areas} elements; it takes up to {MAX_TILES}, the largest first"
         if not self.tma and (tiles.splits or tiles.clusters != ((1, 1),)):
-            return f"clusters {tiles.clusters} and parts of K {tiles.splits} need TMA, which it has not"
+            return f"clusters {tiles.clusters} and split-K {tiles.splits} need TMA, which it does not have"
         return next(filter(None, map(self._shape, tiles.all)), None)
 
     def _shape(self, shape: Shape) -> str | None:

@@ -50,8 +50,8 @@ class CopyGroup:
 class CopyGroups:
     """A warp's cp.async operations: the group that is open, and those that are closed, oldest first.
 
-    Copies finish in any order, which is all that the ISA says of those of one group; groups, too, for nobody
-    can tell but by a wait for the older ones.
+    The ISA leaves the order in which the copies of one group finish open, so they finish in any order. Groups
+    do too, because only a wait for the older ones could observe their order.
     """
 
     def __init__(self, w: Warp) -> None:

@@ -37,7 +37,7 @@ from support.simulator.mutants import (
 )
 
 MUTANTS = [
-    # Parts of K.
+    # Split-K.
     Mutant(
         "sums not waited for",
         PARTS,
@@ -54,7 +54,7 @@ MUTANTS = [
         UNWRITTEN.format(SHARED),
     ),
     Mutant(
-        "a warp tells of sums before its lanes have left them",
+        "a warp arrives before all its lanes have written their sums",
         PARTS,
         instead("cute.arch.sync_warp()", "pass"),
         RaceError,
