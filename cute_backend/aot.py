@@ -68,11 +68,13 @@ def find_problems(
     found: dict[Problem, None] = {}
     for dynamic in (False, True) if any_m else (False,):
         for report in collect(fn, args, dynamic, arch.value, kwargs):
-            for products, tile in ((_regions(report), config.tile), (_inside_ops(report.graph), None)):
+            regions = (_regions(report), (config.tile, config.rowvec_placement))
+            for products, asked in (regions, (_inside_ops(report.graph), (None, "auto"))):
                 for spec, *sizes in products:
                     m, n, k, groups = (None if size is None else hint(size) for size in sizes)
-                    rows = None if any_m else m
-                    found[Problem(spec, rows, n, k, config.batch_invariant, tile, groups)] = None
+                    rows, (tile, rowvecs) = None if any_m else m, asked
+                    settings = config.batch_invariant, tile, groups, rowvecs
+                    found[Problem(spec, rows, n, k, *settings)] = None
     return list(found)
 
 

@@ -147,9 +147,10 @@ class Region:
 
     def kernel(self, arch: str | None = None) -> Kernel:
         """The kernel that a launch of these sizes and this alignment gets, on the GPU here if it is one of
-        `arch`, with what tuning found on it. Raises UsageError for an unknown `arch`, and where `config.tile`
-        has no tile for it."""
-        problem = Problem(self.spec, *self.hints, config.batch_invariant, config.tile, self.groups)
+        `arch`, with what tuning found on it. Raises UsageError for an unknown `arch`, and where it can't be
+        as `config.tile` and `config.rowvec_placement` say."""
+        invariant, rowvecs = config.batch_invariant, config.rowvec_placement
+        problem = Problem(self.spec, *self.hints, invariant, config.tile, self.groups, rowvecs)
         return Kernel.found(
             self.spec, config_here(problem, self.variant, parse_arch(arch or self.arch)), self.variant
         )
@@ -278,7 +279,8 @@ def explain(
             replace(each, is_backward=report.is_backward, where=each.where or _place_of(fn))
             for each in (*report.rejections, *unserved, *slower)
         ]
-    for region in regions if config.tile is not None else ():
+    asked = config.tile is not None or config.rowvec_placement != "auto"
+    for region in regions if asked else ():
         region.kernel()  # which raises
     return Explanation(
         regions=tuple(regions),

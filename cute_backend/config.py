@@ -52,6 +52,21 @@ def check_value(name: str, value: Any, setting: str) -> None:
             type(None): "None",
         }
         raise _refusal(f"{setting} is {value!r}; it takes {' or '.join(taken[each] for each in kinds)}")
+    if value not in (choices := _choices(name) or (value,)):
+        raise _refusal(f"{setting} is {value!r}; it takes {' or '.join(choices)}")
+
+
+def _choices(name: str) -> tuple[str, ...]:
+    """All values of a setting that takes a few words, the default first; none of any other setting."""
+    return ("auto", "register_hoist", "smem_staged") if name == "rowvec_placement" else ()
+
+
+def _one_of(name: str, choices: tuple[str, ...]) -> str:
+    """A setting from the environment, the first choice by default. Raises UsageError for what is none."""
+    text = os.environ.get(name) or choices[0]
+    if text not in choices:
+        raise _refusal(f"{name} is {text!r}; it takes {' or '.join(choices)}")
+    return text
 
 
 def _refusal(message: str) -> Exception:
@@ -80,6 +95,14 @@ names, with commas or spaces between them, a region has the first that it can ta
 
 None leaves the choice to the model and to tuning. With a tile nothing is tuned, and a region that can take
 none of them raises UsageError, which lists what it can take. What runs on a CPU has no tile."""
+
+rowvec_placement: str = _one_of("CUTE_BACKEND_ROWVEC_PLACEMENT", _choices("rowvec_placement"))
+"""Where kernels have operands that vary over columns alone, such as biases and scales of columns: "auto",
+"register_hoist" for registers before the accumulator wait, or "smem_staged" for shared memory.
+
+"auto" takes registers where a budget and a model of time say so. With another value nothing is tuned, and a
+hoist is not bounded by the budget: a kernel whose visits are turns of a loop, or that spills registers, is
+refused by an error that gives the bytes."""
 
 batch_invariant: bool = bool(_switch("CUTE_BACKEND_BATCH_INVARIANT", False))
 """Whether a row of a result has the same bits whatever M is: one configuration serves every M, chosen by N

@@ -140,7 +140,7 @@ def _program(
     if captured.key is None:
         return _trace(operands, epilogue, captured, out_dtype, fast_accum)
     layouts = tuple((name, _layout(tensor)) for name, tensor in operands.items())
-    settings = current_precision(), config.batch_invariant, config.tile
+    settings = current_precision(), config.batch_invariant, config.tile, config.rowvec_placement
     key = (layouts, captured.key, out_dtype, fast_accum, *settings)
     if key in _programs:
         _programs.move_to_end(key)

@@ -31,11 +31,12 @@ def settings(monkeypatch):
 
 def test_every_setting_has_a_variable_of_its_name(settings):
     names = [name for name in shipped._config if not name.startswith("_")]
-    assert len(names) == 10
+    assert len(names) == 11
     plain = settings()
     assert plain.tile is settings(CUTE_BACKEND_TILE="").tile is None
     assert settings(CUTE_BACKEND_TILE="128x256_2x1").tile == "128x256_2x1"
-    for name in set(names) - {"tile"}:
+    assert settings(CUTE_BACKEND_ROWVEC_PLACEMENT="smem_staged").rowvec_placement == "smem_staged"
+    for name in set(names) - {"tile", "rowvec_placement"}:
         other = {True: "0", False: "1", None: "1"}.get(getattr(plain, name), "7")
         changed = settings(**{f"CUTE_BACKEND_{name.upper()}": other})
         assert getattr(changed, name) == int(other) != getattr(plain, name)
@@ -57,6 +58,7 @@ def test_a_program_wins_over_the_environment(settings):
         ("CACHE_LIMIT_MB", "abc", "a whole number"),
         ("QUIET", "maybe", "1, true, yes or on, or else 0, false, no or off"),
         ("MAX_AUTOTUNE", "2", "1, true, yes or on"),
+        ("ROWVEC_PLACEMENT", "registers", "auto or register_hoist or smem_staged"),
     ],
 )
 def test_what_is_no_value_is_refused(settings, name, value, accepted):
@@ -76,6 +78,8 @@ def test_words_for_switches(settings, text):
         ("max_autotune", "yes", "True or False or None"),
         ("batch_invariant", None, "True or False"),
         ("tile", 128, "text or None"),
+        ("rowvec_placement", 1, "text"),
+        ("rowvec_placement", "registers", "auto or register_hoist or smem_staged"),
         ("max_stores", -1, "a whole number that is not negative"),
         ("max_stores", True, "a whole number that is not negative"),
     ],
@@ -108,7 +112,15 @@ def test_a_command_refuses_the_environment_in_one_sentence():
 
 def test_only_settings_that_decide_a_result_are_part_of_keys():
     keys = set(shipped.save_config_portable())
-    assert keys == {"max_loads", "max_exact_loads", "max_stores", "max_autotune", "batch_invariant", "tile"}
+    assert keys == {
+        "max_loads",
+        "max_exact_loads",
+        "max_stores",
+        "max_autotune",
+        "batch_invariant",
+        "tile",
+        "rowvec_placement",
+    }
 
 
 PROGRAM = """

@@ -175,9 +175,9 @@ def announce_regions(regions: list[Region]) -> None:
 
 def tuning_is_on() -> bool:
     """Whether the graph being compiled is to be tuned: as `config.max_autotune` says, or else Inductor's. Not
-    where `config.tile` names a tile, nor with modules that were edited, whose times would be taken for those
-    of what is generated."""
-    if config.tile is not None or edited_folder() is not None:
+    where `config.tile` names a tile or `config.rowvec_placement` a place, nor with modules that were edited,
+    whose times would be taken for those of what is generated."""
+    if config.tile is not None or config.rowvec_placement != "auto" or edited_folder() is not None:
         return False
     if config.max_autotune is not None:
         return config.max_autotune

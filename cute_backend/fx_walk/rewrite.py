@@ -117,6 +117,8 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
 
 def _choice() -> list[Any]:
     """The op's last arguments, which say how its tile is chosen; none where they are as by default."""
+    if config.rowvec_placement != "auto":
+        return [config.batch_invariant, config.tile, config.rowvec_placement]
     if config.tile is not None:
         return [config.batch_invariant, config.tile]
     return [True] if config.batch_invariant else []

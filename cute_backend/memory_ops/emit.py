@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..formula import formula
-from ..planning import Ring, TileConfig, Variant, plan, subtiled, unserved
+from ..planning import Ring, Rowvecs, TileConfig, Variant, plan, subtiled, unserved
 from ..planning.naming import entry_name
 from ..planning.transposing import multiplied
 from ..signature import WORKSPACE, Argument, Extent, Role, of_role, signature
@@ -100,6 +100,7 @@ class _Module:
         enums += ["BColumns"] if self.config.b_columns is not BColumns.APART else []
         enums += ["Scaling"] if self.spec.product.is_block_scaled else []
         enums += ["ProductKind"] if self.spec.product.kind is not ProductKind.DENSE else []
+        tiles = [*(["Rowvecs"] if self.config.rowvecs is not Rowvecs.AUTO else []), "TileConfig"]
         return [
             *lines,
             "from types import SimpleNamespace",
@@ -112,7 +113,7 @@ class _Module:
             "from cute_backend.memory_ops import device_math as math",
             *(["from cute_backend.memory_ops import device_reduce as reduce"] if reduces else []),
             *([f"from cute_backend.spec import {', '.join(sorted(enums))}"] if enums else []),
-            "from cute_backend.planning import Arch, TileConfig",
+            f"from cute_backend.planning import Arch, {', '.join(tiles)}",
             f"from cute_backend.templates.epilogue import {', '.join(helpers)}",
             *(["from cute_backend.templates.finish import Finish"] if reductions else []),
             *([f"from {self.mainloop.module} import {self.mainloop.name}"] if self.mainloop else []),

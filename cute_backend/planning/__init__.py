@@ -4,6 +4,7 @@ Plans are data, made from a spec and sizes alone: no tensor is looked at, and no
 What is known of each architecture stands in `targets`, what a spec asks of a tile in `rules`.
 """
 
+from .hoisting import with_rowvecs
 from .placements import ByElement, Placement, Ring
 from .placing import Plan, plan
 from .rules import subtiled
@@ -25,6 +26,7 @@ from .tiles import (
     EPILOGUE_STAGES,
     SMEM_RESERVE,
     TILE_K_BYTES,
+    Rowvecs,
     TileConfig,
     Variant,
     tile_k,
@@ -40,6 +42,7 @@ __all__ = [
     "Placement",
     "Plan",
     "Ring",
+    "Rowvecs",
     "Target",
     "TileConfig",
     "Variant",
@@ -56,4 +59,5 @@ __all__ = [
     "tile_k",
     "tunable",
     "unserved",
+    "with_rowvecs",
 ]

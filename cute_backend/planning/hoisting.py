@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..spec import EpilogueSpec, LoadKind
+from .naming import words
 from .registers import hoist_budget, hoisted_registers, long_ops
 from .rules import subtiled
 from .shared_memory import plane_bits
-from .tiles import TileConfig, Variant
+from .tiles import Rowvecs, TileConfig, Variant
 from .transposing import multiplied
 
 ELEMENT, OP, PLANE, HOISTED = 4.5, 1.0, 1.0, 5.0
@@ -33,6 +34,28 @@ def hoisting(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
         return config
     unrolled = replace(config, unrolled=True)
     return unrolled if mma_cycles(unrolled, spec, k) > epilogue_instructions(unrolled, spec) else config
+
+
+def with_rowvecs(config: TileConfig, spec: EpilogueSpec, rowvecs: Rowvecs) -> TileConfig:
+    """The configuration with its rowvecs where `rowvecs` says; as it is where the spec has none.
+
+    Raises UsageError for a hoist where visits are turns of a loop, whatever the registers.
+    """
+    if not multiplied(spec, config).loads_of(LoadKind.ROWVEC) or rowvecs is Rowvecs.AUTO:
+        return config
+    if rowvecs is Rowvecs.SMEM_STAGED:
+        return replace(config, unrolled=False, rowvecs=rowvecs)
+    unrolls = config.target.unrolled_subtile_n is None
+    hoisted = replace(config, unrolled=unrolls, rowvecs=rowvecs)
+    if long_ops(spec) or any(subtiled(spec, hoisted, variant).rolled for variant in Variant):
+        from ..errors import UsageError  # here, for a process that launches kernels raises none
+
+        raise UsageError(
+            f"config.rowvec_placement is {rowvecs.value!r}, but {words(spec)} in tile {config.name} of "
+            f"{config.arch.value} has visits that are turns of a loop, which can't index registers; "
+            "'auto' and 'smem_staged' serve it"
+        )
+    return hoisted
 
 
 def can_hoist(config: TileConfig, spec: EpilogueSpec) -> bool:

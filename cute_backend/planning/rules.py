@@ -20,7 +20,7 @@ from .registers import (
 )
 from .shared_memory import has_planes, holds_planes, plane_bits
 from .targets import Arch, Shape
-from .tiles import TileConfig, Variant, tile_k
+from .tiles import Rowvecs, TileConfig, Variant, tile_k
 from .transposing import can_transpose, multiplied
 
 Rule = Callable[[TileConfig, EpilogueSpec], TileConfig | None]
@@ -188,6 +188,8 @@ def narrow_subtiles_of_many_planes(config: TileConfig, spec: EpilogueSpec, varia
 def a_loop_where_nothing_is_hoisted(config: TileConfig, spec: EpilogueSpec, variant: Variant) -> TileConfig:
     """Visits are written out for hoisted rowvecs alone. Planes that are read by element may leave them no
     registers, and have addresses for every visit then."""
+    if config.rowvecs is Rowvecs.REGISTER_HOIST:
+        return config
     rowvecs = spec.loads_of(LoadKind.ROWVEC)
     budget = hoist_budget(spec, config, variant)
     hoists = any(hoisted_registers(load, config) <= budget for load in rowvecs)

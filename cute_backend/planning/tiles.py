@@ -34,6 +34,16 @@ class Variant(str, Enum):
         return f"planes aligned to {'16 bytes' if self is Variant.TMA else 'their elements'}"
 
 
+class Rowvecs(str, Enum):
+    """Where rowvecs are read to, as `config.rowvec_placement` names it."""
+
+    AUTO = "auto"
+    """In registers where the budget and the model of time say so, else in shared memory."""
+    REGISTER_HOIST = "register_hoist"
+    """In registers, whatever the budget says. A kernel that spills is refused."""
+    SMEM_STAGED = "smem_staged"
+
+
 @dataclass(frozen=True)
 class TileConfig:
     """How one kernel cuts its problem.
@@ -72,6 +82,7 @@ class TileConfig:
     split_k: int = 1
     unrolled: bool = False
     transposed: bool = False
+    rowvecs: Rowvecs = Rowvecs.AUTO
 
     def __post_init__(self) -> None:
         if self.split_k not in (1, 2, 3, 4, 8):
@@ -118,6 +129,7 @@ class TileConfig:
         suffix += f"_split{self.split_k}" if self.split_k > 1 else ""
         suffix += "_unrolled" if self.unrolled else ""
         suffix += "_transposed" if self.transposed else ""
+        suffix += f"_{self.rowvecs.value}" if self.rowvecs is not Rowvecs.AUTO else ""
         tile = f"{self.tile_m}x{self.tile_n}" + (f"x{self.products}" if self.products > 1 else "")
         return f"{tile}_{self.cluster_m}x{self.cluster_n}{suffix}"
 
@@ -238,13 +250,16 @@ class TileConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for cache keys and manifests."""
-        return {**asdict(self), "arch": self.arch.value, "b_columns": self.b_columns.value}
+        enums = {"arch": self.arch.value, "b_columns": self.b_columns.value, "rowvecs": self.rowvecs.value}
+        return {**asdict(self), **enums}
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> TileConfig:
         """The inverse of `to_dict`."""
-        enums = {"arch": Arch(data["arch"]), "b_columns": BColumns(data["b_columns"])}
-        return TileConfig(**{**data, **enums})
+        arch, rowvecs = Arch(data["arch"]), Rowvecs(data.get("rowvecs", Rowvecs.AUTO))
+        return TileConfig(
+            **{**data, "arch": arch, "b_columns": BColumns(data["b_columns"]), "rowvecs": rowvecs}
+        )
 
 
 def tile_k(dtype: DType) -> int:

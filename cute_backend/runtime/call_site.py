@@ -30,6 +30,7 @@ class CallSite:
         spec: str,
         batch_invariant: bool = False,
         tile: str | None = None,
+        rowvecs: str = "auto",
     ) -> list[Tensor]:
         last_spec, known = self._last
         sizes = a[0].shape, b[0].shape
@@ -38,10 +39,10 @@ class CallSite:
                 return settled.run(a, b, loads)
             except REFUSED:  # as in a launch: these do not lie as those before them
                 pass
-        results = launch(a, b, loads, spec, batch_invariant, tile)
+        results = launch(a, b, loads, spec, batch_invariant, tile, rowvecs)
         if spec is not last_spec or len(known) >= _MAX_SIZES:
             known = {}
-        settled = settled_for(a, b, spec, batch_invariant, tile)
+        settled = settled_for(a, b, spec, batch_invariant, tile, rowvecs)
         if settled is None:
             known.pop(sizes, None)
         else:

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from ..memory_ops.emit import CUTE_TYPES
-from ..planning import Arch, TileConfig, Variant, subtiled
+from ..planning import Arch, Rowvecs, TileConfig, Variant, subtiled
 from ..planning.naming import FINISH
 from ..signature import Argument, Extent, signature
 from ..spec import EpilogueSpec, Stride
@@ -85,7 +85,6 @@ def compile_for(gpu: Arch, kernel: Kernel, source: str, path: Path) -> Built:
             compiled = _compile(gpu, kernel, module, str(scratch))
             built = _collect(compiled, source, scratch)
             check_room(scratch, _MARGIN)
-            return built
         except Exception as error:
             if (full := out_of_space(error)) is not None:
                 raise full from error
@@ -94,6 +93,12 @@ def compile_for(gpu: Arch, kernel: Kernel, source: str, path: Path) -> Built:
             raise BuildError(
                 f"{kernel.name} does not compile: {type(error).__name__}: {complaint}"
             ) from error
+    if built.spill_bytes and kernel.config.rowvecs is Rowvecs.REGISTER_HOIST:
+        raise BuildError(
+            f"{kernel.name} spills {built.spill_bytes} bytes a thread with its rowvecs in registers, as "
+            "config.rowvec_placement asks; 'auto' and 'smem_staged' serve it"
+        )
+    return built
 
 
 def _import_source(name: str, path: Path) -> ModuleType:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .. import config
-from ..planning import Arch, TileConfig, Variant
+from ..planning import Arch, Rowvecs, TileConfig, Variant
 from ..spec import EpilogueSpec, ProductKind
 from .bind import Binding
 from .build import Outcome, load_known, obtain
@@ -39,7 +39,7 @@ from .tuned import remembered
 
 log = logging.getLogger(__name__)
 
-_launchers: dict[tuple[str, int, bool, str | None], Launcher] = {}
+_launchers: dict[tuple[str, int, bool, str | None, str], Launcher] = {}
 _building = free_in_children(threading.Lock())
 """Held while kernels are built, which takes seconds to minutes: what is there is launched all the same."""
 
@@ -64,6 +64,7 @@ def launch(
     spec: str,
     batch_invariant: bool = False,
     tile: str | None = None,
+    rowvecs: str = "auto",
 ) -> list[Tensor]:
     """The op on CUDA: see `cute_backend.runtime.op` for its arguments.
 
@@ -71,19 +72,19 @@ def launch(
     and UsageError where no tile of `tile` serves it.
     """
     try:
-        launcher = _launchers[spec, a[0].get_device(), batch_invariant, tile]
+        launcher = _launchers[spec, a[0].get_device(), batch_invariant, tile, rowvecs]
     except (KeyError, IndexError):
         parsed = parse_spec(spec)
         check_operands(parsed, a, b, loads)
-        launcher = _launcher(parsed, a[0].get_device(), batch_invariant, tile)
+        launcher = _launcher(parsed, a[0].get_device(), batch_invariant, tile, rowvecs)
     return launcher(a, b, loads)
 
 
 def settled_for(
-    a: Sequence[Tensor], b: Sequence[Tensor], spec: str, batch_invariant: bool, tile: str | None
+    a: Sequence[Tensor], b: Sequence[Tensor], spec: str, batch_invariant: bool, tile: str | None, rowvecs: str
 ) -> Settled | None:
     """The kernel that took operands of these sizes as they lay at an earlier launch, or None."""
-    launcher = _launchers.get((spec, a[0].get_device(), batch_invariant, tile))
+    launcher = _launchers.get((spec, a[0].get_device(), batch_invariant, tile, rowvecs))
     return None if launcher is None else launcher.settled(a, b)
 
 
@@ -97,7 +98,7 @@ def prepare(problems: Iterable[Problem], device: int) -> None:
     with _building:
         wanted = [
             (
-                _launcher(problem.spec, device, problem.batch_invariant, problem.tile),
+                _launcher(problem.spec, device, problem.batch_invariant, problem.tile, problem.rowvecs),
                 kernel,
                 _is_packed(problem, gpu),
             )
@@ -143,15 +144,16 @@ def announce(
 ) -> None:
     """Prepare regions of a graph, as (spec, M, N, K, groups of rows), whose symbolic sizes are yet unknown.
 
-    `config.batch_invariant` and `config.tile` are read here. Does nothing for another device than CUDA's, or
-    where there is no GPU and so no launch to come.
+    `config.batch_invariant`, `config.tile` and `config.rowvec_placement` are read here. Does nothing for
+    another device than CUDA's, or where there is no GPU and so no launch to come.
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return
     problems = []
     for spec, *sizes in regions:
         m, n, k, groups = (size if isinstance(size, int) else None for size in sizes)
-        problems.append(Problem(spec, m, n, k, config.batch_invariant, config.tile, groups))
+        settings = config.batch_invariant, config.tile, groups, config.rowvec_placement
+        problems.append(Problem(spec, m, n, k, *settings))
     prepare(problems, torch.cuda.current_device() if device.index is None else device.index)
 
 
@@ -164,9 +166,13 @@ def _replayed(
     return replay(spec, a, b, loads)
 
 
-def _launcher(spec: EpilogueSpec, device: int, batch_invariant: bool, tile: str | None) -> Launcher:
-    key = (spec.to_json(), device, batch_invariant, tile)
-    return _launchers.get(key) or _launchers.setdefault(key, Launcher(spec, device, batch_invariant, tile))
+def _launcher(
+    spec: EpilogueSpec, device: int, batch_invariant: bool, tile: str | None, rowvecs: str
+) -> Launcher:
+    key = (spec.to_json(), device, batch_invariant, tile, rowvecs)
+    if (known := _launchers.get(key)) is not None:
+        return known
+    return _launchers.setdefault(key, Launcher(spec, device, batch_invariant, tile, rowvecs))
 
 
 @dataclass(frozen=True)
@@ -227,10 +233,13 @@ class _Choice:
 class Launcher:
     """All that is known of a spec on a device before its operands are."""
 
-    def __init__(self, spec: EpilogueSpec, device: int, batch_invariant: bool, tile: str | None) -> None:
+    def __init__(
+        self, spec: EpilogueSpec, device: int, batch_invariant: bool, tile: str | None, rowvecs: str
+    ) -> None:
         self._spec = spec
         self._batch_invariant = batch_invariant
         self._tile = tile
+        self._rowvecs = rowvecs
         self._gpu = device_at(device)
         self.binding = Binding(spec)
         self._kernels: dict[tuple[TileConfig, Variant], Ready | None] = {}
@@ -242,7 +251,7 @@ class Launcher:
             self.add(kernel, function)
 
     def _problem(self, m: int | None, n: int | None, k: int | None, groups: int | None = None) -> Problem:
-        return Problem(self._spec, m, n, k, self._batch_invariant, self._tile, groups)
+        return Problem(self._spec, m, n, k, self._batch_invariant, self._tile, groups, self._rowvecs)
 
     def _groups(self, b: Sequence[Tensor]) -> int | None:
         return b[0].shape[0] if self._grouped else None
@@ -258,10 +267,12 @@ class Launcher:
     def add(self, kernel: Kernel, outcome: Outcome) -> None:
         """One more kernel to choose from, or the knowledge that it can't be had.
 
-        Raises BuildError for one that was edited: what runs in its place would not be what is looked at.
+        Raises BuildError for one that was edited, or whose rowvecs are hoisted as was asked: what runs in its
+        place would not be what is looked at.
         """
         key = (kernel.config, kernel.variant)
-        if kernel.edited is not None and isinstance(outcome, Exception):
+        asked = kernel.edited is not None or kernel.config.rowvecs is Rowvecs.REGISTER_HOIST
+        if asked and isinstance(outcome, Exception):
             raise outcome
         if isinstance(outcome, (BuildError, UnavailableError)):
             self._kernels[key] = None
@@ -351,7 +362,7 @@ class Launcher:
         one whose tile is named.
         """
         config, variant = kernel.config, kernel.variant
-        if self._batch_invariant or self._tile is not None:
+        if self._batch_invariant or self._tile is not None or self._rowvecs != "auto":
             return self._kernels.get((config, variant))
 
         def distance(other: TileConfig) -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """The one operator that a rewritten graph calls: `torch.ops.cute_backend.gemm_epilogue`.
 
     gemm_epilogue(
-        Tensor[] a, Tensor[] b, Tensor[] loads, str spec, bool batch_invariant=False, str? tile=None
+        Tensor[] a, Tensor[] b, Tensor[] loads, str spec, bool batch_invariant=False, str? tile=None,
+        str rowvecs="auto"
     ) -> Tensor[]
 
 `a` has one tensor, (M, K), that all accumulators of the spec share, and `b` one (K, N) for each of them, or
@@ -12,7 +13,7 @@ rowvec, (M,) for a colvec, with an axis for each mode of an M of several, one el
 has one (M, N) tensor for each store, dense in the store's order, or its reduction. `spec` is the canonical
 JSON of an EpilogueSpec: the op is static and all that varies travels in its arguments, so that a graph from
 Inductor's cache finds it in a fresh process. `batch_invariant` asks for rows whose bits do not depend on M,
-and `tile` names tiles, as `config.tile` does.
+`tile` names tiles, as `config.tile` does, and `rowvecs` is as `config.rowvec_placement`.
 
 On CPU the op replays the spec, on CUDA it launches a kernel. It is a post-grad op: autograd has already run,
 so it has no derivative: it passes straight through the autograd key, and its results require no gradient.
@@ -31,7 +32,7 @@ from cute_backend.runtime.operands import check_operands, output_like, parse_spe
 _LIBRARY = torch.library.Library("cute_backend", "DEF")
 _LIBRARY.define(
     "gemm_epilogue(Tensor[] a, Tensor[] b, Tensor[] loads, str spec, bool batch_invariant=False, "
-    "str? tile=None) -> Tensor[]",
+    'str? tile=None, str rowvecs="auto") -> Tensor[]',
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
 )
 
@@ -43,6 +44,7 @@ def _fake(
     spec: str,
     batch_invariant: bool = False,
     tile: str | None = None,
+    rowvecs: str = "auto",
 ) -> list[Tensor]:
     parsed = parse_spec(spec)
     check_operands(parsed, a, b, loads)
@@ -58,6 +60,7 @@ def on_cpu(
     spec: str,
     batch_invariant: bool = False,
     tile: str | None = None,
+    rowvecs: str = "auto",
 ) -> list[Tensor]:
     """The replay of `spec`."""
     from cute_backend.replay import replay  # here, for a serving process launches kernels alone

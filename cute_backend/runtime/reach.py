@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..planning import Arch, TileConfig, Variant, choose, named, table
+from ..planning import Arch, Rowvecs, TileConfig, Variant, choose, named, table, with_rowvecs
 from ..signature import TMA_ALIGN, Argument, Extent, Role, of_role, signature
 from ..spec import EpilogueSpec
 from .kernel import Kernel
@@ -42,6 +42,8 @@ class Problem:
     """Names as `config.tile` has them: the first that can serve the spec serves every M."""
     groups: int | None = None
     """Groups that the rows of a grouped product are in, where that is known."""
+    rowvecs: str = "auto"
+    """As `config.rowvec_placement`."""
 
 
 Winners = Callable[[EpilogueSpec, Variant, int, int], Mapping[int, TileConfig]]
@@ -66,10 +68,20 @@ def config_for(
 ) -> TileConfig:
     """The configuration that serves a problem of known sizes.
 
+    With `problem.rowvecs` it is changed as `with_rowvecs` does, which may raise UsageError.
+
     What was found best for the bucket of M, or for the next smaller or larger one, else the heuristic's
     choice. A batch-invariant region has one for all M, and one whose tile is named has that one; raises
     UsageError where it can't.
     """
+    config = _without_rowvecs(problem, variant, arch, sm_count, winners)
+    return with_rowvecs(config, problem.spec, Rowvecs(problem.rowvecs))
+
+
+def _without_rowvecs(
+    problem: Problem, variant: Variant, arch: Arch, sm_count: int, winners: Winners
+) -> TileConfig:
+    """As `config_for`, whatever `problem.rowvecs`."""
     if problem.tile is not None:
         return named(arch, problem.spec, problem.tile)
     spec, m, n, k = problem.spec, problem.m, problem.n, problem.k
@@ -154,11 +166,13 @@ def _reachable_configs(
 ) -> list[TileConfig]:
     """Tuned ones first, then those chosen for most sizes of M."""
     spec, n, k = problem.spec, problem.n, problem.k
+    rowvecs = Rowvecs(problem.rowvecs)
     if problem.tile is not None:
-        return [named(arch, spec, problem.tile)]
+        return [with_rowvecs(named(arch, spec, problem.tile), spec, rowvecs)]
     if n is None or k is None:
-        return list(table(arch, spec))
+        return [with_rowvecs(config, spec, rowvecs) for config in table(arch, spec)]
     sizes = buckets if problem.m is None else (problem.m,)
     chosen = Counter(config_for(replace(problem, m=m), variant, arch, sm_count, winners) for m in sizes)
-    tuned = set() if problem.batch_invariant else set(winners(spec, variant, n, k).values())
+    asked = problem.batch_invariant or rowvecs is not Rowvecs.AUTO
+    tuned = set() if asked else set(winners(spec, variant, n, k).values())
     return sorted(chosen, key=lambda config: (config not in tuned, -chosen[config]))

@@ -258,7 +258,8 @@ def run_region(
     aligned = stores_aligned(spec, m, n) is True and bound.aligned
     variant = Variant.TMA if aligned else Variant.PLAIN
     groups = b[0].shape[0] if spec.product.kind is ProductKind.GROUPED else None
-    problem = Problem(spec, m, n, k, settings.batch_invariant, settings.tile, groups)
+    asked = settings.batch_invariant, settings.tile, groups, settings.rowvec_placement
+    problem = Problem(spec, m, n, k, *asked)
     config = machine.config or config_for(problem, variant, machine.arch, machine.arch.target.sm_count)
     kernel = Kernel.found(spec, config, variant)
     program = _program(kernel)

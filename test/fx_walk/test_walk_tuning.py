@@ -315,6 +315,19 @@ def test_the_op_of_a_program_with_a_tile_names_it_and_nothing_is_tuned(tuner: Fa
     assert not tuner.jobs and counted() == {"anchors": 2, "regions": 2}
 
 
+def test_the_op_says_where_rowvecs_are_and_nothing_is_tuned(tuner: FakeTuner) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def see(graph: torch.fx.Graph) -> None:
+        asked.extend(node.args[4:] for node in graph.nodes if "gemm_epilogue" in str(node.target))
+
+    options = {"cute_backend.rowvec_placement": "smem_staged", "cute_backend.max_autotune": True}
+    with inductor_config.patch(post_grad_custom_post_pass=see):
+        check(options=options)
+    assert asked == [(False, None, "smem_staged")]
+    assert not tuner.jobs
+
+
 def test_gemm_has_the_tile_that_is_set() -> None:
     from cute_backend import eager
 

@@ -6,9 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from cute_backend.planning import Arch, TileConfig, Variant, choose, plan, subtiled, tunable
+from cute_backend.errors import UsageError
+from cute_backend.planning import (
+    Arch,
+    Rowvecs,
+    TileConfig,
+    Variant,
+    choose,
+    plan,
+    subtiled,
+    tunable,
+    with_rowvecs,
+)
 from cute_backend.planning.hoisting import can_hoist, epilogue_instructions, hoisting, mma_cycles
 from cute_backend.planning.registers import hoist_budget
+from cute_backend.runtime.build import build
+from cute_backend.runtime.kernel import BuildError, Kernel
 from support.shipped import epilogue_spec, sampling_spec
 
 TILE = TileConfig(Arch.SM100A, 128, 128)
@@ -77,3 +90,36 @@ def test_tuning_tries_both() -> None:
 def test_an_unrolled_tile_is_refused_where_subtiles_decide() -> None:
     with pytest.raises(ValueError, match="unrolled visits, but there its subtiles of 32 columns decide"):
         TileConfig(Arch.SM90A, 128, 128, unrolled=True)
+
+
+@pytest.mark.parametrize(
+    "config", [TILE, TileConfig(Arch.SM90A, 128, 128), TileConfig(Arch.SM90A, 128, 128, pingpong=True)]
+)
+def test_rowvecs_are_where_they_were_asked_for(config: TileConfig) -> None:
+    assert with_rowvecs(config, ROWWISE, Rowvecs.AUTO) is config
+    for asked in (Rowvecs.REGISTER_HOIST, Rowvecs.SMEM_STAGED):
+        for before in (config, with_rowvecs(config, ROWWISE, Rowvecs.REGISTER_HOIST)):
+            placed = with_rowvecs(before, ROWWISE, asked)
+            assert placements(placed)["scale_b"] == asked.value
+            assert placed.name.endswith(asked.value) and TileConfig.from_dict(placed.to_dict()) == placed
+            assert TILE.arch is not config.arch or placed.unrolled is (asked is Rowvecs.REGISTER_HOIST)
+
+
+def test_a_spec_without_rowvecs_stays_as_it_is() -> None:
+    tensorwise = epilogue_spec("tensorwise", True)
+    assert with_rowvecs(TILE, tensorwise, Rowvecs.REGISTER_HOIST) is TILE
+
+
+def test_a_hoist_is_refused_where_visits_are_turns_of_a_loop() -> None:
+    sampled = sampling_spec("one")
+    with pytest.raises(
+        UsageError, match=r"config.rowvec_placement is 'register_hoist', but .* turns of a loop"
+    ):
+        with_rowvecs(TILE, sampled, Rowvecs.REGISTER_HOIST)
+
+
+@pytest.mark.exhaustive
+def test_a_hoist_that_spills_is_refused_with_the_bytes() -> None:
+    config = TileConfig(Arch.SM100A, 256, 256, 2, ctas=2, unrolled=True, rowvecs=Rowvecs.REGISTER_HOIST)
+    with pytest.raises(BuildError, match=r"spills \d+ bytes a thread with its rowvecs in registers"):
+        build(Kernel(epilogue_spec("bf16_vectors", True), config, Variant.TMA))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from epilogues import EPILOGUES, Problem
 
 from cute_backend.fx_walk.collect import collect
 from cute_backend.planning import Arch, TileConfig, Variant, plan, tunable
 from cute_backend.planning.cost import work_of
 from cute_backend.planning.transposing import can_transpose, multiplied, transposed
 from cute_backend.spec import EpilogueSpec, LoadKind, Major, Order, ProductKind
+from support.epilogues import EPILOGUES, Problem
 
 
 def spec_of(name: str) -> EpilogueSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...spec import Load, LoadKind
 from ..registers import hoisted_registers
-from ..tiles import TileConfig, Variant
+from ..tiles import Rowvecs, TileConfig, Variant
 from .placement import ByElement, Need, Placement, Ring, takes_nothing
 
 SCALAR = Placement(
@@ -26,8 +26,11 @@ ROW_READ = Placement(
 )
 
 
-def _columns_of_a_thread(load: Load, config: TileConfig, variant: Variant) -> Need:
-    return Need(registers=hoisted_registers(load, config))
+def _columns_of_a_thread(load: Load, config: TileConfig, variant: Variant) -> Need | None:
+    """As many registers as are needed of the budget; none of it where hoists are asked for."""
+    if config.rowvecs is Rowvecs.SMEM_STAGED:
+        return None
+    return Need(registers=0 if config.rowvecs is Rowvecs.REGISTER_HOIST else hoisted_registers(load, config))
 
 
 REGISTER_HOIST = Placement(
