@@ -30,3 +30,19 @@ def test_torch_profiler_shows_the_product_and_its_second_stage_by_name() -> None
         torch.cuda.synchronize()
     shown = {event.name for event in seen.events() if "cute_" in event.name}
     assert shown == {f"{entry}_cutlass_0", f"{entry}_finish_cutlass_1"}
+
+
+def test_a_profiler_shows_the_tile_that_was_named(fresh_compiler: None) -> None:
+    x = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16)
+    for tile in ("128x256_2x1", "64x128_2x1"):
+        torch._dynamo.reset()
+        layer = torch.compile(
+            lambda x, w: F.relu(F.linear(x, w)), backend="cute", options={"cute_backend.tile": tile}
+        )
+        right = F.relu(F.linear(x, w))
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            torch.testing.assert_close(layer(x, w), right)
+            torch.cuda.synchronize()
+        (name,) = {event.name for event in seen.events() if "cute_mm" in event.name}
+        assert name.startswith(f"cute_mm_relu_{tile.partition('_')[0]}_"), name
