@@ -39,7 +39,7 @@ from cute_backend.spec import EpilogueSpec
 COLUMNS = ("model", "tokens", "split", "product", "m", "n", "k", "groups", "tile", "us")
 BF16 = torch.bfloat16
 _BYTES = 6 * 2**30
-"""Of weights that rotate, for every call of a graph its own."""
+"""Bytes of weights that rotate, so that every call of a graph has its own."""
 
 _CALLS = 6
 

@@ -28,7 +28,7 @@ ROWS = ((64, 4096), (64, 14336), (2048, 4096), (2048, 14336), (8192, 4096), (819
 
 
 def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Of the straight line with the least squares."""
+    """The straight line with the least squares."""
     x, y = sum(xs) / len(xs), sum(ys) / len(ys)
     return sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / sum((a - x) ** 2 for a in xs)
 

@@ -27,7 +27,7 @@ MULTIPLE = 16
 """N and K are multiples of it: what fp8 operands and 16-byte rows need."""
 
 MOST_OPERATIONS = 4e12
-"""Of one problem; what would take longer is drawn anew, or a few problems would take all of the time."""
+"""The limit of one problem. A problem beyond it is drawn anew, or a few would take all of the time."""
 
 
 class Epilogue(str, Enum):
@@ -66,7 +66,7 @@ class Operands(str, Enum):
 
 
 DRAWN = (Operands.FP8, Operands.BF16, Operands.FP16)
-"""What is drawn."""
+"""The kinds of operands that problems are drawn with."""
 
 _SCALED: dict[Operands, Callable[..., Tensor]] = {
     Operands.FP8: scaled_mm.bare,

@@ -63,7 +63,7 @@ SHAPES = (
 COLUMNS = ("m", "n", "k", "operands", "tile", "us")
 
 _BYTES = 2 * 2**30
-"""Of inputs that rotate, for every call of a graph its own."""
+"""Bytes of inputs that rotate, so that every call of a graph has its own."""
 
 _CALLS_US = 1500.0
 """The approximate time of all calls of one graph together."""

@@ -39,7 +39,7 @@ TILES = (
     Tile(64, 64, 64, 6, 4),
     Tile(64, 64, 128, 4, 4),
 )
-"""Those that Inductor tries for bf16, and larger ones."""
+"""The tiles that Inductor tries for bf16, and larger ones."""
 
 
 @triton.jit

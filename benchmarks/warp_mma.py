@@ -41,7 +41,7 @@ BARE = EpilogueSpec(
 )
 
 WRONG = 1e-2
-"""Of the largest result, of which bf16 rounds off up to 0.004."""
+"""The tolerance relative to the largest result, of which bf16 rounds off up to 0.004."""
 
 
 @torch.no_grad()

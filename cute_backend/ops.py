@@ -32,7 +32,7 @@ class OperandError(ValueError):
 
 
 class OperandRule(Enum):
-    """Which register dtype the operands are brought to."""
+    """The register dtype that the operands are brought to."""
 
     PROMOTE = "promote"
     """One dtype for all: fp32 where any is a float, else int32 where any is an integer, else bool."""
@@ -50,7 +50,7 @@ class ResultRule(Enum):
     """The register dtype of the result."""
 
     SAME = "same"
-    """That of the operands once brought together (for WHERE, of the two choices)."""
+    """The dtype that the operands promote to (for WHERE, that of the two choices)."""
     BOOL = "bool"
     FLOAT = "float"
     """fp32, whatever the operands are."""
@@ -307,10 +307,10 @@ CAST = PointwiseOp("cast", (), 1, _P, _SAME, None, "cast({0})", _no_reference)
 """To the dtype of the spec's op, under its overflow rule. The device expression is `cast_expression`."""
 
 ROW_INDEX = PointwiseOp("row_index", (), 0, _P, _SAME, None, "row", _no_reference)
-"""Which row of the plane an element lies in, as int32."""
+"""The row of the plane that an element lies in, as int32."""
 
 COLUMN_INDEX = PointwiseOp("column_index", (), 0, _P, _SAME, None, "column", _no_reference)
-"""Which column."""
+"""The column of the plane that an element lies in, as int32."""
 
 INDEX_EXPRESSIONS = {ROW_INDEX.name: "sub.row(e)", COLUMN_INDEX.name: "sub.column(e)"}
 """The device expressions of what an element's place gives, for element `e` of subtile `sub`: clamped to the

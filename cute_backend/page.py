@@ -39,7 +39,7 @@ _COLOURS = """
   }
 }
 """
-"""Of a page by itself. A notebook has its own."""
+"""The colours of a page by itself. A notebook has its own."""
 
 _PAGE_STYLE = """
 body { margin: 0; color: var(--cute-text); background: var(--cute-page); }

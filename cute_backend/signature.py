@@ -82,10 +82,10 @@ class Extent(Enum):
 
 
 class Alignment(Enum):
-    """Which bytes divide an argument's base address and those of its strides that are not 1."""
+    """The bytes that divide an argument's base address and those of its strides that are not 1."""
 
     ELEMENT = "element"
-    """Those of an element."""
+    """The bytes of an element."""
     PLANE = "plane"
     """`TMA_ALIGN` in the variant whose planes move by TMA; in the other, those of an element."""
     TMA = "tma"

@@ -90,14 +90,14 @@ class Stride(str, Enum):
 
 
 class Major(str, Enum):
-    """Which mode of a GEMM operand is contiguous: A is (M, K), B is (K, N)."""
+    """The mode of a GEMM operand that is contiguous: A is (M, K), B is (K, N)."""
 
     K = "k"
     MN = "mn"
 
 
 class ProductKind(str, Enum):
-    """Which matrices a product is of, and which of its rows are the plane of the epilogue."""
+    """The matrices of a product, and the rows of it that are the plane of the epilogue."""
 
     DENSE = "dense"
     """A (M, K) times B (K, N): (M, N) is the plane."""
@@ -110,7 +110,7 @@ class ProductKind(str, Enum):
 
 
 class Columns(str, Enum):
-    """Which columns of B an accumulator is the product with."""
+    """The columns of B that an accumulator is the product with."""
 
     ALL = "all"
     EVEN = "even"
@@ -208,7 +208,7 @@ class Overflow(str, Enum):
 
 
 class Precision(str, Enum):
-    """Which casts inside the chain round."""
+    """The casts inside the chain that round."""
 
     FUSED = "fused"
     """Casts to fp8 and to integers round; a trip through bf16 or fp16 does not, as in Inductor's kernels."""

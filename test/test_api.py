@@ -1,4 +1,4 @@
-"""explain, generate and build: what a person is told, without a GPU."""
+"""explain, generate and build: what they show a person, without a GPU."""
 
 import functools
 import re

@@ -137,7 +137,7 @@ def test_an_epilogue_may_reduce(reduction, beside):
 
 @pytest.mark.parametrize("m", [1, M])
 def test_only_planes_are_converted(m):
-    """Told apart by what they are made of: with one row, sums over the rows have the shape of a plane."""
+    """Results are distinguished by their ops: with one row, sums over the rows have the shape of a plane."""
     a, b = operands()
     plane, kept, row = gemm(
         a[:m], b, epilogue=lambda acc: (acc / 3, (acc / 3).sum(0, keepdim=True), (acc / 3).amax(-1))

@@ -116,7 +116,7 @@ def problem(experts: Experts, tokens: int, split: Split) -> Problem:
 
 
 _TOKENS = (4096, 64)
-"""Of a prompt, and of a step of decoding."""
+"""Numbers of tokens: those of a prompt, and of a step of decoding."""
 
 _GATE_UP, _GATED, _BLOCK = (
     Cell("gate_up", Runner.EAGER),

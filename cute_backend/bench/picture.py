@@ -19,7 +19,7 @@ _COLORS = {
     Runner.QUACK: "#56b4e9",
     Runner.CUTE: "#00589b",
 }
-"""Of Okabe and Ito's palette, which colour-blind readers can distinguish."""
+"""Colours of Okabe and Ito's palette, which colour-blind readers can distinguish."""
 
 _WIDE = 12
 """As many problems as have room for their names in the usual size."""
@@ -63,7 +63,7 @@ def figure(results: Results) -> Figure:
 
 
 def _workloads(table: TableResult) -> list[str]:
-    """Those of which anything but the baseline was measured beside it."""
+    """The workloads for which more than the baseline was measured."""
     return list(
         dict.fromkeys(
             each.cell.workload

@@ -26,7 +26,7 @@ class Runner(str, Enum):
 
 
 PEERS = (Runner.MAX_AUTOTUNE, Runner.QUACK)
-"""Those whose compilation takes long, so that they run only when asked for."""
+"""The runners that compile for long, so that they run only when asked for."""
 
 
 class Rate(str, Enum):

@@ -66,7 +66,7 @@ def _add_file(parser: argparse.ArgumentParser, nargs: str | None = None) -> None
 
 
 def _add_region_options(parser: argparse.ArgumentParser) -> None:
-    """Of `build`, and the first of `explain`, `source` and `simulate`."""
+    """Adds the options of `build`, which are the first of `explain`, `source` and `simulate` too."""
     _add_file(parser)
     parser.add_argument(
         "--arch", metavar="ARCH", help=f"{Arch.listed('or')} (default: the GPU here, or sm_100a)"

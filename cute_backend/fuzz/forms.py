@@ -282,7 +282,7 @@ class _Forms(Drawing):
             self.loads.append(buffer)
 
     def gradient(self) -> None:
-        """Of a loss by a weight."""
+        """Draws the gradient of a loss by a weight."""
         dtype = self.dtype()
         x, weight = self.factor(self.lead, dtype, Fill.NORMAL), self.input(("N", "K"), dtype, Fill.NORMAL)
         loss = self.random.choice(LOSSES)

@@ -216,7 +216,7 @@ KEEPING = (
 """Views and copies that give a plane its shape again."""
 
 CHANGING = (".transpose(-1, -2)", ".flatten()", "[..., 1:]", "[..., ::2]", "[:1]", "[-1]", ".unsqueeze(1)")
-"""Those that give it another one: results, and what ends a region."""
+"""The views that give it another shape: they make results, and end a region."""
 
 PARTS = (
     ("{0}.chunk(2, -1)[0]", "{0}.chunk(2, -1)[1]"),

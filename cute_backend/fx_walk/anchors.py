@@ -305,7 +305,7 @@ def _fp8(
 
 
 def _read_grouped_mm(node: fx.Node) -> Anchor:
-    """Of groups of rows by their offsets, or of a batch, which has none."""
+    """Reads a `grouped_mm`: one with groups of rows by their offsets, or one of a batch, without offsets."""
     args = arguments(node)
     a, b = args["self"], args["mat2"]
     if args["bias"] is not None or fake(b).dim() != 3 or fake(a).dim() != (3 if args["offs"] is None else 2):

@@ -18,7 +18,7 @@ Capability = Callable[[torch.device], tuple[int, int]]
 
 
 def device_capability(device: torch.device) -> tuple[int, int]:
-    """Of a real device; of a fake one, where this torch sees no GPU, that of the first target."""
+    """The capability of a real device; that of the first target for a fake one, if torch sees no GPU."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_capability(device)
     return next(iter(Arch)).target.capability

@@ -25,7 +25,7 @@ class Frame:
 
     @staticmethod
     def of(shape: Sequence[Size], m: Size, n: Size) -> Frame | None:
-        """Of a value whose leading axes are M and whose last ones are N; None where no axis divides them."""
+        """The frame of a value with leading axes M and last axes N; None if no axis divides the two."""
         for start in reversed(range(len(shape) + 1)):
             if known(product(shape[start:]) == n) and known(product(shape[:start]) == m):
                 rows, columns = _long(shape[:start]), _long(shape[start:])
@@ -67,8 +67,8 @@ class Frame:
         )
 
     def reshaped(self, node: fx.Node, m: Size, n: Size) -> Frame | None:
-        """That of a view or a reshape of the value, which gives its elements another shape; None where rows
-        and columns don't stay apart, or elements are repeated."""
+        """The frame of a view or a reshape of the value, which gives its elements another shape. It is None
+        if an axis would hold both rows and columns, or if elements are repeated."""
         before, after = fake(first_argument(node)).shape, fake(node).shape
         if target_name(node) == "aten.permute.default":
             moved = [axis % len(before) for axis in arguments(node)["dims"]]

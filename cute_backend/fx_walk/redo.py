@@ -117,5 +117,5 @@ def _same_plane(source: fx.Node, node: fx.Node) -> bool:
 
 
 def _bytes(nodes: Iterable[fx.Node]) -> int:
-    """Of an element of each."""
+    """The bytes of one element of each node together."""
     return sum(fake(node).element_size() for node in nodes)

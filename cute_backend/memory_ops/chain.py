@@ -64,7 +64,7 @@ class Chain:
 
     @property
     def statements(self) -> list[str]:
-        """Those of all loops."""
+        """The statements of all loops."""
         return [statement for loop in self.loops for statement in loop.statements]
 
     def loop_of(self, store: Store) -> int:

@@ -49,7 +49,7 @@ class Kind:
 
 
 def _of_numbers(nothing: float, combine: Callable[[Float32, Float32], Float32]) -> Kind:
-    """Whose partials are values themselves."""
+    """A kind that has single values as its partials."""
     return Kind(
         (Float32,),
         (nothing,),
@@ -79,7 +79,7 @@ def _above(a: Float32, b: Float32) -> Boolean:
 
 
 def _largest(a: Values, b: Values) -> Values:
-    """Of two keys the larger, of equal ones the one of the lower index."""
+    """The larger of two keys, or of equal keys the one with the lower index."""
     later = _above(b[0], a[0]) | (math.logical_not(_above(a[0], b[0])) & (b[1] < a[1]))
     return math.where(later, b[0], a[0]), math.where(later, b[1], a[1])
 
@@ -184,7 +184,7 @@ class Result:
 
     @property
     def types(self) -> tuple[type[cutlass.Numeric], ...]:
-        """Those of a partial's parts."""
+        """The types of a partial's components."""
         return self.kind.types
 
     def nothing(self) -> Partials:

@@ -279,7 +279,7 @@ def _modes(arch: Arch, product: Accumulator) -> list[Accumulator]:
 
 
 def _sm_count(arch: Arch) -> int:
-    """That of the current GPU where it is one of `arch`, else of one to plan for."""
+    """The SM count of the current GPU if it is one of `arch`, otherwise that of the GPU to plan for."""
     if torch.cuda.is_available() and torch.cuda.get_device_capability() == arch.target.capability:
         return device_at(torch.cuda.current_device()).sm_count
     return arch.target.sm_count

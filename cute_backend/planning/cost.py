@@ -27,7 +27,7 @@ class Work(NamedTuple):
     """The figures of a problem that a tile's time depends on. The fields may be tensors, of many problems."""
 
     waves: Any
-    """Of clusters over the multiprocessors, begun ones included."""
+    """Waves of clusters over the multiprocessors, a wave that is not full included."""
     busy: Any
     """The same, the last one by the share of the multiprocessors that it has work for."""
     depth: Any

@@ -100,7 +100,7 @@ _NARROW = (DType.E4M3, DType.E5M2, DType.I8, DType.U8)
 
 @dataclass(frozen=True)
 class _Value:
-    """Of which value another is a function, by which ops, and what it comes from.
+    """The value that another one is a function of, the ops of that function, and the accumulators behind it.
 
     `plane` is of a value that no accumulator has a part in: whether a load of it varies over both M and N.
     """

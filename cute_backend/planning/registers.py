@@ -67,7 +67,7 @@ class Registers:
     rows: int
     """Values that are read ahead for rows: one of each colvec for each row."""
     partials: int
-    """Of reductions, of two registers for each row at the most."""
+    """Partial results of reductions: at most two registers for each row."""
 
     @staticmethod
     def of(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Registers:

@@ -1,4 +1,4 @@
-"""Which tile configuration a problem gets, and which ones tuning tries."""
+"""The choice of a tile configuration for a problem, and of those that tuning tries."""
 
 from __future__ import annotations
 

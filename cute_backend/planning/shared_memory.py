@@ -21,7 +21,7 @@ class BlockScales:
 
     @staticmethod
     def of(spec: EpilogueSpec) -> BlockScales | None:
-        """That of a spec's products, None where they are not scaled by blocks."""
+        """The scales of a spec's products, or None if they are not scaled by blocks."""
         product = spec.product
         return BlockScales(product.a_scaling, product.b_scaling) if product.is_block_scaled else None
 

@@ -52,7 +52,7 @@ def build(kernel: Kernel) -> Built:
 
 
 def load_known(kernels: Iterable[Kernel]) -> dict[Kernel, KernelFunction]:
-    """Those of `kernels` that this process, a pack or a cache has; nothing is compiled."""
+    """Loads those of `kernels` that this process, a pack or a cache has; nothing is compiled."""
     with _loading:
         for kernel in kernels:
             if kernel not in _loaded:

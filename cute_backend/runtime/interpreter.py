@@ -80,7 +80,7 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _flags() -> list[str]:
-    """Those of this process that keep parts of the environment or the user's site out of it."""
+    """The flags of this process that keep parts of the environment or the user's site out of it."""
     if sys.flags.isolated:
         return ["-I"]
     flags = {"-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site, "-S": sys.flags.no_site}

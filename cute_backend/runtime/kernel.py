@@ -1,4 +1,4 @@
-"""Which kernel: the key that the compiler, the cache and the launcher share."""
+"""The key of a kernel, which the compiler, the cache and the launcher share."""
 
 from __future__ import annotations
 

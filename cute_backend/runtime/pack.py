@@ -156,7 +156,7 @@ class Pack:
         except OSError as error:
             raise PackError(f"the pack {self.path} can't be read: {error.strerror or error}") from error
         except (ArchiveError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise PackError(f"{self.path} is no sound pack: {' '.join(str(error).split())}") from error
+            raise PackError(f"{self.path} is not a valid pack: {' '.join(str(error).split())}") from error
 
     def _check_versions(self, theirs: list[str]) -> None:
         ours = environment()

@@ -1,4 +1,4 @@
-"""Which kernels a region can reach: a tile configuration for every M it may meet, by every alignment.
+"""The kernels that a region can reach: a tile configuration for every M and every alignment it may meet.
 
 They are all built before the region's first launch, so their number is bounded.
 """

@@ -30,9 +30,11 @@ def random_tensor(
 def random_operands(
     spec: EpilogueSpec, m: int, n: int, k: int, generator: torch.Generator
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """A, B, each with its scales where these are of blocks, A with the offsets of its groups, and loads for
-    an op of these sizes, laid out as the spec says and TMA likes best; as for one batch or group where there
-    are several, and with all of M in the innermost of its modes."""
+    """Random A, B and loads for an op of these sizes, laid out as the spec says and aligned for TMA.
+
+    A and B come with their scales if these are of blocks, and A with the offsets of its groups. There is one
+    batch or group if the product has several, and all of M is in the innermost of its modes.
+    """
     sizes = {
         Extent.M: m,
         Extent.N: n,

@@ -1,4 +1,4 @@
-"""Whose files may put code into this process: the one place that decides it.
+"""The users whose files may put code into this process; only this module decides it.
 
 Trusted is what belongs to the process's user or to root and nobody else can write, together with every folder
 above it. Root counts, because images are built as root and serve as another user. Three details:

@@ -163,7 +163,7 @@ class TunedFile:
             return None
 
     def _read(self) -> dict[str, Any]:
-        """The entries as they stand in the file; none where there is no sound file."""
+        """The entries of the file; none if there is no valid file."""
         try:
             data = parse(read_trusted(self._path, _MAX_FILE))
             if data["format"] == _FORMAT:

@@ -10,7 +10,7 @@ from cute_backend.simulator.syntax import Instruction
 
 @dataclass(frozen=True)
 class CtaId:
-    """Which CTA of a launch: the number of its cluster, and its rank there."""
+    """The identity of a CTA in a launch: the number of its cluster, and its rank there."""
 
     cluster: int
     rank: int

@@ -301,7 +301,7 @@ class Warp(Registers):
         self.full = bool(chosen.mask.all())
 
     def together(self, members: np.ndarray | None = None) -> Wait | None:
-        """None if all living lanes (of `members`) are in the running group, else a wait for them."""
+        """A wait for the living lanes (of `members`), or None if all of them are in the running group."""
         if self.full:
             return None
 

@@ -56,7 +56,7 @@ class Box:
 
     @property
     def bytes(self) -> int:
-        """Of the box."""
+        """The bytes of the box."""
         return self.lines * self.line_bytes
 
     @property

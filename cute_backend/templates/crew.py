@@ -21,9 +21,9 @@ MAX_ARRIVALS = 2**20 - 1
 MAX_WARPS = 32
 """Warps of a CTA (CUDA C++ Programming Guide, technical specifications)."""
 NAMED_BARRIERS = 16
-"""Of a CTA; the first is that of all its threads (PTX ISA, bar)."""
+"""The named barriers of a CTA; the first is that of all its threads (PTX ISA, bar)."""
 REGISTERS = 64 * 1024
-"""Of a multiprocessor (CUDA C++ Programming Guide, technical specifications)."""
+"""The registers of a multiprocessor (CUDA C++ Programming Guide, technical specifications)."""
 REGISTER_UNIT = 8
 """A thread's registers are a multiple (PTX ISA, setmaxnreg)."""
 MBARRIER_BYTES = 8

@@ -41,7 +41,7 @@ class WarpgroupOperands:
     adding: cute.TiledMma
     setting: cute.TiledMma
     scales: ScaleStages | None = None
-    """Those of the blocks of A and B, for a mainloop that has a `scaling`."""
+    """The scales of the blocks of A and B, for a mainloop that has a `scaling`."""
 
     def multiply(self, sums: cute.Tensor, state: State, *, anew: bool = False) -> None:
         """Gives a stage's k tile to the tensor cores, as one group; `anew` overwrites the sums."""

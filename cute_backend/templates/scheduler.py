@@ -1,4 +1,4 @@
-"""Which output tile a CTA works on next: a persistent schedule, rastered for L2."""
+"""The order in which a CTA works on output tiles: a persistent schedule, rastered for L2."""
 
 from __future__ import annotations
 
@@ -207,8 +207,8 @@ class GroupSchedule:
         return block * self.raster_m + local - column * high, column, chunk + passed, first, end
 
     def _chunk(self, chunk: Int32) -> tuple[Int32, Int32, Int32]:
-        """Of the lane's group among the 32 from `chunk` on: its first row, the one after its last, and the
-        cluster rows of all from the first of the 32 through it."""
+        """The lane's group among the 32 from `chunk` on: its first row, the one after its last, and the
+        number of cluster rows of all groups from the first of the 32 through it."""
         lane = cute.arch.lane_idx()
         first, end = self._bounds(chunk + lane)
         return first, end, self._scan(cute.ceil_div(end - first, self.cluster_rows), lane)

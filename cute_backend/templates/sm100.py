@@ -354,7 +354,7 @@ class Sm100Gemm(Gemm):
         return cute.make_tensor(s_b.iterator + index * elements, cute.append(stage, stages))
 
     def _cta_tile(self, place: Place) -> tuple[Int32, Int32]:
-        """Which (128, tile_n) tile of its product the CTA has."""
+        """The coordinates of the CTA's (128, tile_n) tile of its product."""
         x, y, _ = cute.arch.block_idx()
         return place.row * self.config.cluster_m + x, place.column * self.config.cluster_n + y
 

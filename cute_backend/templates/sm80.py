@@ -285,7 +285,7 @@ class Sm80Gemm(FragmentGemm):
             planes.bring(getattr(shared.glob, planes.operand.name), s_load, index, corner, tile.lane)
 
     def _index(self, thread: Int32, subtile: int, stages: int) -> Int32:
-        """Which box of a plane a subtile of a warp has: the warp's stages lie in a row."""
+        """The index of the box of a plane for a subtile of a warp: the warp's stages are consecutive."""
         return thread // WARP * stages + subtile % max(stages, 1)
 
     def _corner(self, shared: Sm80Shared, tile: FragmentTile, subtile: int) -> Corner:
@@ -362,7 +362,7 @@ class WarpOperands:
 
     @staticmethod
     def of(mma: cute.TiledMma, a: Stage, b: Stage, shared: Sm80Shared, thread: Int32) -> WarpOperands:
-        """Those of a thread. Where rows are contiguous in shared memory, ldmatrix transposes them."""
+        """The operands of a thread. If rows are contiguous in shared memory, ldmatrix transposes them."""
         mine = mma.get_slice(thread)
         a_copy, b_copy = (
             make(cute.make_copy_atom(warp.LdMatrix8x8x16bOp(not stage.k_major, 4), stage.dtype), mma)

@@ -88,7 +88,7 @@ lies beyond a tensor with zeros more slowly than it loads. M = 16, N = K = 8192 
 and 17.9 without. Tiles of 128 rows come at once: by boxes, M = N = K = 4096 took 2 percent longer (H200)."""
 
 LOAD_REGISTERS = 40
-"""Of a thread that loads; `Target.epilogue_registers` has the others'."""
+"""The registers of a thread that loads; `Target.epilogue_registers` has those of the others."""
 
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000
 """L2 priorities of all that a copy touches, as `createpolicy.fractional` makes them (PTX ISA). What is read
@@ -839,7 +839,7 @@ class Sm90Shared(Shared):
 
 @dataclass(frozen=True)
 class Seat:
-    """Which thread of the warpgroups that multiply this is.
+    """The position of a thread among the warpgroups that multiply.
 
     `thread` and `warp` count within its warpgroup, number `group`. `share` is which part of each tile the
     warpgroup has, `ring` which ring of exact loads it reads, `barrier` where it meets.

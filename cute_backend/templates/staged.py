@@ -38,7 +38,7 @@ class Stage:
 
     @property
     def bytes(self) -> int:
-        """Of a stage."""
+        """The bytes of a stage."""
         return self.rows * self.columns * self.width
 
     @property

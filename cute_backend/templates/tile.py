@@ -45,7 +45,7 @@ class Tile(ABC):
 
     @abstractmethod
     def warp(self) -> Int32:
-        """Which of the warps that work on the tile the thread's is."""
+        """The index of the thread's warp among those that work on the tile."""
 
     def plane_target(self) -> tuple[Int32, Boolean]:
         """Where the partial of the warp's part of the tile goes; whether to write it."""
@@ -97,11 +97,11 @@ class Subtile(ABC):
 
     @abstractmethod
     def row_of(self, e: int) -> int:
-        """Which of the thread's rows element e lies in."""
+        """The index of the thread's row that element e lies in."""
 
     @abstractmethod
     def column_of(self, e: int) -> int:
-        """Which of the thread's columns of this subtile element e lies in."""
+        """The index of the thread's column of this subtile that element e lies in."""
 
     def columns_of(self, held: cute.Tensor) -> cute.Tensor:
         """The thread's columns of this subtile among those of the tile, which it holds in registers. Visits

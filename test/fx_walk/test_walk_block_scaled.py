@@ -275,7 +275,7 @@ def test_programs_on_fake_cuda_tensors(scaled_mm_v2: bool) -> None:
 
 
 def test_an_explanation_is_of_its_architecture() -> None:
-    """A graph on the CPU, which would be replayed there, is told as that architecture would take it."""
+    """A graph on the CPU, which would be replayed there, is explained as for that architecture."""
     program = BLOCKWISE["blockwise_silu_residual"]
     inputs = program.inputs(Problem(64, 128, 256))
     (region,) = cute_backend.explain(program.fn, *inputs, arch="sm_90a").regions

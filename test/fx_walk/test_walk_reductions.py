@@ -406,7 +406,7 @@ def test_dynamic_rows() -> None:
     assert [store.reduce.axis.value for store in region.spec.stores if store.reduce] == ["row", "all"]
 
 
-# Through Inductor, and what people are told
+# Through Inductor, and the messages that people read
 
 
 def test_compiled(fresh_compiler: None) -> None:

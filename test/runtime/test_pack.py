@@ -238,12 +238,12 @@ def pickled(members: dict[str, bytes]) -> None:
     ("change", "sentence"),
     [
         (changed_code, r"was changed: cute_\w+ is not what was written$"),
-        (lost_code, r"is no sound pack: .*There is no item named 'cute_"),
-        (lost_manifest, r"is no sound pack: .*There is no item named 'manifest"),
-        (pickled, r"is no sound pack: "),
+        (lost_code, r"is not a valid pack: .*There is no item named 'cute_"),
+        (lost_manifest, r"is not a valid pack: .*There is no item named 'manifest"),
+        (pickled, r"is not a valid pack: "),
         (restate(format=3), r"has format 3; this version reads 2$"),
-        (restate(kernels=[]), r"is no sound pack: "),
-        (restate(problems=None), r"is no sound pack: "),
+        (restate(kernels=[]), r"is not a valid pack: "),
+        (restate(problems=None), r"is not a valid pack: "),
     ],
 )
 def test_a_pack_that_was_changed(
@@ -260,7 +260,7 @@ def test_what_is_no_pack_at_all(tmp_path: Path) -> None:
     with pytest.raises(PackError, match=r"missing can't be read: No such file or directory$"):
         load_pack(tmp_path / "missing")
     (tmp_path / "text").write_text("kernels")
-    with pytest.raises(PackError, match=r"text is no sound pack: it does not end as a zip archive does$"):
+    with pytest.raises(PackError, match=r"text is not a valid pack: it does not end as a zip archive does$"):
         load_pack(tmp_path / "text")
 
 

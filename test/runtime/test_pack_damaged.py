@@ -77,7 +77,7 @@ LOCAL, LISTED, END = b"PK\3\4", b"PK\1\2", b"PK\5\6"
         (LISTED, 6, b"\xff\0", "version"),
         (LISTED, 24, b"\xff\xff\xff\x7f", "is not as long as it says"),
         (LISTED, 42, b"\xff\xff\xff\x7f", "lies beyond the end"),
-        (LOCAL, 28, b"\xff\xff", "no sound pack"),
+        (LOCAL, 28, b"\xff\xff", "not a valid pack"),
         (LISTED, 16, b"1234", "CRC"),
     ],
 )

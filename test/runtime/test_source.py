@@ -1,4 +1,4 @@
-"""Modules that a person has edited: written by the command line, compiled, run, and told of."""
+"""Modules that a person has edited: written by the command line, compiled, run, and reported."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ WINNER = TRIED[3]
 
 @dataclass
 class FakeTimer:
-    """Says what it is told to: every configuration takes 100 us, some another time, or fail."""
+    """A timer with given results: every configuration takes 100 us, some another time, or fail."""
 
     times: dict[TileConfig, float] = field(default_factory=lambda: {WINNER: 70.0})
     failing: tuple[TileConfig, ...] = ()

@@ -78,7 +78,7 @@ def test_progress_is_told():
     machine = api.Machine(clusters=2, progress=lambda *told: heard.append(told))
     [launch] = api.run(EPILOGUES["rowwise"].fn, inputs_of("rowwise", m=300), machine).launches
     assert [told[:2] for told in heard] == [(1, 2), (2, 2)]
-    # Waits that are tried again count in what is told; clusters run side by side.
+    # Waits that are tried again are counted in the progress; clusters run side by side.
     assert launch.report.instructions // 2 < heard[0][2] < heard[1][2]
     assert launch.report.instructions <= heard[1][2]
 

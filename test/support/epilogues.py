@@ -166,10 +166,10 @@ ROWWISE = {"scale_a": "colvec", "scale_b": "rowvec"}
 
 
 BLOCKWISE: dict[str, Epilogue] = {}
-"""Of scales of blocks: on Hopper alone."""
+"""Epilogues of block-scaled products, which run only on Hopper."""
 
 GROUPED: dict[str, Epilogue] = {}
-"""Of rows in groups: on Hopper and Blackwell."""
+"""Epilogues of grouped products, which run on Hopper and Blackwell."""
 
 
 def epilogue(

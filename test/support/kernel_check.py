@@ -82,7 +82,7 @@ def check_functions(
 def run_kernel(
     kernel: Kernel, function: KernelFunction, operands: Sequence[Tensor], m: int, n: int
 ) -> list[Tensor]:
-    """What a kernel gives for operands, in order, of M and N."""
+    """Runs a kernel on operands, in order, for these M and N."""
     outputs, memory = _outputs(kernel, m, n)
     clusters = max_active_clusters(0, kernel.config.cluster_size)
     function(*map(_as_memory, operands), *memory, clusters)

@@ -27,7 +27,7 @@ SHAPES = ((40, 72, 256), (200, 336, 144))
 
 
 def specs() -> list[EpilogueSpec]:
-    """Of shared epilogues, and of one with promoted sums."""
+    """The specs of some shared epilogues, and one with promoted sums."""
     found = []
     for name in NAMES:
         [graph] = collect(PROGRAMS[name].fn, PROGRAMS[name].inputs(Problem(256, 256, 256)))

@@ -117,7 +117,7 @@ def _tables() -> Iterator[tuple[str, Arch, Callable[[], EpilogueSpec]]]:
 
 
 def served(names: Iterable[str], spec_of: Callable[[str], EpilogueSpec], arch: Arch) -> list[str]:
-    """Those of the names whose specs an architecture has the instructions for."""
+    """The names whose specs an architecture has the instructions for."""
     return [name for name in names if unserved(spec_of(name), arch.target) is None]
 
 

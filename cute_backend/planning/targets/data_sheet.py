@@ -12,7 +12,7 @@ SHARED_BYTES = 128
 
 @dataclass(frozen=True)
 class DataSheet:
-    """What a GPU's data sheet says of a multiprocessor, and of memory."""
+    """Figures of a GPU's data sheet for a multiprocessor, and for memory."""
 
     clock_mhz: float
     """The boost clock."""

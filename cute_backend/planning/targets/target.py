@@ -171,8 +171,8 @@ class Target:
     """Columns of a subtile from which visits are written out one after the other; narrower ones are the turns
     of a loop, and all of them are where it is None."""
     row_bits: int
-    """Of planes, in a row of a subtile: the most that leaves a thread its registers, where planes narrow
-    subtiles."""
+    """The largest number of bits of planes in a row of a subtile that leaves a thread enough registers, for
+    targets on which planes narrow subtiles."""
     epilogue_registers: int
     """The registers that a thread of the epilogue may use."""
     tiles: Tiles

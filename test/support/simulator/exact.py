@@ -90,7 +90,7 @@ def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], 
 
 
 def block_scales(acc: Accumulator, m: int, n: int, k: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Those of A and of B, laid out as torch wants them: no two neighbours are equal along either axis."""
+    """The scales of A and of B, laid out as torch wants them: neighbours along either axis differ."""
     blocks = torch.arange(-(-k // 128))
     rows, columns = (torch.arange(count) for count in (acc.a_scaling.blocks(m), acc.b_scaling.blocks(n)))
     of_a = (5 * blocks[:, None] + rows) % 13 + 1.0

@@ -1,0 +1,101 @@
+"""English that a stranger reads once: counts of phrases that do not stay away by themselves.
+
+Each phrase stands for a way of writing that makes readers stop. What it should be instead is beside it. The
+test has no opinion on style beyond these; a line that needs one of them is added to `ALLOWED`.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("*.md", "docs/*.md", "benchmarks/*.md")
+SOURCES = ("cute_backend/**/*.py", "benchmarks/*.py", "docs/*.py", "examples/*.py")
+
+PHRASES = {
+    r"\b[Tt]old\b": "report, show or receive: a page is not told, it shows",
+    r"\b[Ss]o many\b": "the number, or the parameter that holds it",
+    r"\b[Ii]n turns\b": "ping-pong, alternate or round-robin",
+    r"\bK in parts\b": "split-K",
+    r"^\s*(Whose|None of which|Nothing of which) [a-z ]+\.$": "a main clause: its subject first",
+    r"\b[Ll]ikes best\b": "predicts to be fastest",
+    r"\bis no sound\b": "is not a valid",
+}
+"""A regular expression for each phrase, and its replacement."""
+
+ALLOWED: dict[str, int] = {}
+"""How often a file may have any of the phrases, by its path."""
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines of prose with their numbers: of a page all but code, of a source its docstrings and comments."""
+    text = path.read_text()
+    if path.suffix == ".md":
+        code = False
+        for number, line in enumerate(text.splitlines(), 1):
+            code ^= line.startswith("```")
+            if not code:
+                yield number, line
+        return
+    for node in ast.walk(ast.parse(text)):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            for offset, line in enumerate(node.value.value.splitlines()):
+                yield node.lineno + offset, line
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def files(patterns: tuple[str, ...]) -> list[Path]:
+    found = {path for pattern in patterns for path in ROOT.glob(pattern)}
+    return sorted(path for path in found if "expected" not in path.parts and path != Path(__file__))
+
+
+def test_phrases_that_make_a_reader_stop_stay_away() -> None:
+    found: dict[str, list[str]] = {}
+    for path in files((*PAGES, *SOURCES, "test/**/*.py")):
+        name = str(path.relative_to(ROOT))
+        for number, line in prose(path):
+            for phrase, instead in PHRASES.items():
+                if match := re.search(phrase, line):
+                    found.setdefault(name, []).append(f"{name}:{number}: {match[0]!r}; write {instead}")
+    more = [line for name, lines in found.items() if len(lines) > ALLOWED.get(name, 0) for line in lines]
+    assert not more, "\n".join(more)
+
+
+HEADLESS = re.compile(r"(What|Whose|Of|Those|That of|None of which)\b(?! (do|does|is|are)\b.*\?)")
+"""The beginning of a docstring that names its subject only later, or in the name of what it documents."""
+
+
+def test_docstrings_begin_with_what_they_describe() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {str(node.value.value).split(chr(10))[0]}"
+        for path in files(
+            ("cute_backend/**/*.py", "benchmarks/*.py", "docs/*.py", "examples/*.py", "test/support/**/*.py")
+        )
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and HEADLESS.match(str(node.value.value))
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "planted", ["# It is told of.", '"""As many rows as there are so many."""', "x = 1  # K in parts"]
+)
+def test_a_phrase_is_found(planted: str, tmp_path: Path) -> None:
+    path = tmp_path / "planted.py"
+    path.write_text(planted)
+    assert any(re.search(phrase, line) for _, line in prose(path) for phrase in PHRASES)
