@@ -64,6 +64,6 @@ def check_operands(anchor: Anchor, target: Target | None) -> None:
     if target is not None and product.kind is ProductKind.GROUPED and not target.groups:
         form = f"rows in groups on {target.name}, where no kernel does"
         raise Refused(Reason.GROUPED, target=target_name(anchor.node), form=form)
-    if target is not None and product.is_block_scaled and not target.promotes:
+    if target is not None and product.is_block_scaled and not target.scales_blocks:
         recipe = f"BlockWise{product.a_scaling.value} by BlockWise{product.b_scaling.value}"
         raise Refused(Reason.RECIPE, recipe=recipe, taken=f"TensorWise and RowWise on {target.name}")

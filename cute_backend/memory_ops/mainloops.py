@@ -23,7 +23,15 @@ class Mainloop:
 
 
 def _is_block_scaled(config: TileConfig, spec: EpilogueSpec) -> bool:
-    return is_promoted(config, spec) and spec.product.is_block_scaled
+    return config.target.scales_blocks and is_promoted(config, spec) and spec.product.is_block_scaled
+
+
+def _by_warpgroups(config: TileConfig, spec: EpilogueSpec) -> bool:
+    return is_promoted(config, spec) and config.target.tma
+
+
+def _by_warps(config: TileConfig, spec: EpilogueSpec) -> bool:
+    return is_promoted(config, spec) and not config.target.tma and not spec.product.is_block_scaled
 
 
 def _blocks(config: TileConfig, spec: EpilogueSpec) -> str:
@@ -33,7 +41,8 @@ def _blocks(config: TileConfig, spec: EpilogueSpec) -> str:
 
 MAINLOOPS = (
     Mainloop("cute_backend.templates.block_scaled", "Sm90BlockScaled", _is_block_scaled, _blocks),
-    Mainloop("cute_backend.templates.mainloop", "Sm90Promoted", is_promoted),
+    Mainloop("cute_backend.templates.warp_mainloop", "Sm80Promoted", _by_warps),
+    Mainloop("cute_backend.templates.mainloop", "Sm90Promoted", _by_warpgroups),
 )
 """The first row that serves a kernel is its mainloop."""
 

@@ -37,15 +37,18 @@ from .crew import WARP, WARPS, Crew, Meeting, Role
 from .entry import named
 from .epilogue import Epilogue, by_name
 from .fragments import FragmentGemm
+from .mainloop import check_face
 from .rings import allocate_rows, check_stage
 from .scheduler import BatchSchedule, GroupSchedule, Place, TileSchedule
 from .staged import Corner, Planes, Stage
 from .tile import FragmentTile
+from .warp_mainloop import Sm80Mainloop, Sm80Plain, WarpOperands
 
 WARPGROUP = WARPS * WARP
 """Threads that have 64 rows of a tile at a time."""
-MMA_M, MMA_N, MMA_K = 16, 8, 16
-"""The shape of an instruction, for operands of 16 bits (PTX ISA, mma.m16n8k16)."""
+MMA_M, MMA_N, MMA_K_BYTES = 16, 8, 32
+"""The shape of an instruction; its K is in bytes, 16 elements of 16 bits or 32 of fp8 (PTX ISA, mma.m16n8k16
+and mma.m16n8k32)."""
 
 
 class Sm80Gemm(FragmentGemm):
@@ -54,14 +57,23 @@ class Sm80Gemm(FragmentGemm):
     Of several products of one A there is a B for each, of one layout, or one of (K, 2 N) for neighbouring
     columns; each stage has the columns of all, and a warp's products are as wide as they are together.
 
-    Operands have 16 bits, and each is contiguous along K or along the other mode. Base addresses are
-    multiples of 16 bytes and so are the strides of both operands and of everything in `shared_loads` and
-    `shared_stores`. A BATCHED product has A (B, M, K) and B (B, K, N); all rows of D, and of the epilogue's
-    operands, are (B * M). Raises ValueError for a tile that needs TMA, for rows in groups, and for a batched
-    product with exact loads by columns.
+    Operands are of one dtype. Of 16 bits, each is contiguous along K or along the other mode; of fp8, along
+    K. Without a `mainloop` the tensor cores add up all k tiles. Base addresses are multiples of 16 bytes and
+    so are the strides of both operands and of everything in `shared_loads` and `shared_stores`. A BATCHED
+    product has A (B, M, K) and B (B, K, N); all rows of D, and of the epilogue's operands, are (B * M).
+
+    Raises ValueError for a tile that needs TMA, for rows in groups, and for a batched product with exact
+    loads by columns.
     """
 
-    def __init__(self, epilogue: Epilogue, config: TileConfig, *, kind: ProductKind = ProductKind.DENSE):
+    def __init__(
+        self,
+        epilogue: Epilogue,
+        config: TileConfig,
+        mainloop: Sm80Mainloop | None = None,
+        *,
+        kind: ProductKind = ProductKind.DENSE,
+    ):
         if config.pingpong or config.cluster_size > 1:
             raise ValueError(
                 f"tile {config.name} has ping-pong or a cluster of {config.cluster_size} CTAs; warps that "
@@ -75,6 +87,8 @@ class Sm80Gemm(FragmentGemm):
                 f"{', '.join(columns)} of a batched product has columns in memory, where a batch may begin "
                 "anywhere; copies begin at multiples of 16 bytes"
             )
+        self.mainloop = mainloop or Sm80Plain()
+        check_face(self.mainloop, Sm80Mainloop)
         super().__init__(epilogue, config, kind=kind)
         self.work = Role("work", 0, WARPS * config.warpgroups, "copy, multiply, visit")
         self.groups = tuple(
@@ -104,10 +118,12 @@ class Sm80Gemm(FragmentGemm):
         self.b_stage = Stage(b_dtype, config.mma_n, tile_k, b_k_major)
         self.piece = Stage(b_dtype, config.piece_n, tile_k, b_k_major)
         check_stage(config, self.a_stage.bytes + self.b_stage.bytes)
+        mma_k = MMA_K_BYTES * 8 // a.element_type.width
+        instruction = warp.MmaFP8Op if a.element_type.width == 8 else warp.MmaF16BF16Op
         mma = cute.make_tiled_mma(
-            warp.MmaF16BF16Op(a.element_type, Float32, (MMA_M, MMA_N, MMA_K)),
+            instruction(a.element_type, Float32, (MMA_M, MMA_N, mma_k)),
             cute.make_layout((WARPS * config.sharing, 1, 1)),
-            permutation_mnk=(MMA_M * WARPS * config.sharing, 2 * MMA_N, MMA_K),
+            permutation_mnk=(MMA_M * WARPS * config.sharing, 2 * MMA_N, mma_k),
         )
         grid = cutlass.min(batches.schedule(config, m, n, a).items, max_active_clusters)
         named(self.kernel, self.name)(mma, a, bs, list(loads), list(stores), m, n).launch(
@@ -154,7 +170,7 @@ class Sm80Gemm(FragmentGemm):
         config, stages = self.config, self.stages
         schedule, glob = shared.schedule, shared.glob
         group = cute.arch.make_warp_uniform(thread // WARPGROUP)
-        operands = WarpOperands.of(mma, self.a_stage, self.b_stage, shared, thread)
+        operands = WarpOperands.of(mma, self.a_stage, self.b_stage, shared.s_a, shared.s_b, thread)
         # As `FragmentSubtile` finds them: the four sums of an instruction, then the columns of a block.
         fragments = ((2, 2), self.blocks, config.mma_n // MMA_N)
         acc = cute.make_rmem_tensor(
@@ -180,12 +196,12 @@ class Sm80Gemm(FragmentGemm):
                     names = [operand.name for operand in self.epilogue.staged]
                     self._stage(self._row_tile(shared, place, thread), glob, by_name(names, rows))
                 row_stage = _after(row_stage, stages.row)
-            acc.fill(0.0)
+            sums = self.mainloop.begin(acc)
             for _ in cutlass.range(shared.k_tiles, unroll=1):
                 cute.arch.cp_async_wait_group(stages.ab - 2)
                 cute.arch.sync_threads()
                 ahead = self._copy(shared, ahead, thread)
-                operands.multiply(acc, stage)
+                self.mainloop.step(operands, acc, sums, stage)
                 stage = _after(stage, stages.ab)
             if cutlass.const_expr(config.rolled):
                 smem = by_name(self.smem_names, rows)
@@ -334,54 +350,6 @@ class Ahead:
     item: Int32
     k: Int32
     stage: Int32
-
-
-@dataclass(frozen=True)
-class Fragments:
-    """One operand of a thread: how ldmatrix reads it, the thread's part of all stages, and its registers, as
-    they are read and as they are multiplied."""
-
-    copy: cute.TiledCopy
-    staged: cute.Tensor
-    read: cute.Tensor
-    multiplied: cute.Tensor
-
-    def load(self, k_block: int, stage: Int32) -> cute.Tensor:
-        """The slice of a stage that one instruction's K takes."""
-        cute.copy(self.copy, self.staged[(None, None, k_block, stage)], self.read[(None, None, k_block)])
-        return self.multiplied[(None, None, k_block)]
-
-
-@dataclass(frozen=True)
-class WarpOperands:
-    """The operands that a thread multiplies."""
-
-    mma: cute.TiledMma
-    a: Fragments
-    b: Fragments
-
-    @staticmethod
-    def of(mma: cute.TiledMma, a: Stage, b: Stage, shared: Sm80Shared, thread: Int32) -> WarpOperands:
-        """The operands of a thread. If rows are contiguous in shared memory, ldmatrix transposes them."""
-        mine = mma.get_slice(thread)
-        a_copy, b_copy = (
-            make(cute.make_copy_atom(warp.LdMatrix8x8x16bOp(not stage.k_major, 4), stage.dtype), mma)
-            for make, stage in ((cute.make_tiled_copy_A, a), (cute.make_tiled_copy_B, b))
-        )
-        a_fragment = mma.make_fragment_A(mine.partition_A(shared.s_a[(None, None, 0)]))
-        b_fragment = mma.make_fragment_B(mine.partition_B(shared.s_b[(None, None, 0)]))
-        a_mine, b_mine = a_copy.get_slice(thread), b_copy.get_slice(thread)
-        return WarpOperands(
-            mma,
-            Fragments(a_copy, a_mine.partition_S(shared.s_a), a_mine.retile(a_fragment), a_fragment),
-            Fragments(b_copy, b_mine.partition_S(shared.s_b), b_mine.retile(b_fragment), b_fragment),
-        )
-
-    def multiply(self, acc: cute.Tensor, stage: Int32) -> None:
-        """Adds the products of a stage's k tile."""
-        for k_block in range(cute.size(self.a.multiplied, mode=[2])):
-            a, b = self.a.load(k_block, stage), self.b.load(k_block, stage)
-            cute.gemm(self.mma, acc, a, b, acc)
 
 
 def _is_k_major(operand: cute.Tensor) -> bool:

@@ -13,6 +13,7 @@ from torch.torch_version import TorchVersion
 
 import cute_backend
 from cute_backend.fx_walk.reasons import Reason
+from cute_backend.planning import Arch
 from cute_backend.spec import Columns, Scaling
 from support.epilogues import BLOCKWISE, Problem
 from support.fx_walk.synthetic import BF16, E4M3, F32, OP, Graph, aten, called, rewritten, run, walk
@@ -226,7 +227,7 @@ def test_what_is_not_taken() -> None:
     assert reason(bf16.output(scaled_mm(bf16, (M, KB), (KB, NB), dtype=BF16))) is Reason.SCALE_DTYPE
     wrong = scaled_mm(v2, (M, KB), (NB, KB + 1), recipes=(4, 5))
     assert reason(v2.output(wrong)) is Reason.MIXED_SCALES
-    for capability, fused in (((9, 0), True), ((10, 0), False)):
+    for arch, fused in ((Arch.SM90A, True), (Arch.SM100A, False), (Arch.SM89, False)):
         made = Graph()
         a, b = (
             made.input(name, shape, E4M3, strides, "cuda")
@@ -234,12 +235,13 @@ def test_what_is_not_taken() -> None:
         )
         scales = [made.input(f"scale{shape}", shape, F32, device="cuda") for shape in ((M, KB), (KB, NB))]
         graph = made.output(made.call(aten._scaled_mm.default, a, b, *scales, None, None, BF16))
-        regions, rejections = walk(graph, capability=capability)
+        regions, rejections = walk(graph, capability=arch.target.capability)
         assert len(regions) == fused
         if not fused:
             (rejection,) = rejections
             assert rejection.reason is Reason.RECIPE
-            assert "BlockWise128x128; taken are TensorWise and RowWise on sm_100a" in rejection.message
+            told = f"BlockWise128x128; taken are TensorWise and RowWise on {arch.value}"
+            assert told in rejection.message
 
 
 @pytest.mark.parametrize("scaled_mm_v2", [False, True], ids=["_scaled_mm", "scaled_mm"])

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from cute_backend.planning import Arch, Target, TileConfig, Variant, offered, plan, unserved
-from cute_backend.planning.targets import Accumulators, Shape, sm80, sm90a, sm100a
+from cute_backend.planning.targets import Accumulators, Shape, sm80, sm89, sm90a, sm100a
 from cute_backend.spec import DType, ProductKind
 from cute_backend.templates.epilogue import Template
 from support.small_specs import exact, rowvec, spec_of
 
-HOPPER, BLACKWELL, AMPERE = sm90a.TARGET, sm100a.TARGET, sm80.TARGET
+HOPPER, BLACKWELL, AMPERE, ADA = sm90a.TARGET, sm100a.TARGET, sm80.TARGET, sm89.TARGET
 SIXTEEN_BITS = frozenset((DType.BF16, DType.F16))
 
 
@@ -150,6 +150,12 @@ def test_a_spec_is_served_where_its_dtypes_are() -> None:
         "no MMA of sm_80 multiplies e4m3 by e4m3, as acc does; taken are bf16, f16"
     )
     assert unserved(quantised, AMPERE) == "sm_80 has no conversions of e4m3, which out0 is"
+    assert unserved(fp8, ADA) is None and unserved(quantised, ADA) is None
+    mixed = replace(fp8, accumulators=(replace(fp8.product, a_dtype=DType.E5M2),))
+    assert unserved(mixed, HOPPER) is None
+    assert unserved(mixed, ADA) == (
+        "no MMA of sm_89 multiplies e5m2 by e4m3, as acc does; taken are bf16, e4m3, f16"
+    )
     groups = replace(bf16, accumulators=(replace(bf16.product, kind=ProductKind.GROUPED),))
     assert unserved(groups, HOPPER) is None
     assert unserved(groups, AMPERE) == "sm_80 has no kernel for rows in groups, which acc is of"

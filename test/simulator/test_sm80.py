@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from cute_backend.errors import UsageError
+from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Arch, TileConfig, Variant
 from cute_backend.replay import replay
+from cute_backend.runtime.source import text_of
 from cute_backend.simulator.api import run_region
-from cute_backend.spec import DType, Major, Order, ProductKind, Store, Stride
+from cute_backend.spec import DType, EpilogueSpec, Major, Order, ProductKind, Scaling, Store, Stride
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm80 import Sm80Gemm
 from cute_backend.templates.stages import Stages
@@ -26,6 +28,7 @@ from support.simulator.exact import (
     check_exact,
     machine,
     operands,
+    promoted,
     scaled_residual,
     sm80,
     wrong,
@@ -111,6 +114,33 @@ def test_outputs_have_two_stages_at_the_most() -> None:
     epilogue = SimpleNamespace(staged=(), shared_loads=(), shared_stores=outputs)
     stages = Stages.of(sm80(128, 128), epilogue)  # type: ignore[arg-type]
     assert (stages.ab, stages.exact, stages.row, stages.store) == (4, 0, 0, 2)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("variant", Variant, ids=lambda variant: variant.value)
+@pytest.mark.parametrize(
+    ("fast", "shape"), [(True, (64, 64)), (True, (128, 128)), (False, (64, 64)), (False, (64, 128))], ids=str
+)
+def test_fp8_on_ada(fast: bool, shape: tuple[int, int], variant: Variant) -> None:
+    spec = scaled_residual() if fast else promoted(scaled_residual())
+    config = TileConfig(Arch.SM89, *shape)
+    n = config.tile_n + (24 if variant is Variant.TMA else 5)
+    problem = (config.tile_m + 8, n, 304)  # k: two tiles and a part of one
+    launch = check_exact(spec, problem, machine(config))
+    assert launch.kernel.variant is variant
+    assert ("Sm80Promoted()" in text_of(launch.kernel)) is not fast
+
+
+def test_e5m2_and_blocks_with_scales_are_refused_by_name_on_ada() -> None:
+    ada = TileConfig(Arch.SM89, 64, 64)
+    spec = scaled_residual(DType.E5M2)
+    refused = r"^no MMA of sm_89 multiplies e5m2 by e4m3, as acc does; taken are bf16, e4m3, f16$"
+    with pytest.raises(UsageError, match=refused):
+        run_region(spec, *operands(spec, 16, 16, 16), machine(ada))
+    spec = promoted(scaled_residual())
+    blocks = replace(spec.product, a_scaling=Scaling.LINE, b_scaling=Scaling.SQUARE)
+    with pytest.raises(ValueError, match="no mainloop of sm_89 multiplies sums by the scales of blocks"):
+        emit(EpilogueSpec((blocks,), (), (), (Store("out0", "acc", DType.BF16),)), ada, Variant.TMA)
 
 
 def test_fp8_is_refused_by_name() -> None:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cute_backend.planning import Arch
+from cute_backend.spec import DType
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -148,9 +149,11 @@ class Epilogue:
         return self.fn.__name__
 
     def runs_on(self, arch: Arch) -> bool:
-        """Whether an architecture has kernels of it: some multiply and convert no fp8."""
+        """Whether an architecture has kernels of it: some multiply and convert no fp8, and some no e5m2."""
         dtypes = {tensor.dtype for tensor in self.inputs(Problem(16, 16, 16))}
-        return arch.target.fp8 or not (dtypes & {E4M3, E5M2} or {"e4m3", "e5m2"} & {*self.stores})
+        if E5M2 in dtypes and DType.E5M2 not in arch.target.operands:
+            return False
+        return arch.target.fp8 or not (E4M3 in dtypes or {"e4m3", "e5m2"} & {*self.stores})
 
     def inputs(self, problem: Problem) -> tuple[Tensor, ...]:
         """Fresh arguments for `fn`. The same seed gives the same values on one device."""

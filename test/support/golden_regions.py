@@ -20,7 +20,7 @@ NAMES["sm_90a"] += BLOCKWISE
 for grouping in ("sm_90a", "sm_100a"):
     NAMES[grouping] += GROUPED
 # These share the template of sm_80, and differ in tiles and stages.
-NAMES |= {"sm_86": ["addmm_relu", "swiglu7"], "sm_89": ["batched", "greedy_token"]}
+NAMES |= {"sm_86": ["addmm_relu", "swiglu7"], "sm_89": ["bias_gelu_residual", "greedy_token"]}
 
 
 LARGE = Problem(4096, 4096, 4096)

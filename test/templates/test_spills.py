@@ -35,6 +35,7 @@ TABLES: dict[str, tuple[Arch, dict[str, Any]]] = {
     "sm_80": (Arch.SM80, {"fast_accum": True}),
     "sm_86": (Arch.SM86, {"fast_accum": True}),
     "sm_89": (Arch.SM89, {"fast_accum": True}),
+    "sm_89-promoted": (Arch.SM89, PROMOTED),
 }
 """An architecture, and how the products of the shared epilogues are accumulated in its tiles."""
 

@@ -189,6 +189,11 @@ class Target:
         return not self.operands.isdisjoint(_FP8)
 
     @property
+    def scales_blocks(self) -> bool:
+        """Whether its template multiplies promoted sums by scales of blocks."""
+        return self.promotes and self.tma
+
+    @property
     def groups(self) -> bool:
         """Whether its template schedules groups of rows, whose sizes only the device knows."""
         return self.tma

@@ -63,6 +63,11 @@ def scaled_residual(
     )
 
 
+def promoted(spec: EpilogueSpec) -> EpilogueSpec:
+    """The spec with its fp8 sums promoted."""
+    return replace(spec, accumulators=tuple(replace(acc, fast_accum=False) for acc in spec.accumulators))
+
+
 def integers(shape: tuple[int, int], dtype: DType, generator: torch.Generator) -> Tensor:
     return torch.randint(-2, 3, shape, generator=generator).to(TORCH_DTYPES[dtype])
 

@@ -20,7 +20,7 @@ import torch
 
 import cute_backend.templates
 from cute_backend.memory_ops.emit import emit
-from cute_backend.planning import TileConfig, Variant
+from cute_backend.planning import Arch, TileConfig, Variant
 from cute_backend.replay import replay
 from cute_backend.runtime.build import build
 from cute_backend.runtime.compile import SYMBOL, Built, compile_kernel
@@ -28,7 +28,17 @@ from cute_backend.runtime.kernel import Kernel
 from cute_backend.simulator import api
 from cute_backend.simulator.host import HostProgram
 from cute_backend.spec import Axis, DType, EpilogueSpec, ReduceKind, Reduction, Scaling, Store
-from support.simulator.exact import grouped, groups, operands, scaled_residual, sm80, sm90, sm100, wrong
+from support.simulator.exact import (
+    grouped,
+    groups,
+    operands,
+    promoted,
+    scaled_residual,
+    sm80,
+    sm90,
+    sm100,
+    wrong,
+)
 
 SPEC = scaled_residual()
 LARGEST = replace(
@@ -43,7 +53,7 @@ BLOCKWISE = replace(
     ops=(replace(SPEC.ops[2], operands=("acc", "exact0")),),
 )
 COLUMNWISE = replace(BLOCKWISE, accumulators=(replace(BLOCKWISE.accumulators[0], b_scaling=Scaling.LINE),))
-SLOW = replace(SPEC, accumulators=(replace(SPEC.accumulators[0], fast_accum=False),))
+SLOW = promoted(SPEC)
 GROUPED = replace(grouped(), stores=SPEC.stores)
 
 
@@ -100,6 +110,7 @@ SCALED_PARTS = Subject(sm90(64, 64, split_k=4), (40, 72, 640), spec=BLOCKWISE)  
 WARPS = Subject(sm80(64, 64), (136, 136, 896), spec=scaled_residual(DType.BF16, DType.BF16))
 FEW_K_TILES = replace(WARPS, problem=(72, 72, 72))
 MANY_SUBTILES = replace(WARPS, config=sm80(128, 128), problem=(136, 136, 72))
+ADA = Subject(TileConfig(Arch.SM89, 64, 64), (72, 136, 304), spec=SLOW)
 PARTS = Subject(sm90(64, 64, split_k=4), (72, 72, 1040))
 
 ENDS = (*range(20), 83, 83, 128)
@@ -127,6 +138,7 @@ SUBJECTS = {
     "warps": WARPS,
     "few k tiles": FEW_K_TILES,
     "many subtiles": MANY_SUBTILES,
+    "fp8 on Ada": ADA,
 }
 
 
@@ -140,6 +152,7 @@ class Text(Enum):
     FINISH = "finish"
     SPLIT_K = "split_k"
     MAINLOOP = "mainloop"
+    WARP_MAINLOOP = "warp_mainloop"
     BLOCK_SCALED = "block_scaled"
     BLOCK_SCALES = "block_scales"
     GEMM = "gemm"

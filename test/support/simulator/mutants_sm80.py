@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cute_backend.simulator.errors import RaceError
 from support.simulator.mutants import (
+    ADA,
     FEW_K_TILES,
     MANY_SUBTILES,
     RELEASED_UNREAD,
@@ -105,8 +106,25 @@ MUTANTS = [
     Mutant(
         "sums begin with those of the tile before",
         WARPS,
-        without("acc.fill(0.0)"),
+        instead("sums = self.mainloop.begin(acc)", "sums = None"),
         WrongNumbers,
         "are wrong",
+    ),
+    # fp8, whose sums of a k tile are added to the accumulators.
+    Mutant(
+        "sums of a k tile begin with those of the one before",
+        ADA,
+        without("held.fill(0.0)"),
+        WrongNumbers,
+        "are wrong",
+        Text.WARP_MAINLOOP,
+    ),
+    Mutant(
+        "sums of the last k tile alone",
+        ADA,
+        instead("acc[i] = acc[i] + held[i]", "acc[i] = held[i]"),
+        WrongNumbers,
+        "are wrong",
+        Text.WARP_MAINLOOP,
     ),
 ]

@@ -1,0 +1,96 @@
+"""t2 = acc * scale_a * scale_b + bias
+   out0 = bf16(t2 * 0.5 * (tanh((t2 + t2 * t2 * t2 * 0.044715) * 0.7978846) + 1) + exact0)
+
+    scale_a  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
+    scale_b  rowvec  f32   register_hoist  the columns of a thread, before the accumulator wait
+    bias     rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait
+    exact0   exact   bf16  cp_async        a subtile at a time by cp.async, the first ones ahead of the products
+
+cute_scaled_mm_bias_gelu_residual_64x128_df860be8:
+sm_89, tile 64x128_1x1, planes aligned to 16 bytes:
+64 by 128, subtiles of 32 columns, raster 8.
+templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
+are those by which memory_ops/simplify.py replaces its own.
+"""
+
+from types import SimpleNamespace
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32
+
+from cute_backend.memory_ops import device_math as math
+from cute_backend.planning import Arch, TileConfig
+from cute_backend.templates.epilogue import SmemOperand
+from cute_backend.templates.sm80 import Sm80Gemm
+
+
+class Epilogue:
+    loads = ("scale_a", "scale_b", "bias", "exact0")
+    stores = ("out0",)
+    staged = ()
+    shared_loads = (
+        SmemOperand("exact0", BFloat16),
+    )
+    shared_stores = (
+        SmemOperand("out0", BFloat16),
+    )
+
+    @cute.jit
+    def begin(self, tile, glob):
+        scale_a = cute.make_rmem_tensor(tile.rows, Float32)
+        for r in cutlass.range_constexpr(tile.rows):
+            scale_a[r] = glob.scale_a[tile.row(r)]
+        scale_b = cute.make_rmem_tensor(tile.columns, Float32)
+        for c in cutlass.range_constexpr(tile.columns):
+            scale_b[c] = glob.scale_b[tile.column(c)]
+        bias = cute.make_rmem_tensor(tile.columns, BFloat16)
+        for c in cutlass.range_constexpr(tile.columns):
+            bias[c] = glob.bias[tile.column(c)]
+        bias = math.pack(bias)
+        return SimpleNamespace(scale_a=scale_a, scale_b=scale_b, bias=bias)
+
+    @cute.jit
+    def visit(self, sub, acc, glob, held, smem):
+        scale_b = sub.columns_of(held.scale_b)
+        bias = sub.columns_of(held.bias)
+        bias = math.widen(bias, Float32)
+        exact0 = cute.make_rmem_tensor(sub.elements, BFloat16)
+        sub.copy_from(smem.exact0, exact0)
+        exact0 = math.widen(exact0, Float32)
+        smem.release()
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
+        for e in cutlass.range_constexpr(sub.elements):
+            r = sub.row_of(e)
+            c = sub.column_of(e)
+            t0 = acc[e] * held.scale_a[r]
+            t1 = t0 * scale_b[c]
+            t2 = t1 + bias[c]
+            t4 = t2 * t2
+            t10_sigmoid_slope = t4 * 0.1029432395800235
+            t10_sigmoid_line = t10_sigmoid_slope + 2.302208198144325
+            t10_sigmoid_argument = t2 * t10_sigmoid_line
+            t10_sigmoid = math.logistic2(t10_sigmoid_argument)
+            t11 = t2 * t10_sigmoid
+            t12 = t11 + exact0[e]
+            out0[e] = t12
+        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
+
+
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM89, 64, 128))
+
+
+@cute.jit
+def launch(
+    a: cute.Tensor,
+    b: cute.Tensor,
+    scale_a: cute.Tensor,
+    scale_b: cute.Tensor,
+    bias: cute.Tensor,
+    exact0: cute.Tensor,
+    out0: cute.Tensor,
+    max_active_clusters: Int32,
+    stream: cuda.CUstream,
+):
+    gemm(a, [b], [scale_a, scale_b, bias, exact0], [out0], max_active_clusters, stream)
