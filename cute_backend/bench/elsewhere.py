@@ -15,7 +15,7 @@ from pathlib import Path
 from ..planning import Arch
 from ..runtime.build import jobs
 from ..runtime.compile import compile_for
-from ..runtime.kernel import BuildError, Kernel
+from ..runtime.kernel import Kernel
 from ..runtime.link import LIBRARY, OBJECT, KernelFunction, link, load
 from ..runtime.source import text_of
 
@@ -23,8 +23,8 @@ from ..runtime.source import text_of
 def functions_for(gpu: Arch, kernels: Sequence[Kernel], folder: Path) -> dict[Kernel, KernelFunction]:
     """The kernels as functions that run on `gpu`, compiled in several processes and left in `folder`.
 
-    A caller's main module is imported by these processes. Raises BuildError for a kernel that spills there,
-    or that can't be built.
+    A caller's main module is imported by these processes. Raises BuildError for a kernel that can't be built.
+    A thread may need more registers there than where the kernel is planned for, and spill.
     """
     given = [json.dumps(kernel.to_dict()) for kernel in kernels]
     with ProcessPoolExecutor(jobs(), mp_context=get_context("spawn")) as pool:
@@ -38,8 +38,6 @@ def _built(gpu: Arch, given: str, folder: Path) -> Path:
     path = folder / f"{kernel.name}.py"
     path.write_text(text_of(kernel))
     built = compile_for(gpu, kernel, path.read_text(), path)
-    if built.spill_bytes:
-        raise BuildError(f"{kernel.name} spills {built.spill_bytes} bytes on {gpu.value}")
     path.with_suffix(".ptx").write_text(built.ptx)
     host_object, library = path.with_suffix(OBJECT), path.with_suffix(LIBRARY)
     host_object.write_bytes(built.host_object)
