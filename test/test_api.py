@@ -35,7 +35,7 @@ def test_an_explanation_prints_as_a_table():
 region 0: _scaled_mm, aten._scaled_mm.default of M 512, N 512, K 512
     cute_scaled_mm_silu_mul_quant_64x64_48bfc437:
     sm_90a, tile 64x64_1x1_pingpong:
-    64 by 64, warpgroups in turn, subtiles of 32 columns, raster 8
+    64 by 64, ping-pong, subtiles of 32 columns, raster 8
     acc of b, at epilogues.py:LINE
     t1 = acc * scale_a * scale_b
     out0 = e4m3(minimum(maximum(t1 / (exp(-t1) + 1) * exact0 * scalar0, -448), 448))

@@ -1,5 +1,6 @@
 """The kernels of the shared epilogues, as text that a person has read, and compiled from that text."""
 
+import ast
 import re
 
 import pytest
@@ -50,6 +51,15 @@ def check_module(file: str, region: Region, arch: str) -> None:
     assert re.findall(r"\.entry (\w+)\(", built.ptx) == names
     assert all(name.encode() in built.cubin and name.encode() in built.host_object for name in names)
     assert f"\n{entry}:\n" in built.source
+
+
+@pytest.mark.parametrize("path", EXPECTED.glob("*_sm*.py"), ids=lambda path: path.stem)
+def test_no_method_binds_a_name_twice(path):
+    (epilogue,) = (node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef))
+    for method in (node for node in epilogue.body if isinstance(node, ast.FunctionDef)):
+        assigned = [statement.targets for statement in method.body if isinstance(statement, ast.Assign)]
+        names = [target.id for targets in assigned for target in targets if isinstance(target, ast.Name)]
+        assert len(set(names)) == len(names), (method.name, names)
 
 
 def test_every_expected_module_has_an_epilogue():

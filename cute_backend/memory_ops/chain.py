@@ -22,6 +22,9 @@ from ..ops import (
 )
 from ..spec import Const, DType, EpilogueSpec, Op, Operand, Overflow, Store
 
+_PLAIN = 8
+"""Characters of a number that is shown without its expression."""
+
 _REGISTER_TYPES = {DType.F32: "Float32", DType.I32: "Int32", DType.BOOL: "Boolean"}
 
 
@@ -44,13 +47,17 @@ class Loop:
 class Chain:
     """A spec's ops, reduced to what its stores need.
 
-    `reads` gives the expression for each accumulator and load. After construction `loops` has the lines in
-    order and `stored(store)` the expression, register dtype and overflow rule of each output, in the loop
-    `loop_of(store)`; of one that reduces, the fp32 expression that is reduced.
+    `reads` gives the expression for each accumulator and load, and `folded` that of each number that is a
+    product of others, which a comment shows. After construction `loops` has the lines in order and
+    `stored(store)` the expression, register dtype and overflow rule of each output, in the loop
+    `loop_of(store)`; for an output that reduces, the fp32 expression that is reduced.
     """
 
-    def __init__(self, spec: EpilogueSpec, reads: Mapping[str, str]) -> None:
+    def __init__(
+        self, spec: EpilogueSpec, reads: Mapping[str, str], folded: Mapping[float, str] | None = None
+    ) -> None:
         self._spec = spec
+        self._folded = folded or {}
         self._ops = {op.name: op for op in spec.ops}
         self._text = dict(reads)
         self._dtype = {name: spec.dtypes[name].register for name in reads}
@@ -145,7 +152,13 @@ class Chain:
             self._operand(operand, target, wrapped=all(isinstance(item, Const) for item in op.operands[-2:]))
             for operand, target in zip(op.operands, targets, strict=True)
         ]
-        self._define(op.name, expression.format(*texts), op.dtype)
+        self._define(op.name, expression.format(*texts), op.dtype, self._comment(op))
+
+    def _comment(self, op: Op) -> str:
+        """The expressions of the op's folded numbers, as a comment; none for numbers of a few digits."""
+        numbers = (float(operand.value) for operand in op.operands if isinstance(operand, Const))
+        shown = [self._folded[each] for each in numbers if each in self._folded and len(repr(each)) > _PLAIN]
+        return f"  # {', '.join(shown)}" if shown else ""
 
     def _emit_cast(self, op: Op) -> None:
         (operand,) = op.operands
@@ -154,8 +167,8 @@ class Chain:
         text = self._operand(operand, source, wrapped=True)
         self._define(op.name, cast_expression(text, source, target, op.overflow), target.register)
 
-    def _define(self, name: str, expression: str, dtype: DType) -> None:
-        self.loops[self._loop[name]].statements.append(f"{name} = {expression}")
+    def _define(self, name: str, expression: str, dtype: DType, comment: str = "") -> None:
+        self.loops[self._loop[name]].statements.append(f"{name} = {expression}{comment}")
         self._text[name], self._dtype[name] = name, dtype
 
     def _source(self, operand: Operand) -> DType:

@@ -22,8 +22,8 @@ from .reads import CUTE_TYPES
 from .simplify import simplify
 
 _WHERE_TO_READ_ON = (
-    "templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have",
-    "are those by which memory_ops/simplify.py replaces its own.",
+    "templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come",
+    "from memory_ops/simplify.py, which replaces ops by cheaper ones.",
 )
 
 
@@ -38,19 +38,26 @@ def emit(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
     if (why := unserved(spec, config.target)) is not None:
         raise UsageError(why)
     header = (entry_name(spec, config, variant), formula(spec))
-    return _Module(simplify(spec), header, subtiled(spec, config, variant), variant).text()
+    folded: dict[float, str] = {}
+    simple = simplify(spec, folded)
+    return _Module(simple, folded, header, subtiled(spec, config, variant), variant).text()
 
 
 class _Module:
     def __init__(
-        self, spec: EpilogueSpec, header: tuple[str, str], config: TileConfig, variant: Variant
+        self,
+        spec: EpilogueSpec,
+        folded: dict[float, str],
+        header: tuple[str, str],
+        config: TileConfig,
+        variant: Variant,
     ) -> None:
         self.config, self.variant = config, variant
         self.name, self.formula = header
         self.arguments = signature(spec)
         self.plan = plan(spec, config, variant)
         self.spec = spec = multiplied(spec, config)
-        self.chain = Chain(spec, self._reads())
+        self.chain = Chain(spec, self._reads(), folded)
         self.mainloop = mainloop(spec, config)
 
     def text(self) -> str:

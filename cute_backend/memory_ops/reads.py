@@ -27,10 +27,12 @@ def begin(load: Load, placement: Placement) -> list[str]:
     """Statements by which an epilogue thread reads a load before the accumulator wait."""
     if placement.begin is None:
         return []
-    lines = _read_by_element(load, placement.begin)
     if placement.part is None:
-        return [*lines, *_widened(load)]
-    return [*lines, f"        {load.name} = math.pack({load.name})"] if load.dtype.bits == 16 else lines
+        return [*_read_by_element(load, placement.begin, _narrow(load)), *_widened(load)]
+    if load.dtype.bits != 16:
+        return _read_by_element(load, placement.begin, load.name)
+    read = f"{load.name}_read"
+    return [*_read_by_element(load, placement.begin, read), f"        {load.name} = math.pack({read})"]
 
 
 def stage(loads: Sequence[Load]) -> list[str]:
@@ -49,29 +51,30 @@ def visit(spec: EpilogueSpec, plan: Plan) -> list[str]:
     lines = []
     for load in spec.loads:
         if part := plan.placements[load.name].part:
-            lines += [f"        {load.name} = {part.format(load.name)}", *_widened(load)]
+            lines += [f"        {_narrow(load)} = {part.format(load.name)}", *_widened(load)]
     for load in plan.in_ring(Ring.ROW, spec):
         lines += _fragment(load, f"sub.row_slice(smem.{load.name})")
     planes = plan.in_ring(Ring.PLANE, spec)
     for load in planes:
         lines += [
-            f"        {load.name} = cute.make_rmem_tensor(sub.elements, {CUTE_TYPES[load.dtype]})",
-            f"        sub.copy_from(smem.{load.name}, {load.name})",
+            f"        {_narrow(load)} = cute.make_rmem_tensor(sub.elements, {CUTE_TYPES[load.dtype]})",
+            f"        sub.copy_from(smem.{load.name}, {_narrow(load)})",
             *_widened(load),
         ]
     lines += ["        smem.release()"] if planes else []
     for load in spec.loads:
         reads = plan.placements[load.name].visit
-        lines += [] if reads is None else [*_read_by_element(load, reads), *_widened(load)]
+        if reads is not None:
+            lines += [*_read_by_element(load, reads, _narrow(load)), *_widened(load)]
     return lines
 
 
-def _read_by_element(load: Load, reads: ByElement) -> list[str]:
-    """Reads of global memory by element, as they are there."""
+def _read_by_element(load: Load, reads: ByElement, name: str) -> list[str]:
+    """Reads of global memory by element, to registers by this name, in memory's dtype."""
     return [
-        f"        {load.name} = cute.make_rmem_tensor({reads.count}, {CUTE_TYPES[load.dtype]})",
+        f"        {name} = cute.make_rmem_tensor({reads.count}, {CUTE_TYPES[load.dtype]})",
         f"        for {reads.slot} in cutlass.range_constexpr({reads.count}):",
-        f"            {load.name}[{reads.slot}] = glob.{load.name}[{reads.index}]",
+        f"            {name}[{reads.slot}] = glob.{load.name}[{reads.index}]",
     ]
 
 
@@ -80,13 +83,20 @@ def _fragment(load: Load, source: str) -> list[str]:
     name = load.name
     return [
         f"        {name}_smem = {source}",
-        f"        {name} = cute.make_rmem_tensor({name}_smem.shape, {CUTE_TYPES[load.dtype]})",
-        f"        cute.autovec_copy({name}_smem, {name})",
+        f"        {_narrow(load)} = cute.make_rmem_tensor({name}_smem.shape, {CUTE_TYPES[load.dtype]})",
+        f"        cute.autovec_copy({name}_smem, {_narrow(load)})",
         *_widened(load),
     ]
 
 
+def _narrow(load: Load) -> str:
+    """The name of a load's values in memory's dtype, such as `bias_bf16`; the load's own if that is not
+    widened."""
+    is_wide = CUTE_TYPES[load.dtype] == register_type(load.dtype)
+    return load.name if is_wide else f"{load.name}_{load.dtype.value}"
+
+
 def _widened(load: Load) -> list[str]:
-    if CUTE_TYPES[load.dtype] == register_type(load.dtype):
+    if _narrow(load) == load.name:
         return []
-    return [f"        {load.name} = math.widen({load.name}, {register_type(load.dtype)})"]
+    return [f"        {load.name} = math.widen({_narrow(load)}, {register_type(load.dtype)})"]

@@ -27,15 +27,20 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from ..formula import number
 from ..numerics import largest_finite
 from ..ops import effective_dtype
 from ..spec import Const, DType, EpilogueSpec, Op, Operand, Overflow
 
 
-def simplify(spec: EpilogueSpec) -> EpilogueSpec:
-    """The same stores by cheaper ops, and no op that no store needs."""
+def simplify(spec: EpilogueSpec, folded: dict[float, str] | None = None) -> EpilogueSpec:
+    """The same stores by cheaper ops, and no op that no store needs.
+
+    `folded` receives the expression of each number that is the product of others, for people to read.
+    """
     spec = _with_sigmoids(_without_transparent_casts(spec))
-    return _without_dead_ops(_without_saturating_clamps(_with_numbers_gathered(spec)))
+    gathered = _with_numbers_gathered(spec, {} if folded is None else folded)
+    return _without_dead_ops(_without_saturating_clamps(gathered))
 
 
 def _without_transparent_casts(spec: EpilogueSpec) -> EpilogueSpec:
@@ -93,9 +98,9 @@ def _one_plus_tanh(op: Op, producers: dict[str, Op]) -> list[Op] | None:
     return [doubled, sigmoid, Op(op.name, "mul", (sigmoid.name, Const(2.0)), DType.F32)]
 
 
-def _with_numbers_gathered(spec: EpilogueSpec) -> EpilogueSpec:
+def _with_numbers_gathered(spec: EpilogueSpec, folded: dict[float, str]) -> EpilogueSpec:
     """Products with numbers moved past other products and into sigmoids."""
-    numbers = _Numbers(spec)
+    numbers = _Numbers(spec, folded)
     ops: list[Op] = []
     for op in spec.ops:
         gathered = numbers.gathered(op) if op.dtype is DType.F32 else [op]
@@ -108,8 +113,9 @@ def _with_numbers_gathered(spec: EpilogueSpec) -> EpilogueSpec:
 class _Numbers:
     """The values so far that are known to be another fp32 value times a number."""
 
-    def __init__(self, spec: EpilogueSpec) -> None:
+    def __init__(self, spec: EpilogueSpec, folded: dict[float, str]) -> None:
         self._dtypes = spec.dtypes
+        self._folded = folded
         self._producers: dict[str, Op] = {}
         self._scaled = {name: (name, 1.0) for name in spec.dtypes}
 
@@ -131,27 +137,35 @@ class _Numbers:
         if isinstance(op.operands[1], Const):
             b = float(op.operands[1].value)
             moves = (_is_power_of_two(a) or _is_power_of_two(b)) and _is_normal(a * b)
-            return [replace(op, operands=(left, Const(a * b)))] if moves else [op]
+            return [replace(op, operands=(left, self._product(a, b)))] if moves else [op]
         right, b = self._scaled[op.operands[1]]
         if not (_is_power_of_two(a) and _is_power_of_two(b)):
             return [op]
         if a * b == 1.0:
             return [replace(op, operands=(left, right))]
         product = Op(f"{op.name}_product", "mul", (left, right), DType.F32)
-        return [product, replace(op, operands=(product.name, Const(a * b)))]
+        return [product, replace(op, operands=(product.name, self._product(a, b)))]
 
-    def _logistic2(self, op: Op, value: str, number: float) -> list[Op]:
-        """The sigmoid of a value times a number."""
-        a = number * _LOG2_E
-        argument = Op(f"{op.name}_argument", "mul", (value, Const(a)), DType.F32)
+    def _logistic2(self, op: Op, value: str, scale: float) -> list[Op]:
+        """The sigmoid of a value times a number, its scale."""
+        self._folded[_LOG2_E] = "log2(e)"
+        factor = self._product(scale, _LOG2_E)
+        argument = Op(f"{op.name}_argument", "mul", (value, factor), DType.F32)
         logistic = replace(op, op="logistic2", operands=(argument.name,))
         common = self._common_factor(value)
         if common is None:
             return [argument, logistic]
         x, y, b = common
-        slope = Op(f"{op.name}_slope", "mul", (y, Const(a * b)), DType.F32)
-        line = Op(f"{op.name}_line", "add", (slope.name, Const(a)), DType.F32)
+        slope = Op(f"{op.name}_slope", "mul", (y, self._product(float(factor.value), b)), DType.F32)
+        line = Op(f"{op.name}_line", "add", (slope.name, factor), DType.F32)
         return [slope, line, replace(argument, operands=(x, line.name)), logistic]
+
+    def _product(self, a: float, b: float) -> Const:
+        """a * b, whose expression is noted."""
+        factors = [self._folded.get(factor) or number(factor) for factor in (a, b) if factor != 1.0]
+        if factors:
+            self._folded[a * b] = " * ".join(factors)
+        return Const(a * b)
 
     def _common_factor(self, name: str) -> tuple[str, str, float] | None:
         """x, y and b, where the value is the fp32 sum of x and y * x * b, y a square and b positive: of one

@@ -141,7 +141,7 @@ class TileConfig:
         if self.ctas > 1:
             shape += f", {self.ctas} CTAs a tile"
         if self.pingpong:
-            shape += ", warpgroups in turn"
+            shape += ", ping-pong"
         shape += f", K in {self.split_k} parts, a CTA each" if self.split_k > 1 else ""
         several = self.cluster_m * self.cluster_n > 1
         clusters = f"clusters of {self.cluster_m} by {self.cluster_n}, " if several else ""

@@ -10,8 +10,8 @@
 cute_bmm_bias_scale_silu_residual_max_256x128_62178ea8:
 sm_100a, tile 256x128_2x1_2cta, planes aligned to 16 bytes:
 256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 32 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace
@@ -51,10 +51,10 @@ class Epilogue:
 
     @cute.jit
     def begin(self, tile, glob):
-        bias = cute.make_rmem_tensor(tile.rows, BFloat16)
+        bias_bf16 = cute.make_rmem_tensor(tile.rows, BFloat16)
         for r in cutlass.range_constexpr(tile.rows):
-            bias[r] = glob.bias[tile.row(r)]
-        bias = math.widen(bias, Float32)
+            bias_bf16[r] = glob.bias[tile.row(r)]
+        bias = math.widen(bias_bf16, Float32)
         out1 = reduce.Partials(reduce.MAX, tile.rows)
         return SimpleNamespace(bias=bias, out1=out1)
 
@@ -63,9 +63,9 @@ class Epilogue:
         rowvec0_smem = sub.row_slice(smem.rowvec0)
         rowvec0 = cute.make_rmem_tensor(rowvec0_smem.shape, Float32)
         cute.autovec_copy(rowvec0_smem, rowvec0)
-        exact0 = cute.make_rmem_tensor(sub.elements, BFloat16)
-        sub.copy_from(smem.exact0, exact0)
-        exact0 = math.widen(exact0, Float32)
+        exact0_bf16 = cute.make_rmem_tensor(sub.elements, BFloat16)
+        sub.copy_from(smem.exact0, exact0_bf16)
+        exact0 = math.widen(exact0_bf16, Float32)
         smem.release()
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         out1 = cute.make_rmem_tensor(sub.elements, Float32)
@@ -75,7 +75,7 @@ class Epilogue:
             t0 = acc[e] * 0.5
             t1 = t0 + held.bias[r]
             t2 = t1 * rowvec0[c]
-            t6_sigmoid_argument = t2 * 1.4426950408889634
+            t6_sigmoid_argument = t2 * 1.4426950408889634  # log2(e)
             t6_sigmoid = math.logistic2(t6_sigmoid_argument)
             t6 = t2 * t6_sigmoid
             t7 = t6 + exact0[e]

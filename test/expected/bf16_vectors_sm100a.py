@@ -8,8 +8,8 @@
 cute_scaled_mm_scale_bias_256x128_2eb7256f:
 sm_100a, tile 256x128_2x1_2cta, planes aligned to 16 bytes:
 256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 32 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace
@@ -49,10 +49,10 @@ class Epilogue:
         scale_a = cute.make_rmem_tensor(tile.rows, Float32)
         for r in cutlass.range_constexpr(tile.rows):
             scale_a[r] = glob.scale_a[tile.row(r)]
-        colvec0 = cute.make_rmem_tensor(tile.rows, BFloat16)
+        colvec0_bf16 = cute.make_rmem_tensor(tile.rows, BFloat16)
         for r in cutlass.range_constexpr(tile.rows):
-            colvec0[r] = glob.colvec0[tile.row(r)]
-        colvec0 = math.widen(colvec0, Float32)
+            colvec0_bf16[r] = glob.colvec0[tile.row(r)]
+        colvec0 = math.widen(colvec0_bf16, Float32)
         return SimpleNamespace(scale_a=scale_a, colvec0=colvec0)
 
     @cute.jit
@@ -61,9 +61,9 @@ class Epilogue:
         scale_b = cute.make_rmem_tensor(scale_b_smem.shape, Float32)
         cute.autovec_copy(scale_b_smem, scale_b)
         rowvec0_smem = sub.row_slice(smem.rowvec0)
-        rowvec0 = cute.make_rmem_tensor(rowvec0_smem.shape, BFloat16)
-        cute.autovec_copy(rowvec0_smem, rowvec0)
-        rowvec0 = math.widen(rowvec0, Float32)
+        rowvec0_bf16 = cute.make_rmem_tensor(rowvec0_smem.shape, BFloat16)
+        cute.autovec_copy(rowvec0_smem, rowvec0_bf16)
+        rowvec0 = math.widen(rowvec0_bf16, Float32)
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
             r = sub.row_of(e)

@@ -7,9 +7,9 @@
 
 cute_scaled_mm_scale_bias_128x128_01cee365:
 sm_90a, tile 128x128_1x2_pingpong_by64, planes aligned to 16 bytes:
-128 by 128, warpgroups in turn, clusters of 1 by 2, subtiles of 64 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+128 by 128, ping-pong, clusters of 1 by 2, subtiles of 64 columns, raster 8.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace
@@ -49,10 +49,10 @@ class Epilogue:
         scale_a = cute.make_rmem_tensor(tile.rows, Float32)
         for r in cutlass.range_constexpr(tile.rows):
             scale_a[r] = glob.scale_a[tile.row(r)]
-        colvec0 = cute.make_rmem_tensor(tile.rows, BFloat16)
+        colvec0_bf16 = cute.make_rmem_tensor(tile.rows, BFloat16)
         for r in cutlass.range_constexpr(tile.rows):
-            colvec0[r] = glob.colvec0[tile.row(r)]
-        colvec0 = math.widen(colvec0, Float32)
+            colvec0_bf16[r] = glob.colvec0[tile.row(r)]
+        colvec0 = math.widen(colvec0_bf16, Float32)
         return SimpleNamespace(scale_a=scale_a, colvec0=colvec0)
 
     @cute.jit
@@ -61,9 +61,9 @@ class Epilogue:
         scale_b = cute.make_rmem_tensor(scale_b_smem.shape, Float32)
         cute.autovec_copy(scale_b_smem, scale_b)
         rowvec0_smem = sub.row_slice(smem.rowvec0)
-        rowvec0 = cute.make_rmem_tensor(rowvec0_smem.shape, BFloat16)
-        cute.autovec_copy(rowvec0_smem, rowvec0)
-        rowvec0 = math.widen(rowvec0, Float32)
+        rowvec0_bf16 = cute.make_rmem_tensor(rowvec0_smem.shape, BFloat16)
+        cute.autovec_copy(rowvec0_smem, rowvec0_bf16)
+        rowvec0 = math.widen(rowvec0_bf16, Float32)
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
             r = sub.row_of(e)

@@ -9,8 +9,8 @@
 cute_scaled_mm_bias_gelu_residual_64x128_df860be8:
 sm_89, tile 64x128_1x1, planes aligned to 16 bytes:
 64 by 128, subtiles of 32 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace
@@ -45,20 +45,20 @@ class Epilogue:
         scale_b = cute.make_rmem_tensor(tile.columns, Float32)
         for c in cutlass.range_constexpr(tile.columns):
             scale_b[c] = glob.scale_b[tile.column(c)]
-        bias = cute.make_rmem_tensor(tile.columns, BFloat16)
+        bias_read = cute.make_rmem_tensor(tile.columns, BFloat16)
         for c in cutlass.range_constexpr(tile.columns):
-            bias[c] = glob.bias[tile.column(c)]
-        bias = math.pack(bias)
+            bias_read[c] = glob.bias[tile.column(c)]
+        bias = math.pack(bias_read)
         return SimpleNamespace(scale_a=scale_a, scale_b=scale_b, bias=bias)
 
     @cute.jit
     def visit(self, sub, acc, glob, held, smem):
         scale_b = sub.columns_of(held.scale_b)
-        bias = sub.columns_of(held.bias)
-        bias = math.widen(bias, Float32)
-        exact0 = cute.make_rmem_tensor(sub.elements, BFloat16)
-        sub.copy_from(smem.exact0, exact0)
-        exact0 = math.widen(exact0, Float32)
+        bias_bf16 = sub.columns_of(held.bias)
+        bias = math.widen(bias_bf16, Float32)
+        exact0_bf16 = cute.make_rmem_tensor(sub.elements, BFloat16)
+        sub.copy_from(smem.exact0, exact0_bf16)
+        exact0 = math.widen(exact0_bf16, Float32)
         smem.release()
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
@@ -68,8 +68,8 @@ class Epilogue:
             t1 = t0 * scale_b[c]
             t2 = t1 + bias[c]
             t4 = t2 * t2
-            t10_sigmoid_slope = t4 * 0.1029432395800235
-            t10_sigmoid_line = t10_sigmoid_slope + 2.302208198144325
+            t10_sigmoid_slope = t4 * 0.1029432395800235  # 0.7978846 * 2 * log2(e) * 0.044715
+            t10_sigmoid_line = t10_sigmoid_slope + 2.302208198144325  # 0.7978846 * 2 * log2(e)
             t10_sigmoid_argument = t2 * t10_sigmoid_line
             t10_sigmoid = math.logistic2(t10_sigmoid_argument)
             t11 = t2 * t10_sigmoid

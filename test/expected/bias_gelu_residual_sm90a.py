@@ -8,9 +8,9 @@
 
 cute_scaled_mm_bias_gelu_residual_128x128_607ac5d9:
 sm_90a, tile 128x128_1x2_pingpong_by64, planes aligned to 16 bytes:
-128 by 128, warpgroups in turn, clusters of 1 by 2, subtiles of 64 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+128 by 128, ping-pong, clusters of 1 by 2, subtiles of 64 columns, raster 8.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace
@@ -60,12 +60,12 @@ class Epilogue:
         scale_b = cute.make_rmem_tensor(scale_b_smem.shape, Float32)
         cute.autovec_copy(scale_b_smem, scale_b)
         bias_smem = sub.row_slice(smem.bias)
-        bias = cute.make_rmem_tensor(bias_smem.shape, BFloat16)
-        cute.autovec_copy(bias_smem, bias)
-        bias = math.widen(bias, Float32)
-        exact0 = cute.make_rmem_tensor(sub.elements, BFloat16)
-        sub.copy_from(smem.exact0, exact0)
-        exact0 = math.widen(exact0, Float32)
+        bias_bf16 = cute.make_rmem_tensor(bias_smem.shape, BFloat16)
+        cute.autovec_copy(bias_smem, bias_bf16)
+        bias = math.widen(bias_bf16, Float32)
+        exact0_bf16 = cute.make_rmem_tensor(sub.elements, BFloat16)
+        sub.copy_from(smem.exact0, exact0_bf16)
+        exact0 = math.widen(exact0_bf16, Float32)
         smem.release()
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
@@ -75,8 +75,8 @@ class Epilogue:
             t1 = t0 * scale_b[c]
             t2 = t1 + bias[c]
             t4 = t2 * t2
-            t10_sigmoid_slope = t4 * 0.1029432395800235
-            t10_sigmoid_line = t10_sigmoid_slope + 2.302208198144325
+            t10_sigmoid_slope = t4 * 0.1029432395800235  # 0.7978846 * 2 * log2(e) * 0.044715
+            t10_sigmoid_line = t10_sigmoid_slope + 2.302208198144325  # 0.7978846 * 2 * log2(e)
             t10_sigmoid_argument = t2 * t10_sigmoid_line
             t10_sigmoid = math.logistic2(t10_sigmoid_argument)
             t11 = t2 * t10_sigmoid

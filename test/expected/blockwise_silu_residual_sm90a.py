@@ -9,8 +9,8 @@
 cute_scaled_mm_bias_silu_residual_128x128_fe03d024:
 sm_90a, tile 128x128_2x1, planes aligned to 16 bytes:
 128 by 128, clusters of 2 by 1, subtiles of 32 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace
@@ -54,18 +54,18 @@ class Epilogue:
     @cute.jit
     def visit(self, sub, acc, glob, held, smem):
         bias_smem = sub.row_slice(smem.bias)
-        bias = cute.make_rmem_tensor(bias_smem.shape, BFloat16)
-        cute.autovec_copy(bias_smem, bias)
-        bias = math.widen(bias, Float32)
-        exact0 = cute.make_rmem_tensor(sub.elements, BFloat16)
-        sub.copy_from(smem.exact0, exact0)
-        exact0 = math.widen(exact0, Float32)
+        bias_bf16 = cute.make_rmem_tensor(bias_smem.shape, BFloat16)
+        cute.autovec_copy(bias_smem, bias_bf16)
+        bias = math.widen(bias_bf16, Float32)
+        exact0_bf16 = cute.make_rmem_tensor(sub.elements, BFloat16)
+        sub.copy_from(smem.exact0, exact0_bf16)
+        exact0 = math.widen(exact0_bf16, Float32)
         smem.release()
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
             c = sub.column_of(e)
             t0 = acc[e] + bias[c]
-            t4_sigmoid_argument = t0 * 1.4426950408889634
+            t4_sigmoid_argument = t0 * 1.4426950408889634  # log2(e)
             t4_sigmoid = math.logistic2(t4_sigmoid_argument)
             t4 = t0 * t4_sigmoid
             t5 = t4 + exact0[e]

@@ -6,8 +6,8 @@
 cute_scaled_mm_relu_128x128_01da1783:
 sm_90a, tile 128x128_2x1, planes aligned to 16 bytes:
 128 by 128, clusters of 2 by 1, subtiles of 32 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace

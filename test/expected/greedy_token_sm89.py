@@ -5,8 +5,8 @@
 cute_mm_bias_argmax_64x128_703b89cf:
 sm_89, tile 64x128_1x1, planes aligned to 16 bytes:
 64 by 128, subtiles of 32 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace
@@ -34,17 +34,17 @@ class Epilogue:
 
     @cute.jit
     def begin(self, tile, glob):
-        bias = cute.make_rmem_tensor(tile.columns, BFloat16)
+        bias_read = cute.make_rmem_tensor(tile.columns, BFloat16)
         for c in cutlass.range_constexpr(tile.columns):
-            bias[c] = glob.bias[tile.column(c)]
-        bias = math.pack(bias)
+            bias_read[c] = glob.bias[tile.column(c)]
+        bias = math.pack(bias_read)
         out0 = reduce.Partials(reduce.ARGMAX, tile.rows)
         return SimpleNamespace(bias=bias, out0=out0)
 
     @cute.jit
     def visit(self, sub, acc, glob, held, smem):
-        bias = sub.columns_of(held.bias)
-        bias = math.widen(bias, Float32)
+        bias_bf16 = sub.columns_of(held.bias)
+        bias = math.widen(bias_bf16, Float32)
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
             c = sub.column_of(e)

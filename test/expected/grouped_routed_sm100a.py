@@ -8,8 +8,8 @@
 cute_grouped_mm_scale_residual_amax_128x128_52d7fb11:
 sm_100a, tile 128x128_1x1, planes aligned to 16 bytes:
 128 by 128, subtiles of 32 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace
@@ -49,9 +49,9 @@ class Epilogue:
 
     @cute.jit
     def visit(self, sub, acc, glob, held, smem):
-        exact0 = cute.make_rmem_tensor(sub.elements, BFloat16)
-        sub.copy_from(smem.exact0, exact0)
-        exact0 = math.widen(exact0, Float32)
+        exact0_bf16 = cute.make_rmem_tensor(sub.elements, BFloat16)
+        sub.copy_from(smem.exact0, exact0_bf16)
+        exact0 = math.widen(exact0_bf16, Float32)
         smem.release()
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         out1 = cute.make_rmem_tensor(sub.elements, Float32)

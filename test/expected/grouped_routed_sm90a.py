@@ -7,9 +7,9 @@
 
 cute_grouped_mm_scale_residual_amax_64x128_22844c02:
 sm_90a, tile 64x128_1x1_pingpong, planes aligned to 16 bytes:
-64 by 128, warpgroups in turn, subtiles of 32 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+64 by 128, ping-pong, subtiles of 32 columns, raster 8.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace
@@ -49,9 +49,9 @@ class Epilogue:
 
     @cute.jit
     def visit(self, sub, acc, glob, held, smem):
-        exact0 = cute.make_rmem_tensor(sub.elements, BFloat16)
-        sub.copy_from(smem.exact0, exact0)
-        exact0 = math.widen(exact0, Float32)
+        exact0_bf16 = cute.make_rmem_tensor(sub.elements, BFloat16)
+        sub.copy_from(smem.exact0, exact0_bf16)
+        exact0 = math.widen(exact0_bf16, Float32)
         smem.release()
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         out1 = cute.make_rmem_tensor(sub.elements, Float32)

@@ -4,8 +4,8 @@
 cute_grouped_mm_swiglu_128x64_88660f92:
 sm_100a, tile 128x64x2_1x1, planes aligned to 16 bytes:
 2 accumulators of 128 by 64, subtiles of 32 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace
@@ -39,7 +39,7 @@ class Epilogue:
     def visit(self, sub, acc0, acc1, glob, held, smem):
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
-            t3_sigmoid_argument = acc0[e] * 1.4426950408889634
+            t3_sigmoid_argument = acc0[e] * 1.4426950408889634  # log2(e)
             t3_sigmoid = math.logistic2(t3_sigmoid_argument)
             t3 = acc0[e] * t3_sigmoid
             t4 = t3 * acc1[e]

@@ -4,9 +4,9 @@
 
 cute_grouped_mm_clamp_swiglu_128x64_4fb3e86e:
 sm_90a, tile 128x64x2_1x2_pingpong_by64, planes aligned to 16 bytes:
-2 accumulators of 128 by 64, warpgroups in turn, clusters of 1 by 2, subtiles of 64 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+2 accumulators of 128 by 64, ping-pong, clusters of 1 by 2, subtiles of 64 columns, raster 8.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace
@@ -41,7 +41,7 @@ class Epilogue:
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
             t0 = math.minimum(acc0[e], 7.0)
-            t2_argument = t0 * 2.4554669595930156
+            t2_argument = t0 * 2.4554669595930156  # 1.702 * log2(e)
             t2 = math.logistic2(t2_argument)
             t3 = t0 * t2
             t4 = math.maximum(acc1[e], -7.0)

@@ -7,9 +7,9 @@
 
 cute_mm_bias_scale_residual_128x128_d606ab4f:
 sm_90a, tile 128x128_1x2_pingpong, planes aligned to 16 bytes:
-128 by 128, warpgroups in turn, clusters of 1 by 2, subtiles of 32 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+128 by 128, ping-pong, clusters of 1 by 2, subtiles of 32 columns, raster 8.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace
@@ -53,21 +53,21 @@ class Epilogue:
     @cute.jit
     def visit(self, sub, acc, glob, held, smem):
         bias_smem = sub.row_slice(smem.bias)
-        bias = cute.make_rmem_tensor(bias_smem.shape, BFloat16)
-        cute.autovec_copy(bias_smem, bias)
-        bias = math.widen(bias, Float32)
+        bias_bf16 = cute.make_rmem_tensor(bias_smem.shape, BFloat16)
+        cute.autovec_copy(bias_smem, bias_bf16)
+        bias = math.widen(bias_bf16, Float32)
         rowvec0_smem = sub.row_slice(smem.rowvec0)
-        rowvec0 = cute.make_rmem_tensor(rowvec0_smem.shape, BFloat16)
-        cute.autovec_copy(rowvec0_smem, rowvec0)
-        rowvec0 = math.widen(rowvec0, Float32)
+        rowvec0_bf16 = cute.make_rmem_tensor(rowvec0_smem.shape, BFloat16)
+        cute.autovec_copy(rowvec0_smem, rowvec0_bf16)
+        rowvec0 = math.widen(rowvec0_bf16, Float32)
         rowvec1_smem = sub.row_slice(smem.rowvec1)
-        rowvec1 = cute.make_rmem_tensor(rowvec1_smem.shape, BFloat16)
-        cute.autovec_copy(rowvec1_smem, rowvec1)
-        rowvec1 = math.widen(rowvec1, Float32)
-        exact0 = cute.make_rmem_tensor(sub.elements, BFloat16)
+        rowvec1_bf16 = cute.make_rmem_tensor(rowvec1_smem.shape, BFloat16)
+        cute.autovec_copy(rowvec1_smem, rowvec1_bf16)
+        rowvec1 = math.widen(rowvec1_bf16, Float32)
+        exact0_bf16 = cute.make_rmem_tensor(sub.elements, BFloat16)
         for e in cutlass.range_constexpr(sub.elements):
-            exact0[e] = glob.exact0[sub.row(e), sub.column(e)]
-        exact0 = math.widen(exact0, Float32)
+            exact0_bf16[e] = glob.exact0[sub.row(e), sub.column(e)]
+        exact0 = math.widen(exact0_bf16, Float32)
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
             c = sub.column_of(e)

@@ -7,9 +7,9 @@
 
 cute_scaled_mm_bias_residual_128x128_3004cdce:
 sm_90a, tile 128x128_1x2_pingpong_by64, planes aligned to 16 bytes:
-128 by 128, warpgroups in turn, clusters of 1 by 2, subtiles of 64 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+128 by 128, ping-pong, clusters of 1 by 2, subtiles of 64 columns, raster 8.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace
@@ -59,12 +59,12 @@ class Epilogue:
         scale_b = cute.make_rmem_tensor(scale_b_smem.shape, Float32)
         cute.autovec_copy(scale_b_smem, scale_b)
         bias_smem = sub.row_slice(smem.bias)
-        bias = cute.make_rmem_tensor(bias_smem.shape, BFloat16)
-        cute.autovec_copy(bias_smem, bias)
-        bias = math.widen(bias, Float32)
-        exact0 = cute.make_rmem_tensor(sub.elements, BFloat16)
-        sub.copy_from(smem.exact0, exact0)
-        exact0 = math.widen(exact0, Float32)
+        bias_bf16 = cute.make_rmem_tensor(bias_smem.shape, BFloat16)
+        cute.autovec_copy(bias_smem, bias_bf16)
+        bias = math.widen(bias_bf16, Float32)
+        exact0_bf16 = cute.make_rmem_tensor(sub.elements, BFloat16)
+        sub.copy_from(smem.exact0, exact0_bf16)
+        exact0 = math.widen(exact0_bf16, Float32)
         smem.release()
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):

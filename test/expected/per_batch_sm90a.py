@@ -11,9 +11,9 @@
 
 cute_scaled_mm_residual_scale_amax_64x128_445883bb:
 sm_90a, tile 64x128_2x1_pingpong, planes aligned to 16 bytes:
-64 by 128, warpgroups in turn, clusters of 2 by 1, subtiles of 32 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+64 by 128, ping-pong, clusters of 2 by 1, subtiles of 32 columns, raster 8.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace
@@ -68,14 +68,14 @@ class Epilogue:
         scale_b_smem = sub.row_slice(smem.scale_b)
         scale_b = cute.make_rmem_tensor(scale_b_smem.shape, Float32)
         cute.autovec_copy(scale_b_smem, scale_b)
-        exact0 = cute.make_rmem_tensor(sub.elements, BFloat16)
+        exact0_bf16 = cute.make_rmem_tensor(sub.elements, BFloat16)
         for e in cutlass.range_constexpr(sub.elements):
-            exact0[e] = glob.exact0[sub.row(e), sub.column(e)]
-        exact0 = math.widen(exact0, Float32)
-        exact1 = cute.make_rmem_tensor(sub.elements, BFloat16)
+            exact0_bf16[e] = glob.exact0[sub.row(e), sub.column(e)]
+        exact0 = math.widen(exact0_bf16, Float32)
+        exact1_bf16 = cute.make_rmem_tensor(sub.elements, BFloat16)
         for e in cutlass.range_constexpr(sub.elements):
-            exact1[e] = glob.exact1[sub.row(e), sub.column(e)]
-        exact1 = math.widen(exact1, Float32)
+            exact1_bf16[e] = glob.exact1[sub.row(e), sub.column(e)]
+        exact1 = math.widen(exact1_bf16, Float32)
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         out1 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):

@@ -9,8 +9,8 @@
 cute_scaled_mm_silu_amax_256x128_69cfd401:
 sm_100a, tile 256x128_2x1_2cta_unrolled, planes aligned to 16 bytes:
 256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 32 columns, unrolled, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace
@@ -59,7 +59,7 @@ class Epilogue:
             c = sub.column_of(e)
             t0 = acc[e] * held.scale_a[r]
             t1 = t0 * scale_b[c]
-            t5_sigmoid_argument = t1 * 1.4426950408889634
+            t5_sigmoid_argument = t1 * 1.4426950408889634  # log2(e)
             t5_sigmoid = math.logistic2(t5_sigmoid_argument)
             t5 = t1 * t5_sigmoid
             t6 = math.abs(t5)

@@ -8,9 +8,9 @@
 
 cute_scaled_mm_silu_amax_128x128_b1c3943b:
 sm_90a, tile 128x128_1x2_pingpong_by64, planes aligned to 16 bytes:
-128 by 128, warpgroups in turn, clusters of 1 by 2, subtiles of 64 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+128 by 128, ping-pong, clusters of 1 by 2, subtiles of 64 columns, raster 8.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace
@@ -66,7 +66,7 @@ class Epilogue:
             c = sub.column_of(e)
             t0 = acc[e] * held.scale_a[r]
             t1 = t0 * scale_b[c]
-            t5_sigmoid_argument = t1 * 1.4426950408889634
+            t5_sigmoid_argument = t1 * 1.4426950408889634  # log2(e)
             t5_sigmoid = math.logistic2(t5_sigmoid_argument)
             t5 = t1 * t5_sigmoid
             t6 = math.abs(t5)

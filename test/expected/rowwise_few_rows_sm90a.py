@@ -6,8 +6,8 @@
 cute_scaled_mm_64x64_09aff504:
 sm_90a, tile 64x64_1x1_split4, planes aligned to 16 bytes:
 64 by 64, K in 4 parts, a CTA each, subtiles of 32 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace

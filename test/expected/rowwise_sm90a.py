@@ -5,9 +5,9 @@
 
 cute_scaled_mm_128x128_d095b353:
 sm_90a, tile 128x128_1x2_pingpong_by64, planes aligned to 16 bytes:
-128 by 128, warpgroups in turn, clusters of 1 by 2, subtiles of 64 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+128 by 128, ping-pong, clusters of 1 by 2, subtiles of 64 columns, raster 8.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace

@@ -9,8 +9,8 @@
 cute_scaled_mm_silu_mul_quant_256x128_8bf0e57e:
 sm_100a, tile 256x128_2x1_2cta, planes aligned to 16 bytes:
 256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 32 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace
@@ -60,9 +60,9 @@ class Epilogue:
         scale_b_smem = sub.row_slice(smem.scale_b)
         scale_b = cute.make_rmem_tensor(scale_b_smem.shape, Float32)
         cute.autovec_copy(scale_b_smem, scale_b)
-        exact0 = cute.make_rmem_tensor(sub.elements, BFloat16)
-        sub.copy_from(smem.exact0, exact0)
-        exact0 = math.widen(exact0, Float32)
+        exact0_bf16 = cute.make_rmem_tensor(sub.elements, BFloat16)
+        sub.copy_from(smem.exact0, exact0_bf16)
+        exact0 = math.widen(exact0_bf16, Float32)
         smem.release()
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
@@ -70,7 +70,7 @@ class Epilogue:
             c = sub.column_of(e)
             t0 = acc[e] * held.scale_a[r]
             t1 = t0 * scale_b[c]
-            t5_sigmoid_argument = t1 * 1.4426950408889634
+            t5_sigmoid_argument = t1 * 1.4426950408889634  # log2(e)
             t5_sigmoid = math.logistic2(t5_sigmoid_argument)
             t5 = t1 * t5_sigmoid
             t6 = t5 * exact0[e]

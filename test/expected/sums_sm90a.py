@@ -7,9 +7,9 @@
 
 cute_scaled_mm_sum_logsumexp_128x128_6ef84496:
 sm_90a, tile 128x128_2x1_pingpong, planes aligned to 16 bytes:
-128 by 128, warpgroups in turn, clusters of 2 by 1, subtiles of 32 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+128 by 128, ping-pong, clusters of 2 by 1, subtiles of 32 columns, raster 8.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace

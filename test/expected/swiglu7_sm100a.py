@@ -7,8 +7,8 @@
 cute_mm_bias_clamp_swiglu_256x128_e7014195:
 sm_100a, tile 256x128x2_2x1_2cta, planes aligned to 16 bytes:
 2 accumulators of 256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 32 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace
@@ -51,20 +51,20 @@ class Epilogue:
     @cute.jit
     def visit(self, sub, acc0, acc1, glob, held, smem):
         bias0_smem = sub.row_slice(smem.bias0)
-        bias0 = cute.make_rmem_tensor(bias0_smem.shape, BFloat16)
-        cute.autovec_copy(bias0_smem, bias0)
-        bias0 = math.widen(bias0, Float32)
+        bias0_bf16 = cute.make_rmem_tensor(bias0_smem.shape, BFloat16)
+        cute.autovec_copy(bias0_smem, bias0_bf16)
+        bias0 = math.widen(bias0_bf16, Float32)
         bias1_smem = sub.row_slice(smem.bias1)
-        bias1 = cute.make_rmem_tensor(bias1_smem.shape, BFloat16)
-        cute.autovec_copy(bias1_smem, bias1)
-        bias1 = math.widen(bias1, Float32)
+        bias1_bf16 = cute.make_rmem_tensor(bias1_smem.shape, BFloat16)
+        cute.autovec_copy(bias1_smem, bias1_bf16)
+        bias1 = math.widen(bias1_bf16, Float32)
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
             c = sub.column_of(e)
             t0 = acc0[e] + bias0[c]
             t1 = acc1[e] + bias1[c]
             t2 = math.minimum(t0, 7.0)
-            t4_argument = t2 * 2.4554669595930156
+            t4_argument = t2 * 2.4554669595930156  # 1.702 * log2(e)
             t4 = math.logistic2(t4_argument)
             t5 = t2 * t4
             t6 = math.maximum(t1, -7.0)

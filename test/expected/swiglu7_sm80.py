@@ -7,8 +7,8 @@
 cute_mm_bias_clamp_swiglu_128x64_521da0f7:
 sm_80, tile 128x64x2_1x1, planes aligned to 16 bytes:
 2 accumulators of 128 by 64, subtiles of 32 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace
@@ -36,29 +36,29 @@ class Epilogue:
 
     @cute.jit
     def begin(self, tile, glob):
-        bias0 = cute.make_rmem_tensor(tile.columns, BFloat16)
+        bias0_read = cute.make_rmem_tensor(tile.columns, BFloat16)
         for c in cutlass.range_constexpr(tile.columns):
-            bias0[c] = glob.bias0[tile.column(c)]
-        bias0 = math.pack(bias0)
-        bias1 = cute.make_rmem_tensor(tile.columns, BFloat16)
+            bias0_read[c] = glob.bias0[tile.column(c)]
+        bias0 = math.pack(bias0_read)
+        bias1_read = cute.make_rmem_tensor(tile.columns, BFloat16)
         for c in cutlass.range_constexpr(tile.columns):
-            bias1[c] = glob.bias1[tile.column(c)]
-        bias1 = math.pack(bias1)
+            bias1_read[c] = glob.bias1[tile.column(c)]
+        bias1 = math.pack(bias1_read)
         return SimpleNamespace(bias0=bias0, bias1=bias1)
 
     @cute.jit
     def visit(self, sub, acc0, acc1, glob, held, smem):
-        bias0 = sub.columns_of(held.bias0)
-        bias0 = math.widen(bias0, Float32)
-        bias1 = sub.columns_of(held.bias1)
-        bias1 = math.widen(bias1, Float32)
+        bias0_bf16 = sub.columns_of(held.bias0)
+        bias0 = math.widen(bias0_bf16, Float32)
+        bias1_bf16 = sub.columns_of(held.bias1)
+        bias1 = math.widen(bias1_bf16, Float32)
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
             c = sub.column_of(e)
             t0 = acc0[e] + bias0[c]
             t1 = acc1[e] + bias1[c]
             t2 = math.minimum(t0, 7.0)
-            t4_argument = t2 * 2.4554669595930156
+            t4_argument = t2 * 2.4554669595930156  # 1.702 * log2(e)
             t4 = math.logistic2(t4_argument)
             t5 = t2 * t4
             t6 = math.maximum(t1, -7.0)

@@ -8,8 +8,8 @@
 cute_scaled_mm_swiglu_256x128_85d2d7f4:
 sm_100a, tile 256x128x2_2x1_2cta, planes aligned to 16 bytes:
 2 accumulators of 256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 32 columns, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace
@@ -67,7 +67,7 @@ class Epilogue:
             t1 = t0 * scale_b0[c]
             t2 = acc1[e] * held.scale_a[r]
             t3 = t2 * scale_b1[c]
-            t7_sigmoid_argument = t1 * 1.4426950408889634
+            t7_sigmoid_argument = t1 * 1.4426950408889634  # log2(e)
             t7_sigmoid = math.logistic2(t7_sigmoid_argument)
             t7 = t1 * t7_sigmoid
             t8 = t7 * t3

@@ -200,6 +200,16 @@ def test_numbers_that_would_round_otherwise_stay(ops: list) -> None:
     assert simplify(spec) == spec
 
 
+def test_the_expression_of_a_folded_number_is_its_value() -> None:
+    folded: dict[float, str] = {}
+    ops = [("a", "mul", "acc", Const(0.7978846)), ("t", "tanh", "a"), ("y", "add", "t", Const(1.0))]
+    simple = simplify(spec_of(*ops, value="y"), folded)
+    (number,) = (float(op.operands[1].value) for op in simple.ops if op.name.endswith("argument"))
+    assert folded[number] == "0.7978846 * 2 * log2(e)"
+    for value, text in folded.items():
+        assert eval(text, {"log2": math.log2, "e": math.e}) == pytest.approx(value)
+
+
 def test_no_factor_is_taken_out_where_infinities_would_differ() -> None:
     product = [("r", "relu", "acc"), ("p", "mul", "r", "acc"), ("s", "mul", "p", HALF)]
     spec = spec_of(*product, ("t", "add", "acc", "s"), ("y", "sigmoid", "t"), value="y")

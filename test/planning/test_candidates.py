@@ -112,8 +112,7 @@ def test_a_configuration_is_told_in_words() -> None:
     )
     pair = TileConfig(Arch.SM90A, 128, 64, 2, pingpong=True, raster_m=4, products=2)
     assert pair.words == (
-        "2 accumulators of 128 by 64, warpgroups in turn, clusters of 2 by 1, "
-        "subtiles of 32 columns, raster 4"
+        "2 accumulators of 128 by 64, ping-pong, clusters of 2 by 1, subtiles of 32 columns, raster 4"
     )
 
 
