@@ -61,5 +61,5 @@ mlp = LlamaMLP(hidden=2048, intermediate=8192)
 
 
 def example_inputs() -> tuple[Tensor, Tensor]:
-    x = torch.randn(2, 64, 2048, dtype=torch.bfloat16)
+    x = torch.randn(2, 1024, 2048, dtype=torch.bfloat16)
     return x, torch.randn_like(x)

@@ -3,8 +3,8 @@
 This knows nothing of graphs. A region's `Value`s could each be stored; whatever is needed outside of the
 kernel and is not stored there is computed outside again, from what is stored, by the `consumers` that need
 it. The bytes are those that the kernel loads and stores and that its consumers read and write, with
-LAUNCH_BYTES more for each launch that one choice has and another has not. Not counted is the kernel that
-finishes reductions: it stands for one of Inductor's, or for the second pass of one over its rows.
+LAUNCH_BYTES more for each launch that one choice has and another has not: the kernel that finishes a region's
+reductions is one.
 
 What is stored decides everything else, so the search is over sets of stores: branch and bound, from the
 region's last value to its first. Once all values after one are decided, it is known which consumers need that
@@ -19,9 +19,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-LAUNCH_BYTES = 8 << 20
-"""The cost of a launch in bytes: 2 microseconds, the assumed cost of one more kernel in a CUDA graph, at the
-4.3 TB/s of a copy on an H200."""
+LAUNCH_BYTES = 5 << 20
+"""What a launch counts for: a kernel more within a CUDA graph took 1.0 to 1.4 microseconds on an H200, in
+which a copy moves 4.0 to 5.7 MiB (benchmarks/launches.py). A second reading of rows took as long as a copy of
+them there, half as long where they were 8192 of 14336 columns."""
 
 MAX_CANDIDATES = 40
 """Values that a region could store, beyond which no search is made."""
@@ -177,6 +178,7 @@ class _State:
 class _Search:
     def __init__(self, choices: Choices, candidates: int, limit: int) -> None:
         self.choices, self.candidates, self.limit = choices, candidates, limit
+        self.reductions = sum(value.reduces << place for place, value in enumerate(choices.values))
         self.best: _State | None = None
         self.work = 0
         self.cuts: dict[int, int] = {0: 0}
@@ -225,7 +227,8 @@ class _Search:
             loaded |= self.choices.values[each].loads
         readers = sum(needs >> place & 1 for needs in state.needs)
         size = state.size + value.size * (1 + readers) + self._bytes(loaded & ~state.loaded)
-        size += LAUNCH_BYTES * value.followed
+        is_first = value.reduces and not state.stores & self.reductions
+        size += LAUNCH_BYTES * (value.followed + is_first)
         return replace(
             state,
             stores=state.stores | 1 << place,

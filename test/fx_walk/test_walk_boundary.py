@@ -165,6 +165,18 @@ def test_the_backward_pass_of_a_layer_norm_sums_columns_in_the_kernel() -> None:
     assert ours.kernels == theirs.kernels and ours.bytes < theirs.bytes
 
 
+@pytest.mark.parametrize(("m", "has_maxima"), [(64, False), (8192, True)])
+def test_row_maxima_come_from_the_kernel_where_their_launch_costs_less_than_a_second_reading(
+    m: int, has_maxima: bool
+) -> None:
+    """What divides rows by their maxima reads them once anyway: without the kernel's it reads them twice."""
+    made = Graph()
+    rows = made.call(aten.relu.default, made.mm(m, 14336))
+    made.output(made.call(aten.div.Tensor, rows, made.call(aten.amax.default, rows, [1], True)))
+    (region,), _ = walk(made.graph)
+    assert [bool(store.reduce) for store in region.spec.stores] == [False] + has_maxima * [True]
+
+
 def test_what_crosses_is_counted_alike_for_any_m_where_results_are_to_be_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

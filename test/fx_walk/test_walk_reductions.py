@@ -27,6 +27,8 @@ from cute_backend.fx_walk.reductions import find_reductions
 from cute_backend.fx_walk.rewrite import rewrite
 from support.fx_walk.synthetic import BF16, E4M3, F32, OP, Graph, aten, called, prims, run, walk
 
+pytestmark = pytest.mark.usefixtures("free_launches")
+
 M, N, K = 24, 16, 8
 EPILOGUE = "cute_backend.gemm_epilogue.default"
 

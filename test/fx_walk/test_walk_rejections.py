@@ -19,6 +19,8 @@ from cute_backend.planning import Arch
 from cute_backend.spec import DType
 from support.fx_walk.synthetic import BF16, E4M3, F32, OP, Graph, aten, prims, walk
 
+pytestmark = pytest.mark.usefixtures("free_launches")
+
 
 @dataclass(frozen=True)
 class Case:
