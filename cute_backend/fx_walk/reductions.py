@@ -147,9 +147,24 @@ def _on_plane(value: Any, m: Size, n: Size) -> bool:
 
 
 def _axis(found: Found, frame: Frame) -> Axis:
-    """The axis of a reduction over `found.dims`. Axes of size 1 count only if no other axis decides."""
+    """The axis of a reduction over `found.dims`. Axes of size 1 count only if no other axis decides.
+
+    The kernel writes what is left, and counts for an index, in the order of the product.
+    """
+    axis, shape = _over(found, frame), describe(fake(found.source).shape)
+    left, gone = {
+        Axis.ROW: (frame.m_axes, frame.n_axes),
+        Axis.COLUMN: (frame.n_axes, frame.m_axes),
+        Axis.ALL: ((), frame.axes),
+    }[axis]
+    if any(list(axes) != sorted(axes) for axes in (left, gone if found.kind.is_index else ())):
+        raise _refused(found, f"{shape}, whose axes were moved")
+    return axis
+
+
+def _over(found: Found, frame: Frame) -> Axis:
     shape = fake(found.source).shape
-    columns = set(frame.n_axes) or {len(shape) - 1}
+    columns = set(frame.n_axes) or {len(shape) - 1} - set(frame.m_axes)
     rows = {axis for axis in range(len(shape)) if axis not in columns}
     long, leading, trailing = set(frame.m_axes), rows & set(found.dims), columns & set(found.dims)
     over_m = bool(leading) and long <= leading
@@ -160,8 +175,12 @@ def _axis(found: Found, frame: Frame) -> Axis:
             return Axis.ALL
     elif over_m and not trailing:
         return Axis.COLUMN
-    raise Refused(
-        Reason.REDUCED_AXES, target=target_name(found.head), axes=describe(found.dims), shape=describe(shape)
+    raise _refused(found, describe(shape))
+
+
+def _refused(found: Found, shape: str) -> Refused:
+    return Refused(
+        Reason.REDUCED_AXES, target=target_name(found.head), axes=describe(found.dims), shape=shape
     )
 
 

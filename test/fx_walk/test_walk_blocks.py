@@ -199,3 +199,37 @@ def test_reductions_of_a_part_of_the_columns_are_refused(dims: list[int]) -> Non
     node = made.call(aten.amax.default, made.call(aten.relu.default, heads(made)), dims)
     _, rejections = walk(made.output(node))
     assert [(each.node, each.reason) for each in rejections] == [(node.name, Reason.REDUCED_AXES)]
+
+
+MOVED_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "rows_of_moved_batches": lambda y: y.view(BATCHES, ROWS, N).transpose(0, 1).sum(-1),
+    "columns_of_moved_heads": lambda y: y.view(M, HEADS, WIDTH).transpose(1, 2).amax(0),
+    "place_in_a_transposed_plane": lambda y: y.t().argmax(),
+    "place_in_one_row": lambda y: y[:1].view(HEADS, WIDTH).t().argmax(),
+}
+
+
+@pytest.mark.parametrize("name", MOVED_REDUCTIONS)
+def test_reductions_that_count_moved_axes_are_refused(name: str) -> None:
+    """A kernel writes the results of reductions, and counts places, in the product's order."""
+    a, b = product_inputs(1 if name == "place_in_one_row" else M, N)
+    (report,) = collect(lambda a, b: MOVED_REDUCTIONS[name]((a @ b).relu()), (a, b))
+    assert not any(region.spec.reductions for region in report.regions)
+    assert [each.reason for each in report.rejections] == [Reason.REDUCED_AXES]
+    assert "whose axes were moved" in report.rejections[0].message
+
+
+def test_a_reduction_of_moved_axes_that_leaves_none_of_them_is_fused() -> None:
+    made = Graph()
+    moved = made.call(aten.permute.default, made.call(aten.relu.default, heads(made)), [1, 0, 3, 2])
+    graph = made.output(made.call(aten.amax.default, moved, [0, 1, 2, 3]))
+    (region,), rejections = walk(graph)
+    assert not rejections and len(region.spec.reductions) == 1
+
+
+def test_axes_that_make_up_rows_are_no_columns_where_there_is_one_column() -> None:
+    """(B, S), of a product with one column, has rows alone: a sum over S is one of a part of them."""
+    a, b = product_inputs(M, 1)
+    (report,) = collect(lambda a, b: (a @ b).relu().view(BATCHES, ROWS).sum(-1), (a, b))
+    assert not any(region.spec.reductions for region in report.regions)
+    assert Reason.REDUCED_AXES in [each.reason for each in report.rejections]
