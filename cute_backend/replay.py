@@ -64,10 +64,10 @@ def replay(
     columns; then come their scales, where these are of blocks: (M, K / 128) or (M / 128, K / 128) of A, and
     (K / 128, N) or (K / 128, N / 128) of each B, rounded up. Of a grouped product `a` has the offsets (G,) as
     well, and `b` each (G, K, N). `loads` follow the spec: (M, N) for an exact load, (N,) for a rowvec, (M,)
-    for a colvec, with an axis for each mode of an M of several and (N / b, b) for an N of blocks, one element
-    for a scalar. The operands' values are exact in
-    `accumulate`, in which products and reductions are summed, in the order of the device's own kernels;
-    float64 takes that order's rounding out of a test. Everything else is fp32.
+    for a colvec, (G, N) for a groupvec, with an axis for each mode of an M of several and (N / b, b) for an N
+    of blocks, one element for a scalar. The operands' values are exact in `accumulate`, in which products and
+    reductions are summed, in the order of the device's own kernels; float64 takes that order's rounding out
+    of a test. Everything else is fp32.
 
     Raises SpecError where an op and its operands contradict the op table, ValueError where the number of
     operands contradicts the spec, IndexError for an extremum of no elements.
@@ -80,7 +80,8 @@ def replay(
         products = [both[:, ::2], both[:, 1::2]]
     values.update(zip((acc.name for acc in spec.accumulators), products, strict=True))
     for load, tensor in zip(spec.loads, loads, strict=True):
-        values[load.name] = _plane(load, tensor)
+        by_row = _of_rows(tensor, a[1], a[0].shape[0]) if load.kind is LoadKind.GROUPVEC else tensor
+        values[load.name] = _plane(load, by_row)
     plane = (products[0].shape[0], products[0].shape[1])
     for op in spec.ops:
         if op.block:
@@ -133,6 +134,14 @@ def _of_groups(a: Tensor, offsets: Tensor, b: Tensor, accumulate: torch.dtype) -
     return product
 
 
+def _of_rows(vectors: Tensor, offsets: Tensor, rows: int) -> Tensor:
+    """(rows, N) of the vectors (G, N) of groups. Rows beyond the last group have the last one's."""
+    groups = torch.searchsorted(
+        offsets, torch.arange(rows, device=offsets.device, dtype=offsets.dtype), right=True
+    )
+    return vectors[groups.clamp(max=len(vectors) - 1)]
+
+
 def _plane(load: Load, tensor: Tensor) -> Tensor:
     """The load in its register dtype, in a shape that broadcasts over (M, N)."""
     if load.m_modes:
@@ -141,7 +150,7 @@ def _plane(load: Load, tensor: Tensor) -> Tensor:
     if (blocks := load.blocks) is not None:
         outer, inner = (slice(1 if each is Stride.ZERO else None) for each in (blocks.outer, blocks.inner))
         tensor = tensor[..., outer, inner].expand(tensor.shape).flatten(-2)
-    view = tensor if load.kind is LoadKind.EXACT else tensor.reshape(_VIEWS[load.kind])
+    view = tensor.reshape(_VIEWS[load.kind]) if load.kind in _VIEWS else tensor
     return numerics.widen(view, load.dtype)
 
 

@@ -136,7 +136,13 @@ class Argument:
         if (blocks := load.blocks) is not None:
             outer = Dim(Extent.BLOCKS, blocks.outer, blocks.columns)
             n = (outer, Dim(Extent.BLOCK, blocks.inner, blocks.columns))
-        dims = {LoadKind.EXACT: (*m, *n), LoadKind.COLVEC: m, LoadKind.ROWVEC: n, LoadKind.SCALAR: ()}
+        dims = {
+            LoadKind.EXACT: (*m, *n),
+            LoadKind.COLVEC: m,
+            LoadKind.ROWVEC: n,
+            LoadKind.SCALAR: (),
+            LoadKind.GROUPVEC: (Dim(Extent.GROUPS, load.stride_m), *n),
+        }
         if load.order is not None:
             plane = _plane((Extent.M, Extent.N), load.order is Order.ROW)
             return Argument(load.name, load.name, Role.LOAD, load.dtype, plane, Alignment.PLANE)

@@ -73,12 +73,14 @@ VALUE_DTYPES = tuple(dtype for dtype in DType if dtype is not DType.I64)
 
 
 class LoadKind(str, Enum):
-    """How an operand varies over the (M, N) plane: which of its two strides are zero."""
+    """How an operand varies over the (M, N) plane: which of its strides are zero, or by groups of rows."""
 
     SCALAR = "scalar"
     ROWVEC = "rowvec"
     COLVEC = "colvec"
     EXACT = "exact"
+    GROUPVEC = "groupvec"
+    """A rowvec for each group of a grouped product, as the biases of experts are."""
 
 
 class Stride(str, Enum):
@@ -282,8 +284,8 @@ class Blocks:
 class Load:
     """An epilogue operand, by role.
 
-    The tensor given at launch has shape (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec and
-    one element for a scalar, with the strides classed here.
+    The tensor given at launch has shape (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec,
+    (G, N) for a groupvec and one element for a scalar, with the strides classed here.
 
     Where M is no single mode of the operand, as that of (B, 1, N) over a plane (B * S, N) is not, `stride_m`
     is OTHER and `m_modes` has the class of every mode that M is made of, outermost first: ZERO or OTHER. The
@@ -434,9 +436,9 @@ class EpilogueSpec:
         """The stores that reduce it."""
         return tuple(store for store in self.stores if store.reduce is not None)
 
-    def loads_of(self, kind: LoadKind) -> tuple[Load, ...]:
-        """The loads of one kind, in the spec's order."""
-        return tuple(load for load in self.loads if load.kind is kind)
+    def loads_of(self, *kinds: LoadKind) -> tuple[Load, ...]:
+        """The loads of some kinds, in the spec's order."""
+        return tuple(load for load in self.loads if load.kind in kinds)
 
     def to_json(self) -> str:
         """The canonical form: sorted keys, no spaces, floats to the bit. Equal specs give equal text."""
@@ -557,6 +559,7 @@ _ZERO_STRIDES = {
     LoadKind.ROWVEC: (True, False),
     LoadKind.COLVEC: (False, True),
     LoadKind.EXACT: (False, False),
+    LoadKind.GROUPVEC: (False, False),
 }
 
 
@@ -590,6 +593,8 @@ def _validate(spec: EpilogueSpec) -> None:
             )
         if load.dtype is DType.I64:
             raise SpecError(f"{load.name} is i64, which only indices are stored as")
+        if load.kind is LoadKind.GROUPVEC:
+            _validate_groupvec(load, spec.product.kind)
         if load.m_modes:
             _validate_modes(load)
         if load.blocks is not None:
@@ -614,6 +619,17 @@ def _validate(spec: EpilogueSpec) -> None:
     names = [store.name for store in spec.stores]
     if len(set(names)) != len(names) or seen & set(names):
         raise SpecError(f"the stores {names} clash among themselves or with values")
+
+
+def _validate_groupvec(load: Load, kind: ProductKind) -> None:
+    if kind is not ProductKind.GROUPED:
+        raise SpecError(
+            f"{load.name} has a vector for each group, and the rows of a {kind.value} product are in none"
+        )
+    if load.is_split:
+        raise SpecError(
+            f"{load.name} has a vector for each group, and M or N in several modes; accepted is one"
+        )
 
 
 def _validate_modes(load: Load) -> None:

@@ -50,6 +50,7 @@ LOADS = (
     Load("colvec0", LoadKind.COLVEC, DType.F32, Stride.OTHER, Stride.ZERO),
     Load("scalar0", LoadKind.SCALAR, DType.F32, Stride.ZERO, Stride.ZERO),
 )
+OF_GROUPS = Load("bias", LoadKind.GROUPVEC, DType.F32, Stride.OTHER, Stride.ONE)
 STORES = (Store("out0", "acc", DType.BF16, Order.COLUMN), Store("out1", "acc", DType.F32))
 
 
@@ -148,13 +149,14 @@ def shown(argument: Argument) -> str:
             id="batched",
         ),
         pytest.param(
-            spec_of(tuple(replace(acc, kind=ProductKind.GROUPED) for acc in HALVES), (LOADS[0],)),
+            spec_of(tuple(replace(acc, kind=ProductKind.GROUPED) for acc in HALVES), (LOADS[0], OF_GROUPS)),
             [
                 "a bf16 (M:s, K:1) tma",
                 "offsets i32 (GROUPS:1) element",
                 "b0 bf16 (GROUPS:s, K:1, N:s) tma",
                 "b1 bf16 (GROUPS:s, K:1, N:s) tma",
                 "exact0 bf16 (M:s, N:1) plane",
+                "bias f32 (GROUPS:s, N:1) element",
                 "out1 f32 (M:s, N:1) plane",
             ],
             id="a pair of groups",

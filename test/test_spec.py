@@ -172,6 +172,21 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         },
         "out0 reduces along axis column; grouped products are reduced by row",
     ),
+    (
+        {"loads": (_load(LoadKind.GROUPVEC, Stride.OTHER, Stride.ONE),)},
+        "bias has a vector for each group, and the rows of a dense product are in none",
+    ),
+    (
+        {
+            "accumulators": (replace(ACC, kind=ProductKind.GROUPED),),
+            "loads": (
+                replace(
+                    _load(LoadKind.GROUPVEC, Stride.OTHER, Stride.ONE), m_modes=(Stride.OTHER, Stride.ZERO)
+                ),
+            ),
+        },
+        "bias has a vector for each group, and M or N in several modes",
+    ),
     ({"stores": ()}, "at least one store"),
     ({"loads": (replace(BIAS, name="acc"),)}, "two values are called 'acc'"),
     ({"ops": (ADD, ADD)}, "two values are called 't0'"),

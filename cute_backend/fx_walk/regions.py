@@ -31,6 +31,7 @@ from cute_backend.fx_walk.device import Capability, check_operands, target_of
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.equal import first_equals
 from cute_backend.fx_walk.frame import Frame
+from cute_backend.fx_walk.group_rows import group_vectors
 from cute_backend.fx_walk.lower import (
     constant,
     is_pointwise,
@@ -434,7 +435,9 @@ class _Search:
             if reduction is not None:
                 raise Refused(Reason.FEEDBACK, reduction=reduction.name, into=reader.name)
             raise self._cycle(draft, argument)
-        view = classify(argument, fake(reader).shape, draft.first.device, frame)
+        shape, device = fake(reader).shape, draft.first.device
+        view = group_vectors(argument, shape, frame, draft.first)
+        view = view or classify(argument, shape, device, frame)
         part = None if side is None else draft.anchors[side].part
         view = view if part is None else view.of_part(part)
         is_work = depth < _MAX_OPERAND_WORK and view not in draft.chain.views

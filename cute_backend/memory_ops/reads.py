@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..planning import ByElement, Placement, Plan, Ring
-from ..spec import DType, EpilogueSpec, Load
+from ..spec import DType, EpilogueSpec, Load, LoadKind
 from .chain import register_type
 
 CUTE_TYPES = {
@@ -37,7 +37,8 @@ def begin(load: Load, placement: Placement) -> list[str]:
 
 def stage(loads: Sequence[Load]) -> list[str]:
     """A warp fills shared memory with the tile's columns of vectors."""
-    reads = [f"smem.{load.name}[column] = glob.{load.name}[tile.clamp_column(column)]" for load in loads]
+    group = {load.name: "tile.group, " if load.kind is LoadKind.GROUPVEC else "" for load in loads}
+    reads = [f"smem.{name}[column] = glob.{name}[{group[name]}tile.clamp_column(column)]" for name in group]
     return [
         "        for i in cutlass.range_constexpr(tile.tile_n // 32):",
         "            column = tile.lane + 32 * i",

@@ -28,11 +28,13 @@ class Plan:
 def plan(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Plan:
     """Places the loads and stores of a spec for one configuration and alignment.
 
-    Shared memory is kept for every rowvec first, then given to outputs and loads in their order.
+    Shared memory is kept for every vector of columns first, then given to outputs and loads in their order.
     """
     config = subtiled(spec, config, variant)
     spec = multiplied(spec, config)
-    rowvecs = sum(ring_bytes(config.tile_n, load.dtype) for load in spec.loads_of(LoadKind.ROWVEC))
+    rowvecs = sum(
+        ring_bytes(config.tile_n, load.dtype) for load in spec.loads_of(LoadKind.ROWVEC, LoadKind.GROUPVEC)
+    )
     room = Room(hoist_budget(spec, config, variant), config.epilogue_smem_bytes - rowvecs)
     shared_stores = []
     for store in spec.planes:

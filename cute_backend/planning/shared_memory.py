@@ -64,7 +64,8 @@ def ring_bytes(elements: int, dtype: DType) -> int:
 def holds_planes(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether all that the epilogue may pass through shared memory fits there."""
     bits = config.stage_elements * plane_bits(spec)
-    bits += config.tile_n * sum(load.dtype.bits for load in spec.loads_of(LoadKind.ROWVEC))
+    vectors = spec.loads_of(LoadKind.ROWVEC, LoadKind.GROUPVEC)
+    bits += config.tile_n * sum(load.dtype.bits for load in vectors)
     scaling = BlockScales.of(spec)
     scales = config.target.least_ab_stages * scaling.stage_bytes(config) if scaling else 0
     return EPILOGUE_STAGES * bits // 8 <= config.epilogue_smem_bytes - scales

@@ -130,7 +130,7 @@ def check_operands(
             raise ValueError(f"{name} has blocks of {columns} columns, and {n} columns are no multiple")
     if scaled:
         check_scales(spec, a, b)
-    sizes = {Extent.M: m, Extent.N: n}
+    sizes = {Extent.M: m, Extent.N: n, Extent.GROUPS: b[0].shape[0]}
     for load, argument, tensor in zip(spec.loads, of_role(operands, Role.LOAD), loads, strict=True):
         if load.m_modes:
             modes = len(load.m_modes)

@@ -123,7 +123,9 @@ class Gemm(ABC):
         names = [operand.name for operand in self.epilogue.staged]
         row_state = producer_state(self.stages.row)
         while schedule.is_valid(item):
-            tile = self._row_tile(shared, schedule.place(item), lane)
+            place = schedule.place(item)
+            tile = self._row_tile(shared, place, lane)
+            tile.group = place.batch
             row_pipeline.producer_acquire(row_state)
             rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
             self._stage(tile, glob, by_name(names, rows))

@@ -21,11 +21,13 @@ from ..spec import BColumns
 class Tile(ABC):
     """The rows and columns in which a thread has elements of an output tile, which begins at (m0, n0).
 
-    `rows` and `columns` are how many, `lane` is the thread's place in its warp.
+    `rows` and `columns` are how many, `lane` is the thread's place in its warp. The warp that stages vectors
+    knows which `group` of a grouped product the rows are of.
     """
 
     rows: int
     columns: int
+    group: Any
     lanes = (1, 2, 4, 8, 16)
     """By how much the numbers of lanes of a warp differ: powers of two."""
 

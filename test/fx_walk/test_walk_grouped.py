@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.reasons import Reason
-from cute_backend.spec import Columns, LoadKind, Major, ProductKind
+from cute_backend.spec import Columns, DType, LoadKind, Major, ProductKind, Stride
 from support.fx_walk.synthetic import BF16, Graph, aten, walk
 
 M, N, K, GROUPS = 24, 40, 16, 4
@@ -133,3 +133,92 @@ def test_an_a100_has_no_kernel_of_groups() -> None:
     regions, (rejection,) = walk(graph, capability=(8, 0))
     assert not regions and rejection.reason is Reason.GROUPED
     assert "multiplies rows in groups on sm_80, where no kernel does" in rejection.message
+
+
+def sorted_by(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The experts of all rows in order, and where those of each end."""
+    experts_of_rows, _ = torch.sort(ids.reshape(-1))
+    counts = torch.histc(experts_of_rows.float(), bins=GROUPS, min=0, max=GROUPS - 1)
+    return experts_of_rows, torch.cumsum(counts, 0, dtype=torch.int32)
+
+
+def biased(x: Tensor, weight: Tensor, router: Tensor, bias: Tensor) -> Tensor:
+    of_rows, ends = sorted_by(torch.topk(router, 2, dim=-1).indices)
+    y = experts(x, weight, ends) + bias[of_rows]
+    return F.silu(y[:, ::2]) * y[:, 1::2]
+
+
+def routed_rows() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x, weights, what 12 tokens think of each expert, and biases: the second expert is of no token."""
+    x, weight, _ = given()
+    generator = torch.Generator().manual_seed(1)
+    router = torch.rand(M // 2, GROUPS, generator=generator)
+    router[:, 1] = -1
+    return x, weight, router, torch.randn(GROUPS, N, generator=generator).to(BF16)
+
+
+def test_a_bias_of_each_rows_expert_is_a_vector_of_its_group(fresh_compiler: Callable[..., None]) -> None:
+    args = routed_rows()
+    (report,) = collect(biased, args)
+    (region,) = report.regions
+    assert [(load.kind, load.stride_n) for load in region.spec.loads] == [
+        (LoadKind.GROUPVEC, Stride.OTHER)
+    ] * 2
+    assert not any(node.target is aten.index.Tensor for node in region.nodes)
+    result = torch.compile(biased, backend=cute)(*args)
+    torch.testing.assert_close(result, biased(*args), rtol=0.03, atol=0.03)
+    assert counters["cute_backend"]["regions"] == 1
+
+
+def test_groups_may_be_counted_of_integers_and_the_bias_have_gaps() -> None:
+    def fn(x: Tensor, weight: Tensor, scores: Tensor, bias: Tensor) -> Tensor:
+        of_rows, _ = torch.sort(torch.argmax(scores, -1), stable=True)
+        counts = torch.histc(of_rows.int().float(), bins=GROUPS, min=0, max=GROUPS - 1)
+        ends = torch.cumsum(counts, 0, dtype=torch.int32)
+        return (experts(x, weight, ends) * bias[:, ::2][of_rows]).relu()
+
+    x, weight, _ = given()
+    (report,) = collect(fn, (x, weight, torch.rand(M, GROUPS), torch.rand(GROUPS, 2 * N)))
+    (load,) = report.regions[0].spec.loads
+    assert (load.kind, load.dtype, load.stride_m, load.stride_n) == (
+        LoadKind.GROUPVEC,
+        DType.F32,
+        Stride.OTHER,
+        Stride.OTHER,
+    )
+
+
+def unsorted(ids: Tensor) -> tuple[Tensor, Tensor]:
+    return ids.reshape(-1), sorted_by(ids)[1]
+
+
+def from_the_last(ids: Tensor) -> tuple[Tensor, Tensor]:
+    of_rows, _ = torch.sort(ids.reshape(-1), descending=True)
+    return of_rows, torch.cumsum(torch.histc(of_rows.float(), GROUPS, 0, GROUPS - 1), 0, dtype=torch.int32)
+
+
+def of_more_bins(ids: Tensor) -> tuple[Tensor, Tensor]:
+    of_rows, _ = sorted_by(ids)
+    return of_rows, torch.cumsum(torch.histc(of_rows.float(), GROUPS, 0, GROUPS), 0, dtype=torch.int32)
+
+
+def of_any_number(ids: Tensor) -> tuple[Tensor, Tensor]:
+    return sorted_by(ids - 1)
+
+
+@pytest.mark.parametrize("rows", [unsorted, from_the_last, of_more_bins, of_any_number])
+def test_what_may_be_another_groups_vector_is_gathered_first(
+    rows: Callable[..., tuple[Tensor, Tensor]],
+) -> None:
+    def fn(x: Tensor, weight: Tensor, router: Tensor, bias: Tensor) -> Tensor:
+        of_rows, ends = rows(torch.topk(router, 2, dim=-1).indices)
+        return (experts(x, weight, ends) + bias[of_rows]).relu()
+
+    (report,) = collect(fn, routed_rows())
+    assert [load.kind for load in report.regions[0].spec.loads] == [LoadKind.EXACT]
+
+
+def test_a_table_of_more_rows_than_groups_is_gathered_first() -> None:
+    x, weight, router, bias = routed_rows()
+    (report,) = collect(biased, (x, weight, router, torch.cat([bias, bias])))
+    assert {load.kind for load in report.regions[0].spec.loads} == {LoadKind.EXACT}

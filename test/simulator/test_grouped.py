@@ -53,12 +53,20 @@ def product(a: Tensor, b: Tensor, ends: tuple[int, ...]) -> Tensor:
     return whole
 
 
+def epilogue(products: Tensor, loads: list[Tensor], ends: tuple[int, ...]) -> Tensor:
+    """What `grouped` makes of the products; rows of no group have no bias."""
+    scale_a, scale_b, residual, bias = loads
+    whole = products * scale_a[:, None] * scale_b + residual
+    for group, (first, end) in enumerate(pairwise((0, *ends))):
+        whole[first:end] += bias[group]
+    return whole.float()
+
+
 def check(config: TileConfig, ends: tuple[int, ...], n: int, spec: EpilogueSpec, clusters: int = 2) -> None:
     """Every group's rows are right, and what lies beyond the last group is as it was: all bits are set."""
     a, b, loads = groups(spec, ends, M, n, 96)
     outputs, launch = run_region(spec, a, b, loads, machine(config, clusters=clusters))
-    scale_a, scale_b, residual = loads
-    exact = (product(a[0], b[0], ends) * scale_a[:, None] * scale_b + residual).float()
+    exact = epilogue(product(a[0], b[0], ends), loads, ends)
     for actual, expected in zip(outputs, (exact.bfloat16(), exact.amax(1)), strict=True):
         rows, right = (torch.atleast_2d(each[: ends[-1]]) for each in (actual, expected))
         assert torch.equal(rows, right), wrong(rows, right)
@@ -99,8 +107,8 @@ def test_whatever_offsets_hold_nothing_else_is_touched(config):
     ends = (-5, 3, 2**31 - 1, 7, -(2**31))
     a, b, loads = groups(spec, ends, M, 72, 96)
     outputs, _ = run_region(spec, a, b, loads, machine(config))
-    exact = product(a[0], b[0], (0, 3, M)) * loads[0][:, None] * loads[1] + loads[2]
-    assert torch.equal(outputs[0], exact.float().bfloat16())
+    exact = epilogue(product(a[0], b[0], (0, 3, M)), loads, (0, 3, M))
+    assert torch.equal(outputs[0], exact.bfloat16())
 
 
 @pytest.mark.parametrize("columns", [Columns.ALL, Columns.EVEN], ids=["halves", "neighbours"])

@@ -121,6 +121,8 @@ MAKERS: dict[str, Maker] = {
     "ends": lambda p, g: torch.tensor(p.ends, device=p.device, dtype=torch.int32),
     "experts": lambda p, g: p.experts(p.n, g),
     "experts_wide": lambda p, g: p.experts(2 * p.n, g),
+    "router": lambda p, g: p.randn(p.m, len(p.ends), dtype=torch.float32, generator=g),
+    "experts_bias": lambda p, g: p.randn(len(p.ends), 2 * p.n, dtype=torch.bfloat16, generator=g),
     "experts_wide_kn": lambda p, g: p.experts(2 * p.n, g).contiguous(),
     "position_3d": lambda p, g: p.randn(1, p.m // 2, p.n, dtype=torch.bfloat16, generator=g),
     "gate_3d": lambda p, g: torch.tensor([0.5, -2.0], device=p.device).reshape(2, 1, 1),
@@ -348,10 +350,14 @@ def grouped(a_bf16, experts_wide, ends):
     return F.silu(gate) * up
 
 
-@epilogue({}, "bf16", table=GROUPED)
-def grouped_swiglu7(a_bf16, experts_wide_kn, ends):
-    # As GPT-OSS's: the even and the odd columns, of weights that are contiguous along N.
-    y = F.grouped_mm(a_bf16, experts_wide_kn, offs=ends)
+@epilogue({"groupvec0": "groupvec", "groupvec1": "groupvec"}, "bf16", table=GROUPED)
+def grouped_swiglu7(a_bf16, experts_wide_kn, router, experts_bias):
+    # As GPT-OSS's: the even and the odd columns, of weights that are contiguous along N, and of biases of
+    # experts. Rows are sorted by expert.
+    count = experts_bias.shape[0]
+    of_rows, _ = torch.sort(router.argmax(-1))
+    ends = torch.cumsum(torch.histc(of_rows.float(), count, 0, count - 1), 0, dtype=torch.int32)
+    y = F.grouped_mm(a_bf16, experts_wide_kn, offs=ends) + experts_bias[of_rows]
     gate, linear = y[:, ::2].clamp(max=7), y[:, 1::2].clamp(-7, 7)
     return gate * torch.sigmoid(1.702 * gate) * (linear + 1)
 

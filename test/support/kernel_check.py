@@ -127,13 +127,24 @@ def operands_of(
         of_a, of_b = _block_scales(counts[:2]), _block_scales(counts[:0:-1]).t()
         operands.append(of_a if aligned else of_a.contiguous())
         bs += [(of_b if aligned else of_b.contiguous()) * 2.0**i for i in range(spec.b_count)]
-    return operands, bs, [_load(load, m, n, generator, aligned) for load in spec.loads]
+    loads = [
+        _vectors_of_groups(load, len(problem.ends), n, generator)
+        if load.kind is LoadKind.GROUPVEC
+        else _load(load, m, n, generator, aligned)
+        for load in spec.loads
+    ]
+    return operands, bs, loads
 
 
 def _block_scales(counts: tuple[int, int]) -> Tensor:
     """(lines, blocks of K), contiguous along the lines."""
     lines, blocks = (torch.arange(count, device="cuda") for count in counts)
     return (2.0 ** ((lines + 2 * blocks[:, None]) % 5 - 2)).t()
+
+
+def _vectors_of_groups(load: Load, groups: int, n: int, generator: torch.Generator) -> Tensor:
+    step = 1 if load.stride_n is Stride.ONE else 2
+    return _values((groups, step * n), load.dtype, generator, aligned=True)[:, ::step]
 
 
 def _load(load: Load, m: int, n: int, generator: torch.Generator, aligned: bool) -> Tensor:

@@ -6,6 +6,7 @@
     rowvec   register_hoist  the thread's columns in registers before the accumulator wait, while a budget
                              lasts; never under ping-pong or where visits are turns of a loop
              smem_staged     else a warp brings the tile's columns to shared memory ahead of the wait
+    groupvec group_staged    the same, of the tile's group
     exact    tma             into shared memory ahead of the wait, while planes fit beside the operand stages
              cp_async        the same where there is no TMA, by the warps that read it
              vector          else each thread reads its elements when it needs them
@@ -26,6 +27,7 @@ PLACEMENTS: tuple[Placement, ...] = (
     vectors.ROW_READ,
     vectors.REGISTER_HOIST,
     vectors.SMEM_STAGED,
+    vectors.GROUP_STAGED,
     planes.TMA,
     planes.CP_ASYNC,
     planes.VECTOR,

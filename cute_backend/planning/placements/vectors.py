@@ -51,3 +51,12 @@ SMEM_STAGED = Placement(
     takes=takes_nothing,  # room for every rowvec is kept before anything else is placed
     ring=Ring.ROW,
 )
+
+GROUP_STAGED = Placement(
+    "group_staged",
+    LoadKind.GROUPVEC,
+    "the tile's columns of its group in shared memory, ahead of the accumulator wait",
+    element="{}[c]",
+    takes=takes_nothing,
+    ring=Ring.ROW,
+)

@@ -178,19 +178,27 @@ def sm80(tile_m: int, tile_n: int, **options: int) -> TileConfig:
 
 
 def grouped(a_major: Major = Major.K, b_major: Major = Major.K) -> EpilogueSpec:
-    """acc * scale_a * scale_b + exact0, and the largest of each row."""
+    """acc * scale_a * scale_b + exact0 + bias, a row for each group, and the largest of each row."""
     dense = scaled_residual(DType.BF16, DType.BF16, a_major, b_major)
-    largest = Store("out1", "t2", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX))
-    accumulators = tuple(replace(acc, kind=ProductKind.GROUPED) for acc in dense.accumulators)
-    return replace(dense, accumulators=accumulators, stores=(*dense.stores, largest))
+    (acc,) = dense.accumulators
+    return EpilogueSpec(
+        (replace(acc, kind=ProductKind.GROUPED),),
+        (*dense.loads, Load("bias", LoadKind.GROUPVEC, DType.F32, Stride.OTHER, Stride.ONE)),
+        (*dense.ops, op("t3", "add", "t2", "bias")),
+        (
+            Store("out0", "t3", DType.BF16),
+            Store("out1", "t3", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX)),
+        ),
+    )
 
 
 def groups(
     spec: EpilogueSpec, ends: tuple[int, ...], m: int, n: int, k: int
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """As `operands`, with groups of rows that end there, and a B of other values for each."""
+    """As `operands`, with groups of rows that end there, and a B and a bias of other values for each."""
     a, _, loads = operands(spec, m, n, k)
     b = torch.stack([operands(spec, m + i, n, k)[1][0].contiguous() for i in range(len(ends))])
     if spec.product.b_major is Major.K:
         b = b.transpose(1, 2).contiguous().transpose(1, 2)
-    return [*a, torch.tensor(ends, dtype=torch.int32)], [b], loads
+    bias = torch.arange(len(ends) * n).reshape(len(ends), n) % 59 * 5.0
+    return [*a, torch.tensor(ends, dtype=torch.int32)], [b], [*loads, bias]

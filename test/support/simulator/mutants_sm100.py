@@ -136,6 +136,14 @@ MUTANTS = [
         "are wrong",
         Text.GEMM,
     ),
+    Mutant(
+        "the bias of the next group",
+        BLACKWELL_GROUPS,
+        instead("tile.group = place.batch", "tile.group = cutlass.min(place.batch + 1, 22)"),
+        WrongNumbers,
+        "are wrong",
+        Text.GEMM,
+    ),
     # The stream.
     Mutant(
         "earlier kernels not waited for",

@@ -103,7 +103,10 @@ MUTANTS = [
     Mutant(
         "the B of the next group",
         GROUPS,
-        instead("Place(row, column, group, first, end)", "Place(row, column, group + 1, first, end)"),
+        instead(
+            "Place(row, column, group, first, end)",
+            "Place(row, column, cutlass.min(group + 1, 22), first, end)",
+        ),
         WrongNumbers,
         "are wrong",
         Text.SCHEDULER,

@@ -1,0 +1,102 @@
+"""Row vectors of groups: a table (G, N), read for each row of a grouped product at the group that it lies in.
+
+Models write `table[expert_of_row]`, where rows are sorted by expert and offsets count them. That the index is
+a row's group is proven by where both come from:
+
+    ids      the experts that `topk`, `argmax` or `sort` chose of G, in some shape
+    index    the ids, sorted
+    offsets  cumsum(histc(index, bins=G, min=0, max=G - 1))
+
+What is not proven stays what it is, a plane that is gathered before the kernel runs.
+"""
+
+from __future__ import annotations
+
+from operator import getitem
+
+import torch
+from torch import fx
+
+from cute_backend.fx_walk.anchors import Anchor
+from cute_backend.fx_walk.classify import LoadView, check_load
+from cute_backend.fx_walk.frame import Frame
+from cute_backend.fx_walk.lower import CASTS, is_reshape
+from cute_backend.fx_walk.static import arguments, fake, first_argument, known, same_sizes, target_name
+from cute_backend.spec import LoadKind, Stride
+
+_EXACT_IDS = (torch.int32, torch.int64, torch.float32, torch.float64)
+"""Dtypes that hold the number of an expert whatever it is, if there are not more than 2**24."""
+
+_CHOICES = {"aten.topk.default": 1, "aten.sort.default": 1, "aten.sort.stable": 1}
+"""Ops of which one result has indices of an axis: which of them."""
+
+
+def group_vectors(node: fx.Node, shape: torch.Size, frame: Frame | None, anchor: Anchor) -> LoadView | None:
+    """The table of which `node`, an operand of an op with result `shape` that lies on the plane as `frame`
+    says, has the row of each row's group, by the offsets of `anchor`; None where the graph does not prove it.
+
+    Raises Refused where a kernel can't read the table.
+    """
+    if anchor.offsets is None or (frame is not None and frame.n_axes != (1,)):
+        return None
+    if not _is_call(node, "aten.index.Tensor"):
+        return None
+    table, indices = (arguments(node)[name] for name in ("self", "indices"))
+    if fake(table).dim() != 2 or len(indices) != 1 or not same_sizes(fake(node).shape, shape):
+        return None
+    if not _ends_of(anchor.offsets, indices[0], fake(table).shape[0]):
+        return None
+    strides = fake(table).stride()
+    if not known(strides[0] != 0) or not (known(strides[1] == 1) or known(strides[1] > 1)):
+        return None
+    stride_m, stride_n = (Stride.ONE if known(stride == 1) else Stride.OTHER for stride in strides)
+    if stride_n is Stride.ONE:
+        stride_m = Stride.OTHER  # what is compiled has one contiguous axis
+    dtype = check_load(table, fake(table), anchor.device)
+    return LoadView(table, LoadKind.GROUPVEC, dtype, stride_m, stride_n, m_axes=(0,), n_axes=((1,),))
+
+
+def _ends_of(offsets: fx.Node, index: fx.Node, groups: int | torch.SymInt) -> bool:
+    """Whether a row's group, by the offsets, is its index: rows are sorted by it, and it counts groups."""
+    if not _is_call(offsets, "aten.cumsum.default") or not isinstance(index, fx.Node):
+        return False
+    counts = _uncast(first_argument(offsets))
+    if not _is_call(counts, "aten.histc.default"):
+        return False
+    args = arguments(counts)
+    bins = args["bins"]
+    whole = args["min"] == 0 and args["max"] == bins - 1 and known(groups == bins)
+    return whole and _uncast(args["self"]) is index and _is_sorted_choice(index)
+
+
+def _is_sorted_choice(index: fx.Node) -> bool:
+    """Whether a vector is in order, and of numbers that are not negative."""
+    if index.target is not getitem or index.args[1] != 0:
+        return False
+    sort = index.args[0]
+    if not isinstance(sort, fx.Node) or not (
+        _is_call(sort, "aten.sort.default") or _is_call(sort, "aten.sort.stable")
+    ):
+        return False
+    source = arguments(sort)["self"]
+    if arguments(sort)["descending"] or fake(source).dim() != 1:
+        return False
+    while is_reshape(source) or _is_call(source, *CASTS):
+        source = first_argument(source)
+    if source.target is getitem:
+        choice = source.args[0]
+        return isinstance(choice, fx.Node) and any(
+            _is_call(choice, name) and source.args[1] == place for name, place in _CHOICES.items()
+        )
+    return _is_call(source, "aten.argmax.default")
+
+
+def _uncast(node: fx.Node) -> fx.Node:
+    """What a node was before casts that keep small integers."""
+    while _is_call(node, *CASTS) and fake(node).dtype in _EXACT_IDS:
+        node = first_argument(node)
+    return node
+
+
+def _is_call(node: fx.Node, *names: str) -> bool:
+    return isinstance(node, fx.Node) and node.op == "call_function" and target_name(node) in names
