@@ -5,7 +5,7 @@ two warpgroups, and 16 rows of each to a warp, with all columns: what a warp of 
 that of sm_90a. A and B come by cp.async through a ring of stages, which runs on from one tile to the next:
 
     tile      begin | exact loads of the first subtiles | rowvecs, by warp 0 | its k tiles | its subtiles
-    k tile    wait for its copies | meet | copy the k tile `stages - 1` further | ldmatrix, mma.sync
+    k tile    wait for its copies | meet | ldmatrix, mma.sync, and meanwhile copy the one `stages - 1` further
     subtile   wait for its exact loads | visit, which lets those of a later one follow | write the outputs
 
 Once the warps have met for a k tile, the copies of all warps are complete, no warp still reads the stage that
@@ -40,7 +40,7 @@ from .fragments import FragmentGemm
 from .mainloop import check_face
 from .rings import allocate_rows, check_stage
 from .scheduler import BatchSchedule, GroupSchedule, Place, TileSchedule
-from .staged import Corner, Planes, Stage
+from .staged import Corner, Lines, Planes, Stage
 from .tile import FragmentTile
 from .warp_mainloop import Sm80Mainloop, Sm80Plain, WarpOperands
 
@@ -176,9 +176,11 @@ class Sm80Gemm(FragmentGemm):
         acc = cute.make_rmem_tensor(
             cute.make_layout(fragments, stride=((1, 2), config.mma_n // 2, 4)), Float32
         )
-        ahead = Ahead(first_item, Int32(0), Int32(0))
+        ahead = self._first(shared, Int32(first_item), Int32(0))
         for _ in cutlass.range_constexpr(stages.ab - 1):
-            ahead = self._copy(shared, ahead, thread)
+            self._bring_a(shared, ahead, thread)
+            self._bring_b(shared, ahead, thread)
+            ahead = self._after_it(shared, ahead)
 
         item, stage, row_stage = Int32(first_item), Int32(0), Int32(0)
         while schedule.is_valid(item):
@@ -200,8 +202,9 @@ class Sm80Gemm(FragmentGemm):
             for _ in cutlass.range(shared.k_tiles, unroll=1):
                 cute.arch.cp_async_wait_group(stages.ab - 2)
                 cute.arch.sync_threads()
-                ahead = self._copy(shared, ahead, thread)
-                self.mainloop.step(operands, acc, sums, stage)
+                copies = [partial(bring, shared, ahead, thread) for bring in (self._bring_a, self._bring_b)]
+                self.mainloop.step(operands, acc, sums, stage, copies)
+                ahead = self._after_it(shared, ahead)
                 stage = _after(stage, stages.ab)
             if cutlass.const_expr(config.rolled):
                 smem = by_name(self.smem_names, rows)
@@ -213,27 +216,46 @@ class Sm80Gemm(FragmentGemm):
             item += shared.item_step
         cute.arch.cp_async_wait_group(0)
 
-    @cute.jit
-    def _copy(self, shared: Sm80Shared, ahead: Ahead, thread: Int32) -> Ahead:
-        """Begins to copy the next k tile of A and B, if there is one, as one group; returns what is next."""
-        config = self.config
-        item, k, stage = ahead.item, ahead.k, ahead.stage
-        if shared.schedule.is_valid(item):
-            place = shared.schedule.place(item)
-            m0, n0 = self._origin(shared, place)
-            column = k * self.a_stage.columns
-            target = cute.recast_ptr(shared.s_a.iterator, dtype=Uint8) + stage * self.a_stage.bytes
-            self.a_stage.bring(shared.a, target, m0, column, place.batch, thread, self.threads)
-            target = cute.recast_ptr(shared.s_b.iterator, dtype=Uint8) + stage * self.b_stage.bytes
-            b0 = n0 * config.products // config.pieces
-            for i in cutlass.range_constexpr(config.pieces):
-                piece = target + i * self.piece.bytes
-                self.piece.bring(shared.bs[i], piece, b0, column, place.batch, thread, self.threads)
+    def _bring_a(self, shared: Sm80Shared, ahead: Ahead, thread: Int32) -> None:
+        """Begins to copy the next k tile of A, if there is one."""
+        target = cute.recast_ptr(shared.s_a.iterator, dtype=Uint8) + ahead.stage * self.a_stage.bytes
+        self.a_stage.bring(shared.a, target, ahead.of_a, ahead.batch, thread, self.threads)
+
+    def _bring_b(self, shared: Sm80Shared, ahead: Ahead, thread: Int32) -> None:
+        """Begins to copy the next k tile of B, if there is one, as one group with A's."""
+        target = cute.recast_ptr(shared.s_b.iterator, dtype=Uint8) + ahead.stage * self.b_stage.bytes
+        for b in shared.bs:
+            self.piece.bring(b, target, ahead.of_b, ahead.batch, thread, self.threads)
+            target += self.piece.bytes
         cute.arch.cp_async_commit_group()
-        k += 1
+
+    def _first(self, shared: Sm80Shared, item: Int32, stage: Int32) -> Ahead:
+        """The first k tile of a work item. It has no rows if there is no such item."""
+        place = shared.schedule.place(item)
+        m0, n0 = self._origin(shared, place)
+        b0 = n0 * self.config.products // self.config.pieces
+        valid = shared.schedule.is_valid(item)
+        rows_a, rows_b = (
+            cutlass.select_(valid, Int32(operand.shape[0] - row), Int32(0))
+            for operand, row in ((shared.a, m0), (shared.bs[0], b0))
+        )
+        k = Int32(0)
+        return Ahead(
+            item, k, stage, Int32(m0), Int32(b0), rows_a, rows_b, Int32(place.batch), self.a_stage.columns
+        )
+
+    @cute.jit
+    def _after_it(self, shared: Sm80Shared, ahead: Ahead) -> Ahead:
+        """The k tile that follows one: the places of the next work item are computed once."""
+        item, k, stage = ahead.item, ahead.k + 1, _after(ahead.stage, self.stages.ab)
+        row_a, row_b, rows_a, rows_b = ahead.row_a, ahead.row_b, ahead.rows_a, ahead.rows_b
+        batch = ahead.batch
         if k == shared.k_tiles:
-            item, k = item + shared.item_step, Int32(0)
-        return Ahead(item, k, _after(stage, self.stages.ab))
+            first = self._first(shared, item + shared.item_step, stage)
+            item, k = first.item, first.k
+            row_a, row_b, rows_a, rows_b = first.row_a, first.row_b, first.rows_a, first.rows_b
+            batch = first.batch
+        return Ahead(item, k, stage, row_a, row_b, rows_a, rows_b, batch, self.a_stage.columns)
 
     @cute.jit
     def _visit_planes(
@@ -345,11 +367,31 @@ class Sm80Shared:
 
 @dataclass(frozen=True)
 class Ahead:
-    """The k tile that is copied next: of which work item, which of its k tiles, to which stage."""
+    """The k tile that is copied next: of which work item, which of its k tiles, to which stage.
+
+    It begins at `row_a` of A and at `row_b` of each B, in the `batch`-th product. As many rows from there on
+    are copied as `rows_a` and `rows_b`, and as the stage has.
+    """
 
     item: Int32
     k: Int32
     stage: Int32
+    row_a: Int32
+    row_b: Int32
+    rows_a: Int32
+    rows_b: Int32
+    batch: Int32
+    columns: int
+
+    @property
+    def of_a(self) -> Lines:
+        """Its rows of A."""
+        return Lines(self.row_a, self.rows_a, self.k * self.columns)
+
+    @property
+    def of_b(self) -> Lines:
+        """Its rows of each B."""
+        return Lines(self.row_b, self.rows_b, self.k * self.columns)
 
 
 def _is_k_major(operand: cute.Tensor) -> bool:

@@ -19,6 +19,16 @@ WARP_ROWS = 16
 
 
 @dataclass(frozen=True)
+class Lines:
+    """The part of an operand that a stage gets: `rows` rows from `row` on, from a column of K on. More rows
+    than the stage has are left out, and what lies beyond K."""
+
+    row: Int32
+    rows: Int32
+    column: Int32
+
+
+@dataclass(frozen=True)
 class Stage:
     """One stage of an operand: `rows` by `columns` of K, in elements of `dtype`.
 
@@ -69,28 +79,26 @@ class Stage:
         self,
         operand: cute.Tensor,
         target: cute.Pointer,
-        row: Int32,
-        column: Int32,
-        batch: Int32 | int,
+        lines: Lines,
+        batch: Int32,
         thread: Int32,
         threads: int,
     ) -> None:
-        """Begins to copy the share of one of `threads` threads of the box at (row, column) of an operand
-        (rows, K), or (rows, K, batch), to the stage that begins at `target`, a pointer to bytes."""
-        source = operand.iterator
+        """Begins to copy the share of one of `threads` threads of some rows of an operand (rows, K), or
+        (rows, K, batch), to the stage that begins at `target`, a pointer to bytes."""
+        source, row, column = operand.iterator, lines.row, lines.column
         if cute.rank(operand) > 2:
             source += Int64(batch) * operand.stride[2]
-        rows, columns = operand.shape[0] - row, operand.shape[1] - column
+        columns = operand.shape[1] - column
         if self.k_major:
             step = operand.stride[0]
-            self.box.bring(
-                source + (Int64(row) * step + column), step, rows, columns, target, thread, threads
-            )
+            box = source + (Int64(row) * step + column)
+            self.box.bring(box, step, lines.rows, columns, target, thread, threads)
             return
         step = operand.stride[1]
         for first in range(0, self.rows, self.line):
             box = source + (Int64(column) * step + (row + first))
-            self.box.bring(box, step, columns, rows - first, target, thread, threads)
+            self.box.bring(box, step, columns, lines.rows - first, target, thread, threads)
             target += self.box.bytes
 
 

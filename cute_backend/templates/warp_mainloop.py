@@ -1,11 +1,13 @@
 """Mainloops of mma.sync: how a warp's k tiles become its accumulators, and what it multiplies.
 
-The template on mma.sync calls `begin(acc)` when a tile begins, and `step(operands, acc, held, stage)` for
-each of its k tiles, with what `begin` has returned.
+The template on mma.sync calls `begin(acc)` when a tile begins, and `step(operands, acc, held, stage, copies)`
+for each of its k tiles, with what `begin` has returned. `copies` begin to copy parts of a later k tile. They
+are called between the first instructions of the tensor cores, which hide them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +16,9 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warp
 
 from .staged import Stage
+
+Copies = Sequence[Callable[[], None]]
+"""Copies that are begun while the tensor cores are at work, up to one for each instruction's K."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +64,13 @@ class WarpOperands:
             Fragments(b_copy, b_mine.partition_S(s_b), b_mine.retile(b_fragment), b_fragment),
         )
 
-    def multiply(self, acc: cute.Tensor, stage: Int32) -> None:
+    def multiply(self, acc: cute.Tensor, stage: Int32, copies: Copies) -> None:
         """Adds the products of a stage's k tile."""
         for k_block in range(cute.size(self.a.multiplied, mode=[2])):
             a, b = self.a.load(k_block, stage), self.b.load(k_block, stage)
             cute.gemm(self.mma, acc, a, b, acc)
+            for copy in copies[k_block : k_block + 1]:
+                copy()
 
 
 class Sm80Mainloop(Protocol):
@@ -71,7 +78,9 @@ class Sm80Mainloop(Protocol):
 
     def begin(self, acc: cute.Tensor) -> Any: ...
 
-    def step(self, operands: WarpOperands, acc: cute.Tensor, held: Any, stage: Int32) -> None: ...
+    def step(
+        self, operands: WarpOperands, acc: cute.Tensor, held: Any, stage: Int32, copies: Copies
+    ) -> None: ...
 
 
 class Sm80Plain:
@@ -80,8 +89,10 @@ class Sm80Plain:
     def begin(self, acc: cute.Tensor) -> None:
         acc.fill(0.0)
 
-    def step(self, operands: WarpOperands, acc: cute.Tensor, held: None, stage: Int32) -> None:
-        operands.multiply(acc, stage)
+    def step(
+        self, operands: WarpOperands, acc: cute.Tensor, held: None, stage: Int32, copies: Copies
+    ) -> None:
+        operands.multiply(acc, stage, copies)
 
 
 class Sm80Promoted:
@@ -92,8 +103,10 @@ class Sm80Promoted:
         acc.fill(0.0)
         return cute.make_rmem_tensor(acc.layout, Float32)
 
-    def step(self, operands: WarpOperands, acc: cute.Tensor, held: cute.Tensor, stage: Int32) -> None:
+    def step(
+        self, operands: WarpOperands, acc: cute.Tensor, held: cute.Tensor, stage: Int32, copies: Copies
+    ) -> None:
         held.fill(0.0)
-        operands.multiply(held, stage)
+        operands.multiply(held, stage, copies)
         for i in range(cute.size(acc)):
             acc[i] = acc[i] + held[i]

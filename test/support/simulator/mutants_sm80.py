@@ -47,10 +47,10 @@ MUTANTS = [
         "a stage copied to while others multiply it",
         WARPS,
         (
-            Edit("                ahead = self._copy(shared, ahead, thread)\n", ""),
+            Edit("in (self._bring_a, self._bring_b)]", "in (self._bring_b,)]"),
             Edit(
                 "                cute.arch.sync_threads()\n",
-                "                ahead = self._copy(shared, ahead, thread)\n"
+                "                self._bring_a(shared, ahead, thread)\n"
                 "                cute.arch.sync_threads()\n",
             ),
         ),
