@@ -15,7 +15,7 @@ the MMA warp calls `begin(mma)` for a tile and `step(mma, acc, a, b, stage)` for
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any, Protocol, TypeAlias
 
@@ -43,6 +43,10 @@ class WarpgroupOperands:
     scales: ScaleStages | None = None
     """The scales of the blocks of A and B, for a mainloop that has a `scaling`."""
 
+    def first_block(self) -> WarpgroupOperands:
+        """Of A the first 64 rows that the warpgroup has alone."""
+        return replace(self, a=first_block(self.a))
+
     def multiply(self, sums: cute.Tensor, state: State, *, anew: bool = False) -> None:
         """Gives a stage's k tile to the tensor cores, as one group; `anew` overwrites the sums."""
         self.ring.consumer_wait(state)
@@ -52,6 +56,13 @@ class WarpgroupOperands:
             mma = self.setting if anew and k_block == 0 else self.adding
             cute.gemm(mma, sums, self.a[stage], self.b[stage], sums)
         warpgroup.commit_group()
+
+
+def first_block(fragments: cute.Tensor) -> cute.Tensor:
+    """Fragments of one instruction along M, the first, of (instruction, along M, ...)."""
+    instruction, _, *rest = fragments.shape
+    layout = cute.make_layout((instruction, 1, *rest), stride=fragments.stride)
+    return cute.make_tensor(fragments.iterator, layout)
 
 
 def check_face(mainloop: object, face: type) -> None:

@@ -54,7 +54,7 @@ from .crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from .entry import named
 from .epilogue import Epilogue, SmemOperand, by_name, release_planes
 from .fragments import FragmentGemm
-from .mainloop import Sm90Mainloop, Sm90Plain, WarpgroupOperands, check_face
+from .mainloop import Sm90Mainloop, Sm90Plain, WarpgroupOperands, check_face, first_block
 from .overlap import await_earlier_kernels
 from .rings import (
     Shared,
@@ -617,7 +617,15 @@ class Sm90Gemm(FragmentGemm):
 
             if cutlass.const_expr(config.pingpong):
                 mma_turn.wait()
-            ab_state = self._multiply(tile, operands, acc, ab_state, k_tiles, mma_turn)
+            if cutlass.const_expr(self.is_grouped and self.blocks > 1):
+                if tile.m - tile.m0 > BLOCK_M:
+                    ab_state = self._multiply(tile, operands, acc, ab_state, k_tiles, mma_turn)
+                else:
+                    # The last rows of a group are often few.
+                    few, sums_of_few = operands.first_block(), first_block(acc)
+                    ab_state = self._multiply(tile, few, sums_of_few, ab_state, k_tiles, mma_turn)
+            else:
+                ab_state = self._multiply(tile, operands, acc, ab_state, k_tiles, mma_turn)
             if cutlass.const_expr(config.split_k > 1):
                 sums.reduce(acc, mma_thread, config.split_k)
 

@@ -115,6 +115,7 @@ PARTS = Subject(sm90(64, 64, split_k=4), (72, 72, 1040))
 
 ENDS = (*range(20), 83, 83, 128)
 GROUPS = Subject(sm90(64, 64, 2), (128, 72, 160), spec=GROUPED, ends=ENDS)
+GROUPS_IN_TURNS = Subject(sm90(128, 64, pingpong=True), (128, 72, 160), spec=GROUPED, ends=(0, 70, 128))
 BLACKWELL_GROUPS = Subject(sm100(128, 64), (128, 72, 160), spec=GROUPED, ends=ENDS)
 
 SUBJECTS = {
@@ -134,6 +135,7 @@ SUBJECTS = {
     "reducing": REDUCING,
     "parts": PARTS,
     "groups": GROUPS,
+    "groups in turns": GROUPS_IN_TURNS,
     "groups on Blackwell": BLACKWELL_GROUPS,
     "warps": WARPS,
     "few k tiles": FEW_K_TILES,

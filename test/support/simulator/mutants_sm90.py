@@ -11,6 +11,7 @@ from support.simulator.mutants import (
     COOPERATIVE,
     FEW_ROWS,
     GROUPS,
+    GROUPS_IN_TURNS,
     HALF_BLOCKS,
     HOPPER_MULTICAST,
     PARTS,
@@ -110,6 +111,13 @@ MUTANTS = [
         WrongNumbers,
         "are wrong",
         Text.SCHEDULER,
+    ),
+    Mutant(
+        "the first 64 rows of a group multiplied alone",
+        GROUPS_IN_TURNS,
+        instead("if tile.m - tile.m0 > BLOCK_M:", "if tile.m - tile.m0 > 2 * BLOCK_M:"),
+        WrongNumbers,
+        "are wrong",
     ),
     Mutant(
         "rows of a group that has none not cleared",
