@@ -67,7 +67,7 @@ class Store:
 
     The (M, N) plane: `placement` is "tma", "smem" or "vector", `order` "row" or "column", `reduce` empty. Or
     what `reduce`, such as "row_max", makes of it: `placement` is "two_stage", as each tile leaves what it
-    finds to a second stage.
+    finds to a second stage. Or, with a `block` of so many columns, (M, N / block).
     """
 
     name: str
@@ -75,6 +75,7 @@ class Store:
     order: str
     placement: str
     reduce: str = ""
+    block: int = 0
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,8 @@ class Region:
             reduce = f"{store.reduce.axis.value}_{store.reduce.kind.value}"
             return Store(name, dtype, order, "two_stage", reduce)
         shared = "tma" if self.kernel().arch.target.tma else "smem"
-        return Store(name, dtype, order, shared if name in self._plan.shared_stores else "vector")
+        placement = shared if name in self._plan.shared_stores else "vector"
+        return Store(name, dtype, order, placement, block=store.block)
 
     def kernel(self, arch: str | None = None) -> Kernel:
         """The kernel that a launch of these sizes and this alignment gets, on the GPU here if it is one of

@@ -47,6 +47,8 @@ class _Formula:
         if store.reduce is not None:
             return f"{store.dtype.value}({store.reduce.axis.value}_{store.reduce.kind.value}({text}))"
         rounded = self.spec.dtypes[self._source(store.value)] is store.dtype and store.dtype is not DType.F32
+        if store.block:
+            return f"{store.dtype.value}({text})[:, ::{store.block}]"
         return text if rounded and store.value not in self.named else f"{store.dtype.value}({text})"
 
     def _is_transparent(self, op: Op) -> bool:

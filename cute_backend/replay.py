@@ -193,9 +193,10 @@ def _of_blocks(op: Op, value: Tensor, accumulate: torch.dtype) -> Tensor:
 
 
 def _stored(spec: EpilogueSpec, store: Store, value: Tensor) -> Tensor:
-    """An (M, N) value in memory's dtype and order: fresh memory, whatever the value is."""
-    values = packed(spec, store, value)
-    m, n = value.shape
+    """An (M, N) value, or that of each block, in memory's dtype and order: fresh memory, whatever the value
+    is."""
+    values = packed(spec, store, value[:, :: store.block or 1])
+    m, n = values.shape
     out = values.new_empty((m, n)) if store.order is Order.ROW else values.new_empty((n, m)).t()
     return out.copy_(values)
 

@@ -118,7 +118,8 @@ def operand_rows(region: Region) -> list[tuple[str, ...]]:
         (load.name, load.label, load.kind, load.placement, load.dtype) for load in region.loads
     ]
     for store in region.stores:
-        kind = store.reduce or ("output" if store.order == "row" else "output, column-major")
+        kind = store.reduce or (f"of {store.block} columns" if store.block else "output")
+        kind += ", column-major" if store.order == "column" else ""
         rows.append((store.name, "", kind, store.placement, store.dtype))
     return rows
 

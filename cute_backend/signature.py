@@ -9,7 +9,7 @@ kernel is added here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -151,6 +151,10 @@ class Argument:
     @staticmethod
     def of_store(store: Store) -> Argument:
         """The argument of a store."""
+        if store.block:
+            m, blocks = _plane((Extent.M, Extent.BLOCKS), store.order is Order.ROW)
+            dims: tuple[Dim, ...] = (m, replace(blocks, block=store.block))
+            return Argument(store.name, store.name, Role.STORE, store.dtype, dims)
         if store.reduce is None:
             plane = _plane((Extent.M, Extent.N), store.order is Order.ROW)
             return Argument(store.name, store.name, Role.STORE, store.dtype, plane, Alignment.PLANE)

@@ -25,7 +25,7 @@ from functools import cached_property
 from math import lcm
 from typing import Any, Union
 
-SPEC_VERSION = 9
+SPEC_VERSION = 10
 
 
 class SpecError(ValueError):
@@ -355,6 +355,9 @@ class Store:
     The (M, N) plane, written in `order`; or its reduction, (M,), (N,) or 0-d, rounded to `dtype` when it is
     whole. Indices are i64, and nothing else is. Extrema of integers keep their dtype; other reductions give
     floats.
+
+    Or, with a `block` of so many columns, (M, N / block) in `order`: of every block the value at its first
+    column, as is meant for what blocks are reduced to, and for what follows from that alone.
     """
 
     name: str
@@ -362,6 +365,7 @@ class Store:
     dtype: DType
     order: Order = Order.ROW
     reduce: Union[Reduction, None] = None
+    block: int = 0
 
 
 @dataclass(frozen=True)
@@ -423,13 +427,15 @@ class EpilogueSpec:
 
     @cached_property
     def block_columns(self) -> int:
-        """Columns that a visit needs whole, since ops reduce blocks of them; 1 where none does."""
-        return lcm(*(op.block for op in self.ops if op.block))
+        """Columns that a visit needs whole, since ops reduce blocks of them or stores have one element for
+        each; 1 where none does."""
+        blocks = {op.block for op in self.ops} | {store.block for store in self.stores}
+        return lcm(*(blocks - {0}))
 
     @cached_property
     def planes(self) -> tuple[Store, ...]:
         """The stores that write the whole (M, N) plane."""
-        return tuple(store for store in self.stores if store.reduce is None)
+        return tuple(store for store in self.stores if store.reduce is None and not store.block)
 
     @cached_property
     def reductions(self) -> tuple[Store, ...]:
@@ -549,6 +555,7 @@ def _decode_store(item: Any) -> Store:
         dtype=dtype,
         order=order,
         reduce=None if reduce is None else Reduction(Axis(reduce["axis"]), ReduceKind(reduce["kind"])),
+        block=int(item["block"]),
     )
 
 
@@ -653,6 +660,11 @@ def _validate_blocks(load: Load, blocks: Blocks) -> None:
 
 
 def _validate_store(store: Store, value: DType) -> None:
+    if store.block and (type(store.block) is not int or store.block < 2 or store.reduce is not None):
+        raise SpecError(
+            f"{store.name} has one element for each {store.block} columns; a block has two or more, and a "
+            "store that reduces has none"
+        )
     if store.reduce is None:
         if store.dtype is DType.I64:
             raise SpecError(f"{store.name} stores a plane as i64, which only indices are stored as")

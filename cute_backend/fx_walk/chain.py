@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
@@ -22,6 +22,7 @@ from cute_backend.spec import (
     Operand,
     Overflow,
     Precision,
+    ReduceKind,
     Store,
 )
 
@@ -84,6 +85,10 @@ class Chain:
             return value
         return self._step("cast", (value,), dtype, overflow)
 
+    def reduce_blocks(self, kind: ReduceKind, value: Operand, columns: int) -> Operand:
+        """What each block of so many columns is reduced to, at all of its elements."""
+        return self._step(f"block_{kind.value}", (value,), DType.F32, block=columns)
+
     def dtype(self, operand: Operand) -> DType:
         """The dtype that an operand has been rounded to; an accumulator is fp32."""
         if isinstance(operand, Const):
@@ -134,20 +139,20 @@ class Chain:
         )
 
     def _step(
-        self, op: str, operands: tuple[Operand, ...], dtype: DType, overflow: Overflow = Overflow.SATURATE
+        self,
+        op: str,
+        operands: tuple[Operand, ...],
+        dtype: DType,
+        overflow: Overflow = Overflow.SATURATE,
+        block: int = 0,
     ) -> Operand:
+        step = Op(f"t{len(self._ops)}", op, operands, dtype, overflow, block)
         for made in self._ops:
-            if (made.op, made.operands, made.dtype, made.overflow) == (
-                op,
-                operands,
-                dtype,
-                overflow,
-            ) and _same_types(made.operands, operands):
+            if replace(made, name=step.name) == step and _same_types(made.operands, operands):
                 return made.name
         self._check(dtype)
-        name = f"t{len(self._ops)}"
-        self._ops.append(Op(name, op, operands, dtype, overflow))
-        return name
+        self._ops.append(step)
+        return step.name
 
     def _check(self, dtype: DType) -> None:
         """Refuse a value in fp8 where the target has no conversions of it."""

@@ -135,7 +135,7 @@ def classify(
         last = len(shape) - 1
         frame = Frame(tuple(axis for axis in range(last) if not known(shape[axis] == 1)), (last,))
     stride_m, m_axes, modes = operand.rows(frame.m_axes)
-    stride_n, n_axes, n_modes = operand.columns(frame.n_axes)
+    stride_n, n_axes, n_modes = operand.columns(frame)
     if stride_m is Stride.ONE and any(mode.stride is Stride.ONE for mode in n_modes):
         stride_m = Stride.OTHER  # windows that overlap: what is compiled has one contiguous axis
     return LoadView(
@@ -231,14 +231,24 @@ class _Operand:
         ]
         return Stride.OTHER, own, tuple(modes)
 
-    def columns(self, axes: tuple[int, ...]) -> tuple[Stride, tuple[tuple[int, ...], ...], tuple[Mode, ...]]:
-        """As `rows` for N, whose modes are two at most: axes from block to block, and those of a block."""
+    def columns(self, frame: Frame) -> tuple[Stride, tuple[tuple[int, ...], ...], tuple[Mode, ...]]:
+        """As `rows` for N, whose modes are two at most: axes from block to block, and those of a block, of
+        which a frame of blocks has none."""
+        axes = frame.n_axes
         if all(self._class(axis) is Stride.ZERO for axis in axes):
             return Stride.ZERO, (), ()
         stride = self._collapsed(axes)
+        if stride is not None and frame.block > 1:
+            blocks = product(self.shape[axis] for axis in axes)
+            outer_mode = Mode.of(_stride_class(self.node, stride), blocks)
+            return (
+                Stride.OTHER,
+                (self._own(axes, stride), ()),
+                (outer_mode, Mode.of(Stride.ZERO, frame.block)),
+            )
         if stride is not None:
             return _stride_class(self.node, stride), (self._own(axes, stride),), ()
-        for start in range(1, len(axes)):
+        for start in range(1, len(axes) if frame.block == 1 else 0):
             groups = axes[:start], axes[start:]
             outer, inner = map(self._collapsed, groups)
             extents = [product(self.shape[axis] for axis in group) for group in groups]

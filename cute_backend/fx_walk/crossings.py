@@ -100,7 +100,7 @@ def _groups(draft: Draft) -> list[list[fx.Node]]:
         place = len(groups)
         if not (value is None or isinstance(value, Parts)):
             memory = None if is_only_read(root(node)) else root(node)
-            equal = same.setdefault((repr(value), fake(node).dtype, memory), place)
+            equal = same.setdefault((repr(value), draft.block(node), fake(node).dtype, memory), place)
             others = {places[source] for source in node.all_input_nodes if source in places} - {equal}
             if not others or (max(others) < equal and draft.order(node) is not None):
                 place = equal
@@ -179,7 +179,7 @@ class _Sizes:
         if value is None or isinstance(value, Parts):
             return 0
         axis = value.reduce.axis if isinstance(value, Reduced) else None
-        return self.elements[axis] * fake(member).element_size()
+        return self.elements[axis] // self.draft.block(member) * fake(member).element_size()
 
 
 def _number(size: Size) -> int:

@@ -28,7 +28,8 @@ class Draft:
     expected: set[fx.Node] = field(default_factory=set)
     """Nodes that may become members."""
     frames: dict[fx.Node, Frame] = field(default_factory=dict)
-    """How members lie on the plane. Those that reduce have none, nor have all parts of its columns."""
+    """How members lie on the plane. Those that reduce rows or columns have none, nor have all parts of its
+    columns."""
     work: dict[tuple[fx.Node, int | None, Frame | None], Operand] = field(default_factory=dict)
     """The values of work on operands alone, for a part of the columns, and read as lying so."""
 
@@ -62,6 +63,10 @@ class Draft:
     def order(self, node: fx.Node) -> Order | None:
         """The order in which a member could be stored; None for none."""
         return store_order(self.first, node, self.values[node], self.frames.get(node))
+
+    def block(self, node: fx.Node) -> int:
+        """The columns that each element of a member stands for."""
+        return self.frames[node].block if node in self.frames else 1
 
     def is_view(self, node: fx.Node) -> bool:
         """Whether a member splits columns or moves axes, and does nothing else."""

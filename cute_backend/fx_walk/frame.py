@@ -1,36 +1,84 @@
 """How a value of a region lies on the (M, N) plane: which of its axes are rows and which are columns.
 
 A linear's result of (B, S, N) has leading axes that make up M. Seen as heads, (B, S, H, D), its last two make
-up N; transposed to (B, H, S, D) they do too, but no longer in order. A frame records this, and is carried
-from member to member, because it can't be derived from sizes: H may equal S.
+up N; transposed to (B, H, S, D) they do too, but no longer in order. What heads are reduced to, (B, S, H, 1)
+or (B, S, H), has one element for every D columns. A frame records this, and is carried from member to
+member, because it can't be derived from sizes: H may equal S.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from torch import fx
 
 from cute_backend.fx_walk.static import Size, arguments, fake, first_argument, known, product, target_name
 
+_REPEATS = "aten.expand.default"
+
 
 @dataclass(frozen=True)
 class Frame:
     """The axes that make up M and those that make up N, each outermost first. Axes of one element are in
-    neither."""
+    neither. Of a value that has one element for each block of columns, `n_axes` make up the blocks, and
+    `block` is how many columns one has."""
 
     m_axes: tuple[int, ...]
     n_axes: tuple[int, ...]
+    block: int = 1
 
     @staticmethod
-    def of(shape: Sequence[Size], m: Size, n: Size) -> Frame | None:
-        """The frame of a value with leading axes M and last axes N; None if no axis divides the two."""
+    def of(shape: Sequence[Size], m: Size, n: Size, block: int = 1) -> Frame | None:
+        """The frame of a value with leading axes M and last axes N or its blocks; None if no axis divides
+        the two."""
         for start in reversed(range(len(shape) + 1)):
-            if known(product(shape[start:]) == n) and known(product(shape[:start]) == m):
+            if known(product(shape[start:]) * block == n) and known(product(shape[:start]) == m):
                 rows, columns = _long(shape[:start]), _long(shape[start:])
-                return Frame(tuple(rows), tuple(start + axis for axis in columns))
+                return Frame(tuple(rows), tuple(start + axis for axis in columns), block)
         return None
+
+    @staticmethod
+    def meeting(frames: Iterable[Frame], shape: Sequence[Size]) -> Frame | None:
+        """The frame of a value of this shape that is computed from values with these frames, all broadcast to
+        it; None where they lie in different ways. An element of a block meets all columns of its block."""
+        finest, *others = sorted(set(frames), key=attrgetter("block"))
+        for other in others:
+            within = finest.n_axes[len(other.n_axes) :]
+            columns = product(shape[axis] for axis in within) * finest.block
+            if replace(finest, n_axes=(*other.n_axes, *within)) != finest or other.m_axes != finest.m_axes:
+                return None
+            if not known(columns == other.block):
+                return None
+        return finest.repeated(shape)
+
+    def repeated(self, shape: Sequence[Size]) -> Frame:
+        """The frame of the value broadcast to this shape: its further axes are the columns of a block."""
+        further = tuple(axis for axis in _long(shape) if axis not in self.axes)
+        columns = product(shape[axis] for axis in further)
+        if not further or not isinstance(columns, int) or self.block % columns:
+            return self
+        return Frame(self.m_axes, (*self.n_axes, *further), self.block // columns)
+
+    def reduced(self, dims: Sequence[int], keeps: bool, shape: Sequence[Size]) -> Frame | None:
+        """The frame of the result when the axes `dims` of a value of this shape are reduced, and are gone or
+        kept with one element; None where they are not the last axes of N, with known sizes."""
+        if self.block > 1:
+            return None
+        gone = [axis for axis in self.n_axes if axis in dims]
+        left, last = self.n_axes[: len(self.n_axes) - len(gone)], self.n_axes[len(self.n_axes) - len(gone) :]
+        columns = product(shape[axis] for axis in last)
+        if list(last) != gone or not gone or set(dims) & set(self.m_axes) or not isinstance(columns, int):
+            return None
+        place = {
+            axis: axis if keeps else axis - sum(dim < axis for dim in dims) for axis in range(len(shape))
+        }
+        return Frame(
+            tuple(place[axis] for axis in self.m_axes),
+            tuple(place[axis] for axis in left),
+            columns,
+        )
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -40,7 +88,7 @@ class Frame:
     @property
     def is_plain(self) -> bool:
         """Whether it is (..., N)."""
-        return len(self.n_axes) < 2 and self.is_in_order
+        return len(self.n_axes) < 2 and self.block == 1 and self.is_in_order
 
     @property
     def is_in_order(self) -> bool:
@@ -56,31 +104,39 @@ class Frame:
 
     def behind(self, axes: int) -> Frame:
         """The frame of the value when it is broadcast to `axes` more leading axes."""
-        return Frame(tuple(axis + axes for axis in self.m_axes), tuple(axis + axes for axis in self.n_axes))
+        rows, columns = ((axis + axes for axis in group) for group in (self.m_axes, self.n_axes))
+        return Frame(tuple(rows), tuple(columns), self.block)
 
     def covers(self, shape: Sequence[Size], m: Size, n: Size) -> bool:
-        """Whether a value of this shape has the plane's elements and no others."""
+        """Whether a value of this shape has the plane's elements, or one for each block, and no others."""
         return (
             known(product(shape[axis] for axis in self.m_axes) == m)
-            and known(product(shape[axis] for axis in self.n_axes) == n)
+            and known(product(shape[axis] for axis in self.n_axes) * self.block == n)
             and all(known(size == 1) for axis, size in enumerate(shape) if axis not in self.axes)
         )
 
     def reshaped(self, node: fx.Node, m: Size, n: Size) -> Frame | None:
         """The frame of a view or a reshape of the value, which gives its elements another shape. It is None
-        if an axis would hold both rows and columns, or if elements are repeated."""
+        if an axis would hold both rows and columns, or if elements are repeated that are not those of
+        blocks."""
         before, after = fake(first_argument(node)).shape, fake(node).shape
         if target_name(node) == "aten.permute.default":
             moved = [axis % len(before) for axis in arguments(node)["dims"]]
-            return Frame(tuple(map(moved.index, self.m_axes)), tuple(map(moved.index, self.n_axes)))
+            return self._moved(moved.index)
+        if target_name(node) == _REPEATS:
+            frame = self.behind(len(after) - len(before)).repeated(after)
+            return frame if frame.covers(after, m, n) else None
         if not known(product(before) == product(after)):
             return None
         long, long_after = _long(before), _long(after)
         same = len(long) == len(long_after)
         if same and all(known(before[a] == after[b]) for a, b in zip(long, long_after, strict=True)):
-            place = dict(zip(long, long_after, strict=True))
-            return Frame(tuple(place[a] for a in self.m_axes), tuple(place[a] for a in self.n_axes))
-        return Frame.of(after, m, n) if self.is_in_order else None
+            return self._moved(dict(zip(long, long_after, strict=True)).__getitem__)
+        return Frame.of(after, m, n, self.block) if self.is_in_order else None
+
+    def _moved(self, place: Callable[[int], int]) -> Frame:
+        """The frame of the value when each axis is moved to `place` of it."""
+        return Frame(tuple(map(place, self.m_axes)), tuple(map(place, self.n_axes)), self.block)
 
 
 def _long(shape: Sequence[Size]) -> list[int]:

@@ -105,8 +105,12 @@ class Reason(Enum):
     )
     REDUCED_AXES = (
         "reduced_axes",
-        "{target} reduces the axes {axes} of the shape {shape}; a kernel reduces the last one, all the "
-        "others together, or all",
+        "{target} reduces the axes {axes} of the shape {shape}; a kernel reduces all columns, all rows, or "
+        "both, and by sum, mean, amax, amin, var and logsumexp the columns of a block",
+    )
+    BLOCK_SIZE = (
+        "block_size",
+        "it reduces blocks of {columns} columns, which no tile holds whole; held are {held}",
     )
     FEEDBACK = (
         "feedback",

@@ -7,7 +7,7 @@ taken apart, and its steps mean something only together, because the first one's
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
@@ -49,7 +49,8 @@ class Found:
     """A reduction of a graph: `head` has the result of reducing `source` over the axes `dims`.
 
     `inner` are nodes that are nothing without it, in order: the call that gives a pair, steps on the way.
-    `dtype` is what the elements are cast to first, None where they are not.
+    `dtype` is what the elements are cast to first, None where they are not. With a `correction` it is the
+    variance: the sum of the squares of how far elements lie from their mean, by their number less that.
     """
 
     head: fx.Node
@@ -58,6 +59,12 @@ class Found:
     dims: tuple[int, ...]
     dtype: torch.dtype | None = None
     inner: tuple[fx.Node, ...] = ()
+    correction: float | None = None
+
+    @property
+    def is_of_blocks_alone(self) -> bool:
+        """Whether kernels do it over blocks of columns, and not over rows."""
+        return self.correction is not None or any(target_name(node) in _MOMENTS for node in self.inner)
 
 
 def find_reductions(nodes: Iterable[fx.Node]) -> dict[fx.Node, Found]:
@@ -65,7 +72,7 @@ def find_reductions(nodes: Iterable[fx.Node]) -> dict[fx.Node, Found]:
     found: dict[fx.Node, Found] = {}
     for node in nodes:
         if node.op == "call_function":
-            for read in (_read_call, _read_pair, _read_logsumexp):
+            for read in (_read_call, _read_pair, _read_moment, _read_logsumexp):
                 reduction = read(node)
                 if reduction is not None:
                     found[node] = reduction
@@ -110,7 +117,7 @@ def keeps_reduced(node: fx.Node) -> bool:
 
 def refuse_unknown(node: fx.Node, m: Size, n: Size) -> None:
     """Raise Refused for a call that reduces in a way no kernel does: variance, product, ..."""
-    back = _feeds(node, lambda user: is_pointwise(user) and _on_plane(user, m, n))
+    back = feeds(node, lambda user: is_pointwise(user) and _on_plane(user, m, n))
     if back is not None:
         raise Refused(Reason.FEEDBACK, reduction=node.name, into=back.name)
     raise Refused(Reason.REDUCTION, target=target_name(node))
@@ -121,12 +128,12 @@ def refuse_rounds(found: Found, m: Size, n: Size) -> None:
 
     Inductor does them in one kernel that holds a row, and gains nothing by being given the first.
     """
-    back = _feeds(found.head, lambda user: is_reduction(user) and _on_plane(first_argument(user), m, n))
+    back = feeds(found.head, lambda user: is_reduction(user) and _on_plane(first_argument(user), m, n))
     if back is not None:
         raise Refused(Reason.FEEDBACK, reduction=found.head.name, into=back.name)
 
 
-def _feeds(node: fx.Node, wanted: Any) -> fx.Node | None:
+def feeds(node: fx.Node, wanted: Callable[[fx.Node], bool]) -> fx.Node | None:
     """The first node after `node`, by way of pointwise work and views alone, that is wanted."""
     stack, seen = list(node.users), set()
     while stack:
@@ -152,6 +159,8 @@ def _axis(found: Found, frame: Frame) -> Axis:
     The kernel writes what is left, and counts for an index, in the order of the product.
     """
     axis, shape = _over(found, frame), describe(fake(found.source).shape)
+    if frame.block > 1:
+        raise _refused(found, f"{shape}, which has one element for each {frame.block} columns")
     left, gone = {
         Axis.ROW: (frame.m_axes, frame.n_axes),
         Axis.COLUMN: (frame.n_axes, frame.m_axes),
@@ -234,6 +243,29 @@ def _read_pair(node: fx.Node) -> Found | None:
     args = arguments(pair)
     kind = _PAIRS[target_name(pair)][index]  # type: ignore[index]
     return Found(node, args["self"], kind, _dims(args["self"], args["dim"]), inner=(pair,))
+
+
+_MOMENTS = ("aten.var_mean.correction",)
+"""What gives the variance and the mean."""
+
+
+def _read_moment(node: fx.Node) -> Found | None:
+    """A variance, or one of the pair of it and the mean."""
+    call, index = node, 0
+    if node.target is getitem:
+        call, index = node.args  # type: ignore[assignment]
+        if not isinstance(call, fx.Node) or call.op != "call_function" or target_name(call) not in _MOMENTS:
+            return None
+    elif target_name(node) != "aten.var.correction":
+        return None
+    args = arguments(call)
+    correction = 1 if args["correction"] is None else args["correction"]
+    if not isinstance(correction, (int, float)):
+        return None
+    dims, inner = _dims(args["self"], args.get("dim")), () if call is node else (call,)
+    if index == 1:
+        return Found(node, args["self"], ReduceKind.MEAN, dims, inner=inner)
+    return Found(node, args["self"], ReduceKind.SUM, dims, inner=inner, correction=float(correction))
 
 
 def reduced_axes(node: fx.Node) -> tuple[int, ...]:

@@ -127,18 +127,23 @@ def stores_of(
 
 def _store(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None) -> Store:
     """The store of a node, still without a name."""
+    block = 0 if frame is None or frame.block == 1 else frame.block
     reduction = value.reduce if isinstance(value, Reduced) else None
     stored = value.value if isinstance(value, Reduced) else value
     order = store_order(anchor, node, value, frame)
     assert isinstance(stored, str) and order is not None
     index = reduction is not None and reduction.kind.is_index
-    return Store("", stored, DType.I64 if index else DTYPES[fake(node).dtype], order, reduction)
+    return Store("", stored, DType.I64 if index else DTYPES[fake(node).dtype], order, reduction, block)
 
 
 def store_order(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None) -> Order | None:
-    """The order in which a dense plane, or a dense reduction, has the strides of a node; None for none."""
+    """The order in which a dense plane, one with an element for each block, or a dense reduction has the
+    strides of a node; None for none."""
     tensor = fake(node)
-    axes = list(range(tensor.dim()) if frame is None else frame.order(tensor.dim()))
+    if frame is None:
+        axes = list(range(tensor.dim()))
+    else:
+        axes = list(frame.order(tensor.dim()) if frame.block == 1 else frame.axes)
     sizes, strides = ([of[axis] for axis in axes] for of in (tensor.shape, tensor.stride()))
     layouts = [(Order.ROW, _row_major(sizes))]
     if not isinstance(value, Reduced) and anchor.accumulator.kind is ProductKind.DENSE:

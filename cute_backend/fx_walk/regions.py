@@ -23,6 +23,7 @@ from torch import fx
 from cute_backend import config
 from cute_backend.fx_walk.activation import activated
 from cute_backend.fx_walk.anchors import Anchor, is_anchor, read_anchor
+from cute_backend.fx_walk.block_reductions import frame_of_blocks, lower_blocks
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import Part, classify, supported_dtype
 from cute_backend.fx_walk.consumers import Waves
@@ -270,7 +271,7 @@ class _Search:
             for reader in node.users:
                 if reduces and not keeps_reduced(reader):
                     continue
-                for user in self.heads.get(reader, [reader]):
+                for user in self._heads(draft, reader):
                     if user not in seen and user not in self.owner and may_join(user):
                         seen.add(user)
                         heappush(queue, (self.order[user], user))
@@ -286,11 +287,21 @@ class _Search:
                 draft.rollback(mark)
                 self.rejections.setdefault(node, refused.rejection(node))
                 continue
-            if node in self.reductions and isinstance(value, Reduced):
+            if node in self.reductions and self.reductions[node].source in draft.values:
                 draft.values |= dict.fromkeys(self.reductions[node].inner)
             draft.values[node] = value
             push_users(node)
         return draft
+
+    def _heads(self, draft: Draft, reader: fx.Node) -> list[fx.Node]:
+        """What may join where a reader of a member is met: itself, or the reductions that it is a part of."""
+        heads = self.heads.get(reader, [reader])
+        found = self.reductions.get(heads[0])
+        if found is None or not found.is_of_blocks_alone:
+            return heads
+        frame = draft.frames.get(found.source)
+        of_blocks = frame is not None and frame_of_blocks(found, frame, draft.chain) is not None
+        return heads if of_blocks else [reader]
 
     def _join(self, draft: Draft, node: fx.Node) -> Operand | Parts | Reduced:
         """The value of `node` as a member of the region. Raises Refused where it can't be one."""
@@ -353,11 +364,11 @@ class _Search:
         """How the result of pointwise work lies on a plane of `n` columns: as what it reads of the region."""
         anchor, shape = draft.first, fake(node).shape
         sources = [source for source in node.all_input_nodes if source in draft.frames]
-        frames = {draft.frames[source].behind(len(shape) - fake(source).dim()) for source in sources}
-        if len(frames) > 1:
+        frames = [draft.frames[source].behind(len(shape) - fake(source).dim()) for source in sources]
+        frame = Frame.meeting(frames, shape) if frames else Frame.of(shape, anchor.m, n)
+        if frame is None and frames:
             how = "meets it with its axes in another order"
             raise Refused(Reason.REARRANGED, target=target_name(node), shape=describe(shape), how=how)
-        frame = frames.pop() if frames else Frame.of(shape, anchor.m, n)
         if frame is None or not frame.covers(shape, anchor.m, n):
             raise Refused(Reason.PLANE, shape=describe(shape), m=anchor.m, n=n)
         return frame
@@ -381,11 +392,20 @@ class _Search:
             raise Refused(Reason.NOT_POINTWISE, target=target_name(node))
         return Parts(tuple(self._join_pointwise(draft, node, n, range(len(parts)))), whole=True)
 
-    def _join_reduction(self, draft: Draft, found: Found) -> Reduced:
-        anchor = draft.first
-        refuse_rounds(found, anchor.m, anchor.n)
+    def _join_reduction(self, draft: Draft, found: Found) -> Operand | Reduced:
+        anchor, source = draft.first, draft.frames[found.source]
+        frame = frame_of_blocks(found, source, draft.chain)
+        if frame is None:
+            if found.is_of_blocks_alone:
+                refuse_unknown(found.head, anchor.m, anchor.n)
+            refuse_rounds(found, anchor.m, anchor.n)
         value = self._resolve(draft, found.source, found.head)
-        result = reduced(found, draft.chain, value, draft.frames[found.source])
+        result: Operand | Reduced
+        if frame is None:
+            result = reduced(found, draft.chain, value, source)
+        else:
+            result = lower_blocks(found, draft.chain, value, frame.block)
+            draft.frames[found.head] = frame
         self._check_mutations(draft, found.head)
         return result
 

@@ -228,10 +228,18 @@ class _Module:
         narrowed = f"math.narrow({store.name}, {CUTE_TYPES[store.dtype]}{rule})"
         if store.name in self.plan.shared_stores:
             return [f"        sub.copy_to({narrowed}, smem.{store.name})"]
+        lines = [f"        {store.name}_glob = glob.{store.name}", f"        {store.name}_rmem = {narrowed}"]
+        lines.append("        for e in cutlass.range_constexpr(sub.elements):")
+        if block := store.block:
+            return [
+                *lines,
+                f"            if cutlass.const_expr(sub.begins_block(e, {block})):",
+                "                row, column, inside = sub.target(e)",
+                f"                if inside & (column % {block} == 0):",
+                f"                    {store.name}_glob[row, column // {block}] = {store.name}_rmem[e]",
+            ]
         return [
-            f"        {store.name}_glob = glob.{store.name}",
-            f"        {store.name}_rmem = {narrowed}",
-            "        for e in cutlass.range_constexpr(sub.elements):",
+            *lines,
             "            row, column, inside = sub.target(e)",
             "            if inside:",
             f"                {store.name}_glob[row, column] = {store.name}_rmem[e]",
@@ -287,7 +295,7 @@ class _Module:
     def _calls(self, loads: str) -> list[str]:
         """The body of `launch`."""
         products = [argument.name for argument in of_role(self.arguments, Role.B)]
-        planes = ", ".join(store.name for store in self.spec.planes)
+        planes = ", ".join(store.name for store in self.spec.stores if store.reduce is None)
         scales = ", ".join(argument.name for argument in self._scales())
         further = f", [{scales}]" if scales else ""
         groups = of_role(self.arguments, Role.OFFSETS)

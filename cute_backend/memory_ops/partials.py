@@ -42,7 +42,8 @@ def partials(store: Store) -> tuple[Partial, ...]:
 
 
 def written(stores: tuple[Store, ...]) -> tuple[str, ...]:
-    """The names of all tensors that a GEMM writes, in order: planes, then the partials of reductions."""
+    """The names of all tensors that a GEMM writes, in order: planes and elements of blocks, then the partials
+    of reductions."""
     planes = [store.name for store in stores if store.reduce is None]
     reducing = [store for store in stores if store.reduce is not None]
     return (*planes, *(part.name for store in reducing for part in partials(store)))

@@ -364,6 +364,8 @@ def _long(shape: tuple[int, ...] | torch.Size) -> list[int]:
 def _store(store: Store, key: str, name: str, layout: Layout | None, m: int, n: int) -> Store:
     """A store of the walker's, for the tensor that it goes to."""
     assert layout is not None
+    if store.block:
+        raise UsageError(f"{name} has one element for each {store.block} columns; operators write planes")
     if store.reduce is not None:
         accepted = _FLOATS if store.dtype.is_float else (TORCH_DTYPES[store.dtype],)
         if layout.dtype not in accepted:

@@ -10,6 +10,7 @@ from .placing import Plan, plan
 from .rules import subtiled
 from .search import (
     MAX_CANDIDATES,
+    blocks_held,
     candidates,
     choose,
     clustered,
@@ -46,6 +47,7 @@ __all__ = [
     "Target",
     "TileConfig",
     "Variant",
+    "blocks_held",
     "candidates",
     "choose",
     "clustered",

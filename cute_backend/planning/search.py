@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
 
-from ..spec import Accumulator, DType, EpilogueSpec, Op, ProductKind, Store
+from ..spec import (
+    Accumulator,
+    Axis,
+    DType,
+    EpilogueSpec,
+    Op,
+    ProductKind,
+    ReduceKind,
+    Reduction,
+    Store,
+)
 from .cost import cost
 from .hoisting import can_hoist, hoisting
 from .naming import words
@@ -29,7 +39,7 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     if not found:
         raise ValueError(
             f"no tile of {arch.value} holds blocks of {spec.block_columns} columns whole; "
-            f"held are {', '.join(map(str, blocks_held(arch)))}"
+            f"held are {', '.join(map(str, blocks_held(arch, spec.accumulators)))}"
         )
     if alone is not None and found[-1].cluster_size > 1:
         found += suited(arch, (alone,), spec)
@@ -38,15 +48,20 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     return *kept, smallest
 
 
+_ONE_PRODUCT = (Accumulator("acc", DType.BF16, DType.BF16),)
+
+
 @cache
-def blocks_held(arch: Arch) -> tuple[int, ...]:
-    """The sizes of blocks of columns that a tile holds whole for a spec of one product and one plane."""
-    acc = Accumulator("acc", DType.BF16, DType.BF16)
+def blocks_held(arch: Arch, accumulators: tuple[Accumulator, ...] = _ONE_PRODUCT) -> tuple[int, ...]:
+    """The sizes of blocks of columns that a tile holds whole for specs of these products."""
     held = []
     for columns in range(8, max(WHOLE_SUBTILES) + 1, 8):
-        mean = Op("t0", "block_mean", ("acc",), DType.F32, block=columns)
-        spec = EpilogueSpec((acc,), (), (mean,), (Store("out0", "t0", DType.BF16),))
-        if suited(arch, arch.target.tiles.shipped, spec):
+        mean = Op("t0", "block_mean", (accumulators[0].name,), DType.F32, block=columns)
+        plane, row = Store("out0", "t0", DType.F32), Reduction(Axis.ROW, ReduceKind.SUM)
+        specs = [
+            EpilogueSpec(accumulators, (), (mean,), (replace(plane, reduce=kind),)) for kind in (None, row)
+        ]
+        if all(suited(arch, _shipped(arch, spec), spec) for spec in specs):
             held.append(columns)
     return tuple(held)
 

@@ -29,7 +29,8 @@ def can_transpose(spec: EpilogueSpec) -> bool:
         and not product.is_block_scaled
         and not spec.reductions
         and not any(load.is_split for load in spec.loads)
-        and not any(op.block or op.op in _INDICES for op in spec.ops)
+        and spec.block_columns == 1
+        and not any(op.op in _INDICES for op in spec.ops)
         and not long_ops(spec)
     )
 

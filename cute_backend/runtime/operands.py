@@ -14,7 +14,7 @@ from torch import SymInt, Tensor
 
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.signature import Argument, Extent, Role, of_role, signature
-from cute_backend.spec import BColumns, EpilogueSpec, Load, ProductKind, Scaling, Store
+from cute_backend.spec import BColumns, EpilogueSpec, Load, Order, ProductKind, Scaling, Store
 
 Size = Union[int, SymInt]
 
@@ -26,11 +26,11 @@ def parse_spec(text: str) -> EpilogueSpec:
 
 
 def output_like(store: Store, like: Tensor, m: Size, n: Size) -> Tensor:
-    """An uninitialised output of `store`, a plane dense in its order or reduced, on the device of `like`."""
+    """An uninitialised output of `store`, dense in its order, on the device of `like`."""
     dtype = TORCH_DTYPES[store.dtype]
     result = Argument.of_store(store)
     shape = result.shape({Extent.M: m, Extent.N: n})
-    if result.is_plane and result.unit == 0:
+    if store.order is Order.COLUMN:
         return like.new_empty(shape[::-1], dtype=dtype).t()
     return like.new_empty(shape, dtype=dtype)
 
@@ -41,9 +41,10 @@ def m_of(load: Load, tensor: Tensor) -> Size:
 
 
 def blocks_of(spec: EpilogueSpec) -> list[tuple[str, int]]:
-    """The loads and ops that have blocks of columns, with their sizes."""
+    """The loads, ops and stores that have blocks of columns, with their sizes."""
     loads = [(load.name, load.blocks.columns) for load in spec.loads if load.blocks is not None]
-    return loads + [(op.name, op.block) for op in spec.ops if op.block]
+    others = [(op.name, op.block) for op in spec.ops] + [(store.name, store.block) for store in spec.stores]
+    return loads + [(name, columns) for name, columns in others if columns]
 
 
 def covers(load: Load, tensor: Tensor, m: Size, n: Size) -> bool:

@@ -115,6 +115,11 @@ class Subtile(ABC):
         share a row have equally many of every eight columns, and a block is a multiple of those."""
         return self.column_of(e) * self._row_threads // columns
 
+    def begins_block(self, e: int, columns: int) -> bool:
+        """Whether element e may be the first of a block of so many columns: in one of the threads that share
+        its row, it is."""
+        return self.column_of(e) * self._row_threads % columns == 0
+
     @abstractmethod
     def row_slice(self, vector: Any) -> cute.Tensor:
         """The thread's columns of this subtile in a shared vector of the tile's columns."""

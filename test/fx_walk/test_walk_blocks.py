@@ -193,7 +193,7 @@ def test_reductions_see_heads_as_columns() -> None:
         assert torch.equal(result, plane.relu().amax(dims).to(BF16)) and result.numel() == max(1, *shape, 1)
 
 
-@pytest.mark.parametrize("dims", [[3], [2], [0, 3], [1, 2, 3]])
+@pytest.mark.parametrize("dims", [[2], [0, 3], [1, 2, 3]])
 def test_reductions_of_a_part_of_the_columns_are_refused(dims: list[int]) -> None:
     made = Graph()
     node = made.call(aten.amax.default, made.call(aten.relu.default, heads(made)), dims)

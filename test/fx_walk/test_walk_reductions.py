@@ -29,7 +29,7 @@ from support.fx_walk.synthetic import BF16, E4M3, F32, OP, Graph, aten, called, 
 
 pytestmark = pytest.mark.usefixtures("free_launches")
 
-M, N, K = 24, 16, 8
+M, N, K = 24, 40, 8  # N is no block that a tile holds
 EPILOGUE = "cute_backend.gemm_epilogue.default"
 
 

@@ -396,6 +396,14 @@ CASES: dict[Reason, dict[str, Case]] = {
             1,
         ),
     },
+    Reason.BLOCK_SIZE: {
+        "norm_by_head": Case(
+            lambda graph: graph.call(
+                aten.mean.dim, graph.call(aten.reshape.default, relu(graph), [64, 4, 12]), [-1], True
+            ),
+            1,
+        ),
+    },
     Reason.FEEDBACK: {
         "own_sum": Case(own_sum, 1),
         "softmax": Case(softmax_maximum, 1),

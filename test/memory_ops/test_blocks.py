@@ -20,7 +20,9 @@ from cute_backend.runtime.operands import check_operands
 from cute_backend.simulator.api import Machine, run_region
 from cute_backend.spec import (
     Accumulator,
+    Axis,
     Blocks,
+    Columns,
     Const,
     DType,
     EpilogueSpec,
@@ -28,6 +30,9 @@ from cute_backend.spec import (
     LoadKind,
     Op,
     Operand,
+    Order,
+    ReduceKind,
+    Reduction,
     SpecError,
     Store,
     Stride,
@@ -37,6 +42,9 @@ from support.archs import FIRST
 ACC = Accumulator("acc", DType.BF16, DType.BF16)
 ROW = Load("rowvec0", LoadKind.ROWVEC, DType.F32, Stride.ZERO, Stride.OTHER)
 PLANE = Load("exact0", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.ONE)
+
+
+ROW_SUM = Store("out0", "acc", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.SUM))
 
 
 def op(name: str, kind: str, *operands: Operand, block: int = 0) -> Op:
@@ -74,6 +82,23 @@ def softmax(columns: int) -> EpilogueSpec:
     return EpilogueSpec((ACC,), (), chain, stores)
 
 
+def quantised(columns: int) -> EpilogueSpec:
+    """Each block by the largest of it, which is stored once for a block: by rows, and by columns."""
+    chain = (
+        op("t0", "mul", "acc", Const(0.25)),
+        op("t1", "abs", "t0"),
+        op("t2", "block_max", "t1", block=columns),
+        op("t3", "add", "t2", Const(0.5)),
+        op("t4", "div", "t0", "t3"),
+    )
+    stores = (
+        Store("out0", "t4", DType.BF16),
+        Store("out1", "t3", DType.F32, block=columns),
+        Store("out2", "t3", DType.BF16, Order.COLUMN, block=columns),
+    )
+    return EpilogueSpec((ACC,), (), chain, stores)
+
+
 def operands(
     spec: EpilogueSpec, m: int, n: int, k: int = 64
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
@@ -100,6 +125,10 @@ def expected(spec: EpilogueSpec, columns: int, a: Tensor, b: Tensor, loads: list
         wanted = blocks / np.sqrt((blocks**2).mean(-1, keepdims=True) + 0.5) * loads[0].double().numpy()
         return [torch.from_numpy(each.reshape(m, n)) for each in (wanted, x)]
     blocks = acc.reshape(m, n // columns, columns) / 4
+    if any(store.block for store in spec.stores):
+        scales = np.abs(blocks).max(-1) + 0.5
+        plane = (blocks / scales[..., None]).reshape(m, n)
+        return [torch.from_numpy(each) for each in (plane, scales, scales)]
     largest, smallest = blocks.max(-1, keepdims=True), blocks.min(-1, keepdims=True)
     grown = np.exp(blocks - largest)
     wanted = (grown / grown.sum(-1, keepdims=True), largest, smallest - largest)
@@ -108,11 +137,16 @@ def expected(spec: EpilogueSpec, columns: int, a: Tensor, b: Tensor, loads: list
 
 def check(results: list[Tensor], wanted: list[Tensor]) -> None:
     for result, right in zip(results, wanted, strict=True):
+        assert result.shape == right.shape
         tolerance = 2e-6 if result.dtype is torch.float32 else 4e-3
         torch.testing.assert_close(result.double(), right, rtol=tolerance, atol=tolerance)
 
 
-SPECS = {"norm": norm, "softmax": softmax}
+def is_dense(result: Tensor, order: Order) -> bool:
+    return (result if order is Order.ROW else result.t()).is_contiguous()
+
+
+SPECS = {"norm": norm, "softmax": softmax, "quantised": quantised}
 
 
 @pytest.mark.parametrize("columns", [2, 5, 16])
@@ -120,7 +154,9 @@ SPECS = {"norm": norm, "softmax": softmax}
 def test_the_replay_reduces_blocks(name: str, columns: int) -> None:
     spec = SPECS[name](columns)
     a, b, loads = operands(spec, 7, 6 * columns)
-    check(replay(spec, a, b, loads), expected(spec, columns, *a, *b, loads))
+    results = replay(spec, a, b, loads)
+    check(results, expected(spec, columns, *a, *b, loads))
+    assert all(is_dense(result, store.order) for result, store in zip(results, spec.stores, strict=True))
 
 
 CONFIGS = [
@@ -160,16 +196,21 @@ HELD = [(arch, columns) for arch in FIRST for columns in blocks_held(arch)]
 
 
 def test_the_blocks_that_tiles_hold() -> None:
-    assert [
-        *((Arch.SM90A, columns) for columns in (8, 16, 32, 64, 128)),
-        *((Arch.SM100A, columns) for columns in (8, 16, 32, 64)),
-        *((Arch.SM80, columns) for columns in (8, 16, 32, 64, 128)),
-    ] == HELD
+    assert {arch: blocks_held(arch) for arch in Arch} == {
+        arch: (8, 16, 32, 64) if arch is Arch.SM100A else (8, 16, 32, 64, 128) for arch in Arch
+    }
+
+
+@pytest.mark.parametrize("arch", Arch)
+def test_two_products_share_the_columns_of_a_tile(arch: Arch) -> None:
+    pair = (ACC, replace(ACC, name="acc1"))
+    halves = (replace(ACC, columns=Columns.EVEN), replace(ACC, name="acc1", columns=Columns.ODD))
+    assert blocks_held(arch, pair) == blocks_held(arch, halves) == (8, 16, 32, 64)
 
 
 @pytest.mark.parametrize(("arch", "columns"), HELD)
 def test_every_tile_has_whole_blocks(arch: Arch, columns: int) -> None:
-    for spec in (norm(columns), softmax(columns)):
+    for spec in (norm(columns), softmax(columns), quantised(columns)):
         for config in table(arch, spec):
             for variant in Variant:
                 cut = subtiled(spec, config, variant)
@@ -212,5 +253,13 @@ def test_an_op_has_a_block_if_it_reduces_one(kind: str, block: int) -> None:
     assert EpilogueSpec.from_json(spec.to_json()) == spec
 
 
+@pytest.mark.parametrize("store", [Store("out0", "acc", DType.F32, block=1), replace(ROW_SUM, block=8)])
+def test_a_store_of_blocks_has_some_and_reduces_nothing(store: Store) -> None:
+    with pytest.raises(SpecError, match=f"out0 has one element for each {store.block} columns; a block has"):
+        EpilogueSpec((ACC,), (), (), (store,))
+
+
 def test_a_formula_says_how_long_blocks_are() -> None:
     assert formula(softmax(16)).splitlines()[1] == "t1 = block16_max(t0)"
+    assert formula(quantised(16)).splitlines()[3:] == ["out1 = f32(t3)[:, ::16]", "out2 = bf16(t3)[:, ::16]"]
+    assert EpilogueSpec.from_json(quantised(16).to_json()) == quantised(16)

@@ -130,6 +130,7 @@ MAKERS: dict[str, Maker] = {
     "head_row": lambda p, g: p.randn(p.head, dtype=torch.bfloat16, generator=g),
     "head_places": lambda p, g: p.randn(p.m // 2, p.head, dtype=torch.bfloat16, generator=g),
     "head_gate": lambda p, g: p.ramp(p.n // p.head).bfloat16()[:, None, None],
+    "norm_row": lambda p, g: p.randn(64, dtype=torch.bfloat16, generator=g),
     "residual_t": lambda p, g: p.randn(p.n, p.m, dtype=torch.bfloat16, generator=g).t(),
 }
 
@@ -175,6 +176,9 @@ BLOCKWISE: dict[str, Epilogue] = {}
 
 GROUPED: dict[str, Epilogue] = {}
 """Epilogues of grouped products, which run on Hopper and Blackwell."""
+
+BLOCKS: dict[str, Epilogue] = {}
+"""Of reductions over blocks of 64 columns: N is a multiple of it."""
 
 
 def epilogue(
@@ -367,3 +371,11 @@ def grouped_routed(a_bf16, experts, ends, column, residual):
     # Routing weights, a plane, and what dynamic rowwise quantisation needs.
     y = F.grouped_mm(a_bf16, experts, offs=ends).float() * column[:, None] + residual
     return y.to(torch.bfloat16), y.abs().amax(-1)
+
+
+@epilogue({"rowvec0": "rowvec"}, "bf16", table=BLOCKS)
+def qk_norm(a_bf16, b_bf16, norm_row):
+    # As Qwen3 norms each head of queries and keys.
+    heads = torch.mm(a_bf16, b_bf16).unflatten(0, (2, -1)).unflatten(-1, (-1, norm_row.shape[0])).float()
+    heads = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + 1e-6)
+    return (norm_row * heads.to(torch.bfloat16)).transpose(1, 2)

@@ -7,18 +7,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import cute_backend
 from cute_backend.api import Region
 from cute_backend.planning import Arch
-from support.epilogues import BLOCKWISE, EPILOGUES, GROUPED, Problem
+from support.epilogues import BLOCKS, BLOCKWISE, EPILOGUES, GROUPED, Problem
 
 ARCHS = ("sm_90a", "sm_100a", "sm_80", "sm_86", "sm_89")
 
 
-PROGRAMS = EPILOGUES | BLOCKWISE | GROUPED
+PROGRAMS = EPILOGUES | BLOCKWISE | GROUPED | BLOCKS
 
 
 NAMES = {arch: [name for name in EPILOGUES if EPILOGUES[name].runs_on(Arch.of_name(arch))] for arch in ARCHS}
 NAMES["sm_90a"] += BLOCKWISE
 for grouping in ("sm_90a", "sm_100a"):
-    NAMES[grouping] += GROUPED
+    NAMES[grouping] += [*GROUPED, *BLOCKS]
 # These share the template of sm_80, and differ in tiles and stages.
 NAMES |= {"sm_86": ["addmm_relu", "swiglu7"], "sm_89": ["bias_gelu_residual", "greedy_token"]}
 

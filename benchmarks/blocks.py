@@ -1,0 +1,122 @@
+"""Time reductions of blocks of columns on a GPU: what a norm by head or a quantisation adds to a product.
+
+    python benchmarks/blocks.py FILE.json
+
+Each program is a product of M = N = K = 4096 in bf16, as it is and with work on blocks, by our kernels and by
+Inductor's, beside torch's bare product. Results are compared with eager first. In CUDA graphs, interleaved,
+from a cold L2; microseconds, medians.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from cute_backend import explain
+from cute_backend.bench.timing import require_gpu, time_units, unit_of
+from cute_backend.runtime import launch
+
+M = N = K = 4096
+CALLS, ROUNDS, WRONG = 3, 11, 2e-2
+FP8 = torch.float8_e4m3fn
+
+
+def bare(x: Tensor, w: Tensor, row: Tensor) -> Tensor:
+    return (x @ w.t()).relu()
+
+
+def norm_by_head(x: Tensor, w: Tensor, row: Tensor) -> Tensor:
+    heads = (x @ w.t()).view(2, -1, N // 128, 128).float()
+    heads = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + 1e-6)
+    return row * heads.to(torch.bfloat16)
+
+
+def softmax_of_groups(x: Tensor, w: Tensor, row: Tensor) -> Tensor:
+    return (x @ w.t()).view(M, -1, 16).softmax(-1)
+
+
+def quantised(y: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    blocks = y.float().view(M, -1, columns)
+    scale = blocks.abs().amax(-1) / 448.0
+    return (blocks / scale.unsqueeze(-1)).to(FP8).view(M, -1), scale
+
+
+def silu(x: Tensor, w: Tensor, row: Tensor) -> Tensor:
+    return F.silu(x @ w.t())
+
+
+def silu_quantised(x: Tensor, w: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+    return quantised(silu(x, w, row), 128)
+
+
+def pair(x: Tensor, w: Tensor, row: Tensor) -> Tensor:
+    gate, up = w.chunk(2)
+    return F.silu(x @ gate.t()) * (x @ up.t())
+
+
+def pair_quantised(x: Tensor, w: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+    return quantised(pair(x, w, row), 64)
+
+
+PROGRAMS: dict[Callable[..., Any], str] = {
+    bare: "bare",
+    norm_by_head: "bare",
+    softmax_of_groups: "bare",
+    silu: "silu",
+    silu_quantised: "silu",
+    pair: "pair",
+    pair_quantised: "pair",
+}
+"""Each program, and the name of the one that it is compared with."""
+
+
+def inputs(seed: int) -> tuple[Tensor, ...]:
+    """A, a weight and a row, each contiguous."""
+    torch.manual_seed(seed)
+    shapes = ((M, K), (N, K), (128,))
+    return tuple(torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes)
+
+
+def compare(name: str, results: Any, expected: Any) -> None:
+    """Raises AssertionError where a result differs from eager's by more than rounding, in norm."""
+    for result, right in zip(tree_leaves(results), tree_leaves(expected), strict=True):
+        limit = 0.1 if right.dtype is FP8 else WRONG
+        error = ((result.float() - right.float()).norm() / right.float().norm()).item()
+        assert error < limit, f"{name} differs from eager by {error:.2e}"
+
+
+@torch.no_grad()
+def main() -> None:
+    """Writes all times to the file that the command names, and prints a row for each program."""
+    require_gpu()
+    sets = [inputs(seed) for seed in range(CALLS)]
+    regions = [region for fn in PROGRAMS for region in explain(fn, *sets[0]).regions]
+    launch.announce([(each.spec, *each.sizes, each.groups) for each in regions], torch.device("cuda"))
+    units: dict[tuple[str, str], Any] = {("torch", "mm"): unit_of(lambda x, w, row: x @ w.t(), sets)}
+    for fn in PROGRAMS:
+        for backend in ("cute", "inductor"):
+            compiled = torch.compile(fn, backend=backend, dynamic=False)
+            compare(f"{fn.__name__} by {backend}", compiled(*sets[0]), fn(*sets[0]))
+            units[fn.__name__, backend] = unit_of(compiled, sets)
+    times = {key: timing.median_us for key, timing in time_units(units, ROUNDS).items()}
+    Path(sys.argv[1]).write_text(json.dumps({" ".join(key): us for key, us in times.items()}))
+    print(f"torch's product {times['torch', 'mm']:.1f} us")
+    for fn, beside in PROGRAMS.items():
+        ours, theirs = times[fn.__name__, "cute"], times[fn.__name__, "inductor"]
+        kernel = explain(fn, *sets[0]).regions[0].kernel()
+        print(
+            f"{fn.__name__:<18} {ours:7.1f} us, {ours / times[beside, 'cute']:.3f} of {beside}, "
+            f"Inductor {theirs / ours:.2f}, {kernel.config.name}"
+        )
+
+
+if __name__ == "__main__":
+    main()

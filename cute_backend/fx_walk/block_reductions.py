@@ -1,0 +1,97 @@
+"""Reductions over blocks of columns, which a tile holds whole: the region may read their results again.
+
+A norm by head, a softmax over groups of experts, the scales of quantised blocks. A block is the last axes of
+the columns, such as the D of heads (B, S, H, D), or of a narrow product all of them. Its result is a value of
+the chain that all elements of a block have, and lies on the plane as `Frame.block` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import fx
+
+from cute_backend.fx_walk.chain import Chain
+from cute_backend.fx_walk.classify import supported_dtype
+from cute_backend.fx_walk.frame import Frame
+from cute_backend.fx_walk.lower import is_pointwise, lower_cast
+from cute_backend.fx_walk.questions import is_reduction
+from cute_backend.fx_walk.reasons import Reason, Refused
+from cute_backend.fx_walk.reductions import Found, feeds
+from cute_backend.fx_walk.static import fake, known, tensor_of
+from cute_backend.planning import Arch, blocks_held
+from cute_backend.spec import Const, DType, Operand, ReduceKind
+
+
+def frame_of_blocks(found: Found, frame: Frame, chain: Chain) -> Frame | None:
+    """How the result of a reduction lies on the plane of `chain`, whose source lies as `frame` says; None for
+    one that is not over blocks, and for one over whole rows that nothing reads again together with the plane,
+    or that no tile holds."""
+    source = fake(found.source)
+    left = frame.reduced(found.dims, fake(found.head).dim() == source.dim(), source.shape)
+    if left is None or found.kind.is_index:
+        return None
+    if not left.n_axes and (left.block not in _held(chain) or not _is_read_again(found)):
+        return None
+    return left
+
+
+def _is_read_again(found: Found) -> bool:
+    """Whether what follows from a result of rows meets the plane, as in a softmax."""
+    size = fake(found.source).numel()
+
+    def meets(user: fx.Node) -> bool:
+        planes = map(tensor_of, (user, *user.all_input_nodes))
+        works = is_pointwise(user) or is_reduction(user)
+        return works and any(plane is not None and known(plane.numel() == size) for plane in planes)
+
+    return feeds(found.head, meets) is not None
+
+
+def _held(chain: Chain) -> tuple[int, ...]:
+    """The sizes of blocks that tiles of the target hold; on a CPU, those of any target that multiplies so."""
+    return tuple(sorted(set().union(*(blocks_held(arch, chain.accumulators) for arch in _archs(chain)))))
+
+
+def _archs(chain: Chain) -> Iterator[Arch]:
+    for arch in Arch:
+        product = chain.accumulators[0]
+        if chain.target in (None, arch.target) and product.a_dtype in arch.target.operands:
+            yield arch
+
+
+def lower_blocks(found: Found, chain: Chain, value: Operand, columns: int) -> Operand:
+    """What each block of so many columns of `value`, the chain's for `found.source`, is reduced to.
+
+    Raises Refused for a size that no tile holds, and for dtypes that no kernel reduces.
+    """
+    if columns not in (held := _held(chain)):
+        raise Refused(Reason.BLOCK_SIZE, columns=columns, held=", ".join(map(str, held)))
+    if found.dtype is not None:
+        value = lower_cast(chain, value, supported_dtype(found.head.name, found.dtype))
+    if chain.dtype(value) is DType.I32:
+        raise Refused(Reason.UNSUPPORTED_DTYPE, operand=found.source.name, dtype=fake(found.source).dtype)
+    dtype = supported_dtype(found.head.name, fake(found.head).dtype)
+    if found.correction is not None:
+        result = _variance(chain, value, columns, found.correction)
+    elif found.kind is ReduceKind.LOGSUMEXP:
+        result = _logsumexp(chain, value, columns)
+    else:
+        result = chain.reduce_blocks(found.kind, value, columns)
+    return lower_cast(chain, result, dtype)
+
+
+def _variance(chain: Chain, value: Operand, columns: int, correction: float) -> Operand:
+    """Of two sums, the second one of squares of what the first leaves: no digits are lost to a large mean."""
+    away = chain.emit("sub", value, chain.reduce_blocks(ReduceKind.MEAN, value, columns))
+    squares = chain.reduce_blocks(ReduceKind.SUM, chain.emit("mul", away, away), columns)
+    return chain.emit("div", squares, Const(float(max(columns - correction, 0))))
+
+
+def _logsumexp(chain: Chain, value: Operand, columns: int) -> Operand:
+    """As torch decomposes it, whose shift is 0 where the largest is infinite."""
+    largest = chain.reduce_blocks(ReduceKind.MAX, value, columns)
+    infinite = chain.emit("eq", chain.emit("abs", largest), Const(float("inf")))
+    shift = chain.emit("where", infinite, Const(0.0), largest)
+    grown = chain.emit("exp", chain.emit("sub", value, shift))
+    return chain.emit("add", chain.emit("log", chain.reduce_blocks(ReduceKind.SUM, grown, columns)), shift)

@@ -1,0 +1,231 @@
+"""Reductions over blocks of columns that the region reads again: norms by head, softmaxes over groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch._dynamo.utils import counters
+
+from cute_backend.backend import cute
+from cute_backend.fx_walk.collect import collect
+from cute_backend.fx_walk.reasons import Reason
+from cute_backend.planning import Arch, blocks_held
+from cute_backend.spec import Axis, Blocks, Order, ReduceKind, Stride
+from support.fx_walk.exact import integers, product_inputs
+from support.fx_walk.synthetic import BF16, Graph, aten, called, rewritten, run, walk
+
+BATCHES, ROWS, HEADS, WIDTH, K = 2, 4, 3, 16, 16
+M, N = BATCHES * ROWS, HEADS * WIDTH
+ROW = integers(WIDTH)
+
+
+def heads(y: Tensor) -> Tensor:
+    return y.view(BATCHES, ROWS, HEADS, WIDTH).float()
+
+
+def rms(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+def quantised(x: Tensor) -> Tensor:
+    scale = x.abs().amax(-1).clamp(min=1e-4) / 448
+    return (x / scale[..., None]).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale.unsqueeze(-1)
+
+
+SPELLINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "qwen3": lambda y: ROW * rms(heads(y)).to(BF16),
+    "heads_first": lambda y: (rms(heads(y)) * ROW).transpose(1, 2),
+    "moved_before": lambda y: rms(heads(y).transpose(1, 2)) * ROW,
+    "rms_norm": lambda y: F.rms_norm(y.unflatten(-1, (HEADS, WIDTH)), (WIDTH,), ROW),
+    "layer_norm": lambda y: F.layer_norm(y.view(M, HEADS, WIDTH), (WIDTH,), ROW, eps=1e-3),
+    "group_norm_of_two_axes": lambda y: F.layer_norm(heads(y).view(M, HEADS, 2, WIDTH // 2), (2, WIDTH // 2)),
+    "softmax": lambda y: heads(y).softmax(-1).flatten(-2),
+    "log_softmax": lambda y: heads(y).log_softmax(-1),
+    "logsumexp": lambda y: heads(y) - heads(y).logsumexp(-1, keepdim=True),
+    "var": lambda y: (heads(y) - heads(y).mean(-1)[..., None]) / (heads(y).var(-1)[..., None] + 1).sqrt(),
+    "extrema": lambda y: (heads(y) - heads(y).amin(-1, True)) / (heads(y).max(-1, True)[0] + 99),
+    "any": lambda y: heads(y) * (heads(y) > 9).any(-1, keepdim=True),
+    "expanded": lambda y: y * heads(y).sum(-1, True).expand(BATCHES, ROWS, HEADS, WIDTH).reshape(M, N),
+    "repeated": lambda y: y * heads(y).view(M, HEADS, WIDTH).sum(-1).repeat_interleave(WIDTH, -1),
+    "quantised": lambda y: quantised(heads(y)),
+    "a_number_of_each_head": lambda y: (heads(y) - (heads(y).mean(-1, True) + ROW[:HEADS, None])).relu(),
+}
+
+
+def test_every_spelling_through_torch_compile(fresh_compiler: None) -> None:
+    """One product each, in one graph: each is one kernel, and gives what eager does."""
+    products = [product_inputs(M, N) for _ in SPELLINGS]
+
+    def program(products: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        return [spelling(a @ b) for (a, b), spelling in zip(products, SPELLINGS.values(), strict=True)]
+
+    results, expected = torch.compile(program, backend=cute)(products), program(products)
+    for name, result, wanted in zip(SPELLINGS, results, expected, strict=True):
+        assert result.dtype is wanted.dtype and result.stride() == wanted.stride(), name
+        torch.testing.assert_close(result.float(), wanted.float(), rtol=1e-2, atol=1e-2, msg=name)
+    assert counters["cute_backend"] == {"anchors": len(SPELLINGS), "regions": len(SPELLINGS)}
+    (report,) = collect(program, (products,))
+    for name, region in zip(SPELLINGS, report.regions, strict=True):
+        assert {op.block for op in region.spec.ops if op.block} == {WIDTH}, name
+        assert not region.spec.reductions, name
+
+
+def by_largest(y: Tensor) -> tuple[Tensor, Tensor]:
+    """As transformers' finegrained_fp8 quantises activations."""
+    x = y.relu().float().view(M, -1, WIDTH)
+    scale = x.abs().amax(-1) / 448.0
+    return (x / scale.unsqueeze(-1)).to(torch.float8_e4m3fn).reshape(M, N), scale
+
+
+def by_inverse(y: Tensor) -> tuple[Tensor, Tensor]:
+    """As DeepSeek does, which multiplies by the inverse of what it stores."""
+    x = y.relu().view(M, -1, WIDTH)
+    largest = x.abs().float().amax(dim=2).view(M, -1).clamp(1e-4)
+    values = (x * (448.0 / largest.unsqueeze(2))).to(torch.float8_e4m3fn)
+    return values.view(M, N), (largest / 448.0).view(M, -1)
+
+
+def by_powers_of_two(y: Tensor) -> tuple[Tensor, Tensor]:
+    x = y.relu().float().view(M, -1, WIDTH)
+    scale = torch.exp2(torch.ceil(torch.log2(x.abs().amax(-1, keepdim=True).clamp(1e-4) / 448)))
+    return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).flatten(1), scale.squeeze(-1)
+
+
+def for_the_next_product(y: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales with strides (1, M), as `_scaled_mm` takes them."""
+    values, scale = by_largest(y)
+    return values, scale.t().contiguous().t()
+
+
+QUANTISED = [by_largest, by_inverse, by_powers_of_two, for_the_next_product]
+
+
+def test_quantised_blocks_and_their_scales_are_one_kernel_each(fresh_compiler: None) -> None:
+    """Products of integers are exact, and so is all that is compared here."""
+    products = [product_inputs(M, N) for _ in QUANTISED]
+
+    def program(products: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        results = [spelling(a @ b) for (a, b), spelling in zip(products, QUANTISED, strict=True)]
+        return [each for pair in results for each in pair]
+
+    results, expected = torch.compile(program, backend=cute)(products), program(products)
+    for result, wanted in zip(results, expected, strict=True):
+        assert result.dtype is wanted.dtype and result.stride() == wanted.stride()
+        assert torch.equal(result.float(), wanted.float())
+    assert counters["cute_backend"] == {"anchors": len(QUANTISED), "regions": len(QUANTISED)}
+    (report,) = collect(program, (products,))
+    assert not report.rejections
+    for spelling, region in zip(QUANTISED, report.regions, strict=True):
+        (scales,) = (store for store in region.spec.stores if store.block)
+        assert scales.block == WIDTH and (scales.order is Order.COLUMN) == (spelling is for_the_next_product)
+
+
+def chain(made: Graph, dims: list[int] | None = None, n: int = N) -> tuple[fx.Node, fx.Node]:
+    """A product seen as (M, H, D), and it less its means."""
+    y = made.call(aten.reshape.default, made.mm(M, n, K), [M, n // WIDTH, WIDTH])
+    mean = made.call(aten.mean.dim, y, dims or [-1], True)
+    return y, made.call(aten.sub.Tensor, y, mean)
+
+
+def test_a_block_is_known_by_its_axis_and_not_by_its_size() -> None:
+    """With as many rows as heads and columns of a head, a result that meets others axes is refused."""
+    made = Graph()
+    y = made.call(aten.reshape.default, made.mm(16, 256, K), [16, 16, 16])
+    largest = made.call(aten.amax.default, y, [-1])
+    wrong = made.call(aten.sub.Tensor, y, largest)
+    _, rejections = walk(made.output(wrong))
+    assert (wrong.name, Reason.REARRANGED) in [(each.node, each.reason) for each in rejections]
+    made = Graph()
+    y = made.call(aten.reshape.default, made.mm(16, 256, K), [16, 16, 16])
+    largest = made.call(aten.amax.default, y, [-1])
+    graph = made.output(made.call(aten.sub.Tensor, y, made.call(aten.unsqueeze.default, largest, 2)))
+    a, b = product_inputs(16, 256)
+    (result,) = run(rewritten(graph), a, b)
+    plane = (a.float() @ b.float()).view(16, 16, 16)
+    assert torch.equal(result, (plane - plane.amax(-1, True)).to(BF16))
+
+
+def test_work_on_the_results_of_blocks_reads_operands_by_blocks() -> None:
+    made = Graph()
+    y = made.call(aten.reshape.default, made.mm(M, N, K), [M, HEADS, WIDTH])
+    mean = made.call(aten.add.Tensor, made.call(aten.mean.dim, y, [-1]), made.input("of_head", (HEADS,)))
+    mean = made.call(aten.mul.Tensor, mean, made.input("of_row", (M, 1)))
+    graph = made.output(made.call(aten.sub.Tensor, y, made.call(aten.unsqueeze.default, mean, -1)))
+    (region,), rejections = walk(graph)
+    assert not rejections
+    of_head, of_row = region.spec.loads
+    assert of_head.blocks == Blocks(WIDTH, Stride.ONE, Stride.ZERO) and of_row.blocks is None
+    given = product_inputs(M, N), integers(HEADS), integers(M, 1)
+    (result,) = run(rewritten(graph), *given[0], *given[1:])
+    plane = (given[0][0].float() @ given[0][1].float()).view(M, HEADS, WIDTH)
+    wanted = plane - ((plane.mean(-1) + given[1]) * given[2])[..., None]
+    torch.testing.assert_close(result.float(), wanted, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.usefixtures("free_launches")
+def test_a_row_that_a_tile_holds_is_a_block_where_it_is_read_again() -> None:
+    made = Graph()
+    plane = made.call(aten.relu.default, made.mm(M, 64, K))
+    total = made.call(aten.sum.dim_IntList, plane, [-1], True)
+    graph = made.output(made.call(aten.div.Tensor, plane, made.call(aten.add.Tensor, total, 1.0)))
+    (region,), rejections = walk(graph)
+    assert not rejections and [op.block for op in region.spec.ops if op.block] == [64]
+    assert called(rewritten(graph)) == ["cute_backend.gemm_epilogue.default"]
+    made = Graph()
+    plane = made.call(aten.relu.default, made.mm(M, 64, K))
+    total = made.call(aten.sum.dim_IntList, plane, [-1], True)
+    (region,), _ = walk(made.output(plane, made.call(aten.sqrt.default, total)))
+    assert [(each.reduce.axis, each.reduce.kind) for each in region.spec.reductions] == [
+        (Axis.ROW, ReduceKind.SUM)
+    ]
+
+
+@pytest.mark.parametrize("n", [40, 4096])
+def test_a_row_that_no_tile_holds_is_whole_when_the_kernel_is_done(n: int) -> None:
+    made = Graph()
+    plane = made.call(aten.relu.default, made.mm(M, n, K))
+    node = made.call(aten.div.Tensor, plane, made.call(aten.sum.dim_IntList, plane, [-1], True))
+    _, rejections = walk(made.output(node))
+    assert (node.name, Reason.FEEDBACK) in [(each.node, each.reason) for each in rejections]
+
+
+@pytest.mark.parametrize(
+    ("columns", "arch"), [(24, "sm_90a"), (12, "sm_90a"), (256, "sm_90a"), (128, "sm_100a")]
+)
+def test_blocks_that_no_tile_holds_are_refused_with_those_that_one_does(columns: int, arch: str) -> None:
+    def program(a: Tensor, b: Tensor) -> Tensor:
+        return (a @ b).relu().view(M, 3, columns).softmax(-1)
+
+    (report,) = collect(program, product_inputs(M, 3 * columns), arch=arch)
+    held = ", ".join(map(str, blocks_held(Arch.of_name(arch))))
+    (message,) = (each.message for each in report.rejections if each.reason is Reason.BLOCK_SIZE)
+    assert message == f"it reduces blocks of {columns} columns, which no tile holds whole; held are {held}"
+
+
+@pytest.mark.parametrize("dims", [[1], [0], [0, 1]])
+def test_results_of_blocks_are_not_reduced_again(dims: list[int]) -> None:
+    """Each stands at all columns of its block, of which a sum would take every one."""
+    made = Graph()
+    y = made.call(aten.reshape.default, made.mm(M, N, K), [M, HEADS, WIDTH])
+    total = made.call(aten.sum.dim_IntList, made.call(aten.amax.default, y, [-1]), dims)
+    graph = made.output(total)
+    _, rejections = walk(graph)
+    assert (total.name, Reason.REDUCED_AXES) in [(each.node, each.reason) for each in rejections]
+    a, b = product_inputs(M, N)
+    (result,) = run(rewritten(graph), a, b)
+    wanted = (a.float() @ b.float()).view(M, HEADS, WIDTH).amax(-1).to(BF16).sum(dims)
+    assert torch.equal(result, wanted)
+
+
+def test_where_blocks_lie_counts_and_not_which_axes_are_reduced() -> None:
+    """Heads are no block, nor is a part of a head together with rows."""
+    for dims in ([1], [0, 2]):
+        made = Graph()
+        y, _ = chain(made, dims)
+        (reduction,) = (user for user in y.users if user.target is aten.mean.dim)
+        _, rejections = walk(made.output(*y.users))
+        assert (reduction.name, Reason.REDUCED_AXES) in [(each.node, each.reason) for each in rejections]
