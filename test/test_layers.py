@@ -87,3 +87,10 @@ def test_tests_import_their_helpers_alone() -> None:
     files = [path for path in (ROOT / "test").rglob("*.py") if not {"support", "expected"} & {*path.parts}]
     helpers = {path.name for path in files if not path.name.startswith("test_")}
     assert helpers == {"conftest.py", "compare_kernels.py", "record_graphs.py", "record_hardware.py"}
+
+
+@pytest.mark.parametrize("folder", ["fx_walk", "runtime"])
+def test_every_file_of_a_large_folder_is_in_one_group(folder: str) -> None:
+    groups = ast.get_docstring(ast.parse((PACKAGE / folder / "__init__.py").read_text())) or ""
+    listed = [name for line in groups.split("\n- ")[1:] for name in re.findall(r"`(\w+)`", line)]
+    assert sorted(listed) == sorted(path.stem for path in (PACKAGE / folder).glob("[!_]*.py"))

@@ -4,4 +4,15 @@
     rewrite(graph, regions)
 
 `collect(fn, args)` reports the same for a function, without a GPU; `EpiloguePass` does it inside Inductor.
+
+- The pass: `epilogue_pass`, `pass_sequence`, `containment`, `working_copy`, `rewrite`, `direct_call`,
+  `collect`.
+- Products: `anchors`, `activation`, `block_scales`, `broadcast`, `padding`.
+- Growing a region: `regions`, `visits`, `draft`, `chain`, `lower`, `quotient`, `reductions`, `pairs`,
+  `region`.
+- Operands and shapes: `classify`, `frame`, `views`, `static`, `labels`, `device`.
+- Where a region ends: `settle`, `boundary`, `crossings`, `consumers`, `redo`.
+- Facts about graphs: `equal`, `flow`, `mutation`, `questions`.
+- Refusals: `reasons`.
+- Tuning: `tuning`, `unfused`.
 """

@@ -49,7 +49,7 @@ class WarpOperands:
     def of(
         mma: cute.TiledMma, a: Stage, b: Stage, s_a: cute.Tensor, s_b: cute.Tensor, thread: Int32
     ) -> WarpOperands:
-        """Those of a thread. Where rows are contiguous in shared memory, ldmatrix transposes them."""
+        """The operands of a thread. If rows are contiguous in shared memory, ldmatrix transposes them."""
         mine = mma.get_slice(thread)
         a_copy, b_copy = (
             make(cute.make_copy_atom(warp.LdMatrix8x8x16bOp(not stage.k_major, 4), stage.dtype), mma)
