@@ -67,7 +67,7 @@ class Store:
 
     The (M, N) plane: `placement` is "tma", "smem" or "vector", `order` "row" or "column", `reduce` empty. Or
     what `reduce`, such as "row_max", makes of it: `placement` is "two_stage", as each tile leaves what it
-    finds to a second stage. Or, with a `block` of so many columns, (M, N / block).
+    finds to a second stage. Or, with a `block`, a size in columns, (M, N / block).
     """
 
     name: str

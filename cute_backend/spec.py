@@ -356,7 +356,7 @@ class Store:
     whole. Indices are i64, and nothing else is. Extrema of integers keep their dtype; other reductions give
     floats.
 
-    Or, with a `block` of so many columns, (M, N / block) in `order`: of every block the value at its first
+    Or, with a `block`, a size in columns, (M, N / block) in `order`: of every block the value at its first
     column, as is meant for what blocks are reduced to, and for what follows from that alone.
     """
 

@@ -61,7 +61,7 @@ def _archs(chain: Chain) -> Iterator[Arch]:
 
 
 def lower_blocks(found: Found, chain: Chain, value: Operand, columns: int) -> Operand:
-    """What each block of so many columns of `value`, the chain's for `found.source`, is reduced to.
+    """Reduces each block of `columns` columns of `value`, the chain's for `found.source`.
 
     Raises Refused for a size that no tile holds, and for dtypes that no kernel reduces.
     """
@@ -82,7 +82,8 @@ def lower_blocks(found: Found, chain: Chain, value: Operand, columns: int) -> Op
 
 
 def _variance(chain: Chain, value: Operand, columns: int, correction: float) -> Operand:
-    """Of two sums, the second one of squares of what the first leaves: no digits are lost to a large mean."""
+    """The variance by two sums, the second one of squared distances from the mean: a large mean costs no
+    digits."""
     away = chain.emit("sub", value, chain.reduce_blocks(ReduceKind.MEAN, value, columns))
     squares = chain.reduce_blocks(ReduceKind.SUM, chain.emit("mul", away, away), columns)
     return chain.emit("div", squares, Const(float(max(columns - correction, 0))))

@@ -86,7 +86,7 @@ class Chain:
         return self._step("cast", (value,), dtype, overflow)
 
     def reduce_blocks(self, kind: ReduceKind, value: Operand, columns: int) -> Operand:
-        """What each block of so many columns is reduced to, at all of its elements."""
+        """The reduction of each block of `columns` columns, at all elements of the block."""
         return self._step(f"block_{kind.value}", (value,), DType.F32, block=columns)
 
     def dtype(self, operand: Operand) -> DType:

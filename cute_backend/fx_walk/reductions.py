@@ -246,7 +246,7 @@ def _read_pair(node: fx.Node) -> Found | None:
 
 
 _MOMENTS = ("aten.var_mean.correction",)
-"""What gives the variance and the mean."""
+"""Calls that give the variance and the mean."""
 
 
 def _read_moment(node: fx.Node) -> Found | None:

@@ -294,7 +294,7 @@ class _Search:
         return draft
 
     def _heads(self, draft: Draft, reader: fx.Node) -> list[fx.Node]:
-        """What may join where a reader of a member is met: itself, or the reductions that it is a part of."""
+        """The nodes that may join for a reader of a member: itself, or reductions that it is a part of."""
         heads = self.heads.get(reader, [reader])
         found = self.reductions.get(heads[0])
         if found is None or not found.is_of_blocks_alone:

@@ -116,8 +116,8 @@ class Subtile(ABC):
         return self.column_of(e) * self._row_threads // columns
 
     def begins_block(self, e: int, columns: int) -> bool:
-        """Whether element e may be the first of a block of so many columns: in one of the threads that share
-        its row, it is."""
+        """Whether element e may be the first of a block of `columns` columns: in one of the threads that
+        share its row, it is."""
         return self.column_of(e) * self._row_threads % columns == 0
 
     @abstractmethod

@@ -5,8 +5,8 @@
 cute_mm_square_block_mean_rsqrt_scale_256x128_f44f5acf:
 sm_100a, tile 256x128_2x1_2cta_by64_unrolled, planes aligned to 16 bytes:
 256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 64 columns, unrolled, raster 8.
-templates/epilogue.py says what each method is for, and when it runs. Ops that the formula doesn't have
-are those by which memory_ops/simplify.py replaces its own.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
 
 from types import SimpleNamespace
@@ -34,16 +34,16 @@ class Epilogue:
 
     @cute.jit
     def begin(self, tile, glob):
-        rowvec0 = cute.make_rmem_tensor(tile.columns, BFloat16)
+        rowvec0_read = cute.make_rmem_tensor(tile.columns, BFloat16)
         for c in cutlass.range_constexpr(tile.columns):
-            rowvec0[c] = glob.rowvec0[tile.column(c)]
-        rowvec0 = math.pack(rowvec0)
+            rowvec0_read[c] = glob.rowvec0[tile.column(c)]
+        rowvec0 = math.pack(rowvec0_read)
         return SimpleNamespace(rowvec0=rowvec0)
 
     @cute.jit
     def visit(self, sub, acc, glob, held, smem):
-        rowvec0 = sub.columns_of(held.rowvec0)
-        rowvec0 = math.widen(rowvec0, Float32)
+        rowvec0_bf16 = sub.columns_of(held.rowvec0)
+        rowvec0 = math.widen(rowvec0_bf16, Float32)
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         t1_of = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):

@@ -178,7 +178,7 @@ GROUPED: dict[str, Epilogue] = {}
 """Epilogues of grouped products, which run on Hopper and Blackwell."""
 
 BLOCKS: dict[str, Epilogue] = {}
-"""Of reductions over blocks of 64 columns: N is a multiple of it."""
+"""Epilogues that reduce blocks of 64 columns: N is a multiple of it."""
 
 
 def epilogue(
