@@ -27,7 +27,7 @@ from cute_backend.fx_walk.block_scales import (
     mx_recipe,
     recipe_names,
 )
-from cute_backend.fx_walk.classify import LoadView, Part, classify, classify_vector
+from cute_backend.fx_walk.classify import LoadView, Part, classify, classify_table, classify_vector
 from cute_backend.fx_walk.reasons import Reason, Refused, user_label
 from cute_backend.fx_walk.static import (
     DTYPES,
@@ -313,6 +313,25 @@ def _read_grouped_mm(node: fx.Node) -> Anchor:
     return replace(_dense(node, a, b), offsets=args["offs"])
 
 
+def _read_scaled_grouped_mm(node: fx.Node) -> Anchor:
+    """Reads a product of fp8 rows in groups: A has a scale for each row, B for each column of each group."""
+    args = arguments(node)
+    a, b, scale_a, scale_b = (args[name] for name in ("self", "mat2", "scale_a", "scale_b"))
+    shape_a, shape_b = fake(a).shape, fake(b).shape
+    further = args["bias"] is not None or args["scale_result"] is not None
+    if args["offs"] is None or (len(shape_a), len(shape_b)) != (2, 3) or further:
+        return _read_grouped(node)
+    rowwise = has_shape(fake(scale_a).shape, (shape_a[0],))
+    if not rowwise or not has_shape(fake(scale_b).shape, (shape_b[0], shape_b[2])):
+        return _read_grouped(node)
+    anchor = _fp8(node, a, b, (scale_a, scale_b), None, args["use_fast_accum"])
+    of_columns = classify_table(scale_b, anchor.device)
+    if of_columns is None:
+        return _read_grouped(node)
+    of_rows = classify_vector(scale_a, LoadKind.COLVEC, anchor.device)
+    return replace(anchor, scale_a=of_rows, scale_b=of_columns, offsets=args["offs"])
+
+
 def _read_grouped(node: fx.Node) -> Anchor:
     args = arguments(node)
     further = [name for name in ("scale_a", "bias") if args.get(name) is not None]
@@ -336,7 +355,7 @@ _READERS: dict[str, Callable[[fx.Node], Anchor]] = {
     "aten.baddbmm.default": _read_sum("batch"),
     "aten._int_mm.default": _read_integers,
     "aten._grouped_mm.default": _read_grouped_mm,
-    "aten._scaled_grouped_mm.default": _read_grouped,
+    "aten._scaled_grouped_mm.default": _read_scaled_grouped_mm,
     "aten._scaled_grouped_mm_v2.default": _read_grouped,
     "aten._scaled_mm.default": _read_scaled_mm,
     "aten._scaled_mm_v2.default": _read_scaled_mm_v2,

@@ -170,6 +170,19 @@ def classify_vector(node: fx.Node, kind: LoadKind, device: torch.device) -> Load
     return LoadView(node, kind, dtype, Stride.ZERO, stride, (), ((axis,),))
 
 
+def classify_table(node: fx.Node, device: torch.device) -> LoadView | None:
+    """A table (G, N) with a row for each group of a grouped product; None where it is expanded along an axis,
+    or that is not known."""
+    tensor = fake(node)
+    dtype = check_load(node, tensor, device)
+    if not all(known(stride > 0) for stride in tensor.stride()):
+        return None
+    of_groups, of_columns = (Stride.ONE if known(stride == 1) else Stride.OTHER for stride in tensor.stride())
+    if of_columns is Stride.ONE:
+        of_groups = Stride.OTHER  # what is compiled has one contiguous axis
+    return LoadView(node, LoadKind.GROUPVEC, dtype, of_groups, of_columns, (0,), ((1,),))
+
+
 def kind_of(stride_m: Stride, stride_n: Stride) -> LoadKind:
     """The class for two strides."""
     if stride_m is Stride.ZERO:

@@ -18,11 +18,10 @@ import torch
 from torch import fx
 
 from cute_backend.fx_walk.anchors import Anchor
-from cute_backend.fx_walk.classify import LoadView, check_load
+from cute_backend.fx_walk.classify import LoadView, classify_table
 from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.lower import CASTS, is_reshape
 from cute_backend.fx_walk.static import arguments, fake, first_argument, known, same_sizes, target_name
-from cute_backend.spec import LoadKind, Stride
 
 _EXACT_IDS = (torch.int32, torch.int64, torch.float32, torch.float64)
 """Dtypes that hold the number of an expert whatever it is, if there are not more than 2**24."""
@@ -46,14 +45,7 @@ def group_vectors(node: fx.Node, shape: torch.Size, frame: Frame | None, anchor:
         return None
     if not _ends_of(anchor.offsets, indices[0], fake(table).shape[0]):
         return None
-    strides = fake(table).stride()
-    if not known(strides[0] != 0) or not (known(strides[1] == 1) or known(strides[1] > 1)):
-        return None
-    stride_m, stride_n = (Stride.ONE if known(stride == 1) else Stride.OTHER for stride in strides)
-    if stride_n is Stride.ONE:
-        stride_m = Stride.OTHER  # what is compiled has one contiguous axis
-    dtype = check_load(table, fake(table), anchor.device)
-    return LoadView(table, LoadKind.GROUPVEC, dtype, stride_m, stride_n, m_axes=(0,), n_axes=((1,),))
+    return classify_table(table, anchor.device)
 
 
 def _ends_of(offsets: fx.Node, index: fx.Node, groups: int | torch.SymInt) -> bool:

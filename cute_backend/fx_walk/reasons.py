@@ -49,7 +49,7 @@ class Reason(Enum):
     GROUPED = (
         "grouped",
         "{target} multiplies {form}; of grouped products kernels do those of rows, (M, K) by (G, K, N) with "
-        "offsets and no scales or bias, and of batches",
+        "offsets, no bias and no scales, or fp8 scaled by rows, (M,), and columns, (G, N), and of batches",
     )
     INTEGER_PRODUCT = (
         "integer_product",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, fx
 from torch._dynamo.utils import counters
 
 from cute_backend.backend import cute
@@ -222,3 +222,39 @@ def test_a_table_of_more_rows_than_groups_is_gathered_first() -> None:
     x, weight, router, bias = routed_rows()
     (report,) = collect(biased, (x, weight, router, torch.cat([bias, bias])))
     assert {load.kind for load in report.regions[0].spec.loads} == {LoadKind.EXACT}
+
+
+def scaled(scale_a: tuple[int, ...], scale_b: tuple[int, ...]) -> fx.GraphModule:
+    """A product of fp8 rows in groups, with silu behind it."""
+    made, fp8 = Graph(), torch.float8_e4m3fn
+    a = made.input("a", (M, K), fp8, device="cuda:0")
+    weight = made.input("b", (GROUPS, N, K), fp8, device="cuda:0")
+    of_a = made.input("scale_a", scale_a, torch.float32, device="cuda:0")
+    of_b = made.input("scale_b", scale_b, torch.float32, device="cuda:0")
+    ends = made.input("ends", (GROUPS,), torch.int32, device="cuda:0")
+    b = made.call(aten.permute.default, weight, [0, 2, 1])
+    product = made.call(aten._scaled_grouped_mm.default, a, b, of_a, of_b, ends, out_dtype=BF16)
+    return made.output(made.call(aten.relu.default, product))
+
+
+def test_rows_and_columns_of_groups_have_scales() -> None:
+    (region,), _ = walk(scaled((M,), (GROUPS, N)))
+    acc = region.spec.product
+    assert (acc.kind, acc.a_dtype, acc.fast_accum) == (ProductKind.GROUPED, DType.E4M3, False)
+    assert [(load.name, load.kind) for load in region.spec.loads] == [
+        ("scale_a", LoadKind.COLVEC),
+        ("scale_b", LoadKind.GROUPVEC),
+    ]
+
+
+def test_scaled_batches_are_refused() -> None:
+    made, fp8 = Graph(), torch.float8_e4m3fn
+    a = made.input("a", (GROUPS, 16, K), fp8, device="cuda:0")
+    weight = made.input("b", (GROUPS, N, K), fp8, device="cuda:0")
+    of_a = made.input("scale_a", (GROUPS, 16), torch.float32, device="cuda:0")
+    of_b = made.input("scale_b", (GROUPS, N), torch.float32, device="cuda:0")
+    b = made.call(aten.permute.default, weight, [0, 2, 1])
+    product = made.call(aten._scaled_grouped_mm.default, a, b, of_a, of_b, out_dtype=BF16)
+    regions, (rejection,) = walk(made.output(made.call(aten.relu.default, product)))
+    assert not regions and rejection.reason is Reason.GROUPED
+    assert "with scale_a; of grouped products" in rejection.message

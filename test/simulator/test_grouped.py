@@ -18,11 +18,15 @@ from cute_backend.spec import (
     Columns,
     DType,
     EpilogueSpec,
+    Load,
+    LoadKind,
     Major,
     ProductKind,
     Store,
+    Stride,
 )
 from support.simulator.exact import (
+    SCALE_A,
     SM90,
     SM100,
     grouped,
@@ -140,3 +144,20 @@ def test_gate_and_up_of_each_group(arch, columns):
 def test_no_grouped_product_has_k_in_parts():
     with pytest.raises(BuildError, match="has split-K, which a grouped product does not support"):
         build(Kernel(grouped(), sm90(64, 64, split_k=4), Variant.TMA))
+
+
+@pytest.mark.parametrize("arch", [SM90, SM100], ids=lambda arch: arch.value)
+def test_scales_of_rows_and_of_columns_of_each_group(arch):
+    """acc * scale_a * scale_b of e4m3, as `_scaled_grouped_mm` has it; on Hopper the sums are promoted."""
+    acc = Accumulator("acc", DType.E4M3, DType.E4M3, fast_accum=False, kind=ProductKind.GROUPED)
+    of_columns = Load("scales", LoadKind.GROUPVEC, DType.F32, Stride.OTHER, Stride.ONE)
+    ops = (op("t0", "mul", "acc", "scale_a"), op("t1", "mul", "t0", "scales"))
+    spec = EpilogueSpec((acc,), (SCALE_A, of_columns), ops, (Store("out0", "t1", DType.BF16),))
+    ends = ENDS["edges"]
+    a, b, (scale_a, scales) = groups(spec, ends, M, 72, 160)
+    [actual], launch = run_region(spec, a, b, [scale_a, scales], machine(table(arch, spec)[0]))
+    expected = product(a[0], b[0], ends) * scale_a[:, None]
+    for group, (first, end) in enumerate(pairwise((0, *ends))):
+        expected[first:end] *= scales[group]
+    assert torch.equal(actual[: ends[-1]], expected[: ends[-1]].float().bfloat16())
+    assert build(launch.kernel).spill_bytes == 0
