@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from problems import Drawn, Epilogue, Operands, draw
+from problems import ROWS, Drawn, Epilogue, Operands, draw
 
 from cute_backend.bench.machine import Nvml
 from cute_backend.bench.measure import Run, build_kernels, measure_ceilings, measure_table
@@ -32,10 +32,14 @@ WORST = 12
 BARE_EACH = 5
 
 
-def problems(seed: int, count: int) -> list[Drawn]:
-    """`count` problems, every fifth of them bare."""
+def problems(seed: int, count: int, rows: tuple[int, int] = ROWS) -> list[Drawn]:
+    """`count` problems, of which a fifth are bare, every fifth of the list. `rows` are the least and the
+    largest M."""
     bare = count // BARE_EACH
-    return [*draw(seed, count - bare), *draw(seed + 1_000_000, bare, (Epilogue.BARE,))]
+    fused = list(draw(seed, count - bare, rows=rows))
+    for place, drawn in enumerate(draw(seed + 1_000_000, bare, (Epilogue.BARE,), rows)):
+        fused.insert(BARE_EACH * place + BARE_EACH - 1, drawn)
+    return fused
 
 
 def table_of(drawn: Drawn) -> Table:
@@ -101,6 +105,27 @@ def show(rows: Iterable[dict[str, str]]) -> None:
             print(f"    {ratios[name]:.3f}  {name}")
 
 
+def picture(rows: Iterable[dict[str, str]], path: Path) -> None:
+    """Draws the ratios over M: fused programs as dots, bare products as crosses. It takes matplotlib."""
+    from matplotlib.figure import Figure
+
+    axes = (figure := Figure(figsize=(9, 4), layout="constrained")).subplots()
+    drawn = [row for row in rows if row["cute"]]
+    colors = {Operands.FP8: "#00589b", Operands.BF16: "#e69f00", Operands.FP16: "#cc79a7"}
+    for operands, color in colors.items():
+        for marker, other, is_bare in (("o", "inductor", False), ("x", "torch", True)):
+            points = [row for row in drawn if row["operands"] == operands.value and row[other]]
+            points = [row for row in points if (row["epilogue"] == Epilogue.BARE.value) is is_bare]
+            ratios = [float(row[other]) / float(row["cute"]) for row in points]
+            label = f"{operands.value}, {'bare: torch' if is_bare else 'fused: Inductor'} / ours"
+            axes.scatter([int(row["m"]) for row in points], ratios, 18, color, marker=marker, label=label)
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="M", ylabel="speed of ours, 1 = theirs")
+    axes.set_yticks([0.5, 0.7, 1, 1.5, 2, 3, 4], ["0.5", "0.7", "1", "1.5", "2", "3", "4"], minor=False)
+    axes.legend(fontsize=7, ncols=3)
+    figure.savefig(path, dpi=120)
+
+
 def _name(row: dict[str, str]) -> str:
     return f"{row['m']}x{row['n']}x{row['k']}-{row['operands']}-{row['epilogue']}"
 
@@ -113,15 +138,20 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--count", type=int, default=150)
+    parser.add_argument("--rows", type=int, nargs=2, default=ROWS, help="the least and the largest M drawn")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--minutes", type=float, default=60.0, help="no problem is begun later")
     parser.add_argument("--shown", action="store_true", help="print what FILE has, and time nothing")
+    parser.add_argument("--picture", type=Path, help="also draw the ratios, to this file")
     arguments = parser.parse_args()
     if not arguments.shown:
         require_gpu()
         _measure(arguments)
     with arguments.file.open() as file:
-        show(csv.DictReader(file))
+        rows = list(csv.DictReader(file))
+    show(rows)
+    if arguments.picture is not None:
+        picture(rows, arguments.picture)
 
 
 def _measure(arguments: argparse.Namespace) -> None:
@@ -130,7 +160,8 @@ def _measure(arguments: argparse.Namespace) -> None:
     if arguments.file.exists():
         with arguments.file.open() as file:
             done = {_name(row) for row in csv.DictReader(file)}
-    wanted = [each for each in problems(arguments.seed, arguments.count) if each.name not in done]
+    drawn = problems(arguments.seed, arguments.count, tuple(arguments.rows))
+    wanted = [each for each in drawn if each.name not in done]
     notes = build_kernels([table_of(each) for each in wanted])
     ceilings = measure_ceilings([Rate.FP8, Rate.BF16], arguments.rounds)
     run = Run(ceilings, notes, Nvml(), arguments.rounds, lambda what: None)
@@ -138,12 +169,12 @@ def _measure(arguments: argparse.Namespace) -> None:
         rows = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if not done:
             rows.writeheader()
-        for place, drawn in enumerate(wanted):
+        for place, each in enumerate(wanted):
             if time.monotonic() > until:
                 break
-            rows.writerow(row_of(drawn, run))
+            rows.writerow(row_of(each, run))
             file.flush()
-            print(f"{place + 1} of {len(wanted)}: {drawn.name}", file=sys.stderr)
+            print(f"{place + 1} of {len(wanted)}: {each.name}", file=sys.stderr)
             gc.collect()
             torch.cuda.empty_cache()
 

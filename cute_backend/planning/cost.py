@@ -56,7 +56,7 @@ def cost(
     """
     timing = config.target.timing
     work = work_of(config, spec, m, n, k, sm_count, groups)
-    return float(work.microseconds(_time_of(config.arch, config.cut), timing.beyond_us, timing.bytes_per_us))
+    return float(work.microseconds(time_of(config.arch, config.cut), timing.beyond_us, timing.bytes_per_us))
 
 
 def work_of(
@@ -96,7 +96,7 @@ def _cluster_rows(rows: int, m: int, groups: int) -> int:
 
 
 @cache
-def _time_of(arch: Arch, cut: Cut) -> TileTime:
+def time_of(arch: Arch, cut: Cut) -> TileTime:
     """The time of a tile. Where it was not measured, it is the most alike one's, by the ratio of areas."""
     measured = arch.target.timing.tiles
     if cut in measured:
@@ -104,11 +104,7 @@ def _time_of(arch: Arch, cut: Cut) -> TileTime:
 
     def unlike(other: Cut) -> tuple[float, ...]:
         ratio = abs(math.log2(cut.cta_rows * cut.mma_n / (other.cta_rows * other.mma_n)))
-        kind = (
-            other.split_k != cut.split_k,
-            other.pingpong != cut.pingpong,
-            other.transposed != cut.transposed,
-        )
+        kind = (other.split_k != cut.split_k, other.pingpong != cut.pingpong)
         clusters = abs(other.cluster_m - cut.cluster_m) + abs(other.cluster_n - cut.cluster_n)
         return (round(ratio, 3), *kind, clusters, abs(other.subtile_n - cut.subtile_n))
 

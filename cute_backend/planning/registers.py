@@ -49,6 +49,10 @@ MAX_HOISTED_COLUMNS = 128
 """Columns of a thread that leave it registers for a hoisted rowvec: 16-bit ones of the 256 columns of
 256 x 256 on sm_100a spilled 24 bytes."""
 
+UNHOISTED_BY_ELEMENT = 112
+"""Accumulators of a thread that leave no registers for a hoisted rowvec where planes are written by element:
+beside the 112 of 128 x 224 a 16-bit one spilled 24 bytes, though none spilled beside the 128 of 128 x 256."""
+
 MAX_PROMOTED_LOADS = 3
 """Exact loads beside which promoted sums of 128 rows leave registers: with four, 8 bytes were spilled."""
 
@@ -117,6 +121,8 @@ def hoist_budget(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> in
     if config.rolled or config.pingpong or config.thread_columns > MAX_HOISTED_COLUMNS:
         return 0
     kept = Registers.of(spec, config, variant)
+    if variant is Variant.PLAIN and kept.accumulators == UNHOISTED_BY_ELEMENT:
+        return 0
     taken = kept.accumulators + kept.promoted + kept.fragments + kept.rows
     if not config.target.accumulators.in_registers:
         taken += config.products * config.subtile_n  # what a visit reads of tensor memory

@@ -74,19 +74,21 @@ def _shipped(arch: Arch, spec: EpilogueSpec) -> tuple[Shape, ...]:
     return target.tiles.shipped if has_planes(spec) else target.tiles.reduced or target.tiles.shipped
 
 
-def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
+def offered(arch: Arch, spec: EpilogueSpec, m: int | None = None) -> tuple[TileConfig, ...]:
     """The tiles that the heuristic chooses from when sizes are known: those of the table, the further tiles
     of the target, and the smallest tile of the table with split-K, if the target supports it.
 
     For a batched product it is the table alone, because the number of products is not known. A grouped
-    product has no split-K, because its tiles are counted only on the device.
+    product has no split-K, because its tiles are counted only on the device. For more than
+    `Tiles.middle_rows` rows `m`, the tiles that were timed for fewer rows alone are left out.
     """
-    shipped = table(arch, spec)
+    tiles, shipped = arch.target.tiles, table(arch, spec)
     if spec.product.kind is ProductKind.BATCHED:
         return shipped
-    sized = arch.target.tiles.sized if _shipped(arch, spec) is arch.target.tiles.shipped else ()
+    middle = tiles.middle if m is None or m <= tiles.middle_rows else ()
+    sized = (*tiles.sized, *middle) if _shipped(arch, spec) is tiles.shipped else ()
     further = (config for config in suited(arch, sized, spec) if _fits(config, spec))
-    splits = () if spec.product.kind is ProductKind.GROUPED else arch.target.tiles.splits
+    splits = () if spec.product.kind is ProductKind.GROUPED else tiles.splits
     return tuple(dict.fromkeys((*shipped, *further, *_split(shipped[-1:], splits))))
 
 
@@ -110,16 +112,17 @@ def choose(
     n: int,
     k: int,
     sm_count: int,
-    of: Callable[[Arch, EpilogueSpec], Iterable[TileConfig]] = offered,
+    of: Callable[[Arch, EpilogueSpec], Iterable[TileConfig]] | None = None,
     groups: int | None = None,
 ) -> TileConfig:
     """The configuration for a problem that was never tuned: of those offered, the one that should be fastest.
 
-    Among equals the larger tile wins, then the smaller split-K. `of` lists the tiles to choose from. `groups`
-    is the number of groups of a grouped product's M rows; None stands for one. Rowvecs are hoisted if that is
-    hidden by the MMA (`hoisting`).
+    Among equals the larger tile wins, then the smaller split-K. `of` lists other tiles to choose from.
+    `groups` is the number of groups of a grouped product's M rows; None stands for one. Rowvecs are hoisted
+    if that is hidden by the MMA (`hoisting`).
     """
-    fastest = min(of(arch, spec), key=lambda config: cost(config, spec, m, n, k, sm_count, groups))
+    able = offered(arch, spec, m) if of is None else of(arch, spec)
+    fastest = min(able, key=lambda config: cost(config, spec, m, n, k, sm_count, groups))
     return hoisting(fastest, spec, k)
 
 

@@ -18,10 +18,13 @@ from .kernel import Kernel
 MAX_KERNELS = 16
 """The most objects that a region may need, its alignments and tile choices together."""
 
-BUCKETS = (16, 32, 64, 128, 192, 256, *(step << i for i in range(6, 14) for step in (5, 6, 7, 8)))
-"""The values that M is rounded up to when a configuration is chosen: whole tiles of 64 rows, from 512 on by
-at most a quarter. With powers of two, 320 rows would get the tile that is best for 512, and take 1.6 times as
-long as they need (fp8, N = 28672, K = 8192, H200)."""
+BUCKETS = (
+    *(16, 32, 64, 128, 160, 192, 224, 256, 320, 384, 448, 512, 576),
+    *(step << i for i in range(7, 14) for step in (5, 6, 7, 8)),
+)
+"""The values that M is rounded up to when a configuration is chosen: whole tiles of 64 rows, or of the 160
+and 224 of transposed products; from 640 on by at most a quarter. With powers of two, 320 rows would get the
+tile that is best for 512, and take 1.6 times as long as they need (fp8, N = 28672, K = 8192, H200)."""
 
 INVARIANT_M = 512
 """The M that the one configuration of a batch-invariant region is chosen for, whatever M is: between a step

@@ -106,6 +106,7 @@ def test_without_tma_planes_come_by_cp_async(arch: Arch, monkeypatch: pytest.Mon
         reduced=(),
         promoted=(),
         sized=(),
+        middle=(),
         alone=None,
         tried=alone,
         clusters=((1, 1),),

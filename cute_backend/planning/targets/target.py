@@ -73,6 +73,9 @@ class Tiles:
     sized: tuple[Shape, ...] = ()
     """Further tiles that the heuristic chooses from where sizes are known, for specs that `shipped` serves. A
     launch of unknown sizes has no kernels of them."""
+    middle: tuple[Shape, ...] = ()
+    """As `sized`, for up to `middle_rows` rows, which is what they were timed for."""
+    middle_rows: int = 0
     splits: tuple[int, ...] = ()
     """The values of split-K that the smallest tile of a table may have: none if the template can't split
     K."""
@@ -88,7 +91,7 @@ class Tiles:
     def all(self) -> tuple[Shape, ...]:
         """Every tile that is named here."""
         alone = () if self.alone is None else (self.alone,)
-        return (*self.shipped, *self.reduced, *self.promoted, *self.sized, *self.tried, *alone)
+        return (*self.shipped, *self.reduced, *self.promoted, *self.sized, *self.middle, *self.tried, *alone)
 
 
 class Cut(NamedTuple):
@@ -102,7 +105,6 @@ class Cut(NamedTuple):
     pingpong: bool = False
     subtile_n: int = 32
     split_k: int = 1
-    transposed: bool = False
 
 
 class TileTime(NamedTuple):
