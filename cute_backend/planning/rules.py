@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ..spec import EpilogueSpec, LoadKind, Major, ProductKind
 from .registers import (
+    MAX_BESIDE_ROWS,
     MAX_CROWDED,
     MAX_PROMOTED_LOADS,
     hoist_budget,
@@ -166,7 +167,14 @@ def planes_in_shared_memory(config: TileConfig, smallest: TileConfig, spec: Epil
     return not config.target.accumulators.in_registers or holds_planes(_narrow(config, spec), spec)
 
 
-ABOVE_THE_SMALLEST = (rows_for_promoted_sums, planes_in_shared_memory)
+def registers_for_rows_of_warps(config: TileConfig, smallest: TileConfig, spec: EpilogueSpec) -> bool:
+    """Without TMA the warps that multiply copy their operands too, and keep their addresses. Beside 128
+    accumulators, partials of rows and a plane spilled 16 bytes (row maxima in 128 x 128 on sm_121a)."""
+    kept = not config.target.tma and has_planes(spec) and bool(spec.reductions)
+    return not kept or config.thread_accumulators <= MAX_BESIDE_ROWS
+
+
+ABOVE_THE_SMALLEST = (rows_for_promoted_sums, planes_in_shared_memory, registers_for_rows_of_warps)
 """Rules for every tile of a table but the smallest, which is exempt so that every spec has a tile."""
 
 

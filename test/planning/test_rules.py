@@ -11,7 +11,7 @@ from cute_backend.planning.registers import Registers, hoist_budget, leaves_regi
 from cute_backend.planning.rules import RULES, Rule, suited
 from cute_backend.planning.shared_memory import BlockScales, holds_planes
 from cute_backend.planning.targets import Shape
-from cute_backend.spec import DType, EpilogueSpec, Major, Scaling
+from cute_backend.spec import Axis, DType, EpilogueSpec, Major, ReduceKind, Reduction, Scaling, Store
 from support.small_specs import block_mean, by_element, exact, rowvec, sampling_spec, spec_of
 
 PAIR = spec_of(products=2)
@@ -71,6 +71,11 @@ def test_what_a_tile_above_the_smallest_needs() -> None:
     assert {config.tile_m for config in table(Arch.SM90A, many)} == {64}
     fewer = spec_of(*(exact(f"exact{i}", DType.BF16) for i in range(3)), fast_accum=False)
     assert {config.tile_m for config in table(Arch.SM90A, fewer)} == {64, 128}
+    row_max = Store("out1", "acc", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX))
+    bf16 = spec_of(dtype=DType.BF16)
+    reducing = replace(bf16, stores=(*bf16.stores, row_max))
+    assert max(config.tile_m for config in table(Arch.SM80, bf16)) == 256
+    assert {config.tile_m for config in table(Arch.SM80, reducing)} == {64}
     wide = spec_of(*(exact(f"exact{i}") for i in range(8)))
     assert [config.name for config in table(Arch.SM90A, wide)] == ["64x128_2x1", "64x64_1x1"]
     assert len(table(Arch.SM100A, wide)) == 4, "their accumulators are not in registers"
