@@ -258,10 +258,11 @@ def explain(
 
     The arguments may be CPU, CUDA or fake tensors; nothing is computed unless `fn` looks at a value, and no
     cache is read or written, except that what tuning found for the GPU here is shown. `arch` is "sm_90a",
-    "sm_100a", "sm_80", "sm_86" or "sm_89", by default that of the GPU here, or "sm_100a" without one;
-    `dynamic` is torch.compile's. A parameter of `fn` with one of these two names takes its argument by
-    position. Raises UsageError for another `arch`, for a class in place of a module, and where `config.tile`
-    has no tile for a region, and what torch raises where `fn` can't run on these arguments.
+    "sm_100a", "sm_103a", "sm_80", "sm_86", "sm_89", "sm_120a" or "sm_121a", by default that of the GPU here,
+    or "sm_100a" without one; `dynamic` is torch.compile's. A parameter of `fn` with one of these two names
+    takes its argument by position. Raises UsageError for another `arch`, for a class in place of a module,
+    and where `config.tile` has no tile for a region, and what torch raises where `fn` can't run on these
+    arguments.
 
     >>> a, b = torch.empty(256, 64, dtype=torch.bfloat16), torch.empty(64, 128, dtype=torch.bfloat16)
     >>> (region,) = explain(lambda a, b: (a @ b).relu(), a, b, arch="sm_90a").regions

@@ -130,7 +130,8 @@ def refused(capsys, *argv):
 @pytest.mark.parametrize("command", ["explain", "source", "build"])
 def test_an_unknown_architecture(command, program, capsys):
     assert refused(capsys, command, program(PROGRAM), "--arch", "sm_75") == (
-        "arch is 'sm_75'; kernels are generated for sm_90a, sm_100a, sm_80, sm_86 and sm_89"
+        "arch is 'sm_75'; kernels are generated for sm_90a, sm_100a, sm_80, sm_86, sm_89, sm_103a, sm_120a "
+        "and sm_121a"
     )
 
 

@@ -141,12 +141,12 @@ def test_a_worked_change_is_what_fuses_or_places_a_program(change, program, told
 
 def test_a_worked_architecture_plans_and_builds_kernels_of_both_alignments(changed):
     """As those of the architecture whose template it shares: subtiles are as narrow, and nothing spills."""
-    built = changed("add-an-architecture", ROOT / "docs/changes/both_alignments.py", "sm_103a")
+    built = changed("add-an-architecture", ROOT / "docs/changes/both_alignments.py", "sm_110a")
     assert built == (
-        "sm_103a tma: subtiles of 16 columns, rowvec0 smem_staged, exact0 tma, exact1 tma\n"
-        "    target sm_103a, 0 bytes spilled\n"
-        "sm_103a plain: subtiles of 16 columns, rowvec0 smem_staged, exact0 vector, exact1 vector\n"
-        "    target sm_103a, 0 bytes spilled\n"
+        "sm_110a tma: subtiles of 16 columns, rowvec0 smem_staged, exact0 tma, exact1 tma\n"
+        "    target sm_110a, 0 bytes spilled\n"
+        "sm_110a plain: subtiles of 16 columns, rowvec0 smem_staged, exact0 vector, exact1 vector\n"
+        "    target sm_110a, 0 bytes spilled\n"
     )
 
 

@@ -100,11 +100,11 @@ def simulate(
     """Calls `fn(*args, **kwargs)` with its fused regions computed by their kernels on a simulated GPU.
 
     The arguments are CPU tensors and whatever else `fn` takes. `arch` is "sm_100a", "sm_90a", "sm_80",
-    "sm_86" or "sm_89"; a parameter of `fn` with its name, or with that of `async_seed`, takes its argument by
-    position. With `async_seed` asynchronous operations complete, and warps run, in an order drawn from that
-    seed; a correct kernel gives the same bits for every seed. Raises UsageError where nothing is fused or the
-    problem is too large, and SimulationError for what is wrong in a kernel. It proves function and says
-    nothing of speed.
+    "sm_86", "sm_89", "sm_103a", "sm_120a" or "sm_121a"; a parameter of `fn` with its name, or with that of
+    `async_seed`, takes its argument by position. With `async_seed` asynchronous operations complete, and
+    warps run, in an order drawn from that seed; a correct kernel gives the same bits for every seed. Raises
+    UsageError where nothing is fused or the problem is too large, and SimulationError for what is wrong in a
+    kernel. It proves function and says nothing of speed.
     """
     return run(fn, args, Machine(parse_arch(arch), async_seed), kwargs).outputs
 

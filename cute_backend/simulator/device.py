@@ -17,7 +17,17 @@ from .report import Report
 
 _SUCCESS, _LAUNCH_FAILURE = 0, 719  # cudaError_t
 
-MAX_SHARED_KIB = {(8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0): 227, (10, 3): 227}
+MAX_SHARED_KIB = {
+    (8, 0): 163,
+    (8, 6): 99,
+    (8, 9): 99,
+    (9, 0): 227,
+    (10, 0): 227,
+    (10, 3): 227,
+    (11, 0): 227,
+    (12, 0): 99,
+    (12, 1): 99,
+}
 """Shared memory that one CTA may have, by compute capability (CUDA C++ Programming Guide, table "Technical
 Specifications per Compute Capability")."""
 

@@ -1,4 +1,4 @@
-"""Plans and builds kernels of a target in both alignments: python docs/changes/both_alignments.py sm_103a"""
+"""Plans and builds kernels of a target in both alignments: python docs/changes/both_alignments.py sm_110a"""
 
 import sys
 

@@ -299,7 +299,7 @@ CASES: dict[Reason, dict[str, Case]] = {
     Reason.DEVICE: {"meta": Case(lambda graph: graph.mm(device="meta"))},
     Reason.CAPABILITY: {
         "turing": Case(lambda graph: graph.mm(device="cuda:0"), capability=(7, 5)),
-        "consumer_blackwell": Case(lambda graph: graph.mm(device="cuda:0"), capability=(12, 0)),
+        "thor": Case(lambda graph: graph.mm(device="cuda:0"), capability=(11, 0)),
     },
     Reason.FP8: {"quantised_on_ampere": Case(quantised, 1, capability=(8, 0))},
     Reason.NOTHING_TO_FUSE: {

@@ -16,7 +16,19 @@ from cute_backend.planning import Arch, TileConfig, Variant
 from cute_backend.replay import replay
 from cute_backend.runtime.source import text_of
 from cute_backend.simulator.api import run_region
-from cute_backend.spec import DType, EpilogueSpec, Major, Order, ProductKind, Scaling, Store, Stride
+from cute_backend.spec import (
+    Axis,
+    DType,
+    EpilogueSpec,
+    Major,
+    Order,
+    ProductKind,
+    ReduceKind,
+    Reduction,
+    Scaling,
+    Store,
+    Stride,
+)
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm80 import Sm80Gemm
 from cute_backend.templates.stages import Stages
@@ -129,6 +141,15 @@ def test_fp8_on_ada(fast: bool, shape: tuple[int, int], variant: Variant) -> Non
     launch = check_exact(spec, problem, machine(config))
     assert launch.kernel.variant is variant
     assert ("Sm80Promoted()" in text_of(launch.kernel)) is not fast
+
+
+def test_planes_and_reductions_with_the_instructions_of_rtx_blackwell() -> None:
+    """stmatrix to the boxes of planes, and a kernel that finishes reductions by programmatic launch."""
+    row_max = Store("out1", "t2", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX))
+    spec = scaled_residual()
+    spec = replace(spec, stores=(*spec.stores, row_max))
+    launch = check_exact(spec, (72, 136, 304), machine(TileConfig(Arch.SM120A, 64, 64)))
+    assert launch.kernel.arch is Arch.SM120A
 
 
 def test_e5m2_and_blocks_with_scales_are_refused_by_name_on_ada() -> None:

@@ -9,7 +9,7 @@ from cute_backend.api import Region
 from cute_backend.planning import Arch
 from support.epilogues import BLOCKS, BLOCKWISE, EPILOGUES, GROUPED, Problem
 
-ARCHS = ("sm_90a", "sm_100a", "sm_80", "sm_86", "sm_89")
+ARCHS = ("sm_90a", "sm_100a", "sm_80", "sm_86", "sm_89", "sm_103a", "sm_120a", "sm_121a")
 
 
 PROGRAMS = EPILOGUES | BLOCKWISE | GROUPED | BLOCKS
@@ -19,8 +19,14 @@ NAMES = {arch: [name for name in EPILOGUES if EPILOGUES[name].runs_on(Arch.of_na
 NAMES["sm_90a"] += BLOCKWISE
 for grouping in ("sm_90a", "sm_100a"):
     NAMES[grouping] += [*GROUPED, *BLOCKS]
-# These share the template of sm_80, and differ in tiles and stages.
-NAMES |= {"sm_86": ["addmm_relu", "swiglu7"], "sm_89": ["bias_gelu_residual", "greedy_token"]}
+# These share the template of another, and differ in tiles and stages, if in anything.
+NAMES |= {
+    "sm_86": ["addmm_relu", "swiglu7"],
+    "sm_89": ["bias_gelu_residual", "greedy_token"],
+    "sm_103a": ["bias_gelu_residual", "swiglu7"],
+    "sm_120a": ["swiglu7", "rowwise"],
+    "sm_121a": ["addmm_relu", "row_maxima"],
+}
 
 
 LARGE = Problem(4096, 4096, 4096)

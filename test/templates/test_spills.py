@@ -36,6 +36,7 @@ TABLES: dict[str, tuple[Arch, dict[str, Any]]] = {
     "sm_86": (Arch.SM86, {"fast_accum": True}),
     "sm_89": (Arch.SM89, {"fast_accum": True}),
     "sm_89-promoted": (Arch.SM89, PROMOTED),
+    "sm_120a": (Arch.SM120A, {"fast_accum": True}),
 }
 """An architecture, and how the products of the shared epilogues are accumulated in its tiles."""
 

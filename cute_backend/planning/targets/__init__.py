@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 from operator import attrgetter
 
-from . import sm80, sm86, sm89, sm90a, sm100a
+from . import sm80, sm86, sm89, sm90a, sm100a, sm103a, sm120a, sm121a
 from .target import Accumulators, Cut, Shape, Target, Tiles, TileTime, Timing
 
 __all__ = ["Accumulators", "Arch", "Cut", "Shape", "Target", "TileTime", "Tiles", "Timing"]
@@ -28,6 +28,9 @@ class Arch(str, Enum):
     SM80 = sm80.TARGET
     SM86 = sm86.TARGET
     SM89 = sm89.TARGET
+    SM103A = sm103a.TARGET
+    SM120A = sm120a.TARGET
+    SM121A = sm121a.TARGET
 
     @staticmethod
     def of_capability(capability: tuple[int, int]) -> Arch | None:

@@ -1,0 +1,40 @@
+"""Blackwell's smaller GPUs, such as the RTX 5090 and the RTX PRO 6000: Ada's instructions and shared memory.
+
+They have TMA, and no instructions of a warpgroup or of tensor memory. The template copies by cp.async.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from . import sm86, sm89
+from .data_sheet import DataSheet
+from .target import Shape
+
+_RTX_5090 = DataSheet(clock_mhz=2407, products=256, bytes_per_us=1.792e6)
+"""NVIDIA RTX Blackwell GPU Architecture, 2025: 209.5 TFLOP/s in bf16 with sums in fp32, 1792 GB/s. The RTX
+PRO 6000 multiplies twice as much in a cycle."""
+
+TILES = replace(
+    sm86.TILES,
+    shipped=(
+        Shape(128, 64),
+        Shape(64, 128),
+        Shape(64, 64),
+    ),
+    reduced=sm86.TILES.shipped,
+)
+"""In 128 x 128, planes that are read by element spilled 32 bytes."""
+
+TARGET = replace(
+    sm89.TARGET,
+    name="sm_120a",
+    family="RTX Blackwell",
+    capability=(12, 0),
+    gpu="RTX 5090",
+    sm_count=170,
+    promotes=False,
+    products_per_cycle=2 * _RTX_5090.products,
+    tiles=TILES,
+    timing=_RTX_5090.timing(TILES),
+)

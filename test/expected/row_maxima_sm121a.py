@@ -1,0 +1,104 @@
+"""t1 = acc * scale_a * scale_b
+   t5 = t1 / (exp(-t1) + 1)
+   out0 = bf16(t5)
+   out1 = bf16(row_max(abs(t5)))
+
+    scale_a  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
+    scale_b  rowvec  f32   register_hoist  the columns of a thread, before the accumulator wait
+
+cute_scaled_mm_silu_amax_128x64_1899fc6f:
+sm_121a, tile 128x64_1x1, planes aligned to 16 bytes:
+128 by 64, subtiles of 32 columns, raster 8.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
+"""
+
+from types import SimpleNamespace
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32
+
+from cute_backend.memory_ops import device_math as math
+from cute_backend.memory_ops import device_reduce as reduce
+from cute_backend.spec import Axis
+from cute_backend.planning import Arch, TileConfig
+from cute_backend.templates.epilogue import SmemOperand
+from cute_backend.templates.finish import Finish
+from cute_backend.templates.sm80 import Sm80Gemm
+
+
+class Epilogue:
+    loads = ("scale_a", "scale_b")
+    stores = ("out0", "out1_max")
+    staged = ()
+    shared_loads = ()
+    shared_stores = (
+        SmemOperand("out0", BFloat16),
+    )
+
+    @cute.jit
+    def begin(self, tile, glob):
+        scale_a = cute.make_rmem_tensor(tile.rows, Float32)
+        for r in cutlass.range_constexpr(tile.rows):
+            scale_a[r] = glob.scale_a[tile.row(r)]
+        scale_b = cute.make_rmem_tensor(tile.columns, Float32)
+        for c in cutlass.range_constexpr(tile.columns):
+            scale_b[c] = glob.scale_b[tile.column(c)]
+        out1 = reduce.Partials(reduce.MAX, tile.rows)
+        return SimpleNamespace(scale_a=scale_a, scale_b=scale_b, out1=out1)
+
+    @cute.jit
+    def visit(self, sub, acc, glob, held, smem):
+        scale_b = sub.columns_of(held.scale_b)
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
+        out1 = cute.make_rmem_tensor(sub.elements, Float32)
+        for e in cutlass.range_constexpr(sub.elements):
+            r = sub.row_of(e)
+            c = sub.column_of(e)
+            t0 = acc[e] * held.scale_a[r]
+            t1 = t0 * scale_b[c]
+            t5_sigmoid_argument = t1 * 1.4426950408889634  # log2(e)
+            t5_sigmoid = math.logistic2(t5_sigmoid_argument)
+            t5 = t1 * t5_sigmoid
+            t6 = math.abs(t5)
+            out0[e] = t5
+            out1[e] = t6
+        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
+        held.out1.take_rows(out1, sub)
+
+    @cute.jit
+    def end(self, tile, glob, held):
+        held.out1.across(tile.row_lanes)
+        out1_max_glob = glob.out1_max
+        for r in cutlass.range_constexpr(tile.rows):
+            part, row, inside = tile.row_target(r)
+            (out1_max_part,) = held.out1[r]
+            if inside:
+                out1_max_glob[part, row] = out1_max_part
+
+
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM121A, 128, 64))
+finish = Finish(
+    gemm.config,
+    reduce.Result(reduce.MAX, Axis.ROW, BFloat16),
+)
+
+
+@cute.jit
+def launch(
+    a: cute.Tensor,
+    b: cute.Tensor,
+    scale_a: cute.Tensor,
+    scale_b: cute.Tensor,
+    out0: cute.Tensor,
+    out1: cute.Tensor,
+    workspace: cute.Tensor,
+    max_active_clusters: Int32,
+    stream: cuda.CUstream,
+):
+    m, n = a.shape[0], b.shape[1]
+    partials = finish.partials(workspace, m, n)
+    gemm(a, [b], [scale_a, scale_b], [out0, *partials], max_active_clusters, stream)
+    finish(partials, [out1], m, n, stream)
