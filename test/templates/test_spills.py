@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
+from cute_backend.fx_walk.collect import collect
 from cute_backend.planning import Arch, TileConfig, Variant, offered
 from cute_backend.planning.hoisting import can_hoist
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.spec import EpilogueSpec, Scaling
 from support.archs import COMPILED, FIRST
-from support.epilogues import EPILOGUES
+from support.epilogues import EPILOGUES, GROUPED, Problem
 from support.heavy import HEAVY
 from support.shipped import SAMPLING, code_of, epilogue_spec, heavy_spec, is_fp8, sampling_spec, served
 
@@ -143,3 +144,11 @@ def test_no_sampling_kernel_spills(name: str, arch: Arch) -> None:
     if not served([name], sampling_spec, arch):
         pytest.skip("it has no fp8")
     assert_none_spills(distinct(arch, sampling_spec(name)))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch", [arch for arch in Arch if arch.target.groups])
+@pytest.mark.parametrize("name", GROUPED)
+def test_no_grouped_kernel_spills(name: str, arch: Arch) -> None:
+    (report,) = collect(GROUPED[name].fn, GROUPED[name].inputs(Problem(256, 256, 256)))
+    assert_none_spills(distinct(arch, report.regions[0].spec))
