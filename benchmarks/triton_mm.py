@@ -34,7 +34,7 @@ TILES = (
     Tile(64, 128, 64, 4, 4),
     Tile(64, 64, 128, 4, 4),
 )
-"""Of eleven that were tried on an H200, those that were fastest somewhere, or nearly so."""
+"""The tiles that were fastest for some problem, or nearly so, of eleven that were tried on an H200."""
 
 
 @triton.jit

@@ -7,9 +7,9 @@
 
 - The pass: `epilogue_pass`, `pass_sequence`, `containment`, `working_copy`, `rewrite`, `direct_call`,
   `collect`.
-- Products: `anchors`, `activation`, `block_scales`, `broadcast`, `padding`.
-- Growing a region: `regions`, `visits`, `draft`, `chain`, `lower`, `quotient`, `reductions`, `pairs`,
-  `region`.
+- Products: `anchors`, `activation`, `block_scales`, `broadcast`, `group_rows`, `padding`.
+- Growing a region: `regions`, `visits`, `draft`, `chain`, `lower`, `quotient`, `reductions`,
+  `block_reductions`, `pairs`, `region`.
 - Operands and shapes: `classify`, `frame`, `views`, `static`, `labels`, `device`.
 - Where a region ends: `settle`, `boundary`, `crossings`, `consumers`, `redo`.
 - Facts about graphs: `equal`, `flow`, `mutation`, `questions`.

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 LAUNCH_BYTES = 5 << 20
-"""What a launch counts for: a kernel more within a CUDA graph took 1.0 to 1.4 microseconds on an H200, in
+"""The cost of a launch in bytes: one more kernel in a CUDA graph took 1.0 to 1.4 microseconds on an H200, in
 which a copy moves 4.0 to 5.7 MiB (benchmarks/launches.py). A second reading of rows took as long as a copy of
 them there, half as long where they were 8192 of 14336 columns."""
 

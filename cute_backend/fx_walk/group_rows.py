@@ -84,7 +84,7 @@ def _is_sorted_choice(index: fx.Node) -> bool:
 
 
 def _uncast(node: fx.Node) -> fx.Node:
-    """What a node was before casts that keep small integers."""
+    """The node before casts that keep small integers."""
     while _is_call(node, *CASTS) and fake(node).dtype in _EXACT_IDS:
         node = first_argument(node)
     return node

@@ -44,7 +44,7 @@ class WarpgroupOperands:
     """The scales of the blocks of A and B, for a mainloop that has a `scaling`."""
 
     def first_block(self) -> WarpgroupOperands:
-        """Of A the first 64 rows that the warpgroup has alone."""
+        """The operands with only the first 64 rows of A that the warpgroup has alone."""
         return replace(self, a=first_block(self.a))
 
     def multiply(self, sums: cute.Tensor, state: State, *, anew: bool = False) -> None:
