@@ -63,7 +63,7 @@ def pair(x: Tensor, w: Tensor, row: Tensor) -> Tensor:
 
 
 def pair_quantised(x: Tensor, w: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
-    return quantised(pair(x, w, row), 64)
+    return quantised(pair(x, w, row), 128)
 
 
 PROGRAMS: dict[Callable[..., Any], str] = {

@@ -20,7 +20,7 @@ from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.reductions import Found, feeds
 from cute_backend.fx_walk.static import fake, known, tensor_of
 from cute_backend.planning import Arch, blocks_held
-from cute_backend.spec import Const, DType, Operand, ReduceKind
+from cute_backend.spec import Const, DType, LoadKind, Operand, ReduceKind
 
 
 def frame_of_blocks(found: Found, frame: Frame, chain: Chain) -> Frame | None:
@@ -50,7 +50,10 @@ def _is_read_again(found: Found) -> bool:
 
 def _held(chain: Chain) -> tuple[int, ...]:
     """The sizes of blocks that tiles of the target hold; on a CPU, those of any target that multiplies so."""
-    return tuple(sorted(set().union(*(blocks_held(arch, chain.accumulators) for arch in _archs(chain)))))
+    reads_planes = chain.count(LoadKind.EXACT) > 0
+    return tuple(
+        sorted(set().union(*(blocks_held(arch, chain.accumulators, reads_planes) for arch in _archs(chain))))
+    )
 
 
 def _archs(chain: Chain) -> Iterator[Arch]:
@@ -60,13 +63,20 @@ def _archs(chain: Chain) -> Iterator[Arch]:
             yield arch
 
 
+def check_blocks(chain: Chain) -> None:
+    """Raise Refused if no tile holds the blocks that the chain reduces, beside the planes that it reads."""
+    held = None
+    for columns in chain.blocks:
+        held = _held(chain) if held is None else held
+        if columns not in held:
+            raise Refused(Reason.BLOCK_SIZE, columns=columns, held=", ".join(map(str, held)))
+
+
 def lower_blocks(found: Found, chain: Chain, value: Operand, columns: int) -> Operand:
     """Reduces each block of `columns` columns of `value`, the chain's for `found.source`.
 
     Raises Refused for a size that no tile holds, and for dtypes that no kernel reduces.
     """
-    if columns not in (held := _held(chain)):
-        raise Refused(Reason.BLOCK_SIZE, columns=columns, held=", ".join(map(str, held)))
     if found.dtype is not None:
         value = lower_cast(chain, value, supported_dtype(found.head.name, found.dtype))
     if chain.dtype(value) is DType.I32:
@@ -78,6 +88,7 @@ def lower_blocks(found: Found, chain: Chain, value: Operand, columns: int) -> Op
         result = _logsumexp(chain, value, columns)
     else:
         result = chain.reduce_blocks(found.kind, value, columns)
+    check_blocks(chain)
     return lower_cast(chain, result, dtype)
 
 

@@ -85,6 +85,11 @@ class Chain:
             return value
         return self._step("cast", (value,), dtype, overflow)
 
+    @property
+    def blocks(self) -> set[int]:
+        """The columns of the blocks that are reduced."""
+        return {op.block for op in self._ops} - {0}
+
     def reduce_blocks(self, kind: ReduceKind, value: Operand, columns: int) -> Operand:
         """The reduction of each block of `columns` columns, at all elements of the block."""
         return self._step(f"block_{kind.value}", (value,), DType.F32, block=columns)

@@ -23,7 +23,7 @@ from torch import fx
 from cute_backend import config
 from cute_backend.fx_walk.activation import activated
 from cute_backend.fx_walk.anchors import Anchor, is_anchor, read_anchor
-from cute_backend.fx_walk.block_reductions import frame_of_blocks, lower_blocks
+from cute_backend.fx_walk.block_reductions import check_blocks, frame_of_blocks, lower_blocks
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import Part, classify, supported_dtype
 from cute_backend.fx_walk.consumers import Waves
@@ -614,6 +614,7 @@ def _read(node: fx.Node, firsts: dict[fx.Node, fx.Node]) -> Anchor | Refused:
 
 
 def _check_loads(chain: Chain) -> None:
+    check_blocks(chain)
     exact = chain.count(LoadKind.EXACT)
     if exact > config.max_exact_loads:
         raise Refused(Reason.TOO_MANY_LOADS, count=exact, kind="(M, N)", limit=config.max_exact_loads)

@@ -12,11 +12,14 @@ from ..spec import (
     Axis,
     DType,
     EpilogueSpec,
+    Load,
+    LoadKind,
     Op,
     ProductKind,
     ReduceKind,
     Reduction,
     Store,
+    Stride,
 )
 from .cost import cost
 from .hoisting import can_hoist, hoisting
@@ -35,11 +38,12 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     Raises ValueError where no tile holds whole what the spec reduces by blocks of columns.
     """
     alone = arch.target.tiles.alone
-    found = suited(arch, _shipped(arch, spec), spec)
+    found = _serving(arch, spec)
     if not found:
+        held = blocks_held(arch, spec.accumulators, bool(spec.loads_of(LoadKind.EXACT)))
         raise ValueError(
             f"no tile of {arch.value} holds blocks of {spec.block_columns} columns whole; "
-            f"held are {', '.join(map(str, blocks_held(arch, spec.accumulators)))}"
+            f"held are {', '.join(map(str, held))}"
         )
     if alone is not None and found[-1].cluster_size > 1:
         found += suited(arch, (alone,), spec)
@@ -52,18 +56,31 @@ _ONE_PRODUCT = (Accumulator("acc", DType.BF16, DType.BF16),)
 
 
 @cache
-def blocks_held(arch: Arch, accumulators: tuple[Accumulator, ...] = _ONE_PRODUCT) -> tuple[int, ...]:
-    """The sizes of blocks of columns that a tile holds whole for specs of these products."""
-    held = []
+def blocks_held(
+    arch: Arch, accumulators: tuple[Accumulator, ...] = _ONE_PRODUCT, reads_planes: bool = False
+) -> tuple[int, ...]:
+    """The sizes of blocks of columns that a tile holds whole for specs of these products, which read planes
+    or do not."""
+    held, load = [], Load("exact0", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.ONE)
     for columns in range(8, max(WHOLE_SUBTILES) + 1, 8):
         mean = Op("t0", "block_mean", (accumulators[0].name,), DType.F32, block=columns)
         plane, row = Store("out0", "t0", DType.F32), Reduction(Axis.ROW, ReduceKind.SUM)
         specs = [
-            EpilogueSpec(accumulators, (), (mean,), (replace(plane, reduce=kind),)) for kind in (None, row)
+            EpilogueSpec(accumulators, (load,) * reads_planes, (mean,), (replace(plane, reduce=kind),))
+            for kind in (None, row)
         ]
-        if all(suited(arch, _shipped(arch, spec), spec) for spec in specs):
+        if all(_serving(arch, spec) for spec in specs):
             held.append(columns)
     return tuple(held)
+
+
+def _serving(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
+    """The shipped tiles that can serve a spec; or where a pair has blocks that none of them holds, further
+    ones of the target. Beside planes that are read, those spilled 32 bytes."""
+    found = suited(arch, _shipped(arch, spec), spec)
+    if found or spec.loads_of(LoadKind.EXACT) or _shipped(arch, spec) is arch.target.tiles.promoted:
+        return found
+    return suited(arch, arch.target.tiles.sized, spec)
 
 
 def _shipped(arch: Arch, spec: EpilogueSpec) -> tuple[Shape, ...]:

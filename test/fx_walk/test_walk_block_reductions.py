@@ -221,6 +221,22 @@ def test_results_of_blocks_are_not_reduced_again(dims: list[int]) -> None:
     assert torch.equal(result, wanted)
 
 
+def test_a_pair_of_blocks_of_128_reads_no_plane() -> None:
+    """Beside one no registers are left, on Hopper."""
+
+    def gated(x: Tensor, gate: Tensor, up: Tensor, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        y = (F.silu(x @ gate) * (x @ up)).float()
+        y = (y if factor is None else y * factor).view(M, -1, 128)
+        scale = y.abs().amax(-1) / 448
+        return (y / scale[..., None]).to(torch.float8_e4m3fn).flatten(1), scale
+
+    (a, b), (_, other) = product_inputs(M, 256), product_inputs(M, 256)
+    (region,) = collect(gated, (a, b, other), arch="sm_90a")[0].regions
+    assert len(region.spec.accumulators) == 2 and [store.block for store in region.spec.stores] == [128, 0]
+    (report,) = collect(gated, (a, b, other, integers(M, 256)), arch="sm_90a")
+    assert Reason.BLOCK_SIZE in [each.reason for each in report.rejections]
+
+
 def test_where_blocks_lie_counts_and_not_which_axes_are_reduced() -> None:
     """Heads are no block, nor is a part of a head together with rows."""
     for dims in ([1], [0, 2]):

@@ -192,6 +192,22 @@ def misaligned(load: Load) -> Load:
     return replace(load, stride_n=Stride.OTHER) if load.kind is LoadKind.EXACT else load
 
 
+def test_a_gated_pair_is_quantised_by_blocks_of_128() -> None:
+    """As DeepSeek's activations are, in a tile of 128 columns of both; and it leaves no register out."""
+    chain = (op("t0", "mul", "acc", "acc1"), *quantised(128).ops[1:])
+    pair = (ACC, replace(ACC, name="acc1"))
+    spec = EpilogueSpec(pair, (), chain, quantised(128).stores)
+    a, b, _ = operands(quantised(128), 9, 512, 144)
+    halves = [b[0][:, :256], b[0][:, 256:]]
+    (config,) = table(Arch.SM90A, spec)
+    results, _ = run_region(spec, a, halves, [], Machine(Arch.SM90A, 1, config, 1))
+    gate, up = (a[0].double() @ half.double() for half in halves)
+    blocks = (gate * up).view(9, 2, 128)
+    scales = blocks.abs().amax(-1) + 0.5
+    check(results, [(blocks / scales[..., None]).view(9, 256), scales, scales])
+    assert all(build(Kernel(spec, config, variant)).spill_bytes == 0 for variant in Variant)
+
+
 HELD = [(arch, columns) for arch in FIRST for columns in blocks_held(arch)]
 
 
@@ -205,7 +221,9 @@ def test_the_blocks_that_tiles_hold() -> None:
 def test_two_products_share_the_columns_of_a_tile(arch: Arch) -> None:
     pair = (ACC, replace(ACC, name="acc1"))
     halves = (replace(ACC, columns=Columns.EVEN), replace(ACC, name="acc1", columns=Columns.ODD))
-    assert blocks_held(arch, pair) == blocks_held(arch, halves) == (8, 16, 32, 64)
+    wide = (128,) if arch is Arch.SM90A else ()
+    assert blocks_held(arch, pair) == blocks_held(arch, halves) == (8, 16, 32, 64, *wide)
+    assert blocks_held(arch, pair, reads_planes=True) == (8, 16, 32, 64)
 
 
 @pytest.mark.parametrize(("arch", "columns"), HELD)
