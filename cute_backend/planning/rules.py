@@ -169,8 +169,9 @@ def planes_in_shared_memory(config: TileConfig, smallest: TileConfig, spec: Epil
 
 def registers_for_rows_of_warps(config: TileConfig, smallest: TileConfig, spec: EpilogueSpec) -> bool:
     """Without TMA the warps that multiply copy their operands too, and keep their addresses. Beside 128
-    accumulators, partials of rows and a plane spilled 16 bytes (row maxima in 128 x 128 on sm_121a)."""
-    kept = not config.target.tma and has_planes(spec) and bool(spec.reductions)
+    accumulators, partials of rows and a plane spilled 16 bytes (row maxima in 128 x 128 on sm_121a), and an
+    argmax alone 8 (256 x 128 on sm_80)."""
+    kept = not config.target.tma and bool(spec.reductions)
     return not kept or config.thread_accumulators <= MAX_BESIDE_ROWS
 
 
