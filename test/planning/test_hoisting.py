@@ -123,3 +123,10 @@ def test_a_hoist_that_spills_is_refused_with_the_bytes() -> None:
     config = TileConfig(Arch.SM100A, 256, 256, 2, ctas=2, unrolled=True, rowvecs=Rowvecs.REGISTER_HOIST)
     with pytest.raises(BuildError, match=r"spills \d+ bytes a thread with its rowvecs in registers"):
         build(Kernel(epilogue_spec("bf16_vectors", True), config, Variant.TMA))
+
+
+def test_nothing_is_hoisted_beside_224_columns_that_are_written_by_element() -> None:
+    """A 16-bit vector spilled 24 bytes there, and a bias 16."""
+    config = TileConfig(Arch.SM90A, 128, 224, 2)
+    assert "register_hoist" in placements(config, Variant.TMA, "bf16_vectors").values()
+    assert "register_hoist" not in placements(config, Variant.PLAIN, "bf16_vectors").values()
