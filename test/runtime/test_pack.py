@@ -34,7 +34,9 @@ from cute_backend.runtime.device import Device
 from cute_backend.runtime.kernel import Kernel, UnavailableError, environment
 from cute_backend.runtime.pack import Content, Pack, load_pack, packed_kernels, write_pack
 from cute_backend.runtime.reach import MAX_KERNELS, Problem, buckets_of, reachable_kernels
-from cute_backend.spec import Axis, EpilogueSpec, LoadKind
+from cute_backend.spec import Axis, EpilogueSpec, LoadKind, Scaling
+from support.epilogues import BLOCKWISE
+from support.epilogues import Problem as InputsOf
 from support.runtime import serve_pack
 from support.runtime.handmade import kernel_of, make_spec, source
 
@@ -438,6 +440,22 @@ def test_the_products_of_sample_are_found() -> None:
     problems = aot.find_problems(draw, (hidden, weight), Arch.SM90A, any_m=False)
     assert [(each.m, each.n, each.k) for each in problems] == [(4, 256, 64)] * 2
     assert [len(each.spec.reductions) for each in problems] == [8, 1]
+
+
+def test_a_pack_of_scales_of_blocks_serves_their_recipe_alone(tmp_path: Path, code: bytes) -> None:
+    program = BLOCKWISE["blockwise_silu_residual"]
+    inputs = program.inputs(InputsOf(256, 384, 640))
+    (problem,) = aot.find_problems(program.fn, inputs, Arch.SM90A, any_m=True)
+    path = tmp_path / "blocks.cutepack"
+    kernels = reachable_kernels(problem, Arch.SM90A, 132)
+    write_pack(path, Content(dict.fromkeys(kernels, (code, FIGURES)), [problem], (1, 4096)))
+
+    def scaled(b: Scaling) -> Problem:
+        accumulators = (replace(problem.spec.product, b_scaling=b),)
+        return replace(problem, spec=replace(problem.spec, accumulators=accumulators))
+
+    pack = Pack(path)
+    assert [pack.serves(scaled(b), Arch.SM90A) for b in (Scaling.SQUARE, Scaling.LINE)] == [True, False]
 
 
 def test_a_pack_holds_the_tile_that_is_named_but_for_sampling() -> None:
