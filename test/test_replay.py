@@ -126,6 +126,12 @@ def test_random_specs(spec: EpilogueSpec, seed: int) -> None:
     a = rng.integers(-7, 8, (M, K)) / 8
     bs = [rng.integers(-7, 8, (K, columns)) / 8 for _ in range(spec.b_count)]
     planes = [(a @ b).astype(np.float32) for b in bs]
+    scales_of_a, scales_of_bs = [], []
+    if spec.product.is_block_scaled:  # K is one block
+        of_a, of_b = spec.product.a_scaling, spec.product.b_scaling
+        scales_of_a = [2.0 ** rng.integers(-2, 3, (of_a.blocks(M), 1)).astype(np.float32)]
+        scales_of_bs = [2.0 ** rng.integers(-2, 3, (1, of_b.blocks(columns))).astype(np.float32) for _ in bs]
+        planes = [plane * scales_of_a[0] * scales for plane, scales in zip(planes, scales_of_bs, strict=True)]
     if spec.b_columns is BColumns.INTERLEAVED:
         planes = [planes[0][:, ::2], planes[0][:, 1::2]]
     products = {acc.name: plane for acc, plane in zip(spec.accumulators, planes, strict=True)}
@@ -133,8 +139,11 @@ def test_random_specs(spec: EpilogueSpec, seed: int) -> None:
     held = {load.name: _register(load, raw) for load, raw in zip(spec.loads, raws, strict=True)}
     outputs = replay(
         spec,
-        [torch.from_numpy(a).to(TORCH[spec.product.a_dtype])],
-        [torch.from_numpy(b).to(TORCH[spec.product.b_dtype]) for b in bs],
+        [torch.from_numpy(a).to(TORCH[spec.product.a_dtype]), *map(torch.from_numpy, scales_of_a)],
+        [
+            *(torch.from_numpy(b).to(TORCH[spec.product.b_dtype]) for b in bs),
+            *map(torch.from_numpy, scales_of_bs),
+        ],
         [_tensor(load, raw) for load, raw in zip(spec.loads, raws, strict=True)],
     )
     for store, output, expected in zip(spec.stores, outputs, evaluate(spec, products, held), strict=True):

@@ -6,6 +6,8 @@ after it into a single rounding.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
@@ -27,6 +29,7 @@ from cute_backend.spec import (
     Major,
     Op,
     Precision,
+    Scaling,
     Store,
     Stride,
 )
@@ -72,10 +75,19 @@ def operand(load: Load, m: int, generator: torch.Generator) -> Tensor:
     return values((m, N, 2), load.dtype, generator)[:, :, 1]
 
 
-def product_operand(rows: int, dtype: DType, major: Major, generator: torch.Generator) -> Tensor:
-    """(rows, K), contiguous along K or along its rows."""
-    made = (torch.randint(-7, 8, (rows, K), generator=generator) / 8).to(numerics.TORCH_DTYPES[dtype])
+def product_operand(rows: int, k: int, dtype: DType, major: Major, generator: torch.Generator) -> Tensor:
+    """(rows, k), contiguous along k or along its rows."""
+    made = (torch.randint(-7, 8, (rows, k), generator=generator) / 8).to(numerics.TORCH_DTYPES[dtype])
     return made if major is Major.K else made.t().contiguous().t()
+
+
+def scales(lines: int, generator: torch.Generator) -> Tensor:
+    """(lines, 2) powers of two, so that sums of scaled products are exact."""
+    return torch.exp2(torch.randint(-2, 3, (lines, 2), generator=generator))
+
+
+def unscaled(acc: Accumulator) -> Accumulator:
+    return replace(acc, a_scaling=Scaling.NONE, b_scaling=Scaling.NONE)
 
 
 def _has_two_unit_strides(spec: EpilogueSpec) -> bool:
@@ -103,13 +115,19 @@ def test_many_random_specs(arch: Arch, spec: EpilogueSpec, m: int, seed: int) ->
 
 def check(arch: Arch, spec: EpilogueSpec, m: int, seed: int) -> None:
     assume(not _has_two_unit_strides(spec))
+    if spec.product.is_block_scaled and arch is not Arch.SM90A:
+        spec = replace(spec, accumulators=tuple(unscaled(acc) for acc in spec.accumulators))
     acc, columns = spec.product, 2 * N if spec.b_columns is BColumns.INTERLEAVED else N
     generator = torch.Generator().manual_seed(seed)
-    a = product_operand(m, acc.a_dtype, acc.a_major, generator)
-    bs = [product_operand(columns, acc.b_dtype, acc.b_major, generator).t() for _ in range(spec.b_count)]
+    k = 5 * K if acc.is_block_scaled else K
+    of_a = [product_operand(m, k, acc.a_dtype, acc.a_major, generator)]
+    bs = [product_operand(columns, k, acc.b_dtype, acc.b_major, generator).t() for _ in range(spec.b_count)]
+    if acc.is_block_scaled:
+        of_a.append(scales(acc.a_scaling.blocks(m), generator))
+        bs += [scales(acc.b_scaling.blocks(columns), generator).t() for _ in range(spec.b_count)]
     loads = [operand(load, m, generator) for load in spec.loads]
-    outputs, _ = api.run_region(spec, [a], bs, loads, api.Machine(arch))
-    for got, expected in zip(outputs, replay(spec, [a], bs, loads), strict=True):
+    outputs, _ = api.run_region(spec, of_a, bs, loads, api.Machine(arch))
+    for got, expected in zip(outputs, replay(spec, of_a, bs, loads), strict=True):
         assert got.dtype == expected.dtype
         torch.testing.assert_close(got.double(), expected.double(), rtol=0, atol=0, equal_nan=True)
 

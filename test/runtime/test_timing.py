@@ -39,7 +39,8 @@ def test_operands_fit_what_a_kernel_is_compiled_for(spec: EpilogueSpec, m: int, 
     configs = table(Arch.SM90A, spec)
     arguments = arguments_of(spec, configs, 16 * m, 16 * n, k, torch.Generator().manual_seed(0))
     check_layouts(Kernel(spec, configs[0], Variant.TMA), arguments)
-    for kind in () if spec.reductions else (ProductKind.BATCHED, ProductKind.GROUPED):
+    dense = spec.reductions or spec.product.is_block_scaled
+    for kind in () if dense else (ProductKind.BATCHED, ProductKind.GROUPED):
         accumulators = tuple(replace(acc, kind=kind) for acc in spec.accumulators)
         stores = tuple(replace(store, order=Order.ROW) for store in spec.stores)
         several = replace(spec, accumulators=accumulators, stores=stores)

@@ -30,6 +30,7 @@ from cute_backend.spec import (
     Precision,
     ReduceKind,
     Reduction,
+    Scaling,
     Store,
     Stride,
 )
@@ -78,6 +79,15 @@ NUMBERS = st.one_of(
 )
 
 
+_SCALINGS = (
+    (Scaling.NONE, Scaling.NONE),
+    (Scaling.LINE, Scaling.SQUARE),
+    (Scaling.LINE, Scaling.LINE),
+    (Scaling.SQUARE, Scaling.LINE),
+)
+"""Of A and B, in fp8."""
+
+
 @st.composite
 def accumulators(draw: st.DrawFn) -> tuple[Accumulator, ...]:
     """One product, two of one A, or the even and the odd columns of one."""
@@ -94,7 +104,11 @@ def _accumulator(draw: st.DrawFn) -> Accumulator:
     pairs += [(DType.BF16, DType.BF16), (DType.F16, DType.F16)]
     a, b = draw(st.sampled_from(pairs))
     majors = st.just(Major.K) if a.is_fp8 else st.sampled_from(Major)
-    return Accumulator("acc", a, b, draw(majors), draw(majors), draw(st.booleans()))
+    acc = Accumulator("acc", a, b, draw(majors), draw(majors), draw(st.booleans()))
+    of_a, of_b = draw(st.sampled_from(_SCALINGS)) if a.is_fp8 else _SCALINGS[0]
+    if of_a is Scaling.NONE:
+        return acc
+    return replace(acc, fast_accum=False, a_scaling=of_a, b_scaling=of_b)
 
 
 @st.composite
