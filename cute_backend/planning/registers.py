@@ -96,12 +96,11 @@ def is_promoted(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 def sets_of_sums(config: TileConfig, spec: EpilogueSpec) -> int:
     """Sets of sums that a thread has beside its accumulators, where fp8's are promoted: two, so that it adds
-    one while the tensor cores are at work on the other. One where two would leave no registers: beside more
-    than 64 accumulators, and beside scales of every column, where two sets of 64 spilled up to 16 bytes."""
+    one while the tensor cores are at work on the other; one beside more accumulators than leave registers for
+    two."""
     if not is_promoted(config, spec):
         return 0
-    many = config.thread_accumulators > MAX_PROMOTED_TWICE
-    return 1 if many or (spec.product.is_block_scaled and spec.product.b_scaling.lines == 1) else 2
+    return 1 if config.thread_accumulators > MAX_PROMOTED_TWICE else 2
 
 
 def hoisted_registers(load: Load, config: TileConfig) -> int:

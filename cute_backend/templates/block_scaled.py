@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import cutlass.cute as cute
 from cutlass import Float32
-from cutlass.cute.math import fma
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T
 
 from ..planning.shared_memory import BlockScales
 from ..spec import Scaling
@@ -20,7 +21,7 @@ class KTileScales:
     """The scales of a k tile, by which its sums are multiplied: those of the thread's rows, in registers, and
     those of columns. Scales of single columns stay in their stage, (2 neighbours, every 8 columns)."""
 
-    ring: Any
+    stages: ScaleStages
     state: State
     rows: list[Float32]
     columns: cute.Tensor
@@ -41,7 +42,7 @@ class Sm90BlockScaled(Sm90Promoted):
     and of B before they are added to the accumulators."""
 
     def __init__(self, a: Scaling, b: Scaling, sets: int) -> None:
-        super().__init__(sets)
+        super().__init__(sets, k_tiles_a_step=4 if sets > 1 else 1)
         self.scaling = BlockScales(a, b)
 
     def scales(self, operands: WarpgroupOperands, held: Partial, state: State) -> KTileScales:
@@ -58,7 +59,7 @@ class Sm90BlockScaled(Sm90Promoted):
         else:
             lanes = cute.make_layout((4, 2, count // 8), stride=(2, 1, 8))
             columns = cute.make_tensor(of_columns.iterator, lanes)[(tile.lane % 4, None, None)]
-        return KTileScales(stages.ring, state, rows, columns, width)
+        return KTileScales(stages, state, rows, columns, width)
 
     def promote(self, acc: cute.Tensor, sums: cute.Tensor, scales: KTileScales | None = None) -> None:
         """Adds a k tile's scaled sums. They lie as wgmma leaves them: two neighbouring columns, the same in
@@ -72,5 +73,13 @@ class Sm90BlockScaled(Sm90Promoted):
                 for e in range(4):
                     i = block * in_block + group * 4 + e
                     scale = scales.rows[2 * block + e // 2] * pair[e % 2]
-                    acc[i] = fma(sums[i], scale, acc[i])
-        scales.ring.consumer_release(scales.state)
+                    acc[i] = _multiply_add(sums[i], scale, acc[i])
+        scales.stages.release(scales.state)
+
+
+def _multiply_add(x: Float32, y: Float32, z: Float32) -> Float32:
+    """x * y + z, rounded once, where it stands in the program. The compiler would move it behind the next
+    wait for the tensor cores, which then idle while sums are added."""
+    operands = [Float32(each).ir_value() for each in (x, y, z)]
+    text = "fma.rn.f32 $0, $1, $2, $3;"
+    return Float32(llvm.inline_asm(T.f32(), operands, text, "=f,f,f,f", has_side_effects=True))

@@ -46,6 +46,13 @@ class ScaleStages:
         of_ring = pipeline.PipelineCpAsync.create(**stages_of(smem, ring))
         return ScaleStages(of_ring, a, b, scaling.widths(config))
 
+    def release(self, state: pipeline.PipelineState) -> None:
+        """Hands a stage back that a warp has read, by one arrival: a barrier takes arrivals one after the
+        other, and one of each thread would be 256 for a k tile."""
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            self.ring.consumer_release(state)
+
 
 @cute.jit
 def bring(

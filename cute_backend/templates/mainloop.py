@@ -83,9 +83,9 @@ def check_face(mainloop: object, face: type) -> None:
 class Sm90Mainloop(Protocol):
     """A mainloop of wgmma; the module's docstring says when each method is called.
 
-    `begin` takes `lead` k tiles, 0 or 1. A step takes `k_tiles_a_step` of them, 1 or 2; if 2, the last step
-    may take 1. A method that has a branch or a loop at run time is decorated with `cute.jit`. With a
-    `scaling` it is given the scales of each k tile.
+    `begin` takes `lead` k tiles, 0 or 1. A step takes `k_tiles_a_step` of them, a power of two; the last
+    steps take half as many, a quarter and so on, as are left. A method that has a branch or a loop at run
+    time is decorated with `cute.jit`. With a `scaling` it is given the scales of each k tile.
     """
 
     lead: int
@@ -156,22 +156,23 @@ class Sm90Promoted:
     """Each k tile's sums are added to the accumulators in fp32 registers: tensor cores add fp8 products up in
     fewer bits.
 
-    With two `sets` of sums a step takes two k tiles: while the first one's sums are added, the tensor cores
-    work on the second. No product is in flight at the end of the loop's body, where the compiler would move
-    its sums' registers. With one set the other warpgroup's products hide what this one adds.
+    A step takes several k tiles: while the sums of one are added, the tensor cores work on the next, whose
+    sums lie in another of the `sets` of registers. No product is in flight at the end of the loop's body,
+    where the compiler would move its sums' registers. With one set the other warpgroup's products hide what
+    this one adds.
     """
 
     lead = 0
     scaling: BlockScales | None = None
 
-    def __init__(self, sets: int = 2) -> None:
-        self.k_tiles_a_step = sets
+    def __init__(self, sets: int = 2, k_tiles_a_step: int = 2) -> None:
+        self.sets, self.k_tiles_a_step = sets, k_tiles_a_step
 
     def begin(
         self, tile: Any, operands: WarpgroupOperands, acc: cute.Tensor, state: State
     ) -> tuple[Partial, State]:
         acc.fill(0.0)
-        sums = [cute.make_rmem_tensor(acc.shape, Float32) for _ in range(self.k_tiles_a_step)]
+        sums = [cute.make_rmem_tensor(acc.shape, Float32) for _ in range(self.sets)]
         return Partial(sums, tile), state
 
     def step(
@@ -183,15 +184,21 @@ class Sm90Promoted:
         release: State,
         count: int,
     ) -> tuple[State, State]:
-        for sums in held.sums[:count]:
-            operands.multiply(sums, state, anew=True)
-            state.advance()
-        for under_way, sums in zip(reversed(range(count)), held.sums, strict=False):
+        def multiply(i: int) -> None:
+            if i < count:
+                operands.multiply(held.sums[i % self.sets], state, anew=True)
+                state.advance()
+
+        for i in range(self.sets):
+            multiply(i)
+        for i in range(count):
             scales = self.scales(operands, held, release)
+            under_way = min(count - 1 - i, self.sets - 1)
             warpgroup.wait_group(under_way)
             operands.ring.consumer_release(release)
             release.advance()
-            self.promote(acc, sums, scales)
+            self.promote(acc, held.sums[i % self.sets], scales)
+            multiply(i + self.sets)
         return state, release
 
     def scales(self, operands: WarpgroupOperands, held: Partial, state: State) -> Any:

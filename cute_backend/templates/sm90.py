@@ -173,7 +173,7 @@ class Sm90Gemm(FragmentGemm):
             filled, emptied = Arrivals(self.rows, 1, WARP), Arrivals(self.consume, warps, WARP)
             self.row_ring = Ring("row", stages.row, filled, emptied)
         if self.scaling is not None:
-            filled, emptied = Arrivals(self.scales, 1, WARP), Arrivals(self.consume, warps, WARP)
+            filled, emptied = Arrivals(self.scales, 1, WARP), Arrivals(self.consume, warps, 1)
             self.scale_ring = Ring("scales", stages.ab, filled, emptied)
         if config.split_k > 1:
             filled, emptied = (
@@ -680,15 +680,15 @@ class Sm90Gemm(FragmentGemm):
         """
         release_state = ab_state.clone()
         held, ab_state = self.mainloop.begin(tile, operands, acc, ab_state)
-        if cutlass.const_expr(self.mainloop.k_tiles_a_step == 1):
-            for _ in cutlass.range(k_tiles - self.mainloop.lead, unroll=1):
-                ab_state, release_state = self.mainloop.step(operands, acc, held, ab_state, release_state, 1)
-        else:
-            left = k_tiles - self.mainloop.lead
-            for _ in cutlass.range(left // 2, unroll=1):
-                ab_state, release_state = self.mainloop.step(operands, acc, held, ab_state, release_state, 2)
-            if left % 2 == 1:
-                ab_state, release_state = self.mainloop.step(operands, acc, held, ab_state, release_state, 1)
+        left, most = k_tiles - self.mainloop.lead, self.mainloop.k_tiles_a_step
+        for _ in cutlass.range(left // most, unroll=1):
+            ab_state, release_state = self.mainloop.step(operands, acc, held, ab_state, release_state, most)
+        for halving in cutlass.range_constexpr(1, most.bit_length()):
+            count = most >> halving
+            if left // count % 2 == 1:
+                ab_state, release_state = self.mainloop.step(
+                    operands, acc, held, ab_state, release_state, count
+                )
         if cutlass.const_expr(self.config.pingpong):
             turn.pass_on()
         self.mainloop.end(operands, acc, held, release_state)

@@ -280,7 +280,7 @@ MUTANTS = [
     Mutant(
         "promoted sums begin with those of the last k tile",
         PROMOTED,
-        instead("multiply(sums, state, anew=True)", "multiply(sums, state)"),
+        instead("self.sets], state, anew=True)", "self.sets], state)"),
         WrongNumbers,
         "are wrong",
         Text.MAINLOOP,
@@ -313,7 +313,7 @@ MUTANTS = [
     Mutant(
         "scales released before columns are read",
         COLUMN_SCALED,
-        early("scales.ring.consumer_release(scales.state)", "assert scales is not None"),
+        early("scales.stages.release(scales.state)", "assert scales is not None"),
         RaceError,
         r"cp\.async.*" + STILL_READ.format(SHARED),
         Text.BLOCK_SCALED,
@@ -321,9 +321,9 @@ MUTANTS = [
     Mutant(
         "scales never released",
         BLOCK_SCALED,
-        without("scales.ring.consumer_release(scales.state)"),
+        without("scales.stages.release(scales.state)"),
         Deadlock,
-        r"warp 3 of CTA(.|\n)*0 of 128 arrivals",
+        r"warp 3 of CTA(.|\n)*0 of 4 arrivals",
         Text.BLOCK_SCALED,
     ),
     Mutant(
