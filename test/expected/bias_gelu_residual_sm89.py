@@ -6,9 +6,9 @@
     bias     rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait
     exact0   exact   bf16  cp_async        a subtile at a time by cp.async, the first ones ahead of the products
 
-cute_scaled_mm_bias_gelu_residual_64x128_df860be8:
-sm_89, tile 64x128_1x1, planes aligned to 16 bytes:
-64 by 128, subtiles of 32 columns, raster 8.
+cute_scaled_mm_bias_gelu_residual_128x64_ef6b9b1d:
+sm_89, tile 128x64_1x1, planes aligned to 16 bytes:
+128 by 64, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -78,7 +78,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM89, 64, 128))
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM89, 128, 64))
 
 
 @cute.jit

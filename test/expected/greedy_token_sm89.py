@@ -2,9 +2,9 @@
 
     bias  rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait
 
-cute_mm_bias_argmax_64x128_703b89cf:
-sm_89, tile 64x128_1x1, planes aligned to 16 bytes:
-64 by 128, subtiles of 32 columns, raster 8.
+cute_mm_bias_argmax_128x64_86a89d3b:
+sm_89, tile 128x64_1x1, planes aligned to 16 bytes:
+128 by 64, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -65,7 +65,7 @@ class Epilogue:
                 out0_index_glob[part, row] = out0_index_part
 
 
-gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM89, 64, 128))
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM89, 128, 64))
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.ARGMAX, Axis.ROW, Int64),
