@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import dropwhile
 from sys import maxsize
 from typing import Any
 
@@ -77,9 +78,9 @@ class LoadView:
 
     The canonical view of the load keeps `m_axes` and `n_axes`, each collapsed to one, in this order, and
     takes index 0 of every other axis: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, 0-d for
-    a scalar. Where M has several `modes`, `m_axes` are not collapsed, but expanded to their extents. Where
-    columns are in blocks, `n_modes` has both modes, and `n_axes` the axes of each. With a `part` it takes
-    these of the columns.
+    a scalar. Where M has several `modes`, `m_axes` are not collapsed, but expanded to their extents; -1 is
+    an axis that the tensor doesn't have, behind one that it has. Where columns are in blocks, `n_modes` has
+    both modes, and `n_axes` the axes of each. With a `part` it takes these of the columns.
     """
 
     node: fx.Node
@@ -234,7 +235,7 @@ class _Operand:
         classes = [self._class(axis) for axis in axes]
         if all(each is Stride.ZERO for each in classes):
             return Stride.ZERO, (), ()
-        own = tuple(axis - self.missing for axis in axes if axis >= self.missing)
+        own = tuple(dropwhile(lambda axis: axis < 0, (max(axis - self.missing, -1) for axis in axes)))
         stride = self._collapsed(axes)
         if stride is not None:
             return _stride_class(self.node, stride), own, ()

@@ -127,19 +127,20 @@ def _choice() -> list[Any]:
 def _canonical(call: Callable[..., fx.Node], view: LoadView, node: fx.Node, sizes: _Sizes) -> fx.Node:
     """The load as the op takes it: (M, N), (N,), (M,) or 0-d, with the strides that its class is of, or with
     an axis for each mode of M and of N."""
-    kept = [*view.m_axes, *chain(*view.n_axes)]
+    kept = [axis for axis in (*view.m_axes, *chain(*view.n_axes)) if axis >= 0]
     for axis in reversed(range(fake(node).dim())):
         if axis not in kept:
             node = call(aten.select.int, node, axis, 0)
     if kept != sorted(kept):
         node = call(aten.permute.default, node, [sorted(kept).index(axis) for axis in kept])
-    rows, shape = len(view.m_axes), fake(node).shape
-    m_sizes: list[Any] = [sizes.argument(size) for size in shape[:rows]]
+    rows, shape = sum(axis >= 0 for axis in view.m_axes), fake(node).shape
+    own = iter(shape[:rows])
+    m_sizes: list[Any] = [1 if axis < 0 else sizes.argument(next(own)) for axis in view.m_axes]
     if rows > 1 and not view.modes:
         m_sizes = [-1]
     groups = list(_groups(view.n_axes))
     n_sizes = [sizes.argument(product(shape[rows + at] for at in group)) for group in groups]
-    if len(m_sizes) < rows or any(len(group) != 1 for group in groups):
+    if len(m_sizes) != rows or any(len(group) != 1 for group in groups):
         node = call(aten.reshape.default, node, [*m_sizes, *n_sizes])
     if view.modes or view.n_modes:
         m_extents = [sizes.argument(mode.extent) for mode in view.modes] or [-1] * len(m_sizes)

@@ -233,3 +233,25 @@ def test_axes_that_make_up_rows_are_no_columns_where_there_is_one_column() -> No
     (report,) = collect(lambda a, b: (a @ b).relu().view(BATCHES, ROWS).sum(-1), (a, b))
     assert not any(region.spec.reductions for region in report.regions)
     assert Reason.REDUCED_AXES in [each.reason for each in report.rejections]
+
+
+LACKING: dict[str, Tensor] = {
+    "rows_of_batches": integers(BATCHES, N),
+    "columns_of_batches": integers(BATCHES, 1),
+}
+
+
+@pytest.mark.parametrize("places", [BATCHES, ROWS])
+@pytest.mark.parametrize("name", LACKING)
+def test_an_operand_may_lack_an_axis_that_was_moved_before_others(name: str, places: int) -> None:
+    """(S, B, N) of (B, S, N), and an operand that varies over B: as long as S, or not."""
+    made, given = Graph(), LACKING[name]
+    value = made.call(aten.reshape.default, made.mm(BATCHES * places, N, K), [BATCHES, places, N])
+    moved = made.call(aten.permute.default, value, [1, 0, 2])
+    graph = made.output(made.call(aten.add.Tensor, moved, made.input("load", given.shape)))
+    (region,), rejections = walk(graph)
+    assert not rejections and region.spec.loads[0].m_modes == (S, Z)
+    a, b = product_inputs(BATCHES * places, N)
+    (result,) = run(rewritten(graph), a, b, given)
+    plane = (a.float() @ b.float()).reshape(BATCHES, places, N).transpose(0, 1)
+    assert torch.equal(result, (plane + given.float()).to(BF16))
