@@ -416,17 +416,18 @@ class _Search:
         reader: fx.Node,
         side: int | None = None,
         depth: int = 0,
-        frame: Frame | None = None,
+        member: fx.Node | None = None,
     ) -> Operand:
         """An argument of `reader` as a value of the chain: a number, a member's value, or a load.
 
         With a `side` the reader has the whole plane of a product, and what is wanted is its value where that
         anchor of the pair has its part. Work
         on operands alone is done by the kernel where that costs no memory traffic: a cast to a wider dtype,
-        and ops of the plane's own shape that nobody else reads, `depth` of them in a row so far. What a
-        reader that is no member reads lies on the plane as `frame` says.
+        and ops of the plane's own shape that nobody else reads, `depth` of them in a row so far. A
+        reader that is such work itself is work for `member`, to whose plane what it reads is broadcast.
         """
-        frame = draft.frames.get(reader, frame)
+        member = member or reader
+        frame = draft.frames.get(member)
         if not isinstance(argument, fx.Node):
             return number(argument)
         if argument in draft.values:
@@ -446,7 +447,7 @@ class _Search:
         if filled is not None:
             return filled
         if depth < _MAX_OPERAND_WORK and is_free_cast(argument):
-            source = self._resolve(draft, first_argument(argument), reader, side, depth + 1, frame)
+            source = self._resolve(draft, first_argument(argument), reader, side, depth + 1, member)
             return lower_cast(
                 draft.chain, source, supported_dtype(user_label(argument), fake(argument).dtype)
             )
@@ -455,7 +456,7 @@ class _Search:
             if reduction is not None:
                 raise Refused(Reason.FEEDBACK, reduction=reduction.name, into=reader.name)
             raise self._cycle(draft, argument)
-        shape, device = fake(reader).shape, draft.first.device
+        shape, device = fake(member).shape, draft.first.device
         view = group_vectors(argument, shape, frame, draft.first)
         view = view or classify(argument, shape, device, frame)
         part = None if side is None else draft.anchors[side].part
@@ -467,7 +468,7 @@ class _Search:
                 draft.work[argument, side, frame] = lower(
                     argument,
                     draft.chain,
-                    lambda inner: self._resolve(draft, inner, argument, side, depth + 1, frame),
+                    lambda inner: self._resolve(draft, inner, argument, side, depth + 1, member),
                 )
                 return draft.work[argument, side, frame]
             except Refused:

@@ -15,7 +15,7 @@ from cute_backend.fx_walk.reasons import Reason
 from cute_backend.spec import LoadKind, Stride
 from support.fx_walk.exact import K, integers, product_inputs
 from support.fx_walk.spellings import COLVEC, EXACT, ROWVEC, SCALAR, SHAPES, SPELLINGS, Spelling
-from support.fx_walk.synthetic import BF16, Graph, aten, called, rewritten, run, walk
+from support.fx_walk.synthetic import BF16, F32, Graph, aten, called, prims, rewritten, run, walk
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -282,6 +282,24 @@ WRITTEN = {
     "with_the_result": "g = table[rows]; table[:16] = y; g",
 }
 """The table or the places are written in place, in front of the gather or behind it."""
+
+
+@pytest.mark.parametrize("shape", [(8, 48), (1, 8, 48)])
+@pytest.mark.parametrize("batches", [1, 4])
+def test_work_that_is_done_again_is_broadcast_as_its_result_is(batches: int, shape: tuple[int, ...]) -> None:
+    """The result is in memory in fp32, for another reader. Two bytes are read to make it again."""
+    made = Graph()
+    plane = made.call(aten.reshape.default, made.mm(batches * 8, 48, K), [batches, 8, 48])
+    cast = made.call(prims.convert_element_type.default, made.input("load", shape), F32)
+    doubled = made.call(aten.abs.default, made.call(aten.add.Tensor, cast, cast))
+    graph = made.output(made.call(aten.mul.Tensor, plane, doubled), doubled)
+    (region,), rejections = walk(graph)
+    assert not rejections and [view.node.name for view in region.views] == ["load"]
+    a, b = product_inputs(batches * 8, 48)
+    given = integers(*shape)
+    result, _ = run(rewritten(graph), a, b, given)
+    wanted = (a.float() @ b.float()).reshape(batches, 8, 48) * (given.float() * 2).abs()
+    assert torch.equal(result, wanted)
 
 
 @torch.library.custom_op("cute_backend_test::double", mutates_args={"table"})
