@@ -33,7 +33,8 @@ def _is_one_product(node: fx.Node) -> bool:
     args = arguments(node)
     a, b = fake(args["self"]), fake(args["mat2"])
     return (
-        known(b.stride(0) == 0)
+        not any(known(size == 0) for size in (*a.shape, *b.shape))
+        and known(b.stride(0) == 0)
         and not known(b.shape[0] == 1)
         and collapsed_stride(a.shape[:2], a.stride()[:2]) is not None
         and isinstance(a.shape[2], int)

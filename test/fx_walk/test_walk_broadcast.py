@@ -9,8 +9,10 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from cute_backend.backend import cute
+from cute_backend.fx_walk.broadcast import join_batches
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.spec import ProductKind
+from support.fx_walk.synthetic import Graph, aten, called
 from support.traffic import fused
 
 B, S, N, K = 4, 16, 128, 64
@@ -65,3 +67,16 @@ def test_rows_with_several_strides_stay_batches() -> None:
     assert not found.regions
     assert found.rejections[0].reason is Reason.OPERAND_LAYOUT
     assert "leading axes do not collapse" in found.rejections[0].message
+
+
+@pytest.mark.parametrize("empty", [{"k": 0}, {"n": 0}, {"rows": 0}, {"n": 0, "batches": 2}])
+def test_products_of_no_elements_stay_batches(empty: dict[str, int]) -> None:
+    """A size that is -1 in a reshape can't be told from the elements of none."""
+    sizes = {"batches": 3, "rows": 4, "k": 8, "n": 16} | empty
+    made = Graph()
+    batches = made.size("batches", 2) if "batches" in empty else sizes["batches"]
+    a = made.input("a", (batches, sizes["rows"], sizes["k"]))
+    b = made.input("b", (batches, sizes["k"], sizes["n"]), strides=(0, 1, max(sizes["k"], 1)))
+    graph = made.output(made.call(aten.relu.default, made.call(aten.bmm.default, a, b)))
+    join_batches(graph)
+    assert called(graph) == ["aten.bmm.default", "aten.relu.default"]
