@@ -17,6 +17,10 @@ WORKING = 68
 """Kept for addresses, the chain and the first output; with what `Registers` counts, the least that leaves the
 shared epilogues without a spill in every tile that ships."""
 
+COPYING = 40
+"""Kept for addresses of operands where there is no TMA, so that the warps that multiply copy them: a scale
+and a bias that were hoisted beside 128 accumulators spilled up to 88 bytes (sm_86 and sm_89)."""
+
 MAX_ACCUMULATORS = 128
 """Accumulators of a thread that leave registers for an epilogue."""
 
@@ -125,6 +129,8 @@ def hoist_budget(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> in
     taken = kept.accumulators + kept.promoted + kept.fragments + kept.rows
     if not config.target.accumulators.in_registers:
         taken += config.products * config.subtile_n  # what a visit reads of tensor memory
+    if not config.target.tma:
+        taken += COPYING
     return config.target.epilogue_registers - WORKING - taken
 
 
