@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from cute_backend import explain
+from cute_backend import config, explain
 from cute_backend.bench.timing import require_gpu, time_units, unit_of
 from cute_backend.runtime import launch
 
@@ -95,6 +95,7 @@ def compare(name: str, results: Any, expected: Any) -> None:
 
 
 @torch.no_grad()
+@config.patch(block_reductions="always")
 def main() -> None:
     """Writes all times to the file that the command names, and prints a row for each program."""
     require_gpu()

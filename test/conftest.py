@@ -94,6 +94,15 @@ def raised_errors() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def all_blocks_reduced() -> Iterator[None]:
+    """Programs reduce blocks of columns wherever a tile holds them, whether or not it pays."""
+    from cute_backend import config
+
+    with config.patch(block_reductions="always"):  # type: ignore[attr-defined]
+        yield
+
+
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
     """No compiled code and an empty Inductor cache, before and after: what tests of counters need."""

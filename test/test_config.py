@@ -31,12 +31,13 @@ def settings(monkeypatch):
 
 def test_every_setting_has_a_variable_of_its_name(settings):
     names = [name for name in shipped._config if not name.startswith("_")]
-    assert len(names) == 11
+    assert len(names) == 12
     plain = settings()
     assert plain.tile is settings(CUTE_BACKEND_TILE="").tile is None
     assert settings(CUTE_BACKEND_TILE="128x256_2x1").tile == "128x256_2x1"
     assert settings(CUTE_BACKEND_ROWVEC_PLACEMENT="smem_staged").rowvec_placement == "smem_staged"
-    for name in set(names) - {"tile", "rowvec_placement"}:
+    assert settings(CUTE_BACKEND_BLOCK_REDUCTIONS="always").block_reductions == "always"
+    for name in set(names) - {"tile", "rowvec_placement", "block_reductions"}:
         other = {True: "0", False: "1", None: "1"}.get(getattr(plain, name), "7")
         changed = settings(**{f"CUTE_BACKEND_{name.upper()}": other})
         assert getattr(changed, name) == int(other) != getattr(plain, name)
@@ -120,6 +121,7 @@ def test_only_settings_that_decide_a_result_are_part_of_keys():
         "batch_invariant",
         "tile",
         "rowvec_placement",
+        "block_reductions",
     }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from torch import fx
 
+from cute_backend import config
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import supported_dtype
 from cute_backend.fx_walk.frame import Frame
@@ -31,9 +32,15 @@ def frame_of_blocks(found: Found, frame: Frame, chain: Chain) -> Frame | None:
     left = frame.reduced(found.dims, fake(found.head).dim() == source.dim(), source.shape)
     if left is None or found.kind.is_index:
         return None
-    if not left.n_axes and (left.block not in _held(chain) or not _is_read_again(found)):
-        return None
-    return left
+    if left.n_axes:
+        return left
+    narrow = left.block in _held(chain) and _is_read_again(found)
+    return left if narrow and _pays(chain) else None
+
+
+def _pays(chain: Chain) -> bool:
+    """Whether the kernel should reduce blocks at all; see `config.block_reductions`."""
+    return config.block_reductions == "always" or len(chain.accumulators) > 1
 
 
 def _is_read_again(found: Found) -> bool:
@@ -75,8 +82,10 @@ def check_blocks(chain: Chain) -> None:
 def lower_blocks(found: Found, chain: Chain, value: Operand, columns: int) -> Operand:
     """Reduces each block of `columns` columns of `value`, the chain's for `found.source`.
 
-    Raises Refused for a size that no tile holds, and for dtypes that no kernel reduces.
+    Raises Refused for a size that no tile holds, for dtypes that no kernel reduces, and where it doesn't pay.
     """
+    if not _pays(chain):
+        raise Refused(Reason.BLOCK_COST)
     if found.dtype is not None:
         value = lower_cast(chain, value, supported_dtype(found.head.name, found.dtype))
     if chain.dtype(value) is DType.I32:

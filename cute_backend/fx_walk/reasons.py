@@ -112,6 +112,11 @@ class Reason(Enum):
         "block_size",
         "it reduces blocks of {columns} columns, which no tile holds whole; held are {held}",
     )
+    BLOCK_COST = (
+        "block_cost",
+        "it reduces blocks of columns of a single product, which costs its kernel more than a kernel behind "
+        "it; config.block_reductions = 'always' takes it",
+    )
     FEEDBACK = (
         "feedback",
         "{reduction} reduces the region's own result and feeds back into {into}, but is whole only when the "

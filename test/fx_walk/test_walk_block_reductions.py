@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch._dynamo.utils import counters
 
+from cute_backend import config
 from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.reasons import Reason
@@ -245,3 +246,31 @@ def test_where_blocks_lie_counts_and_not_which_axes_are_reduced() -> None:
         (reduction,) = (user for user in y.users if user.target is aten.mean.dim)
         _, rejections = walk(made.output(*y.users))
         assert (reduction.name, Reason.REDUCED_AXES) in [(each.node, each.reason) for each in rejections]
+
+
+def norm_by_head(a: Tensor, b: Tensor) -> Tensor:
+    heads = (a @ b).view(M, -1, 64)
+    return heads * (heads.float().pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def pair_quantised(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    gate, up = (a @ b).chunk(2, -1)
+    blocks = (F.silu(gate) * up).view(M, -1, 64).float()
+    scale = blocks.abs().amax(-1, keepdim=True) / 448
+    return (blocks / scale).to(torch.float8_e4m3fn), scale
+
+
+@pytest.mark.parametrize(
+    ("program", "setting", "taken"),
+    [
+        (norm_by_head, "auto", False),
+        (norm_by_head, "always", True),
+        (pair_quantised, "auto", True),
+    ],
+)
+def test_blocks_are_reduced_where_that_pays_or_always(program: Callable, setting: str, taken: bool) -> None:
+    with config.patch(block_reductions=setting):
+        (report,) = collect(program, product_inputs(M, 256), arch="sm_90a")
+    reduced = [op for region in report.regions for op in region.spec.ops if op.block]
+    assert bool(reduced) is taken
+    assert (Reason.BLOCK_COST in {each.reason for each in report.rejections}) is not taken
