@@ -71,7 +71,7 @@ def test_rows_with_several_strides_stay_batches() -> None:
 
 @pytest.mark.parametrize("empty", [{"k": 0}, {"n": 0}, {"rows": 0}, {"n": 0, "batches": 2}])
 def test_products_of_no_elements_stay_batches(empty: dict[str, int]) -> None:
-    """A size that is -1 in a reshape can't be told from the elements of none."""
+    """A reshape of no elements has any number of sizes that -1 could stand for."""
     sizes = {"batches": 3, "rows": 4, "k": 8, "n": 16} | empty
     made = Graph()
     batches = made.size("batches", 2) if "batches" in empty else sizes["batches"]

@@ -11,7 +11,17 @@ from cute_backend.planning.registers import Registers, hoist_budget, leaves_regi
 from cute_backend.planning.rules import RULES, Rule, suited
 from cute_backend.planning.shared_memory import BlockScales, holds_planes
 from cute_backend.planning.targets import Shape
-from cute_backend.spec import Axis, DType, EpilogueSpec, Major, ReduceKind, Reduction, Scaling, Store
+from cute_backend.spec import (
+    Axis,
+    DType,
+    EpilogueSpec,
+    Major,
+    ProductKind,
+    ReduceKind,
+    Reduction,
+    Scaling,
+    Store,
+)
 from support.small_specs import block_mean, by_element, exact, rowvec, sampling_spec, spec_of
 
 PAIR = spec_of(products=2)
@@ -41,6 +51,11 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
     rules.narrow_subtiles_by_element: (
         TURNS._replace(subtile_n=64),
         spec_of(by_element("exact0")),
+        "128x128_2x1_pingpong",
+    ),
+    rules.narrow_subtiles_of_groups: (
+        TURNS._replace(subtile_n=64),
+        spec_of(dtype=DType.BF16, kind=ProductKind.GROUPED),
         "128x128_2x1_pingpong",
     ),
     rules.whole_blocks_of_columns: (TURNS, block_mean(64), "64x128_2x1_pingpong_by64"),

@@ -85,7 +85,7 @@ _SCALINGS = (
     (Scaling.LINE, Scaling.LINE),
     (Scaling.SQUARE, Scaling.LINE),
 )
-"""Of A and B, in fp8."""
+"""The scalings of A and B that fp8 products have."""
 
 
 @st.composite
