@@ -162,7 +162,7 @@ def test_kernels_are_announced_together_at_their_sizes(on_cpu, monkeypatch):
     problems = scaled_mm.problem(4096, 8192, 1024), scaled_mm.bf16_problem(128, 256, 512)
     assert measure.build_kernels([small_table(*problems)]) == {}
     (regions,) = announced
-    assert [sizes for _, *sizes in regions] == [[4096, 8192, 1024]] * 3 + [[128, 256, 512]]
+    assert [sizes for _, *sizes in regions] == [[4096, 8192, 1024, None]] * 3 + [[128, 256, 512, None]]
 
 
 def test_each_call_of_a_unit_has_inputs_of_its_own(on_cpu, monkeypatch):

@@ -14,7 +14,7 @@ from torch import fx
 
 from cute_backend import config
 from cute_backend.formula import formula
-from cute_backend.fx_walk import lower, regions
+from cute_backend.fx_walk import boundary, lower, regions
 from cute_backend.spec import Const, DType, Order, Overflow, Precision, Stride
 from support.fx_walk.compared import EPILOGUE, assert_same_after_the_pass, inputs_of, integers
 from support.fx_walk.synthetic import BF16, E4M3, F32, Graph, aten, called, prims, rewritten, run, walk
@@ -171,8 +171,11 @@ def test_a_region_feeds_the_operand_of_the_next() -> None:
     assert_same_after_the_pass(graph, 2)
 
 
-def test_an_earlier_product_that_needs_a_later_one_is_placed_behind_it() -> None:
+def test_an_earlier_product_that_needs_a_later_one_is_placed_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The later product's own region refuses the sum, for it would need itself; the earlier one takes it."""
+    monkeypatch.setattr(boundary, "LAUNCH_BYTES", 0)  # or a sum of so few rows would not pay
     made = Graph()
     first, second = made.mm(name="1"), made.mm(name="2")
     relu = made.call(aten.relu.default, second)
@@ -182,8 +185,9 @@ def test_an_earlier_product_that_needs_a_later_one_is_placed_behind_it() -> None
     assert_same_after_the_pass(graph, 2)
 
 
-def test_two_regions_make_no_cycle_of_one_another() -> None:
+def test_two_regions_make_no_cycle_of_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """The later region reads the earlier one; the earlier may then not read what the later one leads to."""
+    monkeypatch.setattr(boundary, "LAUNCH_BYTES", 0)  # or sums of so few rows would not pay
     made = Graph()
     first, second = made.mm(name="1"), made.mm(name="2")
     relu = made.call(aten.relu.default, first)

@@ -220,7 +220,7 @@ def test_alignments_that_cannot_occur_are_not_built() -> None:
 
 def test_a_bucket_is_never_smaller_than_m() -> None:
     found = [bucket_of(m) for m in (1, 16, 17, 129, 257, 513, 4096, 4097, 65536, 10**6)]
-    assert found == [16, 16, 32, 192, 320, 640, 4096, 5120, 65536, 65536]
+    assert found == [16, 16, 32, 160, 320, 576, 4096, 5120, 65536, 65536]
     assert all(m <= bucket_of(m) <= max(m + 63, 5 * m // 4, 16) for m in range(1, 65537))
 
 
@@ -310,7 +310,8 @@ def test_a_batch_invariant_region_has_one_configuration(arch: Arch, n: int, k: i
     assert all(kernels == invariant[0] for kernels in invariant)
     assert len({kernel.config for kernel in invariant[0]}) == 1
     others = {config_for(Problem(SPEC, m, n, k), Variant.TMA, arch, 132) for m in ms if m is not None}
-    assert len(others) > 1
+    # Few columns with a long K have one tile for every M on RTX Blackwell.
+    assert len(others) > 1 or (arch is Arch.SM120A and n < k)
 
 
 def test_a_batch_invariant_launch_takes_that_one_whatever_is_there(compiler: Compiler, found: Found) -> None:
