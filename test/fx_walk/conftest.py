@@ -1,4 +1,4 @@
-"""What tests of the walker share."""
+"""Helpers that tests of the walker share."""
 
 from __future__ import annotations
 

@@ -240,8 +240,8 @@ def test_what_is_not_taken() -> None:
         if not fused:
             (rejection,) = rejections
             assert rejection.reason is Reason.RECIPE
-            told = f"BlockWise128x128; taken are TensorWise and RowWise on {arch.value}"
-            assert told in rejection.message
+            recipes = f"BlockWise128x128; taken are TensorWise and RowWise on {arch.value}"
+            assert recipes in rejection.message
 
 
 @pytest.mark.parametrize("scaled_mm_v2", [False, True], ids=["_scaled_mm", "scaled_mm"])

@@ -169,7 +169,7 @@ def test_the_backward_pass_of_a_layer_norm_sums_columns_in_the_kernel() -> None:
 def test_row_maxima_come_from_the_kernel_where_their_launch_costs_less_than_a_second_reading(
     m: int, has_maxima: bool
 ) -> None:
-    """What divides rows by their maxima reads them once anyway: without the kernel's it reads them twice."""
+    """A reader that divides rows by their maxima reads them twice where the kernel stores no maxima."""
     made = Graph()
     rows = made.call(aten.relu.default, made.mm(m, 14336))
     made.output(made.call(aten.div.Tensor, rows, made.call(aten.amax.default, rows, [1], True)))

@@ -27,7 +27,7 @@ from support.small_specs import block_mean, by_element, exact, rowvec, sampling_
 PAIR = spec_of(products=2)
 SCALED = {"a_scaling": Scaling.LINE, "b_scaling": Scaling.SQUARE}
 BY_BLOCKS = spec_of(fast_accum=False, **SCALED)
-TURNS = Shape(128, 128, 2, pingpong=True)
+PING_PONG = Shape(128, 128, 2, pingpong=True)
 
 CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
     rules.one_mma_for_all_products: (Shape(128, 128), PAIR, "128x64x2_1x1"),
@@ -42,23 +42,23 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
         spec_of(products=2, dtype=DType.BF16, b_major=Major.MN),
         None,
     ),
-    rules.few_draws_in_a_visit: (TURNS, sampling_spec(1), "128x128_2x1_by16"),
+    rules.few_draws_in_a_visit: (PING_PONG, sampling_spec(1), "128x128_2x1_by16"),
     rules.half_the_rows_for_a_crowded_thread: (
-        TURNS,
+        PING_PONG,
         spec_of(by_element("exact0"), by_element("exact1")),
         "64x128_2x1_pingpong",
     ),
     rules.narrow_subtiles_by_element: (
-        TURNS._replace(subtile_n=64),
+        PING_PONG._replace(subtile_n=64),
         spec_of(by_element("exact0")),
         "128x128_2x1_pingpong",
     ),
     rules.narrow_subtiles_of_groups: (
-        TURNS._replace(subtile_n=64),
+        PING_PONG._replace(subtile_n=64),
         spec_of(dtype=DType.BF16, kind=ProductKind.GROUPED),
         "128x128_2x1_pingpong",
     ),
-    rules.whole_blocks_of_columns: (TURNS, block_mean(64), "64x128_2x1_pingpong_by64"),
+    rules.whole_blocks_of_columns: (PING_PONG, block_mean(64), "64x128_2x1_pingpong_by64"),
     rules.registers_for_a_crowded_thread: (
         Shape(64, 192, pingpong=True),
         spec_of(by_element("exact0"), by_element("exact1")),

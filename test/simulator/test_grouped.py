@@ -58,7 +58,7 @@ def product(a: Tensor, b: Tensor, ends: tuple[int, ...]) -> Tensor:
 
 
 def epilogue(products: Tensor, loads: list[Tensor], ends: tuple[int, ...]) -> Tensor:
-    """What `grouped` makes of the products; rows of no group have no bias."""
+    """The epilogue of `grouped`; rows of no group have no bias."""
     scale_a, scale_b, residual, bias = loads
     whole = products * scale_a[:, None] * scale_b + residual
     for group, (first, end) in enumerate(pairwise((0, *ends))):

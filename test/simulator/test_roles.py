@@ -9,7 +9,7 @@ import pytest
 from cute_backend.runtime.compile import SYMBOL
 from cute_backend.simulator.errors import Deadlock
 from cute_backend.simulator.host import HostProgram
-from support.simulator.mutants import COOPERATIVE, MASKED, ONE, PAIR, STAGED, TURNS, Edit, Subject, built
+from support.simulator.mutants import COOPERATIVE, MASKED, ONE, PAIR, PING_PONG, STAGED, Edit, Subject, built
 from support.simulator.ptx_entries import entry, launch
 
 EARLY = Edit(r"(?s)\A(.*?)(mov\.u32\s+%r\d+, %tid\.x;)", r"\1bar.sync 9, 992; \2")
@@ -39,10 +39,10 @@ BLACKWELL = ["epilogue"] * 4 + ["mma", "tma", "staging"]
         (ONE, [*BLACKWELL, "tma"]),
         (MASKED, BLACKWELL),
         (COOPERATIVE, ["tma", "tma", "", ""] + ["wgmma"] * 8),
-        (TURNS, ["tma", "tma", "staging", ""] + ["wgmma"] * 8),
+        (PING_PONG, ["tma", "tma", "staging", ""] + ["wgmma"] * 8),
         (STAGED, ["tma", "tma", "staging", ""] + ["wgmma"] * 8),
     ],
-    ids=["one", "masked", "cooperative", "turns", "staged"],
+    ids=["one", "masked", "cooperative", "ping-pong", "staged"],
 )
 def test_a_deadlock_before_the_first_load_has_the_right_words(subject, roles):
     assert stuck(subject) == {(warp, "CTA (0, 0, 0)"): role for warp, role in enumerate(roles)}

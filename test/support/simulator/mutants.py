@@ -96,7 +96,7 @@ ONE = Subject(sm100(128, 64), (192, 192, 384))  # M = N: only the strides tell a
 PAIR = Subject(sm100(256, 64, 2, 1, ctas=2), (520, 104, 256))
 MULTICAST = Subject(sm100(128, 64, 2, 2), (296, 168, 256))
 MASKED = Subject(sm100(128, 64), (131, 69, 128), Variant.PLAIN)
-TURNS = Subject(sm90(64, 128, pingpong=True), (136, 144, 896))  # 7 k tiles: the ring's stages change hands
+PING_PONG = Subject(sm90(64, 128, pingpong=True), (136, 144, 896))  # 7 k tiles: stages change hands
 FEW_ROWS = Subject(sm90(64, 64), (40, 72, 256))
 COOPERATIVE = Subject(sm90(128, 128), (136, 136, 896))
 STAGED = Subject(sm90(128, 256), (136, 264, 512))  # the row is too long for registers
@@ -115,7 +115,7 @@ PARTS = Subject(sm90(64, 64, split_k=4), (72, 72, 1040))
 
 ENDS = (*range(20), 83, 83, 128)
 GROUPS = Subject(sm90(64, 64, 2), (128, 72, 160), spec=GROUPED, ends=ENDS)
-GROUPS_IN_TURNS = Subject(sm90(128, 64, pingpong=True), (128, 72, 160), spec=GROUPED, ends=(0, 70, 128))
+PING_PONG_GROUPS = Subject(sm90(128, 64, pingpong=True), (128, 72, 160), spec=GROUPED, ends=(0, 70, 128))
 BLACKWELL_GROUPS = Subject(sm100(128, 64), (128, 72, 160), spec=GROUPED, ends=ENDS)
 
 SUBJECTS = {
@@ -123,7 +123,7 @@ SUBJECTS = {
     "pair": PAIR,
     "multicast": MULTICAST,
     "masked": MASKED,
-    "turns": TURNS,
+    "ping-pong": PING_PONG,
     "few rows": FEW_ROWS,
     "cooperative": COOPERATIVE,
     "staged": STAGED,
@@ -135,7 +135,7 @@ SUBJECTS = {
     "reducing": REDUCING,
     "parts": PARTS,
     "groups": GROUPS,
-    "groups in turns": GROUPS_IN_TURNS,
+    "ping-pong groups": PING_PONG_GROUPS,
     "groups on Blackwell": BLACKWELL_GROUPS,
     "warps": WARPS,
     "few k tiles": FEW_K_TILES,
