@@ -201,5 +201,6 @@ def _with_strides(argument: Argument, tensor: Tensor) -> Tensor:
             strides[axis] = 1  # the stride of an axis of one element is never used
     if argument.unit is not None and strides[argument.unit] != 1:
         count("operands_copied")
-        return _with_strides(argument, tensor.contiguous())
+        by_unit = tensor.transpose(argument.unit, -1).contiguous()
+        return _with_strides(argument, by_unit.transpose(argument.unit, -1))
     return tensor if tensor.stride() == tuple(strides) else tensor.as_strided(tensor.shape, strides)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ from cute_backend.simulator import api
 from cute_backend.spec import (
     Accumulator,
     Axis,
+    Blocks,
     DType,
     EpilogueSpec,
     Load,
@@ -128,6 +130,16 @@ def test_all_call_a_kernel_with_the_same_arguments(monkeypatch: pytest.MonkeyPat
         for left, right in zip(first[:-1], other[:-1], strict=True):
             assert (left.shape, left.stride(), left.dtype) == (right.shape, right.stride(), right.dtype)
         assert all(map(torch.equal, first[:count], other[:count]))
+
+
+def test_values_of_blocks_are_copied_to_lie_one_after_the_other() -> None:
+    """One for each block, at every other place: contiguous along blocks, which are not the last axis."""
+    blocks = Blocks(16, Stride.ONE, Stride.ZERO)
+    load = Load("rowvec0", LoadKind.ROWVEC, DType.F32, Stride.ZERO, Stride.OTHER, blocks=blocks)
+    spec = replace(SPEC, loads=(load,), stores=SPEC.stores[-1:])
+    gate = torch.arange(6.0)[::2, None].expand(3, 16)
+    *_, bound = Binding(spec).bind(*operands()[:2], [gate]).tensors
+    assert bound.stride() == (1, 0) and torch.equal(bound, gate)
 
 
 @pytest.mark.filterwarnings("ignore:cute_backend")
