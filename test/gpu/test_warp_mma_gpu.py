@@ -16,7 +16,7 @@ from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.link import KernelFunction
 from cute_backend.spec import DType, EpilogueSpec, Major, ReduceKind
 from support.epilogues import EPILOGUES
-from support.kernel_check import SHAPES, check_functions, operands_of, run_kernel
+from support.kernel_check import SHAPES, check_functions, fitting, operands_of, run_kernel
 from support.shipped import epilogue_spec
 
 pytestmark = pytest.mark.gpu
@@ -108,7 +108,7 @@ def check_bits(kernel: Kernel, function: KernelFunction) -> None:
     for m, n, k in SHAPES:
         a, bs, loads = operands_of(kernel.spec, m, n, k, aligned=kernel.variant is Variant.TMA)
         expected = replay(kernel.spec, a, bs, loads, accumulate=torch.float64)
-        outputs = run_kernel(kernel, function, [*a, *bs, *loads], m, n)
+        outputs = run_kernel(kernel, function, (a, bs, loads), m, n)
         for actual, right in zip(outputs, expected, strict=True):
             assert torch.equal(actual, right), (m, n, k)
 
@@ -121,8 +121,9 @@ def test_the_epilogue_gives_the_bits_that_it_gives_behind_wgmma(name: str, funct
     spec, kernels = in_16_bits(name), (one_tile(name)[0], wgmma_peer(name))
     if any(store.reduce is not None and store.reduce.kind in SUMS for store in spec.stores):
         pytest.skip("tiles differ, and so does the order of sums over rows and columns")
-    m, n, k = (272 if EPILOGUES[name].square else 48), 272, 2048  # a pitch for planes by columns
-    a, bs, loads = operands_of(spec, m, n, k, aligned=True)
-    results = [run_kernel(kernel, functions[kernel], [*a, *bs, *loads], m, n) for kernel in kernels]
+    rows = 272 if EPILOGUES[name].square else 48  # a pitch for planes by columns
+    m, n, k = fitting(spec, (rows, 272, 2048))
+    given = operands_of(spec, m, n, k, aligned=True)
+    results = [run_kernel(kernel, functions[kernel], given, m, n) for kernel in kernels]
     for warps, warpgroups in zip(*results, strict=True):
         assert torch.equal(warps, warpgroups)

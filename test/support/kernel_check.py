@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import lcm
 
 import torch
 from torch import Tensor
 
 from cute_backend.planning import TileConfig, Variant, offered
 from cute_backend.replay import replay
+from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.build import obtain
 from cute_backend.runtime.device import device_at, max_active_clusters
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.link import KernelFunction
-from cute_backend.runtime.operands import TORCH_DTYPES
+from cute_backend.runtime.operands import TORCH_DTYPES, blocks_of
 from cute_backend.runtime.outputs import Outputs
 from cute_backend.spec import (
     BColumns,
@@ -42,6 +44,9 @@ SHAPES = [
 ]
 """(M, N, K): whole tiles; few rows; edges in both directions; few and many k tiles; many tiles a CTA."""
 
+Operands = tuple[list[Tensor], list[Tensor], list[Tensor]]
+"""A with what comes after it, every B with its scales, and the epilogue's loads."""
+
 
 def check_kernels(
     spec: EpilogueSpec,
@@ -62,15 +67,15 @@ def check_functions(
     """Asserts that every kernel gives what the replay gives; they are of one spec."""
     spec = next(iter(functions)).spec
     failures = []
-    for m, n, k in shapes:
-        m = -(-m // 16) * 16 if _has_columns(spec) else m  # the pitch of a transposed plane
+    for shape in shapes:
+        m, n, k = fitting(spec, shape)
         for aligned in (True, False):
             a, bs, loads = operands_of(spec, m, n, k, aligned=aligned)
             expected = replay(spec, a, bs, loads, accumulate=torch.float64)
             for kernel, function in functions.items():
                 if aligned is not (kernel.variant is Variant.TMA):
                     continue
-                outputs = run_kernel(kernel, function, [*a, *bs, *loads], m, n)
+                outputs = run_kernel(kernel, function, (a, bs, loads), m, n)
                 for actual, right in zip(outputs, expected, strict=True):
                     error = relative_error(actual, right)
                     if not error < TOLERANCE.get(actual.dtype, 1e-9):
@@ -79,25 +84,32 @@ def check_functions(
     assert not failures, "\n".join(failures)
 
 
-def run_kernel(
-    kernel: Kernel, function: KernelFunction, operands: Sequence[Tensor], m: int, n: int
-) -> list[Tensor]:
-    """Runs a kernel on operands, in order, for these M and N."""
-    outputs, memory = _outputs(kernel, m, n)
+def fitting(spec: EpilogueSpec, shape: tuple[int, int, int]) -> tuple[int, int, int]:
+    """A shape that a spec can have, with M and N rounded up: N to whole blocks of columns, M to the pitch of
+    a transposed plane."""
+    m, n, k = shape
+    blocks = lcm(*(columns for _, columns in blocks_of(spec)))
+    n = -(-n // blocks) * blocks
+    return (-(-m // 16) * 16 if _has_columns(spec) else m), n, k
+
+
+def run_kernel(kernel: Kernel, function: KernelFunction, operands: Operands, m: int, n: int) -> list[Tensor]:
+    """Runs a kernel on A, every B and loads for these M and N."""
+    outputs, memory = outputs_of(kernel, m, n)
     clusters = max_active_clusters(0, kernel.config.cluster_size)
-    function(*map(_as_memory, operands), *memory, clusters)
+    function(*Binding(kernel.spec).bind(*operands).tensors, *memory, clusters)
     return outputs
 
 
 def operands_of(
-    spec: EpilogueSpec, m: int, n: int, k: int, *, aligned: bool
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    spec: EpilogueSpec, m: int, n: int, k: int, *, aligned: bool, device: str = "cuda"
+) -> Operands:
     """A, every B and loads for a spec: products sum exactly; where `aligned` is False no load is. Groups
     have B of factors that tell neighbours apart, and all rows lie in one. Scales of
     blocks are powers of two, no two neighbours alike, where `aligned` contiguous along rows and columns."""
-    generator = torch.Generator("cuda").manual_seed(m + n + k)
+    generator = torch.Generator(device).manual_seed(m + n + k)
     acc, columns = spec.product, 2 * n if spec.b_columns is BColumns.INTERLEAVED else n
-    problem = Problem(m, n, k, device="cuda")
+    problem = Problem(m, n, k, device=device)
 
     def product(rows: int, columns: int, dtype: DType) -> Tensor:
         return problem.operand(rows, columns, dtype=TORCH_DTYPES[dtype], generator=generator)
@@ -121,10 +133,10 @@ def operands_of(
         factors = [(1, -1, 2, -2)[i % 4] for i in range(len(problem.ends))]
         bs = [torch.stack([b * factor for factor in factors]) for b in bs]
         bs = [b.mT.contiguous().mT if acc.b_major is Major.K else b for b in bs]
-        operands.append(torch.tensor(problem.ends, dtype=torch.int32, device="cuda"))
+        operands.append(torch.tensor(problem.ends, dtype=torch.int32, device=device))
     if acc.is_block_scaled:
         counts = acc.a_scaling.blocks(m), Scaling.SQUARE.blocks(k), acc.b_scaling.blocks(columns)
-        of_a, of_b = _block_scales(counts[:2]), _block_scales(counts[:0:-1]).t()
+        of_a, of_b = _block_scales(counts[:2], device), _block_scales(counts[:0:-1], device).t()
         operands.append(of_a if aligned else of_a.contiguous())
         bs += [(of_b if aligned else of_b.contiguous()) * 2.0**i for i in range(spec.b_count)]
     loads = [
@@ -136,9 +148,9 @@ def operands_of(
     return operands, bs, loads
 
 
-def _block_scales(counts: tuple[int, int]) -> Tensor:
+def _block_scales(counts: tuple[int, int], device: str) -> Tensor:
     """(lines, blocks of K), contiguous along the lines."""
-    lines, blocks = (torch.arange(count, device="cuda") for count in counts)
+    lines, blocks = (torch.arange(count, device=device) for count in counts)
     return (2.0 ** ((lines + 2 * blocks[:, None]) % 5 - 2)).t()
 
 
@@ -164,7 +176,7 @@ def _load(load: Load, m: int, n: int, generator: torch.Generator, aligned: bool)
 
 def _values(shape: tuple[int, ...], dtype: DType, generator: torch.Generator, *, aligned: bool) -> Tensor:
     """Small random values; not aligned, they begin one element past a boundary, rows one element apart."""
-    random = torch.randn(shape, generator=generator, device="cuda")
+    random = torch.randn(shape, generator=generator, device=generator.device)
     if not dtype.is_float:
         random = (random * 3).clamp(0, 100) if dtype in (DType.U8, DType.BOOL) else random * 3
     values = (random > 1) if dtype is DType.BOOL else random.to(TORCH_DTYPES[dtype])
@@ -178,10 +190,10 @@ def _unaligned_like(tensor: Tensor) -> Tensor:
     return buffer[1:].unflatten(0, padded)[..., :columns]
 
 
-def _outputs(kernel: Kernel, m: int, n: int) -> tuple[list[Tensor], list[Tensor]]:
+def outputs_of(kernel: Kernel, m: int, n: int, device: str = "cuda") -> tuple[list[Tensor], list[Tensor]]:
     """Results and all that a kernel writes, full of NaN or of a value that no test computes; a kernel that
     takes planes as they come gets them unaligned."""
-    here = torch.empty(0, device="cuda")
+    here = torch.empty(0, device=device)
     outputs, memory = Outputs(kernel.spec, kernel.config).of_size(m, n).allocate(here)
     for i, store in enumerate(kernel.spec.stores):
         if store.reduce is None and kernel.variant is Variant.PLAIN:
