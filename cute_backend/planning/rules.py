@@ -19,7 +19,7 @@ from .registers import (
     is_promoted,
     long_ops,
 )
-from .shared_memory import has_planes, holds_planes, plane_bits
+from .shared_memory import ENOUGH_AB_STAGES, ab_stages, has_planes, holds_planes, plane_bits
 from .targets import Arch, Shape
 from .tiles import Rowvecs, TileConfig, Variant, tile_k
 from .transposing import can_transpose, multiplied
@@ -104,6 +104,16 @@ def narrow_subtiles_of_groups(config: TileConfig, spec: EpilogueSpec) -> TileCon
     return _narrow(config, spec) if spec.product.kind is ProductKind.GROUPED else config
 
 
+def narrow_subtiles_for_stages(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
+    """No wide subtiles where narrow ones leave more of the stages that A and B need. With subtiles of 64
+    columns in 128 x 128, three bf16 planes leave four stages, and four planes leave three: an epilogue that
+    reads two planes and writes two took 1.43 times as long as with 32 columns, one that reads one and writes
+    two 1.08 times (4096 x 14336 x 4096, H200, benchmarks/subtiles.py)."""
+    narrow = _narrow(config, spec)
+    enough = min(ab_stages(narrow, spec), ENOUGH_AB_STAGES)
+    return config if ab_stages(config, spec) >= enough else narrow
+
+
 def whole_blocks_of_columns(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
     """A visit has whole blocks of columns where ops reduce them and others read what they are reduced to: the
     narrowest of the subtiles that planes are laid out in, whose columns are powers of two."""
@@ -131,6 +141,7 @@ RULES: tuple[Rule, ...] = (
     half_the_rows_for_a_crowded_thread,
     narrow_subtiles_by_element,
     narrow_subtiles_of_groups,
+    narrow_subtiles_for_stages,
     whole_blocks_of_columns,
     registers_for_a_crowded_thread,
 )

@@ -6,12 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..planning import EPILOGUE_STAGES, SMEM_RESERVE, TileConfig
-from ..planning.shared_memory import BlockScales
+from ..planning.shared_memory import ENOUGH_AB_STAGES, BlockScales
 from .epilogue import Epilogue, SmemOperand
-
-ENOUGH_AB_STAGES = 5
-"""Stages of A and B that hide the latency of memory; more are worth less than subtiles in flight, one fewer
-costs 5 percent at M = N = K = 4096 on an H200."""
 
 MAX_SCALED_STAGES = 9
 """Stages of A and B beside as many of their scales: what `SMEM_RESERVE` has for barriers serves no more."""

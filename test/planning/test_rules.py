@@ -50,12 +50,17 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
     ),
     rules.narrow_subtiles_by_element: (
         PING_PONG._replace(subtile_n=64),
-        spec_of(by_element("exact0")),
+        spec_of(by_element("exact0", DType.BF16)),
         "128x128_2x1_pingpong",
     ),
     rules.narrow_subtiles_of_groups: (
         PING_PONG._replace(subtile_n=64),
         spec_of(dtype=DType.BF16, kind=ProductKind.GROUPED),
+        "128x128_2x1_pingpong",
+    ),
+    rules.narrow_subtiles_for_stages: (
+        PING_PONG._replace(subtile_n=64),
+        spec_of(exact("exact0", DType.BF16), exact("exact1", DType.BF16)),
         "128x128_2x1_pingpong",
     ),
     rules.whole_blocks_of_columns: (PING_PONG, block_mean(64), "64x128_2x1_pingpong_by64"),

@@ -26,9 +26,9 @@ def exact(name: str, dtype: DType = DType.F32, **strides: Any) -> Load:
     return Load(name, LoadKind.EXACT, dtype, **{"stride_m": Stride.OTHER, "stride_n": Stride.ONE, **strides})
 
 
-def by_element(name: str) -> Load:
+def by_element(name: str, dtype: DType = DType.F32) -> Load:
     """A plane whose M is two modes, which every alignment reads by element."""
-    return exact(name, m_modes=(Stride.OTHER, Stride.ZERO))
+    return exact(name, dtype, m_modes=(Stride.OTHER, Stride.ZERO))
 
 
 def rowvec(name: str, dtype: DType = DType.F32) -> Load:

@@ -1,0 +1,171 @@
+"""Time widths of subtiles, and tiles, for epilogues that read and write several planes.
+
+    python benchmarks/subtiles.py FILE.csv [--rounds N] [--only PATTERN]
+
+Each plane that is read or written has two stages of shared memory, a subtile wide: wide subtiles make waits
+for TMA rarer, and leave fewer stages to A and B. For the rules in planning/rules.py. Kernels alone, in CUDA
+graphs, interleaved, from a cold L2; microseconds, medians, beside torch's bare product. 2 minutes on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import cute_backend
+from cute_backend.bench.timing import require_gpu, time_units, unit_of
+from cute_backend.planning import TileConfig, Variant
+from cute_backend.planning.rules import subtiled
+from cute_backend.planning.search import clustered
+from cute_backend.planning.shared_memory import plane_bits
+from cute_backend.runtime.build import obtain
+from cute_backend.runtime.device import device_at, max_active_clusters
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.timing import arguments_of
+from cute_backend.spec import EpilogueSpec
+
+SHAPES = (
+    (4096, 4096, 4096),
+    (4096, 4096, 14336),
+    (4096, 14336, 4096),
+    (2048, 4096, 14336),
+    (8192, 1024, 1024),
+)
+
+TILES = ("128x128_1x2_pingpong", "128x128_2x1_pingpong", "256x128_2x1", "128x256_2x1")
+
+WIDTHS = (64, 32, 16)
+
+COLUMNS = ("program", "planes", "m", "n", "k", "tile", "us")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of a product `y` (M, N) in bf16 and of planes (M, N), a row of N and a column of M values."""
+
+    name: str
+    planes: int
+    fn: Callable[..., Any]
+
+    def spec(self) -> EpilogueSpec:
+        """The spec of its region."""
+        with FakeTensorMode(), torch.no_grad():
+            a, b, *planes = (torch.empty(256, 256, dtype=torch.bfloat16) for _ in range(2 + self.planes))
+            row, column = torch.empty(256, dtype=torch.bfloat16), torch.empty(256, 1)
+            found = cute_backend.explain(
+                lambda: self.fn(a @ b.t(), row, column, *planes), arch=device_at(0).arch.value
+            )
+        (region,) = found.regions
+        return region.kernel().spec
+
+
+def _gated_backward(
+    y: Tensor, row: Tensor, column: Tensor, gate: Tensor, up: Tensor
+) -> tuple[Tensor, Tensor]:
+    gate, up, y = gate.float(), up.float(), y.float()
+    sigmoid = torch.sigmoid(gate)
+    return (y * gate * sigmoid).bfloat16(), (y * up * sigmoid * (1 + gate * (1 - sigmoid))).bfloat16()
+
+
+def _norm_backward(
+    y: Tensor, row: Tensor, column: Tensor, other: Tensor, *states: Tensor
+) -> tuple[Tensor, Tensor]:
+    y = y + other
+    return y * row, (y.float() * (sum(states[1:], states[0]) * column)).sum(0)
+
+
+PROGRAMS = (
+    Program("relu", 0, lambda y, row, column: F.relu(y)),
+    Program("residual", 1, lambda y, row, column, x: y + x + row),
+    Program("saved", 0, lambda y, row, column: (y, F.gelu(y), F.relu(y) * row)),
+    Program("residual_saved", 1, lambda y, row, column, x: (y, y + x)),
+    Program("norm_backward", 2, _norm_backward),
+    Program("two_states", 3, _norm_backward),
+    Program("gated_backward", 2, _gated_backward),
+    Program("four_planes", 4, lambda y, row, column, a, b, c, d: F.relu(y + a) * b + c * d),
+)
+
+
+def configs(spec: EpilogueSpec) -> Iterator[TileConfig]:
+    """The tiles, each with every width of subtiles that the rules for planes leave as it is."""
+    every = (replace(each, subtile_n=32) for each in clustered(device_at(0).arch, spec))
+    offered = {each.name: each for each in every}
+    for name in filter(offered.__contains__, TILES):
+        for width in WIDTHS:
+            config = replace(offered[name], subtile_n=width)
+            if subtiled(spec, config, Variant.TMA).subtile_n == width:
+                yield config
+
+
+@torch.no_grad()
+def measure(
+    spec: EpilogueSpec, kernels: dict[Kernel, Any], m: int, n: int, k: int, rounds: int
+) -> dict[str, float]:
+    """Microseconds by tile, and by `torch`. A tile that the driver refuses is left out."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    calls = int(max(2, min(20, 1500 / (2e6 * m * n * k / 6e14 + 5))))
+    configs = [kernel.config for kernel in kernels]
+    sets = [arguments_of(spec, configs, m, n, k, generator) for _ in range(calls)]
+    draw = {"device": "cuda", "dtype": torch.bfloat16}
+    products = [(torch.randn(m, k, **draw), torch.randn(n, k, **draw).t()) for _ in range(calls)]
+    units = {"torch": unit_of(torch.mm, products)}
+    for kernel, function in kernels.items():
+        clusters = max_active_clusters(0, kernel.config.cluster_size)
+        try:
+            units[kernel.config.name] = unit_of(lambda *args, f=function, c=clusters: f(*args, c), sets)
+        except (RuntimeError, ValueError) as error:
+            print(f"{kernel.config.name}: {error}", file=sys.stderr)
+    return {name: timing.median_us for name, timing in time_units(units, rounds).items()}
+
+
+def main() -> None:
+    """Writes the file that the command names."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", default="*", help="a pattern of programs' names")
+    arguments = parser.parse_args()
+    require_gpu()
+    chosen = [program for program in PROGRAMS if fnmatchcase(program.name, arguments.only)]
+    specs = {program: program.spec() for program in chosen}
+    kernels = {
+        program: [Kernel(spec, config, Variant.TMA) for config in configs(spec)]
+        for program, spec in specs.items()
+    }
+    built = obtain([kernel for each in kernels.values() for kernel in each])
+    with arguments.file.open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(COLUMNS)
+        for program, spec in specs.items():
+            ready = {each: built[each] for each in kernels[program]}
+            for kernel, made in ready.items():
+                if isinstance(made, Exception):
+                    print(f"{program.name}: {kernel.config.name}: {made}", file=sys.stderr)
+            ready = {kernel: made for kernel, made in ready.items() if not isinstance(made, Exception)}
+            for m, n, k in SHAPES:
+                times = measure(spec, ready, m, n, k, arguments.rounds)
+                planes = plane_bits(spec) // 16
+                rows.writerows(
+                    [program.name, planes, m, n, k, tile, f"{us:.2f}"] for tile, us in times.items()
+                )
+                file.flush()
+                gc.collect()
+                torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
