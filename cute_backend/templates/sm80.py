@@ -1,16 +1,15 @@
 """The kernel for warps that multiply by themselves: a persistent GEMM on mma.sync, an epilogue plugged in.
 
-Every warp of a CTA loads, multiplies and runs the epilogue. A tile's blocks of 64 rows are dealt to one or
-two warpgroups, and 16 rows of each to a warp, with all columns: what a warp of wgmma has, so the epilogue is
-that of sm_90a. A and B come by cp.async through a ring of stages, which runs on from one tile to the next:
+A tile's blocks of 64 rows are dealt to one or two warpgroups, and 16 rows of each to a warp, with all
+columns: as a warp of wgmma has them, so the epilogue is that of sm_90a. A and B come through a ring of
+stages, which runs on from one tile to the next: by cp.async, of which every warp has its share
+(`warp_copies.py`), or by TMA and a warp of its own (`tma_feed.py`).
 
-    tile      begin | exact loads of the first subtiles | rowvecs, by warp 0 | its k tiles | its subtiles
-    k tile    wait for its copies | meet | ldmatrix, mma.sync, and meanwhile copy the one `stages - 1` further
+    tile      begin | exact loads of the first subtiles | rowvecs | its k tiles | its subtiles
+    k tile    wait for it | ldmatrix, mma.sync, and meanwhile copies of a later one
     subtile   wait for its exact loads | visit, which lets those of a later one follow | write the outputs
 
-Once the warps have met for a k tile, the copies of all warps are complete, no warp still reads the stage that
-is copied to next, and warp 0 has copied the rowvecs. Each warp has planes of its own. During the epilogue of
-a tile the first k tiles of the next one are being copied.
+Each warp has planes of its own, to and from which it copies by itself.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import Float32, Int32, Uint8
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warp
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
@@ -36,12 +35,14 @@ from . import batch as batches
 from .crew import WARP, WARPS, Crew, Meeting, Role
 from .entry import named
 from .epilogue import Epilogue, by_name
+from .feed import Feed
 from .fragments import FragmentGemm
 from .mainloop import check_face
 from .rings import allocate_rows, check_stage
 from .scheduler import BatchSchedule, GroupSchedule, Place, TileSchedule
-from .staged import Corner, Lines, Planes, Stage
+from .staged import Corner, Planes, Stage
 from .tile import FragmentTile
+from .warp_copies import WarpCopies
 from .warp_mainloop import Sm80Mainloop, Sm80Plain, WarpOperands
 
 WARPGROUP = WARPS * WARP
@@ -62,9 +63,12 @@ class Sm80Gemm(FragmentGemm):
     so are the strides of both operands and of everything in `shared_loads` and `shared_stores`. A BATCHED
     product has A (B, M, K) and B (B, K, N); all rows of D, and of the epilogue's operands, are (B * M).
 
-    Raises ValueError for a tile that needs TMA, for rows in groups, and for a batched product with exact
-    loads by columns.
+    Raises ValueError for a tile with ping-pong or in a cluster, for rows in groups, and for a batched product
+    with exact loads by columns.
     """
+
+    feed_type: type[Feed] = WarpCopies
+    """How A and B come."""
 
     def __init__(
         self,
@@ -77,7 +81,7 @@ class Sm80Gemm(FragmentGemm):
         if config.pingpong or config.cluster_size > 1:
             raise ValueError(
                 f"tile {config.name} has ping-pong or a cluster of {config.cluster_size} CTAs; warps that "
-                "copy their operands themselves have neither"
+                "multiply by themselves have neither"
             )
         if kind is ProductKind.GROUPED:
             raise ValueError("rows in groups have no schedule here; a product is dense or batched")
@@ -90,11 +94,12 @@ class Sm80Gemm(FragmentGemm):
         self.mainloop = mainloop or Sm80Plain()
         check_face(self.mainloop, Sm80Mainloop)
         super().__init__(epilogue, config, kind=kind)
-        self.work = Role("work", 0, WARPS * config.warpgroups, "copy, multiply, visit")
+        self.work = Role("work", 0, WARPS * config.warpgroups, "begin | mma.sync over all k tiles | visit")
+        self.feed = self.feed_type(self, self.work)
         self.groups = tuple(
             Meeting(f"warpgroup {i}", 1 + i, ((self.work, WARPS),)) for i in range(config.warpgroups)
         )
-        self.crew = Crew(roles=(self.work,), rings=(), meetings=self.groups)
+        self.crew = Crew((self.work, *self.feed.roles), self.feed.rings, self.groups)
         self.load_planes = [Planes(operand, config.subtile_n) for operand in epilogue.shared_loads]
         self.store_planes = [Planes(operand, config.subtile_n) for operand in epilogue.shared_stores]
 
@@ -126,7 +131,9 @@ class Sm80Gemm(FragmentGemm):
             permutation_mnk=(MMA_M * WARPS * config.sharing, 2 * MMA_N, mma_k),
         )
         grid = cutlass.min(batches.schedule(config, m, n, a).items, max_active_clusters)
-        named(self.kernel, self.name)(mma, a, bs, list(loads), list(stores), m, n).launch(
+        a_given = self.feed.given(a, self.a_stage)
+        bs_given = [self.feed.given(b, self.piece) for b in bs]
+        named(self.kernel, self.name)(mma, a_given, bs_given, list(loads), list(stores), m, n).launch(
             grid=(grid, 1, 1), block=(self.threads, 1, 1), min_blocks_per_mp=1, stream=stream
         )
 
@@ -134,7 +141,7 @@ class Sm80Gemm(FragmentGemm):
     def kernel(
         self,
         mma: cute.TiledMma,
-        a: cute.Tensor,
+        a: Any,
         bs: list,
         loads: list,
         stores: list,
@@ -148,21 +155,35 @@ class Sm80Gemm(FragmentGemm):
         smem, warps = SmemAllocator(), self.work.warps
         s_a = self.a_stage.allocate(smem, stages.ab)
         s_b = self.b_stage.allocate(smem, stages.ab)
+        left = self.feed.tensor(a)
+        s_loads = tuple(planes.allocate(smem, stages.exact * warps) for planes in self.load_planes)
+        s_stores = tuple(planes.allocate(smem, stages.store * warps) for planes in self.store_planes)
+        s_rows = tuple(allocate_rows(smem, epilogue.staged, config.tile_n, stages.row))
+        ab_pipeline, row_pipeline = self.feed.open(smem)
         shared = Sm80Shared(
-            schedule=batches.schedule(config, m, n, a),
+            schedule=batches.schedule(config, m, n, left),
             n=n,
             glob=by_name(epilogue.loads + epilogue.stores, loads + stores),
-            loads=tuple(planes.allocate(smem, stages.exact * warps) for planes in self.load_planes),
-            stores=tuple(planes.allocate(smem, stages.store * warps) for planes in self.store_planes),
-            rows=tuple(allocate_rows(smem, epilogue.staged, config.tile_n, stages.row)),
+            loads=s_loads,
+            stores=s_stores,
+            rows=s_rows,
+            ab_pipeline=ab_pipeline,
+            row_pipeline=row_pipeline,
             a=a,
             bs=tuple(bs),
             s_a=s_a,
             s_b=s_b,
-            k_tiles=cute.ceil_div(a.shape[1], s_a.shape[1]),
+            k_tiles=cute.ceil_div(left.shape[1], s_a.shape[1]),
             item_step=item_step,
         )
-        self._work(shared, mma, first_item, thread)
+        if cutlass.const_expr(not self.feed.roles):
+            self._work(shared, mma, first_item, thread)
+        else:
+            warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+            if warp < warps:
+                self._work(shared, mma, first_item, thread)
+            else:
+                self.feed.help(shared, first_item, warp, thread % WARP)
 
     @cute.jit
     def _work(self, shared: Sm80Shared, mma: cute.TiledMma, first_item: Int32, thread: Int32):
@@ -176,13 +197,8 @@ class Sm80Gemm(FragmentGemm):
         acc = cute.make_rmem_tensor(
             cute.make_layout(fragments, stride=((1, 2), config.mma_n // 2, 4)), Float32
         )
-        ahead = self._first(shared, Int32(first_item), Int32(0))
-        for _ in cutlass.range_constexpr(stages.ab - 1):
-            self._bring_a(shared, ahead, thread)
-            self._bring_b(shared, ahead, thread)
-            ahead = self._after_it(shared, ahead)
-
-        item, stage, row_stage = Int32(first_item), Int32(0), Int32(0)
+        at, rows_at = self.feed.begin(shared, first_item, thread)
+        item = Int32(first_item)
         while schedule.is_valid(item):
             place = schedule.place(item)
             tile = self._tile(shared, place, thread % WARPGROUP, group)
@@ -191,21 +207,15 @@ class Sm80Gemm(FragmentGemm):
                 cute.arch.sync_warp()
                 for subtile in cutlass.range_constexpr(min(stages.exact, self.subtiles)):
                     self._bring(shared, tile, subtile, thread)
-            rows = [s_row[(None, row_stage)] for s_row in shared.rows]
+                    self.feed.planes_begun()
             if cutlass.const_expr(stages.row > 0):
-                # The k tiles of the tile before stand between this and the last reads of these rows.
-                if thread < WARP:
-                    names = [operand.name for operand in self.epilogue.staged]
-                    self._stage(self._row_tile(shared, place, thread), glob, by_name(names, rows))
-                row_stage = _after(row_stage, stages.row)
+                self.feed.stage_rows(shared, place, rows_at, thread)
             sums = self.mainloop.begin(acc)
             for _ in cutlass.range(shared.k_tiles, unroll=1):
-                cute.arch.cp_async_wait_group(stages.ab - 2)
-                cute.arch.sync_threads()
-                copies = [partial(bring, shared, ahead, thread) for bring in (self._bring_a, self._bring_b)]
-                self.mainloop.step(operands, acc, sums, stage, copies)
-                ahead = self._after_it(shared, ahead)
-                stage = _after(stage, stages.ab)
+                stage = self.feed.wait(shared, at)
+                self.mainloop.step(operands, acc, sums, stage, self.feed.copies(shared, at, thread))
+                at = self.feed.next(shared, at)
+            rows = self.feed.rows(shared, rows_at)
             if cutlass.const_expr(config.rolled):
                 smem = by_name(self.smem_names, rows)
                 for block in cutlass.range_constexpr(self.blocks):
@@ -213,49 +223,9 @@ class Sm80Gemm(FragmentGemm):
             else:
                 self._visit_planes(shared, tile, acc, held, rows, thread)
             self._end(tile, glob, held)
+            rows_at = self.feed.rows_read(shared, rows_at)
             item += shared.item_step
-        cute.arch.cp_async_wait_group(0)
-
-    def _bring_a(self, shared: Sm80Shared, ahead: Ahead, thread: Int32) -> None:
-        """Begins to copy the next k tile of A, if there is one."""
-        target = cute.recast_ptr(shared.s_a.iterator, dtype=Uint8) + ahead.stage * self.a_stage.bytes
-        self.a_stage.bring(shared.a, target, ahead.of_a, ahead.batch, thread, self.threads)
-
-    def _bring_b(self, shared: Sm80Shared, ahead: Ahead, thread: Int32) -> None:
-        """Begins to copy the next k tile of B, if there is one, as one group with A's."""
-        target = cute.recast_ptr(shared.s_b.iterator, dtype=Uint8) + ahead.stage * self.b_stage.bytes
-        for b in shared.bs:
-            self.piece.bring(b, target, ahead.of_b, ahead.batch, thread, self.threads)
-            target += self.piece.bytes
-        cute.arch.cp_async_commit_group()
-
-    def _first(self, shared: Sm80Shared, item: Int32, stage: Int32) -> Ahead:
-        """The first k tile of a work item. It has no rows if there is no such item."""
-        place = shared.schedule.place(item)
-        m0, n0 = self._origin(shared, place)
-        b0 = n0 * self.config.products // self.config.pieces
-        valid = shared.schedule.is_valid(item)
-        rows_a, rows_b = (
-            cutlass.select_(valid, Int32(operand.shape[0] - row), Int32(0))
-            for operand, row in ((shared.a, m0), (shared.bs[0], b0))
-        )
-        k = Int32(0)
-        return Ahead(
-            item, k, stage, Int32(m0), Int32(b0), rows_a, rows_b, Int32(place.batch), self.a_stage.columns
-        )
-
-    @cute.jit
-    def _after_it(self, shared: Sm80Shared, ahead: Ahead) -> Ahead:
-        """The k tile that follows one: the places of the next work item are computed once."""
-        item, k, stage = ahead.item, ahead.k + 1, _after(ahead.stage, self.stages.ab)
-        row_a, row_b, rows_a, rows_b = ahead.row_a, ahead.row_b, ahead.rows_a, ahead.rows_b
-        batch = ahead.batch
-        if k == shared.k_tiles:
-            first = self._first(shared, item + shared.item_step, stage)
-            item, k = first.item, first.k
-            row_a, row_b, rows_a, rows_b = first.row_a, first.row_b, first.rows_a, first.rows_b
-            batch = first.batch
-        return Ahead(item, k, stage, row_a, row_b, rows_a, rows_b, batch, self.a_stage.columns)
+        self.feed.end()
 
     @cute.jit
     def _visit_planes(
@@ -296,15 +266,13 @@ class Sm80Gemm(FragmentGemm):
 
     @cute.jit
     def _await_loads(self, shared: Sm80Shared, subtile: int):
-        """Until a subtile's exact loads are there, those of all lanes."""
-        stages = self.stages
-        if cutlass.const_expr(subtile >= stages.exact):
-            # Those of later subtiles may be under way, a group each.
-            cute.arch.cp_async_wait_group(min(stages.exact, self.subtiles - subtile) - 1)
+        """Until a subtile's exact loads are there, those of all lanes. Those of later ones may be under way,
+        a group each."""
+        later = min(self.stages.exact, self.subtiles - subtile) - 1
+        if cutlass.const_expr(subtile >= self.stages.exact):
+            cute.arch.cp_async_wait_group(later)
         else:
-            # They are in one group with the k tile that was copied after them, whose turn may be later.
-            if shared.k_tiles < stages.ab:
-                cute.arch.cp_async_wait_group(0)
+            self.feed.await_first_planes(shared, later)
         cute.arch.sync_warp()
 
     @cute.jit
@@ -335,18 +303,10 @@ class Sm80Gemm(FragmentGemm):
         return place.row * self.config.tile_m, place.column * self.config.tile_n
 
 
-@cute.jit
-def _after(stage: Int32, stages: int):
-    """The stage after one, of a ring."""
-    after = stage + 1
-    if after == stages:
-        after = Int32(0)
-    return after
-
-
 @dataclass(frozen=True)
 class Sm80Shared:
-    """State that the warps of a CTA share: the problem, its operands and their stages.
+    """State that the warps of a CTA share: the problem, its operands as the feed takes them, their stages,
+    and the feed's pipelines.
 
     Work items are the CTA's first and every `item_step`-th after it, each of `k_tiles` k tiles.
     """
@@ -357,41 +317,14 @@ class Sm80Shared:
     loads: tuple[cute.Tensor, ...]
     stores: tuple[cute.Tensor, ...]
     rows: tuple[cute.Tensor, ...]
-    a: cute.Tensor
-    bs: tuple[cute.Tensor, ...]
+    ab_pipeline: Any
+    row_pipeline: Any
+    a: Any
+    bs: tuple
     s_a: cute.Tensor
     s_b: cute.Tensor
     k_tiles: Int32
     item_step: Int32
-
-
-@dataclass(frozen=True)
-class Ahead:
-    """The k tile that is copied next: of which work item, which of its k tiles, to which stage.
-
-    It begins at `row_a` of A and at `row_b` of each B, in the `batch`-th product. As many rows from there on
-    are copied as `rows_a` and `rows_b`, and as the stage has.
-    """
-
-    item: Int32
-    k: Int32
-    stage: Int32
-    row_a: Int32
-    row_b: Int32
-    rows_a: Int32
-    rows_b: Int32
-    batch: Int32
-    columns: int
-
-    @property
-    def of_a(self) -> Lines:
-        """Its rows of A."""
-        return Lines(self.row_a, self.rows_a, self.k * self.columns)
-
-    @property
-    def of_b(self) -> Lines:
-        """Its rows of each B."""
-        return Lines(self.row_b, self.rows_b, self.k * self.columns)
 
 
 def _is_k_major(operand: cute.Tensor) -> bool:

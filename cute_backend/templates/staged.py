@@ -13,6 +13,7 @@ from ..spec import Order
 from .cp_async import SWIZZLED_BYTES, VECTOR_BYTES, Box
 from .crew import SMEM_ALIGN, WARP
 from .epilogue import SmemOperand
+from .rings import swizzled
 
 WARP_ROWS = 16
 """Rows of a warp's box of a plane: those of its instructions' accumulators (PTX ISA, mma.m16n8k16)."""
@@ -61,8 +62,8 @@ class Stage:
         """The boxes that a stage consists of."""
         return Box(self.rows if self.k_major else self.columns, SWIZZLED_BYTES, self.width)
 
-    def allocate(self, smem: SmemAllocator, stages: int) -> cute.Tensor:
-        """Shared memory for `stages` stages: (rows, columns, stages)."""
+    def layout(self, stages: int) -> cute.ComposedLayout:
+        """The layout of `stages` stages: (rows, columns, stages). TMA and ldmatrix swizzle alike."""
         rows: int | tuple[int, int] = self.rows
         row_strides: int | tuple[int, int] = self.line
         k_stride = 1
@@ -72,8 +73,11 @@ class Stage:
         layout = cute.make_layout(
             (rows, self.columns, stages), stride=(row_strides, k_stride, self.rows * self.columns)
         )
-        swizzle = cute.make_swizzle(self.box.swizzle_bits, 4, 3)
-        return smem.allocate_tensor(self.dtype, layout, SMEM_ALIGN, swizzle)
+        return cute.make_composed_layout(cute.make_swizzle(self.box.swizzle_bits, 4, 3), 0, layout)
+
+    def allocate(self, smem: SmemAllocator, stages: int) -> cute.Tensor:
+        """Shared memory for `stages` stages."""
+        return swizzled(smem, self.dtype, self.layout(stages))
 
     def bring(
         self,

@@ -26,7 +26,7 @@ from cute_backend.spec import Axis
 from cute_backend.planning import Arch, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.finish import Finish
-from cute_backend.templates.sm80 import Sm80Gemm
+from cute_backend.templates.sm120 import Sm120Gemm
 
 
 class Epilogue:
@@ -79,7 +79,7 @@ class Epilogue:
                 out1_max_glob[part, row] = out1_max_part
 
 
-gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM121A, 128, 64))
+gemm = Sm120Gemm(Epilogue(), TileConfig(Arch.SM121A, 128, 64))
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, BFloat16),

@@ -22,7 +22,7 @@ from cute_backend.memory_ops import device_math as math
 from cute_backend.spec import BColumns
 from cute_backend.planning import Arch, TileConfig
 from cute_backend.templates.epilogue import SmemOperand
-from cute_backend.templates.sm80 import Sm80Gemm
+from cute_backend.templates.sm120 import Sm120Gemm
 
 
 class Epilogue:
@@ -69,7 +69,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM120A, 64, 32, products=2, b_columns=BColumns.INTERLEAVED))
+gemm = Sm120Gemm(Epilogue(), TileConfig(Arch.SM120A, 64, 32, products=2, b_columns=BColumns.INTERLEAVED))
 
 
 @cute.jit

@@ -1,6 +1,7 @@
 """Blackwell's smaller GPUs, such as the RTX 5090 and the RTX PRO 6000: Ada's instructions and shared memory.
 
-They have TMA, and no instructions of a warpgroup or of tensor memory. The template copies by cp.async.
+They have TMA, which brings A and B, and no instructions of a warpgroup or of tensor memory. Planes are copied
+by cp.async.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ TILES = replace(
 TARGET = replace(
     sm89.TARGET,
     name="sm_120a",
+    template="cute_backend.templates.sm120:Sm120Gemm",
     family="RTX Blackwell",
     capability=(12, 0),
     gpu="RTX 5090",

@@ -160,7 +160,7 @@ class Target:
     operands: frozenset[DType]
     """The dtypes that its MMA multiplies."""
     tma: bool
-    """Whether it has TMA, and the clusters that came with it."""
+    """Whether its kernels move planes by TMA, and run in the clusters that came with it."""
     promotes: bool
     """Whether its MMA drops bits of fp8 sums, so that `use_fast_accum=False` promotes them. Elsewhere both
     modes are one."""

@@ -20,7 +20,7 @@ import torch
 
 import cute_backend.templates
 from cute_backend.memory_ops.emit import emit
-from cute_backend.planning import Arch, TileConfig, Variant
+from cute_backend.planning import Arch, Rowvecs, TileConfig, Variant
 from cute_backend.replay import replay
 from cute_backend.runtime.build import build
 from cute_backend.runtime.compile import SYMBOL, Built, compile_kernel
@@ -111,6 +111,10 @@ WARPS = Subject(sm80(64, 64), (136, 136, 896), spec=scaled_residual(DType.BF16, 
 FEW_K_TILES = replace(WARPS, problem=(72, 72, 72))
 MANY_SUBTILES = replace(WARPS, config=sm80(128, 128), problem=(136, 136, 72))
 ADA = Subject(TileConfig(Arch.SM89, 64, 64), (72, 136, 304), spec=SLOW)
+FED_BY_TMA = replace(WARPS, config=TileConfig(Arch.SM120A, 64, 64))
+ROWS_BESIDE_TMA = replace(
+    FED_BY_TMA, config=replace(FED_BY_TMA.config, rowvecs=Rowvecs.SMEM_STAGED), problem=(200, 72, 304)
+)
 PARTS = Subject(sm90(64, 64, split_k=4), (72, 72, 1040))
 
 ENDS = (*range(20), 83, 83, 128)
@@ -141,6 +145,8 @@ SUBJECTS = {
     "few k tiles": FEW_K_TILES,
     "many subtiles": MANY_SUBTILES,
     "fp8 on Ada": ADA,
+    "warps fed by TMA": FED_BY_TMA,
+    "rowvecs beside TMA": ROWS_BESIDE_TMA,
 }
 
 
@@ -155,6 +161,8 @@ class Text(Enum):
     SPLIT_K = "split_k"
     MAINLOOP = "mainloop"
     WARP_MAINLOOP = "warp_mainloop"
+    WARP_COPIES = "warp_copies"
+    TMA_FEED = "tma_feed"
     BLOCK_SCALED = "block_scaled"
     BLOCK_SCALES = "block_scales"
     GEMM = "gemm"

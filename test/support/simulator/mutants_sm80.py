@@ -1,21 +1,25 @@
-"""Faults planted in kernels of the Ampere template."""
+"""Faults planted in kernels of the template on mma.sync."""
 
 from __future__ import annotations
 
 from cute_backend.simulator.errors import RaceError
 from support.simulator.mutants import (
     ADA,
+    FED_BY_TMA,
     FEW_K_TILES,
     MANY_SUBTILES,
     RELEASED_UNREAD,
+    ROWS_BESIDE_TMA,
     SHARED,
     STILL_READ,
     UNFINISHED,
+    UNWRITTEN,
     WARPS,
     Edit,
     Mutant,
     Text,
     WrongNumbers,
+    early,
     instead,
     without,
 )
@@ -25,16 +29,18 @@ MUTANTS = [
     Mutant(
         "copies of a k tile not waited for",
         WARPS,
-        without("cute.arch.cp_async_wait_group(stages.ab - 2)"),
+        without("cute.arch.cp_async_wait_group(self.stages.ab - 2)"),
         RaceError,
         UNFINISHED.format(SHARED) + r"(.|\n)*ldmatrix",
+        Text.WARP_COPIES,
     ),
     Mutant(
         "a k tile more under way than there are stages for",
         WARPS,
-        instead("cp_async_wait_group(stages.ab - 2)", "cp_async_wait_group(stages.ab - 1)"),
+        instead("cp_async_wait_group(self.stages.ab - 2)", "cp_async_wait_group(self.stages.ab - 1)"),
         RaceError,
         UNFINISHED.format(SHARED) + r"(.|\n)*ldmatrix",
+        Text.WARP_COPIES,
     ),
     Mutant(
         "warps do not meet over a k tile",
@@ -42,6 +48,7 @@ MUTANTS = [
         without("cute.arch.sync_threads()"),
         RaceError,
         "shared 0x",
+        Text.WARP_COPIES,
     ),
     Mutant(
         "a stage copied to while others multiply it",
@@ -49,41 +56,43 @@ MUTANTS = [
         (
             Edit("in (self._bring_a, self._bring_b)]", "in (self._bring_b,)]"),
             Edit(
-                "                cute.arch.sync_threads()\n",
-                "                self._bring_a(shared, ahead, thread)\n"
-                "                cute.arch.sync_threads()\n",
+                "        cute.arch.sync_threads()\n",
+                "        self._bring_a(shared, at.ahead, cute.arch.thread_idx()[0])\n"
+                "        cute.arch.sync_threads()\n",
             ),
         ),
         RaceError,
         r"cp\.async.*" + STILL_READ.format(SHARED),
+        Text.WARP_COPIES,
     ),
     Mutant(
         "a stage too many begun with",
         WARPS,
-        instead("range_constexpr(stages.ab - 1)", "range_constexpr(stages.ab)"),
+        instead("range(self.stages.ab - 1)", "range(self.stages.ab)"),
         RaceError,
         "shared 0x",
+        Text.WARP_COPIES,
     ),
     Mutant(
         "stage of the ring not advanced",
         WARPS,
-        instead("stage = _after(stage, stages.ab)", "stage = stage + 0"),
+        instead("KTile(_after(at.stage, self.stages.ab), ahead)", "KTile(at.stage + 0, ahead)"),
         RaceError,
         "shared 0x",
+        Text.WARP_COPIES,
     ),
     Mutant(
         "planes of a short product not waited for",
         FEW_K_TILES,
-        without("cute.arch.cp_async_wait_group(0)", 2, 1),
+        without("cute.arch.cp_async_wait_group(0)", 2),
         RaceError,
         UNFINISHED.format(SHARED),
+        Text.WARP_COPIES,
     ),
     Mutant(
         "planes of a later subtile not waited for",
         MANY_SUBTILES,
-        instead(
-            "min(stages.exact, self.subtiles - subtile) - 1", "min(stages.exact, self.subtiles - subtile)"
-        ),
+        instead("self.subtiles - subtile) - 1", "self.subtiles - subtile)"),
         RaceError,
         UNFINISHED.format(SHARED),
     ),
@@ -109,6 +118,95 @@ MUTANTS = [
         instead("sums = self.mainloop.begin(acc)", "sums = None"),
         WrongNumbers,
         "are wrong",
+    ),
+    # Warps that TMA feeds: the ring of operands, rowvecs, and the planes of a tile's beginning.
+    Mutant(
+        "a k tile by TMA not waited for",
+        FED_BY_TMA,
+        without("shared.ab_pipeline.consumer_wait(at)"),
+        RaceError,
+        UNWRITTEN.format(SHARED) + "|" + UNFINISHED.format(SHARED),
+        Text.TMA_FEED,
+    ),
+    Mutant(
+        "a stage handed back to TMA before it is multiplied",
+        FED_BY_TMA,
+        early("shared.ab_pipeline.consumer_release(at)", "shared.ab_pipeline.consumer_wait(at)"),
+        RaceError,
+        "shared 0x",
+        Text.TMA_FEED,
+    ),
+    Mutant(
+        "TMA does not wait for a free stage",
+        FED_BY_TMA,
+        instead("producer_acquire(state)", "producer_acquire(state, cutlass.Boolean(True))"),
+        RaceError,
+        r"cp\.async\.bulk\.tensor.*overwrites shared 0x",
+        Text.TMA_FEED,
+    ),
+    Mutant(
+        "a stage that one warp hands back for all",
+        FED_BY_TMA,
+        instead("one(load), Arrivals(work, work.warps, 1)", "one(load), Arrivals(work, 1, 1)"),
+        RaceError,
+        r"cp\.async\.bulk\.tensor.*" + STILL_READ.format(SHARED),
+        Text.TMA_FEED,
+    ),
+    Mutant(
+        "bytes of B not waited for",
+        FED_BY_TMA,
+        instead("self.gemm.a_stage.bytes + self.gemm.b_stage.bytes", "self.gemm.a_stage.bytes"),
+        RaceError,
+        UNFINISHED.format(SHARED),
+        Text.TMA_FEED,
+    ),
+    Mutant(
+        "barriers used before all know them",
+        FED_BY_TMA,
+        without("pipeline.pipeline_init_wait(cluster_shape_mn=cute.make_layout(1))"),
+        RaceError,
+        "no barrier between the two makes the initialisation visible",
+        Text.TMA_FEED,
+    ),
+    Mutant(
+        "planes beside TMA not waited for",
+        FED_BY_TMA,
+        instead("cp_async_wait_group(later)", "cp_async_wait_group(later + 1)"),
+        RaceError,
+        UNFINISHED.format(SHARED),
+        Text.TMA_FEED,
+    ),
+    Mutant(
+        "planes beside TMA without a group of their own",
+        FED_BY_TMA,
+        without("cute.arch.cp_async_commit_group()"),
+        RaceError,
+        UNFINISHED.format(SHARED),
+        Text.TMA_FEED,
+    ),
+    Mutant(
+        "rowvecs of a further warp not waited for",
+        ROWS_BESIDE_TMA,
+        without("shared.row_pipeline.consumer_wait(rows_at)"),
+        RaceError,
+        "shared 0x",
+        Text.TMA_FEED,
+    ),
+    Mutant(
+        "rowvecs handed back unread",
+        ROWS_BESIDE_TMA,
+        early("shared.row_pipeline.consumer_release(rows_at)", "shared.row_pipeline.consumer_wait(rows_at)"),
+        RaceError,
+        "shared 0x",
+        Text.TMA_FEED,
+    ),
+    Mutant(
+        "the columns of another tile",
+        FED_BY_TMA,
+        instead("[(None, place.column, k)]", "[(None, place.row, k)]"),
+        WrongNumbers,
+        "are wrong",
+        Text.TMA_FEED,
     ),
     # fp8, whose sums of a k tile are added to the accumulators.
     Mutant(

@@ -1,0 +1,92 @@
+"""How A, B and staged rowvecs come to warps that multiply by themselves: a feed of the template on mma.sync.
+
+The template asks its feed at each step of a tile, and knows nothing of the copies and barriers behind it:
+
+    open     the pipelines, before the warps part
+    help     all that the warps do which only bring
+    begin    the first k tile, and the first rowvecs
+    tile     stage_rows | planes_begun | each k tile: wait, copies, next | rows | visits | rows_read
+    end      after the last tile
+
+Where the warps that multiply are among the k tiles is a value of the feed's own, and so it is for rowvecs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.memory import SmemAllocator
+
+from .crew import Ring, Role
+from .scheduler import Place
+from .staged import Stage
+from .warp_mainloop import Copies
+
+if TYPE_CHECKING:
+    from .sm80 import Sm80Gemm, Sm80Shared
+
+
+class Feed:
+    """The feed of a kernel whose epilogue and stages are known, for the warps of `work`. `roles` are the
+    warps that only bring, and `rings` what they fill."""
+
+    roles: tuple[Role, ...] = ()
+    rings: tuple[Ring, ...] = ()
+
+    def __init__(self, gemm: Sm80Gemm, work: Role):
+        self.gemm, self.stages, self.work = gemm, gemm.stages, work
+
+    def given(self, operand: cute.Tensor, stage: Stage) -> Any:
+        """An operand (rows, K), or (rows, K, batch), as the kernel is launched with it, from the host."""
+        return operand
+
+    def tensor(self, given: Any) -> cute.Tensor:
+        """The operand that `given` was made of, or one of its shape."""
+        return given
+
+    def open(self, smem: SmemAllocator) -> tuple[Any, Any]:
+        """The pipelines of A with B, and of rowvecs. All threads call it."""
+        return None, None
+
+    def help(self, shared: Sm80Shared, first_item: Int32, warp: Int32, lane: Int32) -> None:
+        """The work of the warps of `roles`, for all tiles of a CTA."""
+
+    def begin(self, shared: Sm80Shared, first_item: Int32, thread: Int32) -> tuple[Any, Any]:
+        """Where the first k tile is, and where the first rowvecs are."""
+        raise NotImplementedError
+
+    def wait(self, shared: Sm80Shared, at: Any) -> Int32:
+        """Until a k tile is there; returns the stage that has it."""
+        raise NotImplementedError
+
+    def copies(self, shared: Sm80Shared, at: Any, thread: Int32) -> Copies:
+        """Copies of later k tiles that a warp begins while it multiplies one."""
+        return ()
+
+    def next(self, shared: Sm80Shared, at: Any) -> Any:
+        """Where the k tile is that follows one which the warp has read."""
+        raise NotImplementedError
+
+    def planes_begun(self) -> None:
+        """A warp has begun to copy the exact loads of a subtile, ahead of the tile's products."""
+
+    def await_first_planes(self, shared: Sm80Shared, later: int) -> None:
+        """Until these exact loads are there, those of a thread's own copies; those of up to `later` further
+        subtiles may be under way."""
+        raise NotImplementedError
+
+    def stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Any, thread: Int32) -> None:
+        """Begins with the staged rowvecs of a tile, if warps that multiply stage them."""
+
+    def rows(self, shared: Sm80Shared, rows_at: Any) -> list[cute.Tensor]:
+        """The staged rowvecs of a tile whose products are done."""
+        raise NotImplementedError
+
+    def rows_read(self, shared: Sm80Shared, rows_at: Any) -> Any:
+        """Where the next tile's rowvecs are; the warp has read those of this one."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Until nothing is under way."""

@@ -1,0 +1,163 @@
+"""The feed without TMA: the warps that multiply copy A and B by cp.async, each its share of every k tile.
+
+The ring of stages runs on from one tile to the next. Once the warps have met for a k tile, the copies of all
+warps are complete, no warp still reads the stage that is copied to next, and warp 0 has copied the rowvecs.
+During the epilogue of a tile the first k tiles of the next one are being copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Uint8
+
+from .crew import WARP
+from .epilogue import by_name
+from .feed import Feed
+from .scheduler import Place
+from .staged import Lines
+from .warp_mainloop import Copies
+
+if TYPE_CHECKING:
+    from .sm80 import Sm80Shared
+
+
+class WarpCopies(Feed):
+    """Copies by cp.async, a group for each k tile, `stages - 1` of them ahead of the one that is multiplied.
+
+    The exact loads of a tile's first subtiles are in one group with the k tile that is copied after them.
+    """
+
+    def begin(self, shared: Sm80Shared, first_item: Int32, thread: Int32) -> tuple[KTile, Int32]:
+        ahead = self._first(shared, Int32(first_item), Int32(0))
+        for _ in range(self.stages.ab - 1):
+            self._bring_a(shared, ahead, thread)
+            self._bring_b(shared, ahead, thread)
+            ahead = self._after_it(shared, ahead)
+        return KTile(Int32(0), ahead), Int32(0)
+
+    def wait(self, shared: Sm80Shared, at: KTile) -> Int32:
+        cute.arch.cp_async_wait_group(self.stages.ab - 2)
+        cute.arch.sync_threads()
+        return at.stage
+
+    def copies(self, shared: Sm80Shared, at: KTile, thread: Int32) -> Copies:
+        return [partial(bring, shared, at.ahead, thread) for bring in (self._bring_a, self._bring_b)]
+
+    def next(self, shared: Sm80Shared, at: KTile) -> KTile:
+        ahead = self._after_it(shared, at.ahead)
+        return KTile(_after(at.stage, self.stages.ab), ahead)
+
+    @cute.jit
+    def await_first_planes(self, shared: Sm80Shared, later: int):
+        # Their group is also that of a k tile, whose turn may be later.
+        if shared.k_tiles < self.stages.ab:
+            cute.arch.cp_async_wait_group(0)
+
+    @cute.jit
+    def stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Int32, thread: Int32):
+        # The k tiles of the tile before stand between this and the last reads of these rows.
+        if thread < WARP:
+            names = [operand.name for operand in self.gemm.epilogue.staged]
+            rows = by_name(names, self.rows(shared, rows_at))
+            self.gemm._stage(self.gemm._row_tile(shared, place, thread), shared.glob, rows)
+
+    def rows(self, shared: Sm80Shared, rows_at: Int32) -> list[cute.Tensor]:
+        return [s_row[(None, rows_at)] for s_row in shared.rows]
+
+    def rows_read(self, shared: Sm80Shared, rows_at: Int32) -> Int32:
+        return _after(rows_at, self.stages.row)
+
+    def end(self) -> None:
+        cute.arch.cp_async_wait_group(0)
+
+    def _bring_a(self, shared: Sm80Shared, ahead: Ahead, thread: Int32) -> None:
+        """Begins to copy the next k tile of A, if there is one."""
+        stage = self.gemm.a_stage
+        target = cute.recast_ptr(shared.s_a.iterator, dtype=Uint8) + ahead.stage * stage.bytes
+        stage.bring(shared.a, target, ahead.of_a, ahead.batch, thread, self.gemm.threads)
+
+    def _bring_b(self, shared: Sm80Shared, ahead: Ahead, thread: Int32) -> None:
+        """Begins to copy the next k tile of B, if there is one, as one group with A's."""
+        piece = self.gemm.piece
+        target = cute.recast_ptr(shared.s_b.iterator, dtype=Uint8) + ahead.stage * self.gemm.b_stage.bytes
+        for b in shared.bs:
+            piece.bring(b, target, ahead.of_b, ahead.batch, thread, self.gemm.threads)
+            target += piece.bytes
+        cute.arch.cp_async_commit_group()
+
+    def _first(self, shared: Sm80Shared, item: Int32, stage: Int32) -> Ahead:
+        """The first k tile of a work item. It has no rows if there is no such item."""
+        config, place = self.gemm.config, shared.schedule.place(item)
+        m0, n0 = self.gemm._origin(shared, place)
+        b0 = n0 * config.products // config.pieces
+        valid = shared.schedule.is_valid(item)
+        rows_a, rows_b = (
+            cutlass.select_(valid, Int32(operand.shape[0] - row), Int32(0))
+            for operand, row in ((shared.a, m0), (shared.bs[0], b0))
+        )
+        columns = self.gemm.a_stage.columns
+        return Ahead(item, Int32(0), stage, Int32(m0), Int32(b0), rows_a, rows_b, Int32(place.batch), columns)
+
+    @cute.jit
+    def _after_it(self, shared: Sm80Shared, ahead: Ahead) -> Ahead:
+        """The k tile that follows one: the places of the next work item are computed once."""
+        item, k, stage = ahead.item, ahead.k + 1, _after(ahead.stage, self.stages.ab)
+        row_a, row_b, rows_a, rows_b = ahead.row_a, ahead.row_b, ahead.rows_a, ahead.rows_b
+        batch = ahead.batch
+        if k == shared.k_tiles:
+            first = self._first(shared, item + shared.item_step, stage)
+            item, k = first.item, first.k
+            row_a, row_b, rows_a, rows_b = first.row_a, first.row_b, first.rows_a, first.rows_b
+            batch = first.batch
+        return Ahead(item, k, stage, row_a, row_b, rows_a, rows_b, batch, ahead.columns)
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """The k tile that is copied next: of which work item, which of its k tiles, to which stage.
+
+    It begins at `row_a` of A and at `row_b` of each B, in the `batch`-th product. As many rows from there on
+    are copied as `rows_a` and `rows_b`, and as the stage has.
+    """
+
+    item: Int32
+    k: Int32
+    stage: Int32
+    row_a: Int32
+    row_b: Int32
+    rows_a: Int32
+    rows_b: Int32
+    batch: Int32
+    columns: int
+
+    @property
+    def of_a(self) -> Lines:
+        """Its rows of A."""
+        return Lines(self.row_a, self.rows_a, self.k * self.columns)
+
+    @property
+    def of_b(self) -> Lines:
+        """Its rows of each B."""
+        return Lines(self.row_b, self.rows_b, self.k * self.columns)
+
+
+@dataclass(frozen=True)
+class KTile:
+    """The stage of the k tile that is multiplied next, and what is copied meanwhile."""
+
+    stage: Int32
+    ahead: Ahead
+
+
+@cute.jit
+def _after(stage: Int32, stages: int):
+    """The stage after one, of a ring."""
+    after = stage + 1
+    if after == stages:
+        after = Int32(0)
+    return after
