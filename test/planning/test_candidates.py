@@ -158,13 +158,15 @@ def test_some_hundred_rows_lie_along_columns_of_the_mma(m: int, tile: str) -> No
     assert choose(Arch.SM90A, shared_spec("addmm_relu"), m, 128256, 4096, 132).name == tile
 
 
-def test_tiles_that_were_timed_for_fewer_rows_are_not_offered_for_more() -> None:
-    spec, middle = shared_spec("addmm_relu"), Arch.SM90A.target.tiles.middle_rows
-    few, many = offered(Arch.SM90A, spec, middle), offered(Arch.SM90A, spec, middle + 1)
-    assert few == offered(Arch.SM90A, spec) and set(many) < set(few)
-    assert {config.tile_n for config in few} - {config.tile_n for config in many} == {160, 224}
-    assert not any(config.transposed for config in many)
-    assert not choose(Arch.SM90A, spec, 8192, 8192, 8192, 132).transposed
+@pytest.mark.parametrize(
+    ("problem", "tile"),
+    [
+        ((15846, 320, 16624), "128x160_2x1"),  # 242 us on an H200, 290 by 128x192_2x1
+        ((8192, 8192, 8192), "128x128_1x2_pingpong_by64"),  # by 128x160_2x1 2 percent less is predicted
+    ],
+)
+def test_tiles_that_were_timed_for_fewer_rows_need_a_margin(problem: tuple[int, int, int], tile: str) -> None:
+    assert choose(Arch.SM90A, shared_spec("addmm_relu"), *problem, 132).name == tile
 
 
 @pytest.mark.parametrize("name", ["bias_gelu_residual", "addmm_relu"])

@@ -54,8 +54,8 @@ _TILES = Tiles(
     ),
     # Of 29 further problems, most with M of 129 to 768, the transposed product was fastest for 10, and 160 or
     # 224 columns for 3. With these the chosen tile takes 1.02 (bf16) and 1.03 (fp8) times as long as the
-    # fastest, without them 1.06 and 1.09 (H200). Of more rows too few problems were timed with them: the
-    # model would take 128 x 160 for 8192 cubed.
+    # fastest, without them 1.06 and 1.09 (H200). For more rows they are taken where the model predicts
+    # more of a gain than its error (`search._UNTIMED_MARGIN`).
     middle=(
         Shape(128, 224, 2),
         Shape(128, 224, cluster_n=2),

@@ -74,7 +74,8 @@ class Tiles:
     """Further tiles that the heuristic chooses from where sizes are known, for specs that `shipped` serves. A
     launch of unknown sizes has no kernels of them."""
     middle: tuple[Shape, ...] = ()
-    """As `sized`, for up to `middle_rows` rows, which is what they were timed for."""
+    """As `sized`. Those that were timed for up to `middle_rows` rows; for more, they have to be predicted to
+    be faster by more than the model's error."""
     middle_rows: int = 0
     splits: tuple[int, ...] = ()
     """The values of split-K that the smallest tile of a table may have: none if the template can't split
