@@ -3,9 +3,10 @@
     python benchmarks/warp_mma.py FILE.json
 
 The kernels of sm_80 are compiled for sm_90a, bare and with a bias, an activation and a residual, in every
-tile that ships. Before they are timed, each bare product is compared with torch's. Kernels alone, in CUDA
-graphs, interleaved, from a cold L2; microseconds, medians. It says how well the template uses mma.sync on a
-Hopper GPU, and nothing of the GPUs that it is for.
+tile that ships there or for sm_120a; and so are those of sm_120a, which TMA feeds. Before they are timed,
+each bare product is compared with torch's. Kernels alone, in CUDA graphs, interleaved, from a cold L2;
+microseconds, medians. It says how well the template uses mma.sync on a Hopper GPU, and nothing of the GPUs
+that it is for.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from triton_mm import TILES, assert_mma_sync, fits, mm
 
 from cute_backend.bench.elsewhere import functions_for
 from cute_backend.bench.timing import require_gpu, time_units, unit_of
-from cute_backend.planning import Arch, Variant, offered
+from cute_backend.planning import Arch, TileConfig, Variant, offered
 from cute_backend.runtime.device import device_at
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.link import KernelFunction
@@ -46,7 +48,7 @@ WRONG = 1e-2
 
 @torch.no_grad()
 def measure(m: int, n: int, k: int, functions: dict[Kernel, KernelFunction]) -> dict[str, float]:
-    """Microseconds by "torch", "triton TILE", "bare TILE" and "full TILE"."""
+    """Microseconds by "torch", "triton TILE", "bare TILE", "full TILE", "TMA bare TILE", "TMA full TILE"."""
     generator = torch.Generator("cuda").manual_seed(0)
     sms = device_at(0).sm_count
     specs = {kernel.spec: kernel.config for kernel in functions}
@@ -57,7 +59,8 @@ def measure(m: int, n: int, k: int, functions: dict[Kernel, KernelFunction]) -> 
     products = [(a, b, torch.empty_like(out)) for a, b, out in sets[BARE]]
     units = {"torch": unit_of(lambda a, b, out: torch.mm(a, b, out=out), products)}
     for kernel, function in functions.items():
-        name = f"{'bare' if kernel.spec == BARE else 'full'} {kernel.config.name}"
+        by_tma = "" if kernel.arch is Arch.SM80 else "TMA "
+        name = f"{by_tma}{'bare' if kernel.spec == BARE else 'full'} {kernel.config.name}"
         units[name] = unit_of(lambda *args, f=function: f(*args, sms), sets[kernel.spec])
         if kernel.spec == BARE:
             compare(name, sets[BARE][0][-1], products[0][-1])
@@ -82,14 +85,20 @@ def best(times: dict[str, float], kind: str) -> tuple[str, float]:
     return name.removeprefix(kind).strip(), us
 
 
+def tiles_for(spec: EpilogueSpec) -> list[TileConfig]:
+    """The tiles of sm_80 and sm_120a, each for both of them where it fits."""
+    copying, fed = (list(offered(arch, spec)) for arch in (Arch.SM80, Arch.SM120A))
+    copying += [replace(config, arch=Arch.SM80) for config in fed]
+    fed += [replace(config, arch=Arch.SM120A) for config in copying if config.tile_m <= 128]
+    return list(dict.fromkeys(copying + fed))
+
+
 def main() -> None:
     """Writes all times to the file that the command names, and prints the best of each kind."""
     require_gpu()
     file = Path(sys.argv[1])
     full = Drawn(256, 512, 256, Operands.BF16, Epilogue.FULL).spec()
-    kernels = [
-        Kernel(spec, config, Variant.TMA) for spec in (BARE, full) for config in offered(Arch.SM80, spec)
-    ]
+    kernels = [Kernel(spec, config, Variant.TMA) for spec in (BARE, full) for config in tiles_for(spec)]
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         functions = functions_for(Arch.SM90A, kernels, Path(folder))
@@ -99,6 +108,7 @@ def main() -> None:
         file.write_text(json.dumps({"gpu": torch.cuda.get_device_name(), "problems": found}, indent=1))
         torch.cuda.empty_cache()
     print("M, N, K: bare TFLOP/s in a tile; of Triton's speed in a tile; of torch's; full of bare in a tile")
+    print("TMA: of the speed by cp.async in the same tile; full of bare in a tile")
     for each in found:
         m, n, k, us = each["m"], each["n"], each["k"], each["us"]
         (tile, bare), (peer_tile, peer), (full_tile, full_us) = (
@@ -107,6 +117,9 @@ def main() -> None:
         rate = f"{2e-6 * m * n * k / bare:.0f} in {tile}"
         peers = f"{peer / bare:.2f} ({peer_tile}); {us['torch'] / bare:.2f}"
         print(f"{m}, {n}, {k}: {rate}; {peers}; {bare / full_us:.2f} in {full_tile}")
+        (fed_tile, fed), (fed_full_tile, fed_full) = (best(us, f"TMA {kind}") for kind in ("bare", "full"))
+        copied = us[f"bare {fed_tile}"]
+        print(f"    TMA: {copied / fed:.2f} ({fed_tile}); {fed / fed_full:.2f} in {fed_full_tile}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The template on mma.sync on a Hopper GPU, which has its instructions: sm_80's kernels for sm_90a."""
+"""The template on mma.sync on a Hopper GPU, which has its instructions: kernels of sm_80, which copy operands
+by cp.async, and of sm_120a, to which TMA brings them, compiled for sm_90a."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ Functions = dict[Kernel, KernelFunction]
 
 SUMS = {ReduceKind.SUM, ReduceKind.MEAN, ReduceKind.LOGSUMEXP}
 
-TILES = range(len(Arch.SM80.target.tiles.shipped))
+FEEDS = (Arch.SM80, Arch.SM120A)
+
+TILES = [(arch, tile) for arch in FEEDS for tile in range(len(arch.target.tiles.shipped))]
 
 LAYOUTS = [(dtype, a, b) for dtype in (DType.BF16, DType.F16) for a in Major for b in Major]
 
@@ -50,9 +53,9 @@ def names() -> list[str]:
     return [name for name in EPILOGUES if unserved(in_16_bits(name), Arch.SM80.target) is None]
 
 
-def one_tile(name: str) -> list[Kernel]:
+def one_tile(name: str, arch: Arch = Arch.SM80) -> list[Kernel]:
     """An epilogue's kernels in a tile, another one for each, aligned and not."""
-    configs = offered(Arch.SM80, spec := in_16_bits(name))
+    configs = offered(arch, spec := in_16_bits(name))
     config = configs[list(EPILOGUES).index(name) % len(configs)]
     return [Kernel(spec, config, variant) for variant in Variant]
 
@@ -63,14 +66,14 @@ def wgmma_peer(name: str) -> Kernel:
     return Kernel(spec, offered(Arch.SM90A, spec)[-1], Variant.TMA)
 
 
-def of_tile(tile: int, variant: Variant) -> Kernel:
+def of_tile(arch: Arch, tile: int, variant: Variant) -> Kernel:
     spec = in_16_bits("addmm_relu")
-    return Kernel(spec, offered(Arch.SM80, spec)[tile], variant)
+    return Kernel(spec, offered(arch, spec)[tile], variant)
 
 
-def of_layout(dtype: DType, a: Major, b: Major) -> Kernel:
+def of_layout(arch: Arch, dtype: DType, a: Major, b: Major) -> Kernel:
     spec = of_operands(in_16_bits("addmm_relu"), dtype, a, b)
-    return Kernel(spec, offered(Arch.SM80, spec)[-1], Variant.TMA)
+    return Kernel(spec, offered(arch, spec)[-1], Variant.TMA)
 
 
 @pytest.fixture(scope="module")
@@ -78,29 +81,35 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> Functions:
     """Every kernel of these tests, by mma.sync and by wgmma."""
     if torch.cuda.get_device_capability() != Arch.SM90A.target.capability:
         pytest.skip("they are compiled for Hopper")
-    kernels = [kernel for name in names() for kernel in one_tile(name)]
-    kernels += [of_tile(tile, variant) for tile in TILES for variant in Variant]
-    kernels += [of_layout(*layout) for layout in LAYOUTS]
-    made = functions_for(Arch.SM90A, list(dict.fromkeys(kernels)), tmp_path_factory.mktemp("sm_80"))
+    kernels = [kernel for arch in FEEDS for name in names() for kernel in one_tile(name, arch)]
+    kernels += [of_tile(*tile, variant) for tile in TILES for variant in Variant]
+    kernels += [of_layout(arch, *layout) for arch in FEEDS for layout in LAYOUTS]
+    made = functions_for(Arch.SM90A, list(dict.fromkeys(kernels)), tmp_path_factory.mktemp("warps"))
     return made | obtain(wgmma_peer(name) for name in names())
 
 
+@pytest.mark.parametrize("arch", FEEDS)
 @pytest.mark.parametrize("name", EPILOGUES)
-def test_every_shared_epilogue_is_right(name: str, functions: Functions) -> None:
+def test_every_shared_epilogue_is_right(name: str, arch: Arch, functions: Functions) -> None:
     if name not in names():
         pytest.skip("sm_80 converts no fp8")
-    check_functions({kernel: functions[kernel] for kernel in one_tile(name)})
+    check_functions({kernel: functions[kernel] for kernel in one_tile(name, arch)})
 
 
 @pytest.mark.parametrize("variant", Variant)
-@pytest.mark.parametrize("tile", TILES)
-def test_every_tile_is_right_to_the_bit(tile: int, variant: Variant, functions: Functions) -> None:
-    check_bits(kernel := of_tile(tile, variant), functions[kernel])
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile[0].value}-{tile[1]}")
+def test_every_tile_is_right_to_the_bit(
+    tile: tuple[Arch, int], variant: Variant, functions: Functions
+) -> None:
+    check_bits(kernel := of_tile(*tile, variant), functions[kernel])
 
 
+@pytest.mark.parametrize("arch", FEEDS)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".join(each.value for each in layout))
-def test_every_layout_is_right_to_the_bit(layout: tuple[DType, Major, Major], functions: Functions) -> None:
-    check_bits(kernel := of_layout(*layout), functions[kernel])
+def test_every_layout_is_right_to_the_bit(
+    layout: tuple[DType, Major, Major], arch: Arch, functions: Functions
+) -> None:
+    check_bits(kernel := of_layout(arch, *layout), functions[kernel])
 
 
 def check_bits(kernel: Kernel, function: KernelFunction) -> None:
