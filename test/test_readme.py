@@ -52,7 +52,9 @@ def test_what_was_measured_is_that_of_the_newest_results():
     host = max((each for each in found if each.host is not None), key=attrgetter("date"))
     runs = show.newest(found, order)
     picture = "![Speed relative to torch's bare product](speed.png)"
-    shown = "\n\n".join([*map(show.markdown, runs), show.host_markdown(host), picture])
+    models = max((each for each in found if each.models), key=attrgetter("date"))
+    of_models, of_host = show.models_markdown(models), show.host_markdown(host)
+    shown = "\n\n".join([of_models, *map(show.markdown, runs), of_host, picture])
     check_samples(ROOT / "docs" / "benchmarks.md", "measured", shown)
 
 

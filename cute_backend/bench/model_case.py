@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from typing import IO, Any
 from unittest import mock
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
@@ -27,10 +28,10 @@ from torch._inductor.compile_fx import compile_fx
 from torch._inductor.graph import GraphLowering
 from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNode, NopKernelSchedulerNode
 from torch.autograd import DeviceType
+from torch.utils._pytree import tree_leaves
 
 from ..backend import cute
 from ..planning.naming import FINISH
-from .measure import relative_difference
 from .model_results import KernelTime, ModelResult, ModelTiming, Part
 from .models import Model, select
 from .table import Runner
@@ -45,6 +46,10 @@ are more than L2 holds."""
 _ROUNDING = 1e-2
 """How far from eager's, relative in norm, a result may lie beyond what is allowed by Inductor's: bf16 has 8
 bits, and a fused epilogue rounds less often than both."""
+
+_ZERO = 1e-2
+"""The share of the root mean square of all results below which one counts as that large: the gradient of a
+key's bias is zero but for rounding, and differs by any factor."""
 
 
 class Turn:
@@ -86,7 +91,7 @@ def measure(model: Model, rounds: int, turn: Turn) -> ModelResult:
         steps[runner] = step = _step(model, module, program, args)
         with _bytes_outside() as found:
             result = step()
-            differences[runner] = relative_difference(result, expected)
+            differences[runner] = _difference(result, expected)
             turn.end()
         moved[runner] = sum(found)
         tally = counters["cute_backend"]
@@ -113,6 +118,23 @@ def measure(model: Model, rounds: int, turn: Turn) -> ModelResult:
             for runner in steps
         ),
         agrees=differences[Runner.CUTE] <= limit,
+    )
+
+
+def _difference(actual: Any, expected: Any) -> float:
+    """The largest difference of a tensor from its counterpart, relative in norm; of tensors that are zero but
+    for rounding, relative to `_ZERO` of the others' size."""
+    pairs = [
+        (got.double(), right.double())
+        for got, right in zip(tree_leaves(actual), tree_leaves(expected), strict=True)
+        if isinstance(right, Tensor)
+    ]
+    squares = sum(right.square().sum().item() for _, right in pairs)
+    size = math.sqrt(squares / max(1, sum(right.numel() for _, right in pairs)))
+    least = max(_ZERO * size, torch.finfo(torch.double).tiny)
+    return max(
+        (got - right).norm().item() / max(right.norm().item(), least * math.sqrt(right.numel()))
+        for got, right in pairs
     )
 
 

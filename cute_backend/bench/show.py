@@ -205,6 +205,31 @@ def markdown(found: Results) -> str:
     return "\n\n".join(blocks)
 
 
+def models_markdown(found: Results) -> str:
+    """The table in docs/benchmarks.md of a run that timed whole models."""
+    header = ["model", "eager us", "inductor us", "cute us", "cute / inductor", "kernels"]
+    header += [f"{part.value} us" for part in Part]
+    lines = [" | ".join(header), " | ".join("---" for _ in header)]
+    for model in found.models:
+        eager, inductor, cute = map(model.of, (Runner.EAGER, Runner.INDUCTOR, Runner.CUTE))
+        if eager is None or inductor is None or cute is None:
+            continue
+        both = (inductor, cute)
+        cells = [model.name, *(f"{each.timing.median_us:.0f}" for each in (eager, *both))]
+        cells += [_plain(model.speed(Runner.CUTE, Runner.INDUCTOR), ".2f")]
+        cells += [_change(each.launches for each in both)]
+        cells += [_change(each.us(part) for each in both) for part in Part]
+        lines.append(" | ".join(cells))
+    machine, limits, command = circumstances(found)
+    title = (
+        "Two layers of whole models. kernels: launches of a call, by Inductor and by cute. The last three\n"
+        "columns are of a profile: products with their epilogues, attention, and all others. Ours are\n"
+        "counted from their start, which may lie before the end of the kernel ahead of them."
+    )
+    end = f"Medians of `{command}`, {machine}; {limits}."
+    return "\n\n".join([title, "\n".join(f"| {line} |" for line in lines), end])
+
+
 def host_markdown(found: Results) -> str:
     """The table in docs/benchmarks.md of a run that timed the host."""
     assert found.host is not None
