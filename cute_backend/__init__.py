@@ -29,18 +29,18 @@ def _is_command() -> bool:
 
 if not _is_command():
     # A graph from Inductor's cache calls the ops without meeting the pass.
-    from .runtime import op as _op  # noqa: F401
-    from .runtime import sample as _sample  # noqa: F401
+    from cute_backend.runtime import op as _op  # noqa: F401
+    from cute_backend.runtime import sample as _sample  # noqa: F401
 
 if TYPE_CHECKING:
-    from . import config
-    from .api import Explanation, build, explain, generate
-    from .backend import epilogue_pass
-    from .eager import gemm
-    from .errors import UsageError
-    from .runtime.pack import PackError, load_pack
-    from .sampling import sample
-    from .simulator.api import simulate
+    from cute_backend import config
+    from cute_backend.api import Explanation, build, explain, generate
+    from cute_backend.backend import epilogue_pass
+    from cute_backend.eager import gemm
+    from cute_backend.errors import UsageError
+    from cute_backend.runtime.pack import PackError, load_pack
+    from cute_backend.sampling import sample
+    from cute_backend.simulator.api import simulate
 
 __version__ = "0.1.0"
 

@@ -14,8 +14,8 @@ import os
 import signal
 import sys
 
-from .command.parser import parse
-from .errors import UsageError
+from cute_backend.command.parser import parse
+from cute_backend.errors import UsageError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     for what was interrupted."""
     try:
         arguments = parse(argv)
-        from .command.commands import run  # here, for it brings torch
+        from cute_backend.command.commands import run  # here, for it brings torch
 
         return run(arguments)
     except UsageError as error:

@@ -12,20 +12,20 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from . import config
-from .errors import UsageError
-from .fx_walk.collect import GraphReport, collect
-from .fx_walk.static import fake, hint
-from .planning import Arch
-from .runtime.build import obtain
-from .runtime.cache import caches
-from .runtime.kernel import BuildError, Kernel, UnavailableError
-from .runtime.op import gemm_epilogue
-from .runtime.operands import Size, parse_spec, plane_of
-from .runtime.pack import Content, packs, write_pack
-from .runtime.reach import BUCKETS, Problem, buckets_of, reachable_kernels
-from .runtime.sample import run_sample, sample_op
-from .spec import EpilogueSpec
+from cute_backend import config
+from cute_backend.errors import UsageError
+from cute_backend.fx_walk.collect import GraphReport, collect
+from cute_backend.fx_walk.static import fake, hint
+from cute_backend.planning import Arch
+from cute_backend.runtime.build import obtain
+from cute_backend.runtime.cache import caches
+from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
+from cute_backend.runtime.op import gemm_epilogue
+from cute_backend.runtime.operands import Size, parse_spec, plane_of
+from cute_backend.runtime.pack import Content, packs, write_pack
+from cute_backend.runtime.reach import BUCKETS, Problem, buckets_of, reachable_kernels
+from cute_backend.runtime.sample import run_sample, sample_op
+from cute_backend.spec import EpilogueSpec
 
 
 @dataclass(frozen=True)

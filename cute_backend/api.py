@@ -15,32 +15,32 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from . import config
-from .errors import UsageError, meant
-from .formula import formula
-from .fx_walk.collect import collect
-from .fx_walk.containment import contain
-from .fx_walk.device import check_operands
-from .fx_walk.epilogue_pass import tuning_is_on
-from .fx_walk.flow import sources
-from .fx_walk.mutation import root
-from .fx_walk.reasons import NO_PRODUCT, Reason, Refused, Rejection, nearest_line
-from .fx_walk.region import Region as FoundRegion
-from .fx_walk.static import Size, fake, hint, target_name
-from .fx_walk.tuning import recall
-from .planning import Arch, Plan, Target, Variant, plan
-from .runtime.kernel import Kernel
-from .runtime.launch import config_here
-from .runtime.reach import Problem, stores_aligned
-from .runtime.source import text_of
-from .signature import TMA_ALIGN, Argument
-from .spec import EpilogueSpec
-from .spec import Store as SpecStore
+from cute_backend import config
+from cute_backend.errors import UsageError, meant
+from cute_backend.formula import formula
+from cute_backend.fx_walk.collect import collect
+from cute_backend.fx_walk.containment import contain
+from cute_backend.fx_walk.device import check_operands
+from cute_backend.fx_walk.epilogue_pass import tuning_is_on
+from cute_backend.fx_walk.flow import sources
+from cute_backend.fx_walk.mutation import root
+from cute_backend.fx_walk.reasons import NO_PRODUCT, Reason, Refused, Rejection, nearest_line
+from cute_backend.fx_walk.region import Region as FoundRegion
+from cute_backend.fx_walk.static import Size, fake, hint, target_name
+from cute_backend.fx_walk.tuning import recall
+from cute_backend.planning import Arch, Plan, Target, Variant, plan
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.launch import config_here
+from cute_backend.runtime.reach import Problem, stores_aligned
+from cute_backend.runtime.source import text_of
+from cute_backend.signature import TMA_ALIGN, Argument
+from cute_backend.spec import EpilogueSpec
+from cute_backend.spec import Store as SpecStore
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from .runtime.compile import Built
+    from cute_backend.runtime.compile import Built
 
 __all__ = ["Explanation", "Load", "Product", "Region", "Source", "Store", "build", "explain", "generate"]
 
@@ -163,7 +163,7 @@ class Region:
 
     def build(self, arch: str | None = None) -> Built:
         """The kernel, compiled afresh. Raises UsageError, BuildError and UnavailableError."""
-        from .runtime.build import build
+        from cute_backend.runtime.build import build
 
         return build(self.kernel(arch))
 
@@ -223,24 +223,24 @@ class Explanation:
     def to_html(self, title: str) -> str:
         """A page with all that is known of the regions, the graph of them and their generated modules; it
         needs no other file, and follows the reader's choice of light or dark."""
-        from .page import page
+        from cute_backend.page import page
 
         return page(self, title)
 
     def _repr_html_(self) -> str:
-        from .page import part
+        from cute_backend.page import part
 
         return part(self)
 
     def __str__(self) -> str:
-        from .report import to_text
+        from cute_backend.report import to_text
 
         return to_text(self)
 
     __repr__ = __str__
 
     def __rich__(self) -> RenderableType:
-        from .report import explanation
+        from cute_backend.report import explanation
 
         return explanation(self)
 

@@ -7,14 +7,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import config
-from .errors import UsageError
-from .formula import formula
-from .planning.naming import DIGEST
-from .runtime.cache import CacheFolderError, KernelCache, cache_root
-from .runtime.documents import parse
-from .runtime.kernel import Kernel, environment
-from .runtime.upkeep import ENTRY, Entry, Verdict, clear, entries, judge
+from cute_backend import config
+from cute_backend.errors import UsageError
+from cute_backend.formula import formula
+from cute_backend.planning.naming import DIGEST
+from cute_backend.runtime.cache import CacheFolderError, KernelCache, cache_root
+from cute_backend.runtime.documents import parse
+from cute_backend.runtime.kernel import Kernel, environment
+from cute_backend.runtime.upkeep import ENTRY, Entry, Verdict, clear, entries, judge
 
 LATEST = 5
 """Kernels that `info` names."""

@@ -20,20 +20,20 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from . import config
-from .closure import Captured, capture
-from .errors import UsageError
-from .fx_walk.anchors import is_anchor
-from .fx_walk.block_scales import block_scaling
-from .fx_walk.device import device_capability
-from .fx_walk.epilogue_pass import announce_regions, current_precision
-from .fx_walk.mutation import root
-from .fx_walk.questions import is_reduction
-from .fx_walk.regions import find_regions
-from .fx_walk.rewrite import rewrite
-from .fx_walk.static import DTYPES
-from .runtime.op import gemm_epilogue
-from .unlogged import unlogged
+from cute_backend import config
+from cute_backend.closure import Captured, capture
+from cute_backend.errors import UsageError
+from cute_backend.fx_walk.anchors import is_anchor
+from cute_backend.fx_walk.block_scales import block_scaling
+from cute_backend.fx_walk.device import device_capability
+from cute_backend.fx_walk.epilogue_pass import announce_regions, current_precision
+from cute_backend.fx_walk.mutation import root
+from cute_backend.fx_walk.questions import is_reduction
+from cute_backend.fx_walk.regions import find_regions
+from cute_backend.fx_walk.rewrite import rewrite
+from cute_backend.fx_walk.static import DTYPES
+from cute_backend.runtime.op import gemm_epilogue
+from cute_backend.unlogged import unlogged
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

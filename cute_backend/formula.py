@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from .ops import OPS, effective_dtype
-from .spec import Const, DType, EpilogueSpec, Op, Operand, Store
+from cute_backend.ops import OPS, effective_dtype
+from cute_backend.spec import Const, DType, EpilogueSpec, Op, Operand, Store
 
 _INFIX_LEVELS = (("==", "!=", "<", "<=", ">", ">="), ("|",), ("^",), ("&",), ("+", "-"), ("*", "/"))
 _LEVEL = {symbol: level for level, symbols in enumerate(_INFIX_LEVELS) for symbol in symbols}

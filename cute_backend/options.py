@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import config
-from .errors import UsageError, meant
+from cute_backend import config
+from cute_backend.errors import UsageError, meant
 
 PREFIX = "cute_backend."
 """How an option of `torch.compile` begins that is a setting of this package."""

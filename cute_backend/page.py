@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from .planning.naming import words
-from .report import (
+from cute_backend.planning.naming import words
+from cute_backend.report import (
     GRADIENTS_ARE_ON,
     OPERANDS,
     accumulator_lines,
@@ -18,7 +18,7 @@ from .report import (
 )
 
 if TYPE_CHECKING:
-    from .api import Explanation, Region
+    from cute_backend.api import Explanation, Region
 
 _COLOURS = """
 :root {
@@ -88,7 +88,7 @@ _STYLE = f"""
 
 def page(explained: Explanation, title: str) -> str:
     """A whole page, for a browser. It follows the reader's choice of light or dark, and of size."""
-    from . import __version__
+    from cute_backend import __version__
 
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

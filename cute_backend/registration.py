@@ -8,7 +8,7 @@ which torch's `register_backend` makes a decorator and registers nothing. When t
 
 from torch._dynamo.backends.registry import register_backend
 
-from .backend import cute
+from cute_backend.backend import cute
 
 register_backend(cute, name="cute")
 

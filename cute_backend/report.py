@@ -15,14 +15,14 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from .fx_walk.reasons import NO_PRODUCT
-from .spec import Accumulator
+from cute_backend.fx_walk.reasons import NO_PRODUCT
+from cute_backend.spec import Accumulator
 
 if TYPE_CHECKING:
-    from .api import Explanation, Region
-    from .runtime.compile import Built
-    from .runtime.kernel import Kernel
-    from .simulator.api import Difference, Launch
+    from cute_backend.api import Explanation, Region
+    from cute_backend.runtime.compile import Built
+    from cute_backend.runtime.kernel import Kernel
+    from cute_backend.simulator.api import Difference, Launch
 
 PLAIN_WIDTH = 110
 

@@ -8,10 +8,10 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from .errors import UsageError
-from .runtime.notices import count, warn_once
-from .runtime.sample import sample_op
-from .signature import TMA_ALIGN
+from cute_backend.errors import UsageError
+from cute_backend.runtime.notices import count, warn_once
+from cute_backend.runtime.sample import sample_op
+from cute_backend.signature import TMA_ALIGN
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _HALF = (torch.bfloat16, torch.float16)

@@ -14,7 +14,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from .spec import (
+from cute_backend.spec import (
     Axis,
     BColumns,
     DType,

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .scaled_mm import BF16, E4M3, bare, bare_slow, operands
-from .table import Cell, Problem, Rate, Ratio, Runner, Table, Workload
+from cute_backend.bench.scaled_mm import BF16, E4M3, bare, bare_slow, operands
+from cute_backend.bench.table import Cell, Problem, Rate, Ratio, Runner, Table, Workload
 
 BLOCK = 128
 

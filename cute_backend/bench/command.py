@@ -16,23 +16,23 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .. import report
-from ..errors import UsageError
-from . import models, picture
-from .block_scaled import BLOCK_SCALED
-from .gated import GATED
-from .grouped import GROUPED
-from .host import measure_host
-from .machine import Nvml, describe, now
-from .measure import Run, build_kernels, measure_ceilings, measure_table, rate_of, steps
-from .model_results import ModelResult
-from .model_run import digest, measure_models
-from .results import Ceilings, Results, TableResult, raise_rates
-from .row_maxima import ROW_MAXIMA
-from .sampling import SAMPLING
-from .scaled_mm import SCALED_MM
-from .table import Table, function_table, select
-from .timing import require_gpu
+from cute_backend import report
+from cute_backend.bench import models, picture
+from cute_backend.bench.block_scaled import BLOCK_SCALED
+from cute_backend.bench.gated import GATED
+from cute_backend.bench.grouped import GROUPED
+from cute_backend.bench.host import measure_host
+from cute_backend.bench.machine import Nvml, describe, now
+from cute_backend.bench.measure import Run, build_kernels, measure_ceilings, measure_table, rate_of, steps
+from cute_backend.bench.model_results import ModelResult
+from cute_backend.bench.model_run import digest, measure_models
+from cute_backend.bench.results import Ceilings, Results, TableResult, raise_rates
+from cute_backend.bench.row_maxima import ROW_MAXIMA
+from cute_backend.bench.sampling import SAMPLING
+from cute_backend.bench.scaled_mm import SCALED_MM
+from cute_backend.bench.table import Table, function_table, select
+from cute_backend.bench.timing import require_gpu
+from cute_backend.errors import UsageError
 
 TABLES = (SCALED_MM, SAMPLING, ROW_MAXIMA, GATED, BLOCK_SCALED, GROUPED)
 """The built-in tables, in the order in which they run; the names are those that `--rows` takes."""

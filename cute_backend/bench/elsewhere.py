@@ -12,12 +12,12 @@ from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 
-from ..planning import Arch
-from ..runtime.build import jobs
-from ..runtime.compile import compile_for
-from ..runtime.kernel import Kernel
-from ..runtime.link import LIBRARY, OBJECT, KernelFunction, link, load
-from ..runtime.source import text_of
+from cute_backend.planning import Arch
+from cute_backend.runtime.build import jobs
+from cute_backend.runtime.compile import compile_for
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.link import LIBRARY, OBJECT, KernelFunction, link, load
+from cute_backend.runtime.source import text_of
 
 
 def functions_for(gpu: Arch, kernels: Sequence[Kernel], folder: Path) -> dict[Kernel, KernelFunction]:

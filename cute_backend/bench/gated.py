@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .scaled_mm import bare, operands
-from .table import Cell, Problem, Rate, Ratio, Runner, Table, Workload
+from cute_backend.bench.scaled_mm import bare, operands
+from cute_backend.bench.table import Cell, Problem, Rate, Ratio, Runner, Table, Workload
 
 BF16 = torch.bfloat16
 

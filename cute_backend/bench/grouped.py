@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .table import Cell, Problem, Rate, Ratio, Runner, Table, Workload
+from cute_backend.bench.table import Cell, Problem, Rate, Ratio, Runner, Table, Workload
 
 BF16 = torch.bfloat16
 

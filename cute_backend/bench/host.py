@@ -16,15 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..api import explain
-from ..errors import UsageError
-from ..runtime.cache import CACHE_DIR_VARIABLE
-from ..runtime.interpreter import search_path
-from ..runtime.kernel import Kernel
-from ..runtime.launch import launch
-from ..runtime.op import gemm_epilogue
-from . import scaled_mm
-from .results import HostResult, Timing
+from cute_backend.api import explain
+from cute_backend.bench import scaled_mm
+from cute_backend.bench.results import HostResult, Timing
+from cute_backend.errors import UsageError
+from cute_backend.runtime.cache import CACHE_DIR_VARIABLE
+from cute_backend.runtime.interpreter import search_path
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.launch import launch
+from cute_backend.runtime.op import gemm_epilogue
 
 _SIZE = 128
 

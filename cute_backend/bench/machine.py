@@ -9,8 +9,8 @@ from datetime import datetime, timezone
 
 import torch
 
-from ..runtime.kernel import version_of
-from .results import Clock, Machine
+from cute_backend.bench.results import Clock, Machine
+from cute_backend.runtime.kernel import version_of
 
 _PACKAGES = ("cute-backend", "nvidia-cutlass-dsl", "apache-tvm-ffi", "triton", "quack-kernels")
 _NVML_CLOCK_SM = 1

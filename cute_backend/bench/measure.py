@@ -17,12 +17,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..errors import UsageError, root_cause
-from ..runtime import launch
-from .machine import Nvml
-from .results import Ceilings, Measurement, ProblemResult, TableResult, Work
-from .table import Cell, Problem, Rate, Runner, Table, Workload
-from .timing import MAX_CALLS, UNIT_US, Unit, time_units, unit_of
+from cute_backend.bench.machine import Nvml
+from cute_backend.bench.results import Ceilings, Measurement, ProblemResult, TableResult, Work
+from cute_backend.bench.table import Cell, Problem, Rate, Runner, Table, Workload
+from cute_backend.bench.timing import MAX_CALLS, UNIT_US, Unit, time_units, unit_of
+from cute_backend.errors import UsageError, root_cause
+from cute_backend.runtime import launch
 
 Progress = Callable[[str], Any]
 """Receives the name of each step; called once for each cell and once for each problem's timing."""
@@ -40,7 +40,7 @@ def compiled(runner: Runner, fn: Callable[..., Any]) -> Callable[..., Any]:
     if runner is Runner.QUACK:
         if importlib.util.find_spec("quack") is None:
             raise UsageError("not installed: pip install --no-deps quack-kernels")
-        from .quack_peer import spelling
+        from cute_backend.bench.quack_peer import spelling
 
         return spelling(fn)
     if runner is Runner.MAX_AUTOTUNE:
@@ -54,7 +54,7 @@ def build_kernels(tables: Iterable[Table]) -> dict[Workload, str]:
 
     Returns what is to be noted of a workload that is not fused, or of which that is not known beforehand.
     """
-    from ..api import explain
+    from cute_backend.api import explain
 
     regions: list[Any] = []
     notes = {}

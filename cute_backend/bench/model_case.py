@@ -30,12 +30,12 @@ from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNo
 from torch.autograd import DeviceType
 from torch.utils._pytree import tree_leaves
 
-from ..backend import cute
-from ..planning.naming import FINISH
-from .model_results import KernelTime, ModelResult, ModelTiming, Part
-from .models import Model, select
-from .table import Runner
-from .timing import Unit, time_units, unit_of
+from cute_backend.backend import cute
+from cute_backend.bench.model_results import KernelTime, ModelResult, ModelTiming, Part
+from cute_backend.bench.models import Model, select
+from cute_backend.bench.table import Runner
+from cute_backend.bench.timing import Unit, time_units, unit_of
+from cute_backend.planning.naming import FINISH
 
 _DEVICE = "cuda"
 

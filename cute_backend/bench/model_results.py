@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from .table import Runner
+from cute_backend.bench.table import Runner
 
 
 @dataclass(frozen=True)

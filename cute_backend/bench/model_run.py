@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ..runtime.interpreter import search_path
-from .model_results import ModelResult, read_model
-from .models import Model
+from cute_backend.bench.model_results import ModelResult, read_model
+from cute_backend.bench.models import Model
+from cute_backend.runtime.interpreter import search_path
 
 SECONDS = 530.0
 """The time limit of a run. Units that are not measured by then are left for another run."""

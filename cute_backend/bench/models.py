@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UsageError
+from cute_backend.errors import UsageError
 
 LAYERS = 2
 """Layers of each model: what ends one layer and begins the next is there, and compiling stays short."""

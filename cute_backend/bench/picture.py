@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
-from .results import Ceilings, ProblemResult, Results, TableResult
-from .table import Cell, Runner
+from cute_backend.bench.results import Ceilings, ProblemResult, Results, TableResult
+from cute_backend.bench.table import Cell, Runner
+from cute_backend.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

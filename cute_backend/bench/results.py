@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
-from .model_results import ModelResult, Timing, read_model
-from .table import Cell, Rate, Ratio, Runner
+from cute_backend.bench.model_results import ModelResult, Timing, read_model
+from cute_backend.bench.table import Cell, Rate, Ratio, Runner
+from cute_backend.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -203,12 +203,12 @@ class Results:
             raise UsageError(f"{path} holds no results of bench --json: {error!r}") from error
 
     def __str__(self) -> str:
-        from ..report import to_text
+        from cute_backend.report import to_text
 
         return to_text(self)
 
     def __rich__(self) -> RenderableType:
-        from .show import results
+        from cute_backend.bench.show import results
 
         return results(self)
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .scaled_mm import BF16, bare, bf16_relu, operands
-from .table import Cell, Problem, Rate, Ratio, Runner, Table, Workload
+from cute_backend.bench.scaled_mm import BF16, bare, bf16_relu, operands
+from cute_backend.bench.table import Cell, Problem, Rate, Ratio, Runner, Table, Workload
 
 
 def with_maxima(fn: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:

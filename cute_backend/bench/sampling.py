@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 import cute_backend
-
-from ..philox import gumbel
-from .table import Cell, Problem, Rate, Ratio, Runner, Table, Workload
+from cute_backend.bench.table import Cell, Problem, Rate, Ratio, Runner, Table, Workload
+from cute_backend.philox import gumbel
 
 BF16 = torch.bfloat16
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .table import Cell, Problem, Rate, Ratio, Runner, Table, Workload
+from cute_backend.bench.table import Cell, Problem, Rate, Ratio, Runner, Table, Workload
 
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
 

@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..report import light_table
-from .model_results import Part
-from .results import Ceilings, HostResult, Measurement, ProblemResult, Results, TableResult
-from .table import Ratio, Runner
+from cute_backend.bench.model_results import Part
+from cute_backend.bench.results import Ceilings, HostResult, Measurement, ProblemResult, Results, TableResult
+from cute_backend.bench.table import Ratio, Runner
+from cute_backend.report import light_table
 
 
 def results(found: Results) -> RenderableType:

@@ -11,7 +11,7 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ..errors import UsageError
+from cute_backend.errors import UsageError
 
 
 class Runner(str, Enum):

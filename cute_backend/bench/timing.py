@@ -31,9 +31,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..errors import UsageError, root_cause
-from ..runtime.cache import writable_cache
-from .results import Timing
+from cute_backend.bench.results import Timing
+from cute_backend.errors import UsageError, root_cause
+from cute_backend.runtime.cache import writable_cache
 
 UNIT_US = 1000.0
 """A unit's calls take at least so long together, unless it has MAX_CALLS of them."""

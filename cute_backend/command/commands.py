@@ -11,20 +11,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import cache_command, report
-from ..errors import UsageError
-from ..planning import Arch
-from ..runtime import op as _op  # noqa: F401  programs may call the ops by themselves
-from ..runtime import progress
-from ..runtime import sample as _sample  # noqa: F401
-from ..runtime.kernel import BuildError, UnavailableError
-from ..runtime.pack import PackError
-from ..runtime.source import SOURCES_VARIABLE, edited_folder, file_name
-from .program import load, tracing
+from cute_backend import cache_command, report
+from cute_backend.command.program import load, tracing
+from cute_backend.errors import UsageError
+from cute_backend.planning import Arch
+from cute_backend.runtime import op as _op  # noqa: F401  programs may call the ops by themselves
+from cute_backend.runtime import progress
+from cute_backend.runtime import sample as _sample  # noqa: F401
+from cute_backend.runtime.kernel import BuildError, UnavailableError
+from cute_backend.runtime.pack import PackError
+from cute_backend.runtime.source import SOURCES_VARIABLE, edited_folder, file_name
 
 if TYPE_CHECKING:
-    from ..api import Explanation
-    from ..runtime.reach import Problem
+    from cute_backend.api import Explanation
+    from cute_backend.runtime.reach import Problem
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -114,8 +114,8 @@ def _aot(arguments: argparse.Namespace) -> None:
     if edited_folder() is not None:
         raise UsageError(f"a pack holds what is generated: unset {SOURCES_VARIABLE}")
     with progress.wait("tracing", len(arguments.files)) as update:
-        from .. import api
-        from ..aot import Request, find_problems, make_pack
+        from cute_backend import api
+        from cute_backend.aot import Request, find_problems, make_pack
 
         archs = [api.parse_arch(arch) for arch in arguments.arch] or list(Arch)
         problems: dict[Arch, list[Problem]] = {arch: [] for arch in archs}
@@ -137,7 +137,7 @@ def _aot(arguments: argparse.Namespace) -> None:
 
 def _explanation(arguments: argparse.Namespace) -> Explanation:
     with progress.wait(f"tracing {Path(arguments.file).name}"):
-        from .. import api
+        from cute_backend import api
 
         if arguments.arch is not None:
             api.parse_arch(arguments.arch)
@@ -149,9 +149,9 @@ def _explanation(arguments: argparse.Namespace) -> Explanation:
 
 def _simulate(arguments: argparse.Namespace) -> int:
     with progress.wait(f"tracing {Path(arguments.file).name}") as update:
-        from ..simulator import api, timeline
-        from ..simulator.errors import SimulationError
-        from ..simulator.report import Recorder
+        from cute_backend.simulator import api, timeline
+        from cute_backend.simulator.errors import SimulationError
+        from cute_backend.simulator.report import Recorder
 
         if arguments.timeline is not None:
             timeline.check(arguments.timeline)
@@ -185,13 +185,13 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from ..bench import command
+    from cute_backend.bench import command
 
     return command.main(arguments, load)
 
 
 def _fuzz(arguments: argparse.Namespace) -> int:
-    from ..fuzz import command
+    from cute_backend.fuzz import command
 
     return command.main(arguments)
 

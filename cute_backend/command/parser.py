@@ -10,10 +10,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NoReturn
 
-from .. import __version__
-from ..errors import UsageError
-from ..planning import Arch
-from ..runtime.source import SOURCES_VARIABLE
+from cute_backend import __version__
+from cute_backend.errors import UsageError
+from cute_backend.planning import Arch
+from cute_backend.runtime.source import SOURCES_VARIABLE
 
 
 class _Parser(argparse.ArgumentParser):

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..errors import UsageError, check_function, root_cause
+from cute_backend.errors import UsageError, check_function, root_cause
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a function, and its keyword arguments."""

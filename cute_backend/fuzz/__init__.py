@@ -6,10 +6,10 @@
 `python -m cute_backend fuzz` does this for many.
 """
 
-from .draw import draw
-from .forms import draw_form
-from .judge import Verdict, judge
-from .program import Program
-from .shrink import shrink
+from cute_backend.fuzz.draw import draw
+from cute_backend.fuzz.forms import draw_form
+from cute_backend.fuzz.judge import Verdict, judge
+from cute_backend.fuzz.program import Program
+from cute_backend.fuzz.shrink import shrink
 
 __all__ = ["Program", "Verdict", "draw", "draw_form", "judge", "shrink"]

@@ -24,13 +24,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from .. import report
-from ..errors import UsageError
-from .draw import draw
-from .forms import draw_form
-from .judge import Verdict, judge, run_without_the_pass
-from .program import Program
-from .shrink import shrink
+from cute_backend import report
+from cute_backend.errors import UsageError
+from cute_backend.fuzz.draw import draw
+from cute_backend.fuzz.forms import draw_form
+from cute_backend.fuzz.judge import Verdict, judge, run_without_the_pass
+from cute_backend.fuzz.program import Program
+from cute_backend.fuzz.shrink import shrink
 
 
 @dataclass(frozen=True)

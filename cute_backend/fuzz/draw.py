@@ -11,8 +11,8 @@ from random import Random
 import torch
 from torch import Tensor
 
-from .program import NOT_TAKEN, Fill, Input, Program, Rule, Step, evaluate
-from .vocabulary import (
+from cute_backend.fuzz.program import NOT_TAKEN, Fill, Input, Program, Rule, Step, evaluate
+from cute_backend.fuzz.vocabulary import (
     CASTS,
     CHANGING,
     DEEP,

@@ -12,8 +12,8 @@ from random import Random
 
 import torch
 
-from .draw import Drawing
-from .program import Fill, Program, Rule
+from cute_backend.fuzz.draw import Drawing
+from cute_backend.fuzz.program import Fill, Program, Rule
 
 BF16, F32 = torch.bfloat16, torch.float32
 

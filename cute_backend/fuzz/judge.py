@@ -30,10 +30,10 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from .. import config
-from ..backend import epilogue_pass
-from .bounds import Bounds, follow
-from .program import NOT_TAKEN, Program
+from cute_backend import config
+from cute_backend.backend import epilogue_pass
+from cute_backend.fuzz.bounds import Bounds, follow
+from cute_backend.fuzz.program import NOT_TAKEN, Program
 
 Run = Callable[[Callable[..., Any], Sequence[Tensor], bool], tuple[Tensor, ...]]
 """A function of tensors, its arguments, whether sizes are symbolic: compiled and called."""

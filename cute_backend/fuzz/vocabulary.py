@@ -11,10 +11,9 @@ from functools import cache
 
 import torch
 
+from cute_backend.fuzz.program import Rule
 from cute_backend.ops import OPS
 from cute_backend.spec import LoadKind
-
-from .program import Rule
 
 SCALAR, ROWVEC, COLVEC, EXACT = LoadKind.SCALAR, LoadKind.ROWVEC, LoadKind.COLVEC, LoadKind.EXACT
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..ops import (
+from cute_backend.ops import (
     BLOCK_REDUCTIONS,
     INDEX_EXPRESSIONS,
     OPS,
@@ -20,7 +20,7 @@ from ..ops import (
     effective_dtype,
     promote,
 )
-from ..spec import Const, DType, EpilogueSpec, Op, Operand, Overflow, Store
+from cute_backend.spec import Const, DType, EpilogueSpec, Op, Operand, Overflow, Store
 
 _PLAIN = 8
 """Characters of a number that is shown without its expression."""

@@ -61,7 +61,7 @@ from cutlass.cute.math import max as maximum_int
 from cutlass.cute.math import min as minimum_int
 from cutlass.cute.math import roundeven as round
 
-from ..philox import LARGEST_BELOW_ONE
+from cute_backend.philox import LARGEST_BELOW_ONE
 
 __all__ = [
     "abs",

@@ -17,8 +17,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
-from ..spec import Axis
-from . import device_math as math
+from cute_backend.memory_ops import device_math as math
+from cute_backend.spec import Axis
 
 Values = tuple[Any, ...]
 """A partial: a register scalar for each of its parts."""

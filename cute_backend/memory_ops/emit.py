@@ -7,19 +7,19 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any
 
-from ..errors import UsageError
-from ..formula import formula
-from ..planning import Ring, Rowvecs, TileConfig, Variant, plan, subtiled, unserved
-from ..planning.naming import entry_name
-from ..planning.transposing import multiplied
-from ..signature import WORKSPACE, Argument, Extent, Role, of_role, signature
-from ..spec import BColumns, DType, EpilogueSpec, Load, Order, Overflow, ProductKind, Store
-from . import emit_reductions, reads
-from .chain import Chain, Loop, register_type
-from .mainloops import mainloop
-from .partials import written
-from .reads import CUTE_TYPES
-from .simplify import simplify
+from cute_backend.errors import UsageError
+from cute_backend.formula import formula
+from cute_backend.memory_ops import emit_reductions, reads
+from cute_backend.memory_ops.chain import Chain, Loop, register_type
+from cute_backend.memory_ops.mainloops import mainloop
+from cute_backend.memory_ops.partials import written
+from cute_backend.memory_ops.reads import CUTE_TYPES
+from cute_backend.memory_ops.simplify import simplify
+from cute_backend.planning import Ring, Rowvecs, TileConfig, Variant, plan, subtiled, unserved
+from cute_backend.planning.naming import entry_name
+from cute_backend.planning.transposing import multiplied
+from cute_backend.signature import WORKSPACE, Argument, Extent, Role, of_role, signature
+from cute_backend.spec import BColumns, DType, EpilogueSpec, Load, Order, Overflow, ProductKind, Store
 
 _WHERE_TO_READ_ON = (
     "templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come",

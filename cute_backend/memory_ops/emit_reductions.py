@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ops import BLOCK_REDUCTIONS
-from ..spec import Axis, Op, Overflow, Reduction, Store
-from .partials import partials
+from cute_backend.memory_ops.partials import partials
+from cute_backend.ops import BLOCK_REDUCTIONS
+from cute_backend.spec import Axis, Op, Overflow, Reduction, Store
 
 _HELD = {Axis.ROW: "tile.rows", Axis.COLUMN: "sub.columns", Axis.ALL: "1"}
 """The partials of a thread."""

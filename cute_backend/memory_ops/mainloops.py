@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..planning import TileConfig
-from ..planning.registers import is_promoted, sets_of_sums
-from ..spec import EpilogueSpec
+from cute_backend.planning import TileConfig
+from cute_backend.planning.registers import is_promoted, sets_of_sums
+from cute_backend.spec import EpilogueSpec
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..planning import TileConfig
-from ..spec import Axis, DType, EpilogueSpec, ReduceKind, Store
-from ..templates.workspace import partials_bytes
+from cute_backend.planning import TileConfig
+from cute_backend.spec import Axis, DType, EpilogueSpec, ReduceKind, Store
+from cute_backend.templates.workspace import partials_bytes
 
 
 @dataclass(frozen=True)

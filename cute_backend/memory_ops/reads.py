@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..planning import ByElement, Placement, Plan, Ring
-from ..spec import DType, EpilogueSpec, Load, LoadKind
-from .chain import register_type
+from cute_backend.memory_ops.chain import register_type
+from cute_backend.planning import ByElement, Placement, Plan, Ring
+from cute_backend.spec import DType, EpilogueSpec, Load, LoadKind
 
 CUTE_TYPES = {
     DType.F32: "Float32",

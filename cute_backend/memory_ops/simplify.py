@@ -27,10 +27,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ..formula import number
-from ..numerics import largest_finite
-from ..ops import effective_dtype
-from ..spec import Const, DType, EpilogueSpec, Op, Operand, Overflow
+from cute_backend.formula import number
+from cute_backend.numerics import largest_finite
+from cute_backend.ops import effective_dtype
+from cute_backend.spec import Const, DType, EpilogueSpec, Op, Operand, Overflow
 
 
 def simplify(spec: EpilogueSpec, folded: dict[float, str] | None = None) -> EpilogueSpec:

@@ -21,9 +21,9 @@ except ImportError as error:
         "pip install 'cute-backend[operators]'"
     ) from error
 
-from .epilogue import EpilogueArguments
-from .gemm import Sm90FusedGemm, Sm100FusedGemm, check, is_ours
-from .metadata import BlackwellDesign, HopperDesign
+from cute_backend.operators.epilogue import EpilogueArguments
+from cute_backend.operators.gemm import Sm90FusedGemm, Sm100FusedGemm, check, is_ours
+from cute_backend.operators.metadata import BlackwellDesign, HopperDesign
 
 __all__ = [
     "BlackwellDesign",

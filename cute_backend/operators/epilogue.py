@@ -25,18 +25,18 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ..closure import capture
-from ..errors import UsageError
-from ..fx_walk.classify import LoadView
-from ..fx_walk.device import device_capability
-from ..fx_walk.epilogue_pass import current_precision
-from ..fx_walk.mutation import root
-from ..fx_walk.regions import find_regions
-from ..numerics import TORCH_DTYPES
-from ..spec import Accumulator, DType, EpilogueSpec, Order, Store
-from ..unlogged import unlogged
-from .operands import Layout
-from .vocabulary import VOCABULARY, Reduced
+from cute_backend.closure import capture
+from cute_backend.errors import UsageError
+from cute_backend.fx_walk.classify import LoadView
+from cute_backend.fx_walk.device import device_capability
+from cute_backend.fx_walk.epilogue_pass import current_precision
+from cute_backend.fx_walk.mutation import root
+from cute_backend.fx_walk.regions import find_regions
+from cute_backend.numerics import TORCH_DTYPES
+from cute_backend.operators.operands import Layout
+from cute_backend.operators.vocabulary import VOCABULARY, Reduced
+from cute_backend.spec import Accumulator, DType, EpilogueSpec, Order, Store
+from cute_backend.unlogged import unlogged
 
 
 class EpilogueArguments(operator_arguments.EpilogueArguments):

@@ -24,16 +24,10 @@ from cutlass.operators.providers.cutedsl import CuteDslOperator
 from cutlass.operators.workspace import AllocationRequirement, Workspace
 from torch import Tensor
 
-from ..errors import UsageError
-from ..planning import Arch, Variant, clustered, ranked
-from ..runtime.device import device_at
-from ..runtime.kernel import Kernel
-from ..runtime.source import text_of
-from ..signature import WORKSPACE_ALIGN, Argument
-from ..spec import VALUE_DTYPES, Accumulator, DType, Major, Order
-from .epilogue import Epilogue, convert, plain
-from .implementation import Implementation, running_on
-from .metadata import (
+from cute_backend.errors import UsageError
+from cute_backend.operators.epilogue import Epilogue, convert, plain
+from cute_backend.operators.implementation import Implementation, running_on
+from cute_backend.operators.metadata import (
     TARGETS,
     Design,
     FusedEpilogue,
@@ -42,7 +36,13 @@ from .metadata import (
     hopper_design,
     metadata_of,
 )
-from .operands import Layout, TensorArgument, bytes_at, values_of
+from cute_backend.operators.operands import Layout, TensorArgument, bytes_at, values_of
+from cute_backend.planning import Arch, Variant, clustered, ranked
+from cute_backend.runtime.device import device_at
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.source import text_of
+from cute_backend.signature import WORKSPACE_ALIGN, Argument
+from cute_backend.spec import VALUE_DTYPES, Accumulator, DType, Major, Order
 
 _log = logging.getLogger(__name__)
 

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import UsageError
-from ..memory_ops.partials import workspace_bytes
-from ..numerics import TORCH_DTYPES
-from ..runtime.bind import Binding
-from ..runtime.build import obtain
-from ..runtime.device import device_at, max_active_clusters
-from ..runtime.kernel import Kernel
-from ..runtime.link import KernelFunction
-from ..signature import WORKSPACE_ALIGN, Argument, Extent
-from ..spec import ReduceKind, Store
+from cute_backend.errors import UsageError
+from cute_backend.memory_ops.partials import workspace_bytes
+from cute_backend.numerics import TORCH_DTYPES
+from cute_backend.runtime.bind import Binding
+from cute_backend.runtime.build import obtain
+from cute_backend.runtime.device import device_at, max_active_clusters
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.link import KernelFunction
+from cute_backend.signature import WORKSPACE_ALIGN, Argument, Extent
+from cute_backend.spec import ReduceKind, Store
 
 
 def _add(into: Tensor, result: Tensor) -> None:

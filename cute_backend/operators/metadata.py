@@ -18,14 +18,14 @@ from cutlass.operators.metadata import (
 from cutlass.operators.mma import BlackwellTcgen05Mma, HopperWgmma
 from cutlass.operators.utils.dtype import cutlass_type_from_torch_type
 
-from ..errors import UsageError
-from ..formula import formula
-from ..numerics import TORCH_DTYPES
-from ..planning import Arch, TileConfig, Variant, plan, tile_k
-from ..runtime.kernel import Kernel
-from ..signature import TMA_ALIGN, signature
-from ..spec import DType, Major, Order
-from .epilogue import Epilogue, convert
+from cute_backend.errors import UsageError
+from cute_backend.formula import formula
+from cute_backend.numerics import TORCH_DTYPES
+from cute_backend.operators.epilogue import Epilogue, convert
+from cute_backend.planning import Arch, TileConfig, Variant, plan, tile_k
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.signature import TMA_ALIGN, signature
+from cute_backend.spec import DType, Major, Order
 
 CUTLASS_TYPES = {
     dtype: cutlass_type_from_torch_type(torch_dtype) for dtype, torch_dtype in TORCH_DTYPES.items()

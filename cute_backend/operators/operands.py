@@ -15,10 +15,10 @@ from cutlass.operators.utils.tensor import TensorWrapper
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..errors import UsageError
-from ..fx_walk.static import DTYPES
-from ..signature import TMA_ALIGN
-from ..spec import DType
+from cute_backend.errors import UsageError
+from cute_backend.fx_walk.static import DTYPES
+from cute_backend.signature import TMA_ALIGN
+from cute_backend.spec import DType
 
 TensorArgument = Union[TensorWrapper, Tensor]
 

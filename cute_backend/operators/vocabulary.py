@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import UsageError
-from ..spec import Axis
+from cute_backend.errors import UsageError
+from cute_backend.spec import Axis
 
 Value = Union[Tensor, int, float]
 

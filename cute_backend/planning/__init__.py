@@ -4,11 +4,11 @@ Plans are data, made from a spec and sizes alone: no tensor is looked at, and no
 What is known of each architecture stands in `targets`, what a spec asks of a tile in `rules`.
 """
 
-from .hoisting import with_rowvecs
-from .placements import ByElement, Placement, Ring
-from .placing import Plan, plan
-from .rules import subtiled
-from .search import (
+from cute_backend.planning.hoisting import with_rowvecs
+from cute_backend.planning.placements import ByElement, Placement, Ring
+from cute_backend.planning.placing import Plan, plan
+from cute_backend.planning.rules import subtiled
+from cute_backend.planning.search import (
     MAX_CANDIDATES,
     blocks_held,
     candidates,
@@ -20,10 +20,10 @@ from .search import (
     table,
     tunable,
 )
-from .served import unserved
-from .shared_memory import holds_planes
-from .targets import Arch, Target
-from .tiles import (
+from cute_backend.planning.served import unserved
+from cute_backend.planning.shared_memory import holds_planes
+from cute_backend.planning.targets import Arch, Target
+from cute_backend.planning.tiles import (
     EPILOGUE_STAGES,
     SMEM_RESERVE,
     TILE_K_BYTES,

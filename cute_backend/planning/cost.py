@@ -9,11 +9,11 @@ import math
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..spec import EpilogueSpec, Major
-from .shared_memory import plane_bits
-from .targets import Arch, Cut, TileTime
-from .tiles import TILE_K_BYTES, TileConfig
-from .transposing import multiplied
+from cute_backend.planning.shared_memory import plane_bits
+from cute_backend.planning.targets import Arch, Cut, TileTime
+from cute_backend.planning.tiles import TILE_K_BYTES, TileConfig
+from cute_backend.planning.transposing import multiplied
+from cute_backend.spec import EpilogueSpec, Major
 
 _OVERLAP = 8
 """The tiles' time and memory's overlap, but for a little where they are alike: the exponent of a norm."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..spec import EpilogueSpec, LoadKind
-from .naming import words
-from .registers import hoist_budget, hoisted_registers, long_ops
-from .rules import subtiled
-from .shared_memory import plane_bits
-from .tiles import Rowvecs, TileConfig, Variant
-from .transposing import multiplied
+from cute_backend.planning.naming import words
+from cute_backend.planning.registers import hoist_budget, hoisted_registers, long_ops
+from cute_backend.planning.rules import subtiled
+from cute_backend.planning.shared_memory import plane_bits
+from cute_backend.planning.tiles import Rowvecs, TileConfig, Variant
+from cute_backend.planning.transposing import multiplied
+from cute_backend.spec import EpilogueSpec, LoadKind
 
 ELEMENT, OP, PLANE, HOISTED = 4.5, 1.0, 1.0, 5.0
 """Instructions that a thread issues: for each element of the tile, to read it from tensor memory, convert it
@@ -48,7 +48,7 @@ def with_rowvecs(config: TileConfig, spec: EpilogueSpec, rowvecs: Rowvecs) -> Ti
     unrolls = config.target.unrolled_subtile_n is None
     hoisted = replace(config, unrolled=unrolls, rowvecs=rowvecs)
     if long_ops(spec) or any(subtiled(spec, hoisted, variant).rolled for variant in Variant):
-        from ..errors import UsageError  # here, for a process that launches kernels raises none
+        from cute_backend.errors import UsageError  # here, for a process that launches kernels raises none
 
         raise UsageError(
             f"config.rowvec_placement is {rowvecs.value!r}, but {words(spec)} in tile {config.name} of "

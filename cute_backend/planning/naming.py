@@ -18,10 +18,10 @@ from enum import Enum
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ..spec import Const, DType, EpilogueSpec, LoadKind, Op, ProductKind, ReduceKind, Store
+from cute_backend.spec import Const, DType, EpilogueSpec, LoadKind, Op, ProductKind, ReduceKind, Store
 
 if TYPE_CHECKING:
-    from .tiles import TileConfig, Variant
+    from cute_backend.planning.tiles import TileConfig, Variant
 
 MAX_WORDS = 48
 """Characters of the words together."""

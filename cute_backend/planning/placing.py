@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..spec import EpilogueSpec, Load, LoadKind
-from .placements import PLACEMENTS, Need, Placement, Ring, Room
-from .registers import hoist_budget
-from .rules import subtiled
-from .shared_memory import ring_bytes
-from .tiles import TileConfig, Variant
-from .transposing import multiplied
+from cute_backend.planning.placements import PLACEMENTS, Need, Placement, Ring, Room
+from cute_backend.planning.registers import hoist_budget
+from cute_backend.planning.rules import subtiled
+from cute_backend.planning.shared_memory import ring_bytes
+from cute_backend.planning.tiles import TileConfig, Variant
+from cute_backend.planning.transposing import multiplied
+from cute_backend.spec import EpilogueSpec, Load, LoadKind
 
 
 @dataclass(frozen=True)

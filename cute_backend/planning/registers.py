@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..spec import EpilogueSpec, Load, LoadKind
-from .shared_memory import has_planes
-from .targets.target import WARPGROUP
-from .tiles import TileConfig, Variant
+from cute_backend.planning.shared_memory import has_planes
+from cute_backend.planning.targets.target import WARPGROUP
+from cute_backend.planning.tiles import TileConfig, Variant
+from cute_backend.spec import EpilogueSpec, Load, LoadKind
 
 WORKING = 68
 """Kept for addresses, the chain and the first output; with what `Registers` counts, the least that leaves the
@@ -166,6 +166,6 @@ def is_crowded(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 def long_ops(spec: EpilogueSpec) -> int:
     """Ops of a spec that take many instructions, such as draws, so that a visit has only a few of each."""
-    from ..ops import OPS  # here, for finding a kernel with planes has no need of the table of ops
+    from cute_backend.ops import OPS  # here, for finding a kernel with planes has no need of the table of ops
 
     return sum(OPS[op.op].is_long for op in spec.ops)

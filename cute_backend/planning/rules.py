@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from ..spec import EpilogueSpec, LoadKind, Major, ProductKind
-from .registers import (
+from cute_backend.planning.registers import (
     MAX_BESIDE_ROWS,
     MAX_CROWDED,
     MAX_PROMOTED_LOADS,
@@ -19,10 +18,17 @@ from .registers import (
     is_promoted,
     long_ops,
 )
-from .shared_memory import ENOUGH_AB_STAGES, ab_stages, has_planes, holds_planes, plane_bits
-from .targets import Arch, Shape
-from .tiles import Rowvecs, TileConfig, Variant, tile_k
-from .transposing import can_transpose, multiplied
+from cute_backend.planning.shared_memory import (
+    ENOUGH_AB_STAGES,
+    ab_stages,
+    has_planes,
+    holds_planes,
+    plane_bits,
+)
+from cute_backend.planning.targets import Arch, Shape
+from cute_backend.planning.tiles import Rowvecs, TileConfig, Variant, tile_k
+from cute_backend.planning.transposing import can_transpose, multiplied
+from cute_backend.spec import EpilogueSpec, LoadKind, Major, ProductKind
 
 Rule = Callable[[TileConfig, EpilogueSpec], TileConfig | None]
 

@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
 
-from ..spec import (
+from cute_backend.planning.cost import cost
+from cute_backend.planning.hoisting import can_hoist, hoisting
+from cute_backend.planning.naming import words
+from cute_backend.planning.registers import leaves_registers
+from cute_backend.planning.rules import ABOVE_THE_SMALLEST, WHOLE_SUBTILES, suited
+from cute_backend.planning.shared_memory import has_planes, holds_planes
+from cute_backend.planning.targets import Arch, Shape
+from cute_backend.planning.tiles import TileConfig
+from cute_backend.planning.transposing import multiplied
+from cute_backend.spec import (
     Accumulator,
     Axis,
     DType,
@@ -21,15 +30,6 @@ from ..spec import (
     Store,
     Stride,
 )
-from .cost import cost
-from .hoisting import can_hoist, hoisting
-from .naming import words
-from .registers import leaves_registers
-from .rules import ABOVE_THE_SMALLEST, WHOLE_SUBTILES, suited
-from .shared_memory import has_planes, holds_planes
-from .targets import Arch, Shape
-from .tiles import TileConfig
-from .transposing import multiplied
 
 
 def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
@@ -212,7 +212,10 @@ def named(arch: Arch, spec: EpilogueSpec, names: str) -> TileConfig:
     asked = names.replace(",", " ").split()
     found = next((able[name] for name in asked if name in able), None)
     if found is None:
-        from ..errors import UsageError, meant  # here, for a process that launches kernels raises none
+        from cute_backend.errors import (  # here, for a process that launches kernels raises none
+            UsageError,
+            meant,
+        )
 
         near = meant(asked[-1], able) if asked else ""
         can = ", ".join(sorted(able))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..spec import EpilogueSpec, ProductKind
-from .targets import Target
+from cute_backend.planning.targets import Target
+from cute_backend.spec import EpilogueSpec, ProductKind
 
 
 def unserved(spec: EpilogueSpec, target: Target) -> str | None:

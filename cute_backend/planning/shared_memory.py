@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
-from ..spec import DType, EpilogueSpec, LoadKind, Scaling
-from .tiles import EPILOGUE_STAGES, SMEM_RESERVE, TileConfig
+from cute_backend.planning.tiles import EPILOGUE_STAGES, SMEM_RESERVE, TileConfig
+from cute_backend.spec import DType, EpilogueSpec, LoadKind, Scaling
 
 SCALE_ALIGN = 16
 """Bytes to which each stage of scales is aligned, so that they leave no gap before what follows."""

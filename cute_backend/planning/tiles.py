@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from ..spec import BColumns, DType
-from .targets import Arch, Cut, Target
-from .targets.target import WARPGROUP
+from cute_backend.planning.targets import Arch, Cut, Target
+from cute_backend.planning.targets.target import WARPGROUP
+from cute_backend.spec import BColumns, DType
 
 SMEM_RESERVE = 1024 + 512
 """Kept for what aligns the first of the swizzled buffers, and for barriers."""

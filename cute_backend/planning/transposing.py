@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from ..spec import EpilogueSpec, Load, LoadKind, Order, ProductKind
-from .registers import long_ops
-from .tiles import TileConfig
+from cute_backend.planning.registers import long_ops
+from cute_backend.planning.tiles import TileConfig
+from cute_backend.spec import EpilogueSpec, Load, LoadKind, Order, ProductKind
 
 _KINDS = {LoadKind.ROWVEC: LoadKind.COLVEC, LoadKind.COLVEC: LoadKind.ROWVEC}
 _ORDERS = {Order.ROW: Order.COLUMN, Order.COLUMN: Order.ROW}

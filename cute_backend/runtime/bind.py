@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..signature import TMA_ALIGN, Alignment, Argument, Role, signature
-from ..spec import DType, EpilogueSpec, Stride
-from .notices import count, warn_once
-from .operands import check_scales, covers, plane_of
+from cute_backend.runtime.notices import count, warn_once
+from cute_backend.runtime.operands import check_scales, covers, plane_of
+from cute_backend.signature import TMA_ALIGN, Alignment, Argument, Role, signature
+from cute_backend.spec import DType, EpilogueSpec, Stride
 
 
 class Bound(NamedTuple):

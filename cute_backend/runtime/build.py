@@ -13,19 +13,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Union
 
-from .. import config
-from .cache import CacheFolderError, KernelCache, caches, writable_cache
-from .forks import free_in_children
-from .interpreter import command_of, environment_of
-from .kernel import BuildError, Kernel, UnavailableError
-from .link import KernelFunction
-from .notices import count, warn_once
-from .pack import packs
-from .source import file_name, tell_if_edited, text_of
-from .space import out_of_space
+from cute_backend import config
+from cute_backend.runtime.cache import CacheFolderError, KernelCache, caches, writable_cache
+from cute_backend.runtime.forks import free_in_children
+from cute_backend.runtime.interpreter import command_of, environment_of
+from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
+from cute_backend.runtime.link import KernelFunction
+from cute_backend.runtime.notices import count, warn_once
+from cute_backend.runtime.pack import packs
+from cute_backend.runtime.source import file_name, tell_if_edited, text_of
+from cute_backend.runtime.space import out_of_space
 
 if TYPE_CHECKING:
-    from .compile import Built
+    from cute_backend.runtime.compile import Built
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ def jobs() -> int:
 @contextmanager
 def _counted(total: int) -> Iterator[Callable[[], None]]:
     """A line that counts the kernels that are built."""
-    from .progress import line
+    from cute_backend.runtime.progress import line
 
     with line() as bar:
         task = bar.add_task("compiling kernels", total=total)
@@ -136,7 +136,7 @@ def _counted(total: int) -> Iterator[Callable[[], None]]:
 
 def _make_room() -> None:
     """Hold the cache folder to its limit, after something was written."""
-    from .upkeep import evict
+    from cute_backend.runtime.upkeep import evict
 
     for cache in caches():
         if config.cache_limit_mb and cache.writable:
@@ -161,7 +161,9 @@ def build_into(cache: KernelCache, kernel: Kernel) -> None:
 
 
 def _compile(cache: KernelCache, kernel: Kernel) -> Built:
-    from .compile import compile_kernel  # here, for a warm start has no need of the compiler
+    from cute_backend.runtime.compile import (
+        compile_kernel,  # here, for a warm start has no need of the compiler
+    )
 
     try:
         source = text_of(kernel)

@@ -29,18 +29,18 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .documents import parse
-from .forks import free_in_children
-from .kernel import Kernel, environment
-from .link import LIBRARY, OBJECT, KernelFunction, link, load
-from .notices import warn_once
-from .space import check_room, out_of_space
-from .trust import UntrustedError, check_folder, read_trusted
+from cute_backend.runtime.documents import parse
+from cute_backend.runtime.forks import free_in_children
+from cute_backend.runtime.kernel import Kernel, environment
+from cute_backend.runtime.link import LIBRARY, OBJECT, KernelFunction, link, load
+from cute_backend.runtime.notices import warn_once
+from cute_backend.runtime.space import check_room, out_of_space
+from cute_backend.runtime.trust import UntrustedError, check_folder, read_trusted
 
 if TYPE_CHECKING:
     from filelock import FileLock
 
-    from .compile import Built
+    from cute_backend.runtime.compile import Built
 
 CACHE_DIR_VARIABLE = "CUTE_BACKEND_CACHE_DIR"
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .launch import REFUSED, Settled, launch, settled_for
+from cute_backend.runtime.launch import REFUSED, Settled, launch, settled_for
 
 _MAX_SIZES = 64
 """Sizes that a call site remembers."""

@@ -19,18 +19,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..memory_ops.emit import CUTE_TYPES
-from ..planning import Arch, Rowvecs, TileConfig, Variant, subtiled
-from ..planning.naming import FINISH
-from ..signature import Argument, Extent, signature
-from ..spec import EpilogueSpec, Stride
-from .cache import scratch_folder
-from .cubin import resources
-from .forks import free_in_children
-from .host_code import dynamic_smem_bytes, target_baseline
-from .kernel import BuildError, Kernel, UnavailableError
-from .link import SYMBOL
-from .space import check_room, out_of_space
+from cute_backend.memory_ops.emit import CUTE_TYPES
+from cute_backend.planning import Arch, Rowvecs, TileConfig, Variant, subtiled
+from cute_backend.planning.naming import FINISH
+from cute_backend.runtime.cache import scratch_folder
+from cute_backend.runtime.cubin import resources
+from cute_backend.runtime.forks import free_in_children
+from cute_backend.runtime.host_code import dynamic_smem_bytes, target_baseline
+from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
+from cute_backend.runtime.link import SYMBOL
+from cute_backend.runtime.space import check_room, out_of_space
+from cute_backend.signature import Argument, Extent, signature
+from cute_backend.spec import EpilogueSpec, Stride
 
 _OPTIONS = "--enable-tvm-ffi --keep-ptx --keep-cubin"
 

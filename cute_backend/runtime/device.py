@@ -8,7 +8,7 @@ from functools import cache
 
 import torch
 
-from ..planning import Arch
+from cute_backend.planning import Arch
 
 
 class UnsupportedDeviceError(RuntimeError):

@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
-from .notices import count
+from cute_backend.runtime.notices import count
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from .kernel import host_cpu, host_features
+from cute_backend.runtime.kernel import host_cpu, host_features
 
 
 def target_baseline(module: Any) -> None:

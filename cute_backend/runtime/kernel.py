@@ -12,10 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..planning import Arch, TileConfig, Variant
-from ..planning.naming import entry_name
-from ..spec import EpilogueSpec
-from .source import edited_text
+from cute_backend.planning import Arch, TileConfig, Variant
+from cute_backend.planning.naming import entry_name
+from cute_backend.runtime.source import edited_text
+from cute_backend.spec import EpilogueSpec
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -127,8 +127,8 @@ def digest_of(kernel: dict[str, Any], surroundings: Sequence[str]) -> str:
 def environment() -> tuple[str, ...]:
     """Further facts that a compiled object depends on: versions, the sources that make kernels, the host's
     triple and CPU."""
-    from .. import __version__
-    from .toolkit import cuda_major
+    from cute_backend import __version__
+    from cute_backend.runtime.toolkit import cuda_major
 
     return (
         f"cute_backend {__version__} {_source_digest()}",

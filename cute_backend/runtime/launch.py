@@ -21,21 +21,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import config
-from ..planning import Arch, Rowvecs, TileConfig, Variant
-from ..spec import EpilogueSpec, ProductKind
-from .bind import Binding
-from .build import Outcome, load_known, obtain
-from .device import Device, device_at, max_active_clusters
-from .forks import free_in_children
-from .kernel import BuildError, Kernel, UnavailableError
-from .link import KernelFunction
-from .notices import count, warn_once
-from .operands import Size, check_operands, output_like, parse_spec, plane_of
-from .outputs import Outputs
-from .pack import packed_kernels, packs
-from .reach import Problem, Winners, config_for, reachable_kernels, stores_aligned
-from .tuned import remembered
+from cute_backend import config
+from cute_backend.planning import Arch, Rowvecs, TileConfig, Variant
+from cute_backend.runtime.bind import Binding
+from cute_backend.runtime.build import Outcome, load_known, obtain
+from cute_backend.runtime.device import Device, device_at, max_active_clusters
+from cute_backend.runtime.forks import free_in_children
+from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
+from cute_backend.runtime.link import KernelFunction
+from cute_backend.runtime.notices import count, warn_once
+from cute_backend.runtime.operands import Size, check_operands, output_like, parse_spec, plane_of
+from cute_backend.runtime.outputs import Outputs
+from cute_backend.runtime.pack import packed_kernels, packs
+from cute_backend.runtime.reach import Problem, Winners, config_for, reachable_kernels, stores_aligned
+from cute_backend.runtime.tuned import remembered
+from cute_backend.spec import EpilogueSpec, ProductKind
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ def announce(
 def _replayed(
     spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]
 ) -> list[Tensor]:
-    from ..replay import replay  # here, for few processes need it and it brings the table of ops
+    from cute_backend.replay import replay  # here, for few processes need it and it brings the table of ops
 
     return replay(spec, a, b, loads)
 

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .space import check_room
-from .toolkit import runtime_library
+from cute_backend.runtime.space import check_room
+from cute_backend.runtime.toolkit import runtime_library
 
 SYMBOL = "gemm_epilogue"
 """The name under which an object exports its `launch`."""

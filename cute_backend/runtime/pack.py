@@ -26,16 +26,16 @@ from typing import Any
 
 import torch
 
-from ..planning import Arch, TileConfig, Variant
-from ..spec import EpilogueSpec
-from .archive import Archive, ArchiveError
-from .cache import private_folder
-from .documents import parse
-from .kernel import Kernel, environment
-from .link import LIBRARY, KernelFunction, load
-from .notices import warn_once
-from .reach import Problem
-from .trust import UntrustedError, open_trusted
+from cute_backend.planning import Arch, TileConfig, Variant
+from cute_backend.runtime.archive import Archive, ArchiveError
+from cute_backend.runtime.cache import private_folder
+from cute_backend.runtime.documents import parse
+from cute_backend.runtime.kernel import Kernel, environment
+from cute_backend.runtime.link import LIBRARY, KernelFunction, load
+from cute_backend.runtime.notices import warn_once
+from cute_backend.runtime.reach import Problem
+from cute_backend.runtime.trust import UntrustedError, open_trusted
+from cute_backend.spec import EpilogueSpec
 
 log = logging.getLogger(__name__)
 

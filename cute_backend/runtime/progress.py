@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from .. import config
+from cute_backend import config
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..planning import Arch, Rowvecs, TileConfig, Variant, choose, named, table, with_rowvecs
-from ..signature import TMA_ALIGN, Argument, Extent, Role, of_role, signature
-from ..spec import EpilogueSpec
-from .kernel import Kernel
+from cute_backend.planning import Arch, Rowvecs, TileConfig, Variant, choose, named, table, with_rowvecs
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.signature import TMA_ALIGN, Argument, Extent, Role, of_role, signature
+from cute_backend.spec import EpilogueSpec
 
 MAX_KERNELS = 16
 """The most objects that a region may need, its alignments and tile choices together."""

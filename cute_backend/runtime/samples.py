@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..numerics import TORCH_DTYPES
-from ..signature import Argument, Extent, Role, of_role, signature
-from ..spec import EpilogueSpec, Scaling
+from cute_backend.numerics import TORCH_DTYPES
+from cute_backend.signature import Argument, Extent, Role, of_role, signature
+from cute_backend.spec import EpilogueSpec, Scaling
 
 
 def random_tensor(

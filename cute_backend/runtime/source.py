@@ -12,13 +12,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .notices import count, warn_once
-from .trust import UntrustedError, check_folder, read_trusted
+from cute_backend.runtime.notices import count, warn_once
+from cute_backend.runtime.trust import UntrustedError, check_folder, read_trusted
 
 if TYPE_CHECKING:
-    from ..planning import TileConfig, Variant
-    from ..spec import EpilogueSpec
-    from .kernel import Kernel
+    from cute_backend.planning import TileConfig, Variant
+    from cute_backend.runtime.kernel import Kernel
+    from cute_backend.spec import EpilogueSpec
 
 SOURCES_VARIABLE = "CUTE_BACKEND_SOURCES"
 
@@ -70,7 +70,7 @@ def edited_text(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str
 
 
 def _refusal(message: str) -> Exception:
-    from ..errors import UsageError  # here, for a process that launches kernels raises none
+    from cute_backend.errors import UsageError  # here, for a process that launches kernels raises none
 
     return UsageError(message)
 
@@ -79,7 +79,7 @@ def text_of(kernel: Kernel) -> str:
     """The module that is compiled."""
     if kernel.edited is not None:
         return kernel.edited
-    from ..memory_ops.emit import emit  # here, for a warm start has no need of the emitter
+    from cute_backend.memory_ops.emit import emit  # here, for a warm start has no need of the emitter
 
     return emit(kernel.spec, kernel.config, kernel.variant)
 

@@ -11,15 +11,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..memory_ops.partials import workspace_bytes
-from ..planning import TileConfig
-from ..spec import EpilogueSpec
-from .bind import Binding
-from .device import Device, max_active_clusters
-from .kernel import Kernel
-from .link import KernelFunction
-from .outputs import Outputs
-from .samples import random_operands
+from cute_backend.memory_ops.partials import workspace_bytes
+from cute_backend.planning import TileConfig
+from cute_backend.runtime.bind import Binding
+from cute_backend.runtime.device import Device, max_active_clusters
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.link import KernelFunction
+from cute_backend.runtime.outputs import Outputs
+from cute_backend.runtime.samples import random_operands
+from cute_backend.spec import EpilogueSpec
 
 Run = Callable[[], Any]
 """Work that is put on the current stream."""

@@ -14,7 +14,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from .kernel import UnavailableError
+from cute_backend.runtime.kernel import UnavailableError
 
 _RUNTIME = "libcute_dsl_runtime.so"
 

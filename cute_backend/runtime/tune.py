@@ -19,17 +19,17 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from ..planning import candidates
-from ..spec import EpilogueSpec
-from .build import Outcome, obtain, spills
-from .device import Device
-from .kernel import BuildError, Kernel, UnavailableError
-from .link import KernelFunction
-from .notices import count, warn_once
-from .progress import line
-from .reach import Problem, bucket_of, reachable_kernels, reachable_variants
-from .timing import Run, Timer
-from .tuned import Key, Memory, Result
+from cute_backend.planning import candidates
+from cute_backend.runtime.build import Outcome, obtain, spills
+from cute_backend.runtime.device import Device
+from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
+from cute_backend.runtime.link import KernelFunction
+from cute_backend.runtime.notices import count, warn_once
+from cute_backend.runtime.progress import line
+from cute_backend.runtime.reach import Problem, bucket_of, reachable_kernels, reachable_variants
+from cute_backend.runtime.timing import Run, Timer
+from cute_backend.runtime.tuned import Key, Memory, Result
+from cute_backend.spec import EpilogueSpec
 
 log = logging.getLogger(__name__)
 

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from ..planning import TileConfig, Variant
-from ..spec import EpilogueSpec
-from .cache import KernelCache, caches, writable_cache
-from .documents import parse
-from .kernel import environment
-from .notices import warn_once
-from .reach import BUCKETS
-from .trust import UntrustedError, read_trusted
+from cute_backend.planning import TileConfig, Variant
+from cute_backend.runtime.cache import KernelCache, caches, writable_cache
+from cute_backend.runtime.documents import parse
+from cute_backend.runtime.kernel import environment
+from cute_backend.runtime.notices import warn_once
+from cute_backend.runtime.reach import BUCKETS
+from cute_backend.runtime.trust import UntrustedError, read_trusted
+from cute_backend.spec import EpilogueSpec
 
 log = logging.getLogger(__name__)
 

@@ -25,11 +25,11 @@ from typing import Any
 
 from filelock import Timeout
 
-from .cache import MAX_CODE, MAX_ENTRY, SCRATCH, KernelCache
-from .documents import parse
-from .kernel import digest_of, environment
-from .link import LIBRARY, OBJECT
-from .trust import UntrustedError, read_trusted
+from cute_backend.runtime.cache import MAX_CODE, MAX_ENTRY, SCRATCH, KernelCache
+from cute_backend.runtime.documents import parse
+from cute_backend.runtime.kernel import digest_of, environment
+from cute_backend.runtime.link import LIBRARY, OBJECT
+from cute_backend.runtime.trust import UntrustedError, read_trusted
 
 log = logging.getLogger(__name__)
 

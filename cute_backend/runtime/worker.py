@@ -9,9 +9,9 @@ import json
 import sys
 from pathlib import Path
 
-from .build import UNBUILT, UNWRITABLE, build_into
-from .cache import KernelCache
-from .kernel import BuildError, Kernel, UnavailableError
+from cute_backend.runtime.build import UNBUILT, UNWRITABLE, build_into
+from cute_backend.runtime.cache import KernelCache
+from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
 
 
 def main() -> int:

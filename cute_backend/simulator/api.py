@@ -18,26 +18,26 @@ from torch import Tensor, fx
 from torch._inductor.compile_fx import compile_fx
 from torch.utils._pytree import tree_leaves
 
-from .. import config as settings
-from ..errors import UsageError, check_function
-from ..fx_walk.collect import as_the_pass_meets_it
-from ..fx_walk.epilogue_pass import EpiloguePass
-from ..fx_walk.reasons import Rejection
-from ..fx_walk.rewrite import rewrite
-from ..planning import TILE_K_BYTES, Arch, TileConfig, Variant, unserved
-from ..runtime.bind import Binding
-from ..runtime.build import build
-from ..runtime.compile import SYMBOL
-from ..runtime.kernel import Kernel
-from ..runtime.launch import Ready
-from ..runtime.op import gemm_epilogue
-from ..runtime.operands import check_operands, parse_spec, plane_of
-from ..runtime.outputs import Outputs
-from ..runtime.reach import Problem, config_for, stores_aligned
-from ..spec import EpilogueSpec, ProductKind
-from .host import HostProgram
-from .machine import Progress
-from .report import Observer, Report
+from cute_backend import config as settings
+from cute_backend.errors import UsageError, check_function
+from cute_backend.fx_walk.collect import as_the_pass_meets_it
+from cute_backend.fx_walk.epilogue_pass import EpiloguePass
+from cute_backend.fx_walk.reasons import Rejection
+from cute_backend.fx_walk.rewrite import rewrite
+from cute_backend.planning import TILE_K_BYTES, Arch, TileConfig, Variant, unserved
+from cute_backend.runtime.bind import Binding
+from cute_backend.runtime.build import build
+from cute_backend.runtime.compile import SYMBOL
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.launch import Ready
+from cute_backend.runtime.op import gemm_epilogue
+from cute_backend.runtime.operands import check_operands, parse_spec, plane_of
+from cute_backend.runtime.outputs import Outputs
+from cute_backend.runtime.reach import Problem, config_for, stores_aligned
+from cute_backend.simulator.host import HostProgram
+from cute_backend.simulator.machine import Progress
+from cute_backend.simulator.report import Observer, Report
+from cute_backend.spec import EpilogueSpec, ProductKind
 
 CLUSTERS = 2
 """Clusters in flight unless the caller says otherwise: few, so that each works through several tiles."""

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from .errors import SimulationError
-from .memory import GlobalMemory
-from .parser import Entry, Module
-from .report import Report
+from cute_backend.simulator.errors import SimulationError
+from cute_backend.simulator.memory import GlobalMemory
+from cute_backend.simulator.parser import Entry, Module
+from cute_backend.simulator.report import Report
 
 _SUCCESS, _LAUNCH_FAILURE = 0, 719  # cudaError_t
 

@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
-from .device import Device, Executor, Launch
-from .errors import SimulationError
-from .linking import load_with_stub
-from .machine import Progress, run_kernel
-from .memory import GlobalMemory
-from .parser import parse
-from .report import Observer, Report
+from cute_backend.simulator.device import Device, Executor, Launch
+from cute_backend.simulator.errors import SimulationError
+from cute_backend.simulator.linking import load_with_stub
+from cute_backend.simulator.machine import Progress, run_kernel
+from cute_backend.simulator.memory import GlobalMemory
+from cute_backend.simulator.parser import parse
+from cute_backend.simulator.report import Observer, Report
 
 _EXPORTED = "simulated"
 

@@ -12,12 +12,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .syntax import Entry, Immediate, Instruction, Label, Operand, Register, Special, Symbol, registers_of
-from .warp import Registers
+from cute_backend.simulator.syntax import (
+    Entry,
+    Immediate,
+    Instruction,
+    Label,
+    Operand,
+    Register,
+    Special,
+    Symbol,
+    registers_of,
+)
+from cute_backend.simulator.warp import Registers
 
 if TYPE_CHECKING:
-    from .program import Program
-    from .warp import Warp
+    from cute_backend.simulator.program import Program
+    from cute_backend.simulator.warp import Warp
 
 UNNAMED = "other"
 """The role of a warp that reaches none of the opcodes below."""

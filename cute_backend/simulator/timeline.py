@@ -11,8 +11,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import UsageError
-from .report import Recorder
+from cute_backend.errors import UsageError
+from cute_backend.simulator.report import Recorder
 
 _COLORS = {
     "TMA load": "tab:blue",

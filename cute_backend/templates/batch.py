@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..planning import TileConfig
-from ..spec import ProductKind
-from .scheduler import BatchSchedule, GroupSchedule, Place, TileSchedule
+from cute_backend.planning import TileConfig
+from cute_backend.spec import ProductKind
+from cute_backend.templates.scheduler import BatchSchedule, GroupSchedule, Place, TileSchedule
 
 
 def operands(

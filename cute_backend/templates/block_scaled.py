@@ -10,10 +10,10 @@ from cutlass import Float32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
-from ..planning.shared_memory import BlockScales
-from ..spec import Scaling
-from .block_scales import ScaleStages
-from .mainloop import Partial, Sm90Promoted, State, WarpgroupOperands
+from cute_backend.planning.shared_memory import BlockScales
+from cute_backend.spec import Scaling
+from cute_backend.templates.block_scales import ScaleStages
+from cute_backend.templates.mainloop import Partial, Sm90Promoted, State, WarpgroupOperands
 
 
 @dataclass(frozen=True)

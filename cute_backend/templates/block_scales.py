@@ -18,10 +18,10 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
-from ..planning import TileConfig
-from ..planning.shared_memory import SCALE_ALIGN, BlockScales
-from .crew import WARP, Ring
-from .rings import stages_of
+from cute_backend.planning import TileConfig
+from cute_backend.planning.shared_memory import SCALE_ALIGN, BlockScales
+from cute_backend.templates.crew import WARP, Ring
+from cute_backend.templates.rings import stages_of
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..planning import SMEM_RESERVE
+from cute_backend.planning import SMEM_RESERVE
 
 WARP = 32
 """Threads of a warp."""

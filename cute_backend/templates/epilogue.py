@@ -36,8 +36,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.tensor_utils import LayoutEnum
 
-from ..planning import TileConfig
-from ..spec import Order
+from cute_backend.planning import TileConfig
+from cute_backend.spec import Order
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.memory import SmemAllocator
 
-from .crew import Ring, Role
-from .scheduler import Place
-from .staged import Stage
-from .warp_mainloop import Copies
+from cute_backend.templates.crew import Ring, Role
+from cute_backend.templates.scheduler import Place
+from cute_backend.templates.staged import Stage
+from cute_backend.templates.warp_mainloop import Copies
 
 if TYPE_CHECKING:
-    from .sm80 import Sm80Gemm, Sm80Shared
+    from cute_backend.templates.sm80 import Sm80Gemm, Sm80Shared
 
 
 class Feed:

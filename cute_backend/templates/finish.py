@@ -22,12 +22,12 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.memory import SmemAllocator
 
-from ..planning import TileConfig
-from ..signature import WORKSPACE_ALIGN
-from ..spec import Axis
-from .entry import named
-from .overlap import await_earlier_kernels
-from .workspace import partials_bytes, partials_shape
+from cute_backend.planning import TileConfig
+from cute_backend.signature import WORKSPACE_ALIGN
+from cute_backend.spec import Axis
+from cute_backend.templates.entry import named
+from cute_backend.templates.overlap import await_earlier_kernels
+from cute_backend.templates.workspace import partials_bytes, partials_shape
 
 LANES = 32
 WARPS = 16

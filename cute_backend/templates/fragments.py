@@ -10,13 +10,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..planning import TileConfig
-from ..planning.shared_memory import BlockScales
-from ..spec import BColumns, ProductKind
-from .epilogue import Epilogue
-from .gemm import Gemm
-from .scheduler import Place
-from .tile import FragmentSubtile, FragmentTile, InterleavedSubtile, InterleavedTile
+from cute_backend.planning import TileConfig
+from cute_backend.planning.shared_memory import BlockScales
+from cute_backend.spec import BColumns, ProductKind
+from cute_backend.templates.epilogue import Epilogue
+from cute_backend.templates.gemm import Gemm
+from cute_backend.templates.scheduler import Place
+from cute_backend.templates.tile import FragmentSubtile, FragmentTile, InterleavedSubtile, InterleavedTile
 
 
 class FragmentGemm(Gemm):

@@ -14,16 +14,16 @@ import cutlass.pipeline as pipeline
 from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
-from ..planning import TileConfig
-from ..planning.shared_memory import BlockScales
-from ..spec import ProductKind
-from . import batch as batches
-from .crew import Crew
-from .epilogue import Ending, Epilogue, SmemOperand, Staging, by_name
-from .rings import Shared, partition_box, partition_for_tma, producer_state
-from .scheduler import Place
-from .stages import Stages
-from .tile import Tile
+from cute_backend.planning import TileConfig
+from cute_backend.planning.shared_memory import BlockScales
+from cute_backend.spec import ProductKind
+from cute_backend.templates import batch as batches
+from cute_backend.templates.crew import Crew
+from cute_backend.templates.epilogue import Ending, Epilogue, SmemOperand, Staging, by_name
+from cute_backend.templates.rings import Shared, partition_box, partition_for_tma, producer_state
+from cute_backend.templates.scheduler import Place
+from cute_backend.templates.stages import Stages
+from cute_backend.templates.tile import Tile
 
 
 class Gemm(ABC):

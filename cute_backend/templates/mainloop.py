@@ -24,8 +24,8 @@ import cutlass.pipeline as pipeline
 from cutlass import Float32
 from cutlass.cute.nvgpu import tcgen05, warpgroup
 
-from ..planning.shared_memory import BlockScales
-from .block_scales import ScaleStages
+from cute_backend.planning.shared_memory import BlockScales
+from cute_backend.templates.block_scales import ScaleStages
 
 State: TypeAlias = pipeline.PipelineState
 

@@ -18,11 +18,11 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
-from ..planning import TileConfig
-from . import batch as batches
-from .crew import MBARRIER_BYTES, SMEM_ALIGN, Arrivals, Meeting, Ring
-from .epilogue import SmemOperand
-from .scheduler import BatchSchedule, GroupSchedule, Place, TileSchedule
+from cute_backend.planning import TileConfig
+from cute_backend.templates import batch as batches
+from cute_backend.templates.crew import MBARRIER_BYTES, SMEM_ALIGN, Arrivals, Meeting, Ring
+from cute_backend.templates.epilogue import SmemOperand
+from cute_backend.templates.scheduler import BatchSchedule, GroupSchedule, Place, TileSchedule
 
 ROW_ALIGN = 128
 """Bytes to which staged rowvecs are aligned: more than the 16 of the widest vector that reads them."""

@@ -9,8 +9,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from ..planning import TileConfig
-from .crew import WARP
+from cute_backend.planning import TileConfig
+from cute_backend.templates.crew import WARP
 
 
 @dataclass(frozen=True)

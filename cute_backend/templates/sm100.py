@@ -43,16 +43,16 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.memory import SmemAllocator, TmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
-from ..planning import TILE_K_BYTES, TileConfig
-from ..spec import ProductKind
-from . import batch as batches
-from .crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
-from .entry import named
-from .epilogue import Epilogue, SmemOperand, by_name, release_planes
-from .gemm import Gemm
-from .mainloop import Sm100Mainloop, Sm100Plain, check_face
-from .overlap import await_earlier_kernels
-from .rings import (
+from cute_backend.planning import TILE_K_BYTES, TileConfig
+from cute_backend.spec import ProductKind
+from cute_backend.templates import batch as batches
+from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
+from cute_backend.templates.entry import named
+from cute_backend.templates.epilogue import Epilogue, SmemOperand, by_name, release_planes
+from cute_backend.templates.gemm import Gemm
+from cute_backend.templates.mainloop import Sm100Mainloop, Sm100Plain, check_face
+from cute_backend.templates.overlap import await_earlier_kernels
+from cute_backend.templates.rings import (
     Shared,
     agents,
     allocate_planes,
@@ -67,8 +67,8 @@ from .rings import (
     stages_of,
     swizzled,
 )
-from .scheduler import GroupSchedule, Place
-from .tile import Sm100Subtile, Sm100Tile
+from cute_backend.templates.scheduler import GroupSchedule, Place
+from cute_backend.templates.tile import Sm100Subtile, Sm100Tile
 
 CTA_M = 128
 """Rows of a CTA's tile: one a lane of tensor memory, one a thread of the epilogue warps."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .sm80 import Sm80Gemm
-from .tma_feed import TmaFeed
+from cute_backend.templates.sm80 import Sm80Gemm
+from cute_backend.templates.tma_feed import TmaFeed
 
 
 class Sm120Gemm(Sm80Gemm):

@@ -29,21 +29,21 @@ from cutlass.cute.nvgpu import warp
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
-from ..planning import TILE_K_BYTES, TileConfig
-from ..spec import Order, ProductKind
-from . import batch as batches
-from .crew import WARP, WARPS, Crew, Meeting, Role
-from .entry import named
-from .epilogue import Epilogue, by_name
-from .feed import Feed
-from .fragments import FragmentGemm
-from .mainloop import check_face
-from .rings import allocate_rows, check_stage
-from .scheduler import BatchSchedule, GroupSchedule, Place, TileSchedule
-from .staged import Corner, Planes, Stage
-from .tile import FragmentTile
-from .warp_copies import WarpCopies
-from .warp_mainloop import Sm80Mainloop, Sm80Plain, WarpOperands
+from cute_backend.planning import TILE_K_BYTES, TileConfig
+from cute_backend.spec import Order, ProductKind
+from cute_backend.templates import batch as batches
+from cute_backend.templates.crew import WARP, WARPS, Crew, Meeting, Role
+from cute_backend.templates.entry import named
+from cute_backend.templates.epilogue import Epilogue, by_name
+from cute_backend.templates.feed import Feed
+from cute_backend.templates.fragments import FragmentGemm
+from cute_backend.templates.mainloop import check_face
+from cute_backend.templates.rings import allocate_rows, check_stage
+from cute_backend.templates.scheduler import BatchSchedule, GroupSchedule, Place, TileSchedule
+from cute_backend.templates.staged import Corner, Planes, Stage
+from cute_backend.templates.tile import FragmentTile
+from cute_backend.templates.warp_copies import WarpCopies
+from cute_backend.templates.warp_mainloop import Sm80Mainloop, Sm80Plain, WarpOperands
 
 WARPGROUP = WARPS * WARP
 """Threads that have 64 rows of a tile at a time."""

@@ -45,18 +45,24 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
-from ..planning import TILE_K_BYTES, TileConfig
-from ..planning.shared_memory import BlockScales
-from ..spec import ProductKind
-from . import batch as batches
-from .block_scales import ScaleStages, bring_tile
-from .crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
-from .entry import named
-from .epilogue import Epilogue, SmemOperand, by_name, release_planes
-from .fragments import FragmentGemm
-from .mainloop import Sm90Mainloop, Sm90Plain, WarpgroupOperands, check_face, first_block
-from .overlap import await_earlier_kernels
-from .rings import (
+from cute_backend.planning import TILE_K_BYTES, TileConfig
+from cute_backend.planning.shared_memory import BlockScales
+from cute_backend.spec import ProductKind
+from cute_backend.templates import batch as batches
+from cute_backend.templates.block_scales import ScaleStages, bring_tile
+from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
+from cute_backend.templates.entry import named
+from cute_backend.templates.epilogue import Epilogue, SmemOperand, by_name, release_planes
+from cute_backend.templates.fragments import FragmentGemm
+from cute_backend.templates.mainloop import (
+    Sm90Mainloop,
+    Sm90Plain,
+    WarpgroupOperands,
+    check_face,
+    first_block,
+)
+from cute_backend.templates.overlap import await_earlier_kernels
+from cute_backend.templates.rings import (
     Shared,
     agents,
     allocate_planes,
@@ -71,9 +77,9 @@ from .rings import (
     stages_of,
     swizzled,
 )
-from .scheduler import GroupSchedule, Place
-from .split_k import Sums
-from .tile import FragmentTile
+from cute_backend.templates.scheduler import GroupSchedule, Place
+from cute_backend.templates.split_k import Sums
+from cute_backend.templates.tile import FragmentTile
 
 WARPGROUP = WARPS * WARP
 """Threads of a warpgroup."""

@@ -19,7 +19,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.memory import SmemAllocator
 
-from .crew import Ring
+from cute_backend.templates.crew import Ring
 
 _VECTOR = 4
 """fp32 sums that a thread moves at once."""

@@ -9,11 +9,11 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
 
-from ..spec import Order
-from .cp_async import SWIZZLED_BYTES, VECTOR_BYTES, Box
-from .crew import SMEM_ALIGN, WARP
-from .epilogue import SmemOperand
-from .rings import swizzled
+from cute_backend.spec import Order
+from cute_backend.templates.cp_async import SWIZZLED_BYTES, VECTOR_BYTES, Box
+from cute_backend.templates.crew import SMEM_ALIGN, WARP
+from cute_backend.templates.epilogue import SmemOperand
+from cute_backend.templates.rings import swizzled
 
 WARP_ROWS = 16
 """Rows of a warp's box of a plane: those of its instructions' accumulators (PTX ISA, mma.m16n8k16)."""

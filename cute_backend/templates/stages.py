@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..planning import EPILOGUE_STAGES, SMEM_RESERVE, TileConfig
-from ..planning.shared_memory import ENOUGH_AB_STAGES, BlockScales
-from .epilogue import Epilogue, SmemOperand
+from cute_backend.planning import EPILOGUE_STAGES, SMEM_RESERVE, TileConfig
+from cute_backend.planning.shared_memory import ENOUGH_AB_STAGES, BlockScales
+from cute_backend.templates.epilogue import Epilogue, SmemOperand
 
 MAX_SCALED_STAGES = 9
 """Stages of A and B beside as many of their scales: what `SMEM_RESERVE` has for barriers serves no more."""

@@ -14,8 +14,8 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 from cutlass.cute.nvgpu import warp
 
-from ..planning import TileConfig
-from ..spec import BColumns
+from cute_backend.planning import TileConfig
+from cute_backend.spec import BColumns
 
 
 class Tile(ABC):

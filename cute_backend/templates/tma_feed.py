@@ -12,14 +12,14 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
-from . import batch as batches
-from .crew import WARP, Arrivals, Ring, Role, one
-from .feed import Feed
-from .rings import consumer_state, make_rows, producer_state, stages_of
-from .staged import Stage
+from cute_backend.templates import batch as batches
+from cute_backend.templates.crew import WARP, Arrivals, Ring, Role, one
+from cute_backend.templates.feed import Feed
+from cute_backend.templates.rings import consumer_state, make_rows, producer_state, stages_of
+from cute_backend.templates.staged import Stage
 
 if TYPE_CHECKING:
-    from .sm80 import Sm80Gemm, Sm80Shared
+    from cute_backend.templates.sm80 import Sm80Gemm, Sm80Shared
 
 
 class TmaFeed(Feed):

@@ -15,15 +15,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint8
 
-from .crew import WARP
-from .epilogue import by_name
-from .feed import Feed
-from .scheduler import Place
-from .staged import Lines
-from .warp_mainloop import Copies
+from cute_backend.templates.crew import WARP
+from cute_backend.templates.epilogue import by_name
+from cute_backend.templates.feed import Feed
+from cute_backend.templates.scheduler import Place
+from cute_backend.templates.staged import Lines
+from cute_backend.templates.warp_mainloop import Copies
 
 if TYPE_CHECKING:
-    from .sm80 import Sm80Shared
+    from cute_backend.templates.sm80 import Sm80Shared
 
 
 class WarpCopies(Feed):

@@ -15,7 +15,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warp
 
-from .staged import Stage
+from cute_backend.templates.staged import Stage
 
 Copies = Sequence[Callable[[], None]]
 """Copies that are begun while the tensor cores are at work, up to one for each instruction's K."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..planning import TileConfig
-from ..signature import WORKSPACE_ALIGN
-from ..spec import Axis
+from cute_backend.planning import TileConfig
+from cute_backend.signature import WORKSPACE_ALIGN
+from cute_backend.spec import Axis
 
 Size = Any
 """An int, or the DSL's Int64."""

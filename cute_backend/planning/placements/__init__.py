@@ -17,8 +17,8 @@ budgeted because they take stages from the MMA's operands.
 
 from __future__ import annotations
 
-from . import planes, vectors
-from .placement import ByElement, Need, Placement, Ring, Room
+from cute_backend.planning.placements import planes, vectors
+from cute_backend.planning.placements.placement import ByElement, Need, Placement, Ring, Room
 
 __all__ = ["PLACEMENTS", "ByElement", "Need", "Placement", "Ring", "Room"]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from ...spec import Load, LoadKind
-from ..tiles import TileConfig, Variant
+from cute_backend.planning.tiles import TileConfig, Variant
+from cute_backend.spec import Load, LoadKind
 
 
 @dataclass(frozen=True)

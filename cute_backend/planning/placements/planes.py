@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from ...spec import Load, LoadKind
-from ..shared_memory import ring_bytes
-from ..tiles import TileConfig, Variant
-from .placement import ByElement, Need, Placement, Ring, takes_nothing
+from cute_backend.planning.placements.placement import ByElement, Need, Placement, Ring, takes_nothing
+from cute_backend.planning.shared_memory import ring_bytes
+from cute_backend.planning.tiles import TileConfig, Variant
+from cute_backend.spec import Load, LoadKind
 
 
 def _stages_of_a_plane(load: Load, config: TileConfig, variant: Variant, tma: bool) -> Need | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ...spec import Load, LoadKind
-from ..registers import hoisted_registers
-from ..tiles import Rowvecs, TileConfig, Variant
-from .placement import ByElement, Need, Placement, Ring, takes_nothing
+from cute_backend.planning.placements.placement import ByElement, Need, Placement, Ring, takes_nothing
+from cute_backend.planning.registers import hoisted_registers
+from cute_backend.planning.tiles import Rowvecs, TileConfig, Variant
+from cute_backend.spec import Load, LoadKind
 
 SCALAR = Placement(
     "scalar",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .target import Cut, Tiles, TileTime, Timing
+from cute_backend.planning.targets.target import Cut, Tiles, TileTime, Timing
 
 SHARED_BYTES = 128
 """Bytes of shared memory that a multiprocessor reads or writes in a cycle, since Volta."""

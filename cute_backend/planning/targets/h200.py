@@ -7,7 +7,7 @@ benchmarks/results/nvidia-h200-2026-11-23-middle-tiles.csv,
 
 from __future__ import annotations
 
-from .target import Cut, TileTime, Timing
+from cute_backend.planning.targets.target import Cut, TileTime, Timing
 
 H200 = Timing(
     tiles={

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from ...spec import DType
-from .target import MAX_REGISTERS, Accumulators, Cut, Shape, Target, Tiles, TileTime, Timing
+from cute_backend.planning.targets.target import (
+    MAX_REGISTERS,
+    Accumulators,
+    Cut,
+    Shape,
+    Target,
+    Tiles,
+    TileTime,
+    Timing,
+)
+from cute_backend.spec import DType
 
 _TILES = Tiles(
     shipped=(

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import sm86, sm89
-from .data_sheet import DataSheet
-from .target import Shape
+from cute_backend.planning.targets import sm86, sm89
+from cute_backend.planning.targets.data_sheet import DataSheet
+from cute_backend.planning.targets.target import Shape
 
 _RTX_5090 = DataSheet(clock_mhz=2407, products=256, bytes_per_us=1.792e6)
 """NVIDIA RTX Blackwell GPU Architecture, 2025: 209.5 TFLOP/s in bf16 with sums in fp32, 1792 GB/s. The RTX

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import sm120a
-from .data_sheet import DataSheet
+from cute_backend.planning.targets import sm120a
+from cute_backend.planning.targets.data_sheet import DataSheet
 
 _GB10 = DataSheet(clock_mhz=2400, products=512, bytes_per_us=0.273e6)
 """NVIDIA DGX Spark data sheet: 273 GB/s, and 1 PFLOP/s in sparse fp4, of which bf16 has an eighth. It

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...spec import DType
-from .data_sheet import DataSheet
-from .target import MAX_REGISTERS, Accumulators, Shape, Target, Tiles
+from cute_backend.planning.targets.data_sheet import DataSheet
+from cute_backend.planning.targets.target import MAX_REGISTERS, Accumulators, Shape, Target, Tiles
+from cute_backend.spec import DType
 
 _TILES = Tiles(
     shipped=(

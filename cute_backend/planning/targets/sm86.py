@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import sm80
-from .data_sheet import DataSheet
-from .target import Shape, Tiles
+from cute_backend.planning.targets import sm80
+from cute_backend.planning.targets.data_sheet import DataSheet
+from cute_backend.planning.targets.target import Shape, Tiles
 
 TILES = Tiles(
     shipped=(

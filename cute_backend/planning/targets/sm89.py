@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...spec import DType
-from . import sm86
-from .data_sheet import DataSheet
-from .target import Shape
+from cute_backend.planning.targets import sm86
+from cute_backend.planning.targets.data_sheet import DataSheet
+from cute_backend.planning.targets.target import Shape
+from cute_backend.spec import DType
 
 _L40S = DataSheet(clock_mhz=2520, products=512, bytes_per_us=0.864e6)
 """NVIDIA L40S data sheet: 362 TFLOP/s in bf16, 733 in fp8, 864 GB/s."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...spec import DType
-from .h200 import H200
-from .target import Accumulators, Shape, Target, Tiles
+from cute_backend.planning.targets.h200 import H200
+from cute_backend.planning.targets.target import Accumulators, Shape, Target, Tiles
+from cute_backend.spec import DType
 
 _TILES = Tiles(
     shipped=(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ...spec import DType
+from cute_backend.spec import DType
 
 _FP8 = (DType.E4M3, DType.E5M2)
 
