@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from cute_backend.simulator.banks import wavefronts
+
 if TYPE_CHECKING:
     from cute_backend.simulator.warp import Wait, Warp
 
@@ -53,7 +55,8 @@ class RoleReport:
 
     bytes: moved, by kind ("ld.global", "st.shared", "TMA load", ...). waits: parked warps by barrier
     instruction. exposed_loads: for each tile, the global loads that stand between the accumulator wait and
-    the tile's first store.
+    the tile's first store. wavefronts, conflicts: of shared memory by instruction, as many as the bytes need
+    and those beyond; counted where there is an observer, as it takes a tenth of a run's time.
     """
 
     role: str
@@ -63,6 +66,8 @@ class RoleReport:
     bytes: Counter[str] = field(default_factory=Counter)
     waits: Counter[str] = field(default_factory=Counter)
     exposed_loads: list[int] = field(default_factory=list)
+    wavefronts: Counter[str] = field(default_factory=Counter)
+    conflicts: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
@@ -96,6 +101,11 @@ class Report:
                     if role.exposed_loads
                     else ""
                 )
+                + (
+                    f"; bank conflicts: {role.conflicts.total()} of {role.wavefronts.total()} wavefronts"
+                    if role.wavefronts
+                    else ""
+                )
             )
         return "\n".join(lines)
 
@@ -109,6 +119,8 @@ class WarpReport:
         self.bytes: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
         self.exposed: list[int] = []
+        self.wavefronts: Counter[str] = Counter()
+        self.conflicts: Counter[str] = Counter()
         self.loads_since_wait: int | None = None
 
     def waited(self, wait: Wait) -> None:
@@ -119,6 +131,14 @@ class WarpReport:
             self.observer.wait(
                 self.warp.name, self.warp.role, instruction.line, instruction.text, wait.since, now
             )
+
+    def shared(self, lanes: np.ndarray, offsets: np.ndarray, nbytes: int) -> None:
+        """Lanes access `nbytes` each of shared memory at these offsets."""
+        if self.observer is not None:
+            opcode = self.warp.program.entry.instructions[self.warp.pc].opcode
+            took, least = wavefronts(lanes, offsets, nbytes)
+            self.wavefronts[opcode] += least
+            self.conflicts[opcode] += took - least
 
     def accumulator_ready(self) -> None:
         """The warp has passed the wait for an accumulator."""
@@ -160,3 +180,5 @@ class ReportBuilder:
         summary.bytes.update(warp.report.bytes)
         summary.waits.update(warp.report.waits)
         summary.exposed_loads.extend(warp.report.exposed)
+        summary.wavefronts.update(warp.report.wavefronts)
+        summary.conflicts.update(warp.report.conflicts)

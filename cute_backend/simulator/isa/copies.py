@@ -132,6 +132,7 @@ def bind_cp_async(binder: Binder, instruction: Instruction) -> Step:
         cells = cells_of(offsets, nbytes)
         cta.shared.shadow.write(cells, Access(copies.agent, epoch, w.clock.copy(), "generic", text))
         w.report.bytes["cp.async"] += data.size
+        w.report.shared(lanes, offsets, nbytes)
 
         def finish() -> None:
             cta.shared.data[offsets[:, None] + np.arange(nbytes)] = data

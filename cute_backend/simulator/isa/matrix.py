@@ -50,6 +50,7 @@ def _rows(w: Warp, address: Any, count: int, nbytes: int) -> Any:
     aligned(addresses, nbytes)
     ((cta, _, offsets),) = shared_target(w, addresses, "shared::cta")
     cta.shared.check(int(offsets.min()), int(offsets.max()) + nbytes)
+    w.report.shared(lanes, offsets, nbytes)
     return cta, offsets
 
 

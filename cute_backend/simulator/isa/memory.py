@@ -122,6 +122,7 @@ def load_bytes(
             if not order.strong:
                 cta.shared.shadow.read(cells_of(offsets, nbytes), w.access(w.name))
             out[here] = cta.shared.data[offsets[:, None] + np.arange(nbytes)]
+            w.report.shared(lanes[here], offsets, nbytes)
         w.report.bytes["ld.shared"] += nbytes * len(lanes)
         return out
     if space == "local":
@@ -171,6 +172,7 @@ def store_bytes(
                 cells_of(offsets, nbytes), w.access(w.name), whole=nbytes >= 4 and not order.strong
             )
             cta.shared.data[offsets[:, None] + np.arange(nbytes)] = data[here]
+            w.report.shared(lanes[here], offsets, nbytes)
         w.report.bytes["st.shared"] += nbytes * len(lanes)
         w.report.stored()
         cluster.activity += 1
