@@ -30,7 +30,7 @@ def _is_command() -> bool:
 if not _is_command():
     # A graph from Inductor's cache calls the ops without meeting the pass.
     from cute_backend.runtime import op as _op  # noqa: F401
-    from cute_backend.runtime import sample as _sample  # noqa: F401
+    from cute_backend.runtime import sample_op as _sample  # noqa: F401
 
 if TYPE_CHECKING:
     from cute_backend import config
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from cute_backend.errors import UsageError
     from cute_backend.runtime.pack import PackError, load_pack
     from cute_backend.sampling import sample
-    from cute_backend.simulator.api import simulate
+    from cute_backend.simulator.simulate import simulate
 
 __version__ = "0.1.0"
 
@@ -71,7 +71,7 @@ _HOME = {
     "generate": "api",
     "load_pack": "runtime.pack",
     "sample": "sampling",
-    "simulate": "simulator.api",
+    "simulate": "simulator.simulate",
 }
 
 

@@ -24,7 +24,7 @@ from cute_backend.runtime.op import gemm_epilogue
 from cute_backend.runtime.operands import Size, parse_spec, plane_of
 from cute_backend.runtime.pack import Content, packs, write_pack
 from cute_backend.runtime.reach import BUCKETS, Problem, buckets_of, reachable_kernels
-from cute_backend.runtime.sample import run_sample, sample_op
+from cute_backend.runtime.sample_op import run_sample, sample_op
 from cute_backend.spec import EpilogueSpec
 
 

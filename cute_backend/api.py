@@ -27,7 +27,7 @@ from cute_backend.fx_walk.mutation import root
 from cute_backend.fx_walk.reasons import NO_PRODUCT, Reason, Refused, Rejection, nearest_line
 from cute_backend.fx_walk.region import Region as FoundRegion
 from cute_backend.fx_walk.static import Size, fake, hint, target_name
-from cute_backend.fx_walk.tuning import recall
+from cute_backend.fx_walk.tuning_jobs import recall
 from cute_backend.planning import Arch, Plan, Target, Variant, plan
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.launch import config_here
@@ -223,24 +223,24 @@ class Explanation:
     def to_html(self, title: str) -> str:
         """A page with all that is known of the regions, the graph of them and their generated modules; it
         needs no other file, and follows the reader's choice of light or dark."""
-        from cute_backend.page import page
+        from cute_backend.presentation.page import page
 
         return page(self, title)
 
     def _repr_html_(self) -> str:
-        from cute_backend.page import part
+        from cute_backend.presentation.page import part
 
         return part(self)
 
     def __str__(self) -> str:
-        from cute_backend.report import to_text
+        from cute_backend.presentation.terminal import to_text
 
         return to_text(self)
 
     __repr__ = __str__
 
     def __rich__(self) -> RenderableType:
-        from cute_backend.report import explanation
+        from cute_backend.presentation.terminal import explanation
 
         return explanation(self)
 

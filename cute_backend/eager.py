@@ -21,7 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from cute_backend import config
-from cute_backend.closure import Captured, capture
 from cute_backend.errors import UsageError
 from cute_backend.fx_walk.anchors import is_anchor
 from cute_backend.fx_walk.block_scales import block_scaling
@@ -33,7 +32,8 @@ from cute_backend.fx_walk.regions import find_regions
 from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.fx_walk.static import DTYPES
 from cute_backend.runtime.op import gemm_epilogue
-from cute_backend.unlogged import unlogged
+from cute_backend.tracing.closure import Captured, capture
+from cute_backend.tracing.unlogged import unlogged
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

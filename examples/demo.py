@@ -18,11 +18,11 @@ from rich.rule import Rule
 from torch import Tensor
 
 import cute_backend
-from cute_backend import report
 from cute_backend.api import Explanation
 from cute_backend.bench.command import compare as timed
 from cute_backend.planning import Arch
-from cute_backend.simulator.api import reference
+from cute_backend.presentation import terminal
+from cute_backend.simulator.simulate import reference
 
 ARCHS = [arch.value for arch in Arch if arch.target.fp8]
 
@@ -36,12 +36,12 @@ TOLERANCE = 0.03
 """Relative, in norm. The hidden activations are quantised to e4m3 between the kernels, and a fused epilogue
 does not round to bf16 on its way there, so some of them fall on the other side of a rounding boundary."""
 
-console = report.console()
+console = terminal.console()
 
 
 def main() -> int:
     title("An fp8 Llama MLP, as its author writes it")
-    report.print_source(inspect.getsource(LlamaMLP.forward))
+    terminal.print_source(inspect.getsource(LlamaMLP.forward))
     gpu = gpu_name()
     mlp, x, residual = block(gpu is not None)
     with torch.no_grad():
@@ -80,7 +80,7 @@ def show_arithmetic(source: str) -> None:
     """The part of a module that visits the tile."""
     lines = source.splitlines(keepends=True)
     first = next(number for number, line in enumerate(lines) if "def visit(" in line)
-    report.print_source("".join(lines[first : first + SHOWN]))
+    terminal.print_source("".join(lines[first : first + SHOWN]))
     console.print(
         f"Lines {first + 1} to {first + SHOWN} of {len(lines)}; all of them:\n"
         f"{PYTHON} -m cute_backend source examples/llama_mlp.py:mlp",
@@ -117,7 +117,7 @@ def build_all(explained: Explanation) -> int:
             for arch in ARCHS:
                 status.update(f"compiling region {index} for {arch}")
                 builds.append((f"region {index}", region.kernel(arch), region.build(arch)))
-    console.print(report.build_table(builds))
+    console.print(terminal.build_table(builds))
     return sum(built.spill_bytes for _, _, built in builds)
 
 

@@ -17,7 +17,7 @@ from cute_backend.api import Product
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.planning import Arch, Variant
 from cute_backend.runtime import reach
-from cute_backend.simulator.api import Machine, run
+from cute_backend.simulator.simulate import Machine, run
 from support.epilogues import EPILOGUES, Problem
 
 

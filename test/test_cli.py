@@ -212,7 +212,7 @@ def test_an_interrupt_where_no_program_runs(command, capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("cute_backend.bench.command.require_gpu", interrupt)
-    monkeypatch.setattr("cute_backend.cache_command.cache_root", interrupt)
+    monkeypatch.setattr("cute_backend.command.cache_command.cache_root", interrupt)
     assert main([command, *(["path"] if command == "cache" else [])]) == 130
     assert capsys.readouterr() == ("", "cute_backend: interrupted\n")
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 import cute_backend
-from cute_backend import api, report
+from cute_backend import api
 from cute_backend.__main__ import main
+from cute_backend.presentation.terminal import console
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "examples" / "llama_mlp.py"
@@ -40,7 +41,7 @@ def test_the_demo_is_some_sixty_lines_and_says_what_is_next(
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     import demo
 
-    monkeypatch.setattr(demo, "console", report.console())
+    monkeypatch.setattr(demo, "console", console())
     monkeypatch.setattr(demo, "gpu_name", lambda: None)
     figures = SimpleNamespace(registers=232, spill_bytes=0, smem_bytes=227 << 10)
     monkeypatch.setattr(api.Region, "build", lambda self, arch: figures)

@@ -21,8 +21,8 @@ from cute_backend import config
 from cute_backend.command.parser import parse
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.planning import Arch
-from cute_backend.simulator.api import Machine, run
 from cute_backend.simulator.report import Recorder
+from cute_backend.simulator.simulate import Machine, run
 from support.colours import contrast
 from support.golden import check_samples
 

@@ -14,8 +14,8 @@ from torch._dynamo.utils import counters
 
 import cute_backend
 from cute_backend import UsageError, sampling
-from cute_backend.runtime import sample as op_module
-from cute_backend.runtime.sample import SAMPLES_PER_PASS, sample_op
+from cute_backend.runtime import sample_op as op_module
+from cute_backend.runtime.sample_op import SAMPLES_PER_PASS, sample_op
 from support.draws import DESCENDING, ROWS, VOCABULARIES, draw_pairs, draw_steps, noise, p_value
 
 BF16, F16, E4M3, E5M2 = torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2

@@ -16,9 +16,9 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cute_backend import report
 from cute_backend.bench import models, picture
 from cute_backend.bench.block_scaled import BLOCK_SCALED
+from cute_backend.bench.decoding import SAMPLING
 from cute_backend.bench.gated import GATED
 from cute_backend.bench.grouped import GROUPED
 from cute_backend.bench.host import measure_host
@@ -28,11 +28,11 @@ from cute_backend.bench.model_results import ModelResult
 from cute_backend.bench.model_run import digest, measure_models
 from cute_backend.bench.results import Ceilings, Results, TableResult, raise_rates
 from cute_backend.bench.row_maxima import ROW_MAXIMA
-from cute_backend.bench.sampling import SAMPLING
 from cute_backend.bench.scaled_mm import SCALED_MM
 from cute_backend.bench.table import Table, function_table, select
 from cute_backend.bench.timing import require_gpu
 from cute_backend.errors import UsageError
+from cute_backend.presentation import terminal
 
 TABLES = (SCALED_MM, SAMPLING, ROW_MAXIMA, GATED, BLOCK_SCALED, GROUPED)
 """The built-in tables, in the order in which they run; the names are those that `--rows` takes."""
@@ -171,7 +171,7 @@ def main(arguments: argparse.Namespace, load: Callable[[str], Any]) -> int:
     else:
         require_gpu()
         results = _measure(arguments, load)
-    report.show(results)
+    terminal.show(results)
     if arguments.picture is not None:
         picture.draw(results, arguments.picture)
     return 0 if results.agrees else 1

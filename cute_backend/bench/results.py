@@ -203,7 +203,7 @@ class Results:
             raise UsageError(f"{path} holds no results of bench --json: {error!r}") from error
 
     def __str__(self) -> str:
-        from cute_backend.report import to_text
+        from cute_backend.presentation.terminal import to_text
 
         return to_text(self)
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from cute_backend.bench.model_results import Part
 from cute_backend.bench.results import Ceilings, HostResult, Measurement, ProblemResult, Results, TableResult
 from cute_backend.bench.table import Ratio, Runner
-from cute_backend.report import light_table
+from cute_backend.presentation.terminal import light_table
 
 
 def results(found: Results) -> RenderableType:

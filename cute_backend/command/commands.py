@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cute_backend import cache_command, report
+from cute_backend.command import cache_command
 from cute_backend.command.program import load, tracing
 from cute_backend.errors import UsageError
 from cute_backend.planning import Arch
+from cute_backend.presentation import terminal
 from cute_backend.runtime import op as _op  # noqa: F401  programs may call the ops by themselves
 from cute_backend.runtime import progress
-from cute_backend.runtime import sample as _sample  # noqa: F401
+from cute_backend.runtime import sample_op as _sample  # noqa: F401
 from cute_backend.runtime.kernel import BuildError, UnavailableError
 from cute_backend.runtime.pack import PackError
 from cute_backend.runtime.source import SOURCES_VARIABLE, edited_folder, file_name
@@ -59,7 +60,7 @@ def _plain_warnings() -> Iterator[None]:
 
 def _explain(arguments: argparse.Namespace) -> None:
     if arguments.html is None:
-        report.show(_explanation(arguments))
+        terminal.show(_explanation(arguments))
         return
     path = arguments.html
     if path.suffix not in (".html", ".htm"):
@@ -82,7 +83,7 @@ def _source(arguments: argparse.Namespace) -> None:
     region = explained.regions[arguments.region]
     text = region.source()
     if arguments.output is None:
-        report.print_source(text)
+        terminal.print_source(text)
         return
     kernel = region.kernel()
     path = arguments.output / file_name(kernel.spec, kernel.config, kernel.variant)
@@ -107,7 +108,7 @@ def _build(arguments: argparse.Namespace) -> None:
         for index, region in enumerate(explained.regions):
             builds.append((f"region {index}", region.kernel(), region.build()))
             update(done=index + 1)
-    report.show(report.build_table(builds))
+    terminal.show(terminal.build_table(builds))
 
 
 def _aot(arguments: argparse.Namespace) -> None:
@@ -149,15 +150,15 @@ def _explanation(arguments: argparse.Namespace) -> Explanation:
 
 def _simulate(arguments: argparse.Namespace) -> int:
     with progress.wait(f"tracing {Path(arguments.file).name}") as update:
-        from cute_backend.simulator import api, timeline
+        from cute_backend.simulator import simulate, timeline
         from cute_backend.simulator.errors import SimulationError
         from cute_backend.simulator.report import Recorder
 
         if arguments.timeline is not None:
             timeline.check(arguments.timeline)
         recorder = None if arguments.timeline is None else Recorder()
-        machine = api.Machine(
-            api.parse_arch(arguments.arch or "sm_100a"),
+        machine = simulate.Machine(
+            simulate.parse_arch(arguments.arch or "sm_100a"),
             arguments.async_seed,
             observer=recorder,
             progress=lambda done, total, instructions: update(
@@ -168,16 +169,16 @@ def _simulate(arguments: argparse.Namespace) -> int:
         args, kwargs = inputs()
         update("compiling")
         try:
-            simulation = api.run(fn, args, machine, kwargs)
+            simulation = simulate.run(fn, args, machine, kwargs)
         except SimulationError as error:
             print(error, file=sys.stderr)
             return 1
         update("computing the reference")
-        differences = api.compare(simulation.outputs, api.reference(fn, args, kwargs))
+        differences = simulate.compare(simulation.outputs, simulate.reference(fn, args, kwargs))
     for launch in simulation.launches:
-        report.show(report.launch_table(launch))
-    report.show(report.comparison_table(differences))
-    report.show(report.launch_legend(differences))
+        terminal.show(terminal.launch_table(launch))
+    terminal.show(terminal.comparison_table(differences))
+    terminal.show(terminal.launch_legend(differences))
     if recorder is not None:
         kernel = simulation.launches[0].kernel
         timeline.draw(recorder, arguments.timeline, f"{kernel.arch.value}, tile {kernel.config.name}")

@@ -24,13 +24,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cute_backend import report
 from cute_backend.errors import UsageError
 from cute_backend.fuzz.draw import draw
 from cute_backend.fuzz.forms import draw_form
 from cute_backend.fuzz.judge import Verdict, judge, run_without_the_pass
 from cute_backend.fuzz.program import Program
 from cute_backend.fuzz.shrink import shrink
+from cute_backend.presentation import terminal
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def main(arguments: argparse.Namespace) -> int:
                         status = 1
         except KeyboardInterrupt:
             status = 128 + signal.SIGINT
-    report.show(_summary(tally))
+    terminal.show(_summary(tally))
     return status
 
 
@@ -251,7 +251,7 @@ def _quiet() -> None:
 
 
 def _summary(tally: Tally) -> Table:
-    table = report.light_table("", "count", right=1)
+    table = terminal.light_table("", "count", right=1)
     counted = tally.counted
     table.add_row("programs", f"{tally.programs:,}")
     table.add_row("matrix products", f"{counted.pop('anchors', 0):,}")

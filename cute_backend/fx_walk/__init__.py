@@ -14,5 +14,5 @@
 - Where a region ends: `settle`, `boundary`, `crossings`, `consumers`, `redo`.
 - Facts about graphs: `equal`, `flow`, `mutation`, `questions`.
 - Refusals: `reasons`.
-- Tuning: `tuning`, `unfused`.
+- Tuning: `tuning_jobs`, `unfused`.
 """

@@ -108,7 +108,7 @@ class EpiloguePass(CustomGraphPass):
         regions, rejections = self.analyse(graph)
         if tuning_is_on():
             # Brings all of Inductor, which importing the pass must not.
-            from cute_backend.fx_walk.tuning import tune
+            from cute_backend.fx_walk.tuning_jobs import tune
 
             regions, slower = tune(regions)
             rejections += slower
@@ -189,7 +189,7 @@ def current_precision() -> Precision:
     return Precision.EAGER if inductor_config.emulate_precision_casts else Precision.FUSED
 
 
-_NO_SAY = ("__main__", "aot", "bench", "cache_command", "command", "fuzz", "operators", "simulator")
+_NO_SAY = ("__main__", "aot", "bench", "command", "fuzz", "operators", "simulator")
 """Modules and packages that the pass, and what a rewritten graph calls, never import."""
 
 

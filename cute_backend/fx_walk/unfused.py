@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.static import Size, describe, fake, hint
-from cute_backend.runtime.samples import random_tensor
+from cute_backend.runtime.random_operands import random_tensor
 
 _SETTINGS: dict[str, Any] = {
     # What users set runs on the whole graph, ours included.

@@ -10,11 +10,11 @@ from typing import Any
 from cute_backend.errors import UsageError
 from cute_backend.formula import formula
 from cute_backend.memory_ops import emit_reductions, reads
-from cute_backend.memory_ops.chain import Chain, Loop, register_type
 from cute_backend.memory_ops.mainloops import mainloop
 from cute_backend.memory_ops.partials import written
 from cute_backend.memory_ops.reads import CUTE_TYPES
 from cute_backend.memory_ops.simplify import simplify
+from cute_backend.memory_ops.statements import Chain, Loop, register_type
 from cute_backend.planning import Ring, Rowvecs, TileConfig, Variant, plan, subtiled, unserved
 from cute_backend.planning.naming import entry_name
 from cute_backend.planning.transposing import multiplied

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cute_backend.memory_ops.chain import register_type
+from cute_backend.memory_ops.statements import register_type
 from cute_backend.planning import ByElement, Placement, Plan, Ring
 from cute_backend.spec import DType, EpilogueSpec, Load, LoadKind
 

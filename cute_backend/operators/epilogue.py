@@ -25,7 +25,6 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from cute_backend.closure import capture
 from cute_backend.errors import UsageError
 from cute_backend.fx_walk.classify import LoadView
 from cute_backend.fx_walk.device import device_capability
@@ -36,7 +35,8 @@ from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.operators.operands import Layout
 from cute_backend.operators.vocabulary import VOCABULARY, Reduced
 from cute_backend.spec import Accumulator, DType, EpilogueSpec, Order, Store
-from cute_backend.unlogged import unlogged
+from cute_backend.tracing.closure import capture
+from cute_backend.tracing.unlogged import unlogged
 
 
 class EpilogueArguments(operator_arguments.EpilogueArguments):

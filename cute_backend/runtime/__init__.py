@@ -1,9 +1,10 @@
 """The op, and what stands behind it: compilation, the cache on disk, launches.
 
-- Calls: `op`, `sample`, `launch`, `call_site`, `generated`, `bind`, `operands`, `outputs`, `reach`, `device`.
+- Calls: `op`, `sample_op`, `launch`, `call_site`, `generated`, `bind`, `operands`, `outputs`, `reach`,
+  `device`.
 - Compilation: `kernel`, `source`, `build`, `compile`, `worker`, `host_code`, `link`, `cubin`, `toolkit`.
 - Kernels on disk: `cache`, `pack`, `archive`, `upkeep`, `documents`, `space`, `trust`.
-- Tuning: `tune`, `timing`, `tuned`, `samples`.
+- Tuning: `tune`, `timing`, `tuning_results`, `random_operands`.
 - Processes and threads: `interpreter`, `start`, `forks`.
 - Messages: `notices`, `progress`.
 """

@@ -34,7 +34,7 @@ from cute_backend.runtime.operands import Size, check_operands, output_like, par
 from cute_backend.runtime.outputs import Outputs
 from cute_backend.runtime.pack import packed_kernels, packs
 from cute_backend.runtime.reach import Problem, Winners, config_for, reachable_kernels, stores_aligned
-from cute_backend.runtime.tuned import remembered
+from cute_backend.runtime.tuning_results import remembered
 from cute_backend.spec import EpilogueSpec, ProductKind
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from cute_backend.runtime.device import Device, max_active_clusters
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.link import KernelFunction
 from cute_backend.runtime.outputs import Outputs
-from cute_backend.runtime.samples import random_operands
+from cute_backend.runtime.random_operands import random_operands
 from cute_backend.spec import EpilogueSpec
 
 Run = Callable[[], Any]

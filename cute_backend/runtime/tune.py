@@ -28,7 +28,7 @@ from cute_backend.runtime.notices import count, warn_once
 from cute_backend.runtime.progress import line
 from cute_backend.runtime.reach import Problem, bucket_of, reachable_kernels, reachable_variants
 from cute_backend.runtime.timing import Run, Timer
-from cute_backend.runtime.tuned import Key, Memory, Result
+from cute_backend.runtime.tuning_results import Key, Memory, Result
 from cute_backend.spec import EpilogueSpec
 
 log = logging.getLogger(__name__)

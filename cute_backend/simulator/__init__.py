@@ -1,7 +1,7 @@
 """A functional simulator of the part of the PTX machine that this project's kernels use.
 
 A kernel that `cute.compile` made runs here instruction by instruction on a CPU: its real PTX, and on top of
-it (`host.py`, `api.py`) its real host code. The way through the code:
+it (`host.py`, `simulate.py`) its real host code. The way through the code:
 
     machine.run_kernel           clusters, CTAs and warps take turns; deadlocks are reported
       parser.parse               text to instructions with operand objects (syntax.py)

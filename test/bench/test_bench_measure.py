@@ -11,7 +11,7 @@ import torch
 
 from cute_backend import UsageError
 from cute_backend.__main__ import main
-from cute_backend.bench import command, measure, sampling, scaled_mm
+from cute_backend.bench import command, decoding, measure, scaled_mm
 from cute_backend.bench.machine import Nvml
 from cute_backend.bench.results import Ceilings, Clock, Results, Timing
 from cute_backend.bench.table import Rate, Runner, function_table
@@ -86,7 +86,7 @@ def test_a_problem_is_measured_cell_by_cell(on_cpu):
 
 
 def test_tokens_are_judged_by_their_own_checks(on_cpu, monkeypatch):
-    table = replace(sampling.SAMPLING, problems=(sampling.problem(3, 40, 16),))
+    table = replace(decoding.SAMPLING, problems=(decoding.problem(3, 40, 16),))
     notes = measure.build_kernels([table])
     assert notes == {}
     (found,) = measure.measure_table(table, a_run()[0])
@@ -101,7 +101,7 @@ def test_tokens_are_judged_by_their_own_checks(on_cpu, monkeypatch):
     assert all(each.agrees and each.difference < 0.01 and not each.note for each in cells.values())
 
     def compiled(runner, fn):
-        return fn if fn is sampling.logits else lambda hidden, *rest: torch.arange(7, 7 + len(hidden))
+        return fn if fn is decoding.logits else lambda hidden, *rest: torch.arange(7, 7 + len(hidden))
 
     monkeypatch.setattr(measure, "compiled", compiled)
     (found,) = measure.measure_table(table, a_run()[0])

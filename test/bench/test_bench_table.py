@@ -7,7 +7,7 @@ import torch
 
 from cute_backend import UsageError, explain
 from cute_backend.__main__ import main
-from cute_backend.bench import block_scaled, gated, row_maxima, sampling, scaled_mm
+from cute_backend.bench import block_scaled, decoding, gated, row_maxima, scaled_mm
 from cute_backend.bench.command import TABLES
 from cute_backend.bench.measure import compiled, work_of
 from cute_backend.bench.table import PEERS, Cell, Rate, Runner, function_table, select
@@ -147,7 +147,7 @@ def test_rows_are_picked_by_name_and_peers_by_option():
         for workload in problem.workloads
         for runner in workload.runners
     )
-    assert select(TABLES, ["sampling"], peers=True) == [sampling.SAMPLING]
+    assert select(TABLES, ["sampling"], peers=True) == [decoding.SAMPLING]
     assert select(TABLES, [], peers=True) == list(TABLES)
     with pytest.raises(UsageError, match=r"no row is called '17x\*'; there are scaled_mm, 4096x4096x4096"):
         select(TABLES, ["16x*", "17x*"], peers=False)
@@ -164,7 +164,7 @@ def test_a_function_is_timed_beside_eager_and_inductor():
 
 # Tokens, and row maxima
 
-DECODING = sampling.problem(5, 72, 32)
+DECODING = decoding.problem(5, 72, 32)
 MAXIMA = row_maxima.fp8_problem(48), row_maxima.bf16_problem(48)
 
 
@@ -173,7 +173,7 @@ def workloads(problem):
 
 
 def test_the_table_of_tokens_at_full_size():
-    table = sampling.SAMPLING
+    table = decoding.SAMPLING
     sizes = [tuple(int(part[1:]) for part in problem.name.split("-")) for problem in table.problems]
     assert len(sizes) == 20
     assert {h for h, _, _ in sizes} == {1, 4, 16, 64, 256}
@@ -196,7 +196,7 @@ def test_the_least_work_of_a_token_is_to_read_the_weights_once():
     with torch.device("meta"):
         works = {
             name: work_of(workload, workload.inputs(), torch.empty(h, 1, dtype=torch.int64))
-            for name, workload in workloads(sampling.problem(h, v, d)).items()
+            for name, workload in workloads(decoding.problem(h, v, d)).items()
         }
     assert {work.operations for work in works.values()} == {2 * h * v * d}
     assert works["sample"].bytes == 2 * v * d + 2 * h * d + 8 * h + 8

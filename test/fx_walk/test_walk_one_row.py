@@ -18,7 +18,7 @@ from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.pairs import column_part
 from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.operands import parse_spec
-from cute_backend.simulator.api import run_with
+from cute_backend.simulator.simulate import run_with
 from cute_backend.spec import LoadKind
 from support.fx_walk.compared import assert_same_after_the_pass
 from support.fx_walk.pairs import CUTS, Cut, K, N, the_region

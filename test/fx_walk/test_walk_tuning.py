@@ -16,13 +16,13 @@ from torch.torch_version import TorchVersion
 import cute_backend
 from cute_backend import config
 from cute_backend.backend import cute, epilogue_pass
-from cute_backend.fx_walk import tuning
+from cute_backend.fx_walk import tuning_jobs
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.unfused import compile_unfused, extract
 from cute_backend.planning import Arch, TileConfig
 from cute_backend.runtime import notices
 from cute_backend.runtime.tune import Job
-from cute_backend.runtime.tuned import Result
+from cute_backend.runtime.tuning_results import Result
 from support.epilogues import EPILOGUES, Problem
 
 BF16 = torch.bfloat16
@@ -62,8 +62,8 @@ def clean(monkeypatch: pytest.MonkeyPatch, fresh_compiler: None) -> Iterator[Non
 @pytest.fixture
 def tuner(monkeypatch: pytest.MonkeyPatch) -> FakeTuner:
     fake = FakeTuner(9.0)
-    monkeypatch.setattr(tuning, "gpu_of", lambda device: 0)
-    monkeypatch.setattr(tuning, "tuner_for", lambda index: fake)
+    monkeypatch.setattr(tuning_jobs, "gpu_of", lambda device: 0)
+    monkeypatch.setattr(tuning_jobs, "tuner_for", lambda index: fake)
     return fake
 
 
@@ -116,7 +116,7 @@ def test_max_autotune_is_a_mode(tuner: FakeTuner) -> None:
 
 
 def test_nothing_is_tuned_or_counted_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "tuner_for", lambda index: pytest.fail("there is no GPU"))
+    monkeypatch.setattr(tuning_jobs, "tuner_for", lambda index: pytest.fail("there is no GPU"))
     check(options={"max_autotune": True})
     assert counted() == {"anchors": 1, "regions": 1}
 

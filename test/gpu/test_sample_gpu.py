@@ -16,7 +16,7 @@ import cute_backend
 from cute_backend.fx_walk.collect import collect
 from cute_backend.planning import Variant, table
 from cute_backend.runtime import launch
-from cute_backend.runtime import sample as op_module
+from cute_backend.runtime import sample_op as op_module
 from cute_backend.runtime.build import obtain
 from cute_backend.runtime.device import device_at
 from cute_backend.runtime.kernel import Kernel

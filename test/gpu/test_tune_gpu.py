@@ -38,17 +38,17 @@ noise, options = float(sys.argv[2]), json.loads(sys.argv[3])
 from torch._dynamo.utils import counters
 from support.epilogues import EPILOGUES, Problem
 import cute_backend
-from cute_backend.fx_walk import tuning
-from cute_backend.runtime import launch, tuned
+from cute_backend.fx_walk import tuning_jobs
+from cute_backend.runtime import launch, tuning_results
 
-tuned.NOISE = noise
+tuning_results.NOISE = noise
 took = []
-def timed(regions, tune=tuning.tune):
+def timed(regions, tune=tuning_jobs.tune):
     begin = time.monotonic()
     result = tune(regions)
     took.append(time.monotonic() - begin)
     return result
-tuning.tune = timed
+tuning_jobs.tune = timed
 
 epilogue = EPILOGUES["bias_gelu_residual"]
 problem = Problem(1000, 4096, 1024, device="cuda")

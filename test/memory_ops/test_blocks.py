@@ -17,7 +17,7 @@ from cute_backend.replay import replay
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.operands import check_operands
-from cute_backend.simulator.api import Machine, run_region
+from cute_backend.simulator.simulate import Machine, run_region
 from cute_backend.spec import (
     Accumulator,
     Axis,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cute_backend.planning import Arch, TileConfig
-from cute_backend.simulator.api import Machine, run_region
+from cute_backend.simulator.simulate import Machine, run_region
 from support.draws import Call, recorded
 
 BF16 = torch.bfloat16

@@ -17,7 +17,7 @@ from torch import Tensor
 from cute_backend import numerics
 from cute_backend.planning import Arch
 from cute_backend.replay import replay
-from cute_backend.simulator import api
+from cute_backend.simulator import simulate
 from cute_backend.spec import (
     Accumulator,
     BColumns,
@@ -126,7 +126,7 @@ def check(arch: Arch, spec: EpilogueSpec, m: int, seed: int) -> None:
         of_a.append(scales(acc.a_scaling.blocks(m), generator))
         bs += [scales(acc.b_scaling.blocks(columns), generator).t() for _ in range(spec.b_count)]
     loads = [operand(load, m, generator) for load in spec.loads]
-    outputs, _ = api.run_region(spec, of_a, bs, loads, api.Machine(arch))
+    outputs, _ = simulate.run_region(spec, of_a, bs, loads, simulate.Machine(arch))
     for got, expected in zip(outputs, replay(spec, of_a, bs, loads), strict=True):
         assert got.dtype == expected.dtype
         torch.testing.assert_close(got.double(), expected.double(), rtol=0, atol=0, equal_nan=True)
@@ -148,6 +148,6 @@ def test_a_cast_number_is_rounded(number: float, arch: Arch) -> None:
     )
     spec = EpilogueSpec((acc,), (), casts, stores, Precision.EAGER)
     a = torch.ones(8, 16, dtype=torch.bfloat16)
-    results, _ = api.run_region(spec, [a], [a.t()], [], api.Machine(arch))
+    results, _ = simulate.run_region(spec, [a], [a.t()], [], simulate.Machine(arch))
     for dtype, got, expected in zip(CAST_TO, results, replay(spec, [a], [a.t()], []), strict=True):
         assert torch.equal(got, expected) and torch.equal(got.signbit(), expected.signbit()), dtype

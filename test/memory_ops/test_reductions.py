@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cute_backend.planning import Arch, TileConfig
 from cute_backend.replay import replay
-from cute_backend.simulator.api import Machine, run_region
+from cute_backend.simulator.simulate import Machine, run_region
 from cute_backend.spec import (
     Accumulator,
     Axis,

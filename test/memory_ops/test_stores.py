@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from cute_backend import numerics
-from cute_backend.memory_ops.chain import Chain
+from cute_backend.memory_ops.statements import Chain
 from cute_backend.planning import Arch
 from cute_backend.replay import replay
-from cute_backend.simulator import api
+from cute_backend.simulator import simulate
 from cute_backend.spec import (
     Accumulator,
     Axis,
@@ -141,7 +141,7 @@ def test_stores(name: str, arch: Arch) -> None:
     b = torch.randint(-4, 5, (N, K), generator=generator).to(torch.bfloat16).t()
     seed = torch.tensor([12345], dtype=torch.int32)
     operands = [codes(load.dtype) if load.kind is LoadKind.EXACT else seed for load in loads]
-    outputs, _ = api.run_region(spec, [a], [b], operands, api.Machine(arch))
+    outputs, _ = simulate.run_region(spec, [a], [b], operands, simulate.Machine(arch))
     for got, expected in zip(outputs, replay(spec, [a], [b], operands), strict=True):
         assert got.dtype == expected.dtype
         torch.testing.assert_close(got.double(), expected.double(), rtol=0, atol=0, equal_nan=True)

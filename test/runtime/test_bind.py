@@ -18,7 +18,7 @@ from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.device import Device
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.outputs import Outputs
-from cute_backend.simulator import api
+from cute_backend.simulator import simulate
 from cute_backend.spec import (
     Accumulator,
     Axis,
@@ -87,8 +87,8 @@ def simulated(given: Operands, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> N
         seen.append(list(arguments[:-1]))
         return [None]
 
-    monkeypatch.setattr(api, "_program", lambda kernel: SimpleNamespace(launch=launch))
-    api.run_region(SPEC, *given, api.Machine(Arch.SM90A))
+    monkeypatch.setattr(simulate, "_program", lambda kernel: SimpleNamespace(launch=launch))
+    simulate.run_region(SPEC, *given, simulate.Machine(Arch.SM90A))
 
 
 def operated(given: Operands, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from cute_backend.runtime import build as building
 from cute_backend.runtime import cache as caching
 from cute_backend.runtime import compile as compiling
 from cute_backend.runtime import link as linking
-from cute_backend.runtime import notices, tuned, worker
+from cute_backend.runtime import notices, tuning_results, worker
 from cute_backend.runtime.build import obtain
 from cute_backend.runtime.cache import KernelCache, caches, private_folder
 from cute_backend.runtime.compile import BuildError, Built
@@ -241,10 +241,13 @@ def test_what_is_tuned_needs_no_lock_and_no_space(folder: Path, monkeypatch: pyt
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(KernelCache, "lock_named", no_lock)
-    memory, key = tuned.remembered(), tuned.Key(KERNEL.spec, KERNEL.variant, 64, 128, 64, "a GPU")
+    memory, key = (
+        tuning_results.remembered(),
+        tuning_results.Key(KERNEL.spec, KERNEL.variant, 64, 128, 64, "a GPU"),
+    )
     with memory.exclusively(), pytest.warns(RuntimeWarning, match="forgotten when this process ends"):
-        memory.put({key: tuned.Result(KERNEL.config, 1.0, None)})
-    assert tuned.remembered().get(key) is not None
+        memory.put({key: tuning_results.Result(KERNEL.config, 1.0, None)})
+    assert tuning_results.remembered().get(key) is not None
     assert what_is_left(folder) == []
 
 

@@ -21,7 +21,7 @@ from cute_backend.runtime.cache import CACHE_DIR_VARIABLE, caches
 from cute_backend.runtime.kernel import BuildError, Kernel
 from cute_backend.runtime.launch import Launcher
 from cute_backend.runtime.source import SOURCES_VARIABLE, file_name, text_of
-from cute_backend.simulator.api import Machine, run
+from cute_backend.simulator.simulate import Machine, run
 from support.runtime.other_users import OTHER
 
 PROGRAM = """

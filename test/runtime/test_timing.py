@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cute_backend.planning import Arch, Variant, table
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.operands import check_operands
-from cute_backend.runtime.samples import random_operands, random_tensor
+from cute_backend.runtime.random_operands import random_operands, random_tensor
 from cute_backend.runtime.timing import arguments_of
 from cute_backend.spec import (
     Accumulator,

@@ -22,7 +22,7 @@ from cute_backend.runtime.device import Device
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.timing import Run, Timings
 from cute_backend.runtime.tune import Job, Tuner
-from cute_backend.runtime.tuned import NOISE, Key, Memory, Result, TunedFile
+from cute_backend.runtime.tuning_results import NOISE, Key, Memory, Result, TunedFile
 from support.runtime.handmade import make_spec
 
 GPU = Device(-1, Arch.SM90A, 132, "a GPU")

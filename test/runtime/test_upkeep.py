@@ -281,7 +281,7 @@ def test_show_prints_each_version_of_a_kernel(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written(folder, 0)
-    for module in ("runtime.kernel", "runtime.cache", "cache_command"):
+    for module in ("runtime.kernel", "runtime.cache", "command.cache_command"):
         monkeypatch.setattr(f"cute_backend.{module}.environment", lambda: ("later",))
     monkeypatch.setattr(building, "_loaded", {})
     again = replace(KERNELS[0])

@@ -12,7 +12,7 @@ from cute_backend.planning import Arch, TileConfig, Variant, offered
 from cute_backend.replay import replay
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import BuildError, Kernel
-from cute_backend.simulator.api import run_region
+from cute_backend.simulator.simulate import run_region
 from cute_backend.spec import (
     Accumulator,
     Axis,

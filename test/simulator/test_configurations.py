@@ -7,7 +7,7 @@ import torch
 
 from cute_backend.fx_walk.collect import collect
 from cute_backend.planning import Arch, TileConfig, Variant, offered
-from cute_backend.simulator.api import Machine, reference, run
+from cute_backend.simulator.simulate import Machine, reference, run
 from cute_backend.spec import LoadKind
 from support.epilogues import EPILOGUES, Problem
 from support.golden_regions import NAMES, PROGRAMS, the_region

@@ -12,7 +12,7 @@ from torch import Tensor
 from cute_backend.planning import TileConfig, Variant, table
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import BuildError, Kernel
-from cute_backend.simulator.api import run_region
+from cute_backend.simulator.simulate import run_region
 from cute_backend.spec import (
     Accumulator,
     Columns,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cute_backend.planning import TileConfig, Variant
-from cute_backend.simulator.api import Launch, Machine, run_region
 from cute_backend.simulator.report import Recorder
+from cute_backend.simulator.simulate import Launch, Machine, run_region
 from support.simulator.exact import operands, scaled_residual, sm90, sm100
 
 M, N, K = 192, 192, 384

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 import cute_backend
-from cute_backend import report
 from cute_backend.__main__ import main
 from cute_backend.errors import UsageError
 from cute_backend.planning import Arch
-from cute_backend.simulator import api, host
+from cute_backend.presentation import terminal
+from cute_backend.simulator import host, simulate
 from cute_backend.simulator.errors import Runaway, SimulationError
 from support.epilogues import EPILOGUES, Problem
 
@@ -28,8 +28,8 @@ def test_the_result_has_the_form_of_the_functions_own(arch):
     inputs = inputs_of("two_outputs")
     hidden, quantised = cute_backend.simulate(EPILOGUES["two_outputs"].fn, *inputs, arch=arch, async_seed=5)
     assert (hidden.dtype, quantised.dtype) == (torch.bfloat16, torch.float8_e4m3fn)
-    expected = api.reference(EPILOGUES["two_outputs"].fn, inputs)
-    assert all(difference.agrees for difference in api.compare((hidden, quantised), expected))
+    expected = simulate.reference(EPILOGUES["two_outputs"].fn, inputs)
+    assert all(difference.agrees for difference in simulate.compare((hidden, quantised), expected))
 
 
 def test_what_stands_around_a_region_runs_too():
@@ -42,7 +42,7 @@ def test_what_stands_around_a_region_runs_too():
     def call(a, b, shift):
         return fn(a, b, shift, twice=True)
 
-    simulation = api.run(call, (a, b, 3.0), api.Machine())
+    simulation = simulate.run(call, (a, b, 3.0), simulate.Machine())
     assert simulation.outputs["twice"] is True
     expected = fn(a, b, 3.0, twice=True)["sum"]
     torch.testing.assert_close(simulation.outputs["sum"], expected, rtol=1e-2, atol=1e-1)
@@ -60,7 +60,7 @@ def test_modules_and_several_regions():
             return self.down(self.up(x).relu()).sigmoid()
 
     module, x = Mlp(), torch.randn(2, 20, 64, dtype=torch.bfloat16)
-    simulation = api.run(module, (x,), api.Machine())
+    simulation = simulate.run(module, (x,), simulate.Machine())
     assert [launch.problem for launch in simulation.launches] == [(40, 48, 64), (40, 32, 48)]
     torch.testing.assert_close(simulation.outputs, module(x), rtol=2e-2, atol=2e-2)
 
@@ -75,8 +75,8 @@ def test_one_function_may_be_simulated_often():
 
 def test_progress_is_told():
     heard = []
-    machine = api.Machine(clusters=2, progress=lambda *told: heard.append(told))
-    [launch] = api.run(EPILOGUES["rowwise"].fn, inputs_of("rowwise", m=300), machine).launches
+    machine = simulate.Machine(clusters=2, progress=lambda *told: heard.append(told))
+    [launch] = simulate.run(EPILOGUES["rowwise"].fn, inputs_of("rowwise", m=300), machine).launches
     assert [told[:2] for told in heard] == [(1, 2), (2, 2)]
     # Waits that are tried again are counted in the progress; clusters run side by side.
     assert launch.report.instructions // 2 < heard[0][2] < heard[1][2]
@@ -84,7 +84,7 @@ def test_progress_is_told():
 
 
 def test_a_kernel_that_runs_away_is_stopped(monkeypatch):
-    monkeypatch.setattr(api, "INSTRUCTIONS_PER_SECOND", 100)
+    monkeypatch.setattr(simulate, "INSTRUCTIONS_PER_SECOND", 100)
     with pytest.raises(Runaway, match="some loop does not end"):
         cute_backend.simulate(EPILOGUES["rowwise"].fn, *inputs_of("rowwise"))
 
@@ -92,18 +92,18 @@ def test_a_kernel_that_runs_away_is_stopped(monkeypatch):
 def test_an_unwritten_element_disagrees():
     full, partial = torch.ones(4, 4), torch.ones(4, 4)
     partial[3, 3] = float("nan")
-    assert api.compare(full, full)[0].agrees
-    assert not api.compare(partial, full)[0].agrees
-    both_nan = api.compare(partial, partial)[0]
+    assert simulate.compare(full, full)[0].agrees
+    assert not simulate.compare(partial, full)[0].agrees
+    both_nan = simulate.compare(partial, partial)[0]
     assert both_nan.agrees and both_nan.equal == 16
-    assert not api.compare(full + 1e-3, full)[0].agrees
+    assert not simulate.compare(full + 1e-3, full)[0].agrees
 
 
 def test_what_is_allowed_is_shown(capsys):
     full = torch.ones(4, 4)
     for actual, verdict in ((full, "agrees"), (full + 1e-3, "WRONG")):
-        differences = api.compare((actual, actual.int()), (full, full.int()))
-        report.show(report.comparison_table(differences))
+        differences = simulate.compare((actual, actual.int()), (full, full.int()))
+        terminal.show(terminal.comparison_table(differences))
         floats, integers = (line.split() for line in capsys.readouterr().out.splitlines()[-2:])
         assert floats[-2:] == ["1.2e-07", verdict] and integers[-3:] == ["0.0e+00", "1.0e-02", "agrees"]
 
@@ -111,7 +111,7 @@ def test_what_is_allowed_is_shown(capsys):
 def test_advice_on_rounding_stands_where_an_error_may_be_that():
     full = torch.ones(4, 4)
     advised = [
-        "try smaller inputs" in str(report.launch_legend(api.compare(full + off, full)))
+        "try smaller inputs" in str(terminal.launch_legend(simulate.compare(full + off, full)))
         for off in (0.0, 1e-5, 0.25, float("nan"))
     ]
     assert advised == [False, True, False, False]
@@ -151,7 +151,7 @@ def test_a_packed_vector_is_hoisted_up_to_the_edge(dtype: torch.dtype) -> None:
     (region,) = cute_backend.explain(program, x, weight, bias, arch="sm_100a").regions
     assert [load.placement for load in region.loads] == ["register_hoist"]
     assert "math.pack(bias_" in region.source()
-    launched = api.run(program, (x, weight, bias), api.Machine(Arch.SM100A, 3))
+    launched = simulate.run(program, (x, weight, bias), simulate.Machine(Arch.SM100A, 3))
     assert torch.equal(launched.outputs, program(x, weight, bias))
     (launch,) = launched.launches
     assert set(launch.report.exposed_loads) == {0}
@@ -213,12 +213,12 @@ def test_the_command_line_without_a_compiler(program, tmp_path):
 
 
 def test_the_command_line_fails_where_numbers_do(program, capsys, monkeypatch):
-    real = api.run_region
+    real = simulate.run_region
 
     def run_region(spec, a, b, loads, machine):
         outputs, launch = real(spec, a, b, loads, machine)
         return [output.roll(1, 0) for output in outputs], launch
 
-    monkeypatch.setattr(api, "run_region", run_region)
+    monkeypatch.setattr(simulate, "run_region", run_region)
     assert main(["simulate", program]) == 1
     assert "WRONG" in capsys.readouterr().out

@@ -15,7 +15,7 @@ from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Arch, TileConfig, Variant
 from cute_backend.replay import replay
 from cute_backend.runtime.source import text_of
-from cute_backend.simulator.api import run_region
+from cute_backend.simulator.simulate import run_region
 from cute_backend.spec import (
     Axis,
     DType,

@@ -19,7 +19,7 @@ from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Arch, TileConfig, Variant, offered, unserved
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.sample import SAMPLES_PER_PASS
+from cute_backend.runtime.sample_op import SAMPLES_PER_PASS
 from cute_backend.spec import EpilogueSpec
 from support.draws import recorded
 from support.epilogues import EPILOGUES, Problem

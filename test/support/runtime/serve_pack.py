@@ -19,8 +19,8 @@ from torch._dynamo.utils import counters
 from cute_backend.planning import Arch
 from cute_backend.runtime import build, compile, launch, pack
 from cute_backend.runtime.device import Device
+from cute_backend.runtime.random_operands import random_operands
 from cute_backend.runtime.reach import Problem
-from cute_backend.runtime.samples import random_operands
 from cute_backend.spec import EpilogueSpec
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cute_backend.planning import Arch, TileConfig
 from cute_backend.runtime.operands import TORCH_DTYPES
-from cute_backend.simulator.api import Execute, run_with
+from cute_backend.simulator.simulate import Execute, run_with
 from cute_backend.spec import (
     Accumulator,
     BColumns,

@@ -25,7 +25,7 @@ from cute_backend.replay import replay
 from cute_backend.runtime.build import build
 from cute_backend.runtime.compile import SYMBOL, Built, compile_kernel
 from cute_backend.runtime.kernel import Kernel
-from cute_backend.simulator import api
+from cute_backend.simulator import simulate
 from cute_backend.simulator.host import HostProgram
 from cute_backend.spec import Axis, DType, EpilogueSpec, ReduceKind, Reduction, Scaling, Store
 from support.simulator.exact import (
@@ -83,9 +83,9 @@ class Subject:
             groups(self.spec, self.ends, *self.problem) if self.ends else operands(self.spec, *self.problem)
         )
         a, b, loads = made
-        machine = api.Machine(self.config.arch, seed, self.config, clusters=self.clusters)
-        with patch.object(api, "_program", lambda kernel: program):
-            [actual], launch = api.run_region(self.spec, a, b, loads, machine)
+        machine = simulate.Machine(self.config.arch, seed, self.config, clusters=self.clusters)
+        with patch.object(simulate, "_program", lambda kernel: program):
+            [actual], launch = simulate.run_region(self.spec, a, b, loads, machine)
         assert launch.kernel == self.kernel
         [expected] = replay(self.spec, a, b, loads)
         if not torch.equal(actual, expected):

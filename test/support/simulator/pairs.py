@@ -7,7 +7,7 @@ from torch import Tensor
 
 from cute_backend.planning import TileConfig
 from cute_backend.replay import replay
-from cute_backend.simulator.api import run_region
+from cute_backend.simulator.simulate import run_region
 from cute_backend.spec import (
     Accumulator,
     Axis,

@@ -16,9 +16,9 @@ import pytest
 from filelock import FileLock
 
 from cute_backend.planning import Arch, TileConfig, Variant
-from cute_backend.runtime import notices, tuned
+from cute_backend.runtime import notices, tuning_results
 from cute_backend.runtime.cache import KernelCache
-from cute_backend.runtime.tuned import Key, Memory, Result, TunedFile, remembered
+from cute_backend.runtime.tuning_results import Key, Memory, Result, TunedFile, remembered
 from support.runtime.handmade import make_spec
 
 SPEC = make_spec()
@@ -46,7 +46,7 @@ def entries(folder: Path) -> dict[str, Any]:
 WRITER = """
 import sys
 sys.path[:0] = sys.argv[1:3]
-import test_tuned as t
+import test_tuning_results as t
 keys = [t.Key(t.SPEC, t.Variant.TMA, int(m), 4096, 512, "a GPU, 132 SMs") for m in sys.argv[3:]]
 t.remembered().put(dict.fromkeys(keys, t.RESULT))
 print(t.remembered().get(t.KEY))
@@ -95,8 +95,8 @@ def test_a_result_of_other_versions_is_ignored_and_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file_in(tmp_path).put({KEY: RESULT, OTHER: RESULT})
-    ours = tuned._environment()
-    monkeypatch.setattr(tuned, "_environment", lambda: [*ours, "a newer DSL"])
+    ours = tuning_results._environment()
+    monkeypatch.setattr(tuning_results, "_environment", lambda: [*ours, "a newer DSL"])
     newer = file_in(tmp_path)
     assert newer.get(KEY) is None
     newer.put({KEY: RESULT})

@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from cute_backend.planning.naming import words
-from cute_backend.report import (
+from cute_backend.presentation.terminal import (
     GRADIENTS_ARE_ON,
     OPERANDS,
     accumulator_lines,

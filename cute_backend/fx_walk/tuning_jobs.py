@@ -16,7 +16,7 @@ from cute_backend.fx_walk.unfused import compile_unfused
 from cute_backend.runtime.device import device_at
 from cute_backend.runtime.timing import GpuTimer
 from cute_backend.runtime.tune import Job, Tuner, Untuned
-from cute_backend.runtime.tuned import Result, remembered
+from cute_backend.runtime.tuning_results import Result, remembered
 from cute_backend.spec import ProductKind
 
 

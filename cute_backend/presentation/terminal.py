@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cute_backend.api import Explanation, Region
     from cute_backend.runtime.compile import Built
     from cute_backend.runtime.kernel import Kernel
-    from cute_backend.simulator.api import Difference, Launch
+    from cute_backend.simulator.simulate import Difference, Launch
 
 PLAIN_WIDTH = 110
 

@@ -1,0 +1,1 @@
+"""Explanations, builds and results as people and tools read them: in a terminal, as HTML, as artifacts."""
