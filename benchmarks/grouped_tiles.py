@@ -27,7 +27,7 @@ from cute_backend import explain
 from cute_backend.bench.grouped import MODELS, Experts, Split, gated
 from cute_backend.bench.measure import relative_difference
 from cute_backend.bench.timing import require_gpu, time_units, unit_of
-from cute_backend.planning import TileConfig, Variant, choose
+from cute_backend.planning import Alignment, TileConfig, choose
 from cute_backend.planning.search import clustered
 from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.build import Outcome, obtain
@@ -154,7 +154,7 @@ def main() -> None:
     until = time.monotonic() + 60 * arguments.minutes
     gpu, found = device_at(0), specs()
     kernels = {
-        kind: [Kernel(spec, each, Variant.TMA) for each in tiles(spec)] for kind, spec in found.items()
+        kind: [Kernel(spec, each, Alignment.TMA) for each in tiles(spec)] for kind, spec in found.items()
     }
     built = obtain([kernel for kind in arguments.products for kernel in kernels[kind]])
     failed = {kernel: outcome for kernel, outcome in built.items() if isinstance(outcome, Exception)}

@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_backend
 from cute_backend.bench.timing import require_gpu, time_units, unit_of
-from cute_backend.planning import TileConfig, Variant
+from cute_backend.planning import Alignment, TileConfig
 from cute_backend.planning.rules import subtiled
 from cute_backend.planning.search import clustered
 from cute_backend.planning.shared_memory import plane_bits
@@ -105,7 +105,7 @@ def configs(spec: EpilogueSpec) -> Iterator[TileConfig]:
     for name in filter(offered.__contains__, TILES):
         for width in WIDTHS:
             config = replace(offered[name], subtile_n=width)
-            if subtiled(spec, config, Variant.TMA).subtile_n == width:
+            if subtiled(spec, config, Alignment.TMA).subtile_n == width:
                 yield config
 
 
@@ -143,7 +143,7 @@ def main() -> None:
     chosen = [program for program in PROGRAMS if fnmatchcase(program.name, arguments.only)]
     specs = {program: program.spec() for program in chosen}
     kernels = {
-        program: [Kernel(spec, config, Variant.TMA) for config in configs(spec)]
+        program: [Kernel(spec, config, Alignment.TMA) for config in configs(spec)]
         for program, spec in specs.items()
     }
     built = obtain([kernel for each in kernels.values() for kernel in each])

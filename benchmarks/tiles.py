@@ -28,7 +28,7 @@ from problems import ROWS, Drawn, Epilogue, Operands, draw
 from rich.progress import track
 
 from cute_backend.bench.timing import require_gpu, time_units, unit_of
-from cute_backend.planning import TileConfig, Variant, offered
+from cute_backend.planning import Alignment, TileConfig, offered
 from cute_backend.planning.cost import cost
 from cute_backend.planning.search import clustered
 from cute_backend.runtime.build import obtain
@@ -157,7 +157,7 @@ def main() -> None:
     for operands in map(Operands, arguments.operands):
         specs[operands] = spec = Drawn(256, 512, 256, operands, Epilogue(arguments.epilogue)).spec()
         kernels[operands] = [
-            Kernel(spec, each, Variant.TMA) for each in tiles(spec, arguments.every, arguments.tiles)
+            Kernel(spec, each, Alignment.TMA) for each in tiles(spec, arguments.every, arguments.tiles)
         ]
     built = obtain([kernel for each in kernels.values() for kernel in each])
     for kernel, outcome in built.items():

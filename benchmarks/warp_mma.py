@@ -25,7 +25,7 @@ from triton_mm import TILES, assert_mma_sync, fits, mm
 
 from cute_backend.bench.elsewhere import functions_for
 from cute_backend.bench.timing import require_gpu, time_units, unit_of
-from cute_backend.planning import Arch, TileConfig, Variant, offered
+from cute_backend.planning import Alignment, Arch, TileConfig, offered
 from cute_backend.runtime.device import device_at
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.link import KernelFunction
@@ -98,7 +98,7 @@ def main() -> None:
     require_gpu()
     file = Path(sys.argv[1])
     full = Drawn(256, 512, 256, Operands.BF16, Epilogue.FULL).spec()
-    kernels = [Kernel(spec, config, Variant.TMA) for spec in (BARE, full) for config in tiles_for(spec)]
+    kernels = [Kernel(spec, config, Alignment.TMA) for spec in (BARE, full) for config in tiles_for(spec)]
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         functions = functions_for(Arch.SM90A, kernels, Path(folder))

@@ -28,7 +28,7 @@ from cute_backend.fx_walk.reasons import NO_PRODUCT, Reason, Refused, Rejection,
 from cute_backend.fx_walk.region import Region as FoundRegion
 from cute_backend.fx_walk.static import Size, fake, hint, target_name
 from cute_backend.fx_walk.tuning_jobs import recall
-from cute_backend.planning import Arch, Plan, Target, Variant, plan
+from cute_backend.planning import Alignment, Arch, Plan, Target, plan
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.launch import config_here
 from cute_backend.runtime.reach import Problem, stores_aligned
@@ -114,7 +114,7 @@ class Region:
     arch: str
     labels: tuple[str, ...] = field(repr=False)
     hints: tuple[int, int, int] = field(repr=False)
-    variant: Variant = field(repr=False)
+    alignment: Alignment = field(repr=False)
     groups: int | None = None
     sources: tuple[Source, ...] = ()
     is_backward: bool = False
@@ -154,7 +154,7 @@ class Region:
         invariant, rowvecs = config.batch_invariant, config.rowvec_placement
         problem = Problem(self.spec, *self.hints, invariant, config.tile, self.groups, rowvecs)
         return Kernel.found(
-            self.spec, config_here(problem, self.variant, parse_arch(arch or self.arch)), self.variant
+            self.spec, config_here(problem, self.alignment, parse_arch(arch or self.arch)), self.alignment
         )
 
     def source(self, arch: str | None = None) -> str:
@@ -170,7 +170,7 @@ class Region:
     @cached_property
     def _plan(self) -> Plan:
         kernel = self.kernel()
-        return plan(kernel.spec, kernel.config, kernel.variant)
+        return plan(kernel.spec, kernel.config, kernel.alignment)
 
 
 @dataclass(frozen=True, repr=False)
@@ -425,12 +425,12 @@ def _region(found: FoundRegion, results: _Results, arch: str) -> Region:
         arch=arch,
         labels=results.labels(found),
         hints=(_hint(m), _hint(n), _hint(k)),
-        variant=_variant(found, _hint(m), _hint(n)),
+        alignment=_alignment(found, _hint(m), _hint(n)),
         groups=None if found.groups is None else _hint(found.groups),
     )
 
 
-def _variant(found: FoundRegion, m: int, n: int) -> Variant:
+def _alignment(found: FoundRegion, m: int, n: int) -> Alignment:
     """The alignment that these arguments have: outputs' from sizes, exact loads' from strides and offsets."""
     aligned = stores_aligned(found.spec, m, n) is True
     for load, view in zip(found.spec.loads, found.views, strict=True):
@@ -441,7 +441,7 @@ def _variant(found: FoundRegion, m: int, n: int) -> Variant:
             first = 0 if view.part is None else view.part.start
             offset = _hint(tensor.storage_offset() + first) * tensor.element_size()
             aligned &= not (offset | _hint(pitch) * tensor.element_size()) % TMA_ALIGN
-    return Variant.TMA if aligned else Variant.PLAIN
+    return Alignment.TMA if aligned else Alignment.PLAIN
 
 
 _UNKNOWN_SIZE = 4096

@@ -81,13 +81,13 @@ class Extent(Enum):
     BYTES = "bytes of the workspace"
 
 
-class Alignment(Enum):
+class ArgumentAlignment(Enum):
     """The bytes that divide an argument's base address and those of its strides that are not 1."""
 
     ELEMENT = "element"
     """The bytes of an element."""
     PLANE = "plane"
-    """`TMA_ALIGN` in the variant whose planes move by TMA; in the other, those of an element."""
+    """`TMA_ALIGN` for the alignment whose planes move by TMA; in the other, those of an element."""
     TMA = "tma"
     """`TMA_ALIGN`: what lies otherwise is copied."""
     WORKSPACE = "workspace"
@@ -125,7 +125,7 @@ class Argument:
     role: Role
     dtype: DType
     dims: tuple[Dim, ...]
-    alignment: Alignment = Alignment.ELEMENT
+    alignment: ArgumentAlignment = ArgumentAlignment.ELEMENT
 
     @staticmethod
     def of_load(load: Load) -> Argument:
@@ -145,7 +145,7 @@ class Argument:
         }
         if load.order is not None:
             plane = _plane((Extent.M, Extent.N), load.order is Order.ROW)
-            return Argument(load.name, load.name, Role.LOAD, load.dtype, plane, Alignment.PLANE)
+            return Argument(load.name, load.name, Role.LOAD, load.dtype, plane, ArgumentAlignment.PLANE)
         return Argument(load.name, load.name, Role.LOAD, load.dtype, dims[load.kind])
 
     @staticmethod
@@ -157,7 +157,7 @@ class Argument:
             return Argument(store.name, store.name, Role.STORE, store.dtype, dims)
         if store.reduce is None:
             plane = _plane((Extent.M, Extent.N), store.order is Order.ROW)
-            return Argument(store.name, store.name, Role.STORE, store.dtype, plane, Alignment.PLANE)
+            return Argument(store.name, store.name, Role.STORE, store.dtype, plane, ArgumentAlignment.PLANE)
         kept = {Axis.ROW: (Extent.M,), Axis.COLUMN: (Extent.N,), Axis.ALL: ()}[store.reduce.axis]
         dims = tuple(Dim(extent, Stride.ONE) for extent in kept)
         return Argument(store.name, store.name, Role.STORE, store.dtype, dims)
@@ -169,8 +169,8 @@ class Argument:
 
     @property
     def is_plane(self) -> bool:
-        """Whether TMA reads or writes it, in one variant at least."""
-        return self.alignment in (Alignment.PLANE, Alignment.TMA)
+        """Whether TMA reads or writes it, for one alignment at least."""
+        return self.alignment in (ArgumentAlignment.PLANE, ArgumentAlignment.TMA)
 
     @property
     def has_modes(self) -> bool:
@@ -180,9 +180,11 @@ class Argument:
     def align(self, tma: bool) -> int:
         """Bytes that divide its base address and its strides that are not 1, where planes move by `tma` or
         not."""
-        if self.alignment is Alignment.WORKSPACE:
+        if self.alignment is ArgumentAlignment.WORKSPACE:
             return WORKSPACE_ALIGN
-        promised = self.alignment is Alignment.TMA or (tma and self.alignment is Alignment.PLANE)
+        promised = self.alignment is ArgumentAlignment.TMA or (
+            tma and self.alignment is ArgumentAlignment.PLANE
+        )
         return TMA_ALIGN if promised else self.dtype.bits // 8
 
     def shape(self, sizes: Mapping[Extent, Any]) -> tuple[Any, ...]:
@@ -215,7 +217,7 @@ def signature(spec: EpilogueSpec) -> tuple[Argument, ...]:
     columns = Extent.COLUMNS if spec.b_columns is BColumns.INTERLEAVED else Extent.N
     a = _plane((*batches, rows, Extent.K), first.a_major is Major.K)
     b = _plane((*groups, Extent.K, columns), first.b_major is not Major.K)
-    arguments = [Argument("a", f"A of {first.name}", Role.A, first.a_dtype, a, Alignment.TMA)]
+    arguments = [Argument("a", f"A of {first.name}", Role.A, first.a_dtype, a, ArgumentAlignment.TMA)]
     if grouped:
         ends = (Dim(Extent.GROUPS, Stride.ONE),)
         arguments.append(Argument(OFFSETS, "the offsets of the groups", Role.OFFSETS, DType.I32, ends))
@@ -224,7 +226,7 @@ def signature(spec: EpilogueSpec) -> tuple[Argument, ...]:
         arguments.append(_scales("a", first.name, Role.A_SCALES, extents))
     names = {("b" if spec.b_count == 1 else f"b{i}"): acc.name for i, acc in enumerate(spec.first_of_each_b)}
     for name, acc in names.items():
-        arguments.append(Argument(name, f"B of {acc}", Role.B, first.b_dtype, b, Alignment.TMA))
+        arguments.append(Argument(name, f"B of {acc}", Role.B, first.b_dtype, b, ArgumentAlignment.TMA))
     if first.is_block_scaled:
         extents = (Extent.K_BLOCKS, columns if first.b_scaling is Scaling.LINE else Extent.N_BLOCKS)
         arguments += [_scales(name, acc, Role.B_SCALES, extents) for name, acc in names.items()]
@@ -233,7 +235,7 @@ def signature(spec: EpilogueSpec) -> tuple[Argument, ...]:
     if spec.reductions:
         room = (Dim(Extent.BYTES, Stride.ONE),)
         arguments.append(
-            Argument(WORKSPACE, "the workspace", Role.WORKSPACE, DType.U8, room, Alignment.WORKSPACE)
+            Argument(WORKSPACE, "the workspace", Role.WORKSPACE, DType.U8, room, ArgumentAlignment.WORKSPACE)
         )
     return tuple(arguments)
 

@@ -23,5 +23,5 @@ autodoc_typehints_format = "short"
 nitpick_ignore_regex = [
     (r"py:.*", r"(cutlass|os|torch|collections|rich|sympy|numpy|typing|fx)\b.*"),
     (r"py:.*", r"(Any|Callable|Sequence|Tensor|RenderableType|Path)"),
-    (r"py:.*", r"(cute_backend\..*)?(Built|Kernel|EpilogueSpec|Variant|Reason)"),  # named in types alone
+    (r"py:.*", r"(cute_backend\..*)?(Built|Kernel|EpilogueSpec|Alignment|Reason)"),  # named in types alone
 ]

@@ -15,7 +15,7 @@ import cute_backend
 from cute_backend import UsageError
 from cute_backend.api import Product
 from cute_backend.fx_walk.reasons import Reason
-from cute_backend.planning import Arch, Variant
+from cute_backend.planning import Alignment, Arch
 from cute_backend.runtime import reach
 from cute_backend.simulator.simulate import Machine, run
 from support.epilogues import EPILOGUES, Problem
@@ -356,9 +356,9 @@ def test_what_is_shown_is_the_tile_that_a_launch_gets(invariant):
         ).first_region()
         shown = region.kernel().config
     wanted = reach.Problem(region.spec, m, n, k, invariant)
-    assert shown == reach.config_for(wanted, Variant.TMA, Arch.SM90A, Arch.SM90A.target.sm_count)
+    assert shown == reach.config_for(wanted, Alignment.TMA, Arch.SM90A, Arch.SM90A.target.sm_count)
     other = reach.Problem(region.spec, m, n, k, not invariant)
-    assert shown != reach.config_for(other, Variant.TMA, Arch.SM90A, Arch.SM90A.target.sm_count)
+    assert shown != reach.config_for(other, Alignment.TMA, Arch.SM90A, Arch.SM90A.target.sm_count)
 
 
 def test_a_tile_by_name_is_the_one_that_is_explained_and_built():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cute_backend.planning import Arch, Variant, offered
+from cute_backend.planning import Alignment, Arch, offered
 from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.operands import check_operands
@@ -20,9 +20,9 @@ def test_a_kernel_takes_the_operands_of_every_shape(name: str) -> None:
     spec = epilogue_spec(name, True)
     for shape in SHAPES[:5]:
         m, n, k = fitting(spec, (max(shape[:2]), *shape[1:]) if EPILOGUES[name].square else shape)
-        for variant in Variant:
-            kernel = Kernel(spec, offered(Arch.SM90A, spec)[-1], variant)
-            given = operands_of(spec, m, n, k, aligned=variant is Variant.TMA, device="cpu")
+        for alignment in Alignment:
+            kernel = Kernel(spec, offered(Arch.SM90A, spec)[-1], alignment)
+            given = operands_of(spec, m, n, k, aligned=alignment is Alignment.TMA, device="cpu")
             check_operands(spec, *given)
             _, memory = outputs_of(kernel, m, n, "cpu")
             check_layouts(kernel, [*Binding(spec).bind(*given).tensors, *memory])

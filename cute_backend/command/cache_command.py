@@ -94,7 +94,7 @@ def _described(entry: Entry) -> str:
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path} can't be read: {error}") from error
     loads = [f"{load.name}, {load.kind.value}, {load.dtype.value}" for load in kernel.spec.loads]
-    target = f"{kernel.arch.value}, tile {kernel.config.name}, {kernel.variant.words}"
+    target = f"{kernel.arch.value}, tile {kernel.config.name}, {kernel.alignment.words}"
     current = tuple(data["environment"]) == environment()
     rows = {
         "computes": formula(kernel.spec).splitlines(),

@@ -86,7 +86,7 @@ def _source(arguments: argparse.Namespace) -> None:
         terminal.print_source(text)
         return
     kernel = region.kernel()
-    path = arguments.output / file_name(kernel.spec, kernel.config, kernel.variant)
+    path = arguments.output / file_name(kernel.spec, kernel.config, kernel.alignment)
     try:
         arguments.output.mkdir(parents=True, exist_ok=True)
         with path.open("x") as file:

@@ -15,7 +15,7 @@ from cute_backend.memory_ops.partials import written
 from cute_backend.memory_ops.reads import CUTE_TYPES
 from cute_backend.memory_ops.simplify import simplify
 from cute_backend.memory_ops.statements import Chain, Loop, register_type
-from cute_backend.planning import Ring, Rowvecs, TileConfig, Variant, plan, subtiled, unserved
+from cute_backend.planning import Alignment, Ring, Rowvecs, TileConfig, plan, subtiled, unserved
 from cute_backend.planning.naming import entry_name
 from cute_backend.planning.transposing import multiplied
 from cute_backend.signature import WORKSPACE, Argument, Extent, Role, of_role, signature
@@ -27,7 +27,7 @@ _WHERE_TO_READ_ON = (
 )
 
 
-def emit(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
+def emit(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> str:
     """The module for a spec, a tile configuration and an alignment.
 
     It defines the class `Epilogue`, the kernel `gemm` and the function `launch(a, <bs>, <loads>, <stores>,
@@ -37,10 +37,10 @@ def emit(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
     """
     if (why := unserved(spec, config.target)) is not None:
         raise UsageError(why)
-    header = (entry_name(spec, config, variant), formula(spec))
+    header = (entry_name(spec, config, alignment), formula(spec))
     folded: dict[float, str] = {}
     simple = simplify(spec, folded)
-    return _Module(simple, folded, header, subtiled(spec, config, variant), variant).text()
+    return _Module(simple, folded, header, subtiled(spec, config, alignment), alignment).text()
 
 
 class _Module:
@@ -50,12 +50,12 @@ class _Module:
         folded: dict[float, str],
         header: tuple[str, str],
         config: TileConfig,
-        variant: Variant,
+        alignment: Alignment,
     ) -> None:
-        self.config, self.variant = config, variant
+        self.config, self.alignment = config, alignment
         self.name, self.formula = header
         self.arguments = signature(spec)
-        self.plan = plan(spec, config, variant)
+        self.plan = plan(spec, config, alignment)
         self.spec = spec = multiplied(spec, config)
         self.chain = Chain(spec, self._reads(), folded)
         self.mainloop = mainloop(spec, config)
@@ -90,7 +90,7 @@ class _Module:
         lines += [
             "",
             f"{self.name}:",
-            f"{self.config.arch.value}, tile {self.config.name}, {self.variant.words}:",
+            f"{self.config.arch.value}, tile {self.config.name}, {self.alignment.words}:",
             f"{self.config.words}.",
             *_WHERE_TO_READ_ON,
             '"""',

@@ -37,7 +37,7 @@ from cute_backend.operators.metadata import (
     metadata_of,
 )
 from cute_backend.operators.operands import Layout, TensorArgument, bytes_at, values_of
-from cute_backend.planning import Arch, Variant, clustered, ranked
+from cute_backend.planning import Alignment, Arch, clustered, ranked
 from cute_backend.runtime.device import device_at
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.source import text_of
@@ -74,7 +74,7 @@ class Request:
     out: DType
     order: Order
     sizes: tuple[int, int, int]
-    variant: Variant
+    alignment: Alignment
 
     @staticmethod
     def of(args: Any) -> Request:
@@ -112,8 +112,8 @@ class Request:
         else:
             epilogue = convert(args.epilogue, m, n)
             aligned = out.aligned and _planes_aligned(epilogue, args.epilogue.tensors)
-        variant = Variant.TMA if aligned else Variant.PLAIN
-        return Request(_product(a, b), epilogue, out.value_dtype, order, (m, n, k), variant)
+        alignment = Alignment.TMA if aligned else Alignment.PLAIN
+        return Request(_product(a, b), epilogue, out.value_dtype, order, (m, n, k), alignment)
 
 
 def _product(a: Layout, b: Layout) -> Accumulator:
@@ -169,7 +169,7 @@ class _FusedGemm:
             request = Request.of(args)
         except UsageError as error:
             return Status.fail(error)
-        if self.metadata.design.aligned and request.variant is not Variant.TMA:
+        if self.metadata.design.aligned and request.alignment is not Alignment.TMA:
             return Status.fail(
                 "the operator moves the epilogue's planes by TMA, and one of them does not begin at a "
                 "multiple of 16 bytes or has a pitch that is none; an unaligned operator takes it"
@@ -257,7 +257,7 @@ def _for_arguments(operator: type[_FusedGemm], args: GemmArguments) -> Iterator[
     for product in _modes(arch, request.product):
         spec = request.epilogue.of(product)
         for config in ranked(arch, spec, *request.sizes, _sm_count(arch)):
-            kernel = Kernel.found(spec, config, request.variant)
+            kernel = Kernel.found(spec, config, request.alignment)
             fused = None if args.epilogue is None else FusedEpilogue(args.epilogue, request.epilogue)
             yield metadata_of(operator, operator.design, kernel, request.out, request.order, fused)
 
@@ -267,8 +267,8 @@ def _for_anyone(operator: type[_FusedGemm]) -> Iterator[FusedMetadata]:
     for known, out, order in itertools.product(PRODUCTS, OUT_DTYPES, Order):
         for product in _modes(operator.arch, known):
             spec = plain(out, order).of(product)
-            for config, variant in itertools.product(clustered(operator.arch, spec), Variant):
-                kernel = Kernel.found(spec, config, variant)
+            for config, alignment in itertools.product(clustered(operator.arch, spec), Alignment):
+                kernel = Kernel.found(spec, config, alignment)
                 yield metadata_of(operator, operator.design, kernel, out, order, None)
 
 

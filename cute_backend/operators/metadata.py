@@ -22,7 +22,7 @@ from cute_backend.errors import UsageError
 from cute_backend.formula import formula
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.operators.epilogue import Epilogue, convert
-from cute_backend.planning import Arch, TileConfig, Variant, plan, tile_k
+from cute_backend.planning import Alignment, Arch, TileConfig, plan, tile_k
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.signature import TMA_ALIGN, signature
 from cute_backend.spec import DType, Major, Order
@@ -108,7 +108,7 @@ def _name(kernel: Kernel, out: DType, order: Order, epilogue: FusedEpilogue | No
     words += ["transposed"] if config.transposed else []
     words += [f"by{config.subtile_n}"] if config.subtile_n != TileConfig.subtile_n else []
     words += [] if product.fast_accum else ["promoted"]
-    words += [] if kernel.variant is Variant.TMA else ["unaligned"]
+    words += [] if kernel.alignment is Alignment.TMA else ["unaligned"]
     words += [] if epilogue is None else [f"epilogue{epilogue.converted.spec.key}"]
     return "cute_backend." + "_".join(words)
 
@@ -119,7 +119,7 @@ def _operands(kernel: Kernel, out: DType, order: Order) -> GemmOperandsMetadata:
     return GemmOperandsMetadata(
         A=_dense(a.dtype, a.unit == 1, aligned=True),
         B=_dense(b.dtype, b.unit == 1, aligned=True),
-        out=_dense(out, order is Order.ROW, aligned=kernel.variant is Variant.TMA),
+        out=_dense(out, order is Order.ROW, aligned=kernel.alignment is Alignment.TMA),
         accumulator_type=cutlass.Float32,
     )
 
@@ -142,7 +142,7 @@ def blackwell_design(kernel: Kernel) -> BlackwellDesign:
     return BlackwellDesign(
         mma_instruction_type=BlackwellTcgen05Mma,
         use_2cta_mma=kernel.config.ctas == 2,
-        use_tma_store=bool(plan(kernel.spec, kernel.config, kernel.variant).shared_stores),
+        use_tma_store=bool(plan(kernel.spec, kernel.config, kernel.alignment).shared_stores),
         **_common(kernel),
     )
 
@@ -154,7 +154,7 @@ def _common(kernel: Kernel) -> dict[str, Any]:
         "cluster_shape": (config.cluster_m * config.split_k, config.cluster_n, 1),
         "config": config,
         "fast_accum": spec.product.fast_accum,
-        "aligned": kernel.variant is Variant.TMA,
+        "aligned": kernel.alignment is Alignment.TMA,
     }
 
 

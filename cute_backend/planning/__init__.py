@@ -27,9 +27,9 @@ from cute_backend.planning.tiles import (
     EPILOGUE_STAGES,
     SMEM_RESERVE,
     TILE_K_BYTES,
+    Alignment,
     Rowvecs,
     TileConfig,
-    Variant,
     tile_k,
 )
 
@@ -38,6 +38,7 @@ __all__ = [
     "MAX_CANDIDATES",
     "SMEM_RESERVE",
     "TILE_K_BYTES",
+    "Alignment",
     "Arch",
     "ByElement",
     "Placement",
@@ -46,7 +47,6 @@ __all__ = [
     "Rowvecs",
     "Target",
     "TileConfig",
-    "Variant",
     "blocks_held",
     "candidates",
     "choose",

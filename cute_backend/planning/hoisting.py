@@ -13,7 +13,7 @@ from cute_backend.planning.naming import words
 from cute_backend.planning.registers import hoist_budget, hoisted_registers, long_ops
 from cute_backend.planning.rules import subtiled
 from cute_backend.planning.shared_memory import plane_bits
-from cute_backend.planning.tiles import Rowvecs, TileConfig, Variant
+from cute_backend.planning.tiles import Alignment, Rowvecs, TileConfig
 from cute_backend.planning.transposing import multiplied
 from cute_backend.spec import EpilogueSpec, LoadKind
 
@@ -47,7 +47,7 @@ def with_rowvecs(config: TileConfig, spec: EpilogueSpec, rowvecs: Rowvecs) -> Ti
         return replace(config, unrolled=False, rowvecs=rowvecs)
     unrolls = config.target.unrolled_subtile_n is None
     hoisted = replace(config, unrolled=unrolls, rowvecs=rowvecs)
-    if long_ops(spec) or any(subtiled(spec, hoisted, variant).rolled for variant in Variant):
+    if long_ops(spec) or any(subtiled(spec, hoisted, alignment).rolled for alignment in Alignment):
         from cute_backend.errors import UsageError  # here, for a process that launches kernels raises none
 
         raise UsageError(
@@ -63,9 +63,9 @@ def can_hoist(config: TileConfig, spec: EpilogueSpec) -> bool:
     rowvecs = multiplied(spec, config).loads_of(LoadKind.ROWVEC)
     if config.target.unrolled_subtile_n is not None or not rowvecs or long_ops(spec):
         return False
-    unrolled = subtiled(spec, replace(config, unrolled=True), Variant.TMA)
+    unrolled = subtiled(spec, replace(config, unrolled=True), Alignment.TMA)
     needed = sum(hoisted_registers(load, unrolled) for load in rowvecs)
-    return needed <= hoist_budget(multiplied(spec, config), unrolled, Variant.TMA)
+    return needed <= hoist_budget(multiplied(spec, config), unrolled, Alignment.TMA)
 
 
 def mma_cycles(config: TileConfig, spec: EpilogueSpec, k: int) -> float:

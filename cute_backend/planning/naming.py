@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from cute_backend.spec import Const, DType, EpilogueSpec, LoadKind, Op, ProductKind, ReduceKind, Store
 
 if TYPE_CHECKING:
-    from cute_backend.planning.tiles import TileConfig, Variant
+    from cute_backend.planning.tiles import Alignment, TileConfig
 
 MAX_WORDS = 48
 """Characters of the words together."""
@@ -33,14 +33,14 @@ DIGEST = re.compile(r"(?:^|_)([0-9a-f]{8})(?:_finish)?(?:_cutlass_\d+)?(?:_[0-9a
 """The digest in what a profiler, a log or a file of the cache calls a kernel, or alone."""
 
 
-def entry_name(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
+def entry_name(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> str:
     """The name of a kernel: letters, digits and underscores."""
-    return f"cute_{words(spec)}_{config.tile_m}x{config.tile_n}_{digest(spec, config, variant)}"
+    return f"cute_{words(spec)}_{config.tile_m}x{config.tile_n}_{digest(spec, config, alignment)}"
 
 
-def digest(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
+def digest(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> str:
     """Eight hexadecimal digits for a spec, a tile with its architecture, and an alignment."""
-    identity = json.dumps([_given(spec), _given(config), variant.value], sort_keys=True)
+    identity = json.dumps([_given(spec), _given(config), alignment.value], sort_keys=True)
     return hashlib.sha256(identity.encode()).hexdigest()[:8]
 
 

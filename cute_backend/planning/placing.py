@@ -8,7 +8,7 @@ from cute_backend.planning.placements import PLACEMENTS, Need, Placement, Ring, 
 from cute_backend.planning.registers import hoist_budget
 from cute_backend.planning.rules import subtiled
 from cute_backend.planning.shared_memory import ring_bytes
-from cute_backend.planning.tiles import TileConfig, Variant
+from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.planning.transposing import multiplied
 from cute_backend.spec import EpilogueSpec, Load, LoadKind
 
@@ -25,34 +25,34 @@ class Plan:
         return tuple(load for load in spec.loads if self.placements[load.name].ring is ring)
 
 
-def plan(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Plan:
+def plan(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Plan:
     """Places the loads and stores of a spec for one configuration and alignment.
 
     Shared memory is kept for every vector of columns first, then given to outputs and loads in their order.
     """
-    config = subtiled(spec, config, variant)
+    config = subtiled(spec, config, alignment)
     spec = multiplied(spec, config)
     rowvecs = sum(
         ring_bytes(config.tile_n, load.dtype) for load in spec.loads_of(LoadKind.ROWVEC, LoadKind.GROUPVEC)
     )
-    room = Room(hoist_budget(spec, config, variant), config.epilogue_smem_bytes - rowvecs)
+    room = Room(hoist_budget(spec, config, alignment), config.epilogue_smem_bytes - rowvecs)
     shared_stores = []
     for store in spec.planes:
         need = Need(smem_bytes=ring_bytes(config.stage_elements, store.dtype))
-        if variant is Variant.TMA and room.holds(need):
+        if alignment is Alignment.TMA and room.holds(need):
             shared_stores.append(store.name)
             room = room.without(need)
     placements = {}
     for load in spec.loads:
-        placements[load.name], room = _place(load, config, variant, room)
+        placements[load.name], room = _place(load, config, alignment, room)
     return Plan(placements, tuple(shared_stores))
 
 
-def _place(load: Load, config: TileConfig, variant: Variant, room: Room) -> tuple[Placement, Room]:
+def _place(load: Load, config: TileConfig, alignment: Alignment, room: Room) -> tuple[Placement, Room]:
     """The first placement that takes a load and has room, and what room is left."""
     for placement in PLACEMENTS:
         if placement.kind is load.kind:
-            need = placement.takes(load, config, variant)
+            need = placement.takes(load, config, alignment)
             if need is not None and room.holds(need):
                 return placement, room.without(need)
     raise ValueError(

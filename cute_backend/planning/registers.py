@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from cute_backend.planning.shared_memory import has_planes
 from cute_backend.planning.targets.target import WARPGROUP
-from cute_backend.planning.tiles import TileConfig, Variant
+from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.spec import EpilogueSpec, Load, LoadKind
 
 WORKING = 68
@@ -78,12 +78,12 @@ class Registers:
     """Partial results of reductions: at most two registers for each row."""
 
     @staticmethod
-    def of(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Registers:
+    def of(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Registers:
         """For a spec, a configuration whose subtiles are those of the alignment, and that alignment."""
         accumulators = config.thread_accumulators if config.target.accumulators.in_registers else 0
         fragments = max(len(spec.planes) - 1, 0)
         for load in spec.loads_of(LoadKind.EXACT):
-            fragments += 2 if variant is Variant.TMA and load.order is not None else 3
+            fragments += 2 if alignment is Alignment.TMA and load.order is not None else 3
         return Registers(
             accumulators,
             sets_of_sums(config, spec) * accumulators,
@@ -112,7 +112,7 @@ def hoisted_registers(load: Load, config: TileConfig) -> int:
     return config.thread_columns // (2 if load.dtype.bits == 16 else 1)
 
 
-def hoist_budget(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> int:
+def hoist_budget(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> int:
     """fp32 registers of a thread that hoisted rowvecs may take.
 
     None where visits are turns of a loop, since registers can't be indexed by a turn, nor for more than
@@ -123,8 +123,8 @@ def hoist_budget(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> in
     """
     if config.rolled or config.pingpong or config.thread_columns > MAX_HOISTED_COLUMNS:
         return 0
-    kept = Registers.of(spec, config, variant)
-    if variant is Variant.PLAIN and kept.accumulators == UNHOISTED_BY_ELEMENT:
+    kept = Registers.of(spec, config, alignment)
+    if alignment is Alignment.PLAIN and kept.accumulators == UNHOISTED_BY_ELEMENT:
         return 0
     taken = kept.accumulators + kept.promoted + kept.fragments + kept.rows
     if not config.target.accumulators.in_registers:
@@ -138,7 +138,7 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether a tile's accumulators leave a thread registers for an epilogue, and partials for draws."""
     if not config.target.accumulators.in_registers:
         return True
-    kept = Registers.of(spec, config, Variant.TMA)
+    kept = Registers.of(spec, config, Alignment.TMA)
     most = MAX_ACCUMULATORS
     if is_promoted(config, spec):
         most = MAX_PROMOTED_ONCE if spec.product.is_block_scaled else MAX_PROMOTED_TWICE

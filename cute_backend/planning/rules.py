@@ -26,7 +26,7 @@ from cute_backend.planning.shared_memory import (
     plane_bits,
 )
 from cute_backend.planning.targets import Arch, Shape
-from cute_backend.planning.tiles import Rowvecs, TileConfig, Variant, tile_k
+from cute_backend.planning.tiles import Alignment, Rowvecs, TileConfig, tile_k
 from cute_backend.planning.transposing import can_transpose, multiplied
 from cute_backend.spec import EpilogueSpec, LoadKind, Major, ProductKind
 
@@ -196,21 +196,23 @@ ABOVE_THE_SMALLEST = (rows_for_promoted_sums, planes_in_shared_memory, registers
 """Rules for every tile of a table but the smallest, which is exempt so that every spec has a tile."""
 
 
-def narrow_subtiles_without_room(config: TileConfig, spec: EpilogueSpec, variant: Variant) -> TileConfig:
+def narrow_subtiles_without_room(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
     """Wide subtiles make waits for TMA rarer, where shared memory holds all planes. What is read and written
     by element doesn't wait, and has two registers of address for each element of a subtile: half as many keep
     it from spilling."""
-    wide = variant is Variant.TMA and holds_planes(config, spec)
+    wide = alignment is Alignment.TMA and holds_planes(config, spec)
     return config if wide else _narrow(config, spec)
 
 
-def narrow_subtiles_of_many_planes(config: TileConfig, spec: EpilogueSpec, variant: Variant) -> TileConfig:
+def narrow_subtiles_of_many_planes(
+    config: TileConfig, spec: EpilogueSpec, alignment: Alignment
+) -> TileConfig:
     """Where several planes are read by element, subtiles are narrower still, and visits are turns of a loop.
     Where a thread has a whole row of a subtile, several planes of it fill its registers however they are
     read. `Target.row_bits` has what was seen to fit."""
     target, columns = config.target, config.subtile_n
     whole_row = target.accumulators.row_threads == 1
-    if whole_row or (config.products == 1 and variant is Variant.PLAIN):
+    if whole_row or (config.products == 1 and alignment is Alignment.PLAIN):
         while columns > target.least_subtile_n and columns * plane_bits(spec) > target.row_bits:
             if columns // 2 % spec.block_columns:
                 break
@@ -218,13 +220,15 @@ def narrow_subtiles_of_many_planes(config: TileConfig, spec: EpilogueSpec, varia
     return replace(config, subtile_n=columns)
 
 
-def a_loop_where_nothing_is_hoisted(config: TileConfig, spec: EpilogueSpec, variant: Variant) -> TileConfig:
+def a_loop_where_nothing_is_hoisted(
+    config: TileConfig, spec: EpilogueSpec, alignment: Alignment
+) -> TileConfig:
     """Visits are written out for hoisted rowvecs alone. Planes that are read by element may leave them no
     registers, and have addresses for every visit then."""
     if config.rowvecs is Rowvecs.REGISTER_HOIST:
         return config
     rowvecs = spec.loads_of(LoadKind.ROWVEC)
-    budget = hoist_budget(spec, config, variant)
+    budget = hoist_budget(spec, config, alignment)
     hoists = any(hoisted_registers(load, config) <= budget for load in rowvecs)
     return config if hoists else replace(config, unrolled=False)
 
@@ -237,11 +241,11 @@ SUBTILE_RULES = (
 """The rules by which an alignment sets the width of subtiles, in the order of application."""
 
 
-def subtiled(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> TileConfig:
+def subtiled(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> TileConfig:
     """The configuration with the subtiles that an alignment gets."""
     spec = multiplied(spec, config)
     for rule in SUBTILE_RULES:
-        config = rule(config, spec, variant)
+        config = rule(config, spec, alignment)
     return config
 
 

@@ -20,7 +20,7 @@ TILE_K_BYTES = 128
 """Bytes of K in one pipeline stage: one row of the 128-byte swizzle."""
 
 
-class Variant(str, Enum):
+class Alignment(str, Enum):
     """The alignment of exact loads and outputs that a kernel is compiled for."""
 
     TMA = "tma"
@@ -31,7 +31,7 @@ class Variant(str, Enum):
     @property
     def words(self) -> str:
         """The alignment in words, for people."""
-        return f"planes aligned to {'16 bytes' if self is Variant.TMA else 'their elements'}"
+        return f"planes aligned to {'16 bytes' if self is Alignment.TMA else 'their elements'}"
 
 
 class Rowvecs(str, Enum):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cute_backend.runtime.notices import count, warn_once
 from cute_backend.runtime.operands import check_scales, covers, plane_of
-from cute_backend.signature import TMA_ALIGN, Alignment, Argument, Role, signature
+from cute_backend.signature import TMA_ALIGN, Argument, ArgumentAlignment, Role, signature
 from cute_backend.spec import DType, EpilogueSpec, Stride
 
 
@@ -130,9 +130,9 @@ def _strides(argument: Argument) -> tuple[Stride, ...]:
 
 @dataclass(frozen=True)
 class _Plane:
-    """An operand at `index` that TMA reads, in one variant at least, contiguous along axis `unit`.
+    """An operand at `index` that TMA reads, for one alignment at least, contiguous along axis `unit`.
 
-    What is not aligned is copied where TMA `always` reads it; else another variant serves it.
+    What is not aligned is copied where TMA `always` reads it; else the kernel of the other alignment runs.
     """
 
     index: int
@@ -182,7 +182,7 @@ class _Plane:
 
 def _planes(operands: Sequence[Argument]) -> list[_Plane]:
     return [
-        _Plane(i, plane.title, plane.unit, plane.dtype.bits // 8, plane.alignment is Alignment.TMA)
+        _Plane(i, plane.title, plane.unit, plane.dtype.bits // 8, plane.alignment is ArgumentAlignment.TMA)
         for i, plane in enumerate(operands)
         if plane.is_plane and plane.unit is not None
     ]

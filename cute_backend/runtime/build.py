@@ -175,7 +175,7 @@ def _compile(cache: KernelCache, kernel: Kernel) -> Built:
     except BuildError as error:
         if kernel.edited is None:
             raise
-        name = file_name(kernel.spec, kernel.config, kernel.variant)
+        name = file_name(kernel.spec, kernel.config, kernel.alignment)
         raise BuildError(str(error).replace(str(path), name) + f" ({name} was edited)") from error
 
 

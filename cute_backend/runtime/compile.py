@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from cute_backend.memory_ops.emit import CUTE_TYPES
-from cute_backend.planning import Arch, Rowvecs, TileConfig, Variant, subtiled
+from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, subtiled
 from cute_backend.planning.naming import FINISH
 from cute_backend.runtime.cache import scratch_folder
 from cute_backend.runtime.cubin import resources
@@ -123,7 +123,7 @@ def _compile(gpu: Arch, kernel: Kernel, module: ModuleType, scratch: str) -> Any
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream
 
-    operands = fake_operands(kernel.spec, kernel.variant)
+    operands = fake_operands(kernel.spec, kernel.alignment)
     expected = [*operands, "max_active_clusters", "stream"]
     parameters = list(inspect.signature(module.launch).parameters)
     if kernel.edited is not None and module.gemm.config != (tile := _tile(kernel)):
@@ -142,7 +142,7 @@ def _compile(gpu: Arch, kernel: Kernel, module: ModuleType, scratch: str) -> Any
 
 def _tile(kernel: Kernel) -> TileConfig:
     """The configuration that a kernel's module has: what a launch allocates and starts follows from it."""
-    return subtiled(kernel.spec, kernel.config, kernel.variant)
+    return subtiled(kernel.spec, kernel.config, kernel.alignment)
 
 
 def _collect(compiled: Any, source: str, scratch: Path) -> Built:
@@ -162,14 +162,14 @@ def _collect(compiled: Any, source: str, scratch: Path) -> Built:
     )
 
 
-def fake_operands(spec: EpilogueSpec, variant: Variant) -> dict[str, Any]:
+def fake_operands(spec: EpilogueSpec, alignment: Alignment) -> dict[str, Any]:
     """A stand-in for each tensor of `launch`, by name: dynamic sizes that share symbols, strides by class."""
     import cutlass.cute as cute
 
     sizes = {extent: cute.sym_int32() for extent in Extent}
     sizes[Extent.COLUMNS] = cute.sym_int32(divisibility=2)
     sizes[Extent.BYTES] = cute.sym_int64()
-    tma = variant is Variant.TMA
+    tma = alignment is Alignment.TMA
     return {argument.name: _fake(argument, sizes, tma) for argument in signature(spec)}
 
 

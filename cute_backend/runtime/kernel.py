@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from cute_backend.planning import Arch, TileConfig, Variant
+from cute_backend.planning import Alignment, Arch, TileConfig
 from cute_backend.planning.naming import entry_name
 from cute_backend.runtime.source import edited_text
 from cute_backend.spec import EpilogueSpec
@@ -76,15 +76,15 @@ class Kernel:
 
     spec: EpilogueSpec
     config: TileConfig
-    variant: Variant
+    alignment: Alignment
     edited: str | None = None
     """The module, where a person has edited it."""
 
     @staticmethod
-    def found(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Kernel:
+    def found(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Kernel:
         """The kernel that serves here, edited where `edited_text` finds a module; raises UsageError as that
         does."""
-        return Kernel(spec, config, variant, edited_text(spec, config, variant))
+        return Kernel(spec, config, alignment, edited_text(spec, config, alignment))
 
     @property
     def arch(self) -> Arch:
@@ -93,7 +93,7 @@ class Kernel:
     @cached_property
     def entry(self) -> str:
         """Its name in profilers, which does not depend on versions, nor on whether it is edited."""
-        return entry_name(self.spec, self.config, self.variant)
+        return entry_name(self.spec, self.config, self.alignment)
 
     @cached_property
     def name(self) -> str:
@@ -105,7 +105,7 @@ class Kernel:
         return {
             "spec": json.loads(self.spec.to_json()),
             "config": self.config.to_dict(),
-            "variant": self.variant.value,
+            "variant": self.alignment.value,
             **({} if self.edited is None else {"edited": self.edited}),
         }
 
@@ -113,8 +113,8 @@ class Kernel:
     def from_dict(data: dict[str, Any]) -> Kernel:
         """The inverse of `to_dict`."""
         spec = EpilogueSpec.from_json(json.dumps(data["spec"]))
-        config, variant = TileConfig.from_dict(data["config"]), Variant(data["variant"])
-        return Kernel(spec, config, variant, data.get("edited"))
+        config, alignment = TileConfig.from_dict(data["config"]), Alignment(data["variant"])
+        return Kernel(spec, config, alignment, data.get("edited"))
 
 
 def digest_of(kernel: dict[str, Any], surroundings: Sequence[str]) -> str:

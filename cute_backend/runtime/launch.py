@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from cute_backend import config
-from cute_backend.planning import Arch, Rowvecs, TileConfig, Variant
+from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig
 from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.build import Outcome, load_known, obtain
 from cute_backend.runtime.device import Device, device_at, max_active_clusters
@@ -124,19 +124,19 @@ def _is_packed(problem: Problem, gpu: Device) -> bool:
 def winners_on(gpu: Device) -> Winners:
     """The results of tuning on GPUs of this model."""
 
-    def winners(spec: EpilogueSpec, variant: Variant, n: int, k: int) -> Mapping[int, TileConfig]:
-        return remembered().winners(spec, variant, n, k, gpu.model)
+    def winners(spec: EpilogueSpec, alignment: Alignment, n: int, k: int) -> Mapping[int, TileConfig]:
+        return remembered().winners(spec, alignment, n, k, gpu.model)
 
     return winners
 
 
-def config_here(problem: Problem, variant: Variant, arch: Arch) -> TileConfig:
+def config_here(problem: Problem, alignment: Alignment, arch: Arch) -> TileConfig:
     """The configuration that a launch would get, on the current GPU if it is one of `arch`, else as planned
     for one."""
     if torch.cuda.is_available() and torch.cuda.get_device_capability() == arch.target.capability:
         gpu = device_at(torch.cuda.current_device())
-        return config_for(problem, variant, arch, gpu.sm_count, winners_on(gpu))
-    return config_for(problem, variant, arch, arch.target.sm_count)
+        return config_for(problem, alignment, arch, gpu.sm_count, winners_on(gpu))
+    return config_for(problem, alignment, arch, arch.target.sm_count)
 
 
 def announce(
@@ -242,7 +242,7 @@ class Launcher:
         self._rowvecs = rowvecs
         self._gpu = device_at(device)
         self.binding = Binding(spec)
-        self._kernels: dict[tuple[TileConfig, Variant], Ready | None] = {}
+        self._kernels: dict[tuple[TileConfig, Alignment], Ready | None] = {}
         self._grouped = spec.product.kind is ProductKind.GROUPED
         self._choices: dict[tuple[int, int, int, int | None], _Choice] = {}
         self.chosen = object()
@@ -258,7 +258,7 @@ class Launcher:
 
     def knows(self, kernel: Kernel) -> bool:
         """Whether the kernel was added: it is there, or can't be had."""
-        return (kernel.config, kernel.variant) in self._kernels
+        return (kernel.config, kernel.alignment) in self._kernels
 
     def has_like(self, kernel: Kernel) -> bool:
         """Whether `_nearest` would find something in the place of a kernel."""
@@ -270,7 +270,7 @@ class Launcher:
         Raises BuildError for one that was edited, or whose rowvecs are hoisted as was asked: what runs in its
         place would not be what is looked at.
         """
-        key = (kernel.config, kernel.variant)
+        key = (kernel.config, kernel.alignment)
         asked = kernel.edited is not None or kernel.config.rowvecs is Rowvecs.REGISTER_HOIST
         if asked and isinstance(outcome, Exception):
             raise outcome
@@ -336,10 +336,10 @@ class Launcher:
         kernels = [
             Kernel.found(
                 self._spec,
-                config_for(problem, variant, self._gpu.arch, self._gpu.sm_count, winners),
-                variant,
+                config_for(problem, alignment, self._gpu.arch, self._gpu.sm_count, winners),
+                alignment,
             )
-            for variant in (Variant.TMA, Variant.PLAIN)
+            for alignment in (Alignment.TMA, Alignment.PLAIN)
         ]
         with _state:
             for kernel, function in load_known(
@@ -361,9 +361,9 @@ class Launcher:
         A batch-invariant region takes no other: which are there may change from one M to the next. Nor does
         one whose tile is named.
         """
-        config, variant = kernel.config, kernel.variant
+        config, alignment = kernel.config, kernel.alignment
         if self._batch_invariant or self._tile is not None or self._rowvecs != "auto":
-            return self._kernels.get((config, variant))
+            return self._kernels.get((config, alignment))
 
         def distance(other: TileConfig) -> tuple[int, int]:
             apart = abs(other.tile_m * other.tile_n - config.tile_m * config.tile_n)
@@ -372,7 +372,7 @@ class Launcher:
         there = {
             other: ready
             for (other, kind), ready in self._kernels.items()
-            if kind is variant and ready is not None
+            if kind is alignment and ready is not None
         }
         return there.get(config) or (there[min(there, key=distance)] if there else None)
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from cute_backend.planning import Arch, TileConfig, Variant
+from cute_backend.planning import Alignment, Arch, TileConfig
 from cute_backend.runtime.archive import Archive, ArchiveError
 from cute_backend.runtime.cache import private_folder
 from cute_backend.runtime.documents import parse
@@ -107,7 +107,7 @@ def _manifest(content: Content) -> dict[str, Any]:
             kernel.name: {
                 "spec": kernel.spec.key,
                 "config": kernel.config.to_dict(),
-                "variant": kernel.variant.value,
+                "variant": kernel.alignment.value,
                 "sha256": hashlib.sha256(code).hexdigest(),
                 **figures,
             }
@@ -209,7 +209,7 @@ class Pack:
         """Every kernel of a spec for an architecture."""
         found = (each for each in self._kernels.values() if each["spec"] == spec.key)
         kernels = [
-            Kernel.found(spec, TileConfig.from_dict(each["config"]), Variant(each["variant"]))
+            Kernel.found(spec, TileConfig.from_dict(each["config"]), Alignment(each["variant"]))
             for each in found
         ]
         return [kernel for kernel in kernels if kernel.arch is arch]
@@ -232,7 +232,7 @@ class Pack:
 def _check_entry(name: str, entry: Mapping[str, Any]) -> None:
     """Raises what malformed data raises, so that nothing does when a kernel is looked for."""
     TileConfig.from_dict(entry["config"])
-    Variant(entry["variant"])
+    Alignment(entry["variant"])
     _check_types((name, str), (entry["spec"], str), (entry["sha256"], str), (entry["spill_bytes"], int))
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cute_backend.planning import Arch, Rowvecs, TileConfig, Variant, choose, named, table, with_rowvecs
+from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, choose, named, table, with_rowvecs
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.signature import TMA_ALIGN, Argument, Extent, Role, of_role, signature
 from cute_backend.spec import EpilogueSpec
@@ -49,11 +49,11 @@ class Problem:
     """As `config.rowvec_placement`."""
 
 
-Winners = Callable[[EpilogueSpec, Variant, int, int], Mapping[int, TileConfig]]
+Winners = Callable[[EpilogueSpec, Alignment, int, int], Mapping[int, TileConfig]]
 """Configurations that tuning found for a spec, an alignment, N and K, by the bucket of M."""
 
 
-def no_winners(spec: EpilogueSpec, variant: Variant, n: int, k: int) -> Mapping[int, TileConfig]:
+def no_winners(spec: EpilogueSpec, alignment: Alignment, n: int, k: int) -> Mapping[int, TileConfig]:
     """Where nothing was tuned."""
     return {}
 
@@ -67,7 +67,7 @@ def bucket_of(m: int) -> int:
 
 
 def config_for(
-    problem: Problem, variant: Variant, arch: Arch, sm_count: int, winners: Winners = no_winners
+    problem: Problem, alignment: Alignment, arch: Arch, sm_count: int, winners: Winners = no_winners
 ) -> TileConfig:
     """The configuration that serves a problem of known sizes.
 
@@ -77,12 +77,12 @@ def config_for(
     choice. A batch-invariant region has one for all M, and one whose tile is named has that one; raises
     UsageError where it can't.
     """
-    config = _without_rowvecs(problem, variant, arch, sm_count, winners)
+    config = _without_rowvecs(problem, alignment, arch, sm_count, winners)
     return with_rowvecs(config, problem.spec, Rowvecs(problem.rowvecs))
 
 
 def _without_rowvecs(
-    problem: Problem, variant: Variant, arch: Arch, sm_count: int, winners: Winners
+    problem: Problem, alignment: Alignment, arch: Arch, sm_count: int, winners: Winners
 ) -> TileConfig:
     """As `config_for`, whatever `problem.rowvecs`."""
     if problem.tile is not None:
@@ -93,7 +93,7 @@ def _without_rowvecs(
         # A launch that was prepared for any N and K has kernels of the table alone.
         return choose(arch, spec, INVARIANT_M, n, k, sm_count, table, problem.groups)
     bucket = bucket_of(m)
-    tuned = winners(spec, variant, n, k)
+    tuned = winners(spec, alignment, n, k)
     place = BUCKETS.index(bucket)
     near = next((each for each in (bucket, *BUCKETS[max(place - 1, 0) : place + 2]) if each in tuned), None)
     if near is not None:
@@ -117,17 +117,17 @@ def reachable_kernels(
 
     Where M is not static it is of one of `buckets`.
     """
-    variants = reachable_variants(problem)
+    alignments = reachable_alignments(problem)
     return [
-        Kernel.found(problem.spec, config, variant)
-        for variant in variants
-        for config in _reachable_configs(problem, variant, arch, sm_count, winners, buckets)[
-            : MAX_KERNELS // len(variants)
+        Kernel.found(problem.spec, config, alignment)
+        for alignment in alignments
+        for config in _reachable_configs(problem, alignment, arch, sm_count, winners, buckets)[
+            : MAX_KERNELS // len(alignments)
         ]
     ]
 
 
-def reachable_variants(problem: Problem) -> tuple[Variant, ...]:
+def reachable_alignments(problem: Problem) -> tuple[Alignment, ...]:
     """The alignments that launches of `problem` can meet.
 
     The op allocates its outputs, so theirs follows from sizes alone. An exact load may begin anywhere:
@@ -135,10 +135,10 @@ def reachable_variants(problem: Problem) -> tuple[Variant, ...]:
     """
     stores = stores_aligned(problem.spec, problem.m, problem.n)
     if stores is False:
-        return (Variant.PLAIN,)
+        return (Alignment.PLAIN,)
     if stores is True and not _planes(problem.spec, Role.LOAD):
-        return (Variant.TMA,)
-    return (Variant.TMA, Variant.PLAIN)
+        return (Alignment.TMA,)
+    return (Alignment.TMA, Alignment.PLAIN)
 
 
 def stores_aligned(spec: EpilogueSpec, m: int | None, n: int | None) -> bool | None:
@@ -155,13 +155,13 @@ def stores_aligned(spec: EpilogueSpec, m: int | None, n: int | None) -> bool | N
 
 
 def _planes(spec: EpilogueSpec, role: Role) -> list[Argument]:
-    """The planes of the epilogue in one role, which one variant moves by TMA."""
+    """The planes of the epilogue in one role, which the kernels of one alignment move by TMA."""
     return [argument for argument in of_role(signature(spec), role) if argument.is_plane]
 
 
 def _reachable_configs(
     problem: Problem,
-    variant: Variant,
+    alignment: Alignment,
     arch: Arch,
     sm_count: int,
     winners: Winners,
@@ -175,7 +175,7 @@ def _reachable_configs(
     if n is None or k is None:
         return [with_rowvecs(config, spec, rowvecs) for config in table(arch, spec)]
     sizes = buckets if problem.m is None else (problem.m,)
-    chosen = Counter(config_for(replace(problem, m=m), variant, arch, sm_count, winners) for m in sizes)
+    chosen = Counter(config_for(replace(problem, m=m), alignment, arch, sm_count, winners) for m in sizes)
     asked = problem.batch_invariant or rowvecs is not Rowvecs.AUTO
-    tuned = set() if asked else set(winners(spec, variant, n, k).values())
+    tuned = set() if asked else set(winners(spec, alignment, n, k).values())
     return sorted(chosen, key=lambda config: (config not in tuned, -chosen[config]))

@@ -16,7 +16,7 @@ from cute_backend.runtime.notices import count, warn_once
 from cute_backend.runtime.trust import UntrustedError, check_folder, read_trusted
 
 if TYPE_CHECKING:
-    from cute_backend.planning import TileConfig, Variant
+    from cute_backend.planning import Alignment, TileConfig
     from cute_backend.runtime.kernel import Kernel
     from cute_backend.spec import EpilogueSpec
 
@@ -26,10 +26,10 @@ _MAX_SOURCE = 8 << 20
 """Bytes of a module: hundreds of times more than any that is generated."""
 
 
-def file_name(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
+def file_name(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> str:
     """The file name of a kernel's edited module: its architecture, tile and alignment, and a digest of its
     spec."""
-    return f"{config.arch.value}_{config.name}_{variant.value}_{spec.key}.py"
+    return f"{config.arch.value}_{config.name}_{alignment.value}_{spec.key}.py"
 
 
 def edited_folder() -> Path | None:
@@ -49,7 +49,7 @@ def edited_folder() -> Path | None:
     return folder
 
 
-def edited_text(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str | None:
+def edited_text(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> str | None:
     """The edited module of a kernel, if there is one.
 
     Raises UsageError for what is no text in UTF-8, and for what is not to be trusted.
@@ -57,7 +57,7 @@ def edited_text(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str
     folder = edited_folder()
     if folder is None:
         return None
-    path = folder / file_name(spec, config, variant)
+    path = folder / file_name(spec, config, alignment)
     try:
         content = read_trusted(path, _MAX_SOURCE).decode()
         return content.replace("\r\n", "\n").replace("\r", "\n")  # as Python itself reads a module
@@ -81,13 +81,13 @@ def text_of(kernel: Kernel) -> str:
         return kernel.edited
     from cute_backend.memory_ops.emit import emit  # here, for a warm start has no need of the emitter
 
-    return emit(kernel.spec, kernel.config, kernel.variant)
+    return emit(kernel.spec, kernel.config, kernel.alignment)
 
 
 def tell_if_edited(kernel: Kernel) -> None:
     """Count and warn of a kernel whose module was edited."""
     if kernel.edited is not None:
         count("kernels_edited")
-        name = file_name(kernel.spec, kernel.config, kernel.variant)
+        name = file_name(kernel.spec, kernel.config, kernel.alignment)
         message = f"cute_backend: {name} is used as edited in the folder of {SOURCES_VARIABLE}."
         warn_once(("edited", kernel), message)

@@ -26,7 +26,7 @@ from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
 from cute_backend.runtime.link import KernelFunction
 from cute_backend.runtime.notices import count, warn_once
 from cute_backend.runtime.progress import line
-from cute_backend.runtime.reach import Problem, bucket_of, reachable_kernels, reachable_variants
+from cute_backend.runtime.reach import Problem, bucket_of, reachable_alignments, reachable_kernels
 from cute_backend.runtime.timing import Run, Timer
 from cute_backend.runtime.tuning_results import Key, Memory, Result
 from cute_backend.spec import EpilogueSpec
@@ -118,9 +118,9 @@ class Tuner:
         return self._memory.get(self._key(job))
 
     def _key(self, job: Job) -> Key:
-        """Tuned is the alignment that most launches have, which `reachable_variants` names first."""
-        variant = reachable_variants(_problem(job))[0]
-        return Key(job.spec, variant, bucket_of(job.m), job.n, job.k, self._gpu.model)
+        """Only the most common alignment is tuned, which `reachable_alignments` names first."""
+        alignment = reachable_alignments(_problem(job))[0]
+        return Key(job.spec, alignment, bucket_of(job.m), job.n, job.k, self._gpu.model)
 
     def _find(self, jobs: Mapping[Key, Job], progress: _Report) -> None:
         kernels = {key: self._candidates(key) for key in jobs}
@@ -148,7 +148,7 @@ class Tuner:
     def _candidates(self, key: Key) -> list[Kernel]:
         spec, gpu = key.spec, self._gpu
         configs = candidates(gpu.arch, spec, key.bucket, key.n, key.k, gpu.sm_count)
-        return [Kernel.found(spec, each, key.variant) for each in configs]
+        return [Kernel.found(spec, each, key.alignment) for each in configs]
 
     def _time(
         self, job: Job, functions: Mapping[Kernel, KernelFunction], unfused: Run | None

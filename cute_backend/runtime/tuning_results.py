@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from cute_backend.planning import TileConfig, Variant
+from cute_backend.planning import Alignment, TileConfig
 from cute_backend.runtime.cache import KernelCache, caches, writable_cache
 from cute_backend.runtime.documents import parse
 from cute_backend.runtime.kernel import environment
@@ -43,7 +43,7 @@ class Key:
     """The key of a result. `bucket` is `bucket_of(M)`, `device` names a model of GPU."""
 
     spec: EpilogueSpec
-    variant: Variant
+    alignment: Alignment
     bucket: int
     n: int
     k: int
@@ -52,7 +52,9 @@ class Key:
     @property
     def text(self) -> str:
         """The key in the file."""
-        return f"{self.device}; {self.spec.key} {self.variant.value}; M {self.bucket}, N {self.n}, K {self.k}"
+        return (
+            f"{self.device}; {self.spec.key} {self.alignment.value}; M {self.bucket}, N {self.n}, K {self.k}"
+        )
 
 
 @dataclass(frozen=True)
@@ -195,10 +197,10 @@ class Memory:
         return next((found for file in reversed(self._files) if (found := file.get(key))), None)
 
     def winners(
-        self, spec: EpilogueSpec, variant: Variant, n: int, k: int, device: str
+        self, spec: EpilogueSpec, alignment: Alignment, n: int, k: int, device: str
     ) -> dict[int, TileConfig]:
         """The configurations found for some N and K, by the bucket of M."""
-        found = {bucket: self.get(Key(spec, variant, bucket, n, k, device)) for bucket in BUCKETS}
+        found = {bucket: self.get(Key(spec, alignment, bucket, n, k, device)) for bucket in BUCKETS}
         return {bucket: result.config for bucket, result in found.items() if result is not None}
 
     def put(self, results: Mapping[Key, Result]) -> None:

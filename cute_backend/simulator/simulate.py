@@ -24,7 +24,7 @@ from cute_backend.fx_walk.collect import as_the_pass_meets_it
 from cute_backend.fx_walk.epilogue_pass import EpiloguePass
 from cute_backend.fx_walk.reasons import Rejection
 from cute_backend.fx_walk.rewrite import rewrite
-from cute_backend.planning import TILE_K_BYTES, Arch, TileConfig, Variant, unserved
+from cute_backend.planning import TILE_K_BYTES, Alignment, Arch, TileConfig, unserved
 from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.build import build
 from cute_backend.runtime.compile import SYMBOL
@@ -256,12 +256,12 @@ def run_region(
     seconds = _seconds(spec, m, n, k)
     bound = Binding(spec).bind(a, b, loads)
     aligned = stores_aligned(spec, m, n) is True and bound.aligned
-    variant = Variant.TMA if aligned else Variant.PLAIN
+    alignment = Alignment.TMA if aligned else Alignment.PLAIN
     groups = b[0].shape[0] if spec.product.kind is ProductKind.GROUPED else None
     asked = settings.batch_invariant, settings.tile, groups, settings.rowvec_placement
     problem = Problem(spec, m, n, k, *asked)
-    config = machine.config or config_for(problem, variant, machine.arch, machine.arch.target.sm_count)
-    kernel = Kernel.found(spec, config, variant)
+    config = machine.config or config_for(problem, alignment, machine.arch, machine.arch.target.sm_count)
+    kernel = Kernel.found(spec, config, alignment)
     program = _program(kernel)
     reports: list[Report] = []
 

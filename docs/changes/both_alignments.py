@@ -5,7 +5,7 @@ import sys
 import torch
 
 from cute_backend import explain
-from cute_backend.planning import Arch, Variant, plan, subtiled, table
+from cute_backend.planning import Alignment, Arch, plan, subtiled, table
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import Kernel
 
@@ -21,12 +21,12 @@ def main(name):
     planes = [torch.empty(64, 128) for _ in range(2)]
     (region,) = explain(linear, *operands, *planes, arch=name).regions
     kernel = region.kernel()
-    for variant in Variant:
-        config = subtiled(kernel.spec, table(Arch.of_name(name), kernel.spec)[-1], variant)
-        placed = plan(kernel.spec, config, variant).placements
-        built = build(Kernel(kernel.spec, config, variant))
+    for alignment in Alignment:
+        config = subtiled(kernel.spec, table(Arch.of_name(name), kernel.spec)[-1], alignment)
+        placed = plan(kernel.spec, config, alignment).placements
+        built = build(Kernel(kernel.spec, config, alignment))
         places = ", ".join(f"{load} {placement.name}" for load, placement in placed.items())
-        print(f"{name} {variant.value}: subtiles of {config.subtile_n} columns, {places}")
+        print(f"{name} {alignment.value}: subtiles of {config.subtile_n} columns, {places}")
         print(f"    target {built.ptx.split('.target ')[1].split()[0]}, {built.spill_bytes} bytes spilled")
 
 

@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 
 import cute_backend
 from cute_backend.fx_walk.collect import collect
-from cute_backend.planning import Variant, table
+from cute_backend.planning import Alignment, table
 from cute_backend.runtime import launch
 from cute_backend.runtime import sample_op as op_module
 from cute_backend.runtime.build import obtain
@@ -216,7 +216,7 @@ def built() -> None:
 
 def kernels_of_one_draw() -> list[Kernel]:
     (problem,) = problems_of(draw_one)
-    return [Kernel(problem.spec, config, Variant.TMA) for config in table(device_at(0).arch, problem.spec)]
+    return [Kernel(problem.spec, config, Alignment.TMA) for config in table(device_at(0).arch, problem.spec)]
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.planning import Variant, candidates, table, tunable
+from cute_backend.planning import Alignment, candidates, table, tunable
 from cute_backend.runtime.build import obtain
 from cute_backend.runtime.device import device_at
 from cute_backend.runtime.kernel import Kernel
@@ -147,14 +147,14 @@ def spec_of(name: str) -> EpilogueSpec:
 
 def test_timings_tell_kernels_apart_and_repeat() -> None:
     gpu, spec = device_at(0), spec_of("rowwise")
-    kernels = [Kernel(spec, config, Variant.TMA) for config in table(gpu.arch, spec)]
+    kernels = [Kernel(spec, config, Alignment.TMA) for config in table(gpu.arch, spec)]
     functions = {kernel: function for kernel, function in obtain(kernels).items() if callable(function)}
     assert len(functions) == len(kernels)
 
     def refused(*arguments: object) -> None:
         raise RuntimeError("no such launch")
 
-    broken = Kernel(spec, candidates(gpu.arch, spec, 4096, 4096, 4096, gpu.sm_count)[-1], Variant.PLAIN)
+    broken = Kernel(spec, candidates(gpu.arch, spec, 4096, 4096, 4096, gpu.sm_count)[-1], Alignment.PLAIN)
     plane = torch.randn(8192, 8192, device="cuda")
     timer = GpuTimer(gpu)
     first, second = (

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cute_backend.bench.elsewhere import functions_for
-from cute_backend.planning import Arch, Variant, offered, unserved
+from cute_backend.planning import Alignment, Arch, offered, unserved
 from cute_backend.replay import replay
 from cute_backend.runtime.build import obtain
 from cute_backend.runtime.kernel import Kernel
@@ -57,23 +57,23 @@ def one_tile(name: str, arch: Arch = Arch.SM80) -> list[Kernel]:
     """An epilogue's kernels in a tile, another one for each, aligned and not."""
     configs = offered(arch, spec := in_16_bits(name))
     config = configs[list(EPILOGUES).index(name) % len(configs)]
-    return [Kernel(spec, config, variant) for variant in Variant]
+    return [Kernel(spec, config, alignment) for alignment in Alignment]
 
 
 def wgmma_peer(name: str) -> Kernel:
     """The same epilogue behind wgmma."""
     spec = in_16_bits(name)
-    return Kernel(spec, offered(Arch.SM90A, spec)[-1], Variant.TMA)
+    return Kernel(spec, offered(Arch.SM90A, spec)[-1], Alignment.TMA)
 
 
-def of_tile(arch: Arch, tile: int, variant: Variant) -> Kernel:
+def of_tile(arch: Arch, tile: int, alignment: Alignment) -> Kernel:
     spec = in_16_bits("addmm_relu")
-    return Kernel(spec, offered(arch, spec)[tile], variant)
+    return Kernel(spec, offered(arch, spec)[tile], alignment)
 
 
 def of_layout(arch: Arch, dtype: DType, a: Major, b: Major) -> Kernel:
     spec = of_operands(in_16_bits("addmm_relu"), dtype, a, b)
-    return Kernel(spec, offered(arch, spec)[-1], Variant.TMA)
+    return Kernel(spec, offered(arch, spec)[-1], Alignment.TMA)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> Functions:
     if torch.cuda.get_device_capability() != Arch.SM90A.target.capability:
         pytest.skip("they are compiled for Hopper")
     kernels = [kernel for arch in FEEDS for name in names() for kernel in one_tile(name, arch)]
-    kernels += [of_tile(*tile, variant) for tile in TILES for variant in Variant]
+    kernels += [of_tile(*tile, alignment) for tile in TILES for alignment in Alignment]
     kernels += [of_layout(arch, *layout) for arch in FEEDS for layout in LAYOUTS]
     made = functions_for(Arch.SM90A, list(dict.fromkeys(kernels)), tmp_path_factory.mktemp("warps"))
     return made | obtain(wgmma_peer(name) for name in names())
@@ -96,12 +96,12 @@ def test_every_shared_epilogue_is_right(name: str, arch: Arch, functions: Functi
     check_functions({kernel: functions[kernel] for kernel in one_tile(name, arch)})
 
 
-@pytest.mark.parametrize("variant", Variant)
+@pytest.mark.parametrize("alignment", Alignment)
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile[0].value}-{tile[1]}")
 def test_every_tile_is_right_to_the_bit(
-    tile: tuple[Arch, int], variant: Variant, functions: Functions
+    tile: tuple[Arch, int], alignment: Alignment, functions: Functions
 ) -> None:
-    check_bits(kernel := of_tile(*tile, variant), functions[kernel])
+    check_bits(kernel := of_tile(*tile, alignment), functions[kernel])
 
 
 @pytest.mark.parametrize("arch", FEEDS)
@@ -115,7 +115,7 @@ def test_every_layout_is_right_to_the_bit(
 def check_bits(kernel: Kernel, function: KernelFunction) -> None:
     """Asserts that a kernel gives the replay's bits: its products are exact, and the rest is rounded once."""
     for m, n, k in SHAPES:
-        a, bs, loads = operands_of(kernel.spec, m, n, k, aligned=kernel.variant is Variant.TMA)
+        a, bs, loads = operands_of(kernel.spec, m, n, k, aligned=kernel.alignment is Alignment.TMA)
         expected = replay(kernel.spec, a, bs, loads, accumulate=torch.float64)
         outputs = run_kernel(kernel, function, (a, bs, loads), m, n)
         for actual, right in zip(outputs, expected, strict=True):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cute_backend import ops
 from cute_backend.formula import formula
-from cute_backend.planning import Arch, TileConfig, Variant, subtiled, table
+from cute_backend.planning import Alignment, Arch, TileConfig, subtiled, table
 from cute_backend.planning.search import blocks_held
 from cute_backend.replay import replay
 from cute_backend.runtime.build import build
@@ -171,16 +171,16 @@ CONFIGS = [
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("variant", Variant, ids=lambda variant: variant.value)
+@pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize(("config", "columns"), CONFIGS, ids=lambda each: getattr(each, "name", str(each)))
-def test_kernels_reduce_blocks(config: TileConfig, columns: int, name: str, variant: Variant) -> None:
+def test_kernels_reduce_blocks(config: TileConfig, columns: int, name: str, alignment: Alignment) -> None:
     """Several tiles, the last of each row and column cut off; and one row."""
     spec = SPECS[name](columns)
     n = config.tile_n + columns
     for m in (config.tile_m + 9, 1):
         a, b, loads = operands(spec, m, n, 144)
-        if variant is Variant.PLAIN:
+        if alignment is Alignment.PLAIN:
             spec = replace(spec, loads=tuple(map(misaligned, spec.loads)))
         results, launch = run_region(spec, a, b, loads, Machine(config.arch, 1, config, 1))
         check(results, expected(spec, columns, *a, *b, loads))
@@ -205,7 +205,7 @@ def test_a_gated_pair_is_quantised_by_blocks_of_128() -> None:
     blocks = (gate * up).view(9, 2, 128)
     scales = blocks.abs().amax(-1) + 0.5
     check(results, [(blocks / scales[..., None]).view(9, 256), scales, scales])
-    assert all(build(Kernel(spec, config, variant)).spill_bytes == 0 for variant in Variant)
+    assert all(build(Kernel(spec, config, alignment)).spill_bytes == 0 for alignment in Alignment)
 
 
 HELD = [(arch, columns) for arch in FIRST for columns in blocks_held(arch)]
@@ -230,8 +230,8 @@ def test_two_products_share_the_columns_of_a_tile(arch: Arch) -> None:
 def test_every_tile_has_whole_blocks(arch: Arch, columns: int) -> None:
     for spec in (norm(columns), softmax(columns), quantised(columns)):
         for config in table(arch, spec):
-            for variant in Variant:
-                cut = subtiled(spec, config, variant)
+            for alignment in Alignment:
+                cut = subtiled(spec, config, alignment)
                 assert cut.subtile_n % columns == 0 and cut.tile_n // cut.ctas % cut.subtile_n == 0
 
 
@@ -241,8 +241,8 @@ def test_every_tile_has_whole_blocks(arch: Arch, columns: int) -> None:
 def test_no_kernel_of_blocks_spills(name: str, arch: Arch, columns: int) -> None:
     spec = SPECS[name](columns)
     for config in (table(arch, spec)[0], table(arch, spec)[-1]):
-        for variant in Variant:
-            assert build(Kernel(spec, config, variant)).spill_bytes == 0, (config.name, variant)
+        for alignment in Alignment:
+            assert build(Kernel(spec, config, alignment)).spill_bytes == 0, (config.name, alignment)
 
 
 @pytest.mark.parametrize(("arch", "columns"), [(Arch.SM90A, 24), (Arch.SM100A, 128), (Arch.SM90A, 256)])

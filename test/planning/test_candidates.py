@@ -20,10 +20,10 @@ from cute_backend.fx_walk.collect import collect
 from cute_backend.memory_ops.emit import CUTE_TYPES
 from cute_backend.planning import (
     MAX_CANDIDATES,
+    Alignment,
     Arch,
     Ring,
     TileConfig,
-    Variant,
     candidates,
     choose,
     clustered,
@@ -70,10 +70,10 @@ def shared_spec(name: str) -> EpilogueSpec:
     return report.regions[0].spec
 
 
-def stages(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Stages:
+def stages(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Stages:
     """The stages of a kernel. Raises ValueError where its shared memory does not hold them."""
-    config = subtiled(spec, config, variant)
-    placed = plan(spec, config, variant)
+    config = subtiled(spec, config, alignment)
+    placed = plan(spec, config, alignment)
 
     def operands(items: object) -> tuple[SmemOperand, ...]:
         return tuple(
@@ -102,8 +102,8 @@ def test_what_is_chosen_exists_and_fits_shared_memory(
     assert set(tried) <= set(tunable(arch, spec))
     for config in tried:
         assert config.arch is arch
-        for variant in Variant:
-            assert stages(spec, config, variant).ab >= arch.target.least_ab_stages
+        for alignment in Alignment:
+            assert stages(spec, config, alignment).ab >= arch.target.least_ab_stages
 
 
 def test_a_configuration_is_told_in_words() -> None:
@@ -256,7 +256,7 @@ def test_tiles_that_leave_the_epilogue_no_room_are_not_tried(arch: Arch) -> None
     tried = set(tunable(arch, spec))
     assert tried < set(tunable(arch, shared_spec("rowwise")))
     for config in tried - set(table(arch, spec)):
-        placed = plan(spec, config, Variant.TMA).placements.values()
+        placed = plan(spec, config, Alignment.TMA).placements.values()
         assert "vector" not in {placement.name for placement in placed}, config.name
 
 
@@ -271,7 +271,7 @@ def test_a_few_candidates_compile_without_a_spill() -> None:
         spec = shared_spec(draw.choice(sorted(name for name in EPILOGUES if EPILOGUES[name].runs_on(arch))))
         sizes = draw.choice([(16, 8192, 8192), (512, 4096, 2048), (8192, 8192, 1024)])
         config = draw.choice(candidates(arch, spec, *sizes, arch.target.sm_count))
-        assert build(Kernel(spec, config, draw.choice(list(Variant)))).spill_bytes == 0, config.name
+        assert build(Kernel(spec, config, draw.choice(list(Alignment)))).spill_bytes == 0, config.name
 
 
 @pytest.mark.parametrize("arch", Arch)
@@ -319,7 +319,7 @@ def test_clusters_share_out_a_stage_of_b_evenly() -> None:
     assert 3 not in {config.cluster_m for config in tunable(Arch.SM90A, along_n)}
     config = TileConfig(Arch.SM90A, 64, 192, 3, pingpong=True)
     with pytest.raises(BuildError, match="64 rows of a stage of B have no equal shares for 3 CTAs"):
-        build(Kernel(along_n, config, Variant.TMA))
+        build(Kernel(along_n, config, Alignment.TMA))
 
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -346,7 +346,7 @@ def test_what_is_chosen_is_among_the_fastest_that_were_measured(operands: str, d
     losses = []
     for (kind, *sizes), times in timings().items():
         fastest = min(us for tile, us in times.items() if tile != "torch")
-        chosen = config_for(Region(spec, *sizes), Variant.TMA, Arch.SM90A, Arch.SM90A.target.sm_count).name
+        chosen = config_for(Region(spec, *sizes), Alignment.TMA, Arch.SM90A, Arch.SM90A.target.sm_count).name
         if kind == operands and chosen in times:  # the older files have fewer tiles
             losses.append(times[chosen] / fastest)
     assert len(losses) >= 110

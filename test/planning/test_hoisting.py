@@ -8,10 +8,10 @@ import pytest
 
 from cute_backend.errors import UsageError
 from cute_backend.planning import (
+    Alignment,
     Arch,
     Rowvecs,
     TileConfig,
-    Variant,
     choose,
     plan,
     subtiled,
@@ -28,8 +28,10 @@ TILE = TileConfig(Arch.SM100A, 128, 128)
 ROWWISE = epilogue_spec("rowwise", True)
 
 
-def placements(config: TileConfig, variant: Variant = Variant.TMA, name: str = "rowwise") -> dict[str, str]:
-    placed = plan(epilogue_spec(name, True), config, variant).placements
+def placements(
+    config: TileConfig, alignment: Alignment = Alignment.TMA, name: str = "rowwise"
+) -> dict[str, str]:
+    placed = plan(epilogue_spec(name, True), config, alignment).placements
     return {load: placement.name for load, placement in placed.items()}
 
 
@@ -55,7 +57,7 @@ def test_the_limit_is_where_the_mma_takes_as_long_as_the_epilogue() -> None:
 
 def test_nothing_is_hoisted_without_registers_for_every_rowvec() -> None:
     bias = epilogue_spec("bias", True)
-    assert hoist_budget(bias, replace(TILE, unrolled=True), Variant.TMA) < 128 + 64
+    assert hoist_budget(bias, replace(TILE, unrolled=True), Alignment.TMA) < 128 + 64
     assert not can_hoist(TILE, bias) and can_hoist(replace(TILE, tile_n=64), bias)
     assert not can_hoist(replace(TILE, tile_n=256), ROWWISE)
 
@@ -63,7 +65,7 @@ def test_nothing_is_hoisted_without_registers_for_every_rowvec() -> None:
 def test_sixteen_bits_take_half_a_register() -> None:
     assert placements(replace(TILE, unrolled=True), name="bias")["scale_b"] == "register_hoist"
     wide = epilogue_spec("addmm_relu", True)
-    need = hoist_budget(wide, replace(TILE, unrolled=True), Variant.TMA)
+    need = hoist_budget(wide, replace(TILE, unrolled=True), Alignment.TMA)
     assert need >= 64 and placements(replace(TILE, unrolled=True), name="addmm_relu") == {
         "bias": "register_hoist"
     }
@@ -78,8 +80,8 @@ def test_an_alignment_without_registers_keeps_the_loop() -> None:
     """Planes that are read by element take registers of addresses."""
     spec = epilogue_spec("bias_gelu_residual", True)
     config = TileConfig(Arch.SM100A, 128, 128, unrolled=True)
-    assert subtiled(spec, config, Variant.PLAIN).rolled
-    assert "register_hoist" not in placements(config, Variant.PLAIN, "bias_gelu_residual").values()
+    assert subtiled(spec, config, Alignment.PLAIN).rolled
+    assert "register_hoist" not in placements(config, Alignment.PLAIN, "bias_gelu_residual").values()
 
 
 def test_tuning_tries_both() -> None:
@@ -122,11 +124,11 @@ def test_a_hoist_is_refused_where_visits_are_turns_of_a_loop() -> None:
 def test_a_hoist_that_spills_is_refused_with_the_bytes() -> None:
     config = TileConfig(Arch.SM100A, 256, 256, 2, ctas=2, unrolled=True, rowvecs=Rowvecs.REGISTER_HOIST)
     with pytest.raises(BuildError, match=r"spills \d+ bytes a thread with its rowvecs in registers"):
-        build(Kernel(epilogue_spec("bf16_vectors", True), config, Variant.TMA))
+        build(Kernel(epilogue_spec("bf16_vectors", True), config, Alignment.TMA))
 
 
 def test_nothing_is_hoisted_beside_224_columns_that_are_written_by_element() -> None:
     """A 16-bit vector spilled 24 bytes there, and a bias 16."""
     config = TileConfig(Arch.SM90A, 128, 224, 2)
-    assert "register_hoist" in placements(config, Variant.TMA, "bf16_vectors").values()
-    assert "register_hoist" not in placements(config, Variant.PLAIN, "bf16_vectors").values()
+    assert "register_hoist" in placements(config, Alignment.TMA, "bf16_vectors").values()
+    assert "register_hoist" not in placements(config, Alignment.PLAIN, "bf16_vectors").values()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cute_backend.planning import Arch, TileConfig, Variant, placing, plan
+from cute_backend.planning import Alignment, Arch, TileConfig, placing, plan
 from cute_backend.planning.placements import PLACEMENTS, ByElement, Ring, planes, vectors
 from cute_backend.planning.placements.placement import takes_nothing
 from cute_backend.spec import LoadKind
@@ -14,12 +14,12 @@ from support.small_specs import by_element, colvec, exact, rowvec, spec_of
 
 
 @pytest.mark.parametrize("kind", LoadKind)
-@pytest.mark.parametrize("variant", Variant)
-def test_the_last_placement_of_a_kind_takes_any_load(kind: LoadKind, variant: Variant) -> None:
+@pytest.mark.parametrize("alignment", Alignment)
+def test_the_last_placement_of_a_kind_takes_any_load(kind: LoadKind, alignment: Alignment) -> None:
     load = {"exact": by_element, "rowvec": rowvec, "colvec": colvec}.get(kind.value, colvec)("any0")
     *_, last = (placement for placement in PLACEMENTS if placement.kind is kind)
     for arch in Arch:
-        need = last.takes(load, TileConfig(arch, 128, 128), variant)
+        need = last.takes(load, TileConfig(arch, 128, 128), alignment)
         assert need is not None and need.registers == need.smem_bytes == 0
 
 
@@ -50,7 +50,7 @@ def test_names_are_of_one_placement_each() -> None:
 
 def test_planes_take_shared_memory_in_their_order() -> None:
     spec = spec_of(*(exact(f"exact{i}") for i in range(8)))
-    placed = plan(spec, TileConfig(Arch.SM90A, 128, 128), Variant.TMA)
+    placed = plan(spec, TileConfig(Arch.SM90A, 128, 128), Alignment.TMA)
     names = [placed.placements[load.name].name for load in spec.loads]
     assert names == sorted(names), "tma before vector"
     assert set(names) == {"tma", "vector"} and placed.shared_stores == ("out0",)
@@ -61,9 +61,9 @@ def test_planes_take_shared_memory_in_their_order() -> None:
 
 def test_the_order_of_the_table_is_that_of_preference(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, config = spec_of(rowvec("rowvec0")), TileConfig(Arch.SM90A, 128, 128)
-    assert plan(spec, config, Variant.TMA).placements["rowvec0"] is vectors.REGISTER_HOIST
+    assert plan(spec, config, Alignment.TMA).placements["rowvec0"] is vectors.REGISTER_HOIST
     monkeypatch.setattr(placing, "PLACEMENTS", (vectors.SMEM_STAGED, vectors.REGISTER_HOIST))
-    assert plan(spec, config, Variant.TMA).placements["rowvec0"] is vectors.SMEM_STAGED
+    assert plan(spec, config, Alignment.TMA).placements["rowvec0"] is vectors.SMEM_STAGED
     monkeypatch.setattr(placing, "PLACEMENTS", ())
     with pytest.raises(ValueError, match="no placement takes rowvec0, a rowvec of f32; the last one"):
-        plan(spec, config, Variant.TMA)
+        plan(spec, config, Alignment.TMA)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cute_backend.planning import Arch, TileConfig, Variant, plan, rules, subtiled, table
+from cute_backend.planning import Alignment, Arch, TileConfig, plan, rules, subtiled, table
 from cute_backend.planning.registers import Registers, hoist_budget, leaves_registers
 from cute_backend.planning.rules import RULES, Rule, suited
 from cute_backend.planning.shared_memory import BlockScales, holds_planes
@@ -118,24 +118,24 @@ def test_scales_of_blocks_take_shared_memory() -> None:
 def test_an_alignment_gets_the_subtiles_that_leave_registers() -> None:
     wide = TileConfig(Arch.SM90A, 128, 128, 2, pingpong=True, subtile_n=64)
     plane, planes = spec_of(exact("exact0", DType.BF16)), spec_of(*(exact(f"exact{i}") for i in range(3)))
-    assert subtiled(plane, wide, Variant.TMA).subtile_n == 64
-    assert subtiled(plane, wide, Variant.PLAIN).subtile_n == 32
-    assert subtiled(planes, wide, Variant.TMA).subtile_n == 32, "64 columns of all have no room"
-    assert subtiled(planes, wide, Variant.PLAIN).subtile_n == 8, "1280 bits of a row, at 112 a column"
+    assert subtiled(plane, wide, Alignment.TMA).subtile_n == 64
+    assert subtiled(plane, wide, Alignment.PLAIN).subtile_n == 32
+    assert subtiled(planes, wide, Alignment.TMA).subtile_n == 32, "64 columns of all have no room"
+    assert subtiled(planes, wide, Alignment.PLAIN).subtile_n == 8, "1280 bits of a row, at 112 a column"
     blackwell = TileConfig(Arch.SM100A, 128, 128)
-    assert subtiled(planes, blackwell, Variant.TMA).subtile_n == 16, "2560 bits of a row, in one thread"
+    assert subtiled(planes, blackwell, Alignment.TMA).subtile_n == 16, "2560 bits of a row, in one thread"
 
 
 def test_what_a_thread_keeps_is_counted_once() -> None:
     config = TileConfig(Arch.SM90A, 128, 128)
     spec = spec_of(exact("exact0"), rowvec("rowvec0"), fast_accum=False)
-    kept = Registers.of(spec, config, Variant.TMA)
+    kept = Registers.of(spec, config, Alignment.TMA)
     assert kept == Registers(accumulators=64, promoted=128, fragments=32, rows=0, partials=0)
-    assert Registers.of(spec, config, Variant.PLAIN).fragments == 48, "two registers of address"
+    assert Registers.of(spec, config, Alignment.PLAIN).fragments == 48, "two registers of address"
     fast = spec_of(exact("exact0"), rowvec("rowvec0"))
-    assert hoist_budget(fast, config, Variant.TMA) == 232 - 68 - 64 - 32
-    assert plan(fast, config, Variant.TMA).placements["rowvec0"].name == "register_hoist"
-    assert hoist_budget(fast, replace(config, pingpong=True), Variant.TMA) == 0
+    assert hoist_budget(fast, config, Alignment.TMA) == 232 - 68 - 64 - 32
+    assert plan(fast, config, Alignment.TMA).placements["rowvec0"].name == "register_hoist"
+    assert hoist_budget(fast, replace(config, pingpong=True), Alignment.TMA) == 0
     assert leaves_registers(config, spec) and not leaves_registers(replace(config, tile_n=256), spec)
     assert leaves_registers(replace(config, tile_n=256), fast)
     blocks = replace(config, tile_n=256)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cute_backend.planning import Arch, Target, TileConfig, Variant, offered, plan, unserved
+from cute_backend.planning import Alignment, Arch, Target, TileConfig, offered, plan, unserved
 from cute_backend.planning.targets import Accumulators, Shape, sm80, sm89, sm90a, sm100a
 from cute_backend.spec import DType, ProductKind
 from cute_backend.templates.epilogue import Template
@@ -114,14 +114,14 @@ def test_without_tma_planes_come_by_cp_async(arch: Arch, monkeypatch: pytest.Mon
     )
     bare = replace(arch.target, tma=False, promotes=False, tiles=tables)
     spec = spec_of(exact("exact0"), rowvec("rowvec0"))
-    aligned = plan(spec, offered(arch, spec)[-1], Variant.TMA)
+    aligned = plan(spec, offered(arch, spec)[-1], Alignment.TMA)
     assert aligned.placements["exact0"].name == "tma" and aligned.shared_stores == ("out0",)
     monkeypatch.setattr(arch, "target", bare)
     for config in offered(arch, spec):
-        placed = plan(spec, config, Variant.TMA)
+        placed = plan(spec, config, Alignment.TMA)
         assert placed.placements["exact0"].name == "cp_async" and placed.shared_stores == ("out0",)
         assert placed.placements["rowvec0"].name in ("register_hoist", "smem_staged")
-        placed = plan(spec, config, Variant.PLAIN)
+        placed = plan(spec, config, Alignment.PLAIN)
         assert placed.placements["exact0"].name == "vector" and placed.shared_stores == ()
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.planning import Arch, TileConfig, Variant, plan, tunable
+from cute_backend.planning import Alignment, Arch, TileConfig, plan, tunable
 from cute_backend.planning.cost import work_of
 from cute_backend.planning.transposing import can_transpose, multiplied, transposed
 from cute_backend.spec import EpilogueSpec, LoadKind, Major, Order, ProductKind
@@ -59,7 +59,7 @@ def test_a_transposed_tile_is_planned_and_costs_as_what_it_multiplies() -> None:
     spec = spec_of("bias_gelu_residual")
     config = TileConfig(Arch.SM90A, 128, 160, transposed=True)
     assert multiplied(spec, config) == transposed(spec)
-    placed = plan(spec, config, Variant.TMA).placements
+    placed = plan(spec, config, Alignment.TMA).placements
     rowvecs = [load.name for load in spec.loads_of(LoadKind.ROWVEC)]
     assert {placed[name].name for name in rowvecs} == {"row_read"}, "one value for each row of a thread"
     # 160 rows are one tile's columns; 8192 columns are 64 tiles.

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_backend.planning import Arch, Variant
+from cute_backend.planning import Alignment, Arch
 from cute_backend.runtime import launch as launching
 from cute_backend.runtime import timing
 from cute_backend.runtime.bind import Binding
@@ -125,7 +125,7 @@ def test_all_call_a_kernel_with_the_same_arguments(monkeypatch: pytest.MonkeyPat
     count = 2 + len(SPEC.loads)
     first, *others = seen
     for arguments in seen:
-        check_layouts(Kernel(SPEC, kernel_of(SPEC).config, Variant.TMA), arguments)
+        check_layouts(Kernel(SPEC, kernel_of(SPEC).config, Alignment.TMA), arguments)
     for other in others:
         for left, right in zip(first[:-1], other[:-1], strict=True):
             assert (left.shape, left.stride(), left.dtype) == (right.shape, right.stride(), right.dtype)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from cute_backend.planning import Variant
+from cute_backend.planning import Alignment
 from cute_backend.runtime import build as building
 from cute_backend.runtime import cache as caching
 from cute_backend.runtime import compile as compiling
@@ -30,7 +30,7 @@ from cute_backend.runtime.space import check_room, out_of_space
 from support.compile_once import afresh as compile_kernel
 from support.runtime.handmade import kernel_of, make_spec, source
 
-KERNELS = [kernel_of(make_spec(), variant=variant) for variant in Variant]
+KERNELS = [kernel_of(make_spec(), alignment=alignment) for alignment in Alignment]
 KERNEL = KERNELS[0]
 
 
@@ -48,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: Built) -> Ite
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(root))
     monkeypatch.setattr(building, "_loaded", {})
     monkeypatch.setattr(notices, "_warned", set())
-    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, config, variant: source(spec))
+    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, config, alignment: source(spec))
     monkeypatch.setattr("cute_backend.runtime.compile.compile_kernel", lambda *arguments: built)
     monkeypatch.setattr(caching, "_own", [])
     for name in ("temporary", "memory"):
@@ -243,7 +243,7 @@ def test_what_is_tuned_needs_no_lock_and_no_space(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(KernelCache, "lock_named", no_lock)
     memory, key = (
         tuning_results.remembered(),
-        tuning_results.Key(KERNEL.spec, KERNEL.variant, 64, 128, 64, "a GPU"),
+        tuning_results.Key(KERNEL.spec, KERNEL.alignment, 64, 128, 64, "a GPU"),
     )
     with memory.exclusively(), pytest.warns(RuntimeWarning, match="forgotten when this process ends"):
         memory.put({key: tuning_results.Result(KERNEL.config, 1.0, None)})

@@ -20,7 +20,7 @@ from torch._dynamo.utils import counters
 import cute_backend
 from cute_backend import PackError, aot, config
 from cute_backend.__main__ import main
-from cute_backend.planning import Arch, Variant
+from cute_backend.planning import Alignment, Arch
 from cute_backend.runtime import build as building
 from cute_backend.runtime import cache as caching
 from cute_backend.runtime import launch as launching
@@ -171,7 +171,7 @@ def test_a_failed_write_leaves_the_old_pack(pack: Path) -> None:
 
 def test_a_kernel_that_no_pack_has_is_looked_for_in_the_cache(fresh: Path, pack: Path) -> None:
     load_pack(pack)
-    other = kernel_of(SPEC, variant=Variant.PLAIN)
+    other = kernel_of(SPEC, alignment=Alignment.PLAIN)
     assert load_known([other]) == {} and fresh.is_dir()
 
 
@@ -181,7 +181,7 @@ def test_what_a_pack_lacks_is_compiled_with_a_warning(
     load_pack(pack)
     monkeypatch.setattr(building, "build_into", lambda cache, kernel: None)
     with pytest.warns(RuntimeWarning, match=r"not in .*model.cutepack: 1; they are compiled"):
-        obtain([kernel_of(SPEC, variant=Variant.PLAIN)])
+        obtain([kernel_of(SPEC, alignment=Alignment.PLAIN)])
 
 
 # Refusing
@@ -330,7 +330,7 @@ def test_beyond_the_range_of_m_the_nearest_serves(gpu: list[Kernel], tmp_path: P
 def test_another_n_is_no_problem_of_the_pack(gpu: list[Kernel], tmp_path: Path, code: bytes) -> None:
     lacking = half_packed(tmp_path / "half.cutepack", code)
     launching.prepare([Problem(SPEC, None, 4095 + 1024, 4096)], -1)
-    assert gpu and {kernel.variant for kernel in gpu} == {Variant.PLAIN}
+    assert gpu and {kernel.alignment for kernel in gpu} == {Alignment.PLAIN}
     assert lacking
 
 
@@ -354,7 +354,7 @@ def test_a_batch_invariant_region_takes_its_own_kernel_alone(
         for each in reachable_kernels(replace(problem, batch_invariant=False), Arch.SM90A, 132)
         if each not in own
     ]
-    assert {each.variant for each in others} == {each.variant for each in own}
+    assert {each.alignment for each in others} == {each.alignment for each in own}
     path = tmp_path / "others.cutepack"
     write_pack(path, Content(dict.fromkeys(others, (code, FIGURES)), [problem], None))
     load_pack(path)
@@ -385,7 +385,7 @@ def test_a_pack_has_a_kernel_for_every_alignment_and_reduction(made: tuple[Path,
     assert [load.kind for load in spec.loads_of(LoadKind.EXACT)] == [LoadKind.EXACT]
     problem = Problem(spec, None, 128, 64)
     kernels = reachable_kernels(problem, Arch.SM90A, 132, buckets=(16, 32, 64))
-    assert {kernel.variant for kernel in kernels} == set(Variant)
+    assert {kernel.alignment for kernel in kernels} == set(Alignment)
     assert set(manifest["kernels"]) == {kernel.name for kernel in kernels}
     assert set(members) == {"manifest.json", *(f"{kernel.name}.so" for kernel in kernels)}
     assert manifest["environment"] == list(environment())
@@ -524,7 +524,7 @@ def test_a_pack_that_changes_while_another_is_made_is_told_of(
 
 def test_without_a_linker_there_is_no_pack(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linking, "find_linker", lambda: None)
-    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, config, variant: source(spec))
+    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, config, alignment: source(spec))
     monkeypatch.setattr("cute_backend.runtime.compile.compile_kernel", compile_kernel)
     problem = Problem(make_spec(exact=False), 16, 64, 64)
     with pytest.raises(UnavailableError, match="no linker was here"):

@@ -19,7 +19,7 @@ from torch._dynamo.utils import counters
 
 from cute_backend import config
 from cute_backend.memory_ops.emit import emit
-from cute_backend.planning import Arch, Variant, table
+from cute_backend.planning import Alignment, Arch, table
 from cute_backend.runtime import build as building
 from cute_backend.runtime import cache as caching
 from cute_backend.runtime import kernel as naming
@@ -47,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(root))
     monkeypatch.setattr(building, "_loaded", {})
     monkeypatch.setattr(notices, "_warned", set())
-    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, config, variant: source(spec))
+    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, config, alignment: source(spec))
     monkeypatch.setattr(caching, "_own", [])
     caching._cache_at.cache_clear()
     counters.clear()
@@ -140,7 +140,7 @@ def changed_op(spec: EpilogueSpec) -> EpilogueSpec:
         kernel_of(make_spec(store=DType.F16)),
         kernel_of(make_spec(order=Order.COLUMN)),
         kernel_of(make_spec(b_major=Major.MN)),
-        kernel_of(SPEC, variant=Variant.PLAIN),
+        kernel_of(SPEC, alignment=Alignment.PLAIN),
         kernel_of(SPEC, index=1),
         kernel_of(SPEC, arch=Arch.SM100A),
     ],
@@ -430,20 +430,20 @@ def test_several_generated_kernels_are_built_in_processes_of_their_own(
     arch: Arch, folder: Path, compilations: list[str]
 ) -> None:
     # What this process would put in the place of generated text does not reach another.
-    kernels = [Kernel(SPEC, table(arch, SPEC)[-1], variant) for variant in Variant]
+    kernels = [Kernel(SPEC, table(arch, SPEC)[-1], alignment) for alignment in Alignment]
     outcomes = obtain(kernels)
     assert all(callable(outcomes[kernel]) for kernel in kernels), outcomes
     assert compilations == []
     for kernel in kernels:
         text = (folder / f"{kernel.name}.py").read_text()
-        assert text == emit(kernel.spec, kernel.config, kernel.variant)
+        assert text == emit(kernel.spec, kernel.config, kernel.alignment)
         entry = json.loads((folder / f"{kernel.name}.json").read_text())
         assert entry["spill_bytes"] == 0 and entry["smem_bytes"] > 0
 
 
 def test_what_goes_wrong_in_another_process_is_told(folder: Path) -> None:
     broken = replace(SPEC, ops=(*SPEC.ops[:-1], Op("t3", "no_such_op", ("t2",), DType.F32)))
-    kernels = [kernel_of(broken), kernel_of(broken, variant=Variant.PLAIN)]
+    kernels = [kernel_of(broken), kernel_of(broken, alignment=Alignment.PLAIN)]
     for kernel, outcome in obtain(kernels).items():
         assert isinstance(outcome, BuildError)
         assert kernel.name in str(outcome) and "no_such_op" in str(outcome)
@@ -451,7 +451,7 @@ def test_what_goes_wrong_in_another_process_is_told(folder: Path) -> None:
 
 def test_a_failed_build_leaves_no_entry(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "cute_backend.memory_ops.emit.emit", lambda spec, config, variant: "raise RuntimeError('no')"
+        "cute_backend.memory_ops.emit.emit", lambda spec, config, alignment: "raise RuntimeError('no')"
     )
     with pytest.raises(BuildError, match="does not compile: RuntimeError: no"):
         build_into(KernelCache(folder), KERNEL)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cute_backend.planning import Arch, Variant
+from cute_backend.planning import Alignment, Arch
 from cute_backend.runtime import compile as compiling
 from cute_backend.runtime import host_code
 from cute_backend.runtime.compile import BuildError
@@ -26,9 +26,9 @@ from support.runtime.handmade import kernel_of, make_spec, source
 
 
 def compile_text(
-    text: str, folder: Path, variant: Variant = Variant.TMA, arch: Arch = Arch.SM90A
+    text: str, folder: Path, alignment: Alignment = Alignment.TMA, arch: Arch = Arch.SM90A
 ) -> compiling.Built:
-    kernel = kernel_of(make_spec(), variant=variant, arch=arch)
+    kernel = kernel_of(make_spec(), alignment=alignment, arch=arch)
     path = folder / f"{kernel.name}.py"
     path.write_text(text)
     return compile_kernel(kernel, text, path)
@@ -60,9 +60,9 @@ def test_the_cuda_13_library_is_used_where_both_are_installed(tmp_path: Path) ->
     assert "Cuda compilation tools, release 13." in built.ptx
 
 
-@pytest.mark.parametrize("variant", list(Variant))
-def test_operands_are_compiled_for_the_layouts_that_the_spec_states(variant: Variant) -> None:
-    fakes = compiling.fake_operands(make_spec(order=Order.COLUMN, b_major=Major.MN), variant)
+@pytest.mark.parametrize("alignment", list(Alignment))
+def test_operands_are_compiled_for_the_layouts_that_the_spec_states(alignment: Alignment) -> None:
+    fakes = compiling.fake_operands(make_spec(order=Order.COLUMN, b_major=Major.MN), alignment)
     assert list(fakes) == ["a", "b", "scalar0", "rowvec0", "colvec0", "exact0", "out0"]
     m, k = fakes["a"].shape
     n = fakes["b"].shape[1]
@@ -80,7 +80,7 @@ def test_operands_are_compiled_for_the_layouts_that_the_spec_states(variant: Var
     }
     units = {name: unit for name, (unit, _, _) in pitches.items()}
     assert units == {"a": 1, "b": 1, "exact0": 1, "out0": 0}
-    always, when_tma = (8, 16), (8, 16) if variant is Variant.TMA else (1, 2)
+    always, when_tma = (8, 16), (8, 16) if alignment is Alignment.TMA else (1, 2)
     promised = {name: (pitch.divisibility, align) for name, (_, pitch, align) in pitches.items()}
     assert promised == {"a": always, "b": always, "exact0": when_tma, "out0": when_tma}
     assert all(pitch.width == 64 for _, pitch, _ in pitches.values())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from cute_backend.planning import Arch, TileConfig, Variant, choose, table
+from cute_backend.planning import Alignment, Arch, TileConfig, choose, table
 from cute_backend.replay import replay
 from cute_backend.runtime import bind, notices, outputs
 from cute_backend.runtime import launch as launching
@@ -89,8 +89,8 @@ class Compiler:
         return function
 
     @property
-    def variants(self) -> list[Variant]:
-        return [kernel.variant for kernel, _ in self.launches]
+    def alignments(self) -> list[Alignment]:
+        return [kernel.alignment for kernel, _ in self.launches]
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_no_launch_compiles_after_the_first(compiler: Compiler) -> None:
             given[2][3] = shifted(given[2][3])
             check(given)
     assert compiler.batches == 1
-    assert set(compiler.variants) == set(Variant)
+    assert set(compiler.alignments) == set(Alignment)
 
 
 def test_an_announced_region_compiles_only_what_it_reaches_and_nothing_at_its_launch(
@@ -154,9 +154,9 @@ def test_an_announced_region_compiles_only_what_it_reaches_and_nothing_at_its_la
 ) -> None:
     prepare([Problem(SPEC, 4096, 4096, 512)], -1)
     expected = choose(Arch.SM90A, SPEC, 4096, 4096, 512, GPU.sm_count)
-    assert {(kernel.config, kernel.variant) for kernel in compiler.built} == {
-        (expected, Variant.TMA),
-        (expected, Variant.PLAIN),
+    assert {(kernel.config, kernel.alignment) for kernel in compiler.built} == {
+        (expected, Alignment.TMA),
+        (expected, Alignment.PLAIN),
     }
     check(operands(40, 16))  # a size that was not announced is served by what is there
     assert compiler.batches == 1
@@ -196,7 +196,7 @@ def test_a_region_reaches_few_kernels_and_every_one_that_is_chosen(
 ) -> None:
     kernels = reachable_kernels(Problem(SPEC, *problem), arch, 132)
     assert len(kernels) == len(set(kernels)) <= MAX_KERNELS
-    assert len({kernel.variant for kernel in kernels}) <= 4
+    assert len({kernel.alignment for kernel in kernels}) <= 4
     m, n, k = problem
     if n is not None and k is not None:
         configs = {kernel.config for kernel in kernels}
@@ -205,16 +205,16 @@ def test_a_region_reaches_few_kernels_and_every_one_that_is_chosen(
 
 
 def test_alignments_that_cannot_occur_are_not_built() -> None:
-    def variants(spec: EpilogueSpec, n: int | None) -> set[Variant]:
-        return {kernel.variant for kernel in reachable_kernels(Problem(spec, None, n, 64), Arch.SM90A, 132)}
+    def alignments(spec: EpilogueSpec, n: int | None) -> set[Alignment]:
+        return {kernel.alignment for kernel in reachable_kernels(Problem(spec, None, n, 64), Arch.SM90A, 132)}
 
     alone = make_spec(exact=False)
-    assert variants(alone, 4096) == {Variant.TMA}  # bf16 rows of 8192 bytes
-    assert variants(alone, 4100) == {Variant.PLAIN}  # rows of 8200 bytes
-    assert variants(alone, None) == set(Variant)
-    assert variants(SPEC, 4096) == set(Variant)  # the exact load may begin anywhere
-    assert variants(make_spec(exact=False, order=Order.COLUMN), 4096) == set(
-        Variant
+    assert alignments(alone, 4096) == {Alignment.TMA}  # bf16 rows of 8192 bytes
+    assert alignments(alone, 4100) == {Alignment.PLAIN}  # rows of 8200 bytes
+    assert alignments(alone, None) == set(Alignment)
+    assert alignments(SPEC, 4096) == set(Alignment)  # the exact load may begin anywhere
+    assert alignments(make_spec(exact=False, order=Order.COLUMN), 4096) == set(
+        Alignment
     )  # M decides, and is unknown
 
 
@@ -231,37 +231,37 @@ WINNER = TileConfig(Arch.SM90A, 64, 256, pingpong=True)
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[Variant, int, int], dict[int, TileConfig]]:
+def found(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[Alignment, int, int], dict[int, TileConfig]]:
     """The remembered results, by alignment, N and K; a test may add to them."""
-    results: dict[tuple[Variant, int, int], dict[int, TileConfig]] = {}
+    results: dict[tuple[Alignment, int, int], dict[int, TileConfig]] = {}
 
     class Remembered:
         def winners(
-            self, spec: EpilogueSpec, variant: Variant, n: int, k: int, device: str
+            self, spec: EpilogueSpec, alignment: Alignment, n: int, k: int, device: str
         ) -> dict[int, TileConfig]:
-            return results.get((variant, n, k), {}) if spec == SPEC and device == GPU.model else {}
+            return results.get((alignment, n, k), {}) if spec == SPEC and device == GPU.model else {}
 
     monkeypatch.setattr(launching, "remembered", Remembered)
     return results
 
 
-Found = dict[tuple[Variant, int, int], dict[int, TileConfig]]
+Found = dict[tuple[Alignment, int, int], dict[int, TileConfig]]
 
 
 def reached(problem: Problem, found: Found) -> list[Kernel]:
-    def winners(spec: EpilogueSpec, variant: Variant, n: int, k: int) -> dict[int, TileConfig]:
-        return found.get((variant, n, k), {})
+    def winners(spec: EpilogueSpec, alignment: Alignment, n: int, k: int) -> dict[int, TileConfig]:
+        return found.get((alignment, n, k), {})
 
     return reachable_kernels(problem, Arch.SM90A, 132, winners)
 
 
 def test_a_tuned_configuration_takes_the_place_of_the_heuristics(compiler: Compiler, found: Found) -> None:
-    found[Variant.TMA, 16, 8] = {16: WINNER}
+    found[Alignment.TMA, 16, 8] = {16: WINNER}
     heuristic = choose(Arch.SM90A, SPEC, 16, 16, 8, GPU.sm_count)
     prepare([Problem(SPEC, 6, 16, 8)], -1)
-    assert [(kernel.config, kernel.variant) for kernel in compiler.built] == [
-        (WINNER, Variant.TMA),
-        (heuristic, Variant.PLAIN),  # which was not timed
+    assert [(kernel.config, kernel.alignment) for kernel in compiler.built] == [
+        (WINNER, Alignment.TMA),
+        (heuristic, Alignment.PLAIN),  # which was not timed
     ]
     check(operands())
     given = operands()
@@ -272,7 +272,7 @@ def test_a_tuned_configuration_takes_the_place_of_the_heuristics(compiler: Compi
 
 
 def test_what_was_tuned_serves_the_next_buckets_and_no_further(compiler: Compiler, found: Found) -> None:
-    found[Variant.TMA, 16, 8] = {64: WINNER}
+    found[Alignment.TMA, 16, 8] = {64: WINNER}
     prepare([Problem(SPEC, None, 16, 8)], -1)
     served = {}
     for m in (16, 17, 64, 65, 128, 129, 192, 1000):
@@ -286,15 +286,15 @@ def test_a_dynamic_region_reaches_what_was_tuned_for_it_and_few_kernels() -> Non
     tuned = {16 << i: TileConfig(Arch.SM90A, 64, 64, raster_m=i) for i in range(13)}
     for count in (1, 3, 13):
         winners = dict(list(tuned.items())[:count])
-        kernels = reached(Problem(SPEC, None, 512, 512), {(Variant.TMA, 512, 512): winners})
+        kernels = reached(Problem(SPEC, None, 512, 512), {(Alignment.TMA, 512, 512): winners})
         assert len(kernels) == len(set(kernels)) <= MAX_KERNELS
-        tma = {kernel.config for kernel in kernels if kernel.variant is Variant.TMA}
+        tma = {kernel.config for kernel in kernels if kernel.alignment is Alignment.TMA}
         assert len(tma & set(winners.values())) == min(count, MAX_KERNELS // 2)
 
 
 def test_a_launch_does_not_build_what_was_tuned_meanwhile(compiler: Compiler, found: Found) -> None:
     prepare([Problem(SPEC, None, 16, 8)], -1)
-    found[Variant.TMA, 16, 8] = {16: WINNER}
+    found[Alignment.TMA, 16, 8] = {16: WINNER}
     check(operands())
     assert compiler.batches == 1 and compiler.launches[0][0].config != WINNER
 
@@ -309,13 +309,13 @@ def test_a_batch_invariant_region_has_one_configuration(arch: Arch, n: int, k: i
     invariant = [reachable_kernels(Problem(SPEC, m, n, k, True), arch, 132) for m in ms]
     assert all(kernels == invariant[0] for kernels in invariant)
     assert len({kernel.config for kernel in invariant[0]}) == 1
-    others = {config_for(Problem(SPEC, m, n, k), Variant.TMA, arch, 132) for m in ms if m is not None}
+    others = {config_for(Problem(SPEC, m, n, k), Alignment.TMA, arch, 132) for m in ms if m is not None}
     # Few columns with a long K have one tile for every M on RTX Blackwell.
     assert len(others) > 1 or (arch is Arch.SM120A and n < k)
 
 
 def test_a_batch_invariant_launch_takes_that_one_whatever_is_there(compiler: Compiler, found: Found) -> None:
-    found[Variant.TMA, 16, 8] = {16: WINNER}
+    found[Alignment.TMA, 16, 8] = {16: WINNER}
     prepare([Problem(SPEC, None, None, None, True)], -1)
     for m in (1, 6, 100, 1000, 4000):
         given = operands(m)
@@ -332,7 +332,7 @@ def test_a_batch_invariant_launch_takes_that_one_whatever_is_there(compiler: Com
 def test_a_batch_invariant_region_takes_no_other_configuration_for_one_that_does_not_build(
     compiler: Compiler,
 ) -> None:
-    wanted = config_for(Problem(SPEC, 6, 16, 8, True), Variant.TMA, Arch.SM90A, GPU.sm_count)
+    wanted = config_for(Problem(SPEC, 6, 16, 8, True), Alignment.TMA, Arch.SM90A, GPU.sm_count)
     compiler.broken = lambda kernel: kernel.config == wanted
     given = operands()
     launch(*given, SPEC.to_json(), True)
@@ -343,7 +343,7 @@ def test_a_batch_invariant_region_takes_no_other_configuration_for_one_that_does
 
 
 def test_a_launch_takes_the_tile_that_is_named_for_every_m(compiler: Compiler, found: Found) -> None:
-    found[Variant.TMA, 16, 8] = {16: WINNER}
+    found[Alignment.TMA, 16, 8] = {16: WINNER}
     name = "128x64_2x1"
     assert name not in {config.name for config in (WINNER, *table(Arch.SM90A, SPEC))}
     prepare([Problem(SPEC, None, 16, 8, tile=name)], -1)
@@ -385,7 +385,7 @@ def prepared(compiler: Compiler) -> Compiler:
 def test_aligned_operands_go_to_the_tma_variant_as_they_are(prepared: Compiler) -> None:
     given = operands()
     check(given)
-    assert prepared.variants == [Variant.TMA]
+    assert prepared.alignments == [Alignment.TMA]
     passed = prepared.launches[0][1]
     addresses = [t.data_ptr() for side in given for t in side]
     assert [t.data_ptr() for t in passed[: len(addresses)]] == addresses
@@ -396,7 +396,7 @@ def test_an_exact_load_at_an_odd_address_goes_to_the_plain_variant(prepared: Com
     given = operands()
     given[2][3] = shifted(given[2][3])
     check(given)
-    assert prepared.variants == [Variant.PLAIN]
+    assert prepared.alignments == [Alignment.PLAIN]
     assert counters["cute_backend"]["operands_copied"] == 0
 
 
@@ -405,14 +405,14 @@ def test_an_exact_load_of_odd_pitch_goes_to_the_plain_variant(prepared: Compiler
     wide = torch.randn(6, 19).bfloat16()
     given[2][3] = wide[:, :16]
     check(given)
-    assert prepared.variants == [Variant.PLAIN]
+    assert prepared.alignments == [Alignment.PLAIN]
 
 
 def test_an_exact_load_that_repeats_one_row_goes_to_the_plain_variant(prepared: Compiler) -> None:
     given = operands()
     given[2][3] = torch.randn(1, 16).bfloat16().expand(6, 16)
     check(given)
-    assert prepared.variants == [Variant.PLAIN]
+    assert prepared.alignments == [Alignment.PLAIN]
 
 
 def test_operands_of_one_size_may_lie_differently_from_call_to_call(prepared: Compiler) -> None:
@@ -420,8 +420,8 @@ def test_operands_of_one_size_may_lie_differently_from_call_to_call(prepared: Co
     odd[2][3] = shifted(odd[2][3])
     for given in (even, even, odd, even, odd, odd, even):
         check(given)
-    tma, plain = Variant.TMA, Variant.PLAIN
-    assert prepared.variants == [tma, tma, plain, tma, plain, plain, tma]
+    tma, plain = Alignment.TMA, Alignment.PLAIN
+    assert prepared.alignments == [tma, tma, plain, tma, plain, plain, tma]
 
 
 def test_operands_that_lie_as_before_are_not_looked_at(
@@ -435,7 +435,7 @@ def test_operands_that_lie_as_before_are_not_looked_at(
 def test_outputs_of_odd_pitch_go_to_the_plain_variant(compiler: Compiler) -> None:
     a, b, loads = operands(n=12)
     check((a, b, loads[:3]), make_spec(exact=False))
-    assert compiler.variants == [Variant.PLAIN]
+    assert compiler.alignments == [Alignment.PLAIN]
 
 
 def test_an_exact_load_in_another_order_is_copied_and_counted(prepared: Compiler) -> None:
@@ -443,7 +443,7 @@ def test_an_exact_load_in_another_order_is_copied_and_counted(prepared: Compiler
     given[2][3] = torch.randn(16, 6).bfloat16().t()
     with pytest.warns(RuntimeWarning, match="exact0, .* is copied at each call"):
         check(given)
-    assert prepared.variants == [Variant.TMA]  # the copy is aligned
+    assert prepared.alignments == [Alignment.TMA]  # the copy is aligned
     assert counters["cute_backend"]["operands_copied"] == 1
 
 
@@ -469,7 +469,7 @@ def test_a_stride_that_no_element_uses_costs_no_copy(prepared: Compiler) -> None
     given[0][0] = torch.randn(3).bfloat16().new_empty(11)[:8].as_strided((1, 8), (3, 1)).fill_(0.5)
     given[2][3] = given[2][3].as_strided((1, 16), (5, 1))
     check(given)
-    assert prepared.variants == [Variant.TMA]
+    assert prepared.alignments == [Alignment.TMA]
     assert counters["cute_backend"]["operands_copied"] == 0
 
 
@@ -713,10 +713,10 @@ def test_a_kernel_that_does_not_build_is_replayed_counted_and_explained(compiler
 
 
 def test_where_the_tma_variant_does_not_build_the_plain_one_serves(compiler: Compiler) -> None:
-    compiler.broken = lambda kernel: kernel.variant is Variant.TMA
+    compiler.broken = lambda kernel: kernel.alignment is Alignment.TMA
     with pytest.warns(RuntimeWarning, match="is broken"):
         check(operands())
-    assert compiler.variants == [Variant.PLAIN]
+    assert compiler.alignments == [Alignment.PLAIN]
 
 
 def test_where_a_configuration_does_not_build_another_serves(compiler: Compiler) -> None:
@@ -784,7 +784,7 @@ def test_a_call_site_chooses_again_where_there_is_more_to_choose_from(compiler: 
         check_site(site, operands(*large), text)
     (launcher,) = launching._launchers.values()
     best = Kernel(
-        SPEC, config_for(Problem(SPEC, *large, 8), Variant.TMA, GPU.arch, GPU.sm_count), Variant.TMA
+        SPEC, config_for(Problem(SPEC, *large, 8), Alignment.TMA, GPU.arch, GPU.sm_count), Alignment.TMA
     )
     assert compiler.launches[-1][0].config.tile_m == 64 < best.config.tile_m
     launcher.add(best, compiler._function(best))

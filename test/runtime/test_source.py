@@ -40,7 +40,7 @@ def kernel(factor: float) -> Kernel:
 
 
 def edit(folder: Path, of: Kernel, old: str, new: str) -> Path:
-    path = folder / file_name(of.spec, of.config, of.variant)
+    path = folder / file_name(of.spec, of.config, of.alignment)
     text = path.read_text() if path.exists() else text_of(of)
     assert text.count(old) == 1
     path.write_text(text.replace(old, new))
@@ -70,7 +70,7 @@ def test_what_runs_is_the_module_as_it_was_last_saved(folder):
 
 def test_only_a_kernel_that_is_found_reads_files_and_the_environment(folder, monkeypatch):
     original = kernel(7.0)
-    parts = original.spec, original.config, original.variant
+    parts = original.spec, original.config, original.alignment
     path = edit(folder, original, "* 7.0\n", "* 7.5\n")
     assert Kernel(*parts) == original and original.edited is None
     assert Kernel.found(*parts).edited == path.read_text()
@@ -125,7 +125,7 @@ def test_one_that_can_not_serve_is_told_of_by_its_name(folder, old, new, complai
 
 def test_what_is_no_folder_or_no_text_is_refused(folder, monkeypatch):
     of = kernel(8.0)
-    (folder / file_name(of.spec, of.config, of.variant)).write_bytes(b"\xff")
+    (folder / file_name(of.spec, of.config, of.alignment)).write_bytes(b"\xff")
     with pytest.raises(UsageError, match=f"{of.spec.key}.py can't be read"):
         kernel(8.0)
     monkeypatch.setenv(SOURCES_VARIABLE, str(folder / "absent"))
@@ -138,7 +138,7 @@ def test_a_folder_or_a_module_that_is_not_to_be_trusted_is_refused(tmp_path, mon
     folder.mkdir(parents=True)
     of = kernel(8.5)
     monkeypatch.setenv(SOURCES_VARIABLE, str(folder))
-    path = folder / file_name(of.spec, of.config, of.variant)
+    path = folder / file_name(of.spec, of.config, of.alignment)
     path.write_text("edited")
     assert kernel(8.5).edited == "edited"
     for place in (path, folder, folder.parent):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cute_backend.planning import Arch, Variant, table
+from cute_backend.planning import Alignment, Arch, table
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.operands import check_operands
 from cute_backend.runtime.random_operands import random_operands, random_tensor
@@ -38,19 +38,19 @@ def test_operands_fit_what_a_kernel_is_compiled_for(spec: EpilogueSpec, m: int, 
     # Outputs are dense, so their pitch is TMA's only where the sizes are.
     configs = table(Arch.SM90A, spec)
     arguments = arguments_of(spec, configs, 16 * m, 16 * n, k, torch.Generator().manual_seed(0))
-    check_layouts(Kernel(spec, configs[0], Variant.TMA), arguments)
+    check_layouts(Kernel(spec, configs[0], Alignment.TMA), arguments)
     dense = spec.reductions or spec.product.is_block_scaled
     for kind in () if dense else (ProductKind.BATCHED, ProductKind.GROUPED):
         accumulators = tuple(replace(acc, kind=kind) for acc in spec.accumulators)
         stores = tuple(replace(store, order=Order.ROW) for store in spec.stores)
         several = replace(spec, accumulators=accumulators, stores=stores)
         arguments = arguments_of(several, configs, 16 * m, 16 * n, k, torch.Generator().manual_seed(0))
-        check_layouts(Kernel(several, configs[0], Variant.TMA), arguments)
+        check_layouts(Kernel(several, configs[0], Alignment.TMA), arguments)
         if kind is ProductKind.GROUPED:
             assert arguments[1].tolist() == [16 * m], "the one group has all rows"
     columns = BLOCK * n if any(load.blocks for load in spec.loads) else n
     arguments = arguments_of(spec, configs, m, columns, k, torch.Generator().manual_seed(0))
-    check_layouts(Kernel(spec, configs[0], Variant.PLAIN), arguments)
+    check_layouts(Kernel(spec, configs[0], Alignment.PLAIN), arguments)
 
 
 @pytest.mark.parametrize("a", [Scaling.LINE, Scaling.SQUARE])
@@ -68,7 +68,7 @@ def test_every_block_gets_a_scale(a: Scaling, b: Scaling, columns: tuple[Columns
     check_operands(spec, *random_operands(spec, 131, 272, 400, generator))
     configs = table(Arch.SM90A, spec)
     arguments = arguments_of(spec, configs, 144, 272, 400, generator)
-    check_layouts(Kernel(spec, configs[0], Variant.TMA), arguments)
+    check_layouts(Kernel(spec, configs[0], Alignment.TMA), arguments)
 
 
 @given(m=st.integers(1, 300), n=st.integers(1, 300))
@@ -81,7 +81,7 @@ def test_partials_of_every_tile_have_room(m: int, n: int) -> None:
     spec = EpilogueSpec((Accumulator("acc", DType.BF16, DType.BF16),), (), (), stores)
     configs = table(Arch.SM90A, spec)
     *arguments, room = arguments_of(spec, configs, m, n, 8, torch.Generator().manual_seed(0))
-    check_layouts(Kernel(spec, configs[0], Variant.PLAIN), [*arguments, room])
+    check_layouts(Kernel(spec, configs[0], Alignment.PLAIN), [*arguments, room])
     for config in configs:
         rows, columns = -(-n // config.tile_n) * m, -(-m // config.warp_rows) * n
         whole = -(-m // config.cta_rows) * config.tile_warps * -(-n // config.tile_n)

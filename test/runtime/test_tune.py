@@ -14,7 +14,7 @@ from rich.console import Console
 from torch._dynamo.utils import counters
 
 from cute_backend import config
-from cute_backend.planning import MAX_CANDIDATES, Arch, TileConfig, Variant, candidates, choose
+from cute_backend.planning import MAX_CANDIDATES, Alignment, Arch, TileConfig, candidates, choose
 from cute_backend.runtime import notices, tune
 from cute_backend.runtime.cache import KernelCache
 from cute_backend.runtime.compile import BuildError
@@ -107,9 +107,9 @@ def test_the_fastest_candidate_wins_and_is_remembered(tmp_path: Path) -> None:
     ((sizes, timed),) = timer.asked
     assert sizes == SIZES
     assert [kernel.config for kernel in timed] == list(TRIED) and len(timed) <= MAX_CANDIDATES
-    assert {kernel.variant for kernel in timed} == {Variant.TMA}
+    assert {kernel.alignment for kernel in timed} == {Alignment.TMA}
     assert build.batches == [
-        [*timed, Kernel(SPEC, TRIED[0], Variant.PLAIN)]
+        [*timed, Kernel(SPEC, TRIED[0], Alignment.PLAIN)]
     ]  # which launches may also ask for
     assert counted() == {"tuned": 1}
 
@@ -140,7 +140,7 @@ def test_several_regions_are_built_together_and_each_problem_once(tmp_path: Path
 def test_a_problem_whose_outputs_no_tma_can_write_is_tuned_as_it_is_launched(tmp_path: Path) -> None:
     timer = FakeTimer()
     tuner(tmp_path, timer).tune([Job(SPEC, 4096, 4100, 512)])
-    assert {kernel.variant for kernel in timer.asked[0][1]} == {Variant.PLAIN}
+    assert {kernel.alignment for kernel in timer.asked[0][1]} == {Alignment.PLAIN}
 
 
 # What can't win
@@ -234,13 +234,13 @@ def test_what_is_known_shows_no_progress(tmp_path: Path) -> None:
 
 
 def test_keys_tell_problems_apart() -> None:
-    key = Key(SPEC, Variant.TMA, 4096, 4096, 512, GPU.model)
+    key = Key(SPEC, Alignment.TMA, 4096, 4096, 512, GPU.model)
     others = [
-        Key(make_spec(second_store=True), Variant.TMA, 4096, 4096, 512, GPU.model),
-        Key(SPEC, Variant.PLAIN, 4096, 4096, 512, GPU.model),
-        Key(SPEC, Variant.TMA, 2048, 4096, 512, GPU.model),
-        Key(SPEC, Variant.TMA, 4096, 512, 4096, GPU.model),
-        Key(SPEC, Variant.TMA, 4096, 4096, 512, "a GPU, 66 SMs"),
+        Key(make_spec(second_store=True), Alignment.TMA, 4096, 4096, 512, GPU.model),
+        Key(SPEC, Alignment.PLAIN, 4096, 4096, 512, GPU.model),
+        Key(SPEC, Alignment.TMA, 2048, 4096, 512, GPU.model),
+        Key(SPEC, Alignment.TMA, 4096, 512, 4096, GPU.model),
+        Key(SPEC, Alignment.TMA, 4096, 4096, 512, "a GPU, 66 SMs"),
     ]
     assert key.text not in {other.text for other in others}
     assert choose(Arch.SM90A, SPEC, 4096, 4096, 512, 132) != WINNER  # else nothing above shows anything

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from cute_backend.planning import Arch, TileConfig, Variant
+from cute_backend.planning import Alignment, Arch, TileConfig
 from cute_backend.runtime import notices, tuning_results
 from cute_backend.runtime.cache import KernelCache
 from cute_backend.runtime.tuning_results import Key, Memory, Result, TunedFile, remembered
 from support.runtime.handmade import make_spec
 
 SPEC = make_spec()
-KEY = Key(SPEC, Variant.TMA, 64, 4096, 512, "a GPU, 132 SMs")
-OTHER = Key(SPEC, Variant.TMA, 128, 4096, 512, "a GPU, 132 SMs")
+KEY = Key(SPEC, Alignment.TMA, 64, 4096, 512, "a GPU, 132 SMs")
+OTHER = Key(SPEC, Alignment.TMA, 128, 4096, 512, "a GPU, 132 SMs")
 RESULT = Result(TileConfig(Arch.SM90A, 64, 256, 2, pingpong=True, raster_m=4), 12.25, 13.5)
 
 
@@ -47,7 +47,7 @@ WRITER = """
 import sys
 sys.path[:0] = sys.argv[1:3]
 import test_tuning_results as t
-keys = [t.Key(t.SPEC, t.Variant.TMA, int(m), 4096, 512, "a GPU, 132 SMs") for m in sys.argv[3:]]
+keys = [t.Key(t.SPEC, t.Alignment.TMA, int(m), 4096, 512, "a GPU, 132 SMs") for m in sys.argv[3:]]
 t.remembered().put(dict.fromkeys(keys, t.RESULT))
 print(t.remembered().get(t.KEY))
 """
@@ -66,7 +66,7 @@ def test_a_result_is_remembered_by_other_processes(tmp_path: Path, monkeypatch: 
     assert len(entries(tmp_path)) == 5  # none has overwritten another's
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(tmp_path))
     assert remembered().get(KEY) == RESULT
-    winners = remembered().winners(SPEC, Variant.TMA, 4096, 512, "a GPU, 132 SMs")
+    winners = remembered().winners(SPEC, Alignment.TMA, 4096, 512, "a GPU, 132 SMs")
     assert winners == dict.fromkeys((64, 128, 256, 512, 1024), RESULT.config)
     reader = start(tmp_path)
     assert reader.communicate(timeout=60)[0].strip() == str(RESULT)
@@ -107,8 +107,8 @@ def test_a_result_of_other_versions_is_ignored_and_replaced(
 def test_results_of_another_gpu_are_not_taken(tmp_path: Path) -> None:
     memory = Memory([file_in(tmp_path)])
     memory.put({KEY: RESULT})
-    assert memory.winners(SPEC, Variant.TMA, 4096, 512, "another GPU") == {}
-    assert memory.winners(SPEC, Variant.PLAIN, 4096, 512, KEY.device) == {}
+    assert memory.winners(SPEC, Alignment.TMA, 4096, 512, "another GPU") == {}
+    assert memory.winners(SPEC, Alignment.PLAIN, 4096, 512, KEY.device) == {}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 from cute_backend import config
 from cute_backend.__main__ import main
-from cute_backend.planning import Arch, Variant
+from cute_backend.planning import Alignment, Arch
 from cute_backend.runtime import build as building
 from cute_backend.runtime import cache as caching
 from cute_backend.runtime import link as linking
@@ -30,15 +30,15 @@ from support.runtime.handmade import kernel_of, make_spec, source
 from support.runtime.other_users import OTHER, as_root
 
 KERNELS = [
-    kernel_of(make_spec(second_store=second), variant=variant, arch=arch)
+    kernel_of(make_spec(second_store=second), alignment=alignment, arch=arch)
     for second in (False, True)
-    for variant in Variant
+    for alignment in Alignment
     for arch in (Arch.SM90A, Arch.SM100A)
 ]
 """Eight kernels, by name alone: what is written under them is one and the same object, or bytes."""
 
 
-def emit(spec: EpilogueSpec, config: object, variant: object) -> str:
+def emit(spec: EpilogueSpec, config: object, alignment: object) -> str:
     return source(spec)
 
 

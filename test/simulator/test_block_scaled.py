@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import cute_backend
-from cute_backend.planning import Arch, TileConfig, Variant, offered
+from cute_backend.planning import Alignment, Arch, TileConfig, offered
 from cute_backend.replay import replay
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import BuildError, Kernel
@@ -87,7 +87,7 @@ def test_edges_in_every_direction(config: TileConfig, a: Scaling, b: Scaling) ->
 def test_few_rows_and_empty_tiles(problem: tuple[int, int, int], a: Scaling, b: Scaling) -> None:
     """Of M = 192 the second CTA of the last cluster has no row; 69 columns are stored by element."""
     launch = check_exact(residual(a, b), problem, machine(sm90(64, 128, 2, pingpong=True)))
-    assert launch.kernel.variant is (Variant.PLAIN if problem[1] == 69 else Variant.TMA)
+    assert launch.kernel.alignment is (Alignment.PLAIN if problem[1] == 69 else Alignment.TMA)
 
 
 def test_every_ring_wraps_around() -> None:
@@ -169,4 +169,4 @@ def test_a_program_is_simulated_from_torch_to_its_result() -> None:
 def test_another_architecture_says_that_it_has_no_mainloop_for_it() -> None:
     config = TileConfig(Arch.SM100A, 128, 64)
     with pytest.raises(BuildError, match="no mainloop of sm_100a multiplies sums by the scales of blocks"):
-        build(Kernel(residual(), config, Variant.TMA))
+        build(Kernel(residual(), config, Alignment.TMA))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.planning import Arch, TileConfig, Variant, offered
+from cute_backend.planning import Alignment, Arch, TileConfig, offered
 from cute_backend.simulator.simulate import Machine, reference, run
 from cute_backend.spec import LoadKind
 from support.epilogues import EPILOGUES, Problem
@@ -50,24 +50,24 @@ def test_no_seed_changes_a_golden_module(name, arch):
             assert torch.equal(actual.double(), right.double()), (config.name, seed)
 
 
-@pytest.mark.parametrize("variant", Variant, ids=lambda variant: variant.value)
+@pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @KERNELS
-def test_the_configuration_table(name, arch, variant):
+def test_the_configuration_table(name, arch, alignment):
     epilogue = EPILOGUES[name]
     # What TMA takes, and what it does not; swiglu7 reads rows of 2 N in bf16, whole multiples of 16 bytes.
-    n = 304 if variant is Variant.TMA else 300 if name == "swiglu7" else 301
+    n = 304 if alignment is Alignment.TMA else 300 if name == "swiglu7" else 301
     m = n if epilogue.square else 330
     inputs = epilogue.inputs(Problem(m, n, 528))
     expected = as_tuple(reference(epilogue.fn, inputs))
     [graph] = collect(epilogue.fn, inputs, dynamic=False)
     spec = graph.regions[0].spec
     if not (spec.planes or spec.loads_of(LoadKind.EXACT)):
-        variant = Variant.TMA  # which asks nothing of vectors and reductions
+        alignment = Alignment.TMA  # which asks nothing of vectors and reductions
     for config in offered(arch, spec):
         for seed in SEEDS:
             simulation = run(epilogue.fn, inputs, Machine(arch, seed, config, clusters=1))
             [launch] = simulation.launches
-            assert launch.kernel.variant is variant
+            assert launch.kernel.alignment is alignment
             for actual, right in zip(as_tuple(simulation.outputs), expected, strict=True):
                 assert relative_error(actual, right) < TOLERANCE[actual.dtype], (config.name, seed)
 

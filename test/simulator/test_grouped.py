@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_backend.planning import TileConfig, Variant, table
+from cute_backend.planning import Alignment, TileConfig, table
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import BuildError, Kernel
 from cute_backend.simulator.simulate import run_region
@@ -75,7 +75,7 @@ def check(config: TileConfig, ends: tuple[int, ...], n: int, spec: EpilogueSpec,
         rows, right = (torch.atleast_2d(each[: ends[-1]]) for each in (actual, expected))
         assert torch.equal(rows, right), wrong(rows, right)
         assert (actual[ends[-1] :].contiguous().view(torch.uint8) == 0xFF).all()
-    assert launch.kernel.variant is (Variant.TMA if n % 8 == 0 else Variant.PLAIN)
+    assert launch.kernel.alignment is (Alignment.TMA if n % 8 == 0 else Alignment.PLAIN)
     assert build(launch.kernel).spill_bytes == 0
 
 
@@ -143,7 +143,7 @@ def test_gate_and_up_of_each_group(arch, columns):
 
 def test_no_grouped_product_has_k_in_parts():
     with pytest.raises(BuildError, match="has split-K, which a grouped product does not support"):
-        build(Kernel(grouped(), sm90(64, 64, split_k=4), Variant.TMA))
+        build(Kernel(grouped(), sm90(64, 64, split_k=4), Alignment.TMA))
 
 
 @pytest.mark.parametrize("arch", [SM90, SM100], ids=lambda arch: arch.value)

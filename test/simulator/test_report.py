@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cute_backend.planning import TileConfig, Variant
+from cute_backend.planning import Alignment, TileConfig
 from cute_backend.simulator.report import Recorder
 from cute_backend.simulator.simulate import Launch, Machine, run_region
 from support.simulator.exact import operands, scaled_residual, sm90, sm100
@@ -79,6 +79,6 @@ def test_hopper_roles():
 def test_loads_by_element_stand_between_accumulator_and_store(config):
     """Where TMA can't bring a plane, each thread reads it after the accumulator wait: the count sees that."""
     launch, _ = launched(config, n=69)
-    assert launch.kernel.variant is Variant.PLAIN
+    assert launch.kernel.alignment is Alignment.PLAIN
     assert launch.report.exposed_loads
     assert min(launch.report.exposed_loads) > 0

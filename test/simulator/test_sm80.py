@@ -12,7 +12,7 @@ import torch
 
 from cute_backend.errors import UsageError
 from cute_backend.memory_ops.emit import emit
-from cute_backend.planning import Arch, TileConfig, Variant
+from cute_backend.planning import Alignment, Arch, TileConfig
 from cute_backend.replay import replay
 from cute_backend.runtime.source import text_of
 from cute_backend.simulator.simulate import run_region
@@ -51,17 +51,17 @@ FEEDS = pytest.mark.parametrize("arch", [Arch.SM80, Arch.SM120A], ids=["cp.async
 
 @pytest.mark.sweep
 @FEEDS
-@pytest.mark.parametrize("variant", Variant, ids=lambda variant: variant.value)
+@pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("shape", [(64, 64), (64, 128), (128, 128), (256, 128)], ids=str)
-def test_edges_in_every_direction(shape: tuple[int, int], variant: Variant, arch: Arch) -> None:
+def test_edges_in_every_direction(shape: tuple[int, int], alignment: Alignment, arch: Arch) -> None:
     if arch is Arch.SM120A and shape == (256, 128):
         pytest.skip("it has no room for planes there")
     config = TileConfig(arch, *shape)
     problem = (config.tile_m + 40, config.tile_n + 24, 208)  # k: three tiles and a part of one
-    if variant is Variant.PLAIN:
+    if alignment is Alignment.PLAIN:
         problem = (config.tile_m + 3, config.tile_n + 5, 160)
     launch = check_exact(scaled_residual(DType.BF16, DType.BF16), problem, machine(config))
-    assert launch.kernel.variant is variant
+    assert launch.kernel.alignment is alignment
 
 
 @pytest.mark.parametrize("k", [64, 200])
@@ -108,7 +108,7 @@ def test_planes_by_columns() -> None:
     a, b, (scale_a, scale_b, plane) = operands(spec, 136, 72, 64)
     given = a, b, [scale_a, scale_b, plane.t().contiguous().t()]
     outputs, launch = run_region(spec, *given, machine(sm80(64, 64)))
-    assert launch.kernel.variant is Variant.TMA
+    assert launch.kernel.alignment is Alignment.TMA
     for actual, expected in zip(outputs, replay(spec, *given), strict=True):
         assert torch.equal(actual, expected), wrong(actual, expected)
 
@@ -141,17 +141,17 @@ def test_outputs_have_two_stages_at_the_most() -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("variant", Variant, ids=lambda variant: variant.value)
+@pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize(
     ("fast", "shape"), [(True, (64, 64)), (True, (128, 128)), (False, (64, 64)), (False, (64, 128))], ids=str
 )
-def test_fp8_on_ada(fast: bool, shape: tuple[int, int], variant: Variant) -> None:
+def test_fp8_on_ada(fast: bool, shape: tuple[int, int], alignment: Alignment) -> None:
     spec = scaled_residual() if fast else promoted(scaled_residual())
     config = TileConfig(Arch.SM89, *shape)
-    n = config.tile_n + (24 if variant is Variant.TMA else 5)
+    n = config.tile_n + (24 if alignment is Alignment.TMA else 5)
     problem = (config.tile_m + 8, n, 304)  # k: two tiles and a part of one
     launch = check_exact(spec, problem, machine(config))
-    assert launch.kernel.variant is variant
+    assert launch.kernel.alignment is alignment
     assert ("Sm80Promoted()" in text_of(launch.kernel)) is not fast
 
 
@@ -173,7 +173,7 @@ def test_e5m2_and_blocks_with_scales_are_refused_by_name_on_ada() -> None:
     spec = promoted(scaled_residual())
     blocks = replace(spec.product, a_scaling=Scaling.LINE, b_scaling=Scaling.SQUARE)
     with pytest.raises(ValueError, match="no mainloop of sm_89 multiplies sums by the scales of blocks"):
-        emit(EpilogueSpec((blocks,), (), (), (Store("out0", "acc", DType.BF16),)), ada, Variant.TMA)
+        emit(EpilogueSpec((blocks,), (), (), (Store("out0", "acc", DType.BF16),)), ada, Alignment.TMA)
 
 
 def test_fp8_is_refused_by_name() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_backend.planning import Variant
+from cute_backend.planning import Alignment
 from cute_backend.replay import replay
 from cute_backend.runtime.build import build
 from cute_backend.simulator.simulate import Machine, reference, run, run_region
@@ -92,7 +92,7 @@ def test_many_planes_are_right(name, arch, n):
     ):
         assert relative_error(actual, right) < TOLERANCE[actual.dtype]
     [launch] = simulation.launches
-    assert launch.kernel.variant is (Variant.TMA if n % 16 == 0 else Variant.PLAIN)
+    assert launch.kernel.alignment is (Alignment.TMA if n % 16 == 0 else Alignment.PLAIN)
     assert build(launch.kernel).spill_bytes == 0
 
 
@@ -148,13 +148,13 @@ by_name = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{confi
 
 @pytest.mark.sweep
 @by_name
-@pytest.mark.parametrize("variant", Variant, ids=lambda variant: variant.value)
-def test_edges_in_every_direction(config, variant):
+@pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
+def test_edges_in_every_direction(config, alignment):
     problem = (2 * config.tile_m + 40, config.tile_n + 24, 208)  # k: one tile and a part of one
-    if variant is Variant.PLAIN:
+    if alignment is Alignment.PLAIN:
         problem = (config.tile_m + 3, config.tile_n + 5, 160)
     launch = check_exact(scaled_residual(), problem, machine(config))
-    assert launch.kernel.variant is variant
+    assert launch.kernel.alignment is alignment
 
 
 def test_ctas_without_a_row():
@@ -208,7 +208,7 @@ def test_batches_that_tiles_straddle(config, rows, n):
     outputs, launch = run_region(spec, a, b, loads, machine(config))
     for actual, expected in zip(outputs, replay(spec, a, b, loads), strict=True):
         assert torch.equal(actual, expected), wrong(actual, expected)
-    assert launch.kernel.variant is (Variant.TMA if n % 8 == 0 else Variant.PLAIN)
+    assert launch.kernel.alignment is (Alignment.TMA if n % 8 == 0 else Alignment.PLAIN)
 
 
 def of_blocks(columns: int) -> EpilogueSpec:
@@ -258,7 +258,7 @@ def test_blocks_that_tiles_straddle(config, columns, n):
     product = (a[0].double() @ b[0].double()).unflatten(-1, (blocks, columns)).unflatten(0, (2, 70))
     whole = product * loads[0] + loads[1] + loads[2].double() * loads[3]
     assert torch.equal(outputs[0], whole.to(torch.bfloat16).reshape(m, n))
-    assert launch.kernel.variant is (Variant.TMA if n % 8 == 0 else Variant.PLAIN)
+    assert launch.kernel.alignment is (Alignment.TMA if n % 8 == 0 else Alignment.PLAIN)
 
 
 @pytest.mark.sweep
@@ -279,7 +279,7 @@ def test_a_product_for_each_batch(config, count, problem, majors):
     outputs, launch = run_region(spec, a, b, loads, machine(config, clusters=2))
     for actual, expected in zip(outputs, replay(spec, a, b, loads), strict=True):
         assert torch.equal(actual, expected)
-    assert launch.kernel.variant is (Variant.TMA if problem[1] % 8 == 0 else Variant.PLAIN)
+    assert launch.kernel.alignment is (Alignment.TMA if problem[1] % 8 == 0 else Alignment.PLAIN)
 
 
 def packed_halves(a, b):

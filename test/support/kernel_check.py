@@ -8,7 +8,7 @@ from math import lcm
 import torch
 from torch import Tensor
 
-from cute_backend.planning import TileConfig, Variant, offered
+from cute_backend.planning import Alignment, TileConfig, offered
 from cute_backend.replay import replay
 from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.build import obtain
@@ -57,7 +57,7 @@ def check_kernels(
     replay gives."""
     if configs is None:
         configs = offered(device_at(0).arch, spec)
-    kernels = [Kernel(spec, config, variant) for config in configs for variant in Variant]
+    kernels = [Kernel(spec, config, alignment) for config in configs for alignment in Alignment]
     check_functions(obtain(kernels), shapes)
 
 
@@ -73,13 +73,13 @@ def check_functions(
             a, bs, loads = operands_of(spec, m, n, k, aligned=aligned)
             expected = replay(spec, a, bs, loads, accumulate=torch.float64)
             for kernel, function in functions.items():
-                if aligned is not (kernel.variant is Variant.TMA):
+                if aligned is not (kernel.alignment is Alignment.TMA):
                     continue
                 outputs = run_kernel(kernel, function, (a, bs, loads), m, n)
                 for actual, right in zip(outputs, expected, strict=True):
                     error = relative_error(actual, right)
                     if not error < TOLERANCE.get(actual.dtype, 1e-9):
-                        name = f"{kernel.config.name} {kernel.variant.value}"
+                        name = f"{kernel.config.name} {kernel.alignment.value}"
                         failures.append(f"{name} ({m}, {n}, {k}) {actual.dtype}: {error:.2e}")
     assert not failures, "\n".join(failures)
 
@@ -196,7 +196,7 @@ def outputs_of(kernel: Kernel, m: int, n: int, device: str = "cuda") -> tuple[li
     here = torch.empty(0, device=device)
     outputs, memory = Outputs(kernel.spec, kernel.config).of_size(m, n).allocate(here)
     for i, store in enumerate(kernel.spec.stores):
-        if store.reduce is None and kernel.variant is Variant.PLAIN:
+        if store.reduce is None and kernel.alignment is Alignment.PLAIN:
             row = store.order is Order.ROW
             unaligned = _unaligned_like(outputs[i] if row else outputs[i].t())
             outputs[i] = unaligned if row else unaligned.t()

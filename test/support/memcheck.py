@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.planning import Variant, offered
+from cute_backend.planning import Alignment, offered
 from cute_backend.runtime.build import obtain
 from cute_backend.runtime.device import device_at
 from cute_backend.runtime.kernel import Kernel
@@ -40,7 +40,10 @@ def main() -> None:
     if sys.argv[1:] == ["build"]:
         configs = {spec: offered(device_at(0).arch, spec) for spec in specs()}
         obtain(
-            Kernel(spec, tile, variant) for spec in configs for tile in configs[spec] for variant in Variant
+            Kernel(spec, tile, alignment)
+            for spec in configs
+            for tile in configs[spec]
+            for alignment in Alignment
         )
     else:
         for spec in specs():

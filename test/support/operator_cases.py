@@ -85,7 +85,7 @@ def replayed(kernel: Any) -> Callable[..., None]:
 
     def function(*given: Any) -> None:
         *tensors, _ = given
-        expected = fake_operands(spec, kernel.variant)
+        expected = fake_operands(spec, kernel.alignment)
         assert len(tensors) == len(expected)
         for (name, stand_in), tensor in zip(expected.items(), tensors, strict=True):
             assert tensor.dim() == len(stand_in.shape), name

@@ -16,7 +16,7 @@ import torch
 
 from cute_backend.fx_walk.collect import collect
 from cute_backend.memory_ops.emit import emit
-from cute_backend.planning import Arch, TileConfig, Variant, offered, unserved
+from cute_backend.planning import Alignment, Arch, TileConfig, offered, unserved
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.sample_op import SAMPLES_PER_PASS
@@ -69,9 +69,9 @@ def sampling_spec(name: str) -> EpilogueSpec:
     return calls[-1][3]
 
 
-def code_of(spec: EpilogueSpec, config: TileConfig, variant: Variant) -> str:
-    """A kernel's module without its header, which says of two variants what their code need not."""
-    return emit(spec, config, variant).split('"""')[2]
+def code_of(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> str:
+    """A kernel's module without its header, which says of two alignments what their code need not."""
+    return emit(spec, config, alignment).split('"""')[2]
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,13 @@ def shipped(wanted: Callable[[str], bool] = lambda label: True) -> Iterator[Ship
         for arch in ARCHS:
             if name in NAMES[arch] and wanted(label := f"golden/{name}-{arch}"):
                 kernel = the_region(name, arch).kernel()
-                yield _shipped(label, kernel.spec, kernel.config, kernel.variant)
+                yield _shipped(label, kernel.spec, kernel.config, kernel.alignment)
     for label, arch, spec_of in _tables():
         if wanted(label):
             spec = spec_of()
             for config in offered(arch, spec):
-                for variant in Variant:
-                    yield _shipped(f"{label}/{config.name}-{variant.value}", spec, config, variant)
+                for alignment in Alignment:
+                    yield _shipped(f"{label}/{config.name}-{alignment.value}", spec, config, alignment)
 
 
 def _tables() -> Iterator[tuple[str, Arch, Callable[[], EpilogueSpec]]]:
@@ -121,9 +121,9 @@ def served(names: Iterable[str], spec_of: Callable[[str], EpilogueSpec], arch: A
     return [name for name in names if unserved(spec_of(name), arch.target) is None]
 
 
-def _shipped(name: str, spec: EpilogueSpec, config: TileConfig, variant: Variant) -> Shipped:
-    identity = spec.to_json() + code_of(spec, config, variant)
-    return Shipped(name, Kernel(spec, config, variant), hashlib.sha256(identity.encode()).hexdigest()[:16])
+def _shipped(name: str, spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Shipped:
+    identity = spec.to_json() + code_of(spec, config, alignment)
+    return Shipped(name, Kernel(spec, config, alignment), hashlib.sha256(identity.encode()).hexdigest()[:16])
 
 
 def built(kernel: Kernel) -> dict[str, Any]:

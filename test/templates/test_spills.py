@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.planning import Arch, TileConfig, Variant, offered
+from cute_backend.planning import Alignment, Arch, TileConfig, offered
 from cute_backend.planning.hoisting import can_hoist
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import Kernel
@@ -58,8 +58,8 @@ def distinct(arch: Arch, spec: EpilogueSpec) -> list[Kernel]:
     """The kernels of every configuration offered, aligned and not; one of those with the same code."""
     kernels = {}
     for config in with_hoists(arch, spec):
-        for variant in Variant:
-            kernels.setdefault(code_of(spec, config, variant), Kernel(spec, config, variant))
+        for alignment in Alignment:
+            kernels.setdefault(code_of(spec, config, alignment), Kernel(spec, config, alignment))
     return list(kernels.values())
 
 
@@ -69,7 +69,7 @@ def one_of_each_configuration(arch: Arch, specs: list[EpilogueSpec]) -> list[Ker
     for i, spec in enumerate([*specs, *specs]):
         for config in with_hoists(arch, spec):
             if config not in kernels:
-                kernels[config] = Kernel(spec, config, list(Variant)[i % 2])
+                kernels[config] = Kernel(spec, config, list(Alignment)[i % 2])
                 break
     return list(kernels.values())
 
@@ -81,7 +81,7 @@ def assert_none_spills(kernels: list[Kernel]) -> None:
         built = build(kernel)
         if built.spill_bytes or built.smem_bytes > kernel.arch.target.smem_bytes:
             figures = f"{built.spill_bytes} bytes spilled, {built.smem_bytes} of shared memory"
-            faults.append(f"{kernel.config.name}, {kernel.variant.value}: {figures}")
+            faults.append(f"{kernel.config.name}, {kernel.alignment.value}: {figures}")
     assert not faults
 
 
@@ -113,7 +113,7 @@ def test_no_way_to_sample_spills(arch: Arch) -> None:
     kernels = []
     for i, name in enumerate(served(SAMPLING, sampling_spec, arch)):
         configs = offered(arch, spec := sampling_spec(name))
-        kernels.append(Kernel(spec, configs[i % len(configs)], Variant.TMA))
+        kernels.append(Kernel(spec, configs[i % len(configs)], Alignment.TMA))
     assert_none_spills(kernels)
 
 

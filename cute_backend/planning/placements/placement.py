@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from cute_backend.planning.tiles import TileConfig, Variant
+from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.spec import Load, LoadKind
 
 
@@ -63,7 +63,7 @@ class Ring(Enum):
     """TMA brings a subtile of a plane; a thread reads its elements of it, as vectors."""
 
 
-Taking = Callable[[Load, TileConfig, Variant], Need | None]
+Taking = Callable[[Load, TileConfig, Alignment], Need | None]
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,6 @@ class Placement:
                 )
 
 
-def takes_nothing(load: Load, config: TileConfig, variant: Variant) -> Need:
+def takes_nothing(load: Load, config: TileConfig, alignment: Alignment) -> Need:
     """For what always has room."""
     return Need()

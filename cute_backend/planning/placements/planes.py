@@ -6,12 +6,12 @@ from functools import partial
 
 from cute_backend.planning.placements.placement import ByElement, Need, Placement, Ring, takes_nothing
 from cute_backend.planning.shared_memory import ring_bytes
-from cute_backend.planning.tiles import TileConfig, Variant
+from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.spec import Load, LoadKind
 
 
-def _stages_of_a_plane(load: Load, config: TileConfig, variant: Variant, tma: bool) -> Need | None:
-    if variant is not Variant.TMA or config.target.tma is not tma or load.order is None:
+def _stages_of_a_plane(load: Load, config: TileConfig, alignment: Alignment, tma: bool) -> Need | None:
+    if alignment is not Alignment.TMA or config.target.tma is not tma or load.order is None:
         return None
     return Need(smem_bytes=ring_bytes(config.stage_elements, load.dtype))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cute_backend.planning.placements.placement import ByElement, Need, Placement, Ring, takes_nothing
 from cute_backend.planning.registers import hoisted_registers
-from cute_backend.planning.tiles import Rowvecs, TileConfig, Variant
+from cute_backend.planning.tiles import Alignment, Rowvecs, TileConfig
 from cute_backend.spec import Load, LoadKind
 
 SCALAR = Placement(
@@ -26,7 +26,7 @@ ROW_READ = Placement(
 )
 
 
-def _columns_of_a_thread(load: Load, config: TileConfig, variant: Variant) -> Need | None:
+def _columns_of_a_thread(load: Load, config: TileConfig, alignment: Alignment) -> Need | None:
     """As many registers as are needed of the budget; none of it where hoists are asked for."""
     if config.rowvecs is Rowvecs.SMEM_STAGED:
         return None

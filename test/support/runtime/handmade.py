@@ -5,7 +5,7 @@ It obeys the contract of a generated module and is as simple as a GEMM can be: o
 
 from __future__ import annotations
 
-from cute_backend.planning import Arch, TileConfig, Variant, table
+from cute_backend.planning import Alignment, Arch, TileConfig, table
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.spec import (
     Accumulator,
@@ -52,11 +52,11 @@ def make_spec(
 
 
 def kernel_of(
-    spec: EpilogueSpec, index: int = 0, variant: Variant = Variant.TMA, arch: Arch = Arch.SM90A
+    spec: EpilogueSpec, index: int = 0, alignment: Alignment = Alignment.TMA, arch: Arch = Arch.SM90A
 ) -> Kernel:
     """A kernel for `spec` with one of the architecture's configurations."""
     config: TileConfig = table(arch, spec)[index]
-    return Kernel(spec, config, variant)
+    return Kernel(spec, config, alignment)
 
 
 SOURCE = """

@@ -13,7 +13,7 @@ from cute_backend.runtime.kernel import Kernel
 
 @cache
 def compiled_for(kernel: Kernel) -> list[Any]:
-    return list(fake_operands(kernel.spec, kernel.variant).values())
+    return list(fake_operands(kernel.spec, kernel.alignment).values())
 
 
 def check_layouts(kernel: Kernel, tensors: list[Tensor]) -> None:

@@ -20,7 +20,7 @@ import torch
 
 import cute_backend.templates
 from cute_backend.memory_ops.emit import emit
-from cute_backend.planning import Arch, Rowvecs, TileConfig, Variant
+from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig
 from cute_backend.replay import replay
 from cute_backend.runtime.build import build
 from cute_backend.runtime.compile import SYMBOL, Built, compile_kernel
@@ -68,14 +68,14 @@ class Subject:
 
     config: TileConfig
     problem: tuple[int, int, int]
-    variant: Variant = Variant.TMA
+    alignment: Alignment = Alignment.TMA
     spec: EpilogueSpec = SPEC
     clusters: int = 1
     ends: tuple[int, ...] = ()
 
     @property
     def kernel(self) -> Kernel:
-        return Kernel(self.spec, self.config, self.variant)
+        return Kernel(self.spec, self.config, self.alignment)
 
     def check(self, program: HostProgram, seed: int) -> None:
         """Run the problem. Raises WrongNumbers, or whatever the simulator has to say of the kernel."""
@@ -95,7 +95,7 @@ class Subject:
 ONE = Subject(sm100(128, 64), (192, 192, 384))  # M = N: only the strides tell a row from a column
 PAIR = Subject(sm100(256, 64, 2, 1, ctas=2), (520, 104, 256))
 MULTICAST = Subject(sm100(128, 64, 2, 2), (296, 168, 256))
-MASKED = Subject(sm100(128, 64), (131, 69, 128), Variant.PLAIN)
+MASKED = Subject(sm100(128, 64), (131, 69, 128), Alignment.PLAIN)
 PING_PONG = Subject(sm90(64, 128, pingpong=True), (136, 144, 896))  # 7 k tiles: stages change hands
 FEW_ROWS = Subject(sm90(64, 64), (40, 72, 256))
 COOPERATIVE = Subject(sm90(128, 128), (136, 136, 896))
@@ -217,7 +217,7 @@ class Mutant:
         if self.text is Text.PTX:
             compiled = built(kernel)
             return HostProgram(self._edited(compiled.ptx), compiled.host_object, SYMBOL)
-        source = emit(kernel.spec, kernel.config, kernel.variant)
+        source = emit(kernel.spec, kernel.config, kernel.alignment)
         template = kernel.arch.target.template.split(":")[0].rpartition(".")[2]
         if self.text is Text.MODULE:
             source = self._edited(source)
