@@ -438,7 +438,7 @@ def _alignment(found: FoundRegion, m: int, n: int) -> Alignment:
         if plane.is_plane:
             tensor = fake(view.node)
             pitch = tensor.stride(view.n_axes[0][-1] if plane.unit == 0 else view.m_axes[-1])
-            first = 0 if view.part is None else view.part.start
+            first = 0 if view.columns is None else view.columns.start
             offset = _hint(tensor.storage_offset() + first) * tensor.element_size()
             aligned &= not (offset | _hint(pitch) * tensor.element_size()) % TMA_ALIGN
     return Alignment.TMA if aligned else Alignment.PLAIN

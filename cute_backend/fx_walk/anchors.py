@@ -27,7 +27,7 @@ from cute_backend.fx_walk.block_scales import (
     mx_recipe,
     recipe_names,
 )
-from cute_backend.fx_walk.classify import LoadView, Part, classify, classify_table, classify_vector
+from cute_backend.fx_walk.classify import ColumnSlice, LoadView, classify, classify_table, classify_vector
 from cute_backend.fx_walk.reasons import Reason, Refused, user_label
 from cute_backend.fx_walk.static import (
     DTYPES,
@@ -62,7 +62,7 @@ class Anchor:
     Of a batched one, (B, M, K) x (B, K, N), the rows of all batches are the plane's, and M is how many. Of a
     grouped one, (M, K) x (G, K, N), `offsets` (G,) says for each group which row comes after its last.
 
-    With a `part` it is about these of the columns alone, which N then counts.
+    With `columns` it is about that slice of them alone, which N then counts.
     """
 
     node: fx.Node
@@ -75,33 +75,33 @@ class Anchor:
     alpha: Number = 1
     addend: Addend | None = None
     activation: Activation | None = None
-    part: Part | None = None
+    columns: ColumnSlice | None = None
     a_blocks: BlockScale | None = None
     b_blocks: BlockScale | None = None
     offsets: fx.Node | None = None
 
-    def of_part(self, part: Part, accumulator: Accumulator) -> Anchor:
-        """The product with a part of the columns of B."""
+    def of_slice(self, columns: ColumnSlice, accumulator: Accumulator) -> Anchor:
+        """The product with a slice of the columns of B."""
         return replace(
             self,
             accumulator=accumulator,
-            scale_b=self.scale_b and self.scale_b.of_part(part),
-            addend=self.addend and Addend(self.addend.view.of_part(part), self.addend.beta),
-            part=part,
-            b_blocks=self.b_blocks and replace(self.b_blocks, part=self._blocks_of(part)),
+            scale_b=self.scale_b and self.scale_b.of_slice(columns),
+            addend=self.addend and Addend(self.addend.view.of_slice(columns), self.addend.beta),
+            columns=columns,
+            b_blocks=self.b_blocks and replace(self.b_blocks, columns=self._blocks_of(columns)),
         )
 
-    def _blocks_of(self, part: Part) -> Part | None:
-        """The blocks of columns that a part of the columns has; None for all, those of every other column."""
+    def _blocks_of(self, columns: ColumnSlice) -> ColumnSlice | None:
+        """The blocks of columns that a slice has; None for all, those of every other column."""
         lines = self.accumulator.b_scaling.lines
-        if not known(part.step == 1):
+        if not known(columns.step == 1):
             return None
-        return Part(part.start // lines, 1, self.accumulator.b_scaling.blocks(part.count))
+        return ColumnSlice(columns.start // lines, 1, self.accumulator.b_scaling.blocks(columns.count))
 
-    def splits_blocks(self, part: Part) -> bool:
-        """Whether a part of the columns begins within a block that has one scale."""
+    def splits_blocks(self, columns: ColumnSlice) -> bool:
+        """Whether a slice begins within a block that has one scale."""
         return self.b_blocks is not None and not (
-            known(part.step == 2) or known(part.start % self.accumulator.b_scaling.lines == 0)
+            known(columns.step == 2) or known(columns.start % self.accumulator.b_scaling.lines == 0)
         )
 
     def with_a(self, other: dict[fx.Node, fx.Node]) -> Anchor:
@@ -133,7 +133,7 @@ class Anchor:
 
     @property
     def n(self) -> Size:
-        return fake(self.b).shape[-1] if self.part is None else self.part.count
+        return fake(self.b).shape[-1] if self.columns is None else self.columns.count
 
     @property
     def k(self) -> Size:

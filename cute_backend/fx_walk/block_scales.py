@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from cute_backend.fx_walk.classify import Part
+from cute_backend.fx_walk.classify import ColumnSlice
 from cute_backend.fx_walk.static import Size, fake, known
 from cute_backend.spec import Scaling
 
@@ -24,13 +24,13 @@ SCALINGS: dict[tuple[str, ...], Scaling] = {
 @dataclass(frozen=True)
 class BlockScale:
     """The scales of an operand's blocks: as the op takes them, (rows of A, k) or (k, columns of B), or, where
-    `transposed`, the other way round. `padded` ones have more than K has blocks. Of B it may be of a `part`
-    of the columns."""
+    `transposed`, the other way round. `padded` ones have more than K has blocks. Of B it may be of a slice
+    of the `columns`."""
 
     node: fx.Node
     transposed: bool = False
     padded: bool = False
-    part: Part | None = None
+    columns: ColumnSlice | None = None
 
 
 def blocks_of_v2(node: fx.Node, lines: Size, k: Size, scaling: Scaling) -> BlockScale | None:

@@ -41,7 +41,7 @@ from cute_backend.spec import Blocks, DType, LoadKind, Stride
 
 
 @dataclass(frozen=True)
-class Part:
+class ColumnSlice:
     """Columns of a plane: `count` of them from `start` on, `step` apart."""
 
     start: Size
@@ -80,7 +80,7 @@ class LoadView:
     takes index 0 of every other axis: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, 0-d for
     a scalar. Where M has several `modes`, `m_axes` are not collapsed, but expanded to their extents; -1 is
     an axis that the tensor doesn't have, behind one that it has. Where columns are in blocks, `n_modes` has
-    both modes, and `n_axes` the axes of each. With a `part` it takes these of the columns.
+    both modes, and `n_axes` the axes of each. With `columns` it takes that slice of them.
     """
 
     node: fx.Node
@@ -90,7 +90,7 @@ class LoadView:
     stride_n: Stride
     m_axes: tuple[int, ...]
     n_axes: tuple[tuple[int, ...], ...]
-    part: Part | None = None
+    columns: ColumnSlice | None = None
     modes: tuple[Mode, ...] = ()
     n_modes: tuple[Mode, ...] = ()
 
@@ -102,12 +102,12 @@ class LoadView:
         outer, inner = self.n_modes
         return Blocks(int(inner.extent), outer.stride, inner.stride)
 
-    def of_part(self, part: Part) -> LoadView:
+    def of_slice(self, columns: ColumnSlice) -> LoadView:
         """The view of the operand when the plane is cut down to some of its columns."""
         if not self.n_axes:
             return self
-        stride = self.stride_n if known(part.step == 1) else Stride.OTHER
-        return replace(self, stride_n=stride, part=part)
+        stride = self.stride_n if known(columns.step == 1) else Stride.OTHER
+        return replace(self, stride_n=stride, columns=columns)
 
 
 def classify(

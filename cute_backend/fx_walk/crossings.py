@@ -15,7 +15,7 @@ from cute_backend.fx_walk.consumers import Kernel, Waves
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.lower import is_pointwise, is_reshape
 from cute_backend.fx_walk.mutation import root
-from cute_backend.fx_walk.pairs import Parts
+from cute_backend.fx_walk.pairs import Slices
 from cute_backend.fx_walk.questions import is_only_read, is_reduction
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.static import Size, fake, first_argument, hint, known, tensor_of
@@ -75,7 +75,7 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
                 size=sizes.of(first),
                 sources=sum(1 << source for source in sources),
                 loads=0 if is_anchor(first) else loads.of_members(nodes),
-                storable=not (value is None or isinstance(value, Parts)) and draft.order(first) is not None,
+                storable=not (value is None or isinstance(value, Slices)) and draft.order(first) is not None,
                 product=is_anchor(first),
                 reduces=reduces,
                 in_memory=need.in_memory,
@@ -98,7 +98,7 @@ def _groups(draft: Draft) -> list[list[fx.Node]]:
     same: dict[Hashable, int] = {}
     for node, value in draft.values.items():
         place = len(groups)
-        if not (value is None or isinstance(value, Parts)):
+        if not (value is None or isinstance(value, Slices)):
             memory = None if is_only_read(root(node)) else root(node)
             equal = same.setdefault((repr(value), draft.block(node), fake(node).dtype, memory), place)
             others = {places[source] for source in node.all_input_nodes if source in places} - {equal}
@@ -176,7 +176,7 @@ class _Sizes:
 
     def of(self, member: fx.Node) -> int:
         value = self.draft.values[member]
-        if value is None or isinstance(value, Parts):
+        if value is None or isinstance(value, Slices):
             return 0
         axis = value.reduce.axis if isinstance(value, Reduced) else None
         return self.elements[axis] // self.draft.block(member) * fake(member).element_size()

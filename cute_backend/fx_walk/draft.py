@@ -10,7 +10,7 @@ from cute_backend.fx_walk.anchors import Anchor
 from cute_backend.fx_walk.chain import Chain, Mark
 from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.lower import is_reshape
-from cute_backend.fx_walk.pairs import Parts
+from cute_backend.fx_walk.pairs import Slices
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.region import Value, store_order
 from cute_backend.spec import Operand, Order
@@ -51,12 +51,12 @@ class Draft:
 
     def split(self, node: fx.Node) -> bool:
         """Whether a node reads a value of which the region has two parts."""
-        return any(isinstance(self.values.get(source), Parts) for source in node.all_input_nodes)
+        return any(isinstance(self.values.get(source), Slices) for source in node.all_input_nodes)
 
     def reads_both(self, node: fx.Node) -> bool:
         """Whether two accumulators meet in a member's value."""
         value = self.values[node]
-        if value is None or isinstance(value, Parts):
+        if value is None or isinstance(value, Slices):
             return False
         return len(self.chain.reads(value.value if isinstance(value, Reduced) else value)) > 1
 

@@ -1,6 +1,6 @@
-"""Pairs of accumulators: two products of one A, or two parts of one product's columns.
+"""Pairs of accumulators: two products of one A, or two slices of one product's columns.
 
-Parts are found by coefficient. Column j of a view of the plane is the plane's column start + step * j, and
+Slices are found by coefficient. Column j of a view of the plane is the plane's column start + step * j, and
 start and step follow from its strides and its offset, however the program spells it (chunk, split, slices, a
 view and a select). Two halves make a pair, and so do even and odd columns, where the step is 2.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from cute_backend.fx_walk.anchors import Anchor
-from cute_backend.fx_walk.classify import Part
+from cute_backend.fx_walk.classify import ColumnSlice
 from cute_backend.fx_walk.lower import is_pointwise, is_reshape
 from cute_backend.fx_walk.mutation import is_view, root
 from cute_backend.fx_walk.static import (
@@ -30,17 +30,17 @@ from cute_backend.spec import Accumulator, Columns, Operand
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The two values of a member that holds the plane of a product in two parts, one for each part.
+class Slices:
+    """The two values of a member that holds the plane of a product in two slices of its columns.
 
-    If `whole`, its elements lie on the plane; otherwise it is a view on the way to the parts.
+    If `whole`, its elements lie on the plane; otherwise it is a view on the way to the slices.
     """
 
     values: tuple[Operand, ...]
     whole: bool
 
 
-def column_part(node: fx.Node, m: Size) -> Part | None:
+def column_slice(node: fx.Node, m: Size) -> ColumnSlice | None:
     """The columns that a view, (..., count), takes of all rows of the dense row-major plane that it views.
 
     None where it takes something else.
@@ -51,7 +51,7 @@ def column_part(node: fx.Node, m: Size) -> Part | None:
     if not (known(plane.stride(-1) == 1) and _has_rows(tensor, m, plane) and _has_rows(plane, m, plane)):
         return None
     start = tensor.storage_offset() - plane.storage_offset()
-    return Part(start, tensor.stride(-1), tensor.shape[-1])
+    return ColumnSlice(start, tensor.stride(-1), tensor.shape[-1])
 
 
 def _has_rows(tensor: torch.Tensor, m: Size, plane: torch.Tensor) -> bool:
@@ -62,8 +62,8 @@ def _has_rows(tensor: torch.Tensor, m: Size, plane: torch.Tensor) -> bool:
     return known(m == 1) or known(collapsed_stride(sizes, strides) == plane.shape[-1])
 
 
-def parts_of(anchor: Anchor, owned: Container[fx.Node]) -> tuple[Part, Part] | None:
-    """The two parts that make a pair, of those which the work after a product takes of its columns.
+def slices_of(anchor: Anchor, owned: Container[fx.Node]) -> tuple[ColumnSlice, ColumnSlice] | None:
+    """The two slices that make a pair, of those which the work after a product takes of its columns.
 
     Work that is `owned` by other regions, and what comes behind it, is none of the product's. Halves of a B
     that is contiguous along N are one only where TMA can read the second.
@@ -71,21 +71,25 @@ def parts_of(anchor: Anchor, owned: Container[fx.Node]) -> tuple[Part, Part] | N
     half = anchor.n // 2
     if not known(2 * half == anchor.n):
         return None
-    taken = [part for node in _after(anchor.node, owned) if (part := column_part(node, anchor.m)) is not None]
-    pairs = [(Part(0, 2, half), Part(1, 2, half))]
+    taken = [
+        columns
+        for node in _after(anchor.node, owned)
+        if (columns := column_slice(node, anchor.m)) is not None
+    ]
+    pairs = [(ColumnSlice(0, 2, half), ColumnSlice(1, 2, half))]
     b = fake(anchor.b)
     if not known(half * b.stride(-1) * b.element_size() % TMA_ALIGN != 0):
-        pairs.append((Part(0, 1, half), Part(half, 1, half)))
+        pairs.append((ColumnSlice(0, 1, half), ColumnSlice(half, 1, half)))
     for pair in pairs:
         if any(map(anchor.splits_blocks, pair)):
             continue
-        if all(any(same_part(part, wanted) for part in taken) for wanted in pair):
+        if all(any(same_slice(columns, wanted) for columns in taken) for wanted in pair):
             return pair
     return None
 
 
-def same_part(left: Part, right: Part) -> bool:
-    """Whether two parts are proven to be the same columns."""
+def same_slice(left: ColumnSlice, right: ColumnSlice) -> bool:
+    """Whether two slices are proven to be the same columns."""
     if not (known(left.start == right.start) and known(left.count == right.count)):
         return False
     return known(left.count == 1) or known(left.step == right.step)
@@ -103,13 +107,13 @@ def _after(node: fx.Node, owned: Container[fx.Node]) -> Iterator[fx.Node]:
                     yield user
 
 
-def split(anchor: Anchor, parts: tuple[Part, Part]) -> tuple[Anchor, ...]:
-    """A product as two, of one part of its columns each."""
-    halves = known(parts[0].step == 1)
-    columns = (Columns.ALL, Columns.ALL) if halves else (Columns.EVEN, Columns.ODD)
+def split(anchor: Anchor, slices: tuple[ColumnSlice, ColumnSlice]) -> tuple[Anchor, ...]:
+    """A product as two, each of one slice of its columns."""
+    halves = known(slices[0].step == 1)
+    places = (Columns.ALL, Columns.ALL) if halves else (Columns.EVEN, Columns.ODD)
     return tuple(
-        anchor.of_part(part, replace(anchor.accumulator, columns=each))
-        for part, each in zip(parts, columns, strict=True)
+        anchor.of_slice(columns, replace(anchor.accumulator, columns=each))
+        for columns, each in zip(slices, places, strict=True)
     )
 
 

@@ -10,24 +10,24 @@ from torch import fx
 
 from cute_backend.fx_walk.anchors import Anchor
 from cute_backend.fx_walk.block_scales import BlockScale
-from cute_backend.fx_walk.classify import LoadView, Part
+from cute_backend.fx_walk.classify import ColumnSlice, LoadView
 from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.mutation import root
-from cute_backend.fx_walk.pairs import Parts
+from cute_backend.fx_walk.pairs import Slices
 from cute_backend.fx_walk.questions import is_only_read
 from cute_backend.fx_walk.reasons import user_label
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.static import DTYPES, Size, fake, known, product
 from cute_backend.spec import BColumns, DType, EpilogueSpec, Operand, Order, ProductKind, Store
 
-Value = Union[Operand, Parts, Reduced, None]
-"""The result of a member of a region: a value of the chain, two values for the two parts of its columns, or a
-reduction. It is None for all but one of the nodes that together spell one reduction."""
+Value = Union[Operand, Slices, Reduced, None]
+"""The result of a member of a region: a value of the chain, two values for the two slices of its columns, or
+a reduction. It is None for all but one of the nodes that together spell one reduction."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """The nodes of a graph that become one kernel: one product, two products of one A, or one in two parts.
+    """The nodes of a graph that become one kernel: one product, two products of one A, or one in two slices.
 
     `nodes` are those that the kernel replaces. `views` are the loads, in the spec's order. `outputs` maps
     each node whose result the kernel stores to the index of its store: views of one another share one.
@@ -57,11 +57,11 @@ class Region:
         return self.first.a_side
 
     @property
-    def b_views(self) -> list[tuple[fx.Node, Part | None]]:
+    def b_views(self) -> list[tuple[fx.Node, ColumnSlice | None]]:
         """Every B that the op takes, and which of its columns."""
         if self.spec.b_columns is BColumns.INTERLEAVED:
             return [(self.first.b, None)]
-        return [(anchor.b, anchor.part) for anchor in self.anchors]
+        return [(anchor.b, anchor.columns) for anchor in self.anchors]
 
     @property
     def a_scales(self) -> list[BlockScale]:
@@ -81,12 +81,12 @@ class Region:
     @property
     def load_labels(self) -> list[str]:
         """The user's names of the loads: of inputs, where `collect` knows them, else by the lines."""
-        return [_label(view.node, view.part) for view in self.views]
+        return [_label(view.node, view.columns) for view in self.views]
 
     @property
     def product_labels(self) -> list[str]:
         """The user's names of what A is multiplied by, for each accumulator."""
-        return [_label(anchor.b, anchor.part) for anchor in self.anchors]
+        return [_label(anchor.b, anchor.columns) for anchor in self.anchors]
 
     @property
     def problem(self) -> tuple[Size, Size, Size]:
@@ -99,9 +99,9 @@ class Region:
         return None if self.first.offsets is None else fake(self.first.b).shape[0]
 
 
-def _label(node: fx.Node, part: Part | None) -> str:
+def _label(node: fx.Node, columns: ColumnSlice | None) -> str:
     label = user_label(node)
-    return label if part is None else f"{label} {part}"
+    return label if columns is None else f"{label} {columns}"
 
 
 def stores_of(

@@ -5,8 +5,8 @@ op on the (M, N) plane, or a view that splits its rows or columns or moves their
 the epilogue can load, none of which depends on the region itself; or a reduction of the plane, where the
 region ends. Anchors are visited from the last to the first, the larger of two that meet before the smaller
 (`visits.py`), so a node that two of them feed belongs to the one that is visited first, and what the other
-one produced is an exact load there; unless both multiply one A, or parts of one product meet: then the region
-grows from a pair. A value that something outside needs becomes a further store.
+one produced is an exact load there; unless both multiply one A, or slices of one product meet: then the
+region grows from a pair. A value that something outside needs becomes a further store.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cute_backend.fx_walk.activation import activated
 from cute_backend.fx_walk.anchors import Anchor, is_anchor, read_anchor
 from cute_backend.fx_walk.block_reductions import check_blocks, frame_of_blocks, lower_blocks
 from cute_backend.fx_walk.chain import Chain
-from cute_backend.fx_walk.classify import Part, classify, supported_dtype
+from cute_backend.fx_walk.classify import ColumnSlice, classify, supported_dtype
 from cute_backend.fx_walk.consumers import Waves
 from cute_backend.fx_walk.crossings import Outside
 from cute_backend.fx_walk.device import Capability, check_operands, target_of
@@ -43,13 +43,13 @@ from cute_backend.fx_walk.lower import (
 )
 from cute_backend.fx_walk.mutation import Mutations, is_view
 from cute_backend.fx_walk.pairs import (
-    Parts,
-    column_part,
+    Slices,
+    column_slice,
     meet,
     named,
-    parts_of,
     reach,
-    same_part,
+    same_slice,
+    slices_of,
     split,
     unlike,
 )
@@ -164,13 +164,13 @@ class _Search:
         )
         if not fuses or not settled.stored:
             raise self._left_out(anchor)
-        return self._finish((anchor,), settled)
+        return self._settled((anchor,), settled)
 
     def _pairs(self, anchor: Anchor) -> Iterator[tuple[Anchor, ...]]:
         """The pairs that a region could have in place of one anchor, the likeliest first."""
-        parts = parts_of(anchor, self.owner)
-        if parts is not None:
-            yield split(anchor, parts)
+        slices = slices_of(anchor, self.owner)
+        if slices is not None:
+            yield split(anchor, slices)
         for other in reversed(self.of_one_a[anchor.a]):
             if (
                 self.order[other.node] < self.order[anchor.node]
@@ -200,7 +200,7 @@ class _Search:
             settled = settle(draft, self.outside, self.rejections)
             if not any(map(draft.reads_both, settled.members)):
                 raise Refused(Reason.NOTHING_TO_FUSE, refused="")
-            return self._finish(anchors, settled)
+            return self._settled(anchors, settled)
         except Refused:
             self.rejections = rejections
             return None
@@ -221,7 +221,7 @@ class _Search:
                 raise self._cycle(draft, node)
         results = [self._product(draft, index) for index in range(len(anchors))]
         if len(draft.values) < len(anchors):
-            draft.values[anchors[0].node] = Parts(tuple(results), whole=True)
+            draft.values[anchors[0].node] = Slices(tuple(results), whole=True)
         else:
             draft.values = {anchor.node: value for anchor, value in zip(anchors, results, strict=True)}
         return draft
@@ -303,12 +303,12 @@ class _Search:
         of_blocks = frame is not None and frame_of_blocks(found, frame, draft.chain) is not None
         return heads if of_blocks else [reader]
 
-    def _join(self, draft: Draft, node: fx.Node) -> Operand | Parts | Reduced:
+    def _join(self, draft: Draft, node: fx.Node) -> Operand | Slices | Reduced:
         """The value of `node` as a member of the region. Raises Refused where it can't be one."""
         anchor = draft.first
         if draft.split(node):
             value = self._join_split(draft, node)
-            self._frame_part(draft, node, whole=isinstance(value, Parts))
+            self._frame_slice(draft, node, whole=isinstance(value, Slices))
             return value
         if node in self.reductions and self.reductions[node].source in draft.values:
             return self._join_reduction(draft, self.reductions[node])
@@ -334,7 +334,7 @@ class _Search:
     def _join_pointwise(
         self, draft: Draft, node: fx.Node, n: Size, sides: Sequence[int | None]
     ) -> list[Operand]:
-        """The value of pointwise work on a plane of `n` columns: for the part of each anchor, or all."""
+        """The value of pointwise work on a plane of `n` columns: for the slice of each anchor, or all."""
         anchor, target, result = draft.first, target_name(node), tensor_of(node)
         if result is None:
             raise Refused(Reason.UNSUPPORTED_OP, target=target, why="gives more than one tensor")
@@ -352,8 +352,8 @@ class _Search:
         _check_loads(draft.chain)
         return values
 
-    def _frame_part(self, draft: Draft, node: fx.Node, whole: bool) -> None:
-        """How a view of a product of two parts lies on the plane of all columns, or of one part's."""
+    def _frame_slice(self, draft: Draft, node: fx.Node, whole: bool) -> None:
+        """How a view of a product in two slices lies on the plane of all columns, or of one slice's."""
         tensor, anchor = tensor_of(node), draft.first
         if tensor is not None and node not in draft.frames:
             frame = Frame.of(tensor.shape, anchor.m, fake(anchor.b).shape[-1] if whole else anchor.n)
@@ -373,24 +373,24 @@ class _Search:
             raise Refused(Reason.PLANE, shape=describe(shape), m=anchor.m, n=n)
         return frame
 
-    def _join_split(self, draft: Draft, node: fx.Node) -> Operand | Parts:
-        """A member that reads the whole plane of a product of which the region has two parts."""
-        parts = [anchor.part for anchor in draft.anchors]
+    def _join_split(self, draft: Draft, node: fx.Node) -> Operand | Slices:
+        """A member that reads the whole plane of a product of which the region has two slices."""
+        slices = [anchor.columns for anchor in draft.anchors]
         n = fake(draft.first.b).shape[-1]
         if is_view(node):
             source = draft.values.get(first_argument(node))
-            if not isinstance(source, Parts):
+            if not isinstance(source, Slices):
                 raise Refused(Reason.UNPAIRED, target=target_name(node))
-            taken = column_part(node, draft.first.m)
+            taken = column_slice(node, draft.first.m)
             if taken is None:
-                return Parts(source.values, whole=False)
-            for value, part in zip(source.values, parts, strict=True):
-                if part is not None and same_part(taken, part):
+                return Slices(source.values, whole=False)
+            for value, columns in zip(source.values, slices, strict=True):
+                if columns is not None and same_slice(taken, columns):
                     return value
-            return Parts(source.values, whole=same_part(taken, Part(0, 1, n)))
+            return Slices(source.values, whole=same_slice(taken, ColumnSlice(0, 1, n)))
         if not is_pointwise(node):
             raise Refused(Reason.NOT_POINTWISE, target=target_name(node))
-        return Parts(tuple(self._join_pointwise(draft, node, n, range(len(parts)))), whole=True)
+        return Slices(tuple(self._join_pointwise(draft, node, n, range(len(slices)))), whole=True)
 
     def _join_reduction(self, draft: Draft, found: Found) -> Operand | Reduced:
         anchor, source = draft.first, draft.frames[found.source]
@@ -421,7 +421,7 @@ class _Search:
         """An argument of `reader` as a value of the chain: a number, a member's value, or a load.
 
         With a `side` the reader has the whole plane of a product, and what is wanted is its value where that
-        anchor of the pair has its part. Work
+        anchor of the pair has its slice. Work
         on operands alone is done by the kernel where that costs no memory traffic: a cast to a wider dtype,
         and ops of the plane's own shape that nobody else reads, `depth` of them in a row so far. A
         reader that is such work itself is work for `member`, to whose plane what it reads is broadcast.
@@ -434,9 +434,9 @@ class _Search:
             value = draft.values[argument]
             if value is None or isinstance(value, Reduced):
                 raise Refused(Reason.FEEDBACK, reduction=argument.name, into=reader.name)
-            if isinstance(value, Parts) is (side is None) or (isinstance(value, Parts) and not value.whole):
+            if isinstance(value, Slices) is (side is None) or (isinstance(value, Slices) and not value.whole):
                 raise Refused(Reason.UNPAIRED, target=target_name(reader))
-            if isinstance(value, Parts):
+            if isinstance(value, Slices):
                 return value.values[side]  # type: ignore[index]
             return value
         if (argument, side, frame) in draft.work:
@@ -459,8 +459,8 @@ class _Search:
         shape, device = fake(member).shape, draft.first.device
         view = group_vectors(argument, shape, frame, draft.first)
         view = view or classify(argument, shape, device, frame)
-        part = None if side is None else draft.anchors[side].part
-        view = view if part is None else view.of_part(part)
+        columns = None if side is None else draft.anchors[side].columns
+        view = view if columns is None else view.of_slice(columns)
         is_work = depth < _MAX_OPERAND_WORK and view not in draft.chain.views
         if is_work and (argument in self.redone or self._is_for_the_region_alone(draft, argument, reader)):
             mark = draft.chain.mark()
@@ -588,7 +588,7 @@ class _Search:
 
     # What is kept
 
-    def _finish(self, anchors: tuple[Anchor, ...], settled: Settled) -> Region:
+    def _settled(self, anchors: tuple[Anchor, ...], settled: Settled) -> Region:
         """The region of what stays, lowered afresh so that its names have no gaps."""
         draft, members = self._seed(anchors), settled.members
         inner = {

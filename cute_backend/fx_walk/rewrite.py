@@ -25,7 +25,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from cute_backend import config
 from cute_backend.fx_walk.block_scales import BlockScale
-from cute_backend.fx_walk.classify import LoadView, Part
+from cute_backend.fx_walk.classify import ColumnSlice, LoadView
 from cute_backend.fx_walk.lower import is_reshape
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.static import Size, fake, known, product, same_sizes, tensor_of
@@ -64,10 +64,10 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
             node.meta["val"] = target(*map_arg(args, lambda source: source.meta["val"]))
         return node
 
-    def columns(node: fx.Node, axis: int, part: Part | None) -> fx.Node:
-        if part is None:
+    def sliced(node: fx.Node, axis: int, columns: ColumnSlice | None) -> fx.Node:
+        if columns is None:
             return node
-        bounds = (sizes.argument(bound) for bound in (part.start, part.end, part.step))
+        bounds = (sizes.argument(bound) for bound in (columns.start, columns.end, columns.step))
         return call(aten.slice.Tensor, node, axis, *bounds)
 
     def scales(of: BlockScale, k_axis: int) -> fx.Node:
@@ -78,15 +78,15 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
             node = call(
                 aten.slice.Tensor, node, k_axis, 0, sizes.argument(Scaling.SQUARE.blocks(region.first.k))
             )
-        return columns(node, 1, of.part)
+        return sliced(node, 1, of.columns)
 
-    bs = [columns(replaced.get(node, node), fake(node).dim() - 1, part) for node, part in region.b_views]
+    bs = [sliced(replaced.get(node, node), fake(node).dim() - 1, columns) for node, columns in region.b_views]
     loads = []
     for view in region.views:
         node = replaced.get(view.node, view.node)
-        if view.part is not None:
+        if view.columns is not None:
             ((axis,),) = view.n_axes
-            node = columns(node, axis, view.part)
+            node = sliced(node, axis, view.columns)
         loads.append(_canonical(call, view, node, sizes))
     results = call(
         torch.ops.cute_backend.gemm_epilogue.default,

@@ -12,7 +12,7 @@ from cute_backend.fx_walk.boundary import Boundary, choose, computed_for
 from cute_backend.fx_walk.crossings import Crossings, Outside, crossings
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.lower import is_reshape
-from cute_backend.fx_walk.pairs import Parts
+from cute_backend.fx_walk.pairs import Slices
 from cute_backend.fx_walk.questions import base
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.static import describe, fake
@@ -107,7 +107,7 @@ def _explain(
 
 
 def _nothing_to_store(draft: Draft) -> Refused:
-    if any(isinstance(value, Parts) for value in draft.values.values()):
+    if any(isinstance(value, Slices) for value in draft.values.values()):
         return Refused(Reason.UNPAIRED, target=draft.first.node.name)
     for anchor in draft.anchors:
         if draft.order(anchor.node) is None:

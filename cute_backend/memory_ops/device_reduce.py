@@ -31,7 +31,7 @@ _INFINITY = float("inf")
 
 @dataclass(frozen=True)
 class Kind:
-    """`types` and `nothing` have an entry for each part; `element` makes a partial of a value and its index.
+    """`types` and `identity` have an entry for each part; `element` makes a partial of a value and its index.
 
     `result` makes of the partial of all elements, and of how many there were, what is stored. `several` makes
     a partial of several values at once, where that takes less than combining one by one. `follow`
@@ -40,7 +40,7 @@ class Kind:
     """
 
     types: tuple[type[cutlass.Numeric], ...]
-    nothing: tuple[float | int, ...]
+    identity: tuple[float | int, ...]
     element: Callable[[Float32, Index], Values]
     combine: Callable[[Values, Values], Values]
     result: Callable[[Values, Int64], Float32 | Int64]
@@ -48,11 +48,11 @@ class Kind:
     follow: Callable[[Values, Values, Boolean], Values] | None = None
 
 
-def _of_numbers(nothing: float, combine: Callable[[Float32, Float32], Float32]) -> Kind:
+def _of_numbers(identity: float, combine: Callable[[Float32, Float32], Float32]) -> Kind:
     """A kind that has single values as its partials."""
     return Kind(
         (Float32,),
-        (nothing,),
+        (identity,),
         element=lambda value, index: (value,),
         combine=lambda a, b: (combine(a[0], b[0]),),
         result=lambda whole, count: whole[0],
@@ -187,7 +187,7 @@ class Result:
         """The types of a partial's components."""
         return self.kind.types
 
-    def nothing(self) -> Partials:
+    def identity(self) -> Partials:
         """The partial of no elements, in slot 0."""
         return Partials(self.kind, 1)
 
@@ -209,8 +209,8 @@ class Partials:
         self._kind = kind
         self._count = count
         self._parts = [cute.make_rmem_tensor(count, kind_type) for kind_type in kind.types]
-        for part, nothing in zip(self._parts, kind.nothing, strict=True):
-            part.fill(nothing)
+        for part, identity in zip(self._parts, kind.identity, strict=True):
+            part.fill(identity)
 
     def __getitem__(self, slot: int) -> Values:
         return tuple(part[slot] for part in self._parts)
@@ -246,7 +246,7 @@ class Partials:
         kind = self._kind
         for slot, elements in slots.items():
             if kind.several is not None:
-                none = Float32(kind.nothing[0])
+                none = Float32(kind.identity[0])
                 inside = [math.where(place_of(e)[1], values[e], none) for e in elements]
                 self._combine(slot, kind.several(inside))
             else:
@@ -259,8 +259,8 @@ class Partials:
                         self.take(slot, element, inside_plane)
 
     def _unless(self, inside: Boolean, element: Values) -> Values:
-        parts = zip(element, self._kind.types, self._kind.nothing, strict=True)
-        return tuple(math.where(inside, part, kind(nothing)) for part, kind, nothing in parts)
+        parts = zip(element, self._kind.types, self._kind.identity, strict=True)
+        return tuple(math.where(inside, part, kind(identity)) for part, kind, identity in parts)
 
     def across(self, lanes: Sequence[int]) -> None:
         """Combine with the lanes whose numbers differ by these powers of two: all get the result."""

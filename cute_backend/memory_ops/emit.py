@@ -257,7 +257,7 @@ class _Module:
             options += f", kind=ProductKind.{kind.name}"
         return [
             f"gemm = {template}(Epilogue(), {_config(self.config)}{options})",
-            *(self._finish() if reductions else []),
+            *(self._finishing_kernel() if reductions else []),
             "",
             "",
             "@cute.jit",
@@ -276,7 +276,7 @@ class _Module:
             *self._calls(", ".join(loads)),
         ]
 
-    def _finish(self) -> list[str]:
+    def _finishing_kernel(self) -> list[str]:
         results = []
         for store in self.spec.reductions:
             _, _, overflow = self.chain.stored(store)

@@ -364,7 +364,7 @@ class _Running:
         self.warps = [w for w in self.warps if not w.exited]
         if not self.warps:
             engine.drain()
-            self._finish()
+            self.finished = True
             return True
         if ran:
             return self._watch(ran)
@@ -415,9 +415,6 @@ class _Running:
                     f"{cta.name} exits with tensor memory allocated (columns: size {cta.tmem.allocated}); "
                     "tcgen05.dealloc must come first"
                 )
-
-    def _finish(self) -> None:
-        self.finished = True
 
     def _watch(self, ran: list[Warp]) -> bool:
         """These warps ran. False after a long time in which they changed nothing that another could wait for,

@@ -59,7 +59,7 @@ class Result(Protocol):
     axis: Axis
     types: tuple[type[cutlass.Numeric], ...]
 
-    def nothing(self) -> Held: ...
+    def identity(self) -> Held: ...
 
     def element(self, whole: tuple[Any, ...], count: Int64) -> cutlass.Numeric: ...
 
@@ -130,7 +130,7 @@ class Finish:
         place = block * width + lane % width
         column = cutlass.min(place, extent - 1)
 
-        held, step = result.nothing(), THREADS // width
+        held, step = result.identity(), THREADS // width
         for first in cutlass.range(thread // width, total, step * UNROLL):
             _take(held, parts, column, first, step, UNROLL)
         held.across(lanes)
@@ -142,7 +142,7 @@ class Finish:
                 shared[i][warp, lane] = held[0][i]
         cute.arch.sync_threads()
         if warp == 0:
-            whole, step = result.nothing(), LANES // width
+            whole, step = result.identity(), LANES // width
             _take(whole, shared, lane % width, lane // width, step, -(-WARPS // step))
             whole.across(lanes)
             if (lane < width) & (place < extent):

@@ -4,17 +4,17 @@ Each warp has one job, and rings of shared-memory or tensor-memory stages join t
 256x128_2x1_2cta has, where the epilogue stages a rowvec, loads a plane and stores one:
 
     warps   role      job
-    0 to 3  finish    begin | accumulator wait | visit each subtile, store by TMA
+    0 to 3  epilogue  begin | accumulator wait | visit each subtile, store by TMA
     4       multiply  tcgen05.mma over all k tiles into one of two accumulators
     5       load      A and B of a k tile, by TMA with multicast
-    6       rows      staged rowvecs of a tile
+    6       staging   staged rowvecs of a tile
     7       exact     exact loads of a subtile, by TMA
 
-    ring   stages  filled by                         emptied by
-    ab     6       1 warp of load                    1 warp of multiply
-    acc    2       1 warp of multiply                4 warps of finish x 2 CTAs = 8
-    row    2       1 warp of rows x 32 threads = 32  4 warps of finish x 32 threads = 128
-    exact  4       1 warp of exact                   4 warps of finish
+    ring   stages  filled by                            emptied by
+    ab     6       1 warp of load                       1 warp of multiply
+    acc    2       1 warp of multiply                   4 warps of epilogue x 2 CTAs = 8
+    row    2       1 warp of staging x 32 threads = 32  4 warps of epilogue x 32 threads = 128
+    exact  4       1 warp of exact                      4 warps of epilogue
 
     barrier  of                    threads
     1        the end of a subtile  128
@@ -117,27 +117,31 @@ class Sm100Gemm(Gemm):
         """The roles of a CTA and their rings, as the module's docstring has them for one tile."""
         config, stages = self.config, self.stages
         # The warps of the epilogue come first: which lanes of tensor memory a warp can read, its number says.
-        self.finish = Role("finish", 0, WARPS, "begin | accumulator wait | visit each subtile, store by TMA")
+        self.visitors = Role(
+            "epilogue", 0, WARPS, "begin | accumulator wait | visit each subtile, store by TMA"
+        )
         self.multiply = Role("multiply", 4, 1, "tcgen05.mma over all k tiles into one of two accumulators")
         self.load = Role("load", 5, 1, "A and B of a k tile, by TMA with multicast")
-        self.rows = Role("rows", 6, 1, "staged rowvecs of a tile")
+        self.staging = Role("staging", 6, 1, "staged rowvecs of a tile")
         self.exact = Role("exact", 6 + bool(stages.row), 1, "exact loads of a subtile, by TMA")
         # A stage is free once every MMA that reads what the CTA loads is done: its row and column of them.
         readers = config.cluster_m // config.ctas + config.cluster_n - 1
         self.ab_ring = Ring("ab", stages.ab, one(self.load), Arrivals(self.multiply, 1, 1, readers))
-        finished = Arrivals(self.finish, WARPS, 1, config.ctas)
+        finished = Arrivals(self.visitors, WARPS, 1, config.ctas)
         self.acc_ring = Ring("acc", ACC_STAGES, one(self.multiply), finished)
-        roles, rings = [self.finish, self.multiply, self.load], [self.ab_ring, self.acc_ring]
+        roles, rings = [self.visitors, self.multiply, self.load], [self.ab_ring, self.acc_ring]
         self.row_ring = self.exact_ring = None
         if stages.row:
-            filled, emptied = Arrivals(self.rows, 1, WARP), Arrivals(self.finish, WARPS, WARP)
+            filled, emptied = Arrivals(self.staging, 1, WARP), Arrivals(self.visitors, WARPS, WARP)
             self.row_ring = Ring("row", stages.row, filled, emptied)
         if stages.exact:
-            self.exact_ring = Ring("exact", stages.exact, one(self.exact), Arrivals(self.finish, WARPS, 1))
-        roles += [role for role, ring in ((self.rows, self.row_ring), (self.exact, self.exact_ring)) if ring]
+            self.exact_ring = Ring("exact", stages.exact, one(self.exact), Arrivals(self.visitors, WARPS, 1))
+        roles += [
+            role for role, ring in ((self.staging, self.row_ring), (self.exact, self.exact_ring)) if ring
+        ]
         rings += [ring for ring in (self.row_ring, self.exact_ring) if ring]
-        self.subtile_meeting = Meeting("the end of a subtile", 1, ((self.finish, WARPS),))
-        self.tmem_meeting = Meeting("tensor memory", 2, ((self.finish, WARPS), (self.multiply, 1)))
+        self.subtile_meeting = Meeting("the end of a subtile", 1, ((self.visitors, WARPS),))
+        self.tmem_meeting = Meeting("tensor memory", 2, ((self.visitors, WARPS), (self.multiply, 1)))
         return Crew(tuple(roles), tuple(rings), (self.subtile_meeting, self.tmem_meeting))
 
     @cute.jit
@@ -333,16 +337,16 @@ class Sm100Gemm(Gemm):
             if cta_coord[0] == 0:
                 self._multiply(shared, tiled_mma, s_a, s_b, acc, k_tiles)
         if cutlass.const_expr(epilogue.staged):
-            if warp == self.rows.first:
+            if warp == self.staging.first:
                 self._load_rows(shared)
         if cutlass.const_expr(epilogue.shared_loads):
             if warp == self.exact.first:
                 self._load_exact(shared, load_tmas)
-        if warp < self.finish.numbers.stop:
+        if warp < self.visitors.numbers.stop:
             tmem.allocate(ACC_STAGES * config.mma_n)
             tmem.wait_for_alloc()
             tmem_ptr = tmem.retrieve_ptr(Float32)
-            self._finish(shared, cute.make_tensor(tmem_ptr, acc_layout), store_tmas)
+            self._visit_tiles(shared, cute.make_tensor(tmem_ptr, acc_layout), store_tmas)
             tmem.relinquish_alloc_permit()
             tmem.free(tmem_ptr)
 
@@ -474,7 +478,7 @@ class Sm100Gemm(Gemm):
 
     @cute.jit
     def _load_rows(self, shared: Sm100Shared):
-        """The row warp: the staged rowvecs of one tile after the other."""
+        """The staging warp: the staged rowvecs of one tile after the other."""
         _, _, item = cute.arch.block_idx()
         _, _, item_step = cute.arch.grid_dim()
         row_state = self._stage_rows(shared, item, item_step, cute.arch.lane_idx())
@@ -502,7 +506,7 @@ class Sm100Gemm(Gemm):
         exact_pipeline.producer_tail(exact_state)
 
     @cute.jit
-    def _finish(self, shared: Sm100Shared, acc: Any, store_tmas: list):
+    def _visit_tiles(self, shared: Sm100Shared, acc: Any, store_tmas: list):
         """The epilogue warps: accumulators from tensor memory, the epilogue's hooks, TMA stores.
 
         There is one barrier for each subtile. The warp that issues the stores first waits until the buffer
@@ -525,7 +529,7 @@ class Sm100Gemm(Gemm):
         fragment_shape = thread_copy.partition_D(cute.make_identity_tensor(self.box)).shape
 
         store_pipeline = pipeline.PipelineTmaStore.create(
-            num_stages=max(stages.store - 1, 1), producer_group=agents(Arrivals(self.finish, WARPS, WARP))
+            num_stages=max(stages.store - 1, 1), producer_group=agents(Arrivals(self.visitors, WARPS, WARP))
         )
         free_state = consumer_state(ACC_STAGES)
         for _ in cutlass.range_constexpr(ACC_STAGES):

@@ -10,13 +10,13 @@ A CTA of tile 128x128_2x1_pingpong has, where the epilogue stages a rowvec, load
     warps    role     job
     0        load     A and B of a k tile, by TMA with multicast
     1        exact    exact loads of a subtile, by TMA
-    2        rows     staged rowvecs of a tile
+    2        staging  staged rowvecs of a tile
     4 to 11  consume  begin | wgmma over all k tiles | visit each subtile, store by TMA
 
-    ring   stages  filled by                         emptied by
-    ab     5       1 warp of load                    4 warps of consume x 2 CTAs = 8
-    exact  8       1 warp of exact                   4 warps of consume
-    row    2       1 warp of rows x 32 threads = 32  4 warps of consume x 32 threads = 128
+    ring   stages  filled by                            emptied by
+    ab     5       1 warp of load                       4 warps of consume x 2 CTAs = 8
+    exact  8       1 warp of exact                      4 warps of consume
+    row    2       1 warp of staging x 32 threads = 32  4 warps of consume x 32 threads = 128
 
     barrier  of           threads
     1        turn 0       256
@@ -164,7 +164,7 @@ class Sm90Gemm(FragmentGemm):
         config, stages, warps = self.config, self.stages, self.config.tile_warps
         self.load = Role("load", 0, 1, "A and B of a k tile, by TMA with multicast")
         self.exact = Role("exact", 1, 1, "exact loads of a subtile, by TMA")
-        self.rows = Role("rows", 2, 1, "staged rowvecs of a tile")
+        self.staging = Role("staging", 2, 1, "staged rowvecs of a tile")
         self.scales = Role("scales", 3, 1, "scales of a k tile's blocks, by cp.async")
         consume = "begin | wgmma over all k tiles | visit each subtile, store by TMA"
         self.consume = Role("consume", WARPS, WARPS * config.warpgroups, consume)
@@ -176,7 +176,7 @@ class Sm90Gemm(FragmentGemm):
             emptied = Arrivals(self.consume, warps, 1)
             self.exact_ring = Ring("exact", self.rings * stages.exact, one(self.exact), emptied)
         if stages.row:
-            filled, emptied = Arrivals(self.rows, 1, WARP), Arrivals(self.consume, warps, WARP)
+            filled, emptied = Arrivals(self.staging, 1, WARP), Arrivals(self.consume, warps, WARP)
             self.row_ring = Ring("row", stages.row, filled, emptied)
         if self.scaling is not None:
             filled, emptied = Arrivals(self.scales, 1, WARP), Arrivals(self.consume, warps, 1)
@@ -189,7 +189,7 @@ class Sm90Gemm(FragmentGemm):
             self.sum_ring = Ring("sums", 1, filled, emptied)
         of_ring = (
             (self.exact, self.exact_ring),
-            (self.rows, self.row_ring),
+            (self.staging, self.row_ring),
             (self.scales, self.scale_ring),
         )
         self.turns = tuple(Meeting(f"turn {i}", 1 + i, ((self.consume, 2 * WARPS),)) for i in range(2))
@@ -437,7 +437,7 @@ class Sm90Gemm(FragmentGemm):
             if warp == self.exact.first:
                 self._load_exact(shared, load_tmas)
         if cutlass.const_expr(stages.row > 0):
-            if warp == self.rows.first:
+            if warp == self.staging.first:
                 self._stage_rows(shared, shared.epilogue_item, shared.item_step, thread % WARP)
         if cutlass.const_expr(self.scaling is not None):
             if warp == self.scales.first:

@@ -29,7 +29,7 @@ class TmaFeed(Feed):
     def __init__(self, gemm: Sm80Gemm, work: Role):
         super().__init__(gemm, work)
         load = Role("load", work.numbers.stop, 1, "A and B of a k tile, by TMA")
-        rows = Role("rows", work.numbers.stop + 1, 1, "staged rowvecs of a tile")
+        rows = Role("staging", work.numbers.stop + 1, 1, "staged rowvecs of a tile")
         self.roles = (load, rows) if self.stages.row else (load,)
         self.ab_ring = Ring("ab", self.stages.ab, one(load), Arrivals(work, work.warps, 1))
         self.row_ring = None

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.fx_walk.pairs import column_part
+from cute_backend.fx_walk.pairs import column_slice
 from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.operands import parse_spec
 from cute_backend.simulator.simulate import run_with
@@ -159,5 +159,5 @@ def test_a_part_of_one_row_is_told_by_its_columns_alone() -> None:
         "twice": (made.call(aten.expand.default, y, [2, N]), None),
     }
     for name, (node, wanted) in views.items():
-        part = column_part(node, 1)
+        part = column_slice(node, 1)
         assert (part and (part.start, part.step, part.count)) == wanted, name

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from cute_backend.formula import formula
-from cute_backend.fx_walk.pairs import column_part
+from cute_backend.fx_walk.pairs import column_slice
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.rewrite import rewrite
@@ -372,7 +372,7 @@ def test_a_part_is_told_by_strides_and_offset() -> None:
         "as bytes": (made.call(aten.view.dtype, y, torch.int16), None),
     }
     for name, (node, wanted) in views.items():
-        part = column_part(node, M)
+        part = column_slice(node, M)
         assert (part and (part.start, part.step, part.count)) == wanted, name
 
 

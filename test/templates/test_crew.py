@@ -96,7 +96,7 @@ def test_the_first_part_waits_for_the_sums_of_all_others(parts):
 def test_what_an_epilogue_has_no_use_for_has_no_role():
     assert [role.name for role in gemm(TURNS, Bare).crew.roles] == ["load", "consume"]
     assert [ring.name for ring in gemm(TURNS, Bare).crew.rings] == ["ab"]
-    assert [role.name for role in gemm(PAIR, Bare).crew.roles] == ["finish", "multiply", "load"]
+    assert [role.name for role in gemm(PAIR, Bare).crew.roles] == ["epilogue", "multiply", "load"]
     assert gemm(PAIR, Bare).threads == 6 * 32 and gemm(TURNS, Bare).threads == 3 * 128
 
 

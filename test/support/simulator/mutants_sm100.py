@@ -313,7 +313,7 @@ MUTANTS = [
         ONE,
         instead(
             "**stages_of(smem, self.acc_ring)",
-            "**stages_of(smem, self.acc_ring) | {'consumer_group': agents(Arrivals(self.finish, 5, 1))}",
+            "**stages_of(smem, self.acc_ring) | {'consumer_group': agents(Arrivals(self.visitors, 5, 1))}",
         ),
         Deadlock,
         "mma warp(.|\n)*4 of 5 arrivals",
@@ -321,7 +321,7 @@ MUTANTS = [
     Mutant(
         "arrivals of one CTA of a pair expected",
         PAIR,
-        instead("Arrivals(self.finish, WARPS, 1, config.ctas)", "Arrivals(self.finish, WARPS, 1)"),
+        instead("Arrivals(self.visitors, WARPS, 1, config.ctas)", "Arrivals(self.visitors, WARPS, 1)"),
         Deadlock,
         r"mma warp(.|\n)*of 4 arrivals",
     ),
@@ -390,11 +390,11 @@ MUTANTS = [
         SHARED,
     ),
     Mutant(
-        "an arrival too many expected of the row warp",
+        "an arrival too many expected of the staging warp",
         ONE,
         instead(
             "(smem, self.row_ring)",
-            "(smem, Ring('row', stages.row, Arrivals(self.rows, 1, 33), self.row_ring.emptied))",
+            "(smem, Ring('row', stages.row, Arrivals(self.staging, 1, 33), self.row_ring.emptied))",
         ),
         Deadlock,
         "epilogue warp(.|\n)*32 of 33 arrivals",
@@ -427,7 +427,7 @@ MUTANTS = [
         ONE,
         instead(
             "(smem, self.exact_ring,",
-            "(smem, Ring('exact', stages.exact, one(self.exact), Arrivals(self.finish, 3, 1)),",
+            "(smem, Ring('exact', stages.exact, one(self.exact), Arrivals(self.visitors, 3, 1)),",
         ),
         RaceError,
         r"cp\.async\.bulk\.tensor.*" + STILL_READ.format(SHARED),
