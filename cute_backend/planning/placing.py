@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cute_backend.planning.placements import PLACEMENTS, Need, Placement, Ring, Room
 from cute_backend.planning.registers import hoist_budget
-from cute_backend.planning.rules import subtiled
+from cute_backend.planning.rules import moved, subtiled
 from cute_backend.planning.shared_memory import ring_bytes
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.planning.transposing import multiplied
@@ -32,6 +32,7 @@ def plan(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Plan:
     """
     config = subtiled(spec, config, alignment)
     spec = multiplied(spec, config)
+    alignment = moved(spec, config, alignment)
     rowvecs = sum(
         ring_bytes(config.tile_n, load.dtype) for load in spec.loads_of(LoadKind.ROWVEC, LoadKind.GROUPVEC)
     )

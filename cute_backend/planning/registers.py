@@ -57,6 +57,12 @@ UNHOISTED_BY_ELEMENT = 112
 """Accumulators of a thread that leave no registers for a hoisted rowvec where planes are written by element:
 beside the 112 of 128 x 224 a 16-bit one spilled 24 bytes, though none spilled beside the 128 of 128 x 256."""
 
+MAX_LOADS_OF_WARPS = 3
+"""Exact loads beside which 128 accumulators leave registers where there is no TMA for planes."""
+
+MAX_PLANES_OF_WARPS = 7
+"""Planes of which some may be in shared memory and others not, where there is no TMA for them."""
+
 MAX_PROMOTED_LOADS = 3
 """Exact loads beside which promoted sums of 128 rows leave registers: with four, 8 bytes were spilled."""
 
@@ -83,7 +89,9 @@ class Registers:
         accumulators = config.thread_accumulators if config.target.accumulators.in_registers else 0
         fragments = max(len(spec.planes) - 1, 0)
         for load in spec.loads_of(LoadKind.EXACT):
-            fragments += 2 if alignment is Alignment.TMA and load.order is not None else 3
+            by_element = alignment is not Alignment.TMA or load.order is None
+            # Where warps copy, a plane of several modes spilled 48 bytes beside two hoisted rowvecs.
+            fragments += 2 + by_element + (load.is_split and not config.target.tma)
         return Registers(
             accumulators,
             sets_of_sums(config, spec) * accumulators,
@@ -130,6 +138,8 @@ def hoist_budget(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -
     if not config.target.accumulators.in_registers:
         taken += config.products * config.subtile_n  # what a visit reads of tensor memory
     if not config.target.tma:
+        if alignment is Alignment.PLAIN and kept.accumulators >= UNHOISTED_BY_ELEMENT:
+            return 0
         taken += COPYING
     return config.target.epilogue_registers - WORKING - taken
 

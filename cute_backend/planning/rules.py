@@ -11,6 +11,8 @@ from dataclasses import replace
 from cute_backend.planning.registers import (
     MAX_BESIDE_ROWS,
     MAX_CROWDED,
+    MAX_LOADS_OF_WARPS,
+    MAX_PLANES_OF_WARPS,
     MAX_PROMOTED_LOADS,
     hoist_budget,
     hoisted_registers,
@@ -192,7 +194,19 @@ def registers_for_rows_of_warps(config: TileConfig, smallest: TileConfig, spec: 
     return not kept or config.thread_accumulators <= MAX_BESIDE_ROWS
 
 
-ABOVE_THE_SMALLEST = (rows_for_promoted_sums, planes_in_shared_memory, registers_for_rows_of_warps)
+def registers_for_planes_of_warps(config: TileConfig, smallest: TileConfig, spec: EpilogueSpec) -> bool:
+    """Beside 128 accumulators, four planes that are read left the warps that copy their operands too few
+    registers: 48 bytes were spilled, and 368 beside those of a pair (128 x 128 and 128 x 64 x 2 on sm_80)."""
+    few = len(spec.loads_of(LoadKind.EXACT)) <= MAX_LOADS_OF_WARPS
+    return config.target.tma or few or config.thread_accumulators <= MAX_BESIDE_ROWS
+
+
+ABOVE_THE_SMALLEST = (
+    rows_for_promoted_sums,
+    planes_in_shared_memory,
+    registers_for_rows_of_warps,
+    registers_for_planes_of_warps,
+)
 """Rules for every tile of a table but the smallest, which is exempt so that every spec has a tile."""
 
 
@@ -241,9 +255,20 @@ SUBTILE_RULES = (
 """The rules by which an alignment sets the width of subtiles, in the order of application."""
 
 
+def moved(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Alignment:
+    """The alignment by whose way planes move. Without TMA, where shared memory has no room for all of more
+    than `MAX_PLANES_OF_WARPS`, each moves by element: beside the addresses of some, those of boxes spilled 16
+    bytes (64 x 64 on sm_86)."""
+    planes = len(spec.loads_of(LoadKind.EXACT)) + len(spec.planes)
+    if config.target.tma or planes <= MAX_PLANES_OF_WARPS:
+        return alignment
+    return alignment if holds_planes(replace(config, subtile_n=NARROW_SUBTILE_N), spec) else Alignment.PLAIN
+
+
 def subtiled(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> TileConfig:
     """The configuration with the subtiles that an alignment gets."""
     spec = multiplied(spec, config)
+    alignment = moved(spec, config, alignment)
     for rule in SUBTILE_RULES:
         config = rule(config, spec, alignment)
     return config

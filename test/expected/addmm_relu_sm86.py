@@ -2,9 +2,9 @@
 
     bias  rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait
 
-cute_mm_bias_relu_64x128_5ebe20a3:
-sm_86, tile 64x128_1x1, planes aligned to 16 bytes:
-64 by 128, subtiles of 32 columns, raster 8.
+cute_mm_bias_relu_128x64_abe8fb44:
+sm_86, tile 128x64_1x1, planes aligned to 16 bytes:
+128 by 64, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -52,7 +52,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM86, 64, 128))
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM86, 128, 64))
 
 
 @cute.jit

@@ -7,9 +7,9 @@
     rowvec0  rowvec  f32   register_hoist  the columns of a thread, before the accumulator wait
     exact0   exact   bf16  cp_async        a subtile at a time by cp.async, the first ones ahead of the products
 
-cute_bmm_bias_scale_silu_residual_max_64x128_cd1ae1f6:
-sm_80, tile 64x128_1x1, planes aligned to 16 bytes:
-64 by 128, subtiles of 32 columns, raster 8.
+cute_bmm_bias_scale_silu_residual_max_128x64_ec1cd7d5:
+sm_80, tile 128x64_1x1, planes aligned to 16 bytes:
+128 by 64, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -88,7 +88,7 @@ class Epilogue:
                 out1_max_glob[part, row] = out1_max_part
 
 
-gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 64, 128), kind=ProductKind.BATCHED)
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 128, 64), kind=ProductKind.BATCHED)
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, Float32),

@@ -4,9 +4,9 @@
     bias0  rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait
     bias1  rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait
 
-cute_mm_bias_clamp_swiglu_64x64_31d7ae5f:
-sm_86, tile 64x64x2_1x1, planes aligned to 16 bytes:
-2 accumulators of 64 by 64, subtiles of 32 columns, raster 8.
+cute_mm_bias_clamp_swiglu_128x32_491df15a:
+sm_86, tile 128x32x2_1x1, planes aligned to 16 bytes:
+2 accumulators of 128 by 32, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -69,7 +69,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM86, 64, 64, products=2, b_columns=BColumns.INTERLEAVED))
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM86, 128, 32, products=2, b_columns=BColumns.INTERLEAVED))
 
 
 @cute.jit

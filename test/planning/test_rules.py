@@ -95,10 +95,24 @@ def test_what_a_tile_above_the_smallest_needs() -> None:
     bf16 = spec_of(dtype=DType.BF16)
     reducing = replace(bf16, stores=(*bf16.stores, row_max))
     assert max(config.tile_m for config in table(Arch.SM80, bf16)) == 256
-    assert {config.tile_m for config in table(Arch.SM80, reducing)} == {64}
+    assert max(config.thread_accumulators for config in table(Arch.SM80, reducing)) == 64
+    read = [spec_of(*(exact(f"exact{i}", DType.BF16) for i in range(n)), dtype=DType.BF16) for n in (3, 4)]
+    assert [max(each.thread_accumulators for each in table(Arch.SM80, spec)) for spec in read] == [128, 64]
     wide = spec_of(*(exact(f"exact{i}") for i in range(8)))
     assert [config.name for config in table(Arch.SM90A, wide)] == ["64x128_2x1", "64x64_1x1"]
     assert len(table(Arch.SM100A, wide)) == 4, "their accumulators are not in registers"
+
+
+def test_many_planes_move_by_element_where_shared_memory_has_no_room_for_all() -> None:
+    """Unless TMA moves them, and needs no addresses."""
+    eight = spec_of(*(exact(f"exact{i}") for i in range(7)), dtype=DType.BF16)
+    for arch, alignment in ((Arch.SM86, Alignment.PLAIN), (Arch.SM90A, Alignment.TMA)):
+        assert rules.moved(eight, TileConfig(arch, 64, 64), Alignment.TMA) is alignment
+        assert plan(eight, TileConfig(arch, 64, 64), Alignment.TMA).shared_stores == (
+            () if alignment is Alignment.PLAIN else ("out0",)
+        )
+    seven = spec_of(*(exact(f"exact{i}") for i in range(6)), dtype=DType.BF16)
+    assert rules.moved(seven, TileConfig(Arch.SM86, 64, 64), Alignment.TMA) is Alignment.TMA
 
 
 def test_scales_of_blocks_take_shared_memory() -> None:

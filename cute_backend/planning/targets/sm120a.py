@@ -10,22 +10,12 @@ from dataclasses import replace
 
 from cute_backend.planning.targets import sm86, sm89
 from cute_backend.planning.targets.data_sheet import DataSheet
-from cute_backend.planning.targets.target import Shape
 
 _RTX_5090 = DataSheet(clock_mhz=2407, products=256, bytes_per_us=1.792e6)
 """NVIDIA RTX Blackwell GPU Architecture, 2025: 209.5 TFLOP/s in bf16 with sums in fp32, 1792 GB/s. The RTX
 PRO 6000 multiplies twice as much in a cycle."""
 
-TILES = replace(
-    sm86.TILES,
-    shipped=(
-        Shape(128, 64),
-        Shape(64, 128),
-        Shape(64, 64),
-    ),
-    reduced=sm86.TILES.shipped,
-)
-"""In 128 x 128, planes that are read by element spilled 32 bytes."""
+TILES = sm86.TILES
 
 TARGET = replace(
     sm89.TARGET,

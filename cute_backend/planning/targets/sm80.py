@@ -10,6 +10,7 @@ _TILES = Tiles(
     shipped=(
         Shape(256, 128),
         Shape(128, 128),
+        Shape(128, 64),
         Shape(64, 128),
         Shape(64, 64),
     ),

@@ -11,6 +11,7 @@ from cute_backend.planning.targets.target import Shape, Tiles
 TILES = Tiles(
     shipped=(
         Shape(128, 128),
+        Shape(128, 64),
         Shape(64, 128),
         Shape(64, 64),
     ),
