@@ -24,6 +24,7 @@ from cute_backend.fx_walk.anchors import is_anchor
 from cute_backend.fx_walk.broadcast import join_batches
 from cute_backend.fx_walk.containment import contain
 from cute_backend.fx_walk.device import device_capability
+from cute_backend.fx_walk.free_strides import lay_in_rows
 from cute_backend.fx_walk.padding import take_padding_back
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region import Region
@@ -104,6 +105,7 @@ class EpiloguePass(CustomGraphPass):
         """Fuses what can be, in a graph that is thrown away where something fails."""
         if _unreachable() is None:
             take_padding_back(graph)
+            lay_in_rows(graph)
             join_batches(graph)
         regions, rejections = self.analyse(graph)
         if tuning_is_on():

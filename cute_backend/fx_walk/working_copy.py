@@ -20,14 +20,15 @@ class WorkingCopy:
         self._original = original
         self._nodes = dict(zip(self.graph.nodes, original.nodes, strict=True))
         self._given = {node: (node.args, node.kwargs) for node in self.graph.nodes}
+        self._values = {node: node.meta.get("val") for node in self.graph.nodes}
 
     def commit(self) -> None:
         """Make the original what the copy has become, in time that is linear in its size.
 
-        What is a copy of a node stands for that node, which keeps its identity, its meta and, where the
-        copy's were left alone, its arguments: Inductor remembers nodes and what they were called with. To be
-        called once, on a copy that is sorted and lints. Nodes are put in place first and erased last, so that
-        the original means the same after every step.
+        What is a copy of a node stands for that node, which keeps its identity, its meta but for a value that
+        was exchanged in the copy's, and its arguments where the copy's were left alone: Inductor remembers
+        nodes and what they were called with. To be called once, on a copy that is sorted and lints. Nodes are
+        put in place first and erased last, so that the original means the same after every step.
         """
         kept: dict[fx.Node, None] = {}
         last: fx.Node | None = None
@@ -52,4 +53,6 @@ class WorkingCopy:
         if node.args is not args or node.kwargs is not kwargs:
             here.args = fx.map_arg(node.args, self._nodes.__getitem__)
             here.kwargs = fx.map_arg(node.kwargs, self._nodes.__getitem__)
+        if node.meta.get("val") is not self._values[node]:
+            here.meta["val"] = node.meta["val"]
         return here

@@ -1,0 +1,75 @@
+"""Strides that nobody needs: of planes that lie as what they are added to, and may as well lie in rows.
+
+What follows from a convolution keeps its strides, (C * S, 1, S), as (batch, S, C): a residual stream that
+starts there has them to its end, though each layer adds rows to it. No kernel here writes such a plane, nor
+would one read it well. Where all that reads a value takes it in any layout, its fake tensor is given the
+strides of rows, which a region then writes, and Inductor too, because the op takes its operands in exactly
+the strides of their fakes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from cute_backend.fx_walk.lower import is_pointwise, is_reshape
+from cute_backend.fx_walk.questions import after_products, is_reduction
+from cute_backend.fx_walk.static import fake, known, same_sizes, target_name, tensor_of
+
+_ANY_LAYOUT = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default")
+"""The products whose operands may have any strides."""
+
+
+def lay_in_rows(graph: fx.Graph) -> None:
+    """Gives the strides of rows to pointwise results that meet rows of a product, have other strides, and are
+    read by what takes any. Views of them follow. Metas of the graph's nodes are changed, and nothing else."""
+    after = after_products(graph.nodes)
+    for node in graph.nodes:
+        if node not in after or not is_pointwise(node) or _writes(node) or _is_in_rows(node):
+            continue
+        meets_rows = any(
+            source in after and same_sizes(fake(source).shape, fake(node).shape) and _is_in_rows(source)
+            for source in node.all_input_nodes
+            if tensor_of(source) is not None
+        )
+        views = _views(node) if meets_rows else None
+        if views is None:
+            continue
+        with fake(node).fake_mode:  # type: ignore[attr-defined]
+            node.meta["val"] = fake(node).new_empty(fake(node).shape)
+            for view in views:
+                args, kwargs = fx.map_arg((view.args, view.kwargs), lambda source: source.meta["val"])
+                view.meta["val"] = view.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _is_in_rows(node: fx.Node) -> bool:
+    """Whether a node's plane is proven to be dense and contiguous along its last axis, or is no plane."""
+    tensor = tensor_of(node)
+    if tensor is None or tensor.layout is not torch.strided:
+        return True
+    wanted = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if not (known(size == 1) or known(stride == wanted)):
+            return False
+        wanted *= size
+    return True
+
+
+def _views(node: fx.Node) -> list[fx.Node] | None:
+    """The views of a value, in an order to compute them in, where all that reads it takes any strides."""
+    found = [node]
+    for each in found:
+        for user in each.users:
+            if is_reshape(user):
+                found.append(user)
+            elif _writes(user) or not _takes_any_strides(user):
+                return None
+    return found[1:]
+
+
+def _takes_any_strides(user: fx.Node) -> bool:
+    return is_pointwise(user) or is_reduction(user) or target_name(user) in _ANY_LAYOUT
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
