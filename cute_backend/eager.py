@@ -28,6 +28,7 @@ from cute_backend.fx_walk.device import device_capability
 from cute_backend.fx_walk.epilogue_pass import announce_regions, current_precision
 from cute_backend.fx_walk.mutation import root
 from cute_backend.fx_walk.questions import is_reduction
+from cute_backend.fx_walk.reasons import Reason, of_one_kernel
 from cute_backend.fx_walk.regions import find_regions
 from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.fx_walk.static import DTYPES
@@ -382,7 +383,9 @@ def _fuse(graph: fx.Graph) -> None:
         rewrite(graph, regions)
     strangers = [output for output in _outputs(graph) if not _is_result(root(output))]
     if len(regions) != 1 or strangers:
-        reasons = [each.message for each in rejections] or [_excuse(each, behind[each]) for each in strangers]
+        reasons = of_one_kernel(rejections) or [_excuse(each, behind[each]) for each in strangers]
+        if any(each.reason is Reason.FEEDBACK for each in rejections):
+            reasons.append(_RETURN_IT)
         raise UsageError(f"gemm can't do this in one kernel: {'; '.join(reasons)}")
     announce_regions(regions)
 
@@ -392,6 +395,7 @@ def _outputs(graph: fx.Graph) -> list[fx.Node]:
 
 
 _FOREIGN = "a result is not made of the product"
+_RETURN_IT = "the epilogue can return the reduction beside what it is made of, and the caller can apply it"
 
 
 def _is_of_product(node: fx.Node) -> bool:

@@ -345,11 +345,12 @@ def refused(message, a=None, b=None, **arguments):
             {"epilogue": lambda acc: acc.reshape(24, 2, 64).sum((1, 2))},
         ),
         (
-            r"it is read by div, outside the kernel",
+            r"kernel: amax is whole only when the kernel is done, and div is made of it: the epilogue can ",
             {"epilogue": lambda acc: (acc, acc.abs().amax(-1) / 448)},
         ),
         (
-            r"one kernel: .*amax reduces the region's own result and feeds back into div",
+            r"one kernel: amax reduces the region's own result and feeds back into div, .*; the epilogue can "
+            r"return the reduction beside what it is made of, and the caller can apply it",
             {"epilogue": lambda acc: (acc / acc.abs().amax(-1, keepdim=True)).to(E4M3)},
         ),
         (r"aten\.var\.correction reduces in a way that no", {"epilogue": lambda acc: acc.var(-1)}),

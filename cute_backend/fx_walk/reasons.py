@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
@@ -187,6 +188,13 @@ class Rejection:
     message: str
     where: str = ""
     is_backward: bool = False
+
+
+def of_one_kernel(rejections: Iterable[Rejection]) -> list[str]:
+    """The messages for whoever asks for one kernel and nothing else, each once: without those of work that
+    would cost less outside, which there is no outside for, and which follows from another refusal."""
+    kept = (each.message for each in rejections if each.reason is not Reason.LEFT_TO_USERS)
+    return list(dict.fromkeys(kept))
 
 
 class Refused(Exception):

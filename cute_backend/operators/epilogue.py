@@ -30,6 +30,7 @@ from cute_backend.fx_walk.classify import LoadView
 from cute_backend.fx_walk.device import device_capability
 from cute_backend.fx_walk.epilogue_pass import current_precision
 from cute_backend.fx_walk.mutation import root
+from cute_backend.fx_walk.reasons import of_one_kernel
 from cute_backend.fx_walk.regions import find_regions
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.operators.operands import Layout
@@ -255,7 +256,7 @@ def _convert(function: _Function, layouts: dict[str, Layout | None], m: int, n: 
     graph.output(results)
 
     regions, rejections = find_regions(graph, current_precision(), device_capability)
-    reasons = "; ".join(dict.fromkeys(rejection.message for rejection in rejections))
+    reasons = "; ".join(of_one_kernel(rejections))
     if len(regions) != 1:
         raise UsageError(f"the epilogue {function.name} is not one kernel's: {reasons}")
     (region,) = regions
