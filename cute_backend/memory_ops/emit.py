@@ -246,7 +246,7 @@ class _Module:
         ]
 
     def _launch(self) -> list[str]:
-        loads, reductions = [load.name for load in self.spec.loads], self.spec.reductions
+        views, reductions = self._views(), self.spec.reductions
         template = self.config.target.template.split(":")[1]
         options = (
             f", {self.mainloop.name}({self.mainloop.arguments(self.config, self.spec)})"
@@ -266,14 +266,8 @@ class _Module:
             "    max_active_clusters: Int32,",
             "    stream: cuda.CUstream,",
             "):",
-            *(
-                f"    {load.name} = collapse_m({load.name}, {len(load.m_modes)})"
-                for load in self.spec.loads
-                if load.m_modes
-            ),
-            *(f"    {load.name} = collapse_n({load.name})" for load in self.spec.loads if load.blocks),
-            *self._transposed(),
-            *self._calls(", ".join(loads)),
+            *(f"    {name} = {text}" for name, text in views.values()),
+            *self._calls({argument: name for argument, (name, _) in views.items()}),
         ]
 
     def _finishing_kernel(self) -> list[str]:
@@ -283,35 +277,58 @@ class _Module:
             results.append(emit_reductions.result(store, CUTE_TYPES[store.dtype], overflow))
         return ["finish = Finish(", "    gemm.config,", *(f"    {result}," for result in results), ")"]
 
-    def _transposed(self) -> list[str]:
-        """Where D^T = B^T A^T is computed: transposed views of all that has two axes, by the same names."""
-        if not self.config.transposed:
-            return []
-        (a,), (b,) = of_role(self.arguments, Role.A), of_role(self.arguments, Role.B)
-        planes = [argument.name for argument in self.arguments if len(argument.dims) == 2]
-        further = (f"    {name} = transpose({name})" for name in planes if name not in (a.name, b.name))
-        return [f"    {a.name}, {b.name} = transpose({b.name}), transpose({a.name})", *further]
+    def _views(self) -> dict[str, tuple[str, str]]:
+        """The arguments of `launch` that the kernel takes as views: each view's name and its expression.
 
-    def _calls(self, loads: str) -> list[str]:
-        """The body of `launch`."""
-        products = [argument.name for argument in of_role(self.arguments, Role.B)]
-        planes = ", ".join(store.name for store in self.spec.stores if store.reduce is None)
-        scales = ", ".join(argument.name for argument in self._scales())
+        Several modes of M, and blocks of columns, become one axis. Where D^T = B^T A^T is computed, all
+        arguments of two axes are transposed.
+        """
+        views = {}
+        for load in self.spec.loads:
+            text = f"collapse_m({load.name}, {len(load.m_modes)})" if load.m_modes else load.name
+            if load.blocks:
+                text = f"collapse_n({text})"
+            if text != load.name:
+                views[load.name] = (f"{load.name}_plane", text)
+        if self.config.transposed:
+            for name in (argument.name for argument in self.arguments if len(argument.dims) == 2):
+                views[name] = (f"{name}_t", f"transpose({views[name][1] if name in views else name})")
+        return views
+
+    def _calls(self, views: dict[str, str]) -> list[str]:
+        """The body of `launch` after `views` of its arguments are made."""
+
+        def names(arguments: Iterable[str]) -> str:
+            return ", ".join(views.get(name, name) for name in arguments)
+
+        (a,), bs = of_role(self.arguments, Role.A), of_role(self.arguments, Role.B)
+        if self.config.transposed:
+            (a,), bs = bs, (a,)
+        reductions = self.spec.reductions
+        planes = names(store.name for store in self.spec.stores if store.reduce is None)
+        scales = names(argument.name for argument in self._scales())
         further = f", [{scales}]" if scales else ""
         groups = of_role(self.arguments, Role.OFFSETS)
         further += "".join(f", {argument.name}={argument.name}" for argument in groups)
-        gemm = f"    gemm(a, [{', '.join(products)}], [{loads}], {{}}, max_active_clusters, stream{further})"
-        if not self.spec.reductions:
-            return [gemm.format(f"[{planes}]")]
-        results = ", ".join(store.name for store in self.spec.reductions)
-        (a,), (b, *_) = of_role(self.arguments, Role.A), of_role(self.arguments, Role.B)
-        m = " * ".join(f"{a.name}.shape[{axis}]" for axis in range(len(a.dims) - 1))
-        n = f"{b.name}.shape[{len(b.dims) - 1}]" + (" // 2" if b.dims[-1].extent is Extent.COLUMNS else "")
+        loads, products = names(load.name for load in self.spec.loads), names(b.name for b in bs)
+        written = f"[{planes}]"
+        if reductions:
+            written = f"[{planes}, *partials]" if planes else "partials"
+        gemm = (
+            f"    gemm({names([a.name])}, [{products}], [{loads}], {written}, "
+            f"max_active_clusters, stream{further})"
+        )
+        if not reductions:
+            return [gemm]
+        m = " * ".join(f"{names([a.name])}.shape[{axis}]" for axis in range(len(a.dims) - 1))
+        b = bs[0]
+        n = f"{names([b.name])}.shape[{len(b.dims) - 1}]"
+        n += " // 2" if b.dims[-1].extent is Extent.COLUMNS else ""
         return [
             f"    m, n = {m}, {n}",
             f"    partials = finish.partials({WORKSPACE}, m, n)",
-            gemm.format(f"[{planes}, *partials]" if planes else "partials"),
-            f"    finish(partials, [{results}], m, n, stream)",
+            gemm,
+            f"    finish(partials, [{names(store.name for store in reductions)}], m, n, stream)",
         ]
 
 

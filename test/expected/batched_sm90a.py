@@ -115,8 +115,8 @@ def launch(
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
-    bias = collapse_m(bias, 2)
+    bias_plane = collapse_m(bias, 2)
     m, n = a.shape[0] * a.shape[1], b.shape[2]
     partials = finish.partials(workspace, m, n)
-    gemm(a, [b], [bias, rowvec0, exact0], [out0, *partials], max_active_clusters, stream)
+    gemm(a, [b], [bias_plane, rowvec0, exact0], [out0, *partials], max_active_clusters, stream)
     finish(partials, [out1], m, n, stream)

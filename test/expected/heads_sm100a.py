@@ -94,8 +94,7 @@ def launch(
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
-    exact0 = collapse_m(exact0, 2)
-    rowvec0 = collapse_n(rowvec0)
-    exact0 = collapse_n(exact0)
-    rowvec1 = collapse_n(rowvec1)
-    gemm(a, [b], [bias, rowvec0, exact0, rowvec1], [out0], max_active_clusters, stream)
+    rowvec0_plane = collapse_n(rowvec0)
+    exact0_plane = collapse_n(collapse_m(exact0, 2))
+    rowvec1_plane = collapse_n(rowvec1)
+    gemm(a, [b], [bias, rowvec0_plane, exact0_plane, rowvec1_plane], [out0], max_active_clusters, stream)

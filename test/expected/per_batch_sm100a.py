@@ -127,11 +127,11 @@ def launch(
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
-    exact0 = collapse_m(exact0, 2)
-    colvec0 = collapse_m(colvec0, 2)
-    exact1 = collapse_m(exact1, 2)
-    colvec1 = collapse_m(colvec1, 2)
+    exact0_plane = collapse_m(exact0, 2)
+    colvec0_plane = collapse_m(colvec0, 2)
+    exact1_plane = collapse_m(exact1, 2)
+    colvec1_plane = collapse_m(colvec1, 2)
     m, n = a.shape[0], b.shape[1]
     partials = finish.partials(workspace, m, n)
-    gemm(a, [b], [scale_a, scale_b, exact0, colvec0, exact1, colvec1], [out0, *partials], max_active_clusters, stream)
+    gemm(a, [b], [scale_a, scale_b, exact0_plane, colvec0_plane, exact1_plane, colvec1_plane], [out0, *partials], max_active_clusters, stream)
     finish(partials, [out1], m, n, stream)

@@ -72,5 +72,5 @@ def launch(
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
-    rowvec0 = collapse_n(rowvec0)
-    gemm(a, [b], [rowvec0], [out0], max_active_clusters, stream)
+    rowvec0_plane = collapse_n(rowvec0)
+    gemm(a, [b], [rowvec0_plane], [out0], max_active_clusters, stream)
