@@ -4,8 +4,8 @@ verify|clear|path`, and `python -m cute_backend fuzz`.
 
 FILE defines a function (or a module) and `example_inputs()`, which returns its arguments, as a tuple, or as
 `(args, kwargs)`; `bench` without it runs the built-in tables, and `fuzz` takes none, as it draws programs.
-An error in a request is reported in one sentence, with exit status 2. What is wrong in a simulated kernel,
-in a result that is timed or in that of a drawn program ends with status 1, and what is interrupted with 130.
+An error in a request is reported in one sentence, with exit status 2. The status is 1 if a simulated kernel,
+a timed result or a drawn program's result is wrong, and 130 if the command is interrupted.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ def _names(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[str]:
 class _Compiler:
     """Inductor's compiler of one graph, which is asked again without the pass where it fails with it.
 
-    What the second attempt raises is no fault of ours, and goes its own way. What it gives is in no cache, so
-    that the next process tries to fuse anew.
+    An exception of the second attempt is not this package's, and is raised. The result is put into no cache,
+    so that the next process tries to fuse again.
     """
 
     def __init__(self, own: Pass | None, fuse: EpiloguePass, names: Sequence[str]) -> None:

@@ -1,9 +1,10 @@
-"""Settings, each read where it decides something. Those that decide a result are hashed into Inductor's keys.
+"""Settings, each read where it decides something. Settings that decide a result are hashed into Inductor's
+keys.
 
 Set them as attributes, or for a while with `cute_backend.config.patch(max_stores=2)`, or before Python starts
 as an environment variable of the same name, such as CUTE_BACKEND_MAX_STORES=2; switches are 1, true, yes, on,
-or 0, false, no, off. What is no value of a setting raises UsageError, a ValueError, in either way. What a
-program sets wins over the environment. CUTE_BACKEND_CACHE_DIR, the folder of compiled kernels,
+or 0, false, no, off. A value that a setting does not accept raises UsageError, a ValueError, in either case.
+A value set by the program wins over the environment. CUTE_BACKEND_CACHE_DIR, the folder of compiled kernels,
 CUTE_BACKEND_PACK, a pack to load them from, and CUTE_BACKEND_SOURCES, a folder of modules that were edited by
 hand, are environment variables alone.
 
@@ -91,14 +92,14 @@ max_stores: int = _number("CUTE_BACKEND_MAX_STORES", 4)
 max_autotune: Optional[bool] = _switch("CUTE_BACKEND_MAX_AUTOTUNE", None)  # noqa: UP045  torch reads it
 """Whether kernels are tuned when a program is compiled: None as Inductor does, with mode="max-autotune".
 
-What was found is remembered in the cache folder, and serves every later program, tuned or not."""
+The results are remembered in the cache folder, and serve every later program, tuned or not."""
 
 tile: Optional[str] = os.environ.get("CUTE_BACKEND_TILE") or None  # noqa: UP045  as above
 """The tile of every region, for every M, by the name that `explain` shows, such as "128x256_2x1". Of several
 names, with commas or spaces between them, a region has the first that it can take.
 
-None leaves the choice to the model and to tuning. With a tile nothing is tuned, and a region that can take
-none of them raises UsageError, which lists what it can take. What runs on a CPU has no tile."""
+None leaves the choice to the model and to tuning. With a tile nothing is tuned, and a region that none of
+them fits raises UsageError, which lists the tiles that fit. On a CPU the setting has no effect."""
 
 rowvec_placement: str = _one_of("CUTE_BACKEND_ROWVEC_PLACEMENT", _choices("rowvec_placement"))
 """Where kernels have operands that vary over columns alone, such as biases and scales of columns: "auto",

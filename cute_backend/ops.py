@@ -7,8 +7,8 @@ to match to the bit there, unless `MAX_ULP` in `test/support/device_check.py` gi
 
 A row's operands are register values: fp32, int32 or truth values (see `spec`). Before the op they are brought
 to the dtype that `promote` gives, which is how torch promotes types once every float is fp32 and every
-integer int32. What carries attributes in aten (`alpha`, clamp bounds that may be None, `rounding_mode`) is
-taken apart by the walker into rows of this table.
+integer int32. The walker takes ops with attributes in aten (`alpha`, clamp bounds that may be None,
+`rounding_mode`) apart into rows of this table.
 
 Accuracy of the device expressions: arithmetic, roundings, comparisons and selections are exact or correctly
 rounded (a product and a sum may be contracted to one fused multiply-add, as in any fused CUDA kernel).

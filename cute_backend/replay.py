@@ -62,12 +62,12 @@ def replay(
 
     `a` has one tensor, (M, K), and `b` one (K, N) for each accumulator, or one (K, 2 N) for even and odd
     columns; then come their scales, where these are of blocks: (M, K / 128) or (M / 128, K / 128) of A, and
-    (K / 128, N) or (K / 128, N / 128) of each B, rounded up. Of a grouped product `a` has the offsets (G,) as
-    well, and `b` each (G, K, N). `loads` follow the spec: (M, N) for an exact load, (N,) for a rowvec, (M,)
-    for a colvec, (G, N) for a groupvec, with an axis for each mode of an M of several and (N / b, b) for an N
-    of blocks, one element for a scalar. The operands' values are exact in `accumulate`, in which products and
-    reductions are summed, in the order of the device's own kernels; float64 takes that order's rounding out
-    of a test. Everything else is fp32.
+    (K / 128, N) or (K / 128, N / 128) of each B, rounded up. For a grouped product `a` has the offsets (G,)
+    as well, and each of `b` is (G, K, N). `loads` follow the spec: (M, N) for an exact load, (N,) for a
+    rowvec, (M,) for a colvec, (G, N) for a groupvec, with an axis for each mode of an M of several and (N /
+    b, b) for an N of blocks, one element for a scalar. The operands' values are exact in `accumulate`, in
+    which products and reductions are summed, in the order of the device's own kernels; float64 takes that
+    order's rounding out of a test. Everything else is fp32.
 
     Raises SpecError where an op and its operands contradict the op table, ValueError where the number of
     operands contradicts the spec, IndexError for an extremum of no elements.
@@ -211,7 +211,7 @@ def _reduced(
 def packed(spec: EpilogueSpec, store: Store, value: Tensor) -> Tensor:
     """A value, or an element of it, in memory's dtype.
 
-    What has the store's dtype already is stored as it is: an infinity of e5m2 stays one.
+    A value that already has the store's dtype is stored as it is: an infinity of e5m2 stays one.
     """
     rounded = spec.dtypes[store.value] is store.dtype and (
         store.reduce is None or store.reduce.kind.is_extremum

@@ -10,9 +10,9 @@ or wrapped to; only `cast` may name a dtype narrower than the three register dty
 to `Store.dtype` as a saturating cast would.
 
 A store may reduce: then it has one element for each row, for each column, or for the whole plane. Reductions
-are computed in fp32, over the elements of the (M, N) plane and no others. What they are reduced to can't be
-read in the same spec: it is whole only when the kernel is done. An op may reduce too, over blocks of columns
-that a tile holds whole, and its result is a value like any other.
+are computed in fp32, over the elements of the (M, N) plane and no others. Their results can't be read in the
+same spec, as they are whole only when the kernel is done. An op may reduce too, over blocks of columns that a
+tile holds whole, and its result is a value like any other.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class LoadKind(str, Enum):
 
 
 class Stride(str, Enum):
-    """A stride's class. What a kernel is compiled for; the stride itself arrives at launch."""
+    """A stride's class, which a kernel is compiled for; the stride itself arrives at launch."""
 
     ZERO = "0"
     ONE = "1"
@@ -239,8 +239,8 @@ Operand = Union[str, Const]
 class Accumulator:
     """One matrix product of A and B, accumulated in fp32; `kind` has their shapes.
 
-    The accumulators of a spec share one A, and one MMA computes them all. Those of EVEN and ODD columns come
-    as a pair, in this order, and share a B of (K, 2 N) as well.
+    The accumulators of a spec share one A, and one MMA computes them all. Accumulators of EVEN and ODD
+    columns come as a pair, in this order, and share a B of (K, 2 N) as well.
 
     `fast_accum` is `_scaled_mm`'s `use_fast_accum`: without it, Hopper's fp8 MMA promotes its partial sums to
     fp32 registers at intervals. It has no meaning for 16-bit operands, where it is True.

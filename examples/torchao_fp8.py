@@ -3,8 +3,8 @@
     pip install torchao
     python -m cute_backend explain examples/torchao_fp8.py:mlp_per_row
 
-The scales that torchao divides by come from row maxima (PerRow) or from one maximum (PerTensor). Those of
-the down projection's input are found by the kernel that writes it.
+The scales that torchao divides by come from row maxima (PerRow) or from one maximum (PerTensor). The maxima
+of the down projection's input are found by the kernel that writes it.
 """
 
 from __future__ import annotations

@@ -97,8 +97,8 @@ def run_models(
 ) -> Results:
     """Times whole models, each interleaved; `save` is given the results after each model.
 
-    What `before` has of this package's sources, on this machine, is taken over. Raises UsageError where there
-    is no GPU, or a pattern names no model.
+    Results in `before` that are of the same sources of this package and of this machine are taken over.
+    Raises UsageError where there is no GPU, or a pattern names no model.
     """
     chosen = models.select(patterns)
     require_gpu()

@@ -1,9 +1,9 @@
 """How programs are timed: several at once, interleaved, each from a cold L2, without the host's time.
 
-What is timed is a unit: a program called a number of times in a row, every time on inputs of its own, so long
-together that the few microseconds by which events and the start of a graph blur a timing don't matter. The
-calls are captured in one CUDA graph and replayed, so that a kernel of 10 us is not timed as the host's 50 us.
-Between two kernels of a graph the GPU waits a microsecond, as it does in a served model; that counts.
+The thing timed is a unit: a program called a number of times in a row, every time on inputs of its own, so
+long together that the few microseconds by which events and the start of a graph blur a timing don't matter.
+The calls are captured in one CUDA graph and replayed, so that a kernel of 10 us is not timed as the host's 50
+us. Between two kernels of a graph the GPU waits a microsecond, as it does in a served model; that counts.
 
 Cold means that no call finds in L2 what it reads. Two ways were considered:
 

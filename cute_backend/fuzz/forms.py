@@ -2,7 +2,7 @@
 
 Where `draw` keeps to what bounds can be followed through, these have reductions with dims and without, norms,
 writes into buffers, gradients that are clipped and applied, `vmap`, `cond`, autocast, and operands of no
-dimension. What is asked of them is less: that nothing raises, and that shapes and dtypes are eager's.
+dimension. They are checked less strictly: nothing may raise, and shapes and dtypes must be eager's.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ What counts as right, for every output and every input that the program writes:
   output's dtype, or is no further from the float64 reference than Inductor's;
 - an exact program under eager's roundings gives eager's bits, wherever Inductor does.
 
-Without Inductor (walker and replay alone) eager takes its place. Of a program with steps that are not
-followed, dtypes and shapes alone are judged.
+Without Inductor (walker and replay alone) eager takes its place. If a program has steps that are not
+followed, only its dtypes and shapes are judged.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class Anchor:
     """A matrix product (M, K) x (K, N): result = out_dtype(acc * scale_a * scale_b * alpha + addend), or of
     `activation` of that.
 
-    Of a batched one, (B, M, K) x (B, K, N), the rows of all batches are the plane's, and M is how many. Of a
-    grouped one, (M, K) x (G, K, N), `offsets` (G,) says for each group which row comes after its last.
+    In a batched product, (B, M, K) x (B, K, N), the plane has the rows of all batches, and M is their number.
+    In a grouped one, (M, K) x (G, K, N), `offsets` (G,) has for each group the row after its last.
 
     With `columns` it is about that slice of them alone, which N then counts.
     """
@@ -223,7 +223,7 @@ def _read_scaled_mm_v2(node: fx.Node) -> Anchor:
         of_a = blocks_of_v2(args["scale_a"][0], fake(a).shape[0], fake(a).shape[1], scaling[0])
         of_b = blocks_of_v2(args["scale_b"][0], fake(b).shape[1], fake(a).shape[1], scaling[1])
         if of_a is not None and of_b is not None:
-            # What lies as (rows or columns, k) is what the op takes of A, and the transpose of B's.
+            # The op takes scales of A as (rows, k), and those of B as the transpose of (columns, k).
             of_b = replace(of_b, transposed=not of_b.transposed)
             return _block_scaled(node, a, b, scaling, of_a, of_b, args["bias"])
         raise _mixed(node, a, b, args["scale_a"][0], args["scale_b"][0])

@@ -37,8 +37,9 @@ def blocks_of_v2(node: fx.Node, lines: Size, k: Size, scaling: Scaling) -> Block
     """The scales that `_scaled_mm_v2` takes of `lines` rows of A, or columns of B, turned as those of A are;
     None where their shape is another.
 
-    Those of 1 x 128 are (lines, k). Of 128 x 128 they are (lines, k), too, or as cuBLAS takes them: (k,
-    lines), contiguous along a k that is rounded up to a multiple of 4. Where both fit, strides decide.
+    Scales of 1 x 128 blocks are (lines, k). Scales of 128 x 128 blocks are (lines, k) too, or as cuBLAS takes
+    them: (k, lines), contiguous along a k that is rounded up to a multiple of 4. Where both fit, strides
+    decide.
     """
     scale, blocks, k_blocks = fake(node), scaling.blocks(lines), Scaling.SQUARE.blocks(k)
     padded = (k_blocks + 3) // 4 * 4

@@ -6,9 +6,9 @@ it. The bytes are those that the kernel loads and stores and that its consumers 
 LAUNCH_BYTES more for each launch that one choice has and another has not: the kernel that finishes a region's
 reductions is one.
 
-What is stored decides everything else, so the search is over sets of stores: branch and bound, from the
+The set of stores decides everything else, so the search is over sets of stores: branch and bound, from the
 region's last value to its first. Once all values after one are decided, it is known which consumers need that
-one, and what the decided ones cost. What the others cost at least is what a minimum cut says: on every way
+one, and what the decided ones cost. A minimum cut bounds the cost of the others from below: on every path
 from a product to what a consumer needs lies a value that is written once, and read by that consumer.
 """
 

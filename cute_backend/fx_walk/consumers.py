@@ -2,10 +2,10 @@
 
 - Pointwise work and reshapes are done by every kernel that reads their result, and written by none, unless
   something that is no such kernel needs them in memory: a product, a call, an output, another region.
-- What runs over the rows of the plane, pointwise work and reductions of the last axis, is one kernel as far
-  as nothing ends its wave; reductions of other axes are one kernel beside it.
+- Work over the rows of the plane, pointwise or a reduction of the last axis, is one kernel until something
+  ends its wave; reductions of other axes are one kernel beside it.
 - A kernel that works on the plane with what it has reduced of it reads what it reduces again.
-- What follows from a reduction's result alone is done by the kernel that reduces, where that is Inductor's.
+- Work on a reduction's result alone is done by the kernel that reduces, if that is Inductor's.
 - A product, a call of another kind and a reduction of other axes than the last end a wave: what follows from
   them is in a later one. Waves are counted from the start of the graph.
 - Otherwise a kernel reads a buffer once, however many of its ops do, and nothing that it computes itself.

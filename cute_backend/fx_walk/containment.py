@@ -1,7 +1,7 @@
 """Contains errors of this package's own: a graph is compiled without what failed, and the user is warned.
 
-The pass works on a copy of its graph, so what fails there leaves nothing behind. What a rewritten graph leads
-to later, in Inductor's lowering and code generation, is contained by `backend="cute"`.
+The pass works on a copy of its graph, so a failure there leaves nothing behind. A later failure of a
+rewritten graph, in Inductor's lowering or code generation, is contained by `backend="cute"`.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ class Draft:
     expected: set[fx.Node] = field(default_factory=set)
     """Nodes that may become members."""
     frames: dict[fx.Node, Frame] = field(default_factory=dict)
-    """How members lie on the plane. Those that reduce rows or columns have none, nor have all parts of its
-    columns."""
+    """How members lie on the plane. Members that reduce rows or columns have no frame, nor do slices of its
+    columns taken together."""
     work: dict[tuple[fx.Node, int | None, Frame | None], Operand] = field(default_factory=dict)
     """The values of work on operands alone, for a part of the columns, and read as lying so."""
 

@@ -1,9 +1,9 @@
 """How a value of a region lies on the (M, N) plane: which of its axes are rows and which are columns.
 
 A linear's result of (B, S, N) has leading axes that make up M. Seen as heads, (B, S, H, D), its last two make
-up N; transposed to (B, H, S, D) they do too, but no longer in order. What heads are reduced to, (B, S, H, 1)
-or (B, S, H), has one element for every D columns. A frame records this, and is carried from member to
-member, because it can't be derived from sizes: H may equal S.
+up N; transposed to (B, H, S, D) they do too, but no longer in order. A reduction over each head, (B, S, H, 1)
+or (B, S, H), has one element for every D columns. A frame records this, and is carried from member to member,
+because it can't be derived from sizes: H may equal S.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _REPEATS = "aten.expand.default"
 @dataclass(frozen=True)
 class Frame:
     """The axes that make up M and those that make up N, each outermost first. Axes of one element are in
-    neither. Of a value that has one element for each block of columns, `n_axes` make up the blocks, and
-    `block` is how many columns one has."""
+    neither. If a value has one element for each block of columns, `n_axes` make up the blocks, and `block` is
+    the number of columns in one."""
 
     m_axes: tuple[int, ...]
     n_axes: tuple[int, ...]

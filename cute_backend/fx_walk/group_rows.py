@@ -7,7 +7,7 @@ a row's group is proven by where both come from:
     index    the ids, sorted
     offsets  cumsum(histc(index, bins=G, min=0, max=G - 1))
 
-What is not proven stays what it is, a plane that is gathered before the kernel runs.
+Where this is not proven, the load stays a plane that is gathered before the kernel runs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reductions as graphs spell them: over rows, over columns and over everything, of a value on the plane.
 
-What reduces is the end of a region: its result is whole only when the kernel is done, so nothing of the same
+A reduction is the end of a region: its result is whole only when the kernel is done, so nothing of the same
 region can read it. Most are one call. `max` with a dimension is a call that gives a pair; `logsumexp` arrives
 taken apart, and its steps mean something only together, because the first one's result is read by the third.
 """

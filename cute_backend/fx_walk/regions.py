@@ -101,7 +101,7 @@ def find_regions(
 
 
 _MAX_OPERAND_WORK = 16
-"""Ops in a row on operands alone that a region takes in. What comes before them is a load."""
+"""Ops in a row on operands alone that a region takes in. The value before them is a load."""
 
 
 class _Search:
@@ -254,8 +254,8 @@ class _Search:
         return chain.cast(value, out) if out.is_fp8 else lower_cast(chain, value, out)
 
     def _grown(self, anchors: tuple[Anchor, ...]) -> Draft:
-        """The draft of a region with all that can join it, some work on operands done again. What that work
-        is made of may take fewer loads, and leave room for members that read more of them."""
+        """The draft of a region with all that can join it, some work on operands done again. The inputs of
+        that work may take fewer loads, and so leave room for members that read more of them."""
         draft = self._grow(self._seed(anchors))
         while redone := cheaper_to_redo(draft, self.owner, self.after_products) - self.redone:
             self.redone |= redone
@@ -500,8 +500,8 @@ class _Search:
     def _is_operand_work(self, node: fx.Node, plane: torch.Size) -> bool:
         """Whether a node is pointwise work of this shape on what is in memory or is such work too.
 
-        What follows from another product is left to that product's region, and work on what Inductor computes
-        as it goes, such as random numbers, to Inductor.
+        Work that follows from another product is left to that product's region, and work on values that
+        Inductor computes where they are read, such as random numbers, to Inductor.
         """
         if node.op != "call_function" or not is_pointwise(node) or node in self.owner:
             return False

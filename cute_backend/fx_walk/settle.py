@@ -20,8 +20,9 @@ from cute_backend.fx_walk.static import describe, fake
 
 @dataclass(frozen=True)
 class Settled:
-    """The members that stay, in order, and which of them are stored. What is `outside` is computed there,
-    because that is cheaper than to write it: members that left, and those that are computed on both sides."""
+    """The members that stay, in order, and which of them are stored. `outside` has the values that are
+    computed outside because that is cheaper than to store them: members that left, and members that are
+    computed on both sides."""
 
     members: list[fx.Node]
     stored: list[fx.Node]

@@ -23,7 +23,7 @@ from cute_backend.spec import ProductKind
 def tune(regions: Sequence[Region]) -> tuple[list[Region], list[Rejection]]:
     """The regions that are worth a kernel, and why the others are not, once all that can be tuned is.
 
-    What can't be tuned is kept, and counted. Without a GPU every region is kept.
+    A region that can't be tuned is kept, and counted. Without a GPU every region is kept.
     """
     jobs: dict[int, dict[int, Job]] = defaultdict(dict)
     for position, index, job in _jobs(regions):

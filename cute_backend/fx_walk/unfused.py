@@ -22,7 +22,7 @@ from cute_backend.fx_walk.static import Size, describe, fake, hint
 from cute_backend.runtime.random_operands import random_tensor
 
 _SETTINGS: dict[str, Any] = {
-    # What users set runs on the whole graph, ours included.
+    # A pass that the user set runs on the whole graph, ours included.
     "post_grad_custom_pre_pass": None,
     "post_grad_custom_post_pass": None,
     # Tuned Triton matrix products take longer to find than all of a problem's tuning may, and in fp8 none was

@@ -1,7 +1,7 @@
 """The order in which products get their regions: from the last to the first, but the larger of two before
 the smaller where they meet.
 
-Of two products that one op reads, the one that is visited first takes the op, and the other's result is an
+If one op reads two products, the product that is visited first takes the op, and the other's result is an
 operand. LoRA adds a product of a small K to the layer's own, `x @ w + s * (x @ a) @ b`: the kernel with the
 larger K has more time to load a plane ahead, and where gate and up are both of this kind they become a pair.
 """

@@ -25,10 +25,10 @@ class WorkingCopy:
     def commit(self) -> None:
         """Make the original what the copy has become, in time that is linear in its size.
 
-        What is a copy of a node stands for that node, which keeps its identity, its meta but for a value that
-        was exchanged in the copy's, and its arguments where the copy's were left alone: Inductor remembers
-        nodes and what they were called with. To be called once, on a copy that is sorted and lints. Nodes are
-        put in place first and erased last, so that the original means the same after every step.
+        The copy of a node stands for that node, which keeps its identity, its meta except a value that was
+        exchanged in the copy's, and its arguments if the copy's were left alone: Inductor remembers nodes and
+        the arguments of their calls. Call this once, on a copy that is sorted and lints. Nodes are put in
+        place first and erased last, so that the original means the same after every step.
         """
         kept: dict[fx.Node, None] = {}
         last: fx.Node | None = None

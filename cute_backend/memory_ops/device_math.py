@@ -430,7 +430,7 @@ def _widened_pairs(fragment: cute.Tensor) -> cute.Tensor:
 def pack(fragment: cute.Tensor) -> cute.Tensor:
     """An even number of 16-bit elements, two to a register: a new fragment of the same layout and dtype.
 
-    What was read an element at a time has a register of 32 bits for each. A permutation of bytes puts two
+    Elements that were read one at a time have a register of 32 bits each. A permutation of bytes puts two
     together, which no compiler takes apart again before they are used.
     """
     packed = cute.make_rmem_tensor_like(fragment)

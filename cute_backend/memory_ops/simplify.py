@@ -6,8 +6,8 @@ they cost an exact division or a hyperbolic tangent for each element, where the 
     y / (1 + exp(-x))    ->  y * sigmoid(x)        silu and sigmoid
     1 + tanh(x)          ->  2 * sigmoid(2 * x)    gelu; nothing cancels where tanh nears -1
 
-What is left of them is multiplied by numbers, which move to where they cost nothing. Only powers of two move
-past another rounding, so nothing changes but what would have overflowed or left the normal range on the way:
+The remaining factors are numbers, which move to where they cost nothing. Only powers of two move past another
+rounding, so nothing changes but what would have overflowed or left the normal range on the way:
 
     (x * a) * b        ->  x * (a * b)           one of a and b a power of two
     (x * a) * (y * b)  ->  (x * y) * (a * b)     both powers of two

@@ -1,8 +1,8 @@
 """The chain of a spec as statements on register scalars, one for each op that is needed.
 
 They run in loops over the elements of a subtile: one, or where ops reduce blocks of columns one after the
-other, for what reads a result needs a loop of its own behind the one that it is made of. What a later loop
-reads of an earlier one is kept in registers.
+other, because an op that reads a block's result needs a loop of its own after the loop that computes it.
+Values that a later loop reads from an earlier one are kept in registers.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Chain:
 
     def _final(self, store: Store) -> tuple[str, Overflow]:
         op = self._ops.get(store.value)
-        # What is reduced is rounded before, where the spec says so, and what it is reduced to is rounded too.
+        # Where the spec asks for it, a value is rounded before it is reduced, and the result is rounded too.
         plane = store.reduce is None
         if (
             plane

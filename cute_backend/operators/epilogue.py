@@ -1,8 +1,8 @@
 """From the epilogue of CUTLASS Operators' arguments, a Python function of named operands, to our spec.
 
-The function is called once, on stand-ins without values, and what it did goes through the walker that
-serves torch.compile: whatever fuses there fuses here. Nothing of the sizes stays in the result, so it serves
-every M, N and K.
+The function is called once, on stand-ins without values, and the recorded ops go through the walker that
+serves torch.compile: whatever fuses there fuses here. The result holds no sizes, so it serves every M, N and
+K.
 """
 
 from __future__ import annotations

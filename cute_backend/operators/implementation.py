@@ -46,7 +46,7 @@ _COMBINE: dict[ReduceKind, Callable[[Tensor, Tensor], None]] = {
     ReduceKind.MIN: _smallest,
 }
 """How a reduction meets what its destination holds, which the contract of epilogue arguments has it combine
-with. What that contract does not know overwrites."""
+with. Reductions that the contract does not know overwrite the destination."""
 
 
 @dataclass(frozen=True)

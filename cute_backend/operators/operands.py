@@ -27,7 +27,7 @@ TensorArgument = Union[TensorWrapper, Tensor]
 class Layout:
     """Where a tensor's elements lie. `offset` is the address, or what is known of one where there is none.
 
-    Of a tensor of three modes the first, the batch, has one element and is left out.
+    A tensor of three modes has a batch of one element as its first, which is left out.
     """
 
     shape: tuple[int, ...]

@@ -1,7 +1,7 @@
 """Every decision about a kernel but its text: its tile, and when and where it reads and writes each operand.
 
 Plans are data, made from a spec and sizes alone: no tensor is looked at, and nothing here imports CUTLASS.
-What is known of each architecture stands in `targets`, what a spec asks of a tile in `rules`.
+`targets` has the facts about each architecture, and `rules` the demands that a spec makes on a tile.
 """
 
 from cute_backend.planning.hoisting import with_rowvecs

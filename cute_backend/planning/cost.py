@@ -67,8 +67,8 @@ def work_of(
     Tiles of 64 rows whose A is not multicast leave out the rows beyond the last. Of others, the last row of
     tiles is seldom full, the CTAs of a cluster wait for the slowest, and each writes multicast zeros.
 
-    How rows are split into groups is not known before a launch: as at random, by a mean that is. What lies
-    beyond the last row of a group are rows of the next one, which cost no more than others.
+    How rows are split into groups is not known before a launch, so a random split with the known mean is
+    assumed. Beyond the last row of a group lie rows of the next one, which cost no more than others.
     """
     spec = multiplied(spec, config)
     if config.transposed:

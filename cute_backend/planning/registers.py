@@ -166,7 +166,7 @@ def is_crowded(config: TileConfig, spec: EpilogueSpec) -> bool:
     more than one plane is read by element whatever the alignment, a pair reads many, or a visit keeps what it
     has until blocks of columns are reduced, which spilled 64 bytes beside a plane that is read by element.
 
-    What is read by element takes two registers of address for each element of a subtile.
+    A plane that is read by element takes two registers of address for each element of a subtile.
     """
     exact = spec.loads_of(LoadKind.EXACT)
     by_element = sum(load.is_split for load in exact)

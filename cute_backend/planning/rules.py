@@ -211,9 +211,9 @@ ABOVE_THE_SMALLEST = (
 
 
 def narrow_subtiles_without_room(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
-    """Wide subtiles make waits for TMA rarer, where shared memory holds all planes. What is read and written
-    by element doesn't wait, and has two registers of address for each element of a subtile: half as many keep
-    it from spilling."""
+    """Wide subtiles make waits for TMA rarer, where shared memory holds all planes. Reads and writes by
+    element don't wait, and take two registers of address for each element of a subtile: subtiles of half the
+    width keep them from spilling."""
     wide = alignment is Alignment.TMA and holds_planes(config, spec)
     return config if wide else _narrow(config, spec)
 

@@ -24,7 +24,7 @@ EXPLANATION = "cute_backend_explanation"
 def leave(regions: Sequence[Region], rejections: Sequence[Rejection]) -> None:
     """Leave what is made of the graph that is being compiled, where anyone keeps it.
 
-    A kernel's module is that for the sizes that the graph is traced with. What fails here is contained.
+    A kernel's module is the one for the sizes that the graph is traced with. A failure here is contained.
     """
     if not ((regions or rejections) and (trace_log.handlers or inductor_config.trace.enabled)):
         return

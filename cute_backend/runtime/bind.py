@@ -132,7 +132,7 @@ def _strides(argument: Argument) -> tuple[Stride, ...]:
 class _Plane:
     """An operand at `index` that TMA reads, for one alignment at least, contiguous along axis `unit`.
 
-    What is not aligned is copied where TMA `always` reads it; else the kernel of the other alignment runs.
+    An unaligned operand is copied where TMA `always` reads it; else the kernel of the other alignment runs.
     """
 
     index: int
@@ -157,7 +157,7 @@ class _Plane:
     def conform(self, tensor: Tensor) -> Tensor:
         """The same values, so that they fit, by other strides or by a copy.
 
-        What is contiguous, but not aligned, stays as it is unless TMA always reads it.
+        An operand that is contiguous but not aligned stays as it is unless TMA always reads it.
         """
         strides = list(tensor.stride())
         elements = TMA_ALIGN // self.bytes

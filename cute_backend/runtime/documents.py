@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 _MAX_DEPTH = 64
-"""Levels of lists and objects: a spec has six. What has more would end in a RecursionError somewhere."""
+"""Levels of lists and objects: a spec has six. A deeper document would end in a RecursionError somewhere."""
 
 
 def parse(content: bytes | str) -> Any:

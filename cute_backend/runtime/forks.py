@@ -13,7 +13,8 @@ _Lock = TypeVar("_Lock")
 def free_in_children(lock: _Lock) -> _Lock:
     """A lock of a module, which a child finds free that is forked while another thread holds it.
 
-    What such a lock guards must be whole after every single step, for the child may begin after any.
+    The data that such a lock guards must be consistent after every single step, as the child may begin after
+    any.
     """
     os.register_at_fork(after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]
     return lock

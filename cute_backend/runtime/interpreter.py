@@ -12,7 +12,7 @@ out are empty and relative entries, and the current folder under any name, unles
 
 The environment's PYTHONPATH, which Python's start-up reads, keeps its absolute entries alone as well, and the
 process runs in a folder that the caller names, so that an empty entry of LD_LIBRARY_PATH is of no use either.
-What was installed in editable mode is found as ever: Python's start-up reads its `.pth` files.
+Packages that were installed in editable mode are found as ever: Python's start-up reads its `.pth` files.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def search_path() -> list[str]:
         if not isinstance(entry, str):
             continue  # Python passes over it as well
         if not os.path.isabs(entry):
-            # What is relative stands for another folder each time that the process changes its own.
+            # A relative entry names another folder whenever the process changes its own.
             home = str(_INIT.parent.parent)
             if _is_same(entry or os.curdir, home):
                 path.append(home)

@@ -4,11 +4,11 @@ Kernels are built by `prepare`, which knows a region before it runs, or by the f
 one announced (a graph from Inductor's cache, a direct call). A kernel that can't be built is replaced by the
 replay of its spec, which is counted and warned of.
 
-The host cost of a call matters more than anything else here. What depends on the spec, the device and the
-sizes is looked up; what is left is to allocate the outputs and call. The compiled host code, through TVM-FFI,
-checks dtypes, sizes, strides and addresses against what it was compiled for, before it launches anything, and
-switches to the operands' device and finds its current stream. So operands are looked at in Python only when
-their sizes are new, or when that check has refused operands of these sizes before.
+The host cost of a call matters more than anything else here. All that depends on the spec, the device and the
+sizes is looked up; then the outputs are allocated and the kernel is called. The compiled host code, through
+TVM-FFI, checks dtypes, sizes, strides and addresses against what it was compiled for, before it launches
+anything, and switches to the operands' device and finds its current stream. So operands are looked at in
+Python only when their sizes are new, or when that check has refused operands of these sizes before.
 """
 
 from __future__ import annotations
@@ -91,8 +91,9 @@ def settled_for(
 def prepare(problems: Iterable[Problem], device: int) -> None:
     """Have every kernel that these regions can reach, built in parallel where they are on no disk.
 
-    Launches of the regions then compile nothing. What can't be built is warned of here and replayed there.
-    What a pack lacks of a problem that it was made for is beyond its range of M, and does with the nearest.
+    Launches of the regions then compile nothing. A kernel that can't be built causes a warning here, and its
+    launches are replayed. If a pack that was made for a problem lacks a kernel, M is beyond its range, and
+    the nearest kernel serves.
     """
     gpu = device_at(device)
     with _building:
@@ -217,7 +218,8 @@ class Settled:
 
 @dataclass(eq=False)
 class _Choice:
-    """The kernels for one (M, N, K): one for operands that TMA can read, one for others. None is the replay.
+    """The kernels for one (M, N, K): one for operands that TMA can read, one for others. None stands for the
+    replay.
 
     `settled` is the kernel that took the last operands of these sizes as they lay. Once it has refused some,
     the next `looks` launches look at their operands first.

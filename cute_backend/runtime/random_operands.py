@@ -65,7 +65,7 @@ def _random(argument: Argument, sizes: Mapping[Extent, int], generator: torch.Ge
     if modes:
         shape[modes - 1] = sizes[Extent.M]
     align = argument.align(tma=True) * 8 // argument.dtype.bits if argument.is_plane else 1
-    # What has no unit stride has some other: of two elements, unless it is of rows in order.
+    # An argument without a unit stride has one of two elements, unless its rows are in order.
     step = 1 if argument.unit is not None or modes == len(argument.dims) else 2
     strides = argument.packed(shape, align, step) or (1,)
     return random_tensor(shape, strides, TORCH_DTYPES[argument.dtype], generator)

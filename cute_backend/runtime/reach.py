@@ -73,9 +73,9 @@ def config_for(
 
     With `problem.rowvecs` it is changed as `with_rowvecs` does, which may raise UsageError.
 
-    What was found best for the bucket of M, or for the next smaller or larger one, else the heuristic's
-    choice. A batch-invariant region has one for all M, and one whose tile is named has that one; raises
-    UsageError where it can't.
+    The tile is the winner of tuning for the bucket of M, or for the next smaller or larger one, else the cost
+    model's choice. A batch-invariant region has one tile for all M, and a region whose tile is named has that
+    one. Raises UsageError where the named tile does not fit.
     """
     config = _without_rowvecs(problem, alignment, arch, sm_count, winners)
     return with_rowvecs(config, problem.spec, Rowvecs(problem.rowvecs))

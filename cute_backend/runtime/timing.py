@@ -27,7 +27,7 @@ Run = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Timings:
-    """Medians in microseconds. What failed to run is missing."""
+    """Medians in microseconds. Programs that failed to run are missing."""
 
     kernels: dict[Kernel, float]
     unfused: float | None = None

@@ -4,7 +4,8 @@ Trusted is what belongs to the process's user or to root and nobody else can wri
 above it. Root counts, because images are built as root and serve as another user. Three details:
 
 - A folder above that others can write is trusted if it is sticky, as /tmp is: there nobody else can rename
-  or remove what a trusted user owns. What is asked for itself is not: others could add files to it.
+  or remove what a trusted user owns. The folder that is asked for itself is not: others could add files to
+  it.
 - A symbolic link is followed one step at a time. The link, the folders above it, and all of the same at its
   target are judged.
 - A group that has the user's name and no other member is the user (the private group of most distributions,

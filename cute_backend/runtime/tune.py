@@ -125,7 +125,7 @@ class Tuner:
     def _find(self, jobs: Mapping[Key, Job], progress: _Report) -> None:
         kernels = {key: self._candidates(key) for key in jobs}
         tried = [kernel for each in kernels.values() for kernel in each]
-        # What the regions reach besides is needed soon, and compiles at the side of the candidates.
+        # The other kernels that the regions reach are needed soon, and compile beside the candidates.
         everything = list(dict.fromkeys([*tried, *chain.from_iterable(map(self._reached, jobs.values()))]))
         progress.compiling(len(everything))
         with ThreadPoolExecutor(1) as pool:

@@ -2,7 +2,7 @@
 
 An entry belongs to a problem's bucket on one model of GPU, and is valid for the versions that it was made
 with: of this package's sources, the DSL and torch. The file is replaced whole, under a lock, and never
-unpickled. What can't be read is warned of once and tuned again.
+unpickled. An entry that can't be read causes one warning and is tuned again.
 """
 
 from __future__ import annotations

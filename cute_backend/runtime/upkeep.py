@@ -77,7 +77,7 @@ def entries(root: Path) -> list[Entry]:
 def evict(cache: KernelCache, limit: int) -> list[str]:
     """Remove kernels, those that were used longest ago first, until the rest takes at most `limit` bytes.
 
-    What was used in the last KEPT_S seconds stays. Returns the names of what was removed.
+    Kernels that were used in the last KEPT_S seconds stay. Returns the names of the files that were removed.
     """
     sweep(cache.root)
     listed = entries(cache.root)

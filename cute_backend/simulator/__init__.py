@@ -34,11 +34,11 @@ What a run proves, for the inputs it ran on:
 
 What it can't prove:
 - Speed. It counts instructions, not cycles; it has no caches, no issue slots, no bandwidth.
-- What ptxas makes of the PTX: register allocation, spills, its own bugs. The errata of real chips.
+- The work of ptxas: register allocation, spills, its own bugs. The errata of real chips.
 - Bits where PTX leaves them open: approximations (ex2.approx, tanh.approx, ...) are closer to the true value
   than the hardware's; the tensor cores' inner sums are not bit-exact beyond what is exactly representable.
-- The absence of races between ordinary accesses of the lanes of one warp. What one lane waited for counts as
-  known to its warp.
+- The absence of races between ordinary accesses of the lanes of one warp. An event that one lane waited for
+  counts as known to its warp.
 - That a kernel leaves counters in global memory as the next launch wants them, unless it is run twice; and
   the fences that tensor maps there need.
 - The tcgen05 thread-sync fences, which change nothing here.

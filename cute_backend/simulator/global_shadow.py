@@ -7,11 +7,11 @@ size, through one proxy, and of scopes that have both CTAs (PTX ISA 8 "Memory Co
 as long as the narrowest access that it took part in, 16 bytes at the most, so that neighbours may be two
 CTAs'.
 
-Clocks pass from cluster to cluster at addresses that strong operations write. What a release knows, or knew
-the last fence before a strong write, is left at the address, stays there through atomic updates, and passes
-to whoever reads it with acquire, or reads it strongly and fences afterwards, where both scopes have both CTAs
-(release and acquire patterns, observation order). Barriers hand on what was learned so, as they hand on all
-else. The async proxy wants a fence.proxy.async on the way, the writer's or the reader's.
+Clocks pass from cluster to cluster at addresses that strong operations write. The knowledge of a release, or
+of the last fence before a strong write, is left at the address, stays there through atomic updates, and
+passes to whoever reads it with acquire, or reads it strongly and fences afterwards, where both scopes have
+both CTAs (release and acquire patterns, observation order). Barriers hand on what was learned so, as they
+hand on all else. The async proxy wants a fence.proxy.async on the way, the writer's or the reader's.
 
 Reads are written down, and looked at when something is written to the same array: inputs, which nobody
 writes, cost next to nothing.
@@ -152,7 +152,7 @@ class Watched:
         self.reads: dict[tuple[object, ...], Event] = {}
 
     def remember(self, event: Event) -> None:
-        """A read. What an agent reads again is kept once."""
+        """A read. Repeated reads of an agent are kept once."""
         footprint = event.footprint
         what = footprint.offsets.tobytes() if isinstance(footprint, Lanes) else event
         self.reads[event.cta.cluster, event.agent, event.lanes, event.text, what] = event

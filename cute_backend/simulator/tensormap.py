@@ -2,8 +2,9 @@
 
 NVIDIA does not document the layout; the field positions below were found by compiling TMA descriptors of
 every rank, element type and swizzle with CuTe DSL and reading what its host code wrote. Its type codes are
-not those of `CUtensorMapDataType`. Only the first 64 bytes carry meaning. What the fields mean is in the PTX
-ISA, section "Tensor-map", and in the CUDA driver API's cuTensorMapEncodeTiled, whose limits are checked here.
+not those of `CUtensorMapDataType`. Only the first 64 bytes carry meaning. The meaning of the fields is in the
+PTX ISA, section "Tensor-map", and in the CUDA driver API's cuTensorMapEncodeTiled, whose limits are checked
+here.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class Warp(Registers):
         self.clock = Clock(cluster.agents.size)
         self.epoch = 1
         self.clock.seen[self.agent] = 1
-        # What lanes did that not all lanes know of: from which event on, and which lanes.
+        # Accesses of lanes that not all lanes know of: from which event on, and which lanes.
         self.apart: list[tuple[int, np.ndarray]] = []
         self.fenced: Clock | None = None
         self.doings = Doings(cluster.agents.new(f"global memory of {self.name}"), self.clock)

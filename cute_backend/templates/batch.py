@@ -45,7 +45,7 @@ def ragged(tensor: cute.Tensor, rows: int) -> cute.Tensor:
 
     The first mode and the last step by a row each. A box that begins at row r of the first has its row r + i
     inside while r + i < `rows`, and the last mode makes up for where that lies: so its last r rows are not
-    written, whatever lies there. What is before the plane, where this tensor begins, has no such box.
+    written, whatever lies there. The memory before the plane, where this tensor begins, has no such box.
     """
     (step, _), (m, n) = tensor.stride, tensor.shape
     layout = cute.make_layout((rows, n, m + 1), stride=(step, 1, step))

@@ -1,7 +1,7 @@
 """Boxes of global memory that threads bring to shared memory, or take there, by vectors of 16 bytes.
 
-Without TMA, from sm_80 on, threads copy by cp.async. What lies beyond a tensor comes as zeros, to the byte,
-so that every size may be any.
+Without TMA, from sm_80 on, threads copy by cp.async. Bytes beyond a tensor arrive as zeros, so every size is
+allowed.
 """
 
 from __future__ import annotations

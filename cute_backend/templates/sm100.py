@@ -333,7 +333,7 @@ class Sm100Gemm(Gemm):
         if warp == self.multiply.first:
             tmem.wait_for_alloc()
             acc = cute.make_tensor(tmem.retrieve_ptr(Float32), acc_layout)
-            # Of a pair of CTAs, the even one multiplies for both.
+            # The even CTA of a pair multiplies for both.
             if cta_coord[0] == 0:
                 self._multiply(shared, tiled_mma, s_a, s_b, acc, k_tiles)
         if cutlass.const_expr(epilogue.staged):

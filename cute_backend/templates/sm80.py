@@ -266,8 +266,8 @@ class Sm80Gemm(FragmentGemm):
 
     @cute.jit
     def _await_loads(self, shared: Sm80Shared, subtile: int):
-        """Until a subtile's exact loads are there, those of all lanes. Those of later ones may be under way,
-        a group each."""
+        """Waits until the exact loads of all lanes for a subtile are there. Loads for later subtiles may be
+        under way, a group each."""
         later = min(self.stages.exact, self.subtiles - subtile) - 1
         if cutlass.const_expr(subtile >= self.stages.exact):
             cute.arch.cp_async_wait_group(later)

@@ -97,9 +97,9 @@ LOAD_REGISTERS = 40
 """The registers of a thread that loads; `Target.epilogue_registers` has those of the others."""
 
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000
-"""L2 priorities of all that a copy touches, as `createpolicy.fractional` makes them (PTX ISA). What is read
-once goes first, so that operands which several tiles read stay: worth 3 percent at M = N = 8192, K = 1024 on
-an H200."""
+"""L2 priorities of all that a copy touches, as `createpolicy.fractional` makes them (PTX ISA). Data that is
+read once is evicted first, so that operands which several tiles read stay: worth 3 percent at M = N = 8192, K
+= 1024 on an H200."""
 
 
 @dataclass(frozen=True)
@@ -870,8 +870,8 @@ class Seat:
 def _check_shares(operand: str, extent: int, ctas: int) -> None:
     """Raises ValueError where CTAs can't bring equal shares of a stage, each for all of them.
 
-    What they share out is an operand's rows, or where these are contiguous its rows of K, of which each of
-    TMA's boxes has all.
+    They share out an operand's rows, or where these are contiguous its rows of K, of which each of TMA's
+    boxes has all.
     """
     if extent % ctas:
         raise ValueError(

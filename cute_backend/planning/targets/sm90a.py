@@ -14,9 +14,9 @@ _TILES = Tiles(
         Shape(64, 128, 2),
         Shape(64, 64),
     ),
-    # What specs without planes have most of is columns, and of few rows two turns of 64 x 128 hide all but
-    # the reading of B: the argmax of 16 rows over 128256 columns of 4096 in bf16 took 267 us so, 274 by 64 x
-    # 64 and 275 without ping-pong; torch's product alone 263 (H200). Of up to 128 rows all lie in one tile:
+    # Specs without planes have many columns above all, and with few rows ping-pong on 64 x 128 hides all but
+    # # the reading of B: the argmax of 16 rows over 128256 columns of 4096 in bf16 took 267 us so, 274 by 64
+    # x 64 and 275 without ping-pong; torch's product alone 263 (H200). Of up to 128 rows all lie in one tile:
     # 96 took 294 us by 128 x 128, 431 by 64 x 128. Of up to 192 rows all lie in one cluster of three: 136
     # took 320 us so, 566 by 64 x 128, 670 by two of 128 x 128 (H200).
     reduced=(
@@ -111,7 +111,7 @@ TARGET = Target(
     unrolled_subtile_n=32,
     # The most without a spill, of up to eight planes with gelu and a row maximum, in every tile that ships.
     row_bits=1280,
-    # What is left by 40 for each of the 128 threads that load: 40 + 2 x 232 of 3 x 168.
+    # The registers that remain beside 40 for each of the 128 threads that load: 40 + 2 x 232 of 3 x 168.
     epilogue_registers=232,
     tiles=_TILES,
     timing=H200,

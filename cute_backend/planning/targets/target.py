@@ -74,7 +74,7 @@ class Tiles:
     """Further tiles that the heuristic chooses from where sizes are known, for specs that `shipped` serves. A
     launch of unknown sizes has no kernels of them."""
     middle: tuple[Shape, ...] = ()
-    """As `sized`. Those that were timed for up to `middle_rows` rows; for more, they have to be predicted to
+    """As `sized`. These tiles were timed for up to `middle_rows` rows; for more, they have to be predicted to
     be faster by more than the model's error."""
     middle_rows: int = 0
     splits: tuple[int, ...] = ()
