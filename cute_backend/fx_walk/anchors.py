@@ -92,7 +92,7 @@ class Anchor:
         )
 
     def _blocks_of(self, columns: ColumnSlice) -> ColumnSlice | None:
-        """The blocks of columns that a slice has; None for all, those of every other column."""
+        """The blocks of columns that a slice has; None stands for all blocks, as for every other column."""
         lines = self.accumulator.b_scaling.lines
         if not known(columns.step == 1):
             return None
@@ -141,14 +141,14 @@ class Anchor:
 
     @property
     def stands_alone(self) -> bool:
-        """Whether a region is worth having with nothing after the product: what the op itself does is an
+        """Whether a region is worth having with nothing after the product, since the op itself has an
         epilogue."""
         scaled = self.scale_a is not None or self.a_blocks is not None
         return scaled or self.activation is not None
 
 
 def is_anchor(node: fx.Node) -> bool:
-    """Whether the walker has to say something about this node: fuse it, or refuse it under a reason."""
+    """Whether the walker has to decide about this node: fuse it, or refuse it under a reason."""
     return node.op == "call_function" and (target_name(node) in _READERS or _is_matrix_vector(node))
 
 

@@ -1,10 +1,9 @@
 """Where a region ends: the stores with which the fewest bytes are read and written.
 
-This knows nothing of graphs. A region's `Value`s could each be stored; whatever is needed outside of the
-kernel and is not stored there is computed outside again, from what is stored, by the `consumers` that need
-it. The bytes are those that the kernel loads and stores and that its consumers read and write, with
-LAUNCH_BYTES more for each launch that one choice has and another has not: the kernel that finishes a region's
-reductions is one.
+This module knows nothing of graphs. Each `Value` of a region could be stored. If a value is needed outside of
+the kernel and is not stored, the `consumers` that need it compute it again from stored values. The bytes are
+those that the kernel loads and stores and that its consumers read and write. Each launch that one choice has
+and another has not adds LAUNCH_BYTES; the kernel that finishes a region's reductions is such a launch.
 
 The set of stores decides everything else, so the search is over sets of stores: branch and bound, from the
 region's last value to its first. Once all values after one are decided, it is known which consumers need that
@@ -36,11 +35,12 @@ class Value:
     """A value of a region. Values are known by their places in order, and sets of them are masks of bits.
 
     `size` is in bytes. `sources` are the values that it is computed from, and `loads` the operands, by their
-    places among those of the region. `storable` is whether the kernel can write it. With a `product` it has
-    to be in the kernel. `home` is the consumer that computes it once for all, where that is not each consumer
-    that needs it: a reduction's, and that of what has to be `in_memory` whoever computes it. A reduction is
-    `followed` by work on its result alone, which its home does as well, and which else is a launch. A home
-    that works on with the result of a reduction reads `again` as many bytes, of what it reduces.
+    places among those of the region. `storable` is whether the kernel can write it. A value with a `product`
+    has to be in the kernel. `home` is the consumer that computes the value once for all consumers, if it is a
+    reduction or has to be `in_memory`; otherwise each consumer that needs the value computes it. A reduction
+    may be `followed` by work on its result alone; its home does that work as well, and otherwise it is a
+    launch. A home that works on with the result of a reduction reads `again` this number of bytes of the
+    reduction's input.
     """
 
     size: int
@@ -62,8 +62,8 @@ class Value:
 @dataclass(frozen=True)
 class Choices:
     """The values of a region in order, the bytes of each load, and for each kernel that follows the values
-    and the loads that it reads whatever is chosen; one that reads no value runs only where it is the home of
-    something."""
+    and loads that it reads in every choice. A kernel that reads no value runs only if it is the home of
+    one."""
 
     values: tuple[Value, ...]
     loads: tuple[int, ...]
@@ -91,10 +91,12 @@ class Boundary:
 
 @lru_cache(maxsize=256)
 def choose(choices: Choices, limit: int) -> Boundary | None:
-    """The stores with which the fewest bytes cross, at most `limit` of them; None where no such set will do.
+    """The stores with which the fewest bytes cross the boundary, at most `limit` of them; None if no such set
+    exists.
 
-    Of equal ones it is the one that leaves the most to the kernel. Beyond what can be searched, as many
-    values as can be are stored from the last to the first. Layers that are alike put the same question.
+    Among equal sets, the one that leaves the most to the kernel is taken. If the search would be too long, as
+    many values as possible are stored, from the last to the first. Equal layers ask the same question, so
+    answers are cached.
     """
     values, outside = choices.values, choices.outside
     ends = [values[place] for place in members(outside)]
@@ -132,8 +134,9 @@ def computed_for(values: Sequence[Value], wanted: int) -> int:
 
 
 def _candidates(choices: Choices) -> int:
-    """The values that are worth storing: not those that follow from a single narrower one, nor those of which
-    a single one follows that is as narrow, each without a plane being loaded. Chains shrink to one value."""
+    """The values that are worth storing. A value that follows from a single narrower one is not, nor is a
+    value from which only one value follows that is as narrow, if no plane is loaded for either. So chains
+    shrink to one value."""
     values, found, outside = choices.values, 0, choices.outside
     users = [0] * len(values)
     for place, value in enumerate(values):
@@ -184,7 +187,8 @@ class _Search:
         self.cuts: dict[int, int] = {0: 0}
 
     def descend(self, count: int, state: _State) -> None:
-        """Decide on the first `count` values, the last of them first, as is decided of all after them."""
+        """Decides on the first `count` values, the last of them first, given the decisions on all after
+        them."""
         while undecided := state.wanted & (1 << count) - 1:
             place = undecided.bit_length() - 1
             if self.candidates >> place & 1:
@@ -203,13 +207,14 @@ class _Search:
             self.best = state
 
     def _may_be_better(self, size: int, inside: int) -> bool:
-        """Whether what has at least this size, and no more in the kernel, may be better than the best."""
+        """Whether a choice of at least this many bytes, with at most this much in the kernel, may be better
+        than the best so far."""
         if self.best is None or size != self.best.size:
             return self.best is None or size < self.best.size
         return inside.bit_count() > self.best.inside.bit_count()
 
     def _least(self, state: _State, place: int) -> int:
-        """The bytes that what is undecided costs at least: a write, and a read by each consumer."""
+        """A lower bound of the bytes for undecided values: one write, and one read by each consumer."""
         low = (2 << place) - 1
         return sum(self._cut(wanted & low) for wanted in (state.wanted, *state.needs))
 
@@ -286,11 +291,10 @@ _ENDLESS = 1 << 62
 
 
 def minimum_cut(values: Sequence[Value], candidates: int, wanted: int) -> int:
-    """The least bytes of values of which one lies on every way from a product to a value that is wanted, each
-    a candidate or written by its home.
-
-    _ENDLESS or more where there is a way without any. A flow of as many bytes is found by ways that still
-    have room; each value has an entry and an exit, and its bytes are the room between the two.
+    """The bytes of a minimum cut: values, each a candidate or written by its home, of which one lies on every
+    path from a product to a wanted value. _ENDLESS or more if some path has no such value. The cut is found
+    as a maximum flow by augmenting paths; each value has an entry and an exit, and its bytes are the capacity
+    between the two.
     """
     room: dict[int, dict[int, int]] = {}
 
@@ -320,7 +324,7 @@ def minimum_cut(values: Sequence[Value], candidates: int, wanted: int) -> int:
 
 
 def _way(room: dict[int, dict[int, int]], source: int, sink: int) -> list[tuple[int, int]]:
-    """The edges of a shortest way with room left; empty where there is none."""
+    """The edges of a shortest path with capacity left; empty if there is none."""
     before = {source: source}
     queue = deque([source])
     while queue and sink not in before:

@@ -1,4 +1,4 @@
-"""How an operand varies over the (M, N) plane: read off its strides, never off its sizes.
+"""The class of an operand: how it varies over the (M, N) plane, read from its strides, never from its sizes.
 
 The operand is viewed as broadcast to the shape of the op that reads it. An axis of size 1 has stride 0
 whatever the tensor says, and the leading axes collapse to M. Which of the two strides are zero is then the
@@ -10,9 +10,9 @@ class:
     not 0   0       colvec
     not 0   not 0   exact
 
-Where the leading axes have no stride as one, as those of (B, 1, N) have not, M is several modes: one for
-each. Where the plane is seen as (..., N / b, b) and N has no stride as one, it is two modes: the columns are
-in blocks.
+If the leading axes do not collapse to one stride, as for (B, 1, N), M is several modes, one for each axis.
+Where the plane is seen as (..., N / b, b) and N has no stride as one, it is two modes: the columns are in
+blocks.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Which kernels read what a region gives: a model of Inductor's fusion, for counting bytes.
+"""The kernels that read a region's results: a model of Inductor's fusion, for counting bytes.
 
-- Pointwise work and reshapes are done by every kernel that reads their result, and written by none, unless
-  something that is no such kernel needs them in memory: a product, a call, an output, another region.
+- Every kernel that reads the result of pointwise work or a reshape computes it itself, and none writes it,
+  unless a product, a call, an output or another region needs it in memory.
 - Work over the rows of the plane, pointwise or a reduction of the last axis, is one kernel until something
   ends its wave; reductions of other axes are one kernel beside it.
-- A kernel that works on the plane with what it has reduced of it reads what it reduces again.
+- A kernel that reduces the plane and then works on the plane with the result reads its input twice.
 - Work on a reduction's result alone is done by the kernel that reduces, if that is Inductor's.
-- A product, a call of another kind and a reduction of other axes than the last end a wave: what follows from
-  them is in a later one. Waves are counted from the start of the graph.
+- A product, a call of another kind and a reduction of other axes than the last end a wave; work that follows
+  from them is in a later one. Waves are counted from the start of the graph.
 - Otherwise a kernel reads a buffer once, however many of its ops do, and nothing that it computes itself.
 
-Inductor may do better, by fusing work of several waves that share what they read, and worse, by writing
-what is much work to do again.
+Inductor may do better, by fusing work of several waves that share inputs, and worse, by writing results that
+are expensive to compute again.
 """
 
 from __future__ import annotations

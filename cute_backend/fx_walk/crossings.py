@@ -33,7 +33,8 @@ class Outside:
     waves: Waves
 
     def has(self, node: fx.Node) -> bool:
-        """Whether nothing of a node is left when the regions stand: a member, or only done again by some."""
+        """Whether the graph no longer computes a node once the regions are made: it is a member, or only
+        regions that do it again need it."""
         return node in self.owner or (
             node in self.redone and node not in self.reads and all(map(self.has, node.users))
         )
@@ -113,8 +114,8 @@ def _groups(draft: Draft) -> list[list[fx.Node]]:
 
 @dataclass
 class _Need:
-    """The needs for a value outside of the region: in memory, by the steps that compute it, and by kernels
-    that read it as they run. `Value` describes `followed`."""
+    """The uses of a value outside of the region: in memory, by the steps that compute it, and by kernels that
+    read it as they run. `Value` describes `followed`."""
 
     in_memory: bool = False
     followed: bool = False
@@ -213,7 +214,7 @@ class _Loads:
         return mask
 
     def _behind(self, operand: fx.Node) -> int:
-        """The loads that an operand is, or is computed from where the kernel does that."""
+        """The load that an operand is, or the loads that the kernel computes it from."""
         if operand not in self.found:
             self.found[operand] = 0
             if is_pointwise(operand):
@@ -222,7 +223,7 @@ class _Loads:
         return self.found[operand]
 
     def of_kernel(self, kernel: Kernel, outside: Outside) -> int:
-        """The mask of the loads that a kernel reads for work outside, as far as that is near."""
+        """The mask of the loads that a kernel reads for nearby work outside."""
         mask = 0
         for place, view in enumerate(self.views):
             stack, seen = [view.node], {view.node}

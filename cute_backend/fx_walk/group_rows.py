@@ -1,4 +1,4 @@
-"""Row vectors of groups: a table (G, N), read for each row of a grouped product at the group that it lies in.
+"""Row vectors of groups: a table (G, N), of which each row of a grouped product reads its group's row.
 
 Models write `table[expert_of_row]`, where rows are sorted by expert and offsets count them. That the index is
 a row's group is proven by where both come from:

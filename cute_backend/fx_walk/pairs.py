@@ -43,7 +43,7 @@ class Slices:
 def column_slice(node: fx.Node, m: Size) -> ColumnSlice | None:
     """The columns that a view, (..., count), takes of all rows of the dense row-major plane that it views.
 
-    None where it takes something else.
+    None if it views anything else.
     """
     tensor, plane = tensor_of(node), fake(root(node))
     if tensor is None or tensor.dim() == 0 or tensor.dtype is not plane.dtype or tensor.is_neg():
@@ -65,8 +65,8 @@ def _has_rows(tensor: torch.Tensor, m: Size, plane: torch.Tensor) -> bool:
 def slices_of(anchor: Anchor, owned: Container[fx.Node]) -> tuple[ColumnSlice, ColumnSlice] | None:
     """The two slices that make a pair, of those which the work after a product takes of its columns.
 
-    Work that is `owned` by other regions, and what comes behind it, is none of the product's. Halves of a B
-    that is contiguous along N are one only where TMA can read the second.
+    Work that is `owned` by other regions, and work that follows from it, is left out. Halves of a B that is
+    contiguous along N form a pair only if TMA can read the second.
     """
     half = anchor.n // 2
     if not known(2 * half == anchor.n):
@@ -144,7 +144,7 @@ def reach(node: fx.Node, owned: Container[fx.Node]) -> Iterator[fx.Node]:
 
 
 def unlike(first: Anchor, second: Anchor) -> str | None:
-    """Why no one MMA computes two products; None where one does."""
+    """The reason why one MMA can't compute two products; None if it can."""
     if first.a is not second.a:
         return f"that multiplies {second.a.name} and this {first.a.name}"
     if first.a_blocks != second.a_blocks:

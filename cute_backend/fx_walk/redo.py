@@ -1,8 +1,9 @@
 """Work on operands that a region does again: cheaper than to read its results.
 
-Under activation checkpointing the backward pass computes gate and up again, and of them silu, its sigmoid and
-more, all of which the gradient's epilogue reads. It had better read gate and up. So had one whose gate and up
-lie in memory in bf16, where other kernels need what follows from them in fp32.
+Under activation checkpointing the backward pass computes gate and up again, and from them silu, its sigmoid
+and more, and the gradient's epilogue reads all of these. Reading gate and up alone costs fewer bytes. The
+same holds where gate and up lie in memory in bf16 and other kernels need values that follow from them in
+fp32.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from cute_backend.fx_walk.static import fake, known, tensor_of
 from cute_backend.spec import LoadKind
 
 _MAX_WORK = 16
-"""Ops between a load and what is in memory that are done again for it."""
+"""The most ops between a load and values in memory that are done again for the load."""
 
 
 def cheaper_to_redo(
@@ -55,8 +56,8 @@ class _Work:
 
 
 def _work_on_stored(load: fx.Node, owner: Collection[fx.Node]) -> _Work | None:
-    """The work that a load is the result of; None where that is none, or too much, or anything that it
-    follows from is not in memory whoever reads it."""
+    """The work that a load is the result of. None if there is no work, or too much, or if one of its inputs
+    is not in memory in any case."""
     found, stack = _Work(), [load]
     while stack:
         node = stack.pop()

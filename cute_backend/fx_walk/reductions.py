@@ -48,9 +48,10 @@ class Reduced:
 class Found:
     """A reduction of a graph: `head` has the result of reducing `source` over the axes `dims`.
 
-    `inner` are nodes that are nothing without it, in order: the call that gives a pair, steps on the way.
-    `dtype` is what the elements are cast to first, None where they are not. With a `correction` it is the
-    variance: the sum of the squares of how far elements lie from their mean, by their number less that.
+    `inner` are the nodes that serve it alone, in order: the call that gives a pair, and steps on the way.
+    `dtype` is the dtype that the elements are cast to first, None if they are not cast. With a `correction`
+    it is the variance: the sum of the squared deviations from the mean, divided by the number of elements
+    less the correction.
     """
 
     head: fx.Node
@@ -63,7 +64,7 @@ class Found:
 
     @property
     def is_of_blocks_alone(self) -> bool:
-        """Whether kernels do it over blocks of columns, and not over rows."""
+        """Whether a kernel reduces over blocks of columns, and not over rows."""
         return self.correction is not None or any(target_name(node) in _MOMENTS for node in self.inner)
 
 
@@ -82,8 +83,8 @@ def find_reductions(nodes: Iterable[fx.Node]) -> dict[fx.Node, Found]:
 def reduced(found: Found, chain: Chain, value: Operand, frame: Frame) -> Reduced:
     """A reduction of `value`, which is the chain's for `found.source` and lies on the plane as `frame` says.
 
-    Raises Refused where it takes in a part of M alone, or the rows of several products,
-    or has a dtype that no kernel reduces.
+    Raises Refused if it covers only a part of M, or the rows of several products, or has a dtype that no
+    kernel reduces.
     """
     axis = _axis(found, frame)
     if axis is not Axis.ROW and any(acc.kind is not ProductKind.DENSE for acc in chain.accumulators):
@@ -104,8 +105,8 @@ def reduced(found: Found, chain: Chain, value: Operand, frame: Frame) -> Reduced
 
 
 def keeps_reduced(node: fx.Node) -> bool:
-    """Whether what reads a reduction's result gives that result, which the kernel writes as it is wanted: in
-    another shape, its axes in order, or rounded from fp32 to 16 bits."""
+    """Whether a reader of a reduction's result only changes its form, so that the kernel can write the
+    reader's result: another shape with its axes in order, or rounding from fp32 to 16 bits."""
     before, after = tensor_of(first_argument(node)), tensor_of(node)
     if node.op != "call_function" or before is None or after is None or before.device != after.device:
         return False
@@ -124,9 +125,9 @@ def refuse_unknown(node: fx.Node, m: Size, n: Size) -> None:
 
 
 def refuse_rounds(found: Found, m: Size, n: Size) -> None:
-    """Raise Refused for a reduction on whose result another one of the plane leans, as in softmax.
+    """Raises Refused for a reduction whose result another reduction of the plane needs, as in softmax.
 
-    Inductor does them in one kernel that holds a row, and gains nothing by being given the first.
+    Inductor does both in one kernel that holds a row, and gains nothing if the first is already done.
     """
     back = feeds(found.head, lambda user: is_reduction(user) and _on_plane(first_argument(user), m, n))
     if back is not None:
@@ -156,7 +157,7 @@ def _on_plane(value: Any, m: Size, n: Size) -> bool:
 def _axis(found: Found, frame: Frame) -> Axis:
     """The axis of a reduction over `found.dims`. Axes of size 1 count only if no other axis decides.
 
-    The kernel writes what is left, and counts for an index, in the order of the product.
+    The kernel writes the remaining axes, and counts an index, in the order of the product.
     """
     axis, shape = _over(found, frame), describe(fake(found.source).shape)
     if frame.block > 1:

@@ -1,12 +1,13 @@
 """Regions: an anchor and the pointwise work after it that one kernel can do.
 
-A region is grown from its anchor, node by node in graph order, as far as every step is legal: a pointwise
-op on the (M, N) plane, or a view that splits its rows or columns or moves their axes, whose other operands
-the epilogue can load, none of which depends on the region itself; or a reduction of the plane, where the
-region ends. Anchors are visited from the last to the first, the larger of two that meet before the smaller
-(`visits.py`), so a node that two of them feed belongs to the one that is visited first, and what the other
-one produced is an exact load there; unless both multiply one A, or slices of one product meet: then the
-region grows from a pair. A value that something outside needs becomes a further store.
+A region grows from its anchor, node by node in graph order, while every step is legal. A step may be a
+pointwise op on the (M, N) plane, or a view that splits the plane's rows or columns or moves their axes; the
+epilogue must be able to load the step's other operands, and none of them may depend on the region itself. A
+step may also be a reduction of the plane, and then the region ends there. Anchors are visited from the last
+to the first, and the larger of two that meet before the smaller (`visits.py`). So a node that two anchors
+feed belongs to the one that is visited first, and the other one's result is an exact load there. If both
+multiply one A, or two slices of one product meet, the region grows from a pair instead. A value that is
+needed outside becomes a further store.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class _Search:
         self.outside = Outside(self.owner, self.reads, self.redone, Waves(self.order))
         self.rejections: dict[fx.Node, Rejection] = {}
         self.earliest = len(self.order)
-        """Where the first anchor of any region so far stands."""
+        """The position of the first anchor of any region so far."""
 
     def run(self) -> tuple[list[Region], list[Rejection]]:
         regions = []
@@ -193,7 +194,7 @@ class _Search:
         return Refused(Reason.NOTHING_TO_FUSE, refused=f"; refused: {names}" if names else "")
 
     def _of_pair(self, anchors: tuple[Anchor, ...]) -> Region | None:
-        """The region of two accumulators that meet in an op which stays; None where nothing comes of it."""
+        """The region of two accumulators that meet in an op of the region; None where they form none."""
         rejections = dict(self.rejections)
         try:
             draft = self._grown(anchors)
@@ -420,11 +421,11 @@ class _Search:
     ) -> Operand:
         """An argument of `reader` as a value of the chain: a number, a member's value, or a load.
 
-        With a `side` the reader has the whole plane of a product, and what is wanted is its value where that
-        anchor of the pair has its slice. Work
-        on operands alone is done by the kernel where that costs no memory traffic: a cast to a wider dtype,
-        and ops of the plane's own shape that nobody else reads, `depth` of them in a row so far. A
-        reader that is such work itself is work for `member`, to whose plane what it reads is broadcast.
+        With a `side` the reader has the whole plane of a product, and the result is its value on the slice of
+        that anchor of the pair. The kernel does work on operands alone where that costs no memory traffic: a
+        cast to a wider dtype, and ops of the plane's own shape that nobody else reads, `depth` of them in a
+        row so far. If the reader is such work itself, it works for `member`, and its operands are broadcast
+        to that member's plane.
         """
         member = member or reader
         frame = draft.frames.get(member)
@@ -498,7 +499,7 @@ class _Search:
         return True
 
     def _is_operand_work(self, node: fx.Node, plane: torch.Size) -> bool:
-        """Whether a node is pointwise work of this shape on what is in memory or is such work too.
+        """Whether a node is pointwise work of this shape on values in memory, or on such work.
 
         Work that follows from another product is left to that product's region, and work on values that
         Inductor computes where they are read, such as random numbers, to Inductor.
@@ -515,7 +516,7 @@ class _Search:
     def _depends(self, draft: Draft, node: fx.Node) -> bool:
         """Whether a node outside needs a value of the region, every region found so far counting as one node.
 
-        Nothing before the anchor can, nor before those of the regions found so far.
+        No node before the anchor can, nor one before the anchors of the regions found so far.
         """
         start = min(self.order[draft.first.node], self.earliest)
         stack, visited = [node], set()
@@ -532,8 +533,8 @@ class _Search:
         return False
 
     def _cycle(self, draft: Draft, node: fx.Node) -> Refused:
-        """Why a node that depends on the region is no operand: what stands between, a product if any does,
-        as near to the region as may be."""
+        """Why a node that depends on the region can't be an operand: the nearest node between them, or the
+        nearest product if there is one."""
         current = between = node
         while current not in draft.values:
             owner = self.owner.get(current)
@@ -557,7 +558,7 @@ class _Search:
         )
 
     def _before(self, draft: Draft, node: fx.Node) -> Iterator[fx.Node]:
-        """The node and what it needs, as far back as no other kernel stands between, or the first anchor."""
+        """The node and the nodes that it needs, back to the next kernel or to the first anchor."""
         stack, visited = [node], set()
         while stack:
             current = stack.pop()
@@ -568,10 +569,11 @@ class _Search:
                 yield current
 
     def _check_mutations(self, draft: Draft, node: fx.Node) -> None:
-        """Refuse where a write in place stands between an operand and the kernel, or would have to be passed.
+        """Refuses if a write in place lies between an operand and the kernel, or between the kernel and a
+        node that has to move behind it.
 
-        The kernel stands where the last member stood, so what used a value of the region before then has to
-        move behind it. That is done only where no write is passed by.
+        The kernel takes the place of the last member, so nodes that used a value of the region before it have
+        to move behind it. A node moves only if no write lies on its way.
         """
         here = self.order[node]
         for operand in draft.inputs:
@@ -589,7 +591,7 @@ class _Search:
     # What is kept
 
     def _settled(self, anchors: tuple[Anchor, ...], settled: Settled) -> Region:
-        """The region of what stays, lowered afresh so that its names have no gaps."""
+        """The region of the members that stay, lowered afresh so that its names have no gaps."""
         draft, members = self._seed(anchors), settled.members
         inner = {
             inner for node in members if node in self.reductions for inner in self.reductions[node].inner

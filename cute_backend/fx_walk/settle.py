@@ -60,7 +60,7 @@ def _unlimited(found: Crossings, boundary: Boundary) -> int:
 def _sides(draft: Draft, found: Crossings, boundary: Boundary, others: Outside) -> Settled:
     """Where each member is computed, from the last to the first: in the kernel, outside, on both sides.
 
-    A view that splits columns or moves axes for what is outside alone may as well see there what is written.
+    A view that splits columns or moves axes only for nodes outside is made outside, of the stored value.
     """
     inside, stored, outside = set[fx.Node](), [], set[fx.Node]()
     for node in reversed(draft.values):
@@ -87,7 +87,7 @@ def _explain(
     settled: Settled,
     rejections: dict[fx.Node, Rejection],
 ) -> None:
-    """Say of each member that is computed outside, from what the kernel has, why."""
+    """Records why each member that the kernel could compute is computed outside."""
     inside, kept = set(settled.members), set(settled.kept)
     unlimited = _unlimited(found, boundary)
     wanted = computed_for(found.choices.values, unlimited)
