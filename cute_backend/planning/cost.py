@@ -1,6 +1,7 @@
-"""How long a problem should take with a tile: a model, with constants that were fitted to timings.
+"""The cost model: the time that a problem should take with a tile, with constants that were fitted to
+timings.
 
-The constants of each target stand in its file, with what they were measured on.
+The constants of each target are in its file, with the machine that they were measured on.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from cute_backend.planning.transposing import multiplied
 from cute_backend.spec import EpilogueSpec, Major
 
 _OVERLAP = 8
-"""The tiles' time and memory's overlap, but for a little where they are alike: the exponent of a norm."""
+"""The exponent of the norm that combines the tiles' time and memory's: they overlap, almost wholly unless
+they are equal."""
 
 
 _L2_LINE = 128
@@ -27,9 +29,9 @@ class Work(NamedTuple):
     """The figures of a problem that a tile's time depends on. The fields may be tensors, of many problems."""
 
     waves: Any
-    """Waves of clusters over the multiprocessors, a wave that is not full included."""
+    """Waves of clusters over the multiprocessors; a partial wave counts as one."""
     busy: Any
-    """The same, the last one by the share of the multiprocessors that it has work for."""
+    """Waves of clusters; a partial wave counts by its share of the multiprocessors."""
     depth: Any
     """KiB of K of a tile."""
     crossing: Any
@@ -64,8 +66,8 @@ def work_of(
 ) -> Work:
     """The work of a problem, cut into tiles.
 
-    Tiles of 64 rows whose A is not multicast leave out the rows beyond the last. Of others, the last row of
-    tiles is seldom full, the CTAs of a cluster wait for the slowest, and each writes multicast zeros.
+    Tiles of 64 rows whose A is not multicast leave out the rows beyond the last. For other tiles, the last
+    row of tiles is seldom full, the CTAs of a cluster wait for the slowest, and each writes multicast zeros.
 
     How rows are split into groups is not known before a launch, so a random split with the known mean is
     assumed. Beyond the last row of a group lie rows of the next one, which cost no more than others.
@@ -97,7 +99,8 @@ def _cluster_rows(rows: int, m: int, groups: int) -> int:
 
 @cache
 def time_of(arch: Arch, cut: Cut) -> TileTime:
-    """The time of a tile. Where it was not measured, it is the most alike one's, by the ratio of areas."""
+    """The time of a tile. If the tile was not measured, it is the time of the most similar one, scaled by the
+    ratio of areas."""
     measured = arch.target.timing.tiles
     if cut in measured:
         return measured[cut]

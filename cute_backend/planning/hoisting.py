@@ -1,7 +1,7 @@
 """Whether visits that would be the turns of a loop are written out, so that a thread can hold rowvecs.
 
 A hoisted rowvec is read before the accumulator wait. Its latency hides under the MMA of the same tile, if
-the epilogue of the tile before is done early enough. It needs no warp that brings it, no shared memory and no
+the epilogue of the tile before is done early enough. It needs no staging warp, no shared memory and no
 barrier.
 """
 
@@ -37,7 +37,7 @@ def hoisting(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
 
 
 def with_rowvecs(config: TileConfig, spec: EpilogueSpec, rowvecs: Rowvecs) -> TileConfig:
-    """The configuration with its rowvecs where `rowvecs` says; as it is where the spec has none.
+    """The configuration with its rowvecs placed as `rowvecs` asks, or unchanged if the spec has none.
 
     Raises UsageError for a hoist where visits are turns of a loop, whatever the registers.
     """

@@ -1,4 +1,5 @@
-"""When and where a kernel reads each of its epilogue's operands: decided before any text is written."""
+"""The plan of a kernel: when and where it reads each operand of its epilogue, decided before any text is
+written."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ WORKING = 68
 shared epilogues without a spill in every tile that ships."""
 
 COPYING = 40
-"""Kept for addresses of operands where there is no TMA, so that the warps that multiply copy them: a scale
-and a bias that were hoisted beside 128 accumulators spilled up to 88 bytes (sm_86 and sm_89)."""
+"""Registers kept for addresses of operands if there is no TMA, because the warps that multiply copy them: a
+scale and a bias that were hoisted beside 128 accumulators spilled up to 88 bytes (sm_86 and sm_89)."""
 
 MAX_ACCUMULATORS = 128
 """Accumulators of a thread that leave registers for an epilogue."""
@@ -124,10 +124,9 @@ def hoist_budget(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -
     """fp32 registers of a thread that hoisted rowvecs may take.
 
     None where visits are turns of a loop, since registers can't be indexed by a turn, nor for more than
-    `MAX_HOISTED_COLUMNS` columns. None under ping-pong:
-    what a warpgroup does before its MMA must hide, with its last epilogue, under the other one's MMA, and a
-    load and its clamped address for every column took a sixth of a tile's time (H200, M = N = 8192, K =
-    1024).
+    `MAX_HOISTED_COLUMNS` columns. Under ping-pong it is none: the work of a warpgroup before its MMA, and its
+    last epilogue, must hide under the other one's MMA, and a load and its clamped address for every column
+    took a sixth of a tile's time (H200, M = N = 8192, K = 1024).
     """
     if config.rolled or config.pingpong or config.thread_columns > MAX_HOISTED_COLUMNS:
         return 0

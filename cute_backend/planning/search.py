@@ -35,7 +35,7 @@ from cute_backend.spec import (
 def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """The configurations that may serve a spec, at most five, largest tile first.
 
-    Raises ValueError where no tile holds whole what the spec reduces by blocks of columns.
+    Raises ValueError if no tile holds the spec's blocks of columns whole.
     """
     alone = arch.target.tiles.alone
     found = _serving(arch, spec)
@@ -114,7 +114,7 @@ def _fits(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 
 def _split(configs: Iterable[TileConfig], parts: Iterable[int]) -> Iterator[TileConfig]:
-    """With split-K: those in no cluster, whose tiles are worked on one at a time."""
+    """With split-K: the configurations without a cluster, which work on one tile at a time."""
     for config in configs:
         if config.splittable:
             yield from (replace(config, split_k=each) for each in parts)
@@ -147,10 +147,10 @@ def choose(
 
 
 _UNTIMED_MARGIN = 1.05
-"""How many times faster a tile that was timed for fewer rows alone has to be predicted. For 86 problems of
-more rows (fp8, bf16) the chosen tile then takes 1.033 and 1.019 times as long as the fastest, without these
-tiles 1.036 and 1.025. Without a margin the model would take them for large squares too, where it predicts
-gains of up to 4 percent: 4103 x 26176 x 14976 took 2.4 percent longer in fp8 (H200, benchmarks/README.md)."""
+"""The predicted speed-up that a tile needs if it was timed for fewer rows alone. For 86 problems of more rows
+(fp8, bf16) the chosen tile then takes 1.033 and 1.019 times as long as the fastest, without these tiles 1.036
+and 1.025. Without a margin the model would take them for large squares too, where it predicts gains of up to
+4 percent: 4103 x 26176 x 14976 took 2.4 percent longer in fp8 (H200, benchmarks/README.md)."""
 
 
 @lru_cache(maxsize=256)
@@ -197,8 +197,8 @@ def candidates(
 
 
 def ranked(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int) -> list[TileConfig]:
-    """Every tile and cluster that may serve a spec, in the default raster, by how fast the model thinks each:
-    the heuristic's own choice first."""
+    """Every tile and cluster that may serve a spec, in the default raster, in the order of their predicted
+    times: the heuristic's own choice first."""
     first = choose(arch, spec, m, n, k, sm_count)
     rest = (config for config in clustered(arch, spec) if config != first)
     return [first, *sorted(rest, key=lambda config: cost(config, spec, m, n, k, sm_count))]
@@ -207,7 +207,7 @@ def ranked(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int
 @lru_cache(maxsize=256)
 def named(arch: Arch, spec: EpilogueSpec, names: str) -> TileConfig:
     """The first tile of `names`, between which are commas or spaces, that can serve a spec, in the default
-    raster. Raises UsageError, which lists what can, where none does."""
+    raster. Raises UsageError, which lists the tiles that can, if none does."""
     able = {config.name: config for config in clustered(arch, spec)}
     asked = names.replace(",", " ").split()
     found = next((able[name] for name in asked if name in able), None)

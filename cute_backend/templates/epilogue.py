@@ -11,8 +11,8 @@ A generated epilogue is a class with these attributes and hooks; the templates k
     visit(sub, <accs>, glob, held, smem)     epilogue threads, each subtile: reads, computes, converts, writes
 
 `visit` has a parameter for each accumulator, by its name. It calls `smem.release()` where it has
-`shared_loads`, once it has read them: their planes may then be filled with those of a later subtile. Two
-hooks are there for some epilogues only:
+`shared_loads`, once it has read them: their planes may then be filled with those of a later subtile. Only
+some epilogues have these two hooks:
 
     stage(tile, glob, smem)                  with `staged`: one warp fills `smem` with those rowvecs of a tile
     end(tile, glob, held)                    with partials that a thread keeps for a whole tile: epilogue
@@ -20,8 +20,8 @@ hooks are there for some epilogues only:
 
 `glob` has the global tensors and `smem` the shared ones, by name, as attributes. `tile` and `sub`, a `Tile`
 and a `Subtile` of `tile.py`, say which rows and columns a thread owns; their indices into global memory are
-clamped to the problem's last row and column, so that reads at an edge need no branch: what is computed
-beyond it is never stored.
+clamped to the problem's last row and column, so that reads at an edge need no branch. Values beyond the edge
+are never stored.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SmemOperand:
 
 
 class Epilogue(Protocol):
-    """The face of a generated epilogue; the module's docstring says what each part is."""
+    """The interface of a generated epilogue; the module's docstring describes each part."""
 
     loads: tuple[str, ...]
     stores: tuple[str, ...]
@@ -91,8 +91,8 @@ class Template(Protocol):
     """The face of a template: the class that a target names, whose instances are kernels.
 
     Further arguments have defaults, and are keywords. D = epilogue(A B) for A (M, K) and each B (K, N); the
-    loads and the stores are in the order of the epilogue's names. Raises ValueError where the epilogue can't
-    have the configuration.
+    loads and the stores are in the order of the epilogue's names. Raises ValueError if the epilogue can't run
+    in the configuration.
     """
 
     config: TileConfig
@@ -112,23 +112,23 @@ class Template(Protocol):
 
 
 def release_planes(loads: Any, state: Any) -> None:
-    """A warp hands a stage of planes back to TMA once all its lanes have read theirs."""
+    """Hands a stage of planes back to TMA once all lanes of the warp have read their elements."""
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.sync_warp()
     loads.consumer_release(state)
 
 
 def collapse_m(tensor: cute.Tensor, modes: int) -> cute.Tensor:
-    """An operand whose first axes make up M, with one mode in place of them: (B, S, N) as ((S, B), N), whose
-    row b * S + s is row s of batch b."""
+    """A view of an operand whose first axes make up M, with these as one mode: (B, S, N) as ((S, B), N),
+    whose row b * S + s is row s of batch b."""
     order = [*reversed(range(modes)), *range(modes, cute.rank(tensor))]
     layout = cute.select(tensor.layout, order)
     return cute.make_tensor(tensor.iterator, cute.group_modes(layout, 0, modes))
 
 
 def collapse_n(tensor: cute.Tensor) -> cute.Tensor:
-    """An operand whose last axes are (N / b, b), with one mode in place of them, (b, N / b), whose column
-    i * b + j is column j of block i."""
+    """A view of an operand whose last axes are (N / b, b), with these as one mode, (b, N / b), whose column i
+    * b + j is column j of block i."""
     rank = cute.rank(tensor)
     layout = cute.select(tensor.layout, [*range(rank - 2), rank - 1, rank - 2])
     return cute.make_tensor(tensor.iterator, cute.group_modes(layout, rank - 2, rank))

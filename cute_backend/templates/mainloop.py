@@ -66,7 +66,7 @@ def first_block(fragments: cute.Tensor) -> cute.Tensor:
 
 
 def check_face(mainloop: object, face: type) -> None:
-    """Raises ValueError unless a mainloop can be called as those of a template are, by `face`."""
+    """Raises ValueError unless a mainloop has the methods of `face`, through which the template calls it."""
     for name in ("begin", "step", "end"):
         if (method := getattr(face, name, None)) is None:
             continue
@@ -110,7 +110,8 @@ class Sm90Mainloop(Protocol):
 
 
 class Sm90Plain:
-    """The tensor cores add up all k tiles. The stage of one is released while they work on the next."""
+    """The tensor cores add up all k tiles. The stage of one k tile is released while they work on the
+    next."""
 
     lead, k_tiles_a_step = 1, 1
     scaling = None
@@ -158,8 +159,8 @@ class Sm90Promoted:
 
     A step takes several k tiles: while the sums of one are added, the tensor cores work on the next, whose
     sums lie in another of the `sets` of registers. No product is in flight at the end of the loop's body,
-    where the compiler would move its sums' registers. With one set the other warpgroup's products hide what
-    this one adds.
+    where the compiler would move its sums' registers. With one set the other warpgroup's products hide the
+    additions of this one.
     """
 
     lead = 0
@@ -210,7 +211,7 @@ class Sm90Promoted:
             acc[i] = acc[i] + sums[i]
 
     def end(self, operands: WarpgroupOperands, acc: cute.Tensor, held: Partial, release: State) -> None:
-        """Nothing is under way."""
+        """Does nothing, as no product is in flight."""
 
 
 class Sm100Mainloop(Protocol):

@@ -27,7 +27,7 @@ _VECTOR = 4
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums that each CTA of a cluster leaves to the first one: (4, fours of a thread, thread) in fp32.
+    """The sums that each CTA of a cluster publishes to the first one: (4, fours of a thread, thread) in fp32.
 
     The first fours of all threads lie side by side, then the second ones. `ready` completes in the first CTA
     when the sums of all others are there, `read` in each other one when its own have been read.

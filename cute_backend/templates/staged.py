@@ -21,8 +21,8 @@ WARP_ROWS = 16
 
 @dataclass(frozen=True)
 class Lines:
-    """The part of an operand that a stage gets: `rows` rows from `row` on, from a column of K on. More rows
-    than the stage has are left out, and what lies beyond K."""
+    """The part of an operand that a stage gets: `rows` rows from `row` on, from a column of K on. Rows beyond
+    the stage's last and elements beyond K are left out."""
 
     row: Int32
     rows: Int32
@@ -108,15 +108,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class Planes:
-    """Boxes of 16 rows and some columns of a plane (M, N), by which a warp's part of a subtile comes or
-    goes."""
+    """Boxes of 16 rows and some columns of a plane (M, N), in which a warp's part of a subtile is loaded or
+    stored."""
 
     operand: SmemOperand
     columns: int
 
     @property
     def box(self) -> Box:
-        """How each lies in shared memory."""
+        """The layout of each in shared memory."""
         width = self.operand.dtype.width // 8
         if self.operand.order is Order.ROW:
             return Box(WARP_ROWS, self.columns * width, width)
@@ -151,7 +151,8 @@ class Planes:
         return cute.recast_ptr(boxes.iterator, dtype=Uint8) + offset
 
     def _lines(self, plane: cute.Tensor, corner: Corner) -> tuple[cute.Pointer, Int64, Int32, Int32]:
-        """The first element, the distance of lines, and how many lines, and elements of one, are within."""
+        """The first element, the distance of lines, and the numbers of lines, and of elements in one, that
+        lie within the plane."""
         stride_m, stride_n = plane.stride
         place = Int64(corner.row) * stride_m + Int64(corner.column) * stride_n
         first = plane.iterator + cute.assume(place, divby=VECTOR_BYTES // self.box.width)
@@ -163,7 +164,7 @@ class Planes:
 
 @dataclass(frozen=True)
 class Corner:
-    """Where a box begins in a plane, and the row and the column at which what may be touched of it ends."""
+    """The beginning of a box in a plane, and the row and the column at which its accessible part ends."""
 
     row: Int32
     column: Int32

@@ -1,4 +1,4 @@
-"""How a CTA's shared memory is dealt out among the rings of stages."""
+"""The number of stages of each ring in a CTA's shared memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cute_backend.planning.shared_memory import ENOUGH_AB_STAGES, BlockScales
 from cute_backend.templates.epilogue import Epilogue, SmemOperand
 
 MAX_SCALED_STAGES = 9
-"""Stages of A and B beside as many of their scales: what `SMEM_RESERVE` has for barriers serves no more."""
+"""The most stages of A and B beside stages of their scales: `SMEM_RESERVE` has barriers for no more."""
 
 MAX_STAGES = 4
 """Stages of exact loads and outputs that hide the latency of TMA, loading and storing."""
@@ -18,8 +18,8 @@ MAX_STAGES = 4
 
 @dataclass(frozen=True)
 class Stages:
-    """The number of stages of each ring; 0 where the epilogue has no use for it. Scales of blocks have as
-    many as A and B."""
+    """The number of stages of each ring; 0 if the epilogue does not use it. Scales of blocks have as many
+    stages as A and B."""
 
     ab: int
     exact: int
@@ -28,7 +28,8 @@ class Stages:
 
     @staticmethod
     def of(config: TileConfig, epilogue: Epilogue, scaling: BlockScales | None = None) -> Stages:
-        """Two stages for each ring of the epilogue and enough for A and B, then more to each from the rest.
+        """Gives each ring of the epilogue two stages and A and B enough; the rest of the memory makes further
+        stages of both.
 
         Raises ValueError where fewer than the target's `least_ab_stages` are left for A and B.
         """

@@ -21,8 +21,8 @@ from cute_backend.spec import BColumns
 class Tile(ABC):
     """The rows and columns in which a thread has elements of an output tile, which begins at (m0, n0).
 
-    `rows` and `columns` are how many, `lane` is the thread's place in its warp. The warp that stages vectors
-    knows which `group` of a grouped product the rows are of.
+    `rows` and `columns` are their numbers, `lane` is the thread's place in its warp. The warp that stages
+    vectors knows the `group` of a grouped product that the rows belong to.
     """
 
     rows: int
@@ -43,14 +43,15 @@ class Tile(ABC):
 
     @abstractmethod
     def row_target(self, r: int) -> tuple[Int32, Int32, Boolean]:
-        """Where the partial of the thread's r-th row goes, tile of columns and row; whether to write it."""
+        """The place for the partial of the thread's r-th row, as (tile of columns, row), and whether to write
+        it."""
 
     @abstractmethod
     def warp(self) -> Int32:
         """The index of the thread's warp among those that work on the tile."""
 
     def plane_target(self) -> tuple[Int32, Boolean]:
-        """Where the partial of the warp's part of the tile goes; whether to write it."""
+        """The place for the partial of the warp's elements of the tile, and whether to write it."""
         rows = cute.ceil_div(self.m, self._config.cta_rows)
         index = self.n0 // self.tile_n * rows + self.m0 // self._config.cta_rows
         inside = (self.lane == 0) & (self.m0 < self.m) & (self.n0 < self.n)
@@ -65,7 +66,7 @@ class Tile(ABC):
         """The thread's c-th column within the tile."""
 
     def _in_plane(self, row: Int32) -> Boolean:
-        """Whether the tile's part of a row is: clusters may have tiles beyond the last column."""
+        """Whether the tile lies within the plane's columns: clusters may have tiles beyond the last one."""
         return (row < self.m) & (self.n0 < self.n)
 
     def row(self, r: int) -> Int32:
@@ -84,8 +85,8 @@ class Tile(ABC):
 class Subtile(ABC):
     """One visit: as many rows as one MMA instruction gives a warpgroup, `subtile_n` columns.
 
-    The thread has `elements` of it, in `columns` columns. It is the `step`-th along N, which is known at run
-    time only where visits are the turns of a loop.
+    The thread has `elements` of it, in `columns` columns. It is the `step`-th along N; `step` is a run-time
+    value if visits are the turns of a loop.
     """
 
     elements: int
@@ -107,17 +108,17 @@ class Subtile(ABC):
 
     def columns_of(self, held: cute.Tensor) -> cute.Tensor:
         """The thread's columns of this subtile among those of the tile, which it holds in registers. Visits
-        are not the turns of a loop: registers can't be indexed by what is known at run time only."""
+        are not the turns of a loop then, since registers can't be indexed by a run-time value."""
         return cute.make_tensor(held.iterator + self._step * self.columns, cute.make_layout(self.columns))
 
     def block_of(self, e: int, columns: int) -> int:
         """The index of the block of `columns` columns in the subtile that element e lies in. The threads that
-        share a row have equally many of every eight columns, and a block is a multiple of those."""
+        share a row have equal numbers of every eight columns, and a block is a multiple of eight."""
         return self.column_of(e) * self._row_threads // columns
 
     def begins_block(self, e: int, columns: int) -> bool:
-        """Whether element e may be the first of a block of `columns` columns: in one of the threads that
-        share its row, it is."""
+        """Whether element e may be the first of a block of `columns` columns. It is the first in one of the
+        threads that share its row."""
         return self.column_of(e) * self._row_threads % columns == 0
 
     @abstractmethod
@@ -141,8 +142,8 @@ class Subtile(ABC):
 
     @abstractmethod
     def column_target(self, c: int) -> tuple[Int32, Int32, Boolean]:
-        """Where the partial of the thread's c-th column goes, piece of rows and column, and whether it writes
-        it."""
+        """The place for the partial of the thread's c-th column, as (piece of rows, column), and whether to
+        write it."""
 
     def along_row(self, e: int) -> tuple[Int32, Boolean]:
         """The place of element e in its row, and whether it belongs to the plane."""
@@ -178,8 +179,8 @@ class Subtile(ABC):
     def target(self, e: int) -> tuple[Int32, Int32, Boolean]:
         """The global row and column of element e, and whether they belong to the output.
 
-        Not clamped, so that the addresses of a row's elements differ by constants: clamped ones take two
-        registers each, and spilled.
+        They are not clamped, so that the addresses of a row's elements differ by constants: clamped addresses
+        take two registers each, and spilled.
         """
         row = self.tile.raw_row(self.row_of(e))
         column = self.raw_column(self.column_of(e))
@@ -187,10 +188,10 @@ class Subtile(ABC):
 
 
 class FragmentTile(Tile):
-    """As wgmma and mma.sync lay out accumulators: two rows, eight apart, of each 64-row block of the
+    """Elements as wgmma and mma.sync lay out accumulators: two rows, eight apart, of each 64-row block of the
     warpgroup, and two neighbouring columns of every eight (PTX ISA, wgmma register fragments, matrix D).
 
-    `share` is which of the warpgroups on the tile this is; their blocks alternate.
+    `share` is the index of this warpgroup among those on the tile, whose blocks alternate.
     """
 
     def __init__(
@@ -267,7 +268,8 @@ class FragmentSubtile(Subtile):
         return cute.group_modes(elements, 0, cute.rank(elements))
 
     def copy_from(self, plane: cute.Tensor, fragment: cute.Tensor) -> None:
-        """As matrices where elements have 16 bits and lie by rows: one instruction for 8 of the thread's."""
+        """Copies elements as matrices if they have 16 bits and lie by rows: one instruction moves 8 of a
+        thread's elements."""
         if self._by_matrices(plane):
             copy = _matrix_copy(warp.LdMatrix8x8x16bOp(False, 4), plane.element_type)
             source = copy.get_slice(self.tile.lane).partition_S(plane)
@@ -276,7 +278,7 @@ class FragmentSubtile(Subtile):
             super().copy_from(plane, fragment)
 
     def copy_to(self, fragment: cute.Tensor, plane: cute.Tensor) -> None:
-        """As `copy_from`, where there is such an instruction."""
+        """As `copy_from`, if the architecture has such an instruction."""
         if self._by_matrices(plane) and self._config.target.stmatrix:
             copy = _matrix_copy(warp.StMatrix8x8x16bOp(False, 4), plane.element_type)
             target = copy.get_slice(self.tile.lane).partition_D(plane)
@@ -290,14 +292,16 @@ class FragmentSubtile(Subtile):
 
 
 class InterleavedTile(FragmentTile):
-    """Where the accumulators are even and odd columns: a thread's two neighbours are one column of each."""
+    """A tile whose accumulators are even and odd columns: two neighbouring elements of a thread are one
+    column of each."""
 
     def column_offset(self, c: int) -> Int32:
         return self.lane % 4 + c * 4
 
 
 class InterleavedSubtile(FragmentSubtile):
-    """As FragmentSubtile, of an InterleavedTile: element e has the rows of a column one after the other."""
+    """A subtile of an InterleavedTile. Unlike in FragmentSubtile, the rows of a column follow each other
+    among the elements."""
 
     def accumulators(self, acc: cute.Tensor, index: int, step: int) -> cute.Tensor:
         first = self._block * (self._config.mma_n // 2) + step * 2 * self.elements + index
@@ -334,7 +338,7 @@ def _matrix_copy(op: Any, dtype: type[cutlass.Numeric]) -> cute.TiledCopy:
 
 
 class Sm100Tile(Tile):
-    """As tcgen05.ld.32x32b reads tensor memory: one row, all its columns (PTX ISA)."""
+    """Elements as tcgen05.ld.32x32b reads tensor memory: one row, all its columns (PTX ISA)."""
 
     rows = 1
     row_lanes = ()
@@ -372,7 +376,8 @@ class Sm100Subtile(Subtile):
         super().__init__(config, tile, step)
 
     def accumulators(self, registers: cute.Tensor, index: int) -> cute.Tensor:
-        """The `index`-th product's elements among what was read of tensor memory for this subtile."""
+        """The `index`-th product's elements among those that were read from tensor memory for this
+        subtile."""
         first, stride = (index, 2) if self._interleaved else (index * self.elements, 1)
         return cute.make_tensor(registers.iterator + first, cute.make_layout(self.elements, stride=stride))
 

@@ -1,4 +1,4 @@
-"""How loads reach the registers: each way is one object in a file of its kind, and here a row each.
+"""The placements of loads: each is one object in a file of its kind, and has a row here.
 
     kind     placement
     scalar   scalar          once, before the accumulator wait

@@ -27,7 +27,7 @@ class Room:
     smem_bytes: int
 
     def holds(self, need: Need) -> bool:
-        """Whether there is room; what takes none always has it."""
+        """Whether there is room; a load that takes nothing always has it."""
         registers = need.registers == 0 or need.registers <= self.registers
         return registers and (need.smem_bytes == 0 or need.smem_bytes <= self.smem_bytes)
 
@@ -72,10 +72,10 @@ class Placement:
     of what that method has.
 
     `begin` is for reads before the accumulator wait, whose registers a thread holds for the whole tile,
-    `ring` for what waits in shared memory, `visit` for reads when a subtile needs them. `element` is the
-    expression, of the load's name, by which the chain then finds the value for element e of a subtile, in row
-    slot r and column slot c. `takes` says what a load of `kind` needs in a configuration and alignment, or
-    None where this is no way for it.
+    `ring` for data that waits in shared memory, and `visit` for reads when a subtile needs them. `element` is
+    the expression, of the load's name, by which the chain then finds the value for element e of a subtile, in
+    row slot r and column slot c. `takes` says what a load of `kind` needs in a configuration and alignment,
+    or None if the placement can't serve the load.
     """
 
     name: str
@@ -110,5 +110,5 @@ class Placement:
 
 
 def takes_nothing(load: Load, config: TileConfig, alignment: Alignment) -> Need:
-    """For what always has room."""
+    """The need of a load that always has room: none."""
     return Need()
