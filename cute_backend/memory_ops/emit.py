@@ -1,4 +1,4 @@
-"""The text of a kernel's module: what a person reads, what is compiled, what golden tests pin."""
+"""The text of a kernel's module, which people read, the DSL compiles and golden tests pin."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def emit(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> str:
     """The module for a spec, a tile configuration and an alignment.
 
     It defines the class `Epilogue`, the kernel `gemm` and the function `launch(a, <bs>, <loads>, <stores>,
-    max_active_clusters, stream)`, whose arguments carry the spec's names. Where a store reduces, there is a
-    kernel `finish` too, and after the stores comes `workspace`, where `gemm` leaves it partials. Raises
-    UsageError where the architecture has no instructions for the spec.
+    max_active_clusters, stream)`, whose arguments carry the spec's names. If a store reduces, there is a
+    kernel `finish` too, and after the stores comes `workspace`, in which `gemm` leaves partials for it.
+    Raises UsageError if the architecture has no instructions for the spec.
     """
     if (why := unserved(spec, config.target)) is not None:
         raise UsageError(why)
@@ -64,7 +64,7 @@ class _Module:
         return "\n".join([*self._header(), "", "", *self._epilogue(), "", "", *self._launch(), ""])
 
     def _reads(self) -> dict[str, str]:
-        """Where the chain finds each accumulator and load of element e, in row slot r and column slot c."""
+        """The expressions of each accumulator and load for element e, in row slot r and column slot c."""
         accumulators = {acc.name: f"{acc.name}[e]" for acc in self.spec.accumulators}
         placed = self.plan.placements
         return accumulators | {name: placement.element.format(name) for name, placement in placed.items()}
@@ -137,7 +137,7 @@ class _Module:
         return stored | loaded | memory | constants | kept
 
     def _scales(self) -> tuple[Argument, ...]:
-        """The scales of blocks, where there are any."""
+        """The arguments with scales of blocks."""
         return of_role(self.arguments, Role.A_SCALES) + of_role(self.arguments, Role.B_SCALES)
 
     def _columns(self) -> bool:
@@ -171,7 +171,7 @@ class _Module:
         ]
 
     def _stage(self) -> list[str]:
-        """The hook of the loading warp, where there is something to bring."""
+        """The hook of the staging warp, if any rowvec is staged."""
         staged = self.plan.in_ring(Ring.ROW, self.spec)
         return [*_method("stage(self, tile, glob, smem)"), *reads.stage(staged), ""] if staged else []
 
@@ -333,7 +333,7 @@ class _Module:
 
 
 def _modes(load: Load) -> str:
-    """Along which of several modes of M or N a load varies."""
+    """The modes of M or N along which a load varies, in words."""
     text = f", of M modes ({', '.join(mode.value for mode in load.m_modes)})" if load.m_modes else ""
     if (blocks := load.blocks) is not None:
         text += f", of blocks of {blocks.columns} columns ({blocks.outer.value}, {blocks.inner.value})"

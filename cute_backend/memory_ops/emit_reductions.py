@@ -1,8 +1,9 @@
-"""The lines of a module that reduce: in `begin` and `end` for rows and planes, in `visit` for all, and what
-finishes them.
+"""The lines of a module that reduce: in `begin` and `end` for rows and planes, in `visit` for all, and the
+arguments of the kernel that finishes them.
 
-A thread meets all its elements of a row in the visits of a tile, so rows are held from `begin` on and written
-in `end`; so are planes. Columns it meets within one visit.
+A thread meets all its elements of a row in the visits of a tile, so the partials of rows are held from
+`begin` on and written in `end`, and so are those of planes. A thread meets all its elements of a column
+within one visit.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def held(store: Store) -> bool:
 
 
 def begin(store: Store) -> list[str]:
-    """A tile's partials before the first subtile."""
+    """The statements that make a tile's partials, before the first subtile."""
     return [f"        {store.name} = {_partials(store)}"]
 
 
@@ -50,7 +51,8 @@ def _partials(store: Store) -> str:
 
 
 def take(store: Store) -> list[str]:
-    """A subtile's elements, after the loop that computes them; partials of its columns are then written."""
+    """The statements that reduce a subtile's elements, after the loop that computes them, and write partials
+    of its columns."""
     axis = _reduction(store).axis
     if axis is not Axis.COLUMN:
         rows = "rows" if axis is Axis.ROW else "plane"
@@ -83,7 +85,7 @@ _SLOTS = {Axis.ROW: ("r", "part, row"), Axis.COLUMN: ("c", "piece, column"), Axi
 
 
 def _write(store: Store, parts: str, target: str) -> list[str]:
-    """Partials to where they belong, which the statement `target` says of each."""
+    """The statements that write partials to their places, which the statement `target` finds."""
     axis = _reduction(store).axis
     names = [part.name for part in partials(store)]
     values = ", ".join(f"{name}_part" for name in names)

@@ -1,6 +1,6 @@
 """The partial results of a reduction, which a kernel writes to a buffer for a second kernel to finish.
 
-`templates.workspace` says where each tensor of partials lies.
+`templates.workspace` places each tensor of partials in the buffer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cute_backend.templates.workspace import partials_bytes
 
 @dataclass(frozen=True)
 class Partial:
-    """One tensor of partials: a store may need two, such as a largest value's key and where it was."""
+    """One tensor of partials: a store may need two, such as the key of the largest value and its index."""
 
     name: str
     dtype: DType

@@ -1,25 +1,25 @@
 """Cheaper ops for the same values: rewrites of a spec before its text is written.
 
-Each is at least as accurate as what it replaces. Activations reach the walker taken apart, and taken apart
-they cost an exact division or a hyperbolic tangent for each element, where the hardware has a reciprocal:
+Each is at least as accurate as what it replaces. Activations reach the walker as their single ops. These cost
+an exact division or a hyperbolic tangent for each element, although the hardware has a reciprocal:
 
     y / (1 + exp(-x))    ->  y * sigmoid(x)        silu and sigmoid
     1 + tanh(x)          ->  2 * sigmoid(2 * x)    gelu; nothing cancels where tanh nears -1
 
 The remaining factors are numbers, which move to where they cost nothing. Only powers of two move past another
-rounding, so nothing changes but what would have overflowed or left the normal range on the way:
+rounding, so no value changes unless it would have overflowed or left the normal range on the way:
 
     (x * a) * b        ->  x * (a * b)           one of a and b a power of two
     (x * a) * (y * b)  ->  (x * y) * (a * b)     both powers of two
 
-The device's exponential is that of 2, so a sigmoid is that of x * log2(e), a number like the others, and its
-argument is rounded less often:
+The device's exponential has base 2, so the argument of a sigmoid is x * log2(e). This factor is a number like
+the others, and so the argument is rounded less often:
 
     sigmoid(x * a)                ->  logistic2(x * a')               a' = a * log2(e)
     sigmoid((x + y * x * b) * a)  ->  logistic2(x * (y * b' + a'))    b' = a' * b > 0, y a square
 
-A clamp to the range of an fp8 format before a saturating cast to it does what the cast does: it is dropped.
-Casts that round nothing are dropped first, since they stand between the ops of a pattern.
+A clamp to the range of an fp8 format before a saturating cast to that format is dropped, since the cast does
+the same. Casts that round nothing are dropped first, because they lie between the ops of a pattern.
 """
 
 from __future__ import annotations

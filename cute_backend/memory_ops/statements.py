@@ -63,7 +63,7 @@ class Chain:
         self._dtype = {name: spec.dtypes[name].register for name in reads}
         needed = self._needed()
         self._loop = dict.fromkeys(reads, 0)
-        """In which loop each value can be read first."""
+        """The first loop in which each value can be read."""
         self.loops = [Loop()]
         for op in spec.ops:
             if op.name in needed:
@@ -75,14 +75,14 @@ class Chain:
         return [statement for loop in self.loops for statement in loop.statements]
 
     def loop_of(self, store: Store) -> int:
-        """The loop in which a store's value is at hand."""
+        """The loop that has a store's value."""
         return self._loop[self._final(store)[0]]
 
     def stored(self, store: Store) -> tuple[str, DType, Overflow]:
         """The expression to store, before its rounding to the store's dtype, and the rule of that rounding.
 
-        A cast to the very dtype of the store is left to the store, which converts whole vectors. But truth
-        values are stored as bytes, and only here is it known that a byte is one.
+        A cast to the very dtype of the store is left to the store, which converts whole vectors. Truth values
+        are an exception: they are stored as bytes, and only here is it known that a byte is a truth value.
         """
         value, overflow = self._final(store)
         text, dtype = self._text[value], self._dtype[value]
@@ -117,7 +117,7 @@ class Chain:
         return needed
 
     def _place(self, op: Op) -> None:
-        """Append an op to the loop in which all that it reads is at hand."""
+        """Appends an op to the first loop that has all of its operands."""
         names = [operand for operand in op.operands if isinstance(operand, str)]
         here = max((self._loop[name] for name in names), default=0)
         for name in names:

@@ -1,4 +1,4 @@
-"""The op, and what stands behind it: compilation, the cache on disk, launches.
+"""The op and its implementation: compilation, the cache on disk, tuning and launches.
 
 - Calls: `op`, `sample_op`, `launch`, `call_site`, `generated`, `bind`, `operands`, `outputs`, `reach`,
   `device`.

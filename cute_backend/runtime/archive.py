@@ -2,7 +2,7 @@
 
 Zip allows far more than packs need: compression, so that 3 MB unpack to 3 GiB, encryption, links, members in
 several files or of other versions of the format. All of it is refused before the library that reads archives
-meets it. No member is longer than the file, and a member of a pack is no more than what its file has of it.
+sees it. So no member is longer than the file.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _FLAG_UTF8 = 0x800
 
 
 class ArchiveError(Exception):
-    """A file is no archive of this kind; the message says in what."""
+    """A file is not an archive of this kind; the message says why."""
 
 
 class Archive:
-    """An archive in an open file. Raises ArchiveError for what is none."""
+    """An archive in an open file. Raises ArchiveError for any other file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._size = os.fstat(file.fileno()).st_size
@@ -63,7 +63,7 @@ class Archive:
                 raise ArchiveError(f"its member {member.filename!r:.80} {what}")
 
     def read(self, name: str) -> bytes:
-        """The content of a member. Raises ArchiveError where there is none, or not what its checksum says."""
+        """The content of a member. Raises ArchiveError if it is missing or contradicts its checksum."""
         try:
             return self._zip.read(name)
         except KeyError as error:
@@ -85,7 +85,7 @@ _FAILURES = (
 
 
 def _check_end(file: BinaryIO, size: int) -> None:
-    """Raises unless an archive ends as one does that has no comment, so that its listing is bounded."""
+    """Raises unless an archive ends without a comment, so that its listing is bounded."""
     if size > _MAX_FILE:
         raise ArchiveError(f"it has {size} bytes, more than {_MAX_FILE}")
     file.seek(max(0, size - _END.size - _LARGE_SIZE))

@@ -1,9 +1,8 @@
-"""Tensors become a kernel's arguments here, and nowhere else: those of a launch, of the simulator, of CUTLASS
-Operators and of timings.
+"""The binding of tensors to a kernel's arguments, for launches, the simulator, CUTLASS Operators and timings.
 
 The layout of a tensor at launch need not be the one that the spec was made from: Inductor may pad or permute
-what it owns. Whatever a kernel can't read as it lies is re-strided where its size permits, else copied, and
-the copies are counted.
+its buffers. If a kernel can't read a tensor as it lies, the tensor gets other strides where its size permits,
+else it is copied, and copies are counted.
 """
 
 from __future__ import annotations
@@ -155,7 +154,7 @@ class _Plane:
         return not aligned % TMA_ALIGN
 
     def conform(self, tensor: Tensor) -> Tensor:
-        """The same values, so that they fit, by other strides or by a copy.
+        """The same values in a layout that the kernel takes, by other strides or by a copy.
 
         An operand that is contiguous but not aligned stays as it is unless TMA always reads it.
         """

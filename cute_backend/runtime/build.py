@@ -1,4 +1,5 @@
-"""Kernels by the shortest way: from this process, from disk, or built, several at once in processes."""
+"""Obtains kernels in the fastest way: from this process, from disk, or by building several at once in
+processes."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ the number of the system's error and what it is."""
 _loaded: dict[Kernel, KernelFunction] = {}
 _loading = free_in_children(threading.Lock())
 _PROCESS = os.getpid()
-"""The process that imported this module, of which others may be forked."""
+"""The process that imported this module; forked processes have other numbers."""
 
 
 def build(kernel: Kernel) -> Built:
@@ -78,7 +79,7 @@ Outcome = Union[KernelFunction, BuildError, UnavailableError]
 def obtain(
     kernels: Iterable[Kernel], *, apart: bool = False, built: Callable[[], None] | None = None
 ) -> dict[Kernel, Outcome]:
-    """Every one of `kernels`, built where need be; an error stands for one that can't be.
+    """Each of `kernels`, built if necessary, or the error if it can't be built.
 
     With `apart` none is built in this process, which may then do other work in other threads. `built` is
     called as each is done; without it, a line on the terminal says how many are.
@@ -95,7 +96,7 @@ def obtain(
             "Make the pack anew with this program, its sizes and its settings.",
         )
     count("kernels_built", len(missing))
-    # A forked child has not the threads of the DSL's native code, and whatever locks they held for ever.
+    # A forked child lacks the threads of the DSL's native code, and the locks that they held stay locked.
     here = len(missing) == 1 and not (apart or os.getpid() != _PROCESS)
     with _counted(len(missing)) if built is None else nullcontext(built) as step:
 

@@ -3,14 +3,15 @@
 A kernel takes three files of one name: its source (`.py`, for people), its code (`.so`, or `.o` where nothing
 could link it) and, written last, its entry (`.json`: what it was made from, the code's SHA-256, its figures).
 Each is written under a temporary name and renamed, by the one process that holds the kernel's lock. So a
-process may be killed at any instant and leave no half kernel: without a sound entry there is none.
+process that is killed at any instant leaves no half kernel: files without a valid entry do not count.
 
 Code from the cache runs in the process, so the folder and every file that is used must be trusted (`trust`),
 nothing in it is ever unpickled, and code that does not match its entry is not loaded. The time of an entry is
 that of its last use, by which `upkeep` makes room.
 
-A folder that can't be written, or has no space left, is read, and what it lacks is kept by this process
-alone: in a folder of its own that goes when the process ends, in memory where the temporary folder is full.
+A folder that can't be written, or has no space left, is only read. This process keeps further kernels in a
+folder of its own, which is removed when the process ends; that folder is in memory if the temporary folder is
+full.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ if TYPE_CHECKING:
 CACHE_DIR_VARIABLE = "CUTE_BACKEND_CACHE_DIR"
 
 SCRATCH = "new-"
-"""How the names of files begin that are being written."""
+"""The prefix of the names of files that are being written."""
 
 MAX_ENTRY, MAX_CODE = 16 << 20, 256 << 20
-"""Bytes of an entry, with the module of an edited kernel, and of a kernel's code: more than a hundred times
-what any has."""
+"""The most bytes of an entry, with the module of an edited kernel, and of a kernel's code: more than a
+hundred times the largest so far."""
 
 _ROOM = 8 << 20
 """Bytes that a kernel takes while it is built: its code twice, PTX and cubin, some 1 MiB."""
 
 _MEMORY = "/dev/shm"
-"""A folder in memory, for what no disk has space for."""
+"""A folder in memory, used when no disk has space."""
 
 
 class CacheFolderError(RuntimeError):
@@ -73,7 +74,7 @@ def cache_root() -> Path:
 
 
 class _ForeignError(Exception):
-    """An entry is not what its name says."""
+    """An entry contradicts its name."""
 
 
 class KernelCache:
@@ -171,7 +172,7 @@ class KernelCache:
         return path
 
     def lock(self, kernel: Kernel) -> FileLock:
-        """Whoever builds a kernel holds its lock."""
+        """The lock of a kernel, which its builder holds."""
         return self.lock_named(f"{kernel.name}.lock")
 
     def lock_named(self, name: str) -> FileLock:
@@ -181,7 +182,7 @@ class KernelCache:
         return FileLock(self.root / name, mode=0o600)
 
     def give_up_writing(self, error: OSError) -> None:
-        """The folder turned out not to take what this process compiles."""
+        """Notes that the folder can't take the kernels of this process."""
         self.writable = False
         self.why_not = f"it is out of space: {error.strerror}" if out_of_space(error) else str(error)
 
@@ -203,7 +204,8 @@ class KernelCache:
 
 @contextmanager
 def scratch_folder(root: Path) -> Iterator[Path]:
-    """A folder in `root` that goes with the block, and stays where the process is killed, for `upkeep`.
+    """A folder in `root` that is removed at the end of the block. If the process is killed, `upkeep` removes
+    it.
 
     Python's own temporary folders go when a process ends that was forked meanwhile.
     """
@@ -243,7 +245,7 @@ def _cache_at(root: Path) -> KernelCache | None:
 
 
 _own: list[KernelCache] = []
-"""Caches of this process's own, gone when it ends; of them the last one is written."""
+"""Caches of this process's own, removed when it ends; only the last one is written."""
 
 _making = free_in_children(threading.Lock())
 
@@ -286,7 +288,7 @@ def private_folder(room: int, without: Collection[Path] = ()) -> Path:
     """A new folder, of this process alone, on a disk that has `room` bytes left.
 
     It is in the temporary folder or, where that is full or not to be trusted, in memory; `without` are places
-    to pass over. Raises OSError where there is none.
+    to pass over. Raises OSError if no place has room.
     """
     failures = []
     for place in (tempfile.gettempdir, lambda: _MEMORY):

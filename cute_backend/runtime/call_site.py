@@ -1,4 +1,5 @@
-"""A call in generated code: `launch`, but what served its last calls serves others of equal sizes at once.
+"""A call in generated code. It is `launch`, but the choice for earlier calls serves later ones of equal sizes
+at once.
 
 A launch looks its spec, its device and its sizes up. At one place of a graph these are few.
 """
@@ -17,7 +18,8 @@ _MAX_SIZES = 64
 
 
 class CallSite:
-    """Takes and gives what `launch` does. Its calls are alike in all after `spec`, and in device."""
+    """Has the arguments and results of `launch`. All calls have equal arguments from `spec` on, and one
+    device."""
 
     def __init__(self) -> None:
         self._last: tuple[str, dict[tuple[torch.Size, torch.Size], Settled]] = "", {}

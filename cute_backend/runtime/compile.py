@@ -2,8 +2,8 @@
 
 A generated module defines `launch`, which takes the arguments of the spec's signature, then
 `max_active_clusters` and `stream`. It is compiled for operands whose sizes are dynamic and whose strides are
-what the signature says of them, through TVM-FFI, so that a launch checks its operands, takes the caller's
-current stream and synchronises nothing.
+as the signature states, through TVM-FFI, so that a launch checks its operands, takes the caller's current
+stream and synchronises nothing.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Built:
 def compile_kernel(kernel: Kernel, source: str, path: Path) -> Built:
     """Compile the text of a generated module, already written to `path`, where tracebacks will find it.
 
-    Raises BuildError for whatever goes wrong in the text or the compiler, OSError where the folder of `path`,
-    in which the compiler leaves what it makes, has no space.
+    Raises BuildError for any error in the text or the compiler, and OSError if the folder of `path`, which
+    gets the compiler's files, has no space.
     """
     return compile_for(kernel.arch, kernel, source, path)
 

@@ -12,7 +12,7 @@ from cute_backend.planning import Arch
 
 
 class UnsupportedDeviceError(RuntimeError):
-    """The GPU is none that kernels are generated for."""
+    """No kernels are generated for this GPU."""
 
 
 @dataclass(frozen=True)

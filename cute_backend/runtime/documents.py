@@ -1,4 +1,4 @@
-"""JSON that may be damaged or hostile: what it can't be is a ValueError, whatever it is that is wrong."""
+"""JSON that may be damaged or hostile: every fault in it raises ValueError."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MAX_DEPTH = 64
 
 
 def parse(content: bytes | str) -> Any:
-    """The value of a JSON document. Raises ValueError for what is none, or is nested too deeply."""
+    """The value of a JSON document. Raises ValueError if it is not JSON, or is nested too deeply."""
     try:
         value = json.loads(content)
     except RecursionError as error:

@@ -46,7 +46,7 @@ def environment_of(**changes: str) -> dict[str, str]:
 
 
 def search_path() -> list[str]:
-    """Where the process looks for modules, without the current folder as the module's text has it."""
+    """The search path of the process, without the current folder except in the cases above."""
     kept = _kept_folders()
     path = []
     for entry in sys.path:

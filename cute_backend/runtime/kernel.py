@@ -20,7 +20,8 @@ from cute_backend.spec import EpilogueSpec
 _PACKAGE = Path(__file__).parents[1]
 
 _HOST_CPUS = {"x86_64": "x86-64-v2", "aarch64": "generic"}
-"""The LLVM CPU that host code is compiled for, by machine: a stated baseline, not whatever builds it."""
+"""The LLVM CPU that host code is compiled for, by machine: a fixed baseline, independent of the machine that
+compiles."""
 
 _HOST_FEATURES = {
     "x86-64-v2": (
@@ -97,7 +98,7 @@ class Kernel:
 
     @cached_property
     def name(self) -> str:
-        """A file name that no other kernel, and no other version of what compiles it, shares."""
+        """A file name that is unique to this kernel and to the versions that compile it."""
         return f"{self.entry}_{digest_of(self.to_dict(), environment())}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -147,7 +148,7 @@ def version_of(distribution: str) -> str:
 
 
 def _source_digest() -> str:
-    """A digest of every source that has a say in the code of a kernel."""
+    """A digest of every source that influences the code of a kernel."""
     makers = [_PACKAGE / name for name in ("spec.py", "signature.py", "ops.py", "philox.py")]
     makers += [_PACKAGE / "runtime" / name for name in ("compile.py", "host_code.py", "kernel.py")]
     for folder in ("planning", "memory_ops", "templates"):

@@ -1,8 +1,9 @@
-"""A launch: the right kernel for the shapes and addresses at hand, on the caller's stream, compiling nothing.
+"""A launch: it picks the right kernel for the given shapes and addresses and runs it on the caller's stream,
+without compiling.
 
-Kernels are built by `prepare`, which knows a region before it runs, or by the first launch of a spec that no
-one announced (a graph from Inductor's cache, a direct call). A kernel that can't be built is replaced by the
-replay of its spec, which is counted and warned of.
+Kernels are built by `prepare`, which knows a region before it runs, or by the first launch of a spec that was
+not announced (a graph from Inductor's cache, a direct call). A kernel that can't be built is replaced by the
+replay of its spec, with a count and a warning.
 
 The host cost of a call matters more than anything else here. All that depends on the spec, the device and the
 sizes is looked up; then the outputs are allocated and the kernel is called. The compiled host code, through
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 
 _launchers: dict[tuple[str, int, bool, str | None, str], Launcher] = {}
 _building = free_in_children(threading.Lock())
-"""Held while kernels are built, which takes seconds to minutes: what is there is launched all the same."""
+"""Held while kernels are built, which takes seconds to minutes; kernels that exist are launched meanwhile."""
 
 _state = free_in_children(threading.RLock())
 """Held while launchers learn and choose."""
@@ -50,8 +51,8 @@ REFUSED = (TypeError, ValueError)
 """The exceptions with which compiled host code refuses operands; any other is an error."""
 
 _LOOKS = 16
-"""Launches in a row whose operands must lie as a kernel takes them, once some did not, until they are passed
-on unseen again."""
+"""After operands were refused, the number of launches in a row whose operands must fit before operands are
+passed on unchecked again."""
 
 _MAX_CHOICES = 4096
 """Sizes that a launcher remembers its choice for."""
@@ -89,7 +90,7 @@ def settled_for(
 
 
 def prepare(problems: Iterable[Problem], device: int) -> None:
-    """Have every kernel that these regions can reach, built in parallel where they are on no disk.
+    """Obtains every kernel that these regions can reach. Kernels that are on no disk are built in parallel.
 
     Launches of the regions then compile nothing. A kernel that can't be built causes a warning here, and its
     launches are replayed. If a pack that was made for a problem lacks a kernel, M is beyond its range, and
@@ -204,7 +205,7 @@ class Settled:
 
     @property
     def is_current(self) -> bool:
-        """Whether nothing has come to choose from since."""
+        """Whether no kernel has been added since."""
         return self._launcher.chosen is self._chosen
 
     def run(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
@@ -233,7 +234,7 @@ class _Choice:
 
 
 class Launcher:
-    """All that is known of a spec on a device before its operands are."""
+    """The facts about a spec on a device that do not depend on operands."""
 
     def __init__(
         self, spec: EpilogueSpec, device: int, batch_invariant: bool, tile: str | None, rowvecs: str
@@ -248,7 +249,7 @@ class Launcher:
         self._grouped = spec.product.kind is ProductKind.GROUPED
         self._choices: dict[tuple[int, int, int, int | None], _Choice] = {}
         self.chosen = object()
-        """Another one whenever there is more to choose from."""
+        """An object that is replaced whenever a kernel is added."""
         for kernel, function in load_known(packed_kernels(spec, self._gpu.arch)).items():
             self.add(kernel, function)
 
@@ -267,10 +268,8 @@ class Launcher:
         return self._nearest(kernel) is not None
 
     def add(self, kernel: Kernel, outcome: Outcome) -> None:
-        """One more kernel to choose from, or the knowledge that it can't be had.
-
-        Raises BuildError for one that was edited, or whose rowvecs are hoisted as was asked: what runs in its
-        place would not be what is looked at.
+        """Adds a kernel, or notes that it can't be had. Raises BuildError if that kernel was edited, or if
+        its rowvecs are hoisted on request: any other kernel in its place would not be the one under study.
         """
         key = (kernel.config, kernel.alignment)
         asked = kernel.edited is not None or kernel.config.rowvecs is Rowvecs.REGISTER_HOIST
@@ -299,7 +298,7 @@ class Launcher:
                 choice.settled, choice.looks = None, _LOOKS
                 return self._consider(a, b, loads, m, n, k)
         except Exception:
-            check_operands(self._spec, a, b, loads)  # says what is wrong in one sentence, if this is what is
+            check_operands(self._spec, a, b, loads)  # raises one sentence if the operands are at fault
             raise
 
     def settled(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Settled | None:
@@ -360,8 +359,8 @@ class Launcher:
     def _nearest(self, kernel: Kernel) -> Ready | None:
         """A kernel, or the one like it whose tile is nearest in size and then in split-K, or None.
 
-        A batch-invariant region takes no other: which are there may change from one M to the next. Nor does
-        one whose tile is named.
+        A batch-invariant region takes no other kernel, since the available kernels may change from one M to
+        the next. A region whose tile is named takes no other either.
         """
         config, alignment = kernel.config, kernel.alignment
         if self._batch_invariant or self._tile is not None or self._rowvecs != "auto":
@@ -379,7 +378,8 @@ class Launcher:
         return there.get(config) or (there[min(there, key=distance)] if there else None)
 
     def _prepare_rest(self, choice: _Choice) -> bool:
-        """Whether there is more to choose from now. No one announced this region: it may be of any size."""
+        """Whether further kernels were prepared now, for a region that was not announced and so may have any
+        size."""
         anything = self._problem(None, None, None)
         with _state:
             if all(choice is not current for current in self._choices.values()):
@@ -402,7 +402,7 @@ class Launcher:
     def _empty_product(
         self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], m: int, n: int
     ) -> list[Tensor]:
-        """No output, or the epilogue of a sum of nothing: neither is worth a kernel."""
+        """The results where there is no output, or no K to sum over: neither needs a kernel."""
         check_operands(self._spec, a, b, loads)
         if (m == 0 or n == 0) and not self._spec.reductions:
             return [output_like(store, a[0], m, n) for store in self._spec.stores]

@@ -48,7 +48,7 @@ def blocks_of(spec: EpilogueSpec) -> list[tuple[str, int]]:
 
 
 def covers(load: Load, tensor: Tensor, m: Size, n: Size) -> bool:
-    """Whether the axes of a load, where M or N is several, come to these."""
+    """Whether the axes of a load whose M or N is several modes have these sizes."""
     if load.m_modes and m_of(load, tensor) != m:
         return False
     return load.blocks is None or tensor.shape[-2] * load.blocks.columns == n

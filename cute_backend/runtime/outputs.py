@@ -18,7 +18,7 @@ from cute_backend.signature import Extent, signature
 from cute_backend.spec import EpilogueSpec
 
 _MAX_SIZES = 4096
-"""Sizes for which it is remembered what is made."""
+"""The number of sizes whose outputs are remembered."""
 
 _empty_on_current_gpu: Callable[..., Tensor] = guards._empty_strided_cuda  # type: ignore[attr-defined]
 """(sizes, strides, dtype): what Inductor's code allocates with, in half the time of `torch.empty`."""
@@ -50,8 +50,8 @@ class Outputs:
 
 
 class Memory(NamedTuple):
-    """The layouts of all that a kernel writes for a plane of some size, of which the first are `results`, and
-    `Binding.written` where it has anything to do."""
+    """The layouts of all tensors that a kernel writes for a plane of some size. The first are `results`.
+    `Binding.written` is kept if it changes anything."""
 
     layouts: tuple[Layout, ...]
     results: int

@@ -1,7 +1,8 @@
-"""Who works in a CTA, and who arrives at which barrier: facts of a kernel that are checked when it is made.
+"""The warps of a CTA with their roles, and the arrivals at each barrier: facts that are checked when a kernel
+is made.
 
-Arrive counts are computed from them. A kernel whose facts contradict each other would hang, or read what is
-not there. It is refused here, before it is compiled, with the arithmetic.
+Arrive counts are computed from them. A kernel whose facts contradict each other would hang, or read data that
+has not arrived. It is refused before it is compiled, with the arithmetic.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class Role:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Who arrives at a barrier in one of its phases: some threads of each of some warps of a role, in each of
-    some CTAs. A part of a role's warps arrives where its parts alternate between phases."""
+    """The arrivals at a barrier in one of its phases: a number of threads in each of a number of warps of a
+    role, in each of a number of CTAs. A part of a role's warps arrives where its parts alternate between
+    phases."""
 
     role: Role
     warps: int
@@ -61,7 +63,7 @@ class Arrivals:
 
     @property
     def count(self) -> int:
-        """How many arrivals complete a phase."""
+        """The number of arrivals that complete a phase."""
         return self.warps * self.threads * self.ctas
 
     def __str__(self) -> str:
@@ -101,16 +103,16 @@ class Meeting:
 
     @property
     def threads(self) -> int:
-        """How many threads meet."""
+        """The number of threads that meet."""
         return WARP * sum(count for _, count in self.warps)
 
 
 @dataclass(frozen=True)
 class Crew:
-    """The roles of a CTA, what they hand on to each other, and where they meet.
+    """The roles of a CTA, the rings between them, and the barriers at which they meet.
 
     `registers` are those of a thread in each warpgroup, where they are dealt out anew as the kernel begins.
-    Raises ValueError where these contradict each other, or exceed what a CTA has. As a string, a table.
+    Raises ValueError if these contradict each other, or exceed a CTA's limits. As a string, a table.
     """
 
     roles: tuple[Role, ...]

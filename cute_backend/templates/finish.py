@@ -1,4 +1,4 @@
-"""The second stage of reductions: one kernel that makes every reducing store of what a GEMM left of it.
+"""The second stage of reductions: one kernel that combines the partials of a GEMM into every reducing store.
 
 Partials are (parts, results), results contiguous. A CTA has a few neighbouring results of one store, and its
 threads share their parts round-robin:
@@ -7,8 +7,8 @@ threads share their parts round-robin:
            warp            by shuffles  -> one partial of each result, in shared memory
            warp 0          those of all warps, by shuffles  -> elements of the store
 
-Partials are combined in an order that follows from their number alone: equal ones give equal bits, however
-many results there are beside them.
+The order in which partials are combined depends on their number alone, so equal partials give equal bits
+whatever the number of other results.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ WARPS = 16
 THREADS = LANES * WARPS
 
 WIDTH = {Axis.ROW: 4, Axis.COLUMN: 8, Axis.ALL: 1}
-"""Results of a CTA. Columns are many, of few parts each, and eight are a sector of L2; rows may be few, of
-many parts, which want many threads."""
+"""Results of a CTA. There are many columns with few parts each, and eight of them are a sector of L2. There
+may be few rows with many parts, which need many threads."""
 UNROLL = 8
 """Parts that a thread loads before it combines them: rows of a vocabulary of 128256 are one such step."""
 

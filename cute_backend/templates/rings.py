@@ -1,4 +1,4 @@
-"""Rings of stages in shared memory, by which some warps of a CTA hand on to others what they bring.
+"""Rings of stages in shared memory, through which some warps of a CTA pass data to others.
 
 The kernels of all architectures have them around their mainloops: here are the buffers and barriers, and the
 boxes that TMA moves.
@@ -50,12 +50,12 @@ def agents(arrivals: Arrivals) -> pipeline.CooperativeGroup:
 
 
 def named_barrier(meeting: Meeting) -> pipeline.NamedBarrier:
-    """Where the warps of a meeting wait for each other."""
+    """The named barrier of a meeting."""
     return pipeline.NamedBarrier(meeting.barrier, meeting.threads)
 
 
 def check_stage(config: TileConfig, nbytes: int) -> None:
-    """Raises ValueError where a stage of A and B isn't as large as shared memory was dealt out for."""
+    """Raises ValueError if a stage of A and B hasn't the size for which shared memory was allocated."""
     if nbytes != config.ab_stage_bytes:
         raise ValueError(
             f"a stage of A and B has {nbytes} bytes by its layouts, {config.ab_stage_bytes} by tile "

@@ -15,8 +15,8 @@ from cute_backend.templates.crew import WARP
 
 @dataclass(frozen=True)
 class Place:
-    """Where a work item lies: the cluster row and column of a product, which is the `batch`-th of several and
-    whose rows of the plane begin at `first` and end before `end`."""
+    """The place of a work item: a cluster row and column of the `batch`-th product, whose rows of the plane
+    begin at `first` and end before `end`."""
 
     row: Int32
     column: Int32
@@ -123,9 +123,9 @@ class GroupSchedule:
     the next, each rastered as a problem of its own.
 
     `offsets` (groups,) has for each group the row after its last. Only the device knows them: whatever they
-    hold, a group begins at 0 at the least, and ends neither before it begins nor beyond `m`. All threads of a
-    warp ask together, and each of them looks at another group. `cluster_rows` are those that one cluster
-    computes at a time, and `rows` how many of these there are in all groups, once they are `counted`.
+    hold, a group begins at 0 or later, and ends neither before it begins nor beyond `m`. All threads of a
+    warp ask together, and each of them looks at another group. One cluster computes `cluster_rows` rows at a
+    time, and `rows` is the number of such cluster rows in all groups, once they are `counted`.
     """
 
     m: Int32

@@ -89,9 +89,10 @@ WARP_M = BLOCK_M // WARPS
 """Rows of one wgmma instruction whose accumulators one warp has (PTX ISA, wgmma register fragments)."""
 
 A_BOXES = 4
-"""Boxes by which a tile of 64 rows comes, so that those beyond A's last row can be left out: TMA fills what
-lies beyond a tensor with zeros more slowly than it loads. M = 16, N = K = 8192 in fp8 took 22.0 us with them
-and 17.9 without. Tiles of 128 rows come at once: by boxes, M = N = K = 4096 took 2 percent longer (H200)."""
+"""The number of boxes in which TMA loads a tile of 64 rows. Boxes beyond A's last row are left out, because
+TMA zero-fills rows beyond a tensor more slowly than it loads: M = 16, N = K = 8192 in fp8 took 22.0 us with
+them and 17.9 without. Tiles of 128 rows are loaded as one box: in several, M = N = K = 4096 took 2 percent
+longer (H200)."""
 
 LOAD_REGISTERS = 40
 """The registers of a thread that loads; `Target.epilogue_registers` has those of the others."""
@@ -106,8 +107,8 @@ read once is evicted first, so that operands which several tiles read stay: wort
 class Turn:
     """The right of one of two warpgroups to go on, under ping-pong.
 
-    Both walk the same ring of A and B, each skipping what is the other's. A waiter knows a barrier's phase
-    only by its parity, so it may wait for its fill of a stage only once the other has taken the one before.
+    Both walk the same ring of A and B, and each skips the other's stages. A waiter knows a barrier's phase
+    only by its parity, so it may wait for its fill of a stage only once the other has taken the fill before.
     """
 
     own: pipeline.NamedBarrier
@@ -120,7 +121,7 @@ class Turn:
         return Turn(pipeline.NamedBarrier(own, first.threads), pipeline.NamedBarrier(other, first.threads))
 
     def wait(self) -> None:
-        """Until the other warpgroup has passed the turn on."""
+        """Waits until the other warpgroup has passed the turn on."""
         self.own.arrive_and_wait()
 
     def pass_on(self) -> None:
@@ -131,8 +132,9 @@ class Turn:
 class Sm90Gemm(FragmentGemm):
     """D = epilogue(A B) for A (M, K) and B (K, N), any of whose sizes may be dynamic.
 
-    Of several products of one A there is a B for each, of one layout, or one of (K, 2 N) for neighbouring
-    columns; each stage of the pipeline has the columns of all, and the MMA is as wide as they are together.
+    Several products of one A have a B each, all of one layout, or share one of (K, 2 N) for interleaved
+    columns. Each stage of the pipeline has the columns of all, and the MMA is as wide as all of them
+    together.
 
     fp8 operands are K-major, 16-bit ones either. Base addresses are multiples of 16 bytes and so are the
     strides of both operands and of everything in `shared_loads` and `shared_stores`. Without a `mainloop` the
@@ -230,7 +232,7 @@ class Sm90Gemm(FragmentGemm):
         self.tile_k = tile_k = TILE_K_BYTES * 8 // self.a_dtype.width
         tile = (config.tile_m, config.mma_n, tile_k)
         piece = (config.tile_m, config.piece_n, tile_k)
-        # Two of a kind: one adds to the accumulators, the other overwrites them.
+        # Two of one kind: the first adds to the accumulators, the second overwrites them.
         add_mma, set_mma = [
             hopper.make_trivial_tiled_mma(
                 self.a_dtype,
