@@ -35,7 +35,7 @@ def plain(text: str) -> str:
 
 
 @pytest.mark.usefixtures("terminal")
-def test_the_demo_is_some_sixty_lines_and_says_what_is_next(
+def test_the_demo_is_at_most_sixty_lines_and_says_what_is_next(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
@@ -48,13 +48,14 @@ def test_the_demo_is_some_sixty_lines_and_says_what_is_next(
     assert demo.main() == 0
     lines = plain(capsys.readouterr().out).splitlines()
     commands = [line for line in lines if " -m cute_backend " in line]  # whose length is that of a path
-    assert len(lines) <= 70 and max(len(line) for line in lines if line not in commands) <= 80
+    assert len(lines) <= 60 and max(len(line) for line in lines if line not in commands) <= 80
     (shown,) = (line for line in lines if line.startswith("Lines "))
     first, last, total = map(int, re.findall(r"\d+", shown))
     with torch.no_grad():
         source = cute_backend.explain(*demo.block(False)).regions[0].source().splitlines()
-    assert (last - first + 1, total) == (25, len(source))
-    assert source[first - 1 : last] == lines[lines.index(source[first - 1]) :][:25]
+    visit = source[first - 1 : last]
+    assert "def visit(" in visit[0] and "" not in visit and source[last] == "" and total == len(source)
+    assert visit == lines[lines.index(visit[0]) :][: len(visit)]
     assert any(re.match(r"replayed on the CPU, .*", line) for line in lines)
     assert len(commands) == 2 and lines[-1] == commands[-1]
     assert commands[-1].endswith("-m cute_backend explain examples/llama_mlp.py:mlp")

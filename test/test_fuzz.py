@@ -49,7 +49,7 @@ def test_programs_are_right_through_both_compilers() -> None:
     assert tally.counted["regions"] >= 2
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(300, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("count", [40, pytest.param(300, marks=pytest.mark.exhaustive)])
 def test_nothing_raises_in_programs_of_every_form(count: int) -> None:
     tally = command.run(command.Job(seed=0, first=0, last=count, replay_only=True, forms=True))
     assert not tally.failures, [failure.message for failure in tally.failures]
@@ -58,7 +58,7 @@ def test_nothing_raises_in_programs_of_every_form(count: int) -> None:
 
 
 def test_every_form_is_drawn() -> None:
-    drawn = {step.text for index in range(700) for step in draw_form(0, index).steps}
+    drawn = {step.text for index in range(300) for step in draw_form(0, index).steps}
     lists = (forms.NORMS, forms.REDUCTIONS, forms.WITH_SCALARS, forms.WRITES, forms.OTHERS, forms.MAPPED)
     assert drawn >= {text for texts in (*lists, forms.PRODUCTS) for text in texts}
     gradients = {f"torch.func.grad(lambda w: {loss})({{1}})" for loss in forms.LOSSES}
@@ -457,7 +457,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("jobs", "interrupt"), [(1, os.kill), (2, os.kill), (2, os.killpg)], ids=["alone", "its_parent", "all"]
+    ("jobs", "interrupt"),
+    [
+        pytest.param(1, os.kill, id="alone", marks=pytest.mark.exhaustive),
+        pytest.param(2, os.kill, id="its_parent", marks=pytest.mark.exhaustive),
+        pytest.param(2, os.killpg, id="all"),
+    ],
 )
 def test_an_interrupt_ends_it_with_what_was_done(
     jobs: int, interrupt: Callable[[int, int], None], tmp_path: Path

@@ -26,13 +26,31 @@ def test_cases_that_are_left_out_of_the_product_are_not_missed() -> None:
     assert covering([frozenset({(0, "a")}), frozenset({(0, "a")})]) == {0}
 
 
+def test_of_many_cases_few_are_kept_that_lie_far_apart() -> None:
+    cases = [frozenset({(0, str(i))}) for i in range(9)]
+    assert [covering(cases, most) for most in (0, 1, 2, 3, 20)] == [
+        set(),
+        {0},
+        {0, 8},
+        {0, 4, 8},
+        {*range(9)},
+    ]
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("letter", "abcd")
 @pytest.mark.parametrize("number", range(3))
 def test_the_plugin_divides(letter: str, number: int, request: pytest.FixtureRequest) -> None:
-    """A case of twelve, of which four are in `make test`: the diagonal, and one more."""
+    """A case of twelve, of which four are in `make test`: each letter in one, and each number."""
     left_out = request.node.get_closest_marker("exhaustive") is not None
-    assert left_out == ((letter, number) not in {("a", 0), ("b", 1), ("c", 2), ("d", 0)})
+    assert left_out == ((letter, number) not in {("a", 0), ("b", 1), ("c", 0), ("d", 2)})
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("number", [*range(9), pytest.param(9, marks=pytest.mark.exhaustive)])
+def test_the_plugin_keeps_two_that_lie_apart(number: int, request: pytest.FixtureRequest) -> None:
+    left_out = request.node.get_closest_marker("exhaustive") is not None
+    assert left_out == (number not in (0, 8))
 
 
 def test_every_mark_that_make_test_leaves_out_has_a_target() -> None:

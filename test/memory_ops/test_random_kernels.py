@@ -135,7 +135,7 @@ def check(arch: Arch, spec: EpilogueSpec, m: int, seed: int) -> None:
 CAST_TO = (DType.BF16, DType.F16, DType.E4M3, DType.E5M2, DType.I8, DType.U8, DType.I32)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 @pytest.mark.parametrize("number", [-65296, 300.7, 16777217, -0.0])
 def test_a_cast_number_is_rounded(number: float, arch: Arch) -> None:

@@ -425,6 +425,7 @@ def test_a_loaded_kernel_checks_what_it_is_given(folder: Path, compilations: lis
         obtain([KERNEL])[KERNEL](a, b, *loads, plane, 132)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("arch", COMPILED)
 def test_several_generated_kernels_are_built_in_processes_of_their_own(
     arch: Arch, folder: Path, compilations: list[str]

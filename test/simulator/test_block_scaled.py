@@ -70,7 +70,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(3)
 @of_each_recipe
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
 def test_edges_in_every_direction(config: TileConfig, a: Scaling, b: Scaling) -> None:
@@ -81,7 +81,7 @@ def test_edges_in_every_direction(config: TileConfig, a: Scaling, b: Scaling) ->
     assert build(launch.kernel).spill_bytes == 0
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(2)
 @of_each_recipe
 @pytest.mark.parametrize("problem", [(1, 16, 16), (3, 136, 400), (192, 72, 144), (131, 69, 272)], ids=str)
 def test_few_rows_and_empty_tiles(problem: tuple[int, int, int], a: Scaling, b: Scaling) -> None:
@@ -130,6 +130,7 @@ def test_infinite_scales_of_the_last_block_stay_in_it() -> None:
 PAIRS = [(Columns.ALL, Columns.ALL), (Columns.EVEN, Columns.ODD)]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("columns", PAIRS, ids=["two", "neighbours"])
 @pytest.mark.parametrize("b", [SQUARE, LINE], ids=lambda scaling: scaling.value)
 def test_pairs(columns: tuple[Columns, Columns], b: Scaling) -> None:

@@ -90,7 +90,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("n", [152, 149])
 @pytest.mark.parametrize("ends", ENDS)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.arch.value}-{config.name}")
@@ -115,6 +115,7 @@ def test_whatever_offsets_hold_nothing_else_is_touched(config):
     assert torch.equal(outputs[0], exact.bfloat16())
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("columns", [Columns.ALL, Columns.EVEN], ids=["halves", "neighbours"])
 @pytest.mark.parametrize("arch", [SM90, SM100], ids=lambda arch: arch.value)
 def test_gate_and_up_of_each_group(arch, columns):

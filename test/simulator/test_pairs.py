@@ -24,7 +24,7 @@ COUNTS = {Arch.SM90A: 5, Arch.SM100A: 4}
 CONFIGS = [(arch, index) for arch in COUNTS for index in range(COUNTS[arch])]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(3)
 @COLUMNS
 @pytest.mark.parametrize(("arch", "index"), CONFIGS, ids=lambda value: str(getattr(value, "value", value)))
 def test_every_configuration_at_edges_in_every_direction(arch, index, columns):
@@ -70,7 +70,7 @@ PROMOTED = len(table(Arch.SM90A, difference(TWO, fast_accum=False)))
 """Configurations of pairs whose sums are promoted."""
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(1)
 @COLUMNS
 @pytest.mark.parametrize("index", range(PROMOTED))
 def test_slow_accumulation_is_promoted(columns, index):

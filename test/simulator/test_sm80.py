@@ -49,7 +49,7 @@ from support.simulator.exact import (
 FEEDS = pytest.mark.parametrize("arch", [Arch.SM80, Arch.SM120A], ids=["cp.async", "TMA"])
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(4)
 @FEEDS
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize("shape", [(64, 64), (64, 128), (128, 128), (256, 128)], ids=str)
@@ -83,6 +83,7 @@ def test_operands_along_either_mode(arch: Arch, a_major: Major, b_major: Major, 
     check_exact(spec, (72, 136, 72), machine(TileConfig(arch, 64, 128)))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("problem", [(1, 16, 8), (1, 136, 1000), (64, 8, 64), (3, 72, 400)], ids=str)
 def test_very_few_rows_or_columns(problem: tuple[int, int, int]) -> None:
     """K down to one vector: fewer k tiles than stages, under which the first planes come."""
@@ -140,7 +141,7 @@ def test_outputs_have_two_stages_at_the_most() -> None:
     assert (stages.ab, stages.exact, stages.row, stages.store) == (4, 0, 0, 2)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
 @pytest.mark.parametrize(
     ("fast", "shape"), [(True, (64, 64)), (True, (128, 128)), (False, (64, 64)), (False, (64, 128))], ids=str

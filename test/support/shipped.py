@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -55,12 +55,14 @@ def is_fp8(name: str) -> bool:
     return EPILOGUES[name].inputs(Problem(16, 16, 16))[0].element_size() == 1
 
 
+@cache
 def heavy_spec(name: str) -> EpilogueSpec:
     """An epilogue of many planes, read by element, or by TMA as far as they fit."""
     (report,) = collect(HEAVY[name], heavy_inputs(256, 256, 256))
     return report.regions[0].spec
 
 
+@cache
 def sampling_spec(name: str) -> EpilogueSpec:
     """The last pass of a way to draw tokens."""
     how = SAMPLING[name]

@@ -1,12 +1,15 @@
 """A pytest plugin that divides sweeps: `make test` runs a part of each, `make test-exhaustive` the rest.
 
 Of the cases of a test that is marked `sweep`, as few are kept as have every value of every parameter at least
-once; the others get the mark `exhaustive`. A single case gets it by `pytest.param(..., marks=...)`.
+once; of `sweep(3)` three of these at the most, which lie far apart in the table. The others get the mark
+`exhaustive`. A single case gets it by `pytest.param(..., marks=...)`, and counts for nothing in a sweep.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -17,10 +20,10 @@ EXHAUSTIVE = pytest.mark.exhaustive
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sweeps: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("sweep"):
+        if item.get_closest_marker("sweep") and not item.get_closest_marker("exhaustive"):
             sweeps[item.nodeid.partition("[")[0]].append(item)
     for cases in sweeps.values():
-        kept = covering([values_of(case) for case in cases])
+        kept = covering([values_of(case) for case in cases], *cases[0].get_closest_marker("sweep").args)
         for i, case in enumerate(cases):
             if i not in kept:
                 case.add_marker(EXHAUSTIVE)
@@ -34,17 +37,20 @@ def values_of(case: pytest.Item) -> frozenset[Value]:
     return frozenset(enumerate(case.callspec._idlist))  # type: ignore[attr-defined]
 
 
-def covering(cases: list[frozenset[Value]]) -> set[int]:
-    """The places of few cases that have all values: each time, one with the most new ones, and of those the
-    first whose others were used least."""
-    missing = frozenset[Value]().union(*cases)
-    used: Counter[Value] = Counter()
+def covering(cases: Sequence[frozenset[Any]], most: int | None = None) -> set[int]:
+    """The places of few cases that have all values, or of the first `most` of these. Each time, one is kept
+    that has the most new values; of those one whose others were used least; of those the one that is farthest
+    from all that are kept."""
+    values = frozenset[Any]().union(*cases)
+    used: Counter[Any] = Counter()
     kept: set[int] = set()
-    while missing:
-        best = max(
-            range(len(cases)), key=lambda i: (len(cases[i] & missing), -sum(used[v] for v in cases[i]))
-        )
+
+    def gain(i: int) -> tuple[int, int, int]:
+        new = sum(value not in used for value in cases[i])
+        return new, -sum(used[value] for value in cases[i]), min((abs(i - j) for j in kept), default=0)
+
+    while used.keys() < values and (most is None or len(kept) < most):
+        best = max(range(len(cases)), key=gain)
         kept.add(best)
         used.update(cases[best])
-        missing -= cases[best]
     return kept

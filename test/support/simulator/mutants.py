@@ -194,7 +194,7 @@ _USERS = {
 }
 """The module that uses an edited one where the template itself does not, and how the template imports it."""
 
-_BY_MODULES_ALONE = (Text.BLOCK_SCALED,)
+_BY_MODULES_ALONE = (Text.FINISH, Text.BLOCK_SCALED)
 """Modules that generated modules import, and templates don't."""
 
 
@@ -222,10 +222,8 @@ class Mutant:
         if self.text is Text.MODULE:
             source = self._edited(source)
         else:
-            used = "finish" if self.text is Text.FINISH else template
-            if self.text in _BY_MODULES_ALONE:
-                used = self.text.value
-            if self.text in (Text.TEMPLATE, Text.FINISH, *_BY_MODULES_ALONE):
+            used = self.text.value if self.text in _BY_MODULES_ALONE else template
+            if self.text in (Text.TEMPLATE, *_BY_MODULES_ALONE):
                 text = self._edited(_text(used))
             else:
                 part = self.text.value
