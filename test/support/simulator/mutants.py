@@ -189,8 +189,8 @@ class Edit:
 _USERS = {
     (Text.SCHEDULER, "sm90"): ("batch", "import batch as"),
     (Text.SCHEDULER, "sm100"): ("batch", "import batch as"),
-    (Text.TILE, "sm90"): ("fragments", "from .fragments import"),
-    (Text.TILE, "sm80"): ("fragments", "from .fragments import"),
+    (Text.TILE, "sm90"): ("fragments", "templates.fragments import"),
+    (Text.TILE, "sm80"): ("fragments", "templates.fragments import"),
 }
 """The module that uses an edited one where the template itself does not, and how the template imports it."""
 
@@ -230,7 +230,7 @@ class Mutant:
                 name = self._imported(part, self._edited(_text(part)), folder)
                 source = source.replace(f"templates.{part} import", f"templates.{name} import")
                 user, importing = _USERS.get((self.text, template), (template, ""))
-                text = Edit(f"from .{part} import", f"from .{name} import").apply(_text(user))
+                text = Edit(f"templates.{part} import", f"templates.{name} import").apply(_text(user))
                 for edit in self.around:
                     text = edit.apply(text)
                 if user != template:
