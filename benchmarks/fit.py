@@ -5,8 +5,8 @@
 writes `cute_backend/planning/targets/h200.py` and prints, for problems that were left out of a fit, how much
 slower the tile of the model is than the fastest one. Needs no GPU, and takes a minute.
 
-What counts is the order of a problem's tiles, the fast ones above all: errors that all of its tiles share
-have a tenth of the weight, and a problem counts by the logarithm of its time.
+The order of a problem's tiles matters, of the fast ones above all: errors that all of its tiles share have a
+tenth of the weight, and a problem counts by the logarithm of its time.
 """
 
 from __future__ import annotations

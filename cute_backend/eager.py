@@ -1,7 +1,7 @@
 """`gemm`: one fused product, called eagerly.
 
 The epilogue is traced once into the graph that torch.compile would have made of it, and goes through the same
-walker to the same op. What it closes over becomes operands, read anew at every call.
+walker to the same op. Tensors that it closes over become operands, read anew at every call.
 """
 
 from __future__ import annotations

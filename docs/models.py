@@ -51,8 +51,8 @@ MODELS = {
 HEAD = """\
 # Models
 
-What `torch.compile(model, backend="cute")` fuses of the models in `examples/`, which know nothing
-of it. Written by `python docs/models.py`{device}.
+This page shows which parts of the models in `examples/` `torch.compile(model, backend="cute")` fuses. The
+models know nothing of it. Written by `python docs/models.py`{device}.
 
 - products: matrix products of the program; in training, forward and backward.
 - fused: how many of them our kernels compute, and in how many kernels: a gated pair is one.

@@ -92,6 +92,31 @@ def test_docstrings_begin_with_what_they_describe() -> None:
     assert not found, "\n".join(found)
 
 
+LATE_SUBJECT = re.compile(
+    r"(?:^[\s#-]*|[.;] )(What|Whose|Those of|Those that|None of which|Nothing of) (?!.*\?)"
+)
+"""The beginning of a sentence whose subject is a clause, or is named only in the sentence before."""
+
+
+def test_sentences_begin_with_their_subject() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in files((*PAGES, *SOURCES))
+        for number, line in prose(path)
+        if not line.startswith(("#", "|")) or path.suffix != ".md"
+        if LATE_SUBJECT.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "planted", ["What it finds is kept.", "# It runs. Those of B are read.", "- What is x"]
+)
+def test_a_late_subject_is_found(planted: str) -> None:
+    assert LATE_SUBJECT.search(planted)
+    assert not LATE_SUBJECT.search("Know what it finds. What is it?")
+
+
 @pytest.mark.parametrize(
     "planted", ["# It is told of.", '"""As many rows as there are so many."""', "x = 1  # K in parts"]
 )

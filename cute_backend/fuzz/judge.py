@@ -1,6 +1,6 @@
 """One program judged: what it gives eagerly, compiled with `cute`, and compiled with `inductor`.
 
-What counts as right, for every output and every input that the program writes:
+A result is right, for every output and every input that the program writes, by these rules:
 
 - the dtype and the shape are eager's, and under both compilers the strides are Inductor's or eager's, as
   Inductor pads those of some results on a GPU;

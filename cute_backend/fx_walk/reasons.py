@@ -78,7 +78,7 @@ class Reason(Enum):
     OUT_DTYPE = "out_dtype", "the product's own result would be {dtype}"
     SYMBOLIC_SCALAR = "symbolic_scalar", "{value} is a number that is known only at run time"
 
-    # What would be fused after it.
+    # Reasons of work after a product.
     NOT_POINTWISE = "not_pointwise", "{target} is not a pointwise op"
     UNSUPPORTED_OP = "unsupported_op", "{target} is pointwise but {why}"
     REARRANGED = (

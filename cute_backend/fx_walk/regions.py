@@ -588,7 +588,7 @@ class _Search:
         for member in draft.values:
             yield from (user for user in member.users if user not in draft.values and user is not joining)
 
-    # What is kept
+    # The settled region
 
     def _settled(self, anchors: tuple[Anchor, ...], settled: Settled) -> Region:
         """The region of the members that stay, lowered afresh so that its names have no gaps."""

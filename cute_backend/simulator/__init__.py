@@ -16,7 +16,7 @@ it (`host.py`, `simulate.py`) its real host code. The way through the code:
       memory.GlobalMemory        registered host memory; nothing else can be touched
       report.Report              instructions, waits and bytes per warp role; exposed loads; a timeline
 
-What a run proves, for the inputs it ran on:
+A run proves, for the inputs it ran on:
 - The numbers. Integer and data movement instructions are exact. Float instructions round as PTX states.
   Matrix products are formed in double precision and rounded once per instruction into the accumulator.
 - That every access stays in memory that is registered or allocated, aligned as PTX wants it.
@@ -32,7 +32,7 @@ What a run proves, for the inputs it ran on:
   nothing global is touched before griddepcontrol.wait, in a launch that may overlap the one before it.
 - That the kernel ends, with its tensor memory freed, under the delays of the seeds that were tried.
 
-What it can't prove:
+A run can't prove:
 - Speed. It counts instructions, not cycles; it has no caches, no issue slots, no bandwidth.
 - The work of ptxas: register allocation, spills, its own bugs. The errata of real chips.
 - Bits where PTX leaves them open: approximations (ex2.approx, tanh.approx, ...) are closer to the true value
