@@ -117,6 +117,10 @@ block_reductions: str = _one_of("CUTE_BACKEND_BLOCK_REDUCTIONS", _choices("block
 costs 2 percent of it, but a norm by head makes a single product's kernel take 1.38 times as long, and a
 softmax of groups of 16 1.21 times, where a kernel of Inductor's behind the product costs less."""
 
+rotary_embeddings: bool = bool(_switch("CUTE_BACKEND_ROTARY_EMBEDDINGS", False))
+"""Whether rotary embeddings by halves of a head stay in the kernel of the product before them, on Hopper and
+on data center Blackwell. Off because no GPU has timed them."""
+
 batch_invariant: bool = bool(_switch("CUTE_BACKEND_BATCH_INVARIANT", False))
 """Whether a row of a result has the same bits whatever M is: one configuration serves every M, chosen by N
 and K alone, at some cost in speed, and nothing is tuned. It holds for what is fused, not for what is left."""

@@ -24,7 +24,17 @@ from enum import Enum
 import torch
 
 from cute_backend import philox
-from cute_backend.spec import Const, DType, EpilogueSpec, Op, Overflow, Precision, ReduceKind, SpecError
+from cute_backend.spec import (
+    ROTATE_HALF,
+    Const,
+    DType,
+    EpilogueSpec,
+    Op,
+    Overflow,
+    Precision,
+    ReduceKind,
+    SpecError,
+)
 
 
 class OperandError(ValueError):
@@ -322,9 +332,12 @@ BLOCK_REDUCTIONS = {
 """Ops that reduce the columns of a block, in fp32, with the rules of `ReduceKind`; the spec's op has the
 size."""
 
+OF_BLOCKS = (*BLOCK_REDUCTIONS, ROTATE_HALF)
+"""Ops that read the other columns of an element's block, in fp32; the spec's op has the size."""
+
 _BLOCK_ROWS = tuple(
     PointwiseOp(name, (), 1, OperandRule.FLOAT, ResultRule.FLOAT, None, f"{name}({{0}})", _no_reference)
-    for name in BLOCK_REDUCTIONS
+    for name in OF_BLOCKS
 )
 
 SPECIAL = (CAST, ROW_INDEX, COLUMN_INDEX, *_BLOCK_ROWS)
@@ -348,7 +361,7 @@ def promote(row: PointwiseOp, dtypes: Sequence[DType]) -> tuple[DType, ...]:
     if len(dtypes) != row.arity:
         raise OperandError(f"{row.name} takes {row.arity} operands, not {len(dtypes)}")
     registers = [dtype.register for dtype in dtypes]
-    if row.name in BLOCK_REDUCTIONS:
+    if row.name in OF_BLOCKS:
         return (DType.F32,)
     if row in SPECIAL:
         return tuple(registers)
@@ -385,7 +398,7 @@ def operand_dtypes(spec: EpilogueSpec, op: Op) -> list[DType]:
     return [operand.dtype if isinstance(operand, Const) else spec.dtypes[operand] for operand in op.operands]
 
 
-_BLOCK_SIZES = f"two or more have {', '.join(BLOCK_REDUCTIONS)}, and 0 all other ops"
+_BLOCK_SIZES = f"two or more have {', '.join(OF_BLOCKS)}, and 0 all other ops"
 
 
 def check(spec: EpilogueSpec) -> None:
@@ -398,8 +411,12 @@ def check(spec: EpilogueSpec) -> None:
             result = result_dtype(row, operand_dtypes(spec, op))
         except OperandError as error:
             raise SpecError(f"{op.name}: {error}") from error
-        if (op.op in BLOCK_REDUCTIONS) != (op.block > 1):
+        if (op.op in OF_BLOCKS) != (op.block > 1):
             raise SpecError(f"{op.name} = {op.op} has blocks of {op.block} columns; {_BLOCK_SIZES}")
+        if op.op == ROTATE_HALF and op.block % 2:
+            raise SpecError(
+                f"{op.name} = {op.op} has blocks of {op.block} columns; halves make an even number"
+            )
         if row is not CAST and result is not op.dtype:
             raise SpecError(f"{op.name} = {op.op} gives {result.value}, but the spec says {op.dtype.value}")
 

@@ -24,6 +24,7 @@ from cute_backend.ops import (
 )
 from cute_backend.reduce import reduce
 from cute_backend.spec import (
+    ROTATE_HALF,
     SCALE_BLOCK,
     Axis,
     BColumns,
@@ -183,11 +184,15 @@ def _fetched(op: Op, values: dict[str, Tensor], plane: tuple[int, int]) -> Tenso
 
 
 def _of_blocks(op: Op, value: Tensor, accumulate: torch.dtype) -> Tensor:
-    """The reduction of each block of columns, at all elements of the block."""
+    """The reduction of each block of columns, at all elements of the block; or the block with its halves
+    rotated."""
     m, n = value.shape
     if n % op.block:
-        raise ValueError(f"{op.name} reduces blocks of {op.block} columns, and {n} columns are no multiple")
+        raise ValueError(f"{op.name} has blocks of {op.block} columns, and {n} columns are no multiple")
     rows = value.reshape(-1, op.block)
+    if op.op == ROTATE_HALF:
+        first, second = rows.chunk(2, -1)
+        return torch.cat((-second, first), -1).reshape(m, n)
     result = reduce(rows, Reduction(Axis.ROW, BLOCK_REDUCTIONS[op.op]), accumulate)
     return result.unsqueeze(-1).expand(rows.shape).reshape(m, n)
 

@@ -311,6 +311,11 @@ class Load:
         return bool(self.m_modes) or self.blocks is not None
 
     @property
+    def in_runs(self) -> bool:
+        """Whether the columns of a block lie side by side in memory."""
+        return self.blocks is not None and self.blocks.inner is Stride.ONE
+
+    @property
     def order(self) -> Union[Order, None]:
         """The memory order of an exact load; None where neither of its strides is known to be 1, or M or N
         is several modes, and for every other kind."""
@@ -321,12 +326,17 @@ class Load:
         return Order.COLUMN if self.stride_m is Stride.ONE else None
 
 
+ROTATE_HALF = "block_rotate_half"
+"""The op that gives (-y, x) of each block of columns (x, y), in two halves, as rotary embeddings have it."""
+
+
 @dataclass(frozen=True)
 class Op:
     """One step of the chain: `name = op(*operands)`, rounded to `dtype`.
 
     An op that reduces blocks of columns has their size in `block`, which divides N: in every row the elements
-    of a block have what the operand's elements of that block are reduced to.
+    of a block have what the operand's elements of that block are reduced to. So has ROTATE_HALF, whose block
+    is even.
     """
 
     name: str
@@ -427,10 +437,20 @@ class EpilogueSpec:
 
     @cached_property
     def block_columns(self) -> int:
+        """Columns that divide N, since ops or stores have blocks of them; 1 where none has."""
+        return lcm(self.whole_columns, self.rotated_columns or 1)
+
+    @cached_property
+    def whole_columns(self) -> int:
         """Columns that a visit needs whole, since ops reduce blocks of them or stores have one element for
         each; 1 where none does."""
-        blocks = {op.block for op in self.ops} | {store.block for store in self.stores}
-        return lcm(*(blocks - {0}))
+        blocks = {op.block for op in self.ops if op.op != ROTATE_HALF}
+        return lcm(*((blocks | {store.block for store in self.stores}) - {0}))
+
+    @cached_property
+    def rotated_columns(self) -> int:
+        """Columns of the blocks whose halves are rotated; 0 where none are."""
+        return max((op.block for op in self.ops if op.op == ROTATE_HALF), default=0)
 
     @cached_property
     def planes(self) -> tuple[Store, ...]:

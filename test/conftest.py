@@ -96,10 +96,10 @@ def raised_errors() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def all_blocks_reduced() -> Iterator[None]:
-    """Programs reduce blocks of columns wherever a tile holds them, whether or not it pays."""
+    """Programs reduce and rotate blocks of columns wherever a tile holds them, whether or not it pays."""
     from cute_backend import config
 
-    with config.patch(block_reductions="always"):  # type: ignore[attr-defined]
+    with config.patch(block_reductions="always", rotary_embeddings=True):  # type: ignore[attr-defined]
         yield
 
 

@@ -36,7 +36,7 @@ def shown(region: Region) -> str:
 
 @pytest.fixture(autouse=True)
 def settings_as_shipped() -> Iterator[None]:
-    with cute_backend.config.patch(block_reductions="auto"):
+    with cute_backend.config.patch(block_reductions="auto", rotary_embeddings=False):
         yield
 
 

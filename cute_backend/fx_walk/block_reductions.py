@@ -7,8 +7,6 @@ the chain that all elements of a block have, and lies on the plane as `Frame.blo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torch import fx
 
 from cute_backend import config
@@ -20,7 +18,7 @@ from cute_backend.fx_walk.questions import is_reduction
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.reductions import Found, feeds
 from cute_backend.fx_walk.static import fake, known, tensor_of
-from cute_backend.planning import Arch, blocks_held
+from cute_backend.planning import blocks_held
 from cute_backend.spec import Const, DType, LoadKind, Operand, ReduceKind
 
 
@@ -58,16 +56,8 @@ def _is_read_again(found: Found) -> bool:
 def _held(chain: Chain) -> tuple[int, ...]:
     """The sizes of blocks that tiles of the target hold; on a CPU, those of any target that multiplies so."""
     reads_planes = chain.count(LoadKind.EXACT) > 0
-    return tuple(
-        sorted(set().union(*(blocks_held(arch, chain.accumulators, reads_planes) for arch in _archs(chain))))
-    )
-
-
-def _archs(chain: Chain) -> Iterator[Arch]:
-    for arch in Arch:
-        product = chain.accumulators[0]
-        if chain.target in (None, arch.target) and product.a_dtype in arch.target.operands:
-            yield arch
+    held = (blocks_held(arch, chain.accumulators, reads_planes) for arch in chain.archs)
+    return tuple(sorted(set().union(*held)))
 
 
 def check_blocks(chain: Chain) -> None:

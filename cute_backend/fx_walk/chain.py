@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -10,8 +10,9 @@ from torch import fx
 from cute_backend.fx_walk.classify import LoadView
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.ops import OPS, result_dtype
-from cute_backend.planning import Target
+from cute_backend.planning import Arch, Target
 from cute_backend.spec import (
+    ROTATE_HALF,
     Accumulator,
     Const,
     DType,
@@ -88,7 +89,23 @@ class Chain:
     @property
     def blocks(self) -> set[int]:
         """The columns of the blocks that are reduced."""
-        return {op.block for op in self._ops} - {0}
+        return {op.block for op in self._ops if op.op != ROTATE_HALF} - {0}
+
+    @property
+    def rotated(self) -> set[int]:
+        """The columns of the blocks whose halves are rotated."""
+        return {op.block for op in self._ops if op.op == ROTATE_HALF}
+
+    @property
+    def archs(self) -> Iterator[Arch]:
+        """The architectures of the target; on a CPU, all that multiply so."""
+        for arch in Arch:
+            if self.target in (None, arch.target) and self.accumulators[0].a_dtype in arch.target.operands:
+                yield arch
+
+    def rotate_half(self, value: Operand, columns: int) -> Operand:
+        """Each block of `columns` columns with its halves (x, y) as (-y, x)."""
+        return self._step(ROTATE_HALF, (value,), DType.F32, block=columns)
 
     def reduce_blocks(self, kind: ReduceKind, value: Operand, columns: int) -> Operand:
         """The reduction of each block of `columns` columns, at all elements of the block."""

@@ -118,6 +118,20 @@ class Reason(Enum):
         "it reduces blocks of columns of a single product, which costs its kernel more than a kernel behind "
         "it; config.block_reductions = 'always' takes it",
     )
+    ROTATION_SIZE = (
+        "rotation_size",
+        "it rotates the halves of blocks of {columns} columns, beside blocks of {sizes}; tiles rotate blocks "
+        "of one size, of {held} columns",
+    )
+    ROTATION_COST = (
+        "rotation_cost",
+        "it rotates the halves of blocks of columns; config.rotary_embeddings = True takes it",
+    )
+    ROTATED_PLACES = (
+        "rotated_places",
+        "rows or columns are reduced, and a kernel that rotates blocks of {columns} columns has them in "
+        "another order",
+    )
     FEEDBACK = (
         "feedback",
         "{reduction} reduces the region's own result and feeds back into {into}, but is whole only when the "

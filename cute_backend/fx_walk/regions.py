@@ -74,6 +74,13 @@ from cute_backend.fx_walk.reductions import (
     refuse_unknown,
 )
 from cute_backend.fx_walk.region import Region, stores_of
+from cute_backend.fx_walk.rotations import (
+    check_rotations,
+    find_rotations,
+    inner_of,
+    lower_rotation,
+    refuse_rotated,
+)
 from cute_backend.fx_walk.settle import Settled, settle
 from cute_backend.fx_walk.static import (
     DTYPES,
@@ -113,10 +120,13 @@ class _Search:
         self.order = {node: position for position, node in enumerate(graph.nodes)}
         self.reductions = find_reductions(self.order)
         self.heads: dict[fx.Node, list[fx.Node]] = {}
-        """The reductions that a node is an inner part of."""
+        """The reductions or rotations that a node is an inner part of."""
         for found in self.reductions.values():
             for inner in found.inner:
                 self.heads.setdefault(inner, []).append(found.head)
+        self.rotations = find_rotations(self.order)
+        for inner, head in inner_of(self.rotations):
+            self.heads.setdefault(inner, []).append(head)
         self.mutations = Mutations(self.order)
         firsts = first_equals(self.order, self.mutations)
         self.anchors = {node: _read(node, firsts) for node in self.order if is_anchor(node)}
@@ -288,14 +298,18 @@ class _Search:
                 draft.rollback(mark)
                 self.rejections.setdefault(node, refused.rejection(node))
                 continue
-            if node in self.reductions and self.reductions[node].source in draft.values:
-                draft.values |= dict.fromkeys(self.reductions[node].inner)
+            draft.values |= dict.fromkeys(self._inner(draft, node))
             draft.values[node] = value
             push_users(node)
         return draft
 
+    def _inner(self, draft: Draft, node: fx.Node) -> tuple[fx.Node, ...]:
+        """The nodes on the way to a reduction or a rotation of a member; none to another node."""
+        found = self.reductions.get(node) or self.rotations.get(node)
+        return found.inner if found is not None and found.source in draft.values else ()
+
     def _heads(self, draft: Draft, reader: fx.Node) -> list[fx.Node]:
-        """The nodes that may join for a reader of a member: itself, or reductions that it is a part of."""
+        """The nodes that may join for a reader of a member: itself, or what it is a part of."""
         heads = self.heads.get(reader, [reader])
         found = self.reductions.get(heads[0])
         if found is None or not found.is_of_blocks_alone:
@@ -313,6 +327,12 @@ class _Search:
             return value
         if node in self.reductions and self.reductions[node].source in draft.values:
             return self._join_reduction(draft, self.reductions[node])
+        if node in self.rotations and self.rotations[node].source in draft.values:
+            rotated = lower_rotation(
+                self.rotations[node], draft, self._resolve(draft, self.rotations[node].source, node)
+            )
+            self._check_mutations(draft, node)
+            return rotated
         reduced_before = draft.values.get(first_argument(node))
         if isinstance(reduced_before, Reduced) and keeps_reduced(node):
             return reduced_before
@@ -403,6 +423,7 @@ class _Search:
         value = self._resolve(draft, found.source, found.head)
         result: Operand | Reduced
         if frame is None:
+            refuse_rotated(draft.chain)
             result = reduced(found, draft.chain, value, source)
         else:
             result = lower_blocks(found, draft.chain, value, frame.block)
@@ -593,9 +614,8 @@ class _Search:
     def _settled(self, anchors: tuple[Anchor, ...], settled: Settled) -> Region:
         """The region of the members that stay, lowered afresh so that its names have no gaps."""
         draft, members = self._seed(anchors), settled.members
-        inner = {
-            inner for node in members if node in self.reductions for inner in self.reductions[node].inner
-        }
+        found = (each[node] for each in (self.reductions, self.rotations) for node in members if node in each)
+        inner = {inner for each in found for inner in each.inner}
         for node in members[len(draft.values) :]:
             draft.values[node] = None if node in inner else self._join(draft, node)
         self.owner.update(dict.fromkeys(settled.kept, draft))
@@ -618,6 +638,7 @@ def _read(node: fx.Node, firsts: dict[fx.Node, fx.Node]) -> Anchor | Refused:
 
 def _check_loads(chain: Chain) -> None:
     check_blocks(chain)
+    check_rotations(chain)
     exact = chain.count(LoadKind.EXACT)
     if exact > config.max_exact_loads:
         raise Refused(Reason.TOO_MANY_LOADS, count=exact, kind="(M, N)", limit=config.max_exact_loads)

@@ -19,7 +19,17 @@ from cute_backend.planning import Alignment, Ring, Rowvecs, TileConfig, plan, su
 from cute_backend.planning.naming import entry_name
 from cute_backend.planning.transposing import multiplied
 from cute_backend.signature import WORKSPACE, Argument, Extent, Role, of_role, signature
-from cute_backend.spec import BColumns, DType, EpilogueSpec, Load, Order, Overflow, ProductKind, Store
+from cute_backend.spec import (
+    ROTATE_HALF,
+    BColumns,
+    DType,
+    EpilogueSpec,
+    Load,
+    Order,
+    Overflow,
+    ProductKind,
+    Store,
+)
 
 _WHERE_TO_READ_ON = (
     "templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come",
@@ -98,10 +108,13 @@ class _Module:
         ]
         types = sorted({"Float32", "Int32", *self._types()})
         reductions = self.spec.reductions
-        reduces = reductions or any(loop.reduced for loop in self.chain.loops)
+        reduces = reductions or any(
+            op.op != ROTATE_HALF for loop in self.chain.loops for op, _ in loop.reduced
+        )
         loads = self.spec.loads
         helpers = ["SmemOperand", *(["collapse_m"] if any(load.m_modes for load in loads) else [])]
         helpers += ["collapse_n"] if any(load.blocks for load in loads) else []
+        helpers += ["pair_halves"] if self._pairs() else []
         helpers += ["transpose"] if self.config.transposed else []
         enums = [*(["Axis"] if reductions else []), *(["Order"] if self._columns() else [])]
         enums += ["BColumns"] if self.config.b_columns is not BColumns.APART else []
@@ -280,8 +293,9 @@ class _Module:
     def _views(self) -> dict[str, tuple[str, str]]:
         """The arguments of `launch` that the kernel takes as views: each view's name and its expression.
 
-        Several modes of M, and blocks of columns, become one axis. Where D^T = B^T A^T is computed, all
-        arguments of two axes are transposed.
+        Several modes of M, and blocks of columns, become one axis. Where halves of blocks are rotated, half
+        of a subtile's columns are of each, unless subtiles are whole blocks. Where D^T = B^T A^T is computed,
+        all arguments of two axes are transposed.
         """
         views = {}
         for load in self.spec.loads:
@@ -290,10 +304,24 @@ class _Module:
                 text = f"collapse_n({text})"
             if text != load.name:
                 views[load.name] = (f"{load.name}_plane", text)
+        if self._pairs():
+            sizes = f"{self.spec.rotated_columns}, {self.config.subtile_n // 2}"
+            for name in self._columned():
+                text = views[name][1] if name in views else name
+                views[name] = (f"{name}_paired", f"pair_halves({text}, {sizes})")
         if self.config.transposed:
             for name in (argument.name for argument in self.arguments if len(argument.dims) == 2):
                 views[name] = (f"{name}_t", f"transpose({views[name][1] if name in views else name})")
         return views
+
+    def _pairs(self) -> bool:
+        """Whether rotated blocks have more columns than a subtile."""
+        return self.spec.rotated_columns > self.config.subtile_n
+
+    def _columned(self) -> list[str]:
+        """The names of the arguments that have the plane's columns."""
+        columns = (Extent.N, Extent.BLOCK)
+        return [each.name for each in self.arguments if any(dim.extent in columns for dim in each.dims)]
 
     def _calls(self, views: dict[str, str]) -> list[str]:
         """The body of `launch` after `views` of its arguments are made."""

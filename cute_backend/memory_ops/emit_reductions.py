@@ -12,14 +12,17 @@ from collections.abc import Sequence
 
 from cute_backend.memory_ops.partials import partials
 from cute_backend.ops import BLOCK_REDUCTIONS
-from cute_backend.spec import Axis, Op, Overflow, Reduction, Store
+from cute_backend.spec import ROTATE_HALF, Axis, Op, Overflow, Reduction, Store
 
 _HELD = {Axis.ROW: "tile.rows", Axis.COLUMN: "sub.columns", Axis.ALL: "1"}
 """The partials of a thread."""
 
 
 def of_blocks(op: Op) -> str:
-    """The statement that reduces the blocks of a subtile, which follows the loop that computes the values."""
+    """The statement that reduces the blocks of a subtile, or rotates their halves, which follows the loop
+    that computes the values."""
+    if op.op == ROTATE_HALF:
+        return f"{op.name} = sub.rotate_half({op.name}_of)"
     kind = f"reduce.{BLOCK_REDUCTIONS[op.op].name}"
     return f"{op.name} = reduce.of_blocks({kind}, {op.name}_of, sub, {op.block})"
 

@@ -64,7 +64,13 @@ def visit(spec: EpilogueSpec, plan: Plan) -> list[str]:
         ]
     lines += ["        smem.release()"] if planes else []
     for load in spec.loads:
-        reads = plan.placements[load.name].visit
+        reads, copy = plan.placements[load.name].visit, plan.placements[load.name].copy
+        if copy is not None:
+            lines += [
+                f"        {_narrow(load)} = cute.make_rmem_tensor(sub.elements, {CUTE_TYPES[load.dtype]})",
+                f"        sub.{copy}(glob.{load.name}, {_narrow(load)})",
+                *_widened(load),
+            ]
         if reads is not None:
             lines += [*_read_by_element(load, reads, _narrow(load)), *_widened(load)]
     return lines

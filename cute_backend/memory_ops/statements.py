@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cute_backend.ops import (
-    BLOCK_REDUCTIONS,
     INDEX_EXPRESSIONS,
+    OF_BLOCKS,
     OPS,
     cast_expression,
     conversion_expression,
@@ -124,7 +124,7 @@ class Chain:
             if name in self._ops and name == self._text[name] and self._loop[name] < here:
                 self.loops[self._loop[name]].kept[name] = _REGISTER_TYPES[self._dtype[name]]
                 self._text[name] = f"{name}_kept[e]"
-        if op.op in BLOCK_REDUCTIONS:
+        if op.op in OF_BLOCKS:
             text = self._operand(op.operands[0], DType.F32, wrapped=True)
             self.loops[here].reduced.append((op, text))
             self._text[op.name], self._dtype[op.name] = f"{op.name}[e]", DType.F32

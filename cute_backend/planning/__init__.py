@@ -17,6 +17,7 @@ from cute_backend.planning.search import (
     named,
     offered,
     ranked,
+    rotations_held,
     table,
     tunable,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "offered",
     "plan",
     "ranked",
+    "rotations_held",
     "subtiled",
     "table",
     "tile_k",

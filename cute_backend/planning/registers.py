@@ -151,9 +151,9 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
     most = MAX_ACCUMULATORS
     if is_promoted(config, spec):
         most = MAX_PROMOTED_ONCE if spec.product.is_block_scaled else MAX_PROMOTED_TWICE
-    if has_planes(spec) and (spec.reductions or any(load.is_split for load in spec.loads_of(LoadKind.EXACT))):
+    if has_planes(spec) and (spec.reductions or by_element(spec)):
         most = min(most, MAX_BESIDE_ROWS)
-    if spec.block_columns > 1:
+    if spec.whole_columns > 1:
         most = min(most, MAX_BESIDE_BLOCKS)
     return kept.accumulators <= most and (
         long_ops(spec) == 0 or kept.accumulators + kept.partials <= MAX_KEPT
@@ -168,9 +168,15 @@ def is_crowded(config: TileConfig, spec: EpilogueSpec) -> bool:
     A plane that is read by element takes two registers of address for each element of a subtile.
     """
     exact = spec.loads_of(LoadKind.EXACT)
-    by_element = sum(load.is_split for load in exact)
     many = config.products > 1 and len(exact) > MAX_PAIRED_LOADS
-    return config.pingpong and (by_element > 1 or many or spec.block_columns > 1)
+    return config.pingpong and (by_element(spec) > 1 or many or spec.whole_columns > 1)
+
+
+def by_element(spec: EpilogueSpec) -> int:
+    """The planes that are read by element whatever the alignment, each from an address of its own: where M or
+    N is several modes, but for those in runs beside rotated halves, whose subtiles never span blocks."""
+    runs = spec.rotated_columns > 0
+    return sum(load.is_split and not (runs and load.in_runs) for load in spec.loads_of(LoadKind.EXACT))
 
 
 def long_ops(spec: EpilogueSpec) -> int:

@@ -30,6 +30,7 @@ from cute_backend.planning.shared_memory import (
 from cute_backend.planning.targets import Arch, Shape
 from cute_backend.planning.tiles import Alignment, Rowvecs, TileConfig, tile_k
 from cute_backend.planning.transposing import can_transpose, multiplied
+from cute_backend.signature import TMA_ALIGN
 from cute_backend.spec import EpilogueSpec, LoadKind, Major, ProductKind
 
 Rule = Callable[[TileConfig, EpilogueSpec], TileConfig | None]
@@ -39,6 +40,12 @@ NARROW_SUBTILE_N = 32
 
 WHOLE_SUBTILES = (32, 64, 128)
 """Columns of subtiles that hold blocks whole."""
+
+MAX_ROTATED = 256
+"""Columns of the largest block whose halves are rotated: of those that heads have."""
+
+PAIRING_SUBTILES = (32, 16)
+"""Columns of subtiles that hold as many of one half of a block as of the other."""
 
 MAX_ROW_IN_A_THREAD = 64
 """Columns of a row that one thread keeps until their blocks are reduced: 128 on sm_100a spilled 56 bytes."""
@@ -125,7 +132,7 @@ def narrow_subtiles_for_stages(config: TileConfig, spec: EpilogueSpec) -> TileCo
 def whole_blocks_of_columns(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
     """A visit has whole blocks of columns where ops reduce them and others read what they are reduced to: the
     narrowest of the subtiles that planes are laid out in, whose columns are powers of two."""
-    block, columns = spec.block_columns, config.tile_n // config.ctas
+    block, columns = spec.whole_columns, config.tile_n // config.ctas
     if block == 1:
         return config
     whole = (width for width in WHOLE_SUBTILES if width % block == 0 and columns % width == 0)
@@ -133,6 +140,56 @@ def whole_blocks_of_columns(config: TileConfig, spec: EpilogueSpec) -> TileConfi
     if width is None or width > MAX_ROW_IN_A_THREAD * config.target.accumulators.row_threads:
         return None
     return replace(config, subtile_n=width)
+
+
+def halves_of_rotated_blocks(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
+    """A visit has as many columns of the first half of a rotated block as of the second, which are their
+    partners: half a subtile of each, for which operands and results are seen with their columns in another
+    order (`pair_halves`). TMA brings the columns of a CTA's tile, or of its share of B, in that order where
+    they make up blocks, or blocks are made up of them."""
+    block = spec.rotated_columns
+    if not block:
+        return config
+    shares = (config.tile_n, config.tile_n // config.cluster_m)
+    if not _can_pair(config, spec) or any(min(each % block, block % each) for each in shares):
+        return None
+    if spec.whole_columns == 1:
+        least = config.target.unrolled_subtile_n or config.target.least_subtile_n
+        widths = [each for each in PAIRING_SUBTILES if least <= each <= config.subtile_n]
+        fitting = (each for each in widths if _pairs(each, spec))
+        config = replace(config, subtile_n=next(fitting, 0))
+    return config if config.subtile_n and _pairs(config.subtile_n, spec) else None
+
+
+def _can_pair(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether a kernel may have the columns of rotated blocks in another order: TMA brings B's, contiguous
+    along K, of one dense product without scales of blocks, nothing depends on a column's place, and all
+    blocks are of one size."""
+    product, block = spec.product, spec.rotated_columns
+    blocks = {load.blocks.columns for load in spec.loads if load.blocks is not None}
+    blocks |= {op.block for op in spec.ops} | {store.block for store in spec.stores}
+    return (
+        config.target.tma
+        and config.products == 1
+        and product.kind is ProductKind.DENSE
+        and not product.is_block_scaled
+        and not _b_along_n(spec)
+        and not spec.reductions
+        and not any(op.op == "column_index" for op in spec.ops)
+        and blocks - {0} == {block}
+        and block <= MAX_ROTATED
+    )
+
+
+def _pairs(columns: int, spec: EpilogueSpec) -> bool:
+    """Whether subtiles of `columns` columns have halves of rotated blocks, of which TMA takes runs of 16
+    bytes at least, if the spec rotates any."""
+    planes = [load.dtype.bits for load in spec.loads if load.order is not None]
+    bits = min(planes + [store.dtype.bits for store in spec.planes], default=8)
+    block = spec.rotated_columns
+    return not block or (
+        columns <= block and block // 2 % (columns // 2) == 0 and columns // 2 * bits >= TMA_ALIGN * 8
+    )
 
 
 def registers_for_a_crowded_thread(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
@@ -151,6 +208,7 @@ RULES: tuple[Rule, ...] = (
     narrow_subtiles_of_groups,
     narrow_subtiles_for_stages,
     whole_blocks_of_columns,
+    halves_of_rotated_blocks,
     registers_for_a_crowded_thread,
 )
 """In the order in which they are applied."""
@@ -228,7 +286,7 @@ def narrow_subtiles_of_many_planes(
     whole_row = target.accumulators.row_threads == 1
     if whole_row or (config.products == 1 and alignment is Alignment.PLAIN):
         while columns > target.least_subtile_n and columns * plane_bits(spec) > target.row_bits:
-            if columns // 2 % spec.block_columns:
+            if columns // 2 % spec.whole_columns or not _pairs(columns // 2, spec):
                 break
             columns //= 2
     return replace(config, subtile_n=columns)
@@ -276,7 +334,7 @@ def subtiled(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Ti
 
 def _narrow(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
     """With narrow subtiles; where they have whole blocks, `whole_blocks_of_columns` has made them so."""
-    if spec.block_columns > 1:
+    if spec.whole_columns > 1:
         return config
     return replace(config, subtile_n=min(config.subtile_n, NARROW_SUBTILE_N))
 

@@ -11,14 +11,16 @@ from cute_backend.planning.cost import cost
 from cute_backend.planning.hoisting import can_hoist, hoisting
 from cute_backend.planning.naming import words
 from cute_backend.planning.registers import leaves_registers
-from cute_backend.planning.rules import ABOVE_THE_SMALLEST, WHOLE_SUBTILES, suited
+from cute_backend.planning.rules import ABOVE_THE_SMALLEST, MAX_ROTATED, WHOLE_SUBTILES, suited
 from cute_backend.planning.shared_memory import has_planes, holds_planes
 from cute_backend.planning.targets import Arch, Shape
 from cute_backend.planning.tiles import TileConfig
 from cute_backend.planning.transposing import multiplied
 from cute_backend.spec import (
+    ROTATE_HALF,
     Accumulator,
     Axis,
+    Blocks,
     DType,
     EpilogueSpec,
     Load,
@@ -40,10 +42,14 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     alone = arch.target.tiles.alone
     found = _serving(arch, spec)
     if not found:
-        held = blocks_held(arch, spec.accumulators, bool(spec.loads_of(LoadKind.EXACT)))
+        held = (
+            rotations_held(arch, spec.accumulators, spec.whole_columns > 1)
+            if spec.rotated_columns
+            else blocks_held(arch, spec.accumulators, bool(spec.loads_of(LoadKind.EXACT)))
+        )
         raise ValueError(
             f"no tile of {arch.value} holds blocks of {spec.block_columns} columns whole; "
-            f"held are {', '.join(map(str, held))}"
+            f"held are {', '.join(map(str, held)) or 'none'}"
         )
     if alone is not None and found[-1].cluster_size > 1:
         found += suited(arch, (alone,), spec)
@@ -74,11 +80,33 @@ def blocks_held(
     return tuple(held)
 
 
+@cache
+def rotations_held(
+    arch: Arch, accumulators: tuple[Accumulator, ...] = _ONE_PRODUCT, reduces: bool = False
+) -> tuple[int, ...]:
+    """The sizes of blocks of columns whose halves tiles can rotate for these products, beside reductions of
+    the same blocks or without."""
+    held, acc = [], accumulators[0].name
+    for columns in range(16, MAX_ROTATED + 1, 16):
+        blocks = Blocks(columns, Stride.ZERO, Stride.ONE)
+        cos = Load("exact0", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.OTHER, blocks=blocks)
+        chain = (
+            *((Op("t0", "block_mean", (acc,), DType.F32, block=columns),) if reduces else ()),
+            Op("t1", ROTATE_HALF, (acc,), DType.F32, block=columns),
+            Op("t2", "mul", ("t1", "exact0"), DType.F32),
+        )
+        spec = EpilogueSpec(accumulators, (cos,), chain, (Store("out0", "t2", DType.BF16),))
+        if _serving(arch, spec):
+            held.append(columns)
+    return tuple(held)
+
+
 def _serving(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
-    """The shipped tiles that can serve a spec; or where a pair has blocks that none of them holds, further
-    ones of the target. Beside planes that are read, those spilled 32 bytes."""
+    """The shipped tiles that can serve a spec; or where none of them holds the blocks of a pair, or rotates
+    blocks, further ones of the target. For a pair that reads planes, those spilled 32 bytes."""
     found = suited(arch, _shipped(arch, spec), spec)
-    if found or spec.loads_of(LoadKind.EXACT) or _shipped(arch, spec) is arch.target.tiles.promoted:
+    reads = spec.loads_of(LoadKind.EXACT) and not spec.rotated_columns
+    if found or reads or _shipped(arch, spec) is arch.target.tiles.promoted:
         return found
     return suited(arch, arch.target.tiles.sized, spec)
 

@@ -134,6 +134,45 @@ def collapse_n(tensor: cute.Tensor) -> cute.Tensor:
     return cute.make_tensor(tensor.iterator, cute.group_modes(layout, rank - 2, rank))
 
 
+def pair_halves(tensor: cute.Tensor, block: int, width: int) -> cute.Tensor:
+    """An operand or a plane whose last axis is N, in blocks, with its columns in another order: `width` of a
+    block's first half, then as many of its second half that lie half a block behind them, and so on.
+
+    Every tensor of a kernel that has columns is seen so, B too, and its results lie where they belong.
+    """
+    last, half = cute.rank(tensor) - 1, block // 2
+    within, shape = tensor.layout[last], (width, 2, half // width)
+    if cute.rank(within) == 1:
+        step, count, outer = within.stride, within.shape // block, within.stride * block
+    else:
+        step, count, outer = within.stride[0], within.shape[1], within.stride[1]
+    columns = cute.make_layout((shape, count), stride=((step, step * half, step * width), outer))
+    shapes = (*(tensor.shape[axis] for axis in range(last)), columns.shape)
+    strides = (*(tensor.stride[axis] for axis in range(last)), columns.stride)
+    return cute.make_tensor(tensor.iterator, cute.make_layout(shapes, stride=strides))
+
+
+def run_box(box: tuple[int, int], count: int, plane: cute.Tensor) -> tuple[tuple[int, int], int]:
+    """The part of a box (rows, columns) whose columns lie side by side in a plane (M, N), and the number of
+    such parts in `count` boxes: a box is one, or two where `pair_halves` has ordered the columns."""
+    rows, columns = box
+    run = plane.shape[1][0][0] if isinstance(plane.shape[1], tuple) else columns
+    return (rows, run), count * (columns // run)
+
+
+def of_runs(layout: cute.ComposedLayout, count: int) -> cute.ComposedLayout:
+    """The layout (rows, columns, count) of boxes in shared memory whose parts, one behind another, are those
+    of `layout`: TMA swizzles each run of columns by itself."""
+    rows, run, parts = layout.outer.shape
+    runs = cute.size(parts) // count
+    if runs == 1:
+        return layout
+    step_m, step_n, _ = layout.outer.stride
+    part = cute.size(rows) * cute.size(run)
+    outer = cute.make_layout((rows, (run, runs), count), stride=(step_m, (step_n, part), part * runs))
+    return cute.make_composed_layout(layout.inner, layout.offset, outer)
+
+
 def transpose(tensor: cute.Tensor) -> cute.Tensor:
     """A view of a tensor of two axes with the axes swapped."""
     return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, [1, 0]))

@@ -48,7 +48,7 @@ from cute_backend.spec import ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from cute_backend.templates.entry import named
-from cute_backend.templates.epilogue import Epilogue, SmemOperand, by_name, release_planes
+from cute_backend.templates.epilogue import Epilogue, SmemOperand, by_name, of_runs, release_planes, run_box
 from cute_backend.templates.gemm import Gemm
 from cute_backend.templates.mainloop import Sm100Mainloop, Sm100Plain, check_face
 from cute_backend.templates.overlap import await_earlier_kernels
@@ -202,10 +202,16 @@ class Sm100Gemm(Gemm):
             for b in bs
         ]
 
-        load_planes = [self._planes(operand, self.stages.exact) for operand in epilogue.shared_loads]
-        store_planes = [self._planes(operand, self.stages.store) for operand in epilogue.shared_stores]
         load_of = dict(zip(epilogue.loads, loads, strict=True))
         store_of = dict(zip(epilogue.stores, stores, strict=True))
+        load_planes = [
+            self._planes(operand, load_of[operand.name], self.stages.exact)
+            for operand in epilogue.shared_loads
+        ]
+        store_planes = [
+            self._planes(operand, store_of[operand.name], self.stages.store)
+            for operand in epilogue.shared_stores
+        ]
         come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         plane, written = partial(batches.plane, m=m, a=a), self._written(CTA_M, m, a)
         load_tmas = self._maps(come, epilogue.shared_loads, load_of, load_planes, self.box, plane)
@@ -244,9 +250,10 @@ class Sm100Gemm(Gemm):
             stream=stream,
         )
 
-    def _planes(self, operand: SmemOperand, stages: int) -> cute.ComposedLayout:
+    def _planes(self, operand: SmemOperand, plane: cute.Tensor, stages: int) -> cute.ComposedLayout:
         """Shared memory for an operand that travels by TMA: (128, subtile_n, stages)."""
-        return blackwell.make_smem_layout_epi(operand.dtype, operand.layout, self.box, stages)
+        box, count = run_box(self.box, stages, plane)
+        return of_runs(blackwell.make_smem_layout_epi(operand.dtype, operand.layout, box, count), stages)
 
     @cute.kernel
     def kernel(

@@ -52,7 +52,7 @@ from cute_backend.templates import batch as batches
 from cute_backend.templates.block_scales import ScaleStages, bring_tile
 from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from cute_backend.templates.entry import named
-from cute_backend.templates.epilogue import Epilogue, SmemOperand, by_name, release_planes
+from cute_backend.templates.epilogue import Epilogue, SmemOperand, by_name, of_runs, release_planes, run_box
 from cute_backend.templates.fragments import FragmentGemm
 from cute_backend.templates.mainloop import (
     Sm90Mainloop,
@@ -226,7 +226,7 @@ class Sm90Gemm(FragmentGemm):
         grouped product."""
         config, epilogue = self.config, self.epilogue
         a, bs = batches.operands(a, bs, self.kind)
-        m, n = a.shape[0], bs[0].shape[0] * config.pieces // config.products
+        m, n = a.shape[0], cute.size(bs[0], mode=[0]) * config.pieces // config.products
         a_layout, b_layout = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(bs[0])
         self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
         self.tile_k = tile_k = TILE_K_BYTES * 8 // self.a_dtype.width
@@ -258,15 +258,16 @@ class Sm90Gemm(FragmentGemm):
         b_tmas = [_tma_load(b, piece_smem, piece[1:], config.cluster_m) for b in bs]
 
         groups = config.warpgroups
-        load_planes = [
-            self._planes(operand, BLOCK_M, self.stages.exact * groups) for operand in epilogue.shared_loads
-        ]
-        store_planes = [
-            self._planes(operand, WARP_M, self.stages.store * groups * WARPS)
-            for operand in epilogue.shared_stores
-        ]
         load_of = dict(zip(epilogue.loads, loads, strict=True))
         store_of = dict(zip(epilogue.stores, stores, strict=True))
+        load_planes = [
+            self._planes(operand, load_of[operand.name], BLOCK_M, self.stages.exact * groups)
+            for operand in epilogue.shared_loads
+        ]
+        store_planes = [
+            self._planes(operand, store_of[operand.name], WARP_M, self.stages.store * groups * WARPS)
+            for operand in epilogue.shared_stores
+        ]
         come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         box = (BLOCK_M, config.subtile_n)
         plane, written = partial(batches.plane, m=m, a=a), self._written(WARP_M, m, a)
@@ -314,10 +315,10 @@ class Sm90Gemm(FragmentGemm):
             stream=stream,
         )
 
-    def _planes(self, operand: SmemOperand, rows: int, count: int) -> cute.ComposedLayout:
+    def _planes(self, operand: SmemOperand, plane: cute.Tensor, rows: int, count: int) -> cute.ComposedLayout:
         """The layout in shared memory of `count` boxes of `rows` rows: (rows, subtile_n, count)."""
-        box = (rows, self.config.subtile_n)
-        return hopper.make_smem_layout_epi(operand.dtype, operand.layout, box, count)
+        box, runs = run_box((rows, self.config.subtile_n), count, plane)
+        return of_runs(hopper.make_smem_layout_epi(operand.dtype, operand.layout, box, runs), count)
 
     @cute.kernel
     def kernel(

@@ -96,6 +96,7 @@ class Subtile(ABC):
         self.tile = tile
         self._step = step
         self._offset = step * config.subtile_n
+        self._columns = config.subtile_n
         self._row_threads = config.target.accumulators.row_threads
 
     @abstractmethod
@@ -121,6 +122,14 @@ class Subtile(ABC):
         threads that share its row."""
         return self.column_of(e) * self._row_threads % columns == 0
 
+    def rotate_half(self, values: cute.Tensor) -> cute.Tensor:
+        """The thread's elements (-y, x) of a subtile (x, y) whose halves have columns of a block's halves, as
+        `pair_halves` has brought them together."""
+        rotated, half = cute.make_rmem_tensor_like(values), self.elements // 2
+        for e in range(half):
+            rotated[e], rotated[e + half] = -values[e + half], values[e]
+        return rotated
+
     @abstractmethod
     def row_slice(self, vector: Any) -> cute.Tensor:
         """The thread's columns of this subtile in a shared vector of the tile's columns."""
@@ -136,6 +145,17 @@ class Subtile(ABC):
     def copy_to(self, fragment: cute.Tensor, plane: cute.Tensor) -> None:
         """Writes the thread's elements of a shared plane, by vectors."""
         cute.autovec_copy(fragment, self.partition(plane))
+
+    @abstractmethod
+    def copy_runs(self, plane: cute.Tensor, fragment: cute.Tensor) -> None:
+        """Reads the thread's elements of a plane in global memory, where the subtile's columns of a row lie
+        by constants from its first one. Beyond the last column, the last subtile's are read."""
+
+    def _line(self, plane: cute.Tensor, r: int) -> cute.Tensor:
+        """The subtile's columns of the thread's r-th row in a plane in global memory."""
+        columns = self._columns
+        first = cutlass.min(self.tile.n0 + self._offset, self.tile.n - columns)
+        return cute.local_tile(plane[(self.tile.row(r), None)], (columns,), (first // columns,))
 
     column_lanes: tuple[int, ...]
     """By how much the numbers of lanes differ that share columns: powers of two."""
@@ -286,6 +306,15 @@ class FragmentSubtile(Subtile):
         else:
             super().copy_to(fragment, plane)
 
+    def copy_runs(self, plane: cute.Tensor, fragment: cute.Tensor) -> None:
+        pairs = cute.make_layout((2, self.columns // 2), stride=(1, 8))
+        for r in range(2):
+            line = cute.composition(self._line(plane, 2 * self._block + r), pairs)
+            own = cute.make_tensor(line.iterator + self.tile.lane % 4 * 2, line.layout)
+            row = cute.make_layout((2, self.columns // 2), stride=(1, 4))
+            target = cute.composition(row, cute.make_layout(line.shape))
+            cute.autovec_copy(own, cute.make_tensor(fragment.iterator + 2 * r, target))
+
     @staticmethod
     def _by_matrices(plane: cute.Tensor) -> bool:
         return plane.element_type.width == 16 and cute.flatten((plane.stride[1],))[0] == 1
@@ -399,3 +428,7 @@ class Sm100Subtile(Subtile):
 
     def partition(self, plane: cute.Tensor) -> cute.Tensor:
         return plane[(self.tile.thread, None)]
+
+    def copy_runs(self, plane: cute.Tensor, fragment: cute.Tensor) -> None:
+        line = self._line(plane, 0)
+        cute.autovec_copy(line, cute.make_tensor(fragment.iterator, cute.make_layout(line.shape)))

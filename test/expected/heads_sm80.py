@@ -2,7 +2,7 @@
 
     bias     rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     rowvec0  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait, of blocks of 128 columns (0, 1)
-    exact0   exact   bf16  vector          by element when needed, of M modes (0, s), of blocks of 128 columns (0, 1)
+    exact0   exact   bf16  runs            when needed, from one address for each row, of M modes (0, s), of blocks of 128 columns (0, 1)
     rowvec1  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait, of blocks of 128 columns (1, 0)
 
 cute_mm_bias_scale_residual_128x128_c7c23d9f:
@@ -65,8 +65,7 @@ class Epilogue:
         cute.autovec_copy(rowvec1_smem, rowvec1_bf16)
         rowvec1 = math.widen(rowvec1_bf16, Float32)
         exact0_bf16 = cute.make_rmem_tensor(sub.elements, BFloat16)
-        for e in cutlass.range_constexpr(sub.elements):
-            exact0_bf16[e] = glob.exact0[sub.row(e), sub.column(e)]
+        sub.copy_runs(glob.exact0, exact0_bf16)
         exact0 = math.widen(exact0_bf16, Float32)
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):

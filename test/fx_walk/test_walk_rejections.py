@@ -580,6 +580,8 @@ def test_a_cycle_names_what_stands_between(make: Callable[[Graph], fx.Node], bet
 def test_every_reason_has_a_case() -> None:
     """But for one that the pass gives to every graph of a compilation, see test_walk_backend, what only a
     tuned region has, see test_walk_tuning, what is refused by a setting that tests change, see
-    test_walk_block_reductions, and failures of our own, see test_walk_contained."""
+    test_walk_block_reductions, rotations, see test_walk_rotations, and failures of our own, see
+    test_walk_contained."""
     whole_graphs = {Reason.CPP_WRAPPER, Reason.INTERNAL_ERROR}
-    assert set(CASES) == set(Reason) - whole_graphs - {Reason.UNFUSED_FASTER, Reason.BLOCK_COST}
+    rotations = {Reason.ROTATION_SIZE, Reason.ROTATION_COST, Reason.ROTATED_PLACES}
+    assert set(CASES) == set(Reason) - whole_graphs - {Reason.UNFUSED_FASTER, Reason.BLOCK_COST, *rotations}

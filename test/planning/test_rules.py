@@ -22,7 +22,7 @@ from cute_backend.spec import (
     Scaling,
     Store,
 )
-from support.small_specs import block_mean, by_element, exact, rowvec, sampling_spec, spec_of
+from support.small_specs import block_mean, by_element, exact, rotated, rowvec, sampling_spec, spec_of
 
 PAIR = spec_of(products=2)
 SCALED = {"a_scaling": Scaling.LINE, "b_scaling": Scaling.SQUARE}
@@ -64,6 +64,7 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
         "128x128_2x1_pingpong",
     ),
     rules.whole_blocks_of_columns: (PING_PONG, block_mean(64), "64x128_2x1_pingpong_by64"),
+    rules.halves_of_rotated_blocks: (Shape(64, 160), rotated(64), None),
     rules.registers_for_a_crowded_thread: (
         Shape(64, 192, pingpong=True),
         spec_of(by_element("exact0"), by_element("exact1")),

@@ -130,6 +130,8 @@ MAKERS: dict[str, Maker] = {
     "head_row": lambda p, g: p.randn(p.head, dtype=torch.bfloat16, generator=g),
     "head_places": lambda p, g: p.randn(p.m // 2, p.head, dtype=torch.bfloat16, generator=g),
     "head_gate": lambda p, g: p.ramp(p.n // p.head).bfloat16()[:, None, None],
+    "cos": lambda p, g: p.randn(1, p.m // 2, 64, dtype=torch.bfloat16, generator=g),
+    "sin": lambda p, g: p.randn(1, p.m // 2, 64, dtype=torch.bfloat16, generator=g),
     "norm_row": lambda p, g: p.randn(64, dtype=torch.bfloat16, generator=g),
     "residual_t": lambda p, g: p.randn(p.n, p.m, dtype=torch.bfloat16, generator=g).t(),
 }
@@ -178,7 +180,7 @@ GROUPED: dict[str, Epilogue] = {}
 """Epilogues of grouped products, which run on Hopper and Blackwell."""
 
 BLOCKS: dict[str, Epilogue] = {}
-"""Epilogues that reduce blocks of 64 columns: N is a multiple of it."""
+"""Epilogues that reduce or rotate blocks of 64 columns: N is a multiple of it."""
 
 
 def epilogue(
@@ -379,3 +381,12 @@ def qk_norm(a_bf16, b_bf16, norm_row):
     heads = torch.mm(a_bf16, b_bf16).unflatten(0, (2, -1)).unflatten(-1, (-1, norm_row.shape[0])).float()
     heads = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + 1e-6)
     return (norm_row * heads.to(torch.bfloat16)).transpose(1, 2)
+
+
+@epilogue({"exact0": "exact", "exact1": "exact"}, "bf16", table=BLOCKS)
+def rotary(a_bf16, b_bf16, cos, sin):
+    # As transformers rotates each head of queries and keys, (B, H, S, D), by the positions of all sequences.
+    heads = torch.mm(a_bf16, b_bf16).unflatten(0, (2, -1)).unflatten(-1, (-1, cos.shape[-1])).transpose(1, 2)
+    half = heads.shape[-1] // 2
+    rotated = torch.cat((-heads[..., half:], heads[..., :half]), dim=-1)
+    return heads * cos.unsqueeze(1) + rotated * sin.unsqueeze(1)

@@ -9,6 +9,7 @@ import torch
 
 from cute_backend.runtime.sample_op import _spec
 from cute_backend.spec import (
+    ROTATE_HALF,
     Accumulator,
     DType,
     EpilogueSpec,
@@ -62,6 +63,13 @@ def block_mean(columns: int) -> EpilogueSpec:
         ops=(mean, Op("t1", "sub", ("acc", "t0"), DType.F32)),
         stores=(replace(bare.stores[0], value="t1"),),
     )
+
+
+def rotated(columns: int) -> EpilogueSpec:
+    """A product, the halves of whose blocks of `columns` columns are rotated."""
+    bare = spec_of(dtype=DType.BF16)
+    turned = Op("t0", ROTATE_HALF, ("acc",), DType.F32, block=columns)
+    return replace(bare, ops=(turned,), stores=(replace(bare.stores[0], value="t0"),))
 
 
 def sampling_spec(draws: int) -> EpilogueSpec:

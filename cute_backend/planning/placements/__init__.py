@@ -9,6 +9,8 @@
     groupvec group_staged    the same, of the tile's group
     exact    tma             into shared memory ahead of the wait, while planes fit beside the operand stages
              cp_async        the same where there is no TMA, by the warps that read it
+             runs            when needed, from one address for each row, where the columns of a block lie side
+                             by side
              vector          else each thread reads its elements when it needs them
 
 Register hoists are budgeted because one spill costs more than every exposed load; planes in shared memory are
@@ -30,6 +32,7 @@ PLACEMENTS: tuple[Placement, ...] = (
     vectors.GROUP_STAGED,
     planes.TMA,
     planes.CP_ASYNC,
+    planes.RUNS,
     planes.VECTOR,
 )
 """In order of preference among those of a kind; the last of each kind takes any load."""

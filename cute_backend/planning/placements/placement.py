@@ -68,14 +68,15 @@ Taking = Callable[[Load, TileConfig, Alignment], Need | None]
 
 @dataclass(frozen=True)
 class Placement:
-    """When and where a load is read. Raises ValueError unless it is read in one of three ways, by expressions
+    """When and where a load is read. Raises ValueError unless it is read in one of four ways, by expressions
     of what that method has.
 
     `begin` is for reads before the accumulator wait, whose registers a thread holds for the whole tile,
-    `ring` for data that waits in shared memory, and `visit` for reads when a subtile needs them. `element` is
-    the expression, of the load's name, by which the chain then finds the value for element e of a subtile, in
-    row slot r and column slot c. `takes` says what a load of `kind` needs in a configuration and alignment,
-    or None if the placement can't serve the load.
+    `ring` for data that waits in shared memory, `visit` for reads when a subtile needs them, and `copy` for
+    the method of `sub` that then copies all its elements. `element` is the expression, of the load's name, by
+    which the chain then finds the value for element e of a subtile, in row slot r and column slot c. `takes`
+    says what a load of `kind` needs in a configuration and alignment, or None if the placement can't serve
+    the load.
     """
 
     name: str
@@ -89,13 +90,14 @@ class Placement:
     """Where `begin` reads for several visits: the expression, of the load's name, of a visit's part."""
     ring: Ring | None = None
     visit: ByElement | None = None
+    copy: str | None = None
 
     def __post_init__(self) -> None:
-        ways = [way for way in ("begin", "ring", "visit") if getattr(self, way) is not None]
+        ways = [way for way in ("begin", "ring", "visit", "copy") if getattr(self, way) is not None]
         if len(ways) != 1:
             raise ValueError(
                 f"placement {self.name} is read by {' and '.join(ways) or 'nothing'}; it takes one of begin, "
-                "ring and visit"
+                "ring, visit and copy"
             )
         if self.part is not None and self.begin is None:
             raise ValueError(

@@ -7,7 +7,7 @@ from functools import partial
 from cute_backend.planning.placements.placement import ByElement, Need, Placement, Ring, takes_nothing
 from cute_backend.planning.shared_memory import ring_bytes
 from cute_backend.planning.tiles import Alignment, TileConfig
-from cute_backend.spec import Load, LoadKind
+from cute_backend.spec import BColumns, Load, LoadKind, Stride
 
 
 def _stages_of_a_plane(load: Load, config: TileConfig, alignment: Alignment, tma: bool) -> Need | None:
@@ -32,6 +32,23 @@ CP_ASYNC = Placement(
     element="{}[e]",
     takes=partial(_stages_of_a_plane, tma=False),
     ring=Ring.PLANE,
+)
+
+
+def _in_runs(load: Load, config: TileConfig, alignment: Alignment) -> Need | None:
+    blocks = load.blocks
+    if blocks is None or blocks.inner is not Stride.ONE or config.b_columns is not BColumns.APART:
+        return None
+    return Need() if blocks.columns % config.subtile_n == 0 else None
+
+
+RUNS = Placement(
+    "runs",
+    LoadKind.EXACT,
+    "when needed, from one address for each row",
+    element="{}[e]",
+    takes=_in_runs,
+    copy="copy_runs",
 )
 
 VECTOR = Placement(

@@ -27,7 +27,7 @@ from cute_backend.runtime.compile import SYMBOL, Built, compile_kernel
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.simulator import simulate
 from cute_backend.simulator.host import HostProgram
-from cute_backend.spec import Axis, DType, EpilogueSpec, ReduceKind, Reduction, Scaling, Store
+from cute_backend.spec import ROTATE_HALF, Axis, DType, EpilogueSpec, ReduceKind, Reduction, Scaling, Store
 from support.simulator.exact import (
     grouped,
     groups,
@@ -54,6 +54,15 @@ BLOCKWISE = replace(
 )
 COLUMNWISE = replace(BLOCKWISE, accumulators=(replace(BLOCKWISE.accumulators[0], b_scaling=Scaling.LINE),))
 SLOW = promoted(SPEC)
+ROTATED = replace(
+    SPEC,
+    loads=SPEC.loads[:2],
+    ops=(
+        replace(SPEC.ops[0], operands=("acc", "scale_b")),
+        replace(SPEC.ops[0], name="t1", op=ROTATE_HALF, operands=("t0",), block=64),
+        replace(SPEC.ops[0], name="t2", operands=("t1", "scale_a")),
+    ),
+)
 GROUPED = replace(grouped(), stores=grouped().stores[:1])
 
 
@@ -117,6 +126,9 @@ ROWS_BESIDE_TMA = replace(
 )
 PARTS = Subject(sm90(64, 64, split_k=4), (72, 72, 1040))
 
+ROTATING = Subject(sm90(64, 128, pingpong=True), (72, 192, 256), spec=ROTATED)
+BLACKWELL_ROTATING = Subject(sm100(128, 64), (136, 128, 256), spec=ROTATED)
+
 ENDS = (*range(20), 83, 83, 128)
 GROUPS = Subject(sm90(64, 64, 2), (128, 72, 160), spec=GROUPED, ends=ENDS)
 PING_PONG_GROUPS = Subject(sm90(128, 64, pingpong=True), (128, 72, 160), spec=GROUPED, ends=(0, 70, 128))
@@ -138,6 +150,8 @@ SUBJECTS = {
     "hopper multicast": HOPPER_MULTICAST,
     "reducing": REDUCING,
     "parts": PARTS,
+    "rotating": ROTATING,
+    "rotating on Blackwell": BLACKWELL_ROTATING,
     "groups": GROUPS,
     "ping-pong groups": PING_PONG_GROUPS,
     "groups on Blackwell": BLACKWELL_GROUPS,

@@ -13,6 +13,7 @@ from cute_backend.simulator.errors import (
 )
 from support.simulator.mutants import (
     BLACKWELL_GROUPS,
+    BLACKWELL_ROTATING,
     MASKED,
     MULTICAST,
     ONE,
@@ -35,6 +36,15 @@ from support.simulator.mutants import (
 )
 
 MUTANTS = [
+    # Halves of rotated blocks.
+    Mutant(
+        "second halves that are not negated",
+        BLACKWELL_ROTATING,
+        instead("= -values[e + half]", "= values[e + half]"),
+        WrongNumbers,
+        "are wrong",
+        Text.TILE,
+    ),
     # Operands: the load warp, the MMA warp, and the cluster.
     Mutant(
         "operands not waited for",

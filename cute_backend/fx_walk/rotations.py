@@ -1,0 +1,170 @@
+"""Rotary embeddings: blocks of columns whose halves (x, y) become (-y, x), as graphs spell it.
+
+A head's D columns are a block. `torch.cat((-x[..., D // 2:], x[..., :D // 2]), -1)` is found by which columns
+its pieces take, however the program takes them (slices, chunk, split). A column's partner lies half a block
+away, in the same tile: so the region goes on behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from operator import getitem
+
+from torch import fx
+
+from cute_backend import config
+from cute_backend.fx_walk.chain import Chain
+from cute_backend.fx_walk.classify import supported_dtype
+from cute_backend.fx_walk.draft import Draft
+from cute_backend.fx_walk.lower import lower_cast
+from cute_backend.fx_walk.reasons import Reason, Refused
+from cute_backend.fx_walk.reductions import Reduced
+from cute_backend.fx_walk.static import arguments, fake, known, target_name, tensor_of
+from cute_backend.planning import rotations_held
+from cute_backend.spec import Operand
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """A `cat` that rotates the halves of a value's last axis, of `columns` elements: (-y, x), or if it is
+    `inverse` (y, -x), as the derivative has it. `inner` are the nodes on the way, in order, which nothing
+    else reads."""
+
+    head: fx.Node
+    source: fx.Node
+    columns: int
+    inverse: bool
+    inner: tuple[fx.Node, ...]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Elements of the last axis of a value, from `start` on, which are negated or are not."""
+
+    source: fx.Node
+    start: int
+    negated: bool
+    inner: tuple[fx.Node, ...]
+
+
+def find_rotations(nodes: Iterable[fx.Node]) -> dict[fx.Node, Rotation]:
+    """The rotations of a graph, by their heads."""
+    found = {}
+    for node in nodes:
+        if node.op == "call_function" and target_name(node) == "aten.cat.default":
+            rotation = _read(node)
+            if rotation is not None:
+                found[node] = rotation
+    return found
+
+
+def _read(head: fx.Node) -> Rotation | None:
+    args, tensor = arguments(head), tensor_of(head)
+    columns = None if tensor is None else tensor.shape[-1]
+    if not isinstance(columns, int) or columns % 2 or args["dim"] % fake(head).dim() != fake(head).dim() - 1:
+        return None
+    pieces = [piece for node in args["tensors"] if (piece := _piece(node)) is not None]
+    if len(pieces) != 2 or len(args["tensors"]) != 2:
+        return None
+    first, second = pieces
+    sizes = [fake(node).shape[-1] for node in args["tensors"]]
+    source = fake(first.source)
+    if (
+        first.source is not second.source
+        or first.negated is second.negated
+        or (first.start, second.start) != (columns // 2, 0)
+        or not all(known(size == columns // 2) for size in (*sizes, source.shape[-1] // 2))
+        or not known(source.shape[-1] == columns)
+        or source.dtype is not fake(head).dtype
+    ):
+        return None
+    inner = tuple(dict.fromkeys((*first.inner, *second.inner)))
+    if any(user is not head and user not in inner for node in inner for user in node.users):
+        return None
+    return Rotation(head, first.source, columns, second.negated, inner)
+
+
+def _piece(node: fx.Node) -> _Piece | None:
+    """The part of a value's last axis that a tensor of a `cat` is; None where it is something else."""
+    if target_name(node) == "aten.neg.default":
+        (of,) = node.all_input_nodes
+        taken = _taken(of)
+        return None if taken is None else _Piece(taken.source, taken.start, True, (*taken.inner, node))
+    return _taken(node)
+
+
+def _taken(node: fx.Node) -> _Piece | None:
+    if node.op != "call_function":
+        return None
+    if node.target is getitem:
+        call, index = node.args
+        if not isinstance(call, fx.Node) or not isinstance(index, int):
+            return None
+        if not target_name(call).startswith("aten.split") or not _is_along_last(call):
+            return None
+        parts = [fake_part.shape[-1] for fake_part in call.meta["val"]]
+        start = sum(parts[:index])
+        return _Piece(call.args[0], start, False, (call, node)) if isinstance(start, int) else None  # type: ignore[arg-type]
+    if target_name(node) != "aten.slice.Tensor" or not _is_along_last(node):
+        return None
+    args = arguments(node)
+    start = args["start"] or 0
+    if not isinstance(start, int) or start < 0 or args["step"] != 1:
+        return None
+    return _Piece(args["self"], start, False, (node,))
+
+
+def _is_along_last(node: fx.Node) -> bool:
+    args = arguments(node)
+    rank = fake(args["self"]).dim()
+    return args["dim"] % rank == rank - 1
+
+
+def inner_of(found: dict[fx.Node, Rotation]) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """The nodes on the way to each rotation, each with its head."""
+    for rotation in found.values():
+        for node in rotation.inner:
+            yield node, rotation.head
+
+
+def lower_rotation(found: Rotation, draft: Draft, value: Operand) -> Operand:
+    """Rotates the halves of `value`, the chain's for `found.source`, and records how the result lies.
+
+    Raises Refused where the last axis is no block of columns, or one that no tile can rotate, beside results
+    that depend on the places of columns, and where `config.rotary_embeddings` is off.
+    """
+    if not config.rotary_embeddings:
+        raise Refused(Reason.ROTATION_COST)
+    frame, chain = draft.frames[found.source], draft.chain
+    last = fake(found.source).dim() - 1
+    if frame.block > 1 or not frame.n_axes or frame.n_axes[-1] != last:
+        raise Refused(
+            Reason.REARRANGED, target="aten.cat.default", shape=str(found.columns), how="joins rows"
+        )
+    draft.frames[found.head] = frame
+    result = chain.rotate_half(value, found.columns)
+    check_rotations(chain)
+    if any(isinstance(each, Reduced) for each in draft.values.values()):
+        refuse_rotated(chain)
+    result = chain.emit("neg", result) if found.inverse else result
+    return lower_cast(chain, result, supported_dtype(found.head.name, fake(found.head).dtype))
+
+
+def refuse_rotated(chain: Chain) -> None:
+    """Raise Refused if the chain rotates blocks, for a reduction of rows or columns beside that."""
+    for columns in chain.rotated:
+        raise Refused(Reason.ROTATED_PLACES, columns=columns)
+
+
+def check_rotations(chain: Chain) -> None:
+    """Raise Refused if no tile rotates the halves of the chain's blocks."""
+    for columns in chain.rotated:
+        seen = {view.blocks.columns for view in chain.views if view.blocks is not None}
+        sizes = seen | chain.blocks | chain.rotated
+        reduces = bool(chain.blocks)
+        held = set().union(*(rotations_held(arch, chain.accumulators, reduces) for arch in chain.archs))
+        if columns not in held or sizes != {columns}:
+            names = ", ".join(map(str, sorted(held))) or "none"
+            blocks = ", ".join(map(str, sorted(sizes)))
+            raise Refused(Reason.ROTATION_SIZE, columns=columns, sizes=blocks, held=names)

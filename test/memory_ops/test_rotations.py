@@ -1,0 +1,227 @@
+"""Blocks of columns whose halves are rotated, as rotary embeddings do: against float64, to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from cute_backend import ops
+from cute_backend.formula import formula
+from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, rotations_held, subtiled, table
+from cute_backend.replay import replay
+from cute_backend.runtime.build import build
+from cute_backend.runtime.kernel import Kernel
+from cute_backend.runtime.operands import check_operands
+from cute_backend.simulator.simulate import Machine, run_region
+from cute_backend.spec import (
+    ROTATE_HALF,
+    Accumulator,
+    Axis,
+    Blocks,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Major,
+    Op,
+    Operand,
+    Order,
+    ProductKind,
+    ReduceKind,
+    Reduction,
+    SpecError,
+    Store,
+    Stride,
+)
+
+ACC = Accumulator("acc", DType.BF16, DType.BF16)
+BIAS = Load("bias", LoadKind.ROWVEC, DType.F32, Stride.ZERO, Stride.ONE)
+RESIDUAL = Load("exact2", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.ONE)
+
+
+def op(name: str, kind: str, *operands: Operand, block: int = 0) -> Op:
+    return Op(name, kind, operands, DType.F32, block=block)
+
+
+def rotary(columns: int, batches: bool = False) -> EpilogueSpec:
+    """x * cos + rotate_half(x) * sin with x = acc + bias, cosines and sines by position; also x + residual.
+
+    With `batches`, M is those and positions, and all batches share the sines."""
+    blocks = Blocks(columns, Stride.ZERO, Stride.ONE)
+    cos = Load("exact0", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.OTHER, (), blocks)
+    modes = (Stride.ZERO, Stride.OTHER) if batches else ()
+    sin = replace(cos, name="exact1", dtype=DType.F32, m_modes=modes)
+    chain = (
+        op("t0", "add", "acc", "bias"),
+        op("t1", "mul", "t0", "exact0"),
+        op("t2", ROTATE_HALF, "t0", block=columns),
+        op("t3", "mul", "t2", "exact1"),
+        op("t4", "add", "t1", "t3"),
+        op("t5", "add", "t0", "exact2"),
+    )
+    stores = (Store("out0", "t4", DType.F32), Store("out1", "t5", DType.BF16))
+    return EpilogueSpec((ACC,), (BIAS, cos, sin, RESIDUAL), chain, stores)
+
+
+def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Small integers, of which every sum is exact."""
+    generator = torch.Generator().manual_seed(m + n)
+
+    def integers(*shape: int) -> Tensor:
+        return torch.randint(-3, 4, shape, generator=generator).float()
+
+    b = integers(n, k).t()
+    _, cos, sin, _ = spec.loads
+    columns = spec.rotated_columns
+    tables = []
+    for load in (cos, sin):
+        batches = 2 if load.m_modes else 1
+        table = integers(m // batches, columns).to(torch.bfloat16 if load is cos else torch.float32)
+        table = table.expand(batches, -1, -1).unsqueeze(2).expand(-1, -1, n // columns, -1)
+        tables.append(table if load.m_modes else table[0])
+    return [integers(m, k).bfloat16()], [b.bfloat16()], [integers(n), *tables, integers(m, n).bfloat16()]
+
+
+def expected(columns: int, a: Tensor, b: Tensor, loads: list[Tensor]) -> list[Tensor]:
+    """In float64, column by column: each from itself and from its partner."""
+    bias, cos, sin, residual = (load.double() for load in loads)
+    x = a.double() @ b.double() + bias
+    m, n = x.shape
+    turned = torch.empty_like(x)
+    for column in range(n):
+        first = column % columns < columns // 2
+        turned[:, column] = -x[:, column + columns // 2] if first else x[:, column - columns // 2]
+    cos, sin = (each.reshape(m, n) for each in (cos, sin))
+    return [x * cos + turned * sin, x + residual]
+
+
+def check(spec: EpilogueSpec, m: int, n: int, k: int, config: TileConfig | None, seed: int = 1) -> Kernel:
+    """Simulates a problem, and returns the kernel whose results were right."""
+    a, b, loads = operands(spec, m, n, k)
+    arch = Arch.SM90A if config is None else config.arch
+    results, launch = run_region(spec, a, b, loads, Machine(arch, seed, config, 1))
+    for result, right in zip(results, expected(spec.rotated_columns, *a, *b, loads), strict=True):
+        assert torch.equal(result.double(), right)
+    return launch.kernel
+
+
+@pytest.mark.parametrize("columns", [2, 6, 64])
+def test_the_replay_rotates_halves(columns: int) -> None:
+    for spec in (rotary(columns), rotary(columns, batches=True)):
+        a, b, loads = operands(spec, 8, 3 * columns, 16)
+        results = replay(spec, a, b, loads)
+        for result, right in zip(results, expected(columns, *a, *b, loads), strict=True):
+            assert torch.equal(result.double(), right)
+
+
+CONFIGS = [
+    (TileConfig(Arch.SM90A, 128, 128, 1, 2, pingpong=True), 64),
+    (TileConfig(Arch.SM100A, 256, 128, 2, ctas=2), 128),
+    (TileConfig(Arch.SM90A, 128, 256, 2), 128),
+    (TileConfig(Arch.SM90A, 64, 64, split_k=2), 128),
+    (TileConfig(Arch.SM90A, 64, 192), 96),
+    (TileConfig(Arch.SM90A, 64, 128), 256),
+    (TileConfig(Arch.SM90A, 64, 64), 32),
+    (TileConfig(Arch.SM100A, 128, 64), 64),
+    (TileConfig(Arch.SM100A, 128, 128, 2, subtile_n=16), 32),
+    (TileConfig(Arch.SM100A, 256, 256, 2, ctas=2), 256),
+]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("config", "columns"), CONFIGS, ids=lambda each: getattr(each, "name", str(each)))
+def test_kernels_rotate_halves(config: TileConfig, columns: int) -> None:
+    """Several tiles, the last of each row and column cut off; and one row."""
+    n = config.tile_n + columns if config.tile_n >= columns else 2 * columns
+    kernel = check(rotary(columns), config.tile_m + 9, n, 144, config)
+    assert kernel.alignment is Alignment.TMA
+    check(rotary(columns), 1, columns, 64, config)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A], ids=lambda arch: arch.value)
+@pytest.mark.parametrize("case", ["batches", "by element", "columns"])
+def test_other_layouts_rotate_halves(arch: Arch, case: str) -> None:
+    """Sines of a position for all batches; what is not aligned; results by columns."""
+    spec = rotary(64, batches=case == "batches")
+    if case == "by element":
+        spec = replace(spec, loads=(*spec.loads[:3], replace(RESIDUAL, stride_n=Stride.OTHER)))
+    if case == "columns":
+        spec = replace(spec, stores=(replace(spec.stores[0], order=Order.COLUMN), spec.stores[1]))
+    check(spec, 100 if case != "columns" else 104, 192, 64, table(arch, spec)[-1])
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
+@pytest.mark.parametrize(("arch", "columns"), [(Arch.SM90A, 128), (Arch.SM100A, 128), (Arch.SM90A, 64)])
+def test_no_kernel_that_rotates_spills(arch: Arch, columns: int, alignment: Alignment) -> None:
+    spec = rotary(columns)
+    for config in (offered(arch, spec)[0], table(arch, spec)[-1]):
+        assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
+
+
+def test_cosines_are_read_from_one_address_for_each_row() -> None:
+    for config in table(Arch.SM90A, rotary(128)) + table(Arch.SM100A, rotary(128)):
+        for alignment in Alignment:
+            placed = plan(rotary(128), config, alignment).placements
+            assert placed["exact0"].name == placed["exact1"].name == "runs"
+
+
+def test_the_blocks_that_tiles_rotate() -> None:
+    hopper, blackwell = (32, 64, 96, 128, 192, 256), (16, 32, 64, 128, 192, 256)
+    held = {Arch.SM90A: hopper, Arch.SM100A: blackwell, Arch.SM103A: blackwell}
+    assert {arch: rotations_held(arch) for arch in Arch} == {arch: held.get(arch, ()) for arch in Arch}
+    for arch, sizes in held.items():
+        for columns in sizes:
+            for config in offered(arch, rotary(columns)):
+                for alignment in Alignment:
+                    cut = subtiled(rotary(columns), config, alignment)
+                    assert columns % cut.subtile_n == 0 and columns // 2 % (cut.subtile_n // 2) == 0
+
+
+@pytest.mark.parametrize("columns", [24, 80, 512])
+def test_blocks_that_no_tile_rotates_are_refused(columns: int) -> None:
+    with pytest.raises(ValueError, match=rf"no tile of sm_90a holds blocks of {columns} .* held are 32, 64"):
+        table(Arch.SM90A, rotary(columns))
+
+
+UNSERVED = {
+    "B along N": {"accumulators": (replace(ACC, b_major=Major.MN),)},
+    "a batch": {"accumulators": (replace(ACC, kind=ProductKind.BATCHED),)},
+    "two products": {"accumulators": (ACC, replace(ACC, name="acc1"))},
+    "a reduction": {"stores": (Store("out0", "t4", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.SUM)),)},
+    "another size": {"stores": (Store("out0", "t4", DType.F32, block=64),)},
+}
+
+
+@pytest.mark.parametrize("case", UNSERVED)
+@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A], ids=lambda arch: arch.value)
+def test_what_is_served_beside_no_rotation(arch: Arch, case: str) -> None:
+    """Where columns may not be in another order, there is no tile."""
+    with pytest.raises(ValueError, match=f"no tile of {arch.value} holds blocks of 128 columns whole"):
+        table(arch, replace(rotary(128), **UNSERVED[case]))
+
+
+def test_blocks_that_do_not_divide_the_columns_are_refused() -> None:
+    chain, stores = (op("t0", ROTATE_HALF, "acc", block=32),), (Store("out0", "t0", DType.F32),)
+    spec = EpilogueSpec((ACC,), (), chain, stores)
+    a, b = torch.zeros(4, 16).bfloat16(), torch.zeros(48, 16).bfloat16().t()
+    for refuse in (check_operands, replay):
+        with pytest.raises(ValueError, match="t0 has blocks of 32 columns, and 48 columns are no multiple"):
+            refuse(spec, [a], [b], [])
+
+
+@pytest.mark.parametrize("block", [0, 1, 7])
+def test_a_rotated_block_has_halves(block: int) -> None:
+    chain = (op("t0", ROTATE_HALF, "acc", block=block),)
+    spec = EpilogueSpec((ACC,), (), chain, (Store("out0", "t0", DType.F32),))
+    with pytest.raises(SpecError, match=f"t0 = {ROTATE_HALF} has blocks of {block} columns"):
+        ops.check(spec)
+
+
+def test_a_formula_says_what_is_rotated() -> None:
+    assert "block64_rotate_half(t0) * exact1" in formula(rotary(64))
+    assert EpilogueSpec.from_json(rotary(64).to_json()) == rotary(64)
