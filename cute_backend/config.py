@@ -119,7 +119,8 @@ softmax of groups of 16 1.21 times, where a kernel of Inductor's behind the prod
 
 rotary_embeddings: bool = bool(_switch("CUTE_BACKEND_ROTARY_EMBEDDINGS", False))
 """Whether rotary embeddings by halves of a head stay in the kernel of the product before them, on Hopper and
-on data center Blackwell. Off because no GPU has timed them."""
+on data center Blackwell. Off by default: on an H200, q and k of a Llama 8B layer took 1.05 and 1.02 times as
+long as by Inductor at 2,048 tokens (bf16, fp8), 1.01 and 0.53 times at 64 (benchmarks/rotary.py)."""
 
 batch_invariant: bool = bool(_switch("CUTE_BACKEND_BATCH_INVARIANT", False))
 """Whether a row of a result has the same bits whatever M is: one configuration serves every M, chosen by N
