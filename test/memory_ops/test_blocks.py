@@ -257,7 +257,7 @@ def test_blocks_that_do_not_divide_the_columns_are_refused() -> None:
     a, b, _ = operands(softmax(8), 4, 20)
     with pytest.raises(ValueError, match="t1 has blocks of 8 columns, and 20 columns are no multiple"):
         check_operands(softmax(8), a, b, [])
-    with pytest.raises(ValueError, match="t1 reduces blocks of 8 columns, and 20 columns are no multiple"):
+    with pytest.raises(ValueError, match="t1 has blocks of 8 columns, and 20 columns are no multiple"):
         replay(softmax(8), a, b, [])
 
 
