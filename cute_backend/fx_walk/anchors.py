@@ -314,11 +314,27 @@ def _read_grouped_mm(node: fx.Node) -> Anchor:
 
 
 def _read_scaled_grouped_mm(node: fx.Node) -> Anchor:
+    args = arguments(node)
+    if args["scale_result"] is not None:
+        return _read_grouped(node)
+    return _scaled_groups(node, args["scale_a"], args["scale_b"])
+
+
+def _read_scaled_grouped_mm_v2(node: fx.Node) -> Anchor:
+    args = arguments(node)
+    rowwise = [("RowWise",), ("RowWise",)]
+    if [recipe_names(args[name]) for name in ("recipe_a", "recipe_b")] != rowwise:
+        return _read_grouped(node)
+    (scale_a,), (scale_b,) = args["scale_a"], args["scale_b"]
+    return _scaled_groups(node, scale_a, scale_b)
+
+
+def _scaled_groups(node: fx.Node, scale_a: fx.Node, scale_b: fx.Node) -> Anchor:
     """Reads a product of fp8 rows in groups: A has a scale for each row, B for each column of each group."""
     args = arguments(node)
-    a, b, scale_a, scale_b = (args[name] for name in ("self", "mat2", "scale_a", "scale_b"))
+    a, b = args["self"], args["mat2"]
     shape_a, shape_b = fake(a).shape, fake(b).shape
-    further = args["bias"] is not None or args["scale_result"] is not None
+    further = args["bias"] is not None
     if args["offs"] is None or (len(shape_a), len(shape_b)) != (2, 3) or further:
         return _read_grouped(node)
     rowwise = has_shape(fake(scale_a).shape, (shape_a[0],))
@@ -356,7 +372,7 @@ _READERS: dict[str, Callable[[fx.Node], Anchor]] = {
     "aten._int_mm.default": _read_integers,
     "aten._grouped_mm.default": _read_grouped_mm,
     "aten._scaled_grouped_mm.default": _read_scaled_grouped_mm,
-    "aten._scaled_grouped_mm_v2.default": _read_grouped,
+    "aten._scaled_grouped_mm_v2.default": _read_scaled_grouped_mm_v2,
     "aten._scaled_mm.default": _read_scaled_mm,
     "aten._scaled_mm_v2.default": _read_scaled_mm_v2,
 }

@@ -224,8 +224,8 @@ def test_a_table_of_more_rows_than_groups_is_gathered_first() -> None:
     assert {load.kind for load in report.regions[0].spec.loads} == {LoadKind.EXACT}
 
 
-def scaled(scale_a: tuple[int, ...], scale_b: tuple[int, ...]) -> fx.GraphModule:
-    """A product of fp8 rows in groups, with silu behind it."""
+def scaled(scale_a: tuple[int, ...], scale_b: tuple[int, ...], recipe: int | None = None) -> fx.GraphModule:
+    """A product of fp8 rows in groups, with relu behind it; with a `recipe`, by the op's second version."""
     made, fp8 = Graph(), torch.float8_e4m3fn
     a = made.input("a", (M, K), fp8, device="cuda:0")
     weight = made.input("b", (GROUPS, N, K), fp8, device="cuda:0")
@@ -234,17 +234,27 @@ def scaled(scale_a: tuple[int, ...], scale_b: tuple[int, ...]) -> fx.GraphModule
     ends = made.input("ends", (GROUPS,), torch.int32, device="cuda:0")
     b = made.call(aten.permute.default, weight, [0, 2, 1])
     product = made.call(aten._scaled_grouped_mm.default, a, b, of_a, of_b, ends, out_dtype=BF16)
+    if recipe is not None:  # of which torch 2.13 has no fake result
+        given_scales = ([of_a], [recipe], [0], [of_b], [recipe], [0])
+        product.target = aten._scaled_grouped_mm_v2.default
+        product.args = (a, b, *given_scales, ends)
     return made.output(made.call(aten.relu.default, product))
 
 
-def test_rows_and_columns_of_groups_have_scales() -> None:
-    (region,), _ = walk(scaled((M,), (GROUPS, N)))
+@pytest.mark.parametrize("recipe", [None, 1], ids=["by_shape", "by_name"])
+def test_rows_and_columns_of_groups_have_scales(recipe: int | None) -> None:
+    (region,), _ = walk(scaled((M,), (GROUPS, N), recipe))
     acc = region.spec.product
     assert (acc.kind, acc.a_dtype, acc.fast_accum) == (ProductKind.GROUPED, DType.E4M3, False)
     assert [(load.name, load.kind) for load in region.spec.loads] == [
         ("scale_a", LoadKind.COLVEC),
         ("scale_b", LoadKind.GROUPVEC),
     ]
+
+
+def test_groups_scaled_otherwise_than_by_rows_are_refused() -> None:
+    regions, (rejection,) = walk(scaled((M,), (GROUPS, N), recipe=3))
+    assert not regions and rejection.reason is Reason.GROUPED
 
 
 def test_scaled_batches_are_refused() -> None:
