@@ -8,6 +8,8 @@
 - Work on a reduction's result alone is done by the kernel that reduces, if that is Inductor's.
 - A product, a call of another kind and a reduction of other axes than the last end a wave; work that follows
   from them is in a later one. Waves are counted from the start of the graph.
+- An op that joins tensors to a larger one, as the gradients of gate and up are joined, is a kernel that does
+  the work before it as it writes.
 - Otherwise a kernel reads a buffer once, however many of its ops do, and nothing that it computes itself.
 
 Inductor may do better, by fusing work of several waves that share inputs, and worse, by writing results that
@@ -26,6 +28,9 @@ from cute_backend.fx_walk.mutation import is_view
 from cute_backend.fx_walk.questions import is_reduction
 from cute_backend.fx_walk.reductions import reduced_axes
 from cute_backend.fx_walk.static import fake, first_argument, tensor_of
+
+JOINS = ("aten.cat.default",)
+"""The ops that join tensors; Inductor writes a `stack` as one of them."""
 
 
 @dataclass(frozen=True)

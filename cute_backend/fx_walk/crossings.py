@@ -11,14 +11,14 @@ from torch import fx
 from cute_backend import config
 from cute_backend.fx_walk.anchors import is_anchor
 from cute_backend.fx_walk.boundary import Choices, Value
-from cute_backend.fx_walk.consumers import Kernel, Waves
+from cute_backend.fx_walk.consumers import JOINS, Kernel, Waves
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.lower import is_pointwise, is_reshape
 from cute_backend.fx_walk.mutation import root
 from cute_backend.fx_walk.pairs import Slices
 from cute_backend.fx_walk.questions import is_only_read, is_reduction
 from cute_backend.fx_walk.reductions import Reduced
-from cute_backend.fx_walk.static import Size, fake, first_argument, hint, known, tensor_of
+from cute_backend.fx_walk.static import Size, fake, first_argument, hint, known, target_name, tensor_of
 from cute_backend.spec import Axis, LoadKind
 
 
@@ -134,6 +134,8 @@ def _need(draft: Draft, nodes: list[fx.Node], outside: Outside) -> _Need:
                 continue
             if is_reshape(user):
                 stack.append((user, works))
+            elif target_name(user) in JOINS:
+                need.kernels.add(outside.waves.kernel_of(user))
             elif not (is_pointwise(user) or is_reduction(user)) or _writes(user):
                 need.in_memory = True
                 need.followed |= works

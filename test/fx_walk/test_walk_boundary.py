@@ -122,6 +122,23 @@ def test_a_gated_backward_reads_gate_and_up_and_not_what_follows_from_them() -> 
         assert fused(gated_backward, args).regions[0].spec == region.spec
 
 
+@pytest.mark.parametrize("one_weight", [True, False])
+def test_the_gradients_of_gate_and_up_are_written_once(one_weight: bool) -> None:
+    """Those of one weight are joined, and Inductor computes them as it writes the whole."""
+
+    def gated(x: Tensor, w: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        halves = F.linear(x, w).chunk(2, -1) if one_weight else (F.linear(x, w), F.linear(x, up))
+        return F.linear(F.silu(halves[0]) * halves[1], down)
+
+    args = planes((M, K), (2 * N if one_weight else N, K), (N, K), (K, N))
+    trained = tuple(arg.requires_grad_() for arg in args)
+    ours, theirs = fused(gated, trained), alone(gated, trained)
+    if one_weight:
+        assert (ours.kernels, ours.bytes) == (theirs.kernels, theirs.bytes)
+    else:
+        assert theirs.kernels - ours.kernels == 3 and of_an_element(theirs) - of_an_element(ours) >= 8
+
+
 def test_a_softcapped_loss_reads_16_bits_a_logit() -> None:
     """Inductor writes the loss with two branches, each with its own multiple of tanh in fp32."""
 
