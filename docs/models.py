@@ -72,11 +72,11 @@ WHY = """
 ## Why the rest is not fused
 
 How many products Inductor keeps, and how many regions end where they do, by [reason](refusals.md).
-`unpaired` is the halves of a head in a rotary embedding; `feedback` a norm or a quantisation that divides by
-what is found over the whole row; `block_cost` a norm by head, as Qwen3's; `cycle` a residual around
-products that are not ours, or what a rotary embedding reads again; `left_to_users` a cast that costs less to
-do again than to write. `python -m cute_backend explain examples/FILE.py:NAME` gives each reason in a
-sentence, with its line.
+`rotation_cost` is a rotary embedding, and `unpaired` the halves of a head in one that is spelled otherwise;
+`feedback` a norm or a quantisation that divides by what is found over the whole row; `block_cost` a norm by
+head, as Qwen3's; `cycle` a residual around products that are not ours, or what a rotary embedding reads
+again; `left_to_users` a cast that costs less to do again than to write.
+`python -m cute_backend explain examples/FILE.py:NAME` gives each reason in a sentence, with its line.
 """
 
 
