@@ -1,10 +1,10 @@
 """The matrix products that a region can grow from, and what each op's own arguments mean for its epilogue.
 
 `_scaled_mm` (both versions), `mm`, `addmm` and `_addmm_activation`, `bmm` and `baddbmm`, and `_grouped_mm` of
-groups of rows or of K, or of a batch, are read into one form, an Anchor: two operands, an accumulator, and
-what the op itself does to the accumulator (scales, bias, the addend of `addmm`, an activation, its result
-dtype), which become ordinary loads and ops. Other grouped products and those of integers are refused under
-reasons of their own.
+groups of rows or of a batch are read into one form, an Anchor: two operands, an accumulator, and what the op
+itself does to the accumulator (scales, bias, the addend of `addmm`, an activation, its result dtype), which
+become ordinary loads and ops. Other grouped products and those of integers are refused under reasons of their
+own.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ class Anchor:
     `activation` of that.
 
     In a batched product, (B, M, K) x (B, K, N), the plane has the rows of all batches, and M is their number.
-    In a grouped one, (M, K) x (G, K, N), `offsets` (G,) has for each group the row after its last. Where K
-    lies in groups, (M, K) x (K, N), they have the index of K after its last, and the plane has the rows of
-    all groups' products.
+    In a grouped one, (M, K) x (G, K, N), `offsets` (G,) has for each group the row after its last.
 
     With `columns` it is about that slice of them alone, which N then counts.
     """
@@ -131,8 +129,7 @@ class Anchor:
 
     @property
     def m(self) -> Size:
-        products = fake(self.offsets).shape if self._has_k_in_groups and self.offsets else ()
-        return product((*products, *fake(self.a).shape[:-1]))
+        return product(fake(self.a).shape[:-1])
 
     @property
     def n(self) -> Size:
@@ -141,10 +138,6 @@ class Anchor:
     @property
     def k(self) -> Size:
         return fake(self.a).shape[-1]
-
-    @property
-    def _has_k_in_groups(self) -> bool:
-        return self.accumulator.kind is ProductKind.K_GROUPED
 
     @property
     def stands_alone(self) -> bool:
@@ -312,14 +305,12 @@ def _fp8(
 
 
 def _read_grouped_mm(node: fx.Node) -> Anchor:
-    """Reads a `grouped_mm`: one with groups of rows or of K by their offsets, or one of a batch, without
-    offsets."""
+    """Reads a `grouped_mm`: one with groups of rows by their offsets, or one of a batch, without offsets."""
     args = arguments(node)
-    a, b, offsets = args["self"], args["mat2"], args["offs"]
-    taken = ((3, 3),) if offsets is None else ((2, 3), (2, 2))
-    if args["bias"] is not None or (fake(a).dim(), fake(b).dim()) not in taken:
+    a, b = args["self"], args["mat2"]
+    if args["bias"] is not None or fake(b).dim() != 3 or fake(a).dim() != (3 if args["offs"] is None else 2):
         return _read_grouped(node)
-    return replace(_dense(node, a, b), offsets=offsets)
+    return replace(_dense(node, a, b), offsets=args["offs"])
 
 
 def _read_scaled_grouped_mm(node: fx.Node) -> Anchor:
@@ -426,31 +417,28 @@ def _accumulator(
                 device=fake(operand).device,
                 anchor=fake(node).device,
             )
+    k_major_only = a_dtype.is_fp8
     kinds = {(2, 2): ProductKind.DENSE, (3, 3): ProductKind.BATCHED, (2, 3): ProductKind.GROUPED}
-    kind = kinds[fake(a).dim(), fake(b).dim()]
-    if kind is ProductKind.DENSE and fake(node).dim() == 3:
-        kind = ProductKind.K_GROUPED
-    majors = (Major.K,) if a_dtype.is_fp8 else (Major.MN,) if kind is ProductKind.K_GROUPED else tuple(Major)
     return Accumulator(
         name="acc",
         a_dtype=a_dtype,
         b_dtype=b_dtype,
-        a_major=_major(a, -1, majors),
-        b_major=_major(b, -2, majors),
+        a_major=_major(a, -1, k_major_only),
+        b_major=_major(b, -2, k_major_only),
         fast_accum=fast_accum,
-        kind=kind,
+        kind=kinds[fake(a).dim(), fake(b).dim()],
     )
 
 
-def _major(operand: fx.Node, k_axis: int, majors: tuple[Major, ...]) -> Major:
-    """Which mode of a 2-D operand is contiguous, or of each of a batch of them, among those that are taken. K
-    is preferred where both could be, as one has size 1."""
+def _major(operand: fx.Node, k_axis: int, k_major_only: bool) -> Major:
+    """Which mode of a 2-D operand is contiguous, or of each of a batch of them. K is preferred where both
+    could be, as one has size 1."""
     tensor = fake(operand)
     if tensor.dim() == 3:
         _check_step(operand, tensor)
     for major, axis in ((Major.K, k_axis), (Major.MN, -3 - k_axis)):
-        if major not in majors:
-            continue
+        if major is Major.MN and k_major_only:
+            break
         if known(tensor.stride(axis) == 1) or known(tensor.shape[axis] == 1):
             leading = tensor.stride(-3 - axis)
             if known(tensor.shape[-3 - axis] == 1):
@@ -465,9 +453,7 @@ def _major(operand: fx.Node, k_axis: int, majors: tuple[Major, ...]) -> Major:
                 )
             return major
     accepted = "one of its two modes has to be contiguous"
-    if majors == (Major.MN,):
-        accepted = "where K lies in groups only the other mode may be contiguous, as of (K, M).t() and (K, N)"
-    if majors == (Major.K,):
+    if k_major_only:
         form = "weight.t() of a row-major (N, K) weight" if k_axis == -2 else "a row-major (M, K) tensor"
         accepted = f"fp8 wants K contiguous, as in {form}"
     raise Refused(

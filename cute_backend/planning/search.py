@@ -124,14 +124,14 @@ def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     of the target, and the smallest tile of the table with split-K, if the target supports it.
 
     For a batched product it is the table alone, because the number of products is not known. A grouped
-    product has no split-K, because its tiles, or its k tiles, are counted only on the device.
+    product has no split-K, because its tiles are counted only on the device.
     """
     tiles, shipped = arch.target.tiles, table(arch, spec)
     if spec.product.kind is ProductKind.BATCHED:
         return shipped
     sized = (*tiles.sized, *tiles.middle) if _shipped(arch, spec) is tiles.shipped else ()
     further = (config for config in suited(arch, sized, spec) if _fits(config, spec))
-    splits = () if spec.product.kind.has_offsets else tiles.splits
+    splits = () if spec.product.kind is ProductKind.GROUPED else tiles.splits
     return tuple(dict.fromkeys((*shipped, *further, *_split(shipped[-1:], splits))))
 
 
@@ -269,7 +269,7 @@ def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         for config in tried
         if config.ctas == 1 or cluster_n == 1
     ]
-    if not spec.product.kind.has_offsets:  # by which the device alone knows its tiles, or its k tiles
+    if spec.product.kind is not ProductKind.GROUPED:  # whose tiles are only counted on the device
         found += _split(tried, tiles.tried_splits)
     fitting = [config for config in found if _fits(config, spec)]
     hoisting_too = (replace(config, unrolled=True) for config in fitting if can_hoist(config, spec))

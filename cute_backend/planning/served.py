@@ -13,9 +13,8 @@ def unserved(spec: EpilogueSpec, target: Target) -> str | None:
         if not {acc.a_dtype, acc.b_dtype} <= target.operands:
             pair = f"{acc.a_dtype.value} by {acc.b_dtype.value}"
             return f"no MMA of {target.name} multiplies {pair}, as {acc.name} does; taken are {taken}"
-        if acc.kind.has_offsets and not target.groups:
-            what = "rows" if acc.kind is ProductKind.GROUPED else "K"
-            return f"{target.name} has no kernel for {what} in groups, which {acc.name} is of"
+        if acc.kind is ProductKind.GROUPED and not target.groups:
+            return f"{target.name} has no kernel for rows in groups, which {acc.name} is of"
     converted = spec.dtypes | {store.name: store.dtype for store in spec.stores}
     for name, dtype in converted.items():
         if dtype.is_fp8 and not target.fp8:

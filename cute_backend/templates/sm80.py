@@ -39,7 +39,7 @@ from cute_backend.templates.feed import Feed
 from cute_backend.templates.fragments import FragmentGemm
 from cute_backend.templates.mainloop import check_face
 from cute_backend.templates.rings import allocate_rows, check_stage
-from cute_backend.templates.scheduler import Place, Schedule
+from cute_backend.templates.scheduler import BatchSchedule, GroupSchedule, Place, TileSchedule
 from cute_backend.templates.staged import Corner, Planes, Stage
 from cute_backend.templates.tile import FragmentTile
 from cute_backend.templates.warp_copies import WarpCopies
@@ -115,9 +115,9 @@ class Sm80Gemm(FragmentGemm):
     ):
         """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order."""
         config = self.config
-        tile_k = TILE_K_BYTES * 8 // a.element_type.width
-        a, bs = batches.operands(a, bs, self.kind, tile_k)
+        a, bs = batches.operands(a, bs, self.kind)
         m, n = a.shape[0], bs[0].shape[0] * config.pieces // config.products
+        tile_k = TILE_K_BYTES * 8 // a.element_type.width
         self.a_stage = Stage(a.element_type, config.tile_m, tile_k, _is_k_major(a))
         b_dtype, b_k_major = bs[0].element_type, _is_k_major(bs[0])
         self.b_stage = Stage(b_dtype, config.mma_n, tile_k, b_k_major)
@@ -311,7 +311,7 @@ class Sm80Shared:
     Work items are the CTA's first and every `item_step`-th after it, each of `k_tiles` k tiles.
     """
 
-    schedule: Schedule
+    schedule: TileSchedule | BatchSchedule | GroupSchedule
     n: Int32
     glob: SimpleNamespace
     loads: tuple[cute.Tensor, ...]

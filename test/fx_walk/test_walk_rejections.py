@@ -324,10 +324,10 @@ CASES: dict[Reason, dict[str, Case]] = {
         )
     },
     Reason.GROUPED: {
-        "columns_in_groups": Case(
+        "k_in_groups": Case(
             lambda graph: graph.call(
                 aten._grouped_mm.default,
-                graph.input("a", (4, 64, 32)),
+                graph.input("a", (64, 32)),
                 graph.input("b", (32, 48)),
                 graph.input("ends", (4,), torch.int32),
             )

@@ -45,11 +45,6 @@ class Problem:
         half = max(self.m // 2, 1)
         return (0, 1, half, half, *range(half + 32, self.m, 32), self.m)
 
-    @property
-    def k_ends(self) -> tuple[int, ...]:
-        """Where groups of K end: one of it, none, and all of the others but three, which are in no group."""
-        return (1, 1, max(self.k - 3, 1))
-
     def experts(self, columns: int, generator: torch.Generator) -> Tensor:
         """(G, K, columns) bf16, K contiguous, as the transpose of the weights of experts."""
         shape = (len(self.ends), columns, self.k)
@@ -124,10 +119,6 @@ MAKERS: dict[str, Maker] = {
     "a_3d_bf16": lambda p, g: p.operand(2, p.m // 2, p.k, dtype=torch.bfloat16, generator=g),
     "b_3d_bf16": lambda p, g: p.operand(2, p.n, p.k, dtype=torch.bfloat16, generator=g).transpose(1, 2),
     "ends": lambda p, g: torch.tensor(p.ends, device=p.device, dtype=torch.int32),
-    "k_ends": lambda p, g: torch.tensor(p.k_ends, device=p.device, dtype=torch.int32),
-    "gradient": lambda p, g: p.operand(p.k, p.m, dtype=torch.bfloat16, generator=g),
-    "layer_input": lambda p, g: p.operand(p.k, p.n, dtype=torch.bfloat16, generator=g),
-    "main_gradient": lambda p, g: p.randn(len(p.k_ends), p.m, p.n, dtype=torch.float32, generator=g),
     "experts": lambda p, g: p.experts(p.n, g),
     "experts_wide": lambda p, g: p.experts(2 * p.n, g),
     "router": lambda p, g: p.randn(p.m, len(p.ends), dtype=torch.float32, generator=g),
@@ -382,12 +373,6 @@ def grouped_routed(a_bf16, experts, ends, column, residual):
     # Routing weights, a plane, and what dynamic rowwise quantisation needs.
     y = F.grouped_mm(a_bf16, experts, offs=ends).float() * column[:, None] + residual
     return y.to(torch.bfloat16), y.abs().amax(-1)
-
-
-@epilogue({"exact0": "exact"}, "f32", table=GROUPED)
-def grouped_k(gradient, layer_input, k_ends, main_gradient):
-    # The gradient of experts' weights, added to that of earlier steps.
-    return F.grouped_mm(gradient.t(), layer_input, offs=k_ends).float() + main_gradient
 
 
 @epilogue({"rowvec0": "rowvec"}, "bf16", table=BLOCKS)

@@ -27,22 +27,10 @@ from cute_backend.runtime.compile import SYMBOL, Built, compile_kernel
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.simulator import simulate
 from cute_backend.simulator.host import HostProgram
-from cute_backend.spec import (
-    ROTATE_HALF,
-    Axis,
-    DType,
-    EpilogueSpec,
-    ProductKind,
-    ReduceKind,
-    Reduction,
-    Scaling,
-    Store,
-)
+from cute_backend.spec import ROTATE_HALF, Axis, DType, EpilogueSpec, ReduceKind, Reduction, Scaling, Store
 from support.simulator.exact import (
     grouped,
-    grouped_k,
     groups,
-    groups_of_k,
     operands,
     promoted,
     scaled_residual,
@@ -76,7 +64,6 @@ ROTATED = replace(
     ),
 )
 GROUPED = replace(grouped(), stores=grouped().stores[:1])
-GROUPED_K = replace(grouped_k(), stores=grouped_k().stores[:1])
 
 
 class WrongNumbers(AssertionError):
@@ -101,12 +88,10 @@ class Subject:
 
     def check(self, program: HostProgram, seed: int) -> None:
         """Run the problem. Raises WrongNumbers, or whatever the simulator has to say of the kernel."""
-        if self.spec.product.kind is ProductKind.K_GROUPED:
-            a, b, loads = groups_of_k(self.spec, self.ends, *self.problem)
-        elif self.ends:
-            a, b, loads = groups(self.spec, self.ends, *self.problem)
-        else:
-            a, b, loads = operands(self.spec, *self.problem)
+        made = (
+            groups(self.spec, self.ends, *self.problem) if self.ends else operands(self.spec, *self.problem)
+        )
+        a, b, loads = made
         machine = simulate.Machine(self.config.arch, seed, self.config, clusters=self.clusters)
         with patch.object(simulate, "_program", lambda kernel: program):
             [actual], launch = simulate.run_region(self.spec, a, b, loads, machine)
@@ -148,8 +133,6 @@ ENDS = (*range(20), 83, 83, 128)
 GROUPS = Subject(sm90(64, 64, 2), (128, 72, 160), spec=GROUPED, ends=ENDS)
 PING_PONG_GROUPS = Subject(sm90(128, 64, pingpong=True), (128, 72, 160), spec=GROUPED, ends=(0, 70, 128))
 BLACKWELL_GROUPS = Subject(sm100(128, 64), (128, 72, 160), spec=GROUPED, ends=ENDS)
-K_GROUPS = Subject(sm90(64, 64, pingpong=True), (72, 72, 200), spec=GROUPED_K, ends=(0, 70, 71, 200))
-BLACKWELL_K_GROUPS = Subject(sm100(128, 64), (72, 72, 200), spec=GROUPED_K, ends=(0, 70, 71, 200))
 
 SUBJECTS = {
     "one": ONE,
@@ -172,8 +155,6 @@ SUBJECTS = {
     "groups": GROUPS,
     "ping-pong groups": PING_PONG_GROUPS,
     "groups on Blackwell": BLACKWELL_GROUPS,
-    "groups of K": K_GROUPS,
-    "groups of K on Blackwell": BLACKWELL_K_GROUPS,
     "warps": WARPS,
     "few k tiles": FEW_K_TILES,
     "many subtiles": MANY_SUBTILES,
@@ -199,7 +180,6 @@ class Text(Enum):
     BLOCK_SCALED = "block_scaled"
     BLOCK_SCALES = "block_scales"
     GEMM = "gemm"
-    BATCH = "batch"
     MODULE = "the generated module"
     PTX = "the PTX, where the old text is a regular expression"
 
@@ -264,8 +244,7 @@ class Mutant:
                 name = self._imported(part, self._edited(_text(part)), folder)
                 source = source.replace(f"templates.{part} import", f"templates.{name} import")
                 user, importing = _USERS.get((self.text, template), (template, ""))
-                imports = "templates import {} as" if self.text is Text.BATCH else "templates.{} import"
-                text = Edit(imports.format(part), imports.format(name)).apply(_text(user))
+                text = Edit(f"templates.{part} import", f"templates.{name} import").apply(_text(user))
                 for edit in self.around:
                     text = edit.apply(text)
                 if user != template:
