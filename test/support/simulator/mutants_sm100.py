@@ -364,7 +364,7 @@ MUTANTS = [
     Mutant(
         "accumulator of another warp's rows",
         ONE,
-        instead("tmem_copy.get_slice(thread)", "tmem_copy.get_slice((thread + 32) % EPILOGUE_THREADS)"),
+        instead("tmem_copy.get_slice(thread)", "tmem_copy.get_slice((thread + WARP) % (WARPS * WARP))"),
         IllegalAccess,
         r"warp \d of .* may touch lanes",
     ),
