@@ -21,19 +21,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from problems import Drawn, Epilogue, Operands
+from tiles import measure
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_backend
-from cute_backend.bench.timing import require_gpu, time_units, unit_of
+from cute_backend.bench.timing import require_gpu
 from cute_backend.planning import Alignment, TileConfig
 from cute_backend.planning.rules import subtiled
 from cute_backend.planning.search import clustered
 from cute_backend.planning.shared_memory import plane_bits
 from cute_backend.runtime.build import obtain
-from cute_backend.runtime.device import device_at, max_active_clusters
+from cute_backend.runtime.device import device_at
 from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.timing import arguments_of
 from cute_backend.spec import EpilogueSpec
 
 SHAPES = (
@@ -109,27 +110,6 @@ def configs(spec: EpilogueSpec) -> Iterator[TileConfig]:
                 yield config
 
 
-@torch.no_grad()
-def measure(
-    spec: EpilogueSpec, kernels: dict[Kernel, Any], m: int, n: int, k: int, rounds: int
-) -> dict[str, float]:
-    """Microseconds by tile, and by `torch`. A tile that the driver refuses is left out."""
-    generator = torch.Generator("cuda").manual_seed(0)
-    calls = int(max(2, min(20, 1500 / (2e6 * m * n * k / 6e14 + 5))))
-    configs = [kernel.config for kernel in kernels]
-    sets = [arguments_of(spec, configs, m, n, k, generator) for _ in range(calls)]
-    draw = {"device": "cuda", "dtype": torch.bfloat16}
-    products = [(torch.randn(m, k, **draw), torch.randn(n, k, **draw).t()) for _ in range(calls)]
-    units = {"torch": unit_of(torch.mm, products)}
-    for kernel, function in kernels.items():
-        clusters = max_active_clusters(0, kernel.config.cluster_size)
-        try:
-            units[kernel.config.name] = unit_of(lambda *args, f=function, c=clusters: f(*args, c), sets)
-        except (RuntimeError, ValueError) as error:
-            print(f"{kernel.config.name}: {error}", file=sys.stderr)
-    return {name: timing.median_us for name, timing in time_units(units, rounds).items()}
-
-
 def main() -> None:
     """Writes the file that the command names."""
     parser = argparse.ArgumentParser(
@@ -151,13 +131,14 @@ def main() -> None:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(COLUMNS)
         for program, spec in specs.items():
-            ready = {each: built[each] for each in kernels[program]}
-            for kernel, made in ready.items():
-                if isinstance(made, Exception):
+            ready = {}
+            for kernel in kernels[program]:
+                if isinstance(made := built[kernel], Exception):
                     print(f"{program.name}: {kernel.config.name}: {made}", file=sys.stderr)
-            ready = {kernel: made for kernel, made in ready.items() if not isinstance(made, Exception)}
+                else:
+                    ready[kernel] = made
             for m, n, k in SHAPES:
-                times = measure(spec, ready, m, n, k, arguments.rounds)
+                times = measure(Drawn(m, n, k, Operands.BF16, Epilogue.BARE), spec, ready, arguments.rounds)
                 planes = plane_bits(spec) // 16
                 rows.writerows(
                     [program.name, planes, m, n, k, tile, f"{us:.2f}"] for tile, us in times.items()

@@ -264,16 +264,25 @@ def _input_sets(
     return [args, *(copy.deepcopy(args) for _ in range(calls - 1))]
 
 
-def relative_difference(actual: Any, expected: Any) -> float:
-    """The largest difference of a tensor from its counterpart, relative in norm."""
+def relative_difference(actual: Any, expected: Any, zero: float = 0.0) -> float:
+    """The largest difference of a tensor from its counterpart, relative in norm; NaN if either has one.
+
+    A tensor of `expected` whose root mean square is below `zero` times that of all counts as that large: the
+    gradient of a key's bias is zero but for rounding, and differs by any factor.
+    """
+    pairs = [
+        (got.double(), right.double())
+        for got, right in zip(tree_leaves(actual), tree_leaves(expected), strict=True)
+        if isinstance(right, Tensor)
+    ]
+    norms = [right.norm().item() for _, right in pairs]
+    size = math.sqrt(math.fsum(norm**2 for norm in norms) / max(1, sum(right.numel() for _, right in pairs)))
     worst = 0.0
-    for got, right in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
-        if isinstance(right, Tensor):
-            right, got = right.double(), got.double()
-            difference, norm = (got - right).norm().item(), right.norm().item()
-            worst = max(worst, difference / norm if norm else difference and math.inf)
-            if math.isnan(difference) or math.isnan(norm):
-                return math.nan
+    for (got, right), own in zip(pairs, norms, strict=True):
+        difference, norm = (got - right).norm().item(), max(own, zero * size * math.sqrt(right.numel()))
+        if math.isnan(difference) or math.isnan(norm):
+            return math.nan
+        worst = max(worst, difference / norm if norm else difference and math.inf)
     return worst
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ from typing import IO, Any
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
@@ -28,9 +27,9 @@ from torch._inductor.compile_fx import compile_fx
 from torch._inductor.graph import GraphLowering
 from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNode, NopKernelSchedulerNode
 from torch.autograd import DeviceType
-from torch.utils._pytree import tree_leaves
 
 from cute_backend.backend import cute
+from cute_backend.bench.measure import relative_difference
 from cute_backend.bench.model_results import KernelTime, ModelResult, ModelTiming, Part
 from cute_backend.bench.models import Model, select
 from cute_backend.bench.table import Runner
@@ -48,8 +47,7 @@ _ROUNDING = 1e-2
 bits, and a fused epilogue rounds less often than both."""
 
 _ZERO = 1e-2
-"""The share of the root mean square of all results below which one counts as that large: the gradient of a
-key's bias is zero but for rounding, and differs by any factor."""
+"""The size of a result, relative to that of all, below which it is compared as zero."""
 
 
 class Turn:
@@ -91,7 +89,7 @@ def measure(model: Model, rounds: int, turn: Turn) -> ModelResult:
         steps[runner] = step = _step(model, module, program, args)
         with _bytes_outside() as found:
             result = step()
-            differences[runner] = _difference(result, expected)
+            differences[runner] = relative_difference(result, expected, _ZERO)
             turn.end()
         moved[runner] = sum(found)
         tally = counters["cute_backend"]
@@ -118,23 +116,6 @@ def measure(model: Model, rounds: int, turn: Turn) -> ModelResult:
             for runner in steps
         ),
         agrees=differences[Runner.CUTE] <= limit,
-    )
-
-
-def _difference(actual: Any, expected: Any) -> float:
-    """The largest difference of a tensor from its counterpart, relative in norm; of tensors that are zero but
-    for rounding, relative to `_ZERO` of the others' size."""
-    pairs = [
-        (got.double(), right.double())
-        for got, right in zip(tree_leaves(actual), tree_leaves(expected), strict=True)
-        if isinstance(right, Tensor)
-    ]
-    squares = sum(right.square().sum().item() for _, right in pairs)
-    size = math.sqrt(squares / max(1, sum(right.numel() for _, right in pairs)))
-    least = max(_ZERO * size, torch.finfo(torch.double).tiny)
-    return max(
-        (got - right).norm().item() / max(right.norm().item(), least * math.sqrt(right.numel()))
-        for got, right in pairs
     )
 
 

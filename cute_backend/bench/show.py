@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cute_backend.bench.model_results import Part
+from cute_backend.bench.model_results import ModelResult, ModelTiming, Part
 from cute_backend.bench.results import Ceilings, HostResult, Measurement, ProblemResult, Results, TableResult
 from cute_backend.bench.table import Ratio, Runner
 from cute_backend.presentation.terminal import light_table
@@ -102,10 +102,8 @@ def models(found: Results) -> Group:
         notes += [
             Text(f"{model.name}, {each.runner.value}: {each.note}") for each in model.timings if each.note
         ]
-        eager, inductor, cute = map(model.of, (Runner.EAGER, Runner.INDUCTOR, Runner.CUTE))
-        if eager is None or inductor is None or cute is None:
-            continue
-        both = (inductor, cute)
+    for model, eager, *both in _timed(found):
+        cute = both[-1]
         times.add_row(
             model.name,
             *(f"{each.timing.median_us:.1f}" for each in (eager, *both)),
@@ -119,6 +117,14 @@ def models(found: Results) -> Group:
             _change(1e6 * (each.bytes or 0) / found.ceilings.bandwidth for each in both),
         )
     return Group(times, Text(), parts, *notes)
+
+
+def _timed(found: Results) -> Iterator[tuple[ModelResult, ModelTiming, ModelTiming, ModelTiming]]:
+    """The models that were timed, each as eager, Inductor and cute ran it."""
+    for model in found.models:
+        eager, inductor, cute = map(model.of, (Runner.EAGER, Runner.INDUCTOR, Runner.CUTE))
+        if eager is not None and inductor is not None and cute is not None:
+            yield model, eager, inductor, cute
 
 
 def _change(values: Iterable[float]) -> str:
@@ -210,11 +216,7 @@ def models_markdown(found: Results) -> str:
     header = ["model", "eager us", "inductor us", "cute us", "cute / inductor", "kernels"]
     header += [f"{part.value} us" for part in Part]
     lines = [" | ".join(header), " | ".join("---" for _ in header)]
-    for model in found.models:
-        eager, inductor, cute = map(model.of, (Runner.EAGER, Runner.INDUCTOR, Runner.CUTE))
-        if eager is None or inductor is None or cute is None:
-            continue
-        both = (inductor, cute)
+    for model, eager, *both in _timed(found):
         cells = [model.name, *(f"{each.timing.median_us:.0f}" for each in (eager, *both))]
         cells += [_plain(model.speed(Runner.CUTE, Runner.INDUCTOR), ".2f")]
         cells += [_change(each.launches for each in both)]
@@ -227,6 +229,12 @@ def models_markdown(found: Results) -> str:
         "counted from their start, which may lie before the end of the kernel ahead of them."
     )
     end = f"Medians of `{command}`, {machine}; {limits}."
+    names: dict[str, list[str]] = {}
+    for model, *_ in _timed(found):
+        names.setdefault(model.sources, []).append(model.name)
+    _, *others = sorted(names.values(), key=len, reverse=True)
+    for each in others:
+        end += f" Another version of this package was timed with {', '.join(each)}."
     return "\n\n".join([title, "\n".join(f"| {line} |" for line in lines), end])
 
 

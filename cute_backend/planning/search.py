@@ -177,7 +177,7 @@ def choose(
 
 _UNTIMED_MARGIN = 1.05
 """The predicted speed-up that a tile needs if it was timed for fewer rows alone. For 86 problems of more rows
-(fp8, bf16) the chosen tile then takes 1.033 and 1.019 times as long as the fastest, without these tiles 1.036
+(fp8, bf16) the chosen tile then takes 1.032 and 1.019 times as long as the fastest, without these tiles 1.036
 and 1.025. Without a margin the model would take them for large squares too, where it predicts gains of up to
 4 percent: 4103 x 26176 x 14976 took 2.4 percent longer in fp8 (H200, benchmarks/README.md). Transposed
 tiles are left out: of the four that the model would choose there, one was more than 2 percent faster."""

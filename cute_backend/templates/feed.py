@@ -11,8 +11,11 @@ The template asks its feed at each step of a tile, and knows nothing of the copi
 Where the warps that multiply are among the k tiles is a value of the feed's own, and so it is for rowvecs.
 """
 
+# ruff: noqa: B027, for hooks that do nothing are those that a feed may have no use for.
+
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import cutlass.cute as cute
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from cute_backend.templates.sm80 import Sm80Gemm, Sm80Shared
 
 
-class Feed:
+class Feed(ABC):
     """The feed of a kernel whose epilogue and stages are known, for the warps of `work`. `roles` are the
     warps that only bring, and `rings` what they fill."""
 
@@ -53,40 +56,40 @@ class Feed:
     def help(self, shared: Sm80Shared, first_item: Int32, warp: Int32, lane: Int32) -> None:
         """The work of the warps of `roles`, for all tiles of a CTA."""
 
+    @abstractmethod
     def begin(self, shared: Sm80Shared, first_item: Int32, thread: Int32) -> tuple[Any, Any]:
         """Where the first k tile is, and where the first rowvecs are."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wait(self, shared: Sm80Shared, at: Any) -> Int32:
         """Until a k tile is there; returns the stage that has it."""
-        raise NotImplementedError
 
     def copies(self, shared: Sm80Shared, at: Any, thread: Int32) -> Copies:
         """Copies of later k tiles that a warp begins while it multiplies one."""
         return ()
 
+    @abstractmethod
     def next(self, shared: Sm80Shared, at: Any) -> Any:
         """Where the k tile is that follows one which the warp has read."""
-        raise NotImplementedError
 
     def planes_begun(self) -> None:
         """A warp has begun to copy the exact loads of a subtile, ahead of the tile's products."""
 
+    @abstractmethod
     def await_first_planes(self, shared: Sm80Shared, later: int) -> None:
         """Until these exact loads are there, those of a thread's own copies; those of up to `later` further
         subtiles may be under way."""
-        raise NotImplementedError
 
     def stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Any, thread: Int32) -> None:
         """Begins with the staged rowvecs of a tile, if warps that multiply stage them."""
 
+    @abstractmethod
     def rows(self, shared: Sm80Shared, rows_at: Any) -> list[cute.Tensor]:
         """The staged rowvecs of a tile whose products are done."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rows_read(self, shared: Sm80Shared, rows_at: Any) -> Any:
         """Where the next tile's rowvecs are; the warp has read those of this one."""
-        raise NotImplementedError
 
     def end(self) -> None:
         """Until nothing is under way."""

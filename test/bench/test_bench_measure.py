@@ -201,6 +201,15 @@ def test_differences_are_relative_in_norm(actual, expected, difference):
 def test_a_nan_is_not_hidden_by_another_output():
     good, bad = torch.ones(2), torch.tensor([math.nan])
     assert math.isnan(measure.relative_difference((bad, good * 2), (torch.ones(1), good)))
+    assert math.isnan(measure.relative_difference((good * 2, bad), (good, torch.ones(1)), 1e-2))
+
+
+def test_results_that_are_zero_but_for_rounding_count_by_the_size_of_others():
+    weights, zero = torch.full((16, 16), 2.0), torch.full((16,), 1e-9)
+    assert measure.relative_difference((weights, -3 * zero), (weights, zero)) == pytest.approx(4)
+    assert measure.relative_difference((weights, -3 * zero), (weights, zero), 1e-2) < 1e-6
+    assert measure.relative_difference((weights * 1.25, zero), (weights, zero), 1e-2) == 0.25
+    assert measure.relative_difference((weights, zero + 0.02), (weights, zero), 1e-2) > 0.9
 
 
 def test_ceilings_are_of_the_best_product_and_the_copy(on_cpu, monkeypatch):

@@ -73,11 +73,11 @@ def test_one_function_may_be_simulated_often():
         assert out.shape == (m, 48)
 
 
-def test_progress_is_told():
+def test_progress_is_reported():
     heard = []
-    machine = simulate.Machine(clusters=2, progress=lambda *told: heard.append(told))
+    machine = simulate.Machine(clusters=2, progress=lambda *step: heard.append(step))
     [launch] = simulate.run(EPILOGUES["rowwise"].fn, inputs_of("rowwise", m=300), machine).launches
-    assert [told[:2] for told in heard] == [(1, 2), (2, 2)]
+    assert [step[:2] for step in heard] == [(1, 2), (2, 2)]
     # Waits that are tried again are counted in the progress; clusters run side by side.
     assert launch.report.instructions // 2 < heard[0][2] < heard[1][2]
     assert launch.report.instructions <= heard[1][2]
