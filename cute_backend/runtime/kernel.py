@@ -149,9 +149,9 @@ def version_of(distribution: str) -> str:
 
 def _source_digest() -> str:
     """A digest of every source that influences the code of a kernel."""
-    makers = [_PACKAGE / name for name in ("spec.py", "signature.py", "ops.py", "philox.py")]
+    makers = [_PACKAGE / name for name in ("signature.py", "ops.py", "philox.py")]
     makers += [_PACKAGE / "runtime" / name for name in ("compile.py", "host_code.py", "kernel.py")]
-    for folder in ("planning", "memory_ops", "templates"):
+    for folder in ("spec", "planning", "memory_ops", "templates"):
         makers += sorted((_PACKAGE / folder).rglob("*.py"))
     digest = hashlib.sha256()
     for path in makers:

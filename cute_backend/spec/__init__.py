@@ -1,0 +1,66 @@
+"""The spec of a fused epilogue: the one structure that the walker, the emitter and the runtime share.
+
+A spec is a DAG in SSA order. Its values are the accumulators, the loads and the results of the ops, each
+known by its name; a store names the value that it writes. A spec holds no sizes but those of blocks of
+columns, so one kernel serves every M, N and K, and its canonical JSON form is the key of every cache.
+
+Where values live. A floating-point value is held in fp32, an integer value in int32, a truth value as a
+bool, whatever dtype it was loaded from: widening is exact. `Op.dtype` says what the result has been rounded
+or wrapped to; only `cast` may name a dtype narrower than the three register dtypes. A store rounds its value
+to `Store.dtype` as a saturating cast would.
+
+A store may reduce: then it has one element for each row, for each column, or for the whole plane. Reductions
+are computed in fp32, over the elements of the (M, N) plane and no others. Their results can't be read in the
+same spec, as they are whole only when the kernel is done. An op may reduce too, over blocks of columns that a
+tile holds whole, and its result is a value like any other.
+
+The files: `products`, `loads`, `chain_ops` and `stores` define the parts of a spec, `dtypes` their types, and
+`epilogue_spec` the whole; `consistency` checks it, and `canonical` converts it to JSON and back.
+"""
+
+from cute_backend.spec.canonical import SPEC_VERSION
+from cute_backend.spec.chain_ops import ROTATE_HALF, Const, Op, Operand, Overflow, Precision
+from cute_backend.spec.consistency import SpecError
+from cute_backend.spec.dtypes import VALUE_DTYPES, DType
+from cute_backend.spec.epilogue_spec import EpilogueSpec
+from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
+from cute_backend.spec.products import (
+    SCALE_BLOCK,
+    Accumulator,
+    BColumns,
+    Columns,
+    Major,
+    ProductKind,
+    Scaling,
+)
+from cute_backend.spec.stores import Axis, ReduceKind, Reduction, Store
+
+__all__ = [
+    "ROTATE_HALF",
+    "SCALE_BLOCK",
+    "SPEC_VERSION",
+    "VALUE_DTYPES",
+    "Accumulator",
+    "Axis",
+    "BColumns",
+    "Blocks",
+    "Columns",
+    "Const",
+    "DType",
+    "EpilogueSpec",
+    "Load",
+    "LoadKind",
+    "Major",
+    "Op",
+    "Operand",
+    "Order",
+    "Overflow",
+    "Precision",
+    "ProductKind",
+    "ReduceKind",
+    "Reduction",
+    "Scaling",
+    "SpecError",
+    "Store",
+    "Stride",
+]

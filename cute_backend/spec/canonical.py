@@ -1,0 +1,114 @@
+"""The canonical JSON form of a spec, which is the key of every cache."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Union
+
+from cute_backend.spec.chain_ops import Const, Op, Operand, Overflow, Precision
+from cute_backend.spec.consistency import SpecError
+from cute_backend.spec.dtypes import DType
+from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
+from cute_backend.spec.products import Accumulator, Columns, Major, ProductKind, Scaling
+from cute_backend.spec.stores import Axis, ReduceKind, Reduction, Store
+
+SPEC_VERSION = 10
+"""The version of the canonical form. A change of any field's name or meaning needs a new one."""
+
+
+def encode(value: Any) -> Any:
+    """A spec, or a part of it, as what JSON can hold; floats are exact."""
+    if isinstance(value, Const):
+        number = value.value
+        if isinstance(number, bool):
+            return {"bool": number}
+        return {"int": number} if isinstance(number, int) else {"float": number.hex()}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple):
+        return [encode(item) for item in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: encode(getattr(value, name)) for name in value.__dataclass_fields__}
+    return value
+
+
+def decode(data: Any) -> dict[str, Any]:
+    """The fields of the spec that `encode` turned into `data`.
+
+    Raises SpecError if `data` has another version. If `data` is malformed, it raises SpecError or the error
+    that Python raises where the data doesn't fit; `EpilogueSpec.from_json` makes SpecError of them all.
+    """
+    if data["version"] != SPEC_VERSION:
+        raise SpecError(f"the spec has version {data['version']}; this package reads {SPEC_VERSION}")
+    return {
+        "accumulators": tuple(_decode_accumulator(item) for item in data["accumulators"]),
+        "loads": tuple(_decode_load(item) for item in data["loads"]),
+        "ops": tuple(_decode_op(item) for item in data["ops"]),
+        "stores": tuple(_decode_store(item) for item in data["stores"]),
+        "precision": Precision(data["precision"]),
+    }
+
+
+def _decode_operand(item: Any) -> Operand:
+    if isinstance(item, str):
+        return item
+    ((kind, number),) = item.items()
+    if kind == "float":
+        return Const(float.fromhex(number))
+    if type(number) is not {"bool": bool, "int": int}[kind]:
+        raise SpecError(f"the constant {item} is not a {kind}")
+    return Const(item[kind])
+
+
+def _decode_accumulator(item: Any) -> Accumulator:
+    return Accumulator(
+        name=item["name"],
+        a_dtype=DType(item["a_dtype"]),
+        b_dtype=DType(item["b_dtype"]),
+        a_major=Major(item["a_major"]),
+        b_major=Major(item["b_major"]),
+        fast_accum=bool(item["fast_accum"]),
+        columns=Columns(item["columns"]),
+        kind=ProductKind(item["kind"]),
+        a_scaling=Scaling(item["a_scaling"]),
+        b_scaling=Scaling(item["b_scaling"]),
+    )
+
+
+def _decode_blocks(item: Any) -> Union[Blocks, None]:
+    return None if item is None else Blocks(item["columns"], Stride(item["outer"]), Stride(item["inner"]))
+
+
+def _decode_load(item: Any) -> Load:
+    return Load(
+        name=item["name"],
+        kind=LoadKind(item["kind"]),
+        dtype=DType(item["dtype"]),
+        stride_m=Stride(item["stride_m"]),
+        stride_n=Stride(item["stride_n"]),
+        m_modes=tuple(Stride(mode) for mode in item["m_modes"]),
+        blocks=_decode_blocks(item["blocks"]),
+    )
+
+
+def _decode_op(item: Any) -> Op:
+    return Op(
+        name=item["name"],
+        op=item["op"],
+        operands=tuple(_decode_operand(operand) for operand in item["operands"]),
+        dtype=DType(item["dtype"]),
+        overflow=Overflow(item["overflow"]),
+        block=int(item["block"]),
+    )
+
+
+def _decode_store(item: Any) -> Store:
+    dtype, order, reduce = DType(item["dtype"]), Order(item["order"]), item["reduce"]
+    return Store(
+        name=item["name"],
+        value=item["value"],
+        dtype=dtype,
+        order=order,
+        reduce=None if reduce is None else Reduction(Axis(reduce["axis"]), ReduceKind(reduce["kind"])),
+        block=int(item["block"]),
+    )

@@ -1,0 +1,63 @@
+"""The ops of a chain and their operands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Union
+
+from cute_backend.spec.dtypes import DType
+
+
+class Overflow(str, Enum):
+    """The result of a cast to fp8 of a finite value beyond the largest finite one."""
+
+    SATURATE = "saturate"
+    NONFINITE = "nonfinite"
+    """NaN in e4m3 (beyond 464), infinity in e5m2 (from 61440 on): torch's casts that do not saturate."""
+
+
+class Precision(str, Enum):
+    """The casts inside the chain that round."""
+
+    FUSED = "fused"
+    """Casts to fp8 and to integers round; a trip through bf16 or fp16 does not, as in Inductor's kernels."""
+    EAGER = "eager"
+    """Every cast rounds, as eager does (`torch._inductor.config.emulate_precision_casts`)."""
+
+
+@dataclass(frozen=True)
+class Const:
+    """A number in the chain. Its Python type is part of it: `Const(1)` and `Const(1.0)` differ."""
+
+    value: Union[bool, int, float]
+
+    @property
+    def dtype(self) -> DType:
+        if isinstance(self.value, bool):
+            return DType.BOOL
+        return DType.I32 if isinstance(self.value, int) else DType.F32
+
+
+Operand = Union[str, Const]
+"""The name of an earlier value, or a number."""
+
+ROTATE_HALF = "block_rotate_half"
+"""The op that gives (-y, x) of each block of columns (x, y), in two halves, as rotary embeddings have it."""
+
+
+@dataclass(frozen=True)
+class Op:
+    """One step of the chain: `name = op(*operands)`, rounded to `dtype`.
+
+    An op that reduces blocks of columns has their size in `block`, which divides N: in every row the elements
+    of a block have what the operand's elements of that block are reduced to. So has ROTATE_HALF, whose block
+    is even.
+    """
+
+    name: str
+    op: str
+    operands: tuple[Operand, ...]
+    dtype: DType
+    overflow: Overflow = Overflow.SATURATE
+    block: int = 0

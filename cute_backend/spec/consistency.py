@@ -1,0 +1,195 @@
+"""The checks that a spec makes on construction: facts that contradict each other raise SpecError."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cute_backend.spec.chain_ops import Overflow
+from cute_backend.spec.dtypes import DType
+from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
+from cute_backend.spec.products import Accumulator, Columns, Major, ProductKind, Scaling
+from cute_backend.spec.stores import Axis, Store
+
+if TYPE_CHECKING:
+    from cute_backend.spec.epilogue_spec import EpilogueSpec
+
+
+class SpecError(ValueError):
+    """A spec contradicts itself; the message names the facts that contradict."""
+
+
+_MMA_DTYPES = (DType.E4M3, DType.E5M2, DType.BF16, DType.F16)
+
+_ZERO_STRIDES = {
+    LoadKind.SCALAR: (True, True),
+    LoadKind.ROWVEC: (True, False),
+    LoadKind.COLVEC: (False, True),
+    LoadKind.EXACT: (False, False),
+    LoadKind.GROUPVEC: (False, False),
+}
+
+
+def validate(spec: EpilogueSpec) -> None:
+    """Raises SpecError if the parts of a spec contradict each other."""
+    if not spec.accumulators:
+        raise SpecError("a spec needs at least one accumulator")
+    if not spec.stores:
+        raise SpecError("a spec needs at least one store")
+    seen: set[str] = set()
+
+    def define(name: str) -> None:
+        if not name.isidentifier():
+            raise SpecError(f"{name!r} is not an identifier, and value names appear in generated code")
+        if name in seen:
+            raise SpecError(f"two values are called {name!r}")
+        seen.add(name)
+
+    for acc in spec.accumulators:
+        define(acc.name)
+        _validate_accumulator(acc)
+    _validate_together(spec.accumulators)
+    for load in spec.loads:
+        define(load.name)
+        zeros = (load.stride_m is Stride.ZERO, load.stride_n is Stride.ZERO)
+        if zeros != _ZERO_STRIDES[load.kind]:
+            raise SpecError(
+                f"{load.name} is called {load.kind.value} but has stride classes "
+                f"({load.stride_m.value}, {load.stride_n.value})"
+            )
+        if load.dtype is DType.I64:
+            raise SpecError(f"{load.name} is i64, which only indices are stored as")
+        if load.kind is LoadKind.GROUPVEC:
+            _validate_groupvec(load, spec.product.kind)
+        if load.m_modes:
+            _validate_modes(load)
+        if load.blocks is not None:
+            _validate_blocks(load, load.blocks)
+    for op in spec.ops:
+        for operand in op.operands:
+            if isinstance(operand, str) and operand not in seen:
+                raise SpecError(f"{op.name} reads {operand!r} before it is made")
+        if op.op != "cast" and op.dtype is not op.dtype.register:
+            raise SpecError(f"{op.name} = {op.op} has dtype {op.dtype.value}; only a cast may narrow")
+        if op.dtype is DType.I64:
+            raise SpecError(f"{op.name} has dtype i64, which only indices are stored as")
+        if op.overflow is not Overflow.SATURATE and not (op.op == "cast" and op.dtype.is_fp8):
+            raise SpecError(f"{op.name} = {op.op} to {op.dtype.value} has no overflow rule to state")
+        define(op.name)
+    for store in spec.stores:
+        if store.value not in seen:
+            raise SpecError(f"{store.name} stores {store.value!r}, which no one makes")
+        _validate_store(store, spec.dtypes[store.value])
+        if spec.product.kind is not ProductKind.DENSE:
+            _validate_several(store, spec.product.kind)
+    names = [store.name for store in spec.stores]
+    if len(set(names)) != len(names) or seen & set(names):
+        raise SpecError(f"the stores {names} clash among themselves or with values")
+
+
+def _validate_groupvec(load: Load, kind: ProductKind) -> None:
+    if kind is not ProductKind.GROUPED:
+        raise SpecError(
+            f"{load.name} has a vector for each group, and the rows of a {kind.value} product are in none"
+        )
+    if load.is_split:
+        raise SpecError(
+            f"{load.name} has a vector for each group, and M or N in several modes; accepted is one"
+        )
+
+
+def _validate_modes(load: Load) -> None:
+    modes = f"M modes ({', '.join(mode.value for mode in load.m_modes)})"
+    if len(load.m_modes) == 1 or set(load.m_modes) not in ({Stride.OTHER}, {Stride.ZERO, Stride.OTHER}):
+        raise SpecError(f"{load.name} has {modes}; accepted are two or more of 0 and s, and not 0 alone")
+    if load.stride_m is not Stride.OTHER:
+        raise SpecError(f"{load.name} has {modes} and over them one stride, of class {load.stride_m.value}")
+
+
+def _validate_blocks(load: Load, blocks: Blocks) -> None:
+    what = f"{load.name} has blocks of {blocks.columns} columns"
+    if type(blocks.columns) is not int or blocks.columns < 2:
+        raise SpecError(f"{what}; a block has two or more")
+    if blocks.outer is blocks.inner is Stride.ZERO:
+        raise SpecError(f"{what} and strides of class 0 along both of their axes, which are one mode then")
+    if load.stride_n is not Stride.OTHER:
+        raise SpecError(f"{what} and over them one stride, of class {load.stride_n.value}")
+    if [load.stride_m, *load.m_modes, blocks.outer, blocks.inner].count(Stride.ONE) > 1:
+        raise SpecError(f"{what} and strides of 1 along two axes; one of them is contiguous, or none")
+
+
+def _validate_store(store: Store, value: DType) -> None:
+    if store.block and (type(store.block) is not int or store.block < 2 or store.reduce is not None):
+        raise SpecError(
+            f"{store.name} has one element for each {store.block} columns; a block has two or more, and a "
+            "store that reduces has none"
+        )
+    if store.reduce is None:
+        if store.dtype is DType.I64:
+            raise SpecError(f"{store.name} stores a plane as i64, which only indices are stored as")
+        return
+    kind = store.reduce.kind
+    what = f"{store.name}, the {store.reduce.axis.value} {kind.value} of {store.value!r},"
+    if store.order is not Order.ROW:
+        raise SpecError(f"{what} has order {store.order.value}, which only planes have")
+    if value is DType.I32:
+        raise SpecError(f"{what} reduces i32, which fp32 does not hold")
+    if kind.is_index != (store.dtype is DType.I64):
+        raise SpecError(f"{what} is stored as {store.dtype.value}; indices are i64, and nothing else is")
+    kept = kind.is_extremum and store.dtype is value
+    if not (kind.is_index or store.dtype.is_float or kept):
+        raise SpecError(f"{what} is stored as {store.dtype.value}; it is a float")
+
+
+def _validate_several(store: Store, kind: ProductKind) -> None:
+    if store.order is not Order.ROW:
+        raise SpecError(
+            f"{store.name} has order {store.order.value}; the planes of a {kind.value} product have rows"
+        )
+    if store.reduce is not None and store.reduce.axis is not Axis.ROW:
+        raise SpecError(
+            f"{store.name} reduces along axis {store.reduce.axis.value}; {kind.value} products are reduced "
+            "by row"
+        )
+
+
+def _validate_together(accumulators: tuple[Accumulator, ...]) -> None:
+    first = accumulators[0]
+    for acc in accumulators[1:]:
+        if replace(acc, name=first.name, columns=first.columns) != first:
+            raise SpecError(
+                f"{first.name} and {acc.name} differ in dtypes, majors, mode of accumulation or scaling, and "
+                "one MMA computes both"
+            )
+    columns = [acc.columns for acc in accumulators]
+    if columns != [Columns.EVEN, Columns.ODD] and set(columns) != {Columns.ALL}:
+        raise SpecError(
+            f"the accumulators have {', '.join(each.value for each in columns)} columns; accepted are all, "
+            "or one of even and one of odd"
+        )
+
+
+def _validate_accumulator(acc: Accumulator) -> None:
+    a, b = acc.a_dtype, acc.b_dtype
+    if a not in _MMA_DTYPES or b not in _MMA_DTYPES:
+        raise SpecError(f"no MMA takes {a.value} times {b.value}; it takes e4m3, e5m2, bf16 and f16")
+    if a.is_fp8 != b.is_fp8 or (not a.is_fp8 and a is not b):
+        raise SpecError(f"no MMA multiplies {a.value} by {b.value}")
+    if a is DType.E5M2 and b is DType.E5M2:
+        raise SpecError("e5m2 is accepted on one side only, as CUDA's scaled_mm has it")
+    if a.is_fp8 and (acc.a_major is not Major.K or acc.b_major is not Major.K):
+        raise SpecError("fp8 operands must both be K-major")
+    if {acc.a_scaling, acc.b_scaling} != {Scaling.NONE}:
+        _validate_scaling(acc)
+
+
+def _validate_scaling(acc: Accumulator) -> None:
+    what = f"{acc.name} has scales by blocks, {acc.a_scaling.value} of A and {acc.b_scaling.value} of B,"
+    if Scaling.NONE in (acc.a_scaling, acc.b_scaling):
+        raise SpecError(f"{what} and both have them or none")
+    if not acc.a_dtype.is_fp8:
+        raise SpecError(f"{what} and dtype {acc.a_dtype.value}; they scale e4m3 and e5m2")
+    if acc.fast_accum:
+        raise SpecError(f"{what} and fast_accum, but its sums are scaled, and so promoted, block by block")
+    if acc.kind is not ProductKind.DENSE:
+        raise SpecError(f"{what} and is {acc.kind.value}; only a dense product has them")

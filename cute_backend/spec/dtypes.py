@@ -1,0 +1,45 @@
+"""Element types, and the type in which a register holds a value of each."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class DType(str, Enum):
+    """Element types of operands, loads, stores and cast results."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+    F16 = "f16"
+    E4M3 = "e4m3"
+    E5M2 = "e5m2"
+    I8 = "i8"
+    U8 = "u8"
+    I32 = "i32"
+    I64 = "i64"
+    """Indices, as torch stores them; held in int32."""
+    BOOL = "bool"
+
+    @property
+    def is_float(self) -> bool:
+        return self in (DType.F32, DType.BF16, DType.F16, DType.E4M3, DType.E5M2)
+
+    @property
+    def is_fp8(self) -> bool:
+        return self in (DType.E4M3, DType.E5M2)
+
+    @property
+    def bits(self) -> int:
+        """Bits of one element in memory; a bool takes a byte, as in torch."""
+        return {DType.I64: 64, DType.F32: 32, DType.I32: 32, DType.BF16: 16, DType.F16: 16}.get(self, 8)
+
+    @property
+    def register(self) -> DType:
+        """The dtype in which a value of this dtype is held inside the epilogue."""
+        if self.is_float:
+            return DType.F32
+        return DType.BOOL if self is DType.BOOL else DType.I32
+
+
+VALUE_DTYPES = tuple(dtype for dtype in DType if dtype is not DType.I64)
+"""The dtypes of operands, loads, casts and stored planes: all but that of indices."""

@@ -1,0 +1,132 @@
+"""The spec itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from math import lcm
+from typing import Any, Union
+
+from cute_backend.spec.canonical import SPEC_VERSION, decode, encode
+from cute_backend.spec.chain_ops import ROTATE_HALF, Op, Precision
+from cute_backend.spec.consistency import SpecError, validate
+from cute_backend.spec.dtypes import DType
+from cute_backend.spec.loads import Load, LoadKind
+from cute_backend.spec.products import Accumulator, BColumns, Columns
+from cute_backend.spec.stores import Store
+
+
+@dataclass(frozen=True)
+class EpilogueSpec:
+    """A region: its matrix products, what the epilogue loads, what it computes and what it stores.
+
+    Raises SpecError on construction where names clash, a value is used before it is made, a stride class
+    contradicts its kind, or a dtype has no meaning at its place.
+    """
+
+    accumulators: tuple[Accumulator, ...]
+    loads: tuple[Load, ...]
+    ops: tuple[Op, ...]
+    stores: tuple[Store, ...]
+    precision: Precision = Precision.FUSED
+    version: int = SPEC_VERSION
+
+    def __post_init__(self) -> None:
+        if self.version != SPEC_VERSION:
+            raise SpecError(f"the spec has version {self.version}; this package writes {SPEC_VERSION}")
+        validate(self)
+
+    @property
+    def product(self) -> Accumulator:
+        """The first accumulator: its dtypes, majors and mode are those of all."""
+        return self.accumulators[0]
+
+    @cached_property
+    def b_columns(self) -> BColumns:
+        """How columns of B are dealt out among the accumulators."""
+        return BColumns.APART if self.product.columns is Columns.ALL else BColumns.INTERLEAVED
+
+    @property
+    def b_count(self) -> int:
+        """How many B there are."""
+        return 1 if self.b_columns is BColumns.INTERLEAVED else len(self.accumulators)
+
+    @property
+    def first_of_each_b(self) -> tuple[Accumulator, ...]:
+        """The first accumulator of each B."""
+        return self.accumulators[: self.b_count]
+
+    def plane_n(self, columns: Any) -> Any:
+        """N, if the first B has `columns` columns."""
+        return columns // 2 if self.b_columns is BColumns.INTERLEAVED else columns
+
+    @cached_property
+    def dtypes(self) -> dict[str, DType]:
+        """The dtype of every value, by name; accumulators are fp32."""
+        return {
+            **{acc.name: DType.F32 for acc in self.accumulators},
+            **{load.name: load.dtype for load in self.loads},
+            **{op.name: op.dtype for op in self.ops},
+        }
+
+    @cached_property
+    def producers(self) -> dict[str, Union[Accumulator, Load, Op]]:
+        """The accumulator, load or op behind every value, by name."""
+        values: tuple[Union[Accumulator, Load, Op], ...] = (*self.accumulators, *self.loads, *self.ops)
+        return {value.name: value for value in values}
+
+    @cached_property
+    def block_columns(self) -> int:
+        """Columns that divide N, since ops or stores have blocks of them; 1 where none has."""
+        return lcm(self.whole_columns, self.rotated_columns or 1)
+
+    @cached_property
+    def whole_columns(self) -> int:
+        """Columns that a visit needs whole, since ops reduce blocks of them or stores have one element for
+        each; 1 where none does."""
+        blocks = {op.block for op in self.ops if op.op != ROTATE_HALF}
+        return lcm(*((blocks | {store.block for store in self.stores}) - {0}))
+
+    @cached_property
+    def rotated_columns(self) -> int:
+        """Columns of the blocks whose halves are rotated; 0 where none are."""
+        return max((op.block for op in self.ops if op.op == ROTATE_HALF), default=0)
+
+    @cached_property
+    def planes(self) -> tuple[Store, ...]:
+        """The stores that write the whole (M, N) plane."""
+        return tuple(store for store in self.stores if store.reduce is None and not store.block)
+
+    @cached_property
+    def reductions(self) -> tuple[Store, ...]:
+        """The stores that reduce it."""
+        return tuple(store for store in self.stores if store.reduce is not None)
+
+    def loads_of(self, *kinds: LoadKind) -> tuple[Load, ...]:
+        """The loads of some kinds, in the spec's order."""
+        return tuple(load for load in self.loads if load.kind in kinds)
+
+    def to_json(self) -> str:
+        """The canonical form: sorted keys, no spaces, floats to the bit. Equal specs give equal text."""
+        return self._json
+
+    @cached_property
+    def _json(self) -> str:
+        return json.dumps(encode(self), sort_keys=True, separators=(",", ":"))
+
+    @cached_property
+    def key(self) -> str:
+        """A short name for the spec: the first 16 hex digits of the SHA-256 of its JSON."""
+        return hashlib.sha256(self._json.encode()).hexdigest()[:16]
+
+    @staticmethod
+    def from_json(text: str) -> EpilogueSpec:
+        """The spec behind a canonical form. Raises SpecError on another version or anything malformed."""
+        try:
+            return EpilogueSpec(**decode(json.loads(text)))
+        except SpecError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SpecError(f"not a canonical epilogue spec: {error!r}") from error

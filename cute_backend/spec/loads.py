@@ -1,0 +1,95 @@
+"""The operands that an epilogue loads, and their strides over the (M, N) plane."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Union
+
+from cute_backend.spec.dtypes import DType
+
+
+class LoadKind(str, Enum):
+    """How an operand varies over the (M, N) plane: which of its strides are zero, or by groups of rows."""
+
+    SCALAR = "scalar"
+    ROWVEC = "rowvec"
+    COLVEC = "colvec"
+    EXACT = "exact"
+    GROUPVEC = "groupvec"
+    """A rowvec for each group of a grouped product, as the biases of experts are."""
+
+
+class Stride(str, Enum):
+    """A stride's class, which a kernel is compiled for; the stride itself arrives at launch."""
+
+    ZERO = "0"
+    ONE = "1"
+    OTHER = "s"
+
+
+class Order(str, Enum):
+    """Memory order of a stored (M, N) plane."""
+
+    ROW = "row"
+    COLUMN = "column"
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How an operand varies over columns in blocks: N is the two modes (N / columns, columns).
+
+    `outer` is the class of the stride from one block to the next, `inner` of that within a block; not both
+    are ZERO. The columns of a block are the one size that a spec holds: a kernel divides columns by it, and
+    a division by what is known when it is compiled takes few instructions.
+    """
+
+    columns: int
+    outer: Stride
+    inner: Stride
+
+
+@dataclass(frozen=True)
+class Load:
+    """An epilogue operand, by role.
+
+    The tensor given at launch has shape (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec,
+    (G, N) for a groupvec and one element for a scalar, with the strides classed here.
+
+    Where M is no single mode of the operand, as that of (B, 1, N) over a plane (B * S, N) is not, `stride_m`
+    is OTHER and `m_modes` has the class of every mode that M is made of, outermost first: ZERO or OTHER. The
+    tensor has an axis for each in place of M, (B, S, N) here, and of an axis of class ZERO the elements at
+    index 0 are meant. Their sizes multiply to M.
+
+    Where N is no single mode of it, as that of a vector (b,) for all blocks is not, nor that of (S, b) over a
+    plane (S, N / b, b), `stride_n` is OTHER and `blocks` has the classes. The tensor then has the axes
+    (N / b, b) in place of N; of an axis of class ZERO the elements at index 0 are meant.
+    """
+
+    name: str
+    kind: LoadKind
+    dtype: DType
+    stride_m: Stride
+    stride_n: Stride
+    m_modes: tuple[Stride, ...] = ()
+    blocks: Union[Blocks, None] = None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether M or N is several axes of its tensor. Such a plane is read by element."""
+        return bool(self.m_modes) or self.blocks is not None
+
+    @property
+    def in_runs(self) -> bool:
+        """Whether the columns of a block lie side by side in memory."""
+        return self.blocks is not None and self.blocks.inner is Stride.ONE
+
+    @property
+    def order(self) -> Union[Order, None]:
+        """The memory order of an exact load; None where neither of its strides is known to be 1, or M or N
+        is several modes, and for every other kind."""
+        if self.kind is not LoadKind.EXACT or self.is_split:
+            return None
+        if self.stride_n is Stride.ONE:
+            return Order.ROW
+        return Order.COLUMN if self.stride_m is Stride.ONE else None

@@ -1,0 +1,102 @@
+"""The matrix products of a spec: shapes, columns and scales of their operands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from cute_backend.spec.dtypes import DType
+
+
+class Major(str, Enum):
+    """The mode of a GEMM operand that is contiguous: A is (M, K), B is (K, N)."""
+
+    K = "k"
+    MN = "mn"
+
+
+class ProductKind(str, Enum):
+    """The matrices of a product, and the rows of it that are the plane of the epilogue."""
+
+    DENSE = "dense"
+    """A (M, K) times B (K, N): (M, N) is the plane."""
+    BATCHED = "batched"
+    """A (B, M, K) times B (B, K, N), one for each batch: their rows, (B * M, N), are the plane."""
+    GROUPED = "grouped"
+    """A (M, K), whose rows lie in groups that follow each other, times B (G, K, N), one for each group: the
+    plane is (M, N). An argument of the kernel, the offsets (G,), says where each group ends; rows beyond the
+    last one are not written."""
+
+
+class Columns(str, Enum):
+    """The columns of B that an accumulator is the product with."""
+
+    ALL = "all"
+    EVEN = "even"
+    ODD = "odd"
+
+
+class BColumns(str, Enum):
+    """How columns of B are dealt out among the accumulators."""
+
+    APART = "apart"
+    """Each has a B of its own."""
+    INTERLEAVED = "interleaved"
+    """Two share one B, (K, 2 N): the even columns are the first one's, the odd ones the second one's."""
+
+
+SCALE_BLOCK = 128
+"""Elements of K, and where a block has several also rows of A or columns of B, that share a block's scale."""
+
+
+class Scaling(str, Enum):
+    """How an operand of a product is scaled: by its blocks, each with an fp32 number of its own.
+
+    The names are those of `_scaled_mm`'s recipes: rows of A, or columns of B, by elements of K.
+    """
+
+    NONE = "none"
+    """By none. A scale of the tensor, of rows or of columns doesn't vary along K: it is a load."""
+    LINE = "1x128"
+    SQUARE = "128x128"
+
+    @property
+    def lines(self) -> int:
+        """Rows of A, or columns of B, in one block."""
+        return 1 if self is Scaling.LINE else SCALE_BLOCK
+
+    def blocks(self, lines: Any) -> Any:
+        """The number of blocks in `lines` rows of A, or columns of B."""
+        return (lines + self.lines - 1) // self.lines
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """One matrix product of A and B, accumulated in fp32; `kind` has their shapes.
+
+    The accumulators of a spec share one A, and one MMA computes them all. Accumulators of EVEN and ODD
+    columns come as a pair, in this order, and share a B of (K, 2 N) as well.
+
+    `fast_accum` is `_scaled_mm`'s `use_fast_accum`: without it, Hopper's fp8 MMA promotes its partial sums to
+    fp32 registers at intervals. It has no meaning for 16-bit operands, where it is True.
+
+    With `a_scaling` and `b_scaling` it is the sum over K's blocks b of A_b B_b * (scale_a[m, b] * scale_b[b,
+    n]), each term in fp32: the MMA adds up no more than a block, and `fast_accum` is False.
+    """
+
+    name: str
+    a_dtype: DType
+    b_dtype: DType
+    a_major: Major = Major.K
+    b_major: Major = Major.K
+    fast_accum: bool = True
+    columns: Columns = Columns.ALL
+    kind: ProductKind = ProductKind.DENSE
+    a_scaling: Scaling = Scaling.NONE
+    b_scaling: Scaling = Scaling.NONE
+
+    @property
+    def is_block_scaled(self) -> bool:
+        """Whether its operands have scales that vary along K."""
+        return self.a_scaling is not Scaling.NONE

@@ -1,0 +1,82 @@
+"""The outputs of an epilogue: planes, reductions, and one value for each block of columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Union
+
+from cute_backend.spec.dtypes import DType
+from cute_backend.spec.loads import Order
+
+
+class Axis(str, Enum):
+    """The axis that a reduction keeps: it has one result for each row or column, or one for the plane."""
+
+    ROW = "row"
+    """Each row, reduced over N: (M,)."""
+    COLUMN = "column"
+    """Each column, reduced over M: (N,)."""
+    ALL = "all"
+    """The plane: 0-d."""
+
+
+class ReduceKind(str, Enum):
+    """How a reduction combines elements: as torch does, ties and NaN included."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    """A sum, divided by how many there were when it is finished."""
+    MAX = "max"
+    """NaN where there is one, else the largest; +0 is larger than -0."""
+    MIN = "min"
+    """NaN where there is one, else the smallest; -0 is smaller than +0."""
+    ARGMAX = "argmax"
+    """Where the largest is, or the first NaN; of equals, which zeros are, the lowest index.
+
+    The column for each row, the row for each column, row * N + column for the plane.
+    """
+    ARGMIN = "argmin"
+    """As ARGMAX, of the smallest."""
+    LOGSUMEXP = "logsumexp"
+    """log(sum(exp(x))), shifted by the largest so that nothing overflows."""
+
+    @property
+    def is_index(self) -> bool:
+        return self in (ReduceKind.ARGMAX, ReduceKind.ARGMIN)
+
+    @property
+    def is_extremum(self) -> bool:
+        """Whether the result is one of the elements."""
+        return self in (ReduceKind.MAX, ReduceKind.MIN)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """The reduction of a stored value: one element along `axis` in place of the plane.
+
+    Two stores of one value, MAX and ARGMAX, are what torch calls `max` with a dimension.
+    """
+
+    axis: Axis
+    kind: ReduceKind
+
+
+@dataclass(frozen=True)
+class Store:
+    """An output: the value `value`, converted to `dtype`.
+
+    The (M, N) plane, written in `order`; or its reduction, (M,), (N,) or 0-d, rounded to `dtype` when it is
+    whole. Indices are i64, and nothing else is. Extrema of integers keep their dtype; other reductions give
+    floats.
+
+    Or, with a `block`, a size in columns, (M, N / block) in `order`: of every block the value at its first
+    column, as is meant for what blocks are reduced to, and for what follows from that alone.
+    """
+
+    name: str
+    value: str
+    dtype: DType
+    order: Order = Order.ROW
+    reduce: Union[Reduction, None] = None
+    block: int = 0
