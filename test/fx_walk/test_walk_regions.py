@@ -14,7 +14,7 @@ from torch import fx
 
 from cute_backend import config
 from cute_backend.formula import formula
-from cute_backend.fx_walk import boundary, lower, regions
+from cute_backend.fx_walk import boundary, joining, lower, resolve
 from cute_backend.spec import Const, DType, Order, Overflow, Precision, Stride
 from support.fx_walk.compared import EPILOGUE, assert_same_after_the_pass, inputs_of, integers
 from support.fx_walk.synthetic import BF16, E4M3, F32, Graph, aten, called, prims, rewritten, run, walk
@@ -447,7 +447,8 @@ def test_work_on_operands_is_walked_once_however_often_it_is_read(monkeypatch: p
     graph = made.output(made.call(aten.add.Tensor, made.mm(), value))
     lowered: list[fx.Node] = []
     whole = lower.lower
-    monkeypatch.setattr(regions, "lower", lambda node, *rest: lowered.append(node) or whole(node, *rest))
+    for module in (joining, resolve):
+        monkeypatch.setattr(module, "lower", lambda node, *rest: lowered.append(node) or whole(node, *rest))
     walk(graph)
     assert max(lowered.count(node) for node in lowered) <= 4  # grown and finished, before and after a refusal
 

@@ -1,0 +1,138 @@
+"""Growth of a region from its anchors, node by node in graph order, while every step is legal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from operator import attrgetter
+
+from torch import fx
+
+from cute_backend.fx_walk.activation import activated
+from cute_backend.fx_walk.anchors import Anchor
+from cute_backend.fx_walk.block_reductions import frame_of_blocks
+from cute_backend.fx_walk.chain import Chain
+from cute_backend.fx_walk.dependences import cycle, depends
+from cute_backend.fx_walk.device import target_of
+from cute_backend.fx_walk.draft import Draft
+from cute_backend.fx_walk.frame import Frame
+from cute_backend.fx_walk.joining import join
+from cute_backend.fx_walk.lower import lower_cast, number
+from cute_backend.fx_walk.pairs import Slices, named, reach
+from cute_backend.fx_walk.questions import may_join
+from cute_backend.fx_walk.reasons import Refused
+from cute_backend.fx_walk.redo import cheaper_to_redo
+from cute_backend.fx_walk.reductions import Reduced, keeps_reduced
+from cute_backend.fx_walk.static import DTYPES, fake
+from cute_backend.fx_walk.walk import Walk
+from cute_backend.spec import LoadKind, Operand
+
+
+def grown(walk: Walk, anchors: tuple[Anchor, ...]) -> Draft:
+    """The draft of a region that everything has joined that can.
+
+    Where that reads fewer bytes, the kernel repeats work on operands. The inputs of that work may take fewer
+    loads than its results, which leaves room for further members; so the region then grows again.
+    """
+    draft = _grow(walk, seed(walk, anchors))
+    while redone := cheaper_to_redo(draft, walk.owner, walk.after_products) - walk.redone:
+        walk.redone |= redone
+        draft = _grow(walk, seed(walk, anchors))
+    return draft
+
+
+def seed(walk: Walk, anchors: tuple[Anchor, ...]) -> Draft:
+    """A draft of the anchors alone: the accumulators and what the anchors' own ops do to them."""
+    target = target_of(anchors[0].device, walk.capability)
+    draft = Draft(anchors, Chain(named(anchors), walk.precision, target))
+    draft.values = dict.fromkeys(anchor.node for anchor in anchors)
+    draft.expected = {node for anchor in anchors for node in reach(anchor.node, walk.owner)}
+    for anchor in anchors:
+        frame = Frame.of(fake(anchor.node).shape, anchor.m, fake(anchor.b).shape[-1])
+        assert frame is not None
+        draft.frames[anchor.node] = frame
+    for node in (node for anchor in anchors for node in anchor.inputs):
+        if depends(walk, draft, node):
+            raise cycle(walk, draft, node)
+    results = [_product(draft, index) for index in range(len(anchors))]
+    if len(draft.values) < len(anchors):
+        draft.values[anchors[0].node] = Slices(tuple(results), whole=True)
+    else:
+        draft.values = {anchor.node: value for anchor, value in zip(anchors, results, strict=True)}
+    return draft
+
+
+def _product(draft: Draft, index: int) -> Operand:
+    """Lowers the part of an anchor's op that follows the accumulator, such as scales and bias."""
+    chain, anchor = draft.chain, draft.anchors[index]
+
+    def role(name: str, of: Callable[[Anchor], object]) -> str:
+        shared = all(of(other) in (None, of(anchor)) for other in draft.anchors)
+        return name if shared else f"{name}{index}"
+
+    value: Operand = chain.accumulators[index].name
+    if anchor.scale_a is not None and anchor.scale_b is not None:
+        for name, view in (("scale_a", anchor.scale_a), ("scale_b", anchor.scale_b)):
+            value = chain.emit("mul", value, chain.load(view, role(name, attrgetter(name))))
+    if anchor.alpha != 1:
+        value = chain.emit("mul", value, number(anchor.alpha))
+    if anchor.addend is not None:
+        view = anchor.addend.view
+        addend: Operand = chain.load(
+            view, None if view.kind is LoadKind.EXACT else role("bias", attrgetter("addend"))
+        )
+        if anchor.addend.beta != 1:
+            addend = chain.emit("mul", addend, number(anchor.addend.beta))
+        value = chain.emit("add", value, addend)
+    out = DTYPES[anchor.out_dtype]
+    if anchor.activation is not None:
+        value = activated(chain, value, anchor.activation, out, anchor.device)
+    return chain.cast(value, out) if out.is_fp8 else lower_cast(chain, value, out)
+
+
+def _grow(walk: Walk, draft: Draft) -> Draft:
+    queue: list[tuple[int, fx.Node]] = []
+    seen: set[fx.Node] = set()
+
+    def push_users(node: fx.Node) -> None:
+        reduces = isinstance(draft.values[node], Reduced)
+        for reader in node.users:
+            if reduces and not keeps_reduced(reader):
+                continue
+            for user in _heads(walk, draft, reader):
+                if user not in seen and user not in walk.owner and may_join(user):
+                    seen.add(user)
+                    heappush(queue, (walk.order[user], user))
+
+    for anchor in draft.anchors:
+        push_users(anchor.node)
+    while queue:
+        _, node = heappop(queue)
+        mark = draft.chain.mark()
+        try:
+            value = join(walk, draft, node)
+        except Refused as refused:
+            draft.rollback(mark)
+            walk.rejections.setdefault(node, refused.rejection(node))
+            continue
+        draft.values |= dict.fromkeys(_inner(walk, draft, node))
+        draft.values[node] = value
+        push_users(node)
+    return draft
+
+
+def _inner(walk: Walk, draft: Draft, node: fx.Node) -> tuple[fx.Node, ...]:
+    """The nodes on the way to a reduction or a rotation of a member; none to another node."""
+    found = walk.reductions.get(node) or walk.rotations.get(node)
+    return found.inner if found is not None and found.source in draft.values else ()
+
+
+def _heads(walk: Walk, draft: Draft, reader: fx.Node) -> list[fx.Node]:
+    """The nodes that may join for a reader of a member: it, or the reductions that it is a part of."""
+    heads = walk.heads.get(reader, [reader])
+    found = walk.reductions.get(heads[0])
+    if found is None or not found.is_of_blocks_alone:
+        return heads
+    frame = draft.frames.get(found.source)
+    of_blocks = frame is not None and frame_of_blocks(found, frame, draft.chain) is not None
+    return heads if of_blocks else [reader]

@@ -1,0 +1,168 @@
+"""One step of a region's growth: a node joins, or is refused.
+
+A member may be a pointwise op on the (M, N) plane, a view that splits the plane's rows or columns or moves
+their axes, a rotation of halves, or a reduction, behind which the region ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from torch import fx
+
+from cute_backend import config
+from cute_backend.fx_walk.block_reductions import check_blocks, frame_of_blocks, lower_blocks
+from cute_backend.fx_walk.chain import Chain
+from cute_backend.fx_walk.classify import ColumnSlice
+from cute_backend.fx_walk.dependences import check_mutations
+from cute_backend.fx_walk.draft import Draft
+from cute_backend.fx_walk.frame import Frame
+from cute_backend.fx_walk.lower import is_pointwise, is_reshape, lower
+from cute_backend.fx_walk.mutation import is_view
+from cute_backend.fx_walk.pairs import Slices, column_slice, same_slice
+from cute_backend.fx_walk.questions import is_reduction
+from cute_backend.fx_walk.reasons import Reason, Refused
+from cute_backend.fx_walk.reductions import (
+    Found,
+    Reduced,
+    keeps_reduced,
+    reduced,
+    refuse_rounds,
+    refuse_unknown,
+)
+from cute_backend.fx_walk.resolve import Reader, resolve
+from cute_backend.fx_walk.rotations import check_rotations, lower_rotation, refuse_rotated
+from cute_backend.fx_walk.static import Size, describe, fake, first_argument, target_name, tensor_of
+from cute_backend.fx_walk.views import not_pointwise, rearranged
+from cute_backend.fx_walk.walk import Walk
+from cute_backend.spec import LoadKind, Operand
+
+
+def join(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices | Reduced:
+    """The value of `node` as a member of the region. Raises Refused if it can't be one."""
+    anchor = draft.first
+    if draft.split(node):
+        joined = _join_split(walk, draft, node)
+        _frame_slice(draft, node, whole=isinstance(joined, Slices))
+        return joined
+    if node in walk.reductions and walk.reductions[node].source in draft.values:
+        return _join_reduction(walk, draft, walk.reductions[node])
+    if node in walk.rotations and walk.rotations[node].source in draft.values:
+        rotation = walk.rotations[node]
+        value = resolve(walk, draft, rotation.source, Reader(node, node))
+        rotated = lower_rotation(rotation, draft, value)
+        check_mutations(walk, draft, node)
+        return rotated
+    reduced_before = draft.values.get(first_argument(node))
+    if isinstance(reduced_before, Reduced) and keeps_reduced(node):
+        return reduced_before
+    if is_reshape(node):
+        source = draft.frames.get(first_argument(node))
+        frame = None if source is None else source.reshaped(node, anchor.m, anchor.n)
+        if frame is None:
+            raise rearranged(node, source)
+        draft.frames[node] = frame
+        return resolve(walk, draft, first_argument(node), Reader(node, node))
+    if is_reduction(node):
+        refuse_unknown(node, anchor.m, anchor.n)
+    if not is_pointwise(node):
+        result = tensor_of(node)
+        if result is not None and result.is_complex():
+            raise Refused(Reason.UNSUPPORTED_DTYPE, operand=node.name, dtype=result.dtype)
+        raise not_pointwise(node)
+    return _join_pointwise(walk, draft, node, anchor.n, (None,))[0]
+
+
+def _join_pointwise(
+    walk: Walk, draft: Draft, node: fx.Node, n: Size, sides: Sequence[int | None]
+) -> list[Operand]:
+    """The value of pointwise work on a plane of `n` columns: for the slice of each anchor, or all."""
+    anchor, target, result = draft.first, target_name(node), tensor_of(node)
+    if result is None:
+        raise Refused(Reason.UNSUPPORTED_OP, target=target, why="gives more than one tensor")
+    if result.device != anchor.device:
+        raise Refused(Reason.LOAD_DEVICE, operand=node.name, device=result.device, anchor=anchor.device)
+    frame = _frame(draft, node, n)
+    if not (frame.is_plain or None in sides):
+        raise Refused(Reason.UNPAIRED, target=target)
+    draft.frames[node] = frame
+    values = []
+    for side in sides:
+        argument = partial(resolve, walk, draft, reader=Reader(node, node, side))
+        values.append(lower(node, draft.chain, argument))
+    check_mutations(walk, draft, node)
+    _check_loads(draft.chain)
+    return values
+
+
+def _frame(draft: Draft, node: fx.Node, n: Size) -> Frame:
+    """How the result of pointwise work lies on a plane of `n` columns: as the members that it reads do."""
+    anchor, shape = draft.first, fake(node).shape
+    sources = [source for source in node.all_input_nodes if source in draft.frames]
+    frames = [draft.frames[source].behind(len(shape) - fake(source).dim()) for source in sources]
+    frame = Frame.meeting(frames, shape) if frames else Frame.of(shape, anchor.m, n)
+    if frame is None and frames:
+        how = "meets it with its axes in another order"
+        raise Refused(Reason.REARRANGED, target=target_name(node), shape=describe(shape), how=how)
+    if frame is None or not frame.covers(shape, anchor.m, n):
+        raise Refused(Reason.PLANE, shape=describe(shape), m=anchor.m, n=n)
+    return frame
+
+
+def _join_split(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices:
+    """The value of a member that reads the whole plane of a product, two slices of which are the region's."""
+    slices = [anchor.columns for anchor in draft.anchors]
+    n = fake(draft.first.b).shape[-1]
+    if is_view(node):
+        source = draft.values.get(first_argument(node))
+        if not isinstance(source, Slices):
+            raise Refused(Reason.UNPAIRED, target=target_name(node))
+        taken = column_slice(node, draft.first.m)
+        if taken is None:
+            return Slices(source.values, whole=False)
+        for value, columns in zip(source.values, slices, strict=True):
+            if columns is not None and same_slice(taken, columns):
+                return value
+        return Slices(source.values, whole=same_slice(taken, ColumnSlice(0, 1, n)))
+    if not is_pointwise(node):
+        raise Refused(Reason.NOT_POINTWISE, target=target_name(node))
+    return Slices(tuple(_join_pointwise(walk, draft, node, n, range(len(slices)))), whole=True)
+
+
+def _frame_slice(draft: Draft, node: fx.Node, whole: bool) -> None:
+    """How a view of a product in two slices lies on the plane of all columns, or of one slice's."""
+    tensor, anchor = tensor_of(node), draft.first
+    if tensor is not None and node not in draft.frames:
+        frame = Frame.of(tensor.shape, anchor.m, fake(anchor.b).shape[-1] if whole else anchor.n)
+        if frame is not None:
+            draft.frames[node] = frame
+
+
+def _join_reduction(walk: Walk, draft: Draft, found: Found) -> Operand | Reduced:
+    anchor, source = draft.first, draft.frames[found.source]
+    frame = frame_of_blocks(found, source, draft.chain)
+    if frame is None:
+        if found.is_of_blocks_alone:
+            refuse_unknown(found.head, anchor.m, anchor.n)
+        refuse_rounds(found, anchor.m, anchor.n)
+    value = resolve(walk, draft, found.source, Reader(found.head, found.head))
+    result: Operand | Reduced
+    if frame is None:
+        refuse_rotated(draft.chain)
+        result = reduced(found, draft.chain, value, source)
+    else:
+        result = lower_blocks(found, draft.chain, value, frame.block)
+        draft.frames[found.head] = frame
+    check_mutations(walk, draft, found.head)
+    return result
+
+
+def _check_loads(chain: Chain) -> None:
+    check_blocks(chain)
+    check_rotations(chain)
+    exact = chain.count(LoadKind.EXACT)
+    if exact > config.max_exact_loads:
+        raise Refused(Reason.TOO_MANY_LOADS, count=exact, kind="(M, N)", limit=config.max_exact_loads)
+    if len(chain.views) > config.max_loads:
+        raise Refused(Reason.TOO_MANY_LOADS, count=len(chain.views), kind="epilogue", limit=config.max_loads)

@@ -1,0 +1,74 @@
+"""The facts of one graph that the search for regions asks for, and the regions found so far."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from cute_backend.fx_walk.anchors import Anchor, is_anchor, read_anchor
+from cute_backend.fx_walk.consumers import Waves
+from cute_backend.fx_walk.crossings import Outside
+from cute_backend.fx_walk.device import Capability
+from cute_backend.fx_walk.draft import Draft
+from cute_backend.fx_walk.equal import first_equals
+from cute_backend.fx_walk.mutation import Mutations
+from cute_backend.fx_walk.questions import after_products
+from cute_backend.fx_walk.reasons import Refused, Rejection
+from cute_backend.fx_walk.reductions import find_reductions
+from cute_backend.fx_walk.rotations import find_rotations, inner_of
+from cute_backend.spec import Precision
+
+
+class Walk:
+    """The attributes before `owner` are facts of the graph; the others change as regions are found."""
+
+    def __init__(self, graph: fx.Graph, precision: Precision, capability: Capability) -> None:
+        self.precision = precision
+        self.capability = capability
+        self.order = {node: position for position, node in enumerate(graph.nodes)}
+        self.reductions = find_reductions(self.order)
+        self.rotations = find_rotations(self.order)
+        self.heads = self._heads()
+        """The reductions and rotations that a node is an inner part of."""
+        self.mutations = Mutations(self.order)
+        firsts = first_equals(self.order, self.mutations)
+        self.anchors = {node: _read(node, firsts) for node in self.order if is_anchor(node)}
+        self.of_one_a = self._of_one_a()
+        """The anchors that multiply one A, in graph order, by that A."""
+        self.after_products = after_products(self.order)
+
+        self.owner: dict[fx.Node, Draft] = {}
+        """The region that computes each node."""
+        self.reads: set[fx.Node] = set()
+        """The nodes that regions read."""
+        self.redone: set[fx.Node] = set()
+        """Work on operands that regions do again, some of it after other products."""
+        self.outside = Outside(self.owner, self.reads, self.redone, Waves(self.order))
+        self.rejections: dict[fx.Node, Rejection] = {}
+        """Why nodes are in no region."""
+        self.earliest = len(self.order)
+        """The position of the first anchor of any region."""
+
+    def _heads(self) -> dict[fx.Node, list[fx.Node]]:
+        heads: dict[fx.Node, list[fx.Node]] = {}
+        for found in self.reductions.values():
+            for inner in found.inner:
+                heads.setdefault(inner, []).append(found.head)
+        for inner, head in inner_of(self.rotations):
+            heads.setdefault(inner, []).append(head)
+        return heads
+
+    def _of_one_a(self) -> dict[fx.Node, list[Anchor]]:
+        of_one_a: dict[fx.Node, list[Anchor]] = {}
+        for anchor in self.anchors.values():
+            if isinstance(anchor, Anchor):
+                of_one_a.setdefault(anchor.a, []).append(anchor)
+        return of_one_a
+
+
+def _read(node: fx.Node, firsts: dict[fx.Node, fx.Node]) -> Anchor | Refused:
+    """The anchor behind a node, or why there is none. Its A is the first node with that value, so that
+    products share it."""
+    try:
+        return read_anchor(node).with_a(firsts)
+    except Refused as refused:
+        return refused
