@@ -78,7 +78,7 @@ def work_of(
     rows, columns = config.cta_rows * config.cluster_m, config.tile_n * config.cluster_n
     cluster_rows = -(-m // rows) if groups is None else _cluster_rows(rows, m, groups)
     reached = config.target.timing.reached.get(config.cluster_size, 1.0)
-    in_flight = max(int(sm_count * reached) // config.cluster_size, 1)
+    in_flight = max(int(sm_count * reached) * config.occupancy // config.cluster_size, 1)
     full, last = divmod(cluster_rows * -(-n // columns) - 1, in_flight)
     k_bytes = k * spec.product.a_dtype.bits // 8
     depth = -(-k_bytes // (config.split_k * TILE_K_BYTES)) * TILE_K_BYTES / 1024

@@ -40,7 +40,7 @@ def plan(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Plan:
     room = Room(hoist_budget(spec, config, alignment), config.epilogue_smem_bytes - rowvecs)
     shared_stores = []
     for store in spec.planes:
-        need = Need(smem_bytes=ring_bytes(config.stage_elements, store.dtype))
+        need = Need(smem_bytes=ring_bytes(config.stage_elements, store.dtype, config.store_stages))
         if alignment is Alignment.TMA and room.holds(need):
             shared_stores.append(store.name)
             room = room.without(need)

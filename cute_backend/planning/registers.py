@@ -155,9 +155,24 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
         most = min(most, MAX_BESIDE_ROWS)
     if spec.whole_columns > 1:
         most = min(most, MAX_BESIDE_BLOCKS)
-    return kept.accumulators <= most and (
-        long_ops(spec) == 0 or kept.accumulators + kept.partials <= MAX_KEPT
+    return (
+        kept.accumulators <= most
+        and leaves_warps_registers(config, spec)
+        and (long_ops(spec) == 0 or kept.accumulators + kept.partials <= MAX_KEPT)
     )
+
+
+def leaves_warps_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether accumulators leave registers to warps that copy their operands too, and keep their addresses.
+
+    Beside 128, partials of rows and a plane spilled 16 bytes (row maxima in 128 x 128 on sm_121a), and an
+    argmax alone 8 (256 x 128 on sm_80). Four planes that are read spilled 48, and 368 beside those of a pair
+    (128 x 128 and 128 x 64 x 2 on sm_80).
+    """
+    many = len(spec.loads_of(LoadKind.EXACT)) > MAX_LOADS_OF_WARPS
+    if config.target.tma or not (spec.reductions or many):
+        return True
+    return config.thread_accumulators <= MAX_BESIDE_ROWS
 
 
 def is_crowded(config: TileConfig, spec: EpilogueSpec) -> bool:

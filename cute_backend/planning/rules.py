@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from cute_backend.planning.registers import (
-    MAX_BESIDE_ROWS,
     MAX_CROWDED,
-    MAX_LOADS_OF_WARPS,
     MAX_PLANES_OF_WARPS,
     MAX_PROMOTED_LOADS,
     hoist_budget,
     hoisted_registers,
     is_crowded,
     is_promoted,
+    leaves_warps_registers,
     long_ops,
 )
 from cute_backend.planning.shared_memory import (
@@ -129,6 +128,11 @@ def narrow_subtiles_for_stages(config: TileConfig, spec: EpilogueSpec) -> TileCo
     return config if ab_stages(config, spec) >= enough else narrow
 
 
+def a_multiprocessor_of_its_own(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
+    """One CTA on a multiprocessor where planes leave no room for the stages of A and B of several."""
+    return config if holds_planes(config, spec) else replace(config, occupancy=1)
+
+
 def whole_blocks_of_columns(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
     """A visit has whole blocks of columns where ops reduce them and others read what they are reduced to: the
     narrowest of the subtiles that planes are laid out in, whose columns are powers of two."""
@@ -207,6 +211,7 @@ RULES: tuple[Rule, ...] = (
     narrow_subtiles_by_element,
     narrow_subtiles_of_groups,
     narrow_subtiles_for_stages,
+    a_multiprocessor_of_its_own,
     whole_blocks_of_columns,
     halves_of_rotated_blocks,
     registers_for_a_crowded_thread,
@@ -244,26 +249,16 @@ def planes_in_shared_memory(config: TileConfig, smallest: TileConfig, spec: Epil
     return not config.target.accumulators.in_registers or holds_planes(_narrow(config, spec), spec)
 
 
-def registers_for_rows_of_warps(config: TileConfig, smallest: TileConfig, spec: EpilogueSpec) -> bool:
-    """Without TMA the warps that multiply copy their operands too, and keep their addresses. Beside 128
-    accumulators, partials of rows and a plane spilled 16 bytes (row maxima in 128 x 128 on sm_121a), and an
-    argmax alone 8 (256 x 128 on sm_80)."""
-    kept = not config.target.tma and bool(spec.reductions)
-    return not kept or config.thread_accumulators <= MAX_BESIDE_ROWS
-
-
-def registers_for_planes_of_warps(config: TileConfig, smallest: TileConfig, spec: EpilogueSpec) -> bool:
-    """Beside 128 accumulators, four planes that are read left the warps that copy their operands too few
-    registers: 48 bytes were spilled, and 368 beside those of a pair (128 x 128 and 128 x 64 x 2 on sm_80)."""
-    few = len(spec.loads_of(LoadKind.EXACT)) <= MAX_LOADS_OF_WARPS
-    return config.target.tma or few or config.thread_accumulators <= MAX_BESIDE_ROWS
+def registers_of_warps(config: TileConfig, smallest: TileConfig, spec: EpilogueSpec) -> bool:
+    """Without TMA the warps that multiply copy their operands too, and keep their addresses
+    (`registers.leaves_warps_registers`)."""
+    return leaves_warps_registers(config, spec)
 
 
 ABOVE_THE_SMALLEST = (
     rows_for_promoted_sums,
     planes_in_shared_memory,
-    registers_for_rows_of_warps,
-    registers_for_planes_of_warps,
+    registers_of_warps,
 )
 """Rules for every tile of a table but the smallest, which is exempt so that every spec has a tile."""
 

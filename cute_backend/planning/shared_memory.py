@@ -61,23 +61,24 @@ def plane_bits(spec: EpilogueSpec) -> int:
     return exact + sum(store.dtype.bits for store in spec.planes)
 
 
-def ring_bytes(elements: int, dtype: DType) -> int:
+def ring_bytes(elements: int, dtype: DType, stages: int = EPILOGUE_STAGES) -> int:
     """Shared memory for the fewest stages of something of `elements` a stage."""
-    return EPILOGUE_STAGES * elements * dtype.bits // 8
+    return stages * elements * dtype.bits // 8
 
 
 def holds_planes(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether all that the epilogue may pass through shared memory fits there."""
-    return ab_stages(config, spec) >= config.target.least_ab_stages
+    return ab_stages(config, spec) >= config.least_ab_stages
 
 
 def ab_stages(config: TileConfig, spec: EpilogueSpec) -> int:
     """Stages of A and B, with those of their scales, that are left beside the fewest of all that the epilogue
     may pass through shared memory."""
-    bits = config.stage_elements * plane_bits(spec)
     vectors = spec.loads_of(LoadKind.ROWVEC, LoadKind.GROUPVEC)
-    bits += config.tile_n * sum(load.dtype.bits for load in vectors)
+    rings = [ring_bytes(config.stage_elements, load.dtype) for load in spec.loads_of(LoadKind.EXACT)]
+    rings += [ring_bytes(config.stage_elements, store.dtype, config.store_stages) for store in spec.planes]
+    rings += [ring_bytes(config.tile_n, load.dtype) for load in vectors]
     scaling = BlockScales.of(spec)
     stage = config.ab_stage_bytes + (scaling.stage_bytes(config) if scaling else 0)
-    left = config.target.smem_bytes - SMEM_RESERVE - config.sum_bytes - EPILOGUE_STAGES * bits // 8
+    left = config.smem_bytes - SMEM_RESERVE - config.sum_bytes - sum(rings)
     return left // stage

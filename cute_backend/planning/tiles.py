@@ -14,7 +14,15 @@ SMEM_RESERVE = 1024 + 512
 """Kept for what aligns the first of the swizzled buffers, and for barriers."""
 
 EPILOGUE_STAGES = 2
-"""Stages of everything that the epilogue passes through shared memory, at the least."""
+"""Stages of everything that the epilogue passes through shared memory, at the least, but for
+`TileConfig.store_stages`."""
+
+CTA_SMEM_BYTES = 1024
+"""Shared memory of a multiprocessor that each of its CTAs takes besides its own (CUDA C++ Programming Guide,
+Table 27)."""
+
+MAX_WORKING_THREADS = 256
+"""Threads of a multiprocessor that can have 255 registers each, of its 65536."""
 
 TILE_K_BYTES = 128
 """Bytes of K in one pipeline stage: one row of the 128-byte swizzle."""
@@ -64,6 +72,10 @@ class TileConfig:
     A tile with `transposed` is of D^T = B^T A^T: `tile_m` counts columns of D, and `tile_n` rows
     (`planning/transposing.py`).
 
+    With an `occupancy` above 1, a multiprocessor works on as many CTAs at once, so that the tensor cores have
+    the tile of one while another one waits, or runs its epilogue. The CTAs share the shared memory and the
+    registers of the multiprocessor evenly.
+
     With two `products` a tile has two accumulators, and the MMA is twice as wide: it has the columns of one B
     beside those of another, or, INTERLEAVED, the even columns of one B among its odd ones.
     """
@@ -83,6 +95,7 @@ class TileConfig:
     unrolled: bool = False
     transposed: bool = False
     rowvecs: Rowvecs = Rowvecs.AUTO
+    occupancy: int = 1
 
     def __post_init__(self) -> None:
         if self.split_k not in (1, 2, 3, 4, 8):
@@ -101,6 +114,17 @@ class TileConfig:
             raise ValueError(
                 f"tile {self.name} of {self.arch.value} has unrolled visits, but there its subtiles of "
                 f"{self.subtile_n} columns decide: {self.target.unrolled_subtile_n} and more are unrolled"
+            )
+        threads = WARPGROUP * self.warpgroups * self.occupancy
+        if self.occupancy < 1 or (self.occupancy > 1 and threads > MAX_WORKING_THREADS):
+            raise ValueError(
+                f"tile {self.name} has {self.occupancy} CTAs of {self.warpgroups} warpgroups on a "
+                f"multiprocessor, which leaves registers to accumulators of {MAX_WORKING_THREADS} threads"
+            )
+        if self.occupancy > 1 and self.target.tma:
+            raise ValueError(
+                f"tile {self.name} of {self.arch.value} has {self.occupancy} CTAs on a multiprocessor; with "
+                "TMA one CTA has enough under way"
             )
         if self.split_k > 1 and not self.splittable:
             able = [arch.value for arch in Arch if arch.target.tiles.splits]
@@ -129,6 +153,7 @@ class TileConfig:
         suffix += f"_split{self.split_k}" if self.split_k > 1 else ""
         suffix += "_unrolled" if self.unrolled else ""
         suffix += "_transposed" if self.transposed else ""
+        suffix += f"_occupancy{self.occupancy}" if self.occupancy > 1 else ""
         suffix += f"_{self.rowvecs.value}" if self.rowvecs is not Rowvecs.AUTO else ""
         tile = f"{self.tile_m}x{self.tile_n}" + (f"x{self.products}" if self.products > 1 else "")
         return f"{tile}_{self.cluster_m}x{self.cluster_n}{suffix}"
@@ -143,6 +168,7 @@ class TileConfig:
         if self.pingpong:
             shape += ", ping-pong"
         shape += f", K in {self.split_k} parts, a CTA each" if self.split_k > 1 else ""
+        shape += f", {self.occupancy} CTAs on a multiprocessor" if self.occupancy > 1 else ""
         several = self.cluster_m * self.cluster_n > 1
         clusters = f"clusters of {self.cluster_m} by {self.cluster_n}, " if several else ""
         unrolled = ", unrolled" if self.unrolled else ""
@@ -243,10 +269,29 @@ class TileConfig:
         return self.block_m * self.warpgroups * self.subtile_n
 
     @property
+    def smem_bytes(self) -> int:
+        """Shared memory that one CTA can have."""
+        if self.occupancy == 1:
+            return self.target.smem_bytes
+        return (self.target.smem_bytes + CTA_SMEM_BYTES) // self.occupancy - CTA_SMEM_BYTES
+
+    @property
+    def least_ab_stages(self) -> int:
+        """Stages of A and B below which the MMA waits for memory. If a multiprocessor has further CTAs, two
+        are enough: the tensor cores work for the other CTAs while this one waits."""
+        return self.target.least_ab_stages if self.occupancy == 1 else 2
+
+    @property
+    def store_stages(self) -> int:
+        """Stages of an output, at the least: one where the warp that fills it also empties it, before it goes
+        on, and two where TMA empties it."""
+        return EPILOGUE_STAGES if self.target.tma else 1
+
+    @property
     def epilogue_smem_bytes(self) -> int:
         """Shared memory that the epilogue may take: what the fewest useful stages of A and B leave."""
-        operands = self.target.least_ab_stages * self.ab_stage_bytes
-        return self.target.smem_bytes - operands - self.sum_bytes - SMEM_RESERVE
+        operands = self.least_ab_stages * self.ab_stage_bytes
+        return self.smem_bytes - operands - self.sum_bytes - SMEM_RESERVE
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for cache keys and manifests."""

@@ -51,6 +51,10 @@ MMA_M, MMA_N, MMA_K_BYTES = 16, 8, 32
 """The shape of an instruction; its K is in bytes, 16 elements of 16 bits or 32 of fp8 (PTX ISA, mma.m16n8k16
 and mma.m16n8k32)."""
 
+ALL_SHARED = 100
+"""The percentage of a multiprocessor's L1 that is shared memory if several CTAs share it. If no percentage is
+given, the DSL asks the driver, which needs a GPU."""
+
 
 class Sm80Gemm(FragmentGemm):
     """D = epilogue(A B) for A (M, K) and B (K, N), any of whose sizes may be dynamic.
@@ -130,11 +134,16 @@ class Sm80Gemm(FragmentGemm):
             cute.make_layout((WARPS * config.sharing, 1, 1)),
             permutation_mnk=(MMA_M * WARPS * config.sharing, 2 * MMA_N, mma_k),
         )
-        grid = cutlass.min(batches.schedule(config, m, n, a).items, max_active_clusters)
+        at_once = max_active_clusters * config.occupancy
+        grid = cutlass.min(batches.schedule(config, m, n, a).items, at_once)
         a_given = self.feed.given(a, self.a_stage)
         bs_given = [self.feed.given(b, self.piece) for b in bs]
         named(self.kernel, self.name)(mma, a_given, bs_given, list(loads), list(stores), m, n).launch(
-            grid=(grid, 1, 1), block=(self.threads, 1, 1), min_blocks_per_mp=1, stream=stream
+            grid=(grid, 1, 1),
+            block=(self.threads, 1, 1),
+            min_blocks_per_mp=config.occupancy,
+            preferred_smem_carveout=ALL_SHARED if config.occupancy > 1 else None,
+            stream=stream,
         )
 
     @cute.kernel
@@ -263,6 +272,8 @@ class Sm80Gemm(FragmentGemm):
                 for boxes, s_store in zip(self.store_planes, shared.stores, strict=True):
                     target = getattr(shared.glob, boxes.operand.name)
                     boxes.write(target, s_store, stored, corner, tile.lane)
+                if cutlass.const_expr(stages.store == 1):
+                    cute.arch.sync_warp()  # before the next visit fills the stage again
 
     @cute.jit
     def _await_loads(self, shared: Sm80Shared, subtile: int):

@@ -28,22 +28,24 @@ class Stages:
 
     @staticmethod
     def of(config: TileConfig, epilogue: Epilogue, scaling: BlockScales | None = None) -> Stages:
-        """Gives each ring of the epilogue two stages and A and B enough; the rest of the memory makes further
-        stages of both.
+        """Gives each ring of the epilogue its fewest stages and A and B enough; the rest of the memory makes
+        further stages of both.
 
         Raises ValueError where fewer than the target's `least_ab_stages` are left for A and B.
         """
 
-        def ring(operands: Sequence[SmemOperand], elements: int) -> tuple[int, int]:
-            return sum(operand.bytes(elements) for operand in operands), EPILOGUE_STAGES if operands else 0
+        def ring(
+            operands: Sequence[SmemOperand], elements: int, stages: int = EPILOGUE_STAGES
+        ) -> tuple[int, int]:
+            return sum(operand.bytes(elements) for operand in operands), stages if operands else 0
 
         row_bytes, rows = ring(epilogue.staged, config.tile_n)
-        store_bytes, store = ring(epilogue.shared_stores, config.stage_elements)
+        store_bytes, store = ring(epilogue.shared_stores, config.stage_elements, config.store_stages)
         exact_bytes, exact = ring(epilogue.shared_loads, config.stage_elements)
-        free = config.target.smem_bytes - SMEM_RESERVE - rows * row_bytes - config.sum_bytes
+        free = config.smem_bytes - SMEM_RESERVE - rows * row_bytes - config.sum_bytes
         stage_bytes = config.ab_stage_bytes + (scaling.stage_bytes(config) if scaling else 0)
         ab = (free - exact * exact_bytes - store * store_bytes) // stage_bytes
-        least = config.target.least_ab_stages
+        least = config.least_ab_stages
         if ab < least:
             raise ValueError(
                 f"tile {config.name} leaves shared memory for {ab} stages of A and B, which take "
@@ -56,7 +58,7 @@ class Stages:
             return min((free - enough - others) // stage_bytes, MAX_STAGES) if stages else 0
 
         exact = grown(exact, exact_bytes, store * store_bytes)
-        if config.target.tma:  # else the warps that fill one stage empty it before they fill the next
+        if config.target.tma:
             store = grown(store, store_bytes, exact * exact_bytes)
         ab = (free - exact * exact_bytes - store * store_bytes) // stage_bytes
         return Stages(min(ab, MAX_SCALED_STAGES) if scaling else ab, exact, rows, store)

@@ -103,7 +103,7 @@ def test_what_is_chosen_exists_and_fits_shared_memory(
     for config in tried:
         assert config.arch is arch
         for alignment in Alignment:
-            assert stages(spec, config, alignment).ab >= arch.target.least_ab_stages
+            assert stages(spec, config, alignment).ab >= config.least_ab_stages
 
 
 def test_a_configuration_is_told_in_words() -> None:

@@ -63,6 +63,11 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
         spec_of(exact("exact0", DType.BF16), exact("exact1", DType.BF16)),
         "128x128_2x1_pingpong",
     ),
+    rules.a_multiprocessor_of_its_own: (
+        Shape(128, 128, occupancy=2),
+        spec_of(*(exact(f"exact{i}", DType.BF16) for i in range(3)), dtype=DType.BF16),
+        "128x128_1x1",
+    ),
     rules.whole_blocks_of_columns: (PING_PONG, block_mean(64), "64x128_2x1_pingpong_by64"),
     rules.halves_of_rotated_blocks: (Shape(64, 160), rotated(64), None),
     rules.registers_for_a_crowded_thread: (
@@ -72,14 +77,18 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
     ),
 }
 
+ARCHS = {rules.a_multiprocessor_of_its_own: Arch.SM80}
+"""The architectures of rules that say nothing on sm_90a."""
+
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_each_rule_has_a_say(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     shape, spec, name = CASES[rule]
-    served = suited(Arch.SM90A, [shape], spec)
+    arch = ARCHS.get(rule, Arch.SM90A)
+    served = suited(arch, [shape], spec)
     assert [config.name for config in served] == ([] if name is None else [name])
     monkeypatch.setattr(rules, "RULES", tuple(each for each in RULES if each is not rule))
-    assert suited(Arch.SM90A, [shape], spec) != served
+    assert suited(arch, [shape], spec) != served
 
 
 @pytest.mark.parametrize("rule", [*RULES, *rules.ABOVE_THE_SMALLEST, *rules.SUBTILE_RULES])

@@ -13,6 +13,7 @@ import torch
 from cute_backend.errors import UsageError
 from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Alignment, Arch, TileConfig
+from cute_backend.planning.tiles import CTA_SMEM_BYTES
 from cute_backend.replay import replay
 from cute_backend.runtime.source import text_of
 from cute_backend.simulator.simulate import run_region
@@ -133,12 +134,26 @@ def test_pairs_of_products(arch: Arch, columns: tuple) -> None:
     pairs.check(spec, replace(config, b_columns=spec.b_columns), 104, 88, 208)
 
 
-def test_outputs_have_two_stages_at_the_most() -> None:
-    """A warp takes them from there itself, so more would wait for nothing; what is left is A's and B's."""
+def test_outputs_have_one_stage() -> None:
+    """A warp takes them from there itself before it goes on; the rest of the memory is A's and B's."""
     outputs = (SmemOperand("out0", cutlass.BFloat16),)
     epilogue = SimpleNamespace(staged=(), shared_loads=(), shared_stores=outputs)
     stages = Stages.of(sm80(128, 128), epilogue)  # type: ignore[arg-type]
-    assert (stages.ab, stages.exact, stages.row, stages.store) == (4, 0, 0, 2)
+    assert (stages.ab, stages.exact, stages.row, stages.store) == (4, 0, 0, 1)
+
+
+@pytest.mark.parametrize("problem", [(168, 152, 200), (1, 16, 8)], ids=str)
+def test_two_ctas_share_a_multiprocessor(problem: tuple[int, int, int]) -> None:
+    """Each has half of its shared memory, in which A and B have two stages."""
+    config = sm80(128, 128, occupancy=2)
+    whole = config.target.smem_bytes + CTA_SMEM_BYTES
+    assert 2 * (config.smem_bytes + CTA_SMEM_BYTES) == whole and config.least_ab_stages == 2
+    check_exact(scaled_residual(DType.BF16, DType.BF16), problem, machine(config))
+
+
+def test_ctas_that_leave_no_registers_to_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match="has 2 CTAs of 2 warpgroups on a multiprocessor, which leaves reg"):
+        sm80(256, 128, occupancy=2)
 
 
 @pytest.mark.sweep(2)

@@ -25,19 +25,23 @@ class DataSheet:
 
     def timing(self, tiles: Tiles) -> Timing:
         """The constants of the model of time for a table of tiles. Rows beyond the last are not read."""
-        times = {Cut(*shape[:2]): self._time(*shape[:2]) for shape in tiles.all}
+        times = {
+            Cut(*shape[:2], occupancy=shape.occupancy): self._time(*shape[:2], shape.occupancy)
+            for shape in tiles.all
+        }
         return Timing(times, reached={}, beyond_us=0.0, bytes_per_us=self.bytes_per_us)
 
-    def _time(self, rows: int, columns: int) -> TileTime:
+    def _time(self, rows: int, columns: int, occupancy: int) -> TileTime:
         """The time of a KiB of K.
 
         It is the longer of two times: that of the tensor cores, and that of shared memory, from which each
         warp reads its rows of A and all columns of B. With all multiprocessors busy, L2 may take longer than
-        both.
+        both, and each CTA waits for the others of its multiprocessor.
         """
         warps, warp_rows = max(rows // 32, 4), min(rows // 4, 32)
         multiplied = rows * columns * 512 / self.products
         shared = (warps * (warp_rows + columns) + rows + columns) * 1024 / SHARED_BYTES
         read = 0.0 if self.l2_bytes is None else (rows + columns) * 1024 / self.l2_bytes
         least = max(multiplied, shared)
-        return TileTime(0.0, 1.0, least / self.clock_mhz, max(read - least, 0.0) / self.clock_mhz, 0.0)
+        busy = occupancy * max(read, least) - least
+        return TileTime(0.0, 1.0, least / self.clock_mhz, busy / self.clock_mhz, 0.0)

@@ -9,17 +9,21 @@ from cute_backend.spec import DType
 _TILES = Tiles(
     shipped=(
         Shape(256, 128),
-        Shape(128, 128),
+        Shape(128, 128, occupancy=2),
         Shape(128, 64),
         Shape(64, 128),
         Shape(64, 64),
     ),
     tried=(
         Shape(256, 128),
+        Shape(128, 128, occupancy=2),
         Shape(128, 128),
         Shape(128, 64),
         Shape(64, 128),
         Shape(64, 64),
+        Shape(128, 64, occupancy=2),
+        Shape(64, 128, occupancy=2),
+        Shape(64, 64, occupancy=2),
     ),
     clusters=((1, 1),),
 )

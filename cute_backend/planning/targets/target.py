@@ -35,6 +35,7 @@ class Shape(NamedTuple):
     subtile_n: int = 32
     pingpong: bool = False
     transposed: bool = False
+    occupancy: int = 1
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class Cut(NamedTuple):
     pingpong: bool = False
     subtile_n: int = 32
     split_k: int = 1
+    occupancy: int = 1
 
 
 class TileTime(NamedTuple):
