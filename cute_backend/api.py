@@ -67,7 +67,8 @@ class Store:
 
     The (M, N) plane: `placement` is "tma", "smem" or "vector", `order` "row" or "column", `reduce` empty. Or
     what `reduce`, such as "row_max", makes of it: `placement` is "two_stage", as each tile leaves what it
-    finds to a second stage. Or, with a `block`, a size in columns, (M, N / block).
+    finds to a second stage. Or, with a `block`, a size in columns, (M, N / block). A plane that is a `part`,
+    such as "1 of 2", lies beside others in one tensor.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Store:
     placement: str
     reduce: str = ""
     block: int = 0
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,8 @@ class Region:
             return Store(name, dtype, order, "two_stage", reduce)
         shared = "tma" if self.kernel().arch.target.tma else "smem"
         placement = shared if name in self._plan.shared_stores else "vector"
-        return Store(name, dtype, order, placement, block=store.block)
+        part = f"{store.part.index + 1} of {store.part.count}" if store.part else ""
+        return Store(name, dtype, order, placement, block=store.block, part=part)
 
     def kernel(self, arch: str | None = None) -> Kernel:
         """The kernel that a launch of these sizes and this alignment gets, on the GPU here if it is one of
@@ -394,7 +397,8 @@ class _Results:
             for view, label in zip(found.views, found.load_labels, strict=True)
         )
         for node, index in found.outputs.items():
-            self.names[node] = f"region {self.count}, {found.spec.stores[index].name}"
+            names = " and ".join(store.name for store in found.spec.results[index])
+            self.names[node] = f"region {self.count}, {names}"
         self.count += 1
         return labels
 

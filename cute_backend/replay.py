@@ -59,7 +59,8 @@ def replay(
     *,
     accumulate: torch.dtype = torch.float32,
 ) -> list[Tensor]:
-    """The spec's stores, in order: (M, N) tensors, dense in each store's order, or their reductions.
+    """The spec's results, in order: (M, N) tensors, dense in each store's order, or their reductions. Those
+    of several parts are (M, parts * N).
 
     `a` has one tensor, (M, K), and `b` one (K, N) for each accumulator, or one (K, 2 N) for even and odd
     columns; then come their scales, where these are of blocks: (M, K / 128) or (M / 128, K / 128) of A, and
@@ -89,12 +90,16 @@ def replay(
             values[op.name] = _of_blocks(op, _fetched(op, values, plane), accumulate)
         else:
             values[op.name] = _step(spec, op, values, plane)
-    return [
-        _stored(spec, store, values[store.value].expand(plane))
-        if store.reduce is None
-        else _reduced(spec, store, store.reduce, values[store.value].expand(plane), accumulate)
-        for store in spec.stores
-    ]
+    results = []
+    for stores in spec.results:
+        written = [
+            _stored(spec, store, values[store.value].expand(plane))
+            if store.reduce is None
+            else _reduced(spec, store, store.reduce, values[store.value].expand(plane), accumulate)
+            for store in stores
+        ]
+        results.append(written[0] if len(written) == 1 else torch.cat(written, 1))
+    return results
 
 
 def _products(

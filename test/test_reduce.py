@@ -137,7 +137,7 @@ def test_every_shape_and_dtype_beside_the_plane() -> None:
     for store, result in zip(made[1:], results[1:], strict=True):
         assert store.reduce is not None
         torch.testing.assert_close(result, eager(plane, store.reduce))
-        like = output_like(store, a[0], M, N)
+        like = output_like((store,), a[0], M, N)
         assert (result.shape, result.dtype, result.stride()) == (like.shape, like.dtype, like.stride())
 
 

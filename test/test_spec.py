@@ -25,6 +25,7 @@ from cute_backend.spec import (
     Op,
     Order,
     Overflow,
+    Part,
     Precision,
     ProductKind,
     ReduceKind,
@@ -132,7 +133,21 @@ def test_dtypes_and_producers() -> None:
 MAXIMA = replace(OUT, reduce=Reduction(Axis.ROW, ReduceKind.MAX))
 
 
+HALVES = (replace(OUT, part=Part(0, 2)), replace(OUT, name="out1", part=Part(1, 2)))
+
+
+def test_the_parts_of_a_result_are_stored_apart_and_returned_together() -> None:
+    spec = replace(SPEC, stores=(replace(OUT, name="first"), *HALVES))
+    assert spec.results == ((spec.stores[0],), HALVES)
+    assert EpilogueSpec.from_json(spec.to_json()) == spec
+
+
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"stores": HALVES[:1]}, "out0 is part 0 of 2; the parts of a result are two or more, and follow"),
+    ({"stores": HALVES[::-1]}, "out1 is part 1 of 2; the parts"),
+    ({"stores": (replace(OUT, part=Part(0, 1)),)}, "part 0 of 1; the parts of a result are two or more"),
+    ({"stores": (HALVES[0], replace(HALVES[1], dtype=DType.F32))}, "all parts have one dtype"),
+    ({"stores": tuple(replace(each, order=Order.COLUMN) for each in HALVES)}, "parts are planes by rows"),
     ({"version": 99}, "version 99; this package writes"),
     ({"accumulators": ()}, "at least one accumulator"),
     (

@@ -9,7 +9,8 @@
   `collect`.
 - Products: `anchors`, `activation`, `block_scales`, `broadcast`, `group_rows`, `padding`.
 - Growing a region: `regions`, `walk`, `visits`, `growth`, `joining`, `resolve`, `dependences`, `draft`,
-  `chain`, `lower`, `quotient`, `reductions`, `block_reductions`, `rotations`, `pairs`, `region`.
+  `chain`, `lower`, `quotient`, `reductions`, `block_reductions`, `rotations`, `concatenation`, `pairs`,
+  `region`.
 - Operands and shapes: `classify`, `frame`, `free_strides`, `views`, `static`, `labels`, `device`.
 - Where a region ends: `settle`, `boundary`, `crossings`, `consumers`, `redo`.
 - Facts about graphs: `equal`, `flow`, `mutation`, `questions`.

@@ -35,12 +35,12 @@ class Value:
     """A value of a region. Values are known by their places in order, and sets of them are masks of bits.
 
     `size` is in bytes. `sources` are the values that it is computed from, and `loads` the operands, by their
-    places among those of the region. `storable` is whether the kernel can write it. A value with a `product`
-    has to be in the kernel. `home` is the consumer that computes the value once for all consumers, if it is a
-    reduction or has to be `in_memory`; otherwise each consumer that needs the value computes it. A reduction
-    may be `followed` by work on its result alone; its home does that work as well, and otherwise it is a
-    launch. A home that works on with the result of a reduction reads `again` this number of bytes of the
-    reduction's input.
+    places among those of the region. `storable` is whether the kernel can write it, and `planes` the number
+    of stores that this takes. A value with a `product` has to be in the kernel. `home` is the consumer that
+    computes the value once for all consumers, if it is a reduction or has to be `in_memory`; otherwise each
+    consumer that needs the value computes it. A reduction may be `followed` by work on its result alone; its
+    home does that work as well, and otherwise it is a launch. A home that works on with the result of a
+    reduction reads `again` this number of bytes of the reduction's input.
     """
 
     size: int
@@ -53,6 +53,7 @@ class Value:
     home: int = 0
     followed: bool = False
     again: int = 0
+    planes: int = 1
 
     @property
     def has_home(self) -> bool:
@@ -80,6 +81,10 @@ class Choices:
             found |= value.in_memory << place
         return found
 
+    def planes(self, stores: int) -> int:
+        """The results that a kernel writes for these values."""
+        return sum(self.values[place].planes for place in members(stores))
+
 
 @dataclass(frozen=True)
 class Boundary:
@@ -100,7 +105,9 @@ def choose(choices: Choices, limit: int) -> Boundary | None:
     """
     values, outside = choices.values, choices.outside
     ends = [values[place] for place in members(outside)]
-    is_simple = len(ends) <= limit and all(value.storable and not value.followed for value in ends)
+    is_simple = choices.planes(outside) <= limit and all(
+        value.storable and not value.followed for value in ends
+    )
     if is_simple and not any(choices.consumers):
         return Boundary(outside, is_best=True)  # for another kernel would be a launch more
     candidates = _candidates(choices)
@@ -135,8 +142,8 @@ def computed_for(values: Sequence[Value], wanted: int) -> int:
 
 def _candidates(choices: Choices) -> int:
     """The values that are worth storing. A value that follows from a single narrower one is not, nor is a
-    value from which only one value follows that is as narrow, if no plane is loaded for either. So chains
-    shrink to one value."""
+    value from which only one value follows that is as narrow, if no plane is loaded for either, and if the
+    other is no more planes. So chains shrink to one value."""
     values, found, outside = choices.values, 0, choices.outside
     users = [0] * len(values)
     for place, value in enumerate(values):
@@ -146,11 +153,11 @@ def _candidates(choices: Choices) -> int:
         keep = value.storable
         if keep and not value.has_home and not value.product and not value.loads and _is_one(value.sources):
             source = values[value.sources.bit_length() - 1]
-            keep = not source.storable or source.size >= value.size
+            keep = not source.storable or source.size >= value.size or source.planes > value.planes
         if keep and not outside >> place & 1 and _is_one(users[place]):
             only = values[users[place].bit_length() - 1]
             follows = only.storable and not only.reduces and not only.loads and _is_one(only.sources)
-            keep = not (follows and only.size <= value.size)
+            keep = not (follows and only.size <= value.size and only.planes <= value.planes)
         found |= keep << place
     return found
 
@@ -198,7 +205,7 @@ class _Search:
                 least = state.size + self._least(state, place)
                 if not self._may_be_better(least, state.inside | (2 << place) - 1):
                     return
-                if state.stores.bit_count() < self.limit:
+                if self.choices.planes(state.stores | 1 << place) <= self.limit:
                     self.descend(place, self._stored(state, place))
             if self.choices.values[place].product:
                 return
@@ -272,19 +279,21 @@ def _as_late_as_possible(choices: Choices, candidates: int, limit: int) -> int |
     """Stores from the last value on, with room for the products; None where a product can't be stored."""
     values = choices.values
     wanted, stores = choices.outside, 0
-    products = sum(value.product for value in values)
+    products = sum(value.planes for value in values if value.product)
     for place in reversed(range(len(values))):
         if not wanted >> place & 1:
             continue
         value = values[place]
-        has_room = value.storable if value.product else stores.bit_count() < limit - products
+        has_room = value.storable and (
+            value.product or choices.planes(stores | 1 << place) <= limit - products
+        )
         if has_room and (value.product or candidates >> place & 1):
             stores |= 1 << place
         elif value.product:
             return None
         else:
             wanted |= value.sources
-    return stores if stores.bit_count() <= limit else None
+    return stores if choices.planes(stores) <= limit else None
 
 
 _ENDLESS = 1 << 62

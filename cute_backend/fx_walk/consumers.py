@@ -29,9 +29,6 @@ from cute_backend.fx_walk.questions import is_reduction
 from cute_backend.fx_walk.reductions import reduced_axes
 from cute_backend.fx_walk.static import fake, first_argument, tensor_of
 
-JOINS = ("aten.cat.default",)
-"""The ops that join tensors; Inductor writes a `stack` as one of them."""
-
 
 @dataclass(frozen=True)
 class Kernel:

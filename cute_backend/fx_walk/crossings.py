@@ -11,14 +11,15 @@ from torch import fx
 from cute_backend import config
 from cute_backend.fx_walk.anchors import is_anchor
 from cute_backend.fx_walk.boundary import Choices, Value
-from cute_backend.fx_walk.consumers import JOINS, Kernel, Waves
+from cute_backend.fx_walk.concatenation import is_concatenation
+from cute_backend.fx_walk.consumers import Kernel, Waves
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.lower import is_pointwise, is_reshape
 from cute_backend.fx_walk.mutation import root
-from cute_backend.fx_walk.pairs import Slices
 from cute_backend.fx_walk.questions import is_only_read, is_reduction
 from cute_backend.fx_walk.reductions import Reduced
-from cute_backend.fx_walk.static import Size, fake, first_argument, hint, known, target_name, tensor_of
+from cute_backend.fx_walk.region import parts_of
+from cute_backend.fx_walk.static import Size, fake, first_argument, hint, known, tensor_of
 from cute_backend.spec import Axis, LoadKind
 
 
@@ -76,7 +77,8 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
                 size=sizes.of(first),
                 sources=sum(1 << source for source in sources),
                 loads=0 if is_anchor(first) else loads.of_members(nodes),
-                storable=not (value is None or isinstance(value, Slices)) and draft.order(first) is not None,
+                storable=draft.order(first) is not None,
+                planes=len(parts_of(draft.first, value)),
                 product=is_anchor(first),
                 reduces=reduces,
                 in_memory=need.in_memory,
@@ -99,7 +101,7 @@ def _groups(draft: Draft) -> list[list[fx.Node]]:
     same: dict[Hashable, int] = {}
     for node, value in draft.values.items():
         place = len(groups)
-        if not (value is None or isinstance(value, Slices)):
+        if parts_of(draft.first, value):
             memory = None if is_only_read(root(node)) else root(node)
             equal = same.setdefault((repr(value), draft.block(node), fake(node).dtype, memory), place)
             others = {places[source] for source in node.all_input_nodes if source in places} - {equal}
@@ -134,7 +136,7 @@ def _need(draft: Draft, nodes: list[fx.Node], outside: Outside) -> _Need:
                 continue
             if is_reshape(user):
                 stack.append((user, works))
-            elif target_name(user) in JOINS:
+            elif is_concatenation(user):
                 need.kernels.add(outside.waves.kernel_of(user))
             elif not (is_pointwise(user) or is_reduction(user)) or _writes(user):
                 need.in_memory = True
@@ -179,10 +181,13 @@ class _Sizes:
 
     def of(self, member: fx.Node) -> int:
         value = self.draft.values[member]
-        if value is None or isinstance(value, Slices):
-            return 0
+        parts = len(parts_of(self.draft.first, value))
         axis = value.reduce.axis if isinstance(value, Reduced) else None
-        return self.elements[axis] // self.draft.block(member) * fake(member).element_size()
+        return (
+            parts * self.elements[axis] // self.draft.block(member) * fake(member).element_size()
+            if parts
+            else 0
+        )
 
 
 def _number(size: Size) -> int:

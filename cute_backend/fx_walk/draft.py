@@ -11,8 +11,7 @@ from cute_backend.fx_walk.chain import Chain, Mark
 from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.lower import is_reshape
 from cute_backend.fx_walk.pairs import Slices
-from cute_backend.fx_walk.reductions import Reduced
-from cute_backend.fx_walk.region import Value, store_order
+from cute_backend.fx_walk.region import Value, parts_of, store_order
 from cute_backend.spec import Operand, Order
 
 
@@ -56,12 +55,14 @@ class Draft:
     def reads_both(self, node: fx.Node) -> bool:
         """Whether two accumulators meet in a member's value."""
         value = self.values[node]
-        if value is None or isinstance(value, Slices):
+        if isinstance(value, Slices):
             return False
-        return len(self.chain.reads(value.value if isinstance(value, Reduced) else value)) > 1
+        return any(len(self.chain.reads(part)) > 1 for part in parts_of(self.first, value))
 
     def order(self, node: fx.Node) -> Order | None:
         """The order in which a member could be stored; None for none."""
+        if not parts_of(self.first, self.values[node]):
+            return None
         return store_order(self.first, node, self.values[node], self.frames.get(node))
 
     def block(self, node: fx.Node) -> int:

@@ -18,7 +18,7 @@ from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.joining import join
 from cute_backend.fx_walk.lower import lower_cast, number
-from cute_backend.fx_walk.pairs import Slices, named, reach
+from cute_backend.fx_walk.pairs import Concatenated, Slices, named, reach
 from cute_backend.fx_walk.questions import may_join
 from cute_backend.fx_walk.reasons import Refused
 from cute_backend.fx_walk.redo import cheaper_to_redo
@@ -95,6 +95,8 @@ def _grow(walk: Walk, draft: Draft) -> Draft:
     seen: set[fx.Node] = set()
 
     def push_users(node: fx.Node) -> None:
+        if isinstance(draft.values[node], Concatenated):
+            return  # what reads several planes together is not on the plane
         reduces = isinstance(draft.values[node], Reduced)
         for reader in node.users:
             if reduces and not keeps_reduced(reader):

@@ -1,7 +1,7 @@
 """One step of a region's growth: a node joins, or is refused.
 
 A member may be a pointwise op on the (M, N) plane, a view that splits the plane's rows or columns or moves
-their axes, a rotation of halves, or a reduction, behind which the region ends.
+their axes, a rotation of halves, or a reduction or a concatenation, behind which the region ends.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from cute_backend import config
 from cute_backend.fx_walk.block_reductions import check_blocks, frame_of_blocks, lower_blocks
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import ColumnSlice
+from cute_backend.fx_walk.concatenation import concatenated, is_concatenation
 from cute_backend.fx_walk.dependences import check_mutations
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.lower import is_pointwise, is_reshape, lower
 from cute_backend.fx_walk.mutation import is_view
-from cute_backend.fx_walk.pairs import Slices, column_slice, same_slice
+from cute_backend.fx_walk.pairs import Concatenated, Slices, column_slice, same_slice
 from cute_backend.fx_walk.questions import is_reduction
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.reductions import (
@@ -39,7 +40,7 @@ from cute_backend.fx_walk.walk import Walk
 from cute_backend.spec import LoadKind, Operand
 
 
-def join(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices | Reduced:
+def join(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices | Concatenated | Reduced:
     """The value of `node` as a member of the region. Raises Refused if it can't be one."""
     anchor = draft.first
     if draft.split(node):
@@ -64,6 +65,10 @@ def join(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices | Reduced:
             raise rearranged(node, source)
         draft.frames[node] = frame
         return resolve(walk, draft, first_argument(node), Reader(node, node))
+    if is_concatenation(node):
+        beside = concatenated(draft, node)
+        check_mutations(walk, draft, node)
+        return beside
     if is_reduction(node):
         refuse_unknown(node, anchor.m, anchor.n)
     if not is_pointwise(node):
@@ -125,6 +130,8 @@ def _join_split(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices:
             if columns is not None and same_slice(taken, columns):
                 return value
         return Slices(source.values, whole=same_slice(taken, ColumnSlice(0, 1, n)))
+    if is_reduction(node):
+        raise Refused(Reason.HALVES_TOGETHER, target=target_name(node))
     if not is_pointwise(node):
         raise Refused(Reason.NOT_POINTWISE, target=target_name(node))
     return Slices(tuple(_join_pointwise(walk, draft, node, n, range(len(slices)))), whole=True)

@@ -40,6 +40,14 @@ class Slices:
     whole: bool
 
 
+@dataclass(frozen=True)
+class Concatenated:
+    """The values of a member that has planes of the region side by side, as the gradients of gate and up are
+    for one weight."""
+
+    values: tuple[str, ...]
+
+
 def column_slice(node: fx.Node, m: Size) -> ColumnSlice | None:
     """The columns that a view, (..., count), takes of all rows of the dense row-major plane that it views.
 

@@ -88,7 +88,12 @@ class Reason(Enum):
     UNPAIRED = (
         "unpaired",
         "{target} takes a part of the product's columns; a kernel can only take them apart into two halves, "
-        "or into the even and the odd ones, that meet in one op and are all that is read of the product",
+        "or into the even and the odd ones, that meet in one op; even and odd ones have to be all that is "
+        "read of the product",
+    )
+    HALVES_TOGETHER = (
+        "halves_together",
+        "{target} reduces two halves of a product together, and the kernel has each as a plane of its own",
     )
     PART_OF_ROWS = (
         "part_of_rows",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Union
 
@@ -13,16 +13,27 @@ from cute_backend.fx_walk.block_scales import BlockScale
 from cute_backend.fx_walk.classify import ColumnSlice, LoadView
 from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.mutation import root
-from cute_backend.fx_walk.pairs import Slices
+from cute_backend.fx_walk.pairs import Concatenated, Slices
 from cute_backend.fx_walk.questions import is_only_read
 from cute_backend.fx_walk.reasons import user_label
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.static import DTYPES, Size, fake, known, product
-from cute_backend.spec import BColumns, DType, EpilogueSpec, Operand, Order, ProductKind, Store
+from cute_backend.spec import (
+    BColumns,
+    Columns,
+    DType,
+    EpilogueSpec,
+    Operand,
+    Order,
+    Part,
+    ProductKind,
+    Store,
+)
 
-Value = Union[Operand, Slices, Reduced, None]
-"""The result of a member of a region: a value of the chain, two values for the two slices of its columns, or
-a reduction. It is None for all but one of the nodes that together spell one reduction."""
+Value = Union[Operand, Slices, Concatenated, Reduced, None]
+"""The result of a member of a region: a value of the chain, two values for the two slices of its columns,
+several side by side, or a reduction. It is None for all but one of the nodes that together spell one
+reduction."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +41,7 @@ class Region:
     """The nodes of a graph that become one kernel: one product, two products of one A, or one in two slices.
 
     `nodes` are those that the kernel replaces. `views` are the loads, in the spec's order. `outputs` maps
-    each node whose result the kernel stores to the index of its store: views of one another share one.
+    each node whose value the kernel stores to the index of its result: views of one another share one.
     `frames` maps those that are planes to how they lie on the plane of the product.
     """
 
@@ -107,38 +118,53 @@ def _label(node: fx.Node, columns: ColumnSlice | None) -> str:
 def stores_of(
     anchor: Anchor, nodes: list[fx.Node], values: dict[fx.Node, Value], frames: dict[fx.Node, Frame]
 ) -> tuple[list[Store], dict[fx.Node, int]]:
-    """The stores for the nodes that escape, and the index of the store that holds each node's value.
+    """The stores for the nodes that escape, and the index of the result that holds each node's value.
 
-    Views of one another share a store, and so do equal values that are only read, such as an activation
+    Views of one another share a result, and so do equal values that are only read, such as an activation
     that a program writes out anew for each of its readers. A value and its clone that a graph gives away do
     not: whoever gets them may write to one of them.
     """
     stores: list[Store] = []
     outputs: dict[fx.Node, int] = {}
-    index: dict[tuple[Store, fx.Node | None], int] = {}
+    index: dict[tuple[tuple[Store, ...], fx.Node | None], int] = {}
     for node in nodes:
-        store = _store(anchor, node, values[node], frames.get(node))
+        written = tuple(_stores(anchor, node, values[node], frames.get(node)))
         memory = None if is_only_read(root(node)) else root(node)
-        outputs[node] = index.setdefault((store, memory), len(stores))
-        if outputs[node] == len(stores):
-            stores.append(replace(store, name=f"out{len(stores)}"))
+        if (written, memory) not in index:
+            first = len(stores)
+            stores += (replace(store, name=f"out{first + i}") for i, store in enumerate(written))
+        outputs[node] = index.setdefault((written, memory), len(index))
     return stores, outputs
 
 
-def _store(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None) -> Store:
-    """The store of a node, still without a name."""
+def parts_of(anchor: Anchor, value: Value) -> tuple[str, ...]:
+    """The values whose planes, side by side, make up a member's in memory: one, two halves, or several that
+    are joined; none for a member that no kernel stores. `anchor` is the region's first."""
+    if isinstance(value, Slices):
+        in_halves = value.whole and anchor.accumulator.columns is Columns.ALL
+        return tuple(map(str, value.values)) if in_halves else ()
+    if isinstance(value, Concatenated):
+        return value.values
+    stored = value.value if isinstance(value, Reduced) else value
+    return (stored,) if isinstance(stored, str) else ()
+
+
+def _stores(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None) -> Iterator[Store]:
+    """The stores of a node, still without names: one, or one for each part."""
     block = 0 if frame is None or frame.block == 1 else frame.block
     reduction = value.reduce if isinstance(value, Reduced) else None
-    stored = value.value if isinstance(value, Reduced) else value
-    order = store_order(anchor, node, value, frame)
-    assert isinstance(stored, str) and order is not None
+    order, parts = store_order(anchor, node, value, frame), parts_of(anchor, value)
+    assert parts and order is not None
     index = reduction is not None and reduction.kind.is_index
-    return Store("", stored, DType.I64 if index else DTYPES[fake(node).dtype], order, reduction, block)
+    dtype = DType.I64 if index else DTYPES[fake(node).dtype]
+    for place, stored in enumerate(parts):
+        part = Part(place, len(parts)) if len(parts) > 1 else None
+        yield Store("", stored, dtype, order, reduction, block, part)
 
 
 def store_order(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None) -> Order | None:
     """The order in which a dense plane, one with an element for each block, or a dense reduction has the
-    strides of a node; None for none."""
+    strides of a node; None for none. Parts of a result make up rows."""
     tensor = fake(node)
     if frame is None:
         axes = list(range(tensor.dim()))
@@ -146,7 +172,10 @@ def store_order(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None
         axes = list(frame.order(tensor.dim()) if frame.block == 1 else frame.axes)
     sizes, strides = ([of[axis] for axis in axes] for of in (tensor.shape, tensor.stride()))
     layouts = [(Order.ROW, _row_major(sizes))]
-    if not isinstance(value, Reduced) and anchor.accumulator.kind is ProductKind.DENSE:
+    if (
+        not isinstance(value, (Reduced, Slices, Concatenated))
+        and anchor.accumulator.kind is ProductKind.DENSE
+    ):
         columns = 1 if frame is None else max(1, len(frame.n_axes))
         layouts.append((Order.COLUMN, _column_major(sizes, columns, anchor.m)))
     for order, wanted in layouts:

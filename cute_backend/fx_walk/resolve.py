@@ -17,11 +17,11 @@ from cute_backend.fx_walk.dependences import cycle, depends, reduction_before
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.group_rows import group_vectors
 from cute_backend.fx_walk.lower import constant, is_pointwise, lower, lower_cast, number
-from cute_backend.fx_walk.pairs import Slices
+from cute_backend.fx_walk.pairs import Concatenated, Slices
 from cute_backend.fx_walk.questions import is_free_cast, is_stored
 from cute_backend.fx_walk.reasons import Reason, Refused, user_label
 from cute_backend.fx_walk.reductions import Reduced
-from cute_backend.fx_walk.static import fake, first_argument, known, target_name, tensor_of
+from cute_backend.fx_walk.static import describe, fake, first_argument, known, target_name, tensor_of
 from cute_backend.fx_walk.walk import Walk
 from cute_backend.spec import Operand
 
@@ -98,6 +98,9 @@ def _of_member(draft: Draft, member: fx.Node, reader: Reader) -> Operand:
     value = draft.values[member]
     if value is None or isinstance(value, Reduced):
         raise Refused(Reason.FEEDBACK, reduction=member.name, into=reader.node.name)
+    if isinstance(value, Concatenated):
+        shape = describe(fake(member).shape)
+        raise Refused(Reason.PLANE, shape=shape, m=draft.first.m, n=draft.first.n)
     if isinstance(value, Slices) is (reader.side is None) or (isinstance(value, Slices) and not value.whole):
         raise Refused(Reason.UNPAIRED, target=target_name(reader.node))
     return value.values[reader.side] if isinstance(value, Slices) else value  # type: ignore[index]

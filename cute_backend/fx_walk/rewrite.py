@@ -100,7 +100,7 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
         *_choice(),
     )
     inside = set(region.nodes)
-    planes = [call(getitem, results, index) for index in range(len(region.spec.stores))]
+    planes = [call(getitem, results, index) for index in range(len(region.spec.results))]
     for node, index in region.outputs.items():
         frame, shape = region.frames.get(node), fake(node).shape
         order = list(range(len(shape)) if frame is None else frame.order(len(shape)))

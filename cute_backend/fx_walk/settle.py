@@ -51,7 +51,7 @@ def settle(draft: Draft, outside: Outside, rejections: dict[fx.Node, Rejection])
 
 def _unlimited(found: Crossings, boundary: Boundary) -> int:
     """The values that the kernel would store if it could write any number of results."""
-    if boundary.stores.bit_count() < config.max_stores:
+    if found.choices.planes(boundary.stores) < config.max_stores:
         return boundary.stores
     free = choose(found.choices, len(found.choices.values))
     return boundary.stores if free is None else free.stores
@@ -99,7 +99,7 @@ def _explain(
         elif not boundary.is_best:
             refused = Refused(Reason.UNSEARCHED, count=len(found.choices.values))
         elif wanted >> found.places[node] & 1 and node not in inside:
-            count = unlimited.bit_count()
+            count = found.choices.planes(unlimited)
             refused = Refused(Reason.TOO_MANY_STORES, count=count, limit=config.max_stores)
         else:
             users = ", ".join(user.name for user in node.users if user not in kept)

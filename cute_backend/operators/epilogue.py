@@ -263,12 +263,13 @@ def _convert(function: _Function, layouts: dict[str, Layout | None], m: int, n: 
     stores = []
     for index, (name, result) in enumerate(zip(function.outputs, results, strict=True)):
         place = region.outputs.get(result, region.outputs.get(root(result)))
-        if place is None:
+        if place is None or len(region.spec.results[place]) > 1:
             raise UsageError(
                 f"{name} of the epilogue {function.name} can't be written by the kernel of the product: "
                 f"{reasons or 'it is not made of it'}"
             )
-        stores.append(_store(region.spec.stores[place], f"out{index}", name, layouts[name], m, n))
+        (store,) = region.spec.results[place]
+        stores.append(_store(store, f"out{index}", name, layouts[name], m, n))
     inputs = tuple(_input(function, view, names) for view in region.views)
     accumulator = replace(STAND_IN, name=region.spec.product.name)
     return Epilogue(

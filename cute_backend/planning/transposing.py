@@ -47,7 +47,7 @@ def transposed(spec: EpilogueSpec) -> EpilogueSpec:
         a_major=spec.product.b_major,
         b_major=spec.product.a_major,
     )
-    stores = tuple(replace(store, order=_ORDERS[store.order]) for store in spec.stores)
+    stores = tuple(replace(store, order=_ORDERS[store.order], part=None) for store in spec.stores)
     loads = tuple(map(_flipped, spec.loads))
     return replace(spec, accumulators=(product,), loads=loads, stores=stores)
 

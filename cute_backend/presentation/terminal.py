@@ -120,6 +120,7 @@ def operand_rows(region: Region) -> list[tuple[str, ...]]:
     for store in region.stores:
         kind = store.reduce or (f"of {store.block} columns" if store.block else "output")
         kind += ", column-major" if store.order == "column" else ""
+        kind += f", part {store.part}" if store.part else ""
         rows.append((store.name, "", kind, store.placement, store.dtype))
     return rows
 

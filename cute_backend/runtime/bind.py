@@ -54,7 +54,9 @@ class Binding:
         is_checked = self._is_block_scaled or self._block_columns > 1
         self.takes_operands_as_given = not (self._operand_views or self._split or is_checked)
         """Whether `operands` makes no view and has nothing to check."""
-        self.takes_results_as_given = not self._result_views
+        self._parts = [len(stores) for stores in spec.results]
+        self._has_parts = len(spec.results) < len(spec.stores)
+        self.takes_results_as_given = not (self._result_views or self._has_parts)
         """Whether `written` makes no view."""
 
     def operands(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
@@ -90,7 +92,11 @@ class Binding:
 
     def written(self, memory: list[Tensor]) -> list[Tensor]:
         """The tensors that a kernel writes, in the signature's order: one for each store, then the workspace
-        if some store reduces. The list is changed in place, to the views that kernels take."""
+        if some store reduces. `memory` has one for each result, and may be changed."""
+        if self._has_parts:
+            results, rest = memory[: len(self._parts)], memory[len(self._parts) :]
+            parts = (result.chunk(count, -1) for result, count in zip(results, self._parts, strict=True))
+            memory = [part for views in parts for part in views] + rest
         for index, view in self._result_views:
             memory[index] = view(memory[index])
         return memory

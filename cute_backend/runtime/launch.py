@@ -405,5 +405,5 @@ class Launcher:
         """The results where there is no output, or no K to sum over: neither needs a kernel."""
         check_operands(self._spec, a, b, loads)
         if (m == 0 or n == 0) and not self._spec.reductions:
-            return [output_like(store, a[0], m, n) for store in self._spec.stores]
+            return [output_like(stores, a[0], m, n) for stores in self._spec.results]
         return _replayed(self._spec, a, b, loads)

@@ -25,11 +25,13 @@ def parse_spec(text: str) -> EpilogueSpec:
     return EpilogueSpec.from_json(text)
 
 
-def output_like(store: Store, like: Tensor, m: Size, n: Size) -> Tensor:
-    """An uninitialised output of `store`, dense in its order, on the device of `like`."""
+def output_like(stores: Sequence[Store], like: Tensor, m: Size, n: Size) -> Tensor:
+    """An uninitialised result of a store, or of those of its parts, dense in their order, on the device of
+    `like`."""
+    store = stores[0]
     dtype = TORCH_DTYPES[store.dtype]
     result = Argument.of_store(store)
-    shape = result.shape({Extent.M: m, Extent.N: n})
+    shape = result.shape({Extent.M: m, Extent.N: n * len(stores)})
     if store.order is Order.COLUMN:
         return like.new_empty(shape[::-1], dtype=dtype).t()
     return like.new_empty(shape, dtype=dtype)

@@ -14,7 +14,7 @@ from cute_backend.memory_ops.partials import workspace_bytes
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.planning import TileConfig
 from cute_backend.runtime.bind import Binding
-from cute_backend.signature import Extent, signature
+from cute_backend.signature import Argument, Extent, Role, of_role, signature
 from cute_backend.spec import EpilogueSpec
 
 _MAX_SIZES = 4096
@@ -33,17 +33,17 @@ class Outputs:
     def __init__(self, spec: EpilogueSpec, config: TileConfig) -> None:
         binding = Binding(spec)
         written = None if binding.takes_results_as_given else binding.written
-        arguments = [argument for argument in signature(spec) if not argument.role.is_operand]
+        results = [(Argument.of_store(stores[0]), len(stores)) for stores in spec.results]
+        arguments = [*results, *((each, 1) for each in of_role(signature(spec), Role.WORKSPACE))]
 
         @lru_cache(_MAX_SIZES)
         def of_size(m: int, n: int) -> Memory:
             sizes = {Extent.M: m, Extent.N: n, Extent.BYTES: workspace_bytes(spec, config, m, n)}
-            shapes = [argument.shape(sizes) for argument in arguments]
-            layouts = tuple(
-                (shape, argument.packed(shape), TORCH_DTYPES[argument.dtype])
-                for argument, shape in zip(arguments, shapes, strict=True)
-            )
-            return Memory(layouts, len(spec.stores), written)
+            layouts = []
+            for argument, parts in arguments:
+                shape = argument.shape({**sizes, Extent.N: n * parts})
+                layouts.append((shape, argument.packed(shape), TORCH_DTYPES[argument.dtype]))
+            return Memory(tuple(layouts), len(results), written)
 
         self.of_size = of_size
         """The memory for a plane of (m, n)."""

@@ -268,7 +268,8 @@ def run_region(
     def function(*arguments: Any) -> None:
         """Stands for the loaded kernel."""
         for written in arguments[len(bound.tensors) : -1]:
-            ctypes.memset(written.data_ptr(), 0xFF, written.untyped_storage().nbytes())
+            storage = written.untyped_storage()
+            ctypes.memset(storage.data_ptr(), 0xFF, storage.nbytes())
         reports.extend(
             program.launch(
                 arguments,

@@ -33,7 +33,7 @@ from cute_backend.spec.products import (
     ProductKind,
     Scaling,
 )
-from cute_backend.spec.stores import Axis, ReduceKind, Reduction, Store
+from cute_backend.spec.stores import Axis, Part, ReduceKind, Reduction, Store
 
 __all__ = [
     "ROTATE_HALF",
@@ -55,6 +55,7 @@ __all__ = [
     "Operand",
     "Order",
     "Overflow",
+    "Part",
     "Precision",
     "ProductKind",
     "ReduceKind",

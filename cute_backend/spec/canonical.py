@@ -10,9 +10,9 @@ from cute_backend.spec.consistency import SpecError
 from cute_backend.spec.dtypes import DType
 from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
 from cute_backend.spec.products import Accumulator, Columns, Major, ProductKind, Scaling
-from cute_backend.spec.stores import Axis, ReduceKind, Reduction, Store
+from cute_backend.spec.stores import Axis, Part, ReduceKind, Reduction, Store
 
-SPEC_VERSION = 10
+SPEC_VERSION = 11
 """The version of the canonical form. A change of any field's name or meaning needs a new one."""
 
 
@@ -111,4 +111,5 @@ def _decode_store(item: Any) -> Store:
         order=order,
         reduce=None if reduce is None else Reduction(Axis(reduce["axis"]), ReduceKind(reduce["kind"])),
         block=int(item["block"]),
+        part=None if item["part"] is None else Part(item["part"]["index"], item["part"]["count"]),
     )

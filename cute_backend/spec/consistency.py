@@ -9,7 +9,7 @@ from cute_backend.spec.chain_ops import Overflow
 from cute_backend.spec.dtypes import DType
 from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
 from cute_backend.spec.products import Accumulator, Columns, Major, ProductKind, Scaling
-from cute_backend.spec.stores import Axis, Store
+from cute_backend.spec.stores import Axis, Part, Store
 
 if TYPE_CHECKING:
     from cute_backend.spec.epilogue_spec import EpilogueSpec
@@ -82,6 +82,7 @@ def validate(spec: EpilogueSpec) -> None:
         _validate_store(store, spec.dtypes[store.value])
         if spec.product.kind is not ProductKind.DENSE:
             _validate_several(store, spec.product.kind)
+    _validate_parts(spec.stores)
     names = [store.name for store in spec.stores]
     if len(set(names)) != len(names) or seen & set(names):
         raise SpecError(f"the stores {names} clash among themselves or with values")
@@ -139,6 +140,25 @@ def _validate_store(store: Store, value: DType) -> None:
     kept = kind.is_extremum and store.dtype is value
     if not (kind.is_index or store.dtype.is_float or kept):
         raise SpecError(f"{what} is stored as {store.dtype.value}; it is a float")
+
+
+def _validate_parts(stores: tuple[Store, ...]) -> None:
+    first = 0
+    while first < len(stores):
+        store, part = stores[first], stores[first].part
+        count = 1 if part is None else max(part.count, 1)
+        group = stores[first : first + count]
+        if part is not None:
+            if count < 2 or [each.part for each in group] != [Part(index, count) for index in range(count)]:
+                raise SpecError(
+                    f"{store.name} is part {part.index} of {part.count}; the parts of a result are two or "
+                    "more, and follow each other from 0 on"
+                )
+            if any(each.reduce or each.block or each.order is not Order.ROW for each in group):
+                raise SpecError(f"{store.name} is a part of a result; parts are planes by rows")
+            if len({each.dtype for each in group}) > 1:
+                raise SpecError(f"{store.name} is a part of a result; all parts have one dtype")
+        first += count
 
 
 def _validate_several(store: Store, kind: ProductKind) -> None:

@@ -104,6 +104,13 @@ class EpilogueSpec:
         """The stores that reduce it."""
         return tuple(store for store in self.stores if store.reduce is not None)
 
+    @cached_property
+    def results(self) -> tuple[tuple[Store, ...], ...]:
+        """The stores of each tensor that the op returns: one, or those of its parts."""
+        starts = [i for i, store in enumerate(self.stores) if store.part is None or store.part.index == 0]
+        ends = [*starts[1:], len(self.stores)]
+        return tuple(self.stores[start:end] for start, end in zip(starts, ends, strict=True))
+
     def loads_of(self, *kinds: LoadKind) -> tuple[Load, ...]:
         """The loads of some kinds, in the spec's order."""
         return tuple(load for load in self.loads if load.kind in kinds)

@@ -63,6 +63,15 @@ class Reduction:
 
 
 @dataclass(frozen=True)
+class Part:
+    """The place of a plane in a result that several stores write side by side: its columns are those from
+    `index` * N on, of (M, `count` * N)."""
+
+    index: int
+    count: int
+
+
+@dataclass(frozen=True)
 class Store:
     """An output: the value `value`, converted to `dtype`.
 
@@ -72,6 +81,8 @@ class Store:
 
     Or, with a `block`, a size in columns, (M, N / block) in `order`: of every block the value at its first
     column, as is meant for what blocks are reduced to, and for what follows from that alone.
+
+    A plane by rows may be a `part` of a result, whose stores follow each other in a spec.
     """
 
     name: str
@@ -80,3 +91,4 @@ class Store:
     order: Order = Order.ROW
     reduce: Union[Reduction, None] = None
     block: int = 0
+    part: Union[Part, None] = None

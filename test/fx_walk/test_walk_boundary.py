@@ -124,7 +124,7 @@ def test_a_gated_backward_reads_gate_and_up_and_not_what_follows_from_them() -> 
 
 @pytest.mark.parametrize("one_weight", [True, False])
 def test_the_gradients_of_gate_and_up_are_written_once(one_weight: bool) -> None:
-    """Those of one weight are joined, and Inductor computes them as it writes the whole."""
+    """Those of one weight are joined: the kernel writes each into its half of one result."""
 
     def gated(x: Tensor, w: Tensor, up: Tensor, down: Tensor) -> Tensor:
         halves = F.linear(x, w).chunk(2, -1) if one_weight else (F.linear(x, w), F.linear(x, up))
@@ -133,10 +133,8 @@ def test_the_gradients_of_gate_and_up_are_written_once(one_weight: bool) -> None
     args = planes((M, K), (2 * N if one_weight else N, K), (N, K), (K, N))
     trained = tuple(arg.requires_grad_() for arg in args)
     ours, theirs = fused(gated, trained), alone(gated, trained)
-    if one_weight:
-        assert (ours.kernels, ours.bytes) == (theirs.kernels, theirs.bytes)
-    else:
-        assert theirs.kernels - ours.kernels == 3 and of_an_element(theirs) - of_an_element(ours) >= 8
+    assert theirs.kernels - ours.kernels == (2 if one_weight else 3)
+    assert of_an_element(theirs) - of_an_element(ours) >= 8
 
 
 def test_a_softcapped_loss_reads_16_bits_a_logit() -> None:

@@ -19,9 +19,9 @@ from cute_backend.fx_walk.pairs import column_slice
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.rewrite import rewrite
-from cute_backend.spec import Columns, DType, LoadKind, Stride
+from cute_backend.spec import Columns, DType, LoadKind, Part, Stride
 from support.fx_walk.compared import assert_same_after_the_pass, inputs_of
-from support.fx_walk.pairs import CUTS, Cut, K, M, N, halves, the_region
+from support.fx_walk.pairs import CUTS, Cut, K, M, N, halves, neighbours, the_region
 from support.fx_walk.synthetic import BF16, E4M3, F32, OP, Graph, aten, called, prims, run, walk
 
 EPILOGUE = "cute_backend.gemm_epilogue.default"
@@ -317,11 +317,23 @@ def test_other_parts_are_no_pair(bounds: list[tuple[int, int, int]], kept: str) 
     assert {each.reason for each in rejections} == {Reason.UNPAIRED, Reason.NOTHING_TO_FUSE}
 
 
-def test_parts_of_a_product_that_is_needed_whole_are_no_pair() -> None:
+def test_halves_of_a_product_that_is_needed_whole_are_written_with_what_follows_from_both() -> None:
     made = Graph()
     y = product(made, made.input("a", (M, K)), "b")
     bent = made.call(aten.relu.default, y)
     graph = made.output(made.call(aten.mul.Tensor, *halves(made, bent)), made.call(aten.sum.default, bent))
+    (region,), rejections = walk(graph)
+    assert len(region.anchors) == 2 and region.outputs.keys() >= {bent}
+    assert [store.part for store in region.spec.stores] == [Part(0, 2), Part(1, 2), None]
+    assert {each.reason for each in rejections} == {Reason.HALVES_TOGETHER}
+
+
+def test_even_and_odd_columns_of_a_product_that_is_needed_whole_are_no_pair() -> None:
+    made = Graph()
+    y = product(made, made.input("a", (M, K)), "b")
+    bent = made.call(aten.relu.default, y)
+    product_of_parts = made.call(aten.mul.Tensor, *neighbours(made, bent))
+    graph = made.output(product_of_parts, made.call(aten.sum.default, bent))
     (region,), rejections = walk(graph)
     assert len(region.anchors) == 1 and region.outputs.keys() >= {bent}
     assert {each.reason for each in rejections} == {Reason.UNPAIRED}
@@ -342,7 +354,7 @@ def test_what_is_no_pair_is_refused_for_what_it_is() -> None:
     made = Graph()
     y = made.call(aten.relu.default, product(made, made.input("a", (M, K)), "b"))
     variance = made.call(aten.var.correction, y, [1], correction=0)
-    graph = made.output(made.call(aten.mul.Tensor, *halves(made, y)), variance)
+    graph = made.output(made.call(aten.mul.Tensor, *neighbours(made, y)), variance)
     _, rejections = walk(graph)
     assert [each.reason for each in rejections if each.node == variance.name] == [Reason.REDUCTION]
 

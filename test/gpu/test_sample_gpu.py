@@ -127,7 +127,7 @@ def problems_of(call: Callable[[], Any]) -> list[Problem]:
         (m, k), n = a[0].shape, b[0].shape[1]
         parsed = parse_spec(spec)
         found[Problem(parsed, m, n, k, invariant)] = None
-        return [output_like(store, a[0], m, n).zero_() for store in parsed.stores]
+        return [output_like(stores, a[0], m, n).zero_() for stores in parsed.results]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(op_module, "gemm_epilogue", note)

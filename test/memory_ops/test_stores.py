@@ -21,6 +21,7 @@ from cute_backend.spec import (
     LoadKind,
     Op,
     Overflow,
+    Part,
     Precision,
     ReduceKind,
     Reduction,
@@ -145,3 +146,22 @@ def test_stores(name: str, arch: Arch) -> None:
     for got, expected in zip(outputs, replay(spec, [a], [b], operands), strict=True):
         assert got.dtype == expected.dtype
         torch.testing.assert_close(got.double(), expected.double(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("n", [N, N - 3])
+@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A, Arch.SM80])
+def test_parts_of_one_result(arch: Arch, n: int) -> None:
+    """Three planes side by side in one tensor, by TMA and, where rows are unaligned, by element."""
+    ops = (Op("t0", "mul", ("acc", Const(0.5)), F32), Op("t1", "neg", ("acc",), F32))
+    values = enumerate(("t0", "acc", "t1"))
+    parts = tuple(Store(f"out{i + 1}", value, DType.BF16, part=Part(i, 3)) for i, value in values)
+    spec = EpilogueSpec((ACC,), (), ops, (Store("out0", "acc", F32), *parts))
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randint(-4, 5, (M, K), generator=generator).to(torch.bfloat16)
+    b = torch.randint(-4, 5, (n, K), generator=generator).to(torch.bfloat16).t()
+    (whole, joined), _ = simulate.run_region(spec, [a], [b], [], simulate.Machine(arch))
+    plane = a.float() @ b.float()
+    assert torch.equal(whole, plane)
+    assert torch.equal(joined, torch.cat((plane * 0.5, plane, -plane), 1).to(torch.bfloat16))
+    assert all(map(torch.equal, replay(spec, [a], [b], []), (whole, joined)))

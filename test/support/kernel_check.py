@@ -195,12 +195,16 @@ def outputs_of(kernel: Kernel, m: int, n: int, device: str = "cuda") -> tuple[li
     takes planes as they come gets them unaligned."""
     here = torch.empty(0, device=device)
     outputs, memory = Outputs(kernel.spec, kernel.config).of_size(m, n).allocate(here)
-    for i, store in enumerate(kernel.spec.stores):
+    place = 0
+    for i, stores in enumerate(kernel.spec.results):
+        store = stores[0]
         if store.reduce is None and kernel.alignment is Alignment.PLAIN:
             row = store.order is Order.ROW
             unaligned = _unaligned_like(outputs[i] if row else outputs[i].t())
             outputs[i] = unaligned if row else unaligned.t()
-            memory[i] = _as_memory(outputs[i])
+            parts = outputs[i].chunk(len(stores), 1) if len(stores) > 1 else [outputs[i]]
+            memory[place : place + len(stores)] = map(_as_memory, parts)
+        place += len(stores)
         outputs[i].fill_(float("nan") if store.dtype.is_float else 1 if store.dtype is DType.BOOL else 77)
     if kernel.spec.reductions:
         memory[-1].fill_(0xFF)

@@ -1,0 +1,165 @@
+"""Several planes of a kernel in one result: a product that is saved whole, and planes that are joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cute_backend import config
+from cute_backend.formula import formula
+from cute_backend.fx_walk.collect import collect
+from cute_backend.fx_walk.reasons import Reason
+from cute_backend.spec import Part
+from support.fx_walk.synthetic import BF16, Graph, aten, walk
+from support.traffic import Traffic, alone, fused
+
+M, N, K = 128, 80, 40
+
+
+def planes(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(shape, generator=generator).to(BF16) for shape in shapes)
+
+
+def parts(traffic: Traffic) -> list[list[Part | None]]:
+    return [[store.part for store in region.spec.stores] for region in traffic.regions]
+
+
+HALVES = [Part(0, 2), Part(1, 2)]
+
+
+def gated(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """What the forward pass of a layer with one weight for gate and up leaves for the backward pass."""
+    whole = F.linear(x, w)
+    gate, up = whole.chunk(2, -1)
+    return F.silu(gate) * up, whole
+
+
+@pytest.mark.parametrize("rows", [(M,), (2, M // 2)])
+def test_a_gated_product_that_is_saved_is_written_by_its_kernel(rows: tuple[int, ...]) -> None:
+    args = planes((*rows, K), (2 * N, K))
+    ours, theirs = fused(gated, args), alone(gated, args)
+    assert parts(ours) == [[*HALVES, None]]
+    assert (theirs.kernels, ours.kernels) == (2, 1)
+    assert theirs.bytes - ours.bytes == 2 * 2 * M * N  # Inductor's own kernel reads both halves
+
+
+def training_step(x: Tensor, w: Tensor, down: Tensor) -> Tensor:
+    gate, up = F.linear(x, w).chunk(2, -1)
+    return F.linear(F.silu(gate) * up, down)
+
+
+def test_a_training_step_launches_its_products_and_nothing_else() -> None:
+    args = tuple(each.requires_grad_() for each in planes((M, K), (2 * N, K), (K, N)))
+    ours, theirs = fused(training_step, args), alone(training_step, args)
+    assert parts(ours) == [[*HALVES, None], HALVES]
+    assert (theirs.kernels, ours.kernels) == (8, 6)
+    assert theirs.bytes - ours.bytes == 8 * M * N
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_gradients_are_as_eager_has_them(interleaved: bool) -> None:
+    def step(x: Tensor, w: Tensor, down: Tensor) -> Tensor:
+        both = F.linear(x, w)
+        gate, up = (both[..., ::2], both[..., 1::2]) if interleaved else both.chunk(2, -1)
+        return F.linear(F.silu(gate) * up, down)
+
+    args = tuple(each.requires_grad_() for each in planes((2, 12, K), (2 * N, K), (K, N)))
+    expected = torch.autograd.grad(step(*args).float().square().sum(), args)
+    compiled = torch.compile(step, backend="cute", dynamic=False)
+    found = torch.autograd.grad(compiled(*args).float().square().sum(), args)
+    for left, right in zip(found, expected, strict=True):
+        assert left.stride() == right.stride()
+        torch.testing.assert_close(left, right, rtol=0.05, atol=0.02 * float(right.abs().max()))
+
+
+def test_even_and_odd_columns_are_no_parts_of_their_product() -> None:
+    """Nothing writes every other column of a tensor by TMA."""
+
+    def step(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        both = F.linear(x, w)
+        return F.silu(both[..., ::2]) * both[..., 1::2], both
+
+    (report,) = collect(step, planes((M, K), (2 * N, K)))
+    assert not report.regions
+    assert Reason.UNPAIRED in {rejection.reason for rejection in report.rejections}
+
+
+def test_a_dynamic_batch_has_the_same_kernels() -> None:
+    layer = torch.nn.Linear(K, 2 * N, bias=False, dtype=BF16).requires_grad_(False)
+
+    def specs(dynamic: bool) -> list[str]:
+        (report,) = collect(lambda x: gated(x, layer.weight), planes((3, M, K)), dynamic=dynamic)
+        return [region.spec.to_json() for region in report.regions]
+
+    assert specs(True) == specs(False) != []
+
+
+JOINED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int]] = {
+    "cat": (lambda x, y: torch.cat((x, y), -1), 2),
+    "cat of three": (lambda x, y: torch.cat((x, y, x), 1), 3),
+    "stack before the columns": (lambda x, y: torch.stack((x, y), 1), 2),
+    "stack, then one axis": (lambda x, y: torch.stack((x, y), 1).view(M, 2 * N), 2),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_planes_that_are_joined_are_parts(name: str) -> None:
+    joined, count = JOINED[name]
+
+    def fn(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        y = a @ b
+        return joined(torch.relu(y), y * c)
+
+    args = planes((M, K), (K, N), (M, N))
+    ours, theirs = fused(fn, args), alone(fn, args)
+    assert parts(ours) == [[Part(index, count) for index in range(count)]]
+    assert (theirs.kernels, ours.kernels) == (2, 1) and ours.bytes < theirs.bytes
+    torch.testing.assert_close(torch.compile(fn, backend="cute")(*args), fn(*args), rtol=0.02, atol=0.02)
+
+
+NOT_JOINED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "rows": lambda x, y: torch.cat((x, y), 0),
+    "stack behind the columns": lambda x, y: torch.stack((x, y), -1),
+    "a plane of its own": lambda x, y: torch.cat((x, torch.ones_like(y)[:, :8]), -1),
+    "heads": lambda x, y: torch.cat((x.view(M, 5, 16), y.view(M, 5, 16)), -1),
+    "heads before rows": lambda x, y: torch.cat((x.view(M, 5, 16).transpose(0, 1),) * 2, -1),
+}
+
+
+@pytest.mark.parametrize("name", NOT_JOINED)
+def test_what_does_not_lie_side_by_side_is_left(name: str) -> None:
+    def fn(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        y = a @ b
+        return NOT_JOINED[name](torch.relu(y), y * c)
+
+    args = planes((M, K), (K, N), (M, N))
+    ours, theirs = fused(fn, args), alone(fn, args)
+    assert not any(part for each in parts(ours) for part in each)
+    assert ours.bytes <= theirs.bytes and ours.kernels <= theirs.kernels
+    torch.testing.assert_close(torch.compile(fn, backend="cute")(*args), fn(*args), rtol=0.02, atol=0.02)
+
+
+def test_each_part_counts_as_a_store() -> None:
+    def fn(a: Tensor, b: Tensor) -> Tensor:
+        y = a @ b
+        return torch.cat([torch.relu(y * scale) for scale in (1.0, 2.0, 3.0)], -1)
+
+    args = planes((M, K), (K, N))
+    with config.patch(max_stores=2):
+        ours = fused(fn, args)
+    assert not any(part for each in parts(ours) for part in each)
+    assert parts(fused(fn, args)) == [[Part(index, 3) for index in range(3)]]
+
+
+def test_what_reads_a_joined_value_and_the_region_is_outside() -> None:
+    made = Graph()
+    y = made.call(aten.relu.default, made.mm())
+    both = made.call(aten.cat.default, [y, y], -1)
+    made.output(made.call(aten.mul.Tensor, both, 2.0), y)
+    (region,), _ = walk(made.graph)
+    assert formula(region.spec) == "out0 = bf16(relu(acc))"
