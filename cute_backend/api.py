@@ -6,7 +6,7 @@ Nothing here runs the function or needs a GPU: CPU, CUDA and fake tensors will d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,17 +17,24 @@ from torch import fx
 
 from cute_backend import config
 from cute_backend.errors import UsageError, meant
-from cute_backend.formula import formula
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.containment import contain
 from cute_backend.fx_walk.device import check_operands
 from cute_backend.fx_walk.epilogue_pass import tuning_is_on
 from cute_backend.fx_walk.flow import sources
 from cute_backend.fx_walk.mutation import root
-from cute_backend.fx_walk.reasons import NO_PRODUCT, Reason, Refused, Rejection, nearest_line
+from cute_backend.fx_walk.reasons import (
+    NO_PRODUCT,
+    Reason,
+    Refused,
+    Rejection,
+    nearest_line,
+    program_line,
+)
 from cute_backend.fx_walk.region import Region as FoundRegion
 from cute_backend.fx_walk.static import Size, fake, hint, target_name
 from cute_backend.fx_walk.tuning_jobs import recall
+from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import Alignment, Arch, Plan, Target, plan
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.launch import config_here
@@ -117,6 +124,7 @@ class Region:
     labels: tuple[str, ...] = field(repr=False)
     hints: tuple[int, int, int] = field(repr=False)
     alignment: Alignment = field(repr=False)
+    lines: Mapping[str, str] = field(repr=False, compare=False)
     groups: int | None = None
     sources: tuple[Source, ...] = ()
     is_backward: bool = False
@@ -124,7 +132,7 @@ class Region:
     @property
     def formula(self) -> str:
         """The arithmetic of the epilogue, one assignment a line."""
-        return formula(self.spec)
+        return kernel_formula(self.spec)
 
     @property
     def loads(self) -> tuple[Load, ...]:
@@ -161,8 +169,13 @@ class Region:
         )
 
     def source(self, arch: str | None = None) -> str:
-        """The kernel's module, as CuTe DSL Python. Raises UsageError for an unknown architecture."""
-        return text_of(self.kernel(arch))
+        """The kernel's module, as CuTe DSL Python, for people to read.
+
+        A comment behind each statement of the epilogue has the line of the program that asks for it. The text
+        that is compiled, `build().source`, has no such comments, since other layers share the kernel. Raises
+        UsageError for an unknown architecture.
+        """
+        return text_of(self.kernel(arch), self.lines)
 
     def build(self, arch: str | None = None) -> Built:
         """The kernel, compiled afresh. Raises UsageError, BuildError and UnavailableError."""
@@ -430,8 +443,16 @@ def _region(found: FoundRegion, results: _Results, arch: str) -> Region:
         labels=results.labels(found),
         hints=(_hint(m), _hint(n), _hint(k)),
         alignment=_alignment(found, _hint(m), _hint(n)),
+        lines=_lines(found),
         groups=None if found.groups is None else _hint(found.groups),
     )
+
+
+def _lines(found: FoundRegion) -> dict[str, str]:
+    """The program's line for each op and store of a region's spec, by its name, as far as lines are known."""
+    stored = ((store.name, node) for node, index in found.outputs.items() for store in found.spec.results[index])
+    lines = {name: program_line(node) for name, node in (*found.origins.items(), *stored)}
+    return {name: line for name, line in lines.items() if line}
 
 
 def _alignment(found: FoundRegion, m: int, n: int) -> Alignment:

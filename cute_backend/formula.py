@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 
 from cute_backend.ops import OPS, effective_dtype
 from cute_backend.spec import Const, DType, EpilogueSpec, Op, Operand, Store
@@ -14,13 +15,13 @@ _PREFIX = len(_INFIX_LEVELS)
 _ATOM = _PREFIX + 1
 
 
-def formula(spec: EpilogueSpec) -> str:
-    """The region as assignments, one a line: first what is read more than once, by its name in the generated
-    code, then the outputs with their dtypes.
+def formula(spec: EpilogueSpec, names: Mapping[str, str]) -> str:
+    """The region as assignments, one a line: first the values that are read more than once, which are called
+    as `names` says for each op, then the outputs with their dtypes.
 
     Casts that do not round under the spec's precision are left out.
     """
-    return "\n".join(_Formula(spec).lines())
+    return "\n".join(_Formula(spec, names).lines())
 
 
 def number(value: bool | int | float) -> str:
@@ -29,8 +30,8 @@ def number(value: bool | int | float) -> str:
 
 
 class _Formula:
-    def __init__(self, spec: EpilogueSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: EpilogueSpec, names: Mapping[str, str]) -> None:
+        self.spec, self.names = spec, names
         self.ops = {op.name: op for op in spec.ops}
         uses: Counter[str] = Counter(self._source(store.value) for store in spec.stores)
         for op in spec.ops:
@@ -39,7 +40,8 @@ class _Formula:
         self.named = {name for name, count in uses.items() if count > 1 and name in self.ops}
 
     def lines(self) -> list[str]:
-        shared = [f"{op.name} = {self._expression(op)[0]}" for op in self.spec.ops if op.name in self.named]
+        named = [op for op in self.spec.ops if op.name in self.named]
+        shared = [f"{self.names[op.name]} = {self._expression(op)[0]}" for op in named]
         return shared + [f"{store.name} = {self._stored(store)}" for store in self.spec.stores]
 
     def _stored(self, store: Store) -> str:
@@ -71,7 +73,7 @@ class _Formula:
         operand = self._source(operand)
         if operand in self.ops and operand not in self.named:
             return self._expression(self.ops[operand])
-        return operand, _ATOM
+        return self.names.get(operand, operand), _ATOM
 
     def _expression(self, op: Op) -> tuple[str, int]:
         operands = [self._text(operand) for operand in op.operands]

@@ -17,6 +17,7 @@ from cute_backend.api import Product
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.planning import Alignment, Arch
 from cute_backend.runtime import reach
+from cute_backend.runtime.source import text_of
 from cute_backend.simulator.simulate import Machine, run
 from support.epilogues import EPILOGUES, Problem
 
@@ -277,6 +278,25 @@ def test_explaining_leaves_no_trace_in_what_is_compiled(fresh_compiler):
     assert torch._dynamo.utils.counters["cute_backend"]["regions"] == 1
 
 
+def test_a_source_names_the_line_behind_each_statement():
+    """Values that simplification makes have the line of the op that they stand for."""
+
+    def program(x, weight, bias):
+        y = x @ weight
+        y = F.silu(y + bias)
+        return y, y.float().amax(-1)
+
+    x, weight = torch.randn(64, 64, dtype=torch.bfloat16), torch.randn(64, 64, dtype=torch.bfloat16)
+    (region,) = cute_backend.explain(program, x, weight, weight[0], arch="sm_90a").regions
+    first = program.__code__.co_firstlineno
+    shown = re.findall(r"^ +(\w+)(?:\[e\])? = .*  # test_api\.py:(\d+)$", region.source(), re.MULTILINE)
+    lines = {name: int(line) - first for name, line in shown}
+    assert lines == {"t0": 2, "t1": 2, "t2": 2, "t3": 2, "out0": 2, "out1": 3}
+    compiled = text_of(region.kernel())
+    assert re.sub(r" +# test_api\.py:\d+$", "", region.source(), flags=re.MULTILINE) == compiled
+    assert "test_api" not in compiled
+
+
 def test_dynamic_sizes_are_symbols():
     (region,) = explain("bias", dynamic=True, m=48, n=64, k=32).regions
     assert all(isinstance(size, str) for size in region.sizes)
@@ -312,7 +332,8 @@ def test_build_gives_the_figures_of_the_generated_kernel(arch):
     epilogue = EPILOGUES["bias"]
     inputs = epilogue.inputs(Problem(256, 256, 256))
     built = cute_backend.build(epilogue.fn, *inputs, arch=arch)
-    assert built.source == cute_backend.generate(epilogue.fn, *inputs, arch=arch)
+    region = cute_backend.explain(epilogue.fn, *inputs, arch=arch).first_region()
+    assert built.source == text_of(region.kernel())
     assert f".target {arch}" in built.ptx
     assert built.cubin.startswith(b"\x7fELF")
     assert 32 < built.registers <= 255
@@ -366,7 +387,7 @@ def test_a_tile_by_name_is_the_one_that_is_explained_and_built():
     with cute_backend.config.patch(tile=name):
         explained = explain("bias_gelu_residual")
         assert f"sm_90a, tile {name}:" in str(explained)
-        assert explained.regions[0].build().source == explained.regions[0].source()
+        assert explained.regions[0].build().source == text_of(explained.regions[0].kernel())
         assert "TileConfig(Arch.SM90A, 128, 128, cluster_n=2)" in explained.regions[0].source()
     assert explained.regions[0].kernel().config.name != name  # the setting is read when it is asked
     refusal = r"config\.tile is '128x9'.*; scaled_mm_bias_gelu_residual on sm_90a can take .*128x128_1x2, "

@@ -42,12 +42,15 @@ def test_explain_prints_the_table(program, capsys):
     assert re.search(r"\n    cute_mm_\w+_64x64_[0-9a-f]{8}:\n    sm_90a, tile 64x64_1x1", out)
 
 
-def test_source_prints_the_module_to_the_byte(program, capsys):
+def test_source_prints_the_module_with_the_lines_of_the_program(program, capsys):
     import cute_backend
 
     assert main(["source", program(PROGRAM), "--arch", "sm_100a"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"out0\[e\] = t0 +# program\.py:\d+\n", shown)
     plane = torch.randn(64, 64, dtype=torch.bfloat16)
-    assert capsys.readouterr().out == cute_backend.generate(lambda a, b: (a @ b).relu(), plane, plane)
+    generated = cute_backend.generate(lambda a, b: (a @ b).relu(), plane, plane)
+    assert re.sub(r"# \w+\.py:\d+", "", shown) == re.sub(r"# \w+\.py:\d+", "", generated)
 
 
 def test_build_prints_a_row_a_region(program, capsys):

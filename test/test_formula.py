@@ -30,7 +30,8 @@ def op(name, row, *operands, dtype=DType.F32):
 
 def text(*ops, stores=None, precision=Precision.FUSED):
     stores = stores or (Store("out0", ops[-1].name, DType.BF16),)
-    return formula(EpilogueSpec((ACC,), (SCALE, ROW), ops, stores, precision))
+    names = {op.name: op.name for op in ops}
+    return formula(EpilogueSpec((ACC,), (SCALE, ROW), ops, stores, precision), names)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from _pytest.mark import ParameterSet
 
 from cute_backend.api import Region
 from cute_backend.runtime.compile import compile_kernel
+from cute_backend.runtime.source import text_of
 from support.epilogues import Problem
 from support.golden import EXPECTED, assert_expected
 from support.golden_regions import ARCHS, NAMES, PROGRAMS, file_name, the_region
@@ -43,7 +44,7 @@ def compiled() -> Iterator[ParameterSet]:
 
 @pytest.mark.parametrize(("name", "arch"), CASES)
 def test_the_module_is_as_expected(name, arch):
-    assert_expected(file_name(name, arch), the_region(name, arch).source())
+    assert_expected(file_name(name, arch), text_of(the_region(name, arch).kernel()))
 
 
 @pytest.mark.parametrize(("name", "arch"), list(compiled()))
@@ -55,13 +56,13 @@ def test_the_module_compiles(name, arch):
 def test_a_module_of_other_sizes_is_as_expected_and_compiles(file):
     name, arch, problem, shown = SMALL[file]
     region = the_region(name, arch, problem)
-    assert shown in region.source()
+    assert shown in text_of(region.kernel())
     check_module(file, region, arch)
 
 
 def check_module(file: str, region: Region, arch: str) -> None:
     """The text is the file's, compiles without a spill, and its kernels have their names."""
-    path = assert_expected(file, region.source())
+    path = assert_expected(file, text_of(region.kernel()))
     built = compile_kernel(region.kernel(), path.read_text(), path)
     assert built.cubin.startswith(b"\x7fELF")
     assert f".target {arch}" in built.ptx
@@ -80,6 +81,12 @@ def test_no_method_binds_a_name_twice(path):
         assigned = [statement.targets for statement in method.body if isinstance(statement, ast.Assign)]
         names = [target.id for targets in assigned for target in targets if isinstance(target, ast.Name)]
         assert len(set(names)) == len(names), (method.name, names)
+
+
+@pytest.mark.parametrize("path", EXPECTED.glob("*_sm*.py"), ids=lambda path: path.stem)
+def test_values_are_numbered_in_the_order_of_their_statements(path):
+    numbers = [int(number) for number in re.findall(r"^ {8,12}t(\d+) = ", path.read_text(), re.MULTILINE)]
+    assert numbers == list(range(len(numbers)))
 
 
 def test_every_expected_module_has_an_epilogue():

@@ -9,7 +9,7 @@ from typing import Any
 
 from cute_backend import config
 from cute_backend.errors import UsageError
-from cute_backend.formula import formula
+from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning.naming import DIGEST
 from cute_backend.runtime.cache import CacheFolderError, KernelCache, cache_root
 from cute_backend.runtime.documents import parse
@@ -97,7 +97,7 @@ def _described(entry: Entry) -> str:
     target = f"{kernel.arch.value}, tile {kernel.config.name}, {kernel.alignment.words}"
     current = tuple(data["environment"]) == environment()
     rows = {
-        "computes": formula(kernel.spec).splitlines(),
+        "computes": kernel_formula(kernel.spec).splitlines(),
         "reads": loads or ["nothing beside A and B"],
         "target": [target, kernel.config.words],
         "needs": ["{} registers, {} bytes spilled, {} bytes of shared memory".format(*needs)],

@@ -21,7 +21,7 @@ from cute_backend.runtime import progress
 from cute_backend.runtime import sample_op as _sample  # noqa: F401
 from cute_backend.runtime.kernel import BuildError, UnavailableError
 from cute_backend.runtime.pack import PackError
-from cute_backend.runtime.source import SOURCES_VARIABLE, edited_folder, file_name
+from cute_backend.runtime.source import SOURCES_VARIABLE, edited_folder, file_name, text_of
 
 if TYPE_CHECKING:
     from cute_backend.api import Explanation
@@ -81,16 +81,15 @@ def _source(arguments: argparse.Namespace) -> None:
     if not 0 <= arguments.region < len(explained.regions):
         raise UsageError(f"there is no region {arguments.region}; the last is {len(explained.regions) - 1}")
     region = explained.regions[arguments.region]
-    text = region.source()
     if arguments.output is None:
-        terminal.print_source(text)
+        terminal.print_source(region.source())
         return
     kernel = region.kernel()
     path = arguments.output / file_name(kernel.spec, kernel.config, kernel.alignment)
     try:
         arguments.output.mkdir(parents=True, exist_ok=True)
         with path.open("x") as file:
-            file.write(text)
+            file.write(text_of(kernel))
     except FileExistsError as error:
         raise UsageError(
             f"{error.filename} is there already, and is not overwritten; alike regions share it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -55,6 +56,24 @@ class Chain:
         self.views: list[LoadView] = []
         self._loads: list[Load] = []
         self._ops: list[Op] = []
+        self._nodes: list[fx.Node | None] = []
+        """The node that each op was made for."""
+        self._lowered: fx.Node | None = None
+
+    @contextmanager
+    def lowering(self, node: fx.Node) -> Iterator[None]:
+        """Ops that are made inside are made for `node`."""
+        outer, self._lowered = self._lowered, node
+        try:
+            yield
+        finally:
+            self._lowered = outer
+
+    @property
+    def origins(self) -> dict[str, fx.Node]:
+        """The node that each op was made for, by the name of the op."""
+        nodes = zip(self._ops, self._nodes, strict=True)
+        return {op.name: node for op, node in nodes if node is not None}
 
     def load(self, view: LoadView, role: str | None = None) -> str:
         """The name of an operand; the same view of the same node is loaded once."""
@@ -141,7 +160,8 @@ class Chain:
 
     def rollback(self, mark: Mark) -> None:
         """Forget every load and op made since `mark`."""
-        del self._loads[mark.loads :], self.views[mark.loads :], self._ops[mark.ops :]
+        del self._loads[mark.loads :], self.views[mark.loads :]
+        del self._ops[mark.ops :], self._nodes[mark.ops :]
 
     def count(self, kind: LoadKind) -> int:
         return sum(load.kind is kind for load in self._loads)
@@ -174,6 +194,7 @@ class Chain:
                 return made.name
         self._check(dtype)
         self._ops.append(step)
+        self._nodes.append(self._lowered)
         return step.name
 
     def _check(self, dtype: DType) -> None:

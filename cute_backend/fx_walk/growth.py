@@ -54,7 +54,10 @@ def seed(walk: Walk, anchors: tuple[Anchor, ...]) -> Draft:
     for node in (node for anchor in anchors for node in anchor.inputs):
         if depends(walk, draft, node):
             raise cycle(walk, draft, node)
-    results = [_product(draft, index) for index in range(len(anchors))]
+    results = []
+    for index, anchor in enumerate(anchors):
+        with draft.chain.lowering(anchor.node):
+            results.append(_product(draft, index))
     if len(draft.values) < len(anchors):
         draft.values[anchors[0].node] = Slices(tuple(results), whole=True)
     else:
@@ -112,7 +115,8 @@ def _grow(walk: Walk, draft: Draft) -> Draft:
         _, node = heappop(queue)
         mark = draft.chain.mark()
         try:
-            value = join(walk, draft, node)
+            with draft.chain.lowering(node):
+                value = join(walk, draft, node)
         except Refused as refused:
             draft.rollback(mark)
             walk.rejections.setdefault(node, refused.rejection(node))

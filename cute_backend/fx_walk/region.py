@@ -42,7 +42,8 @@ class Region:
 
     `nodes` are those that the kernel replaces. `views` are the loads, in the spec's order. `outputs` maps
     each node whose value the kernel stores to the index of its result: views of one another share one.
-    `frames` maps those that are planes to how they lie on the plane of the product.
+    `frames` maps those that are planes to how they lie on the plane of the product. `origins` maps the name
+    of each op of the spec to the node that it computes, wholly or in part.
     """
 
     anchors: tuple[Anchor, ...]
@@ -51,6 +52,7 @@ class Region:
     views: tuple[LoadView, ...]
     outputs: dict[fx.Node, int]
     frames: dict[fx.Node, Frame]
+    origins: dict[str, fx.Node]
 
     @property
     def first(self) -> Anchor:

@@ -121,11 +121,12 @@ def _settled(walk: Walk, anchors: tuple[Anchor, ...], settled: Settled) -> Regio
     found = (each[node] for each in (walk.reductions, walk.rotations) for node in members if node in each)
     inner = {inner for each in found for inner in each.inner}
     for node in members[len(draft.values) :]:
-        draft.values[node] = None if node in inner else join(walk, draft, node)
+        with draft.chain.lowering(node):
+            draft.values[node] = None if node in inner else join(walk, draft, node)
     walk.owner.update(dict.fromkeys(settled.kept, draft))
     walk.earliest = min(walk.earliest, walk.order[draft.first.node])
     walk.reads.update(draft.inputs)
     stores, outputs = stores_of(draft.first, settled.stored, draft.values, draft.frames)
     frames = {node: draft.frames[node] for node in outputs if node in draft.frames}
     spec, views = draft.chain.build(stores), tuple(draft.chain.views)
-    return Region(anchors, tuple(settled.kept), spec, views, outputs, frames)
+    return Region(anchors, tuple(settled.kept), spec, views, outputs, frames, draft.chain.origins)

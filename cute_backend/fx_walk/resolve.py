@@ -82,9 +82,10 @@ def resolve(walk: Walk, draft: Draft, argument: Any, reader: Reader) -> Operand:
     if is_work and (argument in walk.redone or _is_for_the_region_alone(walk, draft, argument, node)):
         mark = draft.chain.mark()
         try:
-            value = lower(
-                argument, draft.chain, lambda inner: resolve(walk, draft, inner, reader.behind(argument))
-            )
+            with draft.chain.lowering(argument):
+                value = lower(
+                    argument, draft.chain, lambda inner: resolve(walk, draft, inner, reader.behind(argument))
+                )
         except Refused:
             draft.rollback(mark)
         else:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
 from cute_backend.errors import UsageError
@@ -13,6 +15,7 @@ from cute_backend.memory_ops import emit_reductions, reads
 from cute_backend.memory_ops.mainloops import mainloop
 from cute_backend.memory_ops.partials import written
 from cute_backend.memory_ops.reads import CUTE_TYPES
+from cute_backend.memory_ops.schedule import kernel_names, renamed
 from cute_backend.memory_ops.simplify import simplify
 from cute_backend.memory_ops.statements import Chain, Loop, register_type
 from cute_backend.planning import Alignment, Ring, Rowvecs, TileConfig, plan, subtiled, unserved
@@ -37,20 +40,40 @@ _WHERE_TO_READ_ON = (
 )
 
 
-def emit(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> str:
+def emit(
+    spec: EpilogueSpec,
+    config: TileConfig,
+    alignment: Alignment,
+    lines: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """The module for a spec, a tile configuration and an alignment.
 
     It defines the class `Epilogue`, the kernel `gemm` and the function `launch(a, <bs>, <loads>, <stores>,
     max_active_clusters, stream)`, whose arguments carry the spec's names. If a store reduces, there is a
     kernel `finish` too, and after the stores comes `workspace`, in which `gemm` leaves partials for it.
+    `lines` has the line of a program, such as "model.py:12", for the names of ops and stores of the spec. It
+    becomes a comment behind their statements, for people to read: kernels are compiled without.
     Raises UsageError if the architecture has no instructions for the spec.
     """
     if (why := unserved(spec, config.target)) is not None:
         raise UsageError(why)
-    header = (entry_name(spec, config, alignment), formula(spec))
-    folded: dict[float, str] = {}
-    simple = simplify(spec, folded)
-    return _Module(simple, folded, header, subtiled(spec, config, alignment), alignment).text()
+    names, folded = kernel_names(spec), dict[float, str]()
+    header = (entry_name(spec, config, alignment), formula(spec, names))
+    simple = renamed(simplify(spec, folded), names)
+    shown = {names.get(name, name): line for name, line in _behind(names, lines)}
+    return _Module(simple, folded, header, subtiled(spec, config, alignment), alignment, shown).text()
+
+
+def _behind(names: Iterable[str], lines: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The line behind each op: its own, or that of the op which `simplify` made it from, whose name begins
+    its own name. Behind each store, its own."""
+    yield from lines.items()
+    for name in names:
+        made_from = name
+        while made_from not in lines and "_" in made_from:
+            made_from = made_from.rpartition("_")[0]
+        if made_from in lines:
+            yield name, lines[made_from]
 
 
 class _Module:
@@ -61,8 +84,9 @@ class _Module:
         header: tuple[str, str],
         config: TileConfig,
         alignment: Alignment,
+        lines: Mapping[str, str],
     ) -> None:
-        self.config, self.alignment = config, alignment
+        self.config, self.alignment, self.lines = config, alignment, lines
         self.name, self.formula = header
         self.arguments = signature(spec)
         self.plan = plan(spec, config, alignment)
@@ -224,6 +248,7 @@ class _Module:
             if (name := statement.split(" ", 1)[0]) in loop.kept:
                 body.append(f"{name}_kept[e] = {name}")
         body += [f"{op.name}_of[e] = {text}" for op, text in loop.reduced]
+        behind = [emit_reductions.of_blocks(op) for op, _ in loop.reduced]
         body += [f"{store.name}[e] = {self.chain.stored(store)[0]}" for store in stores]
         used = "".join(body)
         row = ["r = sub.row_of(e)"] if "[r]" in used else []
@@ -231,9 +256,21 @@ class _Module:
         return [
             *(f"        {name} = cute.make_rmem_tensor(sub.elements, {kind})" for name, kind in kept.items()),
             "        for e in cutlass.range_constexpr(sub.elements):",
-            *(f"            {line}" for line in (*row, *column, *body)),
-            *(f"        {line}" for line in map(emit_reductions.of_blocks, (op for op, _ in loop.reduced))),
+            *(f"            {line}" for line in self._with_lines([*row, *column, *body])),
+            *(
+                f"        {line}"
+                for line in self._with_lines(behind)
+            ),
         ]
+
+    def _with_lines(self, statements: list[str]) -> list[str]:
+        """The statements, each with the program's line behind it if that is known and wanted."""
+        width = max(map(len, statements), default=0)
+        shown = []
+        for statement in statements:
+            line = self.lines.get(re.split(r"\W", statement, maxsplit=1)[0])
+            shown.append(f"{statement:<{width}}  # {line}" if line else statement)
+        return shown
 
     def _store(self, store: Store) -> list[str]:
         _, _, overflow = self.chain.stored(store)

@@ -1,8 +1,7 @@
 """The chain of a spec as statements on register scalars, one for each op that is needed.
 
-They run in loops over the elements of a subtile: one, or where ops reduce blocks of columns one after the
-other, because an op that reads a block's result needs a loop of its own after the loop that computes it.
-Values that a later loop reads from an earlier one are kept in registers.
+They run in the loops that `schedule` gives them. Values that a later loop reads from an earlier one are kept
+in registers.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cute_backend.memory_ops.schedule import schedule, stored_value
 from cute_backend.ops import (
     INDEX_EXPRESSIONS,
     OF_BLOCKS,
@@ -61,13 +61,11 @@ class Chain:
         self._ops = {op.name: op for op in spec.ops}
         self._text = dict(reads)
         self._dtype = {name: spec.dtypes[name].register for name in reads}
-        needed = self._needed()
-        self._loop = dict.fromkeys(reads, 0)
-        """The first loop in which each value can be read."""
-        self.loops = [Loop()]
-        for op in spec.ops:
-            if op.name in needed:
-                self._place(op)
+        scheduled = schedule(spec)
+        self._loop = scheduled.loops
+        self.loops = [Loop() for _ in range(max(self._loop.values()) + 1)]
+        for op in scheduled.ops:
+            self._place(op)
 
     @property
     def statements(self) -> list[str]:
@@ -76,15 +74,15 @@ class Chain:
 
     def loop_of(self, store: Store) -> int:
         """The loop that has a store's value."""
-        return self._loop[self._final(store)[0]]
+        return self._loop[stored_value(self._spec, store)[0]]
 
     def stored(self, store: Store) -> tuple[str, DType, Overflow]:
         """The expression to store, before its rounding to the store's dtype, and the rule of that rounding.
 
-        A cast to the very dtype of the store is left to the store, which converts whole vectors. Truth values
-        are an exception: they are stored as bytes, and only here is it known that a byte is a truth value.
+        Other planes are rounded as they are stored. Truth values are converted here, since in memory they are
+        bytes, like small integers.
         """
-        value, overflow = self._final(store)
+        value, overflow = stored_value(self._spec, store)
         text, dtype = self._text[value], self._dtype[value]
         if store.reduce is not None:
             return conversion_expression(text, dtype, DType.F32), DType.F32, overflow
@@ -92,47 +90,19 @@ class Chain:
             return conversion_expression(text, dtype, DType.BOOL), DType.BOOL, overflow
         return text, dtype, overflow
 
-    def _final(self, store: Store) -> tuple[str, Overflow]:
-        op = self._ops.get(store.value)
-        # Where the spec asks for it, a value is rounded before it is reduced, and the result is rounded too.
-        plane = store.reduce is None
-        if (
-            plane
-            and op is not None
-            and op.op == "cast"
-            and op.dtype is store.dtype
-            and isinstance(op.operands[0], str)
-        ):
-            return op.operands[0], op.overflow
-        # A value that has the dtype already is stored as it is: an infinity of e5m2 stays one.
-        element = store.reduce is None or store.reduce.kind.is_extremum
-        rounded = element and store.dtype is DType.E5M2 and self._spec.dtypes[store.value] is DType.E5M2
-        return store.value, Overflow.NONFINITE if rounded else Overflow.SATURATE
-
-    def _needed(self) -> set[str]:
-        needed = {self._final(store)[0] for store in self._spec.stores}
-        for op in reversed(self._spec.ops):
-            if op.name in needed:
-                needed.update(operand for operand in op.operands if isinstance(operand, str))
-        return needed
-
     def _place(self, op: Op) -> None:
-        """Appends an op to the first loop that has all of its operands."""
-        names = [operand for operand in op.operands if isinstance(operand, str)]
-        here = max((self._loop[name] for name in names), default=0)
-        for name in names:
+        """Appends an op to its loop."""
+        reduces = op.op in OF_BLOCKS
+        here = self._loop[op.name] - reduces
+        for name in (operand for operand in op.operands if isinstance(operand, str)):
             if name in self._ops and name == self._text[name] and self._loop[name] < here:
                 self.loops[self._loop[name]].kept[name] = _REGISTER_TYPES[self._dtype[name]]
                 self._text[name] = f"{name}_kept[e]"
-        if op.op in OF_BLOCKS:
+        if reduces:
             text = self._operand(op.operands[0], DType.F32, wrapped=True)
             self.loops[here].reduced.append((op, text))
             self._text[op.name], self._dtype[op.name] = f"{op.name}[e]", DType.F32
-            self._loop[op.name] = here + 1
-            if len(self.loops) == here + 1:
-                self.loops.append(Loop())
         else:
-            self._loop[op.name] = here
             self._emit(op)
 
     def _emit(self, op: Op) -> None:

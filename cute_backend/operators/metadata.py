@@ -19,7 +19,7 @@ from cutlass.operators.mma import BlackwellTcgen05Mma, HopperWgmma
 from cutlass.operators.utils.dtype import cutlass_type_from_torch_type
 
 from cute_backend.errors import UsageError
-from cute_backend.formula import formula
+from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.operators.epilogue import Epilogue, convert
 from cute_backend.planning import Alignment, Arch, TileConfig, plan, tile_k
@@ -183,4 +183,4 @@ class FusedEpilogue(EpilogueMetadata):
 
 def _told(epilogue: Epilogue) -> str:
     inputs = ", ".join(f"{each.name}" for each in epilogue.inputs)
-    return f"[{formula(epilogue.spec)}] of ({inputs})".replace("\n", "; ")
+    return f"[{kernel_formula(epilogue.spec)}] of ({inputs})".replace("\n", "; ")

@@ -9,7 +9,9 @@ module must be trusted (`trust`).
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from cute_backend.runtime.notices import count, warn_once
@@ -75,13 +77,14 @@ def _refusal(message: str) -> Exception:
     return UsageError(message)
 
 
-def text_of(kernel: Kernel) -> str:
-    """The module that is compiled."""
+def text_of(kernel: Kernel, lines: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The module that is compiled; or, for people to read, with comments that name the program's `lines`, as
+    `emit` takes them. A module that a person has edited is shown as it is."""
     if kernel.edited is not None:
         return kernel.edited
     from cute_backend.memory_ops.emit import emit  # here, for a warm start has no need of the emitter
 
-    return emit(kernel.spec, kernel.config, kernel.alignment)
+    return emit(kernel.spec, kernel.config, kernel.alignment, lines)
 
 
 def tell_if_edited(kernel: Kernel) -> None:

@@ -1,7 +1,7 @@
 """t2 = (acc * 0.5 + bias) * rowvec0
-   t7 = t2 / (exp(-t2) + 1) + exact0
-   out0 = bf16(t7)
-   out1 = f32(row_max(t7))
+   t6 = t2 / (exp(-t2) + 1) + exact0
+   out0 = bf16(t6)
+   out1 = f32(row_max(t6))
 
     bias     colvec  bf16  row_read        one value for each row of a thread, before the accumulator wait, of M modes (s, 0)
     rowvec0  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
@@ -75,12 +75,12 @@ class Epilogue:
             t0 = acc[e] * 0.5
             t1 = t0 + held.bias[r]
             t2 = t1 * rowvec0[c]
-            t6_sigmoid_argument = t2 * 1.4426950408889634  # log2(e)
-            t6_sigmoid = math.logistic2(t6_sigmoid_argument)
-            t6 = t2 * t6_sigmoid
-            t7 = t6 + exact0[e]
-            out0[e] = t7
-            out1[e] = t7
+            t3 = t2 * 1.4426950408889634  # log2(e)
+            t4 = math.logistic2(t3)
+            t5 = t2 * t4
+            t6 = t5 + exact0[e]
+            out0[e] = t6
+            out1[e] = t6
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
         held.out1.take_rows(out1, sub)
 

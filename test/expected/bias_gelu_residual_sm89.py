@@ -67,14 +67,14 @@ class Epilogue:
             t0 = acc[e] * held.scale_a[r]
             t1 = t0 * scale_b[c]
             t2 = t1 + bias[c]
-            t4 = t2 * t2
-            t10_sigmoid_slope = t4 * 0.1029432395800235  # 0.7978846 * 2 * log2(e) * 0.044715
-            t10_sigmoid_line = t10_sigmoid_slope + 2.302208198144325  # 0.7978846 * 2 * log2(e)
-            t10_sigmoid_argument = t2 * t10_sigmoid_line
-            t10_sigmoid = math.logistic2(t10_sigmoid_argument)
-            t11 = t2 * t10_sigmoid
-            t12 = t11 + exact0[e]
-            out0[e] = t12
+            t3 = t2 * t2
+            t4 = t3 * 0.1029432395800235  # 0.7978846 * 2 * log2(e) * 0.044715
+            t5 = t4 + 2.302208198144325  # 0.7978846 * 2 * log2(e)
+            t6 = t2 * t5
+            t7 = math.logistic2(t6)
+            t8 = t2 * t7
+            t9 = t8 + exact0[e]
+            out0[e] = t9
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 

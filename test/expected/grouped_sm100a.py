@@ -39,11 +39,11 @@ class Epilogue:
     def visit(self, sub, acc0, acc1, glob, held, smem):
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
-            t3_sigmoid_argument = acc0[e] * 1.4426950408889634  # log2(e)
-            t3_sigmoid = math.logistic2(t3_sigmoid_argument)
-            t3 = acc0[e] * t3_sigmoid
-            t4 = t3 * acc1[e]
-            out0[e] = t4
+            t0 = acc0[e] * 1.4426950408889634  # log2(e)
+            t1 = math.logistic2(t0)
+            t2 = acc0[e] * t1
+            t3 = t2 * acc1[e]
+            out0[e] = t3
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 

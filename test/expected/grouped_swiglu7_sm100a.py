@@ -64,8 +64,8 @@ class Epilogue:
             t0 = acc0[e] + groupvec0[c]
             t1 = acc1[e] + groupvec1[c]
             t2 = math.minimum(t0, 7.0)
-            t4_argument = t2 * 2.4554669595930156  # 1.702 * log2(e)
-            t4 = math.logistic2(t4_argument)
+            t3 = t2 * 2.4554669595930156  # 1.702 * log2(e)
+            t4 = math.logistic2(t3)
             t5 = t2 * t4
             t6 = math.maximum(t1, -7.0)
             t7 = math.minimum(t6, 7.0)

@@ -1,7 +1,7 @@
 """t1 = acc * scale_a * scale_b
-   t5 = t1 / (exp(-t1) + 1)
-   out0 = bf16(t5)
-   out1 = bf16(row_max(abs(t5)))
+   t4 = t1 / (exp(-t1) + 1)
+   out0 = bf16(t4)
+   out1 = bf16(row_max(abs(t4)))
 
     scale_a  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
     scale_b  rowvec  f32   register_hoist  the columns of a thread, before the accumulator wait
@@ -59,12 +59,12 @@ class Epilogue:
             c = sub.column_of(e)
             t0 = acc[e] * held.scale_a[r]
             t1 = t0 * scale_b[c]
-            t5_sigmoid_argument = t1 * 1.4426950408889634  # log2(e)
-            t5_sigmoid = math.logistic2(t5_sigmoid_argument)
-            t5 = t1 * t5_sigmoid
-            t6 = math.abs(t5)
-            out0[e] = t5
-            out1[e] = t6
+            t2 = t1 * 1.4426950408889634  # log2(e)
+            t3 = math.logistic2(t2)
+            t4 = t1 * t3
+            t5 = math.abs(t4)
+            out0[e] = t4
+            out1[e] = t5
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
         held.out1.take_rows(out1, sub)
 

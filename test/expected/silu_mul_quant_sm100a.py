@@ -70,12 +70,12 @@ class Epilogue:
             c = sub.column_of(e)
             t0 = acc[e] * held.scale_a[r]
             t1 = t0 * scale_b[c]
-            t5_sigmoid_argument = t1 * 1.4426950408889634  # log2(e)
-            t5_sigmoid = math.logistic2(t5_sigmoid_argument)
-            t5 = t1 * t5_sigmoid
-            t6 = t5 * exact0[e]
-            t7 = t6 * held.scalar0[0]
-            out0[e] = t7
+            t2 = t1 * 1.4426950408889634  # log2(e)
+            t3 = math.logistic2(t2)
+            t4 = t1 * t3
+            t5 = t4 * exact0[e]
+            t6 = t5 * held.scalar0[0]
+            out0[e] = t6
         sub.copy_to(math.narrow(out0, Float8E4M3FN), smem.out0)
 
 

@@ -67,11 +67,11 @@ class Epilogue:
             t1 = t0 * scale_b0[c]
             t2 = acc1[e] * held.scale_a[r]
             t3 = t2 * scale_b1[c]
-            t7_sigmoid_argument = t1 * 1.4426950408889634  # log2(e)
-            t7_sigmoid = math.logistic2(t7_sigmoid_argument)
-            t7 = t1 * t7_sigmoid
-            t8 = t7 * t3
-            out0[e] = t8
+            t4 = t1 * 1.4426950408889634  # log2(e)
+            t5 = math.logistic2(t4)
+            t6 = t1 * t5
+            t7 = t6 * t3
+            out0[e] = t7
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 

@@ -1,7 +1,7 @@
 """t1 = acc0 * scale_a * scale_b0
-   t8 = t1 / (exp(-t1) + 1) * (acc1 * scale_a * scale_b1)
-   out0 = bf16(t8)
-   out1 = bf16(row_max(abs(t8)))
+   t7 = t1 / (exp(-t1) + 1) * (acc1 * scale_a * scale_b1)
+   out0 = bf16(t7)
+   out1 = bf16(row_max(abs(t7)))
 
     scale_a   colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
     scale_b0  rowvec  f32   smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
@@ -74,13 +74,13 @@ class Epilogue:
             t1 = t0 * scale_b0[c]
             t2 = acc1[e] * held.scale_a[r]
             t3 = t2 * scale_b1[c]
-            t7_sigmoid_argument = t1 * 1.4426950408889634  # log2(e)
-            t7_sigmoid = math.logistic2(t7_sigmoid_argument)
-            t7 = t1 * t7_sigmoid
-            t8 = t7 * t3
-            t9 = math.abs(t8)
-            out0[e] = t8
-            out1[e] = t9
+            t4 = t1 * 1.4426950408889634  # log2(e)
+            t5 = math.logistic2(t4)
+            t6 = t1 * t5
+            t7 = t6 * t3
+            t8 = math.abs(t7)
+            out0[e] = t7
+            out1[e] = t8
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
         held.out1.take_rows(out1, sub)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cute_backend import ops
-from cute_backend.formula import formula
+from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import Alignment, Arch, TileConfig, subtiled, table
 from cute_backend.planning.search import blocks_held
 from cute_backend.replay import replay
@@ -278,6 +278,7 @@ def test_a_store_of_blocks_has_some_and_reduces_nothing(store: Store) -> None:
 
 
 def test_a_formula_says_how_long_blocks_are() -> None:
-    assert formula(softmax(16)).splitlines()[1] == "t1 = block16_max(t0)"
-    assert formula(quantised(16)).splitlines()[3:] == ["out1 = f32(t3)[:, ::16]", "out2 = bf16(t3)[:, ::16]"]
+    assert kernel_formula(softmax(16)).splitlines()[1] == "t1 = block16_max(t0)"
+    stored = kernel_formula(quantised(16)).splitlines()[3:]
+    assert stored == ["out1 = f32(t3)[:, ::16]", "out2 = bf16(t3)[:, ::16]"]
     assert EpilogueSpec.from_json(quantised(16).to_json()) == quantised(16)

@@ -1,0 +1,95 @@
+"""The order in which a kernel computes a spec's values, and their names in its text.
+
+Statements run in loops over the elements of a subtile. There is one loop, unless ops reduce blocks of
+columns: an op that reads a block's result needs a further loop, after the one that computes what is reduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import count
+
+from cute_backend.formula import formula
+from cute_backend.memory_ops.simplify import simplify
+from cute_backend.ops import OF_BLOCKS
+from cute_backend.spec import DType, EpilogueSpec, Op, Operand, Overflow, Store
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The ops that a kernel computes, in the order of their statements, and the loop of each value.
+
+    `loops` has the first loop in which each value can be read. An op that reduces blocks is computed behind
+    the loop before that one.
+    """
+
+    ops: tuple[Op, ...]
+    loops: dict[str, int]
+
+
+def schedule(spec: EpilogueSpec) -> Schedule:
+    """The schedule of a spec that `simplify` has made. Ops that no store needs are left out."""
+    needed = {stored_value(spec, store)[0] for store in spec.stores}
+    for op in reversed(spec.ops):
+        if op.name in needed:
+            needed.update(_values(op))
+    loops = dict.fromkeys(spec.dtypes, 0)
+    placed: list[tuple[int, bool, int]] = []
+    for index, op in enumerate(spec.ops):
+        if op.name in needed:
+            loop, reduces = max((loops[name] for name in _values(op)), default=0), op.op in OF_BLOCKS
+            placed.append((loop, reduces, index))
+            loops[op.name] = loop + reduces
+    return Schedule(tuple(spec.ops[index] for *_, index in sorted(placed)), loops)
+
+
+def _values(op: Op) -> Iterator[str]:
+    return (operand for operand in op.operands if isinstance(operand, str))
+
+
+def stored_value(spec: EpilogueSpec, store: Store) -> tuple[str, Overflow]:
+    """The value that a store converts to its dtype, and the rule of that conversion.
+
+    A cast to the very dtype of the store is left to the store, which converts whole vectors. Where the spec
+    asks for it, a value is rounded before it is reduced, and the result is rounded too.
+    """
+    plane = store.reduce is None
+    op = next((op for op in spec.ops if op.name == store.value), None)
+    if plane and op is not None and op.op == "cast" and op.dtype is store.dtype:
+        (operand,) = op.operands
+        if isinstance(operand, str):
+            return operand, op.overflow
+    # A value that has the dtype already is stored as it is: an infinity of e5m2 stays one.
+    element = store.reduce is None or store.reduce.kind.is_extremum
+    rounded = element and store.dtype is DType.E5M2 and spec.dtypes[store.value] is DType.E5M2
+    return store.value, Overflow.NONFINITE if rounded else Overflow.SATURATE
+
+
+def kernel_names(spec: EpilogueSpec) -> dict[str, str]:
+    """The names in a kernel's text of the ops of a spec and of what `simplify` makes of it.
+
+    They are `t0`, `t1`, ..., in the order of the statements, without the names that operands and stores have.
+    Ops that the kernel does not compute, as cheaper ones replace them, have the names after these.
+    """
+    simple = simplify(spec)
+    given = spec.producers.keys() - {op.name for op in spec.ops} | {store.name for store in spec.stores}
+    counted = (name for index in count() if (name := f"t{index}") not in given)
+    ops = dict.fromkeys(op.name for op in (*schedule(simple).ops, *simple.ops, *spec.ops))
+    return dict(zip(ops, counted, strict=False))
+
+
+def renamed(spec: EpilogueSpec, names: Mapping[str, str]) -> EpilogueSpec:
+    """The same spec with other names of its ops."""
+
+    def name(operand: Operand) -> Operand:
+        return names.get(operand, operand) if isinstance(operand, str) else operand
+
+    ops = (replace(op, name=names[op.name], operands=tuple(map(name, op.operands))) for op in spec.ops)
+    stores = (replace(store, value=names.get(store.value, store.value)) for store in spec.stores)
+    return replace(spec, ops=tuple(ops), stores=tuple(stores))
+
+
+def kernel_formula(spec: EpilogueSpec) -> str:
+    """The formula of a spec, with the names that its values have in a kernel's text."""
+    return formula(spec, kernel_names(spec))
