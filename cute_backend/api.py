@@ -450,9 +450,10 @@ def _region(found: FoundRegion, results: _Results, arch: str) -> Region:
 
 def _lines(found: FoundRegion) -> dict[str, str]:
     """The program's line for each op and store of a region's spec, by its name, as far as lines are known."""
-    stored = ((store.name, node) for node, index in found.outputs.items() for store in found.spec.results[index])
-    lines = {name: program_line(node) for name, node in (*found.origins.items(), *stored)}
-    return {name: line for name, line in lines.items() if line}
+    nodes = dict(found.origins)
+    for node, index in found.outputs.items():
+        nodes |= {store.name: node for store in found.spec.results[index]}
+    return {name: line for name, node in nodes.items() if (line := program_line(node))}
 
 
 def _alignment(found: FoundRegion, m: int, n: int) -> Alignment:

@@ -2,9 +2,9 @@
 
     bias  rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait
 
-cute_mm_bias_relu_256x128_379d9a87:
-sm_80, tile 256x128_1x1, planes aligned to 16 bytes:
-256 by 128, subtiles of 32 columns, raster 8.
+cute_mm_bias_relu_128x128_1fcae3f9:
+sm_80, tile 128x128_1x1_occupancy2, planes aligned to 16 bytes:
+128 by 128, 2 CTAs on a multiprocessor, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -52,7 +52,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 256, 128))
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 128, 128, occupancy=2))
 
 
 @cute.jit

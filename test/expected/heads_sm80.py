@@ -5,9 +5,9 @@
     exact0   exact   bf16  runs            when needed, from one address for each row, of M modes (0, s), of blocks of 128 columns (0, 1)
     rowvec1  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait, of blocks of 128 columns (1, 0)
 
-cute_mm_bias_scale_residual_128x128_c7c23d9f:
-sm_80, tile 128x128_1x1, planes aligned to 16 bytes:
-128 by 128, subtiles of 32 columns, raster 8.
+cute_mm_bias_scale_residual_128x128_bf708915:
+sm_80, tile 128x128_1x1_occupancy2, planes aligned to 16 bytes:
+128 by 128, 2 CTAs on a multiprocessor, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -78,7 +78,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 128, 128))
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 128, 128, occupancy=2))
 
 
 @cute.jit

@@ -4,9 +4,9 @@
     bias0  rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait
     bias1  rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait
 
-cute_mm_bias_clamp_swiglu_128x64_521da0f7:
-sm_80, tile 128x64x2_1x1, planes aligned to 16 bytes:
-2 accumulators of 128 by 64, subtiles of 32 columns, raster 8.
+cute_mm_bias_clamp_swiglu_128x64_1dd734bd:
+sm_80, tile 128x64x2_1x1_occupancy2, planes aligned to 16 bytes:
+2 accumulators of 128 by 64, 2 CTAs on a multiprocessor, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -69,7 +69,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 128, 64, products=2, b_columns=BColumns.INTERLEAVED))
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 128, 64, products=2, b_columns=BColumns.INTERLEAVED, occupancy=2))
 
 
 @cute.jit
