@@ -37,6 +37,9 @@ class Feed(ABC):
 
     roles: tuple[Role, ...] = ()
     rings: tuple[Ring, ...] = ()
+    leaves_a_stage = False
+    """Whether the stage of a tile's last k tile stays as it is until the warps meet for the next tile's first
+    one, so that they may use it meanwhile."""
 
     def __init__(self, gemm: Sm80Gemm, work: Role):
         self.gemm, self.stages, self.work = gemm, gemm.stages, work
@@ -71,6 +74,10 @@ class Feed(ABC):
     @abstractmethod
     def next(self, shared: Sm80Shared, at: Any) -> Any:
         """Where the k tile is that follows one which the warp has read."""
+
+    def left_stage(self, shared: Sm80Shared, at: Any) -> Int32:
+        """The stage of the k tile before the one at `at`. Asked only of a feed that `leaves_a_stage`."""
+        raise NotImplementedError
 
     def planes_begun(self) -> None:
         """A warp has begun to copy the exact loads of a subtile, ahead of the tile's products."""

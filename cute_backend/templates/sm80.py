@@ -42,14 +42,21 @@ from cute_backend.templates.rings import allocate_rows, check_stage
 from cute_backend.templates.scheduler import BatchSchedule, GroupSchedule, Place, TileSchedule
 from cute_backend.templates.staged import Corner, Planes, Stage
 from cute_backend.templates.tile import FragmentTile
+from cute_backend.templates.warp_columns import (
+    MMA_M,
+    MMA_N,
+    exchange_sums,
+    pair_arrangement,
+    pair_sums,
+    pairs_pay,
+)
 from cute_backend.templates.warp_copies import WarpCopies
 from cute_backend.templates.warp_mainloop import Sm80Mainloop, Sm80Plain, WarpOperands
 
 WARPGROUP = WARPS * WARP
 """Threads that have 64 rows of a tile at a time."""
-MMA_M, MMA_N, MMA_K_BYTES = 16, 8, 32
-"""The shape of an instruction; its K is in bytes, 16 elements of 16 bits or 32 of fp8 (PTX ISA, mma.m16n8k16
-and mma.m16n8k32)."""
+MMA_K_BYTES = 32
+"""K of an instruction: 16 elements of 16 bits or 32 of fp8 (PTX ISA, mma.m16n8k16 and mma.m16n8k32)."""
 
 ALL_SHARED = 100
 """The percentage of a multiprocessor's L1 that is shared memory if several CTAs share it. If no percentage is
@@ -100,6 +107,7 @@ class Sm80Gemm(FragmentGemm):
         super().__init__(epilogue, config, kind=kind)
         self.work = Role("work", 0, WARPS * config.warpgroups, "begin | mma.sync over all k tiles | visit")
         self.feed = self.feed_type(self, self.work)
+        self.side_by_side = self.feed.leaves_a_stage and pairs_pay(config)
         self.groups = tuple(
             Meeting(f"warpgroup {i}", 1 + i, ((self.work, WARPS),)) for i in range(config.warpgroups)
         )
@@ -129,10 +137,12 @@ class Sm80Gemm(FragmentGemm):
         check_stage(config, self.a_stage.bytes + self.b_stage.bytes)
         mma_k = MMA_K_BYTES * 8 // a.element_type.width
         instruction = warp.MmaFP8Op if a.element_type.width == 8 else warp.MmaF16BF16Op
+        warps = cute.make_layout((WARPS * config.sharing, 1, 1))
+        order = (MMA_M * WARPS * config.sharing, 2 * MMA_N, mma_k)
+        if cutlass.const_expr(self.side_by_side):
+            warps, order = pair_arrangement(config, mma_k)
         mma = cute.make_tiled_mma(
-            instruction(a.element_type, Float32, (MMA_M, MMA_N, mma_k)),
-            cute.make_layout((WARPS * config.sharing, 1, 1)),
-            permutation_mnk=(MMA_M * WARPS * config.sharing, 2 * MMA_N, mma_k),
+            instruction(a.element_type, Float32, (MMA_M, MMA_N, mma_k)), warps, permutation_mnk=order
         )
         at_once = max_active_clusters * config.occupancy
         grid = cutlass.min(batches.schedule(config, m, n, a).items, at_once)
@@ -206,6 +216,7 @@ class Sm80Gemm(FragmentGemm):
         acc = cute.make_rmem_tensor(
             cute.make_layout(fragments, stride=((1, 2), config.mma_n // 2, 4)), Float32
         )
+        multiplied = pair_sums(config, self.blocks) if self.side_by_side else acc
         at, rows_at = self.feed.begin(shared, first_item, thread)
         item = Int32(first_item)
         while schedule.is_valid(item):
@@ -219,11 +230,15 @@ class Sm80Gemm(FragmentGemm):
                     self.feed.planes_begun()
             if cutlass.const_expr(stages.row > 0):
                 self.feed.stage_rows(shared, place, rows_at, thread)
-            sums = self.mainloop.begin(acc)
+            sums = self.mainloop.begin(multiplied)
             for _ in cutlass.range(shared.k_tiles, unroll=1):
                 stage = self.feed.wait(shared, at)
-                self.mainloop.step(operands, acc, sums, stage, self.feed.copies(shared, at, thread))
+                self.mainloop.step(operands, multiplied, sums, stage, self.feed.copies(shared, at, thread))
                 at = self.feed.next(shared, at)
+            if cutlass.const_expr(self.side_by_side):
+                cute.arch.sync_threads()  # before the stage is written that all warps have multiplied
+                stage = self._left_stage(shared, at)
+                exchange_sums(multiplied, acc, stage, thread, partial(self._meet, thread))
             rows = self.feed.rows(shared, rows_at)
             if cutlass.const_expr(config.rolled):
                 smem = by_name(self.smem_names, rows)
@@ -262,9 +277,7 @@ class Sm80Gemm(FragmentGemm):
                 smem.release = partial(self._release, shared, tile, subtile, thread)
             if cutlass.const_expr(stages.store == 0):
                 # Keeps the assembler from working out the addresses of all visits at once: a spill.
-                first = self.groups[0]
-                barrier = first.barrier + thread // WARPGROUP
-                pipeline.NamedBarrier(barrier, first.threads).arrive_and_wait()
+                self._meet(thread)
             self.epilogue.visit(sub, *pieces, shared.glob, held, smem)
             if cutlass.const_expr(stages.store > 0):
                 cute.arch.sync_warp()
@@ -274,6 +287,20 @@ class Sm80Gemm(FragmentGemm):
                     boxes.write(target, s_store, stored, corner, tile.lane)
                 if cutlass.const_expr(stages.store == 1):
                     cute.arch.sync_warp()  # before the next visit fills the stage again
+
+    def _meet(self, thread: Int32) -> None:
+        """The warps of a warpgroup wait for each other."""
+        first = self.groups[0]
+        pipeline.NamedBarrier(first.barrier + thread // WARPGROUP, first.threads).arrive_and_wait()
+
+    def _left_stage(self, shared: Sm80Shared, at: Any) -> cute.Tensor:
+        """The larger of the stages of A and of B that a tile's last k tile leaves to its warps, as fp32."""
+        staged = (self.a_stage, shared.s_a), (self.b_stage, shared.s_b)
+        stage, tensor = max(staged, key=lambda each: each[0].bytes)
+        words = stage.bytes * 8 // Float32.width
+        layout = cute.make_layout((words, self.stages.ab), stride=(1, words))
+        every = cute.make_tensor(cute.recast_ptr(tensor.iterator, dtype=Float32), layout)
+        return every[(None, self.feed.left_stage(shared, at))]
 
     @cute.jit
     def _await_loads(self, shared: Sm80Shared, subtile: int):

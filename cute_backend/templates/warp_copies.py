@@ -32,6 +32,8 @@ class WarpCopies(Feed):
     The exact loads of a tile's first subtiles are in one group with the k tile that is copied after them.
     """
 
+    leaves_a_stage = True
+
     def begin(self, shared: Sm80Shared, first_item: Int32, thread: Int32) -> tuple[KTile, Int32]:
         ahead = self._first(shared, Int32(first_item), Int32(0))
         for _ in range(self.stages.ab - 1):
@@ -47,6 +49,9 @@ class WarpCopies(Feed):
 
     def copies(self, shared: Sm80Shared, at: KTile, thread: Int32) -> Copies:
         return [partial(bring, shared, at.ahead, thread) for bring in (self._bring_a, self._bring_b)]
+
+    def left_stage(self, shared: Sm80Shared, at: KTile) -> Int32:
+        return cutlass.select_(at.stage == 0, Int32(self.stages.ab - 1), at.stage - 1)
 
     def next(self, shared: Sm80Shared, at: KTile) -> KTile:
         ahead = self._after_it(shared, at.ahead)

@@ -35,12 +35,14 @@ class DataSheet:
         """The time of a KiB of K.
 
         It is the longer of two times: that of the tensor cores, and that of shared memory, from which each
-        warp reads its rows of A and all columns of B. With all multiprocessors busy, L2 may take longer than
-        both, and each CTA waits for the others of its multiprocessor.
+        warp reads its rows of A and all columns of B, or twice the rows and half of the columns. With all
+        multiprocessors busy, L2 may take longer than both, and each CTA waits for the others of its
+        multiprocessor.
         """
         warps, warp_rows = max(rows // 32, 4), min(rows // 4, 32)
         multiplied = rows * columns * 512 / self.products
-        shared = (warps * (warp_rows + columns) + rows + columns) * 1024 / SHARED_BYTES
+        lines = min(warp_rows + columns, 2 * warp_rows + columns // 2)
+        shared = (warps * lines + rows + columns) * 1024 / SHARED_BYTES
         read = 0.0 if self.l2_bytes is None else (rows + columns) * 1024 / self.l2_bytes
         least = max(multiplied, shared)
         busy = occupancy * max(read, least) - least

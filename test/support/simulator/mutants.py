@@ -175,6 +175,7 @@ class Text(Enum):
     SPLIT_K = "split_k"
     MAINLOOP = "mainloop"
     WARP_MAINLOOP = "warp_mainloop"
+    WARP_COLUMNS = "warp_columns"
     WARP_COPIES = "warp_copies"
     TMA_FEED = "tma_feed"
     BLOCK_SCALED = "block_scaled"
