@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from cute_backend.planning.shared_memory import has_planes
 from cute_backend.planning.targets.target import WARPGROUP
 from cute_backend.planning.tiles import Alignment, TileConfig
-from cute_backend.spec import EpilogueSpec, Load, LoadKind
+from cute_backend.spec import EpilogueSpec, Load, LoadKind, Scaling
 
 WORKING = 68
 """Kept for addresses, the chain and the first output; with what `Registers` counts, the least that leaves the
@@ -29,6 +29,10 @@ MAX_PROMOTED_ONCE = 96
 
 MAX_PROMOTED_TWICE = 64
 """Accumulators of a thread beside which it has two sets of sums."""
+
+MAX_BESIDE_TWO_SETS = 34
+"""Registers for planes and for rows that leave a thread room for two sets of sums where single columns have
+scales: beside 36 and 50 of them, in 128 x 128 and 64 x 128, 8 and 16 bytes were spilled."""
 
 MAX_BESIDE_ROWS = 64
 """Accumulators of a thread that leave registers beside what it keeps for each row: partials of reductions, or
@@ -87,18 +91,26 @@ class Registers:
     def of(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Registers:
         """For a spec, a configuration whose subtiles are those of the alignment, and that alignment."""
         accumulators = config.thread_accumulators if config.target.accumulators.in_registers else 0
-        fragments = max(len(spec.planes) - 1, 0)
-        for load in spec.loads_of(LoadKind.EXACT):
-            by_element = alignment is not Alignment.TMA or load.order is None
-            # Where warps copy, a plane of several modes spilled 48 bytes beside two hoisted rowvecs.
-            fragments += 2 + by_element + (load.is_split and not config.target.tma)
         return Registers(
             accumulators,
             sets_of_sums(config, spec) * accumulators,
-            fragments * config.block_m * config.subtile_n // WARPGROUP,
-            len(spec.loads_of(LoadKind.COLVEC)) * config.thread_rows,
+            _fragments(spec, config, alignment),
+            _rows(spec, config),
             2 * len(spec.reductions) * config.thread_rows,
         )
+
+
+def _fragments(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> int:
+    fragments = max(len(spec.planes) - 1, 0)
+    for load in spec.loads_of(LoadKind.EXACT):
+        by_element = alignment is not Alignment.TMA or load.order is None
+        # Where warps copy, a plane of several modes spilled 48 bytes beside two hoisted rowvecs.
+        fragments += 2 + by_element + (load.is_split and not config.target.tma)
+    return fragments * config.block_m * config.subtile_n // WARPGROUP
+
+
+def _rows(spec: EpilogueSpec, config: TileConfig) -> int:
+    return len(spec.loads_of(LoadKind.COLVEC)) * config.thread_rows
 
 
 def is_promoted(config: TileConfig, spec: EpilogueSpec) -> bool:
@@ -109,10 +121,14 @@ def is_promoted(config: TileConfig, spec: EpilogueSpec) -> bool:
 def sets_of_sums(config: TileConfig, spec: EpilogueSpec) -> int:
     """Sets of sums that a thread has beside its accumulators, where fp8's are promoted: two, so that it adds
     one while the tensor cores are at work on the other; one beside more accumulators than leave registers for
-    two."""
+    two, or beside more that it keeps where single columns have scales."""
     if not is_promoted(config, spec):
         return 0
-    return 1 if config.thread_accumulators > MAX_PROMOTED_TWICE else 2
+    crowded = config.thread_accumulators > MAX_PROMOTED_TWICE
+    if spec.product.b_scaling is Scaling.LINE:
+        kept = _fragments(spec, config, Alignment.TMA) + _rows(spec, config)
+        crowded = crowded or kept > MAX_BESIDE_TWO_SETS
+    return 1 if crowded else 2
 
 
 def hoisted_registers(load: Load, config: TileConfig) -> int:
