@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cute_backend import explain
+from cute_backend import explain, gemm
 from cute_backend.bench import block_scaled, scaled_mm
 from cute_backend.spec import EpilogueSpec
 
@@ -95,6 +95,12 @@ class Drawn:
         if self.operands in _SCALED:
             return _SCALED[self.operands](x, weight, *scales)
         return torch.mm(x, weight.t())
+
+    def by_gemm(self, x: Tensor, weight: Tensor, *scales: Tensor) -> Tensor:
+        """The bare product by one of our kernels, which `torch.compile` leaves to torch: nothing follows
+        it."""
+        scale_a, scale_b = scales or (None, None)
+        return gemm(x, weight.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=self.operands.out_dtype)
 
     @property
     def program(self) -> Callable[..., Any]:

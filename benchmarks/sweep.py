@@ -1,11 +1,13 @@
 """Time problems that nobody chose: drawn sizes, ours by default beside Inductor and torch's bare product.
 
-    python benchmarks/sweep.py benchmarks/results/GPU-DATE-sweep-SEED.csv --seed 2 --count 150 --minutes 9
+    python benchmarks/sweep.py benchmarks/results/GPU-DATE-sweep-SEED.csv --seed 2 --minutes 9
 
-Operands (fp8, bf16, fp16) and epilogues (full, gated, row maxima) alternate, and every fifth problem is bare.
-Each program is compiled with `backend="cute"` and with `backend="inductor"`; nothing is tuned. Programs run
-in CUDA graphs, interleaved, from a cold L2; microseconds, medians. A run adds to FILE what it lacks, and
-prints the geometric means of the ratios and the worst problems of all that FILE has. `--shown` only prints.
+150 problems, whose operands (fp8, bf16, fp16) and epilogues (full, gated, row maxima) alternate, and 30 bare
+products: one behind every five. A program is compiled with `backend="cute"` and with `backend="inductor"`,
+and a bare product is a call of `gemm`; nothing is tuned. All are compiled first, by `--jobs` processes. Then
+they run in CUDA graphs, interleaved, from a cold L2; microseconds, medians. Of a problem where ours is slower
+than the other, the median of three such timings counts. A run adds to FILE what it lacks and stops after
+`--minutes`, and prints geometric means and the worst problems of all that FILE has. `--shown` only prints.
 """
 
 from __future__ import annotations
@@ -14,76 +16,107 @@ import argparse
 import csv
 import gc
 import math
+import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
 from problems import ROWS, Drawn, Epilogue, Operands, draw
 
 from cute_backend.bench.machine import Nvml
-from cute_backend.bench.measure import Run, build_kernels, measure_ceilings, measure_table
+from cute_backend.bench.measure import Run, compiled, measure_ceilings, measure_table, relative_difference
 from cute_backend.bench.table import Cell, Problem, Rate, Runner, Table, Workload
 from cute_backend.bench.timing import require_gpu
+from cute_backend.errors import UsageError
 
 COLUMNS = ("m", "n", "k", "operands", "epilogue", "torch", "inductor", "cute", "agrees", "note")
 WORST = 12
-BARE_EACH = 5
+FUSED_EACH = 5
+"""Fused problems for each bare product."""
+
+TIMINGS = 3
+"""Timings of a problem where ours is slower; the medians of these count."""
+
+_TOLERANCE = 0.02
+_BARE, _OURS = Cell("bare", Runner.EAGER), "ours"
 
 
 def problems(seed: int, count: int, rows: tuple[int, int] = ROWS) -> list[Drawn]:
-    """`count` problems, of which a fifth are bare, every fifth of the list. `rows` are the least and the
-    largest M."""
-    bare = count // BARE_EACH
-    fused = list(draw(seed, count - bare, rows=rows))
-    for place, drawn in enumerate(draw(seed + 1_000_000, bare, (Epilogue.BARE,), rows)):
-        fused.insert(BARE_EACH * place + BARE_EACH - 1, drawn)
-    return fused
+    """`count` fused problems, with a bare one behind every five. `rows` are the least and the largest M."""
+    bare = draw(seed + 1_000_000, count // FUSED_EACH, (Epilogue.BARE,), rows)
+    mixed: list[Drawn] = []
+    for place, fused in enumerate(draw(seed, count, rows=rows), 1):
+        mixed.append(fused)
+        if place % FUSED_EACH == 0:
+            mixed.append(next(bare))
+    return mixed
 
 
 def table_of(drawn: Drawn) -> Table:
-    """The table of one problem: torch's bare product, and the program as Inductor and as cute run it."""
-    fp8 = drawn.operands is Operands.FP8
-    rate, operations = (Rate.FP8 if fp8 else Rate.BF16), 2 * drawn.m * drawn.n * drawn.k
+    """The table of one problem: torch's bare product, and the program as Inductor and as cute run it, or the
+    product by `gemm`."""
+    rate = Rate.FP8 if drawn.operands is Operands.FP8 else Rate.BF16
+    operations = 2 * drawn.m * drawn.n * drawn.k
     bare = Workload("bare", drawn.product, drawn.product_inputs, rate, operations, (Runner.EAGER,), None)
-    program = Workload(
-        drawn.epilogue.value,
-        drawn.program,
-        lambda: (*drawn.product_inputs(), *drawn.extra_inputs()),
-        rate,
-        operations,
-        (Runner.CUTE,) if drawn.epilogue is Epilogue.BARE else (Runner.INDUCTOR, Runner.CUTE),
-        0.02,
-    )
-    return Table(
-        drawn.name, drawn.name, Cell("bare", Runner.EAGER), (), (Problem(drawn.name, (bare, program)),)
-    )
+    if drawn.epilogue is Epilogue.BARE:
+        program = Workload(
+            _OURS,
+            drawn.by_gemm,
+            drawn.product_inputs,
+            rate,
+            operations,
+            (Runner.EAGER,),
+            _TOLERANCE,
+            check=lambda args, result: relative_difference(result, drawn.product(*args)),
+            calls_kernels=True,
+        )
+    else:
+        program = Workload(
+            _OURS,
+            drawn.program,
+            lambda: (*drawn.product_inputs(), *drawn.extra_inputs()),
+            rate,
+            operations,
+            (Runner.INDUCTOR, Runner.CUTE),
+            _TOLERANCE,
+        )
+    return Table(drawn.name, drawn.name, _BARE, (), (Problem(drawn.name, (bare, program)),))
 
 
 def row_of(drawn: Drawn, run: Run) -> dict[str, object]:
     """The figures of one problem."""
+    timed = [_timed(drawn, run)]
+    while 1 <= len(timed) < TIMINGS and _is_slower(timed[0], drawn.epilogue):
+        timed.append(_timed(drawn, run))
+    row = timed[0]
+    for column in ("torch", "inductor", "cute"):
+        taken = [each[column] for each in timed if each[column] is not None]
+        row[column] = f"{statistics.median(taken):.2f}" if taken else ""
+    return {"m": drawn.m, "n": drawn.n, "k": drawn.k, **row}
+
+
+def _timed(drawn: Drawn, run: Run) -> dict[str, object]:
     (result,) = measure_table(table_of(drawn), run)
     (problem,) = result.problems
     found = {each.cell: each for each in problem.measurements}
-
-    def us(workload: str, runner: Runner) -> str:
-        timing = found[cell].timing if (cell := Cell(workload, runner)) in found else None
-        return "" if timing is None else f"{timing.median_us:.2f}"
-
-    cute = found[Cell(drawn.epilogue.value, Runner.CUTE)]
+    ours = Cell(_OURS, Runner.EAGER if drawn.epilogue is Epilogue.BARE else Runner.CUTE)
+    cells = {"torch": _BARE, "inductor": Cell(_OURS, Runner.INDUCTOR), "cute": ours}
+    timings = {name: found[cell].timing if cell in found else None for name, cell in cells.items()}
     return {
-        "m": drawn.m,
-        "n": drawn.n,
-        "k": drawn.k,
         "operands": drawn.operands.value,
         "epilogue": drawn.epilogue.value,
-        "torch": us("bare", Runner.EAGER),
-        "inductor": us(drawn.epilogue.value, Runner.INDUCTOR),
-        "cute": us(drawn.epilogue.value, Runner.CUTE),
-        "agrees": cute.agrees,
-        "note": cute.note,
+        **{name: timing and timing.median_us for name, timing in timings.items()},
+        "agrees": found[ours].agrees,
+        "note": found[ours].note,
     }
+
+
+def _is_slower(row: dict[str, object], epilogue: Epilogue) -> bool:
+    other, ours = row["torch" if epilogue is Epilogue.BARE else "inductor"], row["cute"]
+    return isinstance(other, float) and isinstance(ours, float) and ours > other
 
 
 def show(rows: Iterable[dict[str, str]]) -> None:
@@ -137,16 +170,32 @@ def main() -> None:
     )
     parser.add_argument("file", type=Path)
     parser.add_argument("--seed", type=int, default=2)
-    parser.add_argument("--count", type=int, default=150)
+    parser.add_argument("--count", type=int, default=150, help="fused problems; a fifth as many are bare")
     parser.add_argument("--rows", type=int, nargs=2, default=ROWS, help="the least and the largest M drawn")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--minutes", type=float, default=60.0, help="no problem is begun later")
+    parser.add_argument("--minutes", type=float, default=9.0, help="no problem is timed later")
+    parser.add_argument("--jobs", type=int, default=8, help="processes that compile")
+    parser.add_argument("--compile", action="store_true", help="only compile, and time nothing")
+    parser.add_argument("--compiled", action="store_true", help="time without compiling ahead")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--shown", action="store_true", help="print what FILE has, and time nothing")
     parser.add_argument("--picture", type=Path, help="also draw the ratios, to this file")
     arguments = parser.parse_args()
     if not arguments.shown:
-        require_gpu()
-        _measure(arguments)
+        try:
+            require_gpu()
+        except UsageError as error:
+            sys.exit(str(error))
+        wanted = _missing(arguments)
+        if arguments.part is not None:
+            first, step = map(int, arguments.part.split("/"))
+            _compile(wanted[first::step])
+            return
+        if not arguments.compiled:
+            _compile_aside(arguments.jobs)
+        if arguments.compile:
+            return
+        _measure(arguments, wanted)
     with arguments.file.open() as file:
         rows = list(csv.DictReader(file))
     show(rows)
@@ -154,20 +203,54 @@ def main() -> None:
         picture(rows, arguments.picture)
 
 
-def _measure(arguments: argparse.Namespace) -> None:
-    until = time.monotonic() + 60 * arguments.minutes
+def _missing(arguments: argparse.Namespace) -> list[Drawn]:
+    """The problems of a seed that the file does not have yet."""
     done: set[str] = set()
     if arguments.file.exists():
         with arguments.file.open() as file:
             done = {_name(row) for row in csv.DictReader(file)}
     drawn = problems(arguments.seed, arguments.count, tuple(arguments.rows))
-    wanted = [each for each in drawn if each.name not in done]
-    notes = build_kernels([table_of(each) for each in wanted])
+    return [each for each in drawn if each.name not in done]
+
+
+def _compile_aside(jobs: int) -> None:
+    """Have this program compile its problems in `jobs` processes: the caches keep what they make."""
+    command = [sys.executable, *sys.argv, "--part"]
+    parts = [subprocess.Popen([*command, f"{part}/{jobs}"]) for part in range(jobs)]
+    for part in parts:
+        part.wait()
+
+
+@torch.no_grad()
+def _compile(wanted: Iterable[Drawn]) -> None:
+    """Run every program once."""
+    for drawn in wanted:
+        for workload, runner in _programs(drawn):
+            torch._dynamo.reset()
+            with torch.device("cuda"):
+                args = workload.inputs()
+            try:
+                compiled(runner, workload.fn)(*args)
+            except Exception as error:  # timing it meets the same, and notes it
+                print(f"{drawn.name}, {runner.value}: {type(error).__name__}: {error}", file=sys.stderr)
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _programs(drawn: Drawn) -> Iterator[tuple[Workload, Runner]]:
+    for problem in table_of(drawn).problems:
+        for workload in problem.workloads:
+            yield from ((workload, runner) for runner in workload.runners)
+
+
+def _measure(arguments: argparse.Namespace, wanted: list[Drawn]) -> None:
+    until = time.monotonic() + 60 * arguments.minutes
     ceilings = measure_ceilings([Rate.FP8, Rate.BF16], arguments.rounds)
-    run = Run(ceilings, notes, Nvml(), arguments.rounds, lambda what: None)
+    run = Run(ceilings, {}, Nvml(), arguments.rounds, lambda what: None)
+    begun = arguments.file.exists()
     with arguments.file.open("a", newline="") as file:
         rows = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if not done:
+        if not begun:
             rows.writeheader()
         for place, each in enumerate(wanted):
             if time.monotonic() > until:

@@ -1,0 +1,98 @@
+"""`benchmarks/sweep.py`: which problems it draws, what it says of a file, and what it says without a GPU."""
+
+from __future__ import annotations
+
+import csv
+import math
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SWEPT = BENCHMARKS / "results" / "nvidia-h200-2026-11-23-sweep-2.csv"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def importable():
+    sys.path.insert(0, str(BENCHMARKS))
+    yield
+    sys.path.remove(str(BENCHMARKS))
+
+
+def test_150_fused_problems_and_30_bare_ones() -> None:
+    import sweep
+
+    drawn = sweep.problems(2, 150)
+    assert drawn == sweep.problems(2, 150) and len(set(drawn)) == 180
+    kinds = Counter((each.operands.value, each.epilogue.value) for each in drawn)
+    assert {kinds[operands, "bare"] for operands in ("fp8", "bf16", "fp16")} == {10}
+    fused = [kinds[operands, name] for operands in ("fp8", "bf16", "fp16") for name in ("full", "gated")]
+    assert len(fused) == 6 and set(fused) <= {16, 17} and sum(kinds.values()) == 180
+    # So a run that is cut off has as many of each kind as another.
+    assert [each.epilogue.value == "bare" for each in drawn[:12]] == ([False] * 5 + [True]) * 2
+    assert sweep.problems(3, 150) != drawn
+    assert all(each.m <= 768 for each in sweep.problems(2, 10, (129, 768)))
+
+
+def test_a_problem_where_ours_is_slower_is_timed_three_times(monkeypatch) -> None:
+    import sweep
+
+    ours = iter([12.0, 9.0, 11.0, 8.0])
+    fixed = {
+        "operands": "fp8",
+        "epilogue": "full",
+        "torch": 5.0,
+        "inductor": 10.0,
+        "agrees": True,
+        "note": "",
+    }
+    monkeypatch.setattr(sweep, "_timed", lambda drawn, run: {**fixed, "cute": next(ours)})
+    drawn = sweep.problems(2, 10)[0]
+    assert sweep.row_of(drawn, None)["cute"] == "11.00"
+    assert sweep.row_of(drawn, None)["cute"] == "8.00"
+    assert next(ours, None) is None
+
+
+def test_a_bare_product_is_one_of_our_kernels() -> None:
+    import sweep
+    from problems import Drawn, Epilogue, Operands
+
+    for operands in (Operands.FP8, Operands.BF16):
+        drawn = Drawn(16, 32, 64, operands, Epilogue.BARE)
+        inputs = drawn.product_inputs()
+        (torchs, ours) = sweep.table_of(drawn).problems[0].workloads
+        assert torchs.fn is not ours.fn
+        assert ours.check(inputs, drawn.by_gemm(*inputs)) < 0.01
+        assert ours.check(inputs, drawn.by_gemm(*inputs) * 1.5) > 0.02
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / "sweep.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_what_a_file_has_is_printed_and_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    done = run(str(SWEPT), "--shown", "--picture", str(tmp_path / "sweep.png"))
+    assert done.returncode == 0, done.stderr
+    with SWEPT.open() as file:
+        rows = [row for row in csv.DictReader(file) if row["inductor"] and row["cute"]]
+    fp8 = [float(row["inductor"]) / float(row["cute"]) for row in rows if row["operands"] == "fp8"]
+    mean = math.prod(fp8) ** (1 / len(fp8))
+    assert len(fp8) == 24
+    assert f"fused, fp8: 24 problems, inductor / ours {mean:.3f}, least {min(fp8):.3f}" in done.stdout
+    least = min(rows, key=lambda row: float(row["inductor"]) / float(row["cute"]))
+    assert f"{least['m']}x{least['n']}x{least['k']}" in done.stdout
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so_in_one_sentence(tmp_path: Path) -> None:
+    done = run(str(tmp_path / "sweep.csv"))
+    assert done.returncode == 1
+    assert done.stderr == "bench times kernels on a GPU, and torch finds no CUDA device on this machine\n"
+    assert not list(tmp_path.iterdir())
