@@ -72,8 +72,8 @@ class PointwiseOp:
 
     `aten` lists the targets whose positional operands are this row's, one to one. `cute`, `cute_int` and
     `cute_bool` are CuTe DSL expressions on Float32, Int32 and Boolean scalars, None where the op is not
-    defined; the name `math` stands for `memory_ops.device_math`. `reference` is the same on tensors of the
-    register dtypes.
+    defined; `math` and `noise` stand for `memory_ops.device_math` and `device_noise`. `reference` is the same
+    on tensors of the register dtypes.
     """
 
     name: str
@@ -310,11 +310,13 @@ _ROWS: tuple[PointwiseOp, ...] = (
                 cute_int="~{0}", cute_bool="math.logical_not({0})"),
     # Noise, from seed low, seed high, index, row, sample: see `philox`.
     PointwiseOp("gumbel", (), 5, _P, ResultRule.FLOAT, None, "gumbel({0}, {1}, {2}, {3}, {4})",
-                philox.gumbel, cute_int="math.gumbel({0}, {1}, {2}, {3}, {4})", is_long=True),
+                philox.gumbel, cute_int="noise.gumbel({0}, {1}, {2}, {3}, {4})", is_long=True),
 )  # fmt: skip
 
 CAST = PointwiseOp("cast", (), 1, _P, _SAME, None, "cast({0})", _no_reference)
 """To the dtype of the spec's op, under its overflow rule. The device expression is `cast_expression`."""
+
+GUMBEL = next(row for row in _ROWS if row.name == "gumbel")
 
 ROW_INDEX = PointwiseOp("row_index", (), 0, _P, _SAME, None, "row", _no_reference)
 """The row of the plane that an element lies in, as int32."""

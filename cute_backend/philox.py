@@ -15,8 +15,8 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
-LARGEST_BELOW_ONE = 1.0 - 2.0**-24
-"""fp32's."""
+SHARED_BITS = 0b1001
+"""The bits in which the four indices differ whose noise comes from one block."""
 
 
 def philox4x32(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -36,24 +36,32 @@ def philox4x32(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Te
 
 
 def upper_tail(word: Tensor) -> Tensor:
-    """1 - u in fp32 for the uniform number u of a word: (word + 1/2) / 2^32, never 0 and never 1.
+    """1 - u in fp32 for the uniform number u of a word: its leading 24 bits / 2^32 + 2^-33, never 0 nor 1.
 
     The word counts u down from 1, because fp32 resolves what is near 0, and the largest noise, which decides
-    most draws, is that of u near 1. There it is exact to 2^-33; beyond 1/2 it is rounded to 2^-24.
+    most draws, is that of u near 1. There it is exact to 2^-33; the further bits of a large word are cut off.
     """
-    return (word.to(torch.float32) * 2.0**-32 + 2.0**-33).clamp(max=LARGEST_BELOW_ONE)
+    nearest = word.to(torch.float32)
+    below = torch.nextafter(nearest, torch.zeros_like(nearest))
+    return torch.where(nearest.to(torch.float64) > word, below, nearest) * 2.0**-32 + 2.0**-33
 
 
 def gumbel(seed_low: Tensor, seed_high: Tensor, index: Tensor, row: Tensor, sample: Tensor) -> Tensor:
     """Standard Gumbel noise -log(-log(u)) in fp32, from -2.9 to 22.9, on int32 operands that broadcast.
 
-    u comes from the first word of Philox with the counter (index, 0, row, sample) and the key (seed_low,
-    seed_high): `index` is the place in the vocabulary, whose high word is 0 here. This is the logarithm of
-    `upper_tail` rounded once; kernels are within 4 ulp of it, or 4 * 2^-24 where it is below 1.
+    `index` is the place in the vocabulary. Philox has the key (seed_low, seed_high) and the counter (index
+    without bits 0 and 3, 0, row, sample), and these two bits of the index say which of its four words is the
+    draw's: bit 0 + 2 * bit 3. A thread of every kernel has the four elements of a row that differ in these
+    bits, since it has two neighbouring columns of every eight at least, and so one block gives four draws.
+
+    This is the logarithm for u = 1 - `upper_tail`, rounded once. Kernels draw the same word, and are within
+    2^-20 of this noise, or beyond 1 within 2^-20 of its magnitude.
     """
     seed_low, seed_high, index, row, sample = (
         word.to(torch.int64) & _MASK for word in (seed_low, seed_high, index, row, sample)
     )
-    word, *_ = philox4x32((index, torch.zeros_like(index), row, sample), (seed_low, seed_high))
+    words = philox4x32((index & ~SHARED_BITS, torch.zeros_like(index), row, sample), (seed_low, seed_high))
+    odd, upper = (index & 1) != 0, (index & 8) != 0
+    word = torch.where(upper, torch.where(odd, words[3], words[2]), torch.where(odd, words[1], words[0]))
     exponential = -torch.log1p(-upper_tail(word).to(torch.float64))
     return -torch.log(exponential).to(torch.float32)

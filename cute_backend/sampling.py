@@ -83,9 +83,10 @@ def sample(
     one gives any index.
 
     The noise of a draw depends on the seed, the row, the place in the vocabulary and the number of the sample
-    alone (Philox4x32-10). `seed` is a number, which gives the same draws at each call, or an int64 tensor of
-    one element on the device, read there and then increased by 1, so that a CUDA graph draws anew at every
-    replay. Without one, it is drawn from `generator`, or from torch's own.
+    alone (Philox4x32-10; docs/sampling.md says which word of which counter). `seed` is a number, which gives
+    the same draws at each call, or an int64 tensor of one element on the device, read there and then
+    increased by 1, so that a CUDA graph draws anew at every replay. Without one, it is drawn from
+    `generator`, or from torch's own.
 
     With `return_logprob` the result is a pair: the tokens, and the logarithms of the probabilities that they
     were drawn with, fp32 (H, num_samples), 0 at temperature 0. Nothing has a derivative.

@@ -31,8 +31,6 @@ from cutlass import (
     Int64,
     Uint8,
     Uint16,
-    Uint32,
-    Uint64,
 )
 from cutlass._mlir.dialects import arith, llvm
 from cutlass._mlir.extras import types as T
@@ -61,8 +59,6 @@ from cutlass.cute.math import max as maximum_int
 from cutlass.cute.math import min as minimum_int
 from cutlass.cute.math import roundeven as round
 
-from cute_backend.philox import LARGEST_BELOW_ONE
-
 __all__ = [
     "abs",
     "abs_int",
@@ -79,7 +75,6 @@ __all__ = [
     "floor",
     "fmax",
     "fmin",
-    "gumbel",
     "isfinite",
     "isinf",
     "isnan",
@@ -96,6 +91,7 @@ __all__ = [
     "narrow",
     "negative_zero",
     "pack",
+    "polynomial",
     "pow",
     "reciprocal",
     "round",
@@ -122,7 +118,6 @@ __all__ = [
 ]
 
 Float = Union[Float32, float]
-Integer = Union[Int32, int]
 Register = Union[Float32, Int32, Boolean]
 
 _INFINITY = float("inf")
@@ -245,7 +240,6 @@ def logistic2(x: Float) -> Float32:
 
 
 _LOG2_E = 1.4426950408889634
-_LN_2 = 0.6931471805599453
 _HALF_PI = (1.5707963267948966, 6.123233995736766e-17)
 _TWO_OVER_PI = 0.6366197723675814
 _ROUND_F64 = 1.5 * 2.0**52
@@ -272,84 +266,18 @@ def _sine(x: Float, quarter_turns: int) -> Float32:
         wide = fma(-turns, Float64(part), wide)
     r = wide.to(Float32)
     z = r * r
-    sine = r * _polynomial(z, 1.0, -0.16666655, 0.008332178, -0.00019517234)
-    cosine = _polynomial(z, 1.0, -0.5, 0.041666646, -0.0013887367, 2.4438378e-05)
+    sine = r * polynomial(z, 1.0, -0.16666655, 0.008332178, -0.00019517234)
+    cosine = polynomial(z, 1.0, -0.5, 0.041666646, -0.0013887367, 2.4438378e-05)
     value = where((quadrant & 1) != 0, cosine, sine)
     return where((quadrant & 2) != 0, -value, value)
 
 
-def _polynomial(z: Float32, *coefficients: float) -> Float32:
+def polynomial(z: Float32, *coefficients: float) -> Float32:
     """Horner's rule; the constant term first."""
     value = Float32(coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
         value = fma(value, z, Float32(coefficient))
     return value
-
-
-def gumbel(seed_low: Integer, seed_high: Integer, index: Integer, row: Integer, sample: Integer) -> Float32:
-    """Gumbel noise from Philox4x32-10, as `philox.gumbel`, whose word it draws to the bit: within 4 ulp, or
-    4 * 2^-24 where it is below 1."""
-    c0, c1, c2, c3 = Uint32(index), Uint32(0), Uint32(row), Uint32(sample)
-    k0, k1 = Uint32(seed_low), Uint32(seed_high)
-    for _ in range(10):
-        first, second = Uint64(c0) * Uint64(0xD2511F53), Uint64(c2) * Uint64(0xCD9E8D57)
-        c0, c1 = Uint32(second >> 32) ^ c1 ^ k0, Uint32(second)
-        c2, c3 = Uint32(first >> 32) ^ c3 ^ k1, Uint32(first)
-        k0, k1 = k0 + Uint32(0x9E3779B9), k1 + Uint32(0xBB67AE85)
-    return _gumbel_of(c0)
-
-
-def _gumbel_of(word: Uint32) -> Float32:
-    """The noise of a word; of all 2^32 the worst is off by 2.4 ulp, or 2.4 * 2^-24 where it is below 1."""
-    upper_tail = fmin(fma(Float32(word), Float32(2.0**-32), Float32(2.0**-33)), LARGEST_BELOW_ONE)
-    return _minus_log_of_sixteenths(_sixteenths_of_exponential(upper_tail))
-
-
-def _sixteenths_of_exponential(x: Float32) -> Float32:
-    """-log(1 - x) / 16 for x from 2^-33 to 1 - 2^-24, without the special cases of libdevice's log1p.
-
-    1 - x is brought to [2/3, 4/3), from which on the polynomial is minimax, to 2.6e-8 of the logarithm.
-    """
-    # 1 - x rounds, but what it lacks of a power of two does not.
-    exponent = ((1.0 - x).bitcast(Int32) - 0x3F2AAAAB) & -0x800000
-    scale = (0x3D800000 - exponent).bitcast(Float32)
-    lack = fma(x, scale, 2.0**-4 - scale)
-    tail = _polynomial(
-        lack,
-        0.499999374 * 2.0**4,
-        0.333331972 * 2.0**8,
-        0.250078201 * 2.0**12,
-        0.200111672 * 2.0**16,
-        0.164159566 * 2.0**20,
-        0.139958277 * 2.0**24,
-        0.153885588 * 2.0**28,
-        0.140262514 * 2.0**32,
-    )
-    return fma(exponent.to(Float32), -_LN_2 * 2.0**-27, fma(lack * lack, tail, lack))
-
-
-def _minus_log_of_sixteenths(x: Float32) -> Float32:
-    """-log(16 x) for a positive normal x below 2, without the special cases of libdevice's log.
-
-    A number's bits, as an integer, are its logarithm to base 2, but that between powers of two they are
-    linear. The polynomial is what that lacks, minimax to 2.9e-8. Below 2 no exponent has a bit that is not
-    among those of 1, so the mantissa takes one instruction: hence the sixteenths.
-    """
-    linear = (x.bitcast(Int32) - 0x3D800000).to(Float32)
-    mantissa = (x.bitcast(Int32) | 0x3F800000).bitcast(Float32)
-    lack = _polynomial(
-        mantissa - 1.5,
-        -0.0588915087,
-        0.0264810119,
-        0.222220778,
-        -0.0987916887,
-        0.0494213365,
-        -0.0259677619,
-        0.0142635345,
-        -0.0102429306,
-        0.00630089175,
-    )
-    return fma(linear, -_LN_2 * 2.0**-23, lack)
 
 
 def to_f32(x: Union[Int32, Boolean]) -> Float32:

@@ -18,6 +18,7 @@ from cute_backend.memory_ops.reads import CUTE_TYPES
 from cute_backend.memory_ops.schedule import kernel_names, renamed
 from cute_backend.memory_ops.simplify import simplify
 from cute_backend.memory_ops.statements import Chain, Loop, register_type
+from cute_backend.ops import GUMBEL
 from cute_backend.planning import Alignment, Ring, Rowvecs, TileConfig, plan, subtiled, unserved
 from cute_backend.planning.naming import entry_name
 from cute_backend.planning.transposing import multiplied
@@ -155,6 +156,7 @@ class _Module:
             f"from cutlass import {', '.join(types)}",
             "",
             "from cute_backend.memory_ops import device_math as math",
+            *(["from cute_backend.memory_ops import device_noise as noise"] if self._draws() else []),
             *(["from cute_backend.memory_ops import device_reduce as reduce"] if reduces else []),
             *([f"from cute_backend.spec import {', '.join(sorted(enums))}"] if enums else []),
             f"from cute_backend.planning import Arch, {', '.join(tiles)}",
@@ -176,6 +178,9 @@ class _Module:
     def _scales(self) -> tuple[Argument, ...]:
         """The arguments with scales of blocks."""
         return of_role(self.arguments, Role.A_SCALES) + of_role(self.arguments, Role.B_SCALES)
+
+    def _draws(self) -> bool:
+        return any(op.op == GUMBEL.name for op in self.spec.ops)
 
     def _columns(self) -> bool:
         planes = [load.order for load in self.plan.in_ring(Ring.PLANE, self.spec)]
@@ -255,6 +260,7 @@ class _Module:
         column = ["c = sub.column_of(e)"] if "c]" in used else []
         return [
             *(f"        {name} = cute.make_rmem_tensor(sub.elements, {kind})" for name, kind in kept.items()),
+            *(f"        {name}_draws = noise.Draws(sub)" for name in loop.draws),
             "        for e in cutlass.range_constexpr(sub.elements):",
             *(f"            {line}" for line in self._with_lines([*row, *column, *body])),
             *(

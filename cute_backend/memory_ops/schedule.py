@@ -6,11 +6,12 @@ columns: an op that reads a block's result needs a further loop, after the one t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 
 from cute_backend.formula import formula
+from cute_backend.memory_ops.shared_noise import values_read
 from cute_backend.memory_ops.simplify import simplify
 from cute_backend.ops import OF_BLOCKS
 from cute_backend.spec import DType, EpilogueSpec, Op, Operand, Overflow, Store
@@ -33,19 +34,16 @@ def schedule(spec: EpilogueSpec) -> Schedule:
     needed = {stored_value(spec, store)[0] for store in spec.stores}
     for op in reversed(spec.ops):
         if op.name in needed:
-            needed.update(_values(op))
+            needed.update(values_read(spec, op))
     loops = dict.fromkeys(spec.dtypes, 0)
     placed: list[tuple[int, bool, int]] = []
     for index, op in enumerate(spec.ops):
         if op.name in needed:
-            loop, reduces = max((loops[name] for name in _values(op)), default=0), op.op in OF_BLOCKS
+            loop = max((loops[name] for name in values_read(spec, op)), default=0)
+            reduces = op.op in OF_BLOCKS
             placed.append((loop, reduces, index))
             loops[op.name] = loop + reduces
     return Schedule(tuple(spec.ops[index] for *_, index in sorted(placed)), loops)
-
-
-def _values(op: Op) -> Iterator[str]:
-    return (operand for operand in op.operands if isinstance(operand, str))
 
 
 def stored_value(spec: EpilogueSpec, store: Store) -> tuple[str, Overflow]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cute_backend.memory_ops.schedule import schedule, stored_value
+from cute_backend.memory_ops.shared_noise import operands_read, shares_noise, values_read
 from cute_backend.ops import (
     INDEX_EXPRESSIONS,
     OF_BLOCKS,
@@ -41,6 +42,8 @@ class Loop:
     statements: list[str] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
     """Names of values, with their types."""
+    draws: list[str] = field(default_factory=list)
+    """Names of values that are noise of blocks that several elements share."""
     reduced: list[tuple[Op, str]] = field(default_factory=list)
 
 
@@ -94,7 +97,7 @@ class Chain:
         """Appends an op to its loop."""
         reduces = op.op in OF_BLOCKS
         here = self._loop[op.name] - reduces
-        for name in (operand for operand in op.operands if isinstance(operand, str)):
+        for name in values_read(self._spec, op):
             if name in self._ops and name == self._text[name] and self._loop[name] < here:
                 self.loops[self._loop[name]].kept[name] = _REGISTER_TYPES[self._dtype[name]]
                 self._text[name] = f"{name}_kept[e]"
@@ -111,6 +114,12 @@ class Chain:
             return
         if op.op in INDEX_EXPRESSIONS:
             self._define(op.name, INDEX_EXPRESSIONS[op.op], DType.I32)
+            return
+        if shares_noise(self._spec, op):
+            operands = operands_read(self._spec, op)
+            texts = [self._operand(operand, DType.I32, wrapped=False) for operand in operands]
+            self.loops[self._loop[op.name]].draws.append(op.name)
+            self._define(op.name, f"{op.name}_draws.gumbel(e, {', '.join(texts)})", DType.F32)
             return
         row = OPS[op.op]
         sources = [self._source(operand) for operand in op.operands]

@@ -49,9 +49,8 @@ PAIRING_SUBTILES = (32, 16)
 MAX_ROW_IN_A_THREAD = 64
 """Columns of a row that one thread keeps until their blocks are reduced: 128 on sm_100a spilled 56 bytes."""
 
-_DRAWS_AT_ONCE = 8
-"""Draws of noise in one visit of a thread, which hide each other's latency; but four elements at the least,
-which is what wgmma's accumulators have in eight columns."""
+_DRAWN_COLUMNS = 16
+"""Columns of a visit that draws noise: the fewest in which a thread has all elements of a Philox block."""
 
 
 def one_mma_for_all_products(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
@@ -91,12 +90,10 @@ def few_draws_in_a_visit(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
     """
     if config.products > 1 or has_planes(spec):
         return config
-    draws = long_ops(spec)
-    if not draws:
+    if not long_ops(spec):
         return config
-    elements = max(_DRAWS_AT_ONCE // draws, 4)
     pingpong = config.pingpong and (config.cta_rows <= 64 or config.cluster_m == 1)
-    return replace(config, pingpong=pingpong, subtile_n=elements * 128 // config.block_m)
+    return replace(config, pingpong=pingpong, subtile_n=_DRAWN_COLUMNS)
 
 
 def half_the_rows_for_a_crowded_thread(config: TileConfig, spec: EpilogueSpec) -> TileConfig:

@@ -14,6 +14,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 from cutlass.cute.nvgpu import warp
 
+from cute_backend.philox import SHARED_BITS
 from cute_backend.planning import TileConfig
 from cute_backend.spec import BColumns
 
@@ -121,6 +122,17 @@ class Subtile(ABC):
         """Whether element e may be the first of a block of `columns` columns. It is the first in one of the
         threads that share its row."""
         return self.column_of(e) * self._row_threads % columns == 0
+
+    def noise_word(self, e: int) -> tuple[int, int] | None:
+        """The place of element e among the four of its row whose noise is of one block (`philox.gumbel`): the
+        thread's column of the first of them in this subtile, and which word is e's. None where the thread
+        has not all four, or can't know that."""
+        known = self._columns % 16 == 0 and self.tile.tile_n % 16 == 0
+        return self._word_of(self.column_of(e)) if known else None
+
+    @abstractmethod
+    def _word_of(self, c: int) -> tuple[int, int] | None:
+        """`noise_word` of a column, where subtiles begin at multiples of 16 columns."""
 
     def rotate_half(self, values: cute.Tensor) -> cute.Tensor:
         """The thread's elements (-y, x) of a subtile (x, y) whose halves have columns of a block's halves, as
@@ -277,6 +289,9 @@ class FragmentSubtile(Subtile):
     def column_of(self, e: int) -> int:
         return e // 4 * 2 + e % 2
 
+    def _word_of(self, c: int) -> tuple[int, int] | None:
+        return c // 4 * 4, c % 4  # two columns side by side, and the two that lie eight behind them
+
     def row_slice(self, vector: Any) -> cute.Tensor:
         layout = cute.make_layout((2, self.columns // 2), stride=(1, 8))
         return cute.make_tensor(vector.iterator + self.column_offset(0), layout)
@@ -341,6 +356,9 @@ class InterleavedSubtile(FragmentSubtile):
 
     def column_of(self, e: int) -> int:
         return e // 2
+
+    def _word_of(self, c: int) -> tuple[int, int] | None:
+        return None  # another thread has the neighbouring column
 
     def row_slice(self, vector: Any) -> cute.Tensor:
         layout = cute.make_layout(self.columns, stride=4)
@@ -422,6 +440,9 @@ class Sm100Subtile(Subtile):
 
     def column_of(self, e: int) -> int:
         return e
+
+    def _word_of(self, c: int) -> tuple[int, int] | None:
+        return c & ~SHARED_BITS, (c & 1) + (c >> 3 & 1) * 2
 
     def row_slice(self, vector: Any) -> cute.Tensor:
         return cute.make_tensor(vector.iterator + self.column_offset(0), cute.make_layout(self.columns))

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_backend.planning import Arch, TileConfig
+from cute_backend.planning import Alignment, Arch, TileConfig
+from cute_backend.runtime.build import build
+from cute_backend.runtime.kernel import Kernel
 from cute_backend.simulator.simulate import Machine, run_region
 from support.draws import Call, recorded
 
@@ -14,11 +16,13 @@ BF16 = torch.bfloat16
 ROWS, VOCABULARY, DEPTH = 70, 200, 64
 
 CONFIGS = {
-    "cooperative": TileConfig(Arch.SM90A, 128, 64, cluster_n=2, subtile_n=8),
+    "cooperative": TileConfig(Arch.SM90A, 128, 64, cluster_n=2, subtile_n=16),
+    "half of each block": TileConfig(Arch.SM90A, 128, 64, subtile_n=8),
     "ping-pong": TileConfig(Arch.SM90A, 64, 192, 2, pingpong=True, subtile_n=16),
     "two blocks": TileConfig(Arch.SM90A, 128, 64, pingpong=True, subtile_n=16),
-    "one CTA": TileConfig(Arch.SM100A, 128, 64, subtile_n=4),
-    "two CTAs": TileConfig(Arch.SM100A, 256, 128, 2, ctas=2, subtile_n=8),
+    "one CTA": TileConfig(Arch.SM100A, 128, 64, subtile_n=16),
+    "two CTAs": TileConfig(Arch.SM100A, 256, 128, 2, ctas=2, subtile_n=32),
+    "mma.sync": TileConfig(Arch.SM80, 64, 64, subtile_n=16),
 }
 
 
@@ -47,3 +51,16 @@ def test_every_tile_draws_what_the_replay_draws(config: TileConfig, drawn: tuple
     outputs, _ = run_region(spec, a, b, loads, Machine(config.arch, async_seed=1, config=config))
     assert torch.equal(torch.stack(outputs, 1), tokens)
     assert (tokens[64] == 0).all() and len(tokens.unique()) > 40
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - {"two blocks"}))  # whose visits are written out
+def test_four_draws_take_one_block(name: str, drawn: tuple[Call, Tensor]) -> None:
+    """A block is ten rounds, in which each of its two factors multiplies once; the compiler drops a few.
+    Where a visit has half of each block's columns, every draw has a block of its own."""
+    config, ((_, _, _, spec), _) = CONFIGS[name], drawn
+    draws = config.block_m * config.subtile_n // 128
+    blocks = draws if name == "half of each block" else draws // 4
+    factor = 0xD2511F53 - 2**32
+    count = build(Kernel(spec, config, Alignment.TMA)).ptx.count(f", {factor};")
+    assert 8 * blocks <= count <= 10 * blocks

@@ -268,11 +268,13 @@ def test_a_spec_that_contradicts_the_table(op: Op, message: str) -> None:
 
 
 def test_every_device_function_is_named_by_the_table_alone() -> None:
-    """Expressions call `math` functions that exist, and no other name."""
-    device_math = pytest.importorskip("cute_backend.memory_ops.device_math")
+    """Expressions call functions of `math` and of `noise` that exist, and no other name."""
+    libraries = {
+        name: pytest.importorskip(f"cute_backend.memory_ops.device_{name}").__all__
+        for name in ("math", "noise")
+    }
     texts = [text for row in ROWS for text in (row.cute, row.cute_int, row.cute_bool) if text]
     called = {name for text in texts for name in re.findall(r"([\w.]+)\(", text)}
-    assert all(name.startswith("math.") for name in called)
-    assert {name.removeprefix("math.") for name in called} <= set(device_math.__all__)
+    assert called <= {f"{library}.{name}" for library, names in libraries.items() for name in names}
     rules = {row.operands for row in ROWS}
     assert rules == set(OperandRule)

@@ -131,8 +131,8 @@ def test_candidates_are_of_many_kinds_and_none_is_hopeless(arch: Arch) -> None:
     [
         ("greedy_token", "64x128_1x1_pingpong", "64x192_3x1_pingpong", "128x128_2x1_pingpong"),
         (1, "64x128_1x1_pingpong_by16", "64x192_3x1_pingpong_by16", "128x128_2x1_by16"),
-        (2, "64x128_1x1_pingpong_by8", "64x192_3x1_pingpong_by8", "128x128_2x1_by8"),
-        (4, "64x128_1x1_pingpong_by8", "64x192_3x1_pingpong_by8", "128x128_2x1_by8"),
+        (2, "64x128_1x1_pingpong_by16", "64x192_3x1_pingpong_by16", "128x128_2x1_by16"),
+        (4, "64x128_1x1_pingpong_by16", "64x192_3x1_pingpong_by16", "128x128_2x1_by16"),
     ],
     ids=["reduced", "1 draw", "2 draws", "4 draws"],
 )

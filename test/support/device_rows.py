@@ -104,6 +104,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 
 from cute_backend.memory_ops import device_math as math
+from cute_backend.memory_ops import device_noise as noise
 
 
 @cute.kernel

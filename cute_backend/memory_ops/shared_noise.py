@@ -1,0 +1,42 @@
+"""Which ops draw noise from Philox blocks that several elements of a thread share, and what they read.
+
+Such an op draws for an element's own place, which `device_noise.Draws` knows: so its statement reads the seed
+and the number of the sample, and no index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cute_backend.ops import COLUMN_INDEX, GUMBEL, ROW_INDEX
+from cute_backend.spec import Const, EpilogueSpec, LoadKind, Op, Operand
+
+
+def shares_noise(spec: EpilogueSpec, op: Op) -> bool:
+    """Whether an op is noise of an element's own place, by a seed and a sample that all elements have."""
+    if op.op != GUMBEL.name:
+        return False
+    seed_low, seed_high, index, row, sample = op.operands
+    made_by: dict[Operand, str] = {each.name: each.op for each in spec.ops}
+    own = [made_by.get(each) for each in (index, row)] == [COLUMN_INDEX.name, ROW_INDEX.name]
+    return own and all(_is_uniform(spec, each) for each in (seed_low, seed_high, sample))
+
+
+def operands_read(spec: EpilogueSpec, op: Op) -> tuple[Operand, ...]:
+    """The operands whose values an op's statement reads."""
+    return (*op.operands[:2], op.operands[4]) if shares_noise(spec, op) else op.operands
+
+
+def values_read(spec: EpilogueSpec, op: Op) -> Iterator[str]:
+    """The names among `operands_read`."""
+    return (operand for operand in operands_read(spec, op) if isinstance(operand, str))
+
+
+def _is_uniform(spec: EpilogueSpec, operand: Operand) -> bool:
+    """Whether a value is the same for every element: made of numbers and scalars alone."""
+    if isinstance(operand, Const):
+        return True
+    op = next((op for op in spec.ops if op.name == operand), None)
+    if op is not None:
+        return bool(op.operands) and all(_is_uniform(spec, each) for each in op.operands)
+    return any(load.name == operand and load.kind is LoadKind.SCALAR for load in spec.loads)
