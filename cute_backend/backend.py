@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -32,11 +33,12 @@ epilogue_pass = EpiloguePass(observe=artifacts.leave)
 class OptionError(ShortenTraceback, UsageError):
     """A mode or an option that `torch.compile` was given, or another setting, and that can't be met.
 
-    Dynamo shows an error of this kind as it is, without the frames in which the backend is called.
+    Dynamo shows an error of this kind as it is, without its own frames: the traceback goes from the call of
+    the compiled function to the frame here that raises the error.
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, first_useful_frame=None)
+        super().__init__(message, first_useful_frame=sys._getframe(1))
 
 
 class _RaisingPass(EpiloguePass):

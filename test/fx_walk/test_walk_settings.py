@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,6 +161,10 @@ def test_what_is_wrong_fails_at_the_first_call_before_anything_is_compiled(
     (line,) = str(raised.value).split("\n\n")[0].splitlines()
     assert re.fullmatch(sentence, line)
     assert not counted()
+    frames = traceback.extract_tb(raised.tb)
+    assert Path(frames[-1].filename).name == "backend.py"
+    others = {Path(frame.filename).name for frame in frames[:-1]}
+    assert others <= {"test_walk_settings.py", "eval_frame.py", "contextlib.py"}, "frames of Dynamo are shown"
 
 
 def test_a_pass_takes_no_setting_that_is_none() -> None:
