@@ -1,5 +1,6 @@
 """`python -m cute_backend`: what it prints, and how it refuses."""
 
+import os
 import re
 import subprocess
 import sys
@@ -287,6 +288,28 @@ def test_a_warning_of_ours_is_a_line(program):
     lines = done.stderr.splitlines()
     assert lines[0] == "cute_backend: a fact"
     assert re.fullmatch(r".*program.py:4: RuntimeWarning: another's", lines[1])
+
+
+LOGS = """
+import logging
+logging.getLogger("another").warning("could not load")
+logging.getLogger("another").error("is broken")
+"""
+
+
+def test_what_other_packages_log_is_left_out_unless_logs_are_asked_for(program):
+    path = program(LOGS + PROGRAM)
+    unasked = {name: value for name, value in os.environ.items() if name != "TORCH_LOGS"}
+    asked = {**unasked, "TORCH_LOGS": "+cute_backend"}
+    for environment, expected in ((unasked, "is broken\n"), (asked, "could not load\nis broken\n")):
+        done = subprocess.run(
+            [sys.executable, "-m", "cute_backend", "explain", path],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stderr == expected
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to time on")

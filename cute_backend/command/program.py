@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -56,7 +57,7 @@ def _import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.resolve().parent))
     sys.modules[spec.name] = module
-    with _in_one_sentence(f"{path} cannot be imported"):
+    with _without_logs(logging.WARNING), _in_one_sentence(f"{path} cannot be imported"):
         spec.loader.exec_module(module)
     return module
 
@@ -73,7 +74,7 @@ def _candidates(module: ModuleType) -> Iterator[tuple[str, Any]]:
 
 
 def _call_inputs(path: str, inputs: Callable[[], Any]) -> Inputs:
-    with _in_one_sentence(f"example_inputs() of {path} failed"):
+    with _without_logs(logging.WARNING), _in_one_sentence(f"example_inputs() of {path} failed"):
         made = inputs()
     match made:
         case [tuple() | list() as args, dict() as kwargs] if all(isinstance(name, str) for name in kwargs):
@@ -89,10 +90,24 @@ def _call_inputs(path: str, inputs: Callable[[], Any]) -> Inputs:
 @contextlib.contextmanager
 def tracing(target: str) -> Iterator[None]:
     """Around what runs a program on fakes, for inference."""
-    logging.disable(logging.ERROR)  # torch logs a traceback of what it then raises
+    with (
+        _without_logs(logging.ERROR),  # torch logs a traceback of what it then raises
+        torch.no_grad(),
+        _in_one_sentence(f"{target} cannot be traced on its example inputs"),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _without_logs(level: int) -> Iterator[None]:
+    """Around other packages' code: what they log up to a level is about themselves, and is left out unless
+    TORCH_LOGS asks for logs."""
+    if os.environ.get("TORCH_LOGS"):
+        yield
+        return
+    logging.disable(level)
     try:
-        with torch.no_grad(), _in_one_sentence(f"{target} cannot be traced on its example inputs"):
-            yield
+        yield
     finally:
         logging.disable(logging.NOTSET)
 
