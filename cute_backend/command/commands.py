@@ -65,14 +65,19 @@ def _explain(arguments: argparse.Namespace) -> None:
     path = arguments.html
     if path.suffix not in (".html", ".htm"):
         raise UsageError(f"a page is written as .html, not as {path.name}")
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise UsageError(f"there is no folder {path.parent} that can be written, for the page")
+    _check_folder(path, "page")
     page = _explanation(arguments).to_html(f"What cute_backend fuses of {Path(arguments.file).name}")
     try:
         path.write_text(page)
     except OSError as error:
         raise UsageError(f"{path} can't be written: {error}") from error
     print(path)
+
+
+def _check_folder(path: Path, what: str) -> None:
+    """Raises UsageError where a file can't be written, before the work for it is done."""
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise UsageError(f"there is no folder {path.parent} that can be written, for the {what}")
 
 
 def _source(arguments: argparse.Namespace) -> None:
@@ -113,6 +118,7 @@ def _build(arguments: argparse.Namespace) -> None:
 def _aot(arguments: argparse.Namespace) -> None:
     if edited_folder() is not None:
         raise UsageError(f"a pack holds what is generated: unset {SOURCES_VARIABLE}")
+    _check_folder(arguments.output, "pack")
     with progress.wait("tracing", len(arguments.files)) as update:
         from cute_backend import api
         from cute_backend.aot import Request, find_problems, make_pack
