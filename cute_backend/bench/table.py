@@ -101,6 +101,12 @@ class Table:
     problems: tuple[Problem, ...]
 
 
+def _listed(tables: Sequence[Table]) -> str:
+    """The tables, and how the rows of each are called."""
+    each = [f"{table.name} ({table.problems[0].name} to {table.problems[-1].name})" for table in tables]
+    return f"the tables, with their rows, are {', '.join(each)}"
+
+
 def select(tables: Sequence[Table], patterns: Sequence[str], peers: bool) -> list[Table]:
     """The tables with the problems that any pattern names, by shell wildcards, and with or without peers.
 
@@ -109,7 +115,7 @@ def select(tables: Sequence[Table], patterns: Sequence[str], peers: bool) -> lis
     names = [name for table in tables for name in (table.name, *(problem.name for problem in table.problems))]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise UsageError(f"no row is called {pattern!r}; there are {', '.join(names)}")
+            raise UsageError(f"no table or row is called {pattern!r}; {_listed(tables)}")
 
     def named(*candidates: str) -> bool:
         return not patterns or any(fnmatchcase(name, each) for name in candidates for each in patterns)

@@ -252,7 +252,7 @@ def test_the_command_times_a_file_and_writes_json(on_cpu, monkeypatch, tmp_path,
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--rows", "17x*"], "no row is called '17x*'"),
+        (["--rows", "17x*"], "no table or row is called '17x*'"),
         (["--rounds", "1"], "--rounds is 1; a median with its spread takes 2 or more"),
         (["f.py", "--rows", "16x*"], "bench FILE can't be combined with --rows"),
         (["--host", "--peers"], "bench --host can't be combined with --peers"),
