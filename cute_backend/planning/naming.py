@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from itertools import pairwise
@@ -157,7 +158,12 @@ class _Steps:
         if step is None:
             self._say(op, _function(op))
             return replace(result, of=operands[0].of, by=by)
-        for part in by:
+        parts: Iterable[str] = ()
+        if step in ("gelu", "silu"):  # a formula of several ops
+            parts = by
+        elif step == "clamp":  # by both bounds
+            parts = [name for name in names if self._said.get(name) in ("relu", "clamp")]
+        for part in parts:
             self._said.pop(part, None)
         self._say(op, step)
         return result
