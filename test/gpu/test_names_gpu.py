@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -46,3 +48,23 @@ def test_a_profiler_shows_the_tile_that_was_named(fresh_compiler: None) -> None:
             torch.cuda.synchronize()
         (name,) = {event.name for event in seen.events() if "cute_mm" in event.name}
         assert name.startswith(f"cute_mm_relu_{tile.partition('_')[0]}_"), name
+
+
+def test_kernels_that_two_threads_build_at_once_keep_their_names() -> None:
+    a = torch.randn(384, 256, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(256, 384, device="cuda", dtype=torch.bfloat16)
+    epilogues = {"mm_tanh": lambda y: y.tanh(), "mm_sigmoid_exp": lambda y: y.sigmoid().exp()}
+
+    def run(epilogue):
+        return cute_backend.gemm(a, b, epilogue=epilogue)
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(run, epilogues.values()))
+    for result, epilogue in zip(results, epilogues.values(), strict=True):
+        torch.testing.assert_close(result, epilogue((a @ b).float()).bfloat16(), atol=0.02, rtol=0.02)
+    for words, epilogue in epilogues.items():
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            run(epilogue)
+            torch.cuda.synchronize()
+        (name,) = {event.name for event in seen.events() if "cute_" in event.name}
+        assert name.startswith(f"cute_{words}_"), name
