@@ -1,0 +1,57 @@
+"""Packages of AOTInductor for tests: a linear with an epilogue, for any number of rows, with exact sums."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._inductor import config as inductor_config
+
+import cute_backend
+
+BF16 = torch.bfloat16
+
+CHEAPLY = {
+    "aot_inductor.compile_wrapper_opt_level": "O0",
+    "aot_inductor.precompile_headers": False,
+    "cpp.vec_isa_ok": False,
+}
+"""The C++ compiler takes nearly all of the time, in part to ask which vector instructions there are. Options
+that this torch does not have are left out."""
+
+
+class Model(torch.nn.Module):
+    """bf16 (rows, k) to (rows, n)."""
+
+    def __init__(self, k: int, n: int) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(k, n, dtype=BF16)
+        with torch.no_grad():  # sums of products of small integers are exact, however they are rounded
+            for parameter in self.parameters():
+                parameter.copy_((torch.arange(parameter.numel()).view(parameter.shape) % 97 == 0).float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.up(x)) + 1
+
+
+def make_package(folder: Path, *, k: int, n: int, rows: tuple[int, ...], device: str) -> tuple[Path, Path]:
+    """A package for 2 to 512 rows, made with the pass, and a file of inputs and eager's results for each of
+    `rows`, the first of which is exported."""
+    model, package, saved = Model(k, n).to(device).eval(), folder / "model.pt2", folder / "expected.pt"
+    x = (torch.arange(rows[0] * k, device=device).view(rows[0], k) % 5 - 2).to(BF16)
+    with torch.no_grad():
+        torch.save([(x[:m].cpu(), model(x[:m]).cpu()) for m in rows], saved)
+        dynamic = {"x": {0: torch.export.Dim("rows", min=2, max=512)}}
+        exported = torch.export.export(model, (x,), dynamic_shapes=dynamic)
+    known = inductor_config.get_config_copy()
+    torch._inductor.aoti_compile_and_package(
+        exported,
+        package_path=str(package),
+        inductor_configs={
+            "post_grad_custom_pre_pass": cute_backend.epilogue_pass,
+            **{name: value for name, value in CHEAPLY.items() if name in known},
+        },
+    )
+    return package, saved
