@@ -25,7 +25,7 @@ def check_function(fn: Any) -> None:
     if isinstance(fn, type):
         raise UsageError(f"{fn.__name__} is a class; give an instance of it, such as {fn.__name__}(...)")
     if not callable(fn):
-        raise UsageError(f"the first argument is a {type(fn).__name__}; it takes a function or a module")
+        raise UsageError(f"the first argument is of type {type(fn).__name__}, not a function or a module")
 
 
 def root_cause(error: BaseException) -> BaseException:
