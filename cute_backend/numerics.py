@@ -32,6 +32,8 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
     DType.I32: torch.int32,
     DType.I64: torch.int64,
     DType.BOOL: torch.bool,
+    DType.E2M1X2: torch.float4_e2m1fn_x2,
+    DType.E8M0: torch.float8_e8m0fnu,
 }
 
 

@@ -26,6 +26,7 @@ from cute_backend.reduce import reduce
 from cute_backend.spec import (
     ROTATE_HALF,
     SCALE_BLOCK,
+    SCALE_TILE,
     Axis,
     BColumns,
     Const,
@@ -113,6 +114,12 @@ def _products(
     if not spec.product.is_block_scaled:
         (left,) = a
         return [torch.matmul(left.to(accumulate), right.to(accumulate)) for right in b]
+    if spec.product.a_scaling.by_mma:
+        left = dequantised(a[0], a[1], spec.product.a_scaling).to(accumulate)
+        return [
+            left @ dequantised(right.t(), scales, spec.product.b_scaling).t().to(accumulate)
+            for right, scales in zip(b[: spec.b_count], b[spec.b_count :], strict=True)
+        ]
     left, rows = a[0], _of_lines(a[1], 0, spec.product.a_scaling, a[0].shape[0]).to(accumulate)
     products = []
     for right, scales in zip(b[: spec.b_count], b[spec.b_count :], strict=True):
@@ -124,6 +131,32 @@ def _products(
             product += sums * (rows[:, block : block + 1] * columns[block])
         products.append(product)
     return products
+
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The magnitudes of E2M1 by code, whose fourth bit is the sign (OCP Microscaling Formats 1.0, table 5)."""
+
+
+def dequantised(operand: Tensor, scales: Tensor, scaling: Scaling) -> Tensor:
+    """The values of an operand (lines, K), two in a byte of fp4, times the scales of its blocks, which lie in
+    tiles. It is fp32: exact, but for what lies beyond fp32's range."""
+    if operand.dtype is torch.float4_e2m1fn_x2:
+        codes = operand.view(torch.uint8)
+        pairs = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2).to(torch.int64)
+        values = torch.tensor([*_E2M1, *(-x for x in _E2M1)], device=operand.device)[pairs]
+    else:
+        values = operand.to(torch.float32)
+    lines, k = values.shape
+    factors = untiled(scales, scaling, lines, k).to(torch.float32)
+    return values * factors.repeat_interleave(scaling.facts.k, 1)[:, :k]
+
+
+def untiled(scales: Tensor, scaling: Scaling, lines: int, k: int) -> Tensor:
+    """Scales that lie in tiles of `SCALE_TILE` as (lines, blocks of K), without what pads them."""
+    count = scaling.k_blocks(k)
+    tiles = scales.view(torch.uint8).view(-(-lines // SCALE_TILE[0]), -(-count // SCALE_TILE[1]), 32, 4, 4)
+    rows = tiles.permute(0, 3, 2, 1, 4).reshape(SCALE_TILE[0] * len(tiles), -1)
+    return rows[:lines, :count].contiguous().view(scales.dtype)
 
 
 def _of_lines(scales: Tensor, axis: int, blocks: Scaling, count: int) -> Tensor:

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from cute_backend.spec import (
+    Accumulator,
     Axis,
     BColumns,
     DType,
@@ -72,6 +73,8 @@ class Extent(Enum):
     GROUPS = "groups of rows"
     ROWS = "rows of one product of a batch"
     COLUMNS = "even and odd columns of B: 2 N"
+    A_SCALES = "scales of rows of A, in tiles"
+    B_SCALES = "scales of columns of B, in tiles"
     M_BLOCKS = "blocks of rows of the plane"
     N_BLOCKS = "blocks of columns of B"
     K_BLOCKS = "blocks of what is summed over"
@@ -221,13 +224,21 @@ def signature(spec: EpilogueSpec) -> tuple[Argument, ...]:
     if grouped:
         ends = (Dim(Extent.GROUPS, Stride.ONE),)
         arguments.append(Argument(OFFSETS, "the offsets of the groups", Role.OFFSETS, DType.I32, ends))
-    if first.is_block_scaled:
+    tiled = first.a_scaling.by_mma
+    if tiled:
+        arguments.append(_tiled("a", first, Role.A_SCALES, Extent.A_SCALES))
+    elif first.is_block_scaled:
         extents = (rows if first.a_scaling is Scaling.LINE else Extent.M_BLOCKS, Extent.K_BLOCKS)
         arguments.append(_scales("a", first.name, Role.A_SCALES, extents))
     names = {("b" if spec.b_count == 1 else f"b{i}"): acc.name for i, acc in enumerate(spec.first_of_each_b)}
     for name, acc in names.items():
         arguments.append(Argument(name, f"B of {acc}", Role.B, first.b_dtype, b, ArgumentAlignment.TMA))
-    if first.is_block_scaled:
+    if tiled:
+        scaled = (replace(first, name=acc) for acc in names.values())
+        arguments += [
+            _tiled(name, acc, Role.B_SCALES, Extent.B_SCALES) for name, acc in zip(names, scaled, strict=True)
+        ]
+    elif first.is_block_scaled:
         extents = (Extent.K_BLOCKS, columns if first.b_scaling is Scaling.LINE else Extent.N_BLOCKS)
         arguments += [_scales(name, acc, Role.B_SCALES, extents) for name, acc in names.items()]
     arguments += map(Argument.of_load, spec.loads)
@@ -249,6 +260,13 @@ def _scales(name: str, acc: str, role: Role, extents: tuple[Extent, ...]) -> Arg
     """The scales of an operand's blocks, which lie by any strides."""
     dims = tuple(Dim(extent, Stride.OTHER) for extent in extents)
     return Argument(f"{name}_scales", f"block scale of {name[0].upper()} of {acc}", role, DType.F32, dims)
+
+
+def _tiled(name: str, acc: Accumulator, role: Role, extent: Extent) -> Argument:
+    """The scales of an operand's blocks as TMA and the MMA take them: tiles that follow each other."""
+    title, dims = f"block scale of {name[0].upper()} of {acc.name}", (Dim(extent, Stride.ONE),)
+    dtype = acc.a_scaling.facts.dtype
+    return Argument(f"{name}_scales", title, role, dtype, dims, ArgumentAlignment.TMA)
 
 
 def _plane(extents: tuple[Extent, ...], row_major: bool) -> tuple[Dim, ...]:

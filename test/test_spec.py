@@ -292,7 +292,7 @@ def test_products_that_no_mma_has(a: DType, b: DType, message: str) -> None:
 
 @pytest.mark.parametrize("majors", [(Major.MN, Major.K), (Major.K, Major.MN)])
 def test_fp8_operands_are_k_major(majors: tuple[Major, Major]) -> None:
-    with pytest.raises(SpecError, match="fp8 operands must both be K-major"):
+    with pytest.raises(SpecError, match="fp8 and fp4 operands must both be K-major"):
         replace(SPEC, accumulators=(Accumulator("acc", DType.E4M3, DType.E4M3, *majors),))
     replace(SPEC, accumulators=(Accumulator("acc", DType.BF16, DType.BF16, *majors),))
 
@@ -304,7 +304,7 @@ BY_BLOCKS = replace(ACC, fast_accum=False, a_scaling=Scaling.LINE, b_scaling=Sca
     ("change", "message"),
     [
         ({"b_scaling": Scaling.NONE}, "1x128 of A and none of B, and both have them or none"),
-        ({"a_dtype": DType.F16, "b_dtype": DType.F16}, "and dtype f16; they scale e4m3 and e5m2"),
+        ({"a_dtype": DType.F16, "b_dtype": DType.F16}, "and dtype f16; 1x128 blocks scale e4m3 and e5m2"),
         ({"fast_accum": True}, "and fast_accum, but its sums are scaled, and so promoted, block by block"),
         ({"kind": ProductKind.BATCHED}, "and is batched; only a dense product has them"),
     ],

@@ -19,13 +19,17 @@ from torch import fx
 from cute_backend.fx_walk.activation import Activation
 from cute_backend.fx_walk.block_scales import (
     SCALINGS,
+    SWIZZLE,
     TAKEN,
+    TILED,
     BlockScale,
     block_scaling,
     blocks_of_v2,
     has_shape,
-    mx_recipe,
+    inferred,
     recipe_names,
+    swizzle_names,
+    tiled_scale,
 )
 from cute_backend.fx_walk.classify import ColumnSlice, LoadView, classify, classify_table, classify_vector
 from cute_backend.fx_walk.reasons import Reason, Refused, user_label
@@ -41,7 +45,8 @@ from cute_backend.fx_walk.static import (
     target_name,
     tensor_of,
 )
-from cute_backend.spec import Accumulator, DType, LoadKind, Major, ProductKind, Scaling
+from cute_backend.numerics import TORCH_DTYPES
+from cute_backend.spec import SCALE_TILE, Accumulator, DType, LoadKind, Major, ProductKind, Scaling
 
 Number = float | int | bool
 
@@ -96,13 +101,19 @@ class Anchor:
         lines = self.accumulator.b_scaling.lines
         if not known(columns.step == 1):
             return None
+        scaling = self.accumulator.b_scaling
+        if scaling.by_mma:
+            # Tiles of the same columns follow each other, so those of a slice are one piece.
+            values = self.k * self.accumulator.a_dtype.values
+            first, count = (scaling.tiled(size, values) for size in (columns.start, columns.count))
+            return ColumnSlice(first, 1, count)
         return ColumnSlice(columns.start // lines, 1, self.accumulator.b_scaling.blocks(columns.count))
 
     def splits_blocks(self, columns: ColumnSlice) -> bool:
         """Whether a slice begins within a block that has one scale."""
-        return self.b_blocks is not None and not (
-            known(columns.step == 2) or known(columns.start % self.accumulator.b_scaling.lines == 0)
-        )
+        scaling = self.accumulator.b_scaling
+        lines = SCALE_TILE[0] if scaling.by_mma else scaling.lines if self.b_blocks is not None else 1
+        return not (known(columns.step == 2) or known(columns.start % lines == 0))
 
     def with_a(self, other: dict[fx.Node, fx.Node]) -> Anchor:
         """The product with nodes of the same value for A, its scale and its offsets."""
@@ -205,8 +216,8 @@ def _read_scaled_mm(node: fx.Node) -> Anchor:
     tensorwise = known(fake(scale_a).numel() == 1) and known(fake(scale_b).numel() == 1)
     rowwise = has_shape(shape_a, (m, 1)) and has_shape(shape_b, (1, n))
     if not tensorwise and not rowwise:
-        if (recipe := mx_recipe(fake(scale_a))) is not None:
-            raise Refused(Reason.RECIPE, recipe=recipe, taken=TAKEN)
+        if (tiled := inferred(fake(scale_a))) is not None:
+            return _scaled_by_mma(node, a, b, tiled, (scale_a, scale_b), args["bias"])
         scaling = block_scaling(fake(a), fake(b), fake(scale_a), fake(scale_b))
         if scaling is not None:
             return _block_scaled(node, a, b, scaling, BlockScale(scale_a), BlockScale(scale_b), args["bias"])
@@ -227,6 +238,8 @@ def _read_scaled_mm_v2(node: fx.Node) -> Anchor:
             of_b = replace(of_b, transposed=not of_b.transposed)
             return _block_scaled(node, a, b, scaling, of_a, of_b, args["bias"])
         raise _mixed(node, a, b, args["scale_a"][0], args["scale_b"][0])
+    if recipes[0] in TILED and recipes[0] == recipes[1]:
+        return _tiled_v2(node, args, recipes[0])
     if recipes not in ((("TensorWise",), ("TensorWise",)), (("RowWise",), ("RowWise",))):
         recipe = " by ".join("+".join(names) for names in recipes)
         raise Refused(Reason.RECIPE, recipe=recipe, taken=TAKEN)
@@ -270,13 +283,75 @@ def _block_scaled(
     bias: fx.Node | None,
 ) -> Anchor:
     anchor = _fp8(node, a, b, (a_blocks.node, b_blocks.node), bias, fast_accum=False)
-    for scale in (a_blocks.node, b_blocks.node):
-        if (device := fake(scale).device) != anchor.device:
-            raise Refused(
-                Reason.OPERAND_DEVICE, operand=user_label(scale), device=device, anchor=anchor.device
-            )
+    _check_devices((a_blocks.node, b_blocks.node), anchor.device)
     accumulator = replace(anchor.accumulator, a_scaling=scaling[0], b_scaling=scaling[1])
     return replace(anchor, accumulator=accumulator, a_blocks=a_blocks, b_blocks=b_blocks)
+
+
+def _tiled_v2(node: fx.Node, args: dict[str, Any], recipe: tuple[str, ...]) -> Anchor:
+    """Reads a product of `_scaled_mm_v2` whose scales of blocks lie in tiles, and those of whole operands
+    where the recipe has any."""
+    swizzles = [swizzle_names(args[name])[:1] for name in ("swizzle_a", "swizzle_b")]
+    if swizzles != [SWIZZLE, SWIZZLE]:
+        swizzle = " by ".join("".join(names) for names in swizzles)
+        raise Refused(Reason.RECIPE, recipe=f"{'+'.join(recipe)} in {swizzle}", taken=TAKEN)
+    (of_a, *whole_a), (of_b, *whole_b) = args["scale_a"], args["scale_b"]
+    anchor = _scaled_by_mma(node, args["self"], args["mat2"], TILED[recipe], (of_a, of_b), args["bias"])
+    if len(recipe) == 1:
+        return anchor
+    (scale_a,), (scale_b,) = whole_a, whole_b
+    for scale in (scale_a, scale_b):
+        if fake(scale).dtype is not torch.float32:
+            raise Refused(Reason.SCALE_DTYPE, operand=user_label(scale), dtype=fake(scale).dtype)
+        if not known(fake(scale).numel() == 1):
+            raise _mixed(node, args["self"], args["mat2"], scale_a, scale_b)
+    return replace(
+        anchor,
+        scale_a=classify_vector(scale_a, LoadKind.COLVEC, anchor.device),
+        scale_b=classify_vector(scale_b, LoadKind.ROWVEC, anchor.device),
+    )
+
+
+def _scaled_by_mma(
+    node: fx.Node,
+    a: fx.Node,
+    b: fx.Node,
+    scaling: Scaling,
+    scales: tuple[fx.Node, fx.Node],
+    bias: fx.Node | None,
+) -> Anchor:
+    """The product whose blocks the MMA scales, with its bias."""
+    dtypes = {TORCH_DTYPES[dtype]: dtype for dtype in scaling.facts.operands}
+    a_dtype, b_dtype = dtypes.get(fake(a).dtype), dtypes.get(fake(b).dtype)
+    if a_dtype is None or b_dtype is None or a_dtype.is_fp8 != b_dtype.is_fp8:
+        raise _unmultiplied(a, b)
+    if a_dtype is b_dtype is DType.E5M2:
+        raise _unmultiplied(a, b)
+    values = fake(a).shape[1] * a_dtype.values
+    of_a = tiled_scale(scales[0], fake(a).shape[0], values, scaling)
+    of_b = tiled_scale(scales[1], fake(b).shape[1], values, scaling)
+    accumulator = _accumulator(node, a, b, a_dtype, b_dtype, fast_accum=True)
+    _check_devices(scales, fake(node).device)
+    return Anchor(
+        node=node,
+        a=a,
+        b=b,
+        accumulator=replace(accumulator, a_scaling=scaling, b_scaling=scaling),
+        out_dtype=_out_dtype(fake(node).dtype),
+        addend=_bias(node, bias),
+        a_blocks=of_a,
+        b_blocks=of_b,
+    )
+
+
+def _check_devices(scales: tuple[fx.Node, fx.Node], anchor: torch.device) -> None:
+    for scale in scales:
+        if (device := fake(scale).device) != anchor:
+            raise Refused(Reason.OPERAND_DEVICE, operand=user_label(scale), device=device, anchor=anchor)
+
+
+def _bias(node: fx.Node, bias: fx.Node | None) -> Addend | None:
+    return None if bias is None else Addend(classify(bias, fake(node).shape, fake(node).device), 1)
 
 
 def _fp8(
@@ -300,7 +375,7 @@ def _fp8(
         b=b,
         accumulator=_accumulator(node, a, b, a_dtype, b_dtype, fast_accum),
         out_dtype=_out_dtype(fake(node).dtype),
-        addend=None if bias is None else Addend(classify(bias, fake(node).shape, fake(node).device), 1),
+        addend=_bias(node, bias),
     )
 
 
@@ -386,7 +461,7 @@ def _number(value: Any) -> Number:
 
 def _unmultiplied(a: fx.Node, b: fx.Node) -> Refused:
     """The refusal of operands that no target multiplies."""
-    taken = "bf16, fp16 and fp8"
+    taken = "bf16, fp16 and fp8, and fp4 with scales of blocks"
     return Refused(Reason.OPERAND_DTYPE, where="here", a=fake(a).dtype, b=fake(b).dtype, taken=taken)
 
 
@@ -417,7 +492,7 @@ def _accumulator(
                 device=fake(operand).device,
                 anchor=fake(node).device,
             )
-    k_major_only = a_dtype.is_fp8
+    k_major_only = a_dtype.bits == 8
     kinds = {(2, 2): ProductKind.DENSE, (3, 3): ProductKind.BATCHED, (2, 3): ProductKind.GROUPED}
     return Accumulator(
         name="acc",
@@ -455,7 +530,7 @@ def _major(operand: fx.Node, k_axis: int, k_major_only: bool) -> Major:
     accepted = "one of its two modes has to be contiguous"
     if k_major_only:
         form = "weight.t() of a row-major (N, K) weight" if k_axis == -2 else "a row-major (M, K) tensor"
-        accepted = f"fp8 wants K contiguous, as in {form}"
+        accepted = f"fp8 and fp4 want K contiguous, as in {form}"
     raise Refused(
         Reason.OPERAND_LAYOUT,
         operand=user_label(operand),

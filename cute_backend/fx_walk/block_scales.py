@@ -8,10 +8,15 @@ import torch
 from torch import fx
 
 from cute_backend.fx_walk.classify import ColumnSlice
-from cute_backend.fx_walk.static import Size, fake, known
+from cute_backend.fx_walk.reasons import Reason, Refused, user_label
+from cute_backend.fx_walk.static import Size, describe, fake, known
+from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.spec import Scaling
 
-TAKEN = "TensorWise, RowWise and BlockWise1x128 or 128x128, of fp32 by rows of A and columns of B"
+TAKEN = (
+    "TensorWise, RowWise and BlockWise1x128 or 128x128, of fp32 by rows of A and columns of B, and "
+    "BlockWise1x32 or 1x16 in SWIZZLE_32_4_4"
+)
 """Recipes that are taken, for refusals."""
 
 SCALINGS: dict[tuple[str, ...], Scaling] = {
@@ -20,17 +25,28 @@ SCALINGS: dict[tuple[str, ...], Scaling] = {
 }
 """Recipes of fp32 scales that vary along K."""
 
+TILED: dict[tuple[str, ...], Scaling] = {
+    ("BlockWise1x32",): Scaling.MX,
+    ("BlockWise1x16",): Scaling.NV,
+    ("BlockWise1x16", "TensorWise"): Scaling.NV,
+}
+"""Recipes of scales that lie in tiles, as the MMA takes them; the last with a scale of the whole operand."""
+
+SWIZZLE = ("SWIZZLE_32_4_4",)
+"""The swizzle by which tiled scales are taken."""
+
 
 @dataclass(frozen=True)
 class BlockScale:
     """The scales of an operand's blocks: as the op takes them, (rows of A, k) or (k, columns of B), or, where
     `transposed`, the other way round. `padded` ones have more than K has blocks. Of B it may be of a slice
-    of the `columns`."""
+    of the `columns`. The op takes `tiled` ones in a row, whatever their shape is."""
 
     node: fx.Node
     transposed: bool = False
     padded: bool = False
     columns: ColumnSlice | None = None
+    tiled: bool = False
 
 
 def blocks_of_v2(node: fx.Node, lines: Size, k: Size, scaling: Scaling) -> BlockScale | None:
@@ -55,10 +71,27 @@ def has_shape(shape: torch.Size, expected: tuple[Size, ...]) -> bool:
     )
 
 
-def mx_recipe(scale_a: torch.Tensor) -> str | None:
-    """The recipe of Blackwell's MMA that `_scaled_mm` would infer from the scales, None if there is none."""
-    recipes = {torch.float8_e8m0fnu: "BlockWise1x32", torch.float8_e4m3fn: "BlockWise1x16"}
-    return recipes.get(scale_a.dtype)
+def inferred(scale_a: torch.Tensor) -> Scaling | None:
+    """The blocks of tiled scales that `_scaled_mm` infers from their dtype, None where it infers none."""
+    return {torch.float8_e8m0fnu: Scaling.MX, torch.float8_e4m3fn: Scaling.NV}.get(scale_a.dtype)
+
+
+def tiled_scale(node: fx.Node, lines: Size, k: Size, scaling: Scaling) -> BlockScale:
+    """The scales of `lines` rows of A, or columns of B, by `k` values, that lie in tiles. Raises Refused
+    where they are of another dtype or number, or not contiguous."""
+    scale, count, wanted = fake(node), scaling.tiled(lines, k), TORCH_DTYPES[scaling.facts.dtype]
+    if scale.dtype is not wanted or not known(scale.numel() == count) or not scale.is_contiguous():
+        raise Refused(
+            Reason.SCALE_LAYOUT,
+            operand=user_label(node),
+            dtype=scale.dtype,
+            shape=describe(scale.shape),
+            strides=describe(scale.stride()),
+            recipe=f"BlockWise{scaling.value}",
+            count=count,
+            wanted=wanted,
+        )
+    return BlockScale(node, tiled=True)
 
 
 def block_scaling(
@@ -84,3 +117,10 @@ def recipe_names(recipe: list[int]) -> tuple[str, ...]:
     from torch.nn.functional import ScalingType
 
     return tuple(ScalingType(value).name for value in recipe)
+
+
+def swizzle_names(swizzle: list[int]) -> tuple[str, ...]:
+    """The names of `torch.nn.functional.SwizzleType` members."""
+    from torch.nn.functional import SwizzleType
+
+    return tuple(SwizzleType(value).name for value in swizzle) or ("NO_SWIZZLE",)

@@ -11,7 +11,7 @@ from cute_backend.fx_walk.anchors import Anchor
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.static import fake, target_name
 from cute_backend.planning import Arch, Target
-from cute_backend.spec import ProductKind
+from cute_backend.spec import ProductKind, Scaling
 
 Capability = Callable[[torch.device], tuple[int, int]]
 """The compute capability of a CUDA device."""
@@ -54,8 +54,8 @@ def target_of(device: torch.device, capability: Capability) -> Target | None:
 
 
 def check_operands(anchor: Anchor, target: Target | None) -> None:
-    """Refuse a product whose operands the target's MMA doesn't multiply, or whose blocks have scales where no
-    sums are promoted. A CPU multiplies any."""
+    """Refuse a product whose operands the target's MMA doesn't multiply, or by the scales of whose blocks no
+    mainloop of it multiplies. A CPU multiplies any."""
     product = anchor.accumulator
     if target is not None and not {product.a_dtype, product.b_dtype} <= target.operands:
         taken = ", ".join(sorted(dtype.value for dtype in target.operands))
@@ -64,6 +64,11 @@ def check_operands(anchor: Anchor, target: Target | None) -> None:
     if target is not None and product.kind is ProductKind.GROUPED and not target.groups:
         form = f"rows in groups on {target.name}, where no kernel does"
         raise Refused(Reason.GROUPED, target=target_name(anchor.node), form=form)
-    if target is not None and product.is_block_scaled and not target.scales_blocks:
+    scalings = {product.a_scaling, product.b_scaling}
+    if target is not None and not scalings <= target.scalings | {Scaling.NONE}:
         recipe = f"BlockWise{product.a_scaling.value} by BlockWise{product.b_scaling.value}"
-        raise Refused(Reason.RECIPE, recipe=recipe, taken=f"TensorWise and RowWise on {target.name}")
+        blocks = sorted(f"BlockWise{scaling.value}" for scaling in target.scalings)
+        *all_but_last, last = ["TensorWise", "RowWise", *blocks]
+        raise Refused(
+            Reason.RECIPE, recipe=recipe, taken=f"{', '.join(all_but_last)} and {last} on {target.name}"
+        )

@@ -73,6 +73,11 @@ class Reason(Enum):
         "mixed_scales",
         "scale_a {scale_a} and scale_b {scale_b} are neither both one element nor ({m}, 1) and (1, {n})",
     )
+    SCALE_LAYOUT = (
+        "scale_layout",
+        "{operand} is {dtype} of shape {shape} with strides {strides}; {recipe} takes {count} contiguous "
+        "elements of {wanted}, in tiles of 128 rows by 4 scales (SWIZZLE_32_4_4)",
+    )
     SCALE_DTYPE = "scale_dtype", "{operand} is {dtype}; scales are float32"
     SCALE_RESULT = "scale_result", "scale_result is given, which no epilogue here applies"
     OUT_DTYPE = "out_dtype", "the product's own result would be {dtype}"

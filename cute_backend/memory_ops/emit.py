@@ -114,7 +114,7 @@ class _Module:
             blocks = product.a_scaling if each.role is Role.A_SCALES else product.b_scaling
             lines.append(
                 f"    {each.name:<{width}}  {blocks.value:<{kind}}  {each.dtype.value:<4}  "
-                f"{'k_tile_ring':<14}  copied to shared memory ahead of each k tile, by element"
+                f"{_SCALE_PLACES[blocks.by_mma]}"
             )
         for load in self.spec.loads:
             placement = self.plan.placements[load.name]
@@ -144,6 +144,7 @@ class _Module:
         enums = [*(["Axis"] if reductions else []), *(["Order"] if self._columns() else [])]
         enums += ["BColumns"] if self.config.b_columns is not BColumns.APART else []
         enums += ["Scaling"] if self.spec.product.is_block_scaled else []
+        enums += ["DType"] if self.spec.product.a_scaling.by_mma else []
         enums += ["ProductKind"] if self.spec.product.kind is not ProductKind.DENSE else []
         tiles = [*(["Rowvecs"] if self.config.rowvecs is not Rowvecs.AUTO else []), "TileConfig"]
         return [
@@ -401,6 +402,13 @@ class _Module:
             gemm,
             f"    finish(partials, [{names(store.name for store in reductions)}], m, n, stream)",
         ]
+
+
+_SCALE_PLACES = {
+    False: f"{'k_tile_ring':<14}  copied to shared memory ahead of each k tile, by element",
+    True: f"{'tensor_memory':<14}  brought by TMA with each k tile, and copied there for the MMA",
+}
+"""Where scales of blocks are kept, and how they come there, by whether the MMA applies them."""
 
 
 def _modes(load: Load) -> str:

@@ -23,7 +23,16 @@ class Mainloop:
 
 
 def _is_block_scaled(config: TileConfig, spec: EpilogueSpec) -> bool:
-    return config.target.scales_blocks and is_promoted(config, spec) and spec.product.is_block_scaled
+    return _scales(config, spec) and is_promoted(config, spec)
+
+
+def _is_scaled_by_mma(config: TileConfig, spec: EpilogueSpec) -> bool:
+    return _scales(config, spec) and spec.product.a_scaling.by_mma
+
+
+def _scales(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether the target scales such blocks."""
+    return {spec.product.a_scaling, spec.product.b_scaling} <= config.target.scalings
 
 
 def _by_warpgroups(config: TileConfig, spec: EpilogueSpec) -> bool:
@@ -39,8 +48,13 @@ def _blocks(config: TileConfig, spec: EpilogueSpec) -> str:
     return f"Scaling.{a.name}, Scaling.{b.name}, sets={sets_of_sums(config, spec)}"
 
 
+def _format(config: TileConfig, spec: EpilogueSpec) -> str:
+    return f"Scaling.{spec.product.a_scaling.name}, DType.{spec.product.a_dtype.name}"
+
+
 MAINLOOPS = (
     Mainloop("cute_backend.templates.block_scaled", "Sm90BlockScaled", _is_block_scaled, _blocks),
+    Mainloop("cute_backend.templates.mma_scaled", "Sm100MmaScaled", _is_scaled_by_mma, _format),
     Mainloop("cute_backend.templates.warp_mainloop", "Sm80Promoted", _by_warps),
     Mainloop("cute_backend.templates.mainloop", "Sm90Promoted", _by_warpgroups),
 )
@@ -52,5 +66,6 @@ def mainloop(spec: EpilogueSpec, config: TileConfig) -> Mainloop | None:
     none scales blocks."""
     found = next((row for row in MAINLOOPS if row.serves(config, spec)), None)
     if found is None and spec.product.is_block_scaled:
-        raise ValueError(f"no mainloop of {config.arch.value} multiplies sums by the scales of blocks")
+        a, b = spec.product.a_scaling.value, spec.product.b_scaling.value
+        raise ValueError(f"no mainloop of {config.arch.value} multiplies by scales of {a} by {b} blocks")
     return found

@@ -19,8 +19,11 @@ CUTE_TYPES = {
     DType.I32: "Int32",
     DType.I64: "Int64",
     DType.BOOL: "Uint8",
+    DType.E2M1X2: "Uint8",
+    DType.E8M0: "Uint8",
 }
-"""The DSL's element types in memory; torch's bool is a byte."""
+"""The DSL's element types in memory. torch's bool is a byte, and kernels are given two values of fp4, or a
+scale of E8M0, as one."""
 
 
 def begin(load: Load, placement: Placement) -> list[str]:

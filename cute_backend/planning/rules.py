@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from cute_backend.planning.mma_scales import ACC_STAGES, MmaScales, acc_stages
 from cute_backend.planning.registers import (
     MAX_CROWDED,
     MAX_PLANES_OF_WARPS,
@@ -30,7 +31,7 @@ from cute_backend.planning.targets import Arch, Shape
 from cute_backend.planning.tiles import Alignment, Rowvecs, TileConfig, tile_k
 from cute_backend.planning.transposing import can_transpose, multiplied
 from cute_backend.signature import TMA_ALIGN
-from cute_backend.spec import EpilogueSpec, LoadKind, Major, ProductKind
+from cute_backend.spec import SCALE_TILE, EpilogueSpec, LoadKind, Major, ProductKind
 
 Rule = Callable[[TileConfig, EpilogueSpec], TileConfig | None]
 
@@ -198,8 +199,21 @@ def registers_for_a_crowded_thread(config: TileConfig, spec: EpilogueSpec) -> Ti
     return None if config.thread_accumulators > MAX_CROWDED and is_crowded(config, spec) else config
 
 
+def room_in_tensor_memory(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
+    """Tensor memory holds two accumulators beside the scales that the MMA applies; one where two Bs leave no
+    other tile, since tcgen05.cp copies tiles of 128 of B's columns, and each B's share of the MMA begins and
+    ends with such a tile."""
+    scales = MmaScales.of(spec)
+    if scales is None:
+        return config
+    whole = config.pieces == 1 or (config.ctas == 1 and config.piece_n % SCALE_TILE[0] == 0)
+    least = ACC_STAGES if config.pieces == 1 else 1
+    return config if whole and acc_stages(config, scales) >= least else None
+
+
 RULES: tuple[Rule, ...] = (
     one_mma_for_all_products,
+    room_in_tensor_memory,
     equal_shares_of_b,
     whole_subtiles,
     whole_rows_of_the_swizzle,

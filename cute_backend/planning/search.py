@@ -114,6 +114,8 @@ def _serving(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
 def _shipped(arch: Arch, spec: EpilogueSpec) -> tuple[Shape, ...]:
     """The tiles that a target ships for the kind of a spec."""
     target = arch.target
+    if spec.product.a_scaling.by_mma:
+        return target.tiles.scaled
     if target.promotes and not spec.product.fast_accum:
         return target.tiles.promoted
     return target.tiles.shipped if has_planes(spec) else target.tiles.reduced or target.tiles.shipped

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cute_backend.planning.targets import Target
-from cute_backend.spec import EpilogueSpec, ProductKind
+from cute_backend.spec import EpilogueSpec, ProductKind, Scaling
 
 
 def unserved(spec: EpilogueSpec, target: Target) -> str | None:
@@ -13,6 +13,9 @@ def unserved(spec: EpilogueSpec, target: Target) -> str | None:
         if not {acc.a_dtype, acc.b_dtype} <= target.operands:
             pair = f"{acc.a_dtype.value} by {acc.b_dtype.value}"
             return f"no MMA of {target.name} multiplies {pair}, as {acc.name} does; taken are {taken}"
+        if not {acc.a_scaling, acc.b_scaling} <= target.scalings | {Scaling.NONE}:
+            blocks = f"{acc.a_scaling.value} by {acc.b_scaling.value}"
+            return f"no mainloop of {target.name} scales blocks of {blocks}, as {acc.name} has them"
         if acc.kind is ProductKind.GROUPED and not target.groups:
             return f"{target.name} has no kernel for rows in groups, which {acc.name} is of"
     converted = spec.dtypes | {store.name: store.dtype for store in spec.stores}

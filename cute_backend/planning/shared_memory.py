@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
+from cute_backend.planning.mma_scales import MmaScales
 from cute_backend.planning.tiles import EPILOGUE_STAGES, SMEM_RESERVE, TileConfig
 from cute_backend.spec import DType, EpilogueSpec, LoadKind, Scaling
 
@@ -26,9 +27,10 @@ class BlockScales:
 
     @staticmethod
     def of(spec: EpilogueSpec) -> BlockScales | None:
-        """The scales of a spec's products, or None if they are not scaled by blocks."""
+        """The scales of a spec's products, or None if no sums are scaled by blocks."""
         product = spec.product
-        return BlockScales(product.a_scaling, product.b_scaling) if product.is_block_scaled else None
+        by_sums = product.is_block_scaled and not product.a_scaling.by_mma
+        return BlockScales(product.a_scaling, product.b_scaling) if by_sums else None
 
     def widths(self, config: TileConfig) -> tuple[int, int]:
         """Neighbouring rows, and columns of a B, that share a scale wherever a tile begins: 64 of the 192
@@ -78,7 +80,7 @@ def ab_stages(config: TileConfig, spec: EpilogueSpec) -> int:
     rings = [ring_bytes(config.stage_elements, load.dtype) for load in spec.loads_of(LoadKind.EXACT)]
     rings += [ring_bytes(config.stage_elements, store.dtype, config.store_stages) for store in spec.planes]
     rings += [ring_bytes(config.tile_n, load.dtype) for load in vectors]
-    scaling = BlockScales.of(spec)
+    scaling = BlockScales.of(spec) or MmaScales.of(spec)
     stage = config.ab_stage_bytes + (scaling.stage_bytes(config) if scaling else 0)
     left = config.smem_bytes - SMEM_RESERVE - config.sum_bytes - sum(rings)
     return left // stage

@@ -18,7 +18,7 @@ from torch import Tensor
 from cute_backend.runtime.notices import count, warn_once
 from cute_backend.runtime.operands import check_scales, covers, plane_of
 from cute_backend.signature import TMA_ALIGN, Argument, ArgumentAlignment, Role, signature
-from cute_backend.spec import DType, EpilogueSpec, Stride
+from cute_backend.spec import PRODUCT_DTYPES, DType, EpilogueSpec, Stride
 
 
 class Bound(NamedTuple):
@@ -111,7 +111,7 @@ def _views(arguments: Iterable[Argument]) -> list[tuple[int, _View]]:
     for index, argument in enumerate(arguments):
         if not argument.dims:
             found.append((index, _as_vector if argument.role.is_operand else _vector_of_result))
-        if argument.dtype is DType.BOOL:
+        if argument.dtype in (DType.BOOL, *PRODUCT_DTYPES):
             found.append((index, _as_bytes))
     return found
 

@@ -64,16 +64,26 @@ def plane_of(spec: EpilogueSpec, a: Tensor, b: Tensor) -> tuple[Any, Any]:
 def check_scales(spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor]) -> None:
     """Raise ValueError where there are not as many scales of blocks as A and B have blocks."""
     product = spec.product
-    k_blocks = Scaling.SQUARE.blocks(a[0].shape[1])
-    of_a = ("A", product.a_scaling, (product.a_scaling.blocks(a[0].shape[0]), k_blocks))
-    of_b = ("B", product.b_scaling, (k_blocks, product.b_scaling.blocks(b[0].shape[1])))
+    k = a[0].shape[1] * product.a_dtype.values
+    of_a = ("A", product.a_scaling, scales_shape(product.a_scaling, a[0].shape[0], k))
+    of_b = ("B", product.b_scaling, scales_shape(product.b_scaling, b[0].shape[1], k, transposed=True))
     scales = [(of_a, tensor) for tensor in a[1:]] + [(of_b, tensor) for tensor in b[spec.b_count :]]
     for (operand, blocks, expected), tensor in scales:
         if tensor.shape != expected:
             raise ValueError(
                 f"the scales of {operand} have shape {_shape(tensor.shape)}; by blocks of {blocks.value} "
                 f"they have {_shape(expected)}"
+                + (", in tiles of 128 rows by 4 scales (SWIZZLE_32_4_4)" if blocks.by_mma else "")
             )
+
+
+def scales_shape(scaling: Scaling, lines: Size, k: Size, *, transposed: bool = False) -> tuple[Size, ...]:
+    """The shape in which the op takes the scales of `lines` rows of A, or columns of B, by `k` values:
+    (lines, k), or (k, lines) where `transposed`, in blocks; or all of them in a row where they are tiled."""
+    if scaling.by_mma:
+        return (scaling.tiled(lines, k),)
+    shape = (scaling.blocks(lines), scaling.k_blocks(k))
+    return shape[::-1] if transposed else shape
 
 
 _SHAPES = {

@@ -18,7 +18,11 @@ def random_tensor(
     """Normal values, or small integers, of any layout, on the device of `generator`."""
     elements = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True) if size > 1)
     memory = torch.empty(elements, dtype=dtype, device=generator.device)
-    if dtype.is_floating_point:
+    if dtype in (torch.float4_e2m1fn_x2, torch.float8_e8m0fnu):
+        # Any codes of fp4; powers of two near 1.
+        low, high = (0, 256) if dtype is torch.float4_e2m1fn_x2 else (120, 134)
+        memory.view(torch.uint8).random_(low, high, generator=generator)
+    elif dtype.is_floating_point:
         source = memory if dtype.itemsize > 1 else torch.empty_like(memory, dtype=torch.bfloat16)
         source.normal_(generator=generator)
         memory.copy_(source)
@@ -47,8 +51,12 @@ def random_operands(
     }
     arguments = signature(spec)
     (b, *_) = of_role(arguments, Role.B)
-    blocks = {Extent.M_BLOCKS: m, Extent.N_BLOCKS: sizes[b.dims[-1].extent], Extent.K_BLOCKS: k}
+    columns = sizes[b.dims[-1].extent]
+    blocks = {Extent.M_BLOCKS: m, Extent.N_BLOCKS: columns, Extent.K_BLOCKS: k}
     sizes |= {extent: Scaling.SQUARE.blocks(size) for extent, size in blocks.items()}
+    if (scaling := spec.product.a_scaling).by_mma:
+        values = k * spec.product.a_dtype.values
+        sizes |= {Extent.A_SCALES: scaling.tiled(m, values), Extent.B_SCALES: scaling.tiled(columns, values)}
 
     def made(*roles: Role) -> list[Tensor]:
         return [

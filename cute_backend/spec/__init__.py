@@ -21,13 +21,15 @@ The files: `products`, `loads`, `chain_ops` and `stores` define the parts of a s
 from cute_backend.spec.canonical import SPEC_VERSION
 from cute_backend.spec.chain_ops import ROTATE_HALF, Const, Op, Operand, Overflow, Precision
 from cute_backend.spec.consistency import SpecError
-from cute_backend.spec.dtypes import VALUE_DTYPES, DType
+from cute_backend.spec.dtypes import PRODUCT_DTYPES, VALUE_DTYPES, DType
 from cute_backend.spec.epilogue_spec import EpilogueSpec
 from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
 from cute_backend.spec.products import (
     SCALE_BLOCK,
+    SCALE_TILE,
     Accumulator,
     BColumns,
+    BlockFormat,
     Columns,
     Major,
     ProductKind,
@@ -36,13 +38,16 @@ from cute_backend.spec.products import (
 from cute_backend.spec.stores import Axis, Part, ReduceKind, Reduction, Store
 
 __all__ = [
+    "PRODUCT_DTYPES",
     "ROTATE_HALF",
     "SCALE_BLOCK",
+    "SCALE_TILE",
     "SPEC_VERSION",
     "VALUE_DTYPES",
     "Accumulator",
     "Axis",
     "BColumns",
+    "BlockFormat",
     "Blocks",
     "Columns",
     "Const",

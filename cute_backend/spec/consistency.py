@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cute_backend.spec.chain_ops import Overflow
-from cute_backend.spec.dtypes import DType
+from cute_backend.spec.dtypes import PRODUCT_DTYPES, DType
 from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
 from cute_backend.spec.products import Accumulator, Columns, Major, ProductKind, Scaling
 from cute_backend.spec.stores import Axis, Part, Store
@@ -19,7 +19,7 @@ class SpecError(ValueError):
     """A spec contradicts itself; the message names the facts that contradict."""
 
 
-_MMA_DTYPES = (DType.E4M3, DType.E5M2, DType.BF16, DType.F16)
+_MMA_DTYPES = (DType.E4M3, DType.E5M2, DType.E2M1X2, DType.BF16, DType.F16)
 
 _ZERO_STRIDES = {
     LoadKind.SCALAR: (True, True),
@@ -83,6 +83,11 @@ def validate(spec: EpilogueSpec) -> None:
         if spec.product.kind is not ProductKind.DENSE:
             _validate_several(store, spec.product.kind)
     _validate_parts(spec.stores)
+    held: list[tuple[str, DType]] = [(load.name, load.dtype) for load in spec.loads]
+    held += [(op.name, op.dtype) for op in spec.ops] + [(store.name, store.dtype) for store in spec.stores]
+    for name, dtype in held:
+        if dtype in PRODUCT_DTYPES:
+            raise SpecError(f"{name} is {dtype.value}, which only operands of products are")
     names = [store.name for store in spec.stores]
     if len(set(names)) != len(names) or seen & set(names):
         raise SpecError(f"the stores {names} clash among themselves or with values")
@@ -191,14 +196,16 @@ def _validate_together(accumulators: tuple[Accumulator, ...]) -> None:
 
 def _validate_accumulator(acc: Accumulator) -> None:
     a, b = acc.a_dtype, acc.b_dtype
+    if a is b is DType.E2M1X2 and not acc.a_scaling.by_mma:
+        raise SpecError(f"{acc.name} multiplies e2m1x2 without scales of 1x32 or 1x16 blocks")
     if a not in _MMA_DTYPES or b not in _MMA_DTYPES:
-        raise SpecError(f"no MMA takes {a.value} times {b.value}; it takes e4m3, e5m2, bf16 and f16")
+        raise SpecError(f"no MMA takes {a.value} times {b.value}; it takes e4m3, e5m2, e2m1x2, bf16 and f16")
     if a.is_fp8 != b.is_fp8 or (not a.is_fp8 and a is not b):
         raise SpecError(f"no MMA multiplies {a.value} by {b.value}")
     if a is DType.E5M2 and b is DType.E5M2:
         raise SpecError("e5m2 is accepted on one side only, as CUDA's scaled_mm has it")
-    if a.is_fp8 and (acc.a_major is not Major.K or acc.b_major is not Major.K):
-        raise SpecError("fp8 operands must both be K-major")
+    if a.bits == 8 and (acc.a_major is not Major.K or acc.b_major is not Major.K):
+        raise SpecError("fp8 and fp4 operands must both be K-major")
     if {acc.a_scaling, acc.b_scaling} != {Scaling.NONE}:
         _validate_scaling(acc)
 
@@ -207,9 +214,16 @@ def _validate_scaling(acc: Accumulator) -> None:
     what = f"{acc.name} has scales by blocks, {acc.a_scaling.value} of A and {acc.b_scaling.value} of B,"
     if Scaling.NONE in (acc.a_scaling, acc.b_scaling):
         raise SpecError(f"{what} and both have them or none")
-    if not acc.a_dtype.is_fp8:
-        raise SpecError(f"{what} and dtype {acc.a_dtype.value}; they scale e4m3 and e5m2")
-    if acc.fast_accum:
+    for dtype, scaling in ((acc.a_dtype, acc.a_scaling), (acc.b_dtype, acc.b_scaling)):
+        if dtype not in scaling.facts.operands:
+            scaled = " and ".join(each.value for each in scaling.facts.operands)
+            raise SpecError(f"{what} and dtype {dtype.value}; {scaling.value} blocks scale {scaled}")
+    if acc.a_scaling.by_mma or acc.b_scaling.by_mma:
+        if acc.a_scaling is not acc.b_scaling:
+            raise SpecError(f"{what} but the MMA scales both by blocks of one format")
+        if not acc.fast_accum:
+            raise SpecError(f"{what} and no fast_accum, but the MMA adds up all of K")
+    elif acc.fast_accum:
         raise SpecError(f"{what} and fast_accum, but its sums are scaled, and so promoted, block by block")
     if acc.kind is not ProductKind.DENSE:
         raise SpecError(f"{what} and is {acc.kind.value}; only a dense product has them")

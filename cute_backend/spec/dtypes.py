@@ -19,6 +19,10 @@ class DType(str, Enum):
     I64 = "i64"
     """Indices, as torch stores them; held in int32."""
     BOOL = "bool"
+    E2M1X2 = "e2m1x2"
+    """Two values of E2M1 in a byte, the first in its low bits (torch.float4_e2m1fn_x2): of operands alone."""
+    E8M0 = "e8m0"
+    """A power of two, or NaN: of scales of blocks alone."""
 
     @property
     def is_float(self) -> bool:
@@ -34,6 +38,11 @@ class DType(str, Enum):
         return {DType.I64: 64, DType.F32: 32, DType.I32: 32, DType.BF16: 16, DType.F16: 16}.get(self, 8)
 
     @property
+    def values(self) -> int:
+        """Values in one element."""
+        return 2 if self is DType.E2M1X2 else 1
+
+    @property
     def register(self) -> DType:
         """The dtype in which a value of this dtype is held inside the epilogue."""
         if self.is_float:
@@ -41,5 +50,8 @@ class DType(str, Enum):
         return DType.BOOL if self is DType.BOOL else DType.I32
 
 
-VALUE_DTYPES = tuple(dtype for dtype in DType if dtype is not DType.I64)
-"""The dtypes of operands, loads, casts and stored planes: all but that of indices."""
+PRODUCT_DTYPES = (DType.E2M1X2, DType.E8M0)
+"""The dtypes that only the operands of products and their scales have."""
+
+VALUE_DTYPES = tuple(dtype for dtype in DType if dtype not in (DType.I64, *PRODUCT_DTYPES))
+"""The dtypes of loads, casts and stored planes: all but those of indices and of products alone."""

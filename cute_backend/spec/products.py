@@ -50,25 +50,77 @@ SCALE_BLOCK = 128
 """Elements of K, and where a block has several also rows of A or columns of B, that share a block's scale."""
 
 
-class Scaling(str, Enum):
-    """How an operand of a product is scaled: by its blocks, each with an fp32 number of its own.
+SCALE_TILE = (128, 4)
+"""Rows and scales of each row in one tile of scales that lie in tiles (cuBLAS, "1D Block Scaling")."""
 
-    The names are those of `_scaled_mm`'s recipes: rows of A, or columns of B, by elements of K.
+
+class Scaling(str, Enum):
+    """How an operand of a product is scaled: by its blocks, each with a scale of its own.
+
+    The names are those of `_scaled_mm`'s recipes: rows of A, or columns of B, by values of K. Each member's
+    facts are a `BlockFormat`.
     """
 
     NONE = "none"
     """By none. A scale of the tensor, of rows or of columns doesn't vary along K: it is a load."""
     LINE = "1x128"
     SQUARE = "128x128"
+    MX = "1x32"
+    """MXFP8 and MXFP4 (OCP Microscaling Formats 1.0)."""
+    NV = "1x16"
+    """NVFP4. Its second, global scale doesn't vary along K: it is a load."""
+
+    @property
+    def facts(self) -> BlockFormat:
+        """Its blocks and their scales. Raises KeyError for NONE."""
+        return _FORMATS[self]
 
     @property
     def lines(self) -> int:
         """Rows of A, or columns of B, in one block."""
-        return 1 if self is Scaling.LINE else SCALE_BLOCK
+        return self.facts.lines
+
+    @property
+    def by_mma(self) -> bool:
+        """Whether the MMA multiplies by the scales, as it reads the operands."""
+        return self is not Scaling.NONE and self.facts.is_tiled
 
     def blocks(self, lines: Any) -> Any:
         """The number of blocks in `lines` rows of A, or columns of B."""
         return (lines + self.lines - 1) // self.lines
+
+    def k_blocks(self, k: Any) -> Any:
+        """The number of blocks in `k` values of K."""
+        return (k + self.facts.k - 1) // self.facts.k
+
+    def tiled(self, lines: Any, k: Any) -> Any:
+        """The number of scales, with their padding, of `lines` rows by `k` values where they lie in tiles of
+        `SCALE_TILE`, of which those of the same rows follow each other. In a tile row r has its scales at
+        16 * (r % 32) + 4 * (r // 32)."""
+        rows, columns = SCALE_TILE
+        return (lines + rows - 1) // rows * rows * ((self.k_blocks(k) + columns - 1) // columns * columns)
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """A format of blocks: `lines` rows of A, or columns of B, by `k` values of K have one scale of `dtype`.
+    Scales of single lines that are tiled lie as the MMA takes them; others lie by any strides."""
+
+    lines: int
+    k: int
+    dtype: DType
+    operands: tuple[DType, ...]
+    """The dtypes that it scales, both operands of a product alike."""
+    is_tiled: bool = False
+
+
+_FP8 = (DType.E4M3, DType.E5M2)
+_FORMATS = {
+    Scaling.LINE: BlockFormat(1, SCALE_BLOCK, DType.F32, _FP8),
+    Scaling.SQUARE: BlockFormat(SCALE_BLOCK, SCALE_BLOCK, DType.F32, _FP8),
+    Scaling.MX: BlockFormat(1, 32, DType.E8M0, (*_FP8, DType.E2M1X2), is_tiled=True),
+    Scaling.NV: BlockFormat(1, 16, DType.E4M3, (DType.E2M1X2,), is_tiled=True),
+}
 
 
 @dataclass(frozen=True)
@@ -82,7 +134,8 @@ class Accumulator:
     fp32 registers at intervals. It has no meaning for 16-bit operands, where it is True.
 
     With `a_scaling` and `b_scaling` it is the sum over K's blocks b of A_b B_b * (scale_a[m, b] * scale_b[b,
-    n]), each term in fp32: the MMA adds up no more than a block, and `fast_accum` is False.
+    n]). Scales of fp32 multiply each term in fp32: the MMA adds up no more than a block, and `fast_accum` is
+    False. MX and NV scales are multiplied by the MMA itself, which adds up all of K.
     """
 
     name: str

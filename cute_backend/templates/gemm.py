@@ -15,6 +15,7 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
 from cute_backend.planning import TileConfig
+from cute_backend.planning.mma_scales import MmaScales
 from cute_backend.planning.shared_memory import BlockScales
 from cute_backend.spec import ProductKind
 from cute_backend.templates import batch as batches
@@ -34,7 +35,12 @@ class Gemm(ABC):
     name = ""
 
     def __init__(
-        self, epilogue: Epilogue, config: TileConfig, *, kind: ProductKind, scaling: BlockScales | None = None
+        self,
+        epilogue: Epilogue,
+        config: TileConfig,
+        *,
+        kind: ProductKind,
+        scaling: BlockScales | MmaScales | None = None,
     ):
         self.epilogue = epilogue
         self.config = config

@@ -10,20 +10,25 @@ warpgroup calls
     end(operands, acc, held, release)                 when the tensor cores have the last k tile
 
 where `state` is the stage of A and B to wait for next, and `release` the one to hand back next. On sm_100a
-the MMA warp calls `begin(mma)` for a tile and `step(mma, acc, a, b, stage)` for each of its k tiles.
+the MMA warp calls `begin(mma)` for a tile and `step(mma, acc, operands, stage)` for each of its k tiles.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any, Protocol, TypeAlias
 
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import Float32
+import cutlass.utils.blackwell_helpers as blackwell
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import tcgen05, warpgroup
+from cutlass.memory import SmemAllocator
 
+from cute_backend.planning import TileConfig
+from cute_backend.planning.mma_scales import MmaScales
 from cute_backend.planning.shared_memory import BlockScales
 from cute_backend.templates.block_scales import ScaleStages
 
@@ -214,29 +219,102 @@ class Sm90Promoted:
         """Does nothing, as no product is in flight."""
 
 
+@dataclass(frozen=True)
+class Sm100Operands:
+    """The operands of the MMA warp: the fragments of all stages of A and B, and the `scales` of their blocks
+    as the mainloop made them."""
+
+    a: cute.Tensor
+    b: cute.Tensor
+    scales: Any = None
+
+
 class Sm100Mainloop(Protocol):
-    """A mainloop of tcgen05.mma; the module's docstring says when each method is called. Both return the
-    instruction as it is to be issued next."""
+    """A mainloop of tcgen05.mma; the module's docstring says when each method is called.
+
+    `values` gives an operand by its values, `instruction` the MMA of a tile (M, N) of operands of these types
+    and majors. The next five are about scales of blocks, which there are with a `scaling`: `maps` gives the
+    tensor maps that bring them, `allocate` their shared memory, `boxes` the scales of all k tiles of one
+    output tile, `scale_operands` their place in tensor memory, from `start` on, and `of_tile` the operands of
+    the output tiles in one column. `begin` and `step` return the instruction as it is to be issued next.
+    """
+
+    scaling: MmaScales | None
+
+    def values(self, operand: cute.Tensor) -> cute.Tensor: ...
+
+    def instruction(
+        self, dtypes: Sequence[Any], majors: Sequence[Any], group: tcgen05.CtaGroup, tile: tuple
+    ) -> cute.TiledMma: ...
+
+    def maps(
+        self, scales: Sequence[cute.Tensor], lines: Sequence[Int32], k: Int32, config: TileConfig
+    ) -> list: ...
+
+    def allocate(
+        self, smem: SmemAllocator, mma: cute.TiledMma, tile: tuple, stages: int, pieces: int
+    ) -> list: ...
+
+    def boxes(
+        self, tmas: Sequence, scales: Sequence, row: Int32, column: Int32, config: TileConfig
+    ) -> list: ...
+
+    def scale_operands(
+        self, scales: Sequence, mma: cute.TiledMma, tile: tuple, start: cute.Pointer, config: TileConfig
+    ) -> Any: ...
+
+    def of_tile(self, operands: Sm100Operands, column: Int32, config: TileConfig) -> Sm100Operands: ...
 
     def begin(self, mma: cute.TiledMma) -> cute.TiledMma: ...
 
     def step(
-        self, mma: cute.TiledMma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, stage: Any
+        self, mma: cute.TiledMma, acc: cute.Tensor, operands: Sm100Operands, stage: Any
     ) -> cute.TiledMma: ...
 
 
 class Sm100Plain:
-    """The tensor cores add up all k tiles, in tensor memory."""
+    """The tensor cores add up all k tiles, in tensor memory. There are no scales of blocks."""
+
+    scaling: MmaScales | None = None
+
+    def values(self, operand: cute.Tensor) -> cute.Tensor:
+        return operand
+
+    def instruction(
+        self, dtypes: Sequence[Any], majors: Sequence[Any], group: tcgen05.CtaGroup, tile: tuple
+    ) -> cute.TiledMma:
+        return blackwell.make_trivial_tiled_mma(*dtypes, *majors, Float32, group, tile)
+
+    def maps(
+        self, scales: Sequence[cute.Tensor], lines: Sequence[Int32], k: Int32, config: TileConfig
+    ) -> list:
+        return []
+
+    def allocate(
+        self, smem: SmemAllocator, mma: cute.TiledMma, tile: tuple, stages: int, pieces: int
+    ) -> list:
+        return []
+
+    def boxes(self, tmas: Sequence, scales: Sequence, row: Int32, column: Int32, config: TileConfig) -> list:
+        return []
+
+    def scale_operands(
+        self, scales: Sequence, mma: cute.TiledMma, tile: tuple, start: cute.Pointer, config: TileConfig
+    ) -> Any:
+        return None
+
+    def of_tile(self, operands: Sm100Operands, column: Int32, config: TileConfig) -> Sm100Operands:
+        return operands
 
     def begin(self, mma: cute.TiledMma) -> cute.TiledMma:
         mma.set(tcgen05.Field.ACCUMULATE, False)
         return mma
 
     def step(
-        self, mma: cute.TiledMma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, stage: Any
+        self, mma: cute.TiledMma, acc: cute.Tensor, operands: Sm100Operands, stage: Any
     ) -> cute.TiledMma:
-        for k_block in range(cute.size(a, mode=[2])):
+        for k_block in range(cute.size(operands.a, mode=[2])):
             place = (None, None, k_block, stage)
-            cute.gemm(mma, acc, a[place], b[place], acc)
+            cute.gemm(mma, acc, operands.a[place], operands.b[place], acc)
             mma.set(tcgen05.Field.ACCUMULATE, True)
         return mma

@@ -23,7 +23,8 @@ Each warp has one job, and rings of shared-memory or tensor-memory stages join t
 The arrivals at a ring's barriers are counted for one phase. Tensor memory holds two accumulators, so the
 epilogue of one tile runs under the MMA of the next. With `ctas` = 2 a pair of CTAs shares one MMA: each
 brings half of A's rows and half of B's columns, the even CTA issues the instruction, and each finds the
-accumulators of its own half of the rows in its own tensor memory.
+accumulators of its own half of the rows in its own tensor memory. Scales of blocks that the MMA applies come
+with A and B, in their stages, and lie behind the accumulators in tensor memory (`mma_scaled.py`).
 """
 
 from __future__ import annotations
@@ -44,13 +45,14 @@ from cutlass.memory import SmemAllocator, TmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
 from cute_backend.planning import TILE_K_BYTES, TileConfig
+from cute_backend.planning.mma_scales import MmaScales, acc_stages, tmem_columns
 from cute_backend.spec import ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from cute_backend.templates.entry import named
 from cute_backend.templates.epilogue import Epilogue, SmemOperand, by_name, of_runs, release_planes, run_box
 from cute_backend.templates.gemm import Gemm
-from cute_backend.templates.mainloop import Sm100Mainloop, Sm100Plain, check_face
+from cute_backend.templates.mainloop import Sm100Mainloop, Sm100Operands, Sm100Plain, check_face
 from cute_backend.templates.overlap import await_earlier_kernels
 from cute_backend.templates.rings import (
     Shared,
@@ -72,8 +74,6 @@ from cute_backend.templates.tile import Sm100Subtile, Sm100Tile
 
 CTA_M = 128
 """Rows of a CTA's tile: one a lane of tensor memory, one a thread of the epilogue warps."""
-
-ACC_STAGES = 2
 
 
 class Sm100Gemm(Gemm):
@@ -106,9 +106,11 @@ class Sm100Gemm(Gemm):
                 f"tile {config.name} gives each of {config.ctas} CTAs {config.cta_rows} rows in clusters "
                 f"{config.cluster_m} high; it takes {CTA_M} rows, and heights that the CTAs of an MMA divide"
             )
-        super().__init__(epilogue, config, kind=kind)
         self.mainloop = mainloop or Sm100Plain()
         check_face(self.mainloop, Sm100Mainloop)
+        super().__init__(epilogue, config, kind=kind, scaling=self.mainloop.scaling)
+        self.acc_stages = acc_stages(config, self.mainloop.scaling)
+        self.group = tcgen05.CtaGroup.TWO if config.ctas == 2 else tcgen05.CtaGroup.ONE
         self.subtiles = config.tile_n // config.subtile_n
         self.box = (CTA_M, config.subtile_n)
         self.crew = self._crew()
@@ -128,7 +130,7 @@ class Sm100Gemm(Gemm):
         readers = config.cluster_m // config.ctas + config.cluster_n - 1
         self.ab_ring = Ring("ab", stages.ab, one(self.load), Arrivals(self.multiply, 1, 1, readers))
         finished = Arrivals(self.visitors, WARPS, 1, config.ctas)
-        self.acc_ring = Ring("acc", ACC_STAGES, one(self.multiply), finished)
+        self.acc_ring = Ring("acc", self.acc_stages, one(self.multiply), finished)
         roles, rings = [self.visitors, self.multiply, self.load], [self.ab_ring, self.acc_ring]
         self.row_ring = self.exact_ring = None
         if stages.row:
@@ -153,27 +155,22 @@ class Sm100Gemm(Gemm):
         stores: Sequence[cute.Tensor],
         max_active_clusters: Int32,
         stream: cuda.CUstream,
+        scales: Sequence[cute.Tensor] = (),
         offsets: cute.Tensor | None = None,
     ):
         """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order;
-        `offsets` are those of a grouped product."""
-        config, epilogue = self.config, self.epilogue
+        `scales` are those of the blocks of A, then of each B, `offsets` those of a grouped product."""
+        config, epilogue, mainloop = self.config, self.epilogue, self.mainloop
         a, bs = batches.operands(a, bs, self.kind)
+        a, bs = mainloop.values(a), [mainloop.values(b) for b in bs]
         m, n = cute.size(a, mode=[0]), cute.size(bs[0], mode=[0]) * config.pieces // config.products
         self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
         self.tile = (config.tile_m, config.mma_n, TILE_K_BYTES * 8 // self.a_dtype.width)
         self.piece = (config.tile_m, config.piece_n * config.ctas, self.tile[2])
         # One multiplies, the other says what a CTA has of the tile of one B.
+        majors = [LayoutEnum.from_tensor(operand).mma_major_mode() for operand in (a, bs[0])]
         tiled_mma, piece_mma = [
-            blackwell.make_trivial_tiled_mma(
-                self.a_dtype,
-                self.b_dtype,
-                LayoutEnum.from_tensor(a).mma_major_mode(),
-                LayoutEnum.from_tensor(bs[0]).mma_major_mode(),
-                Float32,
-                tcgen05.CtaGroup.TWO if config.ctas == 2 else tcgen05.CtaGroup.ONE,
-                tile[:2],
-            )
+            mainloop.instruction((self.a_dtype, self.b_dtype), majors, self.group, tile[:2])
             for tile in (self.tile, self.piece)
         ]
         # (CTAs of one MMA, MMAs along M, along N, 1)
@@ -217,6 +214,8 @@ class Sm100Gemm(Gemm):
         load_tmas = self._maps(come, epilogue.shared_loads, load_of, load_planes, self.box, plane)
         store_tmas = self._maps(go, epilogue.shared_stores, store_of, store_planes, self.box, written)
 
+        lines = [m, *[cute.size(b, mode=[0]) for b in bs]]
+        scale_tmas = mainloop.maps(scales, lines, a.shape[1], config)
         schedule = batches.schedule(config, m, n, a, offsets)
         if cutlass.const_expr(self.is_grouped):
             items = cast(GroupSchedule, schedule).most_items
@@ -238,6 +237,7 @@ class Sm100Gemm(Gemm):
             store_tmas,
             load_planes,
             store_planes,
+            scale_tmas,
             m,
             n,
             offsets,
@@ -272,6 +272,7 @@ class Sm100Gemm(Gemm):
         store_tmas: list,
         load_planes: list,
         store_planes: list,
+        scale_tmas: list,
         m: Int32,
         n: Int32,
         offsets: cute.Tensor | None,
@@ -283,7 +284,7 @@ class Sm100Gemm(Gemm):
 
         if warp == self.load.first:
             cpasync.prefetch_descriptor(a_tma.atom)
-            for tma in b_tmas + load_tmas + store_tmas:
+            for tma in b_tmas + load_tmas + store_tmas + scale_tmas:
                 cpasync.prefetch_descriptor(tma.atom)
 
         smem = SmemAllocator()
@@ -293,9 +294,12 @@ class Sm100Gemm(Gemm):
         s_loads = allocate_planes(smem, epilogue.shared_loads, load_planes)
         s_stores = allocate_planes(smem, epilogue.shared_stores, store_planes)
         s_rows = allocate_rows(smem, epilogue.staged, config.tile_n, stages.row)
+        s_scales = self.mainloop.allocate(smem, tiled_mma, self.tile, stages.ab, config.pieces)
         ab_bytes = cute.size_in_bytes(self.a_dtype, cute.slice_(a_smem, (None, None, None, 0)))
         ab_bytes += cute.size_in_bytes(self.b_dtype, cute.slice_(b_smem, (None, None, None, 0)))
         check_stage(config, ab_bytes)
+        if cutlass.const_expr(self.mainloop.scaling is not None):
+            ab_bytes += cast(MmaScales, self.mainloop.scaling).stage_bytes(config)
         ab_pipeline = pipeline.PipelineTmaUmma.create(
             **stages_of(smem, self.ab_ring), tx_count=ab_bytes * config.ctas, cta_layout_vmnk=cluster
         )
@@ -329,20 +333,31 @@ class Sm100Gemm(Gemm):
             rows=s_rows,
         )
         # (MMA, MMA_M, MMA_N, stage): columns of tensor memory, 512 of them at most.
-        acc_shape = cute.append(tiled_mma.partition_shape_C(self.tile[:2]), ACC_STAGES)
+        acc_shape = cute.append(tiled_mma.partition_shape_C(self.tile[:2]), self.acc_stages)
         acc_layout = tiled_mma.make_fragment_C(acc_shape).layout
         k_tiles = cute.ceil_div(a_tma.tma_tensor.shape[1], self.tile[2])
         pipeline.pipeline_init_wait(cluster_shape_mn=cluster)
 
         if warp == self.load.first:
             s_bs = [self._piece_stages(s_b, piece_smem, i) for i in range(config.pieces)]
-            self._load(shared, tiled_mma, piece_mma, cluster, cta_coord, a_tma, b_tmas, s_a, s_bs, k_tiles)
+            of_scales = (scale_tmas, s_scales)
+            self._load(
+                shared, tiled_mma, piece_mma, cluster, cta_coord, a_tma, b_tmas, s_a, s_bs, of_scales, k_tiles
+            )
         if warp == self.multiply.first:
             tmem.wait_for_alloc()
-            acc = cute.make_tensor(tmem.retrieve_ptr(Float32), acc_layout)
+            tmem_start = tmem.retrieve_ptr(Float32)
+            acc = cute.make_tensor(tmem_start, acc_layout)
+            operands = Sm100Operands(
+                tiled_mma.make_fragment_A(s_a),
+                tiled_mma.make_fragment_B(s_b),
+                self.mainloop.scale_operands(
+                    s_scales, tiled_mma, self.tile, tmem_start + self.acc_stages * config.mma_n, config
+                ),
+            )
             # The even CTA of a pair multiplies for both.
             if cta_coord[0] == 0:
-                self._multiply(shared, tiled_mma, s_a, s_b, acc, k_tiles)
+                self._multiply(shared, tiled_mma, operands, acc, k_tiles)
         if cutlass.const_expr(epilogue.staged):
             if warp == self.staging.first:
                 self._load_rows(shared)
@@ -350,7 +365,7 @@ class Sm100Gemm(Gemm):
             if warp == self.exact.first:
                 self._load_exact(shared, load_tmas)
         if warp < self.visitors.numbers.stop:
-            tmem.allocate(ACC_STAGES * config.mma_n)
+            tmem.allocate(tmem_columns(config, self.mainloop.scaling))
             tmem.wait_for_alloc()
             tmem_ptr = tmem.retrieve_ptr(Float32)
             self._visit_tiles(shared, cute.make_tensor(tmem_ptr, acc_layout), store_tmas)
@@ -398,9 +413,10 @@ class Sm100Gemm(Gemm):
         b_tmas: list,
         s_a: cute.Tensor,
         s_bs: list,
+        of_scales: tuple[list, list],
         k_tiles: Int32,
     ):
-        """The load warp: A and B of every k tile."""
+        """The load warp: A and B of every k tile, and the scales of their blocks."""
         config, (tile_m, piece_n, tile_k) = self.config, self.piece
         schedule, ab_pipeline = shared.schedule, shared.ab_pipeline
         thr_mma, thr_piece = tiled_mma.get_slice(cta_coord[0]), piece_mma.get_slice(cta_coord[0])
@@ -437,6 +453,8 @@ class Sm100Gemm(Gemm):
                 cute.group_modes(g_a, 0, 3),
             )
             tile_a = batches.of_place(t_ga, place)[(None, row // config.ctas, None)]
+            scale_tmas, s_scales = of_scales
+            t_scales = self.mainloop.boxes(scale_tmas, s_scales, row, column, config)
             for k in cutlass.range(k_tiles, unroll=1):
                 ab_pipeline.producer_acquire(ab_state)
                 barrier = ab_pipeline.producer_get_barrier(ab_state)
@@ -446,6 +464,9 @@ class Sm100Gemm(Gemm):
                     t_sb, t_gb = t_bs[i]
                     tile_b = batches.of_place(t_gb, place)[(None, column, k)]
                     cute.copy(b_tmas[i].atom, tile_b, t_sb[stage], tma_bar_ptr=barrier, mcast_mask=b_mask)
+                for i in cutlass.range_constexpr(len(scale_tmas)):
+                    t_s, t_g = t_scales[i]
+                    cute.copy(scale_tmas[i].atom, t_g[(None, k)], t_s[stage], tma_bar_ptr=barrier)
                 ab_state.advance()
             item += item_step
         ab_pipeline.producer_tail(ab_state)
@@ -455,27 +476,26 @@ class Sm100Gemm(Gemm):
         self,
         shared: Sm100Shared,
         tiled_mma: cute.TiledMma,
-        s_a: cute.Tensor,
-        s_b: cute.Tensor,
+        operands: Sm100Operands,
         acc: cute.Tensor,
         k_tiles: Int32,
     ):
         """The MMA warp: one accumulator after the other."""
         schedule, ab_pipeline, acc_pipeline = shared.schedule, shared.ab_pipeline, shared.acc_pipeline
-        fragments_a = tiled_mma.make_fragment_A(s_a)
-        fragments_b = tiled_mma.make_fragment_B(s_b)
         # The epilogue warps of both CTAs hand the accumulators over once their tensor memory is allocated, so
         # the producer, too, starts with buffers in use.
-        ab_state, acc_state = consumer_state(self.stages.ab), consumer_state(ACC_STAGES)
+        ab_state, acc_state = consumer_state(self.stages.ab), consumer_state(self.acc_stages)
         _, _, item = cute.arch.block_idx()
         _, _, item_step = cute.arch.grid_dim()
         while schedule.is_valid(item):
             acc_pipeline.producer_acquire(acc_state)
             tile_acc = acc[(None, None, None, acc_state.index)]
+            _, column = self._cta_tile(schedule.place(item))
+            of_tile = self.mainloop.of_tile(operands, column, self.config)
             tiled_mma = self.mainloop.begin(tiled_mma)
             for _ in cutlass.range(k_tiles, unroll=1):
                 ab_pipeline.consumer_wait(ab_state)
-                tiled_mma = self.mainloop.step(tiled_mma, tile_acc, fragments_a, fragments_b, ab_state.index)
+                tiled_mma = self.mainloop.step(tiled_mma, tile_acc, of_tile, ab_state.index)
                 ab_pipeline.consumer_release(ab_state)
                 ab_state.advance()
             acc_pipeline.producer_commit(acc_state)
@@ -538,12 +558,12 @@ class Sm100Gemm(Gemm):
         store_pipeline = pipeline.PipelineTmaStore.create(
             num_stages=max(stages.store - 1, 1), producer_group=agents(Arrivals(self.visitors, WARPS, WARP))
         )
-        free_state = consumer_state(ACC_STAGES)
-        for _ in cutlass.range_constexpr(ACC_STAGES):
+        free_state = consumer_state(self.acc_stages)
+        for _ in cutlass.range_constexpr(self.acc_stages):
             with cute.arch.elect_one():
                 acc_pipeline.consumer_release(free_state)
             free_state.advance()
-        acc_state, row_state = consumer_state(ACC_STAGES), consumer_state(stages.row)
+        acc_state, row_state = consumer_state(self.acc_stages), consumer_state(stages.row)
         exact_state, store_state = consumer_state(stages.exact), producer_state(stages.store)
         _, _, item = cute.arch.block_idx()
         _, _, item_step = cute.arch.grid_dim()

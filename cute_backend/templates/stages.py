@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cute_backend.planning import EPILOGUE_STAGES, SMEM_RESERVE, TileConfig
+from cute_backend.planning.mma_scales import MmaScales
 from cute_backend.planning.shared_memory import ENOUGH_AB_STAGES, BlockScales
 from cute_backend.templates.epilogue import Epilogue, SmemOperand
 
@@ -27,7 +28,7 @@ class Stages:
     store: int
 
     @staticmethod
-    def of(config: TileConfig, epilogue: Epilogue, scaling: BlockScales | None = None) -> Stages:
+    def of(config: TileConfig, epilogue: Epilogue, scaling: BlockScales | MmaScales | None = None) -> Stages:
         """Gives each ring of the epilogue its fewest stages and A and B enough; the rest of the memory makes
         further stages of both.
 

@@ -240,7 +240,8 @@ def test_what_is_not_taken() -> None:
         if not fused:
             (rejection,) = rejections
             assert rejection.reason is Reason.RECIPE
-            recipes = f"BlockWise128x128; taken are TensorWise and RowWise on {arch.value}"
+            further = ", RowWise, BlockWise1x16 and BlockWise1x32" if arch is Arch.SM100A else " and RowWise"
+            recipes = f"BlockWise128x128; taken are TensorWise{further} on {arch.value}"
             assert recipes in rejection.message
 
 

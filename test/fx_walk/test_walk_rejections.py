@@ -362,8 +362,10 @@ CASES: dict[Reason, dict[str, Case]] = {
         "no_k": Case(lambda graph: graph.mm(k=0)),
     },
     Reason.RECIPE: {
-        "mx_v1": Case(lambda graph: graph.scaled_mm(128, 128, 128, ((512,), (512,)), torch.float8_e8m0fnu)),
         "mx_v2": Case(scaled_v2(3, (512,))),
+    },
+    Reason.SCALE_LAYOUT: {
+        "mx_v1": Case(lambda graph: graph.scaled_mm(128, 128, 128, ((516,), (512,)), torch.float8_e8m0fnu)),
     },
     Reason.MIXED_SCALES: {
         "tensorwise_by_rowwise": Case(lambda graph: graph.scaled_mm(scales=((), (1, 48)))),

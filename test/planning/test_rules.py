@@ -30,6 +30,11 @@ BY_BLOCKS = spec_of(fast_accum=False, **SCALED)
 PING_PONG = Shape(128, 128, 2, pingpong=True)
 
 CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
+    rules.room_in_tensor_memory: (
+        Shape(128, 256),
+        spec_of(dtype=DType.E2M1X2, a_scaling=Scaling.NV, b_scaling=Scaling.NV),
+        None,
+    ),
     rules.one_mma_for_all_products: (Shape(128, 128), PAIR, "128x64x2_1x1"),
     rules.equal_shares_of_b: (
         Shape(64, 192, 3, pingpong=True),
@@ -77,7 +82,7 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
     ),
 }
 
-ARCHS = {rules.a_multiprocessor_of_its_own: Arch.SM80}
+ARCHS = {rules.a_multiprocessor_of_its_own: Arch.SM80, rules.room_in_tensor_memory: Arch.SM100A}
 """The architectures of rules that say nothing on sm_90a."""
 
 

@@ -105,6 +105,7 @@ def test_without_tma_planes_come_by_cp_async(arch: Arch, monkeypatch: pytest.Mon
         shipped=alone,
         reduced=(),
         promoted=(),
+        scaled=(),
         sized=(),
         middle=(),
         alone=None,

@@ -169,5 +169,5 @@ def test_a_program_is_simulated_from_torch_to_its_result() -> None:
 
 def test_another_architecture_says_that_it_has_no_mainloop_for_it() -> None:
     config = TileConfig(Arch.SM100A, 128, 64)
-    with pytest.raises(BuildError, match="no mainloop of sm_100a multiplies sums by the scales of blocks"):
+    with pytest.raises(BuildError, match="no mainloop of sm_100a scales blocks of 1x128 by 128x128"):
         build(Kernel(residual(), config, Alignment.TMA))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import ScalingType, SwizzleType
 
 from cute_backend.planning import Arch
 from cute_backend.spec import DType
@@ -64,6 +65,24 @@ class Problem:
         of_block = torch.arange(blocks, device=self.device)[:, None]
         return ((5 * of_block + 3 * torch.arange(lines, device=self.device)) % 13 + 1.0).t() / 8
 
+    def fp4(self, lines: int, generator: torch.Generator) -> Tensor:
+        """(lines, K / 2) of two values of E2M1: halves of operands, to the nearest of them."""
+        halves = (self.operand(lines, self.k, dtype=torch.float32, generator=generator) * 2).round()
+        codes = halves.abs().clamp(max=4).to(torch.uint8) + 8 * (halves < 0).to(torch.uint8)
+        return (codes[:, ::2] | codes[:, 1::2] << 4).view(torch.float4_e2m1fn_x2)
+
+    def tiles(self, lines: int, block: int, dtype: torch.dtype) -> Tensor:
+        """Scales of blocks of `block` values in tiles of 128 lines by 4 (cuBLAS, "1D Block Scaling"): no
+        neighbour has the value of another, and what pads them is zeros."""
+        count, first = -(-self.k // block), 124 if dtype is torch.float8_e8m0fnu else 0x28
+        line, scale = torch.arange(lines)[:, None], torch.arange(count)
+        codes = first + (5 * scale + 3 * line + line // 32 + scale // 4) % 7
+        place = (line // 128 * -(-count // 4) + scale // 4) * 512
+        place = place + line % 32 * 16 + line % 128 // 32 * 4 + scale % 4
+        flat = torch.zeros(-(-lines // 128) * -(-count // 4) * 512, dtype=torch.uint8)
+        flat = flat.scatter(0, place.flatten(), codes.to(torch.uint8).flatten())
+        return flat.view(dtype).to(self.device)
+
     def ramp(self, count: int) -> Tensor:
         """(count,) fp32: (i + 1) / count."""
         return torch.arange(1, count + 1, device=self.device, dtype=torch.float32) / count
@@ -103,6 +122,12 @@ MAKERS: dict[str, Maker] = {
     "bias_wide": lambda p, g: p.randn(2 * p.n, dtype=torch.bfloat16, generator=g),
     "blocks_a": lambda p, g: p.blocks(p.m, -(-p.k // 128)),
     "blocks_b": lambda p, g: p.blocks(-(-p.n // 128), -(-p.k // 128)).t(),
+    "a_fp4": lambda p, g: p.fp4(p.m, g),
+    "b_fp4": lambda p, g: p.fp4(p.n, g).t(),
+    "mx_a": lambda p, g: p.tiles(p.m, 32, torch.float8_e8m0fnu),
+    "mx_b": lambda p, g: p.tiles(p.n, 32, torch.float8_e8m0fnu),
+    "nv_a": lambda p, g: p.tiles(p.m, 16, E4M3),
+    "nv_b": lambda p, g: p.tiles(p.n, 16, E4M3),
     "scale_a_one": lambda p, g: torch.full((), 0.25, device=p.device),
     "scale_b_one": lambda p, g: torch.full((), 0.5, device=p.device),
     "scale_out": lambda p, g: torch.full((), 4.0, device=p.device),
@@ -175,6 +200,9 @@ ROWWISE = {"scale_a": "colvec", "scale_b": "rowvec"}
 
 BLOCKWISE: dict[str, Epilogue] = {}
 """Epilogues of block-scaled products, which run only on Hopper."""
+
+MMA_SCALED: dict[str, Epilogue] = {}
+"""Epilogues of products whose blocks the MMA scales, which run only on data center Blackwell."""
 
 GROUPED: dict[str, Epilogue] = {}
 """Epilogues of grouped products, which run on Hopper and Blackwell."""
@@ -347,6 +375,28 @@ def blockwise(a, b, blocks_a, blocks_b):
 def blockwise_silu_residual(a, b, blocks_a, blocks_b, bias, residual):
     y = torch._scaled_mm(a, b, blocks_a, blocks_b, bias, out_dtype=torch.bfloat16)
     return F.silu(y) + residual
+
+
+@epilogue({"bias": "rowvec", "exact0": "exact"}, "bf16", table=MMA_SCALED)
+def mxfp8_silu_residual(a, b, mx_a, mx_b, bias, residual):
+    y = torch._scaled_mm(a, b, mx_a, mx_b, bias, out_dtype=torch.bfloat16)
+    return F.silu(y) + residual
+
+
+@epilogue({"exact0": "exact"}, "bf16", "bf16", table=MMA_SCALED)
+def mxfp4_residual_amax(a_fp4, b_fp4, mx_a, mx_b, residual):
+    y = torch._scaled_mm(a_fp4, b_fp4, mx_a, mx_b, out_dtype=torch.bfloat16) + residual
+    return y, y.abs().amax(-1)
+
+
+@epilogue({"scale_a": "scalar", "scale_b": "scalar", "exact0": "exact"}, "bf16", table=MMA_SCALED)
+def nvfp4_gelu_mul(a_fp4, b_fp4, nv_a, nv_b, scale_a_one, scale_b_one, other):
+    # Scales of blocks, and one of each operand, as of NVIDIA's checkpoints.
+    recipe = [ScalingType.BlockWise1x16, ScalingType.TensorWise]
+    swizzle = [SwizzleType.SWIZZLE_32_4_4, SwizzleType.NO_SWIZZLE]
+    of_a, of_b = [nv_a, scale_a_one], [nv_b, scale_b_one]
+    y = F.scaled_mm(a_fp4, b_fp4, of_a, recipe, of_b, recipe, swizzle, swizzle)
+    return F.gelu(y, approximate="tanh") * other
 
 
 @epilogue({}, "bf16", table=GROUPED)

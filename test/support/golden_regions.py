@@ -7,16 +7,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import cute_backend
 from cute_backend.api import Region
 from cute_backend.planning import Arch
-from support.epilogues import BLOCKS, BLOCKWISE, EPILOGUES, GROUPED, Problem
+from support.epilogues import BLOCKS, BLOCKWISE, EPILOGUES, GROUPED, MMA_SCALED, Problem
 
 ARCHS = ("sm_90a", "sm_100a", "sm_80", "sm_86", "sm_89", "sm_103a", "sm_120a", "sm_121a")
 
 
-PROGRAMS = EPILOGUES | BLOCKWISE | GROUPED | BLOCKS
+PROGRAMS = EPILOGUES | BLOCKWISE | MMA_SCALED | GROUPED | BLOCKS
 
 
 NAMES = {arch: [name for name in EPILOGUES if EPILOGUES[name].runs_on(Arch.of_name(arch))] for arch in ARCHS}
 NAMES["sm_90a"] += BLOCKWISE
+NAMES["sm_100a"] += MMA_SCALED
 for grouping in ("sm_90a", "sm_100a"):
     NAMES[grouping] += [*GROUPED, *BLOCKS]
 # These share the template of another, and differ in tiles and stages, if in anything.

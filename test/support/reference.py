@@ -30,7 +30,9 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 def _scaled_mm_f64(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None = None, **_
 ) -> Tensor:
-    if scale_a.dim() == 2 and (scale_a.shape[1], scale_b.shape[0]) != (1, 1):
+    if scale_a.dtype is not torch.float32:
+        product = _of_tiles(a, scale_a) @ _of_tiles(b.t(), scale_b).t()
+    elif scale_a.dim() == 2 and (scale_a.shape[1], scale_b.shape[0]) != (1, 1):
         a, b = _scaled_blocks(a, scale_a), _scaled_blocks(b.t(), scale_b.t()).t()
         product = a @ b
     else:
@@ -45,6 +47,33 @@ def _scaled_blocks(operand: Tensor, scales: Tensor) -> Tensor:
     return (
         operand.double() * scales.double().repeat_interleave(lines, 0)[:rows].repeat_interleave(128, 1)[:, :k]
     )
+
+
+_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
+
+
+def _of_tiles(operand: Tensor, scales: Tensor) -> Tensor:
+    """(lines, K) multiplied by the scales of blocks that lie in tiles of 128 lines by 4."""
+    if operand.dtype is torch.float4_e2m1fn_x2:
+        codes = operand.contiguous().view(torch.uint8)
+        values = torch.empty(codes.shape[0], 2 * codes.shape[1], dtype=torch.float64)
+        values[:, ::2], values[:, 1::2] = _E2M1[(codes & 15).long()], _E2M1[(codes >> 4).long()]
+    else:
+        values = operand.double()
+    lines, k = values.shape
+    block = 32 if scales.dtype is torch.float8_e8m0fnu else 16
+    line, scale = torch.arange(lines)[:, None], torch.arange(k)[None, :] // block
+    wide = ((k + block - 1) // block + 3) // 4
+    place = (line // 128 * wide + scale // 4) * 512 + line % 32 * 16 + line % 128 // 32 * 4 + scale % 4
+    return values * scales.view(torch.uint8)[place].view(scales.dtype).double()
+
+
+def _scaled_mm_v2_f64(
+    a: Tensor, b: Tensor, of_a: list[Tensor], _a: object, of_b: list[Tensor], *_: object
+) -> Tensor:
+    """`F.scaled_mm` by scales of blocks, and of whole operands."""
+    product = _of_tiles(a, of_a[0]) @ _of_tiles(b.t(), of_b[0]).t()
+    return product * of_a[1].double() * of_b[1].double()
 
 
 def _addmm_f64(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -69,6 +98,7 @@ def in_float64(epilogue: Epilogue, inputs: tuple[Tensor, ...]) -> tuple[Tensor, 
         patch("torch._scaled_mm", _scaled_mm_f64),
         patch("torch.addmm", _addmm_f64),
         patch("torch.baddbmm", _baddbmm_f64),
+        patch("torch.nn.functional.scaled_mm", _scaled_mm_v2_f64),
         patch("torch.nn.functional.grouped_mm", _grouped_mm_f64),
     ):
         return as_tuple(epilogue.fn(*inputs))

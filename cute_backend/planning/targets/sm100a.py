@@ -12,12 +12,19 @@ from cute_backend.planning.targets.target import (
     TileTime,
     Timing,
 )
-from cute_backend.spec import DType
+from cute_backend.spec import DType, Scaling
 
 _TILES = Tiles(
     shipped=(
         Shape(256, 256, 2, ctas=2),
         Shape(256, 128, 2, ctas=2),
+        Shape(128, 128),
+        Shape(128, 64),
+    ),
+    scaled=(
+        Shape(256, 192, 2, ctas=2),
+        Shape(256, 128, 2, ctas=2),
+        Shape(128, 256),
         Shape(128, 128),
         Shape(128, 64),
     ),
@@ -54,7 +61,7 @@ TARGET = Target(
     smem_bytes=227 * 1024,
     least_ab_stages=3,
     template="cute_backend.templates.sm100:Sm100Gemm",
-    operands=frozenset((DType.E4M3, DType.E5M2, DType.BF16, DType.F16)),
+    operands=frozenset((DType.E4M3, DType.E5M2, DType.E2M1X2, DType.BF16, DType.F16)),
     tma=True,
     promotes=False,
     # The data sheet's 4.5 PFLOP/s in fp8, without sparsity, of 148 multiprocessors at 1.86 GHz.
@@ -67,5 +74,6 @@ TARGET = Target(
     row_bits=2560,
     epilogue_registers=MAX_REGISTERS,  # a CTA has too few threads to have fewer
     tiles=_TILES,
+    scalings=frozenset((Scaling.MX, Scaling.NV)),
     timing=_TIMING,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cute_backend.planning.targets.h200 import H200
 from cute_backend.planning.targets.target import Accumulators, Shape, Target, Tiles
-from cute_backend.spec import DType
+from cute_backend.spec import DType, Scaling
 
 _TILES = Tiles(
     shipped=(
@@ -101,6 +101,7 @@ TARGET = Target(
     least_ab_stages=3,
     template="cute_backend.templates.sm90:Sm90Gemm",
     operands=frozenset((DType.E4M3, DType.E5M2, DType.BF16, DType.F16)),
+    scalings=frozenset((Scaling.LINE, Scaling.SQUARE)),
     tma=True,
     promotes=True,
     # The data sheet's 1979 TFLOP/s in fp8, without sparsity, of 132 multiprocessors at 1.83 GHz.

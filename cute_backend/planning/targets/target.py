@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
-from cute_backend.spec import DType
+from cute_backend.spec import DType, Scaling
 
 _FP8 = (DType.E4M3, DType.E5M2)
 
@@ -68,6 +69,8 @@ class Tiles:
     shipped: tuple[Shape, ...]
     tried: tuple[Shape, ...]
     clusters: tuple[tuple[int, int], ...]
+    scaled: tuple[Shape, ...] = ()
+    """Tiles of products whose blocks the MMA scales, which leave tensor memory room for the scales."""
     reduced: tuple[Shape, ...] = ()
     promoted: tuple[Shape, ...] = ()
     alone: Shape | None = None
@@ -87,13 +90,14 @@ class Tiles:
     @property
     def tables(self) -> dict[str, tuple[Shape, ...]]:
         """The tables by name, each of which a launch may choose from."""
-        return {"shipped": self.shipped, "reduced": self.reduced, "promoted": self.promoted}
+        return {name: getattr(self, name) for name in ("shipped", "reduced", "promoted", "scaled")}
 
     @property
     def all(self) -> tuple[Shape, ...]:
         """Every tile that is named here."""
         alone = () if self.alone is None else (self.alone,)
-        return (*self.shipped, *self.reduced, *self.promoted, *self.sized, *self.middle, *self.tried, *alone)
+        tables = (self.shipped, self.reduced, self.promoted, self.scaled, self.sized, self.middle, self.tried)
+        return (*chain(*tables), *alone)
 
 
 class Cut(NamedTuple):
@@ -182,6 +186,8 @@ class Target:
     """The registers that a thread of the epilogue may use."""
     tiles: Tiles
     timing: Timing = field(repr=False)
+    scalings: frozenset[Scaling] = frozenset()
+    """The blocks by whose scales its mainloops multiply."""
 
     def __post_init__(self) -> None:
         for fault in (self._identity(), self._layout(), self._tables()):
@@ -192,11 +198,6 @@ class Target:
     def fp8(self) -> bool:
         """Whether its MMA multiplies fp8."""
         return not self.operands.isdisjoint(_FP8)
-
-    @property
-    def scales_blocks(self) -> bool:
-        """Whether its template multiplies promoted sums by scales of blocks."""
-        return self.promotes and self.tma
 
     @property
     def groups(self) -> bool:

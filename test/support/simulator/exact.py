@@ -24,6 +24,7 @@ from cute_backend.spec import (
     ProductKind,
     ReduceKind,
     Reduction,
+    Scaling,
     Store,
     Stride,
 )
@@ -69,13 +70,21 @@ def promoted(spec: EpilogueSpec) -> EpilogueSpec:
 
 
 def integers(shape: tuple[int, int], dtype: DType, generator: torch.Generator) -> Tensor:
-    return torch.randint(-2, 3, shape, generator=generator).to(TORCH_DTYPES[dtype])
+    values = torch.randint(-2, 3, shape, generator=generator)
+    return fp4(values) if dtype is DType.E2M1X2 else values.to(TORCH_DTYPES[dtype])
+
+
+def fp4(values: Tensor) -> Tensor:
+    """Integers of -4 to 4 but 3, (lines, K), as E2M1, two in a byte."""
+    codes = torch.tensor([0, 2, 4, 0, 6])[values.abs().long()] + 8 * (values < 0)
+    return (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8).view(torch.float4_e2m1fn_x2)
 
 
 def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Every product and sum of these is an integer below 2**24: one rounding is left, that of the store.
 
-    Rows and columns have scales of their own, so that one read for another changes the result.
+    Rows and columns have scales of their own, so that one read for another changes the result. K counts
+    values, of which a byte has two of fp4.
     """
     generator = torch.Generator().manual_seed(m + n + k)
     [acc] = spec.accumulators
@@ -95,12 +104,33 @@ def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], 
 
 
 def block_scales(acc: Accumulator, m: int, n: int, k: int) -> tuple[list[Tensor], list[Tensor]]:
-    """The scales of A and of B, laid out as torch wants them: neighbours along either axis differ."""
+    """The scales of A and of B, laid out as torch wants them: neighbours along either axis differ, and those
+    of one MMA's, one word's and one tile's scales away."""
+    if acc.a_scaling.by_mma:
+        return [tiled(acc.a_scaling, m, k, 5)], [tiled(acc.b_scaling, n, k, 3)]
     blocks = torch.arange(-(-k // 128))
     rows, columns = (torch.arange(count) for count in (acc.a_scaling.blocks(m), acc.b_scaling.blocks(n)))
     of_a = (5 * blocks[:, None] + rows) % 13 + 1.0
     of_b = (3 * blocks + 7 * columns[:, None]) % 11 + 1.0
     return [of_a.t()], [of_b.t()]
+
+
+def tiled(scaling: Scaling, lines: int, k: int, step: int) -> Tensor:
+    """Scales of single lines in tiles of 128 rows by 4 (cuBLAS, "1D Block Scaling"): 1 to 8 as powers of two,
+    or numbers of 1 to 7. What pads them is the largest finite scale."""
+    count = -(-k // scaling.facts.k)
+    rows, columns = torch.meshgrid(torch.arange(lines), torch.arange(count), indexing="ij")
+    kinds = 4 if scaling is Scaling.MX else 7
+    numbers = (step * columns + rows + rows // 32 + columns // 4) % kinds
+    codes = (
+        numbers + 127 if scaling is Scaling.MX else (numbers + 1.0).to(torch.float8_e4m3fn).view(torch.uint8)
+    )
+    wide = -(-count // 4)
+    flat = torch.full((-(-lines // 128) * wide * 512,), 0x7E, dtype=torch.uint8)
+    flat[(rows // 128 * wide + columns // 4) * 512 + rows % 32 * 16 + rows % 128 // 32 * 4 + columns % 4] = (
+        codes.to(torch.uint8)
+    )
+    return flat.view(TORCH_DTYPES[scaling.facts.dtype])
 
 
 def check_exact(spec: EpilogueSpec, problem: tuple[int, int, int], machine: Machine) -> Launch:

@@ -27,7 +27,17 @@ from cute_backend.runtime.compile import SYMBOL, Built, compile_kernel
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.simulator import simulate
 from cute_backend.simulator.host import HostProgram
-from cute_backend.spec import ROTATE_HALF, Axis, DType, EpilogueSpec, ReduceKind, Reduction, Scaling, Store
+from cute_backend.spec import (
+    ROTATE_HALF,
+    Accumulator,
+    Axis,
+    DType,
+    EpilogueSpec,
+    ReduceKind,
+    Reduction,
+    Scaling,
+    Store,
+)
 from support.simulator.exact import (
     grouped,
     groups,
@@ -52,6 +62,17 @@ BLOCKWISE = replace(
     loads=SPEC.loads[2:],
     ops=(replace(SPEC.ops[2], operands=("acc", "exact0")),),
 )
+BLACKWELL_SCALED = {
+    name: replace(
+        BLOCKWISE,
+        accumulators=(Accumulator("acc", dtype, dtype, a_scaling=scaling, b_scaling=scaling),),
+    )
+    for name, scaling, dtype in (
+        ("mxfp8", Scaling.MX, DType.E4M3),
+        ("mxfp4", Scaling.MX, DType.E2M1X2),
+        ("nvfp4", Scaling.NV, DType.E2M1X2),
+    )
+}
 COLUMNWISE = replace(BLOCKWISE, accumulators=(replace(BLOCKWISE.accumulators[0], b_scaling=Scaling.LINE),))
 SLOW = promoted(SPEC)
 ROTATED = replace(
@@ -116,6 +137,9 @@ BLOCK_SCALED = Subject(sm90(64, 128, pingpong=True), (72, 136, 1280), spec=BLOCK
 COLUMN_SCALED = Subject(sm90(64, 64), (72, 72, 1040), spec=COLUMNWISE)
 HALF_BLOCKS = Subject(sm90(64, 192, pingpong=True), (40, 328, 400), spec=BLOCKWISE)
 SCALED_PARTS = Subject(sm90(64, 64, split_k=4), (40, 72, 640), spec=BLOCKWISE)  # 2, 2, 1 and 0 blocks
+MXFP8 = Subject(sm100(128, 64), (136, 200, 1152), spec=BLACKWELL_SCALED["mxfp8"])
+MXFP4 = Subject(sm100(128, 128), (136, 136, 1056), spec=BLACKWELL_SCALED["mxfp4"])
+NVFP4 = Subject(sm100(256, 192, 2, ctas=2), (264, 392, 544), spec=BLACKWELL_SCALED["nvfp4"])
 WARPS = Subject(sm80(64, 64), (136, 136, 896), spec=scaled_residual(DType.BF16, DType.BF16))
 FEW_K_TILES = replace(WARPS, problem=(72, 72, 72))
 MANY_SUBTILES = replace(WARPS, config=sm80(128, 128), problem=(136, 136, 72))
@@ -147,6 +171,9 @@ SUBJECTS = {
     "block-scaled": BLOCK_SCALED,
     "column-scaled": COLUMN_SCALED,
     "scaled parts": SCALED_PARTS,
+    "MXFP8": MXFP8,
+    "MXFP4": MXFP4,
+    "NVFP4 by a pair": NVFP4,
     "hopper multicast": HOPPER_MULTICAST,
     "reducing": REDUCING,
     "parts": PARTS,
@@ -180,6 +207,7 @@ class Text(Enum):
     TMA_FEED = "tma_feed"
     BLOCK_SCALED = "block_scaled"
     BLOCK_SCALES = "block_scales"
+    MMA_SCALED = "mma_scaled"
     GEMM = "gemm"
     MODULE = "the generated module"
     PTX = "the PTX, where the old text is a regular expression"
@@ -209,7 +237,7 @@ _USERS = {
 }
 """The module that uses an edited one where the template itself does not, and how the template imports it."""
 
-_BY_MODULES_ALONE = (Text.FINISH, Text.BLOCK_SCALED)
+_BY_MODULES_ALONE = (Text.FINISH, Text.BLOCK_SCALED, Text.MMA_SCALED)
 """Modules that generated modules import, and templates don't."""
 
 

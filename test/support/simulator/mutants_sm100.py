@@ -16,6 +16,9 @@ from support.simulator.mutants import (
     BLACKWELL_ROTATING,
     MASKED,
     MULTICAST,
+    MXFP4,
+    MXFP8,
+    NVFP4,
     ONE,
     PAIR,
     RELEASED_UNREAD,
@@ -117,7 +120,7 @@ MUTANTS = [
         instead(
             "**stages_of(smem, self.acc_ring)",
             "**stages_of(smem, self.acc_ring) | "
-            "{'barrier_storage': smem.allocate_array(cutlass.Int64, 2 * ACC_STAGES - 1)}",
+            "{'barrier_storage': smem.allocate_array(cutlass.Int64, 2 * self.acc_stages - 1)}",
         ),
         BarrierError,
         r"mbarrier\.init of the mbarrier at .* which warp 0 .* has initialised",
@@ -136,6 +139,82 @@ MUTANTS = [
         RaceError,
         r"tcgen05\.mma.*reads shared",
         Text.PTX,
+    ),
+    # Scales of blocks.
+    Mutant(
+        "scales of the k tile before",
+        MXFP8,
+        instead(
+            "cute.copy(scale_tmas[i].atom, t_g[(None, k)]",
+            "cute.copy(scale_tmas[i].atom, t_g[(None, cutlass.max(k - 1, 0))]",
+        ),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "scales of the other half of a tile's columns",
+        MXFP8,
+        instead("% SCALE_TILE[0]", "% SCALE_TILE[0] * 0"),
+        WrongNumbers,
+        "are wrong",
+        Text.MMA_SCALED,
+    ),
+    Mutant(
+        "scales of the other half of a word",
+        MXFP4,
+        instead("scales.a[block]", "scales.a[(None, None, k_block ^ 1)]"),
+        WrongNumbers,
+        "are wrong",
+        Text.MMA_SCALED,
+    ),
+    Mutant(
+        "scales copied after their products",
+        NVFP4,
+        instead(
+            "mma.set(tcgen05.Field.ACCUMULATE, True)\n        return mma",
+            "mma.set(tcgen05.Field.ACCUMULATE, True)\n"
+            "        for copy in scales.copies:\n            copy.run(stage)\n        return mma",
+        ),
+        WrongNumbers,
+        "",
+        Text.MMA_SCALED,
+    ),
+    Mutant(
+        "a stage of scales released before they are copied",
+        MXFP8,
+        early("ab_pipeline.consumer_release(ab_state)", "ab_pipeline.consumer_wait(ab_state)"),
+        RaceError,
+        STILL_READ.format(SHARED),
+    ),
+    Mutant(
+        "the bytes of scales not expected",
+        MXFP8,
+        without("ab_bytes += cast(MmaScales, self.mainloop.scaling).stage_bytes(config)"),
+        RaceError,
+        r"tcgen05\.cp.*reads shared",
+    ),
+    Mutant(
+        "scales of B where those of A are",
+        NVFP4,
+        instead("(0, self.scaling.a_columns(config))", "(0, 0)"),
+        WrongNumbers,
+        "are wrong",
+        Text.MMA_SCALED,
+    ),
+    Mutant(
+        "scales in columns that are not allocated",
+        MXFP4,
+        instead("+ (scales.columns(config) if scales else 0)", ""),
+        IllegalAccess,
+        "tensor memory columns",
+    ),
+    Mutant(
+        "scales of one CTA for both of a pair",
+        NVFP4,
+        instead("row * self.scaling.a_tiles(config)", "row // 2 * 2 * self.scaling.a_tiles(config)"),
+        WrongNumbers,
+        "are wrong",
+        Text.MMA_SCALED,
     ),
     # Groups of rows.
     Mutant(

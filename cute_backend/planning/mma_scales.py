@@ -1,0 +1,80 @@
+"""Scales of blocks that the MMA applies: their place in shared memory and in tensor memory.
+
+A word has four scales of a row, one after the other along K. A tile of 128 rows of them is 512 bytes, which
+tcgen05.cp copies to four columns of tensor memory (PTX ISA, tcgen05.cp.32x128b.warpx4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from cute_backend.planning.tiles import TILE_K_BYTES, TileConfig
+from cute_backend.spec import SCALE_TILE, DType, EpilogueSpec, Scaling
+
+TMEM_COLUMNS = 512
+"""Columns of tensor memory (PTX ISA, "Tensor Memory")."""
+
+ACC_STAGES = 2
+"""Accumulators in tensor memory, so that the epilogue of one tile runs under the MMA of the next; one where
+two leave no columns for scales."""
+
+_ROWS, _A_WORD = SCALE_TILE
+_TILE_BYTES = _ROWS * _A_WORD
+_TILE_COLUMNS = 4
+
+
+@dataclass(frozen=True)
+class MmaScales:
+    """The scales that one k tile of operands of `dtype` has."""
+
+    scaling: Scaling
+    dtype: DType
+
+    @staticmethod
+    def of(spec: EpilogueSpec) -> MmaScales | None:
+        """The scales of a spec's products, or None if the MMA scales none."""
+        product = spec.product
+        return MmaScales(product.a_scaling, product.a_dtype) if product.a_scaling.by_mma else None
+
+    @property
+    def words(self) -> int:
+        """Words of a row for one k tile."""
+        values = TILE_K_BYTES * 8 // self.dtype.bits * self.dtype.values
+        return values // (_A_WORD * self.scaling.facts.k)
+
+    def a_tiles(self, config: TileConfig) -> int:
+        """Tiles of 128 rows that a CTA's rows of A have."""
+        return config.cta_rows // _ROWS
+
+    def b_tiles(self, config: TileConfig) -> int:
+        """Tiles of 128 columns of one B that an output tile reaches into, wherever it begins. Each CTA of a
+        pair has those of all columns."""
+        columns = config.mma_n // config.pieces
+        return -(-(columns + _ROWS - gcd(columns, _ROWS)) // _ROWS)
+
+    def stage_bytes(self, config: TileConfig) -> int:
+        """Shared memory of one CTA for the scales of a k tile."""
+        tiles = self.a_tiles(config) + config.pieces * self.b_tiles(config)
+        return tiles * self.words * _TILE_BYTES
+
+    def a_columns(self, config: TileConfig) -> int:
+        """Columns of tensor memory for the scales of A."""
+        return self.a_tiles(config) * self.words * _TILE_COLUMNS
+
+    def columns(self, config: TileConfig) -> int:
+        """Columns of tensor memory for all scales."""
+        tiles = self.a_tiles(config) + config.pieces * self.b_tiles(config)
+        return tiles * self.words * _TILE_COLUMNS
+
+
+def tmem_columns(config: TileConfig, scales: MmaScales | None) -> int:
+    """Columns to allocate for all accumulators and scales: a power of two (PTX ISA, tcgen05.alloc)."""
+    columns = acc_stages(config, scales) * config.mma_n + (scales.columns(config) if scales else 0)
+    return 1 << (columns - 1).bit_length()
+
+
+def acc_stages(config: TileConfig, scales: MmaScales | None) -> int:
+    """Accumulators that fit tensor memory beside the scales; 0 where not even one does."""
+    columns = scales.columns(config) if scales else 0
+    return min(ACC_STAGES, (TMEM_COLUMNS - columns) // config.mma_n)

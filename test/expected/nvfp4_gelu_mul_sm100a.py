@@ -1,0 +1,90 @@
+"""t1 = acc * scale_a * scale_b
+   out0 = bf16(t1 * 0.5 * (tanh((t1 + t1 * t1 * t1 * 0.044715) * 0.7978846) + 1) * exact0)
+
+    a_scales  1x16     e4m3  tensor_memory   brought by TMA with each k tile, and copied there for the MMA
+    b_scales  1x16     e4m3  tensor_memory   brought by TMA with each k tile, and copied there for the MMA
+    scale_a   scalar   f32   scalar          read once, before the accumulator wait
+    scale_b   scalar   f32   scalar          read once, before the accumulator wait
+    exact0    exact    bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait
+
+cute_scaled_mm_gelu_mul_256x128_f72020e2:
+sm_100a, tile 256x128_2x1_2cta, planes aligned to 16 bytes:
+256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 32 columns, raster 8.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
+"""
+
+from types import SimpleNamespace
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32
+
+from cute_backend.memory_ops import device_math as math
+from cute_backend.spec import DType, Scaling
+from cute_backend.planning import Arch, TileConfig
+from cute_backend.templates.epilogue import SmemOperand
+from cute_backend.templates.mma_scaled import Sm100MmaScaled
+from cute_backend.templates.sm100 import Sm100Gemm
+
+
+class Epilogue:
+    loads = ("scale_a", "scale_b", "exact0")
+    stores = ("out0",)
+    staged = ()
+    shared_loads = (
+        SmemOperand("exact0", BFloat16),
+    )
+    shared_stores = (
+        SmemOperand("out0", BFloat16),
+    )
+
+    @cute.jit
+    def begin(self, tile, glob):
+        scale_a = cute.make_rmem_tensor(1, Float32)
+        for i in cutlass.range_constexpr(1):
+            scale_a[i] = glob.scale_a[i]
+        scale_b = cute.make_rmem_tensor(1, Float32)
+        for i in cutlass.range_constexpr(1):
+            scale_b[i] = glob.scale_b[i]
+        return SimpleNamespace(scale_a=scale_a, scale_b=scale_b)
+
+    @cute.jit
+    def visit(self, sub, acc, glob, held, smem):
+        exact0_bf16 = cute.make_rmem_tensor(sub.elements, BFloat16)
+        sub.copy_from(smem.exact0, exact0_bf16)
+        exact0 = math.widen(exact0_bf16, Float32)
+        smem.release()
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
+        for e in cutlass.range_constexpr(sub.elements):
+            t0 = acc[e] * held.scale_a[0]
+            t1 = t0 * held.scale_b[0]
+            t3 = t1 * t1
+            t9_sigmoid_slope = t3 * 0.1029432395800235  # 0.7978846 * 2 * log2(e) * 0.044715
+            t9_sigmoid_line = t9_sigmoid_slope + 2.302208198144325  # 0.7978846 * 2 * log2(e)
+            t9_sigmoid_argument = t1 * t9_sigmoid_line
+            t9_sigmoid = math.logistic2(t9_sigmoid_argument)
+            t10 = t1 * t9_sigmoid
+            t11 = t10 * exact0[e]
+            out0[e] = t11
+        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
+
+
+gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2), Sm100MmaScaled(Scaling.NV, DType.E2M1X2))
+
+
+@cute.jit
+def launch(
+    a: cute.Tensor,
+    a_scales: cute.Tensor,
+    b: cute.Tensor,
+    b_scales: cute.Tensor,
+    scale_a: cute.Tensor,
+    scale_b: cute.Tensor,
+    exact0: cute.Tensor,
+    out0: cute.Tensor,
+    max_active_clusters: Int32,
+    stream: cuda.CUstream,
+):
+    gemm(a, [b], [scale_a, scale_b, exact0], [out0], max_active_clusters, stream, [a_scales, b_scales])

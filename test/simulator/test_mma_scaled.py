@@ -1,0 +1,119 @@
+"""Products whose blocks the MMA scales, on the simulated Blackwell: right to the bit in every format."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import cute_backend
+from cute_backend.planning import Arch, TileConfig, offered, unserved
+from cute_backend.replay import replay
+from cute_backend.runtime.build import build
+from cute_backend.simulator.simulate import run_region
+from cute_backend.spec import Axis, BColumns, Columns, DType, EpilogueSpec, ReduceKind, Reduction, Store
+from support.epilogues import MMA_SCALED, Problem
+from support.reference import TOLERANCE, as_tuple, in_float64, relative_error
+from support.simulator.exact import check_exact, fp4, integers, machine, op, sm100, tiled
+from support.simulator.mutants import BLACKWELL_SCALED
+
+FORMATS = list(BLACKWELL_SCALED)
+CONFIGS = [
+    sm100(256, 192, 2, ctas=2),
+    sm100(256, 128, 2, ctas=2),
+    sm100(128, 128),
+    sm100(128, 64),
+    sm100(128, 64, 2, 2),
+    sm100(256, 128, 4, ctas=2),
+    replace(sm100(128, 128), arch=Arch.SM103A),
+]
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.arch.value} {config.name}")
+def test_edges_in_every_direction(config: TileConfig, name: str) -> None:
+    """Rows, columns and K beyond the last tile; scales that are padded with the largest finite ones."""
+    problem = (config.tile_m + 133, config.tile_n + 72, 3 * 256 + 32)
+    launch = check_exact(BLACKWELL_SCALED[name], problem, machine(config))
+    assert build(launch.kernel).spill_bytes == 0
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("problem", [(1, 16, 32), (3, 136, 416), (192, 72, 160), (131, 69, 288)], ids=str)
+def test_few_rows_and_empty_tiles(problem: tuple[int, int, int], name: str) -> None:
+    check_exact(BLACKWELL_SCALED[name], problem, machine(sm100(128, 64, 2)))
+
+
+def test_every_ring_wraps_around() -> None:
+    for seed in (None, 1, 2):
+        check_exact(BLACKWELL_SCALED["nvfp4"], (128, 400, 13 * 256), machine(sm100(128, 64), seed))
+
+
+@pytest.mark.parametrize(
+    "columns", [(Columns.ALL,) * 2, (Columns.EVEN, Columns.ODD)], ids=["two", "neighbours"]
+)
+def test_pairs(columns: tuple[Columns, Columns]) -> None:
+    """acc0 - acc1, and the largest of each row. Of two Bs each has 128 columns of the MMA."""
+    (acc,) = BLACKWELL_SCALED["nvfp4"].accumulators
+    gate, up = (replace(acc, name=f"acc{i}", columns=each) for i, each in enumerate(columns))
+    row_max = Store("out1", "t0", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX))
+    spec = EpilogueSpec(
+        (gate, up), (), (op("t0", "sub", "acc0", "acc1"),), (Store("out0", "t0", DType.F32), row_max)
+    )
+    m, n, k = 136, 264, 544
+    wide = 2 * n if spec.b_columns is BColumns.INTERLEAVED else n
+    generator = torch.Generator().manual_seed(7)
+    a = [integers((m, k), DType.E2M1X2, generator), tiled(acc.a_scaling, m, k, 5)]
+    bs = [integers((wide, k), DType.E2M1X2, generator).t() for _ in range(spec.b_count)]
+    bs += [tiled(acc.b_scaling, wide, k, 3 + i) for i in range(spec.b_count)]
+    for config in offered(Arch.SM100A, spec):
+        assert config.products == 2
+        outputs, _ = run_region(spec, a, bs, [], machine(config))
+        for actual, expected in zip(outputs, replay(spec, a, bs, []), strict=True):
+            assert torch.equal(actual, expected)
+
+
+def test_mixed_fp8() -> None:
+    spec = BLACKWELL_SCALED["mxfp8"]
+    mixed = replace(spec, accumulators=(replace(spec.product, b_dtype=DType.E5M2),))
+    check_exact(mixed, (136, 72, 288), machine(sm100(128, 64)))
+
+
+def test_numbers_that_are_none_stay_in_their_rows() -> None:
+    """A scale of NaN, and the largest and the least powers of two."""
+    spec = replace(BLACKWELL_SCALED["mxfp8"], loads=(), ops=(), stores=(Store("out0", "acc", DType.F32),))
+    m, n, k = 128, 64, 128
+    a, b = torch.ones(m, k).to(torch.float8_e4m3fn), torch.ones(n, k).to(torch.float8_e4m3fn).t()
+    of_a, of_b = (torch.full((512,), 127, dtype=torch.uint8) for _ in range(2))
+    of_a[5 * 16 + 2], of_a[6 * 16 + 1], of_a[7 * 16] = 0xFF, 254, 0
+    scales = [each.view(torch.float8_e8m0fnu) for each in (of_a, of_b)]
+    [actual], _ = run_region(spec, [a, scales[0]], [b, scales[1]], [], machine(sm100(128, 64)))
+    assert actual[5].isnan().all() and actual[6].isposinf().all()
+    assert (actual[7] == 3 * 32 + 32 * 2.0**-127).all()
+    assert (torch.cat([actual[:5], actual[8:]]) == k).sum() == (m - 3) * n
+
+
+@pytest.mark.parametrize("name", MMA_SCALED)
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.sim) for seed in range(2, 9))])
+def test_programs_are_simulated_from_torch_to_their_results(name: str, seed: int) -> None:
+    program = MMA_SCALED[name]
+    inputs = program.inputs(Problem(136, 208, 288))
+    results = cute_backend.simulate(program.fn, *inputs, arch="sm_100a", async_seed=seed)
+    for result, expected in zip(as_tuple(results), in_float64(program, inputs), strict=True):
+        assert relative_error(result, expected) < TOLERANCE[torch.bfloat16]
+
+
+def test_other_architectures_have_no_mainloop_for_them() -> None:
+    nvfp4, mxfp8 = BLACKWELL_SCALED["nvfp4"], BLACKWELL_SCALED["mxfp8"]
+    assert "no MMA of sm_90a multiplies e2m1x2 by e2m1x2" in (unserved(nvfp4, Arch.SM90A.target) or "")
+    assert "no mainloop of sm_90a scales blocks of 1x32 by 1x32" in (unserved(mxfp8, Arch.SM90A.target) or "")
+    assert "no mainloop of sm_120a" in (unserved(mxfp8, Arch.SM120A.target) or "")
+    assert unserved(nvfp4, Arch.SM103A.target) is None
+
+
+def test_values_of_fp4_by_their_codes() -> None:
+    packed = fp4(torch.tensor([[-2, -1, 0, 1, 2, 4]]))
+    assert packed.view(torch.uint8).tolist() == [[0xAC, 0x20, 0x64]]
