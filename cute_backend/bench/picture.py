@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +14,36 @@ from cute_backend.errors import UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLORS = {
-    Runner.EAGER: "#9a9a9a",
-    Runner.INDUCTOR: "#e69f00",
-    Runner.MAX_AUTOTUNE: "#cc79a7",
-    Runner.QUACK: "#56b4e9",
-    Runner.CUTE: "#00589b",
-}
-"""Colours of Okabe and Ito's palette, which colour-blind readers can distinguish."""
+
+@dataclass(frozen=True)
+class Look:
+    """The colours of a picture, as matplotlib names them. `bars` are in Okabe and Ito's palette, which
+    colour-blind readers can distinguish; all differ from `paper` by a contrast of 2 or more, text by 4.5."""
+
+    paper: str
+    ink: str
+    baseline: str
+    bars: Mapping[Runner, str]
+
+
+LIGHT = Look(
+    paper="white",
+    ink="black",
+    baseline="#555555",
+    bars={
+        Runner.EAGER: "#9a9a9a",
+        Runner.INDUCTOR: "#e69f00",
+        Runner.MAX_AUTOTUNE: "#cc79a7",
+        Runner.QUACK: "#56b4e9",
+        Runner.CUTE: "#00589b",
+    },
+)
+DARK = Look(
+    paper="#0d1117",
+    ink="#e6edf3",
+    baseline="#9aa4af",
+    bars={**LIGHT.bars, Runner.CUTE: "#1f77c4"},
+)
 
 _WIDE = 12
 """As many problems as have room for their names in the usual size."""
@@ -40,25 +64,38 @@ def check(path: Path) -> None:
 
 
 def draw(results: Results, path: Path) -> None:
-    """Writes the picture of all tables, in the format of the path's ending. Raises UsageError as `check`."""
+    """Writes the picture of all tables, in the format of the path's ending, and for dark pages another one
+    beside it, whose name ends in "-dark". Raises UsageError as `check`."""
     check(path)
     try:
         figure(results).savefig(path, dpi=120)
+        figure(results, DARK).savefig(path.with_stem(f"{path.stem}-dark"), dpi=120)
     except OSError as error:
         raise UsageError(f"the picture can't be written to {path}: {error}") from error
 
 
-def figure(results: Results) -> Figure:
+def figure(results: Results, look: Look = LIGHT) -> Figure:
     """All tables, a panel a workload. Raises UsageError where nothing was measured beside a baseline."""
     panels = [(table, workload) for table in results.tables for workload in _workloads(table)]
     if results.ceilings is None or not panels:
         raise UsageError("there is nothing to draw: the results have no table with a baseline")
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    drawn = Figure(figsize=(10, 0.6 + 2.3 * len(panels)), layout="constrained", facecolor="white")
-    for axes, (table, workload) in zip(drawn.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
-        _panel(axes, table, workload, results.ceilings)
-    drawn.suptitle(f"{results.machine.gpu}, {results.date[:10]}: cute_backend and its peers", fontsize=11)
+    colors: Any = {
+        "axes.facecolor": look.paper,
+        "text.color": look.ink,
+        "axes.edgecolor": look.ink,
+        "axes.labelcolor": look.ink,
+        "xtick.color": look.ink,
+        "ytick.color": look.ink,
+    }
+    with rc_context(colors):
+        drawn = Figure(figsize=(10, 0.6 + 2.3 * len(panels)), layout="constrained", facecolor=look.paper)
+        every = drawn.subplots(len(panels), squeeze=False)[:, 0]
+        for axes, (table, workload) in zip(every, panels, strict=True):
+            _panel(axes, table, workload, results.ceilings, look)
+        drawn.suptitle(f"{results.machine.gpu}, {results.date[:10]}: cute_backend and its peers", fontsize=11)
     return drawn
 
 
@@ -74,7 +111,7 @@ def _workloads(table: TableResult) -> list[str]:
     )
 
 
-def _panel(axes: Any, table: TableResult, workload: str, ceilings: Ceilings) -> None:
+def _panel(axes: Any, table: TableResult, workload: str, ceilings: Ceilings, look: Look) -> None:
     cells = [Cell(workload, runner) for runner in Runner if Cell(workload, runner) != table.baseline]
     problems = [
         problem
@@ -87,7 +124,7 @@ def _panel(axes: Any, table: TableResult, workload: str, ceilings: Ceilings) -> 
     for index, cell in enumerate(cells):
         places = [number - 0.4 + width * (index + 0.5) for number in range(len(problems))]
         speeds = [_speed(problem, table.baseline, problem.median_us(cell)) for problem in problems]
-        axes.bar(places, speeds, width * 0.92, color=_COLORS[cell.runner], label=cell.runner.value)
+        axes.bar(places, speeds, width * 0.92, color=look.bars[cell.runner], label=cell.runner.value)
         if cell.runner is Runner.CUTE:
             for place, speed in zip(places, speeds, strict=True):
                 if speed:
@@ -101,11 +138,11 @@ def _panel(axes: Any, table: TableResult, workload: str, ceilings: Ceilings) -> 
         limits,
         [number - 0.45 for number in range(len(problems))],
         [number + 0.45 for number in range(len(problems))],
-        color="black",
+        color=look.ink,
         linewidth=1.4,
         label="limit",
     )
-    axes.axhline(1, color="#555555", linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
+    axes.axhline(1, color=look.baseline, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
     axes.set_ylim(0, 1.12 * max(tallest, *limits))
     axes.set_xlim(-0.55, len(problems) - 0.45)
     names = [_label(problem.name) for problem in problems]

@@ -189,7 +189,12 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="write the results; a PATH without .json is a folder, for <gpu>-<date>.json",
     )
-    parser.add_argument("--picture", metavar="FILE.png", type=Path, help="draw the speeds and the limit")
+    parser.add_argument(
+        "--picture",
+        metavar="FILE.png",
+        type=Path,
+        help="draw the speeds and the limit, and again for dark pages, as FILE-dark.png",
+    )
     parser.add_argument(
         "--draw",
         metavar="RESULTS.json",

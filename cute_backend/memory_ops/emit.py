@@ -264,10 +264,7 @@ class _Module:
             *(f"        {name}_draws = noise.Draws(sub)" for name in loop.draws),
             "        for e in cutlass.range_constexpr(sub.elements):",
             *(f"            {line}" for line in self._with_lines([*row, *column, *body])),
-            *(
-                f"        {line}"
-                for line in self._with_lines(behind)
-            ),
+            *(f"        {line}" for line in self._with_lines(behind)),
         ]
 
     def _with_lines(self, statements: list[str]) -> list[str]:

@@ -3,13 +3,15 @@
 from dataclasses import replace
 
 import pytest
+from matplotlib.colors import to_hex, to_rgba
 
 from cute_backend import UsageError
 from cute_backend.__main__ import main
 from cute_backend.bench import picture, show
 from cute_backend.bench.results import Measurement, Results, Timing, Work, raise_rates
-from cute_backend.bench.table import Rate, Ratio
+from cute_backend.bench.table import Rate, Ratio, Runner
 from support import sample_results
+from support.colours import contrast
 from support.sample_results import BARE, CEILINGS, FULL, INDUCTOR, QUACK, TORCH
 
 
@@ -88,7 +90,26 @@ def test_draw_shows_and_draws_without_a_gpu(tmp_path, capsys):
     assert "4096x4096x4096, SM clock 1500 to 1980 MHz" in out
     assert "quack full: not installed" in out
     assert "limits: a copy's 4.00 TB/s, read and written; torch's best product, fp8 1000, bf16 500" in out
-    assert drawn.read_bytes().startswith(b"\x89PNG")
+    for written in (drawn, tmp_path / "speed-dark.png"):
+        assert written.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("look", [picture.LIGHT, picture.DARK], ids=["light", "dark"])
+def test_a_picture_can_be_read_on_its_page(look):
+    figure = picture.figure(sample_results.results(), look)
+    assert figure.get_facecolor() == to_rgba(look.paper)
+    _, axes = figure.axes
+    assert axes.get_facecolor() == to_rgba(look.paper)
+    bars = [bar.get_facecolor() for bar in axes.patches]
+    (limits,) = axes.collections
+    (limit,) = limits.get_colors()
+    names = [*axes.get_xticklabels(), *axes.get_yticklabels(), *axes.get_legend().get_texts()]
+    words = [text.get_color() for text in (*names, axes.yaxis.label, axes.title)]
+    paper = to_hex(look.paper)
+    assert min(contrast(to_hex(color), paper) for color in (limit, *words)) >= 4.5
+    assert min(contrast(to_hex(color), paper) for color in bars) >= 2
+    assert {to_hex(text.get_color()) for text in axes.texts} == {"#ffffff"}
+    assert contrast("#ffffff", to_hex(look.bars[Runner.CUTE])) >= 4.5
 
 
 def test_a_wrong_result_is_shown_as_such_and_ends_with_status_1(tmp_path, capsys):
