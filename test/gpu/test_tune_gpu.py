@@ -37,7 +37,7 @@ sys.path[:0] = json.loads(sys.argv[1])
 noise, options = float(sys.argv[2]), json.loads(sys.argv[3])
 from torch._dynamo.utils import counters
 from support.epilogues import EPILOGUES, Problem
-import cute_backend
+import cute_backend.registration
 from cute_backend.fx_walk import tuning_jobs
 from cute_backend.runtime import launch, tuning_results
 
