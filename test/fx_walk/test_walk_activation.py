@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cute_backend.formula import formula
+from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.spec import Precision
 from support.fx_walk.synthetic import BF16, Graph, aten, called, rewritten, run, walk
 
@@ -46,7 +46,7 @@ def test_a_cpu_gets_what_its_eager_gives(use_gelu: bool, precision: Precision) -
 def test_the_gelu_of_a_gpu_is_the_one_by_tanh() -> None:
     for device, function in (("cpu", "erf"), ("cuda:0", "tanh")):
         (region,), rejections = walk(graph_of(device, use_gelu=True).graph)
-        assert not rejections and f"{function}(" in formula(region.spec)
+        assert not rejections and f"{function}(" in kernel_formula(region.spec)
 
 
 def test_a_gpu_bends_the_sum_as_it_was_accumulated() -> None:
@@ -62,4 +62,4 @@ def test_more_work_follows_it() -> None:
         negated = made.call(aten.neg.default, product)
     made.graph.output_node().args = ((negated,),)
     (region,), _ = walk(made.graph)
-    assert formula(region.spec) == "out0 = bf16(-relu(acc + bias))"
+    assert kernel_formula(region.spec) == "out0 = bf16(-relu(acc + bias))"

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cute_backend import config
-from cute_backend.formula import formula
 from cute_backend.fx_walk import settle
 from cute_backend.fx_walk.boundary import Boundary, Choices, choose
 from cute_backend.fx_walk.reasons import Reason
+from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.spec import Axis, DType, LoadKind
 from support.fx_walk.synthetic import Graph, aten, walk
 from support.traffic import Traffic, alone, fused
@@ -33,7 +33,7 @@ def of_an_element(traffic: Traffic) -> float:
 
 
 def formulas(traffic: Traffic) -> list[list[str]]:
-    return [formula(region.spec).splitlines() for region in traffic.regions]
+    return [kernel_formula(region.spec).splitlines() for region in traffic.regions]
 
 
 def low_rank(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ def test_the_larger_product_takes_what_follows_where_lora_adds_a_small_one() -> 
     """The small one's result is an operand, as the larger one's was before; no byte more crosses."""
     args = planes((M, K), *ADAPTED)
     ours, theirs = fused(low_rank, args), alone(low_rank, args)
-    assert [(region.problem[2], formula(region.spec)) for region in ours.regions] == [
+    assert [(region.problem[2], kernel_formula(region.spec)) for region in ours.regions] == [
         (K, "out0 = bf16(acc + exact0)"),
         (RANK, "out0 = bf16(acc * 0.5)"),
     ]
@@ -62,7 +62,7 @@ def test_gate_and_up_with_lora_are_a_pair() -> None:
     args = planes((M, K), *ADAPTED, *ADAPTED)
     ours, theirs = fused(gated, args), alone(gated, args)
     pair = max(ours.regions, key=lambda region: len(region.products))
-    assert formula(pair.spec).splitlines() == [
+    assert kernel_formula(pair.spec).splitlines() == [
         "t0 = acc0 + exact0",
         "out0 = bf16(t0 / (exp(-t0) + 1) * (acc1 + exact1))",
     ]

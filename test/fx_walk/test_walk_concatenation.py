@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cute_backend import config
-from cute_backend.formula import formula
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.reasons import Reason
+from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.spec import Part
 from support.fx_walk.synthetic import BF16, Graph, aten, walk
 from support.traffic import Traffic, alone, fused
@@ -162,4 +162,4 @@ def test_what_reads_a_joined_value_and_the_region_is_outside() -> None:
     both = made.call(aten.cat.default, [y, y], -1)
     made.output(made.call(aten.mul.Tensor, both, 2.0), y)
     (region,), _ = walk(made.graph)
-    assert formula(region.spec) == "out0 = bf16(relu(acc))"
+    assert kernel_formula(region.spec) == "out0 = bf16(relu(acc))"

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from cute_backend.backend import cute
-from cute_backend.formula import formula
 from cute_backend.fx_walk.free_strides import lay_in_rows
+from cute_backend.memory_ops.schedule import kernel_formula
 from support.fx_walk.synthetic import Graph, aten
 from support.traffic import alone, fused
 
@@ -35,7 +35,7 @@ def test_residual_adds_after_a_convolution_are_fused() -> None:
     """A layer more saves 10 planes: its product and gelu's are written and read once less."""
     ours, theirs = ([count(stream, operands(layers)) for layers in (2, 3)] for count in (fused, alone))
     adds = [region for region in ours[1].regions if region.spec.loads]
-    assert [formula(region.spec) for region in adds] == ["out0 = bf16(exact0 + acc)"] * 3
+    assert [kernel_formula(region.spec) for region in adds] == ["out0 = bf16(exact0 + acc)"] * 3
     saved = [before.bytes - after.bytes for before, after in zip(theirs, ours, strict=True)]
     plane = 2 * B * S * C
     assert saved[1] - saved[0] == (2 * 4 + 2) * plane

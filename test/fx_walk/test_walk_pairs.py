@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import fx
 
-from cute_backend.formula import formula
 from cute_backend.fx_walk.pairs import column_slice
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.rewrite import rewrite
+from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.spec import Columns, DType, LoadKind, Part, Stride
 from support.fx_walk.compared import assert_same_after_the_pass, inputs_of
 from support.fx_walk.pairs import CUTS, Cut, K, M, N, halves, neighbours, the_region
@@ -45,7 +45,7 @@ def test_two_products_of_one_a_are_one_region(gate_first: bool) -> None:
     region = the_region(graph)
     assert region.products == [gate, up]
     accs = ("acc0", "acc1") if gate_first else ("acc1", "acc0")
-    assert formula(region.spec) == f"out0 = bf16(relu({accs[0]}) * {accs[1]})"
+    assert kernel_formula(region.spec) == f"out0 = bf16(relu({accs[0]}) * {accs[1]})"
     assert region.b_views == [(gate.args[1], None), (up.args[1], None)] and region.a_nodes == [a]
     assert_same_after_the_pass(graph, 1)
 
@@ -64,7 +64,7 @@ def test_each_product_has_scales_and_a_bias_of_its_own() -> None:
         halves.append(node)
     region = the_region(made.output(made.call(aten.mul.Tensor, *halves)))
     assert [load.name for load in region.spec.loads] == ["scale_a", "scale_b0", "bias0", "scale_b1", "bias1"]
-    assert formula(region.spec) == (
+    assert kernel_formula(region.spec) == (
         "out0 = bf16((acc0 * scale_a * scale_b0 + bias0) * (acc1 * scale_a * scale_b1 + bias1))"
     )
 

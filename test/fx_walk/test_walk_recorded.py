@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cute_backend.formula import formula
 from cute_backend.fx_walk.rewrite import rewrite
 from cute_backend.fx_walk.static import fake, tensor_of
+from cute_backend.memory_ops.schedule import kernel_formula
 from support.fx_walk import graph_text
 from support.fx_walk.recorded import FOLDERS, GRAPHS, walked
 from support.fx_walk.synthetic import OP, called
@@ -25,7 +25,7 @@ def summary(path: Path) -> str:
         names = ", ".join(node.name for node in region.products)
         loads = ", ".join(f"{load.name}: {load.kind.value} {load.dtype.value}" for load in region.spec.loads)
         outputs = ", ".join(f"{node.name} = out{index}" for node, index in region.outputs.items())
-        lines += [f"{names} ({loads})", *formula(region.spec).splitlines(), f"  {outputs}"]
+        lines += [f"{names} ({loads})", *kernel_formula(region.spec).splitlines(), f"  {outputs}"]
     lines += [f"{rejection.node}: {rejection.reason.value}" for rejection in rejections]
     return "\n".join(lines) + "\n"
 

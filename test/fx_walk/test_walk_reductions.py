@@ -20,11 +20,11 @@ from torch._inductor import config as inductor_config
 import cute_backend
 from cute_backend import config
 from cute_backend.backend import cute
-from cute_backend.formula import formula
 from cute_backend.fx_walk.collect import GraphReport, collect
 from cute_backend.fx_walk.reasons import LABEL, Reason
 from cute_backend.fx_walk.reductions import find_reductions
 from cute_backend.fx_walk.rewrite import rewrite
+from cute_backend.memory_ops.schedule import kernel_formula
 from support.fx_walk.synthetic import BF16, E4M3, F32, OP, Graph, aten, called, prims, run, walk
 
 pytestmark = pytest.mark.usefixtures("free_launches")
@@ -186,7 +186,7 @@ def test_a_program(name: str) -> None:
     program = PROGRAMS[name]
     report, inputs = report_of(program.fn)
     (region,) = report.regions
-    assert tuple(formula(region.spec).splitlines()) == program.formula
+    assert tuple(kernel_formula(region.spec).splitlines()) == program.formula
     rewrite(report.graph, report.regions)
     calls = called(report.graph)
     assert [call for call in calls if call not in (EPILOGUE, "aten.squeeze.dims")] == list(program.left)
@@ -200,14 +200,14 @@ def test_a_square_plane_is_reduced_along_the_axis_that_is_named() -> None:
     a, b = torch.randint(-1, 2, (N, K)).to(BF16), torch.randint(-1, 2, (K, N)).to(BF16)
     for axis, kind in ((0, "column"), (1, "row")):
         (report,) = collect(lambda a, b, axis=axis: (a @ b).sum(axis), (a, b))
-        assert formula(report.regions[0].spec) == f"out0 = bf16({kind}_sum(acc))"
+        assert kernel_formula(report.regions[0].spec) == f"out0 = bf16({kind}_sum(acc))"
 
 
 @pytest.mark.parametrize(("m", "dim", "kind"), [(1, 0, "column"), (1, 1, "row"), (1, (0, 1), "row")])
 def test_one_row(m: int, dim: Any, kind: str) -> None:
     a, b = torch.ones(m, K, dtype=BF16), torch.ones(K, N, dtype=BF16)
     (report,) = collect(lambda a, b: (a @ b).relu().sum(dim), (a, b))
-    assert formula(report.regions[0].spec) == f"out0 = bf16({kind}_sum(relu(acc)))"
+    assert kernel_formula(report.regions[0].spec) == f"out0 = bf16({kind}_sum(relu(acc)))"
 
 
 @pytest.mark.parametrize("m", [1, M])
@@ -229,7 +229,7 @@ def test_under_eagers_rounding_the_elements_are_rounded_first() -> None:
     with inductor_config.patch(emulate_precision_casts=True):
         report, _ = report_of(lambda a, b: (a @ b).relu().sum(-1))
     (region,) = report.regions
-    assert formula(region.spec) == "out0 = bf16(row_sum(bf16(relu(bf16(acc)))))"
+    assert kernel_formula(region.spec) == "out0 = bf16(row_sum(bf16(relu(bf16(acc)))))"
 
 
 QUANTISED = ("t0 = relu(acc)", "out0 = bf16(t0)", "out1 = bf16(row_max(abs(t0)))")
@@ -254,7 +254,7 @@ def test_dynamic_quantisation_fuses_its_maximum_beside_the_output(fn: Callable[.
     """The activation is written once, in bf16, whatever the program casts it to on the way."""
     report, inputs = report_of(fn)
     (region,) = report.regions
-    lines = formula(region.spec).splitlines()
+    lines = kernel_formula(region.spec).splitlines()
     assert [line.replace("f32", "bf16") for line in lines] == list(QUANTISED)
     assert [rejection.reason for rejection in report.rejections if rejection.node.startswith("div")] == [
         Reason.FEEDBACK
@@ -285,7 +285,7 @@ def sandwich(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
 def test_squares_for_a_mean_that_is_refused_are_not_written() -> None:
     report, _ = report_of(sandwich)
     (region,) = report.regions
-    assert formula(region.spec) == "out0 = bf16(acc + rowvec0)"
+    assert kernel_formula(region.spec) == "out0 = bf16(acc + rowvec0)"
     refused = [rejection.reason for rejection in report.rejections]
     assert refused == [Reason.LEFT_TO_USERS, Reason.FEEDBACK, Reason.FEEDBACK]
 
@@ -301,7 +301,7 @@ def test_a_sum_is_written_in_the_shape_and_the_16_bits_that_are_wanted(dtype: to
     ((region,), rejections) = walk(made.output(result))
     is_rounded = dtype in (BF16, torch.float16)
     name = {BF16: "bf16", torch.float16: "f16"}.get(dtype, "f32")
-    assert formula(region.spec) == f"out0 = {name}(column_sum(acc))"
+    assert kernel_formula(region.spec) == f"out0 = {name}(column_sum(acc))"
     assert list(region.outputs) == [result if is_rounded else flat]
     assert not rejections
 
@@ -315,7 +315,7 @@ def test_what_another_kernel_has_to_read_is_reduced_there() -> None:
     variance = made.call(aten.var.correction, total, [1])
     made.output(relu, largest, variance)
     ((region,), rejections) = walk(made.graph)
-    assert formula(region.spec) == "out0 = bf16(relu(acc))"
+    assert kernel_formula(region.spec) == "out0 = bf16(relu(acc))"
     assert [(each.node, each.reason) for each in rejections] == [
         (total.name, Reason.LEFT_TO_USERS),
         (variance.name, Reason.REDUCTION),
@@ -366,7 +366,7 @@ def test_what_looks_like_a_logsumexp_and_is_none(name: str) -> None:
     fn = NO_LOGSUMEXP[name]
     a, b = torch.randn(N, K).to(BF16), torch.randn(K, N).to(BF16)
     (report,) = collect(lambda a, b: fn((a @ b).float()), (a, b))
-    assert "logsumexp" not in "".join(formula(region.spec) for region in report.regions)
+    assert "logsumexp" not in "".join(kernel_formula(region.spec) for region in report.regions)
     rewrite(report.graph, report.regions)
     (got,) = leaves(run(report.graph, a, b))
     torch.testing.assert_close(got, fn((a @ b).float()), rtol=1e-2, atol=1e-2)
@@ -376,7 +376,7 @@ def test_the_decomposition_written_by_hand_is_a_logsumexp() -> None:
     report, _ = report_of(
         lambda a, b: shifted(x := (a @ b).float(), (m := finite(x.amax(-1, keepdim=True))), m.squeeze(-1))
     )
-    assert formula(report.regions[0].spec) == "out0 = f32(row_logsumexp(acc))"
+    assert kernel_formula(report.regions[0].spec) == "out0 = f32(row_logsumexp(acc))"
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(3, ["", "max", "argmax"]), (2, ["", "argmax"])])

@@ -13,8 +13,8 @@ import torch
 from torch import fx
 
 from cute_backend import config
-from cute_backend.formula import formula
 from cute_backend.fx_walk import boundary, joining, lower, resolve
+from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.spec import Const, DType, Order, Overflow, Precision, Stride
 from support.fx_walk.compared import EPILOGUE, assert_same_after_the_pass, inputs_of, integers
 from support.fx_walk.synthetic import BF16, E4M3, F32, Graph, aten, called, prims, rewritten, run, walk
@@ -130,7 +130,7 @@ def test_equal_results_that_are_only_read_share_a_store(written: bool) -> None:
     if written:
         assert reasons == {"too_many_stores"}
         return
-    assert formula(region.spec) == "out0 = bf16(relu(acc) * 0.5)"
+    assert kernel_formula(region.spec) == "out0 = bf16(relu(acc) * 0.5)"
     assert len(region.outputs) == 5 and reasons == {"nothing_to_fuse"}
     assert_same_after_the_pass(graph, 1, ["aten.mm.default"] * 5)
 
@@ -284,7 +284,7 @@ def test_scales_and_bias_of_scaled_mm_are_loads_with_their_roles() -> None:
         ("scale_b", "rowvec"),
         ("bias", "rowvec"),
     ]
-    assert formula(region.spec) == "out0 = bf16(acc * scale_a * scale_b + bias)"
+    assert kernel_formula(region.spec) == "out0 = bf16(acc * scale_a * scale_b + bias)"
     inputs = inputs_of(graph)
     bias_value, a, b, scale_a, scale_b = (value.float() for value in inputs)
     (result,) = run(rewritten(graph), *inputs)
@@ -424,7 +424,7 @@ def test_work_after_another_product_is_done_again_where_that_reads_less() -> Non
     gate, gradients = recomputed(made)
     graph = made.output(*gradients, made.call(aten.relu.default, gate))
     (first, second), rejections = walk(graph)
-    assert formula(first.spec) == "out0 = bf16(acc)\nout1 = bf16(relu(acc))"
+    assert kernel_formula(first.spec) == "out0 = bf16(acc)\nout1 = bf16(relu(acc))"
     assert second.load_nodes == [gate] and not rejections
     assert_same_after_the_pass(graph, 2)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cute_backend import ops
-from cute_backend.formula import formula
+from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, rotations_held, subtiled, table
 from cute_backend.replay import replay
 from cute_backend.runtime.build import build
@@ -223,5 +223,5 @@ def test_a_rotated_block_has_halves(block: int) -> None:
 
 
 def test_a_formula_says_what_is_rotated() -> None:
-    assert "block64_rotate_half(t0) * exact1" in formula(rotary(64))
+    assert "block64_rotate_half(t0) * exact1" in kernel_formula(rotary(64))
     assert EpilogueSpec.from_json(rotary(64).to_json()) == rotary(64)
