@@ -73,7 +73,21 @@ def _random(argument: Argument, sizes: Mapping[Extent, int], generator: torch.Ge
     if modes:
         shape[modes - 1] = sizes[Extent.M]
     align = argument.align(tma=True) * 8 // argument.dtype.bits if argument.is_plane else 1
-    # An argument without a unit stride has one of two elements, unless its rows are in order.
-    step = 1 if argument.unit is not None or modes == len(argument.dims) else 2
-    strides = argument.packed(shape, align, step) or (1,)
+    if argument.role in (Role.A_SCALES, Role.B_SCALES) and len(shape) == 2:
+        strides = _of_blocks(argument, shape)
+    else:
+        # An argument without a unit stride has one of two elements, unless its rows are in order.
+        step = 1 if argument.unit is not None or modes == len(argument.dims) else 2
+        strides = argument.packed(shape, align, step) or (1,)
     return random_tensor(shape, strides, TORCH_DTYPES[argument.dtype], generator)
+
+
+def _of_blocks(argument: Argument, shape: Sequence[int]) -> tuple[int, int]:
+    """The strides in which torch's own kernels take scales of blocks: those of single rows or columns are
+    neighbours, those of 128 x 128 are contiguous along K. With A's scales of a row beside each other instead,
+    a copy of 128 of them touches as many lines of L2."""
+    along_k = next(axis for axis, dim in enumerate(argument.dims) if dim.extent is Extent.K_BLOCKS)
+    lines = argument.dims[1 - along_k].extent
+    square = lines in (Extent.M_BLOCKS, Extent.N_BLOCKS)
+    unit = along_k if square else 1 - along_k
+    return (1, shape[0]) if unit == 0 else (shape[1], 1)

@@ -71,6 +71,20 @@ def test_every_block_gets_a_scale(a: Scaling, b: Scaling, columns: tuple[Columns
     check_layouts(Kernel(spec, configs[0], Alignment.TMA), arguments)
 
 
+def test_scales_of_blocks_lie_as_torch_takes_them() -> None:
+    accumulator = Accumulator(
+        "acc", DType.E4M3, DType.E4M3, fast_accum=False, a_scaling=Scaling.LINE, b_scaling=Scaling.SQUARE
+    )
+    spec = EpilogueSpec((accumulator,), (), (), (Store("out0", "acc", DType.BF16),))
+    lines = replace(spec, accumulators=(replace(accumulator, b_scaling=Scaling.LINE),))
+    generator = torch.Generator().manual_seed(0)
+    (_, of_a), (_, of_b), _ = random_operands(spec, 132, 272, 400, generator)
+    (_, of_b_lines) = random_operands(lines, 132, 272, 400, generator)[1]
+    assert (of_a.shape, of_a.stride()) == ((132, 4), (1, 132))
+    assert (of_b.shape, of_b.stride()) == ((4, 3), (1, 4))
+    assert (of_b_lines.shape, of_b_lines.stride()) == ((4, 272), (272, 1))
+
+
 @given(m=st.integers(1, 300), n=st.integers(1, 300))
 def test_partials_of_every_tile_have_room(m: int, n: int) -> None:
     stores = tuple(
