@@ -60,6 +60,10 @@ class Built:
     """An ELF relocatable: the host code and, as data, the cubin."""
 
 
+_INTERRUPTED = re.compile(r"^KeyboardInterrupt\b", re.MULTILINE)
+"""A line of an error that a signal caused: what a callback of MLIR raises becomes text of a RuntimeError."""
+
+
 def compile_kernel(kernel: Kernel, source: str, path: Path) -> Built:
     """Compile the text of a generated module, already written to `path`, where tracebacks will find it.
 
@@ -90,6 +94,8 @@ def compile_for(gpu: Arch, kernel: Kernel, source: str, path: Path) -> Built:
                 raise full from error
             check_room(scratch, _MARGIN)
             complaint = re.sub(r"\x1b\[\d+m", "", str(error)).strip()
+            if _INTERRUPTED.search(complaint):
+                raise KeyboardInterrupt from error
             raise BuildError(
                 f"{kernel.name} does not compile: {type(error).__name__}: {complaint}"
             ) from error

@@ -145,6 +145,24 @@ def test_an_error_in_the_source_is_a_build_error_that_names_the_kernel(tmp_path:
     assert "\x1b" not in str(error.value)
 
 
+def test_an_interrupt_in_a_callback_of_mlir_stays_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """MLIR makes a RuntimeError of what its callbacks raise, and so of an interrupt between them and it."""
+    from cutlass._mlir import ir
+
+    def interrupted(*_: object) -> None:
+        def visit(op: object) -> None:
+            raise KeyboardInterrupt
+
+        with ir.Context(), ir.Location.unknown():
+            ir.Module.parse("module {}").operation.walk(visit)
+
+    monkeypatch.setattr(compiling, "_compile", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compile_text(source(make_spec()), tmp_path)
+
+
 def test_threads_that_build_different_kernels_name_each_by_its_own(tmp_path: Path) -> None:
     kernels = [kernel_of(make_spec(exact=False), arch=arch) for arch in FIRST]
 
