@@ -16,6 +16,7 @@ import sys
 
 from cute_backend.command.parser import parse
 from cute_backend.errors import UsageError
+from cute_backend.runtime import progress
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -23,7 +24,8 @@ def main(argv: list[str] | None = None) -> int:
     for what was interrupted."""
     try:
         arguments = parse(argv)
-        from cute_backend.command.commands import run  # here, for it brings torch
+        with progress.starting():
+            from cute_backend.command.commands import run  # here, for it brings torch
 
         return run(arguments)
     except UsageError as error:

@@ -245,6 +245,17 @@ def test_a_wait_is_shown_on_a_terminal_alone(command, told, program, capsys, mon
         assert "the reference" not in line or not re.search(r"\d/\d", line)
 
 
+@pytest.mark.parametrize(
+    ("terminal", "quiet", "shown"), [(True, "0", True), (True, "yes", False), (False, "0", False)]
+)
+def test_the_import_of_torch_is_a_wait_too(terminal, quiet, shown, capsys, monkeypatch):
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda self: terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("CUTE_BACKEND_QUIET", quiet)
+    assert main(["cache", "path"]) == 0
+    assert ("starting" in capsys.readouterr().err) is shown
+
+
 def _refreshing(update):
     def shown(self, *args, **kwargs):
         update(self, *args, **kwargs, refresh=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
-
-from cute_backend import config
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 def line(console: Console | None = None) -> Progress:
     """A line of tasks, gone when they are done; none under `config.quiet` or without a terminal."""
+    from cute_backend import config  # here, for it brings torch
+
+    return _line(console, config.quiet)
+
+
+def _line(console: Console | None, quiet: bool) -> Progress:
     # Here, for a warm start shows nothing and rich takes long to import.
     from rich.console import Console
     from rich.progress import (
@@ -41,7 +47,7 @@ def line(console: Console | None = None) -> Progress:
         TimeElapsedColumn(),
         console=console,
         transient=True,
-        disable=config.quiet or not console.is_terminal,
+        disable=quiet or not console.is_terminal,
     )
 
 
@@ -66,3 +72,16 @@ def wait(what: str, total: int | None = None, console: Console | None = None) ->
             bar.update(task, description=what, completed=done or 0)
 
         yield update
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """A line while torch is imported, which takes seconds where the disk is slow. There are no settings yet,
+    so the environment says whether it is unwanted."""
+    quiet = os.environ.get("CUTE_BACKEND_QUIET", "0").lower() not in ("0", "false", "no", "off")
+    if quiet or not sys.stderr.isatty():
+        yield  # without rich, which takes long to import
+        return
+    with _line(None, quiet) as bar:
+        bar.add_task("starting", total=None)
+        yield
