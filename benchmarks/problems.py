@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cute_backend import explain, gemm
 from cute_backend.bench import block_scaled, scaled_mm
-from cute_backend.spec import EpilogueSpec
+from cute_backend.spec import Accumulator, DType, EpilogueSpec, Store
 
 ROWS = (1, 16384)
 """The least and the largest M, both of which may be drawn."""
@@ -152,7 +152,12 @@ class Drawn:
         return torch.randn(self.n, dtype=dtype), torch.randn(self.m, self.n, dtype=dtype)
 
     def spec(self) -> EpilogueSpec:
-        """The spec of the kernel that the program becomes; sizes don't count."""
+        """The spec of the kernel that the program becomes, or `gemm` where a product of 16-bit operands is
+        bare; sizes don't count."""
+        if self.epilogue is Epilogue.BARE and self.operands not in _SCALED:
+            dtype = DType.F16 if self.operands is Operands.FP16 else DType.BF16
+            acc = Accumulator("acc", dtype, dtype)
+            return EpilogueSpec((acc,), (), (), (Store("out0", acc.name, dtype),))
         small = Drawn(256, 512, 384, self.operands, self.epilogue)
         with torch.device("cpu"):
             inputs = (*small.product_inputs(), *small.extra_inputs())
