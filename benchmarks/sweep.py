@@ -5,9 +5,10 @@
 150 problems, whose operands (fp8, bf16, fp16) and epilogues (full, gated, row maxima) alternate, and 30 bare
 products: one behind every five. A program is compiled with `backend="cute"` and with `backend="inductor"`,
 and a bare product is a call of `gemm`; nothing is tuned. All are compiled first, by `--jobs` processes. Then
-they run in CUDA graphs, interleaved, from a cold L2; microseconds, medians. Of a problem where ours is slower
-than the other, the median of three such timings counts. A run adds to FILE what it lacks and stops after
-`--minutes`, and prints geometric means and the worst problems of all that FILE has. `--shown` only prints.
+they run in CUDA graphs, interleaved, from a cold L2; microseconds, medians. `--timers` processes prepare
+problems side by side, and time one after the other. Of a problem where ours is slower than the other, the
+median of three such timings counts. A run adds to FILE what it lacks and stops after `--minutes`, and prints
+geometric means and the worst problems of all that FILE has. `--shown` only prints.
 """
 
 from __future__ import annotations
@@ -175,9 +176,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--minutes", type=float, default=9.0, help="no problem is timed later")
     parser.add_argument("--jobs", type=int, default=8, help="processes that compile")
+    parser.add_argument("--timers", type=int, default=4, help="processes that prepare and time")
     parser.add_argument("--compile", action="store_true", help="only compile, and time nothing")
     parser.add_argument("--compiled", action="store_true", help="time without compiling ahead")
-    parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--compile-part", help=argparse.SUPPRESS)
+    parser.add_argument("--time-part", help=argparse.SUPPRESS)
     parser.add_argument("--shown", action="store_true", help="print what FILE has, and time nothing")
     parser.add_argument("--picture", type=Path, help="also draw the ratios, to this file")
     arguments = parser.parse_args()
@@ -186,16 +189,19 @@ def main() -> None:
             require_gpu()
         except UsageError as error:
             sys.exit(str(error))
-        wanted = _missing(arguments)
-        if arguments.part is not None:
-            first, step = map(int, arguments.part.split("/"))
-            _compile(wanted[first::step])
+        if not arguments.file.exists():
+            arguments.file.write_text(",".join(COLUMNS) + "\n")
+        if arguments.compile_part is not None:
+            _compile(_missing(arguments, arguments.compile_part))
+            return
+        if arguments.time_part is not None:
+            _measure(arguments, _missing(arguments, arguments.time_part))
             return
         if not arguments.compiled:
-            _compile_aside(arguments.jobs)
+            _aside("--compile-part", arguments.jobs)
         if arguments.compile:
             return
-        _measure(arguments, wanted)
+        _aside("--time-part", arguments.timers)
     with arguments.file.open() as file:
         rows = list(csv.DictReader(file))
     show(rows)
@@ -203,21 +209,20 @@ def main() -> None:
         picture(rows, arguments.picture)
 
 
-def _missing(arguments: argparse.Namespace) -> list[Drawn]:
-    """The problems of a seed that the file does not have yet."""
-    done: set[str] = set()
-    if arguments.file.exists():
-        with arguments.file.open() as file:
-            done = {_name(row) for row in csv.DictReader(file)}
-    drawn = problems(arguments.seed, arguments.count, tuple(arguments.rows))
+def _missing(arguments: argparse.Namespace, part: str) -> list[Drawn]:
+    """The problems of a part that the file does not have yet. Part "1/4" of the problems of a seed is every
+    fourth one from the second on."""
+    with arguments.file.open() as file:
+        done = {_name(row) for row in csv.DictReader(file)}
+    first, step = map(int, part.split("/"))
+    drawn = problems(arguments.seed, arguments.count, tuple(arguments.rows))[first::step]
     return [each for each in drawn if each.name not in done]
 
 
-def _compile_aside(jobs: int) -> None:
-    """Have this program compile its problems in `jobs` processes: the caches keep what they make."""
-    command = [sys.executable, *sys.argv, "--part"]
-    parts = [subprocess.Popen([*command, f"{part}/{jobs}"]) for part in range(jobs)]
-    for part in parts:
+def _aside(flag: str, processes: int) -> None:
+    """Runs the parts of this program in processes. The caches keep the kernels that these compile."""
+    commands = [[sys.executable, *sys.argv, flag, f"{part}/{processes}"] for part in range(processes)]
+    for part in [subprocess.Popen(command) for command in commands]:
         part.wait()
 
 
@@ -247,17 +252,13 @@ def _measure(arguments: argparse.Namespace, wanted: list[Drawn]) -> None:
     until = time.monotonic() + 60 * arguments.minutes
     ceilings = measure_ceilings([Rate.FP8, Rate.BF16], arguments.rounds)
     run = Run(ceilings, {}, Nvml(), arguments.rounds, lambda what: None)
-    begun = arguments.file.exists()
-    with arguments.file.open("a", newline="") as file:
+    with arguments.file.open("a", newline="", buffering=1) as file:
         rows = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if not begun:
-            rows.writeheader()
-        for place, each in enumerate(wanted):
+        for each in wanted:
             if time.monotonic() > until:
                 break
             rows.writerow(row_of(each, run))
-            file.flush()
-            print(f"{place + 1} of {len(wanted)}: {each.name}", file=sys.stderr)
+            print(each.name, file=sys.stderr)
             gc.collect()
             torch.cuda.empty_cache()
 

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from cute_backend.bench.machine import Nvml
 from cute_backend.bench.results import Ceilings, Measurement, ProblemResult, TableResult, Work
 from cute_backend.bench.table import Cell, Problem, Rate, Runner, Table, Workload
-from cute_backend.bench.timing import MAX_CALLS, UNIT_US, Unit, time_units, unit_of
+from cute_backend.bench.timing import MAX_CALLS, UNIT_US, Unit, preparing, time_units, unit_of
 from cute_backend.errors import UsageError, root_cause
 from cute_backend.runtime import launch
 
@@ -155,24 +155,8 @@ class _Variant:
 
 @torch.no_grad()
 def _measure(problem: Problem, run: Run) -> ProblemResult:
-    torch._dynamo.reset()  # or the sizes of the next problem would become dynamic, or too many
-    works: list[Work] = []
-    variants: list[_Variant] = []
-    for workload in problem.workloads:
-        with torch.device(_DEVICE):
-            args = workload.inputs()
-        try:
-            expected = workload.fn(*args)
-        except Exception as error:  # of a program of the user's, or on a GPU that lacks an op
-            raise UsageError(f"{workload.name} of {problem.name} fails in eager: {_reason(error)}") from error
-        work = work_of(workload, args, expected)
-        sets = _input_sets(workload, args, work.limit_us(run.ceilings), work.bytes)
-        works.append(work)
-        for runner in workload.runners:
-            run.progress(f"{problem.name}: {runner.value} {workload.name}")
-            note = run.notes.get(workload, "") if runner is Runner.CUTE else ""
-            variants.append(_variant(workload, runner, sets, expected, note))
-        del expected
+    with preparing():
+        works, variants = _prepare(problem, run)
     run.progress(f"{problem.name}: timing")
     units = {variant.cell: variant.unit for variant in variants if variant.unit is not None}
     timings = time_units(units, run.rounds, run.nvml.sample_clock)
@@ -192,6 +176,29 @@ def _measure(problem: Problem, run: Run) -> ProblemResult:
         ),
         run.nvml.take_clock(),
     )
+
+
+def _prepare(problem: Problem, run: Run) -> tuple[list[Work], list[_Variant]]:
+    """The work of each workload, and its cells, compiled and checked."""
+    torch._dynamo.reset()  # or the sizes of the next problem would become dynamic, or too many
+    works: list[Work] = []
+    variants: list[_Variant] = []
+    for workload in problem.workloads:
+        with torch.device(_DEVICE):
+            args = workload.inputs()
+        try:
+            expected = workload.fn(*args)
+        except Exception as error:  # of a program of the user's, or on a GPU that lacks an op
+            raise UsageError(f"{workload.name} of {problem.name} fails in eager: {_reason(error)}") from error
+        work = work_of(workload, args, expected)
+        sets = _input_sets(workload, args, work.limit_us(run.ceilings), work.bytes)
+        works.append(work)
+        for runner in workload.runners:
+            run.progress(f"{problem.name}: {runner.value} {workload.name}")
+            note = run.notes.get(workload, "") if runner is Runner.CUTE else ""
+            variants.append(_variant(workload, runner, sets, expected, note))
+        del expected
+    return works, variants
 
 
 def _variant(

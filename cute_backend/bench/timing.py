@@ -23,9 +23,11 @@ alike. Rounds follow each other closely: the GPU is as hot, and clocked as low, 
 
 from __future__ import annotations
 
+import fcntl
 import random
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -93,11 +95,23 @@ def time_units(
     """Microseconds of one call of each unit. `meanwhile` is called once a round, while the GPU is at work.
 
     Processes of one user time one after the other: of several at once, each would be charged for the others'
-    work. They may compile at the same time.
+    work. They may compile at the same time, and prepare what they time (`preparing`).
     """
     require_gpu()
-    with writable_cache().lock_named("timing.lock"):
+    with _gpu_lock(fcntl.LOCK_EX):
         return _time_units(units, rounds, meanwhile)
+
+
+def preparing() -> AbstractContextManager[None]:
+    """While this is held, no process of the user times. Several may hold it."""
+    return _gpu_lock(fcntl.LOCK_SH)
+
+
+@contextmanager
+def _gpu_lock(kind: int) -> Iterator[None]:
+    with (writable_cache().root / "timing.lock").open("a") as file:
+        fcntl.flock(file, kind)
+        yield
 
 
 def _time_units(units: Mapping[Key, Unit], rounds: int, meanwhile: Callable[[], Any]) -> dict[Key, Timing]:

@@ -1,6 +1,8 @@
 """The method of timing, on a GPU whose clock is a list: what is enqueued, in which order, and what counts."""
 
+import fcntl
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ import torch
 from cute_backend import UsageError
 from cute_backend.bench import timing
 from cute_backend.bench.results import Timing
-from cute_backend.bench.timing import Unit, time_units, unit_of
+from cute_backend.bench.timing import Unit, preparing, time_units, unit_of
 
 
 class FakeGpu:
@@ -85,19 +87,25 @@ def test_every_round_has_every_unit_once_in_changing_orders(gpu):
     assert len(set(rounds)) > 5
 
 
-def test_only_one_process_times_at_once(gpu, monkeypatch):
-    """Two that did would be charged for each other's work."""
+def test_none_prepares_or_times_while_one_times(gpu, monkeypatch, tmp_path):
+    """Two that did would be charged for each other's work. Several may prepare."""
+    monkeypatch.setattr(timing, "writable_cache", lambda: SimpleNamespace(root=tmp_path))
 
-    class Cache:
-        @contextmanager
-        def lock_named(self, name):
-            gpu.log.append(f"{name} held")
-            yield
-            gpu.log.append(f"{name} released")
+    def is_free(kind):
+        with (tmp_path / "timing.lock").open("a") as file:
+            try:
+                fcntl.flock(file, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
 
-    monkeypatch.setattr(timing, "writable_cache", Cache)
-    time_units({"one": Unit(lambda: gpu.work("one", 3.0), calls=1)}, 2)
-    assert (gpu.log[0], gpu.log[-1]) == ("timing.lock held", "timing.lock released")
+    free = []
+    unit = Unit(lambda: free.append([is_free(kind) for kind in (fcntl.LOCK_SH, fcntl.LOCK_EX)]), calls=1)
+    time_units({"one": unit}, 2)
+    assert free and free == [[False, False]] * len(free)
+    with preparing():
+        assert is_free(fcntl.LOCK_SH) and not is_free(fcntl.LOCK_EX)
+    assert is_free(fcntl.LOCK_EX)
 
 
 def test_warm_up_rounds_do_not_count(gpu, monkeypatch):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -55,6 +56,24 @@ def test_a_problem_where_ours_is_slower_is_timed_three_times(monkeypatch) -> Non
     assert sweep.row_of(drawn, None)["cute"] == "11.00"
     assert sweep.row_of(drawn, None)["cute"] == "8.00"
     assert next(ours, None) is None
+
+
+def test_processes_divide_what_a_file_lacks(tmp_path: Path) -> None:
+    """However much of it others have timed meanwhile."""
+    import sweep
+
+    drawn = sweep.problems(2, 25)
+    path = tmp_path / "sweep.csv"
+    with path.open("w", newline="") as file:
+        rows = csv.DictWriter(file, sweep.COLUMNS)
+        rows.writeheader()
+        for each in drawn[:4]:
+            sizes = {"m": each.m, "n": each.n, "k": each.k}
+            rows.writerow({**sizes, "operands": each.operands.value, "epilogue": each.epilogue.value})
+    arguments = SimpleNamespace(file=path, seed=2, count=25, rows=sweep.ROWS)
+    parts = [sweep._missing(arguments, f"{part}/3") for part in range(3)]
+    assert parts[1] == drawn[1::3][1:] and len(parts[0]) == 8
+    assert {each for part in parts for each in part} == set(drawn[4:])
 
 
 def test_a_bare_product_is_one_of_our_kernels() -> None:
