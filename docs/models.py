@@ -43,7 +43,8 @@ MODELS = {
         f"{name}{quantized}"
         for name in ("llama", "qwen3", "gemma3", "gpt_oss", "mixtral")
         for quantized in ("", "_fp8")
-    ],
+    ]
+    + ["qwen3_moe", "deepseek_v3", "llama4"],
     "training": ["gelu", "swiglu", "dropout", "checkpointed_gelu", "checkpointed_swiglu"],
 }
 """The programs that each file of examples/ defines."""

@@ -15,16 +15,22 @@ from torch import Tensor, nn
 from torchao.quantization import PerRow
 from torchao_fp8 import quantized
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3Model,
     Gemma3TextConfig,
     Gemma3TextModel,
     GptOssConfig,
     GptOssModel,
+    Llama4TextConfig,
+    Llama4TextModel,
     LlamaConfig,
     LlamaModel,
     MixtralConfig,
     MixtralModel,
     Qwen3Config,
     Qwen3Model,
+    Qwen3MoeConfig,
+    Qwen3MoeModel,
 )
 
 SIZES: dict[str, Any] = {
@@ -36,12 +42,35 @@ SIZES: dict[str, Any] = {
     "head_dim": 64,
     "vocab_size": 512,
 }
+FEW = {"num_experts_per_tok": 2, "moe_intermediate_size": 512}
+LATENT: dict[str, Any] = SIZES | {
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+}
+"""Keys and values by way of few columns that all heads share."""
+
 CONFIGS: dict[str, tuple[Any, Any]] = {
     "llama": (LlamaModel, LlamaConfig(**SIZES)),
     "qwen3": (Qwen3Model, Qwen3Config(**SIZES)),
     "gemma3": (Gemma3TextModel, Gemma3TextConfig(**SIZES)),
     "gpt_oss": (GptOssModel, GptOssConfig(**SIZES, num_local_experts=4)),
     "mixtral": (MixtralModel, MixtralConfig(**SIZES, num_local_experts=4)),
+    "qwen3_moe": (Qwen3MoeModel, Qwen3MoeConfig(**SIZES, **FEW, num_experts=4)),
+    "deepseek_v3": (
+        DeepseekV3Model,
+        DeepseekV3Config(
+            **LATENT, **FEW, n_routed_experts=4, n_group=2, topk_group=1, first_k_dense_replace=0
+        ),
+    ),
+    "llama4": (
+        Llama4TextModel,
+        Llama4TextConfig(**SIZES, intermediate_size_mlp=512, num_local_experts=4, moe_layers=[0]),
+    ),
 }
 
 
@@ -63,6 +92,7 @@ qwen3, qwen3_fp8 = Layer("qwen3"), quantized(Layer("qwen3"), PerRow())
 gemma3, gemma3_fp8 = Layer("gemma3"), quantized(Layer("gemma3"), PerRow())
 gpt_oss, gpt_oss_fp8 = Layer("gpt_oss"), quantized(Layer("gpt_oss"), PerRow())
 mixtral, mixtral_fp8 = Layer("mixtral"), quantized(Layer("mixtral"), PerRow())
+qwen3_moe, deepseek_v3, llama4 = Layer("qwen3_moe"), Layer("deepseek_v3"), Layer("llama4")
 
 
 def example_inputs() -> tuple[Tensor]:
