@@ -20,12 +20,12 @@ from cute_backend.runtime import progress
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command. Returns the exit status: 0, 1 for a faulty kernel, 2 for what cannot be done, 130
-    for what was interrupted."""
+    """Runs one command. Returns the exit status: 0, 1 for a faulty kernel, 2 for a request that can't be met,
+    130 for an interruption."""
     try:
         arguments = parse(argv)
         with progress.starting():
-            from cute_backend.command.commands import run  # here, for it brings torch
+            from cute_backend.command.commands import run  # here because it imports torch
 
         return run(arguments)
     except UsageError as error:
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("cute_backend: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader of the pipe, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 

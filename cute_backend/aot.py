@@ -33,8 +33,8 @@ class Request:
     """The problems and GPUs that a pack is to serve.
 
     `problems` are those of `find_problems`, by architecture. `m` is the range of M, both ends included, of
-    those whose M is None. `sm_counts` are those of the GPUs that it is for; without any, the one that is
-    planned for on each architecture.
+    those whose M is None. `sm_counts` are the numbers of multiprocessors of those GPUs; if it is empty, each
+    architecture's own number is used.
     """
 
     problems: Mapping[Arch, Sequence[Problem]]
@@ -59,11 +59,12 @@ def find_problems(
     any_m: bool,
     kwargs: Mapping[str, Any] | None = None,
 ) -> list[Problem]:
-    """The products of a program that kernels compute, traced on its arguments, of which CPU tensors will do.
+    """The products of a program that kernels compute. The program is traced on its arguments; CPU tensors
+    will do.
 
-    With `any_m` each has M None, and the program is traced with sizes that are static and with sizes that are
-    not, since torch.compile does both; N and K are always those of the arguments. Raises what torch raises
-    where `fn` can't run on its arguments.
+    With `any_m` each has M None, and the program is traced twice, with static and with symbolic sizes, since
+    torch.compile does both; N and K are always those of the arguments. Raises what torch raises where `fn`
+    can't run on its arguments.
     """
     found: dict[Problem, None] = {}
     for dynamic in (False, True) if any_m else (False,):
@@ -79,7 +80,7 @@ def find_problems(
 
 
 def make_pack(request: Request, path: Path) -> Written:
-    """Compile all that the heuristic can pick for a request, and write it.
+    """Compiles every kernel that the heuristic may choose for a request, and writes the pack.
 
     Raises UsageError where there is nothing to pack or the file can't be written, BuildError, and
     UnavailableError without the CuTe DSL or a linker.
@@ -103,7 +104,7 @@ def _regions(report: GraphReport) -> Iterable[_Product]:
 
 
 def _inside_ops(graph: fx.Graph) -> list[_Product]:
-    """The products that `cute_backend.sample` makes when it runs, which no graph shows."""
+    """The products that `cute_backend.sample` computes when it runs. No graph shows them."""
     watch = _Watch()
     for node in graph.nodes:
         if node.target is sample_op:
@@ -114,7 +115,7 @@ def _inside_ops(graph: fx.Graph) -> list[_Product]:
 
 
 class _Watch(TorchDispatchMode):
-    """Notes the products that run under it, on fakes."""
+    """Records the products that run under it, on fake tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +153,7 @@ def _compiled(kernels: list[Kernel]) -> dict[Kernel, tuple[bytes, Mapping[str, A
 
 
 def _read(kernel: Kernel) -> tuple[bytes, Mapping[str, Any]]:
-    """A kernel that was obtained: from a pack that this process has, or from the cache."""
+    """The code and the figures of a kernel, from a pack that this process has loaded or from the cache."""
     for pack in packs():
         if found := pack.read(kernel):
             return found

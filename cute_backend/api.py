@@ -72,10 +72,10 @@ class Load:
 class Store:
     """An output of an epilogue.
 
-    The (M, N) plane: `placement` is "tma", "smem" or "vector", `order` "row" or "column", `reduce` empty. Or
-    what `reduce`, such as "row_max", makes of it: `placement` is "two_stage", as each tile leaves what it
-    finds to a second stage. Or, with a `block`, a size in columns, (M, N / block). A plane that is a `part`,
-    such as "1 of 2", lies beside others in one tensor.
+    A plane (M, N) has the `placement` "tma", "smem" or "vector", the `order` "row" or "column", and an empty
+    `reduce`. A reduction of it, such as "row_max" in `reduce`, has the `placement` "two_stage", as a second
+    kernel combines the partials of tiles. With a `block`, a number of columns, the output is (M, N / block).
+    A plane with a `part`, such as "1 of 2", shares one tensor with the other parts.
     """
 
     name: str
@@ -97,8 +97,8 @@ class Product:
 
 @dataclass(frozen=True)
 class Source:
-    """Another region, by its index, whose results a region comes to read, and how many `ops` that Inductor
-    computes lie between; views are none."""
+    """Another region, by its index, whose results a region reads, and the number of `ops` between the two
+    that Inductor computes, not counting views."""
 
     region: int
     ops: int
@@ -159,9 +159,9 @@ class Region:
         return Store(name, dtype, order, placement, block=store.block, part=part)
 
     def kernel(self, arch: str | None = None) -> Kernel:
-        """The kernel that a launch of these sizes and this alignment gets, on the GPU here if it is one of
-        `arch`, with what tuning found on it. Raises UsageError for an unknown `arch`, and where it can't be
-        as `config.tile` and `config.rowvec_placement` say."""
+        """The kernel that a launch of these sizes and this alignment gets. If the GPU here is of `arch`, it
+        is that GPU's kernel, with results of tuning. Raises UsageError for an unknown `arch`, and where
+        `config.tile` or `config.rowvec_placement` can't be met."""
         invariant, rowvecs = config.batch_invariant, config.rowvec_placement
         problem = Problem(self.spec, *self.hints, invariant, config.tile, self.groups, rowvecs)
         return Kernel.found(
@@ -218,8 +218,8 @@ class Explanation:
         """For tests: raises AssertionError, with this explanation, unless what is fused is as expected.
 
         `regions` is the number of regions, forward and backward; without it there has to be one at least.
-        `no` has the reasons, as `Rejection.reason` or as tables spell it, that nothing may be refused for.
-        Raises UsageError for what is no reason.
+        `no` has reasons, as members of Reason or as tables spell them, for which nothing may be refused.
+        Raises UsageError for a name that is not a reason.
 
         >>> a, b = torch.empty(256, 64, dtype=torch.bfloat16), torch.empty(64, 128, dtype=torch.bfloat16)
         >>> explained = explain(lambda a, b: (a @ b).relu(), a, b)
@@ -237,8 +237,8 @@ class Explanation:
             raise AssertionError("; ".join(wrong) + f"\n\n{self}")
 
     def to_html(self, title: str) -> str:
-        """A page with all that is known of the regions, the graph of them and their generated modules; it
-        needs no other file, and follows the reader's choice of light or dark."""
+        """A self-contained page with the regions, their graph and their generated modules. It follows the
+        reader's choice of a light or a dark theme."""
         from cute_backend.presentation.page import page
 
         return page(self, title)
@@ -272,12 +272,12 @@ def explain(
     """Explains which parts of `fn(*args, **kwargs)` are fused, how operands are loaded, and why the rest is
     not.
 
-    The arguments may be CPU, CUDA or fake tensors; nothing is computed unless `fn` looks at a value, and no
-    cache is read or written, except that what tuning found for the GPU here is shown. `arch` is "sm_90a",
-    "sm_100a", "sm_103a", "sm_80", "sm_86", "sm_89", "sm_120a" or "sm_121a", by default that of the GPU here,
-    or "sm_100a" without one; `dynamic` is torch.compile's. A parameter of `fn` with one of these two names
-    takes its argument by position. Raises UsageError for another `arch`, for a class in place of a module,
-    and where `config.tile` has no tile for a region, and what torch raises where `fn` can't run on these
+    The arguments may be CPU, CUDA or fake tensors; nothing is computed unless `fn` looks at a value. No cache
+    is read or written, except for the results of tuning on the GPU here. `arch` is "sm_90a", "sm_100a",
+    "sm_103a", "sm_80", "sm_86", "sm_89", "sm_120a" or "sm_121a", by default that of the GPU here, or
+    "sm_100a" without one; `dynamic` is torch.compile's. A parameter of `fn` with one of these two names takes
+    its argument by position. Raises UsageError for another `arch`, for a class in place of a module, and
+    where `config.tile` has no tile for a region, and what torch raises where `fn` can't run on these
     arguments.
 
     >>> a, b = torch.empty(256, 64, dtype=torch.bfloat16), torch.empty(64, 128, dtype=torch.bfloat16)
@@ -327,8 +327,8 @@ def _place_of(fn: Callable[..., Any]) -> str:
 
 
 def _served(found: Sequence[FoundRegion], target: Target) -> tuple[Sequence[FoundRegion], list[Rejection]]:
-    """The regions whose products the target multiplies, and why not the others: a graph on the CPU was found
-    for any."""
+    """The regions whose products the target can multiply, and rejections of the others. On a CPU the walker
+    assumes no target."""
     served, unserved = [], []
     for region in found:
         try:
@@ -342,7 +342,7 @@ def _served(found: Sequence[FoundRegion], target: Target) -> tuple[Sequence[Foun
 
 
 def _recalled(found: Sequence[FoundRegion]) -> tuple[Sequence[FoundRegion], list[Rejection]]:
-    """The regions that tuning, where it is on, has not found slower than Inductor's code, and the others."""
+    """The regions that tuning, if it is on, has not found slower than Inductor's code; rejects the others."""
     try:
         return recall(found) if tuning_is_on() else (found, [])
     except Exception as error:
@@ -365,7 +365,7 @@ def generate(fn: Callable[..., Any], /, *args: Any, arch: str = "sm_100a", **kwa
 def build(fn: Callable[..., Any], /, *args: Any, arch: str = "sm_100a", **kwargs: Any) -> Built:
     """The kernel of the first region of `fn(*args, **kwargs)`, compiled for `arch`; needs no GPU.
 
-    The result has `ptx`, `cubin`, `source`, and what an SM must give it: `registers` of a thread,
+    The result has `ptx`, `cubin`, `source`, and the resources that it needs: `registers` of a thread,
     `spill_bytes` of a thread, `smem_bytes` of a CTA. Raises UsageError for an unknown architecture and where
     nothing is fused, UnavailableError where the CuTe DSL is not installed, BuildError where it fails.
     """
@@ -383,7 +383,7 @@ def _parse_reason(reason: str | Reason) -> Reason:
 
 
 def parse_arch(arch: str) -> Arch:
-    """The architecture of a name. Raises UsageError for one that no kernel is generated for."""
+    """The architecture of a name. Raises UsageError for a name for which no kernel is generated."""
     found = Arch.of_name(arch)
     if found is None:
         raise UsageError(f"arch is {arch!r}; kernels are generated for {Arch.listed('and')}")
@@ -391,7 +391,7 @@ def parse_arch(arch: str) -> Arch:
 
 
 def default_arch() -> str:
-    """The architecture of the current GPU; "sm_100a" where there is none, or none that kernels are for."""
+    """The architecture of the current GPU; "sm_100a" without a GPU, or where no kernels exist for it."""
     here = Arch.of_capability(torch.cuda.get_device_capability()) if torch.cuda.is_available() else None
     return (here or Arch.SM100A).value
 
@@ -404,7 +404,7 @@ class _Results:
         self.names: dict[fx.Node, str] = {}
 
     def labels(self, found: FoundRegion) -> tuple[str, ...]:
-        """The program's names for the operands of the next region, whose outputs are then known too."""
+        """The program's names for the operands of the next region. Records the region's own results."""
         labels = tuple(
             self.names.get(view.node) or self.names.get(root(view.node), label)
             for view, label in zip(found.views, found.load_labels, strict=True)
@@ -457,7 +457,8 @@ def _lines(found: FoundRegion) -> dict[str, str]:
 
 
 def _alignment(found: FoundRegion, m: int, n: int) -> Alignment:
-    """The alignment that these arguments have: outputs' from sizes, exact loads' from strides and offsets."""
+    """The alignment of these arguments, from the sizes of outputs and the strides and offsets of exact
+    loads."""
     aligned = stores_aligned(found.spec, m, n) is True
     for load, view in zip(found.spec.loads, found.views, strict=True):
         plane = Argument.of_load(load)
@@ -471,7 +472,7 @@ def _alignment(found: FoundRegion, m: int, n: int) -> Alignment:
 
 
 _UNKNOWN_SIZE = 4096
-"""Stands for a symbolic size of which the program gives no example."""
+"""The assumed value of a symbolic size without an example."""
 
 
 def _hint(size: Size) -> int:

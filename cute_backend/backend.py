@@ -31,7 +31,7 @@ epilogue_pass = EpiloguePass(observe=artifacts.leave)
 
 
 class OptionError(ShortenTraceback, UsageError):
-    """A mode or an option that `torch.compile` was given, or another setting, and that can't be met.
+    """A mode or an option of `torch.compile`, or another setting, that can't be met.
 
     Dynamo shows an error of this kind as it is, without its own frames: the traceback goes from the call of
     the compiled function to the frame here that raises the error.
@@ -42,7 +42,7 @@ class OptionError(ShortenTraceback, UsageError):
 
 
 class _RaisingPass(EpiloguePass):
-    """The pass as `cute` runs it: it raises, and `cute` itself contains the error."""
+    """The pass as `cute` runs it: it raises errors, which `cute` itself contains."""
 
     def __call__(self, graph: fx.Graph) -> None:
         self.fuse(graph)
@@ -60,8 +60,8 @@ def cute(
     `mode` and `options` are Inductor's own, and options such as "cute_backend.max_autotune" are settings of
     `cute_backend.config` for this compilation: for its forward and backward graphs, and for every one that
     Dynamo asks for later. A `post_grad_custom_pre_pass` that is set, among the options or in Inductor's
-    configuration, is kept and runs first; the settings of an `epilogue_pass` among them hold too. A graph,
-    forward or backward, that can't be compiled with regions in it is compiled once more, without: see
+    configuration, is kept and runs first; if it is an `epilogue_pass`, its settings apply too. A graph,
+    forward or backward, that can't be compiled with regions is compiled again without them: see
     `cute_backend.fx_walk.containment`. Raises OptionError for a mode or an option that can't be met.
     """
     from torch._inductor.compile_fx import compile_fx
@@ -99,7 +99,7 @@ def _read_options(mode: str | None, options: dict[str, Any]) -> tuple[dict[str, 
 
 
 def _names(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[str]:
-    """The user's names for the inputs of a graph of Dynamo's; an empty list where they can't be found."""
+    """The user's names for the inputs of one of Dynamo's graphs; an empty list if they can't be found."""
     try:
         return input_names(gm, example_inputs)
     except Exception as error:
@@ -108,7 +108,7 @@ def _names(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[str]:
 
 
 class _Compiler:
-    """Inductor's compiler of one graph, which is asked again without the pass where it fails with it.
+    """Inductor's compiler of one graph, which runs again without the pass if it fails with it.
 
     An exception of the second attempt is not this package's, and is raised. The result is put into no cache,
     so that the next process tries to fuse again.
@@ -142,7 +142,7 @@ class _Compiler:
         except Exception as error:
             if not is_contained(error):
                 cause = first_raised(error)
-                if isinstance(cause, UsageError):  # Inductor has made an error of its own of it
+                if isinstance(cause, UsageError):  # Inductor has wrapped it in an error of its own
                     raise OptionError(str(cause)) from None
                 raise
             failed = error
@@ -157,7 +157,7 @@ class _Compiler:
 
 
 def _reset() -> None:
-    """Forget recorded CUDA graphs, as `torch._dynamo.reset` has Inductor do."""
+    """Makes Inductor forget recorded CUDA graphs, as `torch._dynamo.reset` does."""
     torch._TorchCompileInductorWrapper("reduce-overhead", None, None).reset()
 
 

@@ -1,5 +1,5 @@
-"""Settings, each read where it decides something. Settings that decide a result are hashed into Inductor's
-keys.
+"""Settings, each read where it is used. Settings that affect results are hashed into the keys of Inductor's
+caches.
 
 Set them as attributes, or for a while with `cute_backend.config.patch(max_stores=2)`, or before Python starts
 as an environment variable of the same name, such as CUTE_BACKEND_MAX_STORES=2; switches are 1, true, yes, on,
@@ -22,7 +22,7 @@ from torch.utils._config_module import install_config_module
 
 
 def _number(name: str, default: int) -> int:
-    """A setting from the environment. Raises UsageError for what is no whole number, or a negative one."""
+    """A setting from the environment. Raises UsageError unless it is a whole number that is not negative."""
     text = os.environ.get(name, str(default))
     if not text.isdecimal():
         raise _refusal(f"{name} is {text!r}; it takes a whole number that is not negative")
@@ -30,7 +30,7 @@ def _number(name: str, default: int) -> int:
 
 
 def _switch(name: str, default: Optional[bool]) -> Optional[bool]:  # noqa: UP045  as below
-    """A setting from the environment. Raises UsageError for what says neither yes nor no."""
+    """A setting from the environment. Raises UsageError unless it is one of the words for yes or no."""
     text = os.environ.get(name)
     if text is None:
         return default
@@ -42,7 +42,7 @@ def _switch(name: str, default: Optional[bool]) -> Optional[bool]:  # noqa: UP04
 
 
 def check_value(name: str, value: Any, setting: str) -> None:
-    """Raises UsageError, which calls it `setting`, for what is no value of the setting `name`."""
+    """Raises UsageError if the setting `name` does not accept `value`. The message calls it `setting`."""
     kind = sys.modules[__name__].get_type(name)
     kinds = get_args(kind) or (kind,)
     if type(value) not in kinds or (type(value) is int and value < 0):
@@ -67,7 +67,8 @@ def _choices(name: str) -> tuple[str, ...]:
 
 
 def _one_of(name: str, choices: tuple[str, ...]) -> str:
-    """A setting from the environment, the first choice by default. Raises UsageError for what is none."""
+    """A setting from the environment, by default the first choice. Raises UsageError unless it is a
+    choice."""
     text = os.environ.get(name) or choices[0]
     if text not in choices:
         raise _refusal(f"{name} is {text!r}; it takes {' or '.join(choices)}")
@@ -75,7 +76,7 @@ def _one_of(name: str, choices: tuple[str, ...]) -> str:
 
 
 def _refusal(message: str) -> Exception:
-    from cute_backend.errors import UsageError  # here, for a process that launches kernels raises none
+    from cute_backend.errors import UsageError  # here, since a process that launches kernels needs no errors
 
     return UsageError(message)
 
@@ -96,41 +97,43 @@ The results are remembered in the cache folder, and serve every later program, t
 
 tile: Optional[str] = os.environ.get("CUTE_BACKEND_TILE") or None  # noqa: UP045  as above
 """The tile of every region, for every M, by the name that `explain` shows, such as "128x256_2x1". Of several
-names, with commas or spaces between them, a region has the first that it can take.
+names, separated by commas or spaces, a region uses the first that it can.
 
 None leaves the choice to the model and to tuning. With a tile nothing is tuned, and a region that none of
 them fits raises UsageError, which lists the tiles that fit. On a CPU the setting has no effect."""
 
 rowvec_placement: str = _one_of("CUTE_BACKEND_ROWVEC_PLACEMENT", _choices("rowvec_placement"))
-"""Where kernels have operands that vary over columns alone, such as biases and scales of columns: "auto",
+"""Where kernels keep operands that vary over columns alone, such as biases and scales of columns: "auto",
 "register_hoist" for registers before the accumulator wait, or "smem_staged" for shared memory.
 
-"auto" takes registers where a budget and a model of time say so. With another value nothing is tuned, and a
-hoist is not bounded by the budget: a kernel whose visits are turns of a loop, or that spills registers, is
-refused by an error that gives the bytes."""
+"auto" decides by a budget of registers and a model of time. With another value nothing is tuned, and the
+budget does not limit a hoist: an error refuses a kernel whose visits are the iterations of a loop, or that
+spills registers."""
 
 block_reductions: str = _one_of("CUTE_BACKEND_BLOCK_REDUCTIONS", _choices("block_reductions"))
-"""Which reductions of blocks of columns, such as norms by head, stay in the kernel and are read again there:
-"auto" or "always" for all of blocks that a tile holds whole.
+"""Which reductions of blocks of columns, such as norms by head, the kernel computes and reads again: "auto",
+or "always" for all whose blocks a tile holds whole.
 
-"auto" takes those of gated pairs. On an H200, 4096 x 4096 x 4096 in bf16, quantising a pair by blocks of 128
-costs 2 percent of it, but a norm by head makes a single product's kernel take 1.38 times as long, and a
-softmax of groups of 16 1.21 times, where a kernel of Inductor's behind the product costs less."""
+"auto" stands for those of gated pairs. On an H200, at 4096 x 4096 x 4096 in bf16, quantising a pair by blocks
+of 128 adds 2 percent to its time. But a norm by head makes a single product's kernel take 1.38 times as long,
+and a softmax of groups of 16 makes it take 1.21 times as long, more than a separate kernel of Inductor's."""
 
 rotary_embeddings: bool = bool(_switch("CUTE_BACKEND_ROTARY_EMBEDDINGS", False))
 """Whether rotary embeddings by halves of a head stay in the kernel of the product before them, on Hopper and
 on data center Blackwell. Off by default: on an H200, q and k of a Llama 8B layer took 1.05 and 1.02 times as
-long as by Inductor at 2,048 tokens (bf16, fp8), 1.01 and 0.53 times at 64 (benchmarks/rotary.py)."""
+long as with Inductor at 2,048 tokens (bf16, fp8), and 1.01 and 0.53 times as long at 64
+(benchmarks/rotary.py)."""
 
 batch_invariant: bool = bool(_switch("CUTE_BACKEND_BATCH_INVARIANT", False))
-"""Whether a row of a result has the same bits whatever M is: one configuration serves every M, chosen by N
-and K alone, at some cost in speed, and nothing is tuned. It holds for what is fused, not for what is left."""
+"""Whether a row of a result has the same bits whatever M is: one configuration, chosen by N and K alone,
+serves every M, at some cost in speed, and nothing is tuned. This holds for fused regions, not for the ops
+that are left to Inductor."""
 
 cache_limit_mb: int = _number("CUTE_BACKEND_CACHE_LIMIT_MB", 4096)
-"""Megabytes (2**20 bytes) of compiled kernels that the cache folder keeps, 0 for as many as there are.
+"""Megabytes (2**20 bytes) of compiled kernels that the cache folder keeps, 0 for no limit.
 
-After a kernel is written, those that were loaded longest ago go until the rest fits; what was used in the
-last ten minutes stays."""
+After a kernel is written, the kernels that were loaded longest ago are removed until the rest fits; those
+that were used in the last ten minutes stay."""
 
 compile_jobs: int = _number("CUTE_BACKEND_COMPILE_JOBS", 0)
 """Processes that compile kernels side by side, 0 for one on each CPU that this process may use."""
@@ -140,8 +143,8 @@ quiet: bool = bool(_switch("CUTE_BACKEND_QUIET", False))
 terminal."""
 
 raise_errors: bool = bool(_switch("CUTE_BACKEND_RAISE_ERRORS", False))
-"""Whether an error of this package's own is raised while a graph is compiled, as in its tests. Otherwise it
-is warned of and counted, and the graph is compiled as Inductor alone compiles it."""
+"""Whether an error of this package is raised while a graph is compiled, as in its tests. Otherwise it causes
+a warning and is counted, and Inductor alone compiles the graph."""
 
 _cache_config_ignore_prefix: list[str] = ["quiet", "cache_limit_mb", "compile_jobs", "raise_errors"]
 """The settings that `save_config_portable` leaves out, because no result depends on them."""
@@ -150,7 +153,7 @@ install_config_module(sys.modules[__name__])
 
 
 class _CheckedModule(type(sys.modules[__name__])):  # type: ignore[misc]
-    """The settings, of which one takes values of its type alone."""
+    """The settings. Assigning a value that a setting does not accept raises UsageError."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in self._config and not name.startswith("_"):

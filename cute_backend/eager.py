@@ -48,7 +48,7 @@ _ACCEPTED = (
 )
 
 _PROGRAMS = 512
-"""Traced programs that are remembered, the least recently used forgotten first."""
+"""The number of traced programs that are remembered; the least recently used is forgotten first."""
 
 
 @torch.compiler.disable
@@ -67,17 +67,18 @@ def gemm(
 
     `a` is (M, K) and `b` (K, N): fp8 with K contiguous in both (`b` is a weight's transpose), bf16 or fp16
     with either mode contiguous. Scales are fp32: `scale_a` one element, (M,) or (M, 1), `scale_b` one
-    element, (N,) or (1, N). On Hopper both may be of blocks of fp8, by any strides: `scale_a` (M, K / 128) or
-    (M / 128, K / 128), `scale_b` (K / 128, N) or (K / 128, N / 128), rounded up; each block of K is scaled
-    before it is added. `bias` is (N,) or (1, N). `use_fast_accum=False` promotes fp8 sums to fp32 as they
-    grow, as those of blocks always are. An empty product runs as aten ops, without a kernel.
+    element, (N,) or (1, N). On Hopper, both scales of fp8 may belong to blocks, with any strides: `scale_a`
+    (M, K / 128) or (M / 128, K / 128), `scale_b` (K / 128, N) or (K / 128, N / 128), rounded up; each block
+    of K is scaled before it is added. `bias` is (N,) or (1, N). `use_fast_accum=False` adds fp8 sums in fp32
+    registers after each k tile, as sums of blocks always are. An empty product runs as aten ops, without a
+    kernel.
 
     `epilogue` gets the (M, N) fp32 result and returns one tensor or several: of (M, N), or reductions of such
     a plane over rows, columns or both. It may use pointwise ops and any tensors that it closes over, which
-    are read at every call; what it has reduced it can only return. It is traced once for each set of shapes,
+    are read at every call; a reduction can only be returned. It is traced once for each set of shapes,
     strides, dtypes and Python values in its closure; where it closes over other objects, such as a module, at
-    every call. A plane that it returns in fp32 is converted to `out_dtype`, by default bf16 for fp8 operands,
-    else that of `a`; reductions, and what it has cast to another dtype, stay as they are.
+    every call. A plane that it returns in fp32 is converted to `out_dtype`, by default bf16 for fp8 operands
+    and otherwise the dtype of `a`; reductions, and planes that it has cast itself, keep their dtype.
 
     Raises UsageError for operands that no kernel takes, and where the epilogue does not fuse.
 
@@ -116,8 +117,8 @@ def gemm(
 
 @dataclass(frozen=True)
 class _Program:
-    """A traced and rewritten call. `constants` are its further operands: an index among what was captured, or
-    a tensor that the epilogue makes of constants."""
+    """A traced and rewritten call. `constants` are its further operands: the index of a captured tensor, or a
+    tensor that the epilogue makes from constants."""
 
     graph: fx.GraphModule
     constants: tuple[int | Tensor, ...]
@@ -137,7 +138,7 @@ def _program(
     out_dtype: torch.dtype,
     fast_accum: bool,
 ) -> _Program:
-    """The program of a call, traced where no earlier call was like it."""
+    """The program of a call. It is traced unless an earlier call had the same key."""
     if captured.key is None:
         return _trace(operands, epilogue, captured, out_dtype, fast_accum)
     layouts = tuple((name, _layout(tensor)) for name, tensor in operands.items())
@@ -159,7 +160,7 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 def _operands(
     a: Tensor, b: Tensor, scale_a: Tensor | None, scale_b: Tensor | None, bias: Tensor | None
 ) -> dict[str, Tensor]:
-    """The operands by name, in the walker's forms. Raises UsageError where they make no product."""
+    """The operands by name, in the walker's forms. Raises UsageError if they can't be multiplied."""
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
         raise UsageError(f"gemm got a {_shape(a)} and b {_shape(b)}; it multiplies (M, K) by (K, N)")
     fp8 = a.dtype in _FP8 and b.dtype in _FP8 and torch.float8_e4m3fn in (a.dtype, b.dtype)
@@ -189,7 +190,8 @@ def _operands(
 
 
 def _are_of_blocks(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> bool:
-    """Whether scales are those of blocks, and not rowwise ones or of one element, which come first."""
+    """Whether scales belong to blocks. Shapes that are also those of rowwise or tensorwise scales do not
+    count."""
     (m, k), n = a.shape, b.shape[1]
     vectors = scale_a.numel() == 1 or tuple(scale_a.shape) in ((m,), (m, 1))
     vectors = vectors and (scale_b.numel() == 1 or tuple(scale_b.shape) in ((n,), (1, n)))
@@ -202,7 +204,7 @@ def _are_of_blocks(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> bo
 
 
 def _scale(name: str, scale: Tensor | None, a: Tensor, shape: tuple[int, int]) -> Tensor:
-    """A scale in its rowwise shape, or as one element; ones where there is none."""
+    """A scale in its rowwise shape, or as one element; one if there is no scale."""
     if scale is None:
         return torch.ones((1, 1), device=a.device)
     if scale.dtype is not torch.float32:
@@ -257,7 +259,7 @@ def _trace(
 def _trace_epilogue(epilogue: Epilogue, plane: Tensor, captured: Captured) -> fx.GraphModule:
     """The epilogue as aten calls on the fp32 result; the tensors that it closes over are attributes."""
     trace = make_fx(
-        functionalize(lambda result: epilogue(result)),  # tracing counts parameters, defaults among them
+        functionalize(lambda result: epilogue(result)),  # tracing also counts parameters with defaults
         decomposition_table=select_decomp_table(),
         tracing_mode="real",
         _allow_non_fake_inputs=True,
@@ -270,7 +272,7 @@ def _trace_epilogue(epilogue: Epilogue, plane: Tensor, captured: Captured) -> fx
             f"gemm's epilogue asks for a value of the result ({error}), which is known only in the kernel; "
             "it may choose by torch.where"
         ) from error
-    except (RuntimeError, IndexError) as error:  # the latter for a dimension that the result does not have
+    except (RuntimeError, IndexError) as error:  # IndexError is for a dimension that the result does not have
         given = " and ".join(f"{_shape(each)} on {each.device}" for each in captured.tensors)
         raise UsageError(
             f"gemm's epilogue fails on the product, {_shape(plane)} on {plane.device}, closing over "
@@ -320,7 +322,7 @@ class _ReadOnly(TorchDispatchMode):
 
 
 class _Builder:
-    """A graph in the making, with the fake tensors that the walker reads."""
+    """Builds a graph, with the fake tensors that the walker reads."""
 
     def __init__(self) -> None:
         self.graph = fx.Graph()
@@ -332,12 +334,13 @@ class _Builder:
         return node
 
     def product(self, nodes: dict[str, fx.Node], plane: Tensor, fast_accum: bool) -> fx.Node:
-        """The product with its scales and bias: calls that are said to give fp32, whatever eager's would."""
+        """The product with its scales and bias. The calls are declared to return fp32, even where eager's
+        would not."""
         a, b, bias = nodes["a"], nodes["b"], nodes.get("bias")
         scales = [nodes[name] for name in ("scale_a", "scale_b") if name in nodes]
         fp8 = a.meta["val"].dtype in _FP8
         if not (plane.numel() and a.meta["val"].numel()):
-            # An empty product stays aten's, which has none of fp8.
+            # An empty product stays an aten op. aten has none for fp8.
             a, b = (self._converted(each, torch.float32) for each in (a, b))
             fp8 = False
         if fp8:
@@ -352,11 +355,11 @@ class _Builder:
                 result = self._call(plane, aten.mul.Tensor, result, scale)
             if bias is not None:
                 result = self._call(plane, aten.add.Tensor, result, bias)
-        # Changes nothing, but is work after the product, without which the walker leaves an mm alone.
+        # Changes nothing, but the walker fuses an mm only with work after it.
         return self._call(plane, prims.convert_element_type.default, result, torch.float32)
 
     def finished(self, node: fx.Node, out_dtype: torch.dtype) -> fx.Node:
-        """An output: a plane is brought from fp32 to `out_dtype`, what is reduced is left as it is."""
+        """An output: a plane is converted from fp32 to `out_dtype`, a reduction is left as it is."""
         dtype = node.meta["val"].dtype
         if dtype is not torch.float32 or out_dtype is torch.float32 or _reduction_behind(node) is not None:
             return node
@@ -374,7 +377,7 @@ class _Builder:
 
 
 def _fuse(graph: fx.Graph) -> None:
-    """Make the product and its epilogue one call of the op. Raises UsageError where more is left."""
+    """Makes the product and its epilogue one call of the op. Raises UsageError if other calls remain."""
     if not all(map(_is_of_product, _outputs(graph))):
         raise UsageError(f"gemm can't do this in one kernel: {_FOREIGN}")
     behind = {output: _reduction_behind(output) for output in _outputs(graph)}
@@ -403,12 +406,12 @@ def _is_of_product(node: fx.Node) -> bool:
 
 
 def _reduction_behind(node: fx.Node) -> fx.Node | None:
-    """A reduction that a value is, or is made of."""
+    """A reduction that a value is, or that it is computed from; None if there is none."""
     return next(filter(is_reduction, _ancestry(node)), None)
 
 
 def _ancestry(node: fx.Node) -> Iterator[fx.Node]:
-    """A value and all that it is made of."""
+    """A value and all values that it is computed from."""
     stack, seen = [node], {node}
     while stack:
         current = stack.pop()

@@ -15,13 +15,13 @@ class UsageError(ValueError):
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """The known name that is most like another, as a question; empty where none is."""
+    """The known name that is most similar to `name`, as a question; empty if none is similar."""
     close = get_close_matches(name, [*known], n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def check_function(fn: Any) -> None:
-    """Raises UsageError for what can't be called with the arguments of a program."""
+    """Raises UsageError unless `fn` is a function or an instance of a module."""
     if isinstance(fn, type):
         raise UsageError(f"{fn.__name__} is a class; give an instance of it, such as {fn.__name__}(...)")
     if not callable(fn):

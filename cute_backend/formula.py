@@ -16,8 +16,8 @@ _ATOM = _PREFIX + 1
 
 
 def formula(spec: EpilogueSpec, names: Mapping[str, str]) -> str:
-    """The region as assignments, one a line: first the values that are read more than once, which are called
-    as `names` says for each op, then the outputs with their dtypes.
+    """The region as assignments, one a line: first the values that are read more than once, by the names that
+    `names` gives their ops, then the outputs with their dtypes.
 
     Casts that do not round under the spec's precision are left out.
     """
@@ -25,7 +25,7 @@ def formula(spec: EpilogueSpec, names: Mapping[str, str]) -> str:
 
 
 def number(value: bool | int | float) -> str:
-    """A constant in seven digits, which is all that fp32 holds."""
+    """A constant in seven digits, the precision of fp32."""
     return f"{value:.7g}" if isinstance(value, float) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""The rules of casts, which the device code follows too, independent of torch's version.
+"""The rules of casts, independent of torch's version. The device code follows the same rules.
 
 A value is held in its dtype's register dtype (fp32, int32 or bool). `cast` rounds or wraps it and keeps it
 there; `store` also packs it into memory's dtype.
@@ -43,7 +43,7 @@ def widen(value: Tensor, dtype: DType) -> Tensor:
 
 
 def convert(value: Tensor, target: DType) -> Tensor:
-    """A register value, brought to another register dtype."""
+    """A register value, converted to another register dtype."""
     if target is DType.BOOL:
         return value != 0
     if target is DType.I32 and value.is_floating_point():
@@ -83,7 +83,7 @@ def _truncate(value: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Float8:
-    """An fp8 format. `overflow_code` is the encoding of what NONFINITE makes of an overflow."""
+    """An fp8 format. `overflow_code` is the encoding of an overflow under NONFINITE."""
 
     mantissa_bits: int
     min_exponent: int

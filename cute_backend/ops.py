@@ -5,10 +5,10 @@ to `memory_ops/device_math.py` and its `__all__`. `pytest test/ops` walks the ta
 torch's eager op on special values, compiles it for every architecture and runs it on the simulator. A row has
 to match to the bit there, unless `MAX_ULP` in `test/support/device_check.py` gives it an error.
 
-A row's operands are register values: fp32, int32 or truth values (see `spec`). Before the op they are brought
-to the dtype that `promote` gives, which is how torch promotes types once every float is fp32 and every
-integer int32. The walker takes ops with attributes in aten (`alpha`, clamp bounds that may be None,
-`rounding_mode`) apart into rows of this table.
+A row's operands are register values: fp32, int32 or truth values (see `spec`). Before the op they are
+converted to the dtype that `promote` gives, which is how torch promotes types once every float is fp32 and
+every integer int32. The walker decomposes ops that have attributes in aten (`alpha`, clamp bounds that may be
+None, `rounding_mode`) into rows of this table.
 
 Accuracy of the device expressions: arithmetic, roundings, comparisons and selections are exact or correctly
 rounded (a product and a sum may be contracted to one fused multiply-add, as in any fused CUDA kernel).
@@ -42,14 +42,14 @@ class OperandError(ValueError):
 
 
 class OperandRule(Enum):
-    """The register dtype that the operands are brought to."""
+    """The register dtype that the operands are converted to."""
 
     PROMOTE = "promote"
     """One dtype for all: fp32 where any is a float, else int32 where any is an integer, else bool."""
     NUMBER = "number"
     """As PROMOTE, but truth values count as integers."""
     FLOAT = "float"
-    """fp32, whatever they were."""
+    """fp32, for operands of any dtype."""
     BOOL = "bool"
     """Truth values: whether they differ from zero."""
     WHERE = "where"
@@ -63,7 +63,7 @@ class ResultRule(Enum):
     """The dtype that the operands promote to (for WHERE, that of the two choices)."""
     BOOL = "bool"
     FLOAT = "float"
-    """fp32, whatever the operands are."""
+    """fp32, for operands of any dtype."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class PointwiseOp:
     cute_int: str | None = None
     cute_bool: str | None = None
     is_long: bool = False
-    """Whether it takes some hundred instructions, so that planning has but a few of them in one visit."""
+    """Whether it takes some hundred instructions, so that planning allows only a few of them in one visit."""
 
     def expression(self, dtype: DType) -> str | None:
         """The device expression on operands of a register dtype."""
@@ -166,7 +166,7 @@ def _comparison(name: str, symbol: str) -> PointwiseOp:
 
 
 def _predicate(name: str) -> PointwiseOp:
-    """A question about an fp32 value, to which integers are converted first."""
+    """A predicate of an fp32 value, to which integers are converted first."""
     return PointwiseOp(
         name=name,
         aten=_aten(name),
@@ -282,7 +282,7 @@ _ROWS: tuple[PointwiseOp, ...] = (
                           "aten.min.other", "prims.minimum.default"), "{0} & {1}"),
     PointwiseOp("fmax", _targets("fmax"), 2, _P, _SAME, "math.fmax({0}, {1})", "fmax({0}, {1})", torch.fmax),
     PointwiseOp("fmin", _targets("fmin"), 2, _P, _SAME, "math.fmin({0}, {1})", "fmin({0}, {1})", torch.fmin),
-    # Selection, comparisons and questions.
+    # Selection, comparisons and predicates.
     PointwiseOp("where", ("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf",
                           "aten.where.Scalar", "prims.where.default"),
                 3, OperandRule.WHERE, _SAME, "math.where({0}, {1}, {2})", "where({0}, {1}, {2})", torch.where,
@@ -325,8 +325,8 @@ COLUMN_INDEX = PointwiseOp("column_index", (), 0, _P, _SAME, None, "column", _no
 """The column of the plane that an element lies in, as int32."""
 
 INDEX_EXPRESSIONS = {ROW_INDEX.name: "sub.row(e)", COLUMN_INDEX.name: "sub.column(e)"}
-"""The device expressions of what an element's place gives, for element `e` of subtile `sub`: clamped to the
-last row and column, where an element beyond them is of no use to anyone."""
+"""The device expressions of an element's row and column, for element `e` of subtile `sub`. They are clamped
+to the last row and column, as the values of elements beyond are never used."""
 
 BLOCK_REDUCTIONS = {
     f"block_{kind.value}": kind for kind in (ReduceKind.SUM, ReduceKind.MEAN, ReduceKind.MAX, ReduceKind.MIN)
@@ -343,7 +343,7 @@ _BLOCK_ROWS = tuple(
 )
 
 SPECIAL = (CAST, ROW_INDEX, COLUMN_INDEX, *_BLOCK_ROWS)
-"""Rows that the replay and the emitter know by name: what they give depends on more than their operands."""
+"""Rows that the replay and the emitter know by name, as their results depend on more than their operands."""
 
 OPS: dict[str, PointwiseOp] = {row.name: row for row in (*_ROWS, *SPECIAL)}
 
@@ -356,7 +356,7 @@ def by_aten(target: str) -> PointwiseOp | None:
 
 
 def promote(row: PointwiseOp, dtypes: Sequence[DType]) -> tuple[DType, ...]:
-    """The register dtype that each operand is brought to, from the operands' dtypes.
+    """The register dtype that each operand is converted to, from the operands' dtypes.
 
     Raises OperandError where the row has no expression on them, or takes another number of operands.
     """
@@ -434,7 +434,7 @@ _CONVERSIONS = {DType.F32: "math.to_f32({0})", DType.I32: "math.to_i32({0})", DT
 
 
 def conversion_expression(text: str, source: DType, target: DType) -> str:
-    """The device expression that brings a register value from one register dtype to another."""
+    """The device expression that converts a register value from one register dtype to another."""
     return text if source is target else _CONVERSIONS[target].format(text)
 
 

@@ -1,4 +1,4 @@
-"""Settings of `cute_backend.config` for one compilation: how they are named, and what they take."""
+"""Settings of `cute_backend.config` for one compilation: their names and the values that they accept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cute_backend import config
 from cute_backend.errors import UsageError, meant
 
 PREFIX = "cute_backend."
-"""How an option of `torch.compile` begins that is a setting of this package."""
+"""The prefix of those options of `torch.compile` that are settings of this package."""
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -29,7 +29,7 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raises UsageError for a name that is no setting, and for a value that a setting does not take."""
+    """Raises UsageError for a name that is not a setting, and for a value that a setting does not accept."""
     for name, value in settings.items():
         if name not in _names():
             known = ", ".join(_names())

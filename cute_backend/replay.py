@@ -138,8 +138,8 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def dequantised(operand: Tensor, scales: Tensor, scaling: Scaling) -> Tensor:
-    """The values of an operand (lines, K), two in a byte of fp4, times the scales of its blocks, which lie in
-    tiles. It is fp32: exact, but for what lies beyond fp32's range."""
+    """The values of an operand (lines, K), where fp4 has two in a byte, times the scales of its blocks, which
+    lie in tiles. The result is fp32, and exact unless a product lies beyond fp32's range."""
     if operand.dtype is torch.float4_e2m1fn_x2:
         codes = operand.view(torch.uint8)
         pairs = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2).to(torch.int64)
@@ -152,7 +152,7 @@ def dequantised(operand: Tensor, scales: Tensor, scaling: Scaling) -> Tensor:
 
 
 def untiled(scales: Tensor, scaling: Scaling, lines: int, k: int) -> Tensor:
-    """Scales that lie in tiles of `SCALE_TILE` as (lines, blocks of K), without what pads them."""
+    """Scales that lie in tiles of `SCALE_TILE` as (lines, blocks of K), without their padding."""
     count = scaling.k_blocks(k)
     tiles = scales.view(torch.uint8).view(-(-lines // SCALE_TILE[0]), -(-count // SCALE_TILE[1]), 32, 4, 4)
     rows = tiles.permute(0, 3, 2, 1, 4).reshape(SCALE_TILE[0] * len(tiles), -1)
@@ -165,7 +165,7 @@ def _of_lines(scales: Tensor, axis: int, blocks: Scaling, count: int) -> Tensor:
 
 
 def _of_groups(a: Tensor, offsets: Tensor, b: Tensor, accumulate: torch.dtype) -> Tensor:
-    """The rows of each group times its B. Those beyond the last group, which no kernel writes, are zeros."""
+    """The rows of each group times its B. Rows beyond the last group, which no kernel writes, are zeros."""
     product, first = a.new_zeros((a.shape[0], b.shape[-1]), dtype=accumulate), 0
     for group, end in enumerate(offsets.tolist()):
         torch.matmul(a[first:end].to(accumulate), b[group].to(accumulate), out=product[first:end])
@@ -236,8 +236,7 @@ def _of_blocks(op: Op, value: Tensor, accumulate: torch.dtype) -> Tensor:
 
 
 def _stored(spec: EpilogueSpec, store: Store, value: Tensor) -> Tensor:
-    """An (M, N) value, or that of each block, in memory's dtype and order: fresh memory, whatever the value
-    is."""
+    """An (M, N) value, or the value of each block, in memory's dtype and order, always in new memory."""
     values = packed(spec, store, value[:, :: store.block or 1])
     m, n = values.shape
     out = values.new_empty((m, n)) if store.order is Order.ROW else values.new_empty((n, m)).t()

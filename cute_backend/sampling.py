@@ -72,26 +72,26 @@ def sample(
     draw is the largest of them with Gumbel noise added. Up to eight samples, or seven and their
     log-probabilities, come from one pass over the weights, more from as many passes as they need.
 
-    Kernels read what has D, or but for fp8 the other axis, contiguous and a pitch in multiples of 16 bytes.
-    Anything else is copied, once a call: no copy is kept, since not every write to a tensor can be seen. A
-    weight of odd D is better kept padded, as a view that is read where it is:
-    `F.pad(weight, (0, -D % 8))[:, :D]` for 16-bit weights.
+    Kernels read tensors whose pitch is a multiple of 16 bytes and in which D, or in 16 bits either axis, is
+    contiguous. Each call copies any other tensor: copies are not kept, since not every write to a tensor can
+    be detected. Store a weight of odd D padded, as a view, which is read without a copy: `F.pad(weight, (0,
+    -D % 8))[:, :D]` for 16-bit weights.
 
-    `temperature` is a number, or a tensor, 0-d or one for each row, that is read where it is, without a
-    synchronisation. At 0 the largest logit wins, the lowest index of equals. A row whose temperature tensor
-    holds NaN gives index 0, as does one with a NaN among its logits before any other; a negative or infinite
-    one gives any index.
+    `temperature` is a number, or a tensor, 0-d or with one value for each row, that is read on the device,
+    without a synchronisation. At 0 the index of the largest logit is drawn, or the lowest index of equal
+    ones. A row whose temperature tensor holds NaN gives index 0. A row with a NaN among its logits gives the
+    index of the first NaN. A negative or infinite temperature gives any index.
 
-    The noise of a draw depends on the seed, the row, the place in the vocabulary and the number of the sample
-    alone (Philox4x32-10; docs/sampling.md says which word of which counter). `seed` is a number, which gives
+    The noise of a draw depends only on the seed, the row, the place in the vocabulary and the number of the
+    sample (Philox4x32-10; docs/sampling.md says which word of which counter). `seed` is a number, which gives
     the same draws at each call, or an int64 tensor of one element on the device, read there and then
     increased by 1, so that a CUDA graph draws anew at every replay. Without one, it is drawn from
     `generator`, or from torch's own.
 
     With `return_logprob` the result is a pair: the tokens, and the logarithms of the probabilities that they
-    were drawn with, fp32 (H, num_samples), 0 at temperature 0. Nothing has a derivative.
+    were drawn with, fp32 (H, num_samples), 0 at temperature 0. The results have no derivative.
 
-    Raises UsageError for arguments that contradict one another or that nothing here takes.
+    Raises UsageError for arguments that contradict one another or that are not supported.
 
     >>> hidden, weight = torch.eye(2, 16, dtype=torch.bfloat16), torch.eye(40, 16, dtype=torch.bfloat16)
     >>> sample(hidden, weight, temperature=0.0).tolist()
@@ -171,7 +171,7 @@ def _vector(
     shapes: tuple[tuple[int, ...], ...],
     dtypes: tuple[torch.dtype, ...] = (torch.float32,),
 ) -> Tensor | None:
-    """An operand along one axis, as it was given. Raises UsageError where it is none."""
+    """An operand along one axis, unchanged. Raises UsageError for another shape or dtype."""
     if tensor is None:
         return None
     if not isinstance(tensor, Tensor):
@@ -187,7 +187,7 @@ def _vector(
 
 
 def _temperature(temperature: float | Tensor, hidden: Tensor) -> Tensor | None:
-    """The temperature on the device, fp32; None for the numbers 1, which scales nothing, and 0."""
+    """The temperature on the device, fp32; None for the numbers 1 and 0, which need no scaling."""
     if isinstance(temperature, Tensor):
         rows = hidden.shape[0]
         tensor = _vector("temperature", temperature, hidden, ((), (1,), (rows,), (rows, 1)), _FLOATS)
@@ -197,11 +197,11 @@ def _temperature(temperature: float | Tensor, hidden: Tensor) -> Tensor | None:
         raise UsageError(
             f"sample got temperature of type {type(temperature).__name__}; it takes a number or a tensor"
         )
-    if not 0 <= temperature < math.inf:  # which a traced number can be asked, too
+    if not 0 <= temperature < math.inf:  # this also works for a traced number
         raise UsageError(f"sample got temperature={temperature}; it takes 0 or a positive finite number")
     if temperature in (0, 1):
         return None
-    # A number is an operand like any other: as a part of the kernel it would have every one compiled anew.
+    # A number is an operand too: as a constant of the kernel, each number would need a kernel of its own.
     return torch.full((1,), float(temperature), dtype=torch.float32, device=hidden.device)
 
 

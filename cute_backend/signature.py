@@ -38,7 +38,7 @@ WORKSPACE_ALIGN = 32
 """Bytes that divide the address of the workspace and the place of each tensor in it: a sector of L2."""
 
 OFFSETS = "offsets"
-"""The argument that says where groups of rows end: for each the row after its last, as torch has them."""
+"""The argument that says where groups of rows end: for each group the row after its last, as in torch."""
 
 WORKSPACE = "workspace"
 """The argument that holds the partials of all reductions: bytes."""
@@ -92,7 +92,7 @@ class ArgumentAlignment(Enum):
     PLANE = "plane"
     """`TMA_ALIGN` for the alignment whose planes move by TMA; in the other, those of an element."""
     TMA = "tma"
-    """`TMA_ALIGN`: what lies otherwise is copied."""
+    """`TMA_ALIGN`: tensors with another alignment are copied."""
     WORKSPACE = "workspace"
     """`WORKSPACE_ALIGN`."""
 
@@ -107,8 +107,8 @@ class Dim:
     """Columns of a block, for BLOCKS and BLOCK."""
 
     def size(self, sizes: Mapping[Extent, Any]) -> Any:
-        """Its size where axes have these sizes, of which N gives that of BLOCKS. Raises KeyError for an
-        extent that is not among them."""
+        """The size of this axis for these sizes of extents, where that of BLOCKS follows from N. Raises
+        KeyError for an extent that is not among them."""
         if self.extent is Extent.BLOCK:
             return self.block
         return sizes[Extent.N] // self.block if self.extent is Extent.BLOCKS else sizes[self.extent]
@@ -167,7 +167,7 @@ class Argument:
 
     @cached_property
     def unit(self) -> int | None:
-        """The axis along which it is contiguous, None where none has to be."""
+        """The axis that has to be contiguous, None where none has to be."""
         return next((axis for axis, dim in enumerate(self.dims) if dim.stride is Stride.ONE), None)
 
     @property
@@ -181,8 +181,8 @@ class Argument:
         return any(dim.extent is Extent.MODE for dim in self.dims)
 
     def align(self, tma: bool) -> int:
-        """Bytes that divide its base address and its strides that are not 1, where planes move by `tma` or
-        not."""
+        """Bytes that divide its base address and its strides that are not 1, where TMA moves planes if `tma`
+        is true."""
         if self.alignment is ArgumentAlignment.WORKSPACE:
             return WORKSPACE_ALIGN
         promised = self.alignment is ArgumentAlignment.TMA or (

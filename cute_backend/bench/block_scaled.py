@@ -32,8 +32,8 @@ def full(
 
 
 def block_operands(m: int, n: int, k: int, lines: int) -> tuple[Tensor, ...]:
-    """x (M, K) and weight (N, K) in e4m3, and scales of blocks of 1 x 128 and of `lines` x 128, of which
-    neighbours differ; x's are contiguous along M, and so are the weight's along N where lines is 1."""
+    """x (M, K) and weight (N, K) in e4m3, and scales of blocks of 1 x 128 and of `lines` x 128. Adjacent
+    scales differ. The scales of x are contiguous along M, and the weight's along N if `lines` is 1."""
     of_x = ((torch.rand(k // BLOCK, m) + 0.5) / k**0.5).t()
     of_weight = torch.rand(n // lines, k // BLOCK) + 0.5
     of_weight = of_weight if lines > 1 else of_weight.t().contiguous().t()
@@ -41,8 +41,8 @@ def block_operands(m: int, n: int, k: int, lines: int) -> tuple[Tensor, ...]:
 
 
 def problem(m: int, n: int, k: int) -> Problem:
-    """One shape: rowwise scales with fast and slow accumulation, and both recipes of blocks, bare and in
-    full."""
+    """One shape: rowwise scales with fast and slow accumulation, and both recipes of blocks, bare and with
+    the full epilogue."""
     both, cute = (Runner.EAGER, Runner.CUTE), (Runner.CUTE,)
 
     def workload(
@@ -80,7 +80,7 @@ SHAPES = (
     (64, 4096, 7168),
     (16, 24576, 1536),
 )
-"""(M, N, K) of DeepSeek-V3's linears: of a prompt, and of few tokens."""
+"""(M, N, K) of DeepSeek-V3's linears, for a prompt and for few tokens."""
 
 _BLOCKS, _LINES = Cell("blocks", Runner.CUTE), Cell("lines", Runner.CUTE)
 

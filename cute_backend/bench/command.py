@@ -1,4 +1,4 @@
-"""Runs of the benchmark, as the command line and Python ask for them."""
+"""Runs of the benchmark, from the command line and from Python."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def _table_of(
 def run(
     tables: Sequence[Table], rounds: int = ROUNDS, save: Callable[[Results], Any] = lambda results: None
 ) -> Results:
-    """Times the tables, interleaved within each problem; `save` is given the results after each problem.
+    """Times the tables, interleaved within each problem; `save` is called with the results after each
+    problem.
 
     Raises UsageError where there is no GPU, or a program fails in eager.
     """
@@ -83,7 +84,7 @@ def run(
 
 
 def run_host(rounds: int = ROUNDS) -> Results:
-    """Times calls on the host, and a kernel's way into a new process. Raises UsageError without a GPU."""
+    """Times calls on the host, and getting a kernel in a new process. Raises UsageError without a GPU."""
     require_gpu()
     with _progress(3) as progress:
         return replace(_empty(Nvml()), host=measure_host(rounds, progress))
@@ -95,10 +96,10 @@ def run_models(
     before: Results | None = None,
     save: Callable[[Results], Any] = lambda results: None,
 ) -> Results:
-    """Times whole models, each interleaved; `save` is given the results after each model.
+    """Times whole models, each interleaved; `save` is called with the results after each model.
 
-    Results in `before` that are of the same sources of this package and of this machine are taken over.
-    Raises UsageError where there is no GPU, or a pattern names no model.
+    Results in `before` are kept if they are of this machine and of the same sources of this package. Raises
+    UsageError where there is no GPU, or a pattern names no model.
     """
     chosen = models.select(patterns)
     require_gpu()
@@ -148,7 +149,7 @@ def _progress(total: int) -> Iterator[Callable[[str], None]]:
 
 
 def _command() -> str:
-    """The command line, without where its results go."""
+    """The command line, without the options that say where results go."""
     program, words = Path(sys.argv[0]), iter(sys.argv[1:])
     is_ours = program.parts[-2:] == ("cute_backend", "__main__.py") or program.name == "cute_backend"
     kept = ["python", *(["-m", "cute_backend"] if is_ours else [program.name])]
@@ -163,7 +164,8 @@ def _command() -> str:
 def main(arguments: argparse.Namespace, load: Callable[[str], Any]) -> int:
     """The command `bench`. Returns the exit status: 1 where a result was wrong. Raises UsageError.
 
-    `load` turns `FILE.py[:name]` into a function and another that makes its arguments and keyword arguments.
+    `load` returns the function of `FILE.py[:name]`, and a function that returns its arguments and keyword
+    arguments.
     """
     _refuse_contradictions(arguments)
     if arguments.draw is not None:
@@ -201,14 +203,15 @@ def _measure(arguments: argparse.Namespace, load: Callable[[str], Any]) -> Resul
 
 
 def _earlier(path: Path | None) -> Results | None:
-    """The results that an earlier run of the models has written to `path`: in a folder, the last of them."""
+    """The results of models that an earlier run has written to `path`: in a folder, the newest file."""
     if path is not None and _is_folder(path):
         path = max(path.glob("*-models.json"), default=None)
     return Results.load(path) if path is not None and path.exists() else None
 
 
 def _refuse_contradictions(arguments: argparse.Namespace) -> None:
-    """Raises UsageError for options that don't go together, and for what would only fail after the timing."""
+    """Raises UsageError for options that don't go together, and for errors that would show only after
+    timing."""
     given = [
         name
         for name, value in (
@@ -243,7 +246,7 @@ def _refuse_contradictions(arguments: argparse.Namespace) -> None:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether results go into `path`, under a name of their own: it is a folder, or not called .json."""
+    """Whether `path` is a folder, in which results get a name: it exists as one, or doesn't end in .json."""
     return path.is_dir() or path.suffix != ".json"
 
 

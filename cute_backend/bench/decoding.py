@@ -1,9 +1,9 @@
-"""The built-in table of decoding: a token drawn, or the best one chosen, and the logits that neither needs.
+"""The built-in table of decoding: drawing a token, choosing the best one, and writing the logits of both.
 
-Results are checked by what they mean. A draw of `sample` depends on its seed alone, so it is computed again
-with torch, in fp32; another's noise is not known, and only that it gives tokens is checked. The best tokens
-are those whose logits are the largest. Sums in another order, or logits that are rounded to bf16 first, may
-order nearly equal logits differently. So the check compares by how much the chosen logit falls short.
+Results are checked by their meaning. A draw of `sample` depends on its seed alone, so the check draws again
+with torch, in fp32. The noise of torch's own draws is not known, so only their range is checked. The best
+token is the one with the largest logit. Sums in another order, or logits that are rounded to bf16 first, may
+order nearly equal logits differently, so the check measures by how much the chosen logit falls short.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BF16 = torch.bfloat16
 
 
 def logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """The bare product, written out: what sampling is held to."""
+    """The bare product, which writes the logits: the baseline of sampling."""
     return torch.mm(hidden, weight.t())
 
 
@@ -32,7 +32,7 @@ def sample(hidden: Tensor, weight: Tensor, seed: Tensor) -> Tensor:
 
 
 def multinomial(hidden: Tensor, weight: Tensor) -> Tensor:
-    """The same, as torch draws it: from probabilities in bf16, the least that there is to write and read."""
+    """The same, as torch draws it, from probabilities in bf16, which take the fewest bytes."""
     return torch.multinomial(torch.softmax(torch.mm(hidden, weight.t()), -1), 1)
 
 
@@ -42,9 +42,9 @@ def greedy(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 def _shortfall(scores: Tensor, tokens: Tensor) -> float:
-    """How far the scores of the chosen tokens are from their rows' largest, at most, relative to the latter.
+    """The largest distance of a chosen token's score from the largest of its row, relative to the latter.
 
-    Infinite where a token is none.
+    Infinite if a token is out of range.
     """
     if not _are_tokens(tokens, *scores.shape):
         return float("inf")
@@ -58,7 +58,7 @@ def _are_tokens(tokens: Tensor, rows: int, vocabulary: int) -> bool:
 
 
 def _of_draws(args: tuple[Any, ...], tokens: Tensor) -> float:
-    """The shortfall of draws, with the noise that they had; the seed has been advanced since."""
+    """The shortfall of draws, computed with their noise; the seed has been advanced since."""
     hidden, weight, seed = args
     low, high = (seed - 1).reshape(1).view(torch.int32).split(1)
     column, row = (torch.arange(len(each), device=each.device) for each in (weight, hidden))
@@ -72,7 +72,7 @@ def _of_the_best(args: tuple[Any, ...], tokens: Tensor) -> float:
 
 
 def _of_any(args: tuple[Any, ...], tokens: Tensor) -> float:
-    """Nothing, if they are tokens."""
+    """0 if all tokens are in range, else infinity."""
     hidden, weight = args
     return 0.0 if _are_tokens(tokens, len(hidden), len(weight)) else float("inf")
 

@@ -1,6 +1,6 @@
-"""Kernels of one architecture for a GPU of a later one, which has their instructions: compiled and loaded.
+"""Compiles and loads kernels of one architecture for a GPU of a later one, which has their instructions.
 
-So the kernels on mma.sync run on a Hopper GPU.
+So kernels that use mma.sync run on a Hopper GPU.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from cute_backend.runtime.source import text_of
 
 
 def functions_for(gpu: Arch, kernels: Sequence[Kernel], folder: Path) -> dict[Kernel, KernelFunction]:
-    """The kernels as functions that run on `gpu`, compiled in several processes and left in `folder`.
+    """The kernels as functions that run on `gpu`. They are compiled in several processes and written to
+    `folder`.
 
-    A caller's main module is imported by these processes. Raises BuildError for a kernel that can't be built.
-    A thread may need more registers there than where the kernel is planned for, and spill.
+    These processes import the caller's main module. Raises BuildError for a kernel that can't be built.
+    Compiled for `gpu`, a kernel may need more registers than on its own architecture, and spill.
     """
     given = [json.dumps(kernel.to_dict()) for kernel in kernels]
     with ProcessPoolExecutor(jobs(), mp_context=get_context("spawn")) as pool:

@@ -1,4 +1,4 @@
-"""Times the steps by which a new process gets one kernel; imports nothing that a program would not."""
+"""Times the steps by which a new process gets one kernel. It imports only modules that a program imports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cute_backend.runtime.kernel import Kernel
 
 
 def main(start: float) -> None:
-    """Reads a kernel from standard input and writes the seconds since `start` that it took to have it."""
+    """Reads a kernel from standard input, gets it, and writes the seconds that this took since `start`."""
     imported = time.perf_counter()
     kernel = Kernel.from_dict(json.load(sys.stdin))
     began = time.perf_counter()

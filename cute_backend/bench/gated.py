@@ -1,6 +1,6 @@
-"""The table of gated pairs: the two halves of a wide product, or its even and odd columns, multiplied.
+"""The table of gated pairs: products whose two halves, or even and odd columns, are multiplied.
 
-Held to the bare product of the same operations, which writes all N columns where these write N / 2.
+The baseline is the bare product of the same operations, which writes all N columns where a pair writes N / 2.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def swiglu7(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def fp8_problem(m: int, n: int, k: int, pair: Callable[..., Tensor]) -> Problem:
-    """SwiGLU of N / 2 columns, as `two` or as `chunk` spells it, beside the product of N."""
+    """SwiGLU of N / 2 columns, as `two` or as `chunk` spells it, and the bare product of N columns."""
 
     def halved() -> tuple[Tensor, ...]:
         x, weight, x_scale, weight_scale = operands(m, n, k)
@@ -53,7 +53,7 @@ def fp8_problem(m: int, n: int, k: int, pair: Callable[..., Tensor]) -> Problem:
 
 
 def bf16_problem(m: int, n: int, k: int, row_major: bool) -> Problem:
-    """swiglu7 of a weight (N, K), as a linear holds it, or (K, N), as experts in a row do."""
+    """swiglu7 of a weight (N, K), as a linear holds it, or (K, N) if `row_major`, as experts hold theirs."""
 
     def inputs() -> tuple[Tensor, Tensor]:
         x, weight = torch.randn(m, k, dtype=BF16), torch.randn(n, k, dtype=BF16) / k**0.5

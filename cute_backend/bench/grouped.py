@@ -1,6 +1,6 @@
-"""The table of experts: a mixture's products of rows in groups, gate and up, and the block around them.
+"""The table of experts: a mixture's grouped products, gate and up, and the block around them.
 
-Held to torch's bare `grouped_mm`, which writes gate and up where the gated product writes one plane.
+The baseline is torch's bare `grouped_mm`, which writes gate and up where the gated product writes one plane.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ BF16 = torch.bfloat16
 
 
 class Split(Enum):
-    """How rows are dealt out among experts."""
+    """The distribution of rows among experts."""
 
     ROUTED = "routed"
-    """Each token goes to experts that are drawn, no two of them the same."""
+    """Each token goes to different experts, which are drawn at random."""
     SKEWED = "skewed"
-    """The first expert has all rows of every other token, the others those of the rest, as they are drawn."""
+    """Every other token goes to the first expert only, and the rest to the other experts at random."""
 
 
 @dataclass(frozen=True)
 class Experts:
-    """The experts of a model: how many, how many of them a token goes to, the widths of a token's state and
-    of an expert's inner layer."""
+    """The experts of a model: their number, the number that each token goes to, and the widths of a token's
+    state and of an expert's inner layer."""
 
     name: str
     count: int
@@ -116,7 +116,7 @@ def problem(experts: Experts, tokens: int, split: Split) -> Problem:
 
 
 _TOKENS = (64, 4096)
-"""Numbers of tokens: those of a step of decoding, and of a prompt."""
+"""Numbers of tokens, for a step of decoding and for a prompt."""
 
 _GATE_UP, _GATED, _BLOCK = (
     Cell("gate_up", Runner.EAGER),

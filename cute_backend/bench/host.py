@@ -1,4 +1,5 @@
-"""The time of calls on the host, and of a kernel in a new process, at a size at which the GPU waits."""
+"""The time of calls on the host, and of getting a kernel in a new process, at a size at which the GPU
+waits."""
 
 from __future__ import annotations
 
@@ -37,14 +38,14 @@ _FRESH = (
 
 
 def pointwise(x: Tensor, residual: Tensor) -> Tensor:
-    """Pointwise work that Inductor makes one kernel of."""
+    """Pointwise work, for which Inductor generates one kernel."""
     return F.gelu(x, approximate="tanh") + residual
 
 
 def pointwise_of_six(
     x: Tensor, weight: Tensor, x_scale: Tensor, weight_scale: Tensor, bias: Tensor, residual: Tensor
 ) -> Tensor:
-    """The same of the tensors that the fused region reads, x and weight multiplied by element."""
+    """The same with the operands of the fused region, where x and weight are multiplied by element."""
     y = x.to(torch.bfloat16) * weight.to(torch.bfloat16) * x_scale * weight_scale + bias
     return pointwise(y.to(torch.bfloat16), residual)
 
@@ -119,7 +120,7 @@ def _burst(program: Callable[[], Any]) -> float:
 
 
 def _in_new_process(kernel: Kernel, folder: str) -> dict[str, Any]:
-    """The report of `fresh` on getting `kernel` with `folder` as its cache, bytecode at hand as installed."""
+    """The report of `fresh` on getting `kernel` with `folder` as its cache, with bytecode as if installed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search_path()), CACHE_DIR_VARIABLE: folder}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(
@@ -128,7 +129,7 @@ def _in_new_process(kernel: Kernel, folder: str) -> dict[str, Any]:
         capture_output=True,
         text=True,
         env=environment,
-        cwd=folder,  # where `-c` looks for modules first
+        cwd=folder,  # `-c` looks for modules here first
     )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]

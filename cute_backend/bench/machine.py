@@ -22,9 +22,9 @@ def now() -> str:
 
 
 class Nvml:
-    """The NVIDIA Management Library's view of the current GPU; where it is not to be had, None everywhere.
+    """The NVIDIA Management Library's view of the current GPU; without the library, every value is None.
 
-    It comes with the driver, and asking it takes microseconds, where nvidia-smi takes a process.
+    The library comes with the driver. A query takes microseconds, where nvidia-smi starts a process.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Nvml:
         return milliwatts.value // 1000 if known else None
 
     def sample_clock(self) -> None:
-        """Remember what the SM clock is now."""
+        """Records the current SM clock."""
         megahertz = ctypes.c_uint()
         if self._found and self._ask(
             "nvmlDeviceGetClockInfo", self._device, _NVML_CLOCK_SM, ctypes.byref(megahertz)
@@ -66,7 +66,7 @@ class Nvml:
             self._clocks.append(megahertz.value)
 
     def take_clock(self) -> Clock | None:
-        """The samples since the last call, summed up; None where there are none."""
+        """A summary of the samples since the last call; None if there are none."""
         samples, self._clocks = self._clocks, []
         if not samples:
             return None

@@ -1,4 +1,4 @@
-"""Measures tables: compiles what is to be timed, checks it against eager, times it."""
+"""Measures tables: compiles programs, compares their results with eager's, and times them."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def compiled(runner: Runner, fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @torch.no_grad()
 def build_kernels(tables: Iterable[Table]) -> dict[Workload, str]:
-    """Have every kernel that the tables' programs need, built in parallel processes.
+    """Builds every kernel that the tables' programs need, in parallel processes.
 
-    Returns what is to be noted of a workload that is not fused, or of which that is not known beforehand.
+    Returns a note for each workload that is not fused, or that can't be traced in advance.
     """
     from cute_backend.api import explain
 
@@ -66,7 +66,7 @@ def build_kernels(tables: Iterable[Table]) -> dict[Workload, str]:
         try:
             explained = explain(workload.fn, *args, dynamic=False)
             explained.first_region()
-        except Exception as error:  # a program of the user's may do anything when it is traced
+        except Exception as error:  # a user's program may raise anything when it is traced
             notes[workload] = _reason(error)
             continue
         regions += [(region.spec, *region.sizes, region.groups) for region in explained.regions]
@@ -76,11 +76,11 @@ def build_kernels(tables: Iterable[Table]) -> dict[Workload, str]:
 
 
 _COPIED_BYTES = (2**28, 2**30)
-"""Copies that the bandwidth is measured with. The larger one is faster, but not wherever its buffers lie: on
-an H200 it was seen at 4.3 and at 2.6 TB/s."""
+"""The sizes of copies that the bandwidth is measured with. The larger copy is faster, but depends on the
+addresses of its buffers: on an H200 it was seen at 4.3 and at 2.6 TB/s."""
 
 _CUBES = {4096: 16, 8192: 2}
-"""The products that ceilings are measured with, M = N = K, and how many calls make a unit."""
+"""The products that ceilings are measured with, M = N = K, and the number of calls of a unit."""
 
 
 def measure_ceilings(rates: Sequence[Rate], rounds: int) -> Ceilings:
@@ -124,9 +124,9 @@ class Run:
 
 
 def measure_table(table: Table, run: Run) -> Iterator[TableResult]:
-    """The table as far as it is measured: once after each problem.
+    """Yields the table as far as it is measured, once after each problem.
 
-    Raises UsageError where a program fails in eager; what fails elsewhere is noted in its place.
+    Raises UsageError if a program fails in eager; other failures become notes of their cells.
     """
     problems: list[ProblemResult] = []
     for problem in table.problems:
@@ -137,14 +137,14 @@ def measure_table(table: Table, run: Run) -> Iterator[TableResult]:
 
 
 def steps(tables: Iterable[Table]) -> int:
-    """How often measuring them reports its progress."""
+    """The number of times that measuring them reports progress."""
     problems = [problem for table in tables for problem in table.problems]
     return sum(1 + sum(len(each.runners) for each in problem.workloads) for problem in problems)
 
 
 @dataclass(frozen=True)
 class _Variant:
-    """A cell on its way to be timed."""
+    """A cell that is being prepared for timing."""
 
     cell: Cell
     unit: Unit | None
@@ -180,7 +180,7 @@ def _measure(problem: Problem, run: Run) -> ProblemResult:
 
 def _prepare(problem: Problem, run: Run) -> tuple[list[Work], list[_Variant]]:
     """The work of each workload, and its cells, compiled and checked."""
-    torch._dynamo.reset()  # or the sizes of the next problem would become dynamic, or too many
+    torch._dynamo.reset()  # otherwise the sizes of the next problem would become dynamic, or too many
     works: list[Work] = []
     variants: list[_Variant] = []
     for workload in problem.workloads:
@@ -188,7 +188,7 @@ def _prepare(problem: Problem, run: Run) -> tuple[list[Work], list[_Variant]]:
             args = workload.inputs()
         try:
             expected = workload.fn(*args)
-        except Exception as error:  # of a program of the user's, or on a GPU that lacks an op
+        except Exception as error:  # from a user's program, or on a GPU that lacks an op
             raise UsageError(f"{workload.name} of {problem.name} fails in eager: {_reason(error)}") from error
         work = work_of(workload, args, expected)
         sets = _input_sets(workload, args, work.limit_us(run.ceilings), work.bytes)
@@ -216,7 +216,7 @@ def _variant(
         )
         del result
         unit = unit_of(program, sets)
-    except Exception as error:  # a peer's failure is a result: the others are still to be timed
+    except Exception as error:  # a peer's failure is a result: the others are still timed
         return _Variant(cell, None, agrees=runner is not Runner.CUTE, note=_reason(error))
     replayed = counters["cute_backend"]["replayed"] > replays
     notes = [note, unit.uncaptured, "no kernel could be built: aten ops were timed" if replayed else ""]
@@ -274,8 +274,9 @@ def _input_sets(
 def relative_difference(actual: Any, expected: Any, zero: float = 0.0) -> float:
     """The largest difference of a tensor from its counterpart, relative in norm; NaN if either has one.
 
-    A tensor of `expected` whose root mean square is below `zero` times that of all counts as that large: the
-    gradient of a key's bias is zero but for rounding, and differs by any factor.
+    A tensor of `expected` whose root mean square is below `zero` times that of all tensors counts as if it
+    were that large: the gradient of a key's bias is zero except for rounding, so its relative difference can
+    be anything.
     """
     pairs = [
         (got.double(), right.double())
@@ -294,7 +295,7 @@ def relative_difference(actual: Any, expected: Any, zero: float = 0.0) -> float:
 
 
 def rate_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> Rate:
-    """The arithmetic that bounds a program of the user's from below: fp8 if any of its tensors is."""
+    """The arithmetic that bounds the time of a user's program from below: fp8 if any of its tensors is."""
     own = fn.state_dict() if isinstance(fn, torch.nn.Module) else ()
     fp8 = (torch.float8_e4m3fn, torch.float8_e5m2)
     return (

@@ -1,7 +1,7 @@
 """One whole model, timed in a process of its own: `python -m cute_backend.bench.model_case NAME`.
 
-Prints a `ModelResult` as JSON. Several such processes compile side by side, and take turns on the GPU: who
-runs anything there holds a lock on a file.
+Prints a `ModelResult` as JSON. Several such processes compile side by side, and take turns on the GPU: the
+process that uses it holds a lock on a file.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from cute_backend.planning.naming import FINISH
 _DEVICE = "cuda"
 
 _CALLS = {2048: 1, 64: 4, 1: 4}
-"""Calls of a unit, by the tokens of a decoder; of another model it is one. Each call reads all weights, which
-are more than L2 holds."""
+"""Calls of a unit, by the tokens of a decoder; for another model it is one. Each call reads all weights,
+which don't fit in L2."""
 
 _ROUNDING = 1e-2
-"""How far from eager's, relative in norm, a result may lie beyond what is allowed by Inductor's: bf16 has 8
-bits, and a fused epilogue rounds less often than both."""
+"""The difference from eager's result, relative in norm, that is allowed in addition to that of Inductor's:
+bf16 has 8 bits, and a fused epilogue rounds less often than both."""
 
 _ZERO = 1e-2
-"""The size of a result, relative to that of all, below which it is compared as zero."""
+"""The norm of a result, relative to that of all results, below which it counts as zero."""
 
 
 class Turn:
@@ -57,12 +57,12 @@ class Turn:
         self._file: IO[str] | None = path.open("w") if path else None
 
     def take(self) -> None:
-        """Wait for the turn; nothing where this process has it."""
+        """Waits for the turn, unless this process has it."""
         if self._file:
             fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def end(self) -> None:
-        """Let others have it, once the GPU has done what was asked."""
+        """Lets others have it, once the GPU is idle."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         if self._file:
@@ -160,8 +160,8 @@ def _waiting(compiler: Callable[..., Any], turn: Turn) -> Callable[..., Any]:
 
 @contextmanager
 def _bytes_outside() -> Iterator[list[int]]:
-    """The bytes that the kernels of Inductor's own read and write, of each graph that is compiled meanwhile;
-    those of products, attention and our regions are left out."""
+    """Collects the bytes that Inductor's own kernels read and write, for each graph that is compiled in the
+    context. Products, attention and our regions are not counted."""
     found: list[int] = []
     update = GraphLowering._update_scheduler
 
@@ -200,7 +200,7 @@ _PRODUCT = re.compile("nvjet|gemm|xmma|gemv|splitk|cutlass", re.I)
 
 
 def part_of(name: str) -> Part:
-    """The purpose of a kernel, by the name that a profiler shows."""
+    """The purpose of a kernel, from the name that a profiler shows."""
     if name.startswith("cute_") and FINISH not in name:
         return Part.PRODUCT
     if name.startswith(("cute_", "triton_")):

@@ -37,8 +37,8 @@ class Part(str, Enum):
 
 @dataclass(frozen=True)
 class KernelTime:
-    """A kernel as the profiler calls it, its launches in one call of the model, and their microseconds
-    together. A profiled call is not the timed one: sums of these are larger than its median."""
+    """A kernel by the profiler's name, its launches in one call of the model, and the sum of their
+    microseconds. Profiled calls are slower than timed ones, so these sums exceed the median."""
 
     name: str
     part: Part
@@ -50,9 +50,9 @@ class KernelTime:
 class ModelTiming:
     """A model as `runner` runs it. `timing` is of one call.
 
-    `kernels` is empty for eager. `bytes` is what Inductor's own kernels read and write in a call, by its
-    schedule, so without products, attention and our regions. `difference` is the result's from eager's,
-    relative in norm. Both are None for eager.
+    `kernels` is empty for eager. `bytes` is the number of bytes that Inductor's own kernels read and write in
+    a call, according to its schedule, without products, attention and our regions. `difference` is that of
+    the result from eager's, relative in norm. Both are None for eager.
     """
 
     runner: Runner
@@ -74,7 +74,8 @@ class ModelTiming:
 
 @dataclass(frozen=True)
 class ModelResult:
-    """The timings of one model, all interleaved; none of them where `note` says why it could not be timed.
+    """The timings of one model, all interleaved. There are none if it could not be timed; `note` then says
+    why.
 
     `sources` is a digest of the package that measured it.
     """
@@ -99,7 +100,7 @@ class ModelResult:
 
 
 def read_model(data: Any) -> ModelResult:
-    """A result of `dataclasses.asdict`, or of its JSON, as it was."""
+    """The ModelResult that `dataclasses.asdict` has converted, or that was read from its JSON."""
     return ModelResult(**{**data, "timings": tuple(_timing(each) for each in data["timings"])})
 
 

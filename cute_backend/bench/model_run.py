@@ -1,4 +1,5 @@
-"""The run of the whole models: a process for each, several at once, of which one at a time has the GPU."""
+"""The run of whole models: each has a process of its own. Several run at once, and one at a time has the
+GPU."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ from cute_backend.bench.models import Model
 from cute_backend.runtime.interpreter import search_path
 
 SECONDS = 530.0
-"""The time limit of a run. Units that are not measured by then are left for another run."""
+"""The time limit of a run in seconds. Models that are not measured by then are left for another run."""
 
 _CORES_EACH = 2
-"""Processors for each process: compiling keeps one busy most of the time, and its helpers another."""
+"""Processors for each process: compiling keeps one busy most of the time, and its child processes another."""
 
 _POLL_S = 0.2
 
@@ -42,10 +43,10 @@ def measure_models(
     seconds: float = SECONDS,
     command: Sequence[str] = (sys.executable, "-m", "cute_backend.bench.model_case"),
 ) -> None:
-    """Times each model in a process of its own, and hands each result to `done` as it comes.
+    """Times each model in a process of its own, and calls `done` with each result.
 
     A model whose packages aren't installed, or whose process fails, has a result with a note. After `seconds`
-    the processes that are left are ended, and their models have no result.
+    the remaining processes are ended, and their models have no result.
     """
     deadline = time.monotonic() + seconds
     waiting = list(models)
@@ -71,7 +72,8 @@ def measure_models(
 
 
 def digest() -> str:
-    """Twelve hexadecimal digits of all sources of this package: what was measured by others is stale."""
+    """A digest of all sources of this package in twelve hexadecimal digits. Results with another digest are
+    stale."""
     root = Path(__file__).parents[1]
     found = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

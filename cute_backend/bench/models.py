@@ -1,5 +1,5 @@
 """Whole models that are timed: layers of Hugging Face's and diffusers' classes at their real widths, with
-random weights. A further one is a line of MODELS."""
+random weights. To add a model, add a line to MODELS."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from torch import Tensor, nn
 from cute_backend.errors import UsageError
 
 LAYERS = 2
-"""Layers of each model: what ends one layer and begins the next is there, and compiling stays short."""
+"""Layers of each model: two, so that the end of one and the start of the next are timed, but compile
+quickly."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model with its inputs. `make` returns a module and its arguments, of torch's default dtype and on its
+    """A model with its inputs. `make` returns a module and its arguments, in torch's default dtype and on its
     default device; training needs a gradient of the first argument.
 
-    `packages` is what has to be installed. The linears of an `fp8` model are quantised by torchao, a scale a
-    row. A step of one that `trains` is a forward and a backward pass, the gradients of all weights included.
+    `packages` have to be installed. torchao quantises the linears of an `fp8` model, with a scale for each
+    row. A step of a model that `trains` is a forward and a backward pass, with the gradients of all weights.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Model:
 
 
 def quantise(module: nn.Module) -> None:
-    """Turn the linears of a module to fp8, in place, with torchao's scales a row."""
+    """Quantises the linears of a module to fp8, in place, with torchao's rowwise scales."""
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, quantize_
     from torchao.quantization.quantize_.common import KernelPreference
 
@@ -71,7 +72,7 @@ def quantise(module: nn.Module) -> None:
 
 
 class _States(nn.Module):
-    """A Hugging Face model, of inputs that are embedded already. Returns the states after its last layer."""
+    """A Hugging Face model that takes embedded inputs. Returns the states after its last layer."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -205,7 +206,7 @@ def _randn(*shape: int) -> Tensor:
 
 
 def _served(family: str, fp8: bool) -> Sequence[Model]:
-    """A decoder at 2,048 tokens of one text, at one token of each of 64, and at one."""
+    """A decoder at 2,048 tokens of one text, at one token of each of 64 texts, and at one token."""
     name = f"{family}-{'fp8' if fp8 else 'bf16'}"
     sizes = {"2048": (1, 2048), "64": (64, 1), "1": (1, 1)}
     return [
@@ -230,7 +231,7 @@ MODELS = (
     Model("dit-bf16", _dit, ("diffusers",)),
     Model("flux-bf16", _flux, ("diffusers",)),
 )
-"""The models, those that say most first."""
+"""The models, in order of importance."""
 
 
 def select(patterns: Sequence[str]) -> list[Model]:

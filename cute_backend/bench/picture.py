@@ -1,4 +1,4 @@
-"""A picture of results: speeds relative to the baseline, a panel a workload, with the limit as a line."""
+"""A picture of results: speeds relative to the baseline, a panel for each workload, with limits as lines."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ DARK = Look(
 )
 
 _WIDE = 12
-"""As many problems as have room for their names in the usual size."""
+"""The number of problems whose names have room in the usual size."""
 
 _FORMATS = (".png", ".svg", ".pdf")
 
 
 def check(path: Path) -> None:
-    """Raises UsageError where a picture could not be drawn to `path`; asked before minutes of timing."""
+    """Raises UsageError if a picture could not be drawn to `path`. Called before minutes of timing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -75,7 +75,8 @@ def draw(results: Results, path: Path) -> None:
 
 
 def figure(results: Results, look: Look = LIGHT) -> Figure:
-    """All tables, a panel a workload. Raises UsageError where nothing was measured beside a baseline."""
+    """All tables, a panel for each workload. Raises UsageError if no table has a baseline and another
+    result."""
     panels = [(table, workload) for table in results.tables for workload in _workloads(table)]
     if results.ceilings is None or not panels:
         raise UsageError("there is nothing to draw: the results have no table with a baseline")

@@ -41,7 +41,8 @@ class Work:
     rate: Rate
 
     def limit_us(self, ceilings: Ceilings) -> float:
-        """The roofline: the longer of the arithmetic and the traffic, at the best rates seen."""
+        """The roofline: the longer of the times of arithmetic and of traffic, at the best rates that were
+        measured."""
         return 1e6 * max(self.operations / ceilings.rates[self.rate], self.bytes / ceilings.bandwidth)
 
 
@@ -49,10 +50,10 @@ class Work:
 class Measurement:
     """One cell of a problem.
 
-    `timing` is None where it could not be run, and `note` then says why. `calls` were timed together.
-    `difference` is the result's from eager's, relative in norm, or what the workload's own check makes of it;
-    None where it is not finite. `agrees` says whether it is small enough, and is False too where cute itself
-    could not be run.
+    `timing` is None if it could not be run; `note` then says why. `calls` were timed together. `difference`
+    is that of the result from eager's, relative in norm, or the value of the workload's own check; None if it
+    is not finite. `agrees` says whether it is small enough, and is also False if cute itself could not be
+    run.
     """
 
     cell: Cell
@@ -114,7 +115,7 @@ class TableResult:
 
 @dataclass(frozen=True)
 class HostResult:
-    """Host time of one call, by what was called, and what a kernel costs a process that needs it.
+    """Host time of one call, by the name of the program, and the time that a process needs to get a kernel.
 
     `cold_s` is from an empty cache to a loaded kernel, the import of the DSL included. In a new process with
     a warm cache and torch imported, `warm_import_s` imports cute_backend and `warm_load_s` loads the kernel.
@@ -143,7 +144,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Results:
-    """A run: when, by which command, on what machine, and what it found."""
+    """A run: its date, command and machine, and its results."""
 
     date: str
     command: str
@@ -166,7 +167,7 @@ class Results:
 
     @property
     def file_name(self) -> str:
-        """`<gpu>-<date>.json`, with what it holds behind the date where that is no table."""
+        """`<gpu>-<date>.json`; if it has no table, a word for its contents follows the date."""
         gpu = "-".join(self.machine.gpu.lower().split())
         kind = "-host" if self.host else "-models" if self.models else ""
         return f"{gpu}-{self.date[:10]}{kind}.json"
@@ -214,7 +215,7 @@ class Results:
 
 
 def raise_rates(ceilings: Ceilings, tables: Sequence[TableResult]) -> Ceilings:
-    """The ceilings, with what eager reached in the tables where that is more."""
+    """The ceilings, raised to the rates that eager reached in the tables where those are higher."""
     rates = dict(ceilings.rates)
     for problem in (problem for table in tables for problem in table.problems):
         for work in problem.works:

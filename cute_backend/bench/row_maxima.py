@@ -1,6 +1,6 @@
-"""The built-in table of row maxima: what each row's largest magnitude costs beside the output.
+"""The built-in table of row maxima: the cost of computing each row's largest magnitude along with the output.
 
-Dynamic quantisation for the next layer starts from it, and then need not read the output to find it.
+Dynamic quantisation for the next layer needs it, and then need not read the output to compute it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The first built-in table: a linear with fp8 rowwise scales, bare and with what follows it in a model.
+"""The first built-in table: a linear with fp8 rowwise scales, bare and with the ops that follow it in models.
 
 Weights are (N, K), as a linear holds them. The scales keep results near 1, so that e4m3 does not overflow.
 """
@@ -17,7 +17,7 @@ E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
 
 
 def bare(x: Tensor, weight: Tensor, x_scale: Tensor, weight_scale: Tensor) -> Tensor:
-    """The product with its rowwise scales, fast accumulation, bf16 out: what a fused epilogue is held to."""
+    """The product with rowwise scales, fast accumulation, bf16 out: the baseline of fused epilogues."""
     return torch._scaled_mm(x, weight.t(), x_scale, weight_scale, out_dtype=BF16, use_fast_accum=True)
 
 
@@ -67,7 +67,7 @@ def _name(m: int, n: int, k: int) -> str:
 
 
 def problem(m: int, n: int, k: int) -> Problem:
-    """One shape, bare, in full and quantised."""
+    """One shape: bare, with the full epilogue, and quantised."""
     plane = lambda: torch.randn(m, n, dtype=BF16)  # noqa: E731
     eager, inductor, cute = Runner.EAGER, Runner.INDUCTOR, Runner.CUTE
     extras: dict[str, Callable[[], tuple[Tensor, ...]]] = {
@@ -148,7 +148,8 @@ SHAPES = (
     (128, 8192, 8192),
     (16, 8192, 8192),
 )
-"""(M, N, K): cubes, a short K with a dear epilogue, a Llama's projections, decoding's few rows."""
+"""(M, N, K): cubes, a short K with an expensive epilogue, a Llama's projections, and few rows, as in
+decoding."""
 
 _BARE, _FULL, _QUANT = (Cell(name, Runner.CUTE) for name in ("bare", "full", "quant"))
 _TORCH = Cell("bare", Runner.EAGER)

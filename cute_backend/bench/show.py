@@ -1,4 +1,4 @@
-"""How results look: in a terminal, and as the tables of docs/benchmarks.md."""
+"""Results as a terminal shows them, and as the tables of docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def _measured(table: TableResult) -> list[Ratio]:
 
 
 def ratios(table: TableResult) -> Table:
-    """A row a problem, a column a ratio, also where one of the two failed: its note says why."""
+    """A row for each problem and a column for each ratio, even if one of its cells failed; a note says
+    why."""
     tried = {each.cell for problem in table.problems for each in problem.measurements}
     columns = [ratio for ratio in table.ratios if {ratio.of, ratio.to} <= tried]
     shown = light_table("", *map(str, columns), right=len(columns))
@@ -91,8 +92,9 @@ def _ratio(value: float | None) -> Text:
 
 
 def models(found: Results) -> Group:
-    """Two tables with a row a model: times and launches, and then where the time of Inductor's and of our
-    program goes in a profile, with what the bytes of Inductor's own kernels take at a copy's rate."""
+    """Two tables with a row for each model. The first has times and launches; the second has the times of
+    kinds of kernels in a profile of Inductor's and of our program, and the time that the bytes of Inductor's
+    own kernels take at a copy's rate."""
     assert found.ceilings is not None
     times = light_table("", "eager us", "inductor", "cute", "cute / inductor", "kernels", "differs", right=6)
     parts = light_table("us, inductor to cute", *(part.value for part in Part), "other's bytes", right=4)
@@ -132,7 +134,7 @@ def _change(values: Iterable[float]) -> str:
 
 
 def host(found: HostResult) -> Group:
-    """Host time of one call, by what was called."""
+    """Host time of one call, by the name of the program."""
     table = light_table("host time of one call", "median us", "10% to 90%", right=2)
     for name, timing in found.calls.items():
         table.add_row(name, f"{timing.median_us:.1f}", f"{timing.low_us:.1f} to {timing.high_us:.1f}")
@@ -140,7 +142,7 @@ def host(found: HostResult) -> Group:
 
 
 def _starts(found: HostResult) -> Iterator[str]:
-    """The time of a kernel in a new process, one step a line."""
+    """The time to get a kernel in a new process, a line for each step."""
     imports = "imported" if found.warm_imports_cutlass else "did not import"
     yield f"a kernel that no cache has: {found.cold_s:.1f} s until it is loaded"
     yield (
@@ -151,7 +153,7 @@ def _starts(found: HostResult) -> Iterator[str]:
 
 
 def circumstances(found: Results) -> Iterator[str]:
-    """The machine, its ceilings and the command, a line each."""
+    """The machine, its ceilings and the command, each on a line."""
     machine = found.machine
     power = f", {machine.power_limit_w} W" if machine.power_limit_w else ""
     yield (
@@ -166,7 +168,7 @@ def circumstances(found: Results) -> Iterator[str]:
 
 
 def newest(runs: Sequence[Results], order: Sequence[str]) -> list[Results]:
-    """Each run with the tables of which no other has a newer one; those that have none are left out.
+    """Each run with the tables that no other run has newer; runs without such a table are left out.
 
     The run with the table that `order` names first comes first.
     """
@@ -182,9 +184,9 @@ def newest(runs: Sequence[Results], order: Sequence[str]) -> list[Results]:
 
 
 def markdown(found: Results) -> str:
-    """A run's tables in docs/benchmarks.md: the ratios of each table, and where they come from.
+    """A run's tables in docs/benchmarks.md: the ratios of each table, and the run that they come from.
 
-    In brackets stands the share of its limit that a ratio's first kernel reaches, once for each kernel.
+    In brackets is the share of its limit that a ratio's first kernel reaches, once for each kernel.
     """
     assert found.ceilings is not None
     blocks = []

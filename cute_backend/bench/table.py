@@ -15,12 +15,13 @@ from cute_backend.errors import UsageError
 
 
 class Runner(str, Enum):
-    """Who runs a program. All but eager compile it first."""
+    """The ways to run a program. All but eager compile it first."""
 
     EAGER = "eager"
     INDUCTOR = "inductor"
     MAX_AUTOTUNE = "max-autotune"
-    """Inductor, which then times Triton's products too; without its CUDA graphs, which time host work."""
+    """Inductor, which then also times Triton's products. Its CUDA graphs are off, as they would time host
+    work."""
     QUACK = "quack"
     CUTE = "cute"
 
@@ -30,7 +31,7 @@ PEERS = (Runner.MAX_AUTOTUNE, Runner.QUACK)
 
 
 class Rate(str, Enum):
-    """Which arithmetic bounds a workload."""
+    """The arithmetic that bounds a workload."""
 
     FP8 = "fp8"
     BF16 = "bf16"
@@ -38,7 +39,7 @@ class Rate(str, Enum):
 
 @dataclass(frozen=True)
 class Cell:
-    """One timing of a problem: a workload, run by someone."""
+    """One timing of a problem: a workload and its runner."""
 
     workload: str
     runner: Runner
@@ -62,12 +63,13 @@ class Ratio:
 class Workload:
     """A program of one problem.
 
-    `inputs()` makes its arguments on torch's default device. `operations` are those of its matrix products,
-    2 M N K for each; None has them counted. `tolerance` is by how much a result may differ from eager's,
-    relative in norm; None accepts anything. Where results mean something else than their values, as those of
-    a program that draws, `check` says how far one is off, given the arguments as the call has left them.
-    `calls_kernels` says of a program that it calls ops of ours by itself, so that there is nothing to fuse.
-    `unread` are bytes of its arguments that it has no need to read, as of experts without rows.
+    `inputs()` makes its arguments on torch's default device. `operations` are those of its matrix products, 2
+    M N K for each; None has them counted. `tolerance` is the largest difference from eager's result that is
+    allowed, relative in norm; None accepts anything. Where values can't be compared, as those of a program
+    that draws, `check` computes a result's error from the arguments as they are after the call.
+    `calls_kernels` is true for a program that calls our ops itself, so that there is nothing to fuse.
+    `unread` is the number of bytes of its arguments that it need not read, such as those of experts without
+    rows.
     """
 
     name: str
@@ -102,13 +104,13 @@ class Table:
 
 
 def _listed(tables: Sequence[Table]) -> str:
-    """The tables, and how the rows of each are called."""
+    """The names of the tables and of their rows."""
     each = [f"{table.name} ({table.problems[0].name} to {table.problems[-1].name})" for table in tables]
     return f"the tables, with their rows, are {', '.join(each)}"
 
 
 def select(tables: Sequence[Table], patterns: Sequence[str], peers: bool) -> list[Table]:
-    """The tables with the problems that any pattern names, by shell wildcards, and with or without peers.
+    """The tables with the problems that match a pattern, by shell wildcards, and with or without peers.
 
     A pattern names a problem or a whole table; no pattern names all. Raises UsageError where one names none.
     """
@@ -145,7 +147,7 @@ def _without_peers(problem: Problem) -> Problem:
 def function_table(
     name: str, fn: Callable[..., Any], args: tuple[Any, ...], rate: Rate, peers: bool = False
 ) -> Table:
-    """A table of one program of the user's: as eager, Inductor and cute run it."""
+    """A table of a user's program, as eager, Inductor and cute run it."""
     runners = (Runner.EAGER, Runner.INDUCTOR, *((Runner.MAX_AUTOTUNE,) if peers else ()), Runner.CUTE)
     cute = Cell(name, Runner.CUTE)
     return Table(

@@ -1,9 +1,10 @@
 """How programs are timed: several at once, interleaved, each from a cold L2, without the host's time.
 
-The thing timed is a unit: a program called a number of times in a row, every time on inputs of its own, so
-long together that the few microseconds by which events and the start of a graph blur a timing don't matter.
+A unit is timed as a whole: several calls of a program in a row, each with inputs of its own. Together they
+take long enough that the few microseconds of inaccuracy of events and of the start of a graph don't matter.
 The calls are captured in one CUDA graph and replayed, so that a kernel of 10 us is not timed as the host's 50
-us. Between two kernels of a graph the GPU waits a microsecond, as it does in a served model; that counts.
+us. The GPU waits a microsecond between two kernels of a graph, as it does in a served model; this time
+counts.
 
 Cold means that no call finds in L2 what it reads. Two ways were considered:
 
@@ -13,8 +14,8 @@ Cold means that no call finds in L2 what it reads. Two ways were considered:
 - Rotating inputs, whose sets together exceed L2 by far. Nothing is charged to the kernel but its own traffic,
   and outputs are written back as they are in a model. But tiny inputs would need thousands of sets.
 
-So inputs rotate, and before each unit L2 is swept by reading a large buffer, which leaves it full of clean
-lines of no use: each set is read once in a unit, and is cold however small it is. The sweep runs before the
+So inputs rotate, and before each unit L2 is swept by reading a large buffer, which fills it with clean lines
+that no call reads. Each set is read once in a unit, so even a small set is cold. The sweep runs before the
 first event; while it does, the host enqueues the unit.
 
 In each round every unit runs once, in an order drawn anew, so that clocks, heat and neighbours disturb all
@@ -38,15 +39,15 @@ from cute_backend.errors import UsageError, root_cause
 from cute_backend.runtime.cache import writable_cache
 
 UNIT_US = 1000.0
-"""A unit's calls take at least so long together, unless it has MAX_CALLS of them."""
+"""Microseconds that a unit's calls take together at least, unless it has MAX_CALLS of them."""
 
 MAX_CALLS = 64
 
 _SWEPT_BYTES = 256 * 2**20
-"""Read between two units; more than any GPU's L2 holds."""
+"""Bytes that are read between two units: more than any GPU's L2 holds."""
 
 _WARMUP_S = 0.3
-"""Rounds are run untimed for so long first: an idle GPU takes a while to raise its clock."""
+"""Seconds of untimed rounds at the start: an idle GPU takes a while to raise its clock."""
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -94,8 +95,8 @@ def time_units(
 ) -> dict[Key, Timing]:
     """Microseconds of one call of each unit. `meanwhile` is called once a round, while the GPU is at work.
 
-    Processes of one user time one after the other: of several at once, each would be charged for the others'
-    work. They may compile at the same time, and prepare what they time (`preparing`).
+    Processes of one user time one after the other, since concurrent work would lengthen each other's timings.
+    They may compile at the same time, and prepare their programs (`preparing`).
     """
     require_gpu()
     with _gpu_lock(fcntl.LOCK_EX):

@@ -17,11 +17,11 @@ from cute_backend.runtime.kernel import Kernel, environment
 from cute_backend.runtime.upkeep import ENTRY, Entry, Verdict, clear, entries, judge
 
 LATEST = 5
-"""Kernels that `info` names."""
+"""The number of kernels that `info` names."""
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Runs one action. Returns the exit status: 1 where `verify` finds what is corrupt."""
+    """Runs one action. Returns the exit status: 1 if `verify` finds a corrupt kernel."""
     root = cache_root()
     if arguments.name is not None and arguments.action != "show":
         raise UsageError(f"cache {arguments.action} takes no name; cache show does")
@@ -57,7 +57,8 @@ def _info(root: Path, kernels: list[Entry]) -> int:
 
 
 def _show(root: Path, kernels: list[Entry], name: str | None) -> int:
-    """Lists the kernels, or prints those of one name: a digest, or what a profiler, log or file calls one."""
+    """Lists the kernels, or prints those of one name: a digest, or the name in a profiler, a log or a
+    file."""
     if name is None:
         if not kernels:
             print(f"{root} has no kernels")

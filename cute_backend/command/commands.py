@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Warnings of this package are lines without the place in it that they come from."""
+    """Shows warnings of this package as one line, without the place in the package that issues them."""
     shown = warnings.formatwarning
 
     def formatted(

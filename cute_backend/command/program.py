@@ -1,4 +1,4 @@
-"""The program of a command: `FILE.py[:name]` names a function or module, and FILE makes its arguments."""
+"""The program of a command: `FILE.py[:name]` names a function or module, and FILE returns its arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load(target: str) -> tuple[Callable[..., Any], Callable[[], Inputs]]:
     """The function named by `FILE.py[:name]`, and a function that makes its example inputs.
 
     Without a name, FILE has to define exactly one function or module beside `example_inputs`; a name that
-    starts with an underscore does not count. Raises UsageError where any of this is not so.
+    starts with an underscore does not count. Raises UsageError otherwise.
     """
     path, _, name = target.partition(":")
     module = _import_file(Path(path))
@@ -89,9 +89,9 @@ def _call_inputs(path: str, inputs: Callable[[], Any]) -> Inputs:
 
 @contextlib.contextmanager
 def tracing(target: str) -> Iterator[None]:
-    """Around what runs a program on fakes, for inference."""
+    """Runs a program on fake tensors, without gradients. Reports its errors in one sentence."""
     with (
-        _without_logs(logging.ERROR),  # torch logs a traceback of what it then raises
+        _without_logs(logging.ERROR),  # torch logs a traceback of the error that it then raises
         torch.no_grad(),
         _in_one_sentence(f"{target} cannot be traced on its example inputs"),
     ):
@@ -100,7 +100,7 @@ def tracing(target: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_logs(level: int) -> Iterator[None]:
-    """Around other packages' code: what they log up to a level is about themselves, and is left out unless
+    """Runs other packages' code without their logs up to a level, which are about themselves, unless
     TORCH_LOGS asks for logs."""
     if os.environ.get("TORCH_LOGS"):
         yield
@@ -114,7 +114,7 @@ def _without_logs(level: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _in_one_sentence(what: str) -> Iterator[None]:
-    """Someone else's code runs here, so anything may be raised; it is reported, not hidden."""
+    """Runs the user's code, which may raise anything. The error is reported in one sentence."""
     try:
         yield
     except UsageError:

@@ -1,4 +1,4 @@
-"""Random programs, what each gives through `cute`, and the smallest program behind what is wrong.
+"""Random programs, the results of each under `cute`, and the smallest program behind a wrong result.
 
     program = draw(seed=0, index=17)
     verdict = judge(program)

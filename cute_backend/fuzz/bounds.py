@@ -1,10 +1,11 @@
-"""Between which bounds every element of every value of a program may lie.
+"""The bounds within which every element of every value of a program may lie.
 
 A fused kernel, Inductor's code and eager round in different places, and all are right. So a value is followed
-in float64 as an interval that holds whatever they may compute: each step is taken at the ends of its
-operands' intervals, at their reference and, where they reach it, at zero of either sign; what comes out is
-widened by the step's own error, and by the rounding to its dtype, which may happen or not. Elements that
-this leaves open (a sum of infinities, an integer that overflows) are `loose`: anything is right there.
+in float64 as an interval that contains every result that they may compute. Each step is evaluated at the ends
+of its operands' intervals, at their reference and, where an interval contains it, at zero of either sign. The
+resulting interval is widened by the step's own error, and by the rounding to its dtype, which may happen or
+not. Elements for which no interval is known (a sum of infinities, an integer that overflows) are `loose`: any
+value is right there.
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ _FP32 = 2.0**-20
 """The relative error of a function in fp32, and of fp32 sums of up to some hundred elements."""
 _TINY = 2.0**-120
 _TURNS = (-1.5, -1.278464542761074, -1.192431209088, -0.752461440, -0.751791524693)
-"""Where functions of the vocabulary have a minimum inside: hardswish, silu, mish, gelu by tanh and by erf."""
+"""The arguments at which functions of the vocabulary have a minimum: hardswish, silu, mish, gelu by tanh and
+by erf."""
 _OPEN_BEYOND = 1e30
-"""Functions overflow in fp32 on the way where float64 does not."""
+"""The magnitude beyond which functions may overflow in an intermediate fp32 value, where float64 does not."""
 _ALIGNED = 32
-"""How many fp8 products along K one instruction of Hopper's tensor cores adds."""
+"""The number of fp8 products along K that one instruction of Hopper's tensor cores adds."""
 _ALIGNED_BITS = 13
-"""The fraction bits that it keeps of them."""
+"""The fraction bits of each product that the instruction keeps."""
 
 
 @dataclass
 class Bounds:
-    """A value: what eager gives, the ends of its interval and its reference, and where it is loose.
+    """A value: eager's result, the ends of its interval, its reference, and the elements that are loose.
 
-    An index has the `candidates` among which it has to be, along `dim` of what it is searched in.
+    An index has the `candidates` among which it has to be, along `dim` of the tensor that is searched.
     """
 
     eager: Tensor
@@ -54,7 +56,7 @@ class Bounds:
 
     @property
     def certain(self) -> Tensor:
-        """Where eager's value is the only one."""
+        """The elements for which only eager's value is right."""
         same = (self.low == self.high) & (self.low == self.eager.double())
         return (same | (self.low.isnan() & self.eager.isnan())) & ~self.loose
 
@@ -63,7 +65,7 @@ class Bounds:
         return torch.maximum(self.low.abs(), self.high.abs())
 
     def wrong(self, got: Tensor) -> Tensor:
-        """The elements that no correct implementation gives."""
+        """The elements of `got` that no correct implementation gives."""
         if self.candidates is not None:
             return ~_chosen(self.candidates, got, self.dim)
         value, dtype = got.double(), self.eager.dtype
@@ -73,7 +75,8 @@ class Bounds:
         return ~(inside | self.loose | (value.isnan() & self.low.isnan()))
 
     def distance(self, got: Tensor) -> Tensor:
-        """How far elements are from the reference, in units of the last place; 0 where both are the same."""
+        """The distance of elements from the reference, in units in the last place; 0 where both are the
+        same."""
         value = got.double()
         same = (value == self.reference) | (value.isnan() & self.reference.isnan())
         return torch.where(
@@ -92,7 +95,7 @@ def unit(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def follow(program: Program, inputs: Sequence[Tensor]) -> dict[str, Bounds]:
-    """The bounds of every value; `inputs` are written where the program writes them."""
+    """The bounds of every value. The program's writes change `inputs`."""
     values = {each.name: Bounds.exactly(tensor) for each, tensor in zip(program.inputs, inputs, strict=True)}
     sizes = dict(program.sizes)
     for step in program.steps:
@@ -101,7 +104,7 @@ def follow(program: Program, inputs: Sequence[Tensor]) -> dict[str, Bounds]:
 
 
 def taken(step: Step, operands: list[Bounds], sizes: dict[str, int]) -> Bounds:
-    """A step's result. Raises what torch raises where it has none."""
+    """The bounds of a step's result. Raises torch's exception if the step can't be computed."""
     eager = evaluate(step.text, [each.eager for each in operands], sizes)
 
     def run(*samples: Tensor) -> Tensor:
@@ -186,7 +189,7 @@ def _samples(value: Bounds) -> list[Tensor]:
 
 
 def _as(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """A sample of a value: truth values as such, numbers in float64."""
+    """A sample of a value: truth values as bools, numbers in float64."""
     return value != 0 if dtype is torch.bool else value
 
 
@@ -216,7 +219,7 @@ def _cast(eager: Tensor, source: Bounds, loose: Tensor) -> Bounds:
 
 
 def _rounded(eager: Tensor, low: Tensor, high: Tensor, reference: Tensor, loose: Tensor) -> Bounds:
-    """With the roundings of the ends to fp32 and to the value's dtype."""
+    """The bounds, with their ends rounded to fp32 and to the value's dtype."""
     if eager.dtype.is_floating_point:
         for dtype in (torch.float32, eager.dtype):
             low = torch.minimum(low, low.to(dtype).double())
@@ -262,7 +265,7 @@ def _index(eager: Tensor, run: Callable[..., Tensor], source: Bounds, step: Step
     able = source.high >= best if greatest else source.low <= best
     candidates = able | source.low.isnan() | source.loose | best.isnan() & ~source.low.isfinite()
     found = Bounds.exactly(eager)
-    if not bool(source.certain.all()):  # else ties are decided too: by the first
+    if not bool(source.certain.all()):  # otherwise ties are decided too: the first one wins
         found.candidates, found.dim = candidates, step.dim
     return found
 
@@ -315,14 +318,14 @@ def _is_aligned(a: Tensor) -> bool:
 
 
 def _aligned_error(run: Callable[..., Tensor], operands: list[Bounds], sizes: Tensor) -> Tensor:
-    """By how much fp8 tensor cores may miss a product whose terms' magnitudes add up to `sizes`.
+    """The largest error of fp8 tensor cores in a product whose terms' magnitudes add up to `sizes`.
 
     Hopper's shift the products of an instruction, and the sum so far, to the exponent of the largest, keep 13
-    fraction bits of each, add these exactly, and keep 13 fraction bits of the sum; what is beyond is cut off
-    (DeepSeek-V3 Technical Report, arXiv 2412.19437, 3.5.2, counts 14 bits with the leading one; what an H200
-    gave is met by this to fp32's last bits). So every term, and the sum, is off by less than a unit: 2^-13 of
-    the largest product or sum. The former is bounded by the 4-norm of the products, which `run` gives of
-    fourth powers as it is linear in each operand; the latter, and all that meets an earlier sum, by `sizes`.
+    fraction bits of each, add these exactly, and keep 13 fraction bits of the sum. Further bits are cut off
+    (DeepSeek-V3 Technical Report, arXiv 2412.19437, 3.5.2, counts 14 bits with the leading one; results of an
+    H200 agree with this to fp32's last bits). So the error of every term, and of the sum, is less than a
+    unit: 2^-13 of the largest product or sum. The largest product is bounded by the 4-norm of the products,
+    which `run` computes from fourth powers since it is linear in each operand; sums are bounded by `sizes`.
     """
     depth = operands[0].eager.shape[-1]
     instructions = -(-depth // _ALIGNED)
@@ -333,7 +336,7 @@ def _aligned_error(run: Callable[..., Tensor], operands: list[Bounds], sizes: Te
 
 
 def _written(operands: list[Bounds], eager: Tensor) -> Bounds:
-    """A copy into the first operand, and so into whatever shares its memory."""
+    """A copy into the first operand, and so into all tensors that share its memory."""
     target, source = operands
     new = _pointwise(eager.clone(), lambda value: value.double(), [source], Rule.CAST)
     for name in ("low", "high", "reference", "loose"):

@@ -2,7 +2,7 @@
 
 Standard output gets a runnable file for every failure, then the counts; progress goes to standard error,
 where that is a terminal. Status 0: no program is wrong; 1: one is; 2: a request that cannot be met; 130: it
-was interrupted, and counts what was done by then.
+was interrupted, and prints the counts so far.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cute_backend.presentation import terminal
 
 @dataclass(frozen=True)
 class Job:
-    """The programs of a seed from `first` on, up to `last`, and how they are judged."""
+    """The programs of a seed from `first` to `last`, and how they are judged."""
 
     seed: int
     first: int
@@ -55,7 +55,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Failure:
-    """A program that is wrong, made as small as it goes, and what is wrong with it."""
+    """A program that fails, made as small as possible, and the failure."""
 
     index: int
     program: Program
@@ -107,7 +107,7 @@ class Tally:
 
 
 def run(job: Job) -> Tally:
-    """Judge every program of a job, and make those that are wrong smaller."""
+    """Judges every program of a job, and makes those that fail smaller."""
     tally = Tally()
     for index in range(job.first, job.last):
         program = job.program(index)
@@ -167,7 +167,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _parts(job: Job, jobs: int) -> Generator[Tally, None, None]:
-    """The tallies of a job's programs, as they are done, by `jobs` processes."""
+    """Yields the tallies of a job's programs as `jobs` processes finish them."""
     if jobs == 1:
         _quiet()
         yield from map(run, job.single())
@@ -201,8 +201,8 @@ def outcomes(
 ) -> Generator[tuple[Item, Result | None], None, None]:
     """The results of a function for each item, from `jobs` processes; None for an item that ends its process.
 
-    When a process ends it is not known which item ended it, so each item that may have been running then runs
-    again by itself.
+    When a process ends, it is not known which item ended it. So each item that may have been running then
+    runs again in a process of its own.
     """
     pending = list(items)
     while pending:
@@ -229,7 +229,7 @@ def outcomes(
 
 @contextmanager
 def _processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that end with the work that they are for, done or not."""
+    """A pool of processes that are ended on leaving the context, even if their work is not done."""
     others = multiprocessing.active_children()
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_quiet)
@@ -245,7 +245,7 @@ def _processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _quiet() -> None:
-    """One thread, as tensors are small, and no log of what torch then raises."""
+    """Uses one thread, as tensors are small, and suppresses torch's logs of errors that it also raises."""
     torch.set_num_threads(1)
     logging.disable(logging.ERROR)
 

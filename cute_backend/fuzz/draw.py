@@ -1,6 +1,6 @@
-"""Programs at random: the same for the same seed and index, on every machine and for every device.
+"""Random programs: the same for the same seed and index, on every machine and for every device.
 
-Each step is run as it is drawn, which shows its shape and dtype, and what torch does not take.
+Each step is run as it is drawn, which gives its shape and dtype, and shows whether torch accepts it.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _LEADING = ((1, 1), (1, 8), (2, 3), (2, 8), (3, 1), (4, 4), (3, 5))
 
 
 def draw(seed: int, index: int) -> Program:
-    """The program of a place in the sequence that a seed stands for."""
+    """The program at an index of the sequence of a seed."""
     return Drawing(Random(f"{seed}/{index}")).program()
 
 
 class Drawing:
-    """A program in the making, of which every choice is `random`'s."""
+    """A program that is being drawn. `random` makes every choice."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -71,7 +71,7 @@ class Drawing:
         self.loads: list[str] = []
         self.results: list[str] = []
         self.factors: list[str] = []
-        """Left operands of products, which further ones may share."""
+        """Left operands of products, which further products may share."""
 
     @property
     def lead(self) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ class Drawing:
         return torch.Size([*(self.sizes[name] for name in self.lead), self.sizes["N"]])
 
     def start(self) -> None:
-        """Draw until there is a plane to go on from."""
+        """Draws steps until there is a plane."""
         while not self.planes:
             self.product()
 
@@ -140,7 +140,7 @@ class Drawing:
         reference: str = "",
         dim: int | None = None,
     ) -> str | None:
-        """The name of a new value; None where torch does not take it."""
+        """Adds a step. Returns the name of its value, or None if torch does not accept the step."""
         step = Step(f"t{len(self.steps)}", text, tuple(operands), rule, reference, dim)
         try:
             self.values[step.name] = evaluate(text, [self.values[name] for name in operands], self.sizes)
@@ -150,7 +150,7 @@ class Drawing:
         return step.name
 
     def new_plane(self, name: str | None) -> None:
-        """A value joins the planes where it is one, else the results."""
+        """Adds a value to the planes if it is one, and to the results otherwise."""
         if name is not None:
             value = self.values[name]
             (self.planes if value.shape == self.plane else self.results).append(name)
@@ -167,7 +167,7 @@ class Drawing:
         return self.random.choice((Fill.NORMAL, Fill.NORMAL, Fill.INTEGERS, Fill.WIDE))
 
     def load(self) -> str:
-        """An operand that broadcasts to the plane, often one that is there already."""
+        """An operand that broadcasts to the plane, often one that was drawn before."""
         if self.loads and self.random.random() < 0.35:
             return self.random.choice(self.loads)
         if self.random.random() < 0.1:
@@ -250,7 +250,7 @@ class Drawing:
         return self.step("{0} @ {1}", [a, b], Rule.PRODUCT)
 
     def factor(self, lead: Sequence[str], dtype: torch.dtype, fill: Fill) -> str:
-        """A left operand, now and then one that is multiplied already."""
+        """A left operand, sometimes one that an earlier product multiplies too."""
         shape = torch.Size([*(self.sizes[name] for name in lead), self.sizes["K"]])
         same = [
             name
@@ -290,7 +290,7 @@ class Drawing:
         return self.deepened(self.step(text, operands, Rule.PRODUCT, reference), columns)
 
     def parts(self) -> None:
-        """Two parts of a product of 2 N columns, which may meet."""
+        """Draws two parts of a product of 2 N columns, which may meet in an op."""
         wide = self.times("2 * N")
         if wide is None or self.values[wide].shape[-1] != 2 * self.sizes["N"]:
             return
@@ -306,7 +306,7 @@ class Drawing:
             self.new_plane(self.step(gate, [left, right], Rule.EXACT if self.exact else Rule.COMPOSITE))
 
     def chained(self) -> None:
-        """A plane as the left operand of a product."""
+        """Draws a product whose left operand is a plane."""
         source = self.any_plane()
         dtype = self.values[source].dtype
         if dtype in (BF16, F16) and not self.exact:
@@ -384,7 +384,7 @@ class Drawing:
         self.new_plane(name and self.step(f"{{0}}{back}", [name], Rule.VIEW))
 
     def reduce(self) -> None:
-        """A reduction, whose result may come back as an operand."""
+        """Draws a reduction, whose result may become an operand."""
         reduction = self.random.choice(REDUCTIONS)
         if self.exact and reduction.rule is Rule.SUM:
             return
@@ -408,7 +408,7 @@ class Drawing:
             self.results.append(name)
 
     def write(self) -> None:
-        """Into an input of the plane's shape, which operands after it read."""
+        """Draws a write into an input of the plane's shape, which later operands read."""
         inputs = [
             each.name
             for each in self.inputs

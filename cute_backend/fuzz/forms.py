@@ -1,8 +1,9 @@
-"""Programs of every form that a user may compile, with a matrix product or without.
+"""Programs of many forms that a user may compile, with a matrix product or without.
 
-Where `draw` keeps to what bounds can be followed through, these have reductions with dims and without, norms,
-writes into buffers, gradients that are clipped and applied, `vmap`, `cond`, autocast, and operands of no
-dimension. They are checked less strictly: nothing may raise, and shapes and dtypes must be eager's.
+`draw` uses only steps whose bounds can be followed. These programs also have reductions with dims and
+without, norms, writes into buffers, gradients that are clipped and applied, `vmap`, `cond`, autocast, and
+operands of no dimension. They are checked less strictly: nothing may raise, and shapes and dtypes must be
+eager's.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ MAPPED = (
     "torch.func.jvp(torch.tanh, ({0},), ({0},))[1]",
     "torch.cond({0}.sum() > 0, lambda a: F.relu(a) + 1, lambda a: a * 2, ({0},))",
 )
-"""Functions of a value that are taken apart, or called by an operator of higher order."""
+"""Functions of a value that torch decomposes, or that a higher-order operator calls."""
 
 PRODUCTS = (
     "torch.vmap(lambda r: F.relu(r @ {1}))({0})",
@@ -192,7 +193,7 @@ LOSSES = (
 
 
 def draw_form(seed: int, index: int) -> Program:
-    """The program of a place in the sequence that a seed stands for."""
+    """The program at an index of the sequence of a seed."""
     return _Forms(Random(f"forms/{seed}/{index}")).program()
 
 
@@ -234,7 +235,7 @@ class _Forms(Drawing):
         return self.random.choice((BF16, BF16, F32, torch.float16))
 
     def add(self, text: str, *operands: str) -> str | None:
-        """A step, whose value is read on."""
+        """Adds a step, whose value later steps may read."""
         name = self.step(text, operands, Rule.ANY)
         if name is None:
             return None
@@ -272,7 +273,7 @@ class _Forms(Drawing):
         self.add(self.random.choice(PRODUCTS), a, b)
 
     def buffer(self) -> None:
-        """A write into an input, which is then read or not."""
+        """Draws a write into an input, which may be read later."""
         shape: tuple[str, ...] = self.random.choice(((*self.lead, "N"), ("N",), ()))
         buffer = self.input(shape, self.random.choice((self.dtype(), F32)), Fill.NORMAL)
         if self.random.random() < 0.3:
@@ -292,7 +293,7 @@ class _Forms(Drawing):
             self.results.append(name)
 
     def clip(self) -> None:
-        """Gradients scaled down to a norm, and applied."""
+        """Scales gradients down to a norm, and applies them."""
         if not self.gradients:
             return self.gradient()
         names = list(dict.fromkeys(name for _, name in self.gradients))

@@ -1,12 +1,12 @@
-"""One program judged: what it gives eagerly, compiled with `cute`, and compiled with `inductor`.
+"""Judges one program by its results in eager, compiled with `cute`, and compiled with `inductor`.
 
-A result is right, for every output and every input that the program writes, by these rules:
+These rules hold for every output, and for every input that the program writes:
 
-- the dtype and the shape are eager's, and under both compilers the strides are Inductor's or eager's, as
-  Inductor pads those of some results on a GPU;
-- every element lies within its bounds (see `bounds`), give or take two units of the last place of the
-  output's dtype, or is no further from the float64 reference than Inductor's;
-- an exact program under eager's roundings gives eager's bits, wherever Inductor does.
+- the dtype and the shape are eager's. Under both compilers the strides are Inductor's or eager's, as Inductor
+  pads those of some results on a GPU;
+- every element lies within its bounds (see `bounds`), extended by two units in the last place of the output's
+  dtype, or is at least as close to the float64 reference as Inductor's;
+- an exact program under eager's roundings gives eager's bits, if Inductor does.
 
 Without Inductor (walker and replay alone) eager takes its place. If a program has steps that are not
 followed, only its dtypes and shapes are judged.
@@ -41,8 +41,9 @@ Run = Callable[[Callable[..., Any], Sequence[Tensor], bool], tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """`failure` says what is wrong, in a sentence, and `kind` what sort of failure that is; both are empty
-    where nothing is. `excluded` says why a program was not judged. `counted` are the pass's counters."""
+    """The result of judging a program. `failure` is a sentence and `kind` the sort of failure; both are empty
+    if the program is right. `excluded` says why a program was not judged. `counted` are the pass's
+    counters."""
 
     failure: str = ""
     kind: str = ""
@@ -138,7 +139,7 @@ def _settings(program: Program) -> Iterator[None]:
 
 
 def _moved(tensor: Tensor, device: str) -> Tensor:
-    """A tensor on a device, with its strides, whatever they are."""
+    """A copy of a tensor on a device, with the same strides."""
     whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
     return whole.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
@@ -159,7 +160,7 @@ def _crash_of(call: Callable[[], Any]) -> str:
 
 
 def _unlike(got: Tensor, eager: Tensor) -> str:
-    """How an output differs from eager's in form; empty where it does not."""
+    """A sentence on how an output's dtype or shape differs from eager's; empty if they agree."""
     if (got.dtype, got.shape) == (eager.dtype, eager.shape):
         return ""
     return f"is {got.dtype} {tuple(got.shape)}, not {eager.dtype} {tuple(eager.shape)}"
@@ -215,7 +216,8 @@ def compiled(backend: str) -> Run:
 
 
 def replayed(change: Callable[[fx.Graph], None]) -> Run:
-    """The program's graph in aten ops, as Inductor takes them apart, changed, and run node by node.
+    """The program's graph in aten ops, after Inductor's decompositions, changed by `change` and run node by
+    node.
 
     Dynamo, AOTAutograd and Inductor's own passes are left out: they take ten times as long as the rest.
     """

@@ -1,6 +1,7 @@
-"""A drawn program: inputs, steps in SSA order, outputs; its text is what runs, and what is printed.
+"""A drawn program: inputs, steps in SSA order, and outputs. The text that runs is the text that is printed.
 
-Sizes are names (`M`, `N`, ...) in the texts of shapes and steps, so that a program can be tried with others.
+Sizes are names (`M`, `N`, ...) in the texts of shapes and steps, so that a program can be tried with other
+sizes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Fill(Enum):
     """The content of an input, as an expression of a shape `{0}` and a generator `g`."""
 
     INTEGERS = "torch.randint(-7, 8, {0}, generator=g)"
-    """So small that a product's sums are exact."""
+    """Integers that are so small that a product's sums are exact."""
     NORMAL = "torch.randn({0}, generator=g)"
     WIDE = "torch.randn({0}, generator=g) * 100"
     BITS = "torch.randint(0, 2, {0}, generator=g)"
@@ -44,27 +45,27 @@ class Rule(Enum):
     CHOICE = "choice"
     """One of the operands or a number, by a comparison of operands."""
     FUNCTION = "function"
-    """Pointwise, some units in fp32's last place away before it is rounded."""
+    """Pointwise, with an error of some units in fp32's last place before it is rounded."""
     WAVE = "wave"
-    """As FUNCTION, and not monotone: any value between -1 and 1 where its argument is not known well."""
+    """As FUNCTION, but not monotone: any value between -1 and 1 if the argument's interval is wide."""
     COMPOSITE = "composite"
-    """Pointwise, rounded several times to its own dtype on the way."""
+    """Pointwise, with several intermediate roundings to its own dtype."""
     STEPPED = "stepped"
     """Pointwise; a quotient is rounded before it becomes an integer, so it may be one off."""
     SIGN = "sign"
-    """Exact, and of the sign of its last operand, which NaN may have or not."""
+    """Exact, with the sign of its last operand, where the sign of NaN is not defined."""
     CAST = "cast"
     VIEW = "view"
     SUM = "sum"
     """A reduction that grows with every element, whose rounding depends on the order."""
     EXTREMUM = "extremum"
-    """One that grows with every element and gives one of them."""
+    """A reduction that grows with every element and returns one of them."""
     INDEX = "index"
-    """Where a row's extremum is: any place where it may be."""
+    """The index of a row's extremum: any index at which it may be."""
     PRODUCT = "product"
     """Linear in each operand, with no negative coefficient."""
     ANY = "any"
-    """Not followed: nothing is said of its values."""
+    """Not followed: its values are not judged."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,8 @@ def _bracketed(text: str) -> str:
 class Step:
     """`name = text`, where `{0}`, `{1}`, ... in the text are operands: inputs and earlier steps.
 
-    `reference` computes the same in float64 where the text can't. For an INDEX it gives the extremum that
-    is looked for, along `dim`, or of everything where that is None.
+    `reference` computes the same in float64 where the text can't. For an INDEX it returns the extremum that
+    is searched, along `dim`, or over all elements if that is None.
     """
 
     name: str
@@ -122,7 +123,7 @@ class Program:
 
     @property
     def is_followed(self) -> bool:
-        """Whether something is known of all of its values."""
+        """Whether bounds are known for all of its values."""
         return all(step.rule is not Rule.ANY for step in self.steps)
 
     def source(self) -> str:
@@ -147,7 +148,7 @@ class Program:
         return namespace["program"], namespace["example_inputs"]
 
     def pruned(self) -> Program:
-        """Without the steps and inputs that no output needs."""
+        """The program without the steps and inputs that no output needs."""
         needed = set(self.outputs)
         for step in reversed(self.steps):
             if step.name in needed or is_write(step):

@@ -1,7 +1,7 @@
-"""A failing program made smaller, as long as it fails in the same way.
+"""Makes a failing program smaller, as long as it fails in the same way.
 
-Programs are cut as programs, not as the random choices behind them: a step is left out in favour of an
-operand or of a fresh input, so that a few dozen trials do, of which each compiles.
+The program itself is cut, not the random choices behind it: an operand or a new input replaces a step. So a
+few dozen trials are enough, each of which compiles.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SMALL = {"B": (1, 2), "S": (1, 2, 8), "N": (1, 8, 16), "K": (8, 16)}
 def shrink(program: Program, fails: Callable[[Program], bool], trials: int = TRIALS) -> Program:
     """The smallest program found for which `fails` holds, as it does for `program`.
 
-    `fails` is asked no more than `trials` times, and never about what eager cannot run.
+    `fails` is called at most `trials` times, and only for programs that eager can run.
     """
     tried: set[str] = set()
     improved = True
@@ -69,7 +69,7 @@ def _smaller(program: Program) -> Iterator[Program]:
 
 
 def _values(program: Program) -> dict[str, Tensor] | None:
-    """Every value as eager has it."""
+    """Every value as eager computes it, or None if eager can't run the program."""
     _, example_inputs = program.load()
     values = {each.name: tensor for each, tensor in zip(program.inputs, example_inputs(), strict=True)}
     for step in program.steps:
@@ -82,7 +82,7 @@ def _alike(left: Tensor, right: Tensor) -> bool:
 
 
 def _earlier(program: Program, output: str) -> Iterator[Program]:
-    """An operand of an output in its place."""
+    """Yields the program with an operand of an output in the output's place."""
     step = next((step for step in program.steps if step.name == output), None)
     for operand in step.operands if step is not None else ():
         outputs = tuple(dict.fromkeys(operand if name == output else name for name in program.outputs))
@@ -90,7 +90,7 @@ def _earlier(program: Program, output: str) -> Iterator[Program]:
 
 
 def _without(program: Program, step: Step, operand: str) -> Program:
-    """Without a step, whose operand stands for its result."""
+    """The program without a step, whose operand replaces its result."""
 
     def renamed(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(operand if name == step.name else name for name in names)
@@ -100,7 +100,7 @@ def _without(program: Program, step: Step, operand: str) -> Program:
 
 
 def _cut(program: Program, step: Step, value: Tensor) -> Program:
-    """With a fresh input in place of a step."""
+    """The program with a new input in place of a step."""
     names = {size: name for name, size in program.sizes}
     shape = tuple(names.get(size, str(size)) if size > 1 else str(size) for size in value.shape)
     fill = Fill.BITS if value.dtype is torch.bool else Fill.INTEGERS if program.exact else Fill.NORMAL

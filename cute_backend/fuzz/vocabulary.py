@@ -1,7 +1,6 @@
-"""The vocabulary that programs are drawn from: spellings of operands, pointwise ops, reductions, views,
-casts.
+"""The vocabulary of random programs: spellings of operands, pointwise ops, reductions, views and casts.
 
-It includes the whole op table: a row that is added to `ops` is drawn from then on.
+It includes the whole op table: a row that is added to `ops` is drawn without further changes.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ _EXACT_ROWS = (
 _WAVES = ("sin", "cos")
 _SIGNS = ("copysign", "signbit")
 _ROOTS = ("pow.Tensor_Tensor", "pow.Scalar")
-"""Powers of negative numbers, with exponents that are not known to the bit: `WRITTEN` has those of others."""
+"""Powers whose exponents are not known to the bit, of negative numbers too. `WRITTEN` has other powers."""
 
 
 @cache
@@ -215,7 +214,7 @@ KEEPING = (
 """Views and copies that give a plane its shape again."""
 
 CHANGING = (".transpose(-1, -2)", ".flatten()", "[..., 1:]", "[..., ::2]", "[:1]", "[-1]", ".unsqueeze(1)")
-"""The views that give it another shape: they make results, and end a region."""
+"""Views that give a plane another shape: they make results, and end a region."""
 
 PARTS = (
     ("{0}.chunk(2, -1)[0]", "{0}.chunk(2, -1)[1]"),
@@ -231,7 +230,8 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Reduce:
-    """A reduction as a text with `@` for its axes; `extremum` is what an index is looked for by."""
+    """A reduction as a text with `@` for its axes; `extremum` is the reduction whose index this one
+    returns."""
 
     text: str
     rule: Rule

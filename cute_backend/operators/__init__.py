@@ -8,7 +8,7 @@ provider.
     operator = ops.get_operators(args, is_ours, target_sm="90a")[0]    # the one that should be fastest
     operator.run(args)
 
-`check` says why none is found. Needs the extra `operators`.
+`check` says why no operator is found. Needs the extra `operators`.
 """
 
 from __future__ import annotations

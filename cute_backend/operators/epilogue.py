@@ -1,8 +1,7 @@
-"""From the epilogue of CUTLASS Operators' arguments, a Python function of named operands, to our spec.
+"""Converts the epilogue of CUTLASS Operators' arguments, a Python function of named operands, to our spec.
 
-The function is called once, on stand-ins without values, and the recorded ops go through the walker that
-serves torch.compile: whatever fuses there fuses here. The result holds no sizes, so it serves every M, N and
-K.
+The function is called once, on stand-ins without values, and the recorded ops go through the walker of
+torch.compile, so the same ops fuse. The result holds no sizes, so it serves every M, N and K.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ from cute_backend.tracing.unlogged import unlogged
 
 
 class EpilogueArguments(operator_arguments.EpilogueArguments):
-    """An epilogue for these operators alone, in all that torch.compile would fuse.
+    """An epilogue for these operators alone, which may use all ops that torch.compile would fuse.
 
-    As `cutlass.operators.EpilogueArguments`: a function whose first parameter is `accum` and whose others are
-    named operands, and a tensor for each operand and for each variable that it returns. That class reads the
-    function itself, and raises for what it does not know, such as an output in fp8. This one calls it: on
-    `accum`, (M, N) in fp32, and its operands, broadcast to (M, N), torch functions and methods of tensors may
-    be used beside the vocabulary of the other, whose words a program may define anew. Only the return
-    statement must be plain: names alone::
+    The arguments are those of `cutlass.operators.EpilogueArguments`: a function whose first parameter is
+    `accum` and whose others are named operands, and a tensor for each operand and for each variable that it
+    returns. That class parses the function, and raises for anything that it does not know, such as an output
+    in fp8. This class calls it on `accum`, (M, N) in fp32, and on its operands, broadcast to (M, N). It may
+    use torch functions and methods of tensors in addition to the vocabulary of the other class, whose words a
+    program may redefine. Only the return statement is restricted, to names::
 
         def quantized(accum, scale, gate):
             D = torch.nn.functional.silu(accum * scale) * gate
@@ -61,7 +60,7 @@ class EpilogueArguments(operator_arguments.EpilogueArguments):
     """
 
     def trace(self, accumulator_shape: tuple[int, ...], accumulator_type: Any) -> None:
-        """Leaves the function to `convert`: the trace says only that others can't read it."""
+        """Leaves the function to `convert`. The trace only makes other operators refuse it."""
         self.traced_epilogue = _Unreadable()
 
     def to_tensor_wrappers(self, permute: list[int] | None = None) -> None:
@@ -69,7 +68,7 @@ class EpilogueArguments(operator_arguments.EpilogueArguments):
 
 
 class _Unreadable:
-    """A trace in which other operators find one node of a kind that they refuse."""
+    """A trace with one node, of a kind that other operators refuse."""
 
     @property
     def dag_ir(self) -> _Unreadable:
@@ -81,7 +80,7 @@ class _Unreadable:
 
 @dataclass(frozen=True)
 class Input:
-    """A load of the spec: which operand it is, and the axes of (M, N) that it varies along."""
+    """A load of the spec: its operand, and the axes of (M, N) that it varies along."""
 
     name: str
     axes: tuple[int, ...]
@@ -97,8 +96,8 @@ class Input:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """A converted epilogue: its spec, whose accumulator stands for any product, and by name the function's
-    operands and results that are the spec's loads and stores."""
+    """A converted epilogue: its spec, whose accumulator stands for any product, and, by name, the function's
+    operands and results that became the spec's loads and stores."""
 
     spec: EpilogueSpec
     inputs: tuple[Input, ...]
@@ -110,11 +109,11 @@ class Epilogue:
 
 
 STAND_IN = Accumulator("acc", DType.BF16, DType.BF16)
-"""The product that epilogues are converted behind: an epilogue sees fp32, whatever was multiplied."""
+"""The product whose epilogue is converted. Its dtypes don't matter, since an epilogue gets fp32."""
 
 
 def plain(dtype: DType, order: Order) -> Epilogue:
-    """No epilogue: the product, converted."""
+    """The product without an epilogue, converted to a dtype."""
     spec = EpilogueSpec((STAND_IN,), (), (), (Store("out0", STAND_IN.name, dtype, order),))
     return Epilogue(spec, (), ())
 
@@ -123,13 +122,13 @@ _converted: WeakKeyDictionary[Any, Epilogue | UsageError] = WeakKeyDictionary()
 _programs: dict[Any, Epilogue | UsageError] = {}
 
 _MAX_PROGRAMS = 512
-"""Conversions that are remembered beyond their arguments."""
+"""The number of conversions that are kept after their arguments are gone."""
 
 
 def convert(arguments: operator_arguments.EpilogueArguments, m: int, n: int) -> Epilogue:
-    """The epilogue of arguments for a product of (m, n), converted once for all arguments that are like them.
+    """The epilogue of arguments for a product of (m, n). Equal arguments share one conversion.
 
-    Raises UsageError, in a sentence, for what does not become one kernel.
+    Raises UsageError, in a sentence, for an epilogue that can't be one kernel.
     """
     outcome = _converted.get(arguments)
     if outcome is None:
@@ -148,7 +147,7 @@ def _outcome(arguments: operator_arguments.EpilogueArguments, m: int, n: int) ->
         }
     except UsageError as error:
         return error
-    if function.key is None:  # it reaches what may change unseen
+    if function.key is None:  # it depends on values that may change undetected
         return _attempt(function, layouts, m, n)
     described = tuple((name, each and replace(each, offset=0)) for name, each in layouts.items())
     key = (function.key, described, m, n, current_precision())
@@ -181,7 +180,7 @@ class _Function:
         given = arguments.epilogue_fn
         inputs, outputs = trace_in_out(given)
         asked = [name for name, each in arguments.transports.items() if each.via is not Transport.TMA]
-        if asked:  # TMA is what a tensor without a transport has, too
+        if asked:  # TMA is also the default of a tensor without a transport
             names = ", ".join(asked)
             raise UsageError(f"a transport is asked for {names}, and these kernels choose their own")
         if isinstance(given, str):
@@ -244,7 +243,7 @@ def _convert(function: _Function, layouts: dict[str, Layout | None], m: int, n: 
     with mode:
         a, b = torch.empty(m, 16, dtype=torch.bfloat16), torch.empty(n, 16, dtype=torch.bfloat16).t()
     product = call(plane, torch.ops.aten.mm.default, placeholder("a", a), placeholder("b", b))
-    # Changes nothing, but is work after the product, without which the walker leaves an mm alone.
+    # Changes nothing, but the walker fuses an mm only with work after it.
     product = call(plane, torch.ops.prims.convert_element_type.default, product, torch.float32)
     names = {
         placeholder(f"operand_{name}", value): name
@@ -318,7 +317,7 @@ def _trace(
             f"the epilogue {function.name} asks for a value ({error}), which is known only in the kernel; it "
             "may choose by torch.where"
         ) from error
-    except Exception as error:  # the function is anyone's, and may raise anything
+    except Exception as error:  # the user's function may raise anything
         complaint = (str(error).strip().splitlines() or ["no message"])[0]
         raise UsageError(
             f"the epilogue {function.name} fails on ({', '.join(('accum', *function.inputs))}): "
@@ -364,7 +363,7 @@ def _long(shape: tuple[int, ...] | torch.Size) -> list[int]:
 
 
 def _store(store: Store, key: str, name: str, layout: Layout | None, m: int, n: int) -> Store:
-    """A store of the walker's, for the tensor that it goes to."""
+    """A store of the walker, changed for the tensor that it writes."""
     assert layout is not None
     if store.block:
         raise UsageError(f"{name} has one element for each {store.block} columns; operators write planes")

@@ -1,4 +1,4 @@
-"""Our kernels as CUTLASS Operators: what they take, how they are found, compiled and run."""
+"""Our kernels as CUTLASS Operators: supported arguments, discovery, compilation and launch."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ class Request:
 
     @staticmethod
     def of(args: Any) -> Request:
-        """Raises UsageError, in a sentence, for arguments that no kernel of ours takes."""
+        """The request of arguments. Raises UsageError, in a sentence, for arguments that no kernel of ours
+        takes."""
         if not isinstance(args, GemmArguments):
             raise UsageError(f"{type(args).__name__} is no GEMM; these operators take GemmArguments")
         for name, operand in (("A", args.A), ("B", args.B), ("out", args.out)):
@@ -131,7 +132,7 @@ def _product(a: Layout, b: Layout) -> Accumulator:
 
 
 def _planes_aligned(epilogue: Epilogue, tensors: dict[str, Any]) -> bool:
-    """Whether TMA can move every plane of an epilogue that lies as TMA could take it."""
+    """Whether TMA can move every plane of an epilogue that has an order which TMA can read."""
     names = [*(each.name for each in epilogue.inputs), *epilogue.outputs]
     arguments = [*map(Argument.of_load, epilogue.spec.loads), *map(Argument.of_store, epilogue.spec.stores)]
     return all(
@@ -142,7 +143,7 @@ def _planes_aligned(epilogue: Epilogue, tensors: dict[str, Any]) -> bool:
 
 
 def check(args: Any) -> Status:
-    """Whether some operator here takes the arguments; where none does, why, in one sentence."""
+    """Whether one of these operators takes the arguments; if none does, the reason in one sentence."""
     try:
         Request.of(args)
     except UsageError as error:
@@ -163,7 +164,7 @@ class _FusedGemm:
     metadata: FusedMetadata
 
     def _supports(self, args: GemmArguments | None, target_sm: TargetSm | None = None) -> Status:
-        if args is None:  # only the target is asked about, which the metadata knows
+        if args is None:  # only the target is requested, which the metadata has
             return Status.success()
         try:
             request = Request.of(args)
@@ -215,7 +216,7 @@ class _FusedGemm:
         return AllocationRequirement(size, WORKSPACE_ALIGN) if size else AllocationRequirement.empty()
 
     def _initialize_workspace(self, args: GemmArguments, workspace: Workspace) -> None:
-        """Nothing: a launch writes its workspace before it reads it."""
+        """Does nothing: a launch writes its workspace before it reads it."""
 
     @property
     def source(self) -> str:
@@ -242,12 +243,12 @@ class _FusedGemm:
         elif epilogue_args is None:
             found = _for_anyone(cls)
         else:
-            return []  # what an epilogue computes depends on its operands' sizes
+            return []  # the spec of an epilogue depends on its operands' sizes
         return [cls(metadata) for metadata in found if metadata_filter(metadata)]  # type: ignore[call-arg]
 
 
 def _for_arguments(operator: type[_FusedGemm], args: GemmArguments) -> Iterator[FusedMetadata]:
-    """Every kernel for what is asked, the one that should be fastest first."""
+    """Every kernel for the arguments, in the order of predicted speed."""
     try:
         request = Request.of(args)
     except UsageError as error:
@@ -273,7 +274,7 @@ def _for_anyone(operator: type[_FusedGemm]) -> Iterator[FusedMetadata]:
 
 
 def _modes(arch: Arch, product: Accumulator) -> list[Accumulator]:
-    """A product, and where it differs, the same with sums that are promoted as they grow."""
+    """A product and, if that differs, the product with sums that are promoted after each k tile."""
     promoted = [replace(product, fast_accum=False)]
     return [product, *(promoted if arch.target.promotes and product.a_dtype.is_fp8 else [])]
 
@@ -292,7 +293,7 @@ def _operand(name: str, value: TensorArgument | float, device: torch.device) -> 
 
 
 def _room(workspace: Workspace | None, size: int, device: torch.device) -> Tensor:
-    """The given workspace as bytes, or one of this launch's own."""
+    """The given workspace as bytes, or a new one."""
     if workspace is None:
         return torch.empty(size, dtype=torch.uint8, device=device)
     if isinstance(workspace.data, int):
@@ -324,7 +325,7 @@ class Sm90FusedGemm(_FusedGemm, CuteDslOperator):
 
 @CuTeDSLProvider.register
 class Sm100FusedGemm(_FusedGemm, CuteDslOperator):
-    """tcgen05 for Blackwell: as `Sm90FusedGemm`, without promoted sums, which it has no need of."""
+    """tcgen05 for Blackwell: as `Sm90FusedGemm`, but without promoted sums, which it doesn't need."""
 
     supported_args_type = GemmArguments
     designed_for_min_cc = 100

@@ -1,4 +1,4 @@
-"""One kernel behind an operator: compiled, and launched on tensors that others have allocated."""
+"""The kernel of an operator: compiles it, and launches it on tensors that the caller has allocated."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ _COMBINE: dict[ReduceKind, Callable[[Tensor, Tensor], None]] = {
     ReduceKind.MAX: _largest,
     ReduceKind.MIN: _smallest,
 }
-"""How a reduction meets what its destination holds, which the contract of epilogue arguments has it combine
-with. Reductions that the contract does not know overwrite the destination."""
+"""How a reduction is combined with the contents of its destination, as the contract of epilogue arguments
+requires. Reductions that the contract does not know overwrite the destination."""
 
 
 @dataclass(frozen=True)
 class Implementation:
     """A kernel whose results go to given tensors.
 
-    Its workspace holds the partials of reductions, and then what they are finished to, before it is combined
-    with what the destinations hold.
+    Its workspace holds the partials of reductions, and then their results, before these are combined with the
+    contents of the destinations.
     """
 
     kernel: Kernel
@@ -115,7 +115,7 @@ class Implementation:
         return workspace_bytes(self.kernel.spec, self.kernel.config, m, n)
 
     def _places(self, m: int, n: int) -> list[int]:
-        """Where in the workspace each reduction is finished, and where the last one ends."""
+        """The offset of each reduction's result in the workspace, and the end of the last one."""
         places = [self._partials(m, n)]
         for store in self.kernel.spec.reductions:
             size = _elements(store, m, n) * TORCH_DTYPES[store.dtype].itemsize
@@ -129,7 +129,7 @@ def _elements(store: Store, m: int, n: int) -> int:
 
 @contextmanager
 def running_on(stream: Any, device: torch.device) -> Iterator[None]:
-    """With a GPU as the current one, and on it a stream of torch's or the driver's, or its handle."""
+    """Makes a GPU current, and on it a stream, which may be torch's, the driver's or a handle."""
     handle = stream.cuda_stream if isinstance(stream, torch.cuda.Stream) else int(stream)
     with torch.cuda.device(device):
         if torch.cuda.current_stream().cuda_stream == handle:

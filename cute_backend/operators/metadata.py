@@ -1,4 +1,4 @@
-"""The metadata of our operators: names, tiles and schedules, and which arguments one is for."""
+"""The metadata of our operators: names, tiles, schedules, and the arguments that each takes."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ TARGETS = {arch: TargetSm(arch.value.removeprefix("sm_")) for arch in Arch}
 
 @dataclass(kw_only=True)
 class HopperDesign(BLASDesignMetadata):
-    """How a wgmma kernel cuts its problem.
+    """The tiles and the schedule of a wgmma kernel.
 
     `config` has all of it: `pingpong`, the epilogue's `subtile_n`, the raster. `fast_accum` is whether fp8
-    sums stay in the tensor cores; without, they are promoted to fp32 at intervals. `aligned` is whether
+    sums stay in the tensor cores; otherwise they are promoted to fp32 after each k tile. `aligned` is whether
     the epilogue's planes move by TMA, which their addresses must permit.
     """
 
@@ -51,7 +51,7 @@ class HopperDesign(BLASDesignMetadata):
 
 @dataclass(kw_only=True)
 class BlackwellDesign(Sm100DesignMetadata):
-    """How a tcgen05 kernel cuts its problem: as `HopperDesign`."""
+    """The tiles and the schedule of a tcgen05 kernel, as in `HopperDesign`."""
 
     config: TileConfig
     fast_accum: bool
@@ -63,7 +63,7 @@ Design = Callable[[Kernel], "HopperDesign | BlackwellDesign"]
 
 @dataclass(kw_only=True)
 class FusedMetadata(OperatorMetadata):
-    """The metadata of one operator, and the kernel that it is."""
+    """The metadata of one operator, and its kernel."""
 
     kernel: Kernel
 
@@ -71,7 +71,7 @@ class FusedMetadata(OperatorMetadata):
 def metadata_of(
     operator: type, design: Design, kernel: Kernel, out: DType, order: Order, epilogue: FusedEpilogue | None
 ) -> FusedMetadata:
-    """The metadata of a kernel for an `out` of this dtype and order, cut as `design` says."""
+    """The metadata of a kernel with this design, for an `out` of this dtype and order."""
     return FusedMetadata(
         operator_name=_name(kernel, out, order, epilogue),
         operator_class=operator,
@@ -133,12 +133,12 @@ def _dense(dtype: DType, row_major: bool, *, aligned: bool) -> DenseTensorConstr
 
 
 def hopper_design(kernel: Kernel) -> HopperDesign:
-    """How a wgmma kernel cuts its problem."""
+    """The design of a wgmma kernel."""
     return HopperDesign(mma_instruction_type=HopperWgmma, **_common(kernel))
 
 
 def blackwell_design(kernel: Kernel) -> BlackwellDesign:
-    """How a tcgen05 kernel cuts its problem."""
+    """The design of a tcgen05 kernel."""
     return BlackwellDesign(
         mma_instruction_type=BlackwellTcgen05Mma,
         use_2cta_mma=kernel.config.ctas == 2,
@@ -159,7 +159,7 @@ def _common(kernel: Kernel) -> dict[str, Any]:
 
 
 class FusedEpilogue(EpilogueMetadata):
-    """The epilogue that an operator was made for: arguments are for it if theirs is the same."""
+    """The epilogue that an operator was made for. It takes arguments with the same epilogue."""
 
     def __init__(self, arguments: Any, converted: Epilogue) -> None:
         super().__init__(arguments)

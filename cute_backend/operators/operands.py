@@ -1,6 +1,6 @@
-"""The tensors that arguments of CUTLASS Operators hold: what is known of one without values, and its values.
+"""The tensors in arguments of CUTLASS Operators: their layouts, which need no values, and their values.
 
-Such arguments hold a torch tensor, a fake one, or, where TVM-FFI is switched off, the DSL's own tensor.
+Arguments hold a torch tensor, a fake one or, if TVM-FFI is off, the DSL's own tensor.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ TensorArgument = Union[TensorWrapper, Tensor]
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a tensor's elements lie. `offset` is the address, or what is known of one where there is none.
+    """The layout of a tensor. `offset` is its address or, without one, its offset within its storage.
 
-    A tensor of three modes has a batch of one element as its first, which is left out.
+    The first of three modes is a batch of one, and is left out.
     """
 
     shape: tuple[int, ...]
@@ -59,7 +59,7 @@ class Layout:
 
     @property
     def value_dtype(self) -> DType | None:
-        """The dtype as specs know it; None for one that they don't."""
+        """The dtype of a spec; None for a dtype that specs don't have."""
         return DTYPES.get(self.dtype)
 
     @property
@@ -86,7 +86,7 @@ def _torch_dtype(name: str, tensor: TensorWrapper) -> torch.dtype:
 
 
 def values_of(name: str, tensor: TensorArgument) -> Tensor:
-    """The tensor itself, without a batch of one. Raises UsageError where it has no values on a GPU."""
+    """The tensor itself, without a batch of one. Raises UsageError unless it has values on a GPU."""
     values = tensor.runtime_tensor if isinstance(tensor, TensorWrapper) else tensor
     if not isinstance(values, Tensor):
         if values.memspace != AddressSpace.gmem:
@@ -99,7 +99,7 @@ def values_of(name: str, tensor: TensorArgument) -> Tensor:
 
 
 class _Memory:
-    """Bytes at an address, as torch takes them from other libraries (CUDA array interface, version 3)."""
+    """Bytes at an address, in the form that torch accepts (CUDA array interface, version 3)."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {

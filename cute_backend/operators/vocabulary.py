@@ -1,8 +1,8 @@
 """The names that an epilogue of CUTLASS Operators may use without importing them, as torch functions.
 
-Their meaning is that package's: `max(x, dim=[1])` reduces, whatever Python's `max` does. A reduction leaves
-its axis to the tensor that it is written to: one element reduces everything, (N,) or (1, N) over rows, (M,)
-or (M, 1) over columns.
+They mean what they mean in that package: `max(x, dim=[1])` reduces, unlike Python's `max`. The shape of the
+tensor that a reduction is written to gives its axis: one element reduces everything, (N,) or (1, N) the rows,
+(M,) or (M, 1) the columns.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _OVER: dict[Axis, tuple[int, ...]] = {Axis.ROW: (1,), Axis.COLUMN: (0,), Axis.AL
 
 @dataclass(frozen=True)
 class Reduced:
-    """A reduction of a value, whose axis its destination settles; `axis` is what `dim=` asked for."""
+    """A reduction of a value, whose destination gives its axis; `axis` is the argument `dim=`, if any."""
 
     reduce: Callable[..., Tensor]
     value: Tensor
     axis: Axis | None
 
     def to(self, name: str, shape: Sequence[int], plane: tuple[int, int]) -> Tensor:
-        """The reduction for a destination of this shape. Raises UsageError where none has it."""
+        """The reduction for a destination of this shape. Raises UsageError if no reduction has this shape."""
         m, n = plane
         shapes = {
             Axis.ALL: [(), (1,), (1, 1)],
@@ -70,7 +70,7 @@ def _axis(dim: int | Sequence[int]) -> Axis:
 def _extremum(
     of_tensors: Callable[..., Tensor], with_number: Callable[..., Tensor]
 ) -> Callable[[Value, Value], Tensor]:
-    """`maximum` or `minimum`, of which either operand may be a number."""
+    """`maximum` or `minimum`. Either operand may be a number."""
 
     def extremum(a: Value, b: Value) -> Tensor:
         if isinstance(a, Tensor) and isinstance(b, Tensor):

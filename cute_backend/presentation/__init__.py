@@ -1,1 +1,1 @@
-"""Explanations, builds and results as people and tools read them: in a terminal, as HTML, as artifacts."""
+"""Shows explanations, builds and results to people and tools: in a terminal, as HTML, as artifacts."""

@@ -1,7 +1,9 @@
-"""The artifacts that a compilation leaves for tools: the explanation of each graph, and each kernel's module.
+"""The artifacts that a compilation records for tools: the explanation of each graph, and each kernel's
+module.
 
 tlparse shows them as artifacts beside Inductor's own, and with TORCH_COMPILE_DEBUG=1 they are files in the
-debug folder of their graph. Where Inductor's cache serves a graph, the pass does not run and leaves none.
+debug folder of their graph. Where Inductor's cache serves a graph, the pass does not run, and there are no
+artifacts.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ EXPLANATION = "cute_backend_explanation"
 
 
 def leave(regions: Sequence[Region], rejections: Sequence[Rejection]) -> None:
-    """Leave what is made of the graph that is being compiled, where anyone keeps it.
+    """Records the regions and rejections of the graph that is being compiled, if a trace or a folder is kept.
 
     A kernel's module is the one for the sizes that the graph is traced with. A failure here is contained.
     """
@@ -30,14 +32,14 @@ def leave(regions: Sequence[Region], rejections: Sequence[Rejection]) -> None:
         return
     try:
         _leave(regions, rejections)
-    except UsageError as error:  # where a kernel is wanted, it is raised again
+    except UsageError as error:  # raised again where the kernel is needed
         _write(EXPLANATION, ".txt", f"{error}\n", "a")
     except Exception as error:
         contain(error, instead="the explanation of this graph is left out of its artifacts")
 
 
 def _leave(regions: Sequence[Region], rejections: Sequence[Rejection]) -> None:
-    from torch._functorch.aot_autograd import get_aot_graph_name  # here, for few compilations are traced
+    from torch._functorch.aot_autograd import get_aot_graph_name  # here, since few compilations are traced
 
     from cute_backend.api import explanation_of
 
@@ -49,8 +51,8 @@ def _leave(regions: Sequence[Region], rejections: Sequence[Rejection]) -> None:
 
 
 def _write(name: str, suffix: str, text: str, mode: str) -> None:
-    """An artifact, and a file. A graph that calls other graphs has one folder with them, and one explanation
-    after the other in its file."""
+    """Writes an artifact, and a file. A graph and the graphs that it calls share a folder, whose file has one
+    explanation after the other."""
     from torch._inductor.debug import DebugContext
 
     trace_structured(

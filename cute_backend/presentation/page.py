@@ -1,4 +1,4 @@
-"""An explanation as HTML: a part of a notebook, or a page by itself that needs no other file."""
+"""An explanation as HTML: a part of a notebook, or a self-contained page."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _COLOURS = """
   }
 }
 """
-"""The colours of a page by itself. A notebook has its own."""
+"""The colours of a self-contained page. A notebook has its own."""
 
 _PAGE_STYLE = """
 body { margin: 0; color: var(--cute-text); background: var(--cute-page); }
@@ -87,7 +87,7 @@ _STYLE = f"""
 
 
 def page(explained: Explanation, title: str) -> str:
-    """A whole page, for a browser. It follows the reader's choice of light or dark, and of size."""
+    """A whole page, for a browser. It follows the reader's theme, light or dark, and size of text."""
     from cute_backend import __version__
 
     return (
@@ -100,8 +100,8 @@ def page(explained: Explanation, title: str) -> str:
 
 
 def part(explained: Explanation, *, links: bool = False) -> str:
-    """An explanation as part of a page, in its colours. With `links` regions link to one another, for which
-    no other explanation may be on the page."""
+    """An explanation as part of a page, in the page's colours. With `links` regions link to one another,
+    which needs a page with no other explanation."""
     names = titles(explained)
     fused, left = summary(explained)
     parts = [f'<div class="cute">\n<style>{_STYLE}</style>\n<p><b>{fused}</b>{left}</p>\n']
@@ -157,7 +157,7 @@ def _table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) 
 
 
 _LANE, _BEND, _MAX_LANES = 14, 8, 6
-"""Pixels between arcs, of their bends, and how many lie beside one another: further ones share the last."""
+"""Pixels between arcs and of their bends, and the number of lanes for arcs; further arcs share the last."""
 
 
 def _graph(regions: Sequence[Region], names: Sequence[str], links: bool) -> str:

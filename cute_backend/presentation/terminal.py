@@ -1,4 +1,4 @@
-"""How explanations, builds, sources and simulations look in a terminal."""
+"""Explanations, builds, sources and simulations as a terminal shows them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def console() -> Console:
 
 
 def show(renderable: RenderableType) -> None:
-    """Print to standard output."""
+    """Prints to standard output."""
     if sys.stdout.isatty():
         console().print(renderable)
     else:
@@ -64,7 +64,7 @@ _INDENTED = (0, 0, 0, 4)
 
 
 def explanation(explained: Explanation) -> RenderableType:
-    """One block a region, then what was not fused and why."""
+    """A block for each region, then what was not fused, and why."""
     fused, left = summary(explained)
     parts: list[RenderableType] = [Text.assemble((fused, "bold"), left)]
     if explained.has_backward:
@@ -77,7 +77,7 @@ def explanation(explained: Explanation) -> RenderableType:
 
 
 def summary(explained: Explanation) -> tuple[str, str]:
-    """How many regions there are, and how many refusals or why there is neither."""
+    """The numbers of regions and of refusals, or the reason why there is neither."""
     count, left = len(explained.regions), len(explained.rejections)
     fused = f"{count or 'no'} region{'' if count == 1 else 's'} fused"
     if left:
@@ -216,7 +216,7 @@ def launch_legend(differences: Sequence[Difference]) -> Text:
 
 
 def _may_be_rounding(difference: Difference) -> bool:
-    """Whether an output that differs is off by less than 1e-3, which those of 16 bits and less never are."""
+    """Whether an output differs by less than 1e-3. Outputs of 16 bits or less never count."""
     return difference.allowed < difference.relative < 1e-3
 
 
@@ -238,8 +238,8 @@ def comparison_table(differences: Sequence[Difference]) -> Table:
 
 
 def print_source(text: str) -> None:
-    """A generated module on standard output: highlighted on a terminal, which wraps what is longer than its
-    lines, else to the byte. Nothing is cropped."""
+    """Prints a generated module: highlighted and wrapped on a terminal, and unchanged otherwise. Nothing is
+    cropped."""
     if not sys.stdout.isatty():
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -54,7 +54,8 @@ class Engine:
         self._order = itertools.count()
 
     def garbage(self, shape: int | tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
-        """The content of memory and registers before anything is written there: other bits for every seed."""
+        """The contents of memory and registers before anything is written there. They differ from seed to
+        seed."""
         array = np.empty(shape, dtype)
         raw = np.frombuffer(self._garbage.bytes(array.nbytes), np.uint8)
         array.reshape(-1).view(np.uint8)[:] = raw & 1 if dtype is np.bool_ else raw
@@ -63,7 +64,7 @@ class Engine:
     def delay(self) -> int:
         if self.random is None:
             return FIXED_DELAY
-        # Mostly short, now and then long enough for everyone else to run into a wall.
+        # Mostly short, sometimes so long that all other work has to wait for it.
         return int(
             self.random.integers(1, 60) if self.random.random() < 0.8 else self.random.integers(60, 2500)
         )
@@ -74,13 +75,13 @@ class Engine:
         heapq.heappush(self._queue, (due, next(self._order), Operation(pipe, text, self.now, due, finish)))
 
     def advance(self, ticks: int) -> None:
-        """Time passes: whatever is due by then finishes."""
+        """Lets time pass: operations that are due by then finish."""
         self.now += ticks
         while self._queue and self._queue[0][0] <= self.now:
             self._finish_one()
 
     def jump(self) -> bool:
-        """Nobody can run: the next operation finishes. False if there is none."""
+        """Finishes the next operation, as no warp can run. False if there is none."""
         if not self._queue:
             return False
         self.now = max(self.now, self._queue[0][0])

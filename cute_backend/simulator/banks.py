@@ -1,9 +1,9 @@
-"""Bank conflicts: how often more a multiprocessor looks into shared memory than the bytes need.
+"""Bank conflicts: the wavefronts of shared memory beyond those that the bytes need.
 
-Shared memory has 32 banks of 4 bytes, and in one go, a wavefront, it gives or takes a word of each (CUDA C++
-Programming Guide, shared memory of compute capability 5.x). Lanes that want more than 128 bytes together are
-served 128 bytes' worth of lanes at a time: 8 with 16 bytes each, as the rows of a matrix of ldmatrix. Of
-these, those that want different words of one bank wait for each other.
+Shared memory has 32 banks of 4 bytes. A wavefront reads or writes one word of each bank (CUDA C++ Programming
+Guide, shared memory of compute capability 5.x). If lanes access more than 128 bytes together, they are served
+in groups of 128 bytes: 8 lanes with 16 bytes each, such as the rows of a matrix of ldmatrix. Lanes of a group
+that access different words of one bank need a wavefront each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ WAVEFRONT_BYTES, WORD_BYTES = 128, 4
 
 def wavefronts(lanes: np.ndarray, offsets: np.ndarray, nbytes: int) -> tuple[int, int]:
     """The wavefronts of one warp instruction whose `lanes` access `nbytes` each at `offsets`, multiples of
-    it, and as many as there would be without a conflict."""
+    `nbytes`, and the number of wavefronts without conflicts."""
     unit = max(nbytes, WORD_BYTES)
     together = WAVEFRONT_BYTES // unit
     turns, places = lanes // together, offsets // unit

@@ -1,8 +1,8 @@
 """Barrier objects: mbarriers, the sixteen named barriers of a CTA, the barrier of a cluster.
 
 mbarrier: PTX ISA 9.7.13.15. A phase completes when no arrival is pending and the transaction count is zero;
-the pending count then starts again from the expected count. Each barrier hands the clocks of those who
-arrived to those who wait (see shadow.py).
+the pending count then starts again from the expected count. Each barrier passes the clocks of the agents that
+arrive to those that wait (see shadow.py).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Mbarrier:
 
     @property
     def next_epoch(self) -> int:
-        """The event that the completion of the running phase will be."""
+        """The number of the event that completes the current phase."""
         return self.first_epoch + self.phase + 1
 
     def describe(self) -> str:
@@ -65,7 +65,7 @@ class Mbarrier:
         return (self.phase & 1) != parity
 
     def arrive(self, count: int, clock: Clock | None, *, drop: bool = False, commit: bool = False) -> int:
-        """`count` arrivals; returns the phase that they were for."""
+        """Registers `count` arrivals. Returns the phase that they count for."""
         phase = self.phase
         if count > self.pending:
             raise BarrierError(f"{count} arrival(s) more than it expects on {self.describe()}")
@@ -83,7 +83,7 @@ class Mbarrier:
         self._check_tx()
 
     def complete_tx(self, nbytes: int, clock: Clock | None = None) -> None:
-        """Bytes that have landed. Their event becomes visible with the phase."""
+        """Registers bytes that have arrived. Their event becomes visible with the phase."""
         self.tx -= nbytes
         self._check_tx()
         if clock is not None:
@@ -106,8 +106,8 @@ class Mbarrier:
 
 
 class Round:
-    """One use of a barrier by all its threads: complete once all have come; `clock` is what they knew
-    together.
+    """One use of a barrier by all its threads. It is complete once all have arrived; `clock` joins their
+    clocks.
     """
 
     def __init__(self, size: int) -> None:

@@ -1,4 +1,4 @@
-"""Operands as functions of a warp: what the binders of opcodes are given to work with."""
+"""Operands as functions of a warp, for the binders of opcodes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Binder:
 
     # --- values ------------------------------------------------------------------------------------------
     def get(self, operand: Operand, kind: str, instruction: Instruction) -> Get:
-        """A function that gives the operand as a vector of 32 lanes (or one scalar for all) of PTX type
+        """A function that returns the operand as a vector of 32 lanes (or one scalar for all) of PTX type
         `kind`.
         """
         if isinstance(operand, Register):

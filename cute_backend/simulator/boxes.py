@@ -93,7 +93,7 @@ class BoxFootprint:
     base: int
 
     def runs(self) -> tuple[np.ndarray, int]:
-        """The offset of each row, or of each element where those of a row are apart, and its length."""
+        """The offset of each row, or of each element if a row's are not contiguous, and its length."""
         part = self.part
         shape, strides, length = part.shape, part.strides, part.width
         if strides[-1] == length:
@@ -124,7 +124,7 @@ def box_view(
 
 
 def load_box(tmap: TensorMap, coordinates: tuple[int, ...], memory: GlobalMemory) -> np.ndarray:
-    """A box as it lies in shared memory before swizzling: bytes, out-of-bounds elements filled."""
+    """The bytes of a box in shared memory before swizzling, with out-of-bounds elements filled."""
     dtype = np.dtype(f"u{tmap.dtype.nbytes}")
     fill = _nan_bits(tmap.dtype) if tmap.fill is Fill.NAN else 0
     dense = np.full(box_shape(tmap), fill, dtype)

@@ -41,7 +41,7 @@ class SharedMemory:
         )
 
     def check(self, low: int, high: int) -> None:
-        """Raises `IllegalAccess` unless [low, high) lies in what the kernel has."""
+        """Raises `IllegalAccess` unless [low, high) lies in the kernel's shared memory."""
         if low < SHARED_RESERVED or high > self.nbytes:
             raise IllegalAccess(
                 f"shared access to bytes {low:#x} to {high:#x} of {self.cta.name}, which has "
@@ -83,15 +83,14 @@ class TensorMemory:
         return start
 
     def room(self, columns: int) -> int | None:
-        """Where `columns` columns are free, or None."""
+        """The first of `columns` free columns, or None."""
         for start in range(0, TMEM_COLUMNS, columns):
             if all(start + columns <= s or s + n <= start for s, n in self.allocated.items()):
                 return start
         return None
 
     def allocate_with(self, peer: TensorMemory, columns: int) -> int | None:
-        """As `allocate`, in both CTAs of a pair at once: whoever comes first gets None until the other has
-        come.
+        """As `allocate`, in both CTAs of a pair at once: the first gets None until the other has come.
 
         PTX ISA 9.7.16.5: with .cta_group::2 a warp of each CTA performs the operation collectively.
         """
@@ -105,7 +104,7 @@ class TensorMemory:
         return start
 
     def may_allocate_with(self, peer: TensorMemory) -> bool:
-        """Whether a warp of each CTA of a pair asks for columns, and both CTAs have them."""
+        """Whether a warp of each CTA of a pair requests columns, and both CTAs have them."""
         if self.wanted is None or peer.wanted is None:
             return False
         if self.wanted != peer.wanted:
@@ -159,7 +158,7 @@ class Cta:
         }
 
     def init_mbarrier(self, offset: int, count: int) -> Mbarrier:
-        """mbarrier.init. A barrier that is initialised anew goes on counting its agent's events."""
+        """mbarrier.init. A barrier that is initialised again continues to count its agent's events."""
         agent, epoch = self.barrier_agents.get(offset, (-1, 0))
         old = self.mbarriers.get(offset)
         if old is not None:

@@ -28,11 +28,12 @@ MAX_SHARED_KIB = {
     (12, 0): 99,
     (12, 1): 99,
 }
-"""Shared memory that one CTA may have, by compute capability (CUDA C++ Programming Guide, table "Technical
-Specifications per Compute Capability")."""
+"""The shared memory that one CTA may have, by compute capability (CUDA C++ Programming Guide, table
+"Technical Specifications per Compute Capability")."""
 
 PORTABLE_CLUSTER, LARGEST_CLUSTER = 8, 16
-"""CTAs of a cluster that every device takes, and with the kernel's attribute for non-portable sizes set."""
+"""The most CTAs of a cluster that every device accepts, and with the kernel's attribute for non-portable
+sizes."""
 
 
 class DeviceAttribute(IntEnum):
@@ -71,8 +72,8 @@ Dim3 = tuple[int, int, int]
 class Launch:
     """One kernel launch as the driver would have received it; `params` holds the bytes of each parameter.
 
-    `overlaps` says that it may begin before what is ahead of it in the stream has ended (programmatic stream
-    serialization).
+    `overlaps` says that it may begin before the kernels ahead of it in the stream have ended (programmatic
+    stream serialization).
     """
 
     kernel: str
@@ -157,7 +158,7 @@ class Device:
         )
 
     def register(self, args: Sequence[Any]) -> None:
-        """Make the memory of every tensor in `args` accessible, under a name for error messages.
+        """Makes the memory of every tensor in `args` accessible, under a name for error messages.
 
         Two arguments may be views of one memory: extents that overlap become one.
         """
@@ -286,8 +287,9 @@ def _dim3(values: Any) -> Dim3:
 
 
 def _device_attributes(module: Module, sm_count: int) -> dict[DeviceAttribute, int]:
-    """Answers of the device; limits from the CUDA C++ Programming Guide's table, the same for all but the
-    shared memory. Raises SimulationError for a compute capability that has no entry there."""
+    """The device's attributes. Limits are from the CUDA C++ Programming Guide's table, and the same for all
+    devices except for shared memory. Raises SimulationError for a compute capability that has no entry
+    there."""
     major, minor = divmod(int(module.target.removeprefix("sm_").rstrip("af")), 10)
     if (major, minor) not in MAX_SHARED_KIB:
         known = ", ".join(f"{major}.{minor}" for major, minor in MAX_SHARED_KIB)
@@ -310,8 +312,8 @@ def _device_attributes(module: Module, sm_count: int) -> dict[DeviceAttribute, i
 
 
 def _check_launch(one: Launch, kernel: _Kernel, device_shared: int) -> None:
-    """Refuse what the driver would refuse, and say why. `device_shared` is what a CTA may have of shared
-    memory."""
+    """Raises an error, with the reason, for a launch that the driver would refuse. `device_shared` is the
+    shared memory that a CTA may have."""
     threads = one.block[0] * one.block[1] * one.block[2]
     ctas = one.cluster[0] * one.cluster[1] * one.cluster[2]
     largest = LARGEST_CLUSTER if kernel.non_portable_cluster else PORTABLE_CLUSTER

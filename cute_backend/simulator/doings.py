@@ -1,4 +1,4 @@
-"""The accesses of a warp to global memory, and which of its lanes know of them."""
+"""The accesses of a warp to global memory, and the lanes that know of them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def bits(mask: np.ndarray) -> int:
 class Doings:
     """The accesses of a warp to global memory, as events of an agent; `clock` is the warp's.
 
-    An event ends where the warp publishes it. `done` is the last event of each lane, and `published` the last
-    that other lanes know of; `apart` is whether they may differ.
+    An event ends when the warp publishes it. `done` is the last event of each lane, and `published` the last
+    event of it that other lanes know of; `apart` is whether they may differ.
     """
 
     __slots__ = ("agent", "apart", "clock", "done", "epoch", "published")
@@ -34,7 +34,7 @@ class Doings:
         clock.seen[agent] = 1
 
     def touch(self, lanes: np.ndarray) -> int:
-        """These lanes do something, in the event returned."""
+        """Records an access of these lanes. Returns its event."""
         self.done[lanes] = self.epoch
         self.apart = True
         return self.epoch
@@ -42,7 +42,7 @@ class Doings:
     def publish(self, clock: Clock, lanes: np.ndarray) -> None:
         """Writes the events that these lanes know into a copy of the warp's clock. A new event begins.
 
-        They know their own accesses, and those of other lanes that were published.
+        The lanes know their own accesses, and those of other lanes that were published.
         """
         clock.seen[self.agent] = self.epoch
         if self.apart:
@@ -57,7 +57,7 @@ class Doings:
         self.clock.seen[self.agent] = self.epoch
 
     def meet(self, clock: Clock) -> None:
-        """The warp learns what this clock has of it."""
+        """The warp learns the events of its own lanes that this clock knows."""
         np.maximum(self.published, clock.seen[self.agent], out=self.published)
         for (agent, lanes), last in clock.tails.items():
             if agent == self.agent:

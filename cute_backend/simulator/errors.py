@@ -1,4 +1,4 @@
-"""Errors of the simulator: each is a `SimulationError` whose text says what is wrong and where."""
+"""Errors of the simulator: each is a `SimulationError` whose text names the fault and its place."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class IllegalAccess(SimulationError):
 
 
 class RaceError(SimulationError):
-    """An access that nothing orders after the access that it depends on, or memory that was never written."""
+    """An access that no synchronisation orders after the access that it depends on, or a read of memory that
+    was never written."""
 
 
 class MissingProxyFence(RaceError):

@@ -81,8 +81,8 @@ def decode(bits: np.ndarray, name: str) -> np.ndarray:
 def round_to(x: np.ndarray, fmt: Format, mode: str = "rn", saturate: bool = False) -> np.ndarray:
     """Rounds float64 values to `fmt`, kept as float64. NaN stays NaN.
 
-    `saturate` is PTX's .satfinite: beyond the largest finite value, that value. Without it a format with an
-    infinity goes there (or to the largest value, where the rounding points towards zero).
+    `saturate` is PTX's .satfinite: values beyond the largest finite value become that value. Otherwise they
+    become infinity in a format that has one (or the largest value, if the rounding is towards zero).
     """
     x = np.asarray(x, np.float64)
     magnitude = np.abs(x)

@@ -1,22 +1,21 @@
-"""Who touches which bytes of global memory in one launch, and what orders it: races between all of its CTAs.
+"""The accesses to each byte of global memory in one launch, and their order: finds races between all CTAs.
 
 A launch has one GlobalShadow. For each cell of memory it keeps the accesses that a later one may still have
 to be ordered after. Two accesses of a byte, one of which writes, are a race unless the vector clocks of
 shadow.py say that the later one's agent knows of the earlier one, or both are morally strong: strong, of one
 size, through one proxy, and of scopes that have both CTAs (PTX ISA 8 "Memory Consistency Model"). A cell is
-as long as the narrowest access that it took part in, 16 bytes at the most, so that neighbours may be two
-CTAs'.
+as long as the narrowest access to it, 16 bytes at most, so adjacent cells may belong to two CTAs.
 
-Clocks pass from cluster to cluster at addresses that strong operations write. The knowledge of a release, or
-of the last fence before a strong write, is left at the address, stays there through atomic updates, and
-passes to whoever reads it with acquire, or reads it strongly and fences afterwards, where both scopes have
-both CTAs (release and acquire patterns, observation order). Barriers hand on what was learned so, as they
-hand on all else. The async proxy wants a fence.proxy.async on the way, the writer's or the reader's.
+Clocks pass from cluster to cluster at addresses that strong operations write. The clock of a release, or of
+the last fence before a strong write, is recorded at the address and kept through atomic updates. A reader
+receives it if it reads with acquire, or reads strongly and fences afterwards, and if both scopes have both
+CTAs (release and acquire patterns, observation order). Barriers pass on these clocks like all others. For the
+async proxy, the writer or the reader has to execute a fence.proxy.async in between.
 
-Reads are written down, and looked at when something is written to the same array: inputs, which nobody
-writes, cost next to nothing.
+Reads are recorded, and checked only when the same array is written. So inputs, which no CTA writes, cost
+almost nothing.
 
-Not watched: tensor maps in global memory, and what the lanes of one warp do to each other.
+Not checked: tensor maps in global memory, and races between the lanes of one warp.
 """
 
 from __future__ import annotations
@@ -62,9 +61,9 @@ class Lanes:
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """An access: `agent`, of the cluster of `cta`, counts it as its event `epoch`, IN_FLIGHT while it is
-    under way. `lanes` are those of a warp that made it, as bits, each with a run of `footprint` in their
-    order; `who` names the agent in errors, `text` is the instruction.
+    """An access. It is the event `epoch` of `agent`, in the cluster of `cta`, or IN_FLIGHT while it is in
+    progress. `lanes` are the lanes of a warp that made it, as bits; each has a run of `footprint`, in their
+    order. `who` names the agent in errors, and `text` is the instruction.
     """
 
     cta: CtaId
@@ -79,7 +78,8 @@ class Event:
     footprint: Footprint
 
     def known_to(self, cta: CtaId, clock: Clock, lanes: int = -1) -> bool:
-        """Whether what an agent of `cta` knows covers this: all of it, or what some `lanes` did."""
+        """Whether an agent of `cta` with this clock knows the event: all of it, or the part of some
+        `lanes`."""
         known = clock if cta.cluster == self.cta.cluster else clock.elsewhere.get(self.cta.cluster)
         return known is not None and known.covers(self.agent, self.epoch, self.lanes & lanes)
 
@@ -93,7 +93,7 @@ class Event:
         return sum(lanes[i] for i in np.flatnonzero(met.any(axis=1)))
 
     def may_meet(self, other: Event) -> bool:
-        """Whether the two are morally strong: no race, whichever comes first."""
+        """Whether the two are morally strong, so that neither order is a race."""
         mine, theirs = self.order, other.order
         return (
             mine.scope is not None
@@ -105,7 +105,7 @@ class Event:
         )
 
     def hides(self, old: Event) -> bool:
-        """Whether an access that may meet this later write would be no race with that one either."""
+        """Whether every access that doesn't race with this later write doesn't race with `old` either."""
         mine, before = self.order, old.order
         return mine.scope is None or (
             before.scope is not None
@@ -115,7 +115,8 @@ class Event:
         )
 
     def stands_for(self, read: Event) -> bool:
-        """Whether what is ordered after this later read of the same lanes is ordered after that one too."""
+        """Whether an access that is ordered after this later read is also ordered after `read`, of the same
+        lanes."""
         return (
             not read.writes
             and self.agent == read.agent
@@ -141,7 +142,7 @@ class Sets:
 
 
 class Watched:
-    """A registered range: the set of each of its cells, and the reads that are not in any set yet."""
+    """A registered range: the set of events of each cell, and the reads that are not in a set yet."""
 
     def __init__(self, place: Range, sets: Sets) -> None:
         self.place = place
@@ -152,19 +153,19 @@ class Watched:
         self.reads: dict[tuple[object, ...], Event] = {}
 
     def remember(self, event: Event) -> None:
-        """A read. Repeated reads of an agent are kept once."""
+        """Records a read. Repeated reads of an agent are kept once."""
         footprint = event.footprint
         what = footprint.offsets.tobytes() if isinstance(footprint, Lanes) else event
         self.reads[event.cta.cluster, event.agent, event.lanes, event.text, what] = event
 
     def settle(self) -> None:
-        """Puts the reads that were remembered into their cells."""
+        """Moves the recorded reads to their cells."""
         for event in self.reads.values():
             self.put(self.cells(event.footprint), event, event.stands_for)
         self.reads.clear()
 
     def cells(self, footprint: Footprint) -> np.ndarray:
-        """The cells of an access, which become as short as it wants them."""
+        """The cells of an access. Cells that are longer than the access's own elements are divided."""
         starts, nbytes = footprint.runs()
         starts = starts + self.lead
         odd = int(np.bitwise_or.reduce(starts)) | nbytes
@@ -187,7 +188,7 @@ class Watched:
         return bool(self.numbers[cells].any())
 
     def put(self, cells: np.ndarray, event: Event, stands_for: Callable[[Event], bool]) -> None:
-        """Adds an event to the sets of cells, in place of those that it stands for."""
+        """Adds an event to the sets of cells, replacing those for which `stands_for` is true."""
         assert self.numbers is not None
         before = self.numbers[cells]
         if not before.any():
@@ -218,7 +219,8 @@ class Release:
 
 @dataclass(frozen=True)
 class Flag:
-    """An element of `size` bytes that strong operations write: what a reader may learn of."""
+    """An element of `size` bytes that strong operations write, with the releases that a reader may
+    observe."""
 
     size: int
     releases: dict[tuple[CtaId, Scope], Release]
@@ -253,7 +255,7 @@ class GlobalShadow:
                 del self._flags[address]
 
     def leave(self, addresses: np.ndarray, order: Order, releases: list[Release]) -> None:
-        """A strong write of an element at each address, with what it releases."""
+        """Records a strong write of an element at each address, with its releases."""
         for address in {int(a) for a in addresses}:
             old = self._flags.pop(address, None)
             found = dict(old.releases) if old is not None and order.updates and old.size == order.size else {}
@@ -315,7 +317,7 @@ class GlobalShadow:
 
 
 def _crosses(old: Event, new: Event) -> bool:
-    """Whether the async proxy meets a write of the generic one."""
+    """Whether the async proxy accesses data that the generic proxy wrote."""
     return new.proxy == "async" and old.writes and old.proxy == "generic"
 
 

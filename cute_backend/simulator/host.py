@@ -1,14 +1,14 @@
 """Runs a compiled function's real host code on CPU tensors and hands its kernel launches to a simulated GPU.
 
-`cute.compile` leaves two things: the kernel's PTX and an object with the host code, which checks the
-arguments, builds the tensor maps and launches. The host code reaches the GPU through the functions of
-libcute_dsl_runtime.so alone. Here the object is exported, linked with `runtime_stub.c` in that library's
-place, and called; each launch comes back to Python with its configuration and parameters.
+`cute.compile` returns two things: the kernel's PTX, and an object with the host code, which checks the
+arguments, builds the tensor maps and launches. The host code accesses the GPU only through the functions of
+libcute_dsl_runtime.so. This module exports the object, links it with `runtime_stub.c` in place of that
+library, and calls it; each launch calls back to Python with its configuration and parameters.
 
 The stub's functions are linked with hidden visibility, so they are bound to this one object: the real runtime
-library, which the DSL loads into the process for every compilation, is neither met nor disturbed, and a
-session may compile, launch and simulate in any order. (`CUTE_DSL_LIBS` would not do: the DSL's JIT looks a
-symbol up in the process before it looks into the libraries that it was given.)
+library, which the DSL loads into the process for every compilation, is neither used nor disturbed, and a
+process may compile, launch and simulate in any order. (`CUTE_DSL_LIBS` would not work: the DSL's JIT looks up
+a symbol in the process before it searches the libraries in that variable.)
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def launch(
     observer: Observer | None = None,
     progress: Progress | None = None,
 ) -> list[Report]:
-    """Call `compiled` (from `cute.compile` with `--keep-ptx`) on CPU tensors, with its kernels simulated.
+    """Calls `compiled` (from `cute.compile` with `--keep-ptx`) on CPU tensors, with its kernels simulated.
 
     `args` are those of one call: torch CPU tensors and numbers for a TVM-FFI function (without its stream);
     for a plain one `from_dlpack(device_tensor(t))` for a tensor t, and the stream `CUstream(0)`. The rest is
@@ -74,11 +74,12 @@ class HostProgram:
         progress: Progress | None = None,
         most_instructions: int | None = None,
     ) -> list[Report]:
-        """Call the host code on `args` and run what it launches on the simulated machine.
+        """Calls the host code on `args` and runs the kernels that it launches on the simulated machine.
 
         Outputs are written in place. `sm_count` is the number of multiprocessors that the device claims to
-        have. The rest are those of `run_kernel`; of several kernels the observer hears the first. Returns
-        one report for each kernel launch, in order. Raises SimulationError, and what the host code raises.
+        have. The other parameters are those of `run_kernel`; the observer receives events of the first kernel
+        only. Returns one report for each kernel launch, in order. Raises SimulationError, and what the host
+        code raises.
         """
 
         hearing = observer
@@ -105,7 +106,7 @@ class HostProgram:
         return self.run(args, execute, sm_count=sm_count)
 
     def run(self, args: Sequence[Any], execute: Executor, *, sm_count: int = 4) -> list[Report]:
-        """Run the host code on `args`; `execute` gets each launch while the host code waits for it."""
+        """Runs the host code on `args`. `execute` is called with each launch, while the host code waits."""
         device = Device(self._module, execute, sm_count)
         device.register(args)
         attach = self._host.library.cute_simulator_attach
@@ -132,7 +133,7 @@ class PlainHostProgram(HostProgram):
         self._compiled = compiled
 
     def _call(self, args: Sequence[Any]) -> None:
-        """Does as the DSL's own executor: loads the library, then calls it with an array of pointers."""
+        """Loads the library, then calls it with an array of pointers, as the DSL's own executor does."""
         library = ctypes.c_void_p()
         state, ordinal = ctypes.pointer(library), ctypes.c_int32(0)
         self._packed("cuda_init", [ctypes.addressof(state)])
@@ -153,7 +154,7 @@ class PlainHostProgram(HostProgram):
 
 
 def host_program(compiled: Any) -> HostProgram:
-    """The host program of what `cute.compile` returned. Raises SimulationError where it kept no PTX."""
+    """The host program of a function from `cute.compile`. Raises SimulationError if it has no PTX."""
     if not hasattr(compiled, "export_to_c"):
         raise SimulationError(f"simulated is what cute.compile returns, not a {type(compiled).__name__}")
     ptx = compiled.__ptx__ or ""  # a path, where the DSL could not write the file
@@ -173,7 +174,7 @@ def host_program(compiled: Any) -> HostProgram:
 
 
 class device_tensor:
-    """A CPU tensor whose dlpack capsule says CUDA, for `cute.runtime.from_dlpack` and TVM-FFI.
+    """A CPU tensor whose dlpack capsule claims to be on CUDA, for `cute.runtime.from_dlpack` and TVM-FFI.
 
     A capsule that says CPU would give the tensor the generic address space, and fail TVM-FFI's device check.
     """

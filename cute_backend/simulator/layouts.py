@@ -1,4 +1,4 @@
-"""Where matrix elements lie in shared memory: swizzles, and the canonical layouts of matrix descriptors.
+"""The places of matrix elements in shared memory: swizzles, and the canonical layouts of descriptors.
 
 Swizzles act on absolute shared addresses, in units of 16 bytes: bits 7 and up are xored into bits 4 and up
 (into bits 5 and up where atoms of 32 bytes stay together). PTX ISA 5.5.7 "Swizzling modes", 9.7.15.5 (wgmma)

@@ -74,7 +74,7 @@ def _build_stub() -> Path:
 
 
 def _compile(arguments: Sequence[str], output: Path) -> None:
-    """Run the C compiler; `output` appears whole or not at all."""
+    """Runs the C compiler. `output` appears whole or not at all."""
     compiler = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
     if compiler is None:
         raise UnavailableError(

@@ -1,4 +1,4 @@
-"""Launches: clusters of CTAs of warps, in turn, until all have exited or none can go on."""
+"""Runs launches: the warps of clusters take turns until all have exited or none can continue."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ QUANTUM = 32
 RESIDENT_CLUSTERS = 4
 MOST_RESIDENT_CTAS = 148
 PATIENCE = 2_000
-"""Instructions of a cluster without effect after which it may be waiting for one that has not started."""
+"""Instructions without effect after which a cluster may be waiting for one that has not started."""
 IDLE_LIMIT = 100_000
-"""Instructions of a cluster without effect after which it may be spinning for ever."""
+"""Instructions without effect after which a cluster may be spinning for ever."""
 SPIN_LIMIT = 20_000
-"""Further ones after which it is, if none of its warps has come to a state in which it was not before."""
+"""Further instructions after which it is spinning, if none of its warps has come to a new state."""
 AGENTS_PER_WARP = 7
 AGENTS_PER_CTA = 4
 
@@ -65,13 +65,13 @@ def run_kernel(
 ) -> Report:
     """Runs one kernel launch to its end.
 
-    ptx: the module's text. entry: the name of its .entry; an empty name takes the only one. params: the
-    bytes of each .param, in order. smem_bytes: dynamic shared memory. memory: what the kernel's global
-    addresses mean. overlaps: whether earlier kernels of the stream may still run, so that nothing global may
-    be touched before griddepcontrol.wait. async_seed: None for fixed delays of asynchronous work, else the
-    seed of random delays, warp order and warp speed. progress: called with (clusters done, clusters in all,
-    warp instructions so far) after each cluster and every PROGRESS_STEP instructions. most_instructions:
-    beyond which some loop is held to have no end.
+    ptx: the module's text. entry: the name of its .entry; an empty name takes the only one. params: the bytes
+    of each .param, in order. smem_bytes: dynamic shared memory. memory: the memory behind the kernel's global
+    addresses. overlaps: whether earlier kernels of the stream may still run, so that the kernel must not
+    access global memory before griddepcontrol.wait. async_seed: None for fixed delays of asynchronous work,
+    else the seed of random delays, warp order and warp speed. progress: called with (clusters done, clusters
+    in all, warp instructions so far) after each cluster and every PROGRESS_STEP instructions.
+    most_instructions: the number of instructions beyond which a loop is assumed to be endless.
 
     Raises a `SimulationError` that names the instruction and the warp.
     """
@@ -232,7 +232,7 @@ class _Launch:
                     f"{executed} warp instructions, where {most_instructions} are more than enough: some "
                     "loop does not end\n" + "\n".join(one.describe("runs") for one in running)
                 )
-            # All that run may wait for clusters that have not started; the machine has room for more.
+            # All running clusters may wait for one that has not started; the machine has room for more.
             if self.unstarted and len(running) * size < MOST_RESIDENT_CTAS:
                 if not moved or all(one.quiet > PATIENCE for one in running):
                     room = len(running) + 1
@@ -244,7 +244,7 @@ class _Launch:
         return report
 
     def take_unstarted(self) -> tuple[int, int, int] | None:
-        """The first CTA of a cluster that another one stands in for; None if all have started."""
+        """The first CTA of a cluster that has not started; None if all have started."""
         return self.unstarted.popleft()[1] if self.unstarted else None
 
     def _origins(self) -> list[tuple[int, int, int]]:
@@ -328,7 +328,7 @@ def _round_up(value: int, step: int) -> int:
 
 
 class _Running:
-    """A cluster under way: its warps take turns."""
+    """A running cluster: its warps take turns."""
 
     def __init__(self, cluster: Cluster, builder: ReportBuilder) -> None:
         self.cluster = cluster
@@ -349,7 +349,7 @@ class _Running:
         self.finished = False
 
     def turn(self) -> bool:
-        """One round over the warps. False if nothing could move and no time-out was left to try."""
+        """Runs each warp in turn. False if none could move and no wait could time out."""
         engine = self.cluster.engine
         ran = []
         for warp in self._order():
@@ -373,7 +373,7 @@ class _Running:
         return self._expire()
 
     def _start_late(self) -> bool:
-        """Whoever has started waits: time passes until the next warp starts. False if all have."""
+        """Lets time pass until the next warp starts, as all others wait. False if all have started."""
         engine = self.cluster.engine
         later = [s for s in (self.starts[self._number(w)] for w in self.warps) if s > engine.now]
         if later:
@@ -417,8 +417,8 @@ class _Running:
                 )
 
     def _watch(self, ran: list[Warp]) -> bool:
-        """These warps ran. False after a long time in which they changed nothing that another could wait for,
-        nor came to new states, as one does that computes."""
+        """Records that these warps ran. False after a long time in which they changed nothing that another
+        warp could wait for, and came to no new state, as a warp that computes does."""
         cluster, now = self.cluster, self.cluster.engine.now
         if cluster.activity != self.quiet_activity:
             self.quiet_activity = cluster.activity
@@ -435,18 +435,18 @@ class _Running:
 
     @property
     def quiet(self) -> int:
-        """Instructions since something happened that another warp or cluster could wait for."""
+        """Instructions since the last event that another warp or cluster could wait for."""
         return self.cluster.engine.now - self.quiet_since
 
     def _expire(self) -> bool:
-        """Nothing runs and nothing is under way: waits that may time out do so, once."""
+        """Makes waits that may time out do so, once, as no warp runs and no operation is in progress."""
         if self.expired_at == self.cluster.activity:
             return False
         self.expired_at = self.cluster.activity
         return any(warp.expire() for warp in self.warps)
 
     def describe(self, unless_waiting: str) -> str:
-        """Where every warp stands, and what it waits for."""
+        """The current instruction of every warp, and the event that it waits for."""
         lines = [f"in cluster {self.cluster.index}:"]
         for warp in self.warps:
             waits = "; ".join(g.wait.describe() for g in warp.groups if g.wait is not None)
@@ -455,7 +455,7 @@ class _Running:
 
 
 def where(warp: Warp) -> str:
-    """A warp and the instruction that it stands at, for errors."""
+    """A warp and its current instruction, for errors."""
     instructions = warp.program.entry.instructions
     place = warp.name if warp.role == UNNAMED else f"{warp.role} {warp.name}"
     if len(warp.cta.cluster.ctas) > 1:

@@ -24,7 +24,7 @@ OFFSET_MASK = (1 << RANK_SHIFT) - 1
 
 @dataclass
 class Range:
-    """A registered piece of host memory. `view` are its bytes, `keep` what must outlive it."""
+    """A registered piece of host memory. `view` has its bytes; `keep` is an object that owns them."""
 
     address: int
     nbytes: int
@@ -78,7 +78,7 @@ class GlobalMemory:
         self._ranges.insert(at, Range(address, nbytes, owner, view, keep))
 
     def unregister(self, address: int) -> None:
-        """Takes the ranges back that begin at `address`. Raises KeyError if there is none."""
+        """Removes the ranges that begin at `address`. Raises KeyError if there is none."""
         kept = [r for r in self._ranges if r.address != address]
         if len(kept) == len(self._ranges):
             raise KeyError(f"nothing is registered at {address:#x}")
@@ -134,7 +134,7 @@ class GlobalMemory:
         return found.view[start : start + nbytes]
 
     def pieces(self, addresses: np.ndarray, nbytes: int) -> list[Piece]:
-        """Where lanes access `nbytes` bytes at an address each, by the ranges that hold them."""
+        """The accesses of lanes to `nbytes` bytes at an address each, by the ranges that hold them."""
         low, high = int(addresses.min()), int(addresses.max())
         try:
             places = [self.find(low, high - low + nbytes)]

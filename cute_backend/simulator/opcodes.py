@@ -1,9 +1,9 @@
 """The table of opcodes: name, section of the PTX ISA (9.0), meaning, and the function that binds it.
 
-A binder is called once per instruction of the program, before the run. It decodes the modifiers and
-operands, and returns a step: a function of a `Warp` that executes the instruction for the warp's active
-lanes. A step returns None to go on, the index of the next instruction, `MOVED` when it has set the program
-counter, or a `Wait`.
+A binder is called once per instruction of the program, before the run. It decodes the modifiers and operands,
+and returns a step: a function of a `Warp` that executes the instruction for the warp's active lanes. A step
+returns None to continue, the index of the next instruction, `MOVED` when it has set the program counter, or a
+`Wait`.
 
 To add an opcode, write a binder in the module of its family in `isa/` and decorate it with `@opcode`.
 """

@@ -1,4 +1,4 @@
-"""PTX text to instructions with operand objects. Nothing here knows what an instruction does.
+"""Parses PTX text into instructions with operand objects. It knows no instruction's meaning.
 
 Scopes `{ ... }` (inline assembly) have their own registers and labels (PTX ISA 4.4, "Identifiers" and 9.6
 "Syntax of instructions"); they are renamed here, so that the rest sees one flat list.

@@ -59,11 +59,11 @@ class Program:
 
 
 def _launch_registers(entry: Entry) -> int | None:
-    """Registers a thread that a CTA of a kernel with setmaxnreg starts with; None where it has none to count.
+    """The registers of a thread at the start of a kernel with setmaxnreg; None if they need not be counted.
 
-    As ptxas allocates them: no more than the directives allow (PTX ISA 11.4: .maxnreg, or .reqntid and
-    .minnctapersm, which share out a multiprocessor's), nor than the kernel ever asks for. Without these it
-    ignores setmaxnreg.
+    ptxas allocates no more than the directives allow (PTX ISA 11.4: .maxnreg, or .reqntid and .minnctapersm,
+    which divide the registers of a multiprocessor), and no more than the kernel ever requests. Without these
+    directives it ignores setmaxnreg.
     """
     counts = [i.operands[0] for i in entry.instructions if i.parts[0] == "setmaxnreg"]
     asked = [int(count.value) for count in counts if isinstance(count, Immediate)]

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Hears of waits, of asynchronous operations and of warps that end. Times count warp instructions of the
-    cluster: not cycles.
+    """Receives waits, asynchronous operations and ends of warps. Times count warp instructions of the
+    cluster, not cycles.
     """
 
     def wait(self, warp: str, role: str, line: int, text: str, start: int, end: int) -> None:
         """A warp was parked at PTX line `line` from `start` to `end`."""
 
     def operation(self, pipe: str, text: str, issued: int, finished: int) -> None:
-        """An asynchronous operation of `pipe` was under way from `issued` to `finished`."""
+        """An asynchronous operation of `pipe` was in progress from `issued` to `finished`."""
 
     def exit(self, warp: str, role: str, time: int) -> None:
         """A warp has ended."""
@@ -55,8 +55,9 @@ class RoleReport:
 
     bytes: moved, by kind ("ld.global", "st.shared", "TMA load", ...). waits: parked warps by barrier
     instruction. exposed_loads: for each tile, the global loads that stand between the accumulator wait and
-    the tile's first store. wavefronts, conflicts: of shared memory by instruction, as many as the bytes need
-    and those beyond; counted where there is an observer, as it takes a tenth of a run's time.
+    the tile's first store. wavefronts, conflicts: wavefronts of shared memory by instruction, all that the
+    bytes need and those beyond. They are counted only if there is an observer, as counting takes a tenth of a
+    run's time.
     """
 
     role: str

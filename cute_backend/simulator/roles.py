@@ -1,7 +1,7 @@
 """The role of each warp of a kernel, derived from the control flow before it runs.
 
-A role follows from the instructions that a warp can reach: where the warp's number decides a branch one side
-is followed, at all other branches both. So a warp has the same role from its first instruction to its last.
+A role follows from the instructions that a warp can reach. If the warp's number decides a branch, one side is
+followed; at all other branches, both are. So a warp has the same role from its first instruction to its last.
 """
 
 from __future__ import annotations
@@ -38,19 +38,20 @@ MAIN_ROLES = {
     "wgmma": r"wgmma\.mma_async",
     "epilogue": r"tcgen05\.ld",
 }
-"""Roles and the opcodes that identify them. A warp that can come to several has all of their names."""
+"""Roles and the opcodes that identify them. A warp that can reach opcodes of several has all of their
+names."""
 
 HELPER_ROLES = {
     "store": (r"cp\.(reduce\.)?async\.bulk\.tensor\.\dd\.global",),
     "staging": (r"ld\.(\w+\.)*global", r"st\.(\w+\.)*shared"),
 }
-"""The first of these of which a warp can come to every opcode is its role where it has no main one."""
+"""Roles of warps without a main role: the first of these all of whose opcodes the warp can reach."""
 
 PURE = frozenset((
     "mov", "add", "sub", "mul", "mad", "shl", "shr", "shf", "and", "or", "xor", "not", "setp", "selp", "set",
     "min", "max", "abs", "neg", "cvt", "bfe", "bfi", "lop3", "prmt",
 ))  # fmt: skip
-"""Opcodes whose results follow from their registers alone."""
+"""Opcodes whose results depend on their registers alone."""
 
 OF_THE_WARP = re.compile(
     r"%(tid|ntid|laneid|warpid|nwarpid|cluster_ctaid|cluster_nctaid|cluster_n?ctarank)\b"
@@ -68,7 +69,7 @@ class Roles:
         self._found: dict[tuple[int, int], str] = {}
 
     def of(self, warp: Warp) -> str:
-        """The warp's role, such as "mma", or "tma+mma" where one warp can come to both."""
+        """The warp's role, such as "mma", or "tma+mma" if one warp can reach both."""
         key = warp.index, warp.cta.rank
         if key not in self._found:
             self._found[key] = _role(self._opcodes(warp))
@@ -77,7 +78,7 @@ class Roles:
     def _decide(self, entry: Entry) -> Iterator[Instruction]:
         """The instructions whose results the warp's number decides, in an order in which they can run.
 
-        Each writes registers that nothing else writes, so that these mean the same wherever they are read.
+        No other instruction writes their registers, so these have the same value wherever they are read.
         """
         writers = [_results(instruction) for instruction in entry.instructions]
         times: dict[tuple[str, int], int] = {}
@@ -108,7 +109,7 @@ class Roles:
         return registers_of([operand]) <= self._known
 
     def _opcodes(self, warp: Warp) -> set[str]:
-        """The opcodes of all instructions that the warp can come to."""
+        """The opcodes of all instructions that the warp can reach."""
         lanes = Lanes(warp)
         with np.errstate(all="ignore"):
             for instruction in self._decided:
@@ -130,7 +131,7 @@ class Roles:
         return found
 
     def _guard(self, instruction: Instruction, lanes: Lanes, alive: np.ndarray) -> tuple[bool, bool]:
-        """Whether some lanes may execute an instruction, and whether some may pass it by."""
+        """Whether some lanes may execute an instruction, and whether some may skip it."""
         if instruction.guard is None:
             return True, False
         register, negated = instruction.guard
@@ -142,7 +143,7 @@ class Roles:
     def _successors(
         self, instruction: Instruction, runs: bool, skips: bool, lanes: Lanes, alive: np.ndarray
     ) -> list[int]:
-        """Where control may go from an instruction."""
+        """The instructions that may follow an instruction."""
         following = [instruction.index + 1]
         name = instruction.parts[0]
         if not runs or name not in ("bra", "brx", "ret", "exit", "trap"):
@@ -161,7 +162,7 @@ class Roles:
 
 
 class Lanes(Registers):
-    """Registers to compute in on a warp's behalf: as much of it as PURE opcodes need."""
+    """Registers of a warp, with as much of its interface as PURE opcodes need."""
 
     def __init__(self, warp: Warp) -> None:
         super().__init__(warp.program.entry.register_counts, np.zeros)
@@ -173,10 +174,10 @@ class Lanes(Registers):
 
 
 def _is_pure(instruction: Instruction) -> bool:
-    """Whether what an instruction writes follows from its operands, wherever it stands."""
+    """Whether the results of an instruction depend on its operands alone."""
     if instruction.guard is not None or "cc" in instruction.parts:
         return False
-    if instruction.parts[0] == "shfl":  # among all lanes: else it matters which of them come
+    if instruction.parts[0] == "shfl":  # among all lanes: otherwise the result depends on which of them come
         members = instruction.operands[-1]
         return isinstance(members, Immediate) and int(members.value) & 0xFFFFFFFF == 0xFFFFFFFF
     return instruction.parts[0] in PURE

@@ -1,4 +1,4 @@
-"""How strong an access to memory is, and whom it is ordered with (PTX ISA 8 "Memory Consistency Model")."""
+"""The strength and the scope of accesses to memory (PTX ISA 8 "Memory Consistency Model")."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _SCOPES = {"cta": Scope.CTA, "cluster": Scope.CLUSTER, "gpu": Scope.GPU, "gl": S
 class Order:
     """The memory order of an access. `scope` is None for a weak one; `size` is the bytes of one element.
 
-    `updates` is an atomic update, which reads and writes. `cached` is ld.global.nc, which may read what a
-    cache held before the kernel began.
+    `updates` is true for an atomic update, which reads and writes. `cached` is true for ld.global.nc, which
+    may read data that a cache held before the kernel began.
     """
 
     size: int

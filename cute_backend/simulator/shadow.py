@@ -1,10 +1,10 @@
-"""Who wrote and who read each cell of shared and tensor memory, and what every agent knows of it.
+"""The agents that wrote and read each cell of shared and tensor memory, and what every agent knows of it.
 
 An agent is a warp, an asynchronous pipe or an mbarrier (on whose phases the completions of TMA loads are
 counted). Each agent counts its own events; a vector clock says how far its owner has seen every agent
-(Lamport's happens-before; the check per cell is FastTrack's, Flanagan and Freund 2009). Barriers hand clocks
-on. An access is a race if its owner's clock doesn't cover the write that it reads, or the reads and the
-write that it overwrites. That finds a missing wait whatever the timing was.
+(Lamport's happens-before; the check per cell is FastTrack's, Flanagan and Freund 2009). Barriers pass clocks
+on. An access is a race if its owner's clock doesn't cover the write that it reads, or the reads and the write
+that it overwrites. So a missing wait is found under any timing.
 
 A second clock holds what a fence.proxy.async has published: the async proxy may only read or overwrite writes
 of the generic proxy that this clock covers (PTX ISA 8.3 "Proxies").
@@ -31,10 +31,10 @@ class Clock:
     """A vector clock: `seen[a]` events of agent a are known, `published[a]` of them also to the async proxy
     in shared memory. Agents are those of one cluster.
 
-    The rest is about global memory, and shared by copies: none of it is changed in place. `tails[a, lanes]`
-    are events of a warp of which is known what these of its lanes (as bits) did, but not what others did
-    since all met. `elsewhere` is what is known of other clusters, by their number. `public` is what a
-    fence.proxy.async has published, in a clock of its own.
+    The other fields are about global memory. Copies share them, so none is changed in place. `tails[a,
+    lanes]` are events of a warp for which the accesses of these of its lanes (as bits) are known, but not
+    those of other lanes since all met. `elsewhere` has the clocks of other clusters, by their number.
+    `public` is a clock of the events that a fence.proxy.async has published.
     """
 
     __slots__ = ("elsewhere", "public", "published", "seen", "tails")
@@ -73,7 +73,7 @@ class Clock:
         return clock
 
     def hear(self, other: Clock, home: int, own: int) -> None:
-        """Learns what an agent of the cluster `home` knows, of global memory; this is a clock of `own`."""
+        """Learns what an agent of the cluster `home` knows of global memory. This clock belongs to `own`."""
         news = {**other.elsewhere, home: other._of_home()}
         about_us = news.pop(own, None)
         if about_us is not None:
@@ -85,7 +85,7 @@ class Clock:
             self.publish_too(public)
 
     def covers(self, agent: int, epoch: int, lanes: int) -> bool:
-        """Whether an event of an agent of this cluster is known, where a warp's is by its `lanes`."""
+        """Whether an event of an agent of this cluster is known; for a warp's event, that of its `lanes`."""
         if self.seen[agent] >= epoch:
             return True
         known = 0
@@ -95,11 +95,11 @@ class Clock:
         return known != 0 and not lanes & ~known
 
     def publish(self) -> None:
-        """All that is known is known to the async proxy, in shared memory."""
+        """Publishes all known events to the async proxy, in shared memory."""
         np.copyto(self.published, self.seen)
 
     def publish_too(self, public: Clock) -> None:
-        """This is known to the async proxy, in global memory."""
+        """Publishes these events to the async proxy, in global memory."""
         self.public = public if self.public is None else self.public.joined(public)
 
     def _of_home(self) -> Clock:
@@ -140,7 +140,7 @@ class Agents:
 
 @dataclass(slots=True)
 class Access:
-    """One access as the shadow sees it: by which agent, as which of its events, knowing what.
+    """One access for the shadow: its agent, the number of its event, and the agent's clock.
 
     `proxy` is "generic" or "async"; `text` names the access in errors. An epoch of IN_FLIGHT is covered by
     no clock. `issuer` is the warp, as an agent, of asynchronous work.
@@ -181,8 +181,8 @@ class Shadow:
         seen[cells] = access.epoch
 
     def write(self, cells: Cells, access: Access, *, whole: bool = True) -> None:
-        """Checks and records a write. `whole` is false where it covers part of a cell: neighbours may
-        differ.
+        """Checks and records a write. `whole` is false if it covers only a part of a cell, whose other bytes
+        another agent may write.
         """
         if whole:
             writer = self.writer[cells]
@@ -207,7 +207,8 @@ class Shadow:
         self.epoch[cells] = access.epoch
 
     def _check_proxy(self, cells: Cells, access: Access, verb: str) -> None:
-        """Raises `MissingProxyFence` where the async proxy meets a write of the generic one."""
+        """Raises `MissingProxyFence` if the async proxy accesses an unpublished write of the generic
+        proxy."""
         if access.proxy != "async":
             return
         writer = self.writer[cells]
@@ -222,7 +223,7 @@ class Shadow:
             )
 
     def note(self, agent: int, epoch: int, text: str) -> None:
-        """Remembers which instruction stood behind an event, for errors."""
+        """Records the instruction of an event, for errors."""
         if len(self.notes) > 20000:
             self.notes.clear()
         self.notes[agent, epoch] = text

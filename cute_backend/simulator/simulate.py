@@ -40,7 +40,7 @@ from cute_backend.simulator.report import Observer, Report
 from cute_backend.spec import EpilogueSpec, ProductKind
 
 CLUSTERS = 2
-"""Clusters in flight unless the caller says otherwise: few, so that each works through several tiles."""
+"""The default number of clusters in flight. It is small, so that each works through several tiles."""
 
 
 TILE_SECONDS, STAGE_SECONDS = 0.06, 0.02
@@ -50,10 +50,12 @@ refuse problems that would take too long."""
 LONGEST_SECONDS = 600
 
 INSTRUCTIONS_PER_SECOND = 2_000_000
-"""Some ten times what a sound kernel executes in an estimated second: more means a loop without an end."""
+"""Some ten times the instructions that a correct kernel executes in an estimated second. More means an
+endless loop."""
 
 INTEGER_TOLERANCE = 0.01
-"""By which integer outputs may differ from their reference, relative in norm: some round the other way."""
+"""The allowed difference of integer outputs from their reference, relative in norm, as some values round the
+other way."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class Launch:
-    """One region's kernel, the M, N and K that it ran on, and what it did, less the end of its reductions."""
+    """One region's kernel, the M, N and K that it ran on, and its report, without the kernel that finishes
+    reductions."""
 
     kernel: Kernel
     problem: tuple[int, int, int]
@@ -99,12 +102,12 @@ def simulate(
 ) -> Any:
     """Calls `fn(*args, **kwargs)` with its fused regions computed by their kernels on a simulated GPU.
 
-    The arguments are CPU tensors and whatever else `fn` takes. `arch` is "sm_100a", "sm_90a", "sm_80",
-    "sm_86", "sm_89", "sm_103a", "sm_120a" or "sm_121a"; a parameter of `fn` with its name, or with that of
-    `async_seed`, takes its argument by position. With `async_seed` asynchronous operations complete, and
-    warps run, in an order drawn from that seed; a correct kernel gives the same bits for every seed. Raises
-    UsageError where nothing is fused or the problem is too large, and SimulationError for what is wrong in a
-    kernel. It proves function and says nothing of speed.
+    The arguments are CPU tensors and any other values that `fn` takes. `arch` is "sm_100a", "sm_90a",
+    "sm_80", "sm_86", "sm_89", "sm_103a", "sm_120a" or "sm_121a"; a parameter of `fn` with its name, or with
+    that of `async_seed`, takes its argument by position. With `async_seed` asynchronous operations complete,
+    and warps run, in an order drawn from that seed; a correct kernel gives the same bits for every seed.
+    Raises UsageError if nothing is fused or the problem is too large, and SimulationError for a fault in a
+    kernel. A simulation checks the function of kernels, not their speed.
     """
     return run(fn, args, Machine(parse_arch(arch), async_seed), kwargs).outputs
 
@@ -123,7 +126,7 @@ def run(
     machine: Machine,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Simulation:
-    """As `simulate`, on a machine of the caller's making, and with what the launches did."""
+    """As `simulate`, on a machine that the caller configures. Returns the launches too."""
     launches: list[Launch] = []
 
     def execute(a: list[Tensor], b: list[Tensor], loads: list[Tensor], spec: str) -> list[Tensor]:
@@ -150,8 +153,8 @@ class Difference:
 
     @property
     def allowed(self) -> float:
-        """The largest `relative` of a right kernel: a unit in the dtype's last place; of integers, some that
-        round the other way."""
+        """The largest `relative` of a correct kernel: a unit in the dtype's last place or, for integers,
+        INTEGER_TOLERANCE."""
         return torch.finfo(self.dtype).eps if self.dtype.is_floating_point else INTEGER_TOLERANCE
 
     @property
@@ -179,7 +182,7 @@ def _difference(actual: Tensor, expected: Tensor) -> Difference:
 
 
 Execute = Callable[[list[Tensor], list[Tensor], list[Tensor], str], list[Tensor]]
-"""The op, somehow."""
+"""A way to compute the op."""
 
 
 def run_with(
@@ -194,7 +197,7 @@ def run_with(
     def call(*args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
 
-    # Dynamo keeps what it compiles with the code object: this one is thrown away, the function's stays clean.
+    # Dynamo keeps compiled code with the code object: this copy is thrown away, so the original stays clean.
     call.__code__ = call.__code__.replace()
     backend = _Backend(execute)
     with torch.no_grad():
@@ -220,7 +223,7 @@ class _Backend:
         graphs: list[fx.Graph] = []
 
         as_the_pass_meets_it(gm, inputs, how, graphs.append)
-        graph = graphs[-1]  # those that it calls come before it, and run as they are
+        graph = graphs[-1]  # graphs that this one calls come before it, and run unchanged
         regions, rejections = EpiloguePass().analyse(graph)
         self.regions += len(regions)
         self.rejections += rejections
@@ -233,12 +236,12 @@ class _Runner(fx.Interpreter):
 
     def __init__(self, gm: fx.GraphModule, execute: Execute) -> None:
         super().__init__(gm)
-        self.extra_traceback = False  # errors say enough themselves
+        self.extra_traceback = False  # errors need no further context
         self.execute = execute
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is gemm_epilogue:
-            return self.execute(*args[:4])  # what follows the spec is in `settings`, too
+            return self.execute(*args[:4])  # arguments after the spec are in `settings`, too
         return super().call_function(target, args, kwargs)
 
 
@@ -247,7 +250,8 @@ def run_region(
 ) -> tuple[list[Tensor], Launch]:
     """The op on the simulated machine: see `cute_backend.runtime.op` for its arguments and results.
 
-    Outputs begin as NaN, or all bits set, so that what a kernel leaves unwritten shows.
+    Outputs are first filled with NaN, or with all bits set, so that elements that a kernel doesn't write
+    show.
     """
     check_operands(spec, a, b, loads)
     if (why := unserved(spec, machine.arch.target)) is not None:

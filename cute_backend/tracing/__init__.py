@@ -1,1 +1,1 @@
-"""Tracing of functions that are called eagerly: what they depend on, and how a failure stays quiet."""
+"""Tracing of functions that are called eagerly: the values that they depend on, and failures without logs."""

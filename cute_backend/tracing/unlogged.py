@@ -1,4 +1,4 @@
-"""Tracing what may fail without torch's account of it."""
+"""Tracing calls that may fail, without torch's logs of the failure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch._subclasses import fake_tensor
 
 @contextmanager
 def unlogged() -> Iterator[None]:
-    """Without the tracebacks that torch logs of calls that fail on fakes: they are raised, too."""
+    """Suppresses torch's logs of calls that fail on fake tensors, since it raises the errors too."""
     logger = logging.getLogger(fake_tensor.__name__)
     logger.addFilter(_drop)
     try:
