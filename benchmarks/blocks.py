@@ -2,9 +2,9 @@
 
     python benchmarks/blocks.py FILE.json
 
-Each program is a product of M = N = K = 4096 in bf16, as it is and with work on blocks, by our kernels and by
-Inductor's, beside torch's bare product. Results are compared with eager first. In CUDA graphs, interleaved,
-from a cold L2; microseconds, medians.
+Each program is a product of M = N = K = 4096 in bf16, alone and with work on blocks, by our kernels and by
+Inductor's. torch's bare product is timed too. Results are compared with eager first. In CUDA graphs,
+interleaved, from a cold L2; microseconds, medians.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ PROGRAMS: dict[Callable[..., Any], str] = {
 
 
 def inputs(seed: int) -> tuple[Tensor, ...]:
-    """A, a weight and a row, each contiguous. Products are of about 1, so that eager's rounding of them
+    """A, a weight and a row, each contiguous. Elements of products are about 1, so that eager's rounding
     stays small in exponentials."""
     torch.manual_seed(seed)
     x, w, row = (torch.randn(shape, device="cuda") for shape in ((M, K), (N, K), (128,)))

@@ -1,12 +1,12 @@
-"""Fit the model of time (`planning/cost.py`) to timings of `tiles.py`, and write the constants that it takes.
+"""Fit the model of time (`planning/cost.py`) to timings of `tiles.py`, and write its constants.
 
     python benchmarks/fit.py benchmarks/results/GPU-DATE-drawn-tiles.csv [more files]
 
 writes `cute_backend/planning/targets/h200.py` and prints, for problems that were left out of a fit, how much
 slower the tile of the model is than the fastest one. Needs no GPU, and takes a minute.
 
-The order of a problem's tiles matters, of the fast ones above all: errors that all of its tiles share have a
-tenth of the weight, and a problem counts by the logarithm of its time.
+The fit should find the order of a problem's tiles, above all of the fast ones. So errors that all tiles of a
+problem share have a tenth of the weight, and a problem counts by the logarithm of its time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ARCH = Arch.SM90A
 TARGET_FILE = Path(__file__).parents[1] / "cute_backend" / "planning" / "targets" / "h200.py"
 STEPS = 600
 DELTA = 0.1
-"""Relative error from which an error counts linearly, not by its square."""
+"""The relative error above which errors count linearly, and not by their square."""
 SHARED_WEIGHT = 0.1
 Problem = tuple[int, int, int, str]
 
@@ -115,7 +115,8 @@ class Fit:
         return self
 
     def loss(self, timed: Sequence[Timed]) -> float:
-        """The geometric mean of the chosen tile's time by the fastest one's, of those that are offered."""
+        """The geometric mean of the ratio of the chosen tile's time to that of the fastest tile that is
+        offered."""
         with torch.no_grad():
             predicted = self.predicted(timed)
         chosen: dict[Problem, tuple[float, float]] = {}

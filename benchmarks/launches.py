@@ -1,11 +1,12 @@
-"""Time what a kernel more of a CUDA graph costs, and what it costs Inductor to read rows a second time.
+"""Time the cost of one more kernel in a CUDA graph, and of reading rows a second time in Inductor's kernels.
 
     python benchmarks/launches.py [--rounds N]
 
-For the costs in fx_walk/boundary.py. As many bytes are doubled in place by 1, 2, 4 and 8 kernels,
-each of its share, in a chain: the least-squares slope is what one kernel more costs. Then rows are quantised
-to fp8 by a scale that is found of them, and by one that is given: the difference is the second reading. It
-stands beside what its bytes take at the rate of a copy. L2 is swept before each. 30 seconds on a GPU.
+The costs in fx_walk/boundary.py come from here. A chain of 1, 2, 4 or 8 kernels doubles the same number of
+bytes in place, an equal part each: the least-squares slope is the cost of one more kernel. Then rows are
+quantised to fp8 by a scale that is computed from them, and by a given one: the difference is the cost of the
+second reading, which is printed beside the time of a copy of its bytes. L2 is swept before each. Takes 30
+seconds on a GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Problems that nobody chose: sizes drawn by a seed, which the model of time is fitted to and held to."""
+"""Random problems: sizes drawn by a seed, to which the model of time is fitted, and by which it is judged."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ COLUMNS = (256, 32768)
 """The same of N and of K."""
 
 MULTIPLE = 16
-"""N and K are multiples of it: what fp8 operands and 16-byte rows need."""
+"""N and K are multiples of this, as fp8 operands and rows of 16 bytes need."""
 
 MOST_OPERATIONS = 4e12
-"""The limit of one problem. A problem beyond it is drawn anew, or a few would take all of the time."""
+"""The limit of one problem. A larger problem is drawn again, as a few of them would take all of the time."""
 
 
 class Epilogue(str, Enum):

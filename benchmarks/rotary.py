@@ -68,7 +68,7 @@ def bare(product: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_rope(product: Callable[..., Any]) -> Callable[..., Any]:
-    """The projections, and what rotary embeddings make of them."""
+    """The projections with rotary embeddings."""
 
     def program(*args: Tensor) -> Any:
         return rotated(*product(*args), args[3], args[4])

@@ -2,9 +2,10 @@
 
     python benchmarks/subtiles.py FILE.csv [--rounds N] [--only PATTERN]
 
-Each plane that is read or written has two stages of shared memory, a subtile wide: wide subtiles make waits
-for TMA rarer, and leave fewer stages to A and B. For the rules in planning/rules.py. Kernels alone, in CUDA
-graphs, interleaved, from a cold L2; microseconds, medians, beside torch's bare product. 2 minutes on a GPU.
+Each plane that is read or written has two stages of shared memory, each as wide as a subtile: wide subtiles
+make waits for TMA rarer, but leave fewer stages to A and B. The rules in planning/rules.py come from here.
+Kernels are timed alone, in CUDA graphs, interleaved, from a cold L2; figures are medians in microseconds,
+with torch's bare product. Takes 2 minutes on a GPU.
 """
 
 from __future__ import annotations

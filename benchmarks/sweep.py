@@ -1,4 +1,4 @@
-"""Time problems that nobody chose: drawn sizes, ours by default beside Inductor and torch's bare product.
+"""Time random problems: our kernels with default settings, Inductor's, and torch's bare product.
 
     python benchmarks/sweep.py benchmarks/results/GPU-DATE-sweep-SEED.csv --seed 2 --minutes 9
 
@@ -236,7 +236,7 @@ def _compile(wanted: Iterable[Drawn]) -> None:
                 args = workload.inputs()
             try:
                 compiled(runner, workload.fn)(*args)
-            except Exception as error:  # timing it meets the same, and notes it
+            except Exception as error:  # its timing fails in the same way, and notes it
                 print(f"{drawn.name}, {runner.value}: {type(error).__name__}: {error}", file=sys.stderr)
         gc.collect()
         torch.cuda.empty_cache()

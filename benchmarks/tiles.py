@@ -1,12 +1,12 @@
-"""Time tiles on a GPU beside torch's bare product: what the model of time (`planning/cost.py`) is fitted to.
+"""Time tiles on a GPU, and torch's bare product. The model of time (`planning/cost.py`) is fitted to them.
 
     python benchmarks/tiles.py benchmarks/results/GPU-DATE-tiles.csv              the shapes listed here
     python benchmarks/tiles.py FILE --seed 1 --count 60 --operands fp8 bf16       shapes that are drawn
     python benchmarks/tiles.py FILE --shapes 128x7168x16384 --epilogue bare       shapes that are given
 
 The program is a bias, an activation and a residual behind the product, or the product alone. Kernels alone,
-in CUDA graphs, interleaved, from a cold L2; microseconds, medians. A run adds to FILE what it lacks, so that
-one that was cut off goes on where it ended.
+in CUDA graphs, interleaved, from a cold L2; microseconds, medians. A run adds missing timings to FILE, so it
+continues one that was cut off.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def tiles(spec: EpilogueSpec, every: bool, pattern: str) -> list[TileConfig]:
 
 
 def promising(drawn: Drawn, kernels: Iterable[Kernel], within: float) -> list[Kernel]:
-    """The kernels that the model does not give more than `within` times what it gives the best of them."""
+    """The kernels whose predicted time is at most `within` times the best one's."""
     sm_count = device_at(0).sm_count
     costs = {each: cost(each.config, each.spec, drawn.m, drawn.n, drawn.k, sm_count) for each in kernels}
     return [each for each, us in costs.items() if us <= within * min(costs.values())]

@@ -1,6 +1,6 @@
-"""A matrix product in Triton that multiplies by mma.sync on every GPU: a peer for kernels that do too.
+"""A matrix product in Triton that uses mma.sync on every GPU: a peer for our kernels that use it too.
 
-On Hopper Triton takes wgmma, unless the environment variable that is set here says otherwise.
+On Hopper Triton uses wgmma, unless the environment variable that is set here disables it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ os.environ["DISABLE_MMA_V3"] = "1"
 
 
 class Tile(NamedTuple):
-    """How the kernel cuts a problem; the names are Triton's."""
+    """The tile and the schedule of the kernel, by Triton's names."""
 
     block_m: int
     block_n: int
@@ -76,7 +76,7 @@ def _kernel(
 
 def mm(tile: Tile, a: Tensor, b: Tensor, out: Tensor) -> Any:
     """`out` (M, N) = `a` (M, K) times the transpose of `b` (N, K), all contiguous; K is a multiple of the
-    tile's. Returns what Triton compiled."""
+    tile's. Returns Triton's compiled kernel."""
     (m, k), n = a.shape, b.shape[0]
     if k % tile.block_k:
         raise ValueError(f"K is {k}; the tile takes multiples of {tile.block_k}")

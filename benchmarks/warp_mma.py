@@ -4,9 +4,9 @@
 
 The kernels of sm_80 are compiled for sm_90a, bare and with a bias, an activation and a residual, in every
 tile that tuning tries there or for sm_120a; and so are those of sm_120a, which TMA feeds. Before they are
-timed, each bare product is compared with torch's. Kernels alone, in CUDA graphs, interleaved, from a cold
-L2; microseconds, medians. It says how well the template uses mma.sync on a Hopper GPU, and nothing of the
-GPUs that it is for.
+timed, each bare product is compared with torch's. Kernels alone, in CUDA graphs, interleaved, from a cold L2;
+microseconds, medians. The figures show how well the template uses mma.sync on a Hopper GPU, not how fast it
+is on the GPUs that it is for.
 
 TENSOROP_GEMM.py is NVIDIA's example of the CuTe DSL for Ampere, which is timed too where it is given
 (github.com/NVIDIA/cutlass, examples/python/CuTeDSL/cute/ampere/kernel/dense_gemm).
@@ -117,7 +117,7 @@ def published(file: Path) -> Callable[[Tensor, Tensor, Tensor], None]:
 
 
 def best(times: dict[str, float], kind: str) -> tuple[str, float]:
-    """The fastest of a kind: what it is, and its time."""
+    """The name and the time of the fastest of a kind."""
     name, us = min((item for item in times.items() if item[0].startswith(kind)), key=lambda item: item[1])
     return name.removeprefix(kind).strip(), us
 

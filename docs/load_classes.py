@@ -21,7 +21,7 @@ WIDTH = 4.2
 """Inches, about a phone's width, so that no text is scaled down there."""
 
 GROUND, TEXT, DIGITS = "#20242b", "#e6e8eb", "#000000"
-"""A dark card is at ease on a page of either scheme."""
+"""The colours of a dark card, which suits light and dark pages."""
 
 FOLDER = Path(__file__).parent / "drawings"
 
@@ -45,7 +45,7 @@ DRAWINGS = (
 
 
 def draw(drawing: Drawing) -> Figure:
-    """The plane above the operand's memory; one colour an offset."""
+    """Draws the plane above the operand's memory, with a colour for each offset."""
     offsets = [[drawing.offset(m, n) for n in range(N)] for m in range(M)]
     last = max(map(max, offsets))
     rows = last // LINE + 1

@@ -82,14 +82,14 @@ again; `left_to_users` a cast that costs less to do again than to write.
 
 
 class Recorder(EpiloguePass):
-    """The pass, which remembers what it did."""
+    """The pass, which records its regions and rejections."""
 
     def __init__(self) -> None:
         super().__init__()
         self.products = 0
         self.regions: list[Region] = []
         self.rejections: list[tuple[Rejection, bool]] = []
-        """With each, whether it is a product's."""
+        """Rejections, each with whether it is a product's."""
 
     def analyse(self, graph: fx.Graph) -> tuple[list[Region], list[Rejection]]:
         anchors = {node.name for node in graph.nodes if is_anchor(node)}
@@ -103,8 +103,8 @@ class Recorder(EpiloguePass):
 def scheduled(
     fn: Callable[..., Any], args: tuple[Any, ...], graph_pass: CustomGraphPass | None
 ) -> tuple[int, int]:
-    """How many kernels Inductor launches on a GPU for a call of `fn`, and for the backward pass, and the
-    bytes that they read and write; none is compiled."""
+    """The number of kernels that Inductor launches on a GPU for a call of `fn` and its backward pass, and the
+    bytes that they read and write. No kernel is compiled."""
     moved: list[int] = []
 
     def schedule(graph: GraphLowering) -> Any:

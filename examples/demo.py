@@ -1,8 +1,8 @@
 """The main job, end to end: an fp8 Llama MLP through `torch.compile(mlp, backend="cute")`.
 
-Without a GPU: explain what is fused, show the arithmetic of a kernel, compile all of them for Ada, Hopper and
-Blackwell, and check the regions' replay against eager. On a Hopper or Blackwell GPU also run, check and time
-them. Prints at most 60 lines, and says at the end how to see the rest.
+Without a GPU, it explains what is fused, shows the arithmetic of a kernel, compiles all kernels for Ada,
+Hopper and Blackwell, and compares the regions' replay with eager. On a Hopper or Blackwell GPU it also runs,
+checks and times them. It prints at most 60 lines, and ends with the commands that show the rest.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ PYTHON = Path(os.path.relpath(sys.executable))
 """This interpreter, which `make demo` has made in .venv."""
 
 TOLERANCE = 0.03
-"""Relative, in norm. The hidden activations are quantised to e4m3 between the kernels, and a fused epilogue
-does not round to bf16 on its way there, so some of them fall on the other side of a rounding boundary."""
+"""The allowed error, relative in norm. The hidden activations are quantised to e4m3 between the kernels, and
+a fused epilogue does not round to bf16 first, so some of them round the other way."""
 
 console = terminal.console()
 
@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def summarise(explained: Explanation) -> None:
-    """The products, the formula and the refusals: `explain` prints more."""
+    """Prints the products, the formula and the refusals. `explain` prints more."""
     for index, region in enumerate(explained.regions):
         m, n, k = region.sizes
         weights = " and ".join(product.label for product in region.products)
@@ -88,7 +88,7 @@ def show_arithmetic(source: str) -> None:
 
 
 def block(gpu: bool) -> tuple[LlamaMLP, Tensor, Tensor]:
-    """The MLP and its inputs: of Llama 3.1 8B and 4096 tokens on a GPU, else of Llama 3.2 1B and 128."""
+    """The MLP and its inputs: of Llama 3.1 8B with 4096 tokens on a GPU, else of Llama 3.2 1B with 128."""
     tokens, hidden, intermediate = (2048, 4096, 14336) if gpu else (64, 2048, 8192)
     torch.manual_seed(0)
     with torch.device("cuda" if gpu else "cpu"):

@@ -1,4 +1,4 @@
-"""The architectures that tests compile for: one of each template every day, all of them in sweeps."""
+"""The architectures that tests compile for: `make test` takes one of each template, sweeps take all."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A pytest plugin by which a run compiles each kernel once, however many tests and workers ask for it.
 
-It wraps `compile_kernel`, which is past every cache of the package. What was compiled of a text for a kernel
-is kept in a folder of this run, which its workers share; where two want a kernel at once, one waits for the
-other. An error is not kept. Tests of compilation itself take `afresh`.
+It wraps `compile_kernel`, which is below every cache of the package. The result for a text is kept in a
+folder of this run, which its workers share; if two need a kernel at once, one waits for the other. Errors are
+not kept. Tests of compilation itself use `afresh`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def once(compile_kernel: Compile) -> Compile:
     @functools.wraps(compile_kernel)
     def kept(kernel: Kernel, source: str, path: Path) -> Built:
         folder = os.environ.get(FOLDER)
-        # The text on disk is what is compiled.
+        # The text on disk is compiled.
         if folder is None or not path.exists() or path.read_text() != source:
             return compile_kernel(kernel, source, path)
         identity = json.dumps([kernel.name, kernel.to_dict(), source], sort_keys=True)

@@ -103,7 +103,7 @@ def _ulps(case: RowCase, operands: list[Tensor], got: Tensor) -> Tensor:
 
 
 def _allowed(case: RowCase, operands: list[Tensor]) -> Tensor:
-    """How many ulps each result may be off."""
+    """The error that each result may have, in ulps."""
     name, exact = case.name, case.reference(*(operand.double() for operand in operands))
     allowed = torch.full_like(exact, MAX_ULP[name])
     small = exact.abs() < 2.0**-100
@@ -112,7 +112,7 @@ def _allowed(case: RowCase, operands: list[Tensor]) -> Tensor:
         small |= operands[0].abs() < 2.0**-100
         return torch.where(small, 1.0, allowed)
     if name in ("sin", "cos"):
-        # Beyond 2^50 the reduction has no bits left, and only the bound of the result remains.
+        # Beyond 2^50 the reduction has no correct bits, and only the bound of the result holds.
         return torch.where(operands[0].abs() < 2.0**50, allowed, torch.inf)
     if name in ("sigmoid", "logistic2"):
         # The sigmoid's product with log2(e) is rounded; below the normal range the reciprocal is flushed.

@@ -1,4 +1,4 @@
-"""One kernel with every row of the op table and one with every conversion, and what they should give.
+"""One kernel with every row of the op table, one with every conversion, and their cases.
 
 `rows_module` and `conversions_module` are texts of CuTe DSL modules: device code must live in a file. Both
 kernels write 32 bits for each (case, sample), so that results are compared as bits whatever their type.

@@ -58,7 +58,7 @@ def draw_steps(vocabulary: int, rows: int, descending: bool, device: str = "cpu"
 
 
 def draw_pairs(device: str = "cpu") -> dict[str, tuple[Tensor, Tensor]]:
-    """Draws that have nothing to do with one another, of eight equal tokens each."""
+    """Independent draws, of eight equal tokens each."""
     hidden, weight = (torch.zeros(size, 8, dtype=BF16, device=device) for size in (4000, 8))
     first = cute_backend.sample(hidden, weight, num_samples=2, seed=1)
     second = cute_backend.sample(hidden, weight, num_samples=2, seed=2)

@@ -55,8 +55,9 @@ class Problem:
         return torch.randn(*shape, generator=generator, device=self.device).to(dtype)
 
     def operand(self, *shape: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-        """Normal values rounded to halves, up to 3.5: exact in every dtype that is multiplied, and so are the
-        sums of their products, whose rounding would tip comparisons one way here and another there."""
+        """Normal values rounded to halves, up to 3.5. They are exact in every dtype that is multiplied, and
+        so are the sums of their products: rounding these could decide comparisons differently in different
+        places."""
         normal = torch.randn(*shape, generator=generator, device=self.device)
         return (normal * 2).round().clamp(-7, 7).div(2).to(dtype)
 
@@ -164,7 +165,7 @@ MAKERS: dict[str, Maker] = {
 
 @dataclass(frozen=True)
 class Epilogue:
-    """A program of one region, and what the region must look like.
+    """A program of one region, and the loads and stores that the region must have.
 
     `loads` gives the kind of each load by role; `stores` the dtype of each output.
     """

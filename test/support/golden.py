@@ -14,8 +14,8 @@ EXPECTED = Path(__file__).parents[1] / "expected"
 
 
 def assert_expected(name: str, text: str) -> Path:
-    """Compare `text` with the file `name` of test/expected, and return the file's path."""
-    __tracebackhide__ = True  # the difference says it all
+    """Compares `text` with the file `name` of test/expected. Returns the file's path."""
+    __tracebackhide__ = True  # the difference alone is shown
     path = EXPECTED / name
     if os.environ.get("EXPECTTEST_ACCEPT") == "1":
         EXPECTED.mkdir(exist_ok=True)

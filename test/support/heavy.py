@@ -1,4 +1,4 @@
-"""Epilogues with more planes than any shared one has, of mixed dtypes, and what they are given."""
+"""Epilogues with more planes than any shared one has, of mixed dtypes, and their inputs."""
 
 from __future__ import annotations
 

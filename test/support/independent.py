@@ -1,7 +1,7 @@
-"""Specs evaluated a second time, in numpy: what `replay` is compared with.
+"""Evaluates specs a second time, in numpy, for comparison with `replay`.
 
 Only ops whose results are determined to the bit are here (not sqrt: MKL is off by an ulp at times), so that
-the two must agree exactly. Nothing of torch or of the package's own numerics takes part.
+the two must agree exactly. It uses neither torch nor the package's own numerics.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kernels of every schedule on small problems with edges, for compute-sanitizer to watch: see
+"""Runs kernels of every schedule on small problems with edges under compute-sanitizer: see
 test_memcheck_gpu.py.
 
     cd test

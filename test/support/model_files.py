@@ -82,11 +82,12 @@ def outcome(fn: Any, args: tuple[Any, ...]) -> list[Tensor]:
 
 
 def check(model: str, device: str) -> None:
-    """Asserts that what `cute` makes of a model is right.
+    """Asserts that a model's results under `cute` are right.
 
-    A fused epilogue rounds less often than eager. So where a model can be had in float64, each tensor may be
-    no further from it than eager's, by half. Where one quantises, a rounding elsewhere moves some values by
-    a step, and all differ by percents: there, no further from eager than Inductor's code, by half.
+    A fused epilogue rounds less often than eager. So for a model that runs in float64, the error of each
+    tensor may be at most 1.5 times that of eager. In a model that quantises, another rounding moves some
+    values by a step, and all results differ by percents: there, the difference from eager may be at most 1.5
+    times that of Inductor's code.
     """
     fn, args = load(model)
     fn = copy.deepcopy(fn).to(device) if isinstance(fn, torch.nn.Module) else fn

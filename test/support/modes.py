@@ -1,4 +1,4 @@
-"""Operands whose M or N is several modes, for specs that say so of a load."""
+"""Operands whose M or N has several modes, for the loads of specs that have them."""
 
 from __future__ import annotations
 

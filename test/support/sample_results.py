@@ -1,4 +1,4 @@
-"""A small run that no machine made: round figures, so that ratios and limits can be read off."""
+"""The results of an invented run, with round figures, so that ratios and limits are obvious."""
 
 from cute_backend.bench.results import (
     Ceilings,

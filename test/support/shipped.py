@@ -39,7 +39,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     },
     "a further pass": {**FP8, "num_samples": 2 * SAMPLES_PER_PASS, "temperature": torch.ones(2)},
 }
-"""The last two have all that a pass may keep in registers."""
+"""Ways to draw tokens. The last two keep as much in registers as a pass may."""
 
 
 def epilogue_spec(name: str, fast_accum: bool) -> EpilogueSpec:
@@ -72,13 +72,14 @@ def sampling_spec(name: str) -> EpilogueSpec:
 
 
 def code_of(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> str:
-    """A kernel's module without its header, which says of two alignments what their code need not."""
+    """A kernel's module without its header, which differs between alignments even if their code is the
+    same."""
     return emit(spec, config, alignment).split('"""')[2]
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """A kernel, what it is called, and a digest that it shares with those that have the same code."""
+    """A kernel, its label, and a digest that kernels with the same code share."""
 
     name: str
     kernel: Kernel

@@ -1,8 +1,8 @@
 """A pytest plugin that divides sweeps: `make test` runs a part of each, `make test-exhaustive` the rest.
 
-Of the cases of a test that is marked `sweep`, as few are kept as have every value of every parameter at least
-once; of `sweep(3)` three of these at the most, which lie far apart in the table. The others get the mark
-`exhaustive`. A single case gets it by `pytest.param(..., marks=...)`, and counts for nothing in a sweep.
+For a test that is marked `sweep`, few cases are kept, in which every value of every parameter occurs at least
+once; for `sweep(3)` at most three of these, which lie far apart in the table. The others get the mark
+`exhaustive`. A single case gets this mark by `pytest.param(..., marks=...)`, and does not count in a sweep.
 """
 
 from __future__ import annotations

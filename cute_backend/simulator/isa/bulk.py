@@ -1,4 +1,5 @@
-"""Bulk copies: what the TMA unit's loads and stores share, groups, consecutive bytes (PTX ISA 9.7.9.25.4)."""
+"""Bulk copies: the common part of the TMA unit's loads and stores, groups, consecutive bytes (PTX ISA
+9.7.9.25.4)."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ class Destination:
 
 
 def destinations(w: Warp, target: int, barrier: int, mask: int | None, pair: bool) -> list[Destination]:
-    """Where a load goes. With a multicast mask, to the same offsets in each CTA of the mask.
+    """The destinations of a load. With a multicast mask, they have the same offsets in each CTA of the mask.
 
     .cta_group::2 lets the barrier be in the other CTA of the pair: with multicast, in the CTA of each
     destination's pair that has the parity of the barrier's own (PTX ISA 9.7.9.25.5.2).
@@ -86,7 +87,7 @@ def destinations(w: Warp, target: int, barrier: int, mask: int | None, pair: boo
 
 @dataclass(frozen=True)
 class Region:
-    """The global memory that a bulk copy reads or writes, and how."""
+    """The global memory that a bulk copy reads or writes, and the memory order of its accesses."""
 
     place: Range
     footprint: Footprint
@@ -125,7 +126,7 @@ def start_load(
 
 
 def _touch(w: Warp, region: Region, access: Access, *, writes: bool) -> Event:
-    """Checks and records what a bulk copy does in global memory."""
+    """Checks and records the accesses of a bulk copy to global memory."""
     cluster = w.cta.cluster
     who = w.name if writes else f"{cluster.agents.names[access.agent]}, of {w.name},"
     event = Event(
@@ -147,7 +148,8 @@ def _touch(w: Warp, region: Region, access: Access, *, writes: bool) -> Event:
 
 @dataclass
 class BulkOperation:
-    """A bulk store: done reading shared memory, as event `epoch` of one agent; done writing, of another."""
+    """A bulk store: event `epoch` of one agent ends its reads of shared memory, and that of another its
+    writes."""
 
     reader: int
     writer: int
@@ -179,8 +181,8 @@ def begin_store(
     text: str,
     target: Region | None,
 ) -> None:
-    """Begins one bulk store from `units` of the own shared memory: it reads them later, and writes later
-    still.
+    """Begins one bulk store from `units` of the CTA's shared memory, which it reads later and writes even
+    later.
     """
     cta = w.cta
     state = w.pipes.get("bulk agent")

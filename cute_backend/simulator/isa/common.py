@@ -52,7 +52,7 @@ def compute(
 
 
 def scalar(binder: Binder, operand: Operand, kind: str, instruction: Instruction) -> Callable[[Warp], int]:
-    """A function that gives an operand that must be the same in all active lanes, as a Python int."""
+    """A function that returns an operand, which must be the same in all active lanes, as a Python int."""
     get = binder.get(operand, kind, instruction)
 
     def value(w: Warp) -> int:

@@ -110,7 +110,7 @@ def bind_setmaxnreg(binder: Binder, instruction: Instruction) -> Step:
             return absent
         wanted, cta = count(w), w.cta
         if w.register_limit is None:
-            return None  # ptxas ignores the instruction, too
+            return None  # ptxas ignores the instruction too
         if wanted % 8 or not 24 <= wanted <= 256:
             raise ResourceError(f"{instruction.opcode} {wanted}: multiples of 8 from 24 to 256 are allowed")
         if (wanted < w.register_limit) if more else (wanted > w.register_limit):

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 
 class CopyGroup:
-    """Operations of cp.async that a wait is for together: the event of the last, and how many were issued and
-    are under way."""
+    """Operations of cp.async that one wait waits for: the event of the last, and the numbers of operations
+    that were issued and that are in progress."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -67,7 +67,7 @@ class CopyGroups:
         self.open = CopyGroup(self.open.epoch + 1)
 
     def issue(self, text: str, finish: Callable[[], None]) -> None:
-        """A copy of the open group."""
+        """Adds a copy to the open group."""
         group, pipe = self.open, self.warp.new_pipe("cp.async")
         group.issued += 1
         group.under_way += 1
@@ -226,7 +226,7 @@ def bind_st_async(binder: Binder, instruction: Instruction) -> Step:
 
 
 def land_later(w: Warp, address: int, data: np.ndarray, barrier_address: int, text: str) -> None:
-    """Bytes that reach shared memory of the cluster later and are counted on an mbarrier there."""
+    """Writes bytes to shared memory of the cluster later, and counts them on an mbarrier there."""
     cluster = w.cta.cluster
     cta, offset = cluster.locate(address, w.cta)
     barrier = cluster.mbarrier_at(barrier_address, w.cta)

@@ -48,7 +48,7 @@ def _lanes(raw: Any, dtype: Any) -> Any:
 
 
 def values(kind: str) -> Function:
-    """From what a register getter gives to float32 or float64 values; (32, 2) for packed types."""
+    """Converts the result of a register getter to float32 or float64 values, (32, 2) for packed types."""
     return {
         "f32": lambda raw: raw,
         "f64": lambda raw: raw,
@@ -61,12 +61,12 @@ def values(kind: str) -> Function:
 
 
 def float_values(kind: str) -> Function | None:
-    """`values` for comparisons; None where the getter's vector can be compared as it is."""
+    """`values` for comparisons; None if the getter's vector can be compared without conversion."""
     return None if kind not in ("bf16", "f16x2", "bf16x2") else values(kind)
 
 
 def pack(kind: str) -> Function:
-    """From rounded values of the element type to what a register putter takes."""
+    """Converts rounded values of the element type to the argument of a register putter."""
     if kind in ("f32", "f64"):
         return lambda x: x
     if kind == "f16":
@@ -89,7 +89,7 @@ def flush_inputs(instruction: Instruction) -> Function | None:
 
 
 def rounding(instruction: Instruction, kind: str) -> Function:
-    """From a result in float64 (rounded to odd if inexact) to the element type, with .ftz, .sat and .relu."""
+    """Rounds a float64 result (rounded to odd if inexact) to the element type, with .ftz, .sat and .relu."""
     name, mode = element(kind), mode_of(instruction)
     ftz, sat, relu = (instruction.has(m) for m in ("ftz", "sat", "relu"))
     if name == "f64" and mode != "rn":
@@ -169,7 +169,7 @@ def fma_f64(a: Any, b: Any, c: Any) -> Any:
     total = product + _wide(c)
     part = total - product
     rest = ((product - (total - part)) + (_wide(c) - part)).astype(wide) + error.astype(wide)
-    # Adding a zero would lose the sign of another; of infinities the splitting makes NaN.
+    # Adding a zero would lose the sign of another zero; the splitting would turn infinities into NaN.
     settled = (rest == 0) | ~np.isfinite(total)
     return np.where(settled, total, np.asarray(total.astype(wide) + rest, np.float64))
 
@@ -246,7 +246,7 @@ def bind_div(binder: Binder, instruction: Instruction) -> Step:
 
 
 def least(a: Any, b: Any) -> Any:
-    """The lesser; of a number and NaN the number; -0 is less than +0."""
+    """The smaller operand, or the number if the other is NaN; -0 is less than +0."""
     tie = np.where(np.signbit(a), a, b)
     return np.where(np.equal(a, b), tie, np.fmin(a, b))
 
@@ -307,7 +307,7 @@ def bind_sign(binder: Binder, instruction: Instruction) -> Step:
     kind = types_of(instruction)[-1]
     if not _float(instruction):
         return compute(binder, instruction, np.negative if negate else np.abs, [kind], kind)
-    # Only the sign bit changes, of a NaN too.
+    # Only the sign bit changes, also that of a NaN.
     if kind in ("f32", "f64", "f16") and not instruction.has("ftz"):
         return compute(binder, instruction, np.negative if negate else np.abs, [kind], kind)
     if kind in ("f32", "f32x2"):

@@ -1,4 +1,4 @@
-"""Global memory as the threads of a warp access it: what is checked, learned and left there."""
+"""Accesses of a warp's threads to global memory: the checks, and the clocks that they receive and leave."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def load_global(w: Warp, addresses: np.ndarray, lanes: np.ndarray, nbytes: int, 
     """Bytes (lanes, nbytes) at an address of each of these lanes."""
     pieces = w.global_memory.pieces(addresses, nbytes)
     shadow = w.cta.cluster.global_shadow
-    if not order.updates:  # which is looked at when it writes
+    if not order.updates:  # which its write checks
         for piece in pieces:
             shadow.read(piece.place, _event(w, piece, lanes, nbytes, order, writes=False), w.clock)
     if order.strong:

@@ -75,7 +75,7 @@ def bind_sum(binder: Binder, instruction: Instruction, sign: int) -> Step:
 
 
 def the_integer_type(instruction: Instruction) -> str:
-    """The type modifier, the packed integer types included, which no register is declared with."""
+    """The type modifier, which may also be a packed integer type, although registers never have these."""
     for packed in ("u16x2", "s16x2"):
         if packed in instruction.parts:
             return packed

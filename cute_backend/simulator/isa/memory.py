@@ -51,7 +51,7 @@ def active(w: Warp) -> np.ndarray:
 
 
 def per_lane(w: Warp, value: Any, lanes: np.ndarray) -> np.ndarray:
-    """A getter's value for these lanes, as a vector also where it is one scalar for all."""
+    """A getter's value for these lanes, as a vector even if it is one scalar for all."""
     array = np.asarray(value)
     return np.broadcast_to(array, len(lanes)) if array.ndim == 0 else array[lanes]
 

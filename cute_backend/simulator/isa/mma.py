@@ -1,8 +1,8 @@
-"""The tensor core as a warp has it since sm_80: mma.sync (PTX ISA 9.7.14.5), all at once and in registers.
+"""The tensor core of a warp since sm_80: mma.sync (PTX ISA 9.7.14.5), synchronous and on registers.
 
-Lane i of a warp has, of each 8 rows of A and of each 8 columns of B, row or column i // 4, and of that the
-(i % 4)-th 32 bits of every 128: two elements of 16 bits, or four of 8. Of D, which is C's layout too, it has
-rows i // 4 and 8 further, and columns 2 * (i % 4) and the next.
+Lane i of a warp has row i // 4 of each 8 rows of A, and column i // 4 of each 8 columns of B. Of this row or
+column it has the (i % 4)-th 32 bits of every 128: two elements of 16 bits, or four of 8. Of D, whose layout
+is that of C, it has rows i // 4 and i // 4 + 8, and columns 2 * (i % 4) and 2 * (i % 4) + 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TYPES = {
     "m16n8k16": {("bf16", "bf16"), ("f16", "f16")},
     "m16n8k32": {(a, b) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")},
 }
-"""The shapes that are here, and the types of A and B that each has, with sums in f32."""
+"""The supported shapes, and the types of A and B of each. Sums are f32."""
 
 
 def _elements(operand: Operand) -> tuple[Any, ...]:

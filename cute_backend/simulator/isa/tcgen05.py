@@ -1,9 +1,9 @@
 """Tensor memory: allocation, loads and stores (PTX ISA 9.7.16.7, 9.7.16.8).
 
-tcgen05.ld and .st take effect at once, and the registers may be used with no tcgen05.wait::ld before: ptxas
-waits before the first use, of which a mov is none. It does not order what hands the columns on: until a
-tcgen05.wait::ld, or such a use, the load counts as still reading them, whatever barrier the warp has arrived
-at since. So does a store count as still writing until a tcgen05.wait::st.
+tcgen05.ld and .st take effect at once. The registers may be used without a tcgen05.wait::ld, since ptxas
+waits before their first use; a mov does not count as a use. This wait does not order barriers that pass the
+columns on: until a tcgen05.wait::ld, or a use, the load counts as still reading the columns, even if the warp
+has arrived at a barrier since. Likewise a store counts as still writing until a tcgen05.wait::st.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def bind_relinquish(binder: Binder, instruction: Instruction) -> Step:
 
 @dataclass(frozen=True)
 class Shape:
-    """Where the registers of one repetition lie: lane and column of register r of thread t, columns per
-    repetition.
+    """The places of the registers of one repetition: lane and column of register r of thread t, and columns
+    per repetition.
     """
 
     rows: int
@@ -191,7 +191,7 @@ class Loads:
     epoch: int = 1
 
     def wait(self, w: Warp) -> None:
-        """All loads so far are complete."""
+        """Completes all loads so far."""
         w.clock.seen[self.agent] = self.epoch
         self.epoch += 1
         self.loading.clear()
@@ -305,7 +305,8 @@ def complete_before_use(step: Step, touched: frozenset[tuple[str, int]]) -> Step
 
 
 def follow_copy(step: Step, sources: frozenset[tuple[str, int]], targets: frozenset[tuple[str, int]]) -> Step:
-    """Wraps a mov of registers that may be loading. It is no use of them: ptxas only renames."""
+    """Wraps a mov of registers that may be loading. It does not count as a use, as ptxas only renames
+    registers."""
 
     def follow(w: Warp) -> Any:
         loads = w.pipes.get("tcgen05.ld")

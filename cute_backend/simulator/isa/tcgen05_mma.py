@@ -63,7 +63,7 @@ def decode_instruction_descriptor(raw: int, kind: str, ctas: int) -> MmaShape:
         raise DescriptorError(f"{where}: sparsity is not supported")
     m, n = ((raw >> 24) & 0x1F) << 4, ((raw >> 17) & 0x3F) << 3
     sizes = {1: (64, 128), 2: (128, 256)}[ctas]
-    # PTX ISA 9.7.16.2.1, as wide as its latest version allows.
+    # PTX ISA 9.7.16.2.1, with the widest sizes of its latest version.
     step = 8 * ctas
     if m not in sizes or n % step or not step <= n <= 256:
         raise DescriptorError(
@@ -85,7 +85,7 @@ class Share:
 
 
 def d_blocks(shape: MmaShape, ctas: int, lane: int, column: int) -> list[tuple[Any, slice, slice]]:
-    """Where D lies in one CTA's tensor memory (PTX ISA 9.7.16.10.5, data path layouts)."""
+    """The blocks of D in one CTA's tensor memory (PTX ISA 9.7.16.10.5, data path layouts)."""
     n = shape.n
     rows = shape.m // ctas
     if rows == 128:

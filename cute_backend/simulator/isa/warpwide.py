@@ -25,7 +25,7 @@ def bitmask(lanes: np.ndarray) -> np.uint32:
 
 
 def lanes_of(mask: Any) -> np.ndarray:
-    """Bits as 32 booleans; of one vector the first lane's, as all lanes must agree."""
+    """Bits as 32 booleans. Of a vector, those of the first lane, as all lanes must agree."""
     value = np.asarray(mask)
     number = value if value.ndim == 0 else value[0]
     return (np.uint32(number) & BITS) != 0
@@ -56,7 +56,7 @@ class Members:
 
 
 def _sources(mode: str, second: Any, control: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The lane that each lane reads, itself where that one is out of bounds, and where it is not."""
+    """The lane that each lane reads, which is itself if the other is out of bounds, and whether it is not."""
     offset, control = second.astype(np.int64) & 31, control.astype(np.int64)
     bound, segment = control & 31, (control >> 8) & 31
     most = (LANE_IDS & segment) | (bound & ~segment & 31)

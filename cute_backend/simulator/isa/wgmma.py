@@ -226,7 +226,7 @@ def guard_registers(step: Step, slots: frozenset[int], *, copies: bool) -> Step:
     """Wraps a step that touches registers which some wgmma of the program uses: they must not be in flight,
     and the next wgmma that uses them needs a fence before it (PTX ISA 9.7.15.7.1).
 
-    A step that `copies` needs no fence: compilers put the zeros that sums begin with behind it, and ptxas
+    A step that `copies` needs no fence: compilers put the initial zeros of sums after the fence, and ptxas
     renames registers instead of copying them.
     """
 

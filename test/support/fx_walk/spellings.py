@@ -15,7 +15,8 @@ SCALAR, ROWVEC, COLVEC, EXACT = LoadKind.SCALAR, LoadKind.ROWVEC, LoadKind.COLVE
 
 @dataclass(frozen=True)
 class Spelling:
-    """`base(m, n)` is the shape of a dense tensor that the program is given, `view` what it makes of it."""
+    """`base(m, n)` is the shape of the program's dense argument, and `view` the view that the program takes
+    of it."""
 
     kind: LoadKind
     base: Callable[[int, int], tuple[int, ...]]

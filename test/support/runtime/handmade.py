@@ -1,6 +1,6 @@
 """A kernel module written by hand for one small spec, so that the runtime is tested apart from the templates.
 
-It obeys the contract of a generated module and is as simple as a GEMM can be: one thread an element.
+It has the interface of a generated module and is as simple as a GEMM can be: each thread computes an element.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A serving process with an empty cache and no compiler: `python serve_pack.py`, with CUTE_BACKEND_PACK set.
 
-It prepares what the pack was made for as a graph of any M would, launches it with an M within the range,
-aligned and not, and with one beyond, and prints as JSON what happened. The GPU is a description of one:
-compiled host code, when it is called, refuses the CPU's tensors, which shows that it was called.
+It prepares the pack's kernels as a graph of any M would, launches them with an M within the range, aligned
+and not, and with an M beyond it, and prints the outcomes as JSON. There is no GPU, only a description of one:
+the compiled host code refuses CPU tensors, and this error shows that it was called.
 """
 
 from __future__ import annotations
