@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from cute_backend import config
     from cute_backend.api import Explanation, build, explain, generate
     from cute_backend.backend import epilogue_pass
-    from cute_backend.eager import gemm
+    from cute_backend.eager.call import gemm
     from cute_backend.errors import UsageError
     from cute_backend.runtime.pack import PackError, load_pack
     from cute_backend.sampling import sample
@@ -67,7 +67,7 @@ _HOME = {
     "build": "api",
     "epilogue_pass": "backend",
     "explain": "api",
-    "gemm": "eager",
+    "gemm": "eager.call",
     "generate": "api",
     "load_pack": "runtime.pack",
     "sample": "sampling",

@@ -263,7 +263,7 @@ def test_the_timeline_shows_the_mma_under_three_of_four_epilogues() -> None:
     assert all(2 * count > len(tile) for count, tile in zip(under[:3], tiles, strict=False)) and not under[3]
 
 
-DOCTESTED = ("api", "config", "eager", "sampling")
+DOCTESTED = ("api.explanation", "config", "eager.call", "sampling")
 
 
 @pytest.mark.parametrize("name", DOCTESTED)

@@ -9,9 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cute_backend import UsageError, config, eager, gemm
+from cute_backend import UsageError, config, gemm
+from cute_backend.eager import call as eager
 from cute_backend.fx_walk import epilogue_pass
 from cute_backend.planning import Arch, choose
+from cute_backend.runtime.op import gemm_epilogue
 from cute_backend.runtime.reach import Problem, bucket_of, reachable_kernels
 from cute_backend.spec import EpilogueSpec
 
@@ -77,7 +79,7 @@ def test_rowwise_scales_stay_loads_where_k_has_one_block():
     exact = product(a, b) * scale_a * scale_b
     assert torch.equal(gemm(a, b, scale_a=scale_a, scale_b=scale_b[None], out_dtype=F32), exact)
     program = list(eager._programs.values())[-1]
-    [spec] = [node.args[3] for node in program.graph.graph.nodes if node.target is eager.gemm_epilogue]
+    [spec] = [node.args[3] for node in program.graph.graph.nodes if node.target is gemm_epilogue]
     assert [load.name for load in EpilogueSpec.from_json(spec).loads] == ["scale_a", "scale_b"]
 
 
@@ -305,11 +307,11 @@ def refused(message, a=None, b=None, **arguments):
         (r"float32 by float8_e4m3fn; it multiplies .*bfloat16 by bfloat16", {"a": torch.zeros(M, K)}),
         (r"float8_e5m2 by float8_e5m2", {"a": operands(E5M2)[0], "b": operands(E5M2)[1]}),
         (
-            r"b has strides \(64, 1\); fp8 wants K contiguous, as in weight\.t\(\) of a row-major \(N, K\)",
+            r"b has strides \(64, 1\); fp8 and fp4 want K contiguous, as in weight\.t\(\) of a row-major",
             {"b": operands()[1].contiguous()},
         ),
         (
-            r"a has strides \(1, 48\); fp8 wants K contiguous, as in a row-major \(M, K\) tensor",
+            r"a has strides \(1, 48\); fp8 and fp4 want K contiguous, as in a row-major \(M, K\) tensor",
             {"a": operands()[0].t().contiguous().t()},
         ),
         (

@@ -1,12 +1,11 @@
-"""`gemm`: one fused product, called eagerly.
+"""A call of `gemm` as a graph: the product, the traced epilogue and one call of the op.
 
 The epilogue is traced once into the graph that torch.compile would have made of it, and goes through the same
-walker to the same op. Tensors that it closes over become operands, read anew at every call.
+walker to the same op. Tensors that it closes over become operands, which every call reads again.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +19,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cute_backend import config
 from cute_backend.errors import UsageError
 from cute_backend.fx_walk.anchors import is_anchor
-from cute_backend.fx_walk.block_scales import block_scaling
 from cute_backend.fx_walk.device import device_capability
 from cute_backend.fx_walk.epilogue_pass import announce_regions, current_precision
 from cute_backend.fx_walk.mutation import root
@@ -31,92 +28,19 @@ from cute_backend.fx_walk.questions import is_reduction
 from cute_backend.fx_walk.reasons import Reason, of_one_kernel
 from cute_backend.fx_walk.regions import find_regions
 from cute_backend.fx_walk.rewrite import rewrite
-from cute_backend.fx_walk.static import DTYPES
 from cute_backend.runtime.op import gemm_epilogue
-from cute_backend.tracing.closure import Captured, capture
+from cute_backend.tracing.closure import Captured
 from cute_backend.tracing.unlogged import unlogged
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
 Epilogue = Callable[[Tensor], Any]
 
-_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-_HALF = (torch.bfloat16, torch.float16)
-_ACCEPTED = (
-    "float8_e4m3fn by float8_e4m3fn, float8_e4m3fn by float8_e5m2 (either way round), bfloat16 by bfloat16 "
-    "and float16 by float16"
-)
-
-_PROGRAMS = 512
-"""The number of traced programs that are remembered; the least recently used is forgotten first."""
-
-
-@torch.compiler.disable
-def gemm(
-    a: Tensor,
-    b: Tensor,
-    *,
-    scale_a: Tensor | None = None,
-    scale_b: Tensor | None = None,
-    bias: Tensor | None = None,
-    epilogue: Epilogue | None = None,
-    out_dtype: torch.dtype | None = None,
-    use_fast_accum: bool = True,
-) -> Any:
-    """`epilogue(a @ b * scale_a * scale_b + bias)` in one kernel; on CPU tensors, its replay.
-
-    `a` is (M, K) and `b` (K, N): fp8 with K contiguous in both (`b` is a weight's transpose), bf16 or fp16
-    with either mode contiguous. Scales are fp32: `scale_a` one element, (M,) or (M, 1), `scale_b` one
-    element, (N,) or (1, N). On Hopper, both scales of fp8 may belong to blocks, with any strides: `scale_a`
-    (M, K / 128) or (M / 128, K / 128), `scale_b` (K / 128, N) or (K / 128, N / 128), rounded up; each block
-    of K is scaled before it is added. `bias` is (N,) or (1, N). `use_fast_accum=False` adds fp8 sums in fp32
-    registers after each k tile, as sums of blocks always are. An empty product runs as aten ops, without a
-    kernel.
-
-    `epilogue` gets the (M, N) fp32 result and returns one tensor or several: of (M, N), or reductions of such
-    a plane over rows, columns or both. It may use pointwise ops and any tensors that it closes over, which
-    are read at every call; a reduction can only be returned. It is traced once for each set of shapes,
-    strides, dtypes and Python values in its closure; where it closes over other objects, such as a module, at
-    every call. A plane that it returns in fp32 is converted to `out_dtype`, by default bf16 for fp8 operands
-    and otherwise the dtype of `a`; reductions, and planes that it has cast itself, keep their dtype.
-
-    Raises UsageError for operands that no kernel takes, and where the epilogue does not fuse.
-
-    >>> a, b = torch.ones(16, 32, dtype=torch.bfloat16), torch.ones(32, 8, dtype=torch.bfloat16)
-    >>> out, largest = gemm(a, b, epilogue=lambda acc: (acc - 1, acc.amax(-1)))
-    >>> out.shape, out.dtype, largest[0].item()
-    (torch.Size([16, 8]), torch.bfloat16, 32.0)
-    """
-    for name, tensor in (("a", a), ("b", b), ("scale_a", scale_a), ("scale_b", scale_b), ("bias", bias)):
-        if not (isinstance(tensor, Tensor) or (tensor is None and name not in ("a", "b"))):
-            raise UsageError(f"gemm got {name} of type {type(tensor).__name__}; it takes a tensor")
-    if epilogue is not None and not callable(epilogue):
-        raise UsageError(
-            f"gemm got an epilogue of type {type(epilogue).__name__}; it takes a function of the result"
-        )
-    if not isinstance(use_fast_accum, bool):
-        raise UsageError(f"gemm got use_fast_accum={use_fast_accum!r}; it takes True or False")
-    operands = _operands(a, b, scale_a, scale_b, bias)
-    if out_dtype is None:
-        out_dtype = torch.bfloat16 if a.dtype in _FP8 else a.dtype
-    if not isinstance(out_dtype, torch.dtype):
-        raise UsageError(f"gemm got out_dtype of type {type(out_dtype).__name__}; it takes a torch.dtype")
-    if out_dtype not in DTYPES:
-        raise UsageError(f"gemm got out_dtype={_name(out_dtype)}; it writes {', '.join(map(_name, DTYPES))}")
-    captured = capture(epilogue)
-    if torch.is_grad_enabled() and any(
-        each.requires_grad for each in (*operands.values(), *captured.tensors)
-    ):
-        raise UsageError(
-            "gemm has no derivative and got a tensor that requires one; call it under torch.no_grad()"
-        )
-    program = _program(operands, epilogue, captured, out_dtype, use_fast_accum)
-    with torch.no_grad():
-        return program(operands, captured)
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 @dataclass(frozen=True)
-class _Program:
+class Program:
     """A traced and rewritten call. `constants` are its further operands: the index of a captured tensor, or a
     tensor that the epilogue makes from constants."""
 
@@ -128,105 +52,13 @@ class _Program:
         return self.graph(*operands.values(), *constants)
 
 
-_programs: OrderedDict[Any, _Program] = OrderedDict()
-
-
-def _program(
+def trace(
     operands: dict[str, Tensor],
     epilogue: Epilogue | None,
     captured: Captured,
     out_dtype: torch.dtype,
     fast_accum: bool,
-) -> _Program:
-    """The program of a call. It is traced unless an earlier call had the same key."""
-    if captured.key is None:
-        return _trace(operands, epilogue, captured, out_dtype, fast_accum)
-    layouts = tuple((name, _layout(tensor)) for name, tensor in operands.items())
-    settings = current_precision(), config.batch_invariant, config.tile, config.rowvec_placement
-    key = (layouts, captured.key, out_dtype, fast_accum, *settings)
-    if key in _programs:
-        _programs.move_to_end(key)
-    else:
-        _programs[key] = _trace(operands, epilogue, captured, out_dtype, fast_accum)
-        if len(_programs) > _PROGRAMS:
-            _programs.popitem(last=False)
-    return _programs[key]
-
-
-def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-
-
-def _operands(
-    a: Tensor, b: Tensor, scale_a: Tensor | None, scale_b: Tensor | None, bias: Tensor | None
-) -> dict[str, Tensor]:
-    """The operands by name, in the walker's forms. Raises UsageError if they can't be multiplied."""
-    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
-        raise UsageError(f"gemm got a {_shape(a)} and b {_shape(b)}; it multiplies (M, K) by (K, N)")
-    fp8 = a.dtype in _FP8 and b.dtype in _FP8 and torch.float8_e4m3fn in (a.dtype, b.dtype)
-    if not fp8 and not (a.dtype in _HALF and a.dtype is b.dtype):
-        raise UsageError(f"gemm got {_name(a.dtype)} by {_name(b.dtype)}; it multiplies {_ACCEPTED}")
-    m, n = a.shape[0], b.shape[1]
-    operands = {"a": a, "b": b}
-    if fp8 and scale_a is not None and scale_b is not None and _are_of_blocks(a, b, scale_a, scale_b):
-        operands |= {"scale_a": scale_a, "scale_b": scale_b}
-    elif fp8 or scale_a is not None or scale_b is not None:
-        operands["scale_a"] = _scale("scale_a", scale_a, a, (m, 1))
-        operands["scale_b"] = _scale("scale_b", scale_b, a, (1, n))
-        if operands["scale_a"].numel() == 1 != operands["scale_b"].numel():
-            operands["scale_a"] = operands["scale_a"].expand(m, 1)
-        elif operands["scale_b"].numel() == 1 != operands["scale_a"].numel():
-            operands["scale_b"] = operands["scale_b"].expand(1, n)
-    if bias is not None:
-        if tuple(bias.shape) not in ((n,), (1, n)) or not bias.is_floating_point():
-            raise UsageError(
-                f"gemm got a {_name(bias.dtype)} bias {_shape(bias)}; it takes a float one of ({n},)"
-            )
-        operands["bias"] = bias.reshape(n)
-    for name, tensor in operands.items():
-        if tensor.device != a.device:
-            raise UsageError(f"gemm got a on {a.device} and {name} on {tensor.device}; it takes one device")
-    return operands
-
-
-def _are_of_blocks(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> bool:
-    """Whether scales belong to blocks. Shapes that are also those of rowwise or tensorwise scales do not
-    count."""
-    (m, k), n = a.shape, b.shape[1]
-    vectors = scale_a.numel() == 1 or tuple(scale_a.shape) in ((m,), (m, 1))
-    vectors = vectors and (scale_b.numel() == 1 or tuple(scale_b.shape) in ((n,), (1, n)))
-    if vectors or m * n * k == 0 or block_scaling(a, b, scale_a, scale_b) is None:
-        return False
-    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
-        if scale.dtype is not torch.float32:
-            raise UsageError(f"gemm got a {_name(scale.dtype)} {name}; scales are float32")
-    return True
-
-
-def _scale(name: str, scale: Tensor | None, a: Tensor, shape: tuple[int, int]) -> Tensor:
-    """A scale in its rowwise shape, or as one element; one if there is no scale."""
-    if scale is None:
-        return torch.ones((1, 1), device=a.device)
-    if scale.dtype is not torch.float32:
-        raise UsageError(f"gemm got a {_name(scale.dtype)} {name}; scales are float32")
-    if scale.numel() == 1:
-        return scale.reshape(1, 1)
-    length = max(shape)
-    if tuple(scale.shape) not in (shape, (length,)):
-        raise UsageError(
-            f"gemm got {name} {_shape(scale)}; it takes one element, ({length},) or {shape}, or both scales "
-            "of blocks of fp8"
-        )
-    return scale.reshape(shape)
-
-
-def _trace(
-    operands: dict[str, Tensor],
-    epilogue: Epilogue | None,
-    captured: Captured,
-    out_dtype: torch.dtype,
-    fast_accum: bool,
-) -> _Program:
+) -> Program:
     """The call as a graph of one region, rewritten. Raises UsageError where it does not become one kernel."""
     builder = _Builder()
     with builder.mode:
@@ -250,7 +82,7 @@ def _trace(
     if plane.numel() and operands["a"].shape[1]:
         _fuse(builder.graph)
     known = {id(tensor): index for index, tensor in enumerate(captured.tensors)}
-    return _Program(
+    return Program(
         fx.GraphModule(torch.nn.Module(), builder.graph),
         tuple(known.get(id(tensor), tensor) for _, tensor in constants),
     )
@@ -273,9 +105,9 @@ def _trace_epilogue(epilogue: Epilogue, plane: Tensor, captured: Captured) -> fx
             "it may choose by torch.where"
         ) from error
     except (RuntimeError, IndexError) as error:  # IndexError is for a dimension that the result does not have
-        given = " and ".join(f"{_shape(each)} on {each.device}" for each in captured.tensors)
+        given = " and ".join(f"{tuple(each.shape)} on {each.device}" for each in captured.tensors)
         raise UsageError(
-            f"gemm's epilogue fails on the product, {_shape(plane)} on {plane.device}, closing over "
+            f"gemm's epilogue fails on the product, {tuple(plane.shape)} on {plane.device}, closing over "
             f"{given or 'no tensor'}: {str(error).splitlines()[0]}"
         ) from error
     for node in traced.graph.nodes:
@@ -292,9 +124,9 @@ def _trace_epilogue(epilogue: Epilogue, plane: Tensor, captured: Captured) -> fx
         if not isinstance(result, fx.Node):
             raise UsageError(f"gemm's epilogue returned a {type(result).__name__}; it returns tensors")
         if tuple(result.meta["val"].shape) not in _returnable(plane):
-            given, wanted = _shape(result.meta["val"]), _shape(plane)
+            found, wanted = tuple(result.meta["val"].shape), tuple(plane.shape)
             raise UsageError(
-                f"gemm's epilogue returned a tensor {given}; it returns {wanted}, the product's shape, or "
+                f"gemm's epilogue returned a tensor {found}; it returns {wanted}, the product's shape, or "
                 "reductions of it over rows, columns or both"
             )
     return traced
@@ -338,7 +170,7 @@ class _Builder:
         would not."""
         a, b, bias = nodes["a"], nodes["b"], nodes.get("bias")
         scales = [nodes[name] for name in ("scale_a", "scale_b") if name in nodes]
-        fp8 = a.meta["val"].dtype in _FP8
+        fp8 = a.meta["val"].dtype in FP8
         if not (plane.numel() and a.meta["val"].numel()):
             # An empty product stays an aten op. aten has none for fp8.
             a, b = (self._converted(each, torch.float32) for each in (a, b))
@@ -432,11 +264,3 @@ def _excuse(node: fx.Node, reduction: fx.Node | None) -> str:
 
 def _is_result(node: fx.Node) -> bool:
     return any(source.target is gemm_epilogue for source in (node, *node.all_input_nodes))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _shape(tensor: Tensor) -> str:
-    return str(tuple(tensor.shape))
