@@ -7,7 +7,8 @@
 
 - The pass: `epilogue_pass`, `pass_sequence`, `containment`, `working_copy`, `rewrite`, `direct_call`,
   `collect`.
-- Products: `anchors`, `activation`, `block_scales`, `broadcast`, `group_rows`, `padding`.
+- Products: `anchors`, `anchor`, `dense_products`, `scaled_products`, `grouped_products`, `product_operands`,
+  `activation`, `block_scales`, `broadcast`, `group_rows`, `padding`.
 - Growing a region: `regions`, `walk`, `visits`, `growth`, `joining`, `resolve`, `dependences`, `draft`,
   `chain`, `lower`, `quotient`, `reductions`, `block_reductions`, `rotations`, `concatenation`, `pairs`,
   `region`.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cute_backend.fx_walk.anchors import Anchor
+from cute_backend.fx_walk.anchor import Anchor
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.static import fake, target_name
 from cute_backend.planning import Arch, Target

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from cute_backend.fx_walk.anchors import Anchor
+from cute_backend.fx_walk.anchor import Anchor
 from cute_backend.fx_walk.chain import Chain, Mark
 from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.lower import is_reshape

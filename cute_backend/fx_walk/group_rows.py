@@ -17,7 +17,7 @@ from operator import getitem
 import torch
 from torch import fx
 
-from cute_backend.fx_walk.anchors import Anchor
+from cute_backend.fx_walk.anchor import Anchor
 from cute_backend.fx_walk.classify import LoadView, classify_table
 from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.lower import CASTS, is_reshape

@@ -9,7 +9,7 @@ from operator import attrgetter
 from torch import fx
 
 from cute_backend.fx_walk.activation import activated
-from cute_backend.fx_walk.anchors import Anchor
+from cute_backend.fx_walk.anchor import Anchor
 from cute_backend.fx_walk.block_reductions import frame_of_blocks
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.dependences import cycle, depends
@@ -99,7 +99,7 @@ def _grow(walk: Walk, draft: Draft) -> Draft:
 
     def push_users(node: fx.Node) -> None:
         if isinstance(draft.values[node], Concatenated):
-            return  # what reads several planes together is not on the plane
+            return  # an op on several planes together is not on the plane
         reduces = isinstance(draft.values[node], Reduced)
         for reader in node.users:
             if reduces and not keeps_reduced(reader):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from cute_backend.fx_walk.anchors import Anchor
+from cute_backend.fx_walk.anchor import Anchor
 from cute_backend.fx_walk.classify import ColumnSlice
 from cute_backend.fx_walk.lower import is_pointwise, is_reshape
 from cute_backend.fx_walk.mutation import is_view, root

@@ -8,7 +8,7 @@ from typing import Union
 
 from torch import fx
 
-from cute_backend.fx_walk.anchors import Anchor
+from cute_backend.fx_walk.anchor import Anchor
 from cute_backend.fx_walk.block_scales import BlockScale
 from cute_backend.fx_walk.classify import ColumnSlice, LoadView
 from cute_backend.fx_walk.frame import Frame

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from cute_backend.fx_walk.anchors import Anchor
+from cute_backend.fx_walk.anchor import Anchor
 from cute_backend.fx_walk.device import Capability, check_operands, target_of
 from cute_backend.fx_walk.growth import grown, seed
 from cute_backend.fx_walk.joining import join

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from cute_backend.fx_walk.anchors import Anchor
+from cute_backend.fx_walk.anchor import Anchor
 from cute_backend.fx_walk.lower import is_pointwise, is_reshape
 from cute_backend.fx_walk.reasons import Refused
 from cute_backend.fx_walk.static import known

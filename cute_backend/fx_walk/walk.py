@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from cute_backend.fx_walk.anchors import Anchor, is_anchor, read_anchor
+from cute_backend.fx_walk.anchor import Anchor
+from cute_backend.fx_walk.anchors import is_anchor, read_anchor
 from cute_backend.fx_walk.consumers import Waves
 from cute_backend.fx_walk.crossings import Outside
 from cute_backend.fx_walk.device import Capability
@@ -66,7 +67,7 @@ class Walk:
 
 
 def _read(node: fx.Node, firsts: dict[fx.Node, fx.Node]) -> Anchor | Refused:
-    """The anchor behind a node, or why there is none. Its A is the first node with that value, so that
+    """The anchor of a node, or the reason why it has none. Its A is the first node with that value, so that
     products share it."""
     try:
         return read_anchor(node).with_a(firsts)

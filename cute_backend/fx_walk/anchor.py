@@ -1,0 +1,123 @@
+"""An anchor: the matrix product that a region grows from, with what its op does to the accumulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import fx
+
+from cute_backend.fx_walk.activation import Activation
+from cute_backend.fx_walk.block_scales import BlockScale
+from cute_backend.fx_walk.classify import ColumnSlice, LoadView
+from cute_backend.fx_walk.static import Size, fake, known, product
+from cute_backend.spec import SCALE_TILE, Accumulator
+
+Number = float | int | bool
+
+
+@dataclass(frozen=True)
+class Addend:
+    """`beta * input` of `addmm`, or the bias of `_scaled_mm` with a `beta` of 1."""
+
+    view: LoadView
+    beta: Number
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A matrix product (M, K) x (K, N): result = out_dtype(acc * scale_a * scale_b * alpha + addend), or of
+    `activation` of that.
+
+    In a batched product, (B, M, K) x (B, K, N), the plane has the rows of all batches, and M is their number.
+    In a grouped one, (M, K) x (G, K, N), `offsets` (G,) has for each group the row after its last.
+
+    With `columns` it is about that slice of them alone, which N then counts.
+    """
+
+    node: fx.Node
+    a: fx.Node
+    b: fx.Node
+    accumulator: Accumulator
+    out_dtype: torch.dtype
+    scale_a: LoadView | None = None
+    scale_b: LoadView | None = None
+    alpha: Number = 1
+    addend: Addend | None = None
+    activation: Activation | None = None
+    columns: ColumnSlice | None = None
+    a_blocks: BlockScale | None = None
+    b_blocks: BlockScale | None = None
+    offsets: fx.Node | None = None
+
+    def of_slice(self, columns: ColumnSlice, accumulator: Accumulator) -> Anchor:
+        """The product with a slice of the columns of B."""
+        return replace(
+            self,
+            accumulator=accumulator,
+            scale_b=self.scale_b and self.scale_b.of_slice(columns),
+            addend=self.addend and Addend(self.addend.view.of_slice(columns), self.addend.beta),
+            columns=columns,
+            b_blocks=self.b_blocks and replace(self.b_blocks, columns=self._blocks_of(columns)),
+        )
+
+    def _blocks_of(self, columns: ColumnSlice) -> ColumnSlice | None:
+        """The blocks of columns that a slice has; None stands for all blocks, as for every other column."""
+        lines = self.accumulator.b_scaling.lines
+        if not known(columns.step == 1):
+            return None
+        scaling = self.accumulator.b_scaling
+        if scaling.by_mma:
+            # Tiles of the same columns follow each other, so those of a slice are one piece.
+            values = self.k * self.accumulator.a_dtype.values
+            first, count = (scaling.tiled(size, values) for size in (columns.start, columns.count))
+            return ColumnSlice(first, 1, count)
+        return ColumnSlice(columns.start // lines, 1, self.accumulator.b_scaling.blocks(columns.count))
+
+    def splits_blocks(self, columns: ColumnSlice) -> bool:
+        """Whether a slice begins within a block that has one scale."""
+        scaling = self.accumulator.b_scaling
+        lines = SCALE_TILE[0] if scaling.by_mma else scaling.lines if self.b_blocks is not None else 1
+        return not (known(columns.step == 2) or known(columns.start % lines == 0))
+
+    def with_a(self, other: dict[fx.Node, fx.Node]) -> Anchor:
+        """The product with nodes of the same value for A, its scale and its offsets."""
+        scale = self.scale_a and replace(self.scale_a, node=other[self.scale_a.node])
+        blocks = self.a_blocks and replace(self.a_blocks, node=other[self.a_blocks.node])
+        offsets = self.offsets and other[self.offsets]
+        return replace(self, a=other[self.a], scale_a=scale, a_blocks=blocks, offsets=offsets)
+
+    @property
+    def a_side(self) -> list[fx.Node]:
+        """The op's argument `a`: A, and the offsets of its groups if it has groups."""
+        return [self.a] if self.offsets is None else [self.a, self.offsets]
+
+    @property
+    def inputs(self) -> list[fx.Node]:
+        """The nodes that the op reads."""
+        addend = None if self.addend is None else self.addend.view
+        views = (self.scale_a, self.scale_b, addend, self.a_blocks, self.b_blocks)
+        return [*self.a_side, self.b, *(view.node for view in views if view is not None)]
+
+    @property
+    def device(self) -> torch.device:
+        return fake(self.node).device
+
+    @property
+    def m(self) -> Size:
+        return product(fake(self.a).shape[:-1])
+
+    @property
+    def n(self) -> Size:
+        return fake(self.b).shape[-1] if self.columns is None else self.columns.count
+
+    @property
+    def k(self) -> Size:
+        return fake(self.a).shape[-1]
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether a region is worth having with nothing after the product, since the op itself has an
+        epilogue."""
+        scaled = self.scale_a is not None or self.a_blocks is not None
+        return scaled or self.activation is not None

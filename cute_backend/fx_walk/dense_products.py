@@ -1,0 +1,58 @@
+"""Reads products of 16-bit operands: `mm`, `addmm`, `_addmm_activation`, `bmm` and `baddbmm`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from cute_backend.fx_walk.activation import Activation
+from cute_backend.fx_walk.anchor import Addend, Anchor, Number
+from cute_backend.fx_walk.classify import classify
+from cute_backend.fx_walk.product_operands import accumulator_of, operand_dtypes, out_dtype, unmultiplied
+from cute_backend.fx_walk.reasons import Reason, Refused
+from cute_backend.fx_walk.static import arguments, fake
+from cute_backend.spec import DType
+
+
+def read_mm(node: fx.Node) -> Anchor:
+    args = arguments(node)
+    return dense(node, args["self"], args["mat2"])
+
+
+def read_addmm_activation(node: fx.Node) -> Anchor:
+    gelu = Activation.TANH_GELU if fake(node).device.type == "cuda" else Activation.GELU
+    activation = gelu if arguments(node)["use_gelu"] else Activation.RELU
+    return replace(read_sum("mat")(node), activation=activation)
+
+
+def read_sum(name: str) -> Callable[[fx.Node], Anchor]:
+    """`addmm` and `baddbmm`, which call the first operand of their product by this name and a number."""
+
+    def read(node: fx.Node) -> Anchor:
+        args = arguments(node)
+        a, b = args[f"{name}1"], args[f"{name}2"]
+        alpha, beta = number(args["alpha"]), number(args["beta"])
+        anchor = dense(node, a, b, alpha)
+        if beta == 0:
+            return anchor
+        view = classify(args["self"], fake(node).shape, anchor.device)
+        return dense(node, a, b, alpha, Addend(view, beta))
+
+    return read
+
+
+def dense(node: fx.Node, a: fx.Node, b: fx.Node, alpha: Number = 1, addend: Addend | None = None) -> Anchor:
+    a_dtype, b_dtype = operand_dtypes(a, b, (DType.BF16, DType.F16))
+    if a_dtype is not b_dtype:
+        raise unmultiplied(a, b)
+    accumulator = accumulator_of(node, a, b, a_dtype, b_dtype, fast_accum=True)
+    return Anchor(node, a, b, accumulator, out_dtype(fake(node).dtype), alpha=alpha, addend=addend)
+
+
+def number(value: Any) -> Number:
+    if not isinstance(value, (bool, int, float)):
+        raise Refused(Reason.SYMBOLIC_SCALAR, value=value)
+    return value
