@@ -75,6 +75,14 @@ def test_the_diagram_is_the_order_of_imports(page: str) -> None:
     assert [match[1] for match in drawn if match] == list(LAYERS)
 
 
+@pytest.mark.parametrize("folder", ["fx_walk", "runtime", "memory_ops", "templates", "planning", "spec"])
+def test_a_folder_names_its_modules_by_subject(folder: str) -> None:
+    """The docstring of a folder's `__init__` lists its modules in groups; a new one is added to its group."""
+    listed = ast.get_docstring(ast.parse((PACKAGE / folder / "__init__.py").read_text())) or ""
+    modules = [path.stem for path in (PACKAGE / folder).glob("*.py") if path.stem != "__init__"]
+    assert modules and not [name for name in modules if f"`{name}`" not in listed]
+
+
 def test_tests_import_their_helpers_alone() -> None:
     """A test module imports no other test module, and what tests share is in test/support."""
     for path in (ROOT / "test").rglob("*.py"):

@@ -1,7 +1,12 @@
 """Every decision about a kernel but its text: its tile, and when and where it reads and writes each operand.
 
 Plans are data, made from a spec and sizes alone: no tensor is looked at, and nothing here imports CUTLASS.
-`targets` has the facts about each architecture, and `rules` the demands that a spec makes on a tile.
+
+- Facts about each architecture: `targets`, `served`.
+- Tiles: `tiles`, `rules`, the demands of a spec on its tile, `search`, `cost`, `hoisting`, `transposing`.
+- Placements: `placements`, `placing`.
+- Resources: `registers`, `shared_memory`, `mma_scales`.
+- Names of kernels: `naming`.
 """
 
 from cute_backend.planning.hoisting import with_rowvecs
