@@ -71,7 +71,7 @@ def copied(graph: fx.Graph) -> fx.Graph:
 
 
 def main(lengths: Sequence[int]) -> None:
-    milliseconds(EpiloguePass(), chain(2))  # what is imported and compiled once
+    milliseconds(EpiloguePass(), chain(2))  # so that imports and first compilations are not timed
     print(f"{'layers':>6}  {'search':>8}  {'pass':>8}   ms a layer")
     for layers in lengths:
         module = chain(layers)

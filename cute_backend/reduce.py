@@ -1,4 +1,4 @@
-"""Reductions of a plane, written out with aten: the reference for the replay and the tests.
+"""Reductions of a plane, by aten ops: the reference for the replay and the tests.
 
 The rules are `ReduceKind`'s. Sums aside, they do not depend on the order in which elements are met, so a
 kernel may split a plane as it likes.

@@ -47,7 +47,7 @@ def test_the_demo_is_at_most_sixty_lines_and_says_what_is_next(
     monkeypatch.setattr(api.Region, "build", lambda self, arch: figures)
     assert demo.main() == 0
     lines = plain(capsys.readouterr().out).splitlines()
-    commands = [line for line in lines if " -m cute_backend " in line]  # whose length is that of a path
+    commands = [line for line in lines if " -m cute_backend " in line]  # as long as a path
     assert len(lines) <= 60 and max(len(line) for line in lines if line not in commands) <= 80
     (shown,) = (line for line in lines if line.startswith("Lines "))
     first, last, total = map(int, re.findall(r"\d+", shown))
@@ -65,7 +65,7 @@ def test_the_demo_is_at_most_sixty_lines_and_says_what_is_next(
 def test_a_terminal_shows_every_character_of_a_module(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["source", f"{PROGRAM}:mlp", "--arch", "sm_100a"]) == 0
     shown = capsys.readouterr().out
-    assert "\x1b[" in shown and max(map(len, plain(shown).splitlines())) > 80  # which the terminal wraps
+    assert "\x1b[" in shown and max(map(len, plain(shown).splitlines())) > 80  # the terminal wraps it
     assert plain(shown) == source()
 
 

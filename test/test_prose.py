@@ -27,6 +27,9 @@ PHRASES = {
     r"^\s*(Whose|None of which|Nothing of which) [a-z ]+\.$": "a main clause: its subject first",
     r"\b[Ll]ikes best\b": "predicts to be fastest",
     r"\bis no sound\b": "is not a valid",
+    r"\b[Tt]urns? of (a|the) loop\b": "iterations of a loop",
+    r"\b[Tt]aken apart\b": "decomposed or divided",
+    r"^# (which|whose|here, for)\b": "a clause with its own subject",
 }
 """A regular expression for each phrase, and its replacement."""
 
@@ -118,7 +121,14 @@ def test_a_late_subject_is_found(planted: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "planted", ["# It is told of.", '"""As many rows as there are so many."""', "x = 1  # K in parts"]
+    "planted",
+    [
+        "# It is told of.",
+        '"""As many rows as there are so many."""',
+        "x = 1  # K in parts",
+        "f()  # which raises",
+        '"""Gelu arrives taken apart, in turns of a loop."""',
+    ],
 )
 def test_a_phrase_is_found(planted: str, tmp_path: Path) -> None:
     path = tmp_path / "planted.py"

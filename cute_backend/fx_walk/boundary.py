@@ -109,7 +109,7 @@ def choose(choices: Choices, limit: int) -> Boundary | None:
         value.storable and not value.followed for value in ends
     )
     if is_simple and not any(choices.consumers):
-        return Boundary(outside, is_best=True)  # for another kernel would be a launch more
+        return Boundary(outside, is_best=True)  # another kernel would be one more launch
     candidates = _candidates(choices)
     search = _Search(choices, candidates, limit)
     if candidates.bit_count() <= MAX_CANDIDATES:

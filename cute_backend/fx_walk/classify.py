@@ -180,7 +180,7 @@ def classify_table(node: fx.Node, device: torch.device) -> LoadView | None:
         return None
     of_groups, of_columns = (Stride.ONE if known(stride == 1) else Stride.OTHER for stride in tensor.stride())
     if of_columns is Stride.ONE:
-        of_groups = Stride.OTHER  # what is compiled has one contiguous axis
+        of_groups = Stride.OTHER  # compiled layouts have one contiguous axis
     return LoadView(node, LoadKind.GROUPVEC, dtype, of_groups, of_columns, (0,), ((1,),))
 
 

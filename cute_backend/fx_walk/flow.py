@@ -13,8 +13,8 @@ from cute_backend.fx_walk.region import Region
 
 
 def sources(regions: Sequence[Region]) -> list[dict[int, int]]:
-    """For each region of a graph, the indices of those whose results it comes to read, and how many ops
-    outside of regions lie between; views are none."""
+    """For each region of a graph, the indices of the regions whose results it reads, and the number of ops
+    outside of regions between the two, not counting views."""
     written = {node: index for index, region in enumerate(regions) for node in region.outputs}
     return [_sources(region, written) for region in regions]
 

@@ -1,7 +1,7 @@
 """From aten calls to steps of the chain.
 
 An op with one row in the op table goes through `ops.by_aten`. Spellings with attributes (`alpha`, bounds that
-may be None, `rounding_mode`, a power that is a number) are taken apart here. Rounding follows the chain's
+may be None, `rounding_mode`, a power that is a number) are decomposed here. Rounding follows the chain's
 Precision: casts to fp8 and to integers always round; casts to bf16 and fp16, and the results of bf16 and fp16
 ops that Inductor marks as what eager would have stored, round under EAGER alone.
 """

@@ -44,7 +44,7 @@ class Mutations:
 
     @property
     def start(self) -> int | None:
-        """Where the first write of all stands; None where there is none."""
+        """The position of the first write; None if there is none."""
         return self._all[0].position if self._all else None
 
     def first(self, after: int, before: int) -> Mutation | None:

@@ -2,7 +2,7 @@
 
 A reduction is the end of a region: its result is whole only when the kernel is done, so nothing of the same
 region can read it. Most are one call. `max` with a dimension is a call that gives a pair; `logsumexp` arrives
-taken apart, and its steps mean something only together, because the first one's result is read by the third.
+decomposed, and its steps are recognised only together, because the third reads the result of the first.
 """
 
 from __future__ import annotations

@@ -69,7 +69,8 @@ def _judge(
 
 
 def _jobs(regions: Sequence[Region]) -> Iterator[tuple[int, int, Job | Untuned]]:
-    """The regions that run on a GPU, by position and GPU, as jobs or with why they are none."""
+    """The regions that run on a GPU, by position and GPU, each as a job or with the reason why it is not
+    tuned."""
     for position, region in enumerate(regions):
         index = gpu_of(region.first.device)
         if index is not None:
@@ -84,7 +85,7 @@ def gpu_of(device: torch.device) -> int | None:
 
 
 def _job(region: Region) -> Job | Untuned:
-    """The region as a job, or why it is none."""
+    """The region as a job, or the reason why it is not tuned."""
     m, n, k = region.problem
     if config.batch_invariant:
         return Untuned.BATCH_INVARIANT

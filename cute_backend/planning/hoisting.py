@@ -1,4 +1,4 @@
-"""Whether visits that would be the turns of a loop are written out, so that a thread can hold rowvecs.
+"""Whether visits that would be the iterations of a loop are unrolled, so that a thread can hold rowvecs.
 
 A hoisted rowvec is read before the accumulator wait. Its latency hides under the MMA of the same tile, if
 the epilogue of the tile before is done early enough. It needs no staging warp, no shared memory and no
@@ -28,7 +28,7 @@ def hoisting(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
     """The configuration for a problem of depth `k`, unrolled where that hoists every rowvec of the spec and
     the MMA takes longer than the epilogue and the hoisted loads together.
 
-    Draws of noise stay in a loop: written out, they take the compilers minutes.
+    Draws of noise stay in a loop: unrolled, they take the compilers minutes.
     """
     if not can_hoist(config, spec):
         return config
@@ -39,7 +39,7 @@ def hoisting(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
 def with_rowvecs(config: TileConfig, spec: EpilogueSpec, rowvecs: Rowvecs) -> TileConfig:
     """The configuration with its rowvecs placed as `rowvecs` asks, or unchanged if the spec has none.
 
-    Raises UsageError for a hoist where visits are turns of a loop, whatever the registers.
+    Raises UsageError for a hoist where visits are the iterations of a loop, however many registers there are.
     """
     if not multiplied(spec, config).loads_of(LoadKind.ROWVEC) or rowvecs is Rowvecs.AUTO:
         return config
@@ -48,7 +48,7 @@ def with_rowvecs(config: TileConfig, spec: EpilogueSpec, rowvecs: Rowvecs) -> Ti
     unrolls = config.target.unrolled_subtile_n is None
     hoisted = replace(config, unrolled=unrolls, rowvecs=rowvecs)
     if long_ops(spec) or any(subtiled(spec, hoisted, alignment).rolled for alignment in Alignment):
-        from cute_backend.errors import UsageError  # here, for a process that launches kernels raises none
+        from cute_backend.errors import UsageError  # here, since few processes raise it
 
         raise UsageError(
             f"config.rowvec_placement is {rowvecs.value!r}, but {words(spec)} in tile {config.name} of "

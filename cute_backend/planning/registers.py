@@ -142,10 +142,10 @@ def hoisted_registers(load: Load, config: TileConfig) -> int:
 def hoist_budget(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> int:
     """fp32 registers of a thread that hoisted rowvecs may take.
 
-    None where visits are turns of a loop, since registers can't be indexed by a turn, nor for more than
-    `MAX_HOISTED_COLUMNS` columns. Under ping-pong it is none: the work of a warpgroup before its MMA, and its
-    last epilogue, must hide under the other one's MMA, and a load and its clamped address for every column
-    took a sixth of a tile's time (H200, M = N = 8192, K = 1024).
+    0 where visits are the iterations of a loop, since registers can't be indexed at run time, and for more
+    than `MAX_HOISTED_COLUMNS` columns. Under ping-pong it is 0 too: the work of a warpgroup before its MMA,
+    and its last epilogue, must hide under the other one's MMA, and a load and its clamped address for every
+    column took a sixth of a tile's time (H200, M = N = 8192, K = 1024).
     """
     if config.rolled or config.pingpong or config.thread_columns > MAX_HOISTED_COLUMNS:
         return 0
@@ -154,7 +154,7 @@ def hoist_budget(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -
         return 0
     taken = kept.accumulators + kept.promoted + kept.fragments + kept.rows
     if not config.target.accumulators.in_registers:
-        taken += config.products * config.subtile_n  # what a visit reads of tensor memory
+        taken += config.products * config.subtile_n  # the sums that a visit reads from tensor memory
     if not config.target.tma:
         if alignment is Alignment.PLAIN and kept.accumulators >= UNHOISTED_BY_ELEMENT:
             return 0
@@ -225,6 +225,6 @@ def _in_whole_runs(load: Load, spec: EpilogueSpec) -> bool:
 
 def long_ops(spec: EpilogueSpec) -> int:
     """Ops of a spec that take many instructions, such as draws, so that a visit has only a few of each."""
-    from cute_backend.ops import OPS  # here, for finding a kernel with planes has no need of the table of ops
+    from cute_backend.ops import OPS  # here, since few kernels need it
 
     return sum(OPS[op.op].is_long for op in spec.ops)

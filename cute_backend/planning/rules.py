@@ -83,9 +83,9 @@ def few_draws_in_a_visit(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
     """Subtiles of few columns where a spec draws noise, and two warpgroups on a tile of 128 rows.
 
     A draw takes some hundred instructions, and the compilers interleave all draws of a visit, and those of
-    visits that are written out one after the other: a whole tile took two minutes to compile, and spilled.
-    Ping-pong does not hide this work if there are rows for clusters of tiles: 256 rows over 128256 columns
-    took 579 us with it and 537 without. It does if the time is that of reading B: 96 rows took 312 us (H200).
+    unrolled visits: a whole tile took two minutes to compile, and spilled. Ping-pong does not hide this work
+    if there are rows for clusters of tiles: 256 rows over 128256 columns took 579 us with it and 537 without.
+    It does if the time is that of reading B: 96 rows took 312 us (H200).
     """
     if config.products > 1 or has_planes(spec):
         return config
@@ -284,9 +284,9 @@ def narrow_subtiles_without_room(config: TileConfig, spec: EpilogueSpec, alignme
 def narrow_subtiles_of_many_planes(
     config: TileConfig, spec: EpilogueSpec, alignment: Alignment
 ) -> TileConfig:
-    """Where several planes are read by element, subtiles are narrower still, and visits are turns of a loop.
-    Where a thread has a whole row of a subtile, several planes of it fill its registers however they are
-    read. `Target.row_bits` has what was seen to fit."""
+    """Where several planes are read by element, subtiles are even narrower, and visits are the iterations of
+    a loop. Where a thread has a whole row of a subtile, several planes of it fill its registers however they
+    are read. `Target.row_bits` has what was seen to fit."""
     target, columns = config.target, config.subtile_n
     whole_row = target.accumulators.row_threads == 1
     if whole_row or (config.products == 1 and alignment is Alignment.PLAIN):
@@ -300,8 +300,8 @@ def narrow_subtiles_of_many_planes(
 def a_loop_where_nothing_is_hoisted(
     config: TileConfig, spec: EpilogueSpec, alignment: Alignment
 ) -> TileConfig:
-    """Visits are written out for hoisted rowvecs alone. Planes that are read by element may leave them no
-    registers, and have addresses for every visit then."""
+    """Visits are unrolled only for hoisted rowvecs. Planes that are read by element may leave these no
+    registers, and would have addresses for every visit."""
     if config.rowvecs is Rowvecs.REGISTER_HOIST:
         return config
     rowvecs = spec.loads_of(LoadKind.ROWVEC)

@@ -250,7 +250,7 @@ def named(arch: Arch, spec: EpilogueSpec, names: str) -> TileConfig:
     asked = names.replace(",", " ").split()
     found = next((able[name] for name in asked if name in able), None)
     if found is None:
-        from cute_backend.errors import (  # here, for a process that launches kernels raises none
+        from cute_backend.errors import (  # here, since a process that launches kernels raises none
             UsageError,
             meant,
         )
@@ -277,7 +277,7 @@ def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         for config in tried
         if config.ctas == 1 or cluster_n == 1
     ]
-    if spec.product.kind is not ProductKind.GROUPED:  # whose tiles are only counted on the device
+    if spec.product.kind is not ProductKind.GROUPED:  # only the device counts the tiles of groups
         found += _split(tried, tiles.tried_splits)
     fitting = [config for config in found if _fits(config, spec)]
     hoisting_too = (replace(config, unrolled=True) for config in fitting if can_hoist(config, spec))

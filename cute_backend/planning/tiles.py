@@ -66,8 +66,8 @@ class TileConfig:
     With `split_k` above 1, a cluster of `split_k` CTAs shares each tile, and each CTA multiplies a part of K:
     on sm_90a, without ping-pong.
 
-    With `unrolled`, visits are written out one after the other instead of being the iterations of a loop, so
-    that each visit can index the values that a thread holds in registers: hoisted rowvecs.
+    With `unrolled`, visits are unrolled instead of being the iterations of a loop, so that each visit can
+    index the values that a thread holds in registers: hoisted rowvecs.
 
     A tile with `transposed` is of D^T = B^T A^T: `tile_m` counts columns of D, and `tile_n` rows
     (`planning/transposing.py`).
@@ -228,8 +228,8 @@ class TileConfig:
 
     @property
     def rolled(self) -> bool:
-        """Whether visits are the turns of a loop, as long chains need them; else they are written out, one
-        visit after the other."""
+        """Whether visits are the iterations of a loop, as long chains need them; otherwise they are unrolled,
+        one visit after the other."""
         unrolled = self.target.unrolled_subtile_n
         return not self.unrolled if unrolled is None else self.subtile_n < unrolled
 

@@ -121,7 +121,7 @@ def _as_vector(tensor: Tensor) -> Tensor:
 
 
 def _vector_of_result(tensor: Tensor) -> Tensor:
-    return tensor.view(1)  # what a launch has allocated needs no look at its axes
+    return tensor.view(1)  # a launch allocates it, so its axes are known
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:

@@ -163,7 +163,7 @@ def build_into(cache: KernelCache, kernel: Kernel) -> None:
 
 def _compile(cache: KernelCache, kernel: Kernel) -> Built:
     from cute_backend.runtime.compile import (
-        compile_kernel,  # here, for a warm start has no need of the compiler
+        compile_kernel,  # here, since a warm start needs no compiler
     )
 
     try:

@@ -177,7 +177,7 @@ class KernelCache:
 
     def lock_named(self, name: str) -> FileLock:
         """A lock of the folder, which other processes see."""
-        from filelock import FileLock  # here, for it imports asyncio, and a warm start takes no lock
+        from filelock import FileLock  # here, since it imports asyncio, and a warm start takes no lock
 
         return FileLock(self.root / name, mode=0o600)
 

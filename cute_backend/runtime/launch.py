@@ -163,7 +163,7 @@ def announce(
 def _replayed(
     spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]
 ) -> list[Tensor]:
-    from cute_backend.replay import replay  # here, for few processes need it and it brings the table of ops
+    from cute_backend.replay import replay  # here, since few processes need it
 
     return replay(spec, a, b, loads)
 

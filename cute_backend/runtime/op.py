@@ -64,7 +64,7 @@ def on_cpu(
     rowvecs: str = "auto",
 ) -> list[Tensor]:
     """The replay of `spec`."""
-    from cute_backend.replay import replay  # here, for a serving process launches kernels alone
+    from cute_backend.replay import replay  # here, since a serving process only launches kernels
 
     parsed = parse_spec(spec)
     check_operands(parsed, a, b, loads)

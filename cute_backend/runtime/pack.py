@@ -117,7 +117,8 @@ def _manifest(content: Content) -> dict[str, Any]:
 
 
 class Pack:
-    """The kernels of a pack. Raises PackError for a file that is none, was changed, or is of other versions.
+    """The kernels of a pack. Raises PackError for a file that is not a pack, was changed, or is of other
+    versions.
 
     `sha256`, if given, is that of the manifest which the pack must have.
     """
@@ -180,7 +181,7 @@ class Pack:
             try:
                 code = folder / f"{kernel.name}{LIBRARY}"
                 code.write_bytes(found[0])
-                return load(code)  # what is mapped stays when its file goes
+                return load(code)  # a mapped library stays when its file is removed
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
         except (PackError, OSError, RuntimeError, AttributeError) as error:

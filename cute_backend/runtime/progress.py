@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def line(console: Console | None = None) -> Progress:
     """A line of tasks, gone when they are done; none under `config.quiet` or without a terminal."""
-    from cute_backend import config  # here, for it brings torch
+    from cute_backend import config  # here, since it imports torch
 
     return _line(console, config.quiet)
 

@@ -72,7 +72,7 @@ def edited_text(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) ->
 
 
 def _refusal(message: str) -> Exception:
-    from cute_backend.errors import UsageError  # here, for a process that launches kernels raises none
+    from cute_backend.errors import UsageError  # here, since few processes raise it
 
     return UsageError(message)
 
@@ -82,7 +82,7 @@ def text_of(kernel: Kernel, lines: Mapping[str, str] = MappingProxyType({})) -> 
     `emit` takes them. A module that a person has edited is shown as it is."""
     if kernel.edited is not None:
         return kernel.edited
-    from cute_backend.memory_ops.emit import emit  # here, for a warm start has no need of the emitter
+    from cute_backend.memory_ops.emit import emit  # here, since a warm start needs no emitter
 
     return emit(kernel.spec, kernel.config, kernel.alignment, lines)
 

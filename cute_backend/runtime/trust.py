@@ -34,7 +34,8 @@ class UntrustedError(Exception):
 
 
 def check_folder(folder: Path) -> os.stat_result:
-    """Raises UntrustedError unless a folder and the way to it are trusted, OSError where there is none."""
+    """Raises UntrustedError unless a folder and all folders above it are trusted, OSError if it doesn't
+    exist."""
     status = _check_way(folder)
     if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))

@@ -102,7 +102,8 @@ class Tuner:
         self._console = console
 
     def tune(self, jobs: Sequence[Job]) -> list[Result | None]:
-        """The result of each job, from memory or found now; None where there is none, which is counted."""
+        """The result of each job, remembered or found now; None for a job without a result, which is
+        counted."""
         keys = [self._key(job) for job in jobs]
         if any(self._memory.get(key) is None for key in keys):
             with self._progress(len(jobs)) as progress, self._memory.exclusively():

@@ -135,7 +135,7 @@ class TunedFile:
     def exclusively(self) -> Iterator[None]:
         """Whoever tunes holds this lock: two who tune at once would disturb each other's timings.
 
-        Where the folder can't be written, or is full, there is none to hold.
+        If the folder can't be written, or is full, no lock is held.
         """
         with ExitStack() as held:
             try:

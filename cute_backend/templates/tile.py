@@ -87,7 +87,7 @@ class Subtile(ABC):
     """One visit: as many rows as one MMA instruction gives a warpgroup, `subtile_n` columns.
 
     The thread has `elements` of it, in `columns` columns. It is the `step`-th along N; `step` is a run-time
-    value if visits are the turns of a loop.
+    value if visits are the iterations of a loop.
     """
 
     elements: int
@@ -110,7 +110,7 @@ class Subtile(ABC):
 
     def columns_of(self, held: cute.Tensor) -> cute.Tensor:
         """The thread's columns of this subtile among those of the tile, which it holds in registers. Visits
-        are not the turns of a loop then, since registers can't be indexed by a run-time value."""
+        are not the iterations of a loop then, since registers can't be indexed by a run-time value."""
         return cute.make_tensor(held.iterator + self._step * self.columns, cute.make_layout(self.columns))
 
     def block_of(self, e: int, columns: int) -> int:

@@ -77,7 +77,7 @@ def test_a_number_that_is_compared_with_wraps(name: str, dtype: torch.dtype, num
 def test_a_number_that_is_computed_with_wraps(
     step: Step, fused: bool, dtype: torch.dtype, number: int
 ) -> None:
-    if fused or number != 256:  # which is a division by zero
+    if fused or number != 256:  # 256 would divide by zero
         assert_as_eager(dtype, step, number, fused=fused)
 
 

@@ -67,7 +67,7 @@ def cost(choices: Choices, stores: set[int]) -> int | None:
 
     total = sum(values[place].size for place in stores | written) + loads(kernel)
     total += LAUNCH_BYTES * sum(values[place].followed for place in stores)
-    total += LAUNCH_BYTES * any(values[place].reduces for place in stores)  # which finishes them all
+    total += LAUNCH_BYTES * any(values[place].reduces for place in stores)  # one kernel finishes all
     total += sum(values[place].again for place in again)
     for consumer, places in enumerate(read):
         done = {place for by, place in computed if by == consumer}

@@ -76,7 +76,7 @@ def prepared() -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_compiled_or_replayed(prepared: None, request: pytest.FixtureRequest) -> Iterator[None]:
-    if "fresh_compiler" in request.fixturenames:  # which clears the counters
+    if "fresh_compiler" in request.fixturenames:  # the fixture clears the counters
         yield
         return
     before = dict(counters["cute_backend"])

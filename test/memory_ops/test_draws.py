@@ -54,7 +54,7 @@ def test_every_tile_draws_what_the_replay_draws(config: TileConfig, drawn: tuple
 
 
 @pytest.mark.sweep(2)
-@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - {"two blocks"}))  # whose visits are written out
+@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - {"two blocks"}))  # these have no loop
 def test_four_draws_take_one_block(name: str, drawn: tuple[Call, Tensor]) -> None:
     """A block is ten rounds, in which each of its two factors multiplies once; the compiler drops a few.
     Where a visit has half of each block's columns, every draw has a block of its own."""

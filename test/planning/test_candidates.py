@@ -184,7 +184,7 @@ def test_what_reads_most_from_l2_is_not_chosen() -> None:
 
 def test_rasters_that_are_the_same_are_not_tried_twice() -> None:
     found = candidates(Arch.SM90A, shared_spec("rowwise"), 128, 8192, 8192, 132, limit=1000)
-    tried = [config for config in found if not config.transposed]  # whose rows are 8192
+    tried = [config for config in found if not config.transposed]  # transposed, rows are 8192
     assert len({replace(config, raster_m=8) for config in tried}) == len(tried)
 
 

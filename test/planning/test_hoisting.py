@@ -1,4 +1,5 @@
-"""Where rowvecs are hoisted although visits are the turns of a loop: on Blackwell, where the MMA hides it."""
+"""Where rowvecs are hoisted although visits are iterations of a loop: on Blackwell, where the MMA hides
+it."""
 
 from __future__ import annotations
 

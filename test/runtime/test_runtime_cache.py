@@ -465,7 +465,7 @@ def test_a_line_on_a_terminal_counts_what_is_built(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # which rich takes for a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes this for a terminal
     obtain([KERNEL])
     shown = capsys.readouterr().err
     assert "compiling kernels" in shown and "1/1" in shown

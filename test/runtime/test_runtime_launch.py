@@ -261,7 +261,7 @@ def test_a_tuned_configuration_takes_the_place_of_the_heuristics(compiler: Compi
     prepare([Problem(SPEC, 6, 16, 8)], -1)
     assert [(kernel.config, kernel.alignment) for kernel in compiler.built] == [
         (WINNER, Alignment.TMA),
-        (heuristic, Alignment.PLAIN),  # which was not timed
+        (heuristic, Alignment.PLAIN),  # this one was not timed
     ]
     check(operands())
     given = operands()

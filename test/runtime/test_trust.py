@@ -76,7 +76,7 @@ def test_what_another_user_owns(file: Path) -> None:
     file.chmod(0o644)
     os.chown(file.parents[1], OTHER, OTHER)
     assert refused(file) == f"{file.parents[1]} belongs to user {OTHER}, not to root"
-    file.parents[1].chmod(0o1777)  # whose owner may remove what is in it all the same
+    file.parents[1].chmod(0o1777)  # its owner may still remove files in it
     assert "belongs to user" in refused(file)
 
 

@@ -110,7 +110,7 @@ def test_the_fastest_candidate_wins_and_is_remembered(tmp_path: Path) -> None:
     assert {kernel.alignment for kernel in timed} == {Alignment.TMA}
     assert build.batches == [
         [*timed, Kernel(SPEC, TRIED[0], Alignment.PLAIN)]
-    ]  # which launches may also ask for
+    ]  # launches may also ask for these
     assert counted() == {"tuned": 1}
 
     again = FakeTimer()

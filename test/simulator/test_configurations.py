@@ -62,7 +62,7 @@ def test_the_configuration_table(name, arch, alignment):
     [graph] = collect(epilogue.fn, inputs, dynamic=False)
     spec = graph.regions[0].spec
     if not (spec.planes or spec.loads_of(LoadKind.EXACT)):
-        alignment = Alignment.TMA  # which asks nothing of vectors and reductions
+        alignment = Alignment.TMA  # vectors and reductions need none
     for config in offered(arch, spec):
         for seed in SEEDS:
             simulation = run(epilogue.fn, inputs, Machine(arch, seed, config, clusters=1))

@@ -4,7 +4,7 @@
     scalar   scalar          once, before the accumulator wait
     colvec   row_read        one value for each row that a thread owns, before the accumulator wait
     rowvec   register_hoist  the thread's columns in registers before the accumulator wait, while a budget
-                             lasts; never under ping-pong or where visits are turns of a loop
+                             lasts; never under ping-pong or where visits are the iterations of a loop
              smem_staged     else a warp brings the tile's columns to shared memory ahead of the wait
     groupvec group_staged    the same, of the tile's group
     exact    tma             into shared memory ahead of the wait, while planes fit beside the operand stages

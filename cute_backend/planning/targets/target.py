@@ -177,8 +177,8 @@ class Target:
     least_subtile_n: int
     """Columns of the narrowest subtile."""
     unrolled_subtile_n: int | None
-    """Columns of a subtile from which visits are written out one after the other; narrower ones are the turns
-    of a loop, and all of them are where it is None."""
+    """Columns of a subtile from which visits are unrolled; narrower ones are the iterations of a loop, and
+    all of them are where it is None."""
     row_bits: int
     """The largest number of bits of planes in a row of a subtile that leaves a thread enough registers, for
     targets on which planes narrow subtiles."""

@@ -19,7 +19,7 @@ def load_global(w: Warp, addresses: np.ndarray, lanes: np.ndarray, nbytes: int, 
     """Bytes (lanes, nbytes) at an address of each of these lanes."""
     pieces = w.global_memory.pieces(addresses, nbytes)
     shadow = w.cta.cluster.global_shadow
-    if not order.updates:  # which its write checks
+    if not order.updates:  # the write of an update checks both
         for piece in pieces:
             shadow.read(piece.place, _event(w, piece, lanes, nbytes, order, writes=False), w.clock)
     if order.strong:
