@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from torch._dynamo.utils import counters
 
-from support.packages import make_package
+from support.packages import make_package, serve
 
 pytestmark = pytest.mark.gpu
 
@@ -34,10 +32,6 @@ print(sorted({event.name for event in seen.events() if "cute_mm" in event.name})
 def test_a_package_runs_its_kernels_in_another_process(fresh_compiler: None, tmp_path: Path) -> None:
     package, saved = make_package(tmp_path, k=256, n=512, rows=(300, 64, 17), device="cuda")
     assert counters["cute_backend"]["regions"] == 1
-    done = subprocess.run(
-        [sys.executable, "-c", SERVES, str(package), str(saved)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    counted, kernels = done.stdout.splitlines()
+    counted, kernels = serve(SERVES, package, saved)
     assert counted == "{}", "kernels were built, or replayed, that the first process should have built"
     assert "cute_mm_bias_relu" in kernels

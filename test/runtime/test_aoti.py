@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 from torch._dynamo.utils import counters
 
-from support.packages import make_package
+from support.packages import make_package, serve
 
 LOADS = """
 import sys
@@ -42,10 +40,6 @@ print("FUSED", len(replayed))
 def test_a_package_runs_fused_in_another_process(fresh_compiler: None, tmp_path: Path) -> None:
     package, saved = make_package(tmp_path, k=32, n=48, rows=(64, 17), device="cpu")
     assert dict(counters["cute_backend"]) == {"anchors": 1, "regions": 1}
-    done = subprocess.run(
-        [sys.executable, "-c", LOADS, str(package), str(saved)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    refused, fused = done.stdout.splitlines()
+    refused, fused = serve(LOADS, package, saved)
     assert refused == "REFUSED Could not find schema for cute_backend::gemm_epilogue."
     assert fused == "FUSED 2"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import torch
@@ -55,3 +59,34 @@ def make_package(folder: Path, *, k: int, n: int, rows: tuple[int, ...], device:
         },
     )
     return package, saved
+
+
+CHEAP = """
+import torch._inductor.config
+torch._inductor.config.cpp.vec_isa_ok = False
+"""
+"""The compiler is asked for vector instructions when a package is loaded, too."""
+
+
+def serve(program: str, package: Path, saved: Path) -> list[str]:
+    """The lines that a process prints that runs a program on the two files of `make_package`.
+
+    A package that has libstdc++ within it crashes where it is loaded, whoever made it, unless the system's
+    library is loaded ahead, as docs/operating.md says.
+    """
+    environment = {**os.environ}
+    if not _shares_libstdcxx(package):
+        environment["LD_PRELOAD"] = LIBSTDCXX
+    command = [sys.executable, "-c", CHEAP + program, str(package), str(saved)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+LIBSTDCXX = "libstdc++.so.6"
+
+
+def _shares_libstdcxx(package: Path) -> bool:
+    with zipfile.ZipFile(package) as archive:
+        (code,) = (archive.read(name) for name in archive.namelist() if name.endswith(".so"))
+    return LIBSTDCXX.encode() in code
