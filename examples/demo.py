@@ -44,10 +44,12 @@ def main() -> int:
     mlp, x, residual = block(gpu is not None)
     with torch.no_grad():
         title('What torch.compile(mlp, backend="cute") makes of it')
-        explained = cute_backend.explain(mlp, x, residual)
+        with console.status("tracing"):
+            explained = cute_backend.explain(mlp, x, residual)
+            source = explained.regions[0].source()
         summarise(explained)
         title(f"The arithmetic of region 0 on {explained.arch}")
-        show_arithmetic(explained.regions[0].source())
+        show_arithmetic(source)
         title("Every kernel, compiled here")
         spills = build_all(explained)
         title("Is it right?")
@@ -122,8 +124,10 @@ def build_all(explained: Explanation) -> int:
 
 def replay(mlp: LlamaMLP, x: Tensor, residual: Tensor) -> bool:
     """Compare the fused regions' specs, replayed on the CPU, with eager."""
+    with console.status("replaying"):
+        actual = reference(mlp, (x, residual))
     how = "replayed on the CPU, as there is no Hopper or Blackwell GPU here"
-    return compare(reference(mlp, (x, residual)), mlp(x, residual), how)
+    return compare(actual, mlp(x, residual), how)
 
 
 def run(mlp: LlamaMLP, x: Tensor, residual: Tensor) -> bool:

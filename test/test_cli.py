@@ -257,6 +257,36 @@ def test_the_import_of_torch_is_a_wait_too(terminal, quiet, shown, capsys, monke
     assert ("starting" in capsys.readouterr().err) is shown
 
 
+def test_aot_shows_a_wait_before_it_compiles(program, capsys, monkeypatch, tmp_path):
+    def make_pack(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cute_backend.aot.make_pack", make_pack)
+    monkeypatch.setattr("rich.progress.Progress.update", _refreshing(Progress.update))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["aot", program(PROGRAM), "-o", str(tmp_path / "x.cutepack")]) == 130
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    assert re.search(r"tracing program\.py .* 0/1", shown)
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_fuzz_and_bench_show_waits_unless_they_are_unwanted(quiet, capsys, monkeypatch):
+    from cute_backend import config
+    from cute_backend.bench import command
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with config.patch(quiet=quiet):
+        assert main(["fuzz", "--count", "1", "--replay"]) == 0
+        assert ("1/1" in capsys.readouterr().err) is not quiet
+        with command._progress(2) as progress:
+            progress("measuring")
+        assert ("measuring" in capsys.readouterr().err) is not quiet
+        monkeypatch.delenv("FORCE_COLOR")
+        with command._progress(2) as progress:
+            progress("measuring")
+        assert capsys.readouterr().err == ("" if quiet else "measuring\n")
+
+
 def _refreshing(update):
     def shown(self, *args, **kwargs):
         update(self, *args, **kwargs, refresh=True)

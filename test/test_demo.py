@@ -31,7 +31,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 def plain(text: str) -> str:
     """The text as it stays on a screen: without colours, and without a line that was shown for a while."""
-    return re.sub(r"\x1b\[\?25l.*?\x1b\[2K|\x1b\[[0-9;?]*[A-Za-z]", "", text, flags=re.DOTALL)
+    shown_for_a_while = r"\x1b\[\?25l.*?\x1b\[\?25h\r?(\x1b\[1A\x1b\[2K)*"
+    return re.sub(rf"{shown_for_a_while}|\x1b\[[0-9;?]*[A-Za-z]", "", text, flags=re.DOTALL)
 
 
 @pytest.mark.usefixtures("terminal")

@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from cute_backend import config
 from cute_backend.bench import models, picture
 from cute_backend.bench.block_scaled import BLOCK_SCALED
 from cute_backend.bench.decoding import SAMPLING
@@ -134,15 +135,17 @@ def _empty(nvml: Nvml) -> Results:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error that advances when the function it yields is called with the next step."""
+    """A bar on standard error that advances when the function it yields is called with the next step. Where
+    standard error is no terminal, each step is a line; under `config.quiet` there is neither."""
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True) as bar:
+    unseen = config.quiet or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=unseen) as bar:
         task, done = bar.add_task("", total=total), count()
 
         def advance(what: str) -> None:
             bar.update(task, completed=next(done), description=what)
-            if not console.is_terminal:
+            if unseen and not config.quiet:
                 console.print(what)
 
         yield advance

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from cute_backend import config
 from cute_backend.errors import UsageError
 from cute_backend.fuzz.draw import draw
 from cute_backend.fuzz.forms import draw_form
@@ -149,7 +150,8 @@ def main(arguments: argparse.Namespace) -> int:
         TextColumn("{task.fields[wrong]} wrong"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    unseen = config.quiet or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=unseen) as progress:
         task = progress.add_task("", total=arguments.count, wrong=0)
         status = 0
         try:
