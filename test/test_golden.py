@@ -18,9 +18,24 @@ from support.sweeps import EXHAUSTIVE
 CASES = [pytest.param(name, arch, id=f"{name}-{arch}") for arch in ARCHS for name in NAMES[arch]]
 
 
-SMALL = {"rowwise_few_rows_sm90a.py": ("rowwise", "sm_90a", Problem(16, 1024, 8192), "register_hoist")}
+OTHER_SIZES = {
+    "rowwise_few_rows_sm90a.py": ("rowwise", "sm_90a", Problem(16, 1024, 8192), "register_hoist"),
+    "rowwise_large_sm100a.py": (
+        "rowwise",
+        "sm_100a",
+        Problem(8192, 8192, 1024),
+        "unrolled=True, column_groups=2",
+    ),
+    "bias_gelu_residual_short_k_sm100a.py": (
+        "bias_gelu_residual",
+        "sm_100a",
+        Problem(4096, 4096, 1024),
+        "column_groups=2",
+    ),
+}
 """Modules of other sizes, by file, and what each is there to show: without ping-pong, as where K is split,
-sm_90a hoists rowvecs."""
+sm_90a hoists rowvecs; on sm_100a two warpgroups share the epilogue of wide tiles, and hoist rowvecs there,
+and that of chains which take longer than the MMA."""
 
 
 @pytest.mark.parametrize(("name", "arch"), CASES)
@@ -52,9 +67,9 @@ def test_the_module_compiles(name, arch):
     check_module(file_name(name, arch), the_region(name, arch), arch)
 
 
-@pytest.mark.parametrize("file", SMALL)
+@pytest.mark.parametrize("file", OTHER_SIZES)
 def test_a_module_of_other_sizes_is_as_expected_and_compiles(file):
-    name, arch, problem, shown = SMALL[file]
+    name, arch, problem, shown = OTHER_SIZES[file]
     region = the_region(name, arch, problem)
     assert shown in text_of(region.kernel())
     check_module(file, region, arch)
@@ -90,5 +105,5 @@ def test_values_are_numbered_in_the_order_of_their_statements(path):
 
 
 def test_every_expected_module_has_an_epilogue():
-    expected = {file_name(name, arch) for arch in ARCHS for name in NAMES[arch]} | SMALL.keys()
+    expected = {file_name(name, arch) for arch in ARCHS for name in NAMES[arch]} | OTHER_SIZES.keys()
     assert {path.name for path in EXPECTED.glob("*_sm*.py")} == expected

@@ -3,7 +3,8 @@
 Plans are data, made from a spec and sizes alone: no tensor is looked at, and nothing here imports CUTLASS.
 
 - Facts about each architecture: `targets`, `served`.
-- Tiles: `tiles`, `rules`, the demands of a spec on its tile, `search`, `cost`, `hoisting`, `transposing`.
+- Tiles: `tiles`, `rules`, the demands of a spec on its tile, `search`, `cost`, `epilogue_time`, `halving`,
+  `hoisting`, `transposing`.
 - Placements: `placements`, `placing`.
 - Resources: `registers`, `shared_memory`, `mma_scales`.
 - Names of kernels: `naming`.

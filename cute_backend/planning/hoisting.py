@@ -9,19 +9,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from cute_backend.planning.epilogue_time import epilogue_instructions, mma_cycles
 from cute_backend.planning.naming import words
 from cute_backend.planning.registers import hoist_budget, hoisted_registers, long_ops
 from cute_backend.planning.rules import subtiled
-from cute_backend.planning.shared_memory import plane_bits
 from cute_backend.planning.tiles import Alignment, Rowvecs, TileConfig
 from cute_backend.planning.transposing import multiplied
 from cute_backend.spec import EpilogueSpec, LoadKind
-
-ELEMENT, OP, PLANE, HOISTED = 4.5, 1.0, 1.0, 5.0
-"""Instructions that a thread issues: for each element of the tile, to read it from tensor memory, convert it
-and write it; for each op; for each 16 bits of planes; and for each element of a hoisted rowvec, whose address
-is clamped to the last column. The simulator counts on sm_100a, for 256 x 256 x 1024 and rowwise scales, 6.8
-for each element with rowvecs in shared memory and 10.9 with hoisted ones, and with bias and relu 9.0."""
 
 
 def hoisting(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
@@ -33,7 +27,8 @@ def hoisting(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
     if not can_hoist(config, spec):
         return config
     unrolled = replace(config, unrolled=True)
-    return unrolled if mma_cycles(unrolled, spec, k) > epilogue_instructions(unrolled, spec) else config
+    hidden = mma_cycles(config, spec, k) > epilogue_instructions(config, spec, hoisted=True)
+    return unrolled if hidden else config
 
 
 def with_rowvecs(config: TileConfig, spec: EpilogueSpec, rowvecs: Rowvecs) -> TileConfig:
@@ -66,18 +61,3 @@ def can_hoist(config: TileConfig, spec: EpilogueSpec) -> bool:
     unrolled = subtiled(spec, replace(config, unrolled=True), Alignment.TMA)
     needed = sum(hoisted_registers(load, unrolled) for load in rowvecs)
     return needed <= hoist_budget(multiplied(spec, config), unrolled, Alignment.TMA)
-
-
-def mma_cycles(config: TileConfig, spec: EpilogueSpec, k: int) -> float:
-    """Cycles for which the tensor cores of a multiprocessor multiply one tile."""
-    multiplied = config.cta_rows * config.mma_n * k
-    return multiplied * spec.product.a_dtype.bits / 8 / config.target.products_per_cycle
-
-
-def epilogue_instructions(config: TileConfig, spec: EpilogueSpec) -> float:
-    """Instructions that one warp of the epilogue issues for a tile, every rowvec hoisted. They are its cycles
-    at the least, since each of four warps has a scheduler of its own."""
-    elements = config.thread_columns * config.thread_rows
-    each = ELEMENT + OP * len(spec.ops) + PLANE * plane_bits(spec) / 16
-    hoisted = len(multiplied(spec, config).loads_of(LoadKind.ROWVEC)) * config.thread_columns
-    return elements * each + hoisted * HOISTED

@@ -20,6 +20,9 @@ WORKING = 68
 """Kept for addresses, the chain and the first output; with what `Registers` counts, the least that leaves the
 shared epilogues without a spill in every tile that ships."""
 
+WORKING_ON_HALVES = 60
+"""The same for a thread that has half of a tile's columns, whose accumulators lie in tensor memory."""
+
 COPYING = 40
 """Registers kept for addresses of operands if there is no TMA, because the warps that multiply copy them: a
 scale and a bias that were hoisted beside 128 accumulators spilled up to 88 bytes (sm_86 and sm_89)."""
@@ -159,7 +162,8 @@ def hoist_budget(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -
         if alignment is Alignment.PLAIN and kept.accumulators >= UNHOISTED_BY_ELEMENT:
             return 0
         taken += COPYING
-    return config.target.epilogue_registers - WORKING - taken
+    working = WORKING if config.column_groups == 1 else WORKING_ON_HALVES
+    return config.epilogue_registers - working - taken
 
 
 def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:

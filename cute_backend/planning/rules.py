@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from cute_backend.planning.halving import MAX_THREAD_COLUMNS, can_halve
 from cute_backend.planning.mma_scales import ACC_STAGES, MmaScales, acc_stages
 from cute_backend.planning.registers import (
     MAX_CROWDED,
@@ -198,6 +199,13 @@ def registers_for_a_crowded_thread(config: TileConfig, spec: EpilogueSpec) -> Ti
     return None if config.thread_accumulators > MAX_CROWDED and is_crowded(config, spec) else config
 
 
+def two_warpgroups_for_wide_tiles(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
+    """A second warpgroup has half of the columns where a thread would have more than `MAX_THREAD_COLUMNS`: it
+    has registers for hoisted rowvecs then, and the last epilogue, which no MMA hides, takes half the time."""
+    wide = config.thread_columns > MAX_THREAD_COLUMNS and can_halve(config, spec)
+    return replace(config, column_groups=2) if wide else config
+
+
 def room_in_tensor_memory(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
     """Tensor memory holds two accumulators beside the scales that the MMA applies; one where two Bs leave no
     other tile, since tcgen05.cp copies tiles of 128 of B's columns, and each B's share of the MMA begins and
@@ -225,6 +233,7 @@ RULES: tuple[Rule, ...] = (
     whole_blocks_of_columns,
     halves_of_rotated_blocks,
     registers_for_a_crowded_thread,
+    two_warpgroups_for_wide_tiles,
 )
 """In the order in which they are applied."""
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache, lru_cache
 
 from cute_backend.planning.cost import cost
+from cute_backend.planning.halving import can_halve, halving
 from cute_backend.planning.hoisting import can_hoist, hoisting
 from cute_backend.planning.naming import words
 from cute_backend.planning.registers import leaves_registers
@@ -169,8 +170,9 @@ def choose(
     """The configuration for a problem that was never tuned: of those offered, the one that should be fastest.
 
     Among equals the larger tile wins, then the smaller split-K. `of` lists other tiles to choose from.
-    `groups` is the number of groups of a grouped product's M rows; None stands for one. Rowvecs are hoisted
-    if that is hidden by the MMA (`hoisting`).
+    `groups` is the number of groups of a grouped product's M rows; None stands for one. A second warpgroup
+    shares the epilogue if the MMA does not hide that of one (`halving`), and rowvecs are hoisted if the MMA
+    hides that (`hoisting`).
     """
     able = offered(arch, spec) if of is None else of(arch, spec)
     untimed = _middle(arch, spec) if m > arch.target.tiles.middle_rows else frozenset()
@@ -180,7 +182,7 @@ def choose(
         margin = _UNTIMED_MARGIN if config in untimed else 1.0
         return margin * cost(config, spec, m, n, k, sm_count, groups)
 
-    return hoisting(min(able, key=time), spec, k)
+    return hoisting(halving(min(able, key=time), spec, k), spec, k)
 
 
 _UNTIMED_MARGIN = 1.05
@@ -279,6 +281,8 @@ def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     ]
     if spec.product.kind is not ProductKind.GROUPED:  # only the device counts the tiles of groups
         found += _split(tried, tiles.tried_splits)
-    fitting = [config for config in found if _fits(config, spec)]
-    hoisting_too = (replace(config, unrolled=True) for config in fitting if can_hoist(config, spec))
-    return tuple(dict.fromkeys([*offered(arch, spec), *fitting, *hoisting_too]))
+    fitting = [*offered(arch, spec), *(config for config in found if _fits(config, spec))]
+    fitting += [replace(config, column_groups=2) for config in fitting if can_halve(config, spec)]
+    fitting += [replace(config, column_groups=1) for config in fitting if config.column_groups > 1]
+    fitting += [replace(config, unrolled=True) for config in fitting if can_hoist(config, spec)]
+    return tuple(dict.fromkeys(fitting))

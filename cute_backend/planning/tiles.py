@@ -24,6 +24,10 @@ Table 27)."""
 MAX_WORKING_THREADS = 256
 """Threads of a multiprocessor that can have 255 registers each, of its 65536."""
 
+HALF_REGISTERS, ROLE_REGISTERS = 224, 56
+"""The registers of a thread of the epilogue where two warpgroups have half of a tile's columns each, and of
+one that loads or multiplies beside them and gives registers up: three begin with 168 each."""
+
 TILE_K_BYTES = 128
 """Bytes of K in one pipeline stage: one row of the 128-byte swizzle."""
 
@@ -76,6 +80,9 @@ class TileConfig:
     the tile of one while another one waits, or runs its epilogue. The CTAs share the shared memory and the
     registers of the multiprocessor evenly.
 
+    With two `column_groups` a second warpgroup has an epilogue, on sm_100a: each has half of the tile's
+    columns, whole subtiles of them.
+
     With two `products` a tile has two accumulators, and the MMA is twice as wide: it has the columns of one B
     beside those of another, or, INTERLEAVED, the even columns of one B among its odd ones.
     """
@@ -96,6 +103,7 @@ class TileConfig:
     transposed: bool = False
     rowvecs: Rowvecs = Rowvecs.AUTO
     occupancy: int = 1
+    column_groups: int = 1
 
     def __post_init__(self) -> None:
         if self.split_k not in (1, 2, 3, 4, 8):
@@ -120,6 +128,16 @@ class TileConfig:
             raise ValueError(
                 f"tile {self.name} has {self.occupancy} CTAs of {self.warpgroups} warpgroups on a "
                 f"multiprocessor, which leaves registers to accumulators of {MAX_WORKING_THREADS} threads"
+            )
+        if self.column_groups != 1 and (self.column_groups != 2 or self.group_n % self.subtile_n):
+            raise ValueError(
+                f"tile {self.name} has {self.tile_n} columns for {self.column_groups} warpgroups, in "
+                f"subtiles of {self.subtile_n}; one has them all, or two have as many subtiles each"
+            )
+        if self.column_groups > 1 and self.target.accumulators.in_registers:
+            raise ValueError(
+                f"tile {self.name} of {self.arch.value} has its columns in {self.column_groups} groups, but "
+                "warpgroups share a tile by its rows there, since each multiplies its own"
             )
         if self.occupancy > 1 and self.target.tma:
             raise ValueError(
@@ -154,6 +172,7 @@ class TileConfig:
         suffix += "_unrolled" if self.unrolled else ""
         suffix += "_transposed" if self.transposed else ""
         suffix += f"_occupancy{self.occupancy}" if self.occupancy > 1 else ""
+        suffix += "_halves" if self.column_groups > 1 else ""
         suffix += f"_{self.rowvecs.value}" if self.rowvecs is not Rowvecs.AUTO else ""
         tile = f"{self.tile_m}x{self.tile_n}" + (f"x{self.products}" if self.products > 1 else "")
         return f"{tile}_{self.cluster_m}x{self.cluster_n}{suffix}"
@@ -169,6 +188,7 @@ class TileConfig:
             shape += ", ping-pong"
         shape += f", K in {self.split_k} parts, a CTA each" if self.split_k > 1 else ""
         shape += f", {self.occupancy} CTAs on a multiprocessor" if self.occupancy > 1 else ""
+        shape += ", a warpgroup for the epilogue of each half" if self.column_groups > 1 else ""
         several = self.cluster_m * self.cluster_n > 1
         clusters = f"clusters of {self.cluster_m} by {self.cluster_n}, " if several else ""
         unrolled = ", unrolled" if self.unrolled else ""
@@ -208,23 +228,33 @@ class TileConfig:
     @property
     def thread_columns(self) -> int:
         """Columns of the tile in which one thread of the epilogue has elements."""
-        return self.tile_n // self.target.accumulators.row_threads
+        return self.group_n // self.target.accumulators.row_threads
+
+    @property
+    def group_n(self) -> int:
+        """Neighbouring columns of the tile whose elements one warpgroup of the epilogue has."""
+        return self.tile_n // self.column_groups
 
     @property
     def thread_rows(self) -> int:
         """Rows of the tile in which one thread of the epilogue has elements."""
-        return self.cta_rows * self.target.accumulators.row_threads // (WARPGROUP * self.sharing)
+        return self.cta_rows * self.target.accumulators.row_threads // (WARPGROUP * self.row_groups)
 
     @property
     def warpgroups(self) -> int:
         """Warpgroups of a CTA that run the epilogue."""
         alone = self.block_m * self.target.accumulators.group_blocks
-        return 2 if self.pingpong or self.cta_rows > alone else 1
+        return 2 if self.pingpong or self.cta_rows > alone else self.column_groups
 
     @property
     def sharing(self) -> int:
         """How many of them work on one tile."""
         return 1 if self.pingpong else self.warpgroups
+
+    @property
+    def row_groups(self) -> int:
+        """How many of them have different rows of it."""
+        return self.sharing // self.column_groups
 
     @property
     def rolled(self) -> bool:
@@ -247,6 +277,16 @@ class TileConfig:
     def tile_warps(self) -> int:
         """Warps of a CTA that work on one tile's epilogue."""
         return 4 * self.sharing
+
+    @property
+    def row_warps(self) -> int:
+        """How many of them have different rows of it."""
+        return 4 * self.row_groups
+
+    @property
+    def epilogue_registers(self) -> int:
+        """Registers that a thread of the epilogue may use."""
+        return self.target.epilogue_registers if self.column_groups == 1 else HALF_REGISTERS
 
     @property
     def thread_accumulators(self) -> int:

@@ -129,8 +129,8 @@ class Crew:
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA: up to the last warp with a role."""
-        return WARP * max(role.numbers.stop for role in self.roles)
+        """Threads of a CTA: up to the last warp with a role, or that gives registers up."""
+        return WARP * max(WARPS * len(self.registers), *(role.numbers.stop for role in self.roles))
 
     def _check_roles(self) -> None:
         owners: dict[int, Role] = {}

@@ -23,7 +23,9 @@ Each warp has one job, and rings of shared-memory or tensor-memory stages join t
 The arrivals at a ring's barriers are counted for one phase. Tensor memory holds two accumulators, so the
 epilogue of one tile runs under the MMA of the next. With `ctas` = 2 a pair of CTAs shares one MMA: each
 brings half of A's rows and half of B's columns, the even CTA issues the instruction, and each finds the
-accumulators of its own half of the rows in its own tensor memory. Scales of blocks that the MMA applies come
+accumulators of its own half of the rows in its own tensor memory. With `column_groups` = 2 a second warpgroup
+of the epilogue has the other half of the tile's columns, with shared memory and TMA stores of its own; the
+warps with other roles give registers up to both. Scales of blocks that the MMA applies come
 with A and B, in their stages, and lie behind the accumulators in tensor memory (`mma_scaled.py`).
 """
 
@@ -46,6 +48,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 from cute_backend.planning import TILE_K_BYTES, TileConfig
 from cute_backend.planning.mma_scales import MmaScales, acc_stages, tmem_columns
+from cute_backend.planning.tiles import ROLE_REGISTERS
 from cute_backend.spec import ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
@@ -73,7 +76,20 @@ from cute_backend.templates.scheduler import GroupSchedule, Place
 from cute_backend.templates.tile import Sm100Subtile, Sm100Tile
 
 CTA_M = 128
-"""Rows of a CTA's tile: one a lane of tensor memory, one a thread of the epilogue warps."""
+"""Rows of a CTA's tile: one a lane of tensor memory, one a thread of a warpgroup of the epilogue."""
+WARPGROUP = WARPS * WARP
+"""Threads of a warpgroup."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The position of a thread among the warps of the epilogue: `thread` and `warp` count within its
+    warpgroup, number `group`, which meets at `barrier`."""
+
+    group: Any
+    thread: Int32
+    warp: Int32
+    barrier: pipeline.NamedBarrier
 
 
 class Sm100Gemm(Gemm):
@@ -112,6 +128,7 @@ class Sm100Gemm(Gemm):
         self.acc_stages = acc_stages(config, self.mainloop.scaling)
         self.group = tcgen05.CtaGroup.TWO if config.ctas == 2 else tcgen05.CtaGroup.ONE
         self.subtiles = config.tile_n // config.subtile_n
+        self.visits = config.group_n // config.subtile_n
         self.box = (CTA_M, config.subtile_n)
         self.crew = self._crew()
 
@@ -119,32 +136,44 @@ class Sm100Gemm(Gemm):
         """The roles of a CTA and their rings, as the module's docstring has them for one tile."""
         config, stages = self.config, self.stages
         # The warps of the epilogue come first: which lanes of tensor memory a warp can read, its number says.
+        groups, warps = config.warpgroups, WARPS * config.warpgroups
         self.visitors = Role(
-            "epilogue", 0, WARPS, "begin | accumulator wait | visit each subtile, store by TMA"
+            "epilogue", 0, warps, "begin | accumulator wait | visit each subtile, store by TMA"
         )
-        self.multiply = Role("multiply", 4, 1, "tcgen05.mma over all k tiles into one of two accumulators")
-        self.load = Role("load", 5, 1, "A and B of a k tile, by TMA with multicast")
-        self.staging = Role("staging", 6, 1, "staged rowvecs of a tile")
-        self.exact = Role("exact", 6 + bool(stages.row), 1, "exact loads of a subtile, by TMA")
+        self.multiply = Role(
+            "multiply", warps, 1, "tcgen05.mma over all k tiles into one of two accumulators"
+        )
+        self.load = Role("load", warps + 1, 1, "A and B of a k tile, by TMA with multicast")
+        self.staging = Role("staging", warps + 2, 1, "staged rowvecs of a tile")
+        self.exact = Role("exact", warps + 2 + bool(stages.row), 1, "exact loads of a subtile, by TMA")
         # A stage is free once every MMA that reads what the CTA loads is done: its row and column of them.
         readers = config.cluster_m // config.ctas + config.cluster_n - 1
         self.ab_ring = Ring("ab", stages.ab, one(self.load), Arrivals(self.multiply, 1, 1, readers))
-        finished = Arrivals(self.visitors, WARPS, 1, config.ctas)
+        finished = Arrivals(self.visitors, warps, 1, config.ctas)
         self.acc_ring = Ring("acc", self.acc_stages, one(self.multiply), finished)
         roles, rings = [self.visitors, self.multiply, self.load], [self.ab_ring, self.acc_ring]
         self.row_ring = self.exact_ring = None
         if stages.row:
-            filled, emptied = Arrivals(self.staging, 1, WARP), Arrivals(self.visitors, WARPS, WARP)
+            filled, emptied = Arrivals(self.staging, 1, WARP), Arrivals(self.visitors, warps, WARP)
             self.row_ring = Ring("row", stages.row, filled, emptied)
         if stages.exact:
-            self.exact_ring = Ring("exact", stages.exact, one(self.exact), Arrivals(self.visitors, WARPS, 1))
+            self.exact_ring = Ring("exact", stages.exact, one(self.exact), Arrivals(self.visitors, warps, 1))
         roles += [
             role for role, ring in ((self.staging, self.row_ring), (self.exact, self.exact_ring)) if ring
         ]
         rings += [ring for ring in (self.row_ring, self.exact_ring) if ring]
-        self.subtile_meeting = Meeting("the end of a subtile", 1, ((self.visitors, WARPS),))
-        self.tmem_meeting = Meeting("tensor memory", 2, ((self.visitors, WARPS), (self.multiply, 1)))
-        return Crew(tuple(roles), tuple(rings), (self.subtile_meeting, self.tmem_meeting))
+        of_group = [f" of half {i}" * (groups > 1) for i in range(groups)]
+        self.subtile_meetings = tuple(
+            Meeting(f"the end of a subtile{half}", 1 + i, ((self.visitors, WARPS),))
+            for i, half in enumerate(of_group)
+        )
+        self.tmem_meeting = Meeting("tensor memory", 1 + groups, ((self.visitors, warps), (self.multiply, 1)))
+        meetings, self.last_meeting = (*self.subtile_meetings, self.tmem_meeting), self.subtile_meetings[0]
+        if groups > 1:
+            self.last_meeting = Meeting("the end", 2 + groups, ((self.visitors, warps),))
+            meetings += (self.last_meeting,)
+        dealt = (*[config.epilogue_registers] * groups, ROLE_REGISTERS) if groups > 1 else ()
+        return Crew(tuple(roles), tuple(rings), meetings, dealt)
 
     @cute.jit
     def __call__(
@@ -202,11 +231,11 @@ class Sm100Gemm(Gemm):
         load_of = dict(zip(epilogue.loads, loads, strict=True))
         store_of = dict(zip(epilogue.stores, stores, strict=True))
         load_planes = [
-            self._planes(operand, load_of[operand.name], self.stages.exact)
+            self._planes(operand, load_of[operand.name], self.stages.exact * config.warpgroups)
             for operand in epilogue.shared_loads
         ]
         store_planes = [
-            self._planes(operand, store_of[operand.name], self.stages.store)
+            self._planes(operand, store_of[operand.name], self.stages.store * config.warpgroups)
             for operand in epilogue.shared_stores
         ]
         come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
@@ -250,10 +279,11 @@ class Sm100Gemm(Gemm):
             stream=stream,
         )
 
-    def _planes(self, operand: SmemOperand, plane: cute.Tensor, stages: int) -> cute.ComposedLayout:
-        """Shared memory for an operand that travels by TMA: (128, subtile_n, stages)."""
-        box, count = run_box(self.box, stages, plane)
-        return of_runs(blackwell.make_smem_layout_epi(operand.dtype, operand.layout, box, count), stages)
+    def _planes(self, operand: SmemOperand, plane: cute.Tensor, boxes: int) -> cute.ComposedLayout:
+        """Shared memory for an operand that travels by TMA: (128, subtile_n, boxes), a box for each stage and
+        warpgroup of the epilogue."""
+        box, count = run_box(self.box, boxes, plane)
+        return of_runs(blackwell.make_smem_layout_epi(operand.dtype, operand.layout, box, count), boxes)
 
     @cute.kernel
     def kernel(
@@ -306,7 +336,7 @@ class Sm100Gemm(Gemm):
         acc_pipeline = pipeline.PipelineUmmaAsync.create(
             **stages_of(smem, self.acc_ring), cta_layout_vmnk=cluster
         )
-        exact_pipeline = make_exact(smem, self.exact_ring, epilogue.shared_loads, CTA_M * config.subtile_n)
+        exact_pipeline = make_exact(smem, self.exact_ring, epilogue.shared_loads, config.stage_elements)
         row_pipeline = make_rows(smem, self.row_ring)
         tmem = TmemAllocator(
             smem.allocate(Int32, 8),
@@ -338,6 +368,9 @@ class Sm100Gemm(Gemm):
         k_tiles = cute.ceil_div(a_tma.tma_tensor.shape[1], self.tile[2])
         pipeline.pipeline_init_wait(cluster_shape_mn=cluster)
 
+        if cutlass.const_expr(config.warpgroups > 1):
+            if warp >= self.visitors.numbers.stop:
+                cute.arch.setmaxregister_decrease(ROLE_REGISTERS)
         if warp == self.load.first:
             s_bs = [self._piece_stages(s_b, piece_smem, i) for i in range(config.pieces)]
             of_scales = (scale_tmas, s_scales)
@@ -365,6 +398,8 @@ class Sm100Gemm(Gemm):
             if warp == self.exact.first:
                 self._load_exact(shared, load_tmas)
         if warp < self.visitors.numbers.stop:
+            if cutlass.const_expr(config.warpgroups > 1):
+                cute.arch.setmaxregister_increase(config.epilogue_registers)
             tmem.allocate(tmem_columns(config, self.mainloop.scaling))
             tmem.wait_for_alloc()
             tmem_ptr = tmem.retrieve_ptr(Float32)
@@ -384,14 +419,17 @@ class Sm100Gemm(Gemm):
         x, y, _ = cute.arch.block_idx()
         return place.row * self.config.cluster_m + x, place.column * self.config.cluster_n + y
 
-    def _tile(self, shared: Sm100Shared, place: Place, thread: Int32) -> Sm100Tile:
+    def _tile(self, shared: Sm100Shared, place: Place, seat: Seat) -> Sm100Tile:
         """The part of the CTA's tile that an epilogue thread owns, among all rows of the output."""
         row, column = self._cta_tile(place)
-        m0 = place.first + row * CTA_M
-        return Sm100Tile(self.config, m0, column * self.config.tile_n, place.end, shared.n, thread)
+        m0, columns = place.first + row * CTA_M, self.config.group_n
+        n0 = column * self.config.tile_n + seat.group * columns
+        return Sm100Tile(self.config, m0, n0, place.end, shared.n, seat.thread, columns)
 
     def _row_tile(self, shared: Sm100Shared, place: Place, lane: Int32) -> Sm100Tile:
-        return self._tile(shared, place, lane)
+        row, column = self._cta_tile(place)
+        m0, columns = place.first + row * CTA_M, self.config.tile_n
+        return Sm100Tile(self.config, m0, column * columns, place.end, shared.n, lane, columns)
 
     def _piece_of(self, subtile: Int32, index: int) -> Int32:
         """Where, counted in subtiles of the MMA's columns, the `index`-th piece lies that a subtile needs."""
@@ -400,6 +438,14 @@ class Sm100Gemm(Gemm):
             return subtile * config.products + index
         part = config.piece_n // config.subtile_n
         return subtile // part * (part * config.pieces) + index * part + subtile % part
+
+    def _subtile(self, group: Any, visit: Any) -> Any:
+        """The subtile of the CTA's tile that a warpgroup's `visit`-th visit is to."""
+        return group * self.visits + visit
+
+    def _plane(self, state: pipeline.PipelineState, group: Any) -> Any:
+        """Which of an operand's planes in shared memory is a warpgroup's in a stage."""
+        return state.index * self.config.warpgroups + group
 
     @cute.jit
     def _load(
@@ -521,13 +567,15 @@ class Sm100Gemm(Gemm):
         while schedule.is_valid(item):
             place = schedule.place(item)
             row, column = self._cta_tile(place)
-            for subtile in cutlass.range(self.subtiles, unroll=1):
+            for visit in cutlass.range(self.visits, unroll=1):
                 exact_pipeline.producer_acquire(exact_state)
                 barrier = exact_pipeline.producer_get_barrier(exact_state)
-                for i in cutlass.range_constexpr(len(load_tmas)):
-                    coord = (row, column * self.subtiles + subtile)
-                    t_s, t_g = partition_box(load_tmas[i], shared.loads[i], self.box, coord, place)
-                    cute.copy(load_tmas[i].atom, t_g, t_s[(None, exact_state.index)], tma_bar_ptr=barrier)
+                for group in cutlass.range_constexpr(self.config.warpgroups):
+                    coord = (row, column * self.subtiles + self._subtile(group, visit))
+                    plane = self._plane(exact_state, group)
+                    for i in cutlass.range_constexpr(len(load_tmas)):
+                        t_s, t_g = partition_box(load_tmas[i], shared.loads[i], self.box, coord, place)
+                        cute.copy(load_tmas[i].atom, t_g, t_s[(None, plane)], tma_bar_ptr=barrier)
                 exact_state.advance()
             item += item_step
         exact_pipeline.producer_tail(exact_state)
@@ -543,15 +591,14 @@ class Sm100Gemm(Gemm):
         config, epilogue, stages = self.config, self.epilogue, self.stages
         schedule, glob, acc_pipeline = shared.schedule, shared.glob, shared.acc_pipeline
         exact_pipeline, row_pipeline = shared.exact_pipeline, shared.row_pipeline
-        thread, _, _ = cute.arch.thread_idx()
-        is_store_warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0
-        barrier = named_barrier(self.subtile_meeting)
+        seat = self._seat()
+        is_store_warp, barrier = seat.warp == 0, seat.barrier
 
         # (128, subtile_n, 1, subtiles, stage), of which a thread copies its own row.
         pieces = cute.flat_divide(acc[((None, None), 0, 0, None)], self.box)
         load_atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(config.subtile_n)), Float32)
         tmem_copy = tcgen05.make_tmem_copy(load_atom, pieces[(None, None, 0, 0, 0)])
-        thread_copy = tmem_copy.get_slice(thread)
+        thread_copy = tmem_copy.get_slice(seat.thread)
         t_acc = thread_copy.partition_S(pieces)
         fragment_shape = thread_copy.partition_D(cute.make_identity_tensor(self.box)).shape
 
@@ -570,18 +617,22 @@ class Sm100Gemm(Gemm):
         while schedule.is_valid(item):
             place = schedule.place(item)
             row, column = self._cta_tile(place)
-            tile = self._tile(shared, place, thread)
+            tile = self._tile(shared, place, seat)
             held = self.epilogue.begin(tile, glob)
             if cutlass.const_expr(epilogue.staged):
                 row_pipeline.consumer_wait(row_state)
-            rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
+            part = (config.group_n,)
+            rows = [
+                cute.local_tile(s_row[(None, row_state.index)], part, (seat.group,)) for s_row in shared.rows
+            ]
             acc_pipeline.consumer_wait(acc_state)
             # Where there are planes in shared memory, all warps wait for them and hand them on.
             has_rows = Boolean(stages.exact + stages.store > 0) | (tile.warp_row() < tile.m)
             # Visits are the turns of one loop or of the other.
-            for turn in cutlass.range(self.subtiles if config.rolled else 1, unroll=1):
-                for written in cutlass.range_constexpr(1 if config.rolled else self.subtiles):
-                    subtile = Int32(turn) if cutlass.const_expr(config.rolled) else written
+            for turn in cutlass.range(self.visits if config.rolled else 1, unroll=1):
+                for written in cutlass.range_constexpr(1 if config.rolled else self.visits):
+                    visit = Int32(turn) if cutlass.const_expr(config.rolled) else written
+                    subtile = self._subtile(seat.group, visit)
                     registers = cute.make_rmem_tensor(config.products * config.subtile_n, Float32)
                     for i in cutlass.range_constexpr(config.products):
                         piece = t_acc[(None, None, None, 0, self._piece_of(subtile, i), acc_state.index)]
@@ -590,12 +641,13 @@ class Sm100Gemm(Gemm):
                     if cutlass.const_expr(epilogue.shared_loads):
                         exact_pipeline.consumer_wait(exact_state)
                     cute.arch.fence_view_async_tmem_load()
-                    if subtile == self.subtiles - 1:
+                    if visit == self.visits - 1:
                         with cute.arch.elect_one():
                             acc_pipeline.consumer_release(acc_state)
-                    planes = [s_load[(None, None, exact_state.index)] for s_load in shared.loads]
-                    planes += [s_store[(None, None, store_state.index)] for s_store in shared.stores]
-                    sub = Sm100Subtile(self.config, tile, subtile)
+                    full, empty = self._plane(exact_state, seat.group), self._plane(store_state, seat.group)
+                    planes = [s_load[(None, None, full)] for s_load in shared.loads]
+                    planes += [s_store[(None, None, empty)] for s_store in shared.stores]
+                    sub = Sm100Subtile(self.config, tile, visit)
                     accumulators = [sub.accumulators(registers, i) for i in range(config.products)]
                     smem = by_name(self.smem_names, rows + planes)
                     if cutlass.const_expr(epilogue.shared_loads):
@@ -611,7 +663,7 @@ class Sm100Gemm(Gemm):
                         barrier.arrive_and_wait()
                         if is_store_warp:
                             coord = (row, column * self.subtiles + subtile)
-                            self._store(store_tmas, shared.stores, store_state.index, self.box, coord, place)
+                            self._store(store_tmas, shared.stores, empty, self.box, coord, place)
                             store_pipeline.producer_commit()
                         store_state.advance()
             self._end(tile, glob, held)
@@ -622,8 +674,19 @@ class Sm100Gemm(Gemm):
             item += item_step
         if is_store_warp:
             store_pipeline.producer_tail()
-        # Tensor memory may be given back once all four warps have read theirs.
-        barrier.arrive_and_wait()
+        # Tensor memory may be given back once all warps have read theirs.
+        named_barrier(self.last_meeting).arrive_and_wait()
+
+    def _seat(self) -> Seat:
+        """The seat of a thread of the epilogue."""
+        thread, _, _ = cute.arch.thread_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        first = self.subtile_meetings[0]
+        if self.config.warpgroups == 1:
+            return Seat(0, thread, warp, named_barrier(first))
+        group = warp // WARPS
+        barrier = pipeline.NamedBarrier(first.barrier + group, first.threads)
+        return Seat(group, thread % WARPGROUP, warp % WARPS, barrier)
 
 
 @dataclass

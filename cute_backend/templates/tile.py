@@ -56,7 +56,7 @@ class Tile(ABC):
         rows = cute.ceil_div(self.m, self._config.cta_rows)
         index = self.n0 // self.tile_n * rows + self.m0 // self._config.cta_rows
         inside = (self.lane == 0) & (self.m0 < self.m) & (self.n0 < self.n)
-        return index * self._config.tile_warps + self.warp(), inside
+        return index * self._config.row_warps + self.warp(), inside
 
     @abstractmethod
     def raw_row(self, r: int) -> Int32:
@@ -392,14 +392,20 @@ def _matrix_copy(op: Any, dtype: type[cutlass.Numeric]) -> cute.TiledCopy:
 
 
 class Sm100Tile(Tile):
-    """Elements as tcgen05.ld.32x32b reads tensor memory: one row, all its columns (PTX ISA)."""
+    """Elements as tcgen05.ld.32x32b reads tensor memory: one row, all its columns (PTX ISA).
+
+    It begins at (m0, n0) and has `columns` columns: a warpgroup's, or those of the whole tile for the warp
+    that stages vectors. `thread` is the thread's number in its warpgroup.
+    """
 
     rows = 1
     row_lanes = ()
 
-    def __init__(self, config: TileConfig, m0: Int32, n0: Int32, m: Int32, n: Int32, thread: Int32):
+    def __init__(
+        self, config: TileConfig, m0: Int32, n0: Int32, m: Int32, n: Int32, thread: Int32, columns: int
+    ):
         super().__init__(config, m0, n0, m, n, thread)
-        self.columns = config.tile_n
+        self.tile_n = self.columns = columns
 
     def row_target(self, r: int) -> tuple[Int32, Int32, Boolean]:
         row = self.raw_row(r)
@@ -420,7 +426,7 @@ class Sm100Tile(Tile):
 
 
 class Sm100Subtile(Subtile):
-    """The `step`-th 128 x `subtile_n` piece of a CTA's tile."""
+    """The `step`-th 128 x `subtile_n` piece of a warpgroup's columns of a CTA's tile."""
 
     tile: Sm100Tile
 

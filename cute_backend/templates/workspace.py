@@ -1,8 +1,9 @@
 """Where a kernel leaves partial results of reductions: in a buffer of bytes, cut up by the tiles.
 
 A tensor of partials is (parts, results), results contiguous. A row's partials are one for each tile of
-columns, a column's one for each piece of rows that a warp has, a plane's one for each warp on each tile.
-Which tile gave which partial follows from its place alone, so equal inputs give equal bits.
+columns, or for each half of one where two warpgroups share it, a column's one for each piece of rows that a
+warp has, a plane's one for each warp on each tile. Which tile gave which partial follows from its place
+alone, so equal inputs give equal bits.
 
 The sizes given are Python's integers or the DSL's: what the host allocates is what a kernel finds.
 """
@@ -22,10 +23,10 @@ Size = Any
 def partials_shape(axis: Axis, config: TileConfig, m: Size, n: Size) -> tuple[Size, Size]:
     """The shape of a tensor of partials for a plane of (m, n)."""
     if axis is Axis.ROW:
-        return _ceil_div(n, config.tile_n), m
+        return _ceil_div(n, config.group_n), m
     if axis is Axis.COLUMN:
         return _ceil_div(m, config.warp_rows), n
-    return _ceil_div(m, config.cta_rows) * config.tile_warps * _ceil_div(n, config.tile_n), 1
+    return _ceil_div(m, config.cta_rows) * config.row_warps * _ceil_div(n, config.group_n), 1
 
 
 def partials_bytes(axis: Axis, config: TileConfig, m: Size, n: Size, bits: int) -> Size:

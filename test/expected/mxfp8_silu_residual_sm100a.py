@@ -59,11 +59,11 @@ class Epilogue:
         for e in cutlass.range_constexpr(sub.elements):
             c = sub.column_of(e)
             t0 = acc[e] + bias[c]
-            t4_sigmoid_argument = t0 * 1.4426950408889634  # log2(e)
-            t4_sigmoid = math.logistic2(t4_sigmoid_argument)
-            t4 = t0 * t4_sigmoid
-            t5 = t4 + exact0[e]
-            out0[e] = t5
+            t1 = t0 * 1.4426950408889634  # log2(e)
+            t2 = math.logistic2(t1)
+            t3 = t0 * t2
+            t4 = t3 + exact0[e]
+            out0[e] = t4
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 

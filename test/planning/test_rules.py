@@ -80,9 +80,18 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
         spec_of(by_element("exact0"), by_element("exact1")),
         None,
     ),
+    rules.two_warpgroups_for_wide_tiles: (
+        Shape(256, 256, 2, ctas=2),
+        spec_of(exact("exact0", DType.BF16)),
+        "256x256_2x1_2cta_halves",
+    ),
 }
 
-ARCHS = {rules.a_multiprocessor_of_its_own: Arch.SM80, rules.room_in_tensor_memory: Arch.SM100A}
+ARCHS = {
+    rules.a_multiprocessor_of_its_own: Arch.SM80,
+    rules.room_in_tensor_memory: Arch.SM100A,
+    rules.two_warpgroups_for_wide_tiles: Arch.SM100A,
+}
 """The architectures of rules that say nothing on sm_90a."""
 
 

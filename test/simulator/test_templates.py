@@ -135,6 +135,8 @@ CONFIGS = [
     sm100(256, 256, 2, 1, ctas=2),
     sm100(256, 64, 4, 1, ctas=2),
     sm100(256, 64, 2, 2, ctas=2),
+    sm100(128, 128, column_groups=2),
+    sm100(256, 256, 2, ctas=2, column_groups=2),
     sm90(128, 128),
     sm90(64, 128, pingpong=True),
     sm90(128, 128, 2, 1),

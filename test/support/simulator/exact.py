@@ -149,8 +149,8 @@ def wrong(actual: Tensor, expected: Tensor) -> str:
     )
 
 
-def sm100(tile_m: int, tile_n: int, cluster_m: int = 1, cluster_n: int = 1, ctas: int = 1) -> TileConfig:
-    return TileConfig(SM100, tile_m, tile_n, cluster_m, cluster_n, ctas)
+def sm100(tile_m: int, tile_n: int, cluster_m: int = 1, cluster_n: int = 1, **options: int) -> TileConfig:
+    return TileConfig(SM100, tile_m, tile_n, cluster_m, cluster_n, **options)
 
 
 def sm90(tile_m: int, tile_n: int, cluster_m: int = 1, cluster_n: int = 1, **options: int) -> TileConfig:

@@ -126,6 +126,7 @@ class Subject:
 ONE = Subject(sm100(128, 64), (192, 192, 384))  # M = N: only the strides tell a row from a column
 PAIR = Subject(sm100(256, 64, 2, 1, ctas=2), (520, 104, 256))
 MULTICAST = Subject(sm100(128, 64, 2, 2), (296, 168, 256))
+HALVES = Subject(sm100(128, 128, column_groups=2), (192, 328, 384))
 MASKED = Subject(sm100(128, 64), (131, 69, 128), Alignment.PLAIN)
 PING_PONG = Subject(sm90(64, 128, pingpong=True), (136, 144, 896))  # 7 k tiles: stages change hands
 FEW_ROWS = Subject(sm90(64, 64), (40, 72, 256))
@@ -164,6 +165,7 @@ SUBJECTS = {
     "one": ONE,
     "pair": PAIR,
     "multicast": MULTICAST,
+    "halves": HALVES,
     "masked": MASKED,
     "ping-pong": PING_PONG,
     "few rows": FEW_ROWS,

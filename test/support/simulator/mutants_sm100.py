@@ -14,6 +14,7 @@ from cute_backend.simulator.errors import (
 from support.simulator.mutants import (
     BLACKWELL_GROUPS,
     BLACKWELL_ROTATING,
+    HALVES,
     MASKED,
     MULTICAST,
     MXFP4,
@@ -253,8 +254,8 @@ MUTANTS = [
         "MMA warp begins in the wrong phase",
         ONE,
         instead(
-            "consumer_state(self.stages.ab), consumer_state(ACC_STAGES)",
-            "consumer_state(self.stages.ab), producer_state(ACC_STAGES)",
+            "consumer_state(self.stages.ab), consumer_state(self.acc_stages)",
+            "consumer_state(self.stages.ab), producer_state(self.acc_stages)",
         ),
         Deadlock,
         "mma warp(.|\\n)*waits for parity 1 of .* phase 1 .* 0 of 4 arrivals",
@@ -335,7 +336,7 @@ MUTANTS = [
     Mutant(
         "tensor memory for one stage of two",
         ONE,
-        instead("tmem.allocate(ACC_STAGES * config.mma_n)", "tmem.allocate(config.mma_n)"),
+        instead("tmem.allocate(tmem_columns(config, self.mainloop.scaling))", "tmem.allocate(config.mma_n)"),
         IllegalAccess,
         "tensor memory columns 64 to 127 .* allocated are 0 to 63",
     ),
@@ -349,7 +350,7 @@ MUTANTS = [
     Mutant(
         "tensor memory freed before all have read",
         MASKED,
-        without("barrier.arrive_and_wait()", 2, 1),
+        without("named_barrier(self.last_meeting).arrive_and_wait()"),
         RaceError,
         r"tcgen05\.dealloc.*" + STILL_READ.format(TMEM),
     ),
@@ -386,14 +387,14 @@ MUTANTS = [
     Mutant(
         "accumulator released after its first subtile",
         ONE,
-        instead("if subtile == self.subtiles - 1:", "if subtile == 0:"),
+        instead("if visit == self.visits - 1:", "if visit == 0:"),
         RaceError,
         TMEM,
     ),
     Mutant(
         "accumulator stage not handed over at the start",
         ONE,
-        instead("cutlass.range_constexpr(ACC_STAGES)", "cutlass.range_constexpr(ACC_STAGES - 1)"),
+        instead("cutlass.range_constexpr(self.acc_stages)", "cutlass.range_constexpr(self.acc_stages - 1)"),
         Deadlock,
         "mma warp(.|\n)*0 of 4 arrivals",
     ),
@@ -410,7 +411,7 @@ MUTANTS = [
     Mutant(
         "arrivals of one CTA of a pair expected",
         PAIR,
-        instead("Arrivals(self.visitors, WARPS, 1, config.ctas)", "Arrivals(self.visitors, WARPS, 1)"),
+        instead("Arrivals(self.visitors, warps, 1, config.ctas)", "Arrivals(self.visitors, warps, 1)"),
         Deadlock,
         r"mma warp(.|\n)*of 4 arrivals",
     ),
@@ -433,8 +434,8 @@ MUTANTS = [
         ONE,
         (
             Edit(
-                "if subtile == self.subtiles - 1:\n                        with cute.arch.elect_one():",
-                "if subtile == self.subtiles - 1:\n                        if subtile >= 0:",
+                "if visit == self.visits - 1:\n                        with cute.arch.elect_one():",
+                "if visit == self.visits - 1:\n                        if visit >= 0:",
             ),
         ),
         Deadlock,
@@ -443,7 +444,7 @@ MUTANTS = [
     Mutant(
         "accumulator of another warp's rows",
         ONE,
-        instead("tmem_copy.get_slice(thread)", "tmem_copy.get_slice((thread + WARP) % (WARPS * WARP))"),
+        instead("tmem_copy.get_slice(seat.thread)", "tmem_copy.get_slice((seat.thread + WARP) % WARPGROUP)"),
         IllegalAccess,
         r"warp \d of .* may touch lanes",
     ),
@@ -454,6 +455,100 @@ MUTANTS = [
         SimulationError,
         "in lanes .*16.* which its membermask 0xffff leaves out",
         Text.PTX,
+    ),
+    # Two warpgroups of the epilogue.
+    Mutant(
+        "accumulators of the other half",
+        HALVES,
+        instead("self._piece_of(subtile, i)", "self._piece_of((subtile + self.visits) % self.subtiles, i)"),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "columns of the halves swapped",
+        HALVES,
+        instead("self._subtile(seat.group, visit)", "self._subtile(1 - seat.group, visit)"),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "rowvec of the other half",
+        HALVES,
+        instead("part, (seat.group,))", "part, (1 - seat.group,))"),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "lanes counted over both warpgroups",
+        HALVES,
+        instead("Seat(group, thread % WARPGROUP,", "Seat(group, thread,"),
+        IllegalAccess,
+        "may touch lanes",
+    ),
+    Mutant(
+        "arrivals of one warpgroup expected",
+        HALVES,
+        instead("Arrivals(self.visitors, warps, 1, config.ctas)", "Arrivals(self.visitors, WARPS, 1)"),
+        Deadlock,
+        "epilogue warp(.|\n)*0 of 1 arrivals",
+    ),
+    Mutant(
+        "accumulator handed over by one warpgroup",
+        HALVES,
+        instead("if visit == self.visits - 1:", "if (visit == self.visits - 1) & (seat.group == 0):"),
+        Deadlock,
+        "mma warp(.|\n)*4 of 8 arrivals",
+    ),
+    Mutant(
+        "one output buffer for both warpgroups",
+        HALVES,
+        instead("self._plane(store_state, seat.group)", "self._plane(store_state, 0)"),
+        RaceError,
+        "overwrites shared",
+    ),
+    Mutant(
+        "one buffer for the exact loads of both",
+        HALVES,
+        instead("plane = self._plane(exact_state, group)", "plane = self._plane(exact_state, 0)"),
+        RaceError,
+        "overwrites shared",
+    ),
+    Mutant(
+        "exact loads of one half",
+        HALVES,
+        instead("range_constexpr(self.config.warpgroups)", "range_constexpr(1)"),
+        Deadlock,
+        r"epilogue warp(.|\n)*1 of 1 arrivals, \d+ bytes",
+    ),
+    Mutant(
+        "rowvec stage released by one warpgroup",
+        HALVES,
+        instead("Arrivals(self.visitors, warps, WARP)", "Arrivals(self.visitors, WARPS, WARP)"),
+        RaceError,
+        STILL_READ.format(SHARED),
+    ),
+    Mutant(
+        "one named barrier for both warpgroups",
+        HALVES,
+        instead(
+            "NamedBarrier(first.barrier + group, first.threads)", "NamedBarrier(first.barrier, first.threads)"
+        ),
+        RaceError,
+        r"cp\.async\.bulk\.tensor.*reads shared",
+    ),
+    Mutant(
+        "tensor memory freed before the other warpgroup has read",
+        HALVES,
+        instead("named_barrier(self.last_meeting).arrive_and_wait()", "barrier.arrive_and_wait()"),
+        RaceError,
+        r"tcgen05\.dealloc.*" + STILL_READ.format(TMEM),
+    ),
+    Mutant(
+        "more registers taken than were given up",
+        HALVES,
+        instead("setmaxregister_increase(config.epilogue_registers)", "setmaxregister_increase(240)"),
+        Deadlock,
+        r"epilogue warp (.|\n)*240 registers a thread, .* more for the warp; the pool of CTA",
     ),
     # The epilogue's operands.
     Mutant(
@@ -524,7 +619,7 @@ MUTANTS = [
     Mutant(
         "exact load of the first subtile always",
         ONE,
-        (Edit("row, column * self.subtiles + subtile)", "row, column * self.subtiles)", times=2),),
+        instead("self.subtiles + self._subtile(group, visit)", "self.subtiles"),
         WrongNumbers,
         "columns 32 to 191",
     ),
@@ -558,8 +653,8 @@ MUTANTS = [
         (
             Edit('cute.arch.fence_proxy("async.shared", space="cta")', "pass"),
             Edit(
-                "sub = Sm100Subtile(self.config, tile, subtile)",
-                "sub = Sm100Subtile(self.config, tile, subtile); "
+                "sub = Sm100Subtile(self.config, tile, visit)",
+                "sub = Sm100Subtile(self.config, tile, visit); "
                 'cute.arch.fence_proxy("async.shared", space="cta")',
             ),
         ),
@@ -580,7 +675,7 @@ MUTANTS = [
     Mutant(
         "output stored before all have written",
         ONE,
-        without("barrier.arrive_and_wait()", 2),
+        without(" barrier.arrive_and_wait()"),
         RaceError,
         r"cp\.async\.bulk\.tensor.*reads shared",
     ),

@@ -1,0 +1,71 @@
+"""out0 = bf16(acc * scale_a * scale_b)
+
+    scale_a  colvec  f32   row_read        one value for each row of a thread, before the accumulator wait
+    scale_b  rowvec  f32   register_hoist  the columns of a thread, before the accumulator wait
+
+cute_scaled_mm_256x256_3e29ce01:
+sm_100a, tile 256x256_2x1_2cta_unrolled_halves, planes aligned to 16 bytes:
+256 by 256, 2 CTAs a tile, a warpgroup for the epilogue of each half, clusters of 2 by 1, subtiles of 32 columns, unrolled, raster 8.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
+"""
+
+from types import SimpleNamespace
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32
+
+from cute_backend.memory_ops import device_math as math
+from cute_backend.planning import Arch, TileConfig
+from cute_backend.templates.epilogue import SmemOperand
+from cute_backend.templates.sm100 import Sm100Gemm
+
+
+class Epilogue:
+    loads = ("scale_a", "scale_b")
+    stores = ("out0",)
+    staged = ()
+    shared_loads = ()
+    shared_stores = (
+        SmemOperand("out0", BFloat16),
+    )
+
+    @cute.jit
+    def begin(self, tile, glob):
+        scale_a = cute.make_rmem_tensor(tile.rows, Float32)
+        for r in cutlass.range_constexpr(tile.rows):
+            scale_a[r] = glob.scale_a[tile.row(r)]
+        scale_b = cute.make_rmem_tensor(tile.columns, Float32)
+        for c in cutlass.range_constexpr(tile.columns):
+            scale_b[c] = glob.scale_b[tile.column(c)]
+        return SimpleNamespace(scale_a=scale_a, scale_b=scale_b)
+
+    @cute.jit
+    def visit(self, sub, acc, glob, held, smem):
+        scale_b = sub.columns_of(held.scale_b)
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
+        for e in cutlass.range_constexpr(sub.elements):
+            r = sub.row_of(e)
+            c = sub.column_of(e)
+            t0 = acc[e] * held.scale_a[r]
+            t1 = t0 * scale_b[c]
+            out0[e] = t1
+        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
+
+
+gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 256, cluster_m=2, ctas=2, unrolled=True, column_groups=2))
+
+
+@cute.jit
+def launch(
+    a: cute.Tensor,
+    b: cute.Tensor,
+    scale_a: cute.Tensor,
+    scale_b: cute.Tensor,
+    out0: cute.Tensor,
+    max_active_clusters: Int32,
+    stream: cuda.CUstream,
+):
+    gemm(a, [b], [scale_a, scale_b], [out0], max_active_clusters, stream)
