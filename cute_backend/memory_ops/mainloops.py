@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cute_backend.planning import TileConfig
-from cute_backend.planning.registers import is_promoted, sets_of_sums
+from cute_backend.planning.registers import is_promoted, pieces_of_sums, sets_of_sums
 from cute_backend.spec import EpilogueSpec
 
 
@@ -45,7 +45,9 @@ def _by_warps(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 def _blocks(config: TileConfig, spec: EpilogueSpec) -> str:
     a, b = spec.product.a_scaling, spec.product.b_scaling
-    return f"Scaling.{a.name}, Scaling.{b.name}, sets={sets_of_sums(config, spec)}"
+    pieces = pieces_of_sums(config, spec)
+    in_pieces = f", pieces={pieces}" if pieces > 1 else ""
+    return f"Scaling.{a.name}, Scaling.{b.name}, sets={sets_of_sums(config, spec)}{in_pieces}"
 
 
 def _format(config: TileConfig, spec: EpilogueSpec) -> str:

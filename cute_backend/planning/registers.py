@@ -13,9 +13,6 @@ from cute_backend.planning.targets.target import WARPGROUP
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.spec import EpilogueSpec, Load, LoadKind, Scaling
 
-NARROW_SUBTILE_N = 32
-"""Columns of a subtile where wider ones leave planes no room in shared memory, or gain nothing."""
-
 WORKING = 68
 """Kept for addresses, the chain and the first output; with what `Registers` counts, the least that leaves the
 shared epilogues without a spill in every tile that ships."""
@@ -99,7 +96,7 @@ class Registers:
         accumulators = config.thread_accumulators if config.target.accumulators.in_registers else 0
         return Registers(
             accumulators,
-            sets_of_sums(config, spec) * accumulators,
+            sets_of_sums(config, spec) * accumulators // pieces_of_sums(config, spec),
             _fragments(spec, config, alignment),
             _rows(spec, config),
             2 * len(spec.reductions) * config.thread_rows,
@@ -137,6 +134,22 @@ def sets_of_sums(config: TileConfig, spec: EpilogueSpec) -> int:
     return 1 if crowded else 2
 
 
+def pieces_of_sums(config: TileConfig, spec: EpilogueSpec) -> int:
+    """Pieces of a tile's columns, of which a thread has the sums of one at a time, where blocks are scaled:
+    two beside more accumulators than leave registers for the sums of all. A warpgroup has 64 rows then."""
+    one_block = config.cta_rows == config.block_m * config.sharing
+    many = config.thread_accumulators > MAX_PROMOTED_ONCE
+    return 2 if is_promoted(config, spec) and spec.product.is_block_scaled and many and one_block else 1
+
+
+def leaves_sums_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether a thread's accumulators leave registers for sums that are promoted, where any are."""
+    if not is_promoted(config, spec):
+        return True
+    most = MAX_PROMOTED_ONCE if spec.product.is_block_scaled else MAX_PROMOTED_TWICE
+    return config.thread_accumulators <= (MAX_ACCUMULATORS if pieces_of_sums(config, spec) > 1 else most)
+
+
 def hoisted_registers(load: Load, config: TileConfig) -> int:
     """The registers of a hoisted rowvec: two values of 16 bits share one, and no other dtype is packed."""
     return config.thread_columns // (2 if load.dtype.bits == 16 else 1)
@@ -172,14 +185,13 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
         return True
     kept = Registers.of(spec, config, Alignment.TMA)
     most = MAX_ACCUMULATORS
-    if is_promoted(config, spec):
-        most = MAX_PROMOTED_ONCE if spec.product.is_block_scaled else MAX_PROMOTED_TWICE
     if has_planes(spec) and (spec.reductions or by_element(spec)):
         most = min(most, MAX_BESIDE_ROWS)
     if spec.whole_columns > 1:
         most = min(most, MAX_BESIDE_BLOCKS)
     return (
         kept.accumulators <= most
+        and leaves_sums_registers(config, spec)
         and leaves_warps_registers(config, spec)
         and (long_ops(spec) == 0 or kept.accumulators + kept.partials <= MAX_KEPT)
     )
@@ -190,11 +202,9 @@ def leaves_warps_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
 
     Beside 128, partials of rows and a plane spilled 16 bytes (row maxima in 128 x 128 on sm_121a), and an
     argmax alone 8 (256 x 128 on sm_80). Four planes that are read spilled 48, and 368 beside those of a pair
-    (128 x 128 and 128 x 64 x 2 on sm_80). Two planes that are read by element spilled 232 bytes beside what
-    is kept until columns are rotated (128 x 128 on sm_80).
+    (128 x 128 and 128 x 64 x 2 on sm_80).
     """
     many = len(spec.loads_of(LoadKind.EXACT)) > MAX_LOADS_OF_WARPS
-    many = many or (spec.rotated_columns > 0 and by_element(spec) > 1)
     if config.target.tma or not (spec.reductions or many):
         return True
     return config.thread_accumulators <= MAX_BESIDE_ROWS
@@ -215,16 +225,8 @@ def is_crowded(config: TileConfig, spec: EpilogueSpec) -> bool:
 def by_element(spec: EpilogueSpec) -> int:
     """The planes that are read by element whatever the alignment, each from an address of its own: where M or
     N is several modes, but for those in runs beside rotated halves, whose subtiles never span blocks."""
-    return sum(load.is_split and not _in_whole_runs(load, spec) for load in spec.loads_of(LoadKind.EXACT))
-
-
-def _in_whole_runs(load: Load, spec: EpilogueSpec) -> bool:
-    """Whether a subtile's columns of a row lie side by side in an operand of a spec that rotates: subtiles
-    of what is reordered are of one block, and others are narrow (`rules.narrow_subtiles_by_element`)."""
-    if load.blocks is None or not load.in_runs:
-        return False
-    of_one_block = load.blocks.columns % NARROW_SUBTILE_N == 0
-    return spec.reordered_columns > 0 or (spec.rotated_columns > 0 and of_one_block)
+    runs = spec.rotated_columns > 0
+    return sum(load.is_split and not (runs and load.in_runs) for load in spec.loads_of(LoadKind.EXACT))
 
 
 def long_ops(spec: EpilogueSpec) -> int:

@@ -11,7 +11,7 @@ from cute_backend.planning.cost import cost
 from cute_backend.planning.halving import can_halve, halving
 from cute_backend.planning.hoisting import can_hoist, hoisting
 from cute_backend.planning.naming import words
-from cute_backend.planning.registers import leaves_registers
+from cute_backend.planning.registers import leaves_registers, leaves_sums_registers
 from cute_backend.planning.rules import ABOVE_THE_SMALLEST, MAX_ROTATED, WHOLE_SUBTILES, suited
 from cute_backend.planning.shared_memory import has_planes, holds_planes
 from cute_backend.planning.targets import Arch, Shape
@@ -21,7 +21,6 @@ from cute_backend.spec import (
     ROTATE_HALF,
     Accumulator,
     Axis,
-    BColumns,
     Blocks,
     DType,
     EpilogueSpec,
@@ -39,19 +38,14 @@ from cute_backend.spec import (
 def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """The configurations that may serve a spec, at most five, largest tile first.
 
-    Raises ValueError if no tile holds the spec's blocks of columns whole, or rotates its columns.
+    Raises ValueError if no tile holds the spec's blocks of columns whole.
     """
     alone = arch.target.tiles.alone
     found = _serving(arch, spec)
-    if not found and spec.rotated_columns and spec.b_columns is not BColumns.APART:
-        raise ValueError(
-            f"no tile of {arch.value} rotates blocks of {spec.rotated_columns} columns of products of even "
-            "and of odd columns; columns of whole products are rotated"
-        )
     if not found:
         held = (
             rotations_held(arch, spec.accumulators, spec.whole_columns > 1)
-            if spec.reordered_columns
+            if spec.rotated_columns
             else blocks_held(arch, spec.accumulators, bool(spec.loads_of(LoadKind.EXACT)))
         )
         raise ValueError(
@@ -91,8 +85,8 @@ def blocks_held(
 def rotations_held(
     arch: Arch, accumulators: tuple[Accumulator, ...] = _ONE_PRODUCT, reduces: bool = False
 ) -> tuple[int, ...]:
-    """The sizes of blocks of columns whose halves tiles can rotate for these products, in columns in another
-    order, beside reductions of the same blocks or without."""
+    """The sizes of blocks of columns whose halves tiles can rotate for these products, beside reductions of
+    the same blocks or without."""
     held, acc = [], accumulators[0].name
     for columns in range(16, MAX_ROTATED + 1, 16):
         blocks = Blocks(columns, Stride.ZERO, Stride.ONE)
@@ -112,10 +106,11 @@ def _serving(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """The shipped tiles that can serve a spec; or where none of them holds the blocks of a pair, or rotates
     blocks, further ones of the target. For a pair that reads planes, those spilled 32 bytes."""
     found = suited(arch, _shipped(arch, spec), spec)
-    reads = spec.loads_of(LoadKind.EXACT) and not spec.reordered_columns
-    if found or reads or _shipped(arch, spec) is arch.target.tiles.promoted:
+    reads = spec.loads_of(LoadKind.EXACT) and not spec.rotated_columns
+    if found or reads:
         return found
-    return suited(arch, arch.target.tiles.sized, spec)
+    further = suited(arch, arch.target.tiles.sized, spec)
+    return tuple(config for config in further if leaves_sums_registers(config, spec))
 
 
 def _shipped(arch: Arch, spec: EpilogueSpec) -> tuple[Shape, ...]:

@@ -41,8 +41,8 @@ class Sm90BlockScaled(Sm90Promoted):
     """The sums of each k tile, which is a block of K, are multiplied in fp32 by the scales of its blocks of A
     and of B before they are added to the accumulators."""
 
-    def __init__(self, a: Scaling, b: Scaling, sets: int) -> None:
-        super().__init__(sets, k_tiles_a_step=4 if sets > 1 else 1)
+    def __init__(self, a: Scaling, b: Scaling, sets: int, pieces: int = 1) -> None:
+        super().__init__(sets, k_tiles_a_step=4 if sets > 1 else 1, pieces=pieces)
         self.scaling = BlockScales(a, b)
 
     def scales(self, operands: WarpgroupOperands, held: Partial, state: State) -> KTileScales:
@@ -61,20 +61,25 @@ class Sm90BlockScaled(Sm90Promoted):
             columns = cute.make_tensor(of_columns.iterator, lanes)[(tile.lane % 4, None, None)]
         return KTileScales(stages, state, rows, columns, width)
 
-    def promote(self, acc: cute.Tensor, sums: cute.Tensor, scales: KTileScales | None = None) -> None:
-        """Adds a k tile's scaled sums. They lie as wgmma leaves them: two neighbouring columns, the same in
-        the row 8 below, then 8 columns on, then 64 rows (PTX ISA, wgmma register fragments, matrix D)."""
+    def promote(
+        self, acc: cute.Tensor, sums: cute.Tensor, scales: KTileScales | None = None, piece: int = 0
+    ) -> None:
+        """Adds the scaled sums of a piece of a k tile. They lie as wgmma leaves them: two neighbouring
+        columns, the same in the row 8 below, then 8 columns on, then 64 rows (PTX ISA, wgmma register
+        fragments, matrix D)."""
         assert scales is not None
         blocks = len(scales.rows) // 2
-        in_block = cute.size(acc) // blocks
+        in_block = cute.size(sums) // blocks
+        first = piece * cute.size(sums)
         for group in range(in_block // 4):
-            pair = scales.pair(group)
+            pair = scales.pair(first // 4 + group)
             for block in range(blocks):
                 for e in range(4):
                     i = block * in_block + group * 4 + e
                     scale = scales.rows[2 * block + e // 2] * pair[e % 2]
-                    acc[i] = _multiply_add(sums[i], scale, acc[i])
-        scales.stages.release(scales.state)
+                    acc[first + i] = _multiply_add(sums[i], scale, acc[first + i])
+        if piece == self.pieces - 1:
+            scales.stages.release(scales.state)
 
 
 def _multiply_add(x: Float32, y: Float32, z: Float32) -> Float32:

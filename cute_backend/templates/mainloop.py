@@ -42,7 +42,8 @@ class WarpgroupOperands:
 
     ring: pipeline.PipelineTmaAsync
     a: cute.Tensor
-    b: cute.Tensor
+    b: list[cute.Tensor]
+    """The fragments of each piece of the tile's columns."""
     adding: cute.TiledMma
     setting: cute.TiledMma
     scales: ScaleStages | None = None
@@ -52,14 +53,16 @@ class WarpgroupOperands:
         """The operands with only the first 64 rows of A that the warpgroup has alone."""
         return replace(self, a=first_block(self.a))
 
-    def multiply(self, sums: cute.Tensor, state: State, *, anew: bool = False) -> None:
-        """Gives a stage's k tile to the tensor cores, as one group; `anew` overwrites the sums."""
-        self.ring.consumer_wait(state)
+    def multiply(self, sums: cute.Tensor, state: State, *, anew: bool = False, piece: int = 0) -> None:
+        """Gives a piece of a stage's k tile to the tensor cores, as one group; `anew` overwrites the sums.
+        The first piece comes first: it waits for the stage."""
+        if piece == 0:
+            self.ring.consumer_wait(state)
         warpgroup.fence()
         for k_block in range(cute.size(self.a, mode=[2])):
             stage = (None, None, k_block, state.index)
             mma = self.setting if anew and k_block == 0 else self.adding
-            cute.gemm(mma, sums, self.a[stage], self.b[stage], sums)
+            cute.gemm(mma, sums, self.a[stage], self.b[piece][stage], sums)
         warpgroup.commit_group()
 
 
@@ -90,11 +93,14 @@ class Sm90Mainloop(Protocol):
 
     `begin` takes `lead` k tiles, 0 or 1. A step takes `k_tiles_a_step` of them, a power of two; the last
     steps take half as many, a quarter and so on, as are left. A method that has a branch or a loop at run
-    time is decorated with `cute.jit`. With a `scaling` it is given the scales of each k tile.
+    time is decorated with `cute.jit`. With a `scaling` it is given the scales of each k tile. An MMA has the
+    columns of one of the `pieces` of a tile, of which there are several only in tiles of which a warpgroup
+    has 64 rows.
     """
 
     lead: int
     k_tiles_a_step: int
+    pieces: int
     scaling: BlockScales | None
 
     def begin(
@@ -118,7 +124,7 @@ class Sm90Plain:
     """The tensor cores add up all k tiles. The stage of one k tile is released while they work on the
     next."""
 
-    lead, k_tiles_a_step = 1, 1
+    lead, k_tiles_a_step, pieces = 1, 1, 1
     scaling = None
 
     def begin(
@@ -165,20 +171,22 @@ class Sm90Promoted:
     A step takes several k tiles: while the sums of one are added, the tensor cores work on the next, whose
     sums lie in another of the `sets` of registers. No product is in flight at the end of the loop's body,
     where the compiler would move its sums' registers. With one set the other warpgroup's products hide the
-    additions of this one.
+    additions of this one. Beside many accumulators a set has the sums of a piece of the columns alone, and
+    the pieces of a k tile follow one another.
     """
 
     lead = 0
     scaling: BlockScales | None = None
 
-    def __init__(self, sets: int = 2, k_tiles_a_step: int = 2) -> None:
-        self.sets, self.k_tiles_a_step = sets, k_tiles_a_step
+    def __init__(self, sets: int = 2, k_tiles_a_step: int = 2, pieces: int = 1) -> None:
+        self.sets, self.k_tiles_a_step, self.pieces = sets, k_tiles_a_step, pieces
 
     def begin(
         self, tile: Any, operands: WarpgroupOperands, acc: cute.Tensor, state: State
     ) -> tuple[Partial, State]:
         acc.fill(0.0)
-        sums = [cute.make_rmem_tensor(acc.shape, Float32) for _ in range(self.sets)]
+        shape = (*acc.shape[:2], acc.shape[2] // self.pieces)
+        sums = [cute.make_rmem_tensor(shape, Float32) for _ in range(self.sets)]
         return Partial(sums, tile), state
 
     def step(
@@ -190,30 +198,40 @@ class Sm90Promoted:
         release: State,
         count: int,
     ) -> tuple[State, State]:
-        def multiply(i: int) -> None:
-            if i < count:
-                operands.multiply(held.sums[i % self.sets], state, anew=True)
-                state.advance()
+        sets, pieces = self.sets, self.pieces
+        groups = count * pieces
+        scales: Any = None
 
-        for i in range(self.sets):
-            multiply(i)
-        for i in range(count):
-            scales = self.scales(operands, held, release)
-            under_way = min(count - 1 - i, self.sets - 1)
+        def multiply(group: int) -> None:
+            if group < groups:
+                piece = group % pieces
+                operands.multiply(held.sums[group % sets], state, anew=True, piece=piece)
+                if piece == pieces - 1:
+                    state.advance()
+
+        for group in range(sets):
+            multiply(group)
+        for group in range(groups):
+            piece = group % pieces
+            if piece == 0:
+                scales = self.scales(operands, held, release)
+            under_way = min(groups - 1 - group, sets - 1)
             warpgroup.wait_group(under_way)
-            operands.ring.consumer_release(release)
-            release.advance()
-            self.promote(acc, held.sums[i % self.sets], scales)
-            multiply(i + self.sets)
+            if piece == pieces - 1:
+                operands.ring.consumer_release(release)
+                release.advance()
+            self.promote(acc, held.sums[group % sets], scales, piece)
+            multiply(group + sets)
         return state, release
 
     def scales(self, operands: WarpgroupOperands, held: Partial, state: State) -> Any:
         """The scales of a k tile, read while its products are in flight: none here."""
 
-    def promote(self, acc: cute.Tensor, sums: cute.Tensor, scales: Any = None) -> None:
-        """Adds the sums of one k tile."""
-        for i in range(cute.size(acc)):
-            acc[i] = acc[i] + sums[i]
+    def promote(self, acc: cute.Tensor, sums: cute.Tensor, scales: Any = None, piece: int = 0) -> None:
+        """Adds the sums of a piece of one k tile."""
+        first = piece * cute.size(sums)
+        for i in range(cute.size(sums)):
+            acc[first + i] = acc[first + i] + sums[i]
 
     def end(self, operands: WarpgroupOperands, acc: cute.Tensor, held: Partial, release: State) -> None:
         """Does nothing, as no product is in flight."""

@@ -156,6 +156,11 @@ class Sm90Gemm(FragmentGemm):
         self.mainloop = mainloop or Sm90Plain()
         check_face(self.mainloop, Sm90Mainloop)
         super().__init__(epilogue, config, kind=kind, scaling=self.mainloop.scaling)
+        if self.mainloop.pieces > 1 and self.blocks > 1:
+            raise ValueError(
+                f"tile {config.name} gives a warpgroup {self.blocks} blocks of 64 rows, and its mainloop "
+                f"multiplies {self.mainloop.pieces} pieces of the columns, which takes one block"
+            )
         if self.is_grouped and config.split_k > 1:
             raise ValueError(f"tile {config.name} has split-K, which a grouped product does not support")
         self.rings = config.warpgroups // config.sharing
@@ -241,7 +246,7 @@ class Sm90Gemm(FragmentGemm):
                 b_layout.sm90_mma_major_mode(),
                 Float32,
                 (config.sharing, 1, 1),
-                (BLOCK_M, config.mma_n),
+                (BLOCK_M, config.mma_n // self.mainloop.pieces),
             )
             for _ in range(2)
         ]
@@ -593,7 +598,10 @@ class Sm90Gemm(FragmentGemm):
         operands = WarpgroupOperands(
             ring=shared.ab_pipeline,
             a=add_mma.make_fragment_A(thr_mma.partition_A(s_a)),
-            b=add_mma.make_fragment_B(thr_mma.partition_B(s_b)),
+            b=[
+                add_mma.make_fragment_B(thr_mma.partition_B(self._piece(s_b, i)))
+                for i in range(self.mainloop.pieces)
+            ],
             adding=add_mma,
             setting=set_mma,
             scales=shared.scales,
@@ -806,6 +814,11 @@ class Sm90Gemm(FragmentGemm):
             cute.group_modes(cute.local_tile(s_a, box, (None, 0, None)), 0, 2),
             cute.group_modes(batches.boxes(batches.from_first(tma.tma_tensor, place), box), 0, 2),
         )
+
+    def _piece(self, s_b: cute.Tensor, index: int) -> cute.Tensor:
+        """The columns of all stages of B that an MMA multiplies as one."""
+        columns = self.config.mma_n // self.mainloop.pieces
+        return cute.local_tile(s_b, (columns, cute.size(s_b, mode=[1]), self.stages.ab), (index, 0, 0))
 
     def _partition_b(self, tma: cpasync.TmaInfo, s_b: cute.Tensor, index: int, cta_m: Int32) -> tuple:
         """The stages of a piece of B, and the tiles that it is brought from, partitioned for TMA."""

@@ -290,3 +290,58 @@ def test_an_explanation_is_of_its_architecture() -> None:
     assert not refused.regions
     (rejection,) = refused.rejections
     assert rejection.reason is Reason.RECIPE and "on sm_100a" in rejection.message
+
+
+def by_blocks(h: Tensor) -> tuple[Tensor, Tensor]:
+    """By blocks of 1 x 128, with scales as `_scaled_mm` takes them."""
+    blocks = h.float().unflatten(-1, (-1, 128))
+    scale = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-4) / 448
+    return (blocks / scale).flatten(-2).to(E4M3), scale.squeeze(-1).t().contiguous().t()
+
+
+def mlp(
+    x: Tensor, of_x: Tensor, wide: tuple[Tensor, ...], down: Tensor, of_down: Tensor, residual: Tensor
+) -> Tensor:
+    """DeepSeek's, of weights for gate and up, each with its scales, or of one that has both."""
+    halves = [
+        torch._scaled_mm(x, weight.t(), of_x, scales.t(), out_dtype=BF16)
+        for weight, scales in zip(wide[::2], wide[1::2], strict=True)
+    ]
+    gate, up = halves if len(halves) > 1 else halves[0].chunk(2, -1)
+    h, of_h = by_blocks(torch.nn.functional.silu(gate) * up)
+    return torch._scaled_mm(h, down.t(), of_h, of_down.t(), out_dtype=BF16) + residual
+
+
+def mlp_inputs(m: int, d: int, inner: int, weights: int, device: str = "cuda") -> tuple[Any, ...]:
+    def fp8(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=E4M3, device=device)
+
+    def scales(rows: int, k: int) -> Tensor:
+        return torch.empty(rows, k // 128, device=device)
+
+    lines = 2 * inner // weights
+    wide = [each for _ in range(weights) for each in (fp8(lines, d), scales(lines // 128, d))]
+    return (
+        fp8(m, d),
+        torch.empty(d // 128, m, device=device).t(),
+        tuple(wide),
+        fp8(d, inner),
+        scales(d // 128, inner),
+        torch.empty(m, d, dtype=BF16, device=device),
+    )
+
+
+@pytest.mark.parametrize("inner", [2048, 18432])
+@pytest.mark.parametrize("weights", [1, 2])
+def test_an_mlp_of_deepseek_is_two_kernels(inner: int, weights: int) -> None:
+    """An expert's and a dense layer's: both products, silu, the product of both and its quantisation are one,
+    and the second product and the residual are the other."""
+    with FakeTensorMode():
+        inputs = mlp_inputs(4096, 7168, inner, weights)
+        explained = cute_backend.explain(mlp, *inputs, arch="sm_90a")
+    assert not explained.rejections, "nothing is left to another kernel"
+    first, second = explained.regions
+    assert [len(region.spec.accumulators) for region in explained.regions] == [2, 1]
+    assert {op.block for op in first.spec.ops if op.block} == {128}
+    assert [(store.dtype.value, store.block) for store in first.spec.stores] == [("e4m3", 0), ("f32", 128)]
+    assert [load.label for load in second.loads] == ["residual"]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 import cute_backend
 from cute_backend.planning import Alignment, Arch, TileConfig, offered
@@ -67,6 +68,8 @@ CONFIGS = [
     sm90(128, 64, split_k=2),
     sm90(128, 192, 1, 2),
     sm90(64, 192, 2, pingpong=True),
+    sm90(128, 256, 1, 2),
+    sm90(64, 224, pingpong=True),
 ]
 
 
@@ -165,6 +168,41 @@ def test_a_program_is_simulated_from_torch_to_its_result() -> None:
     result = cute_backend.simulate(program.fn, *inputs, arch="sm_90a", async_seed=1)
     (expected,) = in_float64(program, inputs)
     assert relative_error(result, expected) < TOLERANCE[torch.bfloat16]
+
+
+def test_an_mlp_is_simulated_from_torch_to_its_result() -> None:
+    """Both kernels of DeepSeek's MLP: the first quantises its result by the blocks of the second."""
+
+    def mlp(x: Tensor, of_x: Tensor, wide: Tensor, of_wide: Tensor, down: Tensor, of_down: Tensor) -> Tensor:
+        gate, up = torch._scaled_mm(x, wide.t(), of_x, of_wide.t(), out_dtype=torch.bfloat16).chunk(2, -1)
+        blocks = (torch.nn.functional.silu(gate) * up).float().unflatten(-1, (-1, 128))
+        scale = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-4) / 448
+        h, of_h = (blocks / scale).flatten(-2).to(torch.float8_e4m3fn), scale.squeeze(-1)
+        return torch._scaled_mm(h, down.t(), of_h, of_down.t(), out_dtype=torch.bfloat16).relu()
+
+    m, d, inner, generator = 131, 384, 256, torch.Generator().manual_seed(0)
+
+    def fp8(rows: int, k: int) -> tuple[Tensor, Tensor]:
+        values = torch.randn(rows, k, generator=generator).to(torch.float8_e4m3fn)
+        return values, torch.rand(-(-rows // 128), k // 128, generator=generator) / 8 + 0.02
+
+    x, _ = fp8(m, d)
+    of_x = torch.rand(m, d // 128, generator=generator) + 0.1
+    inputs = (x, of_x, *fp8(2 * inner, d), *fp8(d, inner))
+    explained = cute_backend.explain(mlp, *inputs, arch="sm_90a")
+    explained.assert_fused(regions=2)
+    assert not explained.rejections
+    result = cute_backend.simulate(mlp, *inputs, arch="sm_90a", async_seed=1)
+
+    def wide(values: Tensor, scales: Tensor) -> Tensor:
+        lines = 1 if scales.shape[0] == m else 128
+        return values.double() * scales.double().repeat_interleave(lines, 0).repeat_interleave(128, 1)
+
+    gate, up = (wide(x, of_x) @ wide(*inputs[2:4]).t()).chunk(2, -1)
+    h = (torch.nn.functional.silu(gate) * up).unflatten(-1, (-1, 128))
+    scale = h.abs().amax(-1, keepdim=True) / 448
+    h = ((h / scale).float().to(torch.float8_e4m3fn).double() * scale).flatten(-2)
+    assert relative_error(result, (h @ wide(*inputs[4:]).t()).relu()) < 1e-2
 
 
 def test_another_architecture_says_that_it_has_no_mainloop_for_it() -> None:

@@ -26,6 +26,10 @@ class Sm90Endless(Sm90Plain):
     end = None
 
 
+class Sm90InPieces(Sm90Plain):
+    pieces = 2
+
+
 def test_a_template_takes_mainloops_of_its_own() -> None:
     assert isinstance(Sm90Gemm(Bare(), HOPPER, Sm90Traced()).mainloop, Sm90Traced)
     assert isinstance(Sm100Gemm(Bare(), BLACKWELL, Sm100Plain()).mainloop, Sm100Plain)
@@ -38,3 +42,11 @@ def test_a_template_refuses_the_mainloops_of_another() -> None:
         Sm90Gemm(Bare(), HOPPER, Sm100Plain())
     with pytest.raises(ValueError, match=r"Sm90Endless is no Sm90Mainloop, whose end .* with operands, acc"):
         Sm90Gemm(Bare(), HOPPER, Sm90Endless())
+
+
+def test_pieces_of_columns_are_refused_beside_several_blocks_of_rows() -> None:
+    low = TileConfig(Arch.SM90A, 128, 256)
+    assert Sm90Gemm(Bare(), low, Sm90InPieces()).blocks == 1
+    high = TileConfig(Arch.SM90A, 256, 128)
+    with pytest.raises(ValueError, match=r"a warpgroup 2 blocks of 64 rows, and .* 2 pieces of the col"):
+        Sm90Gemm(Bare(), high, Sm90InPieces())

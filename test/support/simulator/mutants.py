@@ -84,7 +84,6 @@ ROTATED = replace(
         replace(SPEC.ops[0], name="t2", operands=("t1", "scale_a")),
     ),
 )
-NEIGHBOURS = replace(ROTATED, ops=(ROTATED.ops[0], replace(ROTATED.ops[1], block=2), ROTATED.ops[2]))
 GROUPED = replace(grouped(), stores=grouped().stores[:1])
 
 
@@ -137,6 +136,7 @@ HOPPER_MULTICAST = Subject(sm90(128, 64, 2, 1), (136, 136, 512))
 REDUCING = Subject(sm90(128, 64), (136, 136, 128), spec=LARGEST)
 BLOCK_SCALED = Subject(sm90(64, 128, pingpong=True), (72, 136, 1280), spec=BLOCKWISE)
 COLUMN_SCALED = Subject(sm90(64, 64), (72, 72, 1040), spec=COLUMNWISE)
+PIECES = Subject(sm90(64, 256, pingpong=True), (72, 264, 1040), spec=COLUMNWISE)
 HALF_BLOCKS = Subject(sm90(64, 192, pingpong=True), (40, 328, 400), spec=BLOCKWISE)
 SCALED_PARTS = Subject(sm90(64, 64, split_k=4), (40, 72, 640), spec=BLOCKWISE)  # 2, 2, 1 and 0 blocks
 MXFP8 = Subject(sm100(128, 64), (136, 200, 1152), spec=BLACKWELL_SCALED["mxfp8"])
@@ -153,7 +153,6 @@ ROWS_BESIDE_TMA = replace(
 PARTS = Subject(sm90(64, 64, split_k=4), (72, 72, 1040))
 
 ROTATING = Subject(sm90(64, 128, pingpong=True), (72, 192, 256), spec=ROTATED)
-ROTATING_NEIGHBOURS = Subject(sm90(64, 64), (72, 72, 128), spec=NEIGHBOURS)
 BLACKWELL_ROTATING = Subject(sm100(128, 64), (136, 128, 256), spec=ROTATED)
 
 ENDS = (*range(20), 83, 83, 128)
@@ -182,7 +181,6 @@ SUBJECTS = {
     "reducing": REDUCING,
     "parts": PARTS,
     "rotating": ROTATING,
-    "rotating neighbours": ROTATING_NEIGHBOURS,
     "rotating on Blackwell": BLACKWELL_ROTATING,
     "groups": GROUPS,
     "ping-pong groups": PING_PONG_GROUPS,
