@@ -22,6 +22,7 @@ from cute_backend.bench.block_scaled import BLOCK_SCALED
 from cute_backend.bench.decoding import SAMPLING
 from cute_backend.bench.gated import GATED
 from cute_backend.bench.grouped import GROUPED
+from cute_backend.bench.grouped_fp8 import GROUPED_FP8
 from cute_backend.bench.host import measure_host
 from cute_backend.bench.machine import Nvml, describe, now
 from cute_backend.bench.measure import Run, build_kernels, measure_ceilings, measure_table, rate_of, steps
@@ -35,7 +36,7 @@ from cute_backend.bench.timing import require_gpu
 from cute_backend.errors import UsageError
 from cute_backend.presentation import terminal
 
-TABLES = (SCALED_MM, SAMPLING, ROW_MAXIMA, GATED, BLOCK_SCALED, GROUPED)
+TABLES = (SCALED_MM, SAMPLING, ROW_MAXIMA, GATED, BLOCK_SCALED, GROUPED, GROUPED_FP8)
 """The built-in tables, in the order in which they run; the names are those that `--rows` takes."""
 
 ROUNDS = 50

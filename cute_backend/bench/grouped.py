@@ -115,7 +115,7 @@ def problem(experts: Experts, tokens: int, split: Split) -> Problem:
     )
 
 
-_TOKENS = (64, 4096)
+TOKENS = (64, 4096)
 """Numbers of tokens, for a step of decoding and for a prompt."""
 
 _GATE_UP, _GATED, _BLOCK = (
@@ -134,6 +134,6 @@ GROUPED = Table(
         Ratio(_BLOCK, Cell("block", Runner.INDUCTOR)),
     ),
     problems=tuple(
-        problem(experts, tokens, split) for split in Split for tokens in _TOKENS for experts in MODELS
+        problem(experts, tokens, split) for split in Split for tokens in TOKENS for experts in MODELS
     ),
 )

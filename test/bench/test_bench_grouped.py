@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cute_backend import explain
-from cute_backend.bench import grouped
+from cute_backend.bench import grouped, grouped_fp8
 from cute_backend.bench.measure import compiled, work_of
 from cute_backend.bench.table import Runner
 from support.reference import TOLERANCE, relative_error
@@ -74,3 +74,13 @@ def test_experts_without_rows_need_not_be_read():
     assert works["block"].operations == 3 * 2 * 2 * 48 * 64
     assert works["gated"].bytes == 2 * weights // 3 + ends + 2 * 2 * (64 + 48)
     assert works["block"].bytes == weights + ends + 2 * 2 * (64 + 64 + 1)
+
+
+def test_fp8_variants_are_one_kernel_each_of_the_same_products():
+    problem = grouped_fp8.problem(SMALL_EXPERTS, 8, grouped.Split.ROUTED)
+    operations = {"gate_up": 2 * 16 * 96 * 64, "gated": 2 * 16 * 96 * 64}
+    for name, workload in workloads(problem).items():
+        assert workload.operations == operations.get(name, 2 * 16 * 64 * 48)
+        if Runner.CUTE in workload.runners:
+            (region,) = explain(workload.fn, *workload.inputs(), arch="sm_90a").regions
+            assert len(region.spec.accumulators) == (2 if name == "gated" else 1)

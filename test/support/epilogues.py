@@ -46,10 +46,12 @@ class Problem:
         half = max(self.m // 2, 1)
         return (0, 1, half, half, *range(half + 32, self.m, 32), self.m)
 
-    def experts(self, columns: int, generator: torch.Generator) -> Tensor:
-        """(G, K, columns) bf16, K contiguous, as the transpose of the weights of experts."""
+    def experts(
+        self, columns: int, generator: torch.Generator, dtype: torch.dtype = torch.bfloat16
+    ) -> Tensor:
+        """(G, K, columns), K contiguous, as the transpose of the weights of experts."""
         shape = (len(self.ends), columns, self.k)
-        return self.operand(*shape, dtype=torch.bfloat16, generator=generator).transpose(1, 2)
+        return self.operand(*shape, dtype=dtype, generator=generator).transpose(1, 2)
 
     def randn(self, *shape: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
         return torch.randn(*shape, generator=generator, device=self.device).to(dtype)
@@ -137,6 +139,8 @@ MAKERS: dict[str, Maker] = {
     "column_bf16": lambda p, g: p.randn(p.m, 1, dtype=torch.bfloat16, generator=g),
     "row": lambda p, g: p.ramp(p.n),
     "threshold": lambda p, g: p.ramp(p.n) - 0.1234567,  # no product of halves and the other ramps
+    "scale_rows": lambda p, g: p.ramp(p.m),
+    "scale_experts": lambda p, g: p.ramp(len(p.ends) * p.n).reshape(-1, p.n),
     "column": lambda p, g: p.ramp(p.m),
     "residual": _plane(torch.bfloat16),
     "other": _plane(torch.bfloat16),
@@ -146,6 +150,7 @@ MAKERS: dict[str, Maker] = {
     "b_3d_bf16": lambda p, g: p.operand(2, p.n, p.k, dtype=torch.bfloat16, generator=g).transpose(1, 2),
     "ends": lambda p, g: torch.tensor(p.ends, device=p.device, dtype=torch.int32),
     "experts": lambda p, g: p.experts(p.n, g),
+    "experts_fp8": lambda p, g: p.experts(p.n, g, E4M3),
     "experts_wide": lambda p, g: p.experts(2 * p.n, g),
     "router": lambda p, g: p.randn(p.m, len(p.ends), dtype=torch.float32, generator=g),
     "experts_bias": lambda p, g: p.randn(len(p.ends), 2 * p.n, dtype=torch.bfloat16, generator=g),
@@ -424,6 +429,15 @@ def grouped_routed(a_bf16, experts, ends, column, residual):
     # Routing weights, a plane, and what dynamic rowwise quantisation needs.
     y = F.grouped_mm(a_bf16, experts, offs=ends).float() * column[:, None] + residual
     return y.to(torch.bfloat16), y.abs().amax(-1)
+
+
+@epilogue({"scale_a": "colvec", "scale_b": "groupvec", "colvec0": "colvec"}, "bf16", table=GROUPED)
+def grouped_fp8(a, experts_fp8, scale_rows, scale_experts, ends, column):
+    # Rowwise fp8, and routing weights.
+    y = torch._scaled_grouped_mm(
+        a, experts_fp8, scale_rows, scale_experts, ends, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
+    return (y * column[:, None]).to(torch.bfloat16)
 
 
 @epilogue({"rowvec0": "rowvec"}, "bf16", table=BLOCKS)

@@ -92,6 +92,14 @@ def _grouped_mm_f64(a: Tensor, b: Tensor, *, offs: Tensor) -> Tensor:
     return torch.cat(products)
 
 
+def _scaled_grouped_mm_f64(
+    a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor, offs: Tensor, **_: object
+) -> Tensor:
+    rows = torch.arange(a.shape[0], device=a.device)
+    group = torch.searchsorted(offs, rows, right=True)
+    return _grouped_mm_f64(a, b, offs=offs) * of_a[:, None].double() * of_b.double()[group]
+
+
 def in_float64(epilogue: Epilogue, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The program with its products in float64, whose dtype all that follows then takes on."""
     with (
@@ -100,6 +108,7 @@ def in_float64(epilogue: Epilogue, inputs: tuple[Tensor, ...]) -> tuple[Tensor, 
         patch("torch.baddbmm", _baddbmm_f64),
         patch("torch.nn.functional.scaled_mm", _scaled_mm_v2_f64),
         patch("torch.nn.functional.grouped_mm", _grouped_mm_f64),
+        patch("torch._scaled_grouped_mm", _scaled_grouped_mm_f64),
     ):
         return as_tuple(epilogue.fn(*inputs))
 
