@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
@@ -42,8 +43,17 @@ from cute_backend.runtime.link import KernelFunction
 from cute_backend.runtime.timing import arguments_of
 from cute_backend.spec import Accumulator, DType, EpilogueSpec, Store
 
-PROBLEMS = ((4096, 4096, 4096), (8192, 8192, 8192), (128, 8192, 8192), (7697, 27304, 5120))
+PROBLEMS = (
+    (4096, 4096, 4096),
+    (8192, 8192, 8192),
+    (128, 8192, 8192),
+    (7697, 27304, 5120),
+    (16, 4096, 14336),
+)
 """(M, N, K)."""
+
+FEW_ROWS = 256
+"""The most rows for which tiles with split-K are timed too."""
 
 CALLS, ROUNDS = 2, 11
 """Calls of a graph, each on operands of its own, and timings of each."""
@@ -68,20 +78,25 @@ def measure(
     "TMA full TILE"."""
     generator = torch.Generator("cuda").manual_seed(0)
     sms = device_at(0).sm_count
-    specs = {kernel.spec: kernel.config for kernel in functions}
+    kernels = [kernel for kernel in functions if kernel.config.split_k == 1 or m <= FEW_ROWS]
+    alike = defaultdict(list)
+    for kernel in kernels:
+        alike[kernel.spec, kernel.config.sums_in_memory].append(kernel.config)
     sets = {
-        spec: [arguments_of(spec, [config], m, n, k, generator) for _ in range(CALLS)]
-        for spec, config in specs.items()
+        (spec, sums): [tuple(arguments_of(spec, configs, m, n, k, generator)) for _ in range(CALLS)]
+        for (spec, sums), configs in alike.items()
     }
-    products = [(a, b, torch.empty_like(out)) for a, b, out in sets[BARE]]
+    products = [(a, b, torch.empty_like(out)) for a, b, out in sets[BARE, False]]
     units = {"torch": unit_of(lambda a, b, out: torch.mm(a, b, out=out), products)}
-    for kernel, function in functions.items():
+    for kernel in kernels:
         by_tma = "" if kernel.arch is Arch.SM80 else "TMA "
         name = f"{by_tma}{'bare' if kernel.spec == BARE else 'full'} {kernel.config.name}"
-        units[name] = unit_of(lambda *args, f=function: f(*args, sms), sets[kernel.spec])
+        own = sets[kernel.spec, kernel.config.sums_in_memory]
+        units[name] = unit_of(lambda *args, f=functions[kernel]: f(*args, sms), own)
         if kernel.spec == BARE:
-            compare(name, sets[BARE][0][-1], products[0][-1])
-    peers = [(a, b.t(), torch.empty_like(out)) for a, b, out in sets[BARE]]
+            a, b, out = own[0][:3]
+            compare(name, out, torch.mm(a, b))
+    peers = [(a, b.t(), torch.empty_like(out)) for a, b, out in products]
     for tile in filter(fits, TILES):
         assert_mma_sync(mm(tile, *peers[0]))
         name = "triton " + "x".join(map(str, tile))
@@ -128,7 +143,12 @@ def tiles_for(spec: EpilogueSpec) -> list[TileConfig]:
     copying += [replace(config, arch=Arch.SM80) for config in fed]
     alone = [config for config in copying if config.tile_m <= 128 and config.occupancy == 1]
     fed += [replace(config, arch=Arch.SM120A) for config in alone]
-    return list(dict.fromkeys(copying + fed))
+    return [config for config in dict.fromkeys(copying + fed) if config.split_k == 1 or _is_for_few(config)]
+
+
+def _is_for_few(config: TileConfig) -> bool:
+    """Whether a tile with split-K is one that few rows may want."""
+    return config.split_k == 4 and config.tile_m * config.tile_n <= 128 * 64
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ OFFSETS = "offsets"
 """The argument that says where groups of rows end: for each group the row after its last, as in torch."""
 
 WORKSPACE = "workspace"
-"""The argument that holds the partials of all reductions: bytes."""
+"""The argument that holds the partials of all reductions, or the sums of parts of K: bytes."""
 
 
 class Role(Enum):
@@ -208,10 +208,11 @@ class Argument:
         return tuple(strides[axis] for axis in range(len(self.dims)))
 
 
-def signature(spec: EpilogueSpec) -> tuple[Argument, ...]:
+def signature(spec: EpilogueSpec, sums: bool = False) -> tuple[Argument, ...]:
     """The arguments of a spec's kernels, in order: A, every B, loads, stores, and the workspace where some
-    stores reduce. Where blocks have scales, those of A come after it, and those of every B after all B; so do
-    the offsets of A's groups, where it has any, come after A."""
+    stores reduce, or where a tile leaves the `sums` of parts of K there (`TileConfig.sums_in_memory`). Where
+    blocks have scales, those of A come after it, and those of every B after all B; so do the offsets of A's
+    groups, where it has any, come after A."""
     first = spec.product
     batched, grouped = first.kind is ProductKind.BATCHED, first.kind is ProductKind.GROUPED
     batches = (Extent.BATCHES,) if batched else ()
@@ -243,7 +244,7 @@ def signature(spec: EpilogueSpec) -> tuple[Argument, ...]:
         arguments += [_scales(name, acc, Role.B_SCALES, extents) for name, acc in names.items()]
     arguments += map(Argument.of_load, spec.loads)
     arguments += map(Argument.of_store, spec.stores)
-    if spec.reductions:
+    if spec.reductions or sums:
         room = (Dim(Extent.BYTES, Stride.ONE),)
         arguments.append(
             Argument(WORKSPACE, "the workspace", Role.WORKSPACE, DType.U8, room, ArgumentAlignment.WORKSPACE)

@@ -52,6 +52,7 @@ def emit(
     It defines the class `Epilogue`, the kernel `gemm` and the function `launch(a, <bs>, <loads>, <stores>,
     max_active_clusters, stream)`, whose arguments carry the spec's names. If a store reduces, there is a
     kernel `finish` too, and after the stores comes `workspace`, in which `gemm` leaves partials for it.
+    So it does where a tile leaves the sums of parts of K, for `gemm`'s own second kernel.
     `lines` has the line of a program, such as "model.py:12", for the names of ops and stores of the spec. It
     becomes a comment behind their statements, for people to read: kernels are compiled without.
     Raises UsageError if the architecture has no instructions for the spec.
@@ -89,7 +90,7 @@ class _Module:
     ) -> None:
         self.config, self.alignment, self.lines = config, alignment, lines
         self.name, self.formula = header
-        self.arguments = signature(spec)
+        self.arguments = signature(spec, config.sums_in_memory)
         self.plan = plan(spec, config, alignment)
         self.spec = spec = multiplied(spec, config)
         self.chain = Chain(spec, self._reads(), folded)
@@ -146,6 +147,7 @@ class _Module:
         enums += ["Scaling"] if self.spec.product.is_block_scaled else []
         enums += ["DType"] if self.spec.product.a_scaling.by_mma else []
         enums += ["ProductKind"] if self.spec.product.kind is not ProductKind.DENSE else []
+        is_split = self.config.sums_in_memory
         tiles = [*(["Rowvecs"] if self.config.rowvecs is not Rowvecs.AUTO else []), "TileConfig"]
         return [
             *lines,
@@ -165,6 +167,7 @@ class _Module:
             *(["from cute_backend.templates.finish import Finish"] if reductions else []),
             *([f"from {self.mainloop.module} import {self.mainloop.name}"] if self.mainloop else []),
             f"from {module} import {template}",
+            *(["from cute_backend.templates.split_sums import SplitGemm"] if is_split else []),
         ]
 
     def _types(self) -> set[str]:
@@ -309,8 +312,9 @@ class _Module:
         )
         if (kind := self.spec.product.kind) is not ProductKind.DENSE:
             options += f", kind=ProductKind.{kind.name}"
+        made = f"SplitGemm({template}, " if self.config.sums_in_memory else f"{template}("
         return [
-            f"gemm = {template}(Epilogue(), {_config(self.config)}{options})",
+            f"gemm = {made}Epilogue(), {_config(self.config)}{options})",
             *(self._finishing_kernel() if reductions else []),
             "",
             "",
@@ -380,7 +384,7 @@ class _Module:
         groups = of_role(self.arguments, Role.OFFSETS)
         further += "".join(f", {argument.name}={argument.name}" for argument in groups)
         loads, products = names(load.name for load in self.spec.loads), names(b.name for b in bs)
-        written = f"[{planes}]"
+        written = f"[{planes}]" + (f", {WORKSPACE}" if self.config.sums_in_memory else "")
         if reductions:
             written = f"[{planes}, *partials]" if planes else "partials"
         gemm = (

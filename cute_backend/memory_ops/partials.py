@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cute_backend.planning import TileConfig
 from cute_backend.spec import Axis, DType, EpilogueSpec, ReduceKind, Store
-from cute_backend.templates.workspace import partials_bytes
+from cute_backend.templates.workspace import partials_bytes, sums_bytes
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ def written(stores: tuple[Store, ...]) -> tuple[str, ...]:
 
 
 def workspace_bytes(spec: EpilogueSpec, config: TileConfig, m: int, n: int) -> int:
-    """The size of the buffer that holds all partials of a plane of (m, n)."""
-    return sum(
+    """The size of the buffer that holds all partials of a plane of (m, n), or the sums of parts of K."""
+    return sums_bytes(config, m, n) + sum(
         partials_bytes(store.reduce.axis, config, m, n, part.dtype.bits)
         for store in spec.stores
         if store.reduce is not None

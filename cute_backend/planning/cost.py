@@ -21,6 +21,12 @@ _OVERLAP = 8
 they are equal."""
 
 
+SUM_BITS = 32
+"""Bits of a sum of a part of K."""
+
+SUMS_US = 3.0
+"""Microseconds that a second kernel takes which adds up sums of parts of K, beside reading them."""
+
 _L2_LINE = 128
 """Bytes of a line of L2."""
 
@@ -58,7 +64,8 @@ def cost(
     """
     timing = config.target.timing
     work = work_of(config, spec, m, n, k, sm_count, groups)
-    return float(work.microseconds(time_of(config.arch, config.cut), timing.beyond_us, timing.bytes_per_us))
+    us = float(work.microseconds(time_of(config.arch, config.cut), timing.beyond_us, timing.bytes_per_us))
+    return us + SUMS_US if config.sums_in_memory else us
 
 
 def work_of(
@@ -79,13 +86,16 @@ def work_of(
     cluster_rows = -(-m // rows) if groups is None else _cluster_rows(rows, m, groups)
     reached = config.target.timing.reached.get(config.cluster_size, 1.0)
     in_flight = max(int(sm_count * reached) * config.occupancy // config.cluster_size, 1)
-    full, last = divmod(cluster_rows * -(-n // columns) - 1, in_flight)
+    parts = config.split_k if config.sums_in_memory else 1
+    full, last = divmod(parts * cluster_rows * -(-n // columns) - 1, in_flight)
     k_bytes = k * spec.product.a_dtype.bits // 8
     depth = -(-k_bytes // (config.split_k * TILE_K_BYTES)) * TILE_K_BYTES / 1024
     whole = groups is None and (config.cta_rows > 64 or config.cluster_n > 1)
     beyond = min(cluster_rows * rows - m, config.cta_rows) * config.cluster_n / cluster_rows if whole else 0.0
     matrices = 1 if groups is None else min(groups, m)
     moved = (m + n * config.products * matrices) * k_bytes + m * n * plane_bits(spec) / 8
+    if config.sums_in_memory:
+        moved += 2 * parts * m * n * SUM_BITS / 8  # written, and read again
     crossing = float(k_bytes % _L2_LINE != 0 and spec.product.b_major is Major.K)
     return Work(full + 1, full + (last + 1) / in_flight, depth, crossing, beyond, moved)
 

@@ -30,7 +30,10 @@ MAX_WORDS = 48
 FINISH = "_finish"
 """The suffix of the kernel that finishes a region's reductions."""
 
-DIGEST = re.compile(r"(?:^|_)([0-9a-f]{8})(?:_finish)?(?:_cutlass_\d+)?(?:_[0-9a-f]{16})?$")
+PARTS = "_parts"
+"""The suffix of the kernel that sums up parts of K, which the kernel without it adds up."""
+
+DIGEST = re.compile(r"(?:^|_)([0-9a-f]{8})(?:_finish|_parts)?(?:_cutlass_\d+)?(?:_[0-9a-f]{16})?$")
 """The digest in what a profiler, a log or a file of the cache calls a kernel, or alone."""
 
 

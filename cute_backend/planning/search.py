@@ -127,15 +127,14 @@ def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """The tiles that the heuristic chooses from when sizes are known: those of the table, the further tiles
     of the target, and the smallest tile of the table with split-K, if the target supports it.
 
-    For a batched product it is the table alone, because the number of products is not known. A grouped
-    product has no split-K, because its tiles are counted only on the device.
+    For a batched product it is the table alone, because the number of products is not known.
     """
     tiles, shipped = arch.target.tiles, table(arch, spec)
     if spec.product.kind is ProductKind.BATCHED:
         return shipped
     sized = (*tiles.sized, *tiles.middle) if _shipped(arch, spec) is tiles.shipped else ()
     further = (config for config in suited(arch, sized, spec) if _fits(config, spec))
-    splits = () if spec.product.kind is ProductKind.GROUPED else tiles.splits
+    splits = tiles.splits if _can_split(arch, spec) else ()
     return tuple(dict.fromkeys((*shipped, *further, *_split(shipped[-1:], splits))))
 
 
@@ -143,6 +142,15 @@ def _fits(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether a tile of no table leaves the epilogue registers, and room in shared memory."""
     spec = multiplied(spec, config)
     return leaves_registers(config, spec) and holds_planes(config, spec)
+
+
+def _can_split(arch: Arch, spec: EpilogueSpec) -> bool:
+    """Whether K may be in parts. The tiles of groups are only counted on the device. Sums that go through
+    memory are those of one dense product, and the workspace has no partials beside them."""
+    if spec.product.kind is ProductKind.GROUPED:
+        return False
+    dense = spec.product.kind is ProductKind.DENSE
+    return arch.target.clusters or (dense and len(spec.accumulators) == 1 and not spec.reductions)
 
 
 def _split(configs: Iterable[TileConfig], parts: Iterable[int]) -> Iterator[TileConfig]:
@@ -274,7 +282,7 @@ def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         for config in tried
         if config.ctas == 1 or cluster_n == 1
     ]
-    if spec.product.kind is not ProductKind.GROUPED:  # only the device counts the tiles of groups
+    if _can_split(arch, spec):
         found += _split(tried, tiles.tried_splits)
     fitting = [*offered(arch, spec), *(config for config in found if _fits(config, spec))]
     fitting += [replace(config, column_groups=2) for config in fitting if can_halve(config, spec)]

@@ -67,8 +67,9 @@ class TileConfig:
     epilogue runs under the other's MMA. Tiles are visited in groups of `raster_m` rows of clusters, so that
     those in flight share operands in L2.
 
-    With `split_k` above 1, a cluster of `split_k` CTAs shares each tile, and each CTA multiplies a part of K:
-    on sm_90a, without ping-pong.
+    With `split_k` above 1, `split_k` CTAs share each tile, and each multiplies a part of K, without
+    ping-pong: those of a cluster on sm_90a, and CTAs that leave their sums in memory (`sums_in_memory`) where
+    there are no clusters.
 
     With `unrolled`, visits are unrolled instead of being the iterations of a loop, so that each visit can
     index the values that a thread holds in registers: hoisted rowvecs.
@@ -163,6 +164,11 @@ class TileConfig:
         return bool(self.target.tiles.splits) and alone and not self.pingpong
 
     @property
+    def sums_in_memory(self) -> bool:
+        """Whether CTAs leave the sums of parts of K in memory, for a second kernel to add up."""
+        return self.split_k > 1 and not self.target.clusters
+
+    @property
     def name(self) -> str:
         """A name for file names and tables, such as `128x256_2x1`; `_by64` stands for subtiles of 64 columns,
         and `128x64x2` for a tile of two accumulators."""
@@ -203,7 +209,7 @@ class TileConfig:
     @property
     def cluster_size(self) -> int:
         """CTAs in a cluster."""
-        return self.cluster_m * self.cluster_n * self.split_k
+        return self.cluster_m * self.cluster_n * (1 if self.sums_in_memory else self.split_k)
 
     @property
     def cta_rows(self) -> int:
@@ -301,7 +307,7 @@ class TileConfig:
     @property
     def sum_bytes(self) -> int:
         """Shared memory of one CTA for the partial sums of split-K that it leaves to another."""
-        return 4 * self.cta_rows * self.mma_n if self.split_k > 1 else 0
+        return 4 * self.cta_rows * self.mma_n if self.split_k > 1 and not self.sums_in_memory else 0
 
     @property
     def stage_elements(self) -> int:

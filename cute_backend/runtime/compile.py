@@ -129,7 +129,7 @@ def _compile(gpu: Arch, kernel: Kernel, module: ModuleType, scratch: str) -> Any
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream
 
-    operands = fake_operands(kernel.spec, kernel.alignment)
+    operands = fake_operands(kernel.spec, kernel.alignment, kernel.config.sums_in_memory)
     expected = [*operands, "max_active_clusters", "stream"]
     parameters = list(inspect.signature(module.launch).parameters)
     if kernel.edited is not None and module.gemm.config != (tile := _tile(kernel)):
@@ -168,15 +168,16 @@ def _collect(compiled: Any, source: str, scratch: Path) -> Built:
     )
 
 
-def fake_operands(spec: EpilogueSpec, alignment: Alignment) -> dict[str, Any]:
-    """A stand-in for each tensor of `launch`, by name: dynamic sizes that share symbols, strides by class."""
+def fake_operands(spec: EpilogueSpec, alignment: Alignment, sums: bool = False) -> dict[str, Any]:
+    """A stand-in for each tensor of `launch`, by name: dynamic sizes that share symbols, strides by class.
+    `sums` as for `signature`."""
     import cutlass.cute as cute
 
     sizes = {extent: cute.sym_int32() for extent in Extent}
     sizes[Extent.COLUMNS] = cute.sym_int32(divisibility=2)
     sizes[Extent.BYTES] = cute.sym_int64()
     tma = alignment is Alignment.TMA
-    return {argument.name: _fake(argument, sizes, tma) for argument in signature(spec)}
+    return {argument.name: _fake(argument, sizes, tma) for argument in signature(spec, sums)}
 
 
 def _fake(argument: Argument, sizes: Mapping[Extent, Any], tma: bool) -> Any:

@@ -34,7 +34,8 @@ class Outputs:
         binding = Binding(spec)
         written = None if binding.takes_results_as_given else binding.written
         results = [(Argument.of_store(stores[0]), len(stores)) for stores in spec.results]
-        arguments = [*results, *((each, 1) for each in of_role(signature(spec), Role.WORKSPACE))]
+        given = signature(spec, config.sums_in_memory)
+        arguments = [*results, *((each, 1) for each in of_role(given, Role.WORKSPACE))]
 
         @lru_cache(_MAX_SIZES)
         def of_size(m: int, n: int) -> Memory:
@@ -58,8 +59,8 @@ class Memory(NamedTuple):
     written: Callable[[list[Tensor]], list[Tensor]] | None
 
     def allocate(self, like: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Uninitialised results, and all that a kernel writes as its arguments: those, and a buffer for
-        partials where some reduce. On the device of `like`."""
+        """Uninitialised results, and all that a kernel writes as its arguments: those, and the workspace if
+        there is one. On the device of `like`."""
         if like.is_cuda and like.get_device() == torch._C._cuda_getDevice():
             memory = [_empty_on_current_gpu(*layout) for layout in self.layouts]
         else:

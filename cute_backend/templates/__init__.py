@@ -6,7 +6,7 @@
 - Mainloops: `mainloop`, `block_scaled`, `mma_scaled`, `warp_mainloop`, `warp_columns`.
 - Operands: `feed`, `tma_feed`, `warp_copies`, `cp_async`, `staged`, `block_scales`, `batch`.
 - The warps of a CTA: `crew`, `rings`, `stages`.
-- Schedules: `scheduler`, `split_k`, `overlap`.
+- Schedules: `scheduler`, `split_k`, `split_sums`, `overlap`.
 - Reductions: `finish`, `workspace`.
 - Names of kernels: `entry`.
 """

@@ -14,7 +14,7 @@ Each warp has planes of its own, to and from which it copies by itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -68,6 +68,9 @@ class Sm80Gemm(FragmentGemm):
 
     Of several products of one A there is a B for each, of one layout, or one of (K, 2 N) for neighbouring
     columns; each stage has the columns of all, and a warp's products are as wide as they are together.
+
+    With split-K, the parts of K follow each other as products of a batch do, but they have one A and one B:
+    rows of D are (split_k * M), the sums of a part each (`split_sums.py`).
 
     Operands are of one dtype. Of 16 bits, each is contiguous along K or along the other mode; of fp8, along
     K. Without a `mainloop` the tensor cores add up all k tiles. Base addresses are multiples of 16 bytes and
@@ -145,7 +148,7 @@ class Sm80Gemm(FragmentGemm):
             instruction(a.element_type, Float32, (MMA_M, MMA_N, mma_k)), warps, permutation_mnk=order
         )
         at_once = max_active_clusters * config.occupancy
-        grid = cutlass.min(batches.schedule(config, m, n, a).items, at_once)
+        grid = cutlass.min(self._schedule(m, n, a).items, at_once)
         a_given = self.feed.given(a, self.a_stage)
         bs_given = [self.feed.given(b, self.piece) for b in bs]
         named(self.kernel, self.name)(mma, a_given, bs_given, list(loads), list(stores), m, n).launch(
@@ -167,56 +170,66 @@ class Sm80Gemm(FragmentGemm):
         m: Int32,
         n: Int32,
     ):
-        config, epilogue, stages = self.config, self.epilogue, self.stages
         thread, _, _ = cute.arch.thread_idx()
         first_item, _, _ = cute.arch.block_idx()
         item_step, _, _ = cute.arch.grid_dim()
-        smem, warps = SmemAllocator(), self.work.warps
-        s_a = self.a_stage.allocate(smem, stages.ab)
-        s_b = self.b_stage.allocate(smem, stages.ab)
+        smem = SmemAllocator()
+        s_a = self.a_stage.allocate(smem, self.stages.ab)
+        s_b = self.b_stage.allocate(smem, self.stages.ab)
         left = self.feed.tensor(a)
-        s_loads = tuple(planes.allocate(smem, stages.exact * warps) for planes in self.load_planes)
-        s_stores = tuple(planes.allocate(smem, stages.store * warps) for planes in self.store_planes)
-        s_rows = tuple(allocate_rows(smem, epilogue.staged, config.tile_n, stages.row))
+        planes = self._planes(smem)
         ab_pipeline, row_pipeline = self.feed.open(smem)
         shared = Sm80Shared(
-            schedule=batches.schedule(config, m, n, left),
+            schedule=self._schedule(m, n, left),
             n=n,
-            glob=by_name(epilogue.loads + epilogue.stores, loads + stores),
-            loads=s_loads,
-            stores=s_stores,
-            rows=s_rows,
+            glob=by_name(self.epilogue.loads + self.epilogue.stores, loads + stores),
+            **planes,
             ab_pipeline=ab_pipeline,
             row_pipeline=row_pipeline,
             a=a,
             bs=tuple(bs),
             s_a=s_a,
             s_b=s_b,
-            k_tiles=cute.ceil_div(left.shape[1], s_a.shape[1]),
+            k_tiles=cute.ceil_div(cute.ceil_div(left.shape[1], s_a.shape[1]), self.config.split_k),
+            is_split=self.config.split_k > 1,
             item_step=item_step,
         )
         if cutlass.const_expr(not self.feed.roles):
             self._work(shared, mma, first_item, thread)
         else:
             warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-            if warp < warps:
+            if warp < self.work.warps:
                 self._work(shared, mma, first_item, thread)
             else:
                 self.feed.help(shared, first_item, warp, thread % WARP)
 
+    def _planes(self, smem: SmemAllocator) -> dict[str, tuple[cute.Tensor, ...]]:
+        """Shared memory for exact loads, outputs and staged rowvecs."""
+        stages, warps = self.stages, self.work.warps
+        return {
+            "loads": tuple(planes.allocate(smem, stages.exact * warps) for planes in self.load_planes),
+            "stores": tuple(planes.allocate(smem, stages.store * warps) for planes in self.store_planes),
+            "rows": tuple(allocate_rows(smem, self.epilogue.staged, self.config.tile_n, stages.row)),
+        }
+
+    def _schedule(self, m: Int32, n: Int32, a: cute.Tensor) -> TileSchedule | BatchSchedule | GroupSchedule:
+        """The tiles of all products, or of all parts of K."""
+        if self.config.split_k > 1:
+            return BatchSchedule.of(self.config, m, n, Int32(self.config.split_k))
+        return batches.schedule(self.config, m, n, a)
+
     @cute.jit
-    def _work(self, shared: Sm80Shared, mma: cute.TiledMma, first_item: Int32, thread: Int32):
+    def _work(self, shared: Sm80Shared, mma: cute.TiledMma | None, first_item: Int32, thread: Int32):
         """All tiles of a CTA, one after the other."""
         config, stages = self.config, self.stages
         schedule, glob = shared.schedule, shared.glob
         group = cute.arch.make_warp_uniform(thread // WARPGROUP)
-        operands = WarpOperands.of(mma, self.a_stage, self.b_stage, shared.s_a, shared.s_b, thread)
         # As `FragmentSubtile` finds them: the four sums of an instruction, then the columns of a block.
         fragments = ((2, 2), self.blocks, config.mma_n // MMA_N)
         acc = cute.make_rmem_tensor(
             cute.make_layout(fragments, stride=((1, 2), config.mma_n // 2, 4)), Float32
         )
-        multiplied = pair_sums(config, self.blocks) if self.side_by_side else acc
+        sum_up = self._summing(shared, mma, acc, thread)
         at, rows_at = self.feed.begin(shared, first_item, thread)
         item = Int32(first_item)
         while schedule.is_valid(item):
@@ -230,15 +243,7 @@ class Sm80Gemm(FragmentGemm):
                     self.feed.planes_begun()
             if cutlass.const_expr(stages.row > 0):
                 self.feed.stage_rows(shared, place, rows_at, thread)
-            sums = self.mainloop.begin(multiplied)
-            for _ in cutlass.range(shared.k_tiles, unroll=1):
-                stage = self.feed.wait(shared, at)
-                self.mainloop.step(operands, multiplied, sums, stage, self.feed.copies(shared, at, thread))
-                at = self.feed.next(shared, at)
-            if cutlass.const_expr(self.side_by_side):
-                cute.arch.sync_threads()  # before the stage is written that all warps have multiplied
-                stage = self._left_stage(shared, at)
-                exchange_sums(multiplied, acc, stage, thread, partial(self._meet, thread))
+            at = sum_up(tile, at)
             rows = self.feed.rows(shared, rows_at)
             if cutlass.const_expr(config.rolled):
                 smem = by_name(self.smem_names, rows)
@@ -250,6 +255,38 @@ class Sm80Gemm(FragmentGemm):
             rows_at = self.feed.rows_read(shared, rows_at)
             item += shared.item_step
         self.feed.end()
+
+    def _summing(
+        self, shared: Sm80Shared, mma: cute.TiledMma | None, acc: cute.Tensor, thread: Int32
+    ) -> Callable[[FragmentTile, Any], Any]:
+        """Fills a thread's accumulators for a tile whose first k tile is at some place, and returns where the
+        next tile's first one is."""
+        operands = WarpOperands.of(mma, self.a_stage, self.b_stage, shared.s_a, shared.s_b, thread)
+        multiplied = pair_sums(self.config, self.blocks) if self.side_by_side else acc
+        return partial(self._multiply, shared, operands, multiplied, acc, thread)
+
+    @cute.jit
+    def _multiply(
+        self,
+        shared: Sm80Shared,
+        operands: WarpOperands,
+        multiplied: cute.Tensor,
+        acc: cute.Tensor,
+        thread: Int32,
+        tile: FragmentTile,
+        at: Any,
+    ):
+        """All k tiles of a tile, whose sums the threads exchange if warps multiply side by side."""
+        sums = self.mainloop.begin(multiplied)
+        for _ in cutlass.range(shared.k_tiles, unroll=1):
+            stage = self.feed.wait(shared, at)
+            self.mainloop.step(operands, multiplied, sums, stage, self.feed.copies(shared, at, thread))
+            at = self.feed.next(shared, at)
+        if cutlass.const_expr(self.side_by_side):
+            cute.arch.sync_threads()  # before the stage is written that all warps have multiplied
+            stage = self._left_stage(shared, at)
+            exchange_sums(multiplied, acc, stage, thread, partial(self._meet, thread))
+        return at
 
     @cute.jit
     def _visit_planes(
@@ -346,7 +383,8 @@ class Sm80Shared:
     """State that the warps of a CTA share: the problem, its operands as the feed takes them, their stages,
     and the feed's pipelines.
 
-    Work items are the CTA's first and every `item_step`-th after it, each of `k_tiles` k tiles.
+    Work items are the CTA's first and every `item_step`-th after it, each of `k_tiles` k tiles: all of K, or
+    a part of it if K `is_split`.
     """
 
     schedule: TileSchedule | BatchSchedule | GroupSchedule
@@ -362,7 +400,12 @@ class Sm80Shared:
     s_a: cute.Tensor
     s_b: cute.Tensor
     k_tiles: Int32
+    is_split: bool
     item_step: Int32
+
+    def first_k(self, batch: Int32) -> Int32:
+        """The first k tile of a work item of the `batch`-th product, or of the `batch`-th part of K."""
+        return batch * self.k_tiles if self.is_split else Int32(0)
 
 
 def _is_k_major(operand: cute.Tensor) -> bool:

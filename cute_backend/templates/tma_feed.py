@@ -80,7 +80,8 @@ class TmaFeed(Feed):
         while schedule.is_valid(item):
             place = schedule.place(item)
             a_boxes = batches.of_place(g_a, place)
-            for k in cutlass.range(shared.k_tiles, unroll=1):
+            first_k = shared.first_k(Int32(place.batch))
+            for k in cutlass.range(first_k, first_k + shared.k_tiles, unroll=1):
                 ring.producer_acquire(state)
                 barrier = ring.producer_get_barrier(state)
                 cute.copy(

@@ -105,8 +105,9 @@ class WarpCopies(Feed):
             cutlass.select_(valid, Int32(operand.shape[0] - row), Int32(0))
             for operand, row in ((shared.a, m0), (shared.bs[0], b0))
         )
-        columns = self.gemm.a_stage.columns
-        return Ahead(item, Int32(0), stage, Int32(m0), Int32(b0), rows_a, rows_b, Int32(place.batch), columns)
+        columns, batch = self.gemm.a_stage.columns, Int32(place.batch)
+        k = shared.first_k(batch)
+        return Ahead(item, k, stage, Int32(m0), Int32(b0), rows_a, rows_b, batch, columns)
 
     @cute.jit
     def _after_it(self, shared: Sm80Shared, ahead: Ahead) -> Ahead:
@@ -114,7 +115,7 @@ class WarpCopies(Feed):
         item, k, stage = ahead.item, ahead.k + 1, _after(ahead.stage, self.stages.ab)
         row_a, row_b, rows_a, rows_b = ahead.row_a, ahead.row_b, ahead.rows_a, ahead.rows_b
         batch = ahead.batch
-        if k == shared.k_tiles:
+        if k == shared.first_k(batch) + shared.k_tiles:
             first = self._first(shared, item + shared.item_step, stage)
             item, k = first.item, first.k
             row_a, row_b, rows_a, rows_b = first.row_a, first.row_b, first.rows_a, first.rows_b

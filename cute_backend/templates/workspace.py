@@ -1,4 +1,6 @@
-"""Where a kernel leaves partial results of reductions: in a buffer of bytes, cut up by the tiles.
+"""Where a kernel leaves what a second one goes on with: in a buffer of bytes.
+
+Partial results of reductions are cut up by the tiles.
 
 A tensor of partials is (parts, results), results contiguous. A row's partials are one for each tile of
 columns, or for each half of one where two warpgroups share it, a column's one for each piece of rows that a
@@ -19,6 +21,12 @@ from cute_backend.spec import Axis
 Size = Any
 """An int, or the DSL's Int64."""
 
+SUM_BYTES = 4
+"""Bytes of a sum in fp32."""
+
+SECTOR_SUMS = WORKSPACE_ALIGN // SUM_BYTES
+"""Sums in a sector of L2."""
+
 
 def partials_shape(axis: Axis, config: TileConfig, m: Size, n: Size) -> tuple[Size, Size]:
     """The shape of a tensor of partials for a plane of (m, n)."""
@@ -33,6 +41,16 @@ def partials_bytes(axis: Axis, config: TileConfig, m: Size, n: Size, bits: int) 
     """The bytes of the buffer that a tensor of partials takes."""
     parts, results = partials_shape(axis, config, m, n)
     return _ceil_div(parts * results * (bits // 8), WORKSPACE_ALIGN) * WORKSPACE_ALIGN
+
+
+def sums_pitch(n: Size) -> Size:
+    """The elements from one row of the sums of a part of K to the next: whole sectors of L2."""
+    return _ceil_div(n, SECTOR_SUMS) * SECTOR_SUMS
+
+
+def sums_bytes(config: TileConfig, m: Size, n: Size) -> Size:
+    """The bytes of the buffer that the sums of all parts of K take, for a plane of (m, n)."""
+    return config.split_k * m * sums_pitch(n) * SUM_BYTES if config.sums_in_memory else 0
 
 
 def _ceil_div(size: Size, by: int) -> Size:

@@ -226,11 +226,28 @@ def test_few_tiles_have_k_in_parts() -> None:
     assert words(grouped).startswith("scaled_grouped_mm")
 
 
+@pytest.mark.parametrize("arch", [Arch.SM80, Arch.SM86, Arch.SM120A])
+def test_sums_of_parts_go_through_memory_without_clusters(arch: Arch) -> None:
+    spec, sms = shared_spec("addmm_relu"), arch.target.sm_count
+
+    def parts(m: int, n: int, k: int) -> int:
+        return choose(arch, spec, m, n, k, sms).split_k
+
+    assert parts(16, 1024, 16384) > 1, "16 tiles"
+    assert parts(16, 1024, 512) == 1, "the second kernel would cost more than it saves"
+    assert parts(4096, 4096, 4096) == 1, "tiles for every multiprocessor"
+    for name in ("batched", "swiglu7", "row_maxima"):
+        other = shared_spec(name)
+        assert {config.split_k for config in tunable(arch, other)} == {1}, name
+    config = next(config for config in tunable(arch, spec) if config.split_k == 8)
+    assert config.sums_in_memory and config.cluster_size == 1 and config.sum_bytes == 0
+
+
 @pytest.mark.parametrize(
     "kind", [{"pingpong": True}, {"cluster_m": 2}, {"cluster_n": 2}, {"arch": Arch.SM100A, "tile_m": 128}]
 )
 def test_not_every_tile_can_have_k_in_parts(kind: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="has K in 2 parts, which one of sm_90a can"):
+    with pytest.raises(ValueError, match=r"has K in 2 parts, which one of sm_90a .*or sm_120a"):
         replace(TileConfig(Arch.SM90A, 64, 64, split_k=2), **kind)
 
 
@@ -256,7 +273,8 @@ def test_tiles_that_leave_the_epilogue_no_room_are_not_tried(arch: Arch) -> None
     spec = wide_spec()
     tried = set(tunable(arch, spec))
     assert tried < set(tunable(arch, shared_spec("rowwise")))
-    for config in tried - set(table(arch, spec)):
+    shipped = set(table(arch, spec))
+    for config in (each for each in tried if replace(each, split_k=1) not in shipped):
         placed = plan(spec, config, Alignment.TMA).placements.values()
         assert "vector" not in {placement.name for placement in placed}, config.name
 

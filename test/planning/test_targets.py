@@ -36,7 +36,7 @@ SIXTEEN_BITS = frozenset((DType.BF16, DType.F16))
         (
             BLACKWELL,
             {"tma": False},
-            r"clusters \(\(2, 1\), .* and split-K \(\) need TMA",
+            r"clusters \(\(2, 1\), .* need TMA",
         ),
     ],
 )

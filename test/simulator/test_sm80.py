@@ -32,6 +32,7 @@ from cute_backend.spec import (
 )
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm80 import Sm80Gemm
+from cute_backend.templates.split_sums import SplitGemm
 from cute_backend.templates.stages import Stages
 from support.simulator import pairs
 from support.simulator.exact import (
@@ -188,7 +189,9 @@ def test_e5m2_and_blocks_with_scales_are_refused_by_name_on_ada() -> None:
         run_region(spec, *operands(spec, 16, 16, 16), machine(ada))
     spec = promoted(scaled_residual())
     blocks = replace(spec.product, a_scaling=Scaling.LINE, b_scaling=Scaling.SQUARE)
-    with pytest.raises(ValueError, match="no mainloop of sm_89 multiplies sums by the scales of blocks"):
+    with pytest.raises(
+        ValueError, match="no mainloop of sm_89 scales blocks of 1x128 by 128x128, as acc has them"
+    ):
         emit(EpilogueSpec((blocks,), (), (), (Store("out0", "acc", DType.BF16),)), ada, Alignment.TMA)
 
 
@@ -214,3 +217,27 @@ def test_columns_of_batches_are_refused() -> None:
     loads = (SmemOperand("exact0", cutlass.BFloat16, Order.COLUMN),)
     with pytest.raises(ValueError, match="exact0 of a batched product has columns in memory, where a batch"):
         Sm80Gemm(SimpleNamespace(shared_loads=loads), sm80(64, 64), kind=ProductKind.BATCHED)
+
+
+@pytest.mark.sweep(3)
+@FEEDS
+@pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
+@pytest.mark.parametrize("parts", [2, 4, 8])
+def test_sums_of_parts_of_k_through_memory(parts: int, alignment: Alignment, arch: Arch) -> None:
+    """Of 7 k tiles, the last one not full: with 4 parts one k tile is missing, with 8 a whole part."""
+    config = TileConfig(arch, 64, 64, split_k=parts)
+    problem = (72, 136, 7 * 64 - 24) if alignment is Alignment.TMA else (67, 71, 7 * 64 - 24)
+    launch = check_exact(scaled_residual(DType.BF16, DType.BF16), problem, machine(config))
+    assert launch.kernel.alignment is alignment
+
+
+def test_sums_of_parts_in_large_tiles_and_along_other_modes() -> None:
+    spec = scaled_residual(DType.F16, DType.F16, Major.MN, Major.MN)
+    check_exact(spec, (136, 264, 200), machine(sm80(128, 128, split_k=2, occupancy=2)))
+    ada = TileConfig(Arch.SM89, 64, 64, split_k=4)
+    check_exact(promoted(scaled_residual()), (1, 72, 1040), machine(ada))
+
+
+def test_sums_that_no_tile_leaves_in_memory_are_refused() -> None:
+    with pytest.raises(ValueError, match="tile 64x64_1x1 leaves no sums in memory for a second kernel"):
+        SplitGemm(Sm80Gemm, SimpleNamespace(), sm80(64, 64))

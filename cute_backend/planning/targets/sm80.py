@@ -26,6 +26,8 @@ _TILES = Tiles(
         Shape(64, 64, occupancy=2),
     ),
     clusters=((1, 1),),
+    splits=(2, 4, 8),
+    tried_splits=(2, 4, 8),
 )
 
 _A100 = DataSheet(clock_mhz=1410, products=1024, bytes_per_us=2.039e6, l2_bytes=5120 / 108)

@@ -22,6 +22,8 @@ TILES = Tiles(
         Shape(64, 64),
     ),
     clusters=((1, 1),),
+    splits=(2, 4, 8),
+    tried_splits=(2, 4, 8),
 )
 """256 x 128 would have room for two stages, and none for planes."""
 

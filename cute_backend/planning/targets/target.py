@@ -200,6 +200,12 @@ class Target:
         return not self.operands.isdisjoint(_FP8)
 
     @property
+    def clusters(self) -> bool:
+        """Whether its kernels run in clusters. Elsewhere CTAs that share a tile by split-K pass their sums
+        through memory (`templates/split_sums.py`)."""
+        return self.tiles.clusters != ((1, 1),)
+
+    @property
     def groups(self) -> bool:
         """Whether its template schedules groups of rows, whose sizes only the device knows."""
         return self.tma
@@ -261,8 +267,8 @@ class Target:
             areas = [shape.tile_m * shape.tile_n for shape in table]
             if len(table) > MAX_TILES or areas != sorted(areas, reverse=True):
                 return f"{name} has tiles of {areas} elements; it takes up to {MAX_TILES}, the largest first"
-        if not self.tma and (tiles.splits or tiles.clusters != ((1, 1),)):
-            return f"clusters {tiles.clusters} and split-K {tiles.splits} need TMA, which it does not have"
+        if not self.tma and self.clusters:
+            return f"clusters {tiles.clusters} need TMA, which it does not have"
         return next(filter(None, map(self._shape, tiles.all)), None)
 
     def _shape(self, shape: Shape) -> str | None:

@@ -13,7 +13,7 @@ from cute_backend.runtime.kernel import Kernel
 
 @cache
 def compiled_for(kernel: Kernel) -> list[Any]:
-    return list(fake_operands(kernel.spec, kernel.alignment).values())
+    return list(fake_operands(kernel.spec, kernel.alignment, kernel.config.sums_in_memory).values())
 
 
 def check_layouts(kernel: Kernel, tensors: list[Tensor]) -> None:

@@ -151,6 +151,10 @@ ROWS_BESIDE_TMA = replace(
     FED_BY_TMA, config=replace(FED_BY_TMA.config, rowvecs=Rowvecs.SMEM_STAGED), problem=(200, 72, 304)
 )
 PARTS = Subject(sm90(64, 64, split_k=4), (72, 72, 1040))
+SUMS_IN_MEMORY = replace(
+    WARPS, config=sm80(64, 64, split_k=4, rowvecs=Rowvecs.SMEM_STAGED), problem=(136, 72, 720)
+)
+SUMS_BY_TMA = replace(FED_BY_TMA, config=replace(FED_BY_TMA.config, split_k=2), problem=(72, 72, 304))
 
 ROTATING = Subject(sm90(64, 128, pingpong=True), (72, 192, 256), spec=ROTATED)
 BLACKWELL_ROTATING = Subject(sm100(128, 64), (136, 128, 256), spec=ROTATED)
@@ -203,6 +207,7 @@ class Text(Enum):
     SCHEDULER = "scheduler"
     FINISH = "finish"
     SPLIT_K = "split_k"
+    SPLIT_SUMS = "split_sums"
     MAINLOOP = "mainloop"
     WARP_MAINLOOP = "warp_mainloop"
     WARP_COLUMNS = "warp_columns"
@@ -240,7 +245,7 @@ _USERS = {
 }
 """The module that uses an edited one where the template itself does not, and how the template imports it."""
 
-_BY_MODULES_ALONE = (Text.FINISH, Text.BLOCK_SCALED, Text.MMA_SCALED)
+_BY_MODULES_ALONE = (Text.FINISH, Text.BLOCK_SCALED, Text.MMA_SCALED, Text.SPLIT_SUMS)
 """Modules that generated modules import, and templates don't."""
 
 

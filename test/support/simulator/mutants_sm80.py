@@ -12,6 +12,8 @@ from support.simulator.mutants import (
     ROWS_BESIDE_TMA,
     SHARED,
     STILL_READ,
+    SUMS_BY_TMA,
+    SUMS_IN_MEMORY,
     UNFINISHED,
     UNWRITTEN,
     WARPS,
@@ -238,6 +240,59 @@ MUTANTS = [
         WrongNumbers,
         "are wrong",
         Text.TMA_FEED,
+    ),
+    # Parts of K, whose sums a second kernel adds up.
+    Mutant(
+        "every part is the first",
+        SUMS_IN_MEMORY,
+        instead("return batch * self.k_tiles if self.is_split", "return 0 * self.k_tiles if self.is_split"),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "every part begins a k tile late",
+        SUMS_BY_TMA,
+        instead("first_k, first_k + shared.k_tiles", "first_k + 1, first_k + 1 + shared.k_tiles"),
+        WrongNumbers,
+        "are wrong",
+        Text.TMA_FEED,
+    ),
+    Mutant(
+        "the last part is not added",
+        SUMS_IN_MEMORY,
+        instead("cutlass.range(self.parts, unroll=1)", "cutlass.range(self.parts - 1, unroll=1)"),
+        WrongNumbers,
+        "are wrong",
+        Text.SPLIT_SUMS,
+    ),
+    Mutant(
+        "sums of the row before",
+        SUMS_IN_MEMORY,
+        instead("part * tile.m + sub.row(e)", "part * (tile.m - 1) + sub.row(e)"),
+        WrongNumbers,
+        "are wrong",
+        Text.SPLIT_SUMS,
+    ),
+    Mutant(
+        "rowvecs not waited for behind sums",
+        SUMS_IN_MEMORY,
+        (Edit("            cute.arch.sync_threads()\n        return", "            pass\n        return"),),
+        RaceError,
+        "shared 0x",
+        Text.SPLIT_SUMS,
+    ),
+    Mutant(
+        "rowvecs of the next tile over those of this one",
+        SUMS_IN_MEMORY,
+        (
+            Edit(
+                "        cute.arch.sync_threads()  # before rows are written",
+                "        # before rows are written",
+            ),
+        ),
+        RaceError,
+        "shared 0x",
+        Text.SPLIT_SUMS,
     ),
     # fp8, whose sums of a k tile are added to the accumulators.
     Mutant(

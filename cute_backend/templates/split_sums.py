@@ -1,0 +1,248 @@
+"""Split-K without clusters: parts of K are summed up by CTAs that share nothing, and their sums added up by a
+second kernel, which runs the epilogue.
+
+    parts   a CTA multiplies a part of K of a tile      -> fp32 sums in the workspace, (split_k * M, N)
+    sum     a CTA adds the parts of a tile, in order    -> begin | visits | end, as behind a product
+
+The second kernel adds the parts in their order, so equal operands give equal bits. It reads them from L2, to
+which they were written just before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.memory import SmemAllocator
+
+from cute_backend.planning import TileConfig
+from cute_backend.planning.naming import PARTS
+from cute_backend.templates.crew import WARP
+from cute_backend.templates.entry import named
+from cute_backend.templates.epilogue import Epilogue, SmemOperand, by_name
+from cute_backend.templates.feed import Feed
+from cute_backend.templates.scheduler import Place
+from cute_backend.templates.sm80 import ALL_SHARED, Sm80Gemm, Sm80Shared
+from cute_backend.templates.tile import FragmentSubtile, FragmentTile
+from cute_backend.templates.warp_mainloop import Sm80Mainloop
+from cute_backend.templates.workspace import sums_pitch
+
+PAIR = 2
+"""Neighbouring columns of a row that a thread has in each block of eight."""
+
+
+class WriteSums:
+    """The epilogue of `parts`: a thread writes its accumulators as they are, two columns at a time.
+
+    `sums` is (split_k * M, N) in fp32, with an even stride, so that a pair that begins within a row ends
+    within its memory.
+    """
+
+    loads: tuple[str, ...] = ()
+    stores: tuple[str, ...] = ("sums",)
+    staged: tuple[SmemOperand, ...] = ()
+    shared_loads: tuple[SmemOperand, ...] = ()
+    shared_stores: tuple[SmemOperand, ...] = ()
+
+    @cute.jit
+    def begin(self, tile: FragmentTile, glob: SimpleNamespace) -> SimpleNamespace:
+        return SimpleNamespace()
+
+    @cute.jit
+    def visit(
+        self,
+        sub: FragmentSubtile,
+        acc: cute.Tensor,
+        glob: SimpleNamespace,
+        held: SimpleNamespace,
+        smem: SimpleNamespace,
+    ):
+        for e in cutlass.range_constexpr(0, sub.elements, PAIR):
+            row, column, inside = sub.target(e)
+            if inside:
+                cute.autovec_copy(_pair(acc, e), _pair_at(glob.sums, row, column))
+
+
+class SplitGemm:
+    """D = epilogue(A B) as `template` computes it, by two kernels, for a tile whose K is in parts.
+
+    Operands are those of a `template`, with the workspace after the stores: `workspace.sums_bytes` bytes,
+    aligned to WORKSPACE_ALIGN. `name` is what both entries are called, PARTS behind that of the first.
+
+    Raises ValueError for a tile whose K is whole, and where `template` does.
+    """
+
+    def __init__(
+        self,
+        template: type[Sm80Gemm],
+        epilogue: Epilogue,
+        config: TileConfig,
+        mainloop: Sm80Mainloop | None = None,
+    ):
+        if not config.sums_in_memory:
+            raise ValueError(f"tile {config.name} leaves no sums in memory for a second kernel")
+        self.config = config
+        self.parts = template(WriteSums(), config, mainloop)
+        self.sum = SumGemm(epilogue, replace(config, split_k=1), config.split_k)
+
+    @property
+    def name(self) -> str:
+        """The name of the second kernel's entry; see `entry.named`."""
+        return self.sum.name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self.sum.name, self.parts.name = name, name + PARTS
+
+    @cute.jit
+    def __call__(
+        self,
+        a: cute.Tensor,
+        bs: Sequence[cute.Tensor],
+        loads: Sequence[cute.Tensor],
+        stores: Sequence[cute.Tensor],
+        workspace: cute.Tensor,
+        max_active_clusters: Int32,
+        stream: cuda.CUstream,
+    ):
+        """Launches both kernels for A (M, K), B (K, N) and the epilogue's operands in its names' order."""
+        m, n = a.shape[0], bs[0].shape[1]
+        pitch = sums_pitch(Int64(n))
+        layout = cute.make_layout((m * self.config.split_k, n), stride=(cute.assume(pitch, divby=PAIR), 1))
+        sums = cute.make_tensor(cute.recast_ptr(workspace.iterator, dtype=Float32), layout)
+        self.parts(a, bs, [], [sums], max_active_clusters, stream)
+        self.sum(sums, loads, stores, max_active_clusters, stream)
+
+
+class StoredSums(Feed):
+    """The feed of `sum`, which has no operands. The warps stage rowvecs themselves."""
+
+    def begin(self, shared: Sm80Shared, first_item: Int32, thread: Int32) -> tuple[Int32, Int32]:
+        return Int32(0), Int32(0)
+
+    def wait(self, shared: Sm80Shared, at: Int32) -> Int32:
+        return at
+
+    def next(self, shared: Sm80Shared, at: Int32) -> Int32:
+        return at
+
+    def planes_begun(self) -> None:
+        cute.arch.cp_async_commit_group()
+
+    def await_first_planes(self, shared: Sm80Shared, later: int) -> None:
+        cute.arch.cp_async_wait_group(later)
+
+    def stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Int32, thread: Int32) -> None:
+        cute.arch.sync_threads()  # before rows are written that all warps have read the last tile's
+        self._stage_rows(shared, place, rows_at, thread)
+
+    @cute.jit
+    def _stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Int32, thread: Int32):
+        if thread < WARP:
+            names = [operand.name for operand in self.gemm.epilogue.staged]
+            rows = by_name(names, [s_row[(None, rows_at)] for s_row in shared.rows])
+            self.gemm._stage(self.gemm._row_tile(shared, place, thread), shared.glob, rows)
+
+    def rows(self, shared: Sm80Shared, rows_at: Int32) -> list[cute.Tensor]:
+        if shared.rows:
+            cute.arch.sync_threads()
+        return [s_row[(None, rows_at)] for s_row in shared.rows]
+
+    def rows_read(self, shared: Sm80Shared, rows_at: Int32) -> Int32:
+        return rows_at
+
+
+class SumGemm(Sm80Gemm):
+    """D = epilogue(the sums of `parts` parts of K), for sums (parts * M, N) in fp32 as `WriteSums` leaves
+    them."""
+
+    feed_type = StoredSums
+
+    def __init__(self, epilogue: Epilogue, config: TileConfig, parts: int):
+        super().__init__(epilogue, config)
+        self.parts = parts
+
+    @cute.jit
+    def __call__(
+        self,
+        sums: cute.Tensor,
+        loads: Sequence[cute.Tensor],
+        stores: Sequence[cute.Tensor],
+        max_active_clusters: Int32,
+        stream: cuda.CUstream,
+    ):
+        """Launches the kernel for the sums and the epilogue's operands in its names' order."""
+        m, n = sums.shape[0] // self.parts, sums.shape[1]
+        at_once = max_active_clusters * self.config.occupancy
+        grid = cutlass.min(self._schedule(m, n, sums).items, at_once)
+        named(self.kernel, self.name)(sums, list(loads), list(stores), m, n).launch(
+            grid=(grid, 1, 1),
+            block=(self.threads, 1, 1),
+            min_blocks_per_mp=self.config.occupancy,
+            preferred_smem_carveout=ALL_SHARED if self.config.occupancy > 1 else None,
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(self, sums: cute.Tensor, loads: list, stores: list, m: Int32, n: Int32):
+        thread, _, _ = cute.arch.thread_idx()
+        first_item, _, _ = cute.arch.block_idx()
+        item_step, _, _ = cute.arch.grid_dim()
+        shared = Sm80Shared(
+            schedule=self._schedule(m, n, sums),
+            n=n,
+            glob=by_name(self.epilogue.loads + self.epilogue.stores, loads + stores),
+            **self._planes(SmemAllocator()),
+            ab_pipeline=None,
+            row_pipeline=None,
+            a=sums,
+            bs=(),
+            s_a=None,
+            s_b=None,
+            k_tiles=Int32(0),
+            is_split=False,
+            item_step=item_step,
+        )
+        self._work(shared, None, first_item, thread)
+
+    def _summing(
+        self, shared: Sm80Shared, mma: None, acc: cute.Tensor, thread: Int32
+    ) -> Callable[[FragmentTile, Any], Any]:
+        return partial(self._add_up, shared, acc)
+
+    @cute.jit
+    def _add_up(self, shared: Sm80Shared, acc: cute.Tensor, tile: FragmentTile, at: Int32):
+        """The sums of all parts, in their order. Warps whose rows lie beyond M read none."""
+        acc.fill(0.0)
+        last = (shared.n - 1) // PAIR * PAIR
+        for block in cutlass.range_constexpr(self.blocks):
+            if tile.warp_row(block) < tile.m:
+                for part in cutlass.range(self.parts, unroll=1):
+                    for step in cutlass.range_constexpr(self.steps):
+                        sub = self.subtile_type(self.config, tile, block, step)
+                        piece = sub.accumulators(acc, 0, step)
+                        for e in cutlass.range_constexpr(0, sub.elements, PAIR):
+                            column = cutlass.min(sub.raw_column(sub.column_of(e)), last)
+                            read = cute.make_rmem_tensor(PAIR, Float32)
+                            cute.autovec_copy(_pair_at(shared.a, part * tile.m + sub.row(e), column), read)
+                            piece[e] = piece[e] + read[0]
+                            piece[e + 1] = piece[e + 1] + read[1]
+        return at
+
+
+def _pair(registers: cute.Tensor, e: int) -> cute.Tensor:
+    """A thread's elements e and e + 1."""
+    return cute.make_tensor(registers.iterator + e, cute.make_layout(PAIR))
+
+
+def _pair_at(sums: cute.Tensor, row: Int32, column: Int32) -> cute.Tensor:
+    """Two columns of a row of the sums, the first of which is even."""
+    place = Int64(row) * sums.stride[0] + column
+    return cute.make_tensor(sums.iterator + cute.assume(place, divby=PAIR), cute.make_layout(PAIR))
