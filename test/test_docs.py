@@ -108,6 +108,17 @@ def test_the_first_hour_reads_what_is_generated(name, samples):
     check_samples(DOCS / "first-hour.md", name, samples[name])
 
 
+def test_the_first_hour_explains_every_value_of_its_kernel() -> None:
+    """The page names values of the sample alone, singly or as `t3` to `t8`, and leaves none out."""
+    page = (DOCS / "first-hour.md").read_text()
+    *_, kernel = re.findall(r"<!-- kernel -->(.*?)<!-- /kernel -->", page, re.DOTALL)
+    made = {int(number) for number in re.findall(r"^ +t(\d+) = ", kernel, re.MULTILINE)}
+    told = {int(number) for number in re.findall(r"`t(\d+)`", page)}
+    for first, last in re.findall(r"`t(\d+)` to `t(\d+)`", page):
+        told.update(range(int(first), int(last) + 1))
+    assert made and told == made
+
+
 @pytest.fixture
 def changed(tmp_path: Path) -> Callable[..., str]:
     """Applies a worked change to a copy of the code, runs a command there, and gives what it prints."""
