@@ -149,6 +149,7 @@ def test_an_unknown_architecture(command, program, capsys):
         (PROGRAM, ":missing", "defines no function 'missing'; it defines product"),
         ("import nonsense_module", "", "ModuleNotFoundError: No module named 'nonsense_module'"),
         ("def broken(:", "", "SyntaxError"),
+        ("import sys; sys.exit(3)", "", "cannot be imported: SystemExit: 3"),
         (PROGRAM.replace("return torch", "return [][0], torch"), "", "failed: IndexError: list index"),
         (
             PROGRAM.replace("return torch.randn(64, 64, dtype=torch.bfloat16), ", "return "),

@@ -25,6 +25,7 @@ from cute_backend.simulator.report import Recorder
 from cute_backend.simulator.simulate import Machine, run
 from support.colours import contrast
 from support.golden import check_samples
+from support.page_commands import PROGRAM, READERS_OWN, commands
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -228,28 +229,9 @@ def check_legible(svg: str, drawing: ModuleType) -> None:
     assert sizes and min(sizes) * min(4 / 3, PHONE / float(width)) >= 9
 
 
-PAGES = [
-    *sorted(DOCS.glob("*.md")),
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
-]
-READERS_OWN = ("FILE.py", "model.py", "program.py")
-"""Names that stand for a file of the reader's."""
-
-
-def commands() -> list[tuple[str, str]]:
-    """Every command line of ours that a page shows in a block of shell, and the page."""
-    found = []
-    for page in PAGES:
-        for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
-            lines = block.replace("\\\n", " ").splitlines()
-            ours = (line.split(" #")[0].strip() for line in lines if "-m cute_backend" in line)
-            found += [(page.name, line) for line in ours if not line.endswith("--version")]
-    return found
-
-
 @pytest.mark.parametrize(("page", "command"), commands(), ids=lambda value: value)
 def test_a_command_of_a_page_is_one_and_names_what_is_there(page: str, command: str) -> None:
-    variables, _, words = command.rpartition("python -m cute_backend")
+    variables, _, words = command.rpartition(PROGRAM)
     assert all(re.fullmatch(r"CUTE_BACKEND_[A-Z_]+=\S+", each) for each in variables.split())
     assert {each.partition("=")[0] for each in variables.split()} <= VARIABLES
     arguments = parse(shlex.split(words))

@@ -89,6 +89,16 @@ def test_a_page_needs_no_other_file_and_fits_a_phone(explained: Explanation) -> 
     assert svgs and max(svgs) < 120
 
 
+def test_a_column_is_as_wide_as_its_longest_word_but_on_a_phone(explained: Explanation) -> None:
+    """`anywhere` lets a browser narrow a column to a letter: "feedbac" and "k" were two lines."""
+    wide, _, phone = Tree(explained.to_html("title")).texts("style")[-1].partition("@media (max-width")
+    cells = {
+        name: re.findall(r"\.cute td \{[^}]*overflow-wrap: ([\w-]+)", style)
+        for name, style in (("wide", wide), ("phone", phone))
+    }
+    assert cells == {"wide": ["break-word"], "phone": ["anywhere"]}
+
+
 def test_a_page_tells_all_that_the_table_tells(explained: Explanation) -> None:
     tree = Tree(explained.to_html("title"))
     words = " ".join(" ".join(text for _, text in tree.text).split())

@@ -114,12 +114,12 @@ def _without_logs(level: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _in_one_sentence(what: str) -> Iterator[None]:
-    """Runs the user's code, which may raise anything. The error is reported in one sentence."""
+    """Runs the user's code, which may raise anything, or exit. Either is reported in one sentence."""
     try:
         yield
     except UsageError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         root = root_cause(error)
         reason = next(iter(str(root).splitlines()), "no message")
         raise UsageError(f"{what}: {type(root).__name__}: {reason}") from error

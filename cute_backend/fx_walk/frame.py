@@ -8,7 +8,7 @@ because it can't be derived from sizes: H may equal S.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -132,11 +132,47 @@ class Frame:
         same = len(long) == len(long_after)
         if same and all(known(before[a] == after[b]) for a, b in zip(long, long_after, strict=True)):
             return self._moved(dict(zip(long, long_after, strict=True)).__getitem__)
-        return Frame.of(after, m, n, self.block) if self.is_in_order else None
+        return Frame.of(after, m, n, self.block) if self.is_in_order else self._regrouped(before, after)
+
+    def _regrouped(self, before: Sequence[Size], after: Sequence[Size]) -> Frame | None:
+        """The frame when axes are split or joined; None where axes are joined that were moved."""
+        groups = list(_groups(before, after))
+        rows, columns = (_replaced(axes, groups) for axes in (self.m_axes, self.n_axes))
+        return None if rows is None or columns is None else Frame(rows, columns, self.block)
 
     def _moved(self, place: Callable[[int], int]) -> Frame:
         """The frame of the value when each axis is moved to `place` of it."""
         return Frame(tuple(map(place, self.m_axes)), tuple(map(place, self.n_axes)), self.block)
+
+
+_Group = tuple[list[int], list[int]]
+
+
+def _groups(before: Sequence[Size], after: Sequence[Size]) -> Iterator[_Group]:
+    """The smallest groups of neighbouring axes of two shapes that have equally many elements."""
+    long, long_after = _long(before), _long(after)
+    i = j = 0
+    for left in range(1, len(long) + 1):
+        for right in range(j + 1, len(long_after) + 1):
+            group = long[i:left], long_after[j:right]
+            if known(product(before[axis] for axis in group[0]) == product(after[axis] for axis in group[1])):
+                yield group
+                i, j = left, right
+                break
+
+
+def _replaced(axes: tuple[int, ...], groups: Iterable[_Group]) -> tuple[int, ...] | None:
+    """The axes of a new shape that take the place of `axes`; None where a group has only some of them, or in
+    another order."""
+    found, left = list[int](), list(axes)
+    firsts = {old[0]: (old, new) for old, new in groups}
+    while left:
+        old, new = firsts.get(left[0], ([], []))
+        if not old or left[: len(old)] != old:
+            return None
+        found += new
+        del left[: len(old)]
+    return tuple(found)
 
 
 def _long(shape: Sequence[Size]) -> list[int]:

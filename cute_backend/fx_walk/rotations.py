@@ -2,13 +2,14 @@
 
 A head's D columns are a block. `torch.cat((-x[..., D // 2:], x[..., :D // 2]), -1)` is found by which columns
 its pieces take, however the program takes them (slices, chunk, split). A column's partner lies half a block
-away, in the same tile: so the region goes on behind it.
+away, in the same tile: so the region goes on behind it. Where neighbours are partners, a block has two
+columns, and `torch.stack((-x[..., 1::2], x[..., ::2]), -1)` rotates them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from operator import getitem
 
 from torch import fx
@@ -20,16 +21,16 @@ from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.lower import lower_cast
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.reductions import Reduced
-from cute_backend.fx_walk.static import arguments, fake, known, target_name, tensor_of
+from cute_backend.fx_walk.static import Size, arguments, fake, known, target_name, tensor_of
 from cute_backend.planning import rotations_held
-from cute_backend.spec import Operand
+from cute_backend.spec import Columns, Operand
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """A `cat` that rotates the halves of a value's last axis, of `columns` elements: (-y, x), or if it is
-    `inverse` (y, -x), as the derivative has it. `inner` are the nodes on the way, in order, which nothing
-    else reads."""
+    """A `cat` that rotates the halves of blocks of a value's last axis, of `columns` elements: (-y, x), or if
+    it is `inverse` (y, -x), as the derivative has it. The `cat` splits the axis in blocks, (..., D / 2, 2) of
+    (..., D), or has it as it is. `inner` are the nodes on the way, in order, which nothing else reads."""
 
     head: fx.Node
     source: fx.Node
@@ -37,15 +38,23 @@ class Rotation:
     inverse: bool
     inner: tuple[fx.Node, ...]
 
+    @property
+    def splits(self) -> bool:
+        """Whether the head has an axis for the columns of a block, and the source has none."""
+        return fake(self.head).dim() > fake(self.source).dim()
+
 
 @dataclass(frozen=True)
 class _Piece:
-    """Elements of the last axis of a value, from `start` on, which are negated or are not."""
+    """Elements of the last axis of a value, `step` apart from `start` on, which are negated or are not. It is
+    `apart` if they lie along an axis in front of the last one, which has one element."""
 
     source: fx.Node
     start: int
-    negated: bool
     inner: tuple[fx.Node, ...]
+    step: int = 1
+    negated: bool = False
+    apart: bool = False
 
 
 def find_rotations(nodes: Iterable[fx.Node]) -> dict[fx.Node, Rotation]:
@@ -73,9 +82,10 @@ def _read(head: fx.Node) -> Rotation | None:
     if (
         first.source is not second.source
         or first.negated is second.negated
+        or (first.step, first.apart) != (second.step, second.apart)
         or (first.start, second.start) != (columns // 2, 0)
-        or not all(known(size == columns // 2) for size in (*sizes, source.shape[-1] // 2))
-        or not known(source.shape[-1] == columns)
+        or not all(known(size == columns // 2) for size in sizes)
+        or not _is_whole(first, source.shape[-1], fake(head).shape)
         or source.dtype is not fake(head).dtype
     ):
         return None
@@ -85,34 +95,65 @@ def _read(head: fx.Node) -> Rotation | None:
     return Rotation(head, first.source, columns, second.negated, inner)
 
 
+def _is_whole(piece: _Piece, size: Size, shape: Sequence[Size]) -> bool:
+    """Whether two such pieces, joined to `shape`, make up an axis of this size: one block, or pairs."""
+    if piece.apart:
+        pairs, columns = shape[-2:]
+        return piece.step == 2 and columns == 2 and known(size == 2 * pairs)
+    return piece.step == 1 and known(size == shape[-1])
+
+
 def _piece(node: fx.Node) -> _Piece | None:
     """The part of a value's last axis that a tensor of a `cat` is; None where it is something else."""
-    if target_name(node) == "aten.neg.default":
-        (of,) = node.all_input_nodes
-        taken = _taken(of)
-        return None if taken is None else _Piece(taken.source, taken.start, True, (*taken.inner, node))
-    return _taken(node)
+    name = target_name(node) if node.op == "call_function" else ""
+    if name not in ("aten.neg.default", "aten.unsqueeze.default"):
+        return _taken(node)
+    (of,) = node.all_input_nodes
+    piece = _piece(of)
+    if piece is None:
+        return None
+    piece = replace(piece, inner=(*piece.inner, node))
+    if name == "aten.neg.default":
+        return None if piece.negated else replace(piece, negated=True)
+    is_last = arguments(node)["dim"] % fake(node).dim() == fake(node).dim() - 1
+    if not is_last or piece.apart:
+        return None
+    # An unsqueeze undoes a select, whose element was an axis of the source.
+    return replace(piece, step=1) if piece.step == 0 else replace(piece, apart=True)
 
 
 def _taken(node: fx.Node) -> _Piece | None:
     if node.op != "call_function":
         return None
     if node.target is getitem:
-        call, index = node.args
-        if not isinstance(call, fx.Node) or not isinstance(index, int):
-            return None
-        if not target_name(call).startswith("aten.split") or not _is_along_last(call):
-            return None
-        parts = [fake_part.shape[-1] for fake_part in call.meta["val"]]
-        start = sum(parts[:index])
-        return _Piece(call.args[0], start, False, (call, node)) if isinstance(start, int) else None  # type: ignore[arg-type]
-    if target_name(node) != "aten.slice.Tensor" or not _is_along_last(node):
+        return _of_several(node)
+    if target_name(node) not in ("aten.slice.Tensor", "aten.select.int") or not _is_along_last(node):
         return None
     args = arguments(node)
-    start = args["start"] or 0
-    if not isinstance(start, int) or start < 0 or args["step"] != 1:
+    if target_name(node) == "aten.select.int":
+        start, step = args["index"] % fake(args["self"]).shape[-1], 0
+    else:
+        start, step = args["start"] or 0, args["step"]
+    if not isinstance(start, int) or start < 0 or step not in (0, 1, 2):
         return None
-    return _Piece(args["self"], start, False, (node,))
+    return _Piece(args["self"], start, (node,), step)
+
+
+_SEVERAL = ("aten.split.Tensor", "aten.split_with_sizes.default", "aten.unbind.int")
+
+
+def _of_several(node: fx.Node) -> _Piece | None:
+    """The part that is one result of a `split` or an `unbind`."""
+    call, index = node.args
+    if not isinstance(call, fx.Node) or not isinstance(index, int):
+        return None
+    if target_name(call) not in _SEVERAL or not _is_along_last(call):
+        return None
+    inner, source = (call, node), arguments(call)["self"]
+    if target_name(call) == "aten.unbind.int":
+        return _Piece(source, index, inner, step=0)
+    start = sum(part.shape[-1] for part in call.meta["val"][:index])
+    return _Piece(source, start, inner) if isinstance(start, int) else None
 
 
 def _is_along_last(node: fx.Node) -> bool:
@@ -142,7 +183,7 @@ def lower_rotation(found: Rotation, draft: Draft, value: Operand) -> Operand:
         raise Refused(
             Reason.REARRANGED, target="aten.cat.default", shape=str(found.columns), how="joins rows"
         )
-    draft.frames[found.head] = frame
+    draft.frames[found.head] = replace(frame, n_axes=(*frame.n_axes, last + 1)) if found.splits else frame
     result = chain.rotate_half(value, found.columns)
     check_rotations(chain)
     if any(isinstance(each, Reduced) for each in draft.values.values()):
@@ -153,13 +194,14 @@ def lower_rotation(found: Rotation, draft: Draft, value: Operand) -> Operand:
 
 def refuse_rotated(chain: Chain) -> None:
     """Raise Refused if the chain rotates blocks, for a reduction of rows or columns beside that."""
-    for columns in chain.rotated:
+    for columns in chain.rotated - {2}:
         raise Refused(Reason.ROTATED_PLACES, columns=columns)
 
 
 def check_rotations(chain: Chain) -> None:
     """Raise Refused if no tile rotates the halves of the chain's blocks."""
-    for columns in chain.rotated:
+    apart = chain.accumulators[0].columns is Columns.ALL
+    for columns in chain.rotated - ({2} if apart else set()):
         seen = {view.blocks.columns for view in chain.views if view.blocks is not None}
         sizes = seen | chain.blocks | chain.rotated
         reduces = bool(chain.blocks)

@@ -350,7 +350,7 @@ class _Module:
             if text != load.name:
                 views[load.name] = (f"{load.name}_plane", text)
         if self._pairs():
-            sizes = f"{self.spec.rotated_columns}, {self.config.subtile_n // 2}"
+            sizes = f"{self.spec.reordered_columns}, {self.config.subtile_n // 2}"
             for name in self._columned():
                 text = views[name][1] if name in views else name
                 views[name] = (f"{name}_paired", f"pair_halves({text}, {sizes})")
@@ -361,7 +361,7 @@ class _Module:
 
     def _pairs(self) -> bool:
         """Whether rotated blocks have more columns than a subtile."""
-        return self.spec.rotated_columns > self.config.subtile_n
+        return self.spec.reordered_columns > self.config.subtile_n
 
     def _columned(self) -> list[str]:
         """The names of the arguments that have the plane's columns."""

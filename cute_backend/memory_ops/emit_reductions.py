@@ -22,7 +22,8 @@ def of_blocks(op: Op) -> str:
     """The statement that reduces the blocks of a subtile, or rotates their halves, which follows the loop
     that computes the values."""
     if op.op == ROTATE_HALF:
-        return f"{op.name} = sub.rotate_half({op.name}_of)"
+        rotation = "rotate_pairs" if op.block == 2 else "rotate_half"
+        return f"{op.name} = sub.{rotation}({op.name}_of)"
     kind = f"reduce.{BLOCK_REDUCTIONS[op.op].name}"
     return f"{op.name} = reduce.of_blocks({kind}, {op.name}_of, sub, {op.block})"
 

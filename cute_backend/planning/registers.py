@@ -13,6 +13,9 @@ from cute_backend.planning.targets.target import WARPGROUP
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.spec import EpilogueSpec, Load, LoadKind, Scaling
 
+NARROW_SUBTILE_N = 32
+"""Columns of a subtile where wider ones leave planes no room in shared memory, or gain nothing."""
+
 WORKING = 68
 """Kept for addresses, the chain and the first output; with what `Registers` counts, the least that leaves the
 shared epilogues without a spill in every tile that ships."""
@@ -202,9 +205,11 @@ def leaves_warps_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
 
     Beside 128, partials of rows and a plane spilled 16 bytes (row maxima in 128 x 128 on sm_121a), and an
     argmax alone 8 (256 x 128 on sm_80). Four planes that are read spilled 48, and 368 beside those of a pair
-    (128 x 128 and 128 x 64 x 2 on sm_80).
+    (128 x 128 and 128 x 64 x 2 on sm_80). Two planes that are read by element spilled 232 bytes beside what
+    is kept until columns are rotated (128 x 128 on sm_80).
     """
     many = len(spec.loads_of(LoadKind.EXACT)) > MAX_LOADS_OF_WARPS
+    many = many or (spec.rotated_columns > 0 and by_element(spec) > 1)
     if config.target.tma or not (spec.reductions or many):
         return True
     return config.thread_accumulators <= MAX_BESIDE_ROWS
@@ -225,8 +230,16 @@ def is_crowded(config: TileConfig, spec: EpilogueSpec) -> bool:
 def by_element(spec: EpilogueSpec) -> int:
     """The planes that are read by element whatever the alignment, each from an address of its own: where M or
     N is several modes, but for those in runs beside rotated halves, whose subtiles never span blocks."""
-    runs = spec.rotated_columns > 0
-    return sum(load.is_split and not (runs and load.in_runs) for load in spec.loads_of(LoadKind.EXACT))
+    return sum(load.is_split and not _in_whole_runs(load, spec) for load in spec.loads_of(LoadKind.EXACT))
+
+
+def _in_whole_runs(load: Load, spec: EpilogueSpec) -> bool:
+    """Whether a subtile's columns of a row lie side by side in an operand of a spec that rotates: subtiles
+    of what is reordered are of one block, and others are narrow (`rules.narrow_subtiles_by_element`)."""
+    if load.blocks is None or not load.in_runs:
+        return False
+    of_one_block = load.blocks.columns % NARROW_SUBTILE_N == 0
+    return spec.reordered_columns > 0 or (spec.rotated_columns > 0 and of_one_block)
 
 
 def long_ops(spec: EpilogueSpec) -> int:

@@ -14,6 +14,7 @@ from cute_backend.planning.registers import (
     MAX_CROWDED,
     MAX_PLANES_OF_WARPS,
     MAX_PROMOTED_LOADS,
+    NARROW_SUBTILE_N,
     hoist_budget,
     hoisted_registers,
     is_crowded,
@@ -32,12 +33,9 @@ from cute_backend.planning.targets import Arch, Shape
 from cute_backend.planning.tiles import Alignment, Rowvecs, TileConfig, tile_k
 from cute_backend.planning.transposing import can_transpose, multiplied
 from cute_backend.signature import TMA_ALIGN
-from cute_backend.spec import SCALE_TILE, EpilogueSpec, LoadKind, Major, ProductKind
+from cute_backend.spec import SCALE_TILE, BColumns, EpilogueSpec, LoadKind, Major, ProductKind
 
 Rule = Callable[[TileConfig, EpilogueSpec], TileConfig | None]
-
-NARROW_SUBTILE_N = 32
-"""Columns of a subtile where wider ones leave planes no room in shared memory, or gain nothing."""
 
 WHOLE_SUBTILES = (32, 64, 128)
 """Columns of subtiles that hold blocks whole."""
@@ -149,10 +147,11 @@ def halves_of_rotated_blocks(config: TileConfig, spec: EpilogueSpec) -> TileConf
     """A visit has as many columns of the first half of a rotated block as of the second, which are their
     partners: half a subtile of each, for which operands and results are seen with their columns in another
     order (`pair_halves`). TMA brings the columns of a CTA's tile, or of its share of B, in that order where
-    they make up blocks, or blocks are made up of them."""
-    block = spec.rotated_columns
+    they make up blocks, or blocks are made up of them. Neighbouring columns are in one thread anyway, unless
+    the even and the odd ones are of two products."""
+    block = spec.reordered_columns
     if not block:
-        return config
+        return None if spec.rotated_columns and spec.b_columns is not BColumns.APART else config
     shares = (config.tile_n, config.tile_n // config.cluster_m)
     if not _can_pair(config, spec) or any(min(each % block, block % each) for each in shares):
         return None
@@ -168,7 +167,7 @@ def _can_pair(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether a kernel may have the columns of rotated blocks in another order: TMA brings B's, contiguous
     along K, of one dense product without scales of blocks, nothing depends on a column's place, and all
     blocks are of one size."""
-    product, block = spec.product, spec.rotated_columns
+    product, block = spec.product, spec.reordered_columns
     blocks = {load.blocks.columns for load in spec.loads if load.blocks is not None}
     blocks |= {op.block for op in spec.ops} | {store.block for store in spec.stores}
     return (
@@ -189,7 +188,7 @@ def _pairs(columns: int, spec: EpilogueSpec) -> bool:
     bytes at least, if the spec rotates any."""
     planes = [load.dtype.bits for load in spec.loads if load.order is not None]
     bits = min(planes + [store.dtype.bits for store in spec.planes], default=8)
-    block = spec.rotated_columns
+    block = spec.reordered_columns
     return not block or (
         columns <= block and block // 2 % (columns // 2) == 0 and columns // 2 * bits >= TMA_ALIGN * 8
     )

@@ -21,6 +21,7 @@ from cute_backend.spec import (
     ROTATE_HALF,
     Accumulator,
     Axis,
+    BColumns,
     Blocks,
     DType,
     EpilogueSpec,
@@ -38,14 +39,19 @@ from cute_backend.spec import (
 def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """The configurations that may serve a spec, at most five, largest tile first.
 
-    Raises ValueError if no tile holds the spec's blocks of columns whole.
+    Raises ValueError if no tile holds the spec's blocks of columns whole, or rotates its columns.
     """
     alone = arch.target.tiles.alone
     found = _serving(arch, spec)
+    if not found and spec.rotated_columns and spec.b_columns is not BColumns.APART:
+        raise ValueError(
+            f"no tile of {arch.value} rotates blocks of {spec.rotated_columns} columns of products of even "
+            "and of odd columns; columns of whole products are rotated"
+        )
     if not found:
         held = (
             rotations_held(arch, spec.accumulators, spec.whole_columns > 1)
-            if spec.rotated_columns
+            if spec.reordered_columns
             else blocks_held(arch, spec.accumulators, bool(spec.loads_of(LoadKind.EXACT)))
         )
         raise ValueError(
@@ -85,8 +91,8 @@ def blocks_held(
 def rotations_held(
     arch: Arch, accumulators: tuple[Accumulator, ...] = _ONE_PRODUCT, reduces: bool = False
 ) -> tuple[int, ...]:
-    """The sizes of blocks of columns whose halves tiles can rotate for these products, beside reductions of
-    the same blocks or without."""
+    """The sizes of blocks of columns whose halves tiles can rotate for these products, in columns in another
+    order, beside reductions of the same blocks or without."""
     held, acc = [], accumulators[0].name
     for columns in range(16, MAX_ROTATED + 1, 16):
         blocks = Blocks(columns, Stride.ZERO, Stride.ONE)
@@ -106,7 +112,7 @@ def _serving(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """The shipped tiles that can serve a spec; or where none of them holds the blocks of a pair, or rotates
     blocks, further ones of the target. For a pair that reads planes, those spilled 32 bytes."""
     found = suited(arch, _shipped(arch, spec), spec)
-    reads = spec.loads_of(LoadKind.EXACT) and not spec.rotated_columns
+    reads = spec.loads_of(LoadKind.EXACT) and not spec.reordered_columns
     if found or reads:
         return found
     further = suited(arch, arch.target.tiles.sized, spec)

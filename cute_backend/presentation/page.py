@@ -58,7 +58,8 @@ _STYLE = f"""
 .cute p {{ margin: .25rem 0; }}
 .cute ul {{ margin: .25rem 0; padding-left: 1.25rem; }}
 .cute code, .cute pre {{ font: .875rem/1.5 ui-monospace, monospace; background: none; color: inherit; }}
-.cute code, .cute td, .cute li {{ overflow-wrap: anywhere; }}
+.cute code, .cute li {{ overflow-wrap: anywhere; }}
+.cute td {{ overflow-wrap: break-word; }}
 .cute pre {{ border: 1px solid rgb(128 128 128 / .4); border-radius: 4px; padding: .5rem .75rem; }}
 .cute pre {{ background: var(--cute-box, transparent); margin: .5rem 0; }}
 .cute .formula {{ white-space: pre-wrap; overflow-wrap: anywhere; }}
@@ -79,7 +80,7 @@ _STYLE = f"""
   .cute thead {{ position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }}
   .cute caption {{ display: block; }}
   .cute tr {{ border-bottom: 1px solid rgb(128 128 128 / .4); padding: .25rem 0; }}
-  .cute td {{ border: 0; padding: .1rem 0; }}
+  .cute td {{ border: 0; padding: .1rem 0; overflow-wrap: anywhere; }}
   .cute td:empty {{ display: none; }}
   .cute td::before {{ content: attr(data-column) ": "; color: var(--cute-quiet, inherit); }}
 }}

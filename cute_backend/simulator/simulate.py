@@ -64,6 +64,7 @@ class Machine:
 
     `config` is a tile configuration for every region, in place of the one for its size; `clusters` is the
     number of clusters that a persistent kernel keeps in flight; the other fields are those of `run_kernel`.
+    Raises UsageError for what is no seed.
     """
 
     arch: Arch = Arch.SM100A
@@ -72,6 +73,11 @@ class Machine:
     clusters: int = CLUSTERS
     observer: Observer | None = None
     progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        seed = self.async_seed
+        if seed is not None and (type(seed) is not int or seed < 0):
+            raise UsageError(f"async_seed is {seed!r}; it takes a whole number that is not negative")
 
 
 @dataclass(frozen=True)

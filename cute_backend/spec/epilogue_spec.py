@@ -91,8 +91,14 @@ class EpilogueSpec:
 
     @cached_property
     def rotated_columns(self) -> int:
-        """Columns of the blocks whose halves are rotated; 0 where none are."""
+        """Columns of the largest blocks whose halves are rotated; 0 where none are."""
         return max((op.block for op in self.ops if op.op == ROTATE_HALF), default=0)
+
+    @property
+    def reordered_columns(self) -> int:
+        """Columns of the blocks whose halves are rotated and are not neighbours, so that kernels have the
+        columns in another order; 0 where none are."""
+        return self.rotated_columns if self.rotated_columns > 2 else 0
 
     @cached_property
     def planes(self) -> tuple[Store, ...]:

@@ -142,6 +142,13 @@ class Subtile(ABC):
             rotated[e], rotated[e + half] = -values[e + half], values[e]
         return rotated
 
+    def rotate_pairs(self, values: cute.Tensor) -> cute.Tensor:
+        """The thread's elements (-y, x) of pairs (x, y) of neighbouring columns, both of which it has."""
+        rotated = cute.make_rmem_tensor_like(values)
+        for e in range(0, self.elements, 2):
+            rotated[e], rotated[e + 1] = -values[e + 1], values[e]
+        return rotated
+
     @abstractmethod
     def row_slice(self, vector: Any) -> cute.Tensor:
         """The thread's columns of this subtile in a shared vector of the tile's columns."""

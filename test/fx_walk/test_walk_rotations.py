@@ -57,6 +57,49 @@ def inverse(x: Tensor) -> Tensor:
     return torch.cat((second, -first), -1)
 
 
+def rotate_every_two(x: Tensor) -> Tensor:
+    """As transformers has it of GPT-J, and of Cohere as `rotate_half`."""
+    x1 = x[..., ::2]
+    x2 = x[..., 1::2]
+    return torch.stack((-x2, x1), dim=-1).flatten(-2)
+
+
+def as_diffusers(x: Tensor) -> Tensor:
+    """As diffusers' `apply_rotary_emb` rotates Flux's heads."""
+    real, imag = x.reshape(*x.shape[:-1], -1, 2).unbind(-1)
+    return torch.stack([-imag, real], dim=-1).flatten(3)
+
+
+def by_select(x: Tensor) -> Tensor:
+    x = x.unflatten(-1, (-1, 2))
+    return torch.stack((x.select(-1, -1).neg(), x[..., 0]), dim=-1).flatten(-2)
+
+
+def by_narrow_slices(x: Tensor) -> Tensor:
+    x = x.unflatten(-1, (-1, 2))
+    return torch.cat((-x[..., 1:], x[..., :1]), dim=-1).flatten(-2)
+
+
+def inverse_of_pairs(x: Tensor) -> Tensor:
+    return torch.stack((x[..., 1::2], -x[..., ::2]), dim=-1).flatten(-2)
+
+
+def turned(x: Tensor, rotate: Callable[[Tensor], Tensor], axis: int = 2) -> Tensor:
+    return x * COS.unsqueeze(axis) + rotate(x) * SIN.unsqueeze(axis)
+
+
+NEIGHBOURS: dict[str, Callable[[Tensor], Tensor]] = {
+    "GPT-J": lambda y: turned(heads(y), rotate_every_two),
+    "Cohere": lambda y: turned(heads(y).transpose(1, 2), rotate_every_two, 1),
+    "Flux": lambda y: turned(heads(y).transpose(1, 2).float(), as_diffusers, 1).to(y.dtype),
+    "select": lambda y: turned(heads(y), by_select),
+    "narrow slices": lambda y: turned(heads(y).transpose(1, 2), by_narrow_slices, 1),
+    "inverse": lambda y: turned(heads(y), inverse_of_pairs),
+    "of all columns": lambda y: rotate_every_two(y) + 1,
+    "beside row maxima": lambda y: rotate_every_two(y).amax(-1),
+}
+
+
 SPELLINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "llama": lambda y: apply_rotary_pos_emb(heads(y).transpose(1, 2), COS, SIN),
     "heads behind places": lambda y: apply_rotary_pos_emb(heads(y), COS, SIN, unsqueeze_dim=2),
@@ -72,22 +115,25 @@ SPELLINGS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def test_every_spelling_through_torch_compile(fresh_compiler: None) -> None:
+@pytest.mark.parametrize(("spellings", "block"), [(SPELLINGS, WIDTH), (NEIGHBOURS, 2)])
+def test_every_spelling_through_torch_compile(
+    spellings: dict[str, Callable[[Tensor], Tensor]], block: int, fresh_compiler: None
+) -> None:
     """One product each, in one graph: each is one kernel, and gives what eager does, to the bit where that
     rounds nothing."""
-    products = [product_inputs(M, N) for _ in SPELLINGS]
+    products = [product_inputs(M, N) for _ in spellings]
 
     def program(products: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
-        return [spelling(a @ b) for (a, b), spelling in zip(products, SPELLINGS.values(), strict=True)]
+        return [spelling(a @ b) for (a, b), spelling in zip(products, spellings.values(), strict=True)]
 
     results, expected = torch.compile(program, backend=cute)(products), program(products)
-    for name, result, wanted in zip(SPELLINGS, results, expected, strict=True):
+    for name, result, wanted in zip(spellings, results, expected, strict=True):
         assert result.dtype is wanted.dtype and result.stride() == wanted.stride(), name
         torch.testing.assert_close(result.float(), wanted.float(), rtol=1e-2, atol=1e-2, msg=name)
-    assert counters["cute_backend"] == {"anchors": len(SPELLINGS), "regions": len(SPELLINGS)}
+    assert counters["cute_backend"] == {"anchors": len(spellings), "regions": len(spellings)}
     (report,) = collect(program, (products,))
-    for name, region in zip(SPELLINGS, report.regions, strict=True):
-        assert [op.block for op in region.spec.ops if op.op == ROTATE_HALF] == [WIDTH], name
+    for name, region in zip(spellings, report.regions, strict=True):
+        assert [op.block for op in region.spec.ops if op.op == ROTATE_HALF] == [block], name
         assert [store.order for store in region.spec.stores] == [Order.ROW], name
 
 
@@ -153,6 +199,25 @@ def of_rows(a: Tensor, b: Tensor) -> Tensor:
     return rotate_half((a @ b).t()) * 2
 
 
+def pairs_in_another_order(a: Tensor, b: Tensor) -> Tensor:
+    y = a @ b
+    return torch.stack((y[:, ::2], -y[:, 1::2]), -1).flatten(-2) + y
+
+
+def some_pairs(a: Tensor, b: Tensor) -> Tensor:
+    y = a @ b
+    return torch.stack((-y[:, 1:64:2], y[:, :64:2]), -1).flatten(-2) * 2
+
+
+def pairs_of_rows(a: Tensor, b: Tensor) -> Tensor:
+    return rotate_every_two((a @ b).t()) * 2
+
+
+def pairs_of_even_columns(a: Tensor, b: Tensor) -> Tensor:
+    gate, up = (a @ b).unflatten(-1, (-1, 2)).unbind(-1)
+    return rotate_every_two(gate * up)
+
+
 def half_is_read_elsewhere(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     x = (a @ b).unflatten(-1, (-1, 64))
     half = -x[..., 32:]
@@ -179,6 +244,10 @@ def half_is_read_elsewhere(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         (swapped, "sm_90a", Reason.UNPAIRED, "takes a part of the product's columns"),
         (of_rows, "sm_90a", Reason.REARRANGED, "rows"),
         (half_is_read_elsewhere, "sm_90a", Reason.UNPAIRED, "takes a part of the product's columns"),
+        (pairs_in_another_order, "sm_90a", Reason.UNPAIRED, "takes a part of the product's columns"),
+        (some_pairs, "sm_90a", Reason.UNPAIRED, "takes a part of the product's columns"),
+        (pairs_of_rows, "sm_90a", Reason.REARRANGED, "rows"),
+        (pairs_of_even_columns, "sm_90a", Reason.ROTATION_SIZE, "of 2 columns"),
     ],
 )
 def test_other_rotations_are_refused(

@@ -21,6 +21,7 @@ from cute_backend.spec import (
     Accumulator,
     Axis,
     Blocks,
+    Columns,
     DType,
     EpilogueSpec,
     Load,
@@ -46,11 +47,12 @@ def op(name: str, kind: str, *operands: Operand, block: int = 0) -> Op:
     return Op(name, kind, operands, DType.F32, block=block)
 
 
-def rotary(columns: int, batches: bool = False) -> EpilogueSpec:
+def rotary(columns: int, batches: bool = False, head: int = 0) -> EpilogueSpec:
     """x * cos + rotate_half(x) * sin with x = acc + bias, cosines and sines by position; also x + residual.
 
-    With `batches`, M is those and positions, and all batches share the sines."""
-    blocks = Blocks(columns, Stride.ZERO, Stride.ONE)
+    With `batches`, M is those and positions, and all batches share the sines. Heads are `head` columns, or
+    the blocks whose halves are rotated."""
+    blocks = Blocks(head or columns, Stride.ZERO, Stride.ONE)
     cos = Load("exact0", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.OTHER, (), blocks)
     modes = (Stride.ZERO, Stride.OTHER) if batches else ()
     sin = replace(cos, name="exact1", dtype=DType.F32, m_modes=modes)
@@ -75,7 +77,8 @@ def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], 
 
     b = integers(n, k).t()
     _, cos, sin, _ = spec.loads
-    columns = spec.rotated_columns
+    assert cos.blocks is not None
+    columns = cos.blocks.columns
     tables = []
     for load in (cos, sin):
         batches = 2 if load.m_modes else 1
@@ -110,8 +113,8 @@ def check(spec: EpilogueSpec, m: int, n: int, k: int, config: TileConfig | None,
 
 @pytest.mark.parametrize("columns", [2, 6, 64])
 def test_the_replay_rotates_halves(columns: int) -> None:
-    for spec in (rotary(columns), rotary(columns, batches=True)):
-        a, b, loads = operands(spec, 8, 3 * columns, 16)
+    for spec in (rotary(columns), rotary(columns, batches=True), rotary(columns, head=2 * columns)):
+        a, b, loads = operands(spec, 8, 4 * columns, 16)
         results = replay(spec, a, b, loads)
         for result, right in zip(results, expected(columns, *a, *b, loads), strict=True):
             assert torch.equal(result.double(), right)
@@ -139,6 +142,56 @@ def test_kernels_rotate_halves(config: TileConfig, columns: int) -> None:
     kernel = check(rotary(columns), config.tile_m + 9, n, 144, config)
     assert kernel.alignment is Alignment.TMA
     check(rotary(columns), 1, columns, 64, config)
+
+
+def neighbours(head: int) -> EpilogueSpec:
+    """Rotations of neighbouring columns, in heads of `head` columns."""
+    return rotary(2, head=head)
+
+
+NEIGHBOURS = [
+    (TileConfig(Arch.SM90A, 128, 128, 1, 2, pingpong=True), 64),
+    (TileConfig(Arch.SM100A, 256, 128, 2, ctas=2), 128),
+    (TileConfig(Arch.SM80, 128, 64), 64),
+    (TileConfig(Arch.SM90A, 64, 192), 6),
+    (TileConfig(Arch.SM100A, 128, 64), 24),
+    (TileConfig(Arch.SM120A, 64, 64), 32),
+]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("config", "head"), NEIGHBOURS, ids=lambda each: getattr(each, "name", str(each)))
+def test_kernels_rotate_neighbours(config: TileConfig, head: int) -> None:
+    """Several tiles, the last of each row and column cut off; and one row, of columns that TMA can't take."""
+    n = (config.tile_n // head + 1) * head
+    check(neighbours(head), config.tile_m + 9, n, 144, config)
+    check(neighbours(head), 1, head, 64, config)
+
+
+@pytest.mark.parametrize("arch", [Arch.SM80, Arch.SM90A, Arch.SM100A], ids=lambda arch: arch.value)
+def test_neighbours_are_rotated_beside_everything_but_even_and_odd_columns(arch: Arch) -> None:
+    """The columns keep their order, so every tile takes them."""
+    spec = neighbours(64)
+    add, out = op("t0", "add", "acc", "exact2"), Store("out0", "t0", DType.F32)
+    plain = EpilogueSpec((ACC,), (RESIDUAL,), (add,), (out,))
+    (first, *_), (largest, *_) = table(arch, spec), table(arch, plain)
+    assert (first.tile_m, first.tile_n) == (largest.tile_m, largest.tile_n)
+    for case in ("B along N", "a batch", "two products", "a reduction"):
+        assert table(arch, replace(spec, **UNSERVED[case])), case
+    even, odd = (replace(ACC, name=each, columns=Columns(each)) for each in ("even", "odd"))
+    ops = (op("t0", ROTATE_HALF, "even", block=2), op("t1", "add", "t0", "odd"))
+    with pytest.raises(ValueError, match=f"no tile of {arch.value} rotates"):
+        table(arch, EpilogueSpec((even, odd), (), ops, (Store("out0", "t1", DType.F32),)))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
+@pytest.mark.parametrize("head", [128, 24])
+@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A, Arch.SM80], ids=lambda arch: arch.value)
+def test_no_kernel_that_rotates_neighbours_spills(arch: Arch, head: int, alignment: Alignment) -> None:
+    spec = neighbours(head)
+    for config in (offered(arch, spec)[0], table(arch, spec)[-1]):
+        assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
 
 
 @pytest.mark.sweep

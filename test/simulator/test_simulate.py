@@ -122,6 +122,11 @@ def test_requests_that_cannot_be_met_are_told_in_one_sentence():
     known = r"^arch is 'sm_75'; sm_90a, sm_100a, sm_80, .*, sm_120a or sm_121a can be simulated$"
     with pytest.raises(UsageError, match=known):
         cute_backend.simulate(rowwise, *inputs, arch="sm_75")
+    for seed in (-1, 1.5, True):
+        with pytest.raises(
+            UsageError, match=f"^async_seed is {seed}; it takes a whole number that is not neg"
+        ):
+            cute_backend.simulate(rowwise, *inputs, async_seed=seed)
     with pytest.raises(UsageError, match="nothing of the function is fused"):
         cute_backend.simulate(torch.sin, inputs[2])
     with pytest.raises(
@@ -187,6 +192,8 @@ def test_the_command_line_runs_and_compares(program, capsys):
 
 
 def test_the_command_line_tells_faults_from_requests(program, capsys, monkeypatch):
+    assert main(["simulate", program, "--async-seed", "-1"]) == 2
+    assert capsys.readouterr().err.startswith("cute_backend: async_seed is -1; it takes ")
     assert main(["simulate", program, "--arch", "sm_75"]) == 2
     assert (
         capsys.readouterr().err

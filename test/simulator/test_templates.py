@@ -23,7 +23,7 @@ from cute_backend.spec import (
     Store,
     Stride,
 )
-from support.epilogues import EPILOGUES, Problem
+from support.epilogues import BLOCKS, EPILOGUES, Problem
 from support.heavy import HEAVY, heavy_inputs
 from support.reference import TOLERANCE, as_tuple, relative_error
 from support.simulator.exact import (
@@ -47,12 +47,15 @@ from support.simulator.exact import (
 )
 from support.sweeps import EXHAUSTIVE
 
+SHARED = EPILOGUES | BLOCKS
+
 
 def each_on_an_architecture():
     """Every shared epilogue on every architecture that has it. `make test` runs each on one of these, in
     rotation: the text in which epilogues differ does not depend on the GPU."""
-    for i, name in enumerate(EPILOGUES):
-        architectures = [arch for arch in (SM100, SM90, SM80) if EPILOGUES[name].runs_on(arch)]
+    for i, (name, epilogue) in enumerate(SHARED.items()):
+        found = (SM100, SM90) if name in BLOCKS else (SM100, SM90, SM80)
+        architectures = [arch for arch in found if epilogue.runs_on(arch)]
         for arch in architectures:
             marks = () if arch is architectures[i % len(architectures)] else (EXHAUSTIVE,)
             yield pytest.param(name, arch, id=f"{name}-{arch.value}", marks=marks)
@@ -60,8 +63,8 @@ def each_on_an_architecture():
 
 @pytest.mark.parametrize(("name", "arch"), each_on_an_architecture())
 def test_every_shared_epilogue_is_right(name, arch):
-    epilogue = EPILOGUES[name]
-    m, n, k = (144, 144, 256) if epilogue.square else (200, 144, 256)
+    epilogue = SHARED[name]
+    m, n, k = 144 if epilogue.square else 200, 192 if name in BLOCKS else 144, 256
     inputs = epilogue.inputs(Problem(m, n, k))
     simulation = run(epilogue.fn, inputs, Machine(arch, async_seed=1, clusters=1))
     expected = as_tuple(reference(epilogue.fn, inputs))

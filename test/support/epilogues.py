@@ -214,7 +214,7 @@ GROUPED: dict[str, Epilogue] = {}
 """Epilogues of grouped products, which run on Hopper and Blackwell."""
 
 BLOCKS: dict[str, Epilogue] = {}
-"""Epilogues that reduce or rotate blocks of 64 columns: N is a multiple of it."""
+"""Epilogues that reduce blocks of 64 columns, or rotate in them: N is a multiple of it."""
 
 
 def epilogue(
@@ -455,3 +455,12 @@ def rotary(a_bf16, b_bf16, cos, sin):
     half = heads.shape[-1] // 2
     rotated = torch.cat((-heads[..., half:], heads[..., :half]), dim=-1)
     return heads * cos.unsqueeze(1) + rotated * sin.unsqueeze(1)
+
+
+@epilogue({"exact0": "exact", "exact1": "exact"}, "bf16", table=BLOCKS)
+def rotary_neighbours(a_bf16, b_bf16, cos, sin):
+    # As diffusers rotates Flux's heads: each column with its neighbour.
+    heads = torch.mm(a_bf16, b_bf16).unflatten(0, (2, -1)).unflatten(-1, (-1, cos.shape[-1])).transpose(1, 2)
+    real, imag = heads.reshape(*heads.shape[:-1], -1, 2).unbind(-1)
+    rotated = torch.stack((-imag, real), dim=-1).flatten(3)
+    return (heads.float() * cos.unsqueeze(1) + rotated.float() * sin.unsqueeze(1)).to(torch.bfloat16)

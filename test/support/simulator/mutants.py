@@ -84,6 +84,7 @@ ROTATED = replace(
         replace(SPEC.ops[0], name="t2", operands=("t1", "scale_a")),
     ),
 )
+NEIGHBOURS = replace(ROTATED, ops=(ROTATED.ops[0], replace(ROTATED.ops[1], block=2), ROTATED.ops[2]))
 GROUPED = replace(grouped(), stores=grouped().stores[:1])
 
 
@@ -157,6 +158,7 @@ SUMS_IN_MEMORY = replace(
 SUMS_BY_TMA = replace(FED_BY_TMA, config=replace(FED_BY_TMA.config, split_k=2), problem=(72, 72, 304))
 
 ROTATING = Subject(sm90(64, 128, pingpong=True), (72, 192, 256), spec=ROTATED)
+ROTATING_NEIGHBOURS = Subject(sm90(64, 64), (72, 72, 128), spec=NEIGHBOURS)
 BLACKWELL_ROTATING = Subject(sm100(128, 64), (136, 128, 256), spec=ROTATED)
 
 ENDS = (*range(20), 83, 83, 128)
@@ -185,6 +187,7 @@ SUBJECTS = {
     "reducing": REDUCING,
     "parts": PARTS,
     "rotating": ROTATING,
+    "rotating neighbours": ROTATING_NEIGHBOURS,
     "rotating on Blackwell": BLACKWELL_ROTATING,
     "groups": GROUPS,
     "ping-pong groups": PING_PONG_GROUPS,

@@ -1,0 +1,77 @@
+"""out0 = bf16(acc * exact0 + block2_rotate_half(acc) * exact1)
+
+    exact0  exact   bf16  runs            when needed, from one address for each row, of M modes (0, s), of blocks of 64 columns (0, 1)
+    exact1  exact   bf16  runs            when needed, from one address for each row, of M modes (0, s), of blocks of 64 columns (0, 1)
+
+cute_mm_mul_block_rotate_half_add_128x128_68381073:
+sm_90a, tile 128x128_1x2_pingpong, planes aligned to 16 bytes:
+128 by 128, ping-pong, clusters of 1 by 2, subtiles of 32 columns, raster 8.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
+"""
+
+from types import SimpleNamespace
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32
+
+from cute_backend.memory_ops import device_math as math
+from cute_backend.planning import Arch, TileConfig
+from cute_backend.templates.epilogue import SmemOperand, collapse_m, collapse_n
+from cute_backend.templates.sm90 import Sm90Gemm
+
+
+class Epilogue:
+    loads = ("exact0", "exact1")
+    stores = ("out0",)
+    staged = ()
+    shared_loads = ()
+    shared_stores = (
+        SmemOperand("out0", BFloat16),
+    )
+
+    @cute.jit
+    def begin(self, tile, glob):
+        return SimpleNamespace()
+
+    @cute.jit
+    def visit(self, sub, acc, glob, held, smem):
+        exact0_bf16 = cute.make_rmem_tensor(sub.elements, BFloat16)
+        sub.copy_runs(glob.exact0, exact0_bf16)
+        exact0 = math.widen(exact0_bf16, Float32)
+        exact1_bf16 = cute.make_rmem_tensor(sub.elements, BFloat16)
+        sub.copy_runs(glob.exact1, exact1_bf16)
+        exact1 = math.widen(exact1_bf16, Float32)
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
+        t0_kept = cute.make_rmem_tensor(sub.elements, Float32)
+        t1_of = cute.make_rmem_tensor(sub.elements, Float32)
+        for e in cutlass.range_constexpr(sub.elements):
+            t0 = acc[e] * exact0[e]
+            t0_kept[e] = t0
+            t1_of[e] = acc[e]
+        t1 = sub.rotate_pairs(t1_of)
+        for e in cutlass.range_constexpr(sub.elements):
+            t2 = t1[e] * exact1[e]
+            t3 = t0_kept[e] + t2
+            out0[e] = t3
+        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
+
+
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_n=2, pingpong=True))
+
+
+@cute.jit
+def launch(
+    a: cute.Tensor,
+    b: cute.Tensor,
+    exact0: cute.Tensor,
+    exact1: cute.Tensor,
+    out0: cute.Tensor,
+    max_active_clusters: Int32,
+    stream: cuda.CUstream,
+):
+    exact0_plane = collapse_n(collapse_m(exact0, 2))
+    exact1_plane = collapse_n(collapse_m(exact1, 2))
+    gemm(a, [b], [exact0_plane, exact1_plane], [out0], max_active_clusters, stream)
