@@ -217,7 +217,7 @@ def test_a_pair_is_told_with_the_columns_of_each(parts, told):
     assert region.products == tuple(Product(label, line) for label in told) and region.sizes == (32, 48, 64)
     assert region.formula == "out0 = bf16(relu(acc0 + bias0) * (acc1 + bias1))"
     lines = str(explained).splitlines()
-    assert lines[5].startswith("    2 accumulators of 128 by 64, subtiles of 32 columns")
+    assert lines[5].startswith("    2 accumulators of 128 by 64, a warpgroup for the epilogue of each half")
     assert [f"    acc{i} of {label}, at {line}" for i, label in enumerate(told)] == lines[6:8]
     assert [load.label for load in region.loads] == [label.replace("weight", "bias") for label in told]
 
