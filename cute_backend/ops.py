@@ -208,6 +208,20 @@ def _bitwise(name: str, symbol: str) -> PointwiseOp:
     )
 
 
+def _narrowing(name: str, dtype: torch.dtype) -> PointwiseOp:
+    """fp32 rounded to a dtype of 16 bits, as fp32."""
+    return PointwiseOp(
+        name=f"round_to_{name}",
+        aten=(),
+        arity=1,
+        operands=OperandRule.FLOAT,
+        result=ResultRule.SAME,
+        cute=f"math.round_to_{name}({{0}})",
+        formula=f"{name}({{0}})",
+        reference=lambda x: x.to(dtype).to(torch.float32),
+    )
+
+
 def _div_trunc(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.div(a, b, rounding_mode="trunc")
 
@@ -270,6 +284,9 @@ _ROWS: tuple[PointwiseOp, ...] = (
     PointwiseOp("logistic2", (), 1, OperandRule.FLOAT, _SAME, "math.logistic2({0})", "1 / (1 + exp2(-{0}))",
                 _logistic2),
     _function("erf"),
+    # To values of 16 bits under every precision, as those that another kernel reads are.
+    _narrowing("bf16", torch.bfloat16),
+    _narrowing("f16", torch.float16),
     # To integral values; `round` takes halves to even.
     _rounding("floor"),
     _rounding("ceil"),

@@ -9,12 +9,14 @@
   `collect`.
 - Products: `anchors`, `anchor`, `dense_products`, `scaled_products`, `grouped_products`, `product_operands`,
   `activation`, `block_scales`, `broadcast`, `group_rows`, `padding`.
+- Losses: `log_softmax`.
 - Growing a region: `regions`, `walk`, `visits`, `growth`, `joining`, `resolve`, `dependences`, `draft`,
   `chain`, `lower`, `quotient`, `reductions`, `block_reductions`, `rotations`, `concatenation`, `pairs`,
   `region`.
-- Operands and shapes: `classify`, `frame`, `free_strides`, `views`, `static`, `labels`, `device`.
+- Operands and shapes: `classify`, `frame`, `free_strides`, `views`, `static`, `labels`, `device`,
+  `rounded`.
 - Where a region ends: `settle`, `boundary`, `crossings`, `consumers`, `redo`.
-- Facts about graphs: `equal`, `flow`, `mutation`, `questions`.
+- Facts about graphs: `equal`, `flow`, `mutation`, `questions`, `spelled`.
 - Refusals: `reasons`.
 - Tuning: `tuning_jobs`, `unfused`.
 """

@@ -38,11 +38,11 @@ def _is_one_product(node: fx.Node) -> bool:
         and not known(b.shape[0] == 1)
         and collapsed_stride(a.shape[:2], a.stride()[:2]) is not None
         and isinstance(a.shape[2], int)
-        and _with_one_open(fake(node).shape) is not None
+        and with_one_open(fake(node).shape) is not None
     )
 
 
-def _with_one_open(shape: Sequence[Size]) -> list[int] | None:
+def with_one_open(shape: Sequence[Size]) -> list[int] | None:
     """A shape as a reshape takes it, -1 for the size that is symbolic; None where several are."""
     symbolic = sum(not isinstance(size, int) for size in shape)
     return [size if isinstance(size, int) else -1 for size in shape] if symbolic < 2 else None
@@ -62,4 +62,4 @@ def _joined(graph: fx.Graph, node: fx.Node) -> fx.Node:
     rows = call(aten.reshape.default, a, [-1, fake(a).shape[2]])
     result = call(aten.mm.default, rows, call(aten.select.int, b, 0, 0))
     assert known(fake(result).shape[0] == product(shape[:2]))
-    return call(aten.reshape.default, result, _with_one_open(shape))
+    return call(aten.reshape.default, result, with_one_open(shape))

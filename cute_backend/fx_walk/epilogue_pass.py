@@ -25,6 +25,7 @@ from cute_backend.fx_walk.broadcast import join_batches
 from cute_backend.fx_walk.containment import contain
 from cute_backend.fx_walk.device import device_capability
 from cute_backend.fx_walk.free_strides import lay_in_rows
+from cute_backend.fx_walk.log_softmax import separate_logsumexps
 from cute_backend.fx_walk.padding import take_padding_back
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region import Region
@@ -107,6 +108,7 @@ class EpiloguePass(CustomGraphPass):
             take_padding_back(graph)
             lay_in_rows(graph)
             join_batches(graph)
+            separate_logsumexps(graph)
         regions, rejections = self.analyse(graph)
         if tuning_is_on():
             # Brings all of Inductor, which importing the pass must not.

@@ -23,6 +23,7 @@ from cute_backend.fx_walk.questions import may_join
 from cute_backend.fx_walk.reasons import Refused
 from cute_backend.fx_walk.redo import cheaper_to_redo
 from cute_backend.fx_walk.reductions import Reduced, keeps_reduced
+from cute_backend.fx_walk.rounded import as_in_memory
 from cute_backend.fx_walk.static import DTYPES, fake
 from cute_backend.fx_walk.walk import Walk
 from cute_backend.spec import LoadKind, Operand
@@ -90,7 +91,9 @@ def _product(draft: Draft, index: int) -> Operand:
     out = DTYPES[anchor.out_dtype]
     if anchor.activation is not None:
         value = activated(chain, value, anchor.activation, out, anchor.device)
-    return chain.cast(value, out) if out.is_fp8 else lower_cast(chain, value, out)
+    if out.is_fp8:
+        return chain.cast(value, out)
+    return as_in_memory(anchor.node, chain, lower_cast(chain, value, out))
 
 
 def _grow(walk: Walk, draft: Draft) -> Draft:

@@ -34,6 +34,7 @@ from cute_backend.fx_walk.reductions import (
 )
 from cute_backend.fx_walk.resolve import Reader, resolve
 from cute_backend.fx_walk.rotations import check_rotations, lower_rotation, refuse_rotated
+from cute_backend.fx_walk.rounded import as_in_memory
 from cute_backend.fx_walk.static import Size, describe, fake, first_argument, target_name, tensor_of
 from cute_backend.fx_walk.views import not_pointwise, rearranged
 from cute_backend.fx_walk.walk import Walk
@@ -95,7 +96,7 @@ def _join_pointwise(
     values = []
     for side in sides:
         argument = partial(resolve, walk, draft, reader=Reader(node, node, side))
-        values.append(lower(node, draft.chain, argument))
+        values.append(as_in_memory(node, draft.chain, lower(node, draft.chain, argument)))
     check_mutations(walk, draft, node)
     _check_loads(draft.chain)
     return values
@@ -152,7 +153,7 @@ def _join_reduction(walk: Walk, draft: Draft, found: Found) -> Operand | Reduced
     if frame is None:
         if found.is_of_blocks_alone:
             refuse_unknown(found.head, anchor.m, anchor.n)
-        refuse_rounds(found, anchor.m, anchor.n)
+        refuse_rounds(found, walk.heads, anchor.m, anchor.n)
     value = resolve(walk, draft, found.source, Reader(found.head, found.head))
     result: Operand | Reduced
     if frame is None:

@@ -7,7 +7,7 @@ decomposed, and its steps are recognised only together, because the third reads 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
@@ -21,6 +21,7 @@ from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.lower import CASTS, filling, is_pointwise, is_reshape, lower_cast
 from cute_backend.fx_walk.questions import is_reduction
 from cute_backend.fx_walk.reasons import Reason, Refused
+from cute_backend.fx_walk.spelled import SpelledOtherwise, operands
 from cute_backend.fx_walk.static import (
     Size,
     arguments,
@@ -28,7 +29,6 @@ from cute_backend.fx_walk.static import (
     fake,
     first_argument,
     known,
-    leading_arguments,
     on_plane,
     target_name,
     tensor_of,
@@ -124,12 +124,17 @@ def refuse_unknown(node: fx.Node, m: Size, n: Size) -> None:
     raise Refused(Reason.REDUCTION, target=target_name(node))
 
 
-def refuse_rounds(found: Found, m: Size, n: Size) -> None:
+def refuse_rounds(found: Found, steps: Collection[fx.Node], m: Size, n: Size) -> None:
     """Raises Refused for a reduction whose result another reduction of the plane needs, as in softmax.
 
-    Inductor does both in one kernel that holds a row, and gains nothing if the first is already done.
+    Inductor does both in one kernel that holds a row, and gains nothing if the first is already done. Not
+    meant are `steps` of reductions that a kernel does as a whole.
     """
-    back = feeds(found.head, lambda user: is_reduction(user) and _on_plane(first_argument(user), m, n))
+
+    def reduces(user: fx.Node) -> bool:
+        return is_reduction(user) and user not in steps and _on_plane(first_argument(user), m, n)
+
+    back = feeds(found.head, reduces)
     if back is not None:
         raise Refused(Reason.FEEDBACK, reduction=found.head.name, into=back.name)
 
@@ -285,10 +290,6 @@ def _dims(source: fx.Node, dim: Any) -> tuple[int, ...]:
 _SQUEEZES = ("aten.squeeze.dims", "aten.squeeze.dim", "aten.reshape.default", "aten.view.default")
 
 
-class _Other(Exception):
-    """Raised where a graph spells something else."""
-
-
 def _read_logsumexp(node: fx.Node) -> Found | None:
     """torch's decomposition, whose shift is 0 where the largest is infinite.
 
@@ -297,24 +298,26 @@ def _read_logsumexp(node: fx.Node) -> Found | None:
 
     None where anything outside reads a step: then the steps are what they are.
     """
-    try:
-        return _match_logsumexp(node)
-    except _Other:
-        return None
+    for match in (_match_logsumexp, _match_of_softmax):
+        try:
+            return match(node)
+        except SpelledOtherwise:
+            continue
+    return None
 
 
 def _match_logsumexp(node: fx.Node) -> Found:
-    log, added = _operands(node, "aten.add.Tensor", 2)
-    (total,) = _operands(log, "aten.log.default", 1)
-    exponential, dims, _ = _operands(total, "aten.sum.dim_IntList", 3)
-    (difference,) = _operands(exponential, "aten.exp.default", 1)
-    source, shift = _operands(difference, "aten.sub.Tensor", 2)
-    infinite, zero, otherwise = _operands(shift, "aten.where.self", 3)
-    magnitude, infinity = _operands(infinite, "aten.eq.Scalar", 2)
-    (largest,) = _operands(magnitude, "aten.abs.default", 1)
-    maximised, dims_of_largest, _ = _operands(largest, "aten.amax.default", 3)
+    log, added = operands(node, "aten.add.Tensor", 2)
+    (total,) = operands(log, "aten.log.default", 1)
+    exponential, dims, _ = operands(total, "aten.sum.dim_IntList", 3)
+    (difference,) = operands(exponential, "aten.exp.default", 1)
+    source, shift = operands(difference, "aten.sub.Tensor", 2)
+    infinite, zero, otherwise = operands(shift, "aten.where.self", 3)
+    magnitude, infinity = operands(infinite, "aten.eq.Scalar", 2)
+    (largest,) = operands(magnitude, "aten.abs.default", 1)
+    maximised, dims_of_largest, _ = operands(largest, "aten.amax.default", 3)
     if not isinstance(source, fx.Node) or not isinstance(added, fx.Node) or not isinstance(zero, fx.Node):
-        raise _Other
+        raise SpelledOtherwise
     squeezed = target_name(added) in _SQUEEZES and first_argument(added) is shift
     inner = {log, added, total, exponential, difference, shift, infinite, magnitude, largest}
     if not (
@@ -327,18 +330,39 @@ def _match_logsumexp(node: fx.Node) -> Found:
         and _dims(source, dims) == _dims(source, dims_of_largest)
         and all(user is node or user in inner for step in inner for user in step.users)
     ):
-        raise _Other
+        raise SpelledOtherwise
     return Found(node, source, ReduceKind.LOGSUMEXP, _dims(source, dims), inner=tuple(sorted(inner)))
 
 
-def _operands(node: Any, target: str, count: int) -> list[Any]:
-    """The first `count` arguments of a call of `target`. Raises _Other where `node` is no such call, or is
-    given others."""
-    called = isinstance(node, fx.Node) and node.op == "call_function" and target_name(node) == target
-    operands = leading_arguments(node, count) if called else None
-    if operands is None:
-        raise _Other
-    return operands
+def _match_of_softmax(node: fx.Node) -> Found:
+    """The logsumexp as `separate_logsumexps` writes it, whose shift is the largest element itself. Where that
+    is infinite the sum is NaN, and so is all that reads it, which a kernel's infinity has to become too."""
+    log, largest = operands(node, "aten.add.Tensor", 2)
+    (total,) = operands(log, "aten.log.default", 1)
+    exponential, dims, _ = operands(total, "aten.sum.dim_IntList", 3)
+    (difference,) = operands(exponential, "aten.exp.default", 1)
+    source, shift = operands(difference, "aten.sub.Tensor", 2)
+    maximised, dims_of_largest, _ = operands(largest, "aten.amax.default", 3)
+    steps = {log, total, exponential, difference}
+    if not (
+        shift is largest
+        and maximised is source
+        and _same_shape(log, largest)
+        and _dims(source, dims) == _dims(source, dims_of_largest)
+        and all(user is node or user in steps for step in steps for user in step.users)
+        and all(_ends_in_nan(user, node) for user in node.users)
+    ):
+        raise SpelledOtherwise
+    inner = steps if set(largest.users) - {node, difference} else {*steps, largest}
+    return Found(node, source, ReduceKind.LOGSUMEXP, _dims(source, dims), inner=tuple(sorted(inner)))
+
+
+def _ends_in_nan(user: fx.Node, node: fx.Node) -> bool:
+    """Whether a reader makes an infinity NaN: it is `node * 0`, or the sum of that and the node."""
+    if target_name(user) == "aten.mul.Tensor":
+        return operands(user, "aten.mul.Tensor", 2) == [node, 0]
+    value, nothing = operands(user, "aten.add.Tensor", 2)
+    return value is node and operands(nothing, "aten.mul.Tensor", 2) == [node, 0]
 
 
 def _same_shape(left: fx.Node, right: fx.Node) -> bool:
