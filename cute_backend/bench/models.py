@@ -201,6 +201,27 @@ def _flux() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return block, (_randn(1, 4096, 3072), _randn(1, 512, 3072), _randn(1, 3072))
 
 
+class _Loss(nn.Module):
+    """The head of a language model and its cross entropy, softcapped in fp32 where a `cap` is given."""
+
+    def __init__(self, width: int, words: int, cap: float | None = None) -> None:
+        super().__init__()
+        self.head = nn.Linear(width, words, bias=False)
+        self.cap = cap
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        logits = self.head(x).float()
+        if self.cap is not None:
+            logits = self.cap * torch.tanh(logits / self.cap)
+        return nn.functional.cross_entropy(logits, target)
+
+
+def _loss(
+    tokens: int, width: int, words: int, cap: float | None = None
+) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return _Loss(width, words, cap), (_randn(tokens, width), torch.randint(words, (tokens,)))
+
+
 def _randn(*shape: int) -> Tensor:
     return torch.randn(shape)
 
@@ -228,10 +249,13 @@ MODELS = (
     *_served("gemma3", fp8=True),
     Model("bert-fp8", _bert, fp8=True),
     Model("vit-fp8", _vit, fp8=True),
+    Model("loss", lambda: _loss(4096, 4096, 128256), ()),
+    Model("loss-training", lambda: _loss(4096, 4096, 128256), (), trains=True),
+    Model("softcapped-loss-training", lambda: _loss(2048, 3584, 256000, 30.0), (), trains=True),
     Model("dit-bf16", _dit, ("diffusers",)),
     Model("flux-bf16", _flux, ("diffusers",)),
 )
-"""The models, in order of importance."""
+"""The models, in order of importance. The losses are of the heads of Llama 3 8B and Gemma 2 9B."""
 
 
 def select(patterns: Sequence[str]) -> list[Model]:
