@@ -15,7 +15,7 @@ from cute_backend.fx_walk.lower import is_reshape
 from cute_backend.fx_walk.pairs import Slices
 from cute_backend.fx_walk.questions import base
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
-from cute_backend.fx_walk.static import describe, fake
+from cute_backend.fx_walk.static import describe, fake, tensor_of
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _explain(
     unlimited = _unlimited(found, boundary)
     wanted = computed_for(found.choices.values, unlimited)
     for node in settled.outside:
-        if is_reshape(node) or inside.isdisjoint(map(base, node.all_input_nodes)):
+        if is_reshape(node) or tensor_of(node) is None or inside.isdisjoint(map(base, node.all_input_nodes)):
             continue
         if draft.values[node] is not None and draft.order(node) is None:
             refused = _odd_layout(node)

@@ -349,6 +349,17 @@ def test_parts_that_never_meet_are_no_pair(cut: Cut) -> None:
     assert {each.reason for each in rejections} == {Reason.UNPAIRED, Reason.NOTHING_TO_FUSE}
 
 
+def test_parts_that_meet_in_a_larger_tensor_are_no_pair() -> None:
+    """Scale and shift of a norm, as of a DiT, meet in a tensor of more axes; the split gives a list."""
+    made = Graph()
+    both = made.call(aten.split.Tensor, made.mm(m=M, n=2 * N), N, 1)
+    scale, shift = (made.call(aten.unsqueeze.default, made.call(getitem, both, part), 1) for part in (0, 1))
+    scaled = made.call(aten.mul.Tensor, made.input("normed", (M, 8, N)), scale)
+    regions, rejections = walk(made.output(made.call(aten.add.Tensor, scaled, shift)))
+    assert not regions
+    assert [each.reason for each in rejections] == [Reason.NOTHING_TO_FUSE, Reason.UNPAIRED]
+
+
 def test_what_is_no_pair_is_refused_for_what_it_is() -> None:
     """A variance of the whole product, as if no one had tried to take the product apart."""
     made = Graph()
