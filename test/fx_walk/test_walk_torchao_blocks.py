@@ -1,0 +1,56 @@
+"""torchao's inference linears whose blocks have scales: each fuses as it is, with what follows it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import cute_backend
+from cute_backend.spec import Scaling
+
+pytest.importorskip("torchao.prototype.mx_formats")
+
+BF16 = torch.bfloat16
+M, N, K = 64, 256, 512
+
+
+def explained(weight: Tensor, bias: Tensor | None) -> cute_backend.Explanation:
+    """A linear of torchao, silu and a residual, for data center Blackwell."""
+
+    def program(x: Tensor, residual: Tensor) -> Tensor:
+        return F.silu(F.linear(x, weight, bias)) + residual
+
+    inputs = torch.randn(M, K, dtype=BF16), torch.randn(M, N, dtype=BF16)
+    return cute_backend.explain(program, *inputs, arch="sm_100a")
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_mxfp8(biased: bool) -> None:
+    from torchao.prototype.mx_formats.mx_tensor import MXTensor, QuantizeTensorToMXKwargs
+    from torchao.quantization.quantize_.common import KernelPreference
+
+    how = {"kernel_preference": KernelPreference.AUTO, "is_swizzled_scales": True}
+    activations = QuantizeTensorToMXKwargs(elem_dtype=torch.float8_e4m3fn, block_size=32, **how)
+    wide, bias = torch.randn(N, K, dtype=BF16), torch.randn(N, dtype=BF16) if biased else None
+    weight = MXTensor.to_mx(wide, torch.float8_e4m3fn, 32, act_quant_kwargs=activations, **how)
+    (region,) = explained(weight, bias).regions
+    assert region.spec.product.a_scaling is region.spec.product.b_scaling is Scaling.MX
+    assert [load.kind.value for load in region.spec.loads] == ["rowvec"] * biased + ["exact"]
+
+
+@pytest.mark.parametrize("of_all", [False, True], ids=["blocks", "blocks and a scale of all"])
+def test_nvfp4(of_all: bool) -> None:
+    """torchao applies both scales of whole operands behind the product: a scalar of the epilogue."""
+    from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, QuantizeTensorToNVFP4Kwargs
+
+    activations = QuantizeTensorToNVFP4Kwargs(is_swizzled_scales=True)
+    scale = torch.tensor(0.01) if of_all else None
+    wide = torch.randn(N, K, dtype=BF16)
+    weight = NVFP4Tensor.to_nvfp4(
+        wide, per_tensor_scale=scale, is_swizzled_scales=True, act_quant_kwargs=activations
+    )
+    (region,) = explained(weight, None).regions
+    assert region.spec.product.a_scaling is region.spec.product.b_scaling is Scaling.NV
+    assert [load.kind.value for load in region.spec.loads] == ["scalar"] * of_all + ["exact"]
