@@ -56,6 +56,11 @@ class Reason(Enum):
         "integer_product",
         "{target} multiplies integers; kernels here multiply bf16, fp16 and fp8",
     )
+    OPAQUE_PRODUCT = (
+        "opaque_product",
+        "{target} multiplies matrices by an operator of its own, whose arithmetic the graph does not show; "
+        "products of aten are taken, such as _scaled_mm",
+    )
     OPERAND_DTYPE = "operand_dtype", "no MMA {where} multiplies {a} by {b}; taken are {taken}"
     OPERAND_LAYOUT = "operand_layout", "{operand} has strides {strides}; {accepted}"
     OPERAND_ALIGNMENT = (

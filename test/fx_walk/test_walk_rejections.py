@@ -295,6 +295,19 @@ def bmm(graph: Graph) -> fx.Node:
     return graph.call(aten.bmm.default, a, b)
 
 
+LIBRARY = torch.library.Library("a_library", "DEF")
+LIBRARY.define("block_fp8_gemm(Tensor a, Tensor b) -> Tensor")
+LIBRARY.define("comments(Tensor a, Tensor b) -> Tensor")
+for name in ("block_fp8_gemm", "comments"):
+    LIBRARY.impl(name, lambda a, b: a.new_empty(a.shape[0], b.shape[1], dtype=BF16), "Meta")
+
+
+def by_a_library(graph: Graph) -> fx.Node:
+    a, b = graph.input("a", (64, 32), E4M3), graph.input("b", (32, 48), E4M3)
+    graph.call(torch.ops.a_library.comments.default, a, b)
+    return graph.call(torch.ops.a_library.block_fp8_gemm.default, a, b)
+
+
 CASES: dict[Reason, dict[str, Case]] = {
     Reason.DEVICE: {"meta": Case(lambda graph: graph.mm(device="meta"))},
     Reason.CAPABILITY: {
@@ -323,6 +336,7 @@ CASES: dict[Reason, dict[str, Case]] = {
             )
         )
     },
+    Reason.OPAQUE_PRODUCT: {"a_library": Case(by_a_library)},
     Reason.GROUPED: {
         "k_in_groups": Case(
             lambda graph: graph.call(
