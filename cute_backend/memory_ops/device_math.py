@@ -124,13 +124,13 @@ _INFINITY = float("inf")
 
 
 def constant(value: Any, kind: type[Register]) -> Any:
-    """A number that an op of numbers alone is applied to. As a DSL scalar made of a Python number it would
-    keep the number through conversions: to bf16 and back it came unrounded (4.8.1)."""
+    """A number as the operand of an op of numbers alone. A DSL scalar that is made from a Python number keeps
+    the number through conversions: a conversion to bf16 and back did not round (4.8.1)."""
     return kind(kind(value).ir_value())
 
 
 def negative_zero() -> Float32:
-    """-0.0. As a literal it becomes 0.0 after one of those: the DSL keeps its constants by value (4.8.1)."""
+    """-0.0. A literal becomes 0.0 if a 0.0 came before it: the DSL keeps its constants by value (4.8.1)."""
     return Int32(-(2**31)).bitcast(Float32)
 
 
@@ -195,14 +195,14 @@ def div(a: Float, b: Float) -> Float32:
     quotient = a * inverse
     excess = fma(b, quotient, -a)
     corrected = fma(excess, -inverse, quotient)
-    # Of zeros, infinities and NaNs the correction makes NaN, or a zero without its sign.
+    # The correction would turn zeros, infinities and NaNs into NaN, or lose the sign of a zero.
     return where(abs(corrected) > 0.0, corrected, quotient)
 
 
 def div_floor(a: Float, b: Float) -> Float32:
     """The floor of the exact quotient: one less where rounding took a / b up to an integer or to zero.
 
-    Of infinities torch makes NaN, but for those that a division by zero gives.
+    torch returns NaN for infinities, except for those that come from a division by zero.
     """
     a, b = Float32(a), Float32(b)
     quotient = floor(div(a, b))
@@ -289,7 +289,7 @@ def to_i32(x: Union[Float32, Boolean]) -> Int32:
     """Towards zero; NaN gives 0; beyond int32's range its ends (PTX cvt.rzi.s32.f32)."""
     if isinstance(x, Boolean):
         return where(x, 1, Int32(0))
-    # The DSL's own conversion is LLVM's fptosi, of which an optimiser may make anything out of range.
+    # The DSL's own conversion is LLVM's fptosi, whose result is undefined out of range.
     return Int32(llvm.call_intrinsic(T.i32(), "llvm.nvvm.f2i.rz", [Float32(x).ir_value()], [], []))
 
 
@@ -332,7 +332,7 @@ def _round_to(x: Float32, dtype: type[cutlass.Numeric], saturate: bool) -> Float
 
 
 def widen(fragment: cute.Tensor, register: type[Register]) -> cute.Tensor:
-    """A fragment as loaded, brought to the register type of its dtype: a new fragment of the same layout.
+    """A loaded fragment, converted to the register type of its dtype: a new fragment of the same layout.
 
     A bool arrives as a byte (Uint8), which makes Boolean if it is not zero.
     """
@@ -358,8 +358,8 @@ def _widened_pairs(fragment: cute.Tensor) -> cute.Tensor:
 def pack(fragment: cute.Tensor) -> cute.Tensor:
     """An even number of 16-bit elements, two to a register: a new fragment of the same layout and dtype.
 
-    Elements that were read one at a time have a register of 32 bits each. A permutation of bytes puts two
-    together, which no compiler takes apart again before they are used.
+    Elements that were read one at a time have a register of 32 bits each. A permutation of bytes combines
+    two, which no compiler separates again before they are used.
     """
     packed = cute.make_rmem_tensor_like(fragment)
     halves, words = cute.recast_tensor(fragment, Uint16), cute.recast_tensor(packed, Int32)

@@ -1,8 +1,8 @@
-"""The zip archives that packs are: members that are stored, whose sizes are known before any is read.
+"""The zip archives of packs: their members are stored, and their sizes are known before any is read.
 
 Zip allows far more than packs need: compression, so that 3 MB unpack to 3 GiB, encryption, links, members in
-several files or of other versions of the format. All of it is refused before the library that reads archives
-sees it. So no member is longer than the file.
+several files or of other versions of the format. All of this is refused before the zip library reads the
+file. So no member is longer than the file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The binding of tensors to a kernel's arguments, for launches, the simulator, CUTLASS Operators and timings.
 
 The layout of a tensor at launch need not be the one that the spec was made from: Inductor may pad or permute
-its buffers. If a kernel can't read a tensor as it lies, the tensor gets other strides where its size permits,
-else it is copied, and copies are counted.
+its buffers. If a kernel can't read a tensor with these strides, the tensor gets other strides where its sizes
+permit; otherwise it is copied, and the copy is counted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Bound(NamedTuple):
 
 
 class Binding:
-    """How tensors become the arguments of a spec's kernels."""
+    """Converts tensors to the arguments of a spec's kernels."""
 
     def __init__(self, spec: EpilogueSpec) -> None:
         arguments = signature(spec)
@@ -78,7 +78,7 @@ class Binding:
         return tensors
 
     def bind(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> Bound:
-        """Operands, of which `check_operands` has accepted all, in layouts that kernels were compiled for."""
+        """Operands in layouts that kernels were compiled for. `check_operands` has accepted all of them."""
         tensors = self.operands(a, b, loads)
         given, aligned = list(tensors), True
         for plane in self._planes:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UNBUILT, UNWRITABLE = 3, 4
-"""Exit statuses of a worker: the kernel can't be built; the cache folder can't be written, and its output is
-the number of the system's error and what it is."""
+"""Exit statuses of a worker: the kernel can't be built; the cache folder can't be written, and the output is
+the number and the text of the system's error."""
 
 _loaded: dict[Kernel, KernelFunction] = {}
 _loading = free_in_children(threading.Lock())
@@ -69,7 +69,7 @@ def _load(kernel: Kernel) -> KernelFunction | None:
     for pack in packs():
         if function := pack.load(kernel):
             return function
-    # A process that is served by packs needs no cache folder, and is not warned of one that can't be had.
+    # A process whose kernels are all in packs needs no cache folder, so it gets no warning about one.
     return next((function for cache in caches() if (function := cache.load(kernel))), None)
 
 
@@ -121,7 +121,7 @@ def obtain(
 
 
 def jobs() -> int:
-    """Processes that compile side by side."""
+    """The number of processes that compile side by side."""
     return config.compile_jobs or len(os.sched_getaffinity(0))
 
 
@@ -136,7 +136,7 @@ def _counted(total: int) -> Iterator[Callable[[], None]]:
 
 
 def _make_room() -> None:
-    """Hold the cache folder to its limit, after something was written."""
+    """Keeps the cache folder within its limit, after a kernel was written."""
     from cute_backend.runtime.upkeep import evict
 
     for cache in caches():
@@ -151,7 +151,7 @@ def spills(kernel: Kernel) -> bool:
 
 
 def build_into(cache: KernelCache, kernel: Kernel) -> None:
-    """Have a kernel in a cache, built unless it is there. Raises BuildError, UnavailableError, OSError."""
+    """Builds a kernel into a cache, unless it is there. Raises BuildError, UnavailableError, OSError."""
     with cache.lock(kernel):
         if cache.load(kernel) is None:
             try:

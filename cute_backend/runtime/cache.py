@@ -87,12 +87,13 @@ class KernelCache:
         self.why_not = "it is read-only"
 
     def load(self, kernel: Kernel) -> KernelFunction | None:
-        """The kernel, or None where it is absent, or is corrupt or foreign, which is warned of once."""
+        """The kernel, or None where it is absent, corrupt or foreign. A warning reports the last two,
+        once."""
         entry = self._path(kernel, ".json")
         try:
             code, _, _ = self._read(kernel)
             function = load(code)
-            with suppress(OSError):  # where the folder is read-only, no kernel goes for want of room
+            with suppress(OSError):  # no kernel is removed to make room in a read-only folder
                 os.utime(entry)
             return function
         except FileNotFoundError:
@@ -154,19 +155,19 @@ class KernelCache:
             # Both are written before either is put in place: a disk that is full by then leaves none of them.
             text = scratch / "entry"
             text.write_bytes(json.dumps(entry, indent=1).encode())
-            # An entry from before, of code that did not load, must not stand beside other code.
+            # An earlier entry, of code that did not load, must not stay with other code.
             self._path(kernel, ".json").unlink(missing_ok=True)
             code.replace(self._path(kernel, code.suffix))
             text.replace(self._path(kernel, ".json"))
 
     def discard(self, kernel: Kernel) -> None:
-        """Remove what there is of a kernel that could not be written. The caller holds its lock."""
+        """Removes the files of a kernel that could not be written. The caller holds its lock."""
         for suffix in (".json", LIBRARY, OBJECT, ".py"):
             with suppress(OSError):
                 self._path(kernel, suffix).unlink()
 
     def write_source(self, kernel: Kernel, source: str) -> Path:
-        """Put a kernel's text where it is compiled from and where people find it."""
+        """Writes a kernel's text to the file that is compiled, and that people read."""
         path = self._path(kernel, ".py")
         self.write(path, source.encode())
         return path
@@ -249,18 +250,18 @@ _own: list[KernelCache] = []
 
 _making = free_in_children(threading.Lock())
 
-# A child may outlive its parent, who removes them.
+# A child may outlive its parent, which removes them.
 os.register_at_fork(after_in_child=_own.clear)
 
 
 def caches() -> list[KernelCache]:
-    """Where to look for a kernel, in order."""
+    """The caches that may have a kernel, in the order of search."""
     user = _cache_at(cache_root())
     return [*([] if user is None else [user]), *_own]
 
 
 def writable_cache() -> KernelCache:
-    """Where to put a kernel: the user's cache or, with a warning, one of this process's own.
+    """The cache that kernels are written to: the user's or, with a warning, one of this process's own.
 
     Raises OSError where no folder can be written.
     """

@@ -1,7 +1,7 @@
-"""A call in generated code. It is `launch`, but the choice for earlier calls serves later ones of equal sizes
-at once.
+"""A call in generated code. It does what `launch` does, but reuses the choice for earlier calls of equal
+sizes.
 
-A launch looks its spec, its device and its sizes up. At one place of a graph these are few.
+A launch looks up its spec, its device and its sizes. One place of a graph has few of these.
 """
 
 from __future__ import annotations

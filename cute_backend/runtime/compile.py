@@ -35,16 +35,16 @@ from cute_backend.spec import EpilogueSpec, Stride
 _OPTIONS = "--enable-tvm-ffi --keep-ptx --keep-cubin"
 
 _DSL = free_in_children(threading.Lock())
-"""The DSL traces into state that its whole process shares."""
+"""Held while the DSL traces, as it traces into global state of the process."""
 
 _MARGIN = 1 << 20
-"""Bytes that a disk must have left after a kernel was compiled: the DSL does not say that it could not write
-what it made, and leaves half of it (4.8.1)."""
+"""Bytes that a disk must have left after a kernel was compiled: on a full disk the DSL leaves incomplete
+files without an error (4.8.1)."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """A kernel, compiled; with the one that finishes its reductions, where it has any.
+    """A compiled kernel, with the kernel that finishes its reductions, if it has any.
 
     `registers` of a thread, `spill_bytes` of local memory that a thread spills to or indexes at run time,
     `smem_bytes` of a CTA, static and dynamic together: of two kernels the larger figures.
@@ -118,7 +118,7 @@ def _import_source(name: str, path: Path) -> ModuleType:
 
 
 def _name_entries(kernel: Kernel, module: ModuleType) -> None:
-    """Call what a module launches by the kernel's name, which its text need not say."""
+    """Gives the entries of a module the kernel's name, which its text need not have."""
     for template, suffix in (("gemm", ""), ("finish", FINISH)):
         if hasattr(module, template):
             getattr(module, template).name = kernel.entry + suffix
@@ -147,7 +147,7 @@ def _compile(gpu: Arch, kernel: Kernel, module: ModuleType, scratch: str) -> Any
 
 
 def _tile(kernel: Kernel) -> TileConfig:
-    """The configuration that a kernel's module has: what a launch allocates and starts follows from it."""
+    """The configuration in a kernel's module. The memory and the grid of a launch follow from it."""
     return subtiled(kernel.spec, kernel.config, kernel.alignment)
 
 

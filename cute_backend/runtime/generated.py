@@ -26,7 +26,8 @@ def graph_name(parts: Sequence[str]) -> str:
 
 
 def expect(graph: str) -> None:
-    """Note that code for `graph` was generated here, so that its first loading is no hit in a cache."""
+    """Records that code for `graph` was generated here, so that its first loading does not count as
+    cached."""
     _generated[graph] += 1
 
 

@@ -1,4 +1,5 @@
-"""The host side of a compiled kernel, in the LLVM dialect: what it launches, and for which CPU it is."""
+"""The host side of a compiled kernel, in the LLVM dialect: the baseline CPU, and the shared memory of
+launches."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ def target_baseline(module: Any) -> None:
     """Have LLVM compile the host code for the baseline CPU instead of the one it runs on.
 
     A function's own target attributes override the code generator's defaults, which are the build machine's
-    CPU and, apart from it, the features of that: with the CPU alone, code for AVX-512 came out.
+    CPU and, separately, its features: with only the CPU set, the code used AVX-512.
     """
     ir = _ir()
 

@@ -11,8 +11,9 @@ out are empty and relative entries, and the current folder under any name, unles
 - it is a folder of Python's own library or of installed packages.
 
 The environment's PYTHONPATH, which Python's start-up reads, keeps its absolute entries alone as well, and the
-process runs in a folder that the caller names, so that an empty entry of LD_LIBRARY_PATH is of no use either.
-Packages that were installed in editable mode are found as ever: Python's start-up reads its `.pth` files.
+process runs in a folder that the caller names, so that an empty entry of LD_LIBRARY_PATH names no folder of
+others either. Packages that were installed in editable mode are still found, since Python's start-up reads
+their `.pth` files.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def search_path() -> list[str]:
     path = []
     for entry in sys.path:
         if not isinstance(entry, str):
-            continue  # Python passes over it as well
+            continue  # Python skips it too
         if not os.path.isabs(entry):
             # A relative entry names another folder whenever the process changes its own.
             home = str(_INIT.parent.parent)

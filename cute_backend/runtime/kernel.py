@@ -59,7 +59,7 @@ def host_cpu() -> str:
 
 
 def host_features() -> tuple[str, ...]:
-    """LLVM's names of what that CPU has. Raises UnavailableError as `host_cpu` does."""
+    """LLVM's names of that CPU's features. Raises UnavailableError as `host_cpu` does."""
     return _HOST_FEATURES[host_cpu()]
 
 
@@ -83,8 +83,8 @@ class Kernel:
 
     @staticmethod
     def found(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Kernel:
-        """The kernel that serves here, edited where `edited_text` finds a module; raises UsageError as that
-        does."""
+        """The kernel to use here, with the edited module that `edited_text` finds, if any. Raises UsageError
+        as that does."""
         return Kernel(spec, config, alignment, edited_text(spec, config, alignment))
 
     @property

@@ -260,16 +260,16 @@ class Launcher:
         return b[0].shape[0] if self._grouped else None
 
     def knows(self, kernel: Kernel) -> bool:
-        """Whether the kernel was added: it is there, or can't be had."""
+        """Whether the kernel was added: it is loaded, or can't be built."""
         return (kernel.config, kernel.alignment) in self._kernels
 
     def has_like(self, kernel: Kernel) -> bool:
-        """Whether `_nearest` would find something in the place of a kernel."""
+        """Whether `_nearest` would find a replacement for a kernel."""
         return self._nearest(kernel) is not None
 
     def add(self, kernel: Kernel, outcome: Outcome) -> None:
-        """Adds a kernel, or notes that it can't be had. Raises BuildError if that kernel was edited, or if
-        its rowvecs are hoisted on request: any other kernel in its place would not be the one under study.
+        """Adds a kernel, or records that it can't be built. Raises BuildError if that kernel was edited, or
+        if its rowvecs are hoisted on request: any other kernel in its place would not be the one under study.
         """
         key = (kernel.config, kernel.alignment)
         asked = kernel.edited is not None or kernel.config.rowvecs is Rowvecs.REGISTER_HOIST
@@ -294,7 +294,7 @@ class Launcher:
                 return self._consider(a, b, loads, m, n, k)
             try:
                 return choice.settled.run(a, b, loads)
-            except REFUSED:  # its host code checks every layout, and these are not as those before them
+            except REFUSED:  # the host code found layouts that differ from the earlier ones
                 choice.settled, choice.looks = None, _LOOKS
                 return self._consider(a, b, loads, m, n, k)
         except Exception:
@@ -310,8 +310,8 @@ class Launcher:
     def _consider(
         self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], m: int, n: int, k: int
     ) -> list[Tensor]:
-        """A launch that looks at where and how its operands lie."""
-        if not (m and n and k and b[0].shape[0]):  # K or, of a grouped product, the groups come first in B
+        """A launch that inspects the addresses and strides of its operands."""
+        if not (m and n and k and b[0].shape[0]):  # the last is K, or the number of groups
             return self._empty_product(a, b, loads, m, n)
         groups = self._groups(b)
         choice = self._choices.get((m, n, k, groups)) or self._choose(m, n, k, groups)
@@ -352,7 +352,7 @@ class Launcher:
             if len(self._choices) >= _MAX_CHOICES:
                 self._choices.clear()
             self._choices[m, n, k, groups] = choice
-            if log.isEnabledFor(logging.DEBUG):  # to make a name takes longer than to choose
+            if log.isEnabledFor(logging.DEBUG):  # making a name takes longer than choosing
                 log.debug("M %d, N %d, K %d of %s take %s", m, n, k, self._spec.key, kernels[0].entry)
             return choice
 

@@ -1,4 +1,4 @@
-"""Compiled host code into a callable: linked as a shared library where a linker exists, else by the DSL.
+"""Makes compiled host code callable: linked as a shared library where a linker exists, otherwise by the DSL.
 
 A library loads through TVM-FFI alone in milliseconds. An object that no one could link is loaded by the DSL's
 own dynamic linker, at the price of importing the DSL. Any ELF linker will do; nothing is compiled.
@@ -42,7 +42,7 @@ def find_linker() -> str | None:
 def link(host_object: Path, library: Path) -> bool:
     """Link an object into a shared library. False, and no library, where no linker can.
 
-    Raises OSError where there is no space for a library: then nothing is known of the linker.
+    Raises OSError if there is no space for a library, which says nothing about the linker.
     """
     linker = find_linker()
     if linker is None:

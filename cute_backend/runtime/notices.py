@@ -1,4 +1,4 @@
-"""Fallbacks are counted and explained: the counters and the warnings of the runtime."""
+"""The counters and the warnings of the runtime, which report every fallback."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def output_like(stores: Sequence[Store], like: Tensor, m: Size, n: Size) -> Tens
 
 
 def m_of(load: Load, tensor: Tensor) -> Size:
-    """The M that the modes of a load with several come to."""
+    """The M that the modes of a load with several modes multiply to."""
     return prod(tensor.shape[: len(load.m_modes)])
 
 

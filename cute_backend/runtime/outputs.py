@@ -21,7 +21,8 @@ _MAX_SIZES = 4096
 """The number of sizes whose outputs are remembered."""
 
 _empty_on_current_gpu: Callable[..., Tensor] = guards._empty_strided_cuda  # type: ignore[attr-defined]
-"""(sizes, strides, dtype): what Inductor's code allocates with, in half the time of `torch.empty`."""
+"""The function (sizes, strides, dtype) by which Inductor's code allocates, in half the time of
+`torch.empty`."""
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Sizes, strides and dtype of a tensor."""

@@ -2,11 +2,12 @@
 
 A pack is a zip archive. Its first member, `manifest.json`, has the versions that made it and, for each
 kernel, what it is and the SHA-256 of its code; each of the others is one kernel's code, a shared library.
-Nothing is pickled. It is checked whole when it is opened, and again what is loaded, so that a file that is
-replaced or damaged under a running process is distinguished from the one that was opened.
+Nothing is pickled. The whole file is checked when it is opened, and each kernel again when it is loaded, so
+that a file that is replaced or damaged under a running process is found.
 
-Code from a pack runs in the process: the file must be trusted (`trust`). It may come from elsewhere all the
-same and be checked by its SHA-256, so nothing in it is believed: `archive` reads no more than its own bytes.
+Code from a pack runs in the process: the file must be trusted (`trust`). It may still come from another place
+and be checked by its SHA-256, so none of its figures is relied on: `archive` reads no more than its own
+bytes.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ class Pack:
 
     @contextmanager
     def _open(self) -> Iterator[Archive]:
-        """The file as it is now, trusted. Whatever is wrong with it, then or in the block, is a PackError."""
+        """Opens the current file, if it is trusted. Errors in it, now or in the block, become PackErrors."""
         try:
             with os.fdopen(open_trusted(self.path), "rb") as file:
                 yield Archive(file)
@@ -172,7 +173,7 @@ class Pack:
         return code
 
     def load(self, kernel: Kernel) -> KernelFunction | None:
-        """The kernel, or None where the pack lacks it, or where it was changed since, which is warned of."""
+        """The kernel, or None if the pack lacks it, or if it was changed since, which causes a warning."""
         try:
             found = self.read(kernel)
             if found is None:
@@ -231,7 +232,7 @@ class Pack:
 
 
 def _check_entry(name: str, entry: Mapping[str, Any]) -> None:
-    """Raises what malformed data raises, so that nothing does when a kernel is looked for."""
+    """Raises the errors of malformed data now, so that looking up a kernel raises none."""
     TileConfig.from_dict(entry["config"])
     Alignment(entry["variant"])
     _check_types((name, str), (entry["spec"], str), (entry["sha256"], str), (entry["spill_bytes"], int))
@@ -248,14 +249,15 @@ _refused: set[Path] = set()
 
 
 def load_pack(path: str | os.PathLike[str], sha256: str | None = None) -> None:
-    """Serve kernels from a pack that `python -m cute_backend aot` made, before any that is compiled here.
+    """Serves kernels from a pack that `python -m cute_backend aot` made, before any that is compiled here.
 
-    Call it before the first call of what is compiled; the environment variable CUTE_BACKEND_PACK does as much
-    for a program that does not. With `sha256`, the digest that `aot` printed, no other pack is taken.
+    Call it before the first call of a compiled function; the environment variable CUTE_BACKEND_PACK does the
+    same for a program that doesn't call it. With `sha256`, the digest that `aot` printed, no other pack is
+    taken.
 
-    Raises PackError, in one sentence, for a file that is no pack or can be written by others, one whose
+    Raises PackError, in one sentence, for a file that is not a pack or can be written by others, one whose
     content does not match its checksums, one made by other versions or for another host, and, where there is
-    a GPU, one that has nothing for its architecture.
+    a GPU, one without kernels for its architecture.
     """
     named = Path(path).absolute()
     pack = Pack(named, sha256)
@@ -266,7 +268,7 @@ def load_pack(path: str | os.PathLike[str], sha256: str | None = None) -> None:
 
 
 def packs() -> list[Pack]:
-    """The packs of this process. One that the environment names and that is refused is warned of, once."""
+    """The packs of this process. A pack that the environment names and that is refused causes one warning."""
     named = os.environ.get(PACK_VARIABLE)
     if named:
         path = Path(named).expanduser().absolute()

@@ -1,4 +1,4 @@
-"""The line on a terminal that says how far compiling and tuning are."""
+"""The progress line of compiling and tuning on a terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def line(console: Console | None = None) -> Progress:
 
 
 def _line(console: Console | None, quiet: bool) -> Progress:
-    # Here, for a warm start shows nothing and rich takes long to import.
+    # Here, since a warm start shows nothing and rich takes long to import.
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -62,7 +62,7 @@ class Update(Protocol):
 
 @contextmanager
 def wait(what: str, total: int | None = None, console: Console | None = None) -> Iterator[Update]:
-    """A line for what takes longer than two seconds, shown as `line` is, with the seconds that went by."""
+    """A line for work that takes longer than two seconds, shown as `line` is, with the elapsed seconds."""
     with line(console) as bar:
         task = bar.add_task(what, total=total)
 

@@ -56,14 +56,14 @@ class Load:
     The tensor given at launch has shape (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec,
     (G, N) for a groupvec and one element for a scalar, with the strides classed here.
 
-    Where M is no single mode of the operand, as that of (B, 1, N) over a plane (B * S, N) is not, `stride_m`
-    is OTHER and `m_modes` has the class of every mode that M is made of, outermost first: ZERO or OTHER. The
-    tensor has an axis for each in place of M, (B, S, N) here, and of an axis of class ZERO the elements at
-    index 0 are meant. Their sizes multiply to M.
+    If the operand has no single stride along M, as (B, 1, N) over a plane (B * S, N), `stride_m` is OTHER,
+    and `m_modes` has the class of every mode of M, outermost first: ZERO or OTHER. In place of M the tensor
+    has an axis for each mode, here (B, S, N), whose sizes multiply to M; along an axis of class ZERO the
+    elements at index 0 are read.
 
-    Where N is no single mode of it, as that of a vector (b,) for all blocks is not, nor that of (S, b) over a
-    plane (S, N / b, b), `stride_n` is OTHER and `blocks` has the classes. The tensor then has the axes
-    (N / b, b) in place of N; of an axis of class ZERO the elements at index 0 are meant.
+    If it has no single stride along N, as a vector (b,) for all blocks, or (S, b) over a plane (S, N / b, b),
+    `stride_n` is OTHER and `blocks` has the classes. The tensor then has the axes (N / b, b) in place of N;
+    along an axis of class ZERO the elements at index 0 are read.
     """
 
     name: str

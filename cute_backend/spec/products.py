@@ -38,10 +38,10 @@ class Columns(str, Enum):
 
 
 class BColumns(str, Enum):
-    """How columns of B are dealt out among the accumulators."""
+    """The distribution of columns of B among the accumulators."""
 
     APART = "apart"
-    """Each has a B of its own."""
+    """Each accumulator has a B of its own."""
     INTERLEAVED = "interleaved"
     """Two share one B, (K, 2 N): the even columns are the first one's, the odd ones the second one's."""
 
@@ -55,14 +55,14 @@ SCALE_TILE = (128, 4)
 
 
 class Scaling(str, Enum):
-    """How an operand of a product is scaled: by its blocks, each with a scale of its own.
+    """The scaling of an operand of a product by its blocks, each with a scale of its own.
 
     The names are those of `_scaled_mm`'s recipes: rows of A, or columns of B, by values of K. Each member's
     facts are a `BlockFormat`.
     """
 
     NONE = "none"
-    """By none. A scale of the tensor, of rows or of columns doesn't vary along K: it is a load."""
+    """No blocks. A scale of the tensor, of rows or of columns doesn't vary along K: it is a load."""
     LINE = "1x128"
     SQUARE = "128x128"
     MX = "1x32"

@@ -26,13 +26,14 @@ class ReduceKind(str, Enum):
 
     SUM = "sum"
     MEAN = "mean"
-    """A sum, divided by how many there were when it is finished."""
+    """A sum, which is divided by the number of elements when it is finished."""
     MAX = "max"
     """NaN where there is one, else the largest; +0 is larger than -0."""
     MIN = "min"
     """NaN where there is one, else the smallest; -0 is smaller than +0."""
     ARGMAX = "argmax"
-    """Where the largest is, or the first NaN; of equals, which zeros are, the lowest index.
+    """The index of the largest element, or of the first NaN; the lowest index of equal elements, as all zeros
+    are.
 
     The column for each row, the row for each column, row * N + column for the plane.
     """
@@ -64,8 +65,8 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Part:
-    """The place of a plane in a result that several stores write side by side: its columns are those from
-    `index` * N on, of (M, `count` * N)."""
+    """The place of a plane in a result (M, `count` * N) that several stores write side by side. Its columns
+    begin at `index` * N."""
 
     index: int
     count: int
@@ -75,12 +76,11 @@ class Part:
 class Store:
     """An output: the value `value`, converted to `dtype`.
 
-    The (M, N) plane, written in `order`; or its reduction, (M,), (N,) or 0-d, rounded to `dtype` when it is
-    whole. Indices are i64, and nothing else is. Extrema of integers keep their dtype; other reductions give
-    floats.
+    It is the (M, N) plane, written in `order`, or its reduction, (M,), (N,) or 0-d, rounded to `dtype` when
+    it is whole. Only indices are i64. Extrema of integers keep their dtype; other reductions give floats.
 
-    Or, with a `block`, a size in columns, (M, N / block) in `order`: of every block the value at its first
-    column, as is meant for what blocks are reduced to, and for what follows from that alone.
+    With a `block`, a number of columns, it is (M, N / block) in `order`, with the value at the first column
+    of every block. This is meant for reductions of blocks, and for values that follow from these alone.
 
     A plane by rows may be a `part` of a result, whose stores follow each other in a spec.
     """
