@@ -23,7 +23,7 @@ from cute_backend.fx_walk.pass_sequence import Pass, chain_passes, passes_of
 from cute_backend.options import PREFIX, split_options
 from cute_backend.presentation import artifacts
 
-epilogue_pass = EpiloguePass(observe=artifacts.leave)
+epilogue_pass = EpiloguePass(observe=artifacts.record)
 """The pass, for `backend="inductor"` with `options={"post_grad_custom_pre_pass": epilogue_pass}`.
 
 `epilogue_pass.with_settings(max_autotune=True)` is a pass with settings of its own.
@@ -74,7 +74,7 @@ def cute(
     for each in set_passes:
         if isinstance(each, EpiloguePass):
             settings = {**each.settings, **settings}
-    fuse = _RaisingPass(settings, artifacts.leave)
+    fuse = _RaisingPass(settings, artifacts.record)
     patches = {**patches, "post_grad_custom_pre_pass": chain_passes([*own, fuse])}
     inner: Any = _Compiler(chain_passes(own), fuse, _names(gm, example_inputs))
     return compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches)  # type: ignore[return-value]

@@ -113,7 +113,7 @@ def test_the_debug_folder_of_a_graph_has_both_as_files(debug_folder: Path, fresh
 
 def test_nothing_is_left_where_nobody_keeps_it(fresh_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_log, "handlers", [])
-    monkeypatch.setattr(artifacts, "_leave", lambda *_: pytest.fail("an explanation was made"))
+    monkeypatch.setattr(artifacts, "_record", lambda *_: pytest.fail("an explanation was made"))
     x = torch.randn(32, 64, dtype=BF16)
     with torch.no_grad():
         compiled(MLP())(x)

@@ -30,7 +30,7 @@ from torch.autograd import DeviceType
 
 from cute_backend.backend import cute
 from cute_backend.bench.measure import relative_difference
-from cute_backend.bench.model_results import KernelTime, ModelResult, ModelTiming, Part
+from cute_backend.bench.model_results import KernelKind, KernelTime, ModelResult, ModelTiming
 from cute_backend.bench.models import Model, select
 from cute_backend.bench.table import Runner
 from cute_backend.bench.timing import Unit, time_units, unit_of
@@ -190,7 +190,7 @@ def _kernels(unit: Unit) -> tuple[KernelTime, ...]:
             launches[event.name] += 1
             taken[event.name] += event.time_range.elapsed_us()
     return tuple(
-        KernelTime(name, part_of(name), launches[name] / unit.calls, us / unit.calls)
+        KernelTime(name, kind_of(name), launches[name] / unit.calls, us / unit.calls)
         for name, us in taken.most_common()
     )
 
@@ -199,15 +199,15 @@ _ATTENTION = re.compile("flash|fmha|attention|sdpa|mha_|softmax", re.I)
 _PRODUCT = re.compile("nvjet|gemm|xmma|gemv|splitk|cutlass", re.I)
 
 
-def part_of(name: str) -> Part:
+def kind_of(name: str) -> KernelKind:
     """The purpose of a kernel, from the name that a profiler shows."""
     if name.startswith("cute_") and FINISH not in name:
-        return Part.PRODUCT
+        return KernelKind.PRODUCT
     if name.startswith(("cute_", "triton_")):
-        return Part.OTHER
+        return KernelKind.OTHER
     if _ATTENTION.search(name):
-        return Part.ATTENTION
-    return Part.PRODUCT if _PRODUCT.search(name) else Part.OTHER
+        return KernelKind.ATTENTION
+    return KernelKind.PRODUCT if _PRODUCT.search(name) else KernelKind.OTHER
 
 
 def main(argv: Sequence[str] | None = None) -> None:

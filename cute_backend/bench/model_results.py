@@ -26,7 +26,7 @@ class Timing:
         return Timing(statistics.median(times), deciles[0], deciles[-1])
 
 
-class Part(str, Enum):
+class KernelKind(str, Enum):
     """The purpose of a kernel of a model."""
 
     PRODUCT = "product"
@@ -41,7 +41,7 @@ class KernelTime:
     microseconds. Profiled calls are slower than timed ones, so these sums exceed the median."""
 
     name: str
-    part: Part
+    part: KernelKind
     launches: float
     us: float
 
@@ -67,7 +67,7 @@ class ModelTiming:
         """The kernels of one call."""
         return round(sum(each.launches for each in self.kernels))
 
-    def us(self, part: Part) -> float:
+    def us(self, part: KernelKind) -> float:
         """The microseconds of the kernels of one part."""
         return sum(each.us for each in self.kernels if each.part is part)
 
@@ -105,6 +105,6 @@ def read_model(data: Any) -> ModelResult:
 
 
 def _timing(data: Any) -> ModelTiming:
-    kernels = tuple(KernelTime(**{**each, "part": Part(each["part"])}) for each in data["kernels"])
+    kernels = tuple(KernelTime(**{**each, "part": KernelKind(each["part"])}) for each in data["kernels"])
     runner, timing = Runner(data["runner"]), Timing(**data["timing"])
     return ModelTiming(**{**data, "runner": runner, "timing": timing, "kernels": kernels})

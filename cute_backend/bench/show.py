@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cute_backend.bench.model_results import ModelResult, ModelTiming, Part
+from cute_backend.bench.model_results import KernelKind, ModelResult, ModelTiming
 from cute_backend.bench.results import Ceilings, HostResult, Measurement, ProblemResult, Results, TableResult
 from cute_backend.bench.table import Ratio, Runner
 from cute_backend.presentation.terminal import light_table
@@ -97,7 +97,9 @@ def models(found: Results) -> Group:
     own kernels take at a copy's rate."""
     assert found.ceilings is not None
     times = light_table("", "eager us", "inductor", "cute", "cute / inductor", "kernels", "differs", right=6)
-    parts = light_table("us, inductor to cute", *(part.value for part in Part), "other's bytes", right=4)
+    parts = light_table(
+        "us, inductor to cute", *(part.value for part in KernelKind), "other's bytes", right=4
+    )
     notes = []
     for model in found.models:
         notes += [Text(f"{model.name}: {model.note}")] if model.note else []
@@ -115,7 +117,7 @@ def models(found: Results) -> Group:
         )
         parts.add_row(
             model.name,
-            *(_change(each.us(part) for each in both) for part in Part),
+            *(_change(each.us(part) for each in both) for part in KernelKind),
             _change(1e6 * (each.bytes or 0) / found.ceilings.bandwidth for each in both),
         )
     return Group(times, Text(), parts, *notes)
@@ -216,13 +218,13 @@ def markdown(found: Results) -> str:
 def models_markdown(found: Results) -> str:
     """The table in docs/benchmarks.md of a run that timed whole models."""
     header = ["model", "eager us", "inductor us", "cute us", "cute / inductor", "kernels"]
-    header += [f"{part.value} us" for part in Part]
+    header += [f"{part.value} us" for part in KernelKind]
     lines = [" | ".join(header), " | ".join("---" for _ in header)]
     for model, eager, *both in _timed(found):
         cells = [model.name, *(f"{each.timing.median_us:.0f}" for each in (eager, *both))]
         cells += [_plain(model.speed(Runner.CUTE, Runner.INDUCTOR), ".2f")]
         cells += [_change(each.launches for each in both)]
-        cells += [_change(each.us(part) for each in both) for part in Part]
+        cells += [_change(each.us(part) for each in both) for part in KernelKind]
         lines.append(" | ".join(cells))
     machine, limits, command = circumstances(found)
     title = (

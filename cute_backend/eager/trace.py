@@ -78,7 +78,7 @@ def trace(
     (argument,) = (node for node in traced.graph.nodes if node.op == "placeholder")
     values[argument] = builder.product(nodes, plane, fast_accum)
     outputs = builder.graph.graph_copy(traced.graph, values)
-    builder.graph.output(fx.node.map_arg(outputs, lambda node: builder.finished(node, out_dtype)))
+    builder.graph.output(fx.node.map_arg(outputs, lambda node: builder.output(node, out_dtype)))
     if plane.numel() and operands["a"].shape[1]:
         _fuse(builder.graph)
     known = {id(tensor): index for index, tensor in enumerate(captured.tensors)}
@@ -190,7 +190,7 @@ class _Builder:
         # Changes nothing, but the walker fuses an mm only with work after it.
         return self._call(plane, prims.convert_element_type.default, result, torch.float32)
 
-    def finished(self, node: fx.Node, out_dtype: torch.dtype) -> fx.Node:
+    def output(self, node: fx.Node, out_dtype: torch.dtype) -> fx.Node:
         """An output: a plane is converted from fp32 to `out_dtype`, a reduction is left as it is."""
         dtype = node.meta["val"].dtype
         if dtype is not torch.float32 or out_dtype is torch.float32 or _reduction_behind(node) is not None:

@@ -23,7 +23,7 @@ EXPLANATION = "cute_backend_explanation"
 """The name of the artifact, and of the file, with the explanation of a graph; a module has its kernel's."""
 
 
-def leave(regions: Sequence[Region], rejections: Sequence[Rejection]) -> None:
+def record(regions: Sequence[Region], rejections: Sequence[Rejection]) -> None:
     """Records the regions and rejections of the graph that is being compiled, if a trace or a folder is kept.
 
     A kernel's module is the one for the sizes that the graph is traced with. A failure here is contained.
@@ -31,14 +31,14 @@ def leave(regions: Sequence[Region], rejections: Sequence[Rejection]) -> None:
     if not ((regions or rejections) and (trace_log.handlers or inductor_config.trace.enabled)):
         return
     try:
-        _leave(regions, rejections)
+        _record(regions, rejections)
     except UsageError as error:  # raised again where the kernel is needed
         _write(EXPLANATION, ".txt", f"{error}\n", "a")
     except Exception as error:
         contain(error, instead="the explanation of this graph is left out of its artifacts")
 
 
-def _leave(regions: Sequence[Region], rejections: Sequence[Rejection]) -> None:
+def _record(regions: Sequence[Region], rejections: Sequence[Rejection]) -> None:
     from torch._functorch.aot_autograd import get_aot_graph_name  # here, since few compilations are traced
 
     from cute_backend.api import explanation_of

@@ -22,7 +22,7 @@ from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
 from cute_backend.runtime.link import KernelFunction
 from cute_backend.runtime.notices import count, warn_once
 from cute_backend.runtime.pack import packs
-from cute_backend.runtime.source import file_name, tell_if_edited, text_of
+from cute_backend.runtime.source import file_name, text_of, warn_if_edited
 from cute_backend.runtime.space import out_of_space
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def build(kernel: Kernel) -> Built:
 
     Raises BuildError, UnavailableError.
     """
-    tell_if_edited(kernel)
+    warn_if_edited(kernel)
     try:
         return _compile(writable_cache(), kernel)
     except OSError as error:
@@ -60,7 +60,7 @@ def load_known(kernels: Iterable[Kernel]) -> dict[Kernel, KernelFunction]:
                 found = _load(kernel)
                 if found is not None:
                     log.debug("%s was loaded", kernel.name)
-                    tell_if_edited(kernel)
+                    warn_if_edited(kernel)
                     _loaded[kernel] = found
         return {kernel: _loaded[kernel] for kernel in kernels if kernel in _loaded}
 

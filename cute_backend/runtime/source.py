@@ -87,7 +87,7 @@ def text_of(kernel: Kernel, lines: Mapping[str, str] = MappingProxyType({})) -> 
     return emit(kernel.spec, kernel.config, kernel.alignment, lines)
 
 
-def tell_if_edited(kernel: Kernel) -> None:
+def warn_if_edited(kernel: Kernel) -> None:
     """Count and warn of a kernel whose module was edited."""
     if kernel.edited is not None:
         count("kernels_edited")

@@ -21,13 +21,13 @@ FIXED_DELAY = 40
 
 @dataclass
 class Operation:
-    """An operation under way. `finish` moves its data and signals whoever waits."""
+    """An operation under way. `complete` moves its data and signals whoever waits."""
 
     pipe: Pipe
     text: str
     issued: int
     due: int
-    finish: Callable[[], None]
+    complete: Callable[[], None]
 
 
 class Pipe:
@@ -38,8 +38,8 @@ class Pipe:
         self.engine = engine
         self.last_due = 0
 
-    def issue(self, text: str, finish: Callable[[], None]) -> None:
-        self.engine.schedule(self, text, finish)
+    def issue(self, text: str, complete: Callable[[], None]) -> None:
+        self.engine.schedule(self, text, complete)
 
 
 class Engine:
@@ -69,23 +69,23 @@ class Engine:
             self.random.integers(1, 60) if self.random.random() < 0.8 else self.random.integers(60, 2500)
         )
 
-    def schedule(self, pipe: Pipe, text: str, finish: Callable[[], None]) -> None:
+    def schedule(self, pipe: Pipe, text: str, complete: Callable[[], None]) -> None:
         due = max(self.now + self.delay(), pipe.last_due)
         pipe.last_due = due
-        heapq.heappush(self._queue, (due, next(self._order), Operation(pipe, text, self.now, due, finish)))
+        heapq.heappush(self._queue, (due, next(self._order), Operation(pipe, text, self.now, due, complete)))
 
     def advance(self, ticks: int) -> None:
         """Lets time pass: operations that are due by then finish."""
         self.now += ticks
         while self._queue and self._queue[0][0] <= self.now:
-            self._finish_one()
+            self._complete_one()
 
     def jump(self) -> bool:
         """Finishes the next operation, as no warp can run. False if there is none."""
         if not self._queue:
             return False
         self.now = max(self.now, self._queue[0][0])
-        self._finish_one()
+        self._complete_one()
         return True
 
     def drain(self) -> None:
@@ -95,10 +95,10 @@ class Engine:
     def pending(self) -> list[Operation]:
         return [entry[2] for entry in sorted(self._queue, key=lambda e: e[:2])]
 
-    def _finish_one(self) -> None:
+    def _complete_one(self) -> None:
         _, _, operation = heapq.heappop(self._queue)
         try:
-            operation.finish()
+            operation.complete()
         except SimulationError as error:
             if error.where is None:
                 error.where = f"the completion of `{operation.text}` in {operation.pipe.name}"

@@ -254,7 +254,7 @@ class GlobalShadow:
             for address in [a for a in self._flags if _within(a - place.address, starts, nbytes)]:
                 del self._flags[address]
 
-    def leave(self, addresses: np.ndarray, order: Order, releases: list[Release]) -> None:
+    def record_releases(self, addresses: np.ndarray, order: Order, releases: list[Release]) -> None:
         """Records a strong write of an element at each address, with its releases."""
         for address in {int(a) for a in addresses}:
             old = self._flags.pop(address, None)

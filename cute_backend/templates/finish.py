@@ -112,7 +112,7 @@ class Finish:
         counts = {Axis.ROW: Int64(n), Axis.COLUMN: Int64(m), Axis.ALL: Int64(m) * n}
         for i, (result, parts) in enumerate(self._parts(partials)):
             if store == i:
-                self._finish(result, parts, outputs[i], block, counts[result.axis])
+                self._combine(result, parts, outputs[i], block, counts[result.axis])
 
     def _parts(self, partials: list) -> Iterator[tuple[Result, list[cute.Tensor]]]:
         """Each result with its tensors."""
@@ -121,7 +121,7 @@ class Finish:
             yield result, [next(rest) for _ in result.types]
 
     @cute.jit
-    def _finish(self, result: Result, parts: list, output: cute.Tensor, block: Int32, count: Int64):
+    def _combine(self, result: Result, parts: list, output: cute.Tensor, block: Int32, count: Int64):
         thread, _, _ = cute.arch.thread_idx()
         lane, warp = thread % LANES, thread // LANES
         width = WIDTH[result.axis]

@@ -11,7 +11,14 @@ from torch import nn
 from cute_backend import UsageError
 from cute_backend.__main__ import main
 from cute_backend.bench import command, model_case, model_run, models
-from cute_backend.bench.model_results import KernelTime, ModelResult, ModelTiming, Part, Timing, read_model
+from cute_backend.bench.model_results import (
+    KernelKind,
+    KernelTime,
+    ModelResult,
+    ModelTiming,
+    Timing,
+    read_model,
+)
 from cute_backend.bench.models import MODELS, Model
 from cute_backend.bench.results import Ceilings, Results
 from cute_backend.bench.table import Runner
@@ -37,7 +44,10 @@ def result(name="llama-bf16-1", us=100.0):
         ModelTiming(
             runner,
             Timing(factor * us, factor * us, factor * us),
-            (KernelTime("cute_mm", Part.PRODUCT, 2.0, 60.0), KernelTime("triton_", Part.OTHER, 1.0, 30.0)),
+            (
+                KernelTime("cute_mm", KernelKind.PRODUCT, 2.0, 60.0),
+                KernelTime("triton_", KernelKind.OTHER, 1.0, 30.0),
+            ),
             *(((4 * 10**6, 0.01)) if factor < 3 else (None, None)),
         )
         for runner, factor in ((Runner.EAGER, 3), (Runner.INDUCTOR, 1.5), (Runner.CUTE, 1))
@@ -98,20 +108,20 @@ def test_a_model_is_measured(trains, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("cute_mm_silu_mul_128x128_1a2b3c4d_cutlass_0", Part.PRODUCT),
-        ("cute_mm_amax_128x128_1a2b3c4d_finish_cutlass_0", Part.OTHER),
-        ("nvjet_sm90_tst_128x256_64x4_2x1_v_bz_TNT", Part.PRODUCT),
+        ("cute_mm_silu_mul_128x128_1a2b3c4d_cutlass_0", KernelKind.PRODUCT),
+        ("cute_mm_amax_128x128_1a2b3c4d_finish_cutlass_0", KernelKind.OTHER),
+        ("nvjet_sm90_tst_128x256_64x4_2x1_v_bz_TNT", KernelKind.PRODUCT),
         (
             "void cutlass::device_kernel<flash::enable_sm80_to_sm89<flash::FlashAttnFwdSm90<>>>",
-            Part.ATTENTION,
+            KernelKind.ATTENTION,
         ),
-        ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80(...)", Part.ATTENTION),
-        ("triton_red_fused__softmax_0", Part.OTHER),
-        ("Memset (Device)", Part.OTHER),
+        ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80(...)", KernelKind.ATTENTION),
+        ("triton_red_fused__softmax_0", KernelKind.OTHER),
+        ("Memset (Device)", KernelKind.OTHER),
     ],
 )
 def test_a_kernel_is_for_what_its_name_says(name, part):
-    assert model_case.part_of(name) is part
+    assert model_case.kind_of(name) is part
 
 
 def child(tmp_path, text):

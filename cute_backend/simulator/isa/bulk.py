@@ -113,7 +113,7 @@ def start_load(
     nbytes = len(units) * 16
     w.report.bytes["TMA load"] += nbytes
 
-    def finish() -> None:
+    def complete() -> None:
         shared.units[units] = fetch().reshape(-1, 16)
         shared.shadow.epoch[cells] = barrier.next_epoch
         if event is not None:
@@ -122,7 +122,7 @@ def start_load(
             raise IllegalAccess(f"a load counts on the {barrier.name}, all of whose warps have exited")
         barrier.complete_tx(nbytes)
 
-    goal.cta.pipes["TMA load"].issue(text, finish)
+    goal.cta.pipes["TMA load"].issue(text, complete)
 
 
 def _touch(w: Warp, region: Region, access: Access, *, writes: bool) -> Event:
@@ -213,12 +213,12 @@ def begin_store(
         operation.read = True
         cta.cluster.activity += 1
 
-        def finish() -> None:
+        def complete() -> None:
             write(data)
             operation.written = True
             cta.cluster.activity += 1
 
-        pipe.issue(text, finish)
+        pipe.issue(text, complete)
 
     pipe.issue(text, read)
 

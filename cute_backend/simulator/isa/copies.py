@@ -66,24 +66,24 @@ class CopyGroups:
         self.groups.append(self.open)
         self.open = CopyGroup(self.open.epoch + 1)
 
-    def issue(self, text: str, finish: Callable[[], None]) -> None:
+    def issue(self, text: str, complete: Callable[[], None]) -> None:
         """Adds a copy to the open group."""
         group, pipe = self.open, self.warp.new_pipe("cp.async")
         group.issued += 1
         group.under_way += 1
 
         def done() -> None:
-            finish()
+            complete()
             group.under_way -= 1
 
         pipe.issue(text, done)
         self.last_due = max(self.last_due, pipe.last_due)
 
-    def after_all(self, text: str, finish: Callable[[], None]) -> None:
-        """Calls `finish` once all copies that were issued so far are done."""
+    def after_all(self, text: str, complete: Callable[[], None]) -> None:
+        """Calls `complete` once all copies that were issued so far are done."""
         pipe = self.warp.new_pipe("cp.async")
         pipe.last_due = self.last_due
-        pipe.issue(text, finish)
+        pipe.issue(text, complete)
 
 
 def copies_of(w: Warp) -> CopyGroups:
@@ -134,10 +134,10 @@ def bind_cp_async(binder: Binder, instruction: Instruction) -> Step:
         w.report.bytes["cp.async"] += data.size
         w.report.shared(lanes, offsets, nbytes)
 
-        def finish() -> None:
+        def complete() -> None:
             cta.shared.data[offsets[:, None] + np.arange(nbytes)] = data
 
-        copies.issue(text, finish)
+        copies.issue(text, complete)
 
     return copy
 
@@ -190,12 +190,12 @@ def bind_cp_async_arrive(binder: Binder, instruction: Instruction) -> Step:
                 barrier.pending += 1
         clock = w.release()
 
-        def finish() -> None:
+        def complete() -> None:
             clock.seen[copies.agent] = epoch
             for barrier in barriers:
                 barrier.arrive(1, clock)
 
-        copies.after_all(text, finish)
+        copies.after_all(text, complete)
 
     return arrive
 
@@ -234,9 +234,9 @@ def land_later(w: Warp, address: int, data: np.ndarray, barrier_address: int, te
     cells = np.unique((offset + np.arange(len(data))) >> 2)
     cta.shared.shadow.write(cells, Access(barrier.agent, IN_FLIGHT, w.clock.copy(), "async", text))
 
-    def finish() -> None:
+    def complete() -> None:
         cta.shared.data[offset : offset + len(data)] = data
         cta.shared.shadow.epoch[cells] = barrier.next_epoch
         barrier.complete_tx(len(data))
 
-    cta.pipes["TMA load"].issue(text, finish)
+    cta.pipes["TMA load"].issue(text, complete)

@@ -95,7 +95,7 @@ def rounding(instruction: Instruction, kind: str) -> Function:
     if name == "f64" and mode != "rn":
         raise unsupported(instruction, f".{mode} on f64")
 
-    def finish(x: Any) -> Any:
+    def rounded(x: Any) -> Any:
         if name == "f32" and mode == "rn":
             x = np.asarray(x).astype(np.float32)
         elif name != "f64":
@@ -108,7 +108,7 @@ def rounding(instruction: Instruction, kind: str) -> Function:
             x = np.where(x > 0, x, np.where(np.isnan(x), x, x.dtype.type(0)))
         return x
 
-    return finish
+    return rounded
 
 
 def elementwise(
@@ -117,7 +117,7 @@ def elementwise(
     function: Function,
     kinds: list[str],
     result: str,
-    finish: Function,
+    round_result: Function,
 ) -> Step:
     """A step around `function` on values: unpack, flush, compute, round, pack."""
     unpacks = [values(k) for k in kinds]
@@ -128,7 +128,7 @@ def elementwise(
         operands = [u(r) for u, r in zip(unpacks, raw, strict=False)]
         if ftz is not None:
             operands = [ftz(x) for x in operands]
-        return packed(finish(function(*operands)))
+        return packed(round_result(function(*operands)))
 
     registers = [{"f16x2": "b32", "bf16x2": "b32", "f32x2": "b64"}.get(k, k) for k in kinds]
     target = {"f16x2": "b32", "bf16x2": "b32", "f32x2": "b64"}.get(result, result)

@@ -48,7 +48,7 @@ def store_global(w: Warp, addresses: np.ndarray, lanes: np.ndarray, data: np.nda
         releases = [
             Release(w.cta.id, scope, clock) for scope, clock in w.fences.items() if scope <= order.scope
         ]
-    shadow.leave(_elements(addresses, nbytes, order), order, releases)
+    shadow.record_releases(_elements(addresses, nbytes, order), order, releases)
 
 
 def _event(w: Warp, piece: Piece, lanes: np.ndarray, nbytes: int, order: Order, *, writes: bool) -> Event:

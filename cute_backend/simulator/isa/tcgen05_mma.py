@@ -166,7 +166,7 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
                 member.tmem.shadow.write((lanes, columns), access)
             member.shared.shadow.note(cta.mma_agent, cta.mma_epoch, text)
 
-        def finish() -> None:
+        def complete() -> None:
             b = np.concatenate([collect(m.shared, b_plan, shape.b) for m in pair])
             if shape.negate_b:
                 b = -b
@@ -189,7 +189,7 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
                     member.tmem.cells[lanes, columns] = new
 
         w.report.bytes["MMA operands"] += (shape.m + shape.n) * shape.k * width
-        cta.pipes["MMA"].issue(text, finish)
+        cta.pipes["MMA"].issue(text, complete)
 
     return mma
 
@@ -235,7 +235,7 @@ def bind_commit(binder: Binder, instruction: Instruction) -> Step:
         clock = w.release()
         clock.seen[cta.mma_agent] = cta.mma_epoch
 
-        def finish() -> None:
+        def complete() -> None:
             for barrier in barriers:
                 if barrier.cta.finished:
                     raise IllegalAccess(
@@ -243,6 +243,6 @@ def bind_commit(binder: Binder, instruction: Instruction) -> Step:
                     )
                 barrier.arrive(1, clock, commit=True)
 
-        cta.pipes["MMA"].issue(text, finish)
+        cta.pipes["MMA"].issue(text, complete)
 
     return commit

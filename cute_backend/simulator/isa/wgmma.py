@@ -207,7 +207,7 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
         for slot in slots:
             state.in_flight[slot] = state.issued
 
-        def finish() -> None:
+        def complete() -> None:
             b = collect(shared, b_plan, b_kind) * sign_b
             a = a_now if a_plan is None else collect(shared, a_plan, a_kind)[quarter : quarter + 16]
             assert a is not None
@@ -216,7 +216,7 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
             state.finished += 1
 
         w.report.bytes["MMA operands"] += (16 + n) * k * width
-        state.pipe.issue(text, finish)
+        state.pipe.issue(text, complete)
         return None
 
     return mma
