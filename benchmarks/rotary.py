@@ -1,6 +1,8 @@
 """Time rotary embeddings on a GPU: the q and k projections of a Llama 8B layer, with them and without.
 
-    python benchmarks/rotary.py FILE.json
+Columns are rotated with those half a head away, as of Llama, and with their neighbours, as of Cohere.
+
+    python benchmarks/rotary.py FILE.json [halves|neighbours]
 
 For 2,048 tokens of one sequence and for one token of each of 64, in bf16 and in fp8 (rowwise scales), by our
 kernels and by Inductor's. Results are compared with eager first. In CUDA graphs, interleaved, from a cold L2;
@@ -35,11 +37,21 @@ def rotate_half(x: Tensor) -> Tensor:
     return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
 
 
-def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def rotate_pairs(x: Tensor) -> Tensor:
+    """As transformers has it of Cohere."""
+    return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+
+
+ROTATIONS = {"halves": rotate_half, "neighbours": rotate_pairs}
+
+
+def rotated(
+    rotate: Callable[[Tensor], Tensor], q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
     """Heads (B, H, S, D) of q and k, (B, S, H * D) each, as attention reads them."""
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     q, k = (each.view(*each.shape[:2], -1, HEAD).transpose(1, 2) for each in (q, k))
-    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
+    return q * cos + rotate(q) * sin, k * cos + rotate(k) * sin
 
 
 def bf16(x: Tensor, wq: Tensor, wk: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,11 +79,11 @@ def bare(product: Callable[..., Any]) -> Callable[..., Any]:
     return program
 
 
-def with_rope(product: Callable[..., Any]) -> Callable[..., Any]:
+def with_rope(product: Callable[..., Any], rotation: str) -> Callable[..., Any]:
     """The projections with rotary embeddings."""
 
     def program(*args: Tensor) -> Any:
-        return rotated(*product(*args), args[3], args[4])
+        return rotated(ROTATIONS[rotation], *product(*args), args[3], args[4])
 
     return program
 
@@ -107,14 +119,17 @@ def main() -> None:
     """Writes all times to the file that the command names, and prints a row for each case."""
     require_gpu()
     cases = {
-        (dtype, tokens): (
+        (dtype, tokens, rotation): (
             product,
             [inputs(shape, torch.bfloat16 if dtype == "bf16" else FP8, seed) for seed in range(CALLS)],
         )
         for dtype, product in (("bf16", bf16), ("fp8", fp8))
         for tokens, shape in SHAPES.items()
+        for rotation in sys.argv[2:] or ROTATIONS
     }
-    programs = {key: (with_rope(product), bare(product), sets) for key, (product, sets) in cases.items()}
+    programs = {
+        key: (with_rope(product, key[-1]), bare(product), sets) for key, (product, sets) in cases.items()
+    }
     found = {key: explain(rope, *sets[0]).regions for key, (rope, _, sets) in programs.items()}
     regions = [region for each in found.values() for region in each]
     launch.announce([(each.spec, *each.sizes, each.groups) for each in regions], torch.device("cuda"))
@@ -132,7 +147,7 @@ def main() -> None:
         ours, theirs, alone = (times[(*key, by)] for by in ("cute", "inductor", "bare"))
         tiles = ", ".join(region.kernel().config.name for region in regions)
         print(
-            f"{' '.join(key):<9} {ours:7.1f} us, Inductor {theirs:7.1f} ({theirs / ours:.2f}), "
+            f"{' '.join(key):<20} {ours:7.1f} us, Inductor {theirs:7.1f} ({theirs / ours:.2f}), "
             f"torch's products alone {alone:7.1f}; {len(regions)} kernels, {tiles}"
         )
 

@@ -34,6 +34,10 @@ TMA_ALIGN = 16
 """Bytes that divide the base address and every stride of a tensor that TMA reads or writes (CUDA Driver API,
 cuTensorMapEncodeTiled)."""
 
+TABLE_ROWS = 128
+"""Rows of the tallest box that TMA cuts from a plane. Rows of a table that repeat along M are a multiple of
+it, or boxes would reach from the last one into the first."""
+
 WORKSPACE_ALIGN = 32
 """Bytes that divide the address of the workspace and the place of each tensor in it: a sector of L2."""
 
@@ -149,7 +153,8 @@ class Argument:
         if load.order is not None:
             plane = _plane((Extent.M, Extent.N), load.order is Order.ROW)
             return Argument(load.name, load.name, Role.LOAD, load.dtype, plane, ArgumentAlignment.PLANE)
-        return Argument(load.name, load.name, Role.LOAD, load.dtype, dims[load.kind])
+        alignment = ArgumentAlignment.TMA if load.is_table else ArgumentAlignment.ELEMENT
+        return Argument(load.name, load.name, Role.LOAD, load.dtype, dims[load.kind], alignment)
 
     @staticmethod
     def of_store(store: Store) -> Argument:
@@ -179,6 +184,11 @@ class Argument:
     def has_modes(self) -> bool:
         """Whether M is several axes of it."""
         return any(dim.extent is Extent.MODE for dim in self.dims)
+
+    @property
+    def repeated(self) -> tuple[int, ...]:
+        """The axes along which its elements are repeated."""
+        return tuple(axis for axis, dim in enumerate(self.dims) if dim.stride is Stride.ZERO)
 
     def align(self, tma: bool) -> int:
         """Bytes that divide its base address and its strides that are not 1, where TMA moves planes if `tma`

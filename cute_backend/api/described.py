@@ -23,7 +23,7 @@ from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.launch import config_here
 from cute_backend.runtime.reach import Problem, stores_aligned
 from cute_backend.runtime.source import text_of
-from cute_backend.signature import TMA_ALIGN, Argument
+from cute_backend.signature import TMA_ALIGN, Argument, ArgumentAlignment
 from cute_backend.spec import EpilogueSpec
 from cute_backend.spec import Store as SpecStore
 
@@ -248,7 +248,7 @@ def _alignment(found: FoundRegion, m: int, n: int) -> Alignment:
     aligned = stores_aligned(found.spec, m, n) is True
     for load, view in zip(found.spec.loads, found.views, strict=True):
         plane = Argument.of_load(load)
-        if plane.is_plane:
+        if plane.alignment is ArgumentAlignment.PLANE:
             tensor = fake(view.node)
             pitch = tensor.stride(view.n_axes[0][-1] if plane.unit == 0 else view.m_axes[-1])
             first = 0 if view.columns is None else view.columns.start

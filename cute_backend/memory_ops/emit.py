@@ -138,8 +138,10 @@ class _Module:
             op.op != ROTATE_HALF for loop in self.chain.loops for op, _ in loop.reduced
         )
         loads = self.spec.loads
-        helpers = ["SmemOperand", *(["collapse_m"] if any(load.m_modes for load in loads) else [])]
-        helpers += ["collapse_n"] if any(load.blocks for load in loads) else []
+        whole = [load for load in loads if not self._is_table(load)]
+        helpers = ["SmemOperand", *(["collapse_m"] if any(load.m_modes for load in whole) else [])]
+        helpers += ["collapse_n"] if any(load.blocks for load in whole) else []
+        helpers += ["table"] if len(whole) < len(loads) else []
         helpers += ["pair_halves"] if self._pairs() else []
         helpers += ["transpose"] if self.config.transposed else []
         enums = [*(["Axis"] if reductions else []), *(["Order"] if self._columns() else [])]
@@ -195,7 +197,7 @@ class _Module:
         placed = self.plan
         staged = [_operand(load.name, load.dtype) for load in placed.in_ring(Ring.ROW, self.spec)]
         planes = placed.in_ring(Ring.PLANE, self.spec)
-        shared_loads = [_operand(load.name, load.dtype, load.order) for load in planes]
+        shared_loads = [_operand(load.name, load.dtype, load.order, load.is_table) for load in planes]
         shared_stores = [
             _operand(store.name, store.dtype, store.order)
             for store in self.spec.planes
@@ -347,6 +349,8 @@ class _Module:
             text = f"collapse_m({load.name}, {len(load.m_modes)})" if load.m_modes else load.name
             if load.blocks:
                 text = f"collapse_n({text})"
+            if self._is_table(load):
+                text = f"table({load.name})"
             if text != load.name:
                 views[load.name] = (f"{load.name}_plane", text)
         if self._pairs():
@@ -358,6 +362,10 @@ class _Module:
             for name in (argument.name for argument in self.arguments if len(argument.dims) == 2):
                 views[name] = (f"{name}_t", f"transpose({views[name][1] if name in views else name})")
         return views
+
+    def _is_table(self, load: Load) -> bool:
+        """Whether TMA brings boxes of a table."""
+        return load.is_table and self.plan.placements[load.name].ring is Ring.PLANE
 
     def _pairs(self) -> bool:
         """Whether rotated blocks have more columns than a subtile."""
@@ -435,8 +443,8 @@ def _tuple(name: str, items: Sequence[str]) -> list[str]:
     return [f"    {name} = (", *(f"        {item}," for item in items), "    )"]
 
 
-def _operand(name: str, dtype: DType, order: Order | None = Order.ROW) -> str:
-    suffix = ", Order.COLUMN" if order is Order.COLUMN else ""
+def _operand(name: str, dtype: DType, order: Order | None = Order.ROW, repeats: bool = False) -> str:
+    suffix = ", Order.COLUMN" if order is Order.COLUMN else ", repeats=True" if repeats else ""
     return f'SmemOperand("{name}", {CUTE_TYPES[dtype]}{suffix})'
 
 

@@ -41,7 +41,7 @@ from cute_backend.planning import Alignment, Arch, clustered, ranked
 from cute_backend.runtime.device import device_at
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.source import text_of
-from cute_backend.signature import WORKSPACE_ALIGN, Argument
+from cute_backend.signature import WORKSPACE_ALIGN, Argument, ArgumentAlignment
 from cute_backend.spec import VALUE_DTYPES, Accumulator, DType, Major, Order
 
 _log = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def _planes_aligned(epilogue: Epilogue, tensors: dict[str, Any]) -> bool:
     return all(
         Layout.of(name, tensors[name]).aligned
         for name, argument in zip(names, arguments, strict=True)
-        if argument.is_plane
+        if argument.alignment is ArgumentAlignment.PLANE
     )
 
 

@@ -11,7 +11,7 @@ from cute_backend.planning.rules import moved, subtiled
 from cute_backend.planning.shared_memory import ring_bytes
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.planning.transposing import multiplied
-from cute_backend.spec import EpilogueSpec, Load, LoadKind
+from cute_backend.spec import EpilogueSpec, Load, LoadKind, ProductKind
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ def plan(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Plan:
             room = room.without(need)
     placements = {}
     for load in spec.loads:
-        placements[load.name], room = _place(load, config, alignment, room)
+        # Rows of a table repeat from one product of a batch or a group to the next at any row of a box.
+        apart = load.is_table and spec.product.kind is not ProductKind.DENSE
+        placements[load.name], room = _place(load, config, Alignment.PLAIN if apart else alignment, room)
     return Plan(placements, tuple(shared_stores))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from cute_backend.planning.shared_memory import has_planes
 from cute_backend.planning.targets.target import WARPGROUP
 from cute_backend.planning.tiles import Alignment, TileConfig
-from cute_backend.spec import EpilogueSpec, Load, LoadKind, Scaling
+from cute_backend.spec import EpilogueSpec, Load, LoadKind, ProductKind, Scaling
 
 NARROW_SUBTILE_N = 32
 """Columns of a subtile where wider ones leave planes no room in shared memory, or gain nothing."""
@@ -109,7 +109,9 @@ class Registers:
 def _fragments(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> int:
     fragments = max(len(spec.planes) - 1, 0)
     for load in spec.loads_of(LoadKind.EXACT):
-        by_element = alignment is not Alignment.TMA or load.order is None
+        by_element = alignment is not Alignment.TMA or (
+            load.order is None and not _by_tma(load, spec, config)
+        )
         # Where warps copy, a plane of several modes spilled 48 bytes beside two hoisted rowvecs.
         fragments += 2 + by_element + (load.is_split and not config.target.tma)
     return fragments * config.block_m * config.subtile_n // WARPGROUP
@@ -188,7 +190,7 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
         return True
     kept = Registers.of(spec, config, Alignment.TMA)
     most = MAX_ACCUMULATORS
-    if has_planes(spec) and (spec.reductions or by_element(spec)):
+    if has_planes(spec) and (spec.reductions or by_element(spec, config)):
         most = min(most, MAX_BESIDE_ROWS)
     if spec.whole_columns > 1:
         most = min(most, MAX_BESIDE_BLOCKS)
@@ -209,7 +211,7 @@ def leaves_warps_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
     is kept until columns are rotated (128 x 128 on sm_80).
     """
     many = len(spec.loads_of(LoadKind.EXACT)) > MAX_LOADS_OF_WARPS
-    many = many or (spec.rotated_columns > 0 and by_element(spec) > 1)
+    many = many or (spec.rotated_columns > 0 and by_element(spec, config) > 1)
     if config.target.tma or not (spec.reductions or many):
         return True
     return config.thread_accumulators <= MAX_BESIDE_ROWS
@@ -224,22 +226,24 @@ def is_crowded(config: TileConfig, spec: EpilogueSpec) -> bool:
     """
     exact = spec.loads_of(LoadKind.EXACT)
     many = config.products > 1 and len(exact) > MAX_PAIRED_LOADS
-    return config.pingpong and (by_element(spec) > 1 or many or spec.whole_columns > 1)
+    return config.pingpong and (by_element(spec, config) > 1 or many or spec.whole_columns > 1)
 
 
-def by_element(spec: EpilogueSpec) -> int:
+def by_element(spec: EpilogueSpec, config: TileConfig) -> int:
     """The planes that are read by element whatever the alignment, each from an address of its own: where M or
-    N is several modes, but for those in runs beside rotated halves, whose subtiles never span blocks."""
-    return sum(load.is_split and not _in_whole_runs(load, spec) for load in spec.loads_of(LoadKind.EXACT))
+    N is several modes, but for those whose columns in a subtile lie side by side."""
+    split = [load for load in spec.loads_of(LoadKind.EXACT) if load.is_split]
+    runs = [load for load in split if load.in_runs and spec.reordered_columns > 0]
+    return sum(load not in runs and not _by_tma(load, spec, config) for load in split)
 
 
-def _in_whole_runs(load: Load, spec: EpilogueSpec) -> bool:
-    """Whether a subtile's columns of a row lie side by side in an operand of a spec that rotates: subtiles
-    of what is reordered are of one block, and others are narrow (`rules.narrow_subtiles_by_element`)."""
-    if load.blocks is None or not load.in_runs:
+def _by_tma(load: Load, spec: EpilogueSpec, config: TileConfig) -> bool:
+    """Whether TMA brings boxes of a table, where planes are aligned. Elsewhere a thread reads its columns of
+    a row from one address, since subtiles are narrow (`rules.narrow_subtiles_by_element`)."""
+    if not load.is_table or load.blocks is None or spec.product.kind is not ProductKind.DENSE:
         return False
-    of_one_block = load.blocks.columns % NARROW_SUBTILE_N == 0
-    return spec.reordered_columns > 0 or (spec.rotated_columns > 0 and of_one_block)
+    of_one_block = spec.reordered_columns > 0 or load.blocks.columns % NARROW_SUBTILE_N == 0
+    return config.target.tma and of_one_block
 
 
 def long_ops(spec: EpilogueSpec) -> int:

@@ -186,7 +186,7 @@ def _can_pair(config: TileConfig, spec: EpilogueSpec) -> bool:
 def _pairs(columns: int, spec: EpilogueSpec) -> bool:
     """Whether subtiles of `columns` columns have halves of rotated blocks, of which TMA takes runs of 16
     bytes at least, if the spec rotates any."""
-    planes = [load.dtype.bits for load in spec.loads if load.order is not None]
+    planes = [load.dtype.bits for load in spec.loads if load.order is not None or load.is_table]
     bits = min(planes + [store.dtype.bits for store in spec.planes], default=8)
     block = spec.reordered_columns
     return not block or (

@@ -7,6 +7,7 @@ permit; otherwise it is copied, and the copy is counted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import is_
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from cute_backend.runtime.notices import count, warn_once
 from cute_backend.runtime.operands import check_scales, covers, plane_of
-from cute_backend.signature import TMA_ALIGN, Argument, ArgumentAlignment, Role, signature
+from cute_backend.signature import TABLE_ROWS, TMA_ALIGN, Argument, ArgumentAlignment, Extent, Role, signature
 from cute_backend.spec import PRODUCT_DTYPES, DType, EpilogueSpec, Stride
 
 
@@ -138,6 +139,8 @@ class _Plane:
     """An operand at `index` that TMA reads, for one alignment at least, contiguous along axis `unit`.
 
     An unaligned operand is copied where TMA `always` reads it; else the kernel of the other alignment runs.
+    A table has the same elements all along its `repeated` axes: blocks of columns, and all but the last of
+    its `modes` modes of M.
     """
 
     index: int
@@ -145,35 +148,53 @@ class _Plane:
     unit: int
     bytes: int
     always: bool
+    repeated: tuple[int, ...] = ()
+    modes: int = 0
 
     def fits(self, tensor: Tensor) -> bool:
-        """Whether the tensor is contiguous along `unit` and aligned for TMA."""
+        """Whether the tensor is contiguous along `unit` and aligned for TMA, and no box has both the last and
+        the first rows of a table."""
         aligned = tensor.data_ptr()
         for axis, stride in enumerate(tensor.stride()):
             if axis == self.unit:
                 if stride != 1:
                     return False
-            elif stride == 0:
+            elif (stride == 0) is not (axis in self.repeated):
                 return False
             else:
                 aligned |= stride * self.bytes
-        return not aligned % TMA_ALIGN
+        return not aligned % TMA_ALIGN and self._in_boxes(tensor)
+
+    def _in_boxes(self, tensor: Tensor) -> bool:
+        *outer, rows = (1, *tensor.shape[: self.modes])
+        return rows % TABLE_ROWS == 0 or math.prod(outer) == 1
 
     def conform(self, tensor: Tensor) -> Tensor:
         """The same values in a layout that the kernel takes, by other strides or by a copy.
 
-        An operand that is contiguous but not aligned stays as it is unless TMA always reads it.
+        An operand that is contiguous but not aligned stays as it is unless TMA always reads it. Rows of a
+        table that don't repeat from box to box are copied for all rows of M.
         """
         strides = list(tensor.stride())
         elements = TMA_ALIGN // self.bytes
         pitch = -(-tensor.shape[self.unit] // elements) * elements
         for axis, size in enumerate(tensor.shape):
-            if size == 1:  # the stride of an axis of one element is never used
+            if axis in self.repeated:
+                strides[axis] = 0
+            elif size == 1:  # the stride of an axis of one element is never used
                 strides[axis] = 1 if axis == self.unit else pitch
         restrided = tensor.as_strided(tensor.shape, strides)
         if self.fits(restrided) or (strides[self.unit] == 1 and not self.always):
             return restrided
         count("operands_copied")
+        if self.repeated:
+            warn_once(
+                ("copied", self.title, self.repeated),
+                f"cute_backend: {self.title}, {tuple(tensor.shape)} with strides {tensor.stride()}, is "
+                "copied at each call: TMA wants its last axis contiguous, base and pitch in multiples of "
+                f"{TMA_ALIGN} bytes and, if batches share it, rows in multiples of {TABLE_ROWS}.",
+            )
+            return self._copied_table(restrided)
         warn_once(
             ("copied", self.title, self.unit),
             f"cute_backend: {self.title}, {tuple(tensor.shape)} with strides {tensor.stride()}, is copied at "
@@ -184,10 +205,30 @@ class _Plane:
         buffer = tensor.new_empty((*by_unit.shape[:-1], pitch))[..., : by_unit.shape[-1]]
         return buffer.transpose(self.unit, -1).copy_(tensor)
 
+    def _copied_table(self, tensor: Tensor) -> Tensor:
+        """A table with aligned rows; with one for each row of M if they don't repeat from box to box."""
+        *modes, blocks, columns = tensor.shape
+        outer = (0,) * (len(modes) - 1)
+        rows = tensor.select(-2, 0)
+        if self._in_boxes(tensor):
+            rows = rows[outer]
+        else:
+            rows, modes = rows.reshape(-1, columns), [*(1 for _ in outer), math.prod(modes)]
+        rows = rows.clone(memory_format=torch.contiguous_format)
+        return rows.as_strided((*modes, blocks, columns), (*outer, columns, 0, 1))
+
 
 def _planes(operands: Sequence[Argument]) -> list[_Plane]:
     return [
-        _Plane(i, plane.title, plane.unit, plane.dtype.bits // 8, plane.alignment is ArgumentAlignment.TMA)
+        _Plane(
+            i,
+            plane.title,
+            plane.unit,
+            plane.dtype.bits // 8,
+            plane.alignment is ArgumentAlignment.TMA,
+            plane.repeated,
+            sum(dim.extent is Extent.MODE for dim in plane.dims),
+        )
         for i, plane in enumerate(operands)
         if plane.is_plane and plane.unit is not None
     ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from cute_backend.planning import Alignment, Arch, Rowvecs, TileConfig, choose, named, table, with_rowvecs
 from cute_backend.runtime.kernel import Kernel
-from cute_backend.signature import TMA_ALIGN, Argument, Extent, Role, of_role, signature
+from cute_backend.signature import TMA_ALIGN, Argument, ArgumentAlignment, Extent, Role, of_role, signature
 from cute_backend.spec import EpilogueSpec
 
 MAX_KERNELS = 16
@@ -155,8 +155,8 @@ def stores_aligned(spec: EpilogueSpec, m: int | None, n: int | None) -> bool | N
 
 
 def _planes(spec: EpilogueSpec, role: Role) -> list[Argument]:
-    """The planes of the epilogue in one role, which the kernels of one alignment move by TMA."""
-    return [argument for argument in of_role(signature(spec), role) if argument.is_plane]
+    """The planes of the epilogue in one role, which the kernels of one alignment alone move by TMA."""
+    return [each for each in of_role(signature(spec), role) if each.alignment is ArgumentAlignment.PLANE]
 
 
 def _reachable_configs(

@@ -49,6 +49,10 @@ class Blocks:
     inner: Stride
 
 
+TABLE_COLUMNS = 16
+"""Columns that divide those of a block in a table: of the narrowest subtile that TMA brings a part of."""
+
+
 @dataclass(frozen=True)
 class Load:
     """An epilogue operand, by role.
@@ -76,13 +80,24 @@ class Load:
 
     @property
     def is_split(self) -> bool:
-        """Whether M or N is several axes of its tensor. Such a plane is read by element."""
+        """Whether M or N is several axes of its tensor. Such a plane is read by element, unless it is a
+        table."""
         return bool(self.m_modes) or self.blocks is not None
 
     @property
     def in_runs(self) -> bool:
         """Whether the columns of a block lie side by side in memory."""
         return self.blocks is not None and self.blocks.inner is Stride.ONE
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it is rows (S, b) that all blocks of columns share, and all modes of M but the innermost,
+        as the cosines of rotary embeddings are for heads and batches. TMA can bring boxes of it."""
+        if self.kind is not LoadKind.EXACT or self.blocks is None or self.blocks.columns % TABLE_COLUMNS:
+            return False
+        *outer, inner = self.m_modes or (self.stride_m,)
+        repeats = self.blocks.outer is Stride.ZERO and all(mode is Stride.ZERO for mode in outer)
+        return repeats and self.in_runs and inner is Stride.OTHER
 
     @property
     def order(self) -> Union[Order, None]:

@@ -47,6 +47,8 @@ class SmemOperand:
     name: str
     dtype: type[cutlass.Numeric]
     order: Order = Order.ROW
+    repeats: bool = False
+    """Whether it is a `table`, whose rows and columns repeat along the plane's."""
 
     @property
     def layout(self) -> LayoutEnum:
@@ -132,6 +134,13 @@ def collapse_n(tensor: cute.Tensor) -> cute.Tensor:
     rank = cute.rank(tensor)
     layout = cute.select(tensor.layout, [*range(rank - 2), rank - 1, rank - 2])
     return cute.make_tensor(tensor.iterator, cute.group_modes(layout, rank - 2, rank))
+
+
+def table(tensor: cute.Tensor) -> cute.Tensor:
+    """A view (S, b) of an operand (..., S, N / b, b) whose elements all blocks of columns share, and all
+    outer modes of M."""
+    rank = cute.rank(tensor)
+    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, [rank - 3, rank - 1]))
 
 
 def pair_halves(tensor: cute.Tensor, block: int, width: int) -> cute.Tensor:

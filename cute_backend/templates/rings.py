@@ -131,9 +131,19 @@ def make_rows(smem: SmemAllocator, ring: Ring | None) -> pipeline.PipelineAsync 
 
 
 def partition_box(
-    tma: cpasync.TmaInfo, planes: cute.Tensor, shape: tuple, coord: tuple, place: Place
+    tma: cpasync.TmaInfo,
+    planes: cute.Tensor,
+    shape: tuple,
+    coord: tuple,
+    place: Place,
+    repeats: bool = False,
 ) -> tuple:
-    """The stages of an operand's planes and one of its boxes, partitioned for TMA."""
+    """The stages of an operand's planes and one of its boxes, partitioned for TMA. A table `repeats`, and has
+    whole boxes."""
+    if repeats:
+        sizes = (cute.size(tma.tma_tensor, mode=[axis]) for axis in range(2))
+        counts = (cute.ceil_div(size, box) for size, box in zip(sizes, shape, strict=True))
+        coord = tuple(place % count for place, count in zip(coord, counts, strict=True))
     return partition_for_tma(tma, planes, batches.box_at(tma.tma_tensor, shape, coord, place))
 
 

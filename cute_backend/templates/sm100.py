@@ -574,7 +574,10 @@ class Sm100Gemm(Gemm):
                     coord = (row, column * self.subtiles + self._subtile(group, visit))
                     plane = self._plane(exact_state, group)
                     for i in cutlass.range_constexpr(len(load_tmas)):
-                        t_s, t_g = partition_box(load_tmas[i], shared.loads[i], self.box, coord, place)
+                        repeats = self.epilogue.shared_loads[i].repeats
+                        t_s, t_g = partition_box(
+                            load_tmas[i], shared.loads[i], self.box, coord, place, repeats
+                        )
                         cute.copy(load_tmas[i].atom, t_g, t_s[(None, plane)], tma_bar_ptr=barrier)
                 exact_state.advance()
             item += item_step

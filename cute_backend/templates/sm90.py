@@ -538,13 +538,16 @@ class Sm90Gemm(FragmentGemm):
                         for i in cutlass.range_constexpr(len(load_tmas)):
                             for share in cutlass.range_constexpr(config.sharing):
                                 coord = self._plane_coord(shared, place, subtile, share)
-                                t_s, t_g = partition_box(load_tmas[i], shared.loads[i], box, coord, place)
+                                repeats = self.epilogue.shared_loads[i].repeats
+                                t_s, t_g = partition_box(
+                                    load_tmas[i], shared.loads[i], box, coord, place, repeats
+                                )
                                 cute.copy(
                                     load_tmas[i].atom,
                                     t_g,
                                     t_s[(None, stage.index * config.sharing + share)],
                                     tma_bar_ptr=barrier,
-                                    cache_policy=Int64(EVICT_FIRST),
+                                    cache_policy=Int64(EVICT_LAST if repeats else EVICT_FIRST),
                                 )
                         ring_state.advance()
             exact_state.advance(self.subtiles)

@@ -2,7 +2,7 @@
 
     bias     rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
     rowvec0  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait, of blocks of 128 columns (0, 1)
-    exact0   exact   bf16  runs            when needed, from one address for each row, of M modes (0, s), of blocks of 128 columns (0, 1)
+    exact0   exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, of M modes (0, s), of blocks of 128 columns (0, 1)
     rowvec1  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait, of blocks of 128 columns (1, 0)
 
 cute_mm_bias_scale_residual_256x128_b6992681:
@@ -21,7 +21,7 @@ from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.planning import Arch, TileConfig
-from cute_backend.templates.epilogue import SmemOperand, collapse_m, collapse_n
+from cute_backend.templates.epilogue import SmemOperand, collapse_n, table
 from cute_backend.templates.sm100 import Sm100Gemm
 
 
@@ -33,7 +33,9 @@ class Epilogue:
         SmemOperand("rowvec0", BFloat16),
         SmemOperand("rowvec1", BFloat16),
     )
-    shared_loads = ()
+    shared_loads = (
+        SmemOperand("exact0", BFloat16, repeats=True),
+    )
     shared_stores = (
         SmemOperand("out0", BFloat16),
     )
@@ -65,8 +67,9 @@ class Epilogue:
         cute.autovec_copy(rowvec1_smem, rowvec1_bf16)
         rowvec1 = math.widen(rowvec1_bf16, Float32)
         exact0_bf16 = cute.make_rmem_tensor(sub.elements, BFloat16)
-        sub.copy_runs(glob.exact0, exact0_bf16)
+        sub.copy_from(smem.exact0, exact0_bf16)
         exact0 = math.widen(exact0_bf16, Float32)
+        smem.release()
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         for e in cutlass.range_constexpr(sub.elements):
             c = sub.column_of(e)
@@ -94,6 +97,6 @@ def launch(
     stream: cuda.CUstream,
 ):
     rowvec0_plane = collapse_n(rowvec0)
-    exact0_plane = collapse_n(collapse_m(exact0, 2))
+    exact0_plane = table(exact0)
     rowvec1_plane = collapse_n(rowvec1)
     gemm(a, [b], [bias, rowvec0_plane, exact0_plane, rowvec1_plane], [out0], max_active_clusters, stream)

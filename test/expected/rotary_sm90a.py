@@ -1,7 +1,7 @@
 """out0 = bf16(acc * exact0 + block64_rotate_half(acc) * exact1)
 
-    exact0  exact   bf16  runs            when needed, from one address for each row, of M modes (0, s), of blocks of 64 columns (0, 1)
-    exact1  exact   bf16  runs            when needed, from one address for each row, of M modes (0, s), of blocks of 64 columns (0, 1)
+    exact0  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, of M modes (0, s), of blocks of 64 columns (0, 1)
+    exact1  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, of M modes (0, s), of blocks of 64 columns (0, 1)
 
 cute_mm_mul_block_rotate_half_add_128x128_a40de9e7:
 sm_90a, tile 128x128_1x2_pingpong, planes aligned to 16 bytes:
@@ -19,7 +19,7 @@ from cutlass import BFloat16, Float32, Int32
 
 from cute_backend.memory_ops import device_math as math
 from cute_backend.planning import Arch, TileConfig
-from cute_backend.templates.epilogue import SmemOperand, collapse_m, collapse_n, pair_halves
+from cute_backend.templates.epilogue import SmemOperand, table, pair_halves
 from cute_backend.templates.sm90 import Sm90Gemm
 
 
@@ -27,7 +27,10 @@ class Epilogue:
     loads = ("exact0", "exact1")
     stores = ("out0",)
     staged = ()
-    shared_loads = ()
+    shared_loads = (
+        SmemOperand("exact0", BFloat16, repeats=True),
+        SmemOperand("exact1", BFloat16, repeats=True),
+    )
     shared_stores = (
         SmemOperand("out0", BFloat16),
     )
@@ -39,11 +42,12 @@ class Epilogue:
     @cute.jit
     def visit(self, sub, acc, glob, held, smem):
         exact0_bf16 = cute.make_rmem_tensor(sub.elements, BFloat16)
-        sub.copy_runs(glob.exact0, exact0_bf16)
+        sub.copy_from(smem.exact0, exact0_bf16)
         exact0 = math.widen(exact0_bf16, Float32)
         exact1_bf16 = cute.make_rmem_tensor(sub.elements, BFloat16)
-        sub.copy_runs(glob.exact1, exact1_bf16)
+        sub.copy_from(smem.exact1, exact1_bf16)
         exact1 = math.widen(exact1_bf16, Float32)
+        smem.release()
         out0 = cute.make_rmem_tensor(sub.elements, Float32)
         t0_kept = cute.make_rmem_tensor(sub.elements, Float32)
         t1_of = cute.make_rmem_tensor(sub.elements, Float32)
@@ -72,8 +76,8 @@ def launch(
     max_active_clusters: Int32,
     stream: cuda.CUstream,
 ):
-    exact0_paired = pair_halves(collapse_n(collapse_m(exact0, 2)), 64, 16)
-    exact1_paired = pair_halves(collapse_n(collapse_m(exact1, 2)), 64, 16)
+    exact0_paired = pair_halves(table(exact0), 64, 16)
+    exact1_paired = pair_halves(table(exact1), 64, 16)
     b_paired = pair_halves(b, 64, 16)
     out0_paired = pair_halves(out0, 64, 16)
     gemm(a, [b_paired], [exact0_paired, exact1_paired], [out0_paired], max_active_clusters, stream)

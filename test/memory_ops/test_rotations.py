@@ -15,6 +15,7 @@ from cute_backend.replay import replay
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.operands import check_operands
+from cute_backend.signature import TABLE_ROWS
 from cute_backend.simulator.simulate import Machine, run_region
 from cute_backend.spec import (
     ROTATE_HALF,
@@ -170,12 +171,12 @@ def test_kernels_rotate_neighbours(config: TileConfig, head: int) -> None:
 
 @pytest.mark.parametrize("arch", [Arch.SM80, Arch.SM90A, Arch.SM100A], ids=lambda arch: arch.value)
 def test_neighbours_are_rotated_beside_everything_but_even_and_odd_columns(arch: Arch) -> None:
-    """The columns keep their order, so every tile takes them."""
+    """The columns keep their order, so every tile takes them, if TMA reads the cosines."""
     spec = neighbours(64)
     add, out = op("t0", "add", "acc", "exact2"), Store("out0", "t0", DType.F32)
     plain = EpilogueSpec((ACC,), (RESIDUAL,), (add,), (out,))
     (first, *_), (largest, *_) = table(arch, spec), table(arch, plain)
-    assert (first.tile_m, first.tile_n) == (largest.tile_m, largest.tile_n)
+    assert (first.tile_m, first.tile_n) == (largest.tile_m, largest.tile_n) or not arch.target.tma
     for case in ("B along N", "a batch", "two products", "a reduction"):
         assert table(arch, replace(spec, **UNSERVED[case])), case
     even, odd = (replace(ACC, name=each, columns=Columns(each)) for each in ("even", "odd"))
@@ -200,6 +201,9 @@ def test_no_kernel_that_rotates_neighbours_spills(arch: Arch, head: int, alignme
 def test_other_layouts_rotate_halves(arch: Arch, case: str) -> None:
     """Sines of a position for all batches; what is not aligned; results by columns."""
     spec = rotary(64, batches=case == "batches")
+    if case == "batches":
+        kernel = check(spec, 2 * TABLE_ROWS, 192, 64, table(arch, spec)[-1])
+        assert kernel.alignment is Alignment.TMA
     if case == "by element":
         spec = replace(spec, loads=(*spec.loads[:3], replace(RESIDUAL, stride_n=Stride.OTHER)))
     if case == "columns":
@@ -216,11 +220,30 @@ def test_no_kernel_that_rotates_spills(arch: Arch, columns: int, alignment: Alig
         assert build(Kernel(spec, config, alignment)).spill_bytes == 0, config.name
 
 
-def test_cosines_are_read_from_one_address_for_each_row() -> None:
-    for config in table(Arch.SM90A, rotary(128)) + table(Arch.SM100A, rotary(128)):
-        for alignment in Alignment:
-            placed = plan(rotary(128), config, alignment).placements
-            assert placed["exact0"].name == placed["exact1"].name == "runs"
+@pytest.mark.parametrize(("alignment", "way"), [(Alignment.TMA, "tma"), (Alignment.PLAIN, "runs")])
+def test_tma_brings_cosines_and_sines_where_they_are_aligned(alignment: Alignment, way: str) -> None:
+    """Else each thread reads them from one address for each row."""
+    for spec in (rotary(128), rotary(128, batches=True), neighbours(64)):
+        for config in table(Arch.SM90A, spec) + table(Arch.SM100A, spec):
+            placed = plan(spec, config, alignment).placements
+            assert placed["exact0"].name == placed["exact1"].name == way
+
+
+@pytest.mark.parametrize("change", ["a batch", "columns", "along blocks", "across batches"])
+def test_tma_brings_no_table_whose_rows_or_columns_end_within_a_box(change: str) -> None:
+    """Rows of a batch's products begin anywhere, and so do blocks of 24 columns in a subtile of 32."""
+    spec = neighbours(24 if change == "columns" else 64)
+    load = spec.loads[1]
+    assert load.blocks is not None
+    if change == "a batch":
+        spec = replace(spec, **UNSERVED[change])
+    if change == "along blocks":
+        load = replace(load, blocks=replace(load.blocks, outer=Stride.OTHER))
+    if change == "across batches":
+        load = replace(load, m_modes=(Stride.OTHER, Stride.ZERO))
+    spec = replace(spec, loads=(spec.loads[0], load, *spec.loads[2:]))
+    for config in table(Arch.SM90A, spec):
+        assert plan(spec, config, Alignment.TMA).placements["exact0"].name in ("runs", "vector")
 
 
 def test_the_blocks_that_tiles_rotate() -> None:

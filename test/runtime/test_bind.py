@@ -18,6 +18,7 @@ from cute_backend.runtime.bind import Binding
 from cute_backend.runtime.device import Device
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.outputs import Outputs
+from cute_backend.signature import TABLE_ROWS, TMA_ALIGN
 from cute_backend.simulator import simulate
 from cute_backend.spec import (
     Accumulator,
@@ -140,6 +141,59 @@ def test_values_of_blocks_are_copied_to_lie_one_after_the_other() -> None:
     gate = torch.arange(6.0)[::2, None].expand(3, 16)
     *_, bound = Binding(spec).bind(*operands()[:2], [gate]).tensors
     assert bound.stride() == (1, 0) and torch.equal(bound, gate)
+
+
+TABLE = Load(
+    "exact0",
+    LoadKind.EXACT,
+    DType.BF16,
+    Stride.OTHER,
+    Stride.OTHER,
+    (Stride.ZERO, Stride.OTHER),
+    Blocks(32, Stride.ZERO, Stride.ONE),
+)
+
+
+def bound_table(batches: int, values: Tensor) -> Tensor:
+    """What a kernel gets of values (rows, 3, 32) in blocks, or of a table (rows, 32), for all batches."""
+    rows, *_ = values.shape
+    if values.dim() == 2:
+        values = values[:, None].expand(-1, 3, -1)
+    given = values.expand(batches, -1, -1, -1)
+    spec = replace(SPEC, loads=(TABLE,), stores=SPEC.stores[-1:])
+    a, b = torch.zeros(batches * rows, K).bfloat16(), torch.zeros(96, K).bfloat16().t()
+    bound = Binding(spec).bind([a], [b], [given])
+    result = bound.tensors[-1]
+    assert bound.aligned and not result.data_ptr() % TMA_ALIGN and not result.stride(1) * 2 % TMA_ALIGN
+    assert result.shape[2:] == (3, 32) and (result.stride(0), *result.stride()[2:]) == (0, 0, 1)
+    assert result.shape[0] == 1 or result.shape[1] % TABLE_ROWS == 0
+    assert torch.equal(result.flatten(0, 1), given.flatten(0, 1))
+    return result
+
+
+@pytest.mark.filterwarnings("ignore:cute_backend")
+@pytest.mark.parametrize(
+    ("batches", "rows", "copied"),
+    [(2, 2 * TABLE_ROWS, False), (2, TABLE_ROWS + 64, True), (1, 100, False), (5, 1, True), (1, 1, False)],
+)
+def test_a_table_whose_rows_end_within_a_box_is_copied_for_all_rows(
+    batches: int, rows: int, copied: bool
+) -> None:
+    table = torch.arange(rows * 32).reshape(rows, 32).bfloat16()
+    assert (bound_table(batches, table).data_ptr() != table.data_ptr()) is copied
+
+
+@pytest.mark.filterwarnings("ignore:cute_backend")
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_table_that_lies_otherwise_is_copied(batches: int) -> None:
+    """A base and a pitch that are not aligned, and columns apart. Where repeated axes have strides of their
+    own, those are not used."""
+    memory = torch.arange(128.0 * 66).bfloat16()
+    pitched = memory.view(128, 66)
+    for table in (memory[1 : 128 * 32 + 1].view(128, 32), pitched[:, :32], pitched[:, :64:2]):
+        bound_table(batches, table)
+    repeated = pitched[:, None, :32].repeat(1, 3, 1)
+    assert bound_table(batches, repeated).data_ptr() == repeated.data_ptr()
 
 
 @pytest.mark.filterwarnings("ignore:cute_backend")

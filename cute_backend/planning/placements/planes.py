@@ -11,9 +11,16 @@ from cute_backend.spec import BColumns, Load, LoadKind, Stride
 
 
 def _stages_of_a_plane(load: Load, config: TileConfig, alignment: Alignment, tma: bool) -> Need | None:
-    if alignment is not Alignment.TMA or config.target.tma is not tma or load.order is None:
+    if alignment is not Alignment.TMA or config.target.tma is not tma:
+        return None
+    if load.order is None and not (tma and _in_whole_boxes(load, config)):
         return None
     return Need(smem_bytes=ring_bytes(config.stage_elements, load.dtype))
+
+
+def _in_whole_boxes(load: Load, config: TileConfig) -> bool:
+    """Whether a subtile's columns are of one block of a table."""
+    return load.is_table and load.blocks is not None and load.blocks.columns % config.subtile_n == 0
 
 
 TMA = Placement(

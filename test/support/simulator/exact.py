@@ -15,6 +15,7 @@ from cute_backend.simulator.simulate import Launch, Machine, run_region
 from cute_backend.spec import (
     Accumulator,
     Axis,
+    Blocks,
     DType,
     EpilogueSpec,
     Load,
@@ -46,6 +47,15 @@ SCALE_B = Load("scale_b", LoadKind.ROWVEC, DType.F32, Stride.ZERO, Stride.ONE)
 
 
 RESIDUAL = Load("exact0", LoadKind.EXACT, DType.BF16, Stride.OTHER, Stride.ONE)
+
+
+TABLE = replace(
+    RESIDUAL,
+    stride_n=Stride.OTHER,
+    m_modes=(Stride.ZERO, Stride.OTHER),
+    blocks=Blocks(64, Stride.ZERO, Stride.ONE),
+)
+"""A table that two batches, each with half of the rows, share with all blocks of columns."""
 
 
 def scaled_residual(
@@ -95,6 +105,9 @@ def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], 
         "scale_b": torch.arange(n) % 67 + 1.0,
         "exact0": torch.randint(-99, 100, (m, n), generator=generator).to(torch.bfloat16),
     }
+    if TABLE in spec.loads:
+        table = torch.randint(-99, 100, (m // 2, 64), generator=generator).to(torch.bfloat16)
+        loads["exact0"] = table[None, :, None].expand(2, m // 2, n // 64, 64)
     of_a, of_b = block_scales(acc, m, n, k) if acc.is_block_scaled else ([], [])
     return (
         [a if acc.a_major is Major.K else a.t(), *of_a],

@@ -39,6 +39,7 @@ from cute_backend.spec import (
     Store,
 )
 from support.simulator.exact import (
+    TABLE,
     grouped,
     groups,
     operands,
@@ -75,6 +76,7 @@ BLACKWELL_SCALED = {
 }
 COLUMNWISE = replace(BLOCKWISE, accumulators=(replace(BLOCKWISE.accumulators[0], b_scaling=Scaling.LINE),))
 SLOW = promoted(SPEC)
+REPEATED = replace(SPEC, loads=(*SPEC.loads[:2], TABLE))
 ROTATED = replace(
     SPEC,
     loads=SPEC.loads[:2],
@@ -158,6 +160,7 @@ SUMS_IN_MEMORY = replace(
 SUMS_BY_TMA = replace(FED_BY_TMA, config=replace(FED_BY_TMA.config, split_k=2), problem=(72, 72, 304))
 
 ROTATING = Subject(sm90(64, 128, pingpong=True), (72, 192, 256), spec=ROTATED)
+REPEATING = Subject(sm90(64, 64), (256, 128, 128), spec=REPEATED)
 ROTATING_NEIGHBOURS = Subject(sm90(64, 64), (72, 72, 128), spec=NEIGHBOURS)
 BLACKWELL_ROTATING = Subject(sm100(128, 64), (136, 128, 256), spec=ROTATED)
 
@@ -188,6 +191,7 @@ SUBJECTS = {
     "parts": PARTS,
     "rotating": ROTATING,
     "rotating neighbours": ROTATING_NEIGHBOURS,
+    "repeating": REPEATING,
     "rotating on Blackwell": BLACKWELL_ROTATING,
     "groups": GROUPS,
     "ping-pong groups": PING_PONG_GROUPS,
@@ -206,6 +210,7 @@ class Text(Enum):
 
     TEMPLATE = "the template of the architecture"
     TILE = "tile"
+    RINGS = "rings"
     EPILOGUE = "epilogue"
     SCHEDULER = "scheduler"
     FINISH = "finish"

@@ -20,6 +20,7 @@ from support.simulator.mutants import (
     PROMOTED,
     REDUCING,
     RELEASED_UNREAD,
+    REPEATING,
     ROTATING,
     ROTATING_NEIGHBOURS,
     SCALED_PARTS,
@@ -438,6 +439,14 @@ MUTANTS = [
         WrongNumbers,
         "are wrong",
         Text.TILE,
+    ),
+    Mutant(
+        "rows of a table that don't repeat",
+        REPEATING,
+        instead("coord = tuple(place % count", "coord = tuple(place"),
+        WrongNumbers,
+        "are wrong",
+        Text.RINGS,
     ),
     Mutant(
         "neighbours that are not exchanged",
