@@ -1,7 +1,7 @@
 """The activation that `aten._addmm_activation` ends with.
 
-Which gelu it means depends on the device: by erf on a CPU, by tanh on a GPU. So torch takes the op apart
-(torch/_decomp/decompositions.py), and so ATen computes it (addmm_out_cuda_impl in ATen/native/cuda/Blas.cpp,
+Its gelu depends on the device: by erf on a CPU, by tanh on a GPU. This is how torch decomposes the op
+(torch/_decomp/decompositions.py), and how ATen computes it (addmm_out_cuda_impl in ATen/native/cuda/Blas.cpp,
 by an epilogue of cuBLASLt or by `gelu_(result, "tanh")`). cuBLASLt applies it to the sum as it was
 accumulated, a CPU to the sum in the result's dtype.
 """
@@ -27,7 +27,7 @@ class Activation(Enum):
 def activated(
     chain: Chain, value: Operand, activation: Activation, out: DType, device: torch.device
 ) -> Operand:
-    """An activation of a sum that becomes `out`, by the ops that torch takes `gelu` apart into."""
+    """An activation of a sum that becomes `out`, by the ops into which torch decomposes `gelu`."""
     if device.type == "cpu":
         value = lower_cast(chain, value, out)
     if activation is Activation.RELU:

@@ -32,7 +32,8 @@ class Anchor:
     In a batched product, (B, M, K) x (B, K, N), the plane has the rows of all batches, and M is their number.
     In a grouped one, (M, K) x (G, K, N), `offsets` (G,) has for each group the row after its last.
 
-    With `columns` it is about that slice of them alone, which N then counts.
+    With `columns` it is the product with that slice of B's columns, and N is the number of columns in the
+    slice.
     """
 
     node: fx.Node

@@ -1,8 +1,8 @@
 """Reductions over blocks of columns, which a tile holds whole: the region may read their results again.
 
 A norm by head, a softmax over groups of experts, the scales of quantised blocks. A block is the last axes of
-the columns, such as the D of heads (B, S, H, D), or of a narrow product all of them. Its result is a value of
-the chain that all elements of a block have, and lies on the plane as `Frame.block` says.
+the columns, such as the D of heads (B, S, H, D), or all columns of a narrow product. The result is a value of
+the chain that all elements of a block share, and lies on the plane as `Frame.block` says.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Scales of blocks, as `_scaled_mm` and `_scaled_mm_v2` take them, and by which recipes."""
+"""Scales of blocks, as `_scaled_mm` and `_scaled_mm_v2` take them, and their recipes."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def tiled_scale(node: fx.Node, lines: Size, k: Size, scaling: Scaling) -> BlockS
 def block_scaling(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor
 ) -> tuple[Scaling, Scaling] | None:
-    """By which blocks of A and B scales (rows of A, k) and (k, columns of B) are, None if by none."""
+    """The blocks of A and B to which scales (rows of A, k) and (k, columns of B) belong; None if to none."""
     if scale_a.dim() != 2 or scale_b.dim() != 2:
         return None
     (m, k), n = a.shape, b.shape[1]

@@ -1,8 +1,8 @@
 """Products of batches that are one product: a matrix for all of them, and rows that follow each other.
 
-torch writes a linear as `bmm` of a weight that is expanded to every batch where it takes the input's leading
-axes for two, as for the last token of each text, `x[:, -1:]`. Where they have one stride nonetheless it is
-`mm` of all rows, which reads the weight once.
+torch lowers a linear to a `bmm` with a weight that is expanded to every batch where it does not merge the
+input's leading axes, as for the last token of each text, `x[:, -1:]`. If they still have one stride, the
+product is an `mm` of all rows, which reads the weight once.
 """
 
 from __future__ import annotations

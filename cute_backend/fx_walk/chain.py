@@ -1,4 +1,4 @@
-"""A spec in the making: loads and steps in SSA order, named by role, equal steps made once."""
+"""A spec that is being built: loads and steps in SSA order, named by role. Equal steps are made once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contains errors of this package's own: a graph is compiled without what failed, and the user is warned.
+"""Contains errors of this package: a graph is compiled without the part that failed, and the user is warned.
 
 The pass works on a copy of its graph, so a failure there leaves nothing behind. A later failure of a
 rewritten graph, in Inductor's lowering or code generation, is contained by `backend="cute"`.
@@ -25,16 +25,17 @@ UNFUSED = "this graph is compiled as Inductor alone compiles it"
 def is_contained(error: Exception) -> bool:
     """Whether a program is compiled in spite of an error.
 
-    Not where `config.raise_errors` asks for it, and not where it says what a person has to mend: a setting
-    that can't be met, or a module that was edited by hand and can't be built.
+    It is not if `config.raise_errors` is set, nor for errors that a person has to correct: a setting that
+    can't be met, or a module that was edited by hand and can't be built.
     """
     return not (config.raise_errors or isinstance(first_raised(error), (UsageError, BuildError)))
 
 
 def contain(error: Exception, instead: str = UNFUSED) -> Rejection:
-    """Count an error and warn of it, the first time that it comes from its line; what `explain` shows of it.
+    """Counts an error, and warns of it once for each line that it comes from. Returns its rejection for
+    `explain`.
 
-    `instead` says what is done in place of what failed. Raises the error itself where it is not contained.
+    `instead` says what is done in its place. Raises the error itself where it is not contained.
     """
     if not is_contained(error):
         raise error

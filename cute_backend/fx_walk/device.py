@@ -1,4 +1,4 @@
-"""Which devices a region may run on, and what they multiply."""
+"""The devices that a region may run on, and the operands that they multiply."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def device_capability(device: torch.device) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Named:
-    """An architecture that graphs are judged by wherever they run, a CPU's too: a `Capability`."""
+    """A `Capability` that returns one architecture for every device, also for a CPU."""
 
     arch: Arch
 
@@ -54,8 +54,8 @@ def target_of(device: torch.device, capability: Capability) -> Target | None:
 
 
 def check_operands(anchor: Anchor, target: Target | None) -> None:
-    """Refuse a product whose operands the target's MMA doesn't multiply, or by the scales of whose blocks no
-    mainloop of it multiplies. A CPU multiplies any."""
+    """Refuses a product whose operands the target's MMA can't multiply, or whose scales of blocks none of its
+    mainloops supports. A CPU supports all."""
     product = anchor.accumulator
     if target is not None and not {product.a_dtype, product.b_dtype} <= target.operands:
         taken = ", ".join(sorted(dtype.value for dtype in target.operands))

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Observer = Callable[[Sequence[Region], Sequence[Rejection]], None]
-"""Is shown what the pass makes of a graph, whose nodes are still there."""
+"""Receives the regions and rejections of a graph, whose nodes still exist."""
 
 
 class EpiloguePass(CustomGraphPass):
@@ -61,8 +61,9 @@ class EpiloguePass(CustomGraphPass):
         self.observe = observe
 
     def with_settings(self, **settings: Any) -> Self:
-        """A pass with settings of its own, which win over those of `cute_backend.config` and are part of the
-        keys of Inductor's caches. Raises UsageError for what is no setting or no value of one.
+        """A pass with settings of its own, which take precedence over those of `cute_backend.config` and are
+        part of the keys of Inductor's caches. Raises UsageError for an unknown setting and for a value that a
+        setting doesn't accept.
 
         >>> from cute_backend import epilogue_pass
         >>> tuned = epilogue_pass.with_settings(max_autotune=True, max_stores=2)
@@ -95,7 +96,7 @@ class EpiloguePass(CustomGraphPass):
             self.observe(regions, rejections)
 
     def fuse(self, graph: fx.Graph) -> None:
-        """Does it, or raises and leaves the graph, its nodes and their metas as they were."""
+        """Fuses a graph, or raises and leaves the graph, its nodes and their metas unchanged."""
         copy = WorkingCopy(graph)
         with self.in_force():
             regions = self._fuse(copy.graph)
@@ -111,7 +112,7 @@ class EpiloguePass(CustomGraphPass):
             separate_logsumexps(graph)
         regions, rejections = self.analyse(graph)
         if tuning_is_on():
-            # Brings all of Inductor, which importing the pass must not.
+            # Here, since it imports all of Inductor, which importing the pass must not do.
             from cute_backend.fx_walk.tuning_jobs import tune
 
             regions, slower = tune(regions)
@@ -119,7 +120,7 @@ class EpiloguePass(CustomGraphPass):
         self.show(regions, rejections)
         anchors = sum(is_anchor(node) for node in graph.nodes)
         if regions:
-            # As of tuning, so of lowering: Inductor is there by now.
+            # Here for the same reason as tuning: Inductor is imported by now.
             from cute_backend.fx_walk.direct_call import register
 
             register()
@@ -169,7 +170,7 @@ def _unreachable() -> Reason | None:
 
 
 def announce_regions(regions: list[Region]) -> None:
-    """Have the kernels of a graph built together, and before it runs."""
+    """Builds the kernels of a graph together, before it runs."""
     by_device = defaultdict(list)
     for region in regions:
         by_device[region.first.device].append((region.spec, *region.problem, region.groups))
@@ -198,7 +199,7 @@ _NO_SAY = ("__main__", "aot", "bench", "command", "fuzz", "operators", "simulato
 
 
 def deciding_sources() -> list[Path]:
-    """Every Python file of the package that may have a say in what the pass makes of a graph."""
+    """Every Python file of the package that may affect the result of the pass."""
     root = Path(cute_backend.__file__).parent
     paths = sorted(root.rglob("*.py"))
     return [path for path in paths if path.relative_to(root).with_suffix("").parts[0] not in _NO_SAY]

@@ -1,4 +1,4 @@
-"""Which regions of a graph read what others write, by way of what is left to Inductor or at once."""
+"""The regions of a graph that read results of others, directly or through ops that are left to Inductor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a value of a region lies on the (M, N) plane: which of its axes are rows and which are columns.
+"""The place of a value on the (M, N) plane: which of its axes are rows and which are columns.
 
 A linear's result of (B, S, N) has leading axes that make up M. Seen as heads, (B, S, H, D), its last two make
 up N; transposed to (B, H, S, D) they do too, but no longer in order. A reduction over each head, (B, S, H, 1)

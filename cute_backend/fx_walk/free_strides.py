@@ -1,10 +1,10 @@
-"""Strides that nobody needs: of planes that lie as what they are added to, and may as well lie in rows.
+"""Strides that no reader needs: planes that have the strides of an addend, and may as well lie in rows.
 
 Values that follow from a convolution keep its strides, (C * S, 1, S), as (batch, S, C): a residual stream
 that starts there has them to its end, though each layer adds rows to it. No kernel here writes such a plane,
-nor would one read it well. Where all that reads a value takes it in any layout, its fake tensor is given the
-strides of rows, which a region then writes, and Inductor too, because the op takes its operands in exactly
-the strides of their fakes.
+or reads it efficiently. If all readers of a value accept any layout, its fake tensor gets the strides of
+rows. A region then writes it so, and Inductor does too, because the op takes its operands in exactly the
+strides of their fakes.
 """
 
 from __future__ import annotations

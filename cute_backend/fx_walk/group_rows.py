@@ -24,7 +24,7 @@ from cute_backend.fx_walk.lower import CASTS, is_reshape
 from cute_backend.fx_walk.static import arguments, fake, first_argument, known, same_sizes, target_name
 
 _EXACT_IDS = (torch.int32, torch.int64, torch.float32, torch.float64)
-"""Dtypes that hold the number of an expert whatever it is, if there are not more than 2**24."""
+"""Dtypes that hold the number of every expert exactly, for up to 2**24 experts."""
 
 _CHOICES = {"aten.topk.default": 1, "aten.sort.default": 1, "aten.sort.stable": 1}
 """Ops of which one result has indices of an axis: which of them."""

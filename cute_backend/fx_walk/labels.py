@@ -23,7 +23,7 @@ def plain_name(source: str) -> str:
 def input_names(
     gm: fx.GraphModule, example_inputs: Sequence[Any], name_of: Callable[[str], str] = plain_name
 ) -> list[str]:
-    """The names of the inputs that AOTAutograd makes of those of a graph of Dynamo's, in their order.
+    """The names of the inputs that AOTAutograd makes from those of one of Dynamo's graphs, in their order.
 
     `name_of` makes a name of Dynamo's own for an input.
     """

@@ -166,7 +166,7 @@ def lower(node: fx.Node, chain: Chain, resolve: Resolve) -> Operand:
 
 
 def lower_cast(chain: Chain, value: Operand, dtype: DType) -> Operand:
-    """A cast as the chain's precision has it: a trip through bf16 or fp16 rounds under EAGER alone."""
+    """A cast under the chain's precision: a round trip through bf16 or fp16 rounds only under EAGER."""
     if dtype.is_fp8:
         return chain.cast(value, dtype, _overflow(chain, value, dtype))
     if dtype.is_float and chain.precision is Precision.FUSED:
@@ -177,7 +177,7 @@ def lower_cast(chain: Chain, value: Operand, dtype: DType) -> Operand:
 
 
 def _rounded(chain: Chain, value: Operand, dtype: DType) -> Operand:
-    """A value rounded to a 16-bit float; as it is for any other dtype."""
+    """A value rounded to a 16-bit float; unchanged for any other dtype."""
     return chain.cast(value, dtype) if dtype in (DType.BF16, DType.F16) else value
 
 
@@ -214,7 +214,7 @@ def _bound(value: Operand, common: torch.dtype) -> Operand:
 
 @cache
 def _eager_wraps_bounds() -> bool:
-    """Whether `clamp_min(uint8_tensor, -2)` means 254, asked of the torch that is installed.
+    """Whether `clamp_min(uint8_tensor, -2)` means 254 in the installed torch.
 
     It does up to torch 2.14. From 2.15 on the bound is -2, below every value.
     """

@@ -1,8 +1,7 @@
 """The nodes that a graph writes in place, and those that share memory with them.
 
-Post-grad graphs are functional but for what is left at their edges: `copy_` into an input, kernels that a
-user wrote, collectives. A region reads its operands where its kernel stands, so it must not reach across a
-write.
+Post-grad graphs are functional, except for `copy_` into an input, kernels that a user wrote, and collectives.
+A region reads its operands where its kernel stands, so it must not reach across a write.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from cute_backend.fx_walk.static import arguments, first_argument, tensor_of
 
 @dataclass(frozen=True)
 class Mutation:
-    """A node that writes in place, where it stands, and the roots of the memory that it writes."""
+    """A node that writes in place, its position, and the roots of the memory that it writes."""
 
     node: fx.Node
     position: int
@@ -29,7 +28,7 @@ class Mutation:
 
 
 class Mutations:
-    """Every in-place write of a graph, found by where it stands and by what it writes."""
+    """Every in-place write of a graph, by its position and by the memory that it writes."""
 
     def __init__(self, order: dict[fx.Node, int]) -> None:
         self._all: list[Mutation] = []
@@ -62,14 +61,14 @@ def _first(found: list[Mutation], after: int, before: int) -> Mutation | None:
 
 
 def root(node: fx.Node) -> fx.Node:
-    """The node that owns a value's memory: what views view. A reshape counts as a view."""
+    """The node that owns a value's memory, seen through views. A reshape counts as a view."""
     while is_view(node) and isinstance(source := first_argument(node), fx.Node):
         node = source
     return node
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a call gives what it is given, or views of it: by its schema, as that of a reshape says too."""
+    """Whether a call returns its argument or views of it, by its schema. A reshape counts too."""
     if node.op != "call_function":
         return False
     if node.target is getitem:

@@ -1,9 +1,9 @@
-"""Taking back the rows and columns that Inductor pads matrix products with on a GPU.
+"""Removes the rows and columns with which Inductor pads matrix products on a GPU.
 
 Inductor's `pad_mm`, which runs before any post-grad pass, makes the sizes of a bf16 or fp16 product multiples
 of 8 where a timing says that cuBLAS gains: it pads the operands with zeros, and cuts the product to its size.
-Kernels here take any M, and any N of a K-major B, and what is cut off would stand between the product and the
-work after it. A padded K stays, for it gives rows that TMA can read.
+Kernels here take any M, and any N of a K-major B, and the slice that removes the padding would be between the
+product and the work after it. A padded K stays, since it gives rows that TMA can read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _PAD, _JOIN, _SLICE = "aten.constant_pad_nd.default", "aten.cat.default", "aten.
 
 
 def take_padding_back(graph: fx.Graph) -> None:
-    """Replace every cut product of padded operands that work follows by the product itself."""
+    """Replaces every sliced product of padded operands that has work after it by the product of the original
+    operands."""
     for node in graph.nodes:
         if target_name(node) not in _PRODUCTS:
             continue
@@ -99,7 +100,7 @@ def _addend(joined: fx.Node, m: Size, n: Size) -> fx.Node | None:
         first = args["tensors"][0]
         axis = args["dim"] % fake(joined).dim()
         if not known(fake(first).shape[axis] == (m, n)[axis - fake(joined).dim()]):
-            return None  # a longer axis than is kept starts with it
+            return None  # an axis that is longer than the kept one starts with it
         joined = first
     return joined
 

@@ -1,4 +1,4 @@
-"""Questions about one node, whatever region it may become a part of."""
+"""Questions about one node, independent of the region that it may join."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cute_backend.fx_walk.static import DTYPES, first_argument, target_name, ten
 
 
 def may_join(node: fx.Node) -> bool:
-    """Whether a user of a region is worth a word: a product, a write or an output is no missed fusion."""
+    """Whether a user of a region could have been fused: a product, a write or an output could not."""
     if node.op != "call_function" or is_anchor(node):
         return False
     if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
@@ -60,12 +60,12 @@ def is_reduction(node: fx.Node) -> bool:
 
 
 def is_epilogue_work(node: fx.Node) -> bool:
-    """Whether a node is of the kinds that regions are made of beside products."""
+    """Whether a node is of a kind that regions have after their products."""
     return is_pointwise(node) or is_view(node) or is_reshape(node) or is_reduction(node)
 
 
 def is_stored(node: fx.Node) -> bool:
-    """Whether a value is in memory whoever reads it: an input of the graph, and views of one."""
+    """Whether a value is in memory in any case: an input of the graph, or a view of one."""
     return root(node).op in ("placeholder", "get_attr")
 
 

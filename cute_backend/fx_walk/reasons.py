@@ -20,7 +20,7 @@ LABEL = "cute_backend_label"
 """The entry of a placeholder's meta with the user's name for it."""
 
 NO_PRODUCT = "there is no matrix product in it"
-"""Why nothing is fused of a program in which nothing is refused."""
+"""The reason for a program in which nothing is fused and nothing is refused."""
 
 
 class Reason(Enum):
@@ -186,7 +186,7 @@ class Reason(Enum):
         "Inductor's own code takes {unfused} us here and the best of our kernels {fused} us, as tuning found",
     )
 
-    # An operand of it.
+    # Operands of work after a product.
     LOAD_DEVICE = "load_device", "{operand} is on {device} and the product on {anchor}"
     LOAD_LAYOUT = "load_layout", "{operand} is not a strided tensor"
     SIZE_UNPROVEN = (
@@ -220,8 +220,8 @@ class Rejection:
 
 
 def of_one_kernel(rejections: Iterable[Rejection]) -> list[str]:
-    """The messages for whoever asks for one kernel and nothing else, each once: without those of work that
-    would cost less outside, which there is no outside for, and which follows from another refusal."""
+    """The messages for a caller that needs one kernel for everything, each once. They leave out work that
+    would cost less outside, since such a caller has no outside, and the refusal follows from another one."""
     kept = (each.message for each in rejections if each.reason is not Reason.LEFT_TO_USERS)
     return list(dict.fromkeys(kept))
 

@@ -1,4 +1,4 @@
-"""Work on operands that a region does again: cheaper than to read its results.
+"""Work on operands that a region repeats, because that is cheaper than reading its results.
 
 Under activation checkpointing the backward pass computes gate and up again, and from them silu, its sigmoid
 and more, and the gradient's epilogue reads all of these. Reading gate and up alone costs fewer bytes. The
@@ -34,8 +34,8 @@ def cheaper_to_redo(
 
 
 def _on_what_is_stored(planes: list[fx.Node], owner: Collection[fx.Node]) -> set[fx.Node]:
-    """The nodes between loads and fewer bytes of what is in memory anyway: for all of them, or for each that
-    follows from fewer by itself."""
+    """The nodes between loads and fewer bytes that are in memory in any case: for all loads together, or for
+    each load that follows from fewer bytes by itself."""
     work = {node: found for node in planes if (found := _work_on_stored(node, owner)) is not None}
 
     def pays(loads: Collection[fx.Node]) -> bool:

@@ -56,7 +56,7 @@ class Region:
 
     @property
     def first(self) -> Anchor:
-        """The anchor that speaks for all: what they share is A, sizes and the device."""
+        """The first anchor. All anchors of a region share A, sizes and the device."""
         return self.anchors[0]
 
     @property
@@ -122,9 +122,9 @@ def stores_of(
 ) -> tuple[list[Store], dict[fx.Node, int]]:
     """The stores for the nodes that escape, and the index of the result that holds each node's value.
 
-    Views of one another share a result, and so do equal values that are only read, such as an activation
-    that a program writes out anew for each of its readers. A value and its clone that a graph gives away do
-    not: whoever gets them may write to one of them.
+    Views of one another share a result, and so do equal values that are only read, such as an activation that
+    a program spells again for each of its readers. A value and its clone that a graph returns do not: the
+    caller may write to one of them.
     """
     stores: list[Store] = []
     outputs: dict[fx.Node, int] = {}

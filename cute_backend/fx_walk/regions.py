@@ -35,7 +35,7 @@ from cute_backend.spec import Precision
 def find_regions(
     graph: fx.Graph, precision: Precision, capability: Capability
 ) -> tuple[list[Region], list[Rejection]]:
-    """Every region of a post-grad graph, in the order of their anchors, and why the rest was not fused.
+    """Every region of a post-grad graph, in the order of their anchors, and rejections of the rest.
 
     Every node needs a fake tensor in `meta["val"]`. The graph is read, not changed, and no guard is added.
     """
@@ -89,7 +89,8 @@ def _pairs(walk: Walk, anchor: Anchor) -> Iterator[tuple[Anchor, ...]]:
 
 
 def _left_out(walk: Walk, anchor: Anchor) -> Refused:
-    """Why a product has no region: nothing follows it, or a later one or a refusal has all that does."""
+    """The reason why a product has no region: no work follows it, or all of it belongs to a later product or
+    was refused."""
     for user in anchor.node.users:
         region = walk.owner.get(user)
         why = None if region is None else unlike(anchor, region.anchors[-1])
@@ -116,7 +117,7 @@ def _of_pair(walk: Walk, anchors: tuple[Anchor, ...]) -> Region | None:
 
 
 def _settled(walk: Walk, anchors: tuple[Anchor, ...], settled: Settled) -> Region:
-    """The region of the members that stay, lowered afresh so that its names have no gaps."""
+    """The region of the members that stay, lowered again so that its names have no gaps."""
     draft, members = seed(walk, anchors), settled.members
     found = (each[node] for each in (walk.reductions, walk.rotations) for node in members if node in each)
     inner = {inner for each in found for inner in each.inner}

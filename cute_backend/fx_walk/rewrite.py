@@ -1,4 +1,4 @@
-"""Regions become calls of the one op, in place.
+"""Replaces regions by calls of the one op, in place.
 
 A region of shape (..., N) turns into
 
@@ -112,14 +112,14 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
             output = call(aten.reshape.default, output, [sizes.argument(size) for size in ordered])
         if order != sorted(order):
             output = call(aten.permute.default, output, [order.index(axis) for axis in range(len(order))])
-        # Inductor decides by the storages of fakes what views what, also in nodes that stay as they are.
+        # Inductor finds views by the storages of fakes, also in nodes that stay unchanged.
         output.meta["val"] = fake(node)
         replaced[node] = output
         node.replace_all_uses_with(output, delete_user_cb=lambda user: user not in inside)
 
 
 def _choice() -> list[Any]:
-    """The op's last arguments, which say how its tile is chosen; none where they are as by default."""
+    """The op's last arguments, which say how its tile is chosen; empty if all are defaults."""
     if config.rowvec_placement != "auto":
         return [config.batch_invariant, config.tile, config.rowvec_placement]
     if config.tile is not None:

@@ -58,7 +58,8 @@ def _unlimited(found: Crossings, boundary: Boundary) -> int:
 
 
 def _sides(draft: Draft, found: Crossings, boundary: Boundary, others: Outside) -> Settled:
-    """Where each member is computed, from the last to the first: in the kernel, outside, on both sides.
+    """Decides where each member is computed, from the last to the first: in the kernel, outside, or on both
+    sides.
 
     A view that splits columns or moves axes only for nodes outside is made outside, of the stored value.
     """

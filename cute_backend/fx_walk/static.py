@@ -1,4 +1,4 @@
-"""Facts about sizes and strides that are known without asking at run time.
+"""Facts about sizes and strides that are known statically.
 
 Every question here is answered from static knowledge alone: a `False` means "not proven", and no answer adds
 a guard to the program that is being compiled.
@@ -84,7 +84,8 @@ def target_name(node: fx.Node) -> str:
 
 @cache
 def _op_name(op: torch._ops.OpOverload) -> str:
-    """Made once: torch joins it anew whenever it is asked, and the walker asks of every node many times."""
+    """Cached, since torch builds the name again at each request, and the walker needs it often for every
+    node."""
     return str(op)
 
 

@@ -1,4 +1,5 @@
-"""Tuning as the pass asks for it: regions become jobs, and those that Inductor does better are left to it."""
+"""Tuning for the pass: regions become jobs, and regions for which Inductor's code is faster are left to
+it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from cute_backend.spec import ProductKind
 
 
 def tune(regions: Sequence[Region]) -> tuple[list[Region], list[Rejection]]:
-    """The regions that are worth a kernel, and why the others are not, once all that can be tuned is.
+    """Tunes all regions that can be tuned. Returns the regions that are worth a kernel, and rejections of the
+    others.
 
     A region that can't be tuned is kept, and counted. Without a GPU every region is kept.
     """

@@ -1,4 +1,4 @@
-"""A region by itself, as Inductor compiles it without our pass: what its kernel has to beat."""
+"""A region by itself, as Inductor compiles it without our pass: the baseline that its kernel has to beat."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SETTINGS: dict[str, Any] = {
     "max_autotune_pointwise": True,
     "coordinate_descent_tuning": False,
     "triton.cudagraphs": False,
-    # The cache bundles what is compiled into the one entry that is being made, of the graph around this one.
+    # The cache would bundle this code into its current entry, which is that of the graph around this one.
     "fx_graph_cache": False,
     "fx_graph_remote_cache": False,
 }

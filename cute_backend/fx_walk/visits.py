@@ -1,5 +1,5 @@
-"""The order in which products get their regions: from the last to the first, but the larger of two before
-the smaller where they meet.
+"""The order in which products get their regions: from the last to the first, but if two meet, the larger one
+first.
 
 If one op reads two products, the product that is visited first takes the op, and the other's result is an
 operand. LoRA adds a product of a small K to the layer's own, `x @ w + s * (x @ a) @ b`: the kernel with the
@@ -18,12 +18,12 @@ from cute_backend.fx_walk.reasons import Refused
 from cute_backend.fx_walk.static import known
 
 _STEPS = 16
-"""Nodes that are looked at on either side of the op where two products meet."""
+"""The number of nodes that are searched on either side of the op where two products meet."""
 
 
 def visits(anchors: dict[fx.Node, Anchor | Refused]) -> Iterator[fx.Node]:
-    """The products in the order in which they take what follows them; one that comes early comes again in its
-    own place, for what may be left for it then."""
+    """The products in the order in which they take the work after them. A product that comes early comes
+    again at its own place, for work that may be left then."""
     for node in reversed(anchors):
         larger = _larger(node, anchors)
         if larger is not None:

@@ -1,4 +1,4 @@
-"""The facts of one graph that the search for regions asks for, and the regions found so far."""
+"""The facts of one graph that the search for regions needs, and the regions found so far."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Walk:
         self.reads: set[fx.Node] = set()
         """The nodes that regions read."""
         self.redone: set[fx.Node] = set()
-        """Work on operands that regions do again, some of it after other products."""
+        """Work on operands that regions repeat, some of it after other products."""
         self.outside = Outside(self.owner, self.reads, self.redone, Waves(self.order))
         self.rejections: dict[fx.Node, Rejection] = {}
-        """Why nodes are in no region."""
+        """The rejections of nodes that are in no region."""
         self.earliest = len(self.order)
         """The position of the first anchor of any region."""
 

@@ -1,6 +1,6 @@
-"""A copy of a graph to work on, and how the graph becomes what was made of the copy.
+"""A copy of a graph to work on, and the change of the graph to the state of the copy.
 
-The pass changes a graph in many steps, of which any may fail. It makes them on a copy, so that a graph either
+The pass changes a graph in many steps, any of which may fail. It makes them on a copy, so that a graph either
 stays as it was, to the last argument and user, or becomes the finished one.
 """
 
@@ -23,7 +23,7 @@ class WorkingCopy:
         self._values = {node: node.meta.get("val") for node in self.graph.nodes}
 
     def commit(self) -> None:
-        """Make the original what the copy has become, in time that is linear in its size.
+        """Changes the original to the state of the copy, in time that is linear in its size.
 
         The copy of a node stands for that node, which keeps its identity, its meta except a value that was
         exchanged in the copy's, and its arguments if the copy's were left alone: Inductor remembers nodes and
