@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from cute_backend.simulator.products import Gather, accumulate, collect, plan, v
 from cute_backend.simulator.syntax import Address, Immediate, Instruction, Vector
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cute_backend.simulator.binder import Binder
     from cute_backend.simulator.cta import Cta
     from cute_backend.simulator.warp import Warp
@@ -98,6 +100,42 @@ def d_blocks(shape: MmaShape, ctas: int, lane: int, column: int) -> list[tuple[A
     return [(lanes, slice(column, column + n), slice(0, n))]
 
 
+class MmaOperands(NamedTuple):
+    """The operands of a tcgen05.mma, as functions of a warp; `scale` is the power of two that divides D."""
+
+    d_address: Callable[[Warp], int]
+    a: Callable[[Warp], int]
+    """The address of A in tensor memory, or its descriptor."""
+    b: Callable[[Warp], int]
+    descriptor: Callable[[Warp], int]
+    disabled: list[Callable[[Warp], int]]
+    """The words of disable-output-lane."""
+    adds: Callable[[Warp], int]
+    scale: int
+
+
+def _operands(binder: Binder, instruction: Instruction) -> MmaOperands:
+    operands = list(instruction.operands)
+    a = (
+        scalar_address(binder, operands[1], instruction)
+        if isinstance(operands[1], Address)
+        else scalar(binder, operands[1], "b64", instruction)
+    )
+    rest, disabled = operands[4:], []
+    if isinstance(rest[0], Vector):
+        disabled = [scalar(binder, each, "b32", instruction) for each in rest[0].elements]
+        rest = rest[1:]
+    return MmaOperands(
+        d_address=scalar_address(binder, operands[0], instruction),
+        a=a,
+        b=scalar(binder, operands[2], "b64", instruction),
+        descriptor=scalar(binder, operands[3], "b32", instruction),
+        disabled=disabled,
+        adds=scalar(binder, rest[0], "pred", instruction),
+        scale=int(rest[1].value) if len(rest) > 1 and isinstance(rest[1], Immediate) else 0,
+    )
+
+
 @opcode("tcgen05.mma", section="9.7.16.10.9.1", meaning="D = A * B + D in tensor memory, asynchronous")
 def bind_mma(binder: Binder, instruction: Instruction) -> Step:
     kind = next((p for p in instruction.parts if p.startswith("kind::")), "")
@@ -106,23 +144,8 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
     ):
         raise unsupported(instruction, "this kind")
     ctas = 2 if instruction.has("cta_group::2") else 1
-    operands = list(instruction.operands)
-    d_address = scalar_address(binder, operands[0], instruction)
-    from_tmem = isinstance(operands[1], Address)
-    a_operand = (
-        scalar_address(binder, operands[1], instruction)
-        if from_tmem
-        else scalar(binder, operands[1], "b64", instruction)
-    )
-    b_operand = scalar(binder, operands[2], "b64", instruction)
-    descriptor = scalar(binder, operands[3], "b32", instruction)
-    rest = operands[4:]
-    disabled = []
-    if isinstance(rest[0], Vector):
-        disabled = [scalar(binder, e, "b32", instruction) for e in rest[0].elements]
-        rest = rest[1:]
-    adds = scalar(binder, rest[0], "pred", instruction)
-    scale = int(rest[1].value) if len(rest) > 1 and isinstance(rest[1], Immediate) else 0
+    d_address, a_operand, b_operand, descriptor, disabled, adds, scale = _operands(binder, instruction)
+    from_tmem = isinstance(instruction.operands[1], Address)
     text = instruction.text
 
     def mma(w: Warp) -> None:
