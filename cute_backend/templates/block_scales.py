@@ -1,9 +1,9 @@
-"""Scales of blocks: how those of a k tile come to the warps that multiply it.
+"""Scales of blocks: their way to the warps that multiply a k tile.
 
-A k tile of fp8 is one block of K. One warp copies what scales its rows and its columns to shared memory, a
-number for each lane, by cp.async: TMA would ask for addresses and pitches of 16 bytes, which scales of M rows
-have only where M is a multiple of 4. A stage of scales goes with each stage of A and B, so a warpgroup is in
-the same stage of both rings.
+A k tile of fp8 is one block of K. One warp copies the scales of its rows and columns to shared memory by
+cp.async, one for each lane. TMA would need addresses and pitches of 16 bytes, which scales of M rows have
+only if M is a multiple of 4. Each stage of A and B has a stage of scales, so a warpgroup is in the same stage
+of both rings.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class ScaleStages:
         return ScaleStages(of_ring, a, b, scaling.widths(config))
 
     def release(self, state: pipeline.PipelineState) -> None:
-        """Hands a stage back that a warp has read, by one arrival: a barrier takes arrivals one after the
-        other, and one of each thread would be 256 for a k tile."""
+        """Releases a stage that a warp has read, by one arrival: a barrier takes arrivals one after the
+        other, and one arrival of each thread would be 256 for a k tile."""
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             self.ring.consumer_release(state)
@@ -66,8 +66,8 @@ def bring(
     lane: Int32,
 ):
     """Copies `count` scales to `target` from `offset` on, by one warp: those of every `width`-th row or
-    column from `first` on, of which `lines` have one in `source`. Of what lies beyond the last, that one is
-    copied: nothing is stored of its rows and columns."""
+    column from `first` on, of which `lines` have one in `source`. Beyond the last one, the last scale is
+    copied: results of those rows and columns are never stored."""
     copy = cute.make_copy_atom(cpasync.CopyG2SOp(), Float32, num_bits_per_copy=Float32.width)
     one = cute.make_layout(1)
     for step in cutlass.range_constexpr((count + WARP - 1) // WARP):

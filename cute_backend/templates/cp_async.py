@@ -1,4 +1,4 @@
-"""Boxes of global memory that threads bring to shared memory, or take there, by vectors of 16 bytes.
+"""Boxes that threads copy from global memory to shared memory, or back, by vectors of 16 bytes.
 
 Without TMA, from sm_80 on, threads copy by cp.async. Bytes beyond a tensor arrive as zeros, so every size is
 allowed.
@@ -29,7 +29,8 @@ def copy_vector(
     source: cute.Pointer, target: cute.Pointer, nbytes: Int32, *, loc: Any = None, ip: Any = None
 ) -> None:
     """Brings the first `nbytes` of 16 bytes of global memory to shared memory, and zeros after them, in the
-    group of copies that the thread has open. Of 0 bytes none is read, so the source may lie anywhere."""
+    group of copies that the thread has open. With 0 bytes nothing is read, so the source may be any
+    address."""
     nvvm.cp_async_shared_global(
         target.to_llvm_ptr(loc=loc, ip=ip),
         source.to_llvm_ptr(loc=loc, ip=ip),
@@ -43,9 +44,10 @@ def copy_vector(
 
 @dataclass(frozen=True)
 class Box:
-    """How a box of a tensor lies in shared memory: `lines` of `line_bytes`, of elements of `width` bytes.
+    """The layout of a box of a tensor in shared memory: `lines` of `line_bytes`, of elements of `width`
+    bytes.
 
-    A line is what is contiguous in global memory. Lines follow each other, and their vectors are swizzled, so
+    A line is contiguous in global memory. Lines follow each other, and their vectors are swizzled, so
     that neither vectors along a line nor those of neighbouring lines share banks. A box begins at a multiple
     of its bytes, of 1024 if these are more.
     """
@@ -102,7 +104,7 @@ class Box:
         thread: Int32,
         threads: cutlass.Constexpr[int],
     ):
-        """The other way: what of a box lies within the tensor, and no more, even where a line ends within a
+        """Writes a box to the tensor, but nothing beyond the tensor's edge, even if a line ends within a
         vector. Arguments are those of `bring`, with `source` and `target` exchanged."""
         word, count = _WORDS[self.width], VECTOR_BYTES // self.width
         words = cute.recast_ptr(target, dtype=word)

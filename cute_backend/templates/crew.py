@@ -26,7 +26,7 @@ NAMED_BARRIERS = 16
 REGISTERS = 64 * 1024
 """The registers of a multiprocessor (CUDA C++ Programming Guide, technical specifications)."""
 REGISTER_UNIT = 8
-"""A thread's registers are a multiple (PTX ISA, setmaxnreg)."""
+"""The number of a thread's registers is a multiple of this (PTX ISA, setmaxnreg)."""
 MBARRIER_BYTES = 8
 
 SMEM_ALIGN = 1024
@@ -111,8 +111,8 @@ class Meeting:
 class Crew:
     """The roles of a CTA, the rings between them, and the barriers at which they meet.
 
-    `registers` are those of a thread in each warpgroup, where they are dealt out anew as the kernel begins.
-    Raises ValueError if these contradict each other, or exceed a CTA's limits. As a string, a table.
+    `registers` are those of a thread in each warpgroup, where they are redistributed at the start of the
+    kernel. Raises ValueError if these contradict each other, or exceed a CTA's limits. As a string, a table.
     """
 
     roles: tuple[Role, ...]

@@ -1,4 +1,4 @@
-"""The interface between a template and an epilogue: what each gives the other.
+"""The interface between a template and an epilogue.
 
 A generated epilogue is a class with these attributes and hooks; the templates know nothing else of it.
 
@@ -84,7 +84,7 @@ class Staging(Protocol):
 
 @runtime_checkable
 class Ending(Protocol):
-    """The hook of an epilogue that has something left to do after its last subtile."""
+    """The hook of an epilogue with work after its last subtile."""
 
     def end(self, tile: Any, glob: SimpleNamespace, held: SimpleNamespace) -> None: ...
 
@@ -114,7 +114,7 @@ class Template(Protocol):
 
 
 def release_planes(loads: Any, state: Any) -> None:
-    """Hands a stage of planes back to TMA once all lanes of the warp have read their elements."""
+    """Releases a stage of planes to TMA once all lanes of the warp have read their elements."""
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.sync_warp()
     loads.consumer_release(state)

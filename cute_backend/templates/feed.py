@@ -1,6 +1,6 @@
-"""How A, B and staged rowvecs come to warps that multiply by themselves: a feed of the template on mma.sync.
+"""The way of A, B and staged rowvecs to the warps that multiply: a feed of the template on mma.sync.
 
-The template asks its feed at each step of a tile, and knows nothing of the copies and barriers behind it:
+The template calls its feed at each step of a tile, and knows nothing of its copies and barriers:
 
     open     the pipelines, before the warps part
     help     all that the warps do which only bring

@@ -30,7 +30,7 @@ class Tile(ABC):
     columns: int
     group: Any
     lanes = (1, 2, 4, 8, 16)
-    """By how much the numbers of lanes of a warp differ: powers of two."""
+    """The differences of the numbers of a warp's lanes: powers of two."""
 
     def __init__(self, config: TileConfig, m0: Int32, n0: Int32, m: Int32, n: Int32, thread: Int32):
         self.m0, self.n0, self.m, self.n = m0, n0, m, n
@@ -40,7 +40,7 @@ class Tile(ABC):
         self._config = config
 
     row_lanes: tuple[int, ...]
-    """By how much the numbers of lanes differ that share rows: powers of two."""
+    """The differences of the numbers of lanes that share rows: powers of two."""
 
     @abstractmethod
     def row_target(self, r: int) -> tuple[Int32, Int32, Boolean]:
@@ -177,7 +177,7 @@ class Subtile(ABC):
         return cute.local_tile(plane[(self.tile.row(r), None)], (columns,), (first // columns,))
 
     column_lanes: tuple[int, ...]
-    """By how much the numbers of lanes differ that share columns: powers of two."""
+    """The differences of the numbers of lanes that share columns: powers of two."""
 
     @abstractmethod
     def column_target(self, c: int) -> tuple[Int32, Int32, Boolean]:

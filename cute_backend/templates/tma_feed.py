@@ -1,5 +1,6 @@
 """The feed by TMA: a warp brings A and B of every k tile, as far ahead as stages are free, for those that
-multiply; another one stages rowvecs. The warps that multiply meet nobody over a k tile."""
+multiply; another one stages rowvecs. The warps that multiply don't synchronise with each other for a k
+tile."""
 
 from __future__ import annotations
 

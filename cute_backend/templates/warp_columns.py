@@ -1,15 +1,15 @@
 """Warps side by side: two of them multiply the rows of both, each half of the columns, and exchange sums.
 
-The epilogue wants a warp to have whole rows of a tile. A warp that multiplies whole rows reads all columns
-of B for few rows of A: 32 rows and 128 columns of K, 160 lines of shared memory, for products that 64 rows
-and 64 columns, 128 lines, give as well. So two neighbouring warps multiply the rows of both:
+The epilogue needs whole rows of a tile in a warp. A warp that multiplies whole rows reads all columns of B
+for few rows of A: 32 rows and 128 columns of K are 160 lines of shared memory, where 64 rows and 64 columns
+give as many products for 128 lines. So two neighbouring warps multiply the rows of both:
 
     multiplied by      warp 2 p        warp 2 p + 1
     rows of 2 p        columns 0-15,   columns 16-31,
     rows of 2 p + 1    of every 32     of every 32
 
-Once a tile's products are done, each gives the sums in its partner's rows for those in its own, through a
-stage of A or B that nobody reads any more.
+Once a tile's products are done, each warp exchanges the sums of its partner's rows for those of its own,
+through a stage of A or B that no warp reads any more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mainloops of mma.sync: how a warp's k tiles become its accumulators, and what it multiplies.
+"""Mainloops of mma.sync: how a warp's k tiles become its accumulators, and its operands.
 
 The template on mma.sync calls `begin(acc)` when a tile begins, and `step(operands, acc, held, stage, copies)`
 for each of its k tiles, with what `begin` has returned. `copies` begin to copy parts of a later k tile. They
