@@ -21,7 +21,7 @@ from cute_backend.runtime.build import obtain
 from cute_backend.runtime.cache import caches
 from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
 from cute_backend.runtime.op import gemm_epilogue
-from cute_backend.runtime.operands import Size, parse_spec, plane_of
+from cute_backend.runtime.operands import Size, groups_of, parse_spec, plane_of
 from cute_backend.runtime.pack import Content, packs, write_pack
 from cute_backend.runtime.reach import BUCKETS, Problem, buckets_of, reachable_kernels
 from cute_backend.runtime.sample_op import run_sample, sample_op
@@ -125,9 +125,9 @@ class _Watch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is gemm_epilogue:
-            (a,), (b, *_), _, text, *_ = args
+            a, b, _, text, *_ = args
             spec = parse_spec(text)
-            self.products.append((spec, *plane_of(spec, a, b), a.shape[-1], None))
+            self.products.append((spec, *plane_of(spec, a, b), a[0].shape[-1], groups_of(spec, a)))
         return func(*args, **(kwargs or {}))
 
 

@@ -65,12 +65,13 @@ def replay(
 
     `a` has one tensor, (M, K), and `b` one (K, N) for each accumulator, or one (K, 2 N) for even and odd
     columns; then come their scales, where these are of blocks: (M, K / 128) or (M / 128, K / 128) of A, and
-    (K / 128, N) or (K / 128, N / 128) of each B, rounded up. For a grouped product `a` has the offsets (G,)
-    as well, and each of `b` is (G, K, N). `loads` follow the spec: (M, N) for an exact load, (N,) for a
-    rowvec, (M,) for a colvec, (G, N) for a groupvec, with an axis for each mode of an M of several and (N /
-    b, b) for an N of blocks, one element for a scalar. The operands' values are exact in `accumulate`, in
-    which products and reductions are summed, in the order of the device's own kernels; float64 takes that
-    order's rounding out of a test. Everything else is fp32.
+    (K / 128, N) or (K / 128, N / 128) of each B, rounded up. Of a product with groups of rows `a` has the
+    offsets (G,) as well, and `b` each (G, K, N); of one with groups of K it has the offsets, and the plane is
+    (G * M, N). `loads` follow the spec: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, (G,
+    N) for a groupvec, with an axis for each mode of an M of several and (N / b, b) for an N of blocks, one
+    element for a scalar. The operands' values are exact in `accumulate`, in which products and reductions are
+    summed, in the order of the device's own kernels; float64 takes that order's rounding out of a test.
+    Everything else is fp32.
 
     Raises SpecError where an op and its operands contradict the op table, ValueError where the number of
     operands contradicts the spec, IndexError for an extremum of no elements.
@@ -108,6 +109,9 @@ def _products(
 ) -> list[Tensor]:
     """A times every B. Where blocks have scales, the product of each block of K is multiplied by those of its
     rows and columns before it is added."""
+    if spec.product.kind is ProductKind.K_GROUPED:
+        left, offsets = a
+        return [_by_groups_of_k(left, offsets, right, accumulate) for right in b]
     if spec.product.kind is ProductKind.GROUPED:
         left, offsets = a
         return [_of_groups(left, offsets, right, accumulate) for right in b]
@@ -171,6 +175,16 @@ def _of_groups(a: Tensor, offsets: Tensor, b: Tensor, accumulate: torch.dtype) -
         torch.matmul(a[first:end].to(accumulate), b[group].to(accumulate), out=product[first:end])
         first = end
     return product
+
+
+def _by_groups_of_k(a: Tensor, offsets: Tensor, b: Tensor, accumulate: torch.dtype) -> Tensor:
+    """(G, M, N): the columns of A in each group times its rows of B; of a group without any, zeros."""
+    products = a.new_zeros((len(offsets), a.shape[0], b.shape[1]), dtype=accumulate)
+    first = 0
+    for product, end in zip(products, offsets.tolist(), strict=True):
+        torch.matmul(a[:, first:end].to(accumulate), b[first:end].to(accumulate), out=product)
+        first = end
+    return products
 
 
 def _of_rows(vectors: Tensor, offsets: Tensor, rows: int) -> Tensor:

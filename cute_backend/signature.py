@@ -42,7 +42,7 @@ WORKSPACE_ALIGN = 32
 """Bytes that divide the address of the workspace and the place of each tensor in it: a sector of L2."""
 
 OFFSETS = "offsets"
-"""The argument that says where groups of rows end: for each group the row after its last, as in torch."""
+"""The argument that says where groups end, of rows or of K: the next one after each, as in torch."""
 
 WORKSPACE = "workspace"
 """The argument that holds the partials of all reductions, or the sums of parts of K: bytes."""
@@ -74,7 +74,7 @@ class Extent(Enum):
     N = "columns of the plane"
     K = "summed over"
     BATCHES = "products of a batch"
-    GROUPS = "groups of rows"
+    GROUPS = "groups of rows, or of what is summed over"
     ROWS = "rows of one product of a batch"
     COLUMNS = "even and odd columns of B: 2 N"
     A_SCALES = "scales of rows of A, in tiles"
@@ -221,18 +221,18 @@ class Argument:
 def signature(spec: EpilogueSpec, sums: bool = False) -> tuple[Argument, ...]:
     """The arguments of a spec's kernels, in order: A, every B, loads, stores, and the workspace where some
     stores reduce, or where a tile leaves the `sums` of parts of K there (`TileConfig.sums_in_memory`). Where
-    blocks have scales, those of A come after it, and those of every B after all B; so do the offsets of A's
-    groups, where it has any, come after A."""
+    blocks have scales, those of A come after it, and those of every B after all B; so do the offsets of
+    groups, where there are any, come after A."""
     first = spec.product
     batched, grouped = first.kind is ProductKind.BATCHED, first.kind is ProductKind.GROUPED
     batches = (Extent.BATCHES,) if batched else ()
     groups = (Extent.GROUPS,) if grouped else batches
-    rows = Extent.ROWS if batched else Extent.M
+    rows = Extent.ROWS if batched or first.kind is ProductKind.K_GROUPED else Extent.M
     columns = Extent.COLUMNS if spec.b_columns is BColumns.INTERLEAVED else Extent.N
     a = _plane((*batches, rows, Extent.K), first.a_major is Major.K)
     b = _plane((*groups, Extent.K, columns), first.b_major is not Major.K)
     arguments = [Argument("a", f"A of {first.name}", Role.A, first.a_dtype, a, ArgumentAlignment.TMA)]
-    if grouped:
+    if first.kind.has_offsets:
         ends = (Dim(Extent.GROUPS, Stride.ONE),)
         arguments.append(Argument(OFFSETS, "the offsets of the groups", Role.OFFSETS, DType.I32, ends))
     tiled = first.a_scaling.by_mma

@@ -188,6 +188,10 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         "out0 reduces along axis column; grouped products are reduced by row",
     ),
     (
+        {"accumulators": (Accumulator("acc", DType.BF16, DType.BF16, kind=ProductKind.K_GROUPED),)},
+        "acc has K in groups, and an operand that is contiguous along K; accepted is none",
+    ),
+    (
         {"loads": (_load(LoadKind.GROUPVEC, Stride.OTHER, Stride.ONE),)},
         "bias has a vector for each group, and the rows of a dense product are in none",
     ),

@@ -11,7 +11,7 @@ from cute_backend.fx_walk.activation import Activation
 from cute_backend.fx_walk.block_scales import BlockScale
 from cute_backend.fx_walk.classify import ColumnSlice, LoadView
 from cute_backend.fx_walk.static import Size, fake, known, product
-from cute_backend.spec import SCALE_TILE, Accumulator
+from cute_backend.spec import SCALE_TILE, Accumulator, ProductKind
 
 Number = float | int | bool
 
@@ -30,7 +30,9 @@ class Anchor:
     `activation` of that.
 
     In a batched product, (B, M, K) x (B, K, N), the plane has the rows of all batches, and M is their number.
-    In a grouped one, (M, K) x (G, K, N), `offsets` (G,) has for each group the row after its last.
+    In a grouped one, (M, K) x (G, K, N), `offsets` (G,) has for each group the row after its last. Where K
+    lies in groups, (M, K) x (K, N), they have the index of K after its last, and the plane has the rows of
+    all groups' products.
 
     With `columns` it is the product with that slice of B's columns, and N is the number of columns in the
     slice.
@@ -106,7 +108,8 @@ class Anchor:
 
     @property
     def m(self) -> Size:
-        return product(fake(self.a).shape[:-1])
+        products = fake(self.offsets).shape if self._has_k_in_groups and self.offsets else ()
+        return product((*products, *fake(self.a).shape[:-1]))
 
     @property
     def n(self) -> Size:
@@ -115,6 +118,10 @@ class Anchor:
     @property
     def k(self) -> Size:
         return fake(self.a).shape[-1]
+
+    @property
+    def _has_k_in_groups(self) -> bool:
+        return self.accumulator.kind is ProductKind.K_GROUPED
 
     @property
     def stands_alone(self) -> bool:

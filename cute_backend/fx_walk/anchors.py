@@ -1,10 +1,10 @@
 """The table of matrix products that a region can grow from.
 
 `_scaled_mm` (both versions), `mm`, `addmm` and `_addmm_activation`, `bmm` and `baddbmm`, and `_grouped_mm` of
-groups of rows or of a batch are read into one form, an Anchor: two operands, an accumulator, and what the op
-itself does to the accumulator (scales, bias, the addend of `addmm`, an activation, its result dtype), which
-become ordinary loads and ops. Other grouped products and those of integers are refused under reasons of their
-own.
+groups of rows or of K, or of a batch, are read into one form, an Anchor: two operands, an accumulator, and
+what the op itself does to the accumulator (scales, bias, the addend of `addmm`, an activation, its result
+dtype), which become ordinary loads and ops. Other grouped products and those of integers are refused under
+reasons of their own.
 """
 
 from __future__ import annotations

@@ -61,8 +61,9 @@ def check_operands(anchor: Anchor, target: Target | None) -> None:
         taken = ", ".join(sorted(dtype.value for dtype in target.operands))
         a, b = fake(anchor.a).dtype, fake(anchor.b).dtype
         raise Refused(Reason.OPERAND_DTYPE, where=f"of {target.name}", a=a, b=b, taken=taken)
-    if target is not None and product.kind is ProductKind.GROUPED and not target.groups:
-        form = f"rows in groups on {target.name}, where no kernel does"
+    if target is not None and product.kind.has_offsets and not target.groups:
+        what = "rows" if product.kind is ProductKind.GROUPED else "K"
+        form = f"{what} in groups on {target.name}, where no kernel does"
         raise Refused(Reason.GROUPED, target=target_name(anchor.node), form=form)
     scalings = {product.a_scaling, product.b_scaling}
     if target is not None and not scalings <= target.scalings | {Scaling.NONE}:

@@ -1,4 +1,4 @@
-"""Reads `_grouped_mm`, `_scaled_grouped_mm` and its second version: products of groups of rows."""
+"""Reads `_grouped_mm`, `_scaled_grouped_mm` and its second version: products of groups of rows or of K."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from cute_backend.spec import LoadKind
 
 
 def read_grouped_mm(node: fx.Node) -> Anchor:
-    """Reads a `grouped_mm`: one with groups of rows by their offsets, or one of a batch, without offsets."""
+    """Reads a `grouped_mm`: one with groups of rows or of K by their offsets, or one of a batch, without
+    offsets."""
     args = arguments(node)
-    a, b = args["self"], args["mat2"]
-    if args["bias"] is not None or fake(b).dim() != 3 or fake(a).dim() != (3 if args["offs"] is None else 2):
+    a, b, offsets = args["self"], args["mat2"], args["offs"]
+    taken = ((3, 3),) if offsets is None else ((2, 3), (2, 2))
+    if args["bias"] is not None or (fake(a).dim(), fake(b).dim()) not in taken:
         return _refused(node)
-    return replace(dense(node, a, b), offsets=args["offs"])
+    return replace(dense(node, a, b), offsets=offsets)
 
 
 def read_scaled_grouped_mm(node: fx.Node) -> Anchor:

@@ -26,16 +26,23 @@ def accumulator_of(
                 device=fake(operand).device,
                 anchor=fake(node).device,
             )
-    k_major_only = a_dtype.bits == 8
     kinds = {(2, 2): ProductKind.DENSE, (3, 3): ProductKind.BATCHED, (2, 3): ProductKind.GROUPED}
+    kind = kinds[fake(a).dim(), fake(b).dim()]
+    if kind is ProductKind.DENSE and fake(node).dim() == 3:
+        kind = ProductKind.K_GROUPED
+    majors = tuple(Major)
+    if a_dtype.bits == 8:
+        majors = (Major.K,)
+    elif kind is ProductKind.K_GROUPED:
+        majors = (Major.MN,)
     return Accumulator(
         name="acc",
         a_dtype=a_dtype,
         b_dtype=b_dtype,
-        a_major=_major(a, -1, k_major_only),
-        b_major=_major(b, -2, k_major_only),
+        a_major=_major(a, -1, majors),
+        b_major=_major(b, -2, majors),
         fast_accum=fast_accum,
-        kind=kinds[fake(a).dim(), fake(b).dim()],
+        kind=kind,
     )
 
 
@@ -68,15 +75,15 @@ def check_devices(scales: tuple[fx.Node, fx.Node], anchor: torch.device) -> None
             raise Refused(Reason.OPERAND_DEVICE, operand=user_label(scale), device=device, anchor=anchor)
 
 
-def _major(operand: fx.Node, k_axis: int, k_major_only: bool) -> Major:
-    """Which mode of a 2-D operand is contiguous, or of each of a batch of them. K is preferred where both
-    could be, as one has size 1."""
+def _major(operand: fx.Node, k_axis: int, majors: tuple[Major, ...]) -> Major:
+    """Which mode of a 2-D operand is contiguous, or of each of a batch of them, among those that are taken. K
+    is preferred where both could be, as one has size 1."""
     tensor = fake(operand)
     if tensor.dim() == 3:
         _check_step(operand, tensor)
     for major, axis in ((Major.K, k_axis), (Major.MN, -3 - k_axis)):
-        if major is Major.MN and k_major_only:
-            break
+        if major not in majors:
+            continue
         if known(tensor.stride(axis) == 1) or known(tensor.shape[axis] == 1):
             leading = tensor.stride(-3 - axis)
             if known(tensor.shape[-3 - axis] == 1):
@@ -91,7 +98,9 @@ def _major(operand: fx.Node, k_axis: int, k_major_only: bool) -> Major:
                 )
             return major
     accepted = "one of its two modes has to be contiguous"
-    if k_major_only:
+    if majors == (Major.MN,):
+        accepted = "where K lies in groups only the other mode may be contiguous, as of (K, M).t() and (K, N)"
+    if majors == (Major.K,):
         form = "weight.t() of a row-major (N, K) weight" if k_axis == -2 else "a row-major (M, K) tensor"
         accepted = f"fp8 and fp4 want K contiguous, as in {form}"
     raise Refused(

@@ -50,7 +50,8 @@ class Reason(Enum):
     GROUPED = (
         "grouped",
         "{target} multiplies {form}; of grouped products kernels do those of rows, (M, K) by (G, K, N) with "
-        "offsets, no bias and no scales, or fp8 scaled by rows, (M,), and columns, (G, N), and of batches",
+        "offsets, no bias and no scales, or fp8 scaled by rows, (M,), and columns, (G, N), those of K, (M, "
+        "K) by (K, N), without bias and scales, and those of batches",
     )
     INTEGER_PRODUCT = (
         "integer_product",

@@ -108,8 +108,8 @@ class Region:
 
     @property
     def groups(self) -> Size | None:
-        """Groups that the rows of a grouped product are in."""
-        return None if self.first.offsets is None else fake(self.first.b).shape[0]
+        """Groups that the rows of a grouped product are in, or K."""
+        return None if self.first.offsets is None else fake(self.first.offsets).shape[0]
 
 
 def _label(node: fx.Node, columns: ColumnSlice | None) -> str:

@@ -18,7 +18,6 @@ from cute_backend.runtime.device import device_at
 from cute_backend.runtime.timing import GpuTimer
 from cute_backend.runtime.tune import Job, Tuner, Untuned
 from cute_backend.runtime.tuning_results import Result, remembered
-from cute_backend.spec import ProductKind
 
 
 def tune(regions: Sequence[Region]) -> tuple[list[Region], list[Rejection]]:
@@ -91,7 +90,7 @@ def _job(region: Region) -> Job | Untuned:
     m, n, k = region.problem
     if config.batch_invariant:
         return Untuned.BATCH_INVARIANT
-    if region.spec.product.kind is ProductKind.GROUPED:
+    if region.spec.product.kind.has_offsets:
         return Untuned.GROUPED
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return Untuned.CAPTURING

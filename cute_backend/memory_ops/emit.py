@@ -402,6 +402,8 @@ class _Module:
         if not reductions:
             return [gemm]
         m = " * ".join(f"{names([a.name])}.shape[{axis}]" for axis in range(len(a.dims) - 1))
+        if self.spec.product.kind is ProductKind.K_GROUPED:
+            m = f"{groups[0].name}.shape[0] * {m}"
         b = bs[0]
         n = f"{names([b.name])}.shape[{len(b.dims) - 1}]"
         n += " // 2" if b.dims[-1].extent is Extent.COLUMNS else ""

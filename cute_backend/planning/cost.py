@@ -14,7 +14,7 @@ from cute_backend.planning.shared_memory import plane_bits
 from cute_backend.planning.targets import Arch, Cut, TileTime
 from cute_backend.planning.tiles import TILE_K_BYTES, TileConfig
 from cute_backend.planning.transposing import multiplied
-from cute_backend.spec import EpilogueSpec, Major
+from cute_backend.spec import EpilogueSpec, Major, ProductKind
 
 _OVERLAP = 8
 """The exponent of the norm that combines the tiles' time and memory's: they overlap, almost wholly unless
@@ -60,7 +60,7 @@ def cost(
     """How long a problem should take on `sm_count` multiprocessors, in microseconds, by waves of clusters.
 
     A wave that has work for few multiprocessors takes less than a full one, and nothing takes less time than
-    its memory traffic. `groups` is the number of groups of rows, or None for a product without groups.
+    its memory traffic. `groups` is the number of groups, of rows or of K, or None for a product without them.
     """
     timing = config.target.timing
     work = work_of(config, spec, m, n, k, sm_count, groups)
@@ -80,6 +80,11 @@ def work_of(
     assumed. Beyond the last row of a group lie rows of the next one, which cost no more than others.
     """
     spec = multiplied(spec, config)
+    operand_rows, of_k = m + n * config.products, k
+    if spec.product.kind is ProductKind.K_GROUPED:
+        # Each product has as much of K as groups have in the mean; A and B are read once.
+        products = groups or 1
+        operand_rows, k, groups = m // products + n * config.products, -(-k // products), None
     if config.transposed:
         m, n = n, m
     rows, columns = config.cta_rows * config.cluster_m, config.tile_n * config.cluster_n
@@ -93,7 +98,9 @@ def work_of(
     whole = groups is None and (config.cta_rows > 64 or config.cluster_n > 1)
     beyond = min(cluster_rows * rows - m, config.cta_rows) * config.cluster_n / cluster_rows if whole else 0.0
     matrices = 1 if groups is None else min(groups, m)
-    moved = (m + n * config.products * matrices) * k_bytes + m * n * plane_bits(spec) / 8
+    if matrices > 1:
+        operand_rows = m + n * config.products * matrices
+    moved = operand_rows * of_k * spec.product.a_dtype.bits // 8 + m * n * plane_bits(spec) / 8
     if config.sums_in_memory:
         moved += 2 * parts * m * n * SUM_BITS / 8  # written, and read again
     crossing = float(k_bytes % _L2_LINE != 0 and spec.product.b_major is Major.K)

@@ -79,7 +79,12 @@ def words(spec: EpilogueSpec) -> str:
     return text
 
 
-_PRODUCTS = {ProductKind.DENSE: "mm", ProductKind.BATCHED: "bmm", ProductKind.GROUPED: "grouped_mm"}
+_PRODUCTS = {
+    ProductKind.DENSE: "mm",
+    ProductKind.BATCHED: "bmm",
+    ProductKind.GROUPED: "grouped_mm",
+    ProductKind.K_GROUPED: "grouped_k_mm",
+}
 
 _UNSAID = frozenset((
     "add", "sub", "mul", "div", "neg", "cast", "row_index", "column_index", "logistic2", "gumbel",

@@ -16,8 +16,9 @@ def unserved(spec: EpilogueSpec, target: Target) -> str | None:
         if not {acc.a_scaling, acc.b_scaling} <= target.scalings | {Scaling.NONE}:
             blocks = f"{acc.a_scaling.value} by {acc.b_scaling.value}"
             return f"no mainloop of {target.name} scales blocks of {blocks}, as {acc.name} has them"
-        if acc.kind is ProductKind.GROUPED and not target.groups:
-            return f"{target.name} has no kernel for rows in groups, which {acc.name} is of"
+        if acc.kind.has_offsets and not target.groups:
+            what = "rows" if acc.kind is ProductKind.GROUPED else "K"
+            return f"{target.name} has no kernel for {what} in groups, which {acc.name} is of"
     converted = spec.dtypes | {store.name: store.dtype for store in spec.stores}
     for name, dtype in converted.items():
         if dtype.is_fp8 and not target.fp8:

@@ -68,10 +68,10 @@ class Binding:
         """
         if self._is_block_scaled:
             check_scales(self._spec, a, b)
-        if self._block_columns > 1 and plane_of(self._spec, a[0], b[0])[1] % self._block_columns:
+        if self._block_columns > 1 and plane_of(self._spec, a, b)[1] % self._block_columns:
             raise ValueError("N is no multiple of a block's columns")  # check_operands says it in full
         for index, load in self._split:
-            if not covers(load, loads[index], *plane_of(self._spec, a[0], b[0])):
+            if not covers(load, loads[index], *plane_of(self._spec, a, b)):
                 raise ValueError(f"{load.name} is not of the plane")  # check_operands says it in full
         tensors = [*a, *b, *loads]
         for index, view in self._operand_views:

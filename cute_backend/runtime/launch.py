@@ -31,12 +31,12 @@ from cute_backend.runtime.forks import free_in_children
 from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
 from cute_backend.runtime.link import KernelFunction
 from cute_backend.runtime.notices import count, warn_once
-from cute_backend.runtime.operands import Size, check_operands, output_like, parse_spec, plane_of
+from cute_backend.runtime.operands import Size, check_operands, groups_of, output_like, parse_spec, plane_of
 from cute_backend.runtime.outputs import Outputs
 from cute_backend.runtime.pack import packed_kernels, packs
 from cute_backend.runtime.reach import Problem, Winners, config_for, reachable_kernels, stores_aligned
 from cute_backend.runtime.tuning_results import remembered
-from cute_backend.spec import EpilogueSpec, ProductKind
+from cute_backend.spec import EpilogueSpec
 
 log = logging.getLogger(__name__)
 
@@ -246,7 +246,6 @@ class Launcher:
         self._gpu = device_at(device)
         self.binding = Binding(spec)
         self._kernels: dict[tuple[TileConfig, Alignment], Ready | None] = {}
-        self._grouped = spec.product.kind is ProductKind.GROUPED
         self._choices: dict[tuple[int, int, int, int | None], _Choice] = {}
         self.chosen = object()
         """An object that is replaced whenever a kernel is added."""
@@ -255,9 +254,6 @@ class Launcher:
 
     def _problem(self, m: int | None, n: int | None, k: int | None, groups: int | None = None) -> Problem:
         return Problem(self._spec, m, n, k, self._batch_invariant, self._tile, groups, self._rowvecs)
-
-    def _groups(self, b: Sequence[Tensor]) -> int | None:
-        return b[0].shape[0] if self._grouped else None
 
     def knows(self, kernel: Kernel) -> bool:
         """Whether the kernel was added: it is loaded, or can't be built."""
@@ -287,9 +283,9 @@ class Launcher:
 
     def __call__(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
         try:
-            m, n = plane_of(self._spec, a[0], b[0])
+            m, n = plane_of(self._spec, a, b)
             k = a[0].shape[-1]
-            choice = self._choices.get((m, n, k, self._groups(b)))
+            choice = self._choices.get((m, n, k, groups_of(self._spec, a)))
             if choice is None or choice.settled is None:
                 return self._consider(a, b, loads, m, n, k)
             try:
@@ -303,17 +299,17 @@ class Launcher:
 
     def settled(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Settled | None:
         """The kernel that took the last operands of these sizes as they lay, or None."""
-        m, n = plane_of(self._spec, a[0], b[0])
-        choice = self._choices.get((m, n, a[0].shape[-1], self._groups(b)))
+        m, n = plane_of(self._spec, a, b)
+        choice = self._choices.get((m, n, a[0].shape[-1], groups_of(self._spec, a)))
         return None if choice is None else choice.settled
 
     def _consider(
         self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], m: int, n: int, k: int
     ) -> list[Tensor]:
         """A launch that inspects the addresses and strides of its operands."""
-        if not (m and n and k and b[0].shape[0]):  # the last is K, or the number of groups
+        groups = groups_of(self._spec, a)
+        if not (m and n and k) or groups == 0:
             return self._empty_product(a, b, loads, m, n)
-        groups = self._groups(b)
         choice = self._choices.get((m, n, k, groups)) or self._choose(m, n, k, groups)
         bound = self.binding.bind(a, b, loads)
         aligned = choice.stores_aligned and bound.aligned

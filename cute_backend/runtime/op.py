@@ -7,14 +7,15 @@
 
 `a` has one tensor, (M, K), that all accumulators of the spec share, and `b` one (K, N) for each of them, or
 one (K, 2 N) for a pair of even and odd columns. Where blocks of them have scales, these follow in `a`, one
-tensor, and in `b`, one for each B. For a grouped product `a` has the offsets of its groups as well, (G,), and
-each of `b` is (G, K, N). `loads` are in the spec's order, in canonical view: (M, N) for an exact load, (N,)
-for a rowvec, (M,) for a colvec, with an axis for each mode of an M of several, one element for a scalar. The
-result has one (M, N) tensor for each store, dense in the store's order, or its reduction, and for stores that
-are parts of one result one tensor, (M, parts * N). `spec` is the canonical JSON of an EpilogueSpec: the op is
-static and all that varies travels in its arguments, so that a graph from Inductor's cache finds it in a fresh
-process. `batch_invariant` asks for rows whose bits do not depend on M, `tile` names tiles, as `config.tile`
-does, and `rowvecs` is as `config.rowvec_placement`.
+tensor, and in `b`, one for each B. Of a product with groups `a` has their offsets as well, (G,); where these
+are of rows `b` has each (G, K, N), and where they are of K the plane is (G * M, N). `loads` are in the spec's
+order, in canonical view: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, with an axis for
+each mode of an M of several, one element for a scalar. The result has one (M, N) tensor for each store, dense
+in the store's order, or its reduction, and for stores that are parts of one result one tensor, (M, parts *
+N). `spec` is the canonical JSON of an EpilogueSpec: the op is static and all that varies travels in its
+arguments, so that a graph from Inductor's cache finds it in a fresh process. `batch_invariant` asks for rows
+whose bits do not depend on M, `tile` names tiles, as `config.tile` does, and `rowvecs` is as
+`config.rowvec_placement`.
 
 On CPU the op replays the spec, on CUDA it launches a kernel. It is a post-grad op: autograd has already run,
 so it has no derivative: it passes straight through the autograd key, and its results require no gradient.
@@ -49,7 +50,7 @@ def _fake(
 ) -> list[Tensor]:
     parsed = parse_spec(spec)
     check_operands(parsed, a, b, loads)
-    m, n = plane_of(parsed, a[0], b[0])
+    m, n = plane_of(parsed, a, b)
     return [output_like(stores, a[0], m, n) for stores in parsed.results]
 
 

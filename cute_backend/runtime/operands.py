@@ -56,9 +56,15 @@ def covers(load: Load, tensor: Tensor, m: Size, n: Size) -> bool:
     return load.blocks is None or tensor.shape[-2] * load.blocks.columns == n
 
 
-def plane_of(spec: EpilogueSpec, a: Tensor, b: Tensor) -> tuple[Any, Any]:
-    """M and N of the plane, B * M rows for A (B, M, K), by A and the first B."""
-    return prod(a.shape[:-1]), spec.plane_n(b.shape[-1])
+def plane_of(spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[Any, Any]:
+    """M and N of the plane, B * M rows for A (B, M, K), and G * M where K lies in groups."""
+    m, n = prod(a[0].shape[:-1]), spec.plane_n(b[0].shape[-1])
+    return (m * a[1].shape[0] if spec.product.kind is ProductKind.K_GROUPED else m), n
+
+
+def groups_of(spec: EpilogueSpec, a: Sequence[Tensor]) -> int | None:
+    """How many groups there are, of rows or of K; None for a product without groups."""
+    return a[1].shape[0] if spec.product.kind.has_offsets else None
 
 
 def check_scales(spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor]) -> None:
@@ -90,6 +96,7 @@ _SHAPES = {
     ProductKind.DENSE: ("A (M, K) and B (K, N)", 2, 2),
     ProductKind.BATCHED: ("A (B, M, K) and B (B, K, N)", 3, 3),
     ProductKind.GROUPED: ("A (M, K), offsets (G,) and B (G, K, N)", 2, 3),
+    ProductKind.K_GROUPED: ("A (M, K), offsets (G,) and B (K, N)", 2, 2),
 }
 """The shapes of a product of each kind in words, and the number of axes of A and B."""
 
@@ -101,7 +108,7 @@ def check_operands(
 
     Strides are not looked at: a load whose layout is not the spec's is copied at launch.
     """
-    scaled, grouped = spec.product.is_block_scaled, spec.product.kind is ProductKind.GROUPED
+    scaled, grouped = spec.product.is_block_scaled, spec.product.kind.has_offsets
     if (len(a), len(b)) != (1 + (scaled or grouped), (1 + scaled) * spec.b_count):
         raise ValueError(
             f"gemm_epilogue got {len(a)} A and {len(b)} B tensors; the spec multiplies one A"
@@ -114,13 +121,14 @@ def check_operands(
     arguments = signature(spec)
     left, offsets = a[0], a[1:] if grouped else ()
     wanted, rank_a, rank_b = _SHAPES[spec.product.kind]
-    leading = offsets[0].shape if offsets else left.shape[:-2]
+    leading = offsets[0].shape if spec.product.kind is ProductKind.GROUPED else left.shape[:-2]
     for acc, right in zip(spec.first_of_each_b, b):  # noqa: B905, as scales follow
         if (
             left.dim() != rank_a
             or right.dim() != rank_b
             or left.shape[-1] != right.shape[-2]
             or right.shape[:-2] != leading
+            or any(each.dim() != 1 for each in offsets)
         ):
             given = " and ".join(_shape(tensor.shape) for tensor in (left, *offsets, right))
             raise ValueError(f"{acc.name} wants {wanted}, not {given}")
@@ -137,7 +145,7 @@ def check_operands(
             raise ValueError(
                 f"{argument.title} is {tensor.dtype}; the spec says {TORCH_DTYPES[argument.dtype]}"
             )
-    m, n = plane_of(spec, left, b[0])
+    m, n = plane_of(spec, a, b)
     for name, columns in blocks_of(spec):
         if n % columns != 0:
             raise ValueError(f"{name} has blocks of {columns} columns, and {n} columns are no multiple")

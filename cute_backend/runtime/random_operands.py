@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.signature import Argument, Extent, Role, of_role, signature
-from cute_backend.spec import EpilogueSpec, Scaling
+from cute_backend.spec import EpilogueSpec, ProductKind, Scaling
 
 
 def random_tensor(
@@ -63,7 +63,8 @@ def random_operands(
             _random(argument, sizes, generator) for role in roles for argument in of_role(arguments, role)
         ]
 
-    offsets = [ends.fill_(m) for ends in made(Role.OFFSETS)]
+    last = k if spec.product.kind is ProductKind.K_GROUPED else m
+    offsets = [ends.fill_(last) for ends in made(Role.OFFSETS)]
     return made(Role.A, Role.A_SCALES) + offsets, made(Role.B, Role.B_SCALES), made(Role.LOAD)
 
 

@@ -47,7 +47,7 @@ class Untuned(Enum):
 
     SYMBOLIC = "untuned_symbolic", "its N or K is not static, or nothing is known of its M"
     BATCH_INVARIANT = "untuned_batch_invariant", "config.batch_invariant leaves one configuration for all M"
-    GROUPED = "untuned_grouped", "how its rows are split into groups is known to the device alone"
+    GROUPED = "untuned_grouped", "how its rows, or K, are split into groups is known to the device alone"
     CAPTURING = "untuned_capturing", "a CUDA graph is being captured, in which nothing can be timed"
     MEMORY = "untuned_memory", "its operands do not fit into the GPU's memory beside what is there"
     FAILED = "untuned_failed", "none of its candidates runs"

@@ -31,13 +31,13 @@ from cute_backend.runtime.compile import SYMBOL
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.launch import Ready
 from cute_backend.runtime.op import gemm_epilogue
-from cute_backend.runtime.operands import check_operands, parse_spec, plane_of
+from cute_backend.runtime.operands import check_operands, groups_of, parse_spec, plane_of
 from cute_backend.runtime.outputs import Outputs
 from cute_backend.runtime.reach import Problem, config_for, stores_aligned
 from cute_backend.simulator.host import HostProgram
 from cute_backend.simulator.machine import Progress
 from cute_backend.simulator.report import Observer, Report
-from cute_backend.spec import EpilogueSpec, ProductKind
+from cute_backend.spec import EpilogueSpec
 
 CLUSTERS = 2
 """The default number of clusters in flight. It is small, so that each works through several tiles."""
@@ -262,12 +262,12 @@ def run_region(
     check_operands(spec, a, b, loads)
     if (why := unserved(spec, machine.arch.target)) is not None:
         raise UsageError(why)
-    (m, n), k = plane_of(spec, a[0], b[0]), a[0].shape[-1]
+    (m, n), k = plane_of(spec, a, b), a[0].shape[-1]
     seconds = _seconds(spec, m, n, k)
     bound = Binding(spec).bind(a, b, loads)
     aligned = stores_aligned(spec, m, n) is True and bound.aligned
     alignment = Alignment.TMA if aligned else Alignment.PLAIN
-    groups = b[0].shape[0] if spec.product.kind is ProductKind.GROUPED else None
+    groups = groups_of(spec, a)
     asked = settings.batch_invariant, settings.tile, groups, settings.rowvec_placement
     problem = Problem(spec, m, n, k, *asked)
     config = machine.config or config_for(problem, alignment, machine.arch, machine.arch.target.sm_count)

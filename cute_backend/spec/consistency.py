@@ -206,6 +206,10 @@ def _validate_accumulator(acc: Accumulator) -> None:
         raise SpecError("e5m2 is accepted on one side only, as CUDA's scaled_mm has it")
     if a.bits == 8 and (acc.a_major is not Major.K or acc.b_major is not Major.K):
         raise SpecError("fp8 and fp4 operands must both be K-major")
+    if acc.kind is ProductKind.K_GROUPED and Major.K in (acc.a_major, acc.b_major):
+        raise SpecError(
+            f"{acc.name} has K in groups, and an operand that is contiguous along K; accepted is none"
+        )
     if {acc.a_scaling, acc.b_scaling} != {Scaling.NONE}:
         _validate_scaling(acc)
 

@@ -27,6 +27,15 @@ class ProductKind(str, Enum):
     """A (M, K), whose rows lie in groups that follow each other, times B (G, K, N), one for each group: the
     plane is (M, N). An argument of the kernel, the offsets (G,), says where each group ends; rows beyond the
     last one are not written."""
+    K_GROUPED = "k_grouped"
+    """A (M, K) times B (K, N), where K lies in groups that follow each other, one product for each group:
+    their rows, (G * M, N), are the plane. The offsets (G,) say where each group ends. Neither operand is
+    contiguous along K: a group's part of it may begin anywhere, and TMA moves multiples of 16 bytes."""
+
+    @property
+    def has_offsets(self) -> bool:
+        """Whether a kernel reads on the device where groups end."""
+        return self in (ProductKind.GROUPED, ProductKind.K_GROUPED)
 
 
 class Columns(str, Enum):

@@ -22,7 +22,7 @@ from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import Crew
 from cute_backend.templates.epilogue import Ending, Epilogue, SmemOperand, Staging, by_name
 from cute_backend.templates.rings import Shared, partition_box, partition_for_tma, producer_state
-from cute_backend.templates.scheduler import Place
+from cute_backend.templates.scheduler import KPlace, Place
 from cute_backend.templates.stages import Stages
 from cute_backend.templates.tile import Tile
 
@@ -46,6 +46,7 @@ class Gemm(ABC):
         self.config = config
         self.kind = kind
         self.is_grouped = kind is ProductKind.GROUPED
+        self.is_k_grouped = kind is ProductKind.K_GROUPED
         self.scaling = scaling
         self.stages = Stages.of(config, epilogue, scaling)
         if bool(epilogue.staged) != isinstance(epilogue, Staging):
@@ -76,11 +77,18 @@ class Gemm(ABC):
             for operand, layout in zip(operands, layouts, strict=True)
         ]
 
-    def _written(self, rows: int, m: Int32, a: cute.Tensor) -> Callable[[cute.Tensor], cute.Tensor]:
-        """The view by which planes are written, `rows` rows at a time."""
-        if self.is_grouped:
-            return partial(batches.ragged, rows=rows)
-        return partial(batches.plane, m=m, a=a)
+    def _written(
+        self, rows: int, plane: Callable[[cute.Tensor], cute.Tensor]
+    ) -> Callable[[cute.Tensor], cute.Tensor]:
+        """The view by which planes are written, `rows` rows at a time; they are read by `plane`."""
+        return partial(batches.ragged, rows=rows) if self.is_grouped else plane
+
+    def _k_tiles(self, place: Place, tile_k: int, every: Int32) -> Int32:
+        """The k tiles of a work item, one at the least: `every` one of K, or those of its group. Where that
+        is empty, its only one has nothing of K, and comes as zeros."""
+        if isinstance(place, KPlace):
+            return cutlass.max(cute.ceil_div(place.end_k - place.first_k, tile_k), 1)
+        return every
 
     @cute.jit
     def _store(

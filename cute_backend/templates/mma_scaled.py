@@ -77,7 +77,7 @@ class Sm100MmaScaled:
         self.scale_dtype, self.block = scales[scaling.facts.dtype], scaling.facts.k
 
     def values(self, operand: cute.Tensor) -> cute.Tensor:
-        """An operand (lines, K) by its values: two values of fp4 are handed over as a byte."""
+        """An operand by its values: two of fp4, neighbours along K, are handed over as a byte."""
         return cute.recast_tensor(operand, cutlass.Float4E2M1FN) if self.is_packed else operand
 
     def instruction(

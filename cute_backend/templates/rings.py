@@ -22,7 +22,7 @@ from cute_backend.planning import TileConfig
 from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import MBARRIER_BYTES, SMEM_ALIGN, Arrivals, Meeting, Ring
 from cute_backend.templates.epilogue import SmemOperand
-from cute_backend.templates.scheduler import BatchSchedule, GroupSchedule, Place, TileSchedule
+from cute_backend.templates.scheduler import Place, Schedule
 
 ROW_ALIGN = 128
 """Bytes to which staged rowvecs are aligned: more than the 16 of the widest vector that reads them."""
@@ -32,7 +32,7 @@ ROW_ALIGN = 128
 class Shared:
     """State that the warps of a CTA share: the problem, the pipelines between them and their buffers."""
 
-    schedule: TileSchedule | BatchSchedule | GroupSchedule
+    schedule: Schedule
     m: Int32
     n: Int32
     glob: SimpleNamespace

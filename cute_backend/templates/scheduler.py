@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import cutlass
 import cutlass.cute as cute
@@ -23,6 +23,14 @@ class Place:
     batch: Any
     first: Any
     end: Int32
+
+
+@dataclass(frozen=True)
+class KPlace(Place):
+    """And the product's part of a K that lies in groups: it begins at `first_k` and ends before `end_k`."""
+
+    first_k: Int32
+    end_k: Int32
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,43 @@ class BatchSchedule:
 
 
 @dataclass(frozen=True)
+class KGroupSchedule:
+    """The tiles of products of one size, each of which is summed over a group of K: all of one, then all of
+    the next.
+
+    `offsets` (groups,) has for each group the index in K after its last. Only the device knows them: whatever
+    they hold, a group lies within the `k` there are (`bounds`).
+    """
+
+    products: BatchSchedule
+    k: Int32
+    offsets: cute.Tensor
+
+    @property
+    def grid_m(self) -> Int32:
+        return self.products.grid_m
+
+    @property
+    def grid_n(self) -> Int32:
+        return self.products.grid_n
+
+    @property
+    def items(self) -> Int32:
+        """The number of work items."""
+        return self.products.items
+
+    def place(self, item: Int32) -> KPlace:
+        """Where a work item lies; one beyond the last has nothing of K."""
+        place = self.products.place(item)
+        first, end = bounds(self.offsets, self.k, place.batch)
+        return KPlace(place.row, place.column, place.batch, place.first, place.end, first, end)
+
+    def is_valid(self, item: Int32) -> Boolean:
+        """Whether there is such a work item."""
+        return self.products.is_valid(item)
+
+
+@dataclass(frozen=True)
 class GroupSchedule:
     """The tiles of groups of rows, which follow each other in a plane of `m` rows: all of one, then all of
     the next, each rastered as a problem of its own.
@@ -183,7 +228,7 @@ class GroupSchedule:
     def _count(self) -> Int32:
         rows = Int32(0)
         for chunk in cutlass.range(cute.ceil_div(self.groups, WARP), unroll=1):
-            first, end = self._bounds(chunk * WARP + cute.arch.lane_idx())
+            first, end = bounds(self.offsets, self.m, chunk * WARP + cute.arch.lane_idx())
             rows += cute.ceil_div(end - first, self.cluster_rows)
         return cute.arch.warp_redux_sync(rows, "add")
 
@@ -210,7 +255,7 @@ class GroupSchedule:
         """The lane's group among the 32 from `chunk` on: its first row, the one after its last, and the
         number of cluster rows of all groups from the first of the 32 through it."""
         lane = cute.arch.lane_idx()
-        first, end = self._bounds(chunk + lane)
+        first, end = bounds(self.offsets, self.m, chunk + lane)
         return first, end, self._scan(cute.ceil_div(end - first, self.cluster_rows), lane)
 
     @cute.jit
@@ -222,12 +267,18 @@ class GroupSchedule:
                 count += other
         return count
 
-    @cute.jit
-    def _bounds(self, group: Int32) -> tuple[Int32, Int32]:
-        """The first row of a group and the one after its last; there are none beyond the last group."""
-        first, end = Int32(0), Int32(0)
-        if group < self.groups:
-            if group > 0:
-                first = cutlass.min(cutlass.max(self.offsets[group - 1], 0), self.m)
-            end = cutlass.min(cutlass.max(self.offsets[group], first), self.m)
-        return first, end
+
+Schedule: TypeAlias = TileSchedule | BatchSchedule | GroupSchedule | KGroupSchedule
+
+
+@cute.jit
+def bounds(offsets: cute.Tensor, count: Int32, group: Int32) -> tuple[Int32, Int32]:
+    """The first of a group and the one after its last, of `count` rows or columns; there are none beyond the
+    last group. Whatever `offsets` hold, a group begins at 0 at the least, and ends neither before it begins
+    nor beyond `count`."""
+    first, end = Int32(0), Int32(0)
+    if group < offsets.shape[0]:
+        if group > 0:
+            first = cutlass.min(cutlass.max(offsets[group - 1], 0), count)
+        end = cutlass.min(cutlass.max(offsets[group], first), count)
+    return first, end

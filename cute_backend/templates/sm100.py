@@ -106,7 +106,9 @@ class Sm100Gemm(Gemm):
 
     A BATCHED product has A (B, M, K) and B (B, K, N); all rows of D, and of the epilogue's operands, are
     (B * M). A GROUPED one has A (M, K) and B (G, K, N), and `offsets` (G,) that only the device reads; rows
-    beyond the last group are not written, nor is anything else, whatever `offsets` holds.
+    beyond the last group are not written, nor is anything else, whatever `offsets` holds. A K_GROUPED one
+    has A (M, K) and B (K, N), neither contiguous along K, and `offsets` (G,) of K; D is (G * M, N), and an
+    empty group's the epilogue of zeros.
     """
 
     def __init__(
@@ -190,11 +192,11 @@ class Sm100Gemm(Gemm):
         """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order;
         `scales` are those of the blocks of A, then of each B, `offsets` those of a grouped product."""
         config, epilogue, mainloop = self.config, self.epilogue, self.mainloop
-        a, bs = batches.operands(a, bs, self.kind)
         a, bs = mainloop.values(a), [mainloop.values(b) for b in bs]
-        m, n = cute.size(a, mode=[0]), cute.size(bs[0], mode=[0]) * config.pieces // config.products
         self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
         self.tile = (config.tile_m, config.mma_n, TILE_K_BYTES * 8 // self.a_dtype.width)
+        a, bs = batches.operands(a, bs, self.kind, self.tile[2])
+        m, n = cute.size(a, mode=[0]), cute.size(bs[0], mode=[0]) * config.pieces // config.products
         self.piece = (config.tile_m, config.piece_n * config.ctas, self.tile[2])
         # One multiplies, the other says what a CTA has of the tile of one B.
         majors = [LayoutEnum.from_tensor(operand).mma_major_mode() for operand in (a, bs[0])]
@@ -239,7 +241,8 @@ class Sm100Gemm(Gemm):
             for operand in epilogue.shared_stores
         ]
         come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        plane, written = partial(batches.plane, m=m, a=a), self._written(CTA_M, m, a)
+        plane = partial(batches.plane, m=m, count=batches.products(a, offsets))
+        written = self._written(CTA_M, plane)
         load_tmas = self._maps(come, epilogue.shared_loads, load_of, load_planes, self.box, plane)
         store_tmas = self._maps(go, epilogue.shared_stores, store_of, store_planes, self.box, written)
 
@@ -463,21 +466,12 @@ class Sm100Gemm(Gemm):
         k_tiles: Int32,
     ):
         """The load warp: A and B of every k tile, and the scales of their blocks."""
-        config, (tile_m, piece_n, tile_k) = self.config, self.piece
+        config, tile_k = self.config, self.tile[2]
         schedule, ab_pipeline = shared.schedule, shared.ab_pipeline
         thr_mma, thr_piece = tiled_mma.get_slice(cta_coord[0]), piece_mma.get_slice(cta_coord[0])
-        # (MMA, MMA_M or MMA_N, MMA_K, tile, k tile)
-        g_bs = [thr_piece.partition_B(batches.boxes(tma.tma_tensor, (piece_n, tile_k))) for tma in b_tmas]
-        # A row of the cluster shares rows of A, a column of its MMAs columns of B: each CTA loads a part.
         t_bs = [
-            cpasync.tma_partition(
-                tma.atom,
-                cta_coord[1],
-                cute.make_layout(config.cluster_m // config.ctas),
-                cute.group_modes(s_b, 0, 3),
-                cute.group_modes(g_b, 0, 3),
-            )
-            for tma, s_b, g_b in zip(b_tmas, s_bs, g_bs, strict=True)
+            self._partition_b(tma, s_b, thr_piece, cta_coord, tma.tma_tensor)
+            for tma, s_b in zip(b_tmas, s_bs, strict=True)
         ]
         a_mask, b_mask = None, None
         if cutlass.const_expr(config.cluster_size > 1):
@@ -490,25 +484,29 @@ class Sm100Gemm(Gemm):
             place = schedule.place(item)
             row, column = self._cta_tile(place)
             rows_of_a = batches.from_first(a_tma.tma_tensor, place)
-            g_a = thr_mma.partition_A(batches.boxes(rows_of_a, (tile_m, tile_k)))
-            t_sa, t_ga = cpasync.tma_partition(
-                a_tma.atom,
-                cta_coord[2],
-                cute.make_layout(config.cluster_n),
-                cute.group_modes(s_a, 0, 3),
-                cute.group_modes(g_a, 0, 3),
-            )
+            t_sa, t_ga = self._partition_a(a_tma, s_a, thr_mma, cta_coord, rows_of_a)
             tile_a = batches.of_place(t_ga, place)[(None, row // config.ctas, None)]
             scale_tmas, s_scales = of_scales
             t_scales = self.mainloop.boxes(scale_tmas, s_scales, row, column, config)
-            for k in cutlass.range(k_tiles, unroll=1):
+            for k in cutlass.range(self._k_tiles(place, tile_k, k_tiles), unroll=1):
+                if cutlass.const_expr(self.is_k_grouped):
+                    of_k = batches.of_k_tile(a_tma.tma_tensor, place, k)
+                    _, t_ga_of_k = self._partition_a(a_tma, s_a, thr_mma, cta_coord, of_k)
+                    box_of_a = t_ga_of_k[(None, row // config.ctas, 0, 0)]
+                else:
+                    box_of_a = tile_a[(None, k)]
                 ab_pipeline.producer_acquire(ab_state)
                 barrier = ab_pipeline.producer_get_barrier(ab_state)
                 stage = (None, ab_state.index)
-                cute.copy(a_tma.atom, tile_a[(None, k)], t_sa[stage], tma_bar_ptr=barrier, mcast_mask=a_mask)
+                cute.copy(a_tma.atom, box_of_a, t_sa[stage], tma_bar_ptr=barrier, mcast_mask=a_mask)
                 for i in cutlass.range_constexpr(config.pieces):
                     t_sb, t_gb = t_bs[i]
-                    tile_b = batches.of_place(t_gb, place)[(None, column, k)]
+                    if cutlass.const_expr(self.is_k_grouped):
+                        of_k = batches.of_k_tile(b_tmas[i].tma_tensor, place, k)
+                        _, t_gb_of_k = self._partition_b(b_tmas[i], s_bs[i], thr_piece, cta_coord, of_k)
+                        tile_b = t_gb_of_k[(None, column, 0, 0)]
+                    else:
+                        tile_b = batches.of_place(t_gb, place)[(None, column, k)]
                     cute.copy(b_tmas[i].atom, tile_b, t_sb[stage], tma_bar_ptr=barrier, mcast_mask=b_mask)
                 for i in cutlass.range_constexpr(len(scale_tmas)):
                     t_s, t_g = t_scales[i]
@@ -516,6 +514,40 @@ class Sm100Gemm(Gemm):
                 ab_state.advance()
             item += item_step
         ab_pipeline.producer_tail(ab_state)
+
+    def _partition_a(
+        self, tma: cpasync.TmaInfo, s_a: cute.Tensor, thr_mma: Any, cta_coord: tuple, source: cute.Tensor
+    ) -> tuple:
+        """The stages of A, and the boxes of `source` that they are brought from, partitioned for TMA. A row
+        of the cluster shares rows of A: each CTA loads a part."""
+        g_a = thr_mma.partition_A(batches.boxes(source, (self.tile[0], self.tile[2])))
+        return cpasync.tma_partition(
+            tma.atom,
+            cta_coord[2],
+            cute.make_layout(self.config.cluster_n),
+            cute.group_modes(s_a, 0, 3),
+            cute.group_modes(g_a, 0, 3),
+        )
+
+    def _partition_b(
+        self, tma: cpasync.TmaInfo, s_b: cute.Tensor, thr_piece: Any, cta_coord: tuple, source: cute.Tensor
+    ) -> tuple:
+        """As `_partition_a`, of one B, whose columns a column of the cluster's MMAs shares."""
+        # (MMA, MMA_N, MMA_K, tile, k tile)
+        g_b = thr_piece.partition_B(batches.boxes(source, (self.piece[1], self.piece[2])))
+        return cpasync.tma_partition(
+            tma.atom,
+            cta_coord[1],
+            cute.make_layout(self.config.cluster_m // self.config.ctas),
+            cute.group_modes(s_b, 0, 3),
+            cute.group_modes(g_b, 0, 3),
+        )
+
+    def _k_tiles_at(self, shared: Sm100Shared, item: Int32, k_tiles: Int32) -> Int32:
+        """The k tiles of a work item."""
+        if self.is_k_grouped:
+            return self._k_tiles(shared.schedule.place(item), self.tile[2], k_tiles)
+        return k_tiles
 
     @cute.jit
     def _multiply(
@@ -539,7 +571,7 @@ class Sm100Gemm(Gemm):
             _, column = self._cta_tile(schedule.place(item))
             of_tile = self.mainloop.of_tile(operands, column, self.config)
             tiled_mma = self.mainloop.begin(tiled_mma)
-            for _ in cutlass.range(k_tiles, unroll=1):
+            for _ in cutlass.range(self._k_tiles_at(shared, item, k_tiles), unroll=1):
                 ab_pipeline.consumer_wait(ab_state)
                 tiled_mma = self.mainloop.step(tiled_mma, tile_acc, of_tile, ab_state.index)
                 ab_pipeline.consumer_release(ab_state)

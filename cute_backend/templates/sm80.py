@@ -39,7 +39,7 @@ from cute_backend.templates.feed import Feed
 from cute_backend.templates.fragments import FragmentGemm
 from cute_backend.templates.mainloop import check_face
 from cute_backend.templates.rings import allocate_rows, check_stage
-from cute_backend.templates.scheduler import BatchSchedule, GroupSchedule, Place, TileSchedule
+from cute_backend.templates.scheduler import BatchSchedule, Place, Schedule
 from cute_backend.templates.staged import Corner, Planes, Stage
 from cute_backend.templates.tile import FragmentTile
 from cute_backend.templates.warp_columns import (
@@ -130,9 +130,9 @@ class Sm80Gemm(FragmentGemm):
     ):
         """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order."""
         config = self.config
-        a, bs = batches.operands(a, bs, self.kind)
-        m, n = a.shape[0], bs[0].shape[0] * config.pieces // config.products
         tile_k = TILE_K_BYTES * 8 // a.element_type.width
+        a, bs = batches.operands(a, bs, self.kind, tile_k)
+        m, n = a.shape[0], bs[0].shape[0] * config.pieces // config.products
         self.a_stage = Stage(a.element_type, config.tile_m, tile_k, _is_k_major(a))
         b_dtype, b_k_major = bs[0].element_type, _is_k_major(bs[0])
         self.b_stage = Stage(b_dtype, config.mma_n, tile_k, b_k_major)
@@ -212,7 +212,7 @@ class Sm80Gemm(FragmentGemm):
             "rows": tuple(allocate_rows(smem, self.epilogue.staged, self.config.tile_n, stages.row)),
         }
 
-    def _schedule(self, m: Int32, n: Int32, a: cute.Tensor) -> TileSchedule | BatchSchedule | GroupSchedule:
+    def _schedule(self, m: Int32, n: Int32, a: cute.Tensor) -> Schedule:
         """The tiles of all products, or of all parts of K."""
         if self.config.split_k > 1:
             return BatchSchedule.of(self.config, m, n, Int32(self.config.split_k))
@@ -387,7 +387,7 @@ class Sm80Shared:
     a part of it if K `is_split`.
     """
 
-    schedule: TileSchedule | BatchSchedule | GroupSchedule
+    schedule: Schedule
     n: Int32
     glob: SimpleNamespace
     loads: tuple[cute.Tensor, ...]

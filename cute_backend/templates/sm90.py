@@ -142,7 +142,9 @@ class Sm90Gemm(FragmentGemm):
 
     A BATCHED product has A (B, M, K) and B (B, K, N); all rows of D, and of the epilogue's operands, are
     (B * M). A GROUPED one has A (M, K) and B (G, K, N), and `offsets` (G,) that only the device reads; rows
-    beyond the last group are not written, nor is anything else, whatever `offsets` holds.
+    beyond the last group are not written, nor is anything else, whatever `offsets` holds. A K_GROUPED one
+    has A (M, K) and B (K, N), neither contiguous along K, and `offsets` (G,) of K; D is (G * M, N), and an
+    empty group's the epilogue of zeros.
     """
 
     def __init__(
@@ -161,7 +163,7 @@ class Sm90Gemm(FragmentGemm):
                 f"tile {config.name} gives a warpgroup {self.blocks} blocks of 64 rows, and its mainloop "
                 f"multiplies {self.mainloop.pieces} pieces of the columns, which takes one block"
             )
-        if self.is_grouped and config.split_k > 1:
+        if (self.is_grouped or self.is_k_grouped) and config.split_k > 1:
             raise ValueError(f"tile {config.name} has split-K, which a grouped product does not support")
         self.rings = config.warpgroups // config.sharing
         self.crew = self._crew()
@@ -230,11 +232,11 @@ class Sm90Gemm(FragmentGemm):
         `scales` are those of A's blocks, (rows, k), then of each B's, (k, columns), and `offsets` those of a
         grouped product."""
         config, epilogue = self.config, self.epilogue
-        a, bs = batches.operands(a, bs, self.kind)
-        m, n = a.shape[0], cute.size(bs[0], mode=[0]) * config.pieces // config.products
-        a_layout, b_layout = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(bs[0])
         self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
         self.tile_k = tile_k = TILE_K_BYTES * 8 // self.a_dtype.width
+        a, bs = batches.operands(a, bs, self.kind, tile_k)
+        m, n = a.shape[0], cute.size(bs[0], mode=[0]) * config.pieces // config.products
+        a_layout, b_layout = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(bs[0])
         tile = (config.tile_m, config.mma_n, tile_k)
         piece = (config.tile_m, config.piece_n, tile_k)
         # Two of one kind: the first adds to the accumulators, the second overwrites them.
@@ -275,7 +277,8 @@ class Sm90Gemm(FragmentGemm):
         ]
         come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         box = (BLOCK_M, config.subtile_n)
-        plane, written = partial(batches.plane, m=m, a=a), self._written(WARP_M, m, a)
+        plane = partial(batches.plane, m=m, count=batches.products(a, offsets))
+        written = self._written(WARP_M, plane)
         load_tmas = self._maps(come, epilogue.shared_loads, load_of, load_planes, box, plane)
         warp_box = (WARP_M, config.subtile_n)
         store_tmas = self._maps(go, epilogue.shared_stores, store_of, store_planes, warp_box, written)
@@ -466,7 +469,7 @@ class Sm90Gemm(FragmentGemm):
     ):
         """The load warp: A and B of every k tile."""
         config, schedule, ab_pipeline = self.config, shared.schedule, shared.ab_pipeline
-        cta_m, cta_n, k_tiles = shared.cta_m, shared.cta_n, shared.k_tiles
+        cta_m, cta_n = shared.cta_m, shared.cta_n
         box_m = config.tile_m // self.a_boxes
         t_bs = [self._partition_b(b_tmas[i], s_b, i, cta_m) for i in range(config.pieces)]
         cta_coord = (cta_m, cta_n, 0)
@@ -490,8 +493,13 @@ class Sm90Gemm(FragmentGemm):
             column = place.column * config.cluster_n + cta_n
             t_sa, t_ga = self._partition_a(a_tma, s_a, place, cta_n)
             boxes_of_a = batches.of_place(t_ga, place)
-            for k_tile in cutlass.range(k_tiles, unroll=1):
+            for k_tile in cutlass.range(self._k_tiles(place, self.tile_k, shared.k_tiles), unroll=1):
                 k = shared.first_k + k_tile
+                if cutlass.const_expr(self.is_k_grouped):
+                    _, t_ga_of_k = self._partition_a(a_tma, s_a, place, cta_n, k_tile)
+                    box_of_a = t_ga_of_k[(None, first_box, 0, 0)]
+                else:
+                    box_of_a = boxes_of_a[(None, first_box, k)]
                 ab_pipeline.producer_acquire(ab_state)
                 barrier = ab_pipeline.producer_get_barrier(ab_state)
                 if cutlass.const_expr(self.a_boxes > 1):
@@ -499,7 +507,7 @@ class Sm90Gemm(FragmentGemm):
                     self._load_more(a_tma.atom, boxes_of_a, stage_a, first_box, boxes, k, barrier, a_priority)
                 cute.copy(
                     a_tma.atom,
-                    boxes_of_a[(None, first_box, k)],
+                    box_of_a,
                     t_sa[(None, 0, ab_state.index)],
                     tma_bar_ptr=barrier,
                     mcast_mask=a_mask,
@@ -507,9 +515,14 @@ class Sm90Gemm(FragmentGemm):
                 )
                 for i in cutlass.range_constexpr(config.pieces):
                     t_sb, t_gb = t_bs[i]
+                    if cutlass.const_expr(self.is_k_grouped):
+                        _, t_gb_of_k = self._partition_b(b_tmas[i], s_b, i, cta_m, place, k_tile)
+                        box_of_b = t_gb_of_k[(None, column, 0, 0)]
+                    else:
+                        box_of_b = batches.of_place(t_gb, place)[(None, column, k)]
                     cute.copy(
                         b_tmas[i].atom,
-                        batches.of_place(t_gb, place)[(None, column, k)],
+                        box_of_b,
                         t_sb[(None, ab_state.index)],
                         tma_bar_ptr=barrier,
                         mcast_mask=b_mask,
@@ -625,10 +638,10 @@ class Sm90Gemm(FragmentGemm):
                 self._multiply(tile, operands, acc, ab_state.clone(), k_tiles, mma_turn)
                 sums.publish(acc, mma_thread)
         if cutlass.const_expr(config.pingpong):
+            ab_state.advance(seat.ring * self._k_tiles_at(shared, item))
             item += seat.ring * item_step
             if seat.ring == 1:
                 mma_turn.pass_on()
-            ab_state.advance(seat.ring * k_tiles)
             row_state.advance(seat.ring)
         while schedule.is_valid(item):
             place = schedule.place(item)
@@ -637,15 +650,16 @@ class Sm90Gemm(FragmentGemm):
 
             if cutlass.const_expr(config.pingpong):
                 mma_turn.wait()
+            own = self._k_tiles(place, self.tile_k, k_tiles)
             if cutlass.const_expr(self.is_grouped and self.blocks > 1):
                 if tile.m - tile.m0 > BLOCK_M:
-                    ab_state = self._multiply(tile, operands, acc, ab_state, k_tiles, mma_turn)
+                    ab_state = self._multiply(tile, operands, acc, ab_state, own, mma_turn)
                 else:
                     # The last rows of a group are often few.
                     few, sums_of_few = operands.first_block(), first_block(acc)
-                    ab_state = self._multiply(tile, few, sums_of_few, ab_state, k_tiles, mma_turn)
+                    ab_state = self._multiply(tile, few, sums_of_few, ab_state, own, mma_turn)
             else:
-                ab_state = self._multiply(tile, operands, acc, ab_state, k_tiles, mma_turn)
+                ab_state = self._multiply(tile, operands, acc, ab_state, own, mma_turn)
             if cutlass.const_expr(config.split_k > 1):
                 sums.reduce(acc, mma_thread, config.split_k)
 
@@ -678,8 +692,8 @@ class Sm90Gemm(FragmentGemm):
             item += item_step
             if cutlass.const_expr(config.pingpong):
                 # The next tile is the other warpgroup's.
+                ab_state.advance(self._k_tiles_at(shared, item))
                 item += item_step
-                ab_state.advance(k_tiles)
                 row_state.advance(Int32(1))
         if cutlass.const_expr(stages.store > 0):
             store_group.producer_tail()
@@ -807,15 +821,22 @@ class Sm90Gemm(FragmentGemm):
             cute.autovec_copy(zeros, words[(None, i)])
         cute.arch.fence_proxy("async.shared", space="cta")
 
-    def _partition_a(self, tma: cpasync.TmaInfo, s_a: cute.Tensor, place: Place, cta_n: Int32) -> tuple:
-        """The boxes of A's stages, and those that they are brought from, partitioned for TMA."""
+    def _partition_a(
+        self, tma: cpasync.TmaInfo, s_a: cute.Tensor, place: Place, cta_n: Int32, k_tile: Int32 | None = None
+    ) -> tuple:
+        """The boxes of A's stages, and those that they are brought from, partitioned for TMA; with a `k_tile`
+        that one of its group comes first."""
         box = (self.config.tile_m // self.a_boxes, self.tile_k)
+        if k_tile is None:
+            source = batches.from_first(tma.tma_tensor, place)
+        else:
+            source = batches.of_k_tile(tma.tma_tensor, place, k_tile)
         return cpasync.tma_partition(
             tma.atom,
             cta_n,
             cute.make_layout(self.config.cluster_n),
             cute.group_modes(cute.local_tile(s_a, box, (None, 0, None)), 0, 2),
-            cute.group_modes(batches.boxes(batches.from_first(tma.tma_tensor, place), box), 0, 2),
+            cute.group_modes(batches.boxes(source, box), 0, 2),
         )
 
     def _piece(self, s_b: cute.Tensor, index: int) -> cute.Tensor:
@@ -823,11 +844,21 @@ class Sm90Gemm(FragmentGemm):
         columns = self.config.mma_n // self.mainloop.pieces
         return cute.local_tile(s_b, (columns, cute.size(s_b, mode=[1]), self.stages.ab), (index, 0, 0))
 
-    def _partition_b(self, tma: cpasync.TmaInfo, s_b: cute.Tensor, index: int, cta_m: Int32) -> tuple:
-        """The stages of a piece of B, and the tiles that it is brought from, partitioned for TMA."""
+    def _partition_b(
+        self,
+        tma: cpasync.TmaInfo,
+        s_b: cute.Tensor,
+        index: int,
+        cta_m: Int32,
+        place: Place | None = None,
+        k_tile: Int32 | None = None,
+    ) -> tuple:
+        """The stages of a piece of B, and the tiles that it is brought from, partitioned for TMA; with a
+        `k_tile` of a place that one of its group comes first."""
         box = (self.config.piece_n, cute.size(s_b, mode=[1]))
         s_piece = cute.local_tile(s_b, (*box, self.stages.ab), (index, 0, 0))
-        g_piece = batches.boxes(tma.tma_tensor, box)
+        source = tma.tma_tensor if place is None else batches.of_k_tile(tma.tma_tensor, place, k_tile)
+        g_piece = batches.boxes(source, box)
         return cpasync.tma_partition(
             tma.atom,
             cta_m,
@@ -835,6 +866,12 @@ class Sm90Gemm(FragmentGemm):
             cute.group_modes(s_piece, 0, 2),
             cute.group_modes(g_piece, 0, 2),
         )
+
+    def _k_tiles_at(self, shared: Sm90Shared, item: Int32) -> Int32:
+        """As `_k_tiles`, of an item that may lie beyond the last."""
+        if self.is_k_grouped:
+            return self._k_tiles(shared.schedule.place(item), self.tile_k, shared.k_tiles)
+        return shared.k_tiles
 
     def _origin(self, shared: Sm90Shared, place: Place) -> tuple[Int32, Int32]:
         """The first row and column of a CTA's tile, among those of its product."""

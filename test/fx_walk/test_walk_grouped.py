@@ -106,18 +106,84 @@ def test_rows_of_several_groups_are_not_reduced_together() -> None:
     assert "of a batched or grouped one, kernels reduce the last axis alone" in message
 
 
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [((GROUPS, 8, 16), (16, 40)), ((24, 16), (16, 40))],
-    ids=["columns_in_groups", "k_in_groups"],
-)
-def test_other_forms_are_refused_with_their_shapes(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+def test_columns_in_groups_are_refused_with_their_shapes() -> None:
+    a, b = (GROUPS, 8, 16), (16, 40)
     made = Graph()
     left, right, ends = made.input("a", a), made.input("b", b), made.input("ends", (GROUPS,), torch.int32)
     product = made.call(aten._grouped_mm.default, left, right, ends)
     _, (rejection,) = walk(made.output(made.call(aten.relu.default, product)))
     assert rejection.reason is Reason.GROUPED
     assert f"multiplies {a} by {b}; of grouped products kernels do those of rows" in rejection.message
+
+
+def gradient(dy: Tensor, x: Tensor, ends: Tensor, earlier: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of experts' weights (G, N, K), added to an earlier one, and the largest of each row."""
+    y = torch._grouped_mm(dy.t(), x, offs=ends).float() + earlier
+    return y, y.amax(-1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_k_in_groups_is_one_kernel(dynamic: bool, fresh_compiler: Callable[..., None]) -> None:
+    x, _, ends = given()
+    generator = torch.Generator().manual_seed(2)
+    dy, earlier = torch.randn(M, N, generator=generator).to(BF16), torch.randn(GROUPS, N, K)
+    (report,) = collect(gradient, (dy, x, ends, earlier))
+    (region,) = report.regions
+    acc = region.spec.product
+    assert (acc.kind, acc.a_major, acc.b_major) == (ProductKind.K_GROUPED, Major.MN, Major.MN)
+    assert region.groups == GROUPS
+    assert region.problem == (GROUPS * N, K, M)
+    assert [load.kind for load in region.spec.loads] == [LoadKind.EXACT]
+    compiled = torch.compile(gradient, backend=cute)
+    for m in (M, 40, 17) if dynamic else (M,):
+        x, _, ends = given(m)
+        dy = torch.randn(m, N, generator=generator).to(BF16)
+        for rows in (dy, x) if dynamic else ():
+            torch._dynamo.mark_dynamic(rows, 0)
+        for result, eager in zip(*(each(dy, x, ends, earlier) for each in (compiled, gradient)), strict=True):
+            assert result.stride() == eager.stride()
+            torch.testing.assert_close(result, eager, rtol=0.03, atol=0.03)
+    assert counters["cute_backend"]["regions"] == 1
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_k_in_groups_is_contiguous_in_neither_operand(which: int) -> None:
+    def fn(dy: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+        return torch._grouped_mm(dy.t(), x, offs=ends).relu()
+
+    operands = [torch.randn(M, N).to(BF16), torch.randn(M, K).to(BF16)]
+    operands[which] = operands[which].t().contiguous().t()
+    (report,) = collect(fn, (*operands, given()[2]))
+    (rejection,) = report.rejections
+    assert not report.regions and rejection.reason is Reason.OPERAND_LAYOUT
+    assert "where K lies in groups" in rejection.message
+
+
+def block(x: Tensor, weight: Tensor, down: Tensor, ends: Tensor, routing: Tensor) -> Tensor:
+    """Experts: gate and up, down, and routing weights."""
+    gate, up = experts(x, weight, ends).chunk(2, -1)
+    return experts(F.silu(gate) * up, down, ends) * routing[:, None]
+
+
+def test_the_gradient_of_a_block_of_experts_is_eagers(fresh_compiler: Callable[..., None]) -> None:
+    """fp32 gradients of fp32 weights, which are cast in the block, take K in groups into kernels."""
+
+    def fn(x: Tensor, weight: Tensor, down: Tensor, ends: Tensor, routing: Tensor) -> Tensor:
+        return block(x, weight.to(BF16), down.to(BF16), ends, routing).float().square().mean()
+
+    generator = torch.Generator().manual_seed(3)
+    x, _, ends = given()
+    shapes = ((GROUPS, 2 * N, K), (GROUPS, K, N), (M, 1))
+    weight, down, routing = (torch.randn(shape, generator=generator) for shape in shapes)
+    leaves = [x, weight, down, routing[:, 0]]
+    gradients = []
+    for call in (fn, torch.compile(fn, backend=cute)):
+        own = [leaf.clone().requires_grad_() for leaf in leaves]
+        call(own[0], own[1], own[2], ends, own[3]).backward()
+        gradients.append([leaf.grad for leaf in own])
+    for ours, eager in zip(gradients[1], gradients[0], strict=True):
+        assert (ours - eager).norm() < 0.01 * eager.norm()
+    assert counters["cute_backend"]["regions"] >= 3
 
 
 def test_an_a100_has_no_kernel_of_groups() -> None:

@@ -338,10 +338,10 @@ CASES: dict[Reason, dict[str, Case]] = {
     },
     Reason.OPAQUE_PRODUCT: {"a_library": Case(by_a_library)},
     Reason.GROUPED: {
-        "k_in_groups": Case(
+        "columns_in_groups": Case(
             lambda graph: graph.call(
                 aten._grouped_mm.default,
-                graph.input("a", (64, 32)),
+                graph.input("a", (4, 64, 32)),
                 graph.input("b", (32, 48)),
                 graph.input("ends", (4,), torch.int32),
             )

@@ -60,3 +60,24 @@ def test_one_graph_holds_for_every_split(fresh_compiler: None) -> None:
             assert relative_error(result[: rows[-1]], expected) < TOLERANCE[torch.bfloat16], split
     counters = torch._dynamo.utils.counters["cute_backend"]
     assert counters["regions"] == 1 and not counters["replayed"], dict(counters)
+
+
+def test_a_gradient_is_right_for_every_split(fresh_compiler: None) -> None:
+    """K in groups: what lies beyond the last group is NaN, and an empty group's gradient is zeros."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    dy, x = (torch.randn(M, n, generator=generator, device="cuda").bfloat16() for n in (N, K))
+    compiled = torch.compile(
+        lambda dy, x, ends: F.grouped_mm(dy.t(), x, offs=ends).float(), backend="cute", dynamic=False
+    )
+    for split, rows in SPLITS.items():
+        left, right = dy.clone(), x.clone()
+        left[rows[-1] :], right[rows[-1] :] = float("nan"), float("nan")
+        result = compiled(left, right, torch.tensor(rows, dtype=torch.int32, device="cuda"))
+        for group, (first, end) in enumerate(pairwise((0, *rows))):
+            expected = dy[first:end].double().t() @ x[first:end].double()
+            if first == end:
+                assert not result[group].any(), (split, group)
+            else:
+                assert relative_error(result[group], expected) < 2e-5, (split, group)
+    counters = torch._dynamo.utils.counters["cute_backend"]
+    assert counters["regions"] == 1 and not counters["replayed"], dict(counters)

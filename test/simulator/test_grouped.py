@@ -30,7 +30,9 @@ from support.simulator.exact import (
     SM90,
     SM100,
     grouped,
+    grouped_k,
     groups,
+    groups_of_k,
     integers,
     machine,
     op,
@@ -162,3 +164,60 @@ def test_scales_of_rows_and_of_columns_of_each_group(arch):
         expected[first:end] *= scales[group]
     assert torch.equal(actual[: ends[-1]], expected[: ends[-1]].float().bfloat16())
     assert build(launch.kernel).spill_bytes == 0
+
+
+K = 200
+K_ENDS = {
+    "edges": (0, 3, 3, 67, 131, 190),  # none, 3, none, 64, 64 and 59; 10 belong to no group
+    "all_in_one": (0, K, K),
+}
+K_CONFIGS = [
+    sm90(64, 128, pingpong=True),
+    sm90(128, 128, 2, 1, pingpong=True),
+    sm90(128, 64, 1, 2),
+    sm100(128, 64),
+    sm100(256, 64, 2, 1, ctas=2),
+    sm100(128, 64, 2, 2),
+]
+
+
+def by_groups_of_k(a: Tensor, b: Tensor, ends: tuple[int, ...]) -> Tensor:
+    """The product of each group's columns of A and rows of B, exactly: (G * M, N)."""
+    parts = (a[:, first:end].double() @ b[first:end].double() for first, end in pairwise((0, *ends)))
+    return torch.cat(list(parts))
+
+
+def check_k(config: TileConfig, ends: tuple[int, ...], n: int) -> None:
+    """Every group has its product, with the epilogue, and its rows their largest elements."""
+    spec = grouped_k()
+    a, b, loads = groups_of_k(spec, ends, 72, n, K)
+    outputs, launch = run_region(spec, a, b, loads, machine(config, clusters=2))
+    scale_a, scale_b, residual = loads
+    exact = (by_groups_of_k(a[0], b[0], ends) * scale_a[:, None] * scale_b + residual).float()
+    for actual, expected in zip(outputs, (exact.bfloat16(), exact.amax(1)), strict=True):
+        actual, expected = torch.atleast_2d(actual), torch.atleast_2d(expected)
+        assert torch.equal(actual, expected), wrong(actual, expected)
+    assert launch.kernel.alignment is (Alignment.TMA if n % 8 == 0 else Alignment.PLAIN)
+    assert build(launch.kernel).spill_bytes == 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("n", [136, 133])
+@pytest.mark.parametrize("ends", K_ENDS)
+@pytest.mark.parametrize("config", K_CONFIGS, ids=lambda config: f"{config.arch.value}-{config.name}")
+def test_groups_of_k_begin_and_end_anywhere(config, ends, n):
+    """An empty group's product is zeros; beyond the last one lie NaN, which no product has."""
+    check_k(config, K_ENDS[ends], n)
+
+
+@pytest.mark.parametrize("config", [sm90(64, 64, pingpong=True), sm100(128, 64)], ids=lambda c: c.arch.value)
+def test_whatever_offsets_of_k_hold_nothing_else_is_read(config):
+    """They fall, lie below 0 and beyond K: each group is cut to what is there."""
+    spec, ends = grouped_k(), (-5, 3, 2**31 - 1, 7, -(2**31), 1)
+    a, b, loads = groups_of_k(spec, (K,) * len(ends), 72, 72, K)
+    a[1] = torch.tensor(ends, dtype=torch.int32)
+    outputs, _ = run_region(spec, a, b, loads, machine(config))
+    parts = [(0, 0), (0, 3), (3, K), (K, K), (7, 7), (0, 1)]
+    exact = torch.cat([a[0][:, first:end].double() @ b[0][first:end].double() for first, end in parts])
+    expected = (exact * loads[0][:, None] * loads[1] + loads[2]).float().bfloat16()
+    assert torch.equal(outputs[0], expected), wrong(outputs[0], expected)

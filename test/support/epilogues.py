@@ -46,6 +46,11 @@ class Problem:
         half = max(self.m // 2, 1)
         return (0, 1, half, half, *range(half + 32, self.m, 32), self.m)
 
+    @property
+    def k_ends(self) -> tuple[int, ...]:
+        """Where groups of K end: one of it, none, and all of the others but three, which are in no group."""
+        return (1, 1, max(self.k - 3, 1))
+
     def experts(
         self, columns: int, generator: torch.Generator, dtype: torch.dtype = torch.bfloat16
     ) -> Tensor:
@@ -149,6 +154,10 @@ MAKERS: dict[str, Maker] = {
     "a_3d_bf16": lambda p, g: p.operand(2, p.m // 2, p.k, dtype=torch.bfloat16, generator=g),
     "b_3d_bf16": lambda p, g: p.operand(2, p.n, p.k, dtype=torch.bfloat16, generator=g).transpose(1, 2),
     "ends": lambda p, g: torch.tensor(p.ends, device=p.device, dtype=torch.int32),
+    "k_ends": lambda p, g: torch.tensor(p.k_ends, device=p.device, dtype=torch.int32),
+    "gradient": lambda p, g: p.operand(p.k, p.m, dtype=torch.bfloat16, generator=g),
+    "layer_input": lambda p, g: p.operand(p.k, p.n, dtype=torch.bfloat16, generator=g),
+    "main_gradient": lambda p, g: p.randn(len(p.k_ends), p.m, p.n, dtype=torch.float32, generator=g),
     "experts": lambda p, g: p.experts(p.n, g),
     "experts_fp8": lambda p, g: p.experts(p.n, g, E4M3),
     "experts_wide": lambda p, g: p.experts(2 * p.n, g),
@@ -438,6 +447,12 @@ def grouped_fp8(a, experts_fp8, scale_rows, scale_experts, ends, column):
         a, experts_fp8, scale_rows, scale_experts, ends, out_dtype=torch.bfloat16, use_fast_accum=True
     )
     return (y * column[:, None]).to(torch.bfloat16)
+
+
+@epilogue({"exact0": "exact"}, "f32", table=GROUPED)
+def grouped_k(gradient, layer_input, k_ends, main_gradient):
+    # The gradient of experts' weights, added to that of earlier steps.
+    return F.grouped_mm(gradient.t(), layer_input, offs=k_ends).float() + main_gradient
 
 
 @epilogue({"rowvec0": "rowvec"}, "bf16", table=BLOCKS)

@@ -129,6 +129,9 @@ def operands_of(
         bs = [torch.stack([b * sign for sign in (1, -1, 1)[:count]]) for b in bs]
         bs = [b.mT.contiguous().mT if acc.b_major is Major.K else b for b in bs]
     operands = [a]
+    if acc.kind is ProductKind.K_GROUPED:
+        ends = [k * end // m for end in problem.ends]
+        operands.append(torch.tensor(ends, dtype=torch.int32, device=device))
     if acc.kind is ProductKind.GROUPED:
         factors = [(1, -1, 2, -2)[i % 4] for i in range(len(problem.ends))]
         bs = [torch.stack([b * factor for factor in factors]) for b in bs]

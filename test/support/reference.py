@@ -85,11 +85,10 @@ def _baddbmm_f64(addend: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha
 
 
 def _grouped_mm_f64(a: Tensor, b: Tensor, *, offs: Tensor) -> Tensor:
-    products = [
-        a[first:end].double() @ b[group].double()
-        for group, (first, end) in enumerate(pairwise((0, *offs.tolist())))
-    ]
-    return torch.cat(products)
+    ends = list(enumerate(pairwise((0, *offs.tolist()))))
+    if b.dim() == 2:
+        return torch.stack([a[:, first:end].double() @ b[first:end].double() for _, (first, end) in ends])
+    return torch.cat([a[first:end].double() @ b[group].double() for group, (first, end) in ends])
 
 
 def _scaled_grouped_mm_f64(

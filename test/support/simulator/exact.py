@@ -235,6 +235,30 @@ def grouped(a_major: Major = Major.K, b_major: Major = Major.K) -> EpilogueSpec:
     )
 
 
+def grouped_k() -> EpilogueSpec:
+    """acc * scale_a * scale_b + exact0 with K in groups, and the largest of each row."""
+    dense = scaled_residual(DType.BF16, DType.BF16, Major.MN, Major.MN)
+    (acc,) = dense.accumulators
+    return replace(
+        dense,
+        accumulators=(replace(acc, kind=ProductKind.K_GROUPED),),
+        stores=(
+            Store("out0", "t2", DType.BF16),
+            Store("out1", "t2", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX)),
+        ),
+    )
+
+
+def groups_of_k(
+    spec: EpilogueSpec, ends: tuple[int, ...], m: int, n: int, k: int
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """As `operands`, with groups of K that end there, and loads of (len(ends) * m, n). Beyond the last group
+    lie NaN."""
+    a, b, _ = operands(spec, m, n, k)
+    a[0][:, max(0, *ends) :] = b[0][max(0, *ends) :] = float("nan")
+    return [*a, torch.tensor(ends, dtype=torch.int32)], b, operands(spec, len(ends) * m, n, k)[2]
+
+
 def groups(
     spec: EpilogueSpec, ends: tuple[int, ...], m: int, n: int, k: int
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

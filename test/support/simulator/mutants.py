@@ -33,6 +33,7 @@ from cute_backend.spec import (
     Axis,
     DType,
     EpilogueSpec,
+    ProductKind,
     ReduceKind,
     Reduction,
     Scaling,
@@ -41,7 +42,9 @@ from cute_backend.spec import (
 from support.simulator.exact import (
     TABLE,
     grouped,
+    grouped_k,
     groups,
+    groups_of_k,
     operands,
     promoted,
     scaled_residual,
@@ -88,6 +91,7 @@ ROTATED = replace(
 )
 NEIGHBOURS = replace(ROTATED, ops=(ROTATED.ops[0], replace(ROTATED.ops[1], block=2), ROTATED.ops[2]))
 GROUPED = replace(grouped(), stores=grouped().stores[:1])
+GROUPED_K = replace(grouped_k(), stores=grouped_k().stores[:1])
 
 
 class WrongNumbers(AssertionError):
@@ -112,10 +116,12 @@ class Subject:
 
     def check(self, program: HostProgram, seed: int) -> None:
         """Run the problem. Raises WrongNumbers, or whatever the simulator has to say of the kernel."""
-        made = (
-            groups(self.spec, self.ends, *self.problem) if self.ends else operands(self.spec, *self.problem)
-        )
-        a, b, loads = made
+        if self.spec.product.kind is ProductKind.K_GROUPED:
+            a, b, loads = groups_of_k(self.spec, self.ends, *self.problem)
+        elif self.ends:
+            a, b, loads = groups(self.spec, self.ends, *self.problem)
+        else:
+            a, b, loads = operands(self.spec, *self.problem)
         machine = simulate.Machine(self.config.arch, seed, self.config, clusters=self.clusters)
         with patch.object(simulate, "_program", lambda kernel: program):
             [actual], launch = simulate.run_region(self.spec, a, b, loads, machine)
@@ -168,6 +174,8 @@ ENDS = (*range(20), 83, 83, 128)
 GROUPS = Subject(sm90(64, 64, 2), (128, 72, 160), spec=GROUPED, ends=ENDS)
 PING_PONG_GROUPS = Subject(sm90(128, 64, pingpong=True), (128, 72, 160), spec=GROUPED, ends=(0, 70, 128))
 BLACKWELL_GROUPS = Subject(sm100(128, 64), (128, 72, 160), spec=GROUPED, ends=ENDS)
+K_GROUPS = Subject(sm90(64, 64, pingpong=True), (72, 72, 200), spec=GROUPED_K, ends=(0, 70, 71, 200))
+BLACKWELL_K_GROUPS = Subject(sm100(128, 64), (72, 72, 200), spec=GROUPED_K, ends=(0, 70, 71, 200))
 
 SUBJECTS = {
     "one": ONE,
@@ -196,6 +204,8 @@ SUBJECTS = {
     "groups": GROUPS,
     "ping-pong groups": PING_PONG_GROUPS,
     "groups on Blackwell": BLACKWELL_GROUPS,
+    "groups of K": K_GROUPS,
+    "groups of K on Blackwell": BLACKWELL_K_GROUPS,
     "warps": WARPS,
     "few k tiles": FEW_K_TILES,
     "many subtiles": MANY_SUBTILES,
@@ -225,6 +235,7 @@ class Text(Enum):
     BLOCK_SCALES = "block_scales"
     MMA_SCALED = "mma_scaled"
     GEMM = "gemm"
+    BATCH = "batch"
     MODULE = "the generated module"
     PTX = "the PTX, where the old text is a regular expression"
 
@@ -289,7 +300,8 @@ class Mutant:
                 name = self._imported(part, self._edited(_text(part)), folder)
                 source = source.replace(f"templates.{part} import", f"templates.{name} import")
                 user, importing = _USERS.get((self.text, template), (template, ""))
-                text = Edit(f"templates.{part} import", f"templates.{name} import").apply(_text(user))
+                imports = "templates import {} as" if self.text is Text.BATCH else "templates.{} import"
+                text = Edit(imports.format(part), imports.format(name)).apply(_text(user))
                 for edit in self.around:
                     text = edit.apply(text)
                 if user != template:

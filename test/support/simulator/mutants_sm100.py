@@ -13,6 +13,7 @@ from cute_backend.simulator.errors import (
 )
 from support.simulator.mutants import (
     BLACKWELL_GROUPS,
+    BLACKWELL_K_GROUPS,
     BLACKWELL_ROTATING,
     HALVES,
     MASKED,
@@ -233,6 +234,14 @@ MUTANTS = [
         WrongNumbers,
         "are wrong",
         Text.GEMM,
+    ),
+    Mutant(
+        "a k tile that ends in the next group on Blackwell",
+        BLACKWELL_K_GROUPS,
+        instead("cutlass.min(place.end_k - k, tile_k)", "cutlass.min(place.end_k + 1 - k, tile_k)"),
+        WrongNumbers,
+        "are wrong",
+        Text.BATCH,
     ),
     # The stream.
     Mutant(

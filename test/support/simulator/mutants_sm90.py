@@ -13,6 +13,7 @@ from support.simulator.mutants import (
     GROUPS,
     HALF_BLOCKS,
     HOPPER_MULTICAST,
+    K_GROUPS,
     PARTS,
     PIECES,
     PING_PONG,
@@ -100,7 +101,7 @@ MUTANTS = [
     Mutant(
         "a group from its second row on",
         GROUPS,
-        instead("self.offsets[group - 1], 0)", "self.offsets[group - 1] + 1, 0)"),
+        instead("offsets[group - 1], 0)", "offsets[group - 1] + 1, 0)"),
         WrongNumbers,
         "are wrong",
         Text.SCHEDULER,
@@ -129,6 +130,33 @@ MUTANTS = [
         instead("Boolean(self.is_grouped) | ", "Boolean(False) | "),
         RaceError,
         UNWRITTEN.format(SHARED),
+    ),
+    # Groups of K.
+    Mutant(
+        "a k tile that ends in the next group",
+        K_GROUPS,
+        instead("cutlass.min(place.end_k - k, tile_k)", "cutlass.min(place.end_k + 1 - k, tile_k)"),
+        WrongNumbers,
+        "are wrong",
+        Text.BATCH,
+    ),
+    Mutant(
+        "a k tile not cut where its group ends",
+        K_GROUPS,
+        instead("cutlass.max(cutlass.min(place.end_k - k, tile_k), 0)", "tile_k"),
+        WrongNumbers,
+        "are wrong",
+        Text.BATCH,
+    ),
+    Mutant(
+        "the k tiles of its own group skipped for those of the other warpgroup's",
+        K_GROUPS,
+        instead(
+            "ab_state.advance(self._k_tiles_at(shared, item))\n                item += item_step",
+            "item += item_step\n                ab_state.advance(self._k_tiles_at(shared, item))",
+        ),
+        Deadlock,
+        "",
     ),
     # The stream.
     Mutant(
