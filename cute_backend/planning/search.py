@@ -183,6 +183,8 @@ def choose(
     shares the epilogue if the MMA does not hide that of one (`halving`), and rowvecs are hoisted if the MMA
     hides that (`hoisting`).
     """
+    if of is None and (small := _for_small_groups(arch, spec, m, groups)) is not None:
+        return small
     able = offered(arch, spec) if of is None else of(arch, spec)
     untimed = _middle(arch, spec) if m > arch.target.tiles.middle_rows else frozenset()
     able = [config for config in able if not (config.transposed and config in untimed)]
@@ -192,6 +194,20 @@ def choose(
         return margin * cost(config, spec, m, n, k, sm_count, groups)
 
     return hoisting(halving(min(able, key=time), spec, k), spec, k)
+
+
+_SMALL_GROUPS = range(65, 193)
+"""Rows of a group in the mean for which a target's tile for small groups was fastest."""
+
+
+def _for_small_groups(arch: Arch, spec: EpilogueSpec, m: int, groups: int | None) -> TileConfig | None:
+    """The tile for pairs of products of rows in small groups, if this is such a problem and it serves it."""
+    shape, product = arch.target.tiles.small_groups, spec.product
+    if shape is None or product.kind is not ProductKind.GROUPED or not groups:
+        return None
+    if len(spec.accumulators) < 2 or product.a_dtype.bits != 16 or -(-m // groups) not in _SMALL_GROUPS:
+        return None
+    return next((each for each in suited(arch, (shape,), spec) if _fits(each, spec)), None)
 
 
 _UNTIMED_MARGIN = 1.05
