@@ -8,8 +8,8 @@
 - Work on a reduction's result alone is done by the kernel that reduces, if that is Inductor's.
 - A product, a call of another kind and a reduction of other axes than the last end a wave; work that follows
   from them is in a later one. Waves are counted from the start of the graph.
-- An op that joins tensors to a larger one, as the gradients of gate and up are joined, is a kernel that does
-  the work before it as it writes.
+- An op that joins tensors to a larger one, as the gradients of gate and up are joined, or pads one, is a
+  kernel that does the work before it as it writes. So is a copy whose axes are in another order.
 - Otherwise a kernel reads a buffer once, however many of its ops do, and nothing that it computes itself.
 
 Inductor may do better, by fusing work of several waves that share inputs, and worse, by writing results that

@@ -19,7 +19,7 @@ from cute_backend.fx_walk.mutation import root
 from cute_backend.fx_walk.questions import is_only_read, is_reduction
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.region import parts_of
-from cute_backend.fx_walk.static import Size, fake, first_argument, hint, known, tensor_of
+from cute_backend.fx_walk.static import Size, fake, first_argument, hint, known, target_name, tensor_of
 from cute_backend.spec import Axis, LoadKind
 
 
@@ -125,8 +125,12 @@ class _Need:
 
 
 def _need(draft: Draft, nodes: list[fx.Node], outside: Outside) -> _Need:
-    need = _Need()
-    stack = [(node, False) for node in nodes]
+    need, stack = _Need(), list[tuple[fx.Node, bool]]()
+    for node in nodes:
+        if not _is_copied(draft, node):
+            stack.append((node, False))
+        elif node in outside.reads or any(user not in draft.values for user in node.users):
+            need.kernels.add(outside.waves.kernel_of(node))
     while stack:
         node, works = stack.pop()
         if node in outside.reads:
@@ -136,7 +140,7 @@ def _need(draft: Draft, nodes: list[fx.Node], outside: Outside) -> _Need:
                 continue
             if is_reshape(user):
                 stack.append((user, works))
-            elif is_concatenation(user):
+            elif is_concatenation(user) or target_name(user) == "aten.constant_pad_nd.default":
                 need.kernels.add(outside.waves.kernel_of(user))
             elif not (is_pointwise(user) or is_reduction(user)) or _writes(user):
                 need.in_memory = True
@@ -146,6 +150,11 @@ def _need(draft: Draft, nodes: list[fx.Node], outside: Outside) -> _Need:
             else:
                 need.kernels.add(outside.waves.kernel_of(user))
     return need
+
+
+def _is_copied(draft: Draft, node: fx.Node) -> bool:
+    """Whether a member is a copy in an order that no kernel here writes. Another kernel then makes it."""
+    return target_name(node) == "aten.clone.default" and draft.order(node) is None
 
 
 def _is_as_small(user: fx.Node, node: fx.Node) -> bool:
