@@ -135,6 +135,9 @@ def classify(
     if frame is None:
         last = len(shape) - 1
         frame = Frame(tuple(axis for axis in range(last) if not known(shape[axis] == 1)), (last,))
+    if frame.joins and not all(known(stride == 0) for stride in strides):
+        sizes, apart = describe(shape), describe(strides)
+        raise Refused(Reason.BLOCKS, operand=user_label(node), sizes=sizes, strides=apart)
     stride_m, m_axes, modes = operand.rows(frame.m_axes)
     stride_n, n_axes, n_modes = operand.columns(frame)
     if stride_m is Stride.ONE and any(mode.stride is Stride.ONE for mode in n_modes):

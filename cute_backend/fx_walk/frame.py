@@ -23,7 +23,7 @@ _REPEATS = "aten.expand.default"
 class Frame:
     """The axes that make up M and those that make up N, each outermost first. Axes of one element are in
     neither. If a value has one element for each block of columns, `n_axes` make up the blocks, and `block` is
-    the number of columns in one."""
+    the number of columns in one. An axis that joins rows with blocks of columns is in both."""
 
     m_axes: tuple[int, ...]
     n_axes: tuple[int, ...]
@@ -38,6 +38,17 @@ class Frame:
                 rows, columns = _long(shape[:start]), _long(shape[start:])
                 return Frame(tuple(rows), tuple(start + axis for axis in columns), block)
         return None
+
+    @staticmethod
+    def joined(shape: Sequence[Size], m: Size, n: Size, block: int) -> Frame | None:
+        """The frame of a value whose first axis joins all rows with blocks of columns, whose columns are its
+        other axes, if it has any; None if it has no such axis."""
+        first, *within = _long(shape) or [0]
+        columns = product(shape[axis] for axis in within) * block
+        if not isinstance(columns, int) or columns < 2 or not known(n % columns == 0):
+            return None
+        whole = known(product(shape) * block == product((m, n)))
+        return Frame((first,), (first, *within), block) if whole else None
 
     @staticmethod
     def meeting(frames: Iterable[Frame], shape: Sequence[Size]) -> Frame | None:
@@ -83,12 +94,17 @@ class Frame:
     @property
     def axes(self) -> tuple[int, ...]:
         """All of them, in the order in which the plane lies in memory by rows."""
-        return self.m_axes + self.n_axes
+        return self.m_axes + tuple(axis for axis in self.n_axes if axis not in self.m_axes)
 
     @property
     def is_plain(self) -> bool:
         """Whether it is (..., N)."""
         return len(self.n_axes) < 2 and self.block == 1 and self.is_in_order
+
+    @property
+    def joins(self) -> bool:
+        """Whether an axis joins rows with blocks of columns."""
+        return not set(self.m_axes).isdisjoint(self.n_axes)
 
     @property
     def is_in_order(self) -> bool:
@@ -109,6 +125,8 @@ class Frame:
 
     def covers(self, shape: Sequence[Size], m: Size, n: Size) -> bool:
         """Whether a value of this shape has the plane's elements, or one for each block, and no others."""
+        if self.joins:
+            return known(product(shape) * self.block == product((m, n)))
         return (
             known(product(shape[axis] for axis in self.m_axes) == m)
             and known(product(shape[axis] for axis in self.n_axes) * self.block == n)
@@ -121,6 +139,8 @@ class Frame:
         blocks."""
         before, after = fake(first_argument(node)).shape, fake(node).shape
         if target_name(node) == "aten.permute.default":
+            if self.joins:
+                return None
             moved = [axis % len(before) for axis in arguments(node)["dims"]]
             return self._moved(moved.index)
         if target_name(node) == _REPEATS:
@@ -132,7 +152,9 @@ class Frame:
         same = len(long) == len(long_after)
         if same and all(known(before[a] == after[b]) for a, b in zip(long, long_after, strict=True)):
             return self._moved(dict(zip(long, long_after, strict=True)).__getitem__)
-        return Frame.of(after, m, n, self.block) if self.is_in_order else self._regrouped(before, after)
+        if not self.is_in_order:
+            return self._regrouped(before, after)
+        return Frame.of(after, m, n, self.block) or Frame.joined(after, m, n, self.block)
 
     def _regrouped(self, before: Sequence[Size], after: Sequence[Size]) -> Frame | None:
         """The frame when axes are split or joined; None where axes are joined that were moved."""

@@ -151,6 +151,9 @@ def _join_reduction(walk: Walk, draft: Draft, found: Found) -> Operand | Reduced
     anchor, source = draft.first, draft.frames[found.source]
     frame = frame_of_blocks(found, source, draft.chain)
     if frame is None:
+        if source.joins:
+            axes, shape = describe(found.dims), describe(fake(found.source).shape)
+            raise Refused(Reason.REDUCED_AXES, target=target_name(found.head), axes=axes, shape=shape)
         if found.is_of_blocks_alone:
             refuse_unknown(found.head, anchor.m, anchor.n)
         refuse_rounds(found, walk.heads, anchor.m, anchor.n)

@@ -177,6 +177,7 @@ def store_order(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None
     if (
         not isinstance(value, (Reduced, Slices, Concatenated))
         and anchor.accumulator.kind is ProductKind.DENSE
+        and not (frame is not None and frame.joins)
     ):
         columns = 1 if frame is None else max(1, len(frame.n_axes))
         layouts.append((Order.COLUMN, _column_major(sizes, columns, anchor.m)))

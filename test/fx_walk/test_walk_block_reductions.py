@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -96,13 +97,37 @@ def by_powers_of_two(y: Tensor) -> tuple[Tensor, Tensor]:
     return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).flatten(1), scale.squeeze(-1)
 
 
+def by_groups_of_all_elements(y: Tensor) -> tuple[Tensor, Tensor]:
+    """As vLLM's reference, `native_per_token_group_quant_fp8`, whose groups are rows of their own."""
+    x = y.relu()
+    groups = x.reshape(x.numel() // WIDTH, WIDTH)
+    largest = groups.abs().max(dim=-1, keepdim=True)[0].clamp(min=1e-10).to(torch.float32)
+    scale = largest / 448.0
+    values = (groups / scale).clamp(min=-448.0, max=448.0).to(torch.float8_e4m3fn)
+    return values.reshape(x.shape), scale.reshape(*x.shape[:-1], x.shape[-1] // WIDTH)
+
+
+def by_groups_of_batches(y: Tensor) -> tuple[Tensor, Tensor]:
+    """As `by_groups_of_all_elements`, of (B, S, N), with the values left in groups."""
+    groups = y.view(2, -1, N).relu().reshape(-1, WIDTH).float()
+    scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-10) * (1.0 / 448.0)
+    return (groups / scale).to(torch.float8_e4m3fn), scale
+
+
 def for_the_next_product(y: Tensor) -> tuple[Tensor, Tensor]:
     """Scales with strides (1, M), as `_scaled_mm` takes them."""
     values, scale = by_largest(y)
     return values, scale.t().contiguous().t()
 
 
-QUANTISED = [by_largest, by_inverse, by_powers_of_two, for_the_next_product]
+QUANTISED = [
+    by_largest,
+    by_inverse,
+    by_powers_of_two,
+    for_the_next_product,
+    by_groups_of_all_elements,
+    by_groups_of_batches,
+]
 
 
 def test_quantised_blocks_and_their_scales_are_one_kernel_each(fresh_compiler: None) -> None:
@@ -120,9 +145,9 @@ def test_quantised_blocks_and_their_scales_are_one_kernel_each(fresh_compiler: N
     assert counters["cute_backend"] == {"anchors": len(QUANTISED), "regions": len(QUANTISED)}
     (report,) = collect(program, (products,))
     assert not report.rejections
-    for spelling, region in zip(QUANTISED, report.regions, strict=True):
-        (scales,) = (store for store in region.spec.stores if store.block)
-        assert scales.block == WIDTH and (scales.order is Order.COLUMN) == (spelling is for_the_next_product)
+    scales = [store for region in report.regions for store in region.spec.stores if store.block]
+    assert [store.block for store in scales] == [WIDTH] * len(QUANTISED)
+    assert [store.order for store in scales].count(Order.COLUMN) == 1, "for the next product"
 
 
 def chain(made: Graph, dims: list[int] | None = None, n: int = N) -> tuple[fx.Node, fx.Node]:
@@ -130,6 +155,34 @@ def chain(made: Graph, dims: list[int] | None = None, n: int = N) -> tuple[fx.No
     y = made.call(aten.reshape.default, made.mm(M, n, K), [M, n // WIDTH, WIDTH])
     mean = made.call(aten.mean.dim, y, dims or [-1], True)
     return y, made.call(aten.sub.Tensor, y, mean)
+
+
+def groups_of(y: Tensor) -> Tensor:
+    return y.reshape(-1, WIDTH)
+
+
+JOINED: dict[str, tuple[Callable[[Tensor], Any], Reason]] = {
+    "a number for each group": (
+        lambda y: groups_of(y) * torch.arange(M * N // WIDTH)[:, None].bfloat16(),
+        Reason.BLOCKS,
+    ),
+    "a number for each column of a group": (
+        lambda y: groups_of(y) * torch.arange(WIDTH).bfloat16(),
+        Reason.BLOCKS,
+    ),
+    "over groups": (lambda y: (groups_of(y) * 2).amax(0), Reason.REDUCED_AXES),
+    "over all": (lambda y: (groups_of(y) * 2).amax(), Reason.REDUCED_AXES),
+    "transposed": (lambda y: groups_of(y).t() * 2, Reason.REARRANGED),
+    "across rows": (lambda y: y.reshape(-1, N * 2) * 2, Reason.REARRANGED),
+    "across blocks": (lambda y: y.reshape(-1, N // 3 * 2) * 2, Reason.REARRANGED),
+}
+
+
+@pytest.mark.parametrize("case", JOINED)
+def test_what_an_axis_of_rows_and_blocks_does_not_tell_apart_is_refused(case: str) -> None:
+    program, reason = JOINED[case]
+    (report,) = collect(lambda a, b: program(a @ b), product_inputs(M, N))
+    assert reason in {rejection.reason for rejection in report.rejections}
 
 
 def test_a_block_is_known_by_its_axis_and_not_by_its_size() -> None:
