@@ -10,6 +10,7 @@ a timed result or a drawn program's result is wrong, and 130 if the command is i
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -22,12 +23,16 @@ from cute_backend.runtime import progress
 def main(argv: list[str] | None = None) -> int:
     """Runs one command. Returns the exit status: 0, 1 for a faulty kernel, 2 for a request that can't be met,
     130 for an interruption."""
+    if sys.stdout is None:  # closed by the shell
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  until the process ends
     try:
         arguments = parse(argv)
         with progress.starting():
             from cute_backend.command.commands import run  # here because it imports torch
 
-        return run(arguments)
+        status = run(arguments)
+        sys.stdout.flush()  # here, where an error of it is caught
+        return status
     except UsageError as error:
         print("cute_backend:", " ".join(str(error).split()), file=sys.stderr)
         return 2
@@ -35,8 +40,19 @@ def main(argv: list[str] | None = None) -> int:
         print("cute_backend: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of the pipe, such as `head`, has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        _discard_output()
+        return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(f"cute_backend: the output can't be written: {error.strerror}", file=sys.stderr)
+        _discard_output()
+        return 2
+
+
+def _discard_output() -> None:
+    """Standard output takes what its buffer still has when the process ends, and keeps nothing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":
