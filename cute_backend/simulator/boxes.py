@@ -14,12 +14,13 @@ from cute_backend.simulator.layouts import swizzle_units
 from cute_backend.simulator.memory import (
     GlobalMemory,
 )
-from cute_backend.simulator.tensormap import ElementType, Fill, TensorMap
+from cute_backend.simulator.tensormap import ElementType, Fill, Packing, TensorMap
 
 if TYPE_CHECKING:
     pass
 
 TENSOR_MAP_BYTES = 128
+_PADDING = 0xA5
 ATOMIC_KINDS = {
     ElementType.U8: "b8", ElementType.U16: "b16", ElementType.U32: "u32", ElementType.U64: "u64",
     ElementType.F16: "f16", ElementType.F32: "f32", ElementType.F64: "f64", ElementType.BF16: "bf16",
@@ -36,6 +37,7 @@ def box_shape(tmap: TensorMap) -> tuple[int, ...]:
 
 
 def box_bytes(tmap: TensorMap) -> int:
+    """Bytes of a box in global memory, which an mbarrier counts."""
     total = tmap.dtype.nbytes
     for size in box_shape(tmap):
         total *= size
@@ -124,7 +126,8 @@ def box_view(
 
 
 def load_box(tmap: TensorMap, coordinates: tuple[int, ...], memory: GlobalMemory) -> np.ndarray:
-    """The bytes of a box in shared memory before swizzling, with out-of-bounds elements filled."""
+    """The bytes of a box in shared memory before swizzling, with out-of-bounds elements filled. Padding of
+    4-bit elements has no meaning."""
     dtype = np.dtype(f"u{tmap.dtype.nbytes}")
     fill = _nan_bits(tmap.dtype) if tmap.fill is Fill.NAN else 0
     dense = np.full(box_shape(tmap), fill, dtype)
@@ -135,7 +138,10 @@ def load_box(tmap: TensorMap, coordinates: tuple[int, ...], memory: GlobalMemory
             dense[where] = round_to(view.view(np.float32), TF32, "rna").astype(np.float32).view(np.uint32)
         else:
             dense[where] = view
-    return dense.reshape(-1).view(np.uint8)
+    data = dense.reshape(-1).view(np.uint8)
+    if tmap.packing is Packing.ALIGN_16B:
+        return np.pad(data.reshape(-1, 8), ((0, 0), (0, 8)), constant_values=_PADDING).reshape(-1)
+    return data
 
 
 def _nan_bits(dtype: ElementType) -> int:
@@ -148,7 +154,7 @@ def _nan_bits(dtype: ElementType) -> int:
 
 def box_units(tmap: TensorMap, offset: int) -> np.ndarray:
     """The 16-byte units of shared memory that a box at `offset` fills, in the order of its elements."""
-    inner = box_shape(tmap)[-1] * tmap.dtype.nbytes
+    inner = tmap.row_bytes
     if offset % 128:
         raise IllegalAccess(
             f"a tensor copy with the shared address {offset:#x}; multiples of 128 are allowed"
@@ -159,7 +165,7 @@ def box_units(tmap: TensorMap, offset: int) -> np.ndarray:
         raise DescriptorError(
             f"a box whose rows have {inner} bytes with a swizzle of {tmap.swizzle.span} bytes"
         )
-    count = box_bytes(tmap) // 16
+    count = box_bytes(tmap) * inner // (box_shape(tmap)[-1] * tmap.dtype.nbytes) // 16
     if tmap.swizzle.span and inner < tmap.swizzle.span:
         raise DescriptorError(
             f"rows of a box of {inner} bytes, less than its swizzle of {tmap.swizzle.span}, are not supported"

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from cute_backend.simulator.cta import SharedMemory
 
 WIDTHS = {"e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1, "f16": 2, "bf16": 2, "tf32": 4}
+PADDED = {"e2m1": 4, "e2m3": 6, "e3m2": 6}
+"""Formats of fewer than 8 bits, 16 of which fill the first bytes of 16 (PTX ISA 5.5.1.1, .b4x16_p64)."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,13 @@ def collect(shared: SharedMemory, gather: Gather, kind: str) -> np.ndarray:
 
 
 def values(raw: np.ndarray, kind: str) -> np.ndarray:
-    """Bytes (rows, k * width) as float64 values (rows, k)."""
+    """Bytes (rows, k * width) as float64 values (rows, k); e2m1x2 are two to a byte, the first in its low
+    bits."""
+    if kind in PADDED:
+        return decode(_padded(raw, PADDED[kind]), kind).astype(np.float64)
+    if kind == "e2m1x2":
+        codes = np.stack([raw & 15, raw >> 4], axis=-1)
+        return decode(codes.reshape(len(raw), -1), "e2m1").astype(np.float64)
     if kind in ("e4m3", "e5m2"):
         return decode(raw, kind).astype(np.float64)
     if kind == "s8":
@@ -62,6 +70,13 @@ def values(raw: np.ndarray, kind: str) -> np.ndarray:
     if kind == "u8":
         return raw.astype(np.float64)
     return decode(raw.view(f"u{WIDTHS[kind]}"), kind).astype(np.float64)
+
+
+def _padded(raw: np.ndarray, bits: int) -> np.ndarray:
+    """The codes, of `bits` bits, of every 16 elements in the first bytes of 16."""
+    units = raw.reshape(len(raw), -1, 16)[:, :, : 2 * bits]
+    stream = np.unpackbits(units, axis=-1, bitorder="little").reshape(len(raw), -1, bits)
+    return (stream << np.arange(bits, dtype=np.uint8)).sum(axis=-1, dtype=np.uint8)
 
 
 def accumulate(

@@ -63,12 +63,22 @@ class Fill(Enum):
     NAN = 1
 
 
+class Packing(Enum):
+    """How elements of 4 bits lie, two of them to a byte: the bytes that 16 of them have in shared memory."""
+
+    NONE = 0
+    ALIGN_8B = 8
+    ALIGN_16B = 16
+    """8 bytes of padding follow every 8."""
+
+
 @dataclass(frozen=True)
 class TensorMap:
     """A tiled tensor map. Dimension 0 is the innermost one, whose stride is one element.
 
     `sizes`, `box` and `element_strides` hold `rank` values in elements; `strides_bytes` those of dimensions
-    1 and up, `rank` - 1 values. `box` is what one instruction moves.
+    1 and up, `rank` - 1 values. `box` is what one instruction moves. Where `packing` says that elements have
+    4 bits, two of them are one element here, a byte.
     """
 
     address: int
@@ -81,6 +91,20 @@ class TensorMap:
     interleave: Interleave
     swizzle: Swizzle
     fill: Fill
+    packing: Packing = Packing.NONE
+
+    def coordinates(self, given: tuple[int, ...]) -> tuple[int, ...]:
+        """The coordinates of an instruction in elements of this map."""
+        if self.packing is Packing.NONE:
+            return given
+        _require(given[0] % 16 == 0, "a coordinate in elements of 4 bits", given[0], "a multiple of 16")
+        return given[0] // 2, *given[1:]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of shared memory of one row of the box, padding included."""
+        count = (self.box[0] + self.element_strides[0] - 1) // self.element_strides[0]
+        return count * self.dtype.nbytes * (2 if self.packing is Packing.ALIGN_16B else 1)
 
 
 _TYPES = {
@@ -92,7 +116,10 @@ _TYPES = {
     7: ElementType.F32,
     9: ElementType.F64,
     10: ElementType.BF16,
+    11: ElementType.U8,
+    12: ElementType.U8,
 }
+_PACKINGS = {11: Packing.ALIGN_8B, 12: Packing.ALIGN_16B}
 _SWIZZLES = {
     (0, 0): Swizzle.NONE,
     (1, 0): Swizzle.B32,
@@ -130,27 +157,40 @@ def decode(raw: bytes) -> TensorMap:
     can_round = _TYPES[code] is ElementType.F32
     _require(can_round or not rounds_to_tf32, "tf32 rounding", 1, "0 for this element type")
 
+    packing = _PACKINGS.get(code, Packing.NONE)
+    sizes = [size + 1 for size in sizes_less_1[:rank]]
+    box = [size + 1 for size in raw[55 : 55 + rank]]
+    if packing is not Packing.NONE:
+        for what, values in (("size", sizes), ("box", box)):
+            field = f"innermost {what} in elements of 4 bits"
+            _require(values[0] % 16 == 0, field, values[0], "a multiple of 16")
+            values[0] //= 2
     map_ = TensorMap(
         address=address,
         dtype=ElementType.TF32 if rounds_to_tf32 else _TYPES[code],
         rank=rank,
-        sizes=tuple(size + 1 for size in sizes_less_1[:rank]),
+        sizes=tuple(sizes),
         strides_bytes=tuple(
             (strides16[i] | _bits(high_nibbles, 4 * i, 4 * i + 3) << 32) * 16 for i in range(rank - 1)
         ),
-        box=tuple(size + 1 for size in raw[55 : 55 + rank]),
+        box=tuple(box),
         element_strides=tuple(_bits(tail, 3 * i, 3 * i + 2) + 1 for i in range(rank)),
         interleave=Interleave(interleave),
         swizzle=_SWIZZLES[swizzle],
         fill=Fill(_bits(word, 15, 15)),
+        packing=packing,
     )
     _check_limits(map_)
     return map_
 
 
 def _check_limits(map_: TensorMap) -> None:
+    # The limits of CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B are stricter (cuTensorMapEncodeTiled).
+    padded = map_.packing is Packing.ALIGN_16B
     _require(map_.address % 16 == 0, "address", f"{map_.address:#x}", "a multiple of 16")
-    row = map_.box[0] * map_.dtype.nbytes
+    _require(not (padded and map_.address % 32), "address", f"{map_.address:#x}", "a multiple of 32")
+    _require(not (padded and map_.box[0] != 64), "innermost box size", 2 * map_.box[0], "128")
+    row = map_.row_bytes
     span = map_.swizzle.span
     _require(row % 16 == 0, "innermost box size in bytes", row, "a multiple of 16")
     _require(not span or row <= span, "innermost box size in bytes", row, f"at most the swizzle's {span}")

@@ -19,7 +19,7 @@ from cute_backend.simulator.errors import (
     UnknownOpcode,
 )
 from support.simulator.operands import Stored, raw_elements, small_integers, stored
-from support.simulator.ptx_entries import REGISTERS, launch
+from support.simulator.ptx_entries import REGISTERS, descriptor, launch, to_shared
 
 SEEDS = [None, 1, 2, 3]
 DEPTH = {"e4m3": 32, "e5m2": 32, "s8": 32, "u8": 32, "f16": 16, "bf16": 16, "tf32": 8}
@@ -34,26 +34,6 @@ KIND = {
 }
 FORMAT = {"e4m3": 0, "e5m2": 1, "f16": 0, "bf16": 1, "u8": 0, "s8": 1, "tf32": 2}
 A_AT, B_AT = 1024, 33 * 1024
-
-
-def to_shared(pointer: str, at: int, nbytes: int, label: str, threads: int) -> str:
-    """All threads copy bytes from a global pointer to `smem` + at."""
-    return f"""
-    mov.b32 %r20, %r0;
-{label}: setp.ge.u32 %p8, %r20, {nbytes // 16}; @%p8 bra {label}_END;
-    mad.lo.u32 %r21, %r20, 16, %r2; mad.wide.u32 %rd20, %r20, 16, {pointer};
-    ld.global.v4.b32 {{%r30, %r31, %r32, %r33}}, [%rd20];
-    st.shared.v4.b32 [%r21+{at}], {{%r30, %r31, %r32, %r33}};
-    add.u32 %r20, %r20, {threads}; bra {label};
-{label}_END:
-"""
-
-
-def descriptor(register: str, value: int, at: int) -> str:
-    return f"""
-    add.u32 %r22, %r2, {at}; and.b32 %r22, %r22, 0x3ffff; shr.u32 %r22, %r22, 4; cvt.u64.u32 {register}, %r22;
-    or.b64 {register}, {register}, {value};
-"""
 
 
 # --- tcgen05 ------------------------------------------------------------
@@ -426,7 +406,7 @@ def _with_tensor_memory(
             ResourceError,
             r"cta_group::1 \(PTX line \d+\) and \.cta_group::2 \(PTX line \d+\) in one kernel",
         ),
-        ("tcgen05.cp.cta_group::1.128x256b [%r10], %rd0;", None, UnknownOpcode, "tcgen05.cp"),
+        ("tcgen05.shift.cta_group::1.down [%r10];", None, UnknownOpcode, "tcgen05.shift"),
     ],
 )
 def test_tensor_memory_faults(body: str, dealloc: str | None, error: type[Exception], message: str) -> None:

@@ -11,7 +11,15 @@ import torch
 
 from cute_backend.simulator.errors import DescriptorError
 from cute_backend.simulator.host import host_program
-from cute_backend.simulator.tensormap import ElementType, Fill, Interleave, Swizzle, TensorMap, decode
+from cute_backend.simulator.tensormap import (
+    ElementType,
+    Fill,
+    Interleave,
+    Packing,
+    Swizzle,
+    TensorMap,
+    decode,
+)
 from support.simulator import host_kernels
 
 BY_HAND = TensorMap(
@@ -28,12 +36,12 @@ BY_HAND = TensorMap(
 )
 
 
-def encode(*, word: int = 0, address: int = BY_HAND.address, box0: int = 64) -> bytes:
+def encode(*, word: int = 0, address: int = BY_HAND.address, box0: int = 64, size0: int = 200) -> bytes:
     """BY_HAND written field by field; `word` is flipped into the word that holds the small fields."""
     small = 2 | 2 << 4 | 6 << 7 | 3 << 13 | 1 << 15 | 2 << 17 | 1 << 19
     raw = struct.pack("<QI", address, small ^ word)
     raw += struct.pack("<4II", 25, 0, 0, 0, 5 << 4)
-    raw += struct.pack("<5I", 199, 69, 0xFFFF_FFFF, 0, 0)
+    raw += struct.pack("<5I", size0 - 1, 69, 0xFFFF_FFFF, 0, 0)
     raw += struct.pack("<I", 0 | 1 << 3 | 7 << 6)[:3] + bytes([box0 - 1, 31, 255, 0, 0])
     return raw.ljust(64, b"\0") + bytes(64)
 
@@ -44,12 +52,29 @@ def test_every_field_by_hand():
     assert decode(encode(word=3 << 17 | 1 << 21)) == BY_HAND  # hints
 
 
+def test_two_elements_of_4_bits_are_a_byte():
+    """What NVIDIA's host code writes for Float4E2M1FN: CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN8B, and _ALIGN16B
+    where operands of 8 bits are beside it."""
+    packed = decode(encode(word=(6 ^ 11) << 7, size0=256, box0=128))
+    assert (packed.dtype, packed.packing, packed.sizes[0], packed.box[0], packed.row_bytes) == (
+        ElementType.U8, Packing.ALIGN_8B, 128, 64, 64,
+    )  # fmt: skip
+    padded = decode(encode(word=(6 ^ 12) << 7, size0=256, box0=128, address=0x1000))
+    assert (padded.packing, padded.box[0], padded.row_bytes) == (Packing.ALIGN_16B, 64, 128)
+    assert padded.coordinates((32, 5, 6)) == (16, 5, 6)
+    with pytest.raises(DescriptorError, match="a coordinate in elements of 4 bits is 33"):
+        padded.coordinates((33, 5, 6))
+
+
 @pytest.mark.parametrize("raw, field", [
     (encode()[:63], "63 bytes"),
     (bytes(128), "format is 0"),
     (encode(word=1 << 22), "reserved bits"),
     (encode(word=(2 ^ 5) << 4), "rank is 6"),
-    (encode(word=(6 ^ 12) << 7), "element type is 12"),
+    (encode(word=(6 ^ 13) << 7), "element type is 13"),
+    (encode(word=(6 ^ 11) << 7), "innermost size in elements of 4 bits is 200"),
+    (encode(word=(6 ^ 12) << 7, size0=256, box0=64, address=0x1000), "box size is 64, accepted is 128"),
+    (encode(word=(6 ^ 12) << 7, size0=256, box0=128), "address is .*, accepted is a multiple of 32"),
     (encode(word=1 << 11), "interleave is 1"),
     (encode(word=(3 ^ 1) << 13), r"swizzle and its atom is \(1, 1\)"),
     (encode(word=1 << 16), "tf32 rounding"),

@@ -17,6 +17,7 @@ from cute_backend.simulator.isa import (  # noqa: F401
     mma,
     select,
     tcgen05,
+    tcgen05_cp,
     tcgen05_mma,
     tensor,
     warpwide,

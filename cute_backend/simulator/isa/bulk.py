@@ -101,8 +101,10 @@ def start_load(
     fetch: Callable[[], np.ndarray],
     text: str,
     source: Region | None = None,
+    counted: int | None = None,
 ) -> None:
-    """Begins one load into `units` of a CTA: in flight until the data lands and the mbarrier counts it."""
+    """Begins one load into `units` of a CTA: in flight until the data lands and the mbarrier counts it, by
+    `counted` bytes where these are not those of shared memory."""
     barrier = use_mbarrier(w, goal.barrier)
     shared = goal.cta.shared
     shared.check(int(units.min()) * 16, int(units.max()) * 16 + 16)
@@ -110,7 +112,7 @@ def start_load(
     access = w.issue(barrier.agent, IN_FLIGHT, text)
     shared.shadow.write(cells, access)
     event = _touch(w, source, access, writes=False) if source is not None else None
-    nbytes = len(units) * 16
+    nbytes = len(units) * 16 if counted is None else counted
     w.report.bytes["TMA load"] += nbytes
 
     def complete() -> None:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cute_backend.simulator.errors import DescriptorError, IllegalAccess, SimulationError
+from cute_backend.simulator.isa import block_scale
 from cute_backend.simulator.isa.barrier import use_mbarrier
 from cute_backend.simulator.isa.common import scalar, scalar_address
 from cute_backend.simulator.layouts import decode_descriptor
 from cute_backend.simulator.memory import OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW, WINDOW_MASK
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.products import Gather, accumulate, collect, plan, values
+from cute_backend.simulator.products import PADDED, WIDTHS, Gather, accumulate, collect, plan, values
 from cute_backend.simulator.syntax import Address, Immediate, Instruction, Vector
 
 if TYPE_CHECKING:
@@ -28,8 +29,10 @@ FORMATS = {
     "kind::tf32": {2: "tf32"},
     "kind::f8f6f4": {0: "e4m3", 1: "e5m2"},
     "kind::i8": {0: "u8", 1: "s8"},
+    **{kind: scaled.elements for kind, scaled in block_scale.KINDS.items()},
 }
-DEPTHS = {"kind::f16": 16, "kind::tf32": 8, "kind::f8f6f4": 32, "kind::i8": 32}
+DEPTHS = {"kind::f16": 16, "kind::tf32": 8, "kind::f8f6f4": 32, "kind::i8": 32,
+          **{kind: scaled.k for kind, scaled in block_scale.KINDS.items()}}  # fmt: skip
 RESULTS = {"kind::i8": {2: "s32"}, "kind::tf32": {1: "f32"}, "kind::f16": {0: "f16", 1: "f32"},
            "kind::f8f6f4": {0: "f16", 1: "f32"}}  # fmt: skip
 
@@ -49,12 +52,21 @@ class MmaShape:
     a_mn_major: bool
     b_mn_major: bool
     saturate: bool
+    scales: block_scale.Scales | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of shared memory of one row of A, or of B, over K."""
+        return self.k // 2 if self.a == "e2m1x2" else self.k * WIDTHS.get(self.a, 1)
 
 
-def decode_instruction_descriptor(raw: int, kind: str, ctas: int) -> MmaShape:
-    """Raises `DescriptorError` for formats and sizes that the kind doesn't have."""
+def decode_instruction_descriptor(raw: int, kind: str, ctas: int, scales: int = 0) -> MmaShape:
+    """`scales` of a row, none for a kind without. Raises `DescriptorError` for formats and sizes that the
+    kind doesn't have."""
     a, b, d = (raw >> 7) & 7, (raw >> 10) & 7, (raw >> 4) & 3
-    formats, results = FORMATS[kind], RESULTS[kind]
+    formats = FORMATS[kind]
+    # A kind with scales adds up in fp32, and has a scale id in place of the format.
+    results = {d: "f32"} if scales else RESULTS[kind]
     where = f"instruction descriptor {raw:#010x} of .{kind}"
     for name, code in (("A", a), ("B", b)):
         if code not in formats:
@@ -63,16 +75,23 @@ def decode_instruction_descriptor(raw: int, kind: str, ctas: int) -> MmaShape:
         raise DescriptorError(f"{where}: format {d} of D; {results} are defined")
     if (raw >> 2) & 1:
         raise DescriptorError(f"{where}: sparsity is not supported")
+    if scales and raw >> 31:
+        raise DescriptorError(f"{where}: K = 96 is not supported")
     m, n = ((raw >> 24) & 0x1F) << 4, ((raw >> 17) & 0x3F) << 3
-    sizes = {1: (64, 128), 2: (128, 256)}[ctas]
+    # With scales, 128 rows over two CTAs are defined too; no kernel here has them.
+    sizes = {1: (128,), 2: (256,)}[ctas] if scales else {1: (64, 128), 2: (128, 256)}[ctas]
     # PTX ISA 9.7.16.2.1, with the widest sizes of its latest version.
     step = 8 * ctas
     if m not in sizes or n % step or not step <= n <= 256:
         raise DescriptorError(
             f"{where}: M = {m}, N = {n} with {ctas} CTA(s); M may be {sizes}, N multiples of {step} up to 256"
         )
-    flags = [bool((raw >> bit) & 1) for bit in (13, 14, 15, 16, 3)]
-    return MmaShape(m, n, DEPTHS[kind], formats[a], formats[b], results[d], *flags)
+    negate_a, negate_b, a_mn, b_mn, saturate = (bool((raw >> bit) & 1) for bit in (13, 14, 15, 16, 3))
+    if scales and (a_mn or b_mn) and {formats[a], formats[b]} & {"e2m1x2", *PADDED}:
+        raise DescriptorError(f"{where}: MN-major operands of {formats[a]} and {formats[b]}: K-major alone")
+    decoded = block_scale.Scales.decode(raw, kind, scales) if scales else None
+    kinds = formats[a], formats[b], results[d]
+    return MmaShape(m, n, DEPTHS[kind], *kinds, negate_a, negate_b, a_mn, b_mn, saturate, decoded)
 
 
 @dataclass
@@ -108,6 +127,8 @@ class MmaOperands(NamedTuple):
     """The address of A in tensor memory, or its descriptor."""
     b: Callable[[Warp], int]
     descriptor: Callable[[Warp], int]
+    scales: list[Callable[[Warp], int]]
+    """The addresses of the scales of A and of B, if there are any."""
     disabled: list[Callable[[Warp], int]]
     """The words of disable-output-lane."""
     adds: Callable[[Warp], int]
@@ -121,7 +142,10 @@ def _operands(binder: Binder, instruction: Instruction) -> MmaOperands:
         if isinstance(operands[1], Address)
         else scalar(binder, operands[1], "b64", instruction)
     )
-    rest, disabled = operands[4:], []
+    rest, scales, disabled = operands[4:], [], []
+    if instruction.has("block_scale"):
+        scales = [scalar_address(binder, each, instruction) for each in rest[:2]]
+        rest = rest[2:]
     if isinstance(rest[0], Vector):
         disabled = [scalar(binder, each, "b32", instruction) for each in rest[0].elements]
         rest = rest[1:]
@@ -130,6 +154,7 @@ def _operands(binder: Binder, instruction: Instruction) -> MmaOperands:
         a=a,
         b=scalar(binder, operands[2], "b64", instruction),
         descriptor=scalar(binder, operands[3], "b32", instruction),
+        scales=scales,
         disabled=disabled,
         adds=scalar(binder, rest[0], "pred", instruction),
         scale=int(rest[1].value) if len(rest) > 1 and isinstance(rest[1], Immediate) else 0,
@@ -139,12 +164,12 @@ def _operands(binder: Binder, instruction: Instruction) -> MmaOperands:
 @opcode("tcgen05.mma", section="9.7.16.10.9.1", meaning="D = A * B + D in tensor memory, asynchronous")
 def bind_mma(binder: Binder, instruction: Instruction) -> Step:
     kind = next((p for p in instruction.parts if p.startswith("kind::")), "")
-    if kind not in FORMATS or any(
-        p in ("ws", "sp") or p.startswith("block_scale") for p in instruction.parts
-    ):
+    scaled = instruction.has("block_scale")
+    if kind not in FORMATS or scaled != (kind in block_scale.KINDS) or {"ws", "sp"} & {*instruction.parts}:
         raise unsupported(instruction, "this kind")
+    count = block_scale.scales_of_a_row(kind, instruction.parts) if scaled else 0
     ctas = 2 if instruction.has("cta_group::2") else 1
-    d_address, a_operand, b_operand, descriptor, disabled, adds, scale = _operands(binder, instruction)
+    operands = _operands(binder, instruction)
     from_tmem = isinstance(instruction.operands[1], Address)
     text = instruction.text
 
@@ -154,27 +179,32 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
                 f"tcgen05.mma by {int(w.mask.sum())} lanes of {w.name}: one thread issues it"
             )
         cta, cluster = w.cta, w.cta.cluster
-        shape = decode_instruction_descriptor(descriptor(w), kind, ctas)
+        shape = decode_instruction_descriptor(operands.descriptor(w), kind, ctas, count)
         pair = [cta] if ctas == 1 else [cluster.ctas[cta.rank & ~1], cluster.ctas[cta.rank | 1]]
-        width = {"tf32": 4, "f16": 2, "bf16": 2}.get(shape.a, 1)
-        at = d_address(w)
+        at = operands.d_address(w)
         lane, column = at >> 16, at & 0xFFFF
         if lane not in ((0, 16) if shape.m == 64 else (0,)):
             raise IllegalAccess(f"tcgen05.mma with D at lane {lane}")
+        if from_tmem and shape.a in ("e2m1x2", *PADDED):
+            raise unsupported(instruction, f"A of {shape.a} in tensor memory")
         blocks = d_blocks(shape, ctas, lane, column)
-        off = [get(w) for get in disabled]
+        off = [get(w) for get in operands.disabled]
         keep = _enabled(off, ctas, len(pair))
-        accumulates = bool(adds(w))
+        accumulates = bool(operands.adds(w))
         cta.mma_epoch += 1
         access = w.issue(cta.mma_agent, cta.mma_epoch, text)
         access.clock.seen[cta.mma_agent] = cta.mma_epoch
-        a_raw = a_operand(w)
+        a_raw = operands.a(w)
         b_plan = plan(
-            decode_descriptor(b_operand(w), True), shape.n // ctas, shape.k, width, shape.b_mn_major
+            decode_descriptor(operands.b(w), True), shape.n // ctas, *_row(shape, shape.b), shape.b_mn_major
         )
         a_plan = None if from_tmem else plan(
-            decode_descriptor(a_raw, True), shape.m // ctas, shape.k, width, shape.a_mn_major
+            decode_descriptor(a_raw, True), shape.m // ctas, *_row(shape, shape.a), shape.a_mn_major
         )  # fmt: skip
+        sides = []
+        if (scales := shape.scales) is not None:
+            at_a, at_b = (get(w) for get in operands.scales)
+            sides = [(scales, at_a, scales.a_byte, shape.m // ctas), (scales, at_b, scales.b_byte, shape.n)]
         for member in pair:
             member.tmem.check(column, blocks[0][1].stop - column)
             for part in (a_plan, b_plan):
@@ -182,7 +212,9 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
                     member.shared.check(part.low, part.high)
                     member.shared.shadow.read(part.cells, access)
             if from_tmem:
-                member.tmem.shadow.read(_a_block(shape, ctas, a_raw, width), access)
+                member.tmem.shadow.read(_a_block(shape, ctas, a_raw), access)
+            for each, address, _, rows in sides:
+                each.read(member.tmem, address, rows, access)
             for lanes, columns, _ in blocks:
                 if accumulates:
                     member.tmem.shadow.read((lanes, columns), access)
@@ -197,30 +229,53 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
                 if a_plan is not None:
                     a = collect(member.shared, a_plan, shape.a)
                 else:
-                    cells = member.tmem.cells[_a_block(shape, ctas, a_raw, width)]
+                    cells = member.tmem.cells[_a_block(shape, ctas, a_raw)]
                     a = values(np.ascontiguousarray(cells).view(np.uint8), shape.a)
                 if shape.negate_a:
                     a = -a
+                factors = [each.of_rows(member.tmem, *side) for each, *side in sides]
                 for lanes, columns, part in blocks:
                     old = member.tmem.cells[lanes, columns]
                     before = np.ascontiguousarray(old) if accumulates else None
-                    if scale and before is not None:
-                        before = (before.view(np.float32) * np.float32(2.0**-scale)).view(np.uint32)
-                    new = accumulate(before, a, b[part], shape.d, shape.saturate)
+                    if operands.scale and before is not None:
+                        factor = np.float32(2.0**-operands.scale)
+                        before = (before.view(np.float32) * factor).view(np.uint32)
+                    if factors:
+                        new = _scaled(before, a, b, *factors)
+                    else:
+                        new = accumulate(before, a, b[part], shape.d, shape.saturate)
                     if enabled is not None:
                         new = np.where(enabled[lanes][:, None], new, old)
                     member.tmem.cells[lanes, columns] = new
 
-        w.report.bytes["MMA operands"] += (shape.m + shape.n) * shape.k * width
+        w.report.bytes["MMA operands"] += (shape.m + shape.n) * shape.row_bytes
         cta.pipes["MMA"].issue(text, complete)
 
     return mma
 
 
-def _a_block(shape: MmaShape, ctas: int, address: int, width: int) -> tuple[slice, slice]:
+def _row(shape: MmaShape, kind: str) -> tuple[int, int]:
+    """K and the bytes of an element, as `plan` wants them: two elements of e2m1x2 are one."""
+    return (shape.k // 2, 1) if kind == "e2m1x2" else (shape.k, WIDTHS.get(kind, 1))
+
+
+def _scaled(
+    before: np.ndarray | None, a: np.ndarray, b: np.ndarray, of_a: np.ndarray, of_b: np.ndarray
+) -> np.ndarray:
+    """128 rows of D, each quarter of the lanes by the scales that it has."""
+    quarters = []
+    for quarter in range(block_scale.QUARTERS):
+        rows = slice(32 * quarter, 32 * quarter + 32)
+        left = block_scale.by_blocks(a[rows], of_a[quarter, rows])
+        right = block_scale.by_blocks(b, of_b[quarter])
+        quarters.append(accumulate(None if before is None else before[rows], left, right, "f32"))
+    return np.concatenate(quarters)
+
+
+def _a_block(shape: MmaShape, ctas: int, address: int) -> tuple[slice, slice]:
     """A in tensor memory: row i in lane i, its K elements in consecutive columns."""
     lane, column = address >> 16, address & 0xFFFF
-    return slice(lane, lane + shape.m // ctas), slice(column, column + shape.k * width // 4)
+    return slice(lane, lane + shape.m // ctas), slice(column, column + shape.row_bytes // 4)
 
 
 def _enabled(words: list[int], ctas: int, members: int) -> list[np.ndarray | None]:

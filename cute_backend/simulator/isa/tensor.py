@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_backend.simulator.boxes import BoxFootprint, box_part, box_units, load_box, store_box
+from cute_backend.simulator.boxes import BoxFootprint, box_bytes, box_part, box_units, load_box, store_box
 from cute_backend.simulator.errors import DescriptorError, IllegalAccess
 from cute_backend.simulator.isa.barrier import own_address
 from cute_backend.simulator.isa.bulk import (
@@ -28,7 +28,7 @@ from cute_backend.simulator.memory import (
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
 from cute_backend.simulator.scopes import Order
 from cute_backend.simulator.syntax import Address, Instruction, Vector
-from cute_backend.simulator.tensormap import TensorMap, decode
+from cute_backend.simulator.tensormap import Packing, TensorMap, decode
 
 if TYPE_CHECKING:
     from cute_backend.simulator.binder import Binder
@@ -109,11 +109,13 @@ def _bind_tensor_load(binder: Binder, instruction: Instruction) -> Step:
             tmap = tensor_map(w, at, parameters)
             if tmap.rank != len(where):
                 raise DescriptorError(f"{len(where)} coordinates for a tensor map of rank {tmap.rank}")
+            box = tmap.coordinates(tuple(where))
             goals = destinations(w, target, signal, None if mask is None else int(mask), pair)
             units = box_units(tmap, goals[0].offset)
-            source = _region(tmap, tuple(where), memory, WEAK)
+            source = _region(tmap, box, memory, WEAK)
             for goal in goals:
-                start_load(w, goal, units, partial(load_box, tmap, tuple(where), memory), text, source)
+                fetch = partial(load_box, tmap, box, memory)
+                start_load(w, goal, units, fetch, text, source, box_bytes(tmap))
 
     return load
 
@@ -138,6 +140,8 @@ def _bind_tensor_store(binder: Binder, instruction: Instruction, reduction: str 
             tmap = tensor_map(w, at, parameters)
             if tmap.rank != len(where):
                 raise DescriptorError(f"{len(where)} coordinates for a tensor map of rank {tmap.rank}")
+            if tmap.packing is not Packing.NONE:
+                raise unsupported(instruction, "a tensor of 4-bit elements")
             units = box_units(tmap, own_address(w, offset))
             begin_store(
                 w,

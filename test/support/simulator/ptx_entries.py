@@ -42,6 +42,27 @@ def entry(body: str, pointers: int, *, shared: int = 0, extra: str = "", target:
 """
 
 
+def to_shared(pointer: str, at: int, nbytes: int, label: str, threads: int) -> str:
+    """All threads copy bytes from a global pointer to `smem` + at."""
+    return f"""
+    mov.b32 %r20, %r0;
+{label}: setp.ge.u32 %p8, %r20, {nbytes // 16}; @%p8 bra {label}_END;
+    mad.lo.u32 %r21, %r20, 16, %r2; mad.wide.u32 %rd20, %r20, 16, {pointer};
+    ld.global.v4.b32 {{%r30, %r31, %r32, %r33}}, [%rd20];
+    st.shared.v4.b32 [%r21+{at}], {{%r30, %r31, %r32, %r33}};
+    add.u32 %r20, %r20, {threads}; bra {label};
+{label}_END:
+"""
+
+
+def descriptor(register: str, value: int, at: int) -> str:
+    """The matrix descriptor of what lies at `smem` + at; `value` has its other fields."""
+    return f"""
+    add.u32 %r22, %r2, {at}; and.b32 %r22, %r22, 0x3ffff; shr.u32 %r22, %r22, 4; cvt.u64.u32 {register}, %r22;
+    or.b64 {register}, {register}, {value};
+"""
+
+
 def launch(
     text: str,
     arrays: Sequence[np.ndarray],
