@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from unittest.mock import patch
+
 import pytest
 
-from cute_backend.planning import Alignment, TileConfig
+from cute_backend.planning import Alignment, Rowvecs, TileConfig, plan, with_rowvecs
+from cute_backend.simulator import simulate
 from cute_backend.simulator.report import Recorder
 from cute_backend.simulator.simulate import Launch, Machine, run_region
 from support.simulator.exact import operands, scaled_residual, sm90, sm100
+from support.simulator.mutants import Mutant, Subject, Text, WrongNumbers, instead
 
 M, N, K = 192, 192, 384
 BF16 = 2
@@ -82,3 +87,39 @@ def test_loads_by_element_stand_between_accumulator_and_store(config):
     assert launch.kernel.alignment is Alignment.PLAIN
     assert launch.report.exposed_loads
     assert min(launch.report.exposed_loads) > 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("column_groups", [1, 2])
+@pytest.mark.parametrize("rowvecs", [Rowvecs.REGISTER_HOIST, Rowvecs.SMEM_STAGED])
+def test_no_load_stands_there_wherever_rowvecs_are(rowvecs: Rowvecs, column_groups: int) -> None:
+    config = with_rowvecs(sm100(128, 128, column_groups=column_groups), scaled_residual(), rowvecs)
+    launch, _ = launched(config)
+    placed = plan(scaled_residual(), launch.kernel.config, Alignment.TMA).placements
+    assert {name: placed[name].name for name in ("scale_a", "scale_b", "exact0")} == {
+        "scale_a": "row_read",
+        "scale_b": rowvecs.value,
+        "exact0": "tma",
+    }
+    tiles = 2 * 2
+    assert launch.report.roles["epilogue"].exposed_loads == [0] * (4 * column_groups * tiles)
+
+
+def test_a_rowvec_that_is_read_when_it_is_needed_stands_there(tmp_path: Path) -> None:
+    hoisted = with_rowvecs(sm100(128, 128), scaled_residual(), Rowvecs.REGISTER_HOIST)
+    late = Mutant(
+        "rowvec read after the accumulator wait",
+        Subject(hoisted, (M, N, K)),
+        instead(
+            "scale_b = sub.columns_of(held.scale_b)",
+            "scale_b = cute.make_rmem_tensor(sub.columns, Float32)\n"
+            "        for c in cutlass.range_constexpr(sub.columns):\n"
+            "            scale_b[c] = glob.scale_b[sub.column(c)]",
+        ),
+        WrongNumbers,
+        "",
+        Text.MODULE,
+    )
+    with patch.object(simulate, "_program", lambda kernel: late.program(tmp_path)):
+        launch, _ = launched(hoisted)
+    assert min(launch.report.roles["epilogue"].exposed_loads) > 0
