@@ -26,7 +26,7 @@ of an element waits for its own results, for tensor memory and for shared memory
 
 def mma_cycles(config: TileConfig, spec: EpilogueSpec, k: int) -> float:
     """Cycles for which the tensor cores of a multiprocessor multiply one tile."""
-    multiplied = config.cta_rows * config.mma_n * k
+    multiplied = config.cta_rows * config.mma_n * k / config.split_k
     return multiplied * spec.product.a_dtype.bits / 8 / config.target.products_per_cycle
 
 

@@ -151,9 +151,10 @@ def _fits(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 
 def _can_split(arch: Arch, spec: EpilogueSpec) -> bool:
-    """Whether K may be in parts. The tiles of groups, or their k tiles, are only counted on the device. Sums
-    that go through memory are those of one dense product, and the workspace has no partials beside them."""
-    if spec.product.kind.has_offsets:
+    """Whether K may be in parts. The tiles of groups, or their k tiles, are only counted on the device, and
+    no parts of K have scales that the MMA applies. Sums that go through memory are those of one dense
+    product, and the workspace has no partials beside them."""
+    if spec.product.kind.has_offsets or spec.product.a_scaling.by_mma:
         return False
     dense = spec.product.kind is ProductKind.DENSE
     return arch.target.clusters or (dense and len(spec.accumulators) == 1 and not spec.reductions)

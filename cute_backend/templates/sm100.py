@@ -25,8 +25,10 @@ epilogue of one tile runs under the MMA of the next. With `ctas` = 2 a pair of C
 brings half of A's rows and half of B's columns, the even CTA issues the instruction, and each finds the
 accumulators of its own half of the rows in its own tensor memory. With `column_groups` = 2 a second warpgroup
 of the epilogue has the other half of the tile's columns, with shared memory and TMA stores of its own; the
-warps with other roles give registers up to both. Scales of blocks that the MMA applies come
-with A and B, in their stages, and lie behind the accumulators in tensor memory (`mma_scaled.py`).
+warps with other roles give registers up to both. With split-K only the first CTA of a cluster has an
+epilogue; the warpgroups of the others publish their sums to it (`split_k.py`). Scales of blocks that the MMA
+applies come with A and B, in their stages, and lie behind the accumulators in tensor memory
+(`mma_scaled.py`).
 """
 
 from __future__ import annotations
@@ -73,6 +75,7 @@ from cute_backend.templates.rings import (
     swizzled,
 )
 from cute_backend.templates.scheduler import GroupSchedule, Place
+from cute_backend.templates.split_k import Sums
 from cute_backend.templates.tile import Sm100Subtile, Sm100Tile
 
 CTA_M = 128
@@ -90,6 +93,20 @@ class Seat:
     thread: Int32
     warp: Int32
     barrier: pipeline.NamedBarrier
+
+    @property
+    def thread_of_all(self) -> Int32:
+        """Its number among the threads of all warpgroups."""
+        return self.group * WARPGROUP + self.thread
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A thread's copy of subtiles from tensor memory, and the shape of its part of one."""
+
+    copy: cute.TiledCopy
+    source: cute.Tensor
+    shape: Any
 
 
 class Sm100Gemm(Gemm):
@@ -154,7 +171,7 @@ class Sm100Gemm(Gemm):
         finished = Arrivals(self.visitors, warps, 1, config.ctas)
         self.acc_ring = Ring("acc", self.acc_stages, one(self.multiply), finished)
         roles, rings = [self.visitors, self.multiply, self.load], [self.ab_ring, self.acc_ring]
-        self.row_ring = self.exact_ring = None
+        self.row_ring = self.exact_ring = self.sum_ring = None
         if stages.row:
             filled, emptied = Arrivals(self.staging, 1, WARP), Arrivals(self.visitors, warps, WARP)
             self.row_ring = Ring("row", stages.row, filled, emptied)
@@ -163,7 +180,10 @@ class Sm100Gemm(Gemm):
         roles += [
             role for role, ring in ((self.staging, self.row_ring), (self.exact, self.exact_ring)) if ring
         ]
-        rings += [ring for ring in (self.row_ring, self.exact_ring) if ring]
+        if config.split_k > 1:
+            filled = Arrivals(self.visitors, warps, 1, config.split_k - 1)
+            self.sum_ring = Ring("sums", 1, filled, Arrivals(self.visitors, warps, 1))
+        rings += [ring for ring in (self.row_ring, self.exact_ring, self.sum_ring) if ring]
         of_group = [f" of half {i}" * (groups > 1) for i in range(groups)]
         self.subtile_meetings = tuple(
             Meeting(f"the end of a subtile{half}", 1 + i, ((self.visitors, WARPS),))
@@ -253,7 +273,12 @@ class Sm100Gemm(Gemm):
             items = cast(GroupSchedule, schedule).most_items
         else:
             items = schedule.items
-        clusters = cutlass.min(items, max_active_clusters)
+        if cutlass.const_expr(config.split_k > 1):
+            # A cluster a tile, along the axis of the grid that has room for any number.
+            grid, launched = (config.split_k * items, 1, 1), (config.split_k, 1, 1)
+        else:
+            grid = (config.cluster_m, config.cluster_n, cutlass.min(items, max_active_clusters))
+            launched = cluster_shape
         named(self.kernel, self.name)(
             tiled_mma,
             piece_mma,
@@ -274,9 +299,9 @@ class Sm100Gemm(Gemm):
             n,
             offsets,
         ).launch(
-            grid=(config.cluster_m, config.cluster_n, clusters),
+            grid=grid,
             block=(self.threads, 1, 1),
-            cluster=cluster_shape,
+            cluster=launched,
             min_blocks_per_mp=1,
             use_pdl=True,
             stream=stream,
@@ -313,7 +338,8 @@ class Sm100Gemm(Gemm):
         config, epilogue, stages = self.config, self.epilogue, self.stages
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-        cta_coord = cluster.get_flat_coord(cta_rank)
+        # The CTAs of a split share nothing but sums: each is a cluster of one to its operands.
+        cta_coord = cluster.get_flat_coord(cta_rank if config.split_k == 1 else Int32(0))
 
         if warp == self.load.first:
             cpasync.prefetch_descriptor(a_tma.atom)
@@ -347,11 +373,26 @@ class Sm100Gemm(Gemm):
             is_two_cta=config.ctas == 2,
             two_cta_tmem_dealloc_mbar_ptr=smem.allocate(cutlass.Int64, 8),
         )
-        pipeline.pipeline_init_arrive(cluster_shape_mn=cluster, is_relaxed=True)
+        sums = None
+        if cutlass.const_expr(config.split_k > 1):
+            sums = Sums.allocate(smem, config.thread_accumulators, self.visitors.warps * WARP)
+            if warp == self.load.first:
+                sums.init(cast(Ring, self.sum_ring))
+        in_step = cluster if config.split_k == 1 else cute.make_layout(config.split_k)
+        pipeline.pipeline_init_arrive(cluster_shape_mn=in_step, is_relaxed=True)
         await_earlier_kernels()
         schedule = batches.schedule(config, m, n, a_tma.tma_tensor, offsets)
         if cutlass.const_expr(self.is_grouped):
             schedule = cast(GroupSchedule, schedule).counted()
+        block, _, first_item = cute.arch.block_idx()
+        _, _, item_step = cute.arch.grid_dim()
+        epilogue_item, first_k = first_item, 0
+        k_tiles = cute.ceil_div(cute.ceil_div(a_tma.tma_tensor.shape[1], self.tile[2]), config.split_k)
+        if cutlass.const_expr(config.split_k > 1):
+            first_item, item_step, first_k = block // config.split_k, schedule.items, cta_rank * k_tiles
+            epilogue_item = Int32(first_item)
+            if cta_rank > 0:
+                epilogue_item = schedule.items  # beyond the last: no epilogue here
         shared = Sm100Shared(
             schedule=schedule,
             m=m,
@@ -364,12 +405,18 @@ class Sm100Gemm(Gemm):
             loads=s_loads,
             stores=s_stores,
             rows=s_rows,
+            k_tiles=k_tiles,
+            first_k=first_k,
+            cta_rank=cta_rank,
+            first_item=first_item,
+            epilogue_item=epilogue_item,
+            item_step=item_step,
+            sums=sums,
         )
         # (MMA, MMA_M, MMA_N, stage): columns of tensor memory, 512 of them at most.
         acc_shape = cute.append(tiled_mma.partition_shape_C(self.tile[:2]), self.acc_stages)
         acc_layout = tiled_mma.make_fragment_C(acc_shape).layout
-        k_tiles = cute.ceil_div(a_tma.tma_tensor.shape[1], self.tile[2])
-        pipeline.pipeline_init_wait(cluster_shape_mn=cluster)
+        pipeline.pipeline_init_wait(cluster_shape_mn=in_step)
 
         if cutlass.const_expr(config.warpgroups > 1):
             if warp >= self.visitors.numbers.stop:
@@ -377,9 +424,7 @@ class Sm100Gemm(Gemm):
         if warp == self.load.first:
             s_bs = [self._piece_stages(s_b, piece_smem, i) for i in range(config.pieces)]
             of_scales = (scale_tmas, s_scales)
-            self._load(
-                shared, tiled_mma, piece_mma, cluster, cta_coord, a_tma, b_tmas, s_a, s_bs, of_scales, k_tiles
-            )
+            self._load(shared, tiled_mma, piece_mma, cluster, cta_coord, a_tma, b_tmas, s_a, s_bs, of_scales)
         if warp == self.multiply.first:
             tmem.wait_for_alloc()
             tmem_start = tmem.retrieve_ptr(Float32)
@@ -393,7 +438,7 @@ class Sm100Gemm(Gemm):
             )
             # The even CTA of a pair multiplies for both.
             if cta_coord[0] == 0:
-                self._multiply(shared, tiled_mma, operands, acc, k_tiles)
+                self._multiply(shared, tiled_mma, operands, acc)
         if cutlass.const_expr(epilogue.staged):
             if warp == self.staging.first:
                 self._load_rows(shared)
@@ -419,6 +464,8 @@ class Sm100Gemm(Gemm):
 
     def _cta_tile(self, place: Place) -> tuple[Int32, Int32]:
         """The coordinates of the CTA's (128, tile_n) tile of its product."""
+        if self.config.split_k > 1:
+            return Int32(place.row), Int32(place.column)
         x, y, _ = cute.arch.block_idx()
         return place.row * self.config.cluster_m + x, place.column * self.config.cluster_n + y
 
@@ -463,7 +510,6 @@ class Sm100Gemm(Gemm):
         s_a: cute.Tensor,
         s_bs: list,
         of_scales: tuple[list, list],
-        k_tiles: Int32,
     ):
         """The load warp: A and B of every k tile, and the scales of their blocks."""
         config, tile_k = self.config, self.tile[2]
@@ -474,12 +520,11 @@ class Sm100Gemm(Gemm):
             for tma, s_b in zip(b_tmas, s_bs, strict=True)
         ]
         a_mask, b_mask = None, None
-        if cutlass.const_expr(config.cluster_size > 1):
+        if cutlass.const_expr(config.cluster_m * config.cluster_n > 1):
             a_mask = cpasync.create_tma_multicast_mask(cluster, cta_coord, mcast_mode=2)
             b_mask = cpasync.create_tma_multicast_mask(cluster, cta_coord, mcast_mode=1)
         ab_state = producer_state(self.stages.ab)
-        _, _, item = cute.arch.block_idx()
-        _, _, item_step = cute.arch.grid_dim()
+        item, item_step = shared.first_item, shared.item_step
         while schedule.is_valid(item):
             place = schedule.place(item)
             row, column = self._cta_tile(place)
@@ -488,7 +533,8 @@ class Sm100Gemm(Gemm):
             tile_a = batches.of_place(t_ga, place)[(None, row // config.ctas, None)]
             scale_tmas, s_scales = of_scales
             t_scales = self.mainloop.boxes(scale_tmas, s_scales, row, column, config)
-            for k in cutlass.range(self._k_tiles(place, tile_k, k_tiles), unroll=1):
+            for k_tile in cutlass.range(self._k_tiles(place, tile_k, shared.k_tiles), unroll=1):
+                k = shared.first_k + k_tile
                 if cutlass.const_expr(self.is_k_grouped):
                     of_k = batches.of_k_tile(a_tma.tma_tensor, place, k)
                     _, t_ga_of_k = self._partition_a(a_tma, s_a, thr_mma, cta_coord, of_k)
@@ -556,22 +602,20 @@ class Sm100Gemm(Gemm):
         tiled_mma: cute.TiledMma,
         operands: Sm100Operands,
         acc: cute.Tensor,
-        k_tiles: Int32,
     ):
         """The MMA warp: one accumulator after the other."""
         schedule, ab_pipeline, acc_pipeline = shared.schedule, shared.ab_pipeline, shared.acc_pipeline
         # The epilogue warps of both CTAs hand the accumulators over once their tensor memory is allocated, so
         # the producer, too, starts with buffers in use.
         ab_state, acc_state = consumer_state(self.stages.ab), consumer_state(self.acc_stages)
-        _, _, item = cute.arch.block_idx()
-        _, _, item_step = cute.arch.grid_dim()
+        item, item_step = shared.first_item, shared.item_step
         while schedule.is_valid(item):
             acc_pipeline.producer_acquire(acc_state)
             tile_acc = acc[(None, None, None, acc_state.index)]
             _, column = self._cta_tile(schedule.place(item))
             of_tile = self.mainloop.of_tile(operands, column, self.config)
             tiled_mma = self.mainloop.begin(tiled_mma)
-            for _ in cutlass.range(self._k_tiles_at(shared, item, k_tiles), unroll=1):
+            for _ in cutlass.range(self._k_tiles_at(shared, item, shared.k_tiles), unroll=1):
                 ab_pipeline.consumer_wait(ab_state)
                 tiled_mma = self.mainloop.step(tiled_mma, tile_acc, of_tile, ab_state.index)
                 ab_pipeline.consumer_release(ab_state)
@@ -584,8 +628,7 @@ class Sm100Gemm(Gemm):
     @cute.jit
     def _load_rows(self, shared: Sm100Shared):
         """The staging warp: the staged rowvecs of one tile after the other."""
-        _, _, item = cute.arch.block_idx()
-        _, _, item_step = cute.arch.grid_dim()
+        item, item_step = shared.epilogue_item, shared.item_step
         row_state = self._stage_rows(shared, item, item_step, cute.arch.lane_idx())
         shared.row_pipeline.producer_tail(row_state)
 
@@ -594,8 +637,7 @@ class Sm100Gemm(Gemm):
         """The exact warp: the exact loads of one subtile after the other."""
         schedule, exact_pipeline = shared.schedule, shared.exact_pipeline
         exact_state = producer_state(self.stages.exact)
-        _, _, item = cute.arch.block_idx()
-        _, _, item_step = cute.arch.grid_dim()
+        item, item_step = shared.epilogue_item, shared.item_step
         while schedule.is_valid(item):
             place = schedule.place(item)
             row, column = self._cta_tile(place)
@@ -625,18 +667,11 @@ class Sm100Gemm(Gemm):
         """
         config, epilogue, stages = self.config, self.epilogue, self.stages
         schedule, glob, acc_pipeline = shared.schedule, shared.glob, shared.acc_pipeline
-        exact_pipeline, row_pipeline = shared.exact_pipeline, shared.row_pipeline
+        exact_pipeline, row_pipeline, sums = shared.exact_pipeline, shared.row_pipeline, shared.sums
         seat = self._seat()
         is_store_warp, barrier = seat.warp == 0, seat.barrier
 
-        # (128, subtile_n, 1, subtiles, stage), of which a thread copies its own row.
-        pieces = cute.flat_divide(acc[((None, None), 0, 0, None)], self.box)
-        load_atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(config.subtile_n)), Float32)
-        tmem_copy = tcgen05.make_tmem_copy(load_atom, pieces[(None, None, 0, 0, 0)])
-        thread_copy = tmem_copy.get_slice(seat.thread)
-        t_acc = thread_copy.partition_S(pieces)
-        fragment_shape = thread_copy.partition_D(cute.make_identity_tensor(self.box)).shape
-
+        reader = self._reader(acc, seat)
         store_pipeline = pipeline.PipelineTmaStore.create(
             num_stages=max(stages.store - 1, 1), producer_group=agents(Arrivals(self.visitors, WARPS, WARP))
         )
@@ -647,8 +682,10 @@ class Sm100Gemm(Gemm):
             free_state.advance()
         acc_state, row_state = consumer_state(self.acc_stages), consumer_state(stages.row)
         exact_state, store_state = consumer_state(stages.exact), producer_state(stages.store)
-        _, _, item = cute.arch.block_idx()
-        _, _, item_step = cute.arch.grid_dim()
+        item, item_step = shared.epilogue_item, shared.item_step
+        if cutlass.const_expr(config.split_k > 1):
+            if shared.cta_rank > 0:
+                self._publish(shared, seat, reader, acc_state.clone())
         while schedule.is_valid(item):
             place = schedule.place(item)
             row, column = self._cta_tile(place)
@@ -661,6 +698,8 @@ class Sm100Gemm(Gemm):
                 cute.local_tile(s_row[(None, row_state.index)], part, (seat.group,)) for s_row in shared.rows
             ]
             acc_pipeline.consumer_wait(acc_state)
+            if cutlass.const_expr(config.split_k > 1):
+                sums.wait()
             # Where there are planes in shared memory, all warps wait for them and hand them on.
             has_rows = Boolean(stages.exact + stages.store > 0) | (tile.warp_row() < tile.m)
             # Visits are the turns of one loop or of the other.
@@ -668,17 +707,15 @@ class Sm100Gemm(Gemm):
                 for written in cutlass.range_constexpr(1 if config.rolled else self.visits):
                     visit = Int32(turn) if cutlass.const_expr(config.rolled) else written
                     subtile = self._subtile(seat.group, visit)
-                    registers = cute.make_rmem_tensor(config.products * config.subtile_n, Float32)
-                    for i in cutlass.range_constexpr(config.products):
-                        piece = t_acc[(None, None, None, 0, self._piece_of(subtile, i), acc_state.index)]
-                        first = registers.iterator + i * config.subtile_n
-                        cute.copy(tmem_copy, piece, cute.make_tensor(first, cute.make_layout(fragment_shape)))
+                    registers = self._read(reader, subtile, acc_state.index)
                     if cutlass.const_expr(epilogue.shared_loads):
                         exact_pipeline.consumer_wait(exact_state)
                     cute.arch.fence_view_async_tmem_load()
                     if visit == self.visits - 1:
                         with cute.arch.elect_one():
                             acc_pipeline.consumer_release(acc_state)
+                    if cutlass.const_expr(config.split_k > 1):
+                        sums.add(registers, seat.thread_of_all, visit, config.split_k)
                     full, empty = self._plane(exact_state, seat.group), self._plane(store_state, seat.group)
                     planes = [s_load[(None, None, full)] for s_load in shared.loads]
                     planes += [s_store[(None, None, empty)] for s_store in shared.stores]
@@ -701,6 +738,8 @@ class Sm100Gemm(Gemm):
                             self._store(store_tmas, shared.stores, empty, self.box, coord, place)
                             store_pipeline.producer_commit()
                         store_state.advance()
+            if cutlass.const_expr(config.split_k > 1):
+                sums.release(config.split_k)
             self._end(tile, glob, held)
             if cutlass.const_expr(epilogue.staged):
                 row_pipeline.consumer_release(row_state)
@@ -711,6 +750,38 @@ class Sm100Gemm(Gemm):
             store_pipeline.producer_tail()
         # Tensor memory may be given back once all warps have read theirs.
         named_barrier(self.last_meeting).arrive_and_wait()
+
+    @cute.jit
+    def _publish(self, shared: Sm100Shared, seat: Seat, reader: Reader, acc_state: pipeline.PipelineState):
+        """The epilogue warps of a CTA that leaves its sums of its only tile to the first one."""
+        acc_pipeline, sums, thread = shared.acc_pipeline, shared.sums, seat.thread_of_all
+        acc_pipeline.consumer_wait(acc_state)
+        for visit in cutlass.range(self.visits, unroll=1):
+            registers = self._read(reader, self._subtile(seat.group, visit), acc_state.index)
+            cute.arch.fence_view_async_tmem_load()
+            sums.write(registers, thread, visit)
+        with cute.arch.elect_one():
+            acc_pipeline.consumer_release(acc_state)
+        sums.hand_over()
+
+    def _reader(self, acc: cute.Tensor, seat: Seat) -> Reader:
+        """How a thread reads its own row of subtiles (128, subtile_n, 1, subtiles, stage)."""
+        pieces = cute.flat_divide(acc[((None, None), 0, 0, None)], self.box)
+        op = tcgen05.Ld32x32bOp(tcgen05.Repetition(self.config.subtile_n))
+        tmem_copy = tcgen05.make_tmem_copy(cute.make_copy_atom(op, Float32), pieces[(None, None, 0, 0, 0)])
+        thread_copy = tmem_copy.get_slice(seat.thread)
+        shape = thread_copy.partition_D(cute.make_identity_tensor(self.box)).shape
+        return Reader(tmem_copy, thread_copy.partition_S(pieces), shape)
+
+    def _read(self, reader: Reader, subtile: Any, stage: Int32) -> cute.Tensor:
+        """The registers to which every product's elements of a subtile are being read."""
+        config = self.config
+        registers = cute.make_rmem_tensor(config.products * config.subtile_n, Float32)
+        for i in range(config.products):
+            piece = reader.source[(None, None, None, 0, self._piece_of(subtile, i), stage)]
+            first = registers.iterator + i * config.subtile_n
+            cute.copy(reader.copy, piece, cute.make_tensor(first, cute.make_layout(reader.shape)))
+        return registers
 
     def _seat(self) -> Seat:
         """The seat of a thread of the epilogue."""
@@ -726,6 +797,17 @@ class Sm100Gemm(Gemm):
 
 @dataclass
 class Sm100Shared(Shared):
-    """And the ring of accumulators in tensor memory."""
+    """And the ring of accumulators in tensor memory, the CTA's work items and its part of K.
+
+    Work items are `first_item` and every `item_step`-th after it; for the epilogue they begin at
+    `epilogue_item`, which is beyond the last one in a CTA that leaves its sums to another.
+    """
 
     acc_pipeline: pipeline.PipelineUmmaAsync
+    k_tiles: Int32
+    first_k: Any
+    cta_rank: Int32
+    first_item: Any
+    epilogue_item: Any
+    item_step: Any
+    sums: Any

@@ -4,15 +4,17 @@ With few tiles most multiprocessors would be idle. So each CTA of a cluster mult
 the first publish their sums in their own shared memory. The first reads them there and adds them up, always
 in the order of the parts.
 
-    part 0      | wgmma over its k tiles | . . . . reads, adds | epilogue
-    part 1 ...  | wgmma over its k tiles | publishes its sums . . . . |
+    part 0      | MMAs over its k tiles | . . . . reads, adds | epilogue
+    part 1 ...  | MMAs over its k tiles | publishes its sums . . . . |
 
-A CTA has only one tile, and ends when its sums have been read.
+A CTA has only one tile, and ends when its sums have been read. Where accumulators are in tensor memory, a
+thread moves those of one visit at a time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -55,23 +57,55 @@ class Sums:
     @cute.jit
     def publish(self, acc: cute.Tensor, thread: Int32):
         """Publish a thread's accumulators to the first CTA, and wait until it has read them."""
-        cute.autovec_copy(_in_fours(acc), self.shared[(None, None, thread)])
+        self.write(acc, thread, 0)
+        self.hand_over()
+
+    @cute.jit
+    def write(self, acc: cute.Tensor, thread: Int32, visit: Any):
+        """Write a thread's accumulators of a visit, of those that have equally many."""
+        sums = _in_fours(acc)
+        cute.autovec_copy(sums, _of_visit(self.shared, sums, thread, visit))
+
+    @cute.jit
+    def hand_over(self):
+        """Publish what was written to the first CTA, and wait until it has read it."""
         _arrive(self.ready, 0)
         cute.arch.mbarrier_wait(self.read, 0)
 
     @cute.jit
     def reduce(self, acc: cute.Tensor, thread: Int32, parts: cutlass.Constexpr[int]):
         """Add the accumulators of the same thread in all other CTAs of the cluster to a thread's own."""
-        cute.arch.mbarrier_wait(self.ready, 0)
-        cute.arch.fence_acq_rel_cluster()
+        self.wait()
         sums = _in_fours(acc)
         for part in cutlass.range(1, parts, unroll=1):
-            theirs = cute.make_rmem_tensor(sums.shape, Float32)
-            remote = cute.make_tensor(cute.arch.map_dsmem_ptr(self.shared.iterator, part), self.shared.layout)
-            cute.autovec_copy(remote[(None, None, thread)], theirs)
-            for i in cutlass.range_constexpr(cute.size(sums)):
-                sums[i] = sums[i] + theirs[i]
+            self._add_part(sums, thread, 0, part)
             _arrive(self.read, part)
+
+    @cute.jit
+    def wait(self):
+        """Wait until the sums of all other CTAs can be read."""
+        cute.arch.mbarrier_wait(self.ready, 0)
+        cute.arch.fence_acq_rel_cluster()
+
+    @cute.jit
+    def add(self, acc: cute.Tensor, thread: Int32, visit: Any, parts: cutlass.Constexpr[int]):
+        """Add what the same thread in all other CTAs has written for a visit to a thread's accumulators."""
+        for part in cutlass.range(1, parts, unroll=1):
+            self._add_part(_in_fours(acc), thread, visit, part)
+
+    @cute.jit
+    def release(self, parts: cutlass.Constexpr[int]):
+        """Let all other CTAs end, whose sums have been read."""
+        for part in cutlass.range(1, parts, unroll=1):
+            _arrive(self.read, part)
+
+    @cute.jit
+    def _add_part(self, sums: cute.Tensor, thread: Int32, visit: Any, part: Int32):
+        theirs = cute.make_rmem_tensor(sums.shape, Float32)
+        remote = cute.make_tensor(cute.arch.map_dsmem_ptr(self.shared.iterator, part), self.shared.layout)
+        cute.autovec_copy(_of_visit(remote, sums, thread, visit), theirs)
+        for i in cutlass.range_constexpr(cute.size(sums)):
+            sums[i] = sums[i] + theirs[i]
 
 
 def _arrive(barrier: cute.Pointer, part: int) -> None:
@@ -80,6 +114,11 @@ def _arrive(barrier: cute.Pointer, part: int) -> None:
     cute.arch.sync_warp()
     with cute.arch.elect_one():
         cute.arch.mbarrier_arrive(barrier, part)
+
+
+def _of_visit(shared: cute.Tensor, sums: cute.Tensor, thread: Int32, visit: Any) -> cute.Tensor:
+    """The thread's fours of a visit that has as many as `sums`."""
+    return cute.local_tile(shared[(None, None, thread)], sums.shape, (0, visit))
 
 
 def _in_fours(acc: cute.Tensor) -> cute.Tensor:

@@ -224,7 +224,9 @@ def test_few_tiles_have_k_in_parts() -> None:
     assert parts(16, 4096, 16384) == 2
     assert parts(16, 8192, 8192) == parts(4096, 4096, 4096) == 1, "tiles for every multiprocessor"
     assert parts(16, 1024, 1024) == 1, "gathering would cost more than it saves"
-    assert choose(Arch.SM100A, spec, 16, 1024, 8192, 148).split_k == 1
+    assert choose(Arch.SM100A, spec, 16, 1024, 8192, 148).split_k == 4
+    assert choose(Arch.SM100A, spec, 16, 16384, 8192, 148).split_k == 1
+    assert choose(Arch.SM100A, spec, 16, 1024, 1024, 148).split_k == 1
     batched = shared_spec("batched")
     assert choose(Arch.SM90A, batched, 16, 1024, 8192, 132).split_k == 1, "how many batches is not known"
     grouped = replace(spec, accumulators=(replace(spec.product, kind=ProductKind.GROUPED),))
@@ -250,7 +252,13 @@ def test_sums_of_parts_go_through_memory_without_clusters(arch: Arch) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [{"pingpong": True}, {"cluster_m": 2}, {"cluster_n": 2}, {"arch": Arch.SM100A, "tile_m": 128}]
+    "kind",
+    [
+        {"pingpong": True},
+        {"cluster_m": 2},
+        {"cluster_n": 2},
+        {"arch": Arch.SM100A, "tile_m": 256, "ctas": 2, "cluster_m": 2},
+    ],
 )
 def test_not_every_tile_can_have_k_in_parts(kind: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"has K in 2 parts, which one of sm_90a .*or sm_120a"):

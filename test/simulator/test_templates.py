@@ -137,6 +137,7 @@ CONFIGS = [
     sm100(256, 64, 2, 2, ctas=2),
     sm100(128, 128, column_groups=2),
     sm100(256, 256, 2, ctas=2, column_groups=2),
+    sm100(128, 64, split_k=4),
     sm90(128, 128),
     sm90(64, 128, pingpong=True),
     sm90(128, 128, 2, 1),

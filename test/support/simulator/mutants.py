@@ -160,6 +160,7 @@ ROWS_BESIDE_TMA = replace(
     FED_BY_TMA, config=replace(FED_BY_TMA.config, rowvecs=Rowvecs.SMEM_STAGED), problem=(200, 72, 304)
 )
 PARTS = Subject(sm90(64, 64, split_k=4), (72, 72, 1040))
+BLACKWELL_PARTS = Subject(sm100(128, 64, split_k=4), (136, 72, 1040))
 SUMS_IN_MEMORY = replace(
     WARPS, config=sm80(64, 64, split_k=4, rowvecs=Rowvecs.SMEM_STAGED), problem=(136, 72, 720)
 )
@@ -197,6 +198,7 @@ SUBJECTS = {
     "hopper multicast": HOPPER_MULTICAST,
     "reducing": REDUCING,
     "parts": PARTS,
+    "parts on Blackwell": BLACKWELL_PARTS,
     "rotating": ROTATING,
     "rotating neighbours": ROTATING_NEIGHBOURS,
     "repeating": REPEATING,

@@ -14,6 +14,7 @@ from cute_backend.simulator.errors import (
 from support.simulator.mutants import (
     BLACKWELL_GROUPS,
     BLACKWELL_K_GROUPS,
+    BLACKWELL_PARTS,
     BLACKWELL_ROTATING,
     HALVES,
     MASKED,
@@ -242,6 +243,52 @@ MUTANTS = [
         WrongNumbers,
         "are wrong",
         Text.BATCH,
+    ),
+    # Parts of K.
+    Mutant(
+        "parts of K from the first k tile on",
+        BLACKWELL_PARTS,
+        instead("k = shared.first_k + k_tile", "k = k_tile + 0 * shared.first_k"),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "sums of tensor memory not waited for",
+        BLACKWELL_PARTS,
+        without("sums.wait()"),
+        RaceError,
+        UNWRITTEN.format(SHARED),
+    ),
+    Mutant(
+        "sums of a part of one other not waited for",
+        BLACKWELL_PARTS,
+        instead("warps, 1, config.split_k - 1)", "warps, 1, config.split_k - 2)"),
+        RaceError,
+        UNWRITTEN.format(SHARED),
+    ),
+    Mutant(
+        "sums of the first visit for all",
+        BLACKWELL_PARTS,
+        instead(
+            "sums.add(registers, seat.thread_of_all, visit,", "sums.add(registers, seat.thread_of_all, 0,"
+        ),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "CTA of a part leaves while its sums are read",
+        BLACKWELL_PARTS,
+        without("cute.arch.mbarrier_wait(self.read, 0)"),
+        IllegalAccess,
+        "all of whose warps have exited",
+        Text.SPLIT_K,
+    ),
+    Mutant(
+        "CTAs of parts never let go",
+        BLACKWELL_PARTS,
+        without("sums.release(config.split_k)"),
+        Deadlock,
+        "0 of 4 arrivals",
     ),
     # The stream.
     Mutant(
