@@ -10,7 +10,7 @@ import math
 from functools import cache
 from typing import Any, NamedTuple
 
-from cute_backend.planning.shared_memory import plane_bits
+from cute_backend.planning.shared_memory import BlockScales, plane_bits
 from cute_backend.planning.targets import Arch, Cut, TileTime
 from cute_backend.planning.tiles import TILE_K_BYTES, TileConfig
 from cute_backend.planning.transposing import multiplied
@@ -64,7 +64,11 @@ def cost(
     """
     timing = config.target.timing
     work = work_of(config, spec, m, n, k, sm_count, groups)
-    us = float(work.microseconds(time_of(config.arch, config.cut), timing.beyond_us, timing.bytes_per_us))
+    tile = time_of(config.arch, config.cut)
+    if BlockScales.of(spec) is not None:
+        times = timing.by_blocks.get(config.cut, 1.0)
+        tile = tile._replace(k=times * tile.k, busy=times * tile.busy)
+    us = float(work.microseconds(tile, timing.beyond_us, timing.bytes_per_us))
     return us + SUMS_US if config.sums_in_memory else us
 
 

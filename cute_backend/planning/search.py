@@ -13,7 +13,7 @@ from cute_backend.planning.hoisting import can_hoist, hoisting
 from cute_backend.planning.naming import words
 from cute_backend.planning.registers import leaves_registers, leaves_sums_registers
 from cute_backend.planning.rules import ABOVE_THE_SMALLEST, MAX_ROTATED, WHOLE_SUBTILES, suited
-from cute_backend.planning.shared_memory import has_planes, holds_planes
+from cute_backend.planning.shared_memory import BlockScales, has_planes, holds_planes
 from cute_backend.planning.targets import Arch, Shape
 from cute_backend.planning.tiles import TileConfig
 from cute_backend.planning.transposing import multiplied
@@ -139,6 +139,8 @@ def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     if spec.product.kind is ProductKind.BATCHED:
         return shipped
     sized = (*tiles.sized, *tiles.middle) if _shipped(arch, spec) is tiles.shipped else ()
+    if BlockScales.of(spec) is not None:
+        sized = tiles.sized_by_blocks
     further = (config for config in suited(arch, sized, spec) if _fits(config, spec))
     splits = tiles.splits if _can_split(arch, spec) else ()
     return tuple(dict.fromkeys((*shipped, *further, *_split(shipped[-1:], splits))))

@@ -107,6 +107,7 @@ def test_without_tma_planes_come_by_cp_async(arch: Arch, monkeypatch: pytest.Mon
         promoted=(),
         scaled=(),
         sized=(),
+        sized_by_blocks=(),
         middle=(),
         alone=None,
         tried=alone,

@@ -27,7 +27,7 @@ from cute_backend.spec import (
     Store,
 )
 from support.epilogues import BLOCKWISE, Problem
-from support.reference import TOLERANCE, in_float64, relative_error
+from support.reference import TOLERANCE, as_tuple, in_float64, relative_error
 from support.simulator.exact import (
     RESIDUAL,
     block_scales,
@@ -162,12 +162,14 @@ def test_pairs(columns: tuple[Columns, Columns], b: Scaling) -> None:
         assert torch.equal(actual, expected)
 
 
-def test_a_program_is_simulated_from_torch_to_its_result() -> None:
-    program = BLOCKWISE["blockwise_silu_residual"]
+@pytest.mark.parametrize("name", BLOCKWISE)
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.sim) for seed in range(2, 9))])
+def test_programs_are_simulated_from_torch_to_their_results(name: str, seed: int) -> None:
+    program = BLOCKWISE[name]
     inputs = program.inputs(Problem(72, 136, 272))
-    result = cute_backend.simulate(program.fn, *inputs, arch="sm_90a", async_seed=1)
-    (expected,) = in_float64(program, inputs)
-    assert relative_error(result, expected) < TOLERANCE[torch.bfloat16]
+    results = as_tuple(cute_backend.simulate(program.fn, *inputs, arch="sm_90a", async_seed=seed))
+    for result, expected in zip(results, in_float64(program, inputs), strict=True):
+        assert relative_error(result, expected) < TOLERANCE[torch.bfloat16]
 
 
 def test_an_mlp_is_simulated_from_torch_to_its_result() -> None:

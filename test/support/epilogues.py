@@ -130,6 +130,8 @@ MAKERS: dict[str, Maker] = {
     "bias_wide": lambda p, g: p.randn(2 * p.n, dtype=torch.bfloat16, generator=g),
     "blocks_a": lambda p, g: p.blocks(p.m, -(-p.k // 128)),
     "blocks_b": lambda p, g: p.blocks(-(-p.n // 128), -(-p.k // 128)).t(),
+    "squares_a": lambda p, g: p.blocks(-(-p.m // 128), -(-p.k // 128)),
+    "lines_b": lambda p, g: p.blocks(p.n, -(-p.k // 128)).t(),
     "a_fp4": lambda p, g: p.fp4(p.m, g),
     "b_fp4": lambda p, g: p.fp4(p.n, g).t(),
     "mx_a": lambda p, g: p.tiles(p.m, 32, torch.float8_e8m0fnu),
@@ -390,6 +392,20 @@ def blockwise(a, b, blocks_a, blocks_b):
 def blockwise_silu_residual(a, b, blocks_a, blocks_b, bias, residual):
     y = torch._scaled_mm(a, b, blocks_a, blocks_b, bias, out_dtype=torch.bfloat16)
     return F.silu(y) + residual
+
+
+@epilogue({"exact0": "exact"}, "bf16", table=BLOCKWISE)
+def blockwise_lines_gelu_mul(a, b, blocks_a, lines_b, other):
+    # 1 x 128 of both, as of weights' gradients.
+    y = torch._scaled_mm(a, b, blocks_a, lines_b, out_dtype=torch.bfloat16)
+    return F.gelu(y, approximate="tanh") * other
+
+
+@epilogue({}, "bf16", "f32", table=BLOCKWISE)
+def blockwise_squares_amax(a, b, squares_a, lines_b):
+    # 128 x 128 of A by 1 x 128 of B, and what dynamic rowwise quantisation needs.
+    y = torch._scaled_mm(a, b, squares_a, lines_b, out_dtype=torch.bfloat16)
+    return y, y.float().abs().amax(-1)
 
 
 @epilogue({"bias": "rowvec", "exact0": "exact"}, "bf16", table=MMA_SCALED)

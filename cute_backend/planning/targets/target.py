@@ -77,6 +77,8 @@ class Tiles:
     sized: tuple[Shape, ...] = ()
     """Further tiles that the heuristic chooses from where sizes are known, for specs that `shipped` serves. A
     launch of unknown sizes has no kernels of them."""
+    sized_by_blocks: tuple[Shape, ...] = ()
+    """As `sized`, for specs whose sums are scaled by blocks as they are promoted."""
     middle: tuple[Shape, ...] = ()
     """As `sized`. These tiles were timed for up to `middle_rows` rows; for more, they have to be predicted to
     be faster by more than the model's error."""
@@ -98,8 +100,8 @@ class Tiles:
     def all(self) -> tuple[Shape, ...]:
         """Every tile that is named here."""
         alone = () if self.alone is None else (self.alone,)
-        tables = (self.shipped, self.reduced, self.promoted, self.scaled, self.sized, self.middle, self.tried)
-        return (*chain(*tables), *alone)
+        further = (self.sized, self.sized_by_blocks, self.middle, self.tried)
+        return (*chain(*self.tables.values(), *further), *alone)
 
 
 class Cut(NamedTuple):
@@ -144,6 +146,9 @@ class Timing:
     """TMA's time to fill a row beyond the last of A with zeros, for each KiB of K, in microseconds."""
     bytes_per_us: float
     """The bandwidth of memory."""
+    by_blocks: Mapping[Cut, float] = field(default_factory=dict)
+    """How many times as long a k tile takes where its sums are scaled by blocks; 1 for tiles that are not
+    here."""
 
 
 @dataclass(frozen=True, eq=False)
