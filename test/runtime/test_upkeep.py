@@ -38,7 +38,7 @@ KERNELS = [
 """Eight kernels, by name alone: what is written under them is one and the same object, or bytes."""
 
 
-def emit(spec: EpilogueSpec, config: object, alignment: object) -> str:
+def emit(spec: EpilogueSpec, *how: object) -> str:
     return source(spec)
 
 
