@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+import cute_backend.registration  # noqa: F401  a checkout that is not installed has no entry point
 from cute_backend.bench.machine import Nvml
 from cute_backend.bench.results import Ceilings, Measurement, ProblemResult, TableResult, Work
 from cute_backend.bench.table import Cell, Problem, Rate, Runner, Table, Workload

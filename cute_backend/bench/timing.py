@@ -112,7 +112,10 @@ def preparing() -> AbstractContextManager[None]:
 def _gpu_lock(kind: int) -> Iterator[None]:
     with (writable_cache().root / "timing.lock").open("a") as file:
         fcntl.flock(file, kind)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # closing lets go only if no forked child has the file too
 
 
 def _time_units(units: Mapping[Key, Unit], rounds: int, meanwhile: Callable[[], Any]) -> dict[Key, Timing]:
