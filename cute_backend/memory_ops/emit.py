@@ -91,7 +91,7 @@ class _Module:
         self.config, self.alignment, self.lines = config, alignment, lines
         self.name, self.formula = header
         self.arguments = signature(spec, config.sums_in_memory)
-        self.plan = plan(spec, config, alignment)
+        self.plan = plan(spec, config.summing, alignment)
         self.spec = spec = multiplied(spec, config)
         self.chain = Chain(spec, self._reads(), folded)
         self.mainloop = mainloop(spec, config)
@@ -392,9 +392,10 @@ class _Module:
         groups = of_role(self.arguments, Role.OFFSETS)
         further += "".join(f", {argument.name}={argument.name}" for argument in groups)
         loads, products = names(load.name for load in self.spec.loads), names(b.name for b in bs)
-        written = f"[{planes}]" + (f", {WORKSPACE}" if self.config.sums_in_memory else "")
+        written = f"[{planes}]"
         if reductions:
             written = f"[{planes}, *partials]" if planes else "partials"
+        written += f", {WORKSPACE}" if self.config.sums_in_memory else ""
         gemm = (
             f"    gemm({names([a.name])}, [{products}], [{loads}], {written}, "
             f"max_active_clusters, stream{further})"

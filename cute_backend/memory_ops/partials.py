@@ -50,9 +50,10 @@ def written(stores: tuple[Store, ...]) -> tuple[str, ...]:
 
 
 def workspace_bytes(spec: EpilogueSpec, config: TileConfig, m: int, n: int) -> int:
-    """The size of the buffer that holds all partials of a plane of (m, n), or the sums of parts of K."""
-    return sums_bytes(config, m, n) + sum(
-        partials_bytes(store.reduce.axis, config, m, n, part.dtype.bits)
+    """The size of the buffer that holds the sums of parts of K, then all partials of a plane of (m, n)."""
+    summed = (n, m) if config.transposed else (m, n)
+    return sums_bytes(config, *summed) + sum(
+        partials_bytes(store.reduce.axis, config.summing, m, n, part.dtype.bits)
         for store in spec.stores
         if store.reduce is not None
         for part in partials(store)

@@ -152,7 +152,7 @@ def _common(kernel: Kernel) -> dict[str, Any]:
     spec, config = kernel.spec, kernel.config
     return {
         "tile_shape": (config.tile_m, config.tile_n, tile_k(spec.product.a_dtype)),
-        "cluster_shape": (config.cluster_m * config.split_k, config.cluster_n, 1),
+        "cluster_shape": (config.cluster_size // config.cluster_n, config.cluster_n, 1),
         "config": config,
         "fast_accum": spec.product.fast_accum,
         "aligned": kernel.alignment is Alignment.TMA,

@@ -11,11 +11,11 @@ from cute_backend.planning.cost import cost
 from cute_backend.planning.halving import can_halve, halving
 from cute_backend.planning.hoisting import can_hoist, hoisting
 from cute_backend.planning.naming import words
-from cute_backend.planning.registers import leaves_registers, leaves_sums_registers
-from cute_backend.planning.rules import ABOVE_THE_SMALLEST, MAX_ROTATED, WHOLE_SUBTILES, suited
+from cute_backend.planning.registers import leaves_registers, leaves_sums_registers, long_ops
+from cute_backend.planning.rules import ABOVE_THE_SMALLEST, MAX_ROTATED, WHOLE_SUBTILES, subtiled, suited
 from cute_backend.planning.shared_memory import BlockScales, has_planes, holds_planes
 from cute_backend.planning.targets import Arch, Shape
-from cute_backend.planning.tiles import TileConfig
+from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.planning.transposing import multiplied
 from cute_backend.spec import (
     ROTATE_HALF,
@@ -143,7 +143,7 @@ def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         sized = tiles.sized_by_blocks
     further = (config for config in suited(arch, sized, spec) if _fits(config, spec))
     splits = tiles.splits if _can_split(arch, spec) else ()
-    return tuple(dict.fromkeys((*shipped, *further, *_split(shipped[-1:], splits))))
+    return tuple(dict.fromkeys((*shipped, *further, *_split(shipped[-1:], splits), *_parted(arch, spec))))
 
 
 def _fits(config: TileConfig, spec: EpilogueSpec) -> bool:
@@ -154,12 +154,31 @@ def _fits(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 def _can_split(arch: Arch, spec: EpilogueSpec) -> bool:
     """Whether K may be in parts. The tiles of groups, or their k tiles, are only counted on the device, and
-    no parts of K have scales that the MMA applies. Sums that go through memory are those of one dense
-    product, and the workspace has no partials beside them."""
+    no parts of K have scales that the MMA applies."""
     if spec.product.kind.has_offsets or spec.product.a_scaling.by_mma:
         return False
-    dense = spec.product.kind is ProductKind.DENSE
-    return arch.target.clusters or (dense and len(spec.accumulators) == 1 and not spec.reductions)
+    return arch.target.clusters or (_can_leave_sums(spec) and not spec.reductions)
+
+
+def _can_leave_sums(spec: EpilogueSpec) -> bool:
+    """Whether the sums of parts of K may go through memory: those of one dense product."""
+    return (
+        spec.product.kind is ProductKind.DENSE
+        and not spec.product.is_block_scaled
+        and len(spec.accumulators) == 1
+        and spec.block_columns == 1
+        and not long_ops(spec)
+    )
+
+
+def _parted(arch: Arch, spec: EpilogueSpec) -> Iterator[TileConfig]:
+    """The tiles whose CTAs leave the sums of parts of K in memory, though the target has clusters."""
+    tiles = arch.target.tiles
+    if tiles.parts and _shipped(arch, spec) is tiles.shipped and _can_leave_sums(spec):
+        for config in _split(suited(arch, tiles.parted, spec), tiles.parts):
+            summing = config.summing
+            if all(subtiled(spec, summing, alignment) == summing for alignment in Alignment):
+                yield config
 
 
 def _split(configs: Iterable[TileConfig], parts: Iterable[int]) -> Iterator[TileConfig]:

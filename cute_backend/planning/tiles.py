@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -20,6 +20,12 @@ EPILOGUE_STAGES = 2
 CTA_SMEM_BYTES = 1024
 """Shared memory of a multiprocessor that each of its CTAs takes besides its own (CUDA C++ Programming Guide,
 Table 27)."""
+
+CLUSTER_PARTS = (1, 2, 3, 4)
+"""The values of split-K for which the CTAs of a tile are a cluster, where there are clusters."""
+
+SPLITS = (*CLUSTER_PARTS, 6, 8, 12, 16)
+"""The values of split-K."""
 
 MAX_WORKING_THREADS = 256
 """Threads of a multiprocessor that can have 255 registers each, of its 65536."""
@@ -107,8 +113,10 @@ class TileConfig:
     column_groups: int = 1
 
     def __post_init__(self) -> None:
-        if self.split_k not in (1, 2, 3, 4, 8):
-            raise ValueError(f"split_k is {self.split_k}; a tile may be split over 1, 2, 3, 4 or 8 CTAs")
+        if self.split_k not in SPLITS:
+            *others, last = SPLITS
+            accepted = f"{', '.join(map(str, others))} or {last}"
+            raise ValueError(f"split_k is {self.split_k}; a tile may be split over {accepted} CTAs")
         if self.pingpong and not self.target.accumulators.in_registers:
             raise ValueError(
                 f"tile {self.name} of {self.arch.value} is ping-pong, which takes accumulators in registers; "
@@ -166,7 +174,18 @@ class TileConfig:
     @property
     def sums_in_memory(self) -> bool:
         """Whether CTAs leave the sums of parts of K in memory, for a second kernel to add up."""
-        return self.split_k > 1 and not self.target.clusters
+        return self.split_k > 1 and not (self.target.clusters and self.split_k in CLUSTER_PARTS)
+
+    @property
+    def summing(self) -> TileConfig:
+        """The tile of the kernel that has the epilogue: this one, or where sums are in memory, that of the
+        second kernel. It reads most, and multiplies nothing, so beside large tiles its own are smaller, and
+        there are enough of them for all multiprocessors."""
+        if not self.sums_in_memory:
+            return self
+        if not self.target.clusters:
+            return replace(self, split_k=1)
+        return replace(self, split_k=1, tile_m=self.block_m, tile_n=self.subtile_n)
 
     @property
     def name(self) -> str:
@@ -203,8 +222,9 @@ class TileConfig:
 
     @property
     def cut(self) -> Cut:
-        """The properties that its time depends on."""
-        return Cut(*(getattr(self, field) for field in Cut._fields))
+        """The properties that the time of a tile depends on: of a part of K where sums are in memory."""
+        cut = Cut(*(getattr(self, field) for field in Cut._fields))
+        return cut._replace(split_k=1) if self.sums_in_memory else cut
 
     @property
     def cluster_size(self) -> int:

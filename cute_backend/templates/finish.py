@@ -27,7 +27,7 @@ from cute_backend.signature import WORKSPACE_ALIGN
 from cute_backend.spec import Axis
 from cute_backend.templates.entry import named
 from cute_backend.templates.overlap import await_earlier_kernels
-from cute_backend.templates.workspace import partials_bytes, partials_shape
+from cute_backend.templates.workspace import partials_bytes, partials_shape, sums_bytes
 
 LANES = 32
 WARPS = 16
@@ -78,17 +78,17 @@ class Finish:
         """The tensors of partials, one for each part of each result, that lie in a buffer of bytes.
 
         `workspace` is aligned to WORKSPACE_ALIGN bytes and as long as `workspace.partials_bytes` of them all
-        says.
+        says, with `workspace.sums_bytes` ahead of them.
         """
-        tensors, offset = [], Int64(0)
         m, n = Int64(m), Int64(n)
+        tensors, offset, tile = [], Int64(sums_bytes(self.config, m, n)), self.config.summing
         for result in self.results:
-            parts, extent = partials_shape(result.axis, self.config, m, n)
+            parts, extent = partials_shape(result.axis, tile, m, n)
             for kind in result.types:
                 start = workspace.iterator + cute.assume(offset, divby=WORKSPACE_ALIGN)
                 layout = cute.make_layout((Int32(parts), Int32(extent)), stride=(extent, 1))
                 tensors.append(cute.make_tensor(cute.recast_ptr(start, dtype=kind), layout))
-                offset += partials_bytes(result.axis, self.config, m, n, kind.width)
+                offset += partials_bytes(result.axis, tile, m, n, kind.width)
         return tensors
 
     @cute.jit

@@ -24,14 +24,16 @@ A CTA of tile 128x128_2x1_pingpong has, where the epilogue stages a rowvec, load
     3        warpgroup 0  128
     4        warpgroup 1  128
 
-The arrivals at a ring's barriers are counted for one phase. With split-K only the first CTA of a cluster has
-an epilogue; the warpgroups of the others publish their sums to it (`split_k.py`).
+The arrivals at a ring's barriers are counted for one phase. With split-K over a cluster only its first CTA
+has an epilogue; the warpgroups of the others publish their sums to it (`split_k.py`). If sums are left in
+memory, parts of K are work items as the products of a batch are, and a second kernel has the epilogue
+(`split_sums.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -77,7 +79,7 @@ from cute_backend.templates.rings import (
     stages_of,
     swizzled,
 )
-from cute_backend.templates.scheduler import GroupSchedule, Place
+from cute_backend.templates.scheduler import BatchSchedule, GroupSchedule, Place
 from cute_backend.templates.split_k import Sums
 from cute_backend.templates.tile import FragmentTile
 
@@ -163,6 +165,7 @@ class Sm90Gemm(FragmentGemm):
                 f"tile {config.name} gives a warpgroup {self.blocks} blocks of 64 rows, and its mainloop "
                 f"multiplies {self.mainloop.pieces} pieces of the columns, which takes one block"
             )
+        self.in_cluster = config.split_k > 1 and not config.sums_in_memory
         if (self.is_grouped or self.is_k_grouped) and config.split_k > 1:
             raise ValueError(f"tile {config.name} has split-K, which a grouped product does not support")
         self.rings = config.warpgroups // config.sharing
@@ -190,7 +193,7 @@ class Sm90Gemm(FragmentGemm):
         if self.scaling is not None:
             filled, emptied = Arrivals(self.scales, 1, WARP), Arrivals(self.consume, warps, 1)
             self.scale_ring = Ring("scales", stages.ab, filled, emptied)
-        if config.split_k > 1:
+        if self.in_cluster:
             filled, emptied = (
                 Arrivals(self.consume, warps, 1, config.split_k - 1),
                 Arrivals(self.consume, warps, 1),
@@ -283,12 +286,12 @@ class Sm90Gemm(FragmentGemm):
         warp_box = (WARP_M, config.subtile_n)
         store_tmas = self._maps(go, epilogue.shared_stores, store_of, store_planes, warp_box, written)
 
-        schedule = batches.schedule(config, m, n, a, offsets)
+        schedule = self._schedule(m, n, a, offsets)
         if cutlass.const_expr(self.is_grouped):
             items = cast(GroupSchedule, schedule).most_items
         else:
             items = schedule.items
-        if cutlass.const_expr(config.split_k > 1):
+        if cutlass.const_expr(self.in_cluster):
             # A cluster a tile, along the axis of the grid that has room for any number.
             grid, cluster = (config.split_k * items, 1, 1), (config.split_k, 1, 1)
         else:
@@ -356,12 +359,12 @@ class Sm90Gemm(FragmentGemm):
         cta_layout = cute.make_layout((config.cluster_m, config.cluster_n, 1))
         cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         cta_m, cta_n, _ = cta_layout.get_flat_coord(cta_rank)
-        schedule = batches.schedule(config, m, n, a_tma.tma_tensor, offsets)
-        if cutlass.const_expr(config.split_k > 1):
+        schedule = self._schedule(m, n, a_tma.tma_tensor, offsets)
+        if cutlass.const_expr(self.in_cluster):
             cta_m = cta_n = Int32(0)
             first_item, item_step = block // config.split_k, schedule.items
         epilogue_item = Int32(first_item)
-        if cutlass.const_expr(config.split_k > 1):
+        if cutlass.const_expr(self.in_cluster):
             if cta_rank > 0:
                 epilogue_item = schedule.items  # beyond the last: no epilogue here
 
@@ -383,7 +386,7 @@ class Sm90Gemm(FragmentGemm):
                 smem, cast(Ring, self.scale_ring), cast(BlockScales, self.scaling), config
             )
         sums = None
-        if cutlass.const_expr(config.split_k > 1):
+        if cutlass.const_expr(self.in_cluster):
             sums = Sums.allocate(smem, config.thread_accumulators, WARPGROUP * config.sharing)
             if warp == self.load.first:
                 sums.init(cast(Ring, self.sum_ring))
@@ -411,9 +414,9 @@ class Sm90Gemm(FragmentGemm):
             schedule = cast(GroupSchedule, schedule).counted()
         all_k_tiles = cute.ceil_div(a_tma.tma_tensor.shape[1], self.tile_k)
         k_tiles, first_k = cute.ceil_div(all_k_tiles, config.split_k), 0
-        if cutlass.const_expr(config.split_k > 1):
+        if cutlass.const_expr(self.in_cluster):
             first_k = cta_rank * k_tiles
-        if cutlass.const_expr(config.split_k > 1 and self.scaling is not None):
+        if cutlass.const_expr(self.in_cluster and self.scaling is not None):
             # There are no scales of k tiles beyond the last, so the last CTAs of a split may have fewer, or
             # none.
             k_tiles = cutlass.max(cutlass.min(k_tiles, all_k_tiles - first_k), 0)
@@ -457,6 +460,12 @@ class Sm90Gemm(FragmentGemm):
             cute.arch.setmaxregister_increase(config.target.epilogue_registers)
             self._consume(shared, add_mma, set_mma, s_a, s_b, store_tmas, thread, warp)
 
+    def _schedule(self, m: Int32, n: Int32, a: cute.Tensor, offsets: cute.Tensor | None) -> Any:
+        """The tiles of all products, or of all parts of K that leave their sums in memory."""
+        if self.config.sums_in_memory:
+            return BatchSchedule.of(self.config, m, n, Int32(self.config.split_k))
+        return batches.schedule(self.config, m, n, a, offsets)
+
     @cute.jit
     def _load(
         self,
@@ -491,10 +500,15 @@ class Sm90Gemm(FragmentGemm):
             first_box = (place.row * config.cluster_m + cta_m) * self.a_boxes
             boxes = cutlass.min(cute.ceil_div(place.end - place.first, box_m) - first_box, self.a_boxes)
             column = place.column * config.cluster_n + cta_n
+            first_k = shared.first_k
+            if cutlass.const_expr(config.sums_in_memory):
+                # The parts of K have their own rows of the sums, and all rows of A.
+                first_k = place.batch * shared.k_tiles
+                place = replace(place, first=0, end=shared.m)
             t_sa, t_ga = self._partition_a(a_tma, s_a, place, cta_n)
             boxes_of_a = batches.of_place(t_ga, place)
             for k_tile in cutlass.range(self._k_tiles(place, self.tile_k, shared.k_tiles), unroll=1):
-                k = shared.first_k + k_tile
+                k = first_k + k_tile
                 if cutlass.const_expr(self.is_k_grouped):
                     _, t_ga_of_k = self._partition_a(a_tma, s_a, place, cta_n, k_tile)
                     box_of_a = t_ga_of_k[(None, first_box, 0, 0)]
@@ -631,7 +645,7 @@ class Sm90Gemm(FragmentGemm):
         ab_state, row_state = consumer_state(stages.ab), consumer_state(stages.row)
         exact_state, store_plane = consumer_state(stages.exact), Int32(0)
         item = shared.epilogue_item
-        if cutlass.const_expr(config.split_k > 1):
+        if cutlass.const_expr(self.in_cluster):
             mma_thread = thread - WARPGROUP
             if shared.cta_rank > 0:
                 tile = self._tile(shared, schedule.place(shared.first_item), seat.thread, seat.share)
@@ -660,7 +674,7 @@ class Sm90Gemm(FragmentGemm):
                     ab_state = self._multiply(tile, few, sums_of_few, ab_state, own, mma_turn)
             else:
                 ab_state = self._multiply(tile, operands, acc, ab_state, own, mma_turn)
-            if cutlass.const_expr(config.split_k > 1):
+            if cutlass.const_expr(self.in_cluster):
                 sums.reduce(acc, mma_thread, config.split_k)
 
             rows = []

@@ -11,7 +11,6 @@ which they were written just before.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +27,7 @@ from cute_backend.templates.crew import WARP
 from cute_backend.templates.entry import named
 from cute_backend.templates.epilogue import Epilogue, SmemOperand, by_name
 from cute_backend.templates.feed import Feed
+from cute_backend.templates.overlap import await_earlier_kernels
 from cute_backend.templates.scheduler import Place
 from cute_backend.templates.sm80 import ALL_SHARED, Sm80Gemm, Sm80Shared
 from cute_backend.templates.tile import FragmentSubtile, FragmentTile
@@ -36,6 +36,9 @@ from cute_backend.templates.workspace import sums_pitch
 
 PAIR = 2
 """Neighbouring columns of a row that a thread has in each block of eight."""
+
+PAIRS_AT_ONCE = 32
+"""Pairs of sums that a thread reads before it adds the first of them: L2 answers after some 600 cycles."""
 
 
 class WriteSums:
@@ -90,7 +93,7 @@ class SplitGemm:
             raise ValueError(f"tile {config.name} leaves no sums in memory for a second kernel")
         self.config = config
         self.parts = template(WriteSums(), config, mainloop)
-        self.sum = SumGemm(epilogue, replace(config, split_k=1), config.split_k)
+        self.sum = SumGemm(epilogue, config.summing, config.split_k)
 
     @property
     def name(self) -> str:
@@ -168,6 +171,8 @@ class SumGemm(Sm80Gemm):
     def __init__(self, epilogue: Epilogue, config: TileConfig, parts: int):
         super().__init__(epilogue, config)
         self.parts = parts
+        pairs = config.thread_accumulators // self.blocks // PAIR
+        self.parts_at_once = min(parts, max(1, PAIRS_AT_ONCE // pairs))
 
     @cute.jit
     def __call__(
@@ -180,13 +185,13 @@ class SumGemm(Sm80Gemm):
     ):
         """Launches the kernel for the sums and the epilogue's operands in its names' order."""
         m, n = sums.shape[0] // self.parts, sums.shape[1]
-        at_once = max_active_clusters * self.config.occupancy
-        grid = cutlass.min(self._schedule(m, n, sums).items, at_once)
+        grid = self._schedule(m, n, sums).items
         named(self.kernel, self.name)(sums, list(loads), list(stores), m, n).launch(
             grid=(grid, 1, 1),
             block=(self.threads, 1, 1),
             min_blocks_per_mp=self.config.occupancy,
             preferred_smem_carveout=ALL_SHARED if self.config.occupancy > 1 else None,
+            use_pdl=self.config.target.pdl,
             stream=stream,
         )
 
@@ -195,6 +200,8 @@ class SumGemm(Sm80Gemm):
         thread, _, _ = cute.arch.thread_idx()
         first_item, _, _ = cute.arch.block_idx()
         item_step, _, _ = cute.arch.grid_dim()
+        if cutlass.const_expr(self.config.target.pdl):
+            await_earlier_kernels()
         shared = Sm80Shared(
             schedule=self._schedule(m, n, sums),
             n=n,
@@ -224,7 +231,7 @@ class SumGemm(Sm80Gemm):
         last = (shared.n - 1) // PAIR * PAIR
         for block in cutlass.range_constexpr(self.blocks):
             if tile.warp_row(block) < tile.m:
-                for part in cutlass.range(self.parts, unroll=1):
+                for part in cutlass.range(self.parts, unroll=self.parts_at_once):
                     for step in cutlass.range_constexpr(self.steps):
                         sub = self.subtile_type(self.config, tile, block, step)
                         piece = sub.accumulators(acc, 0, step)

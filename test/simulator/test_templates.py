@@ -14,12 +14,15 @@ from cute_backend.runtime.build import build
 from cute_backend.simulator.simulate import Machine, reference, run, run_region
 from cute_backend.spec import (
     Accumulator,
+    Axis,
     Blocks,
     DType,
     EpilogueSpec,
     Load,
     LoadKind,
     Major,
+    ReduceKind,
+    Reduction,
     Store,
     Stride,
 )
@@ -161,6 +164,28 @@ def test_edges_in_every_direction(config, alignment):
         problem = (config.tile_m + 3, config.tile_n + 5, 160)
     launch = check_exact(scaled_residual(), problem, machine(config))
     assert launch.kernel.alignment is alignment
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize(
+    "config",
+    [sm90(64, 128, split_k=6), sm90(128, 128, split_k=8), sm90(128, 160, split_k=6, transposed=True)],
+    ids=lambda config: config.name,
+)
+@pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)
+def test_sums_of_parts_of_k_through_memory(config, alignment):
+    """Of 7 k tiles, the last one not full: with 6 parts the last two have nothing, with 8 the last one."""
+    problem = (136, 168, 7 * 128 - 48) if alignment is Alignment.TMA else (131, 165, 7 * 128 - 48)
+    launch = check_exact(scaled_residual(), problem, machine(config))
+    assert launch.kernel.alignment is alignment
+
+
+def test_sums_of_parts_of_k_lie_beside_partials():
+    spec = scaled_residual()
+    row_max = Store("out1", "t2", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX))
+    column_min = Store("out2", "t1", DType.F32, reduce=Reduction(Axis.COLUMN, ReduceKind.MIN))
+    spec = replace(spec, stores=(*spec.stores, row_max, column_min))
+    check_exact(spec, (131, 168, 400), machine(sm90(128, 128, split_k=6)))
 
 
 def test_ctas_without_a_row():

@@ -87,10 +87,14 @@ def test_a_pair_of_ctas_counts_as_one_mma(cluster_m):
     assert made.acc_ring.emptied.count == 8, "4 warps in each CTA of the pair"
 
 
-@pytest.mark.parametrize("parts", [2, 4, 8])
+@pytest.mark.parametrize("parts", [2, 3, 4])
 def test_the_first_part_waits_for_the_sums_of_all_others(parts):
     made = gemm(TileConfig(SM90, 128, 64, split_k=parts))
     assert (made.sum_ring.filled.count, made.sum_ring.emptied.count) == (8 * (parts - 1), 8)
+
+
+def test_sums_in_memory_have_no_ring():
+    assert gemm(TileConfig(SM90, 128, 64, split_k=8), Bare).sum_ring is None
 
 
 def test_what_an_epilogue_has_no_use_for_has_no_role():

@@ -82,6 +82,15 @@ _TILES = Tiles(
     # (H200).
     splits=(2, 4),
     tried_splits=(2, 3, 4),
+    parted=(
+        Shape(128, 256),
+        Shape(128, 192),
+        Shape(128, 192, transposed=True),
+        Shape(128, 160, transposed=True),
+        Shape(128, 128),
+        Shape(64, 128),
+    ),
+    parts=(6, 8, 12, 16),
     tried=(
         Shape(256, 128),
         Shape(128, 256),

@@ -88,6 +88,10 @@ class Tiles:
     splits: tuple[int, ...] = ()
     """The values of split-K that the smallest tile of a table may have: none if the template can't split
     K."""
+    parted: tuple[Shape, ...] = ()
+    """The tiles that may also have K in `parts`, more than a cluster has CTAs: for few tiles and a long K."""
+    parts: tuple[int, ...] = ()
+    """The values of split-K of these. CTAs leave their sums in memory then."""
     tried_splits: tuple[int, ...] = ()
     """The values of split-K that only tuning tries, for every tile that can be split."""
 

@@ -161,6 +161,7 @@ ROWS_BESIDE_TMA = replace(
 )
 PARTS = Subject(sm90(64, 64, split_k=4), (72, 72, 1040))
 BLACKWELL_PARTS = Subject(sm100(128, 64, split_k=4), (136, 72, 1040))
+SUMS_BY_WGMMA = Subject(sm90(64, 64, split_k=6), (72, 72, 1040))
 SUMS_IN_MEMORY = replace(
     WARPS, config=sm80(64, 64, split_k=4, rowvecs=Rowvecs.SMEM_STAGED), problem=(136, 72, 720)
 )

@@ -260,7 +260,7 @@ MUTANTS = [
     Mutant(
         "the last part is not added",
         SUMS_IN_MEMORY,
-        instead("cutlass.range(self.parts, unroll=1)", "cutlass.range(self.parts - 1, unroll=1)"),
+        instead("cutlass.range(self.parts, unroll", "cutlass.range(self.parts - 1, unroll"),
         WrongNumbers,
         "are wrong",
         Text.SPLIT_SUMS,

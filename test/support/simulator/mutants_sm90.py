@@ -30,6 +30,7 @@ from support.simulator.mutants import (
     STILL_READ,
     STILL_WRITTEN,
     STORED_TWICE,
+    SUMS_BY_WGMMA,
     UNFINISHED,
     UNMET,
     UNWRITTEN,
@@ -43,7 +44,30 @@ from support.simulator.mutants import (
 )
 
 MUTANTS = [
-    # Split-K.
+    # Split-K through memory.
+    Mutant(
+        "every part of K is the first",
+        SUMS_BY_WGMMA,
+        instead("first_k = place.batch * shared.k_tiles", "first_k = place.batch * 0"),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "a part has the rows of A that its sums have",
+        SUMS_BY_WGMMA,
+        without("place = replace(place, first=0, end=shared.m)"),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "sums are added up before the kernel of the parts has ended",
+        SUMS_BY_WGMMA,
+        without("await_earlier_kernels()"),
+        RaceError,
+        "griddepcontrol",
+        Text.SPLIT_SUMS,
+    ),
+    # Split-K over a cluster.
     Mutant(
         "sums not waited for",
         PARTS,
