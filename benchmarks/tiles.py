@@ -34,7 +34,7 @@ from cute_backend.planning.search import clustered
 from cute_backend.runtime.build import obtain
 from cute_backend.runtime.device import device_at, max_active_clusters
 from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.timing import arguments_of
+from cute_backend.runtime.timing import arguments_of, taken_by
 from cute_backend.spec import EpilogueSpec
 
 SHAPES = (
@@ -84,7 +84,8 @@ def measure(drawn: Drawn, spec: EpilogueSpec, kernels: dict[Kernel, object], rou
     for kernel, function in kernels.items():
         clusters = max_active_clusters(0, kernel.config.cluster_size)
         try:
-            units[kernel.config.name] = unit_of(lambda *args, f=function, c=clusters: f(*args, c), sets)
+            own = [taken_by(kernel, each) for each in sets]
+            units[kernel.config.name] = unit_of(lambda *args, f=function, c=clusters: f(*args, c), own)
         except (RuntimeError, ValueError) as error:
             print(f"{drawn.name}: {kernel.config.name}: {error}", file=sys.stderr)
     return {name: timing.median_us for name, timing in time_units(units, rounds).items()}

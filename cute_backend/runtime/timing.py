@@ -19,6 +19,7 @@ from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.link import KernelFunction
 from cute_backend.runtime.outputs import Outputs
 from cute_backend.runtime.random_operands import random_operands
+from cute_backend.signature import signature
 from cute_backend.spec import EpilogueSpec
 
 Run = Callable[[], Any]
@@ -77,7 +78,11 @@ class GpuTimer:
         spec, configs = next(iter(functions)).spec, [kernel.config for kernel in functions]
         memory = arguments_of(spec, configs, m, n, k, torch.Generator(device).manual_seed(0))
         runs: dict[Kernel | None, Run] = {
-            kernel: _call(function, memory, max_active_clusters(self.gpu.index, kernel.config.cluster_size))
+            kernel: _call(
+                function,
+                taken_by(kernel, memory),
+                max_active_clusters(self.gpu.index, kernel.config.cluster_size),
+            )
             for kernel, function in functions.items()
         }
         if unfused is not None:
@@ -92,11 +97,19 @@ class GpuTimer:
 def arguments_of(
     spec: EpilogueSpec, configs: Iterable[TileConfig], m: int, n: int, k: int, generator: torch.Generator
 ) -> list[Tensor]:
-    """Random arguments of kernels with any of these tiles, in order: operands, loads and what they write."""
+    """Random arguments of kernels with any of these tiles, in order: operands, loads and what they write.
+
+    Each kernel takes those that `taken_by` returns: if one leaves sums in memory, others have no workspace.
+    """
     bound = Binding(spec).bind(*random_operands(spec, m, n, k, generator))
     roomiest = max(configs, key=lambda config: workspace_bytes(spec, config, m, n))
     _, memory = Outputs(spec, roomiest).of_size(m, n).allocate(bound.tensors[0])
     return bound.tensors + memory
+
+
+def taken_by(kernel: Kernel, arguments: list[Tensor]) -> list[Tensor]:
+    """The arguments of a kernel among those of kernels of its spec, of which it may lack the workspace."""
+    return arguments[: len(signature(kernel.spec, kernel.config.sums_in_memory))]
 
 
 def _call(function: KernelFunction, memory: list[Tensor], clusters: int) -> Run:

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cute_backend.planning import Alignment, Arch, table
+from cute_backend.planning import Alignment, Arch, TileConfig, table
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.operands import check_operands
 from cute_backend.runtime.random_operands import random_operands, random_tensor
-from cute_backend.runtime.timing import arguments_of
+from cute_backend.runtime.timing import arguments_of, taken_by
 from cute_backend.spec import (
     Accumulator,
     Axis,
@@ -116,6 +116,19 @@ def test_a_random_tensor_has_any_layout_and_many_values(
     values = tensor.double()
     assert values.isfinite().all()
     assert len(shape) == 0 or len(values.unique()) > 1
+
+
+def test_a_kernel_of_whole_k_takes_no_workspace_beside_one_that_leaves_sums() -> None:
+    spec = EpilogueSpec(
+        (Accumulator("acc", DType.BF16, DType.BF16),), (), (), (Store("out0", "acc", DType.BF16),)
+    )
+    whole = TileConfig(Arch.SM90A, 128, 192)
+    parts = replace(whole, split_k=6)
+    arguments = arguments_of(spec, [whole, parts], 100, 200, 64, torch.Generator().manual_seed(0))
+    kernels = [Kernel(spec, config, Alignment.TMA) for config in (whole, parts)]
+    first, second = (taken_by(kernel, arguments) for kernel in kernels)
+    assert [each.shape for each in first] == [(100, 64), (64, 200), (100, 200)]
+    assert second == arguments and second[-1].numel() == 6 * 100 * 200 * 4
 
 
 def test_what_a_user_draws_next_does_not_change() -> None:
