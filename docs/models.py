@@ -1,4 +1,4 @@
-"""Writes docs/models.md: what is fused of the models in examples/, and the kernels and bytes that it saves.
+"""Writes docs/models.md: what is fused of models, and the kernels and bytes that it saves.
 
     pip install '.[models]'
     python docs/models.py
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+from architectures import ARCHITECTURES, architecture
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
@@ -52,8 +53,9 @@ MODELS = {
 HEAD = """\
 # Models
 
-This page shows which parts of the models in `examples/` `torch.compile(model, backend="cute")` fuses. The
-models know nothing of it. Written by `python docs/models.py`{device}.
+This page shows which parts of models `torch.compile(model, backend="cute")` fuses. The models know nothing
+of it. The first are those in `examples/`. The others are one layer of many architectures, of the classes of
+transformers and diffusers, in bf16 (`docs/architectures.py`). Written by `python docs/models.py`{device}.
 
 - products: matrix products of the program; in training, forward and backward.
 - fused: how many of them our kernels compute, and in how many kernels: a gated pair is one.
@@ -160,9 +162,7 @@ class Row(NamedTuple):
         return f"| {self.model} | {self.left} | {self.ends} |"
 
 
-def row(file: str, name: str) -> Row:
-    module = importlib.import_module(file)
-    fn, args = getattr(module, name), module.example_inputs()
+def row(model: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Row:
     if torch.cuda.is_available():
         fn = fn.cuda() if isinstance(fn, torch.nn.Module) else fn
         args = tuple(arg.detach().cuda().requires_grad_(arg.requires_grad) for arg in args)
@@ -172,7 +172,7 @@ def row(file: str, name: str) -> Row:
     fused = sum(len(region.products) for region in recorder.regions)
     left, ends = (reasons(recorder.rejections, of_products) for of_products in (True, False))
     return Row(
-        f"{file}.py:{name}",
+        model,
         recorder.products,
         f"{fused} in {len(recorder.regions)}",
         (before, after),
@@ -189,9 +189,13 @@ def reasons(rejections: list[tuple[Rejection, bool]], of_products: bool) -> str:
 
 def rows() -> Iterator[Row]:
     for file, names in MODELS.items():
+        module = importlib.import_module(file)
         for name in names:
             print(f"{file}.py:{name}", file=sys.stderr)
-            yield row(file, name)
+            yield row(f"{file}.py:{name}", getattr(module, name), module.example_inputs())
+    for name in ARCHITECTURES:
+        print(name, file=sys.stderr)
+        yield row(name, *architecture(name))
 
 
 def tables(rows: Sequence[Row]) -> Iterator[str]:

@@ -21,9 +21,12 @@ from support.reference import relative_error
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 
+import architectures  # noqa: E402
 from models import MODELS  # noqa: E402
 
 NAMES = [f"{file}.py:{name}" for file, names in MODELS.items() for name in names]
+ARCHITECTURES = [*architectures.ARCHITECTURES]
+"""The further models of docs/models.md."""
 IN_FLOAT64 = [name for name in NAMES if name.startswith("training")] + [
     f"hugging_face.py:{name}" for name in ("llama", "qwen3", "gemma3")
 ]
