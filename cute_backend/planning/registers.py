@@ -225,11 +225,12 @@ def leaves_warps_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
     Beside 128, partials of rows and a plane spilled 16 bytes (row maxima in 128 x 128 on sm_121a), and an
     argmax alone 8 (256 x 128 on sm_80). Four planes that are read spilled 48, and 368 beside those of a pair
     (128 x 128 and 128 x 64 x 2 on sm_80). Two planes that are read by element spilled 232 bytes beside what
-    is kept until columns are rotated (128 x 128 on sm_80).
+    is kept until columns are rotated (128 x 128 on sm_80), and vectors of blocks of columns 8.
     """
     many = len(spec.loads_of(LoadKind.EXACT)) > MAX_LOADS_OF_WARPS
     many = many or (spec.rotated_columns > 0 and by_element(spec, config) > 1)
-    if config.target.tma or not (spec.reductions or many):
+    blocks = any(load.blocks is not None for load in spec.loads)
+    if config.target.tma or not (spec.reductions or many or blocks):
         return True
     return config.thread_accumulators <= MAX_BESIDE_ROWS
 

@@ -1,13 +1,13 @@
 """out0 = bf16(((acc + bias) * rowvec0 + exact0) * rowvec1)
 
-    bias     rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait
-    rowvec0  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait, of blocks of 128 columns (0, 1)
+    bias     rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait
+    rowvec0  rowvec  bf16  register_hoist  the columns of a thread, before the accumulator wait, of blocks of 128 columns (0, 1)
     exact0   exact   bf16  runs            when needed, from one address for each row, of M modes (0, s), of blocks of 128 columns (0, 1)
     rowvec1  rowvec  bf16  smem_staged     the tile's columns in shared memory, ahead of the accumulator wait, of blocks of 128 columns (1, 0)
 
-cute_mm_bias_scale_residual_128x128_bf708915:
-sm_80, tile 128x128_1x1_occupancy2, planes aligned to 16 bytes:
-128 by 128, 2 CTAs on a multiprocessor, subtiles of 32 columns, raster 8.
+cute_mm_bias_scale_residual_128x64_801e7462:
+sm_80, tile 128x64_1x1, planes aligned to 16 bytes:
+128 by 64, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -29,8 +29,6 @@ class Epilogue:
     loads = ("bias", "rowvec0", "exact0", "rowvec1")
     stores = ("out0",)
     staged = (
-        SmemOperand("bias", BFloat16),
-        SmemOperand("rowvec0", BFloat16),
         SmemOperand("rowvec1", BFloat16),
     )
     shared_loads = ()
@@ -42,23 +40,25 @@ class Epilogue:
     def stage(self, tile, glob, smem):
         for i in cutlass.range_constexpr(tile.tile_n // 32):
             column = tile.lane + 32 * i
-            smem.bias[column] = glob.bias[tile.clamp_column(column)]
-            smem.rowvec0[column] = glob.rowvec0[tile.clamp_column(column)]
             smem.rowvec1[column] = glob.rowvec1[tile.clamp_column(column)]
 
     @cute.jit
     def begin(self, tile, glob):
-        return SimpleNamespace()
+        bias_read = cute.make_rmem_tensor(tile.columns, BFloat16)
+        for c in cutlass.range_constexpr(tile.columns):
+            bias_read[c] = glob.bias[tile.column(c)]
+        bias = math.pack(bias_read)
+        rowvec0_read = cute.make_rmem_tensor(tile.columns, BFloat16)
+        for c in cutlass.range_constexpr(tile.columns):
+            rowvec0_read[c] = glob.rowvec0[tile.column(c)]
+        rowvec0 = math.pack(rowvec0_read)
+        return SimpleNamespace(bias=bias, rowvec0=rowvec0)
 
     @cute.jit
     def visit(self, sub, acc, glob, held, smem):
-        bias_smem = sub.row_slice(smem.bias)
-        bias_bf16 = cute.make_rmem_tensor(bias_smem.shape, BFloat16)
-        cute.autovec_copy(bias_smem, bias_bf16)
+        bias_bf16 = sub.columns_of(held.bias)
         bias = math.widen(bias_bf16, Float32)
-        rowvec0_smem = sub.row_slice(smem.rowvec0)
-        rowvec0_bf16 = cute.make_rmem_tensor(rowvec0_smem.shape, BFloat16)
-        cute.autovec_copy(rowvec0_smem, rowvec0_bf16)
+        rowvec0_bf16 = sub.columns_of(held.rowvec0)
         rowvec0 = math.widen(rowvec0_bf16, Float32)
         rowvec1_smem = sub.row_slice(smem.rowvec1)
         rowvec1_bf16 = cute.make_rmem_tensor(rowvec1_smem.shape, BFloat16)
@@ -78,7 +78,7 @@ class Epilogue:
         sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
 
 
-gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 128, 128, occupancy=2))
+gemm = Sm80Gemm(Epilogue(), TileConfig(Arch.SM80, 128, 64))
 
 
 @cute.jit
