@@ -11,7 +11,7 @@ from dataclasses import replace
 from cute_backend.planning.epilogue_time import epilogue_cycles, mma_cycles
 from cute_backend.planning.shared_memory import ab_stages
 from cute_backend.planning.tiles import TileConfig
-from cute_backend.spec import EpilogueSpec
+from cute_backend.spec import Axis, BColumns, EpilogueSpec
 
 MAX_THREAD_COLUMNS = 128
 """Columns of a tile that one thread has elements in, where a second warpgroup can have the others."""
@@ -30,8 +30,16 @@ def halving(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
 
 def can_halve(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether a second warpgroup can have half of the tile's columns: whole subtiles of them, whose planes in
-    shared memory leave A and B as many stages as they need. A subtile has whole blocks of columns."""
+    shared memory leave A and B as many stages as they need. A subtile has whole blocks of columns.
+
+    It gives up registers to the second one. With sums of columns or of the plane a kernel spilled 8 bytes
+    then (256 x 256 and 128 x 128), with even and odd columns of one B 32 (256 x 128 x 2), and with split-K 8
+    (128 x 128).
+    """
     if config.target.accumulators.in_registers or config.column_groups > 1:
+        return False
+    across = any(store.reduce is not None and store.reduce.axis is not Axis.ROW for store in spec.stores)
+    if across or spec.b_columns is BColumns.INTERLEAVED or config.split_k > 1:
         return False
     if config.tile_n // 2 % config.subtile_n:
         return False

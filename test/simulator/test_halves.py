@@ -44,7 +44,7 @@ def test_every_shared_epilogue_is_right(name: str, shape: Shape) -> None:
     spec = graph.regions[0].spec
     config = halves(spec, shape)
     if config is None:
-        pytest.skip("its planes leave no room for those of a second warpgroup")
+        pytest.skip("its planes or its registers leave no room for a second warpgroup")
     simulation = run(epilogue.fn, inputs, Machine(Arch.SM100A, 1, config, clusters=1))
     for actual, right in zip(
         as_tuple(simulation.outputs), as_tuple(reference(epilogue.fn, inputs)), strict=True
