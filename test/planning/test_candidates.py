@@ -256,8 +256,8 @@ def test_sums_of_parts_go_through_memory_without_clusters(arch: Arch) -> None:
 
 def test_one_extremum_a_row_leaves_registers_for_large_tiles() -> None:
     spec = shared_spec("row_maxima")
-    chosen = choose(Arch.SM90A, spec, 4096, 4096, 16384, 132)
-    assert (chosen.thread_accumulators, chosen.pingpong) == (128, False)
+    large = {each.name for each in offered(Arch.SM90A, spec) if each.thread_accumulators > 64}
+    assert "128x256_1x2" in large and "256x128_1x2" not in large
     acc = Store("out2", "acc", DType.F32, reduce=Reduction(Axis.COLUMN, ReduceKind.MAX))
     several = offered(Arch.SM90A, replace(spec, stores=(*spec.stores, acc)))
     smaller = (each for each in several if not (each.pingpong or each.sums_in_memory))
@@ -405,10 +405,9 @@ def test_what_is_chosen_is_among_the_fastest_that_were_measured(operands: str, d
     spec = replace(spec, accumulators=(replace(spec.product, a_dtype=dtype, b_dtype=dtype),))
     losses = []
     for (kind, *sizes), times in timings().items():
-        fastest = min(us for tile, us in times.items() if tile != "torch")
         chosen = config_for(Region(spec, *sizes), Alignment.TMA, Arch.SM90A, Arch.SM90A.target.sm_count).name
         if kind == operands and chosen in times:  # the older files have fewer tiles
-            losses.append(times[chosen] / fastest)
+            losses.append(times[chosen] / min(us for tile, us in times.items() if tile != "torch"))
     assert len(losses) >= 110
     assert sum(losses) / len(losses) <= 1.03
     assert sum(loss > 1.10 for loss in losses) <= len(losses) // 12 and max(losses) <= 1.4
