@@ -4,9 +4,9 @@
     a_scales  128x128  f32   k_tile_ring     copied to shared memory ahead of each k tile, by element
     b_scales  1x128    f32   k_tile_ring     copied to shared memory ahead of each k tile, by element
 
-cute_scaled_mm_amax_128x128_6b4437f4:
-sm_90a, tile 128x128_2x1, planes aligned to 16 bytes:
-128 by 128, clusters of 2 by 1, subtiles of 32 columns, raster 8.
+cute_scaled_mm_amax_128x256_72af4308:
+sm_90a, tile 128x256_2x1, planes aligned to 16 bytes:
+128 by 256, clusters of 2 by 1, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """
@@ -64,7 +64,7 @@ class Epilogue:
                 out1_max_glob[part, row] = out1_max_part
 
 
-gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 128, cluster_m=2), Sm90BlockScaled(Scaling.SQUARE, Scaling.LINE, sets=2))
+gemm = Sm90Gemm(Epilogue(), TileConfig(Arch.SM90A, 128, 256, cluster_m=2), Sm90BlockScaled(Scaling.SQUARE, Scaling.LINE, sets=1, pieces=2))
 finish = Finish(
     gemm.config,
     reduce.Result(reduce.MAX, Axis.ROW, Float32),
