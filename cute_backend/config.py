@@ -119,7 +119,7 @@ of 128 adds 2 percent to its time. But a norm by head makes a single product's k
 and a softmax of groups of 16 makes it take 1.21 times as long, more than a separate kernel of Inductor's."""
 
 rotary_embeddings: bool = bool(_switch("CUTE_BACKEND_ROTARY_EMBEDDINGS", False))
-"""Whether rotary embeddings stay in the kernel of the product before them. Off by default: on an H200, q and
+"""Whether rotary embeddings stay in the kernel of the product before them. Off by default: on an H100, q and
 k of a Llama 8B layer took 1.06 and 0.95 times as long as with Inductor at 2,048 tokens (bf16, fp8), and 1.00
 and 0.54 times as long at 64 (benchmarks/rotary.py)."""
 
