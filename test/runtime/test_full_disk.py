@@ -48,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: Built) -> Ite
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(root))
     monkeypatch.setattr(building, "_loaded", {})
     monkeypatch.setattr(notices, "_warned", set())
-    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, config, alignment: source(spec))
+    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, *how: source(spec))
     monkeypatch.setattr("cute_backend.runtime.compile.compile_kernel", lambda *arguments: built)
     monkeypatch.setattr(caching, "_own", [])
     for name in ("temporary", "memory"):

@@ -524,7 +524,7 @@ def test_a_pack_that_changes_while_another_is_made_is_told_of(
 
 def test_without_a_linker_there_is_no_pack(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linking, "find_linker", lambda: None)
-    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, config, alignment: source(spec))
+    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, *how: source(spec))
     monkeypatch.setattr("cute_backend.runtime.compile.compile_kernel", compile_kernel)
     problem = Problem(make_spec(exact=False), 16, 64, 64)
     with pytest.raises(UnavailableError, match="no linker was here"):

@@ -47,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("CUTE_BACKEND_CACHE_DIR", str(root))
     monkeypatch.setattr(building, "_loaded", {})
     monkeypatch.setattr(notices, "_warned", set())
-    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, config, alignment: source(spec))
+    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, *how: source(spec))
     monkeypatch.setattr(caching, "_own", [])
     caching._cache_at.cache_clear()
     counters.clear()
@@ -451,9 +451,7 @@ def test_what_goes_wrong_in_another_process_is_told(folder: Path) -> None:
 
 
 def test_a_failed_build_leaves_no_entry(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "cute_backend.memory_ops.emit.emit", lambda spec, config, alignment: "raise RuntimeError('no')"
-    )
+    monkeypatch.setattr("cute_backend.memory_ops.emit.emit", lambda spec, *how: "raise RuntimeError('no')")
     with pytest.raises(BuildError, match="does not compile: RuntimeError: no"):
         build_into(KernelCache(folder), KERNEL)
     assert {path.suffix for path in folder.iterdir()} <= {".py", ".lock"}

@@ -25,7 +25,7 @@ def main() -> None:
         return compile_kernel(*arguments)
 
     compile.compile_kernel = counting
-    emit.emit = lambda spec, config, alignment: source(spec)
+    emit.emit = lambda spec, *how: source(spec)
     kernels = [kernel_of(make_spec(second_store=bool(i))) for i in range(int(sys.argv[1]))]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
