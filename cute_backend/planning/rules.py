@@ -52,6 +52,10 @@ MAX_ROW_IN_A_THREAD = 64
 _DRAWN_COLUMNS = 16
 """Columns of a visit that draws noise: the fewest in which a thread has all elements of a Philox block."""
 
+_MOST_DRAWS = 4
+"""Draws for each element that leave a visit of these columns its registers: with 7 and 8, 104 bytes were
+spilled (128 x 64 on sm_100a, 64 x 128 on sm_120a), and none with half of the columns."""
+
 
 def one_mma_for_all_products(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
     """The columns of the MMA are shared out among a spec's accumulators: one stage of A then serves all."""
@@ -93,7 +97,8 @@ def few_draws_in_a_visit(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
     if not long_ops(spec):
         return config
     pingpong = config.pingpong and (config.cta_rows <= 64 or config.cluster_m == 1)
-    return replace(config, pingpong=pingpong, subtile_n=_DRAWN_COLUMNS)
+    columns = _DRAWN_COLUMNS if long_ops(spec) <= _MOST_DRAWS else _DRAWN_COLUMNS // 2
+    return replace(config, pingpong=pingpong, subtile_n=columns)
 
 
 def half_the_rows_for_a_crowded_thread(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
