@@ -54,9 +54,12 @@ def with_rowvecs(config: TileConfig, spec: EpilogueSpec, rowvecs: Rowvecs) -> Ti
 
 
 def can_hoist(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether the configuration, unrolled, has registers for every rowvec of the spec, and there is one."""
+    """Whether the configuration, unrolled, has registers for every rowvec of the spec, and there is one.
+
+    Partials of reductions leave none: beside a hoisted vector an argmax spilled 16 bytes (256 x 128).
+    """
     rowvecs = multiplied(spec, config).loads_of(LoadKind.ROWVEC)
-    if config.target.unrolled_subtile_n is not None or not rowvecs or long_ops(spec):
+    if config.target.unrolled_subtile_n is not None or not rowvecs or long_ops(spec) or spec.reductions:
         return False
     unrolled = subtiled(spec, replace(config, unrolled=True), Alignment.TMA)
     needed = sum(hoisted_registers(load, unrolled) for load in rowvecs)
