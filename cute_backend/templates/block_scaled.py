@@ -1,4 +1,4 @@
-"""The mainloop of block-scaled products: DeepSeek's fp8, where every 128 of K have scales of their own."""
+"""The mainloop of block-scaled products: DeepSeek's fp8, with separate scales for every 128 elements of K."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from cute_backend.templates.mainloop import Partial, Sm90Promoted, State, Warpgr
 
 @dataclass(frozen=True)
 class KTileScales:
-    """The scales of a k tile, by which its sums are multiplied: those of the thread's rows, in registers, and
-    those of columns. Scales of single columns stay in their stage, (2 neighbours, every 8 columns)."""
+    """The scales of a k tile, by which its sums are multiplied: the scales of the thread's rows, in
+    registers, and the scales of columns. If each column has its own scale, `columns` is a view of the stage
+    in shared memory, (2 neighbours, every 8 columns)."""
 
     stages: ScaleStages
     state: State
     rows: list[Float32]
     columns: cute.Tensor
     width: int
-    """Columns that share a scale."""
+    """The number of columns that share a scale."""
 
     def pair(self, group: int) -> list[Float32]:
-        """The scales of the thread's two columns of the `group`-th 8."""
+        """The scales of the thread's two columns in the `group`-th block of 8 columns."""
         if self.width > 1:
             return [self.columns[8 * group // self.width]] * 2
         both = cute.make_rmem_tensor(2, Float32)
@@ -38,8 +39,8 @@ class KTileScales:
 
 
 class Sm90BlockScaled(Sm90Promoted):
-    """The sums of each k tile, which is a block of K, are multiplied in fp32 by the scales of its blocks of A
-    and of B before they are added to the accumulators."""
+    """Multiplies the sums of each k tile in fp32 by the scales of its blocks of A and B, then adds them to
+    the accumulators. A k tile is one block of K."""
 
     def __init__(self, a: Scaling, b: Scaling, sets: int, pieces: int = 1) -> None:
         super().__init__(sets, k_tiles_a_step=4 if sets > 1 else 1, pieces=pieces)
@@ -64,9 +65,9 @@ class Sm90BlockScaled(Sm90Promoted):
     def promote(
         self, acc: cute.Tensor, sums: cute.Tensor, scales: KTileScales | None = None, piece: int = 0
     ) -> None:
-        """Adds the scaled sums of a piece of a k tile. They lie as wgmma leaves them: two neighbouring
-        columns, the same in the row 8 below, then 8 columns on, then 64 rows (PTX ISA, wgmma register
-        fragments, matrix D)."""
+        """Adds the scaled sums of a piece of a k tile to the accumulators. The sums are in wgmma's register
+        order: two neighbouring columns, the same two columns 8 rows below, then the next 8 columns, then the
+        next 64 rows (PTX ISA, wgmma register fragments, matrix D)."""
         assert scales is not None
         blocks = len(scales.rows) // 2
         in_block = cute.size(sums) // blocks
@@ -83,8 +84,8 @@ class Sm90BlockScaled(Sm90Promoted):
 
 
 def _multiply_add(x: Float32, y: Float32, z: Float32) -> Float32:
-    """x * y + z, rounded once, where it stands in the program. The compiler would move it behind the next
-    wait for the tensor cores, which then idle while sums are added."""
+    """x * y + z, rounded once, which the compiler must not move. It would otherwise move the operation behind
+    the next wait for the tensor cores, which would then idle while the sums are added."""
     operands = [Float32(each).ir_value() for each in (x, y, z)]
     text = "fma.rn.f32 $0, $1, $2, $3;"
     return Float32(llvm.inline_asm(T.f32(), operands, text, "=f,f,f,f", has_side_effects=True))

@@ -1,9 +1,9 @@
-"""Scales of blocks: their way to the warps that multiply a k tile.
+"""Loads the scales of blocks into shared memory for the warps that multiply a k tile.
 
 A k tile of fp8 is one block of K. One warp copies the scales of its rows and columns to shared memory by
-cp.async, one for each lane. TMA would need addresses and pitches of 16 bytes, which scales of M rows have
-only if M is a multiple of 4. Each stage of A and B has a stage of scales, so a warpgroup is in the same stage
-of both rings.
+cp.async, one scale per lane. TMA would need addresses and pitches that are multiples of 16 bytes, and the
+scales of M rows meet that only if M is a multiple of 4. Each stage of A and B has a stage of scales, so a
+warpgroup uses the same stage index in both rings.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from cute_backend.templates.rings import stages_of
 
 @dataclass(frozen=True)
 class ScaleStages:
-    """The ring of scales, (scales, stages) of a tile's rows, and of the columns of every B as one. `widths`
-    are how many rows, and columns, share one."""
+    """The ring of scales. `a` holds the scales of a tile's rows and `b` those of the columns of all Bs, each
+    as (scales, stages). `widths` are the numbers of rows and of columns that share a scale."""
 
     ring: pipeline.PipelineCpAsync
     a: cute.Tensor
@@ -36,7 +36,7 @@ class ScaleStages:
 
     @staticmethod
     def allocate(smem: SmemAllocator, ring: Ring, scaling: BlockScales, config: TileConfig) -> ScaleStages:
-        """Shared memory for the stages, and their barriers."""
+        """Allocates shared memory for the stages and their barriers."""
 
         def stages(count: int) -> cute.Tensor:
             layout = cute.make_layout((count, ring.stages), stride=(1, scaling.pitch(count)))
@@ -47,8 +47,8 @@ class ScaleStages:
         return ScaleStages(of_ring, a, b, scaling.widths(config))
 
     def release(self, state: pipeline.PipelineState) -> None:
-        """Releases a stage that a warp has read, by one arrival: a barrier takes arrivals one after the
-        other, and one arrival of each thread would be 256 for a k tile."""
+        """Releases a stage that a warp has read, with one arrival per warp. A barrier serializes arrivals,
+        and one per thread would make 256 for each k tile."""
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             self.ring.consumer_release(state)
@@ -65,9 +65,9 @@ def bring(
     first: Int32,
     lane: Int32,
 ):
-    """Copies `count` scales to `target` from `offset` on, by one warp: those of every `width`-th row or
-    column from `first` on, of which `lines` have one in `source`. Beyond the last one, the last scale is
-    copied: results of those rows and columns are never stored."""
+    """Copies `count` scales to `target`, from `offset` on, with one warp. They are the scales of every
+    `width`-th row or column from `first` on; in `source`, `lines` rows or columns share a scale. Rows and
+    columns beyond the last get the last scale, because their results are never stored."""
     copy = cute.make_copy_atom(cpasync.CopyG2SOp(), Float32, num_bits_per_copy=Float32.width)
     one = cute.make_layout(1)
     for step in cutlass.range_constexpr((count + WARP - 1) // WARP):
@@ -91,8 +91,8 @@ def bring_tile(
     k: Int32,
     lane: Int32,
 ) -> None:
-    """Copies the scales of a tile's k tile to a stage: those of A, (rows or blocks of them, k tiles), and of
-    each B, (k tiles, columns or blocks of them)."""
+    """Copies the scales of one k tile of an output tile to a stage. `scales` lists the scales of A, (rows or
+    blocks of rows, k tiles), then those of each B, (k tiles, columns or blocks of columns)."""
     of_a, *of_bs = scales
     m0, n0 = origin
     (count_a, count_b), (width_a, width_b) = scaling.counts(config), scaling.widths(config)
@@ -100,7 +100,7 @@ def bring_tile(
     piece = count_b // config.pieces
     first = n0 * (config.piece_n // config.tile_n)
     for i, of_b in enumerate(of_bs):
-        # The compiler reads three neighbours as four, so the last one has a value too.
+        # The compiler reads three neighbouring scales as four, so the fourth must be initialized too.
         count = scaling.pitch(count_b) - i * piece if i == config.pieces - 1 and count_b > 2 else piece
         target = stages.b[(None, stage)]
         bring(of_b[(k, None)], target, i * piece, count, width_b, scaling.b.lines, first, lane)

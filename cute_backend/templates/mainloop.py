@@ -1,15 +1,15 @@
 """Mainloops: how the k tiles of an output tile become its accumulators.
 
-A template knows which tiles there are, how many k tiles each has, and in which order warpgroups run; a
-mainloop knows how a k tile is multiplied, and nothing of schedules, split-K or the epilogue. On sm_90a each
-warpgroup calls
+A template decides which tiles there are, how many k tiles each has, and in which order warpgroups run. A
+mainloop only decides how a k tile is multiplied; it is independent of schedules, split-K and the epilogue. On
+sm_90a each warpgroup calls
 
     begin(tile, operands, acc, state)                 when a tile begins: takes its first `lead` k tiles;
                                                       returns what the steps need, and `state`
     step(operands, acc, held, state, release, count)  for the next `count` k tiles; returns `state`, `release`
-    end(operands, acc, held, release)                 when the tensor cores have the last k tile
+    end(operands, acc, held, release)                 when the last k tile is with the tensor cores
 
-where `state` is the stage of A and B to wait for next, and `release` the one to hand back next. On sm_100a
+where `state` is the next stage of A and B to wait for, and `release` the next stage to release. On sm_100a
 the MMA warp calls `begin(mma)` for a tile and `step(mma, acc, operands, stage)` for each of its k tiles.
 """
 
@@ -50,12 +50,12 @@ class WarpgroupOperands:
     """The scales of the blocks of A and B, for a mainloop that has a `scaling`."""
 
     def first_block(self) -> WarpgroupOperands:
-        """The operands with only the first 64 rows of A that the warpgroup has alone."""
+        """The same operands, but with only the first block of 64 rows of A."""
         return replace(self, a=first_block(self.a))
 
     def multiply(self, sums: cute.Tensor, state: State, *, anew: bool = False, piece: int = 0) -> None:
-        """Gives a piece of a stage's k tile to the tensor cores, as one group; `anew` overwrites the sums.
-        The first piece comes first: it waits for the stage."""
+        """Issues the wgmmas of one piece of a stage's k tile as one group; `anew` overwrites the sums. Issue
+        piece 0 first: it waits for the stage."""
         if piece == 0:
             self.ring.consumer_wait(state)
         warpgroup.fence()
@@ -67,14 +67,14 @@ class WarpgroupOperands:
 
 
 def first_block(fragments: cute.Tensor) -> cute.Tensor:
-    """Fragments of one instruction along M, the first, of (instruction, along M, ...)."""
+    """The fragments of the first instruction along M, of fragments (instruction, along M, ...)."""
     instruction, _, *rest = fragments.shape
     layout = cute.make_layout((instruction, 1, *rest), stride=fragments.stride)
     return cute.make_tensor(fragments.iterator, layout)
 
 
 def check_face(mainloop: object, face: type) -> None:
-    """Raises ValueError unless a mainloop has the methods of `face`, through which the template calls it."""
+    """Raises ValueError unless a mainloop has the methods of `face`, which the template calls."""
     for name in ("begin", "step", "end"):
         if (method := getattr(face, name, None)) is None:
             continue
@@ -91,11 +91,11 @@ def check_face(mainloop: object, face: type) -> None:
 class Sm90Mainloop(Protocol):
     """A mainloop of wgmma; the module's docstring says when each method is called.
 
-    `begin` takes `lead` k tiles, 0 or 1. A step takes `k_tiles_a_step` of them, a power of two; the last
-    steps take half as many, a quarter and so on, as are left. A method that has a branch or a loop at run
-    time is decorated with `cute.jit`. With a `scaling` it is given the scales of each k tile. An MMA has the
-    columns of one of the `pieces` of a tile, of which there are several only in tiles of which a warpgroup
-    has 64 rows.
+    `begin` takes `lead` k tiles, 0 or 1. Each step takes `k_tiles_a_step` k tiles, a power of two; the last
+    steps take a half, a quarter and so on of that number, to cover the remaining k tiles. Decorate a method
+    that has a branch or a loop at run time with `cute.jit`. A mainloop with a `scaling` receives the scales
+    of each k tile. The columns of a tile are divided into `pieces`, and an MMA multiplies one piece. More
+    than one piece requires a tile in which each warpgroup has 64 rows.
     """
 
     lead: int
@@ -144,7 +144,7 @@ class Sm90Plain:
         count: int,
     ) -> tuple[State, State]:
         operands.multiply(acc, state)
-        # One k tile stays in flight; the one before it has been read and its stage may go.
+        # One k tile stays in flight; the one before it has been read, so its stage can be released.
         warpgroup.wait_group(1)
         operands.ring.consumer_release(release)
         release.advance()
@@ -158,21 +158,21 @@ class Sm90Plain:
 
 @dataclass(frozen=True)
 class Partial:
-    """Registers for the sums of k tiles that are under way, and the tile that they are of."""
+    """Registers for the sums of the k tiles in flight, and the output tile that they belong to."""
 
     sums: list[cute.Tensor]
     tile: Any
 
 
 class Sm90Promoted:
-    """Each k tile's sums are added to the accumulators in fp32 registers: tensor cores add fp8 products up in
-    fewer bits.
+    """Each k tile's sums are added to accumulators in fp32 registers, because the tensor cores accumulate fp8
+    products in fewer bits.
 
-    A step takes several k tiles: while the sums of one are added, the tensor cores work on the next, whose
-    sums lie in another of the `sets` of registers. No product is in flight at the end of the loop's body,
-    where the compiler would move its sums' registers. With one set the other warpgroup's products hide the
-    additions of this one. Beside many accumulators a set has the sums of a piece of the columns alone, and
-    the pieces of a k tile follow one another.
+    A step takes several k tiles: while the threads add the sums of one, the tensor cores work on the next,
+    whose sums lie in another of the `sets` of registers. No product is in flight at the end of the loop body,
+    because there the compiler would move the registers of its sums. With one set, the products of the other
+    warpgroup hide the additions of this one. If the accumulators leave too few registers, a set holds the
+    sums of only one piece of the columns, and the pieces of a k tile are multiplied one after the other.
     """
 
     lead = 0
@@ -225,10 +225,10 @@ class Sm90Promoted:
         return state, release
 
     def scales(self, operands: WarpgroupOperands, held: Partial, state: State) -> Any:
-        """The scales of a k tile, read while its products are in flight: none here."""
+        """Returns the scales of a k tile, read while its products are in flight; None without scaling."""
 
     def promote(self, acc: cute.Tensor, sums: cute.Tensor, scales: Any = None, piece: int = 0) -> None:
-        """Adds the sums of a piece of one k tile."""
+        """Adds the sums of a piece of one k tile to the accumulators."""
         first = piece * cute.size(sums)
         for i in range(cute.size(sums)):
             acc[first + i] = acc[first + i] + sums[i]
@@ -239,8 +239,8 @@ class Sm90Promoted:
 
 @dataclass(frozen=True)
 class Sm100Operands:
-    """The operands of the MMA warp: the fragments of all stages of A and B, and the `scales` of their blocks
-    as the mainloop made them."""
+    """The operands of the MMA warp: the fragments of all stages of A and B, and the `scales` of their blocks,
+    as the mainloop's `scale_operands` returned them."""
 
     a: cute.Tensor
     b: cute.Tensor
@@ -250,11 +250,12 @@ class Sm100Operands:
 class Sm100Mainloop(Protocol):
     """A mainloop of tcgen05.mma; the module's docstring says when each method is called.
 
-    `values` gives an operand by its values, `instruction` the MMA of a tile (M, N) of operands of these types
-    and majors. The next five are about scales of blocks, which there are with a `scaling`: `maps` gives the
-    tensor maps that bring them, `allocate` their shared memory, `boxes` the scales of all k tiles of one
-    output tile, `scale_operands` their place in tensor memory, from `start` on, and `of_tile` the operands of
-    the output tiles in one column. `begin` and `step` return the instruction as it is to be issued next.
+    `values` returns an operand as a tensor of its values, `instruction` the MMA of a tile (M, N) for the
+    operands' types and majors. The next five methods handle the scales of blocks of a mainloop with a
+    `scaling`. `maps` returns the tensor maps that load the scales, `allocate` their shared memory, `boxes`
+    the scales of all k tiles of one output tile, `scale_operands` their place in tensor memory, from `start`
+    on, and `of_tile` the operands of the output tiles in one column. `begin` and `step` return the
+    instruction to issue next.
     """
 
     scaling: MmaScales | None

@@ -5,7 +5,8 @@ scales of blocks (`block_scales.py`). The other one or two warpgroups multiply; 
 tile, keeps their accumulators in registers and runs the epilogue on them, a subtile of 64 rows at a time,
 with shared memory and TMA stores of its own.
 
-A CTA of tile 128x128_2x1_pingpong has, where the epilogue stages a rowvec, loads a plane and stores one:
+For example, the tile 128x128_2x1_pingpong, with an epilogue that stages a rowvec, loads a plane and stores
+one, gives each CTA these roles and barriers:
 
     warps    role     job
     0        load     A and B of a k tile, by TMA with multicast
@@ -24,9 +25,9 @@ A CTA of tile 128x128_2x1_pingpong has, where the epilogue stages a rowvec, load
     3        warpgroup 0  128
     4        warpgroup 1  128
 
-The arrivals at a ring's barriers are counted for one phase. With split-K over a cluster only its first CTA
-has an epilogue; the warpgroups of the others publish their sums to it (`split_k.py`). If sums are left in
-memory, parts of K are work items as the products of a batch are, and a second kernel has the epilogue
+The table counts a ring's arrivals per barrier phase. With split-K over a cluster, only the first CTA runs
+the epilogue; the warpgroups of the other CTAs publish their sums to it (`split_k.py`). With split-K through
+memory, each part of K is a work item, like a product of a batch, and a second kernel runs the epilogue
 (`split_sums.py`).
 """
 
@@ -88,29 +89,30 @@ WARPGROUP = WARPS * WARP
 BLOCK_M = 64
 """Rows of one wgmma instruction."""
 WARP_M = BLOCK_M // WARPS
-"""Rows of one wgmma instruction whose accumulators one warp has (PTX ISA, wgmma register fragments)."""
+"""Rows of one wgmma instruction whose accumulators a warp holds (PTX ISA, wgmma register fragments)."""
 
 A_BOXES = 4
-"""The number of boxes in which TMA loads a tile of 64 rows. Boxes beyond A's last row are left out, because
-TMA zero-fills rows beyond a tensor more slowly than it loads: M = 16, N = K = 8192 in fp8 took 22.0 us with
-them and 17.9 without. Tiles of 128 rows are loaded as one box: in several, M = N = K = 4096 took 2 percent
-longer (H200)."""
+"""The number of boxes in which TMA loads a tile of 64 rows. The kernel skips boxes beyond A's last row,
+because TMA zero-fills rows beyond a tensor more slowly than it loads rows: M = 16, N = K = 8192 in fp8 took
+22.0 us with those boxes and 17.9 us without. A tile of 128 rows is loaded as one box: with several boxes,
+M = N = K = 4096 took 2 percent longer (H200)."""
 
 LOAD_REGISTERS = 40
-"""The registers of a thread that loads; `Target.epilogue_registers` has those of the others."""
+"""Registers per thread of the loading warpgroup; `Target.epilogue_registers` sets those of the others."""
 
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000
-"""L2 priorities of all that a copy touches, as `createpolicy.fractional` makes them (PTX ISA). Data that is
-read once is evicted first, so that operands which several tiles read stay: worth 3 percent at M = N = 8192, K
-= 1024 on an H200."""
+"""L2 cache policies, as `createpolicy.fractional` encodes them for all of a copy's data (PTX ISA). Data that
+is read once is evicted first, so that operands read by several tiles stay in L2. This gains 3 percent at
+M = N = 8192, K = 1024 on an H200."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """The right of one of two warpgroups to go on, under ping-pong.
+    """The turn of one of two warpgroups to multiply, under ping-pong.
 
-    Both walk the same ring of A and B, and each skips the other's stages. A waiter knows a barrier's phase
-    only by its parity, so it may wait for its fill of a stage only once the other has taken the fill before.
+    Both warpgroups walk the same ring of A and B, and each skips the other's stages. A waiting thread knows a
+    barrier's phase only by its parity. So a warpgroup may wait for its own fill of a stage only after the
+    other warpgroup has consumed the previous fill.
     """
 
     own: pipeline.NamedBarrier
@@ -118,7 +120,7 @@ class Turn:
 
     @staticmethod
     def of(first: Meeting, group: Int32) -> Turn:
-        """The turn of warpgroup 0 or 1: its named barrier is the first or the next."""
+        """The turn of warpgroup 0 or 1, whose named barrier is `first` or the one after it."""
         own, other = first.barrier + group, first.barrier + 1 - group
         return Turn(pipeline.NamedBarrier(own, first.threads), pipeline.NamedBarrier(other, first.threads))
 
@@ -134,19 +136,19 @@ class Turn:
 class Sm90Gemm(FragmentGemm):
     """D = epilogue(A B) for A (M, K) and B (K, N), any of whose sizes may be dynamic.
 
-    Several products of one A have a B each, all of one layout, or share one of (K, 2 N) for interleaved
-    columns. Each stage of the pipeline has the columns of all, and the MMA is as wide as all of them
-    together.
+    Several products may share one A. Each then has its own B, all in the same layout, or they share one B of
+    (K, 2 N) with interleaved columns. Each pipeline stage holds the columns of all products, and one MMA
+    spans all of them.
 
-    fp8 operands are K-major, 16-bit ones either. Base addresses are multiples of 16 bytes and so are the
-    strides of both operands and of everything in `shared_loads` and `shared_stores`. Without a `mainloop` the
-    tensor cores add up all k tiles.
+    fp8 operands must be K-major; 16-bit operands may be K-major or not. Base addresses, the strides of A and
+    B, and the strides of every operand in `shared_loads` and `shared_stores` must be multiples of 16 bytes.
+    If `mainloop` is omitted, the tensor cores add up all k tiles.
 
-    A BATCHED product has A (B, M, K) and B (B, K, N); all rows of D, and of the epilogue's operands, are
-    (B * M). A GROUPED one has A (M, K) and B (G, K, N), and `offsets` (G,) that only the device reads; rows
-    beyond the last group are not written, nor is anything else, whatever `offsets` holds. A K_GROUPED one
-    has A (M, K) and B (K, N), neither contiguous along K, and `offsets` (G,) of K; D is (G * M, N), and an
-    empty group's the epilogue of zeros.
+    A BATCHED product takes A (B, M, K) and B (B, K, N); D and the epilogue's operands have B * M rows. A
+    GROUPED product takes A (M, K), B (G, K, N) and `offsets` (G,), which only the device reads. It writes no
+    row beyond the last group, and nothing outside its outputs, whatever `offsets` holds. A K_GROUPED product
+    takes A (M, K) and B (K, N), neither contiguous along K, and `offsets` (G,) along K. Its D is (G * M, N);
+    for an empty group, D is the epilogue applied to zeros.
     """
 
     def __init__(
@@ -172,7 +174,7 @@ class Sm90Gemm(FragmentGemm):
         self.crew = self._crew()
 
     def _crew(self) -> Crew:
-        """The roles of a CTA and their rings, as the module's docstring has them for one tile."""
+        """The roles of a CTA and their rings; the module's docstring lists them for one tile."""
         config, stages, warps = self.config, self.stages, self.config.tile_warps
         self.load = Role("load", 0, 1, "A and B of a k tile, by TMA with multicast")
         self.exact = Role("exact", 1, 1, "exact loads of a subtile, by TMA")
@@ -180,7 +182,8 @@ class Sm90Gemm(FragmentGemm):
         self.scales = Role("scales", 3, 1, "scales of a k tile's blocks, by cp.async")
         consume = "begin | wgmma over all k tiles | visit each subtile, store by TMA"
         self.consume = Role("consume", WARPS, WARPS * config.warpgroups, consume)
-        # A stage is free once all CTAs have read it that this one loads for: its row and its column of them.
+        # A stage is free once every CTA that this one loads for has read it: the CTAs in its row and in its
+        # column of the cluster.
         readers = config.cluster_m + config.cluster_n - 1
         self.ab_ring = Ring("ab", stages.ab, one(self.load), Arrivals(self.consume, warps, 1, readers))
         self.exact_ring = self.row_ring = self.scale_ring = self.sum_ring = None
@@ -231,9 +234,9 @@ class Sm90Gemm(FragmentGemm):
         scales: Sequence[cute.Tensor] = (),
         offsets: cute.Tensor | None = None,
     ):
-        """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order;
-        `scales` are those of A's blocks, (rows, k), then of each B's, (k, columns), and `offsets` those of a
-        grouped product."""
+        """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands, in the order of its
+        names. `scales` lists the scales of A's blocks, (rows, k), then those of each B's, (k, columns);
+        `offsets` are the offsets of a grouped product."""
         config, epilogue = self.config, self.epilogue
         self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
         self.tile_k = tile_k = TILE_K_BYTES * 8 // self.a_dtype.width
@@ -242,7 +245,7 @@ class Sm90Gemm(FragmentGemm):
         a_layout, b_layout = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(bs[0])
         tile = (config.tile_m, config.mma_n, tile_k)
         piece = (config.tile_m, config.piece_n, tile_k)
-        # Two of one kind: the first adds to the accumulators, the second overwrites them.
+        # Two identical MMAs: the first will add to the accumulators, the second will overwrite them.
         add_mma, set_mma = [
             hopper.make_trivial_tiled_mma(
                 self.a_dtype,
@@ -292,7 +295,7 @@ class Sm90Gemm(FragmentGemm):
         else:
             items = schedule.items
         if cutlass.const_expr(self.in_cluster):
-            # A cluster a tile, along the axis of the grid that has room for any number.
+            # One cluster per tile, along the axis of the grid that has room for any number.
             grid, cluster = (config.split_k * items, 1, 1), (config.split_k, 1, 1)
         else:
             clusters = cutlass.min(items, max_active_clusters)
@@ -374,7 +377,7 @@ class Sm90Gemm(FragmentGemm):
                 cpasync.prefetch_descriptor(tma.atom)
 
         smem = SmemAllocator()
-        # Barriers come last: ahead of buffers that are aligned to 1024 bytes they would take as much.
+        # Barriers come last: ahead of buffers aligned to 1024 bytes, they would take up 1024 bytes.
         s_a = swizzled(smem, self.a_dtype, a_smem)
         s_b = swizzled(smem, self.b_dtype, b_smem)
         s_loads = allocate_planes(smem, epilogue.shared_loads, load_planes)
@@ -403,7 +406,7 @@ class Sm90Gemm(FragmentGemm):
         exact_pipeline = make_exact(smem, self.exact_ring, epilogue.shared_loads, box_elements)
         row_pipeline = make_rows(smem, self.row_ring)
         if cutlass.const_expr(self.a_boxes > 1):
-            # A cluster's last CTAs may have no row at all.
+            # The last CTAs of a cluster may lie wholly beyond A's last row.
             if Boolean(self.is_grouped) | (m % (config.tile_m * config.cluster_m) != 0):
                 self._clear(s_a, thread)
         in_step = cute.make_layout(config.cluster_size)
@@ -417,8 +420,7 @@ class Sm90Gemm(FragmentGemm):
         if cutlass.const_expr(self.in_cluster):
             first_k = cta_rank * k_tiles
         if cutlass.const_expr(self.in_cluster and self.scaling is not None):
-            # There are no scales of k tiles beyond the last, so the last CTAs of a split may have fewer, or
-            # none.
+            # K tiles beyond the last have no scales, so the last CTAs of a split may get fewer k tiles, or 0.
             k_tiles = cutlass.max(cutlass.min(k_tiles, all_k_tiles - first_k), 0)
         shared = Sm90Shared(
             schedule=schedule,
@@ -476,7 +478,7 @@ class Sm90Gemm(FragmentGemm):
         s_a: cute.Tensor,
         s_b: cute.Tensor,
     ):
-        """The load warp: A and B of every k tile."""
+        """The load warp: loads A and B of every k tile."""
         config, schedule, ab_pipeline = self.config, shared.schedule, shared.ab_pipeline
         cta_m, cta_n = shared.cta_m, shared.cta_n
         box_m = config.tile_m // self.a_boxes
@@ -502,7 +504,7 @@ class Sm90Gemm(FragmentGemm):
             column = place.column * config.cluster_n + cta_n
             first_k = shared.first_k
             if cutlass.const_expr(config.sums_in_memory):
-                # The parts of K have their own rows of the sums, and all rows of A.
+                # Each part of K writes its own rows of the sums, but reads all rows of A.
                 first_k = place.batch * shared.k_tiles
                 place = replace(place, first=0, end=shared.m)
             t_sa, t_ga = self._partition_a(a_tma, s_a, place, cta_n)
@@ -548,7 +550,7 @@ class Sm90Gemm(FragmentGemm):
 
     @cute.jit
     def _load_exact(self, shared: Sm90Shared, load_tmas: list):
-        """The exact warp: the exact loads of one subtile after the other."""
+        """The exact warp: loads the exact operands of each subtile in turn."""
         config, schedule, exact_pipeline = self.config, shared.schedule, shared.exact_pipeline
         item_step, box = shared.item_step, (BLOCK_M, config.subtile_n)
         exact_state = producer_state(self.stages.exact)
@@ -582,7 +584,7 @@ class Sm90Gemm(FragmentGemm):
 
     @cute.jit
     def _load_scales(self, shared: Sm90Shared, scales: list, lane: Int32):
-        """The scale warp: the scales of every k tile."""
+        """The scale warp: loads the scales of every k tile."""
         stages, schedule = cast(ScaleStages, shared.scales), shared.schedule
         scaling = cast(BlockScales, self.scaling)
         state = producer_state(self.stages.ab)
@@ -609,7 +611,7 @@ class Sm90Gemm(FragmentGemm):
         thread: Int32,
         warp: Int32,
     ):
-        """A warpgroup: the products of one tile after the other, and the epilogue on them."""
+        """A consumer warpgroup: multiplies each of its tiles in turn and runs the epilogue on it."""
         config, epilogue, stages = self.config, self.epilogue, self.stages
         schedule, glob, row_pipeline, sums = shared.schedule, shared.glob, shared.row_pipeline, shared.sums
         k_tiles, item_step = shared.k_tiles, shared.item_step
@@ -722,9 +724,9 @@ class Sm90Gemm(FragmentGemm):
         k_tiles: Int32,
         turn: Turn,
     ):
-        """The product over all k tiles, one at the least; returns the pipeline state after them.
+        """Multiplies all k tiles, at least one, and returns the pipeline state after them.
 
-        Under ping-pong the turn passes on as soon as the last k tile is with the tensor cores.
+        Under ping-pong it passes the turn on as soon as the last k tile has been issued to the tensor cores.
         """
         release_state = ab_state.clone()
         held, ab_state = self.mainloop.begin(tile, operands, acc, ab_state)
@@ -757,8 +759,8 @@ class Sm90Gemm(FragmentGemm):
         exact_state: pipeline.PipelineState,
         store_plane: Int32,
     ):
-        """The visits of a tile, written out one after the other, and the planes that come and go by TMA;
-        returns the stage of exact loads and the plane of outputs that are next."""
+        """Visits each subtile of a tile, in an unrolled loop, with planes that TMA loads and stores. Returns
+        the next stage of exact loads and the next plane of outputs."""
         config, stages = self.config, self.stages
         exact_pipeline = shared.exact_pipeline
         warp_box = (WARP_M, config.subtile_n)
@@ -770,7 +772,7 @@ class Sm90Gemm(FragmentGemm):
                 store_group.producer_acquire()
                 cute.arch.sync_warp()
             else:
-                # Keeps the assembler from working out the addresses of all visits at once: a spill.
+                # Keeps the assembler from computing the addresses of all visits at once, which spills.
                 seat.barrier.arrive_and_wait()
             if cutlass.const_expr(stages.exact > 0):
                 exact_stage = in_ring(exact_state, seat.ring)
@@ -810,9 +812,9 @@ class Sm90Gemm(FragmentGemm):
         barrier: cute.Pointer,
         priority: Int64,
     ):
-        """The boxes of a tile of A after the first, as many as there are in A.
+        """Loads the boxes of a tile of A after the first, except those beyond A's last row.
 
-        Comes before the copies that the barrier already expects, and whose arrival would complete its phase.
+        Call this before the copies that the barrier already expects: their arrival would complete its phase.
         """
         nbytes = self.box_bytes * cutlass.max(count - 1, 0)
         with cute.arch.elect_one():
@@ -824,7 +826,7 @@ class Sm90Gemm(FragmentGemm):
 
     @cute.jit
     def _clear(self, s_a: cute.Tensor, thread: Int32):
-        """Zeros in every stage of A, for rows that are multiplied but never loaded."""
+        """Zeroes every stage of A, because some rows are multiplied but never loaded."""
         vectors = cute.cosize(s_a) * s_a.element_type.width // 128
         words = cute.make_tensor(
             cute.recast_ptr(s_a.iterator, dtype=Int32), cute.make_layout((4, vectors), stride=(1, 4))
@@ -838,8 +840,8 @@ class Sm90Gemm(FragmentGemm):
     def _partition_a(
         self, tma: cpasync.TmaInfo, s_a: cute.Tensor, place: Place, cta_n: Int32, k_tile: Int32 | None = None
     ) -> tuple:
-        """The boxes of A's stages, and those that they are brought from, partitioned for TMA; with a `k_tile`
-        that one of its group comes first."""
+        """The boxes of A's stages and their sources in global memory, partitioned for TMA. With `k_tile`, the
+        sources begin at that k tile of the group."""
         box = (self.config.tile_m // self.a_boxes, self.tile_k)
         if k_tile is None:
             source = batches.from_first(tma.tma_tensor, place)
@@ -854,7 +856,7 @@ class Sm90Gemm(FragmentGemm):
         )
 
     def _piece(self, s_b: cute.Tensor, index: int) -> cute.Tensor:
-        """The columns of all stages of B that an MMA multiplies as one."""
+        """The columns of one piece, which an MMA multiplies at once, in all stages of B."""
         columns = self.config.mma_n // self.mainloop.pieces
         return cute.local_tile(s_b, (columns, cute.size(s_b, mode=[1]), self.stages.ab), (index, 0, 0))
 
@@ -867,8 +869,8 @@ class Sm90Gemm(FragmentGemm):
         place: Place | None = None,
         k_tile: Int32 | None = None,
     ) -> tuple:
-        """The stages of a piece of B, and the tiles that it is brought from, partitioned for TMA; with a
-        `k_tile` of a place that one of its group comes first."""
+        """The stages of a piece of B and its source tiles in global memory, partitioned for TMA. With `place`
+        and `k_tile`, the sources begin at that k tile of the place's group."""
         box = (self.config.piece_n, cute.size(s_b, mode=[1]))
         s_piece = cute.local_tile(s_b, (*box, self.stages.ab), (index, 0, 0))
         source = tma.tma_tensor if place is None else batches.of_k_tile(tma.tma_tensor, place, k_tile)
@@ -882,7 +884,7 @@ class Sm90Gemm(FragmentGemm):
         )
 
     def _k_tiles_at(self, shared: Sm90Shared, item: Int32) -> Int32:
-        """As `_k_tiles`, of an item that may lie beyond the last."""
+        """Like `_k_tiles`, for an item that may lie beyond the last."""
         if self.is_k_grouped:
             return self._k_tiles(shared.schedule.place(item), self.tile_k, shared.k_tiles)
         return shared.k_tiles
@@ -905,8 +907,8 @@ class Sm90Shared(Shared):
     """Further state that the warps of a CTA share: its place in the cluster, its work items, and its part of
     K, `k_tiles` from `first_k` on.
 
-    Work items are `first_item` and every `item_step`-th after it; for the epilogue they begin at
-    `epilogue_item`, which lies beyond the last one in a CTA that leaves its sums to another.
+    The work items of a CTA are `first_item` and every `item_step`-th item after it. The epilogue's items
+    begin at `epilogue_item`, which lies beyond the last item in a CTA that publishes its sums to another.
     """
 
     k_tiles: Int32
@@ -925,8 +927,9 @@ class Sm90Shared(Shared):
 class Seat:
     """The position of a thread among the warpgroups that multiply.
 
-    `thread` and `warp` count within its warpgroup, number `group`. `share` is which part of each tile the
-    warpgroup has, `ring` which ring of exact loads it reads, `barrier` where it meets.
+    `thread` and `warp` are indices within the warpgroup, and `group` is the warpgroup's index. `share` is the
+    part of each tile that the warpgroup computes, `ring` the ring of exact loads that it reads, and `barrier`
+    the named barrier of its threads.
     """
 
     group: Int32
@@ -938,10 +941,10 @@ class Seat:
 
 
 def _check_shares(operand: str, extent: int, ctas: int) -> None:
-    """Raises ValueError where CTAs can't bring equal shares of a stage, each for all of them.
+    """Raises ValueError if the CTAs of a multicast can't each load an equal share of a stage.
 
-    They share out an operand's rows, or where these are contiguous its rows of K, of which each of TMA's
-    boxes has all.
+    They divide an operand's rows among them. If the operand is contiguous along its rows, they divide its k
+    indices instead, all of which every TMA box spans.
     """
     if extent % ctas:
         raise ValueError(

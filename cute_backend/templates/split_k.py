@@ -1,14 +1,14 @@
-"""Split-K: each CTA of a cluster multiplies a part of K of one tile, and the first of them has the epilogue.
+"""Split-K over a cluster: each CTA multiplies a part of K of one tile, and the first CTA runs the epilogue.
 
-With few tiles most multiprocessors would be idle. So each CTA of a cluster multiplies a part of K. All but
-the first publish their sums in their own shared memory. The first reads them there and adds them up, always
-in the order of the parts.
+With few tiles, most multiprocessors would be idle, so the CTAs of a cluster share a tile's K. All CTAs but
+the first publish their sums in their own shared memory. The first CTA reads them there and adds them up,
+always in the order of the parts.
 
     part 0      | MMAs over its k tiles | . . . . reads, adds | epilogue
     part 1 ...  | MMAs over its k tiles | publishes its sums . . . . |
 
-A CTA has only one tile, and ends when its sums have been read. Where accumulators are in tensor memory, a
-thread moves those of one visit at a time.
+Each CTA has only one tile, and exits once its sums have been read. If accumulators are in tensor memory, a
+thread moves the accumulators of one visit at a time.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from cutlass.memory import SmemAllocator
 from cute_backend.templates.crew import Ring
 
 _VECTOR = 4
-"""fp32 sums that a thread moves at once."""
+"""The number of fp32 sums that a thread moves at once."""
 
 
 @dataclass(frozen=True)
 class Sums:
     """The sums that each CTA of a cluster publishes to the first one: (4, fours of a thread, thread) in fp32.
 
-    The first fours of all threads lie side by side, then the second ones. `ready` completes in the first CTA
-    when the sums of all others are there, `read` in each other one when its own have been read.
+    The first four sums of every thread lie side by side, followed by the second four, and so on. The barrier
+    `ready` completes in the first CTA once all other CTAs have published their sums; `read` completes in each
+    other CTA once its sums have been read.
     """
 
     shared: cute.Tensor
@@ -41,7 +42,7 @@ class Sums:
 
     @staticmethod
     def allocate(smem: SmemAllocator, per_thread: int, threads: int) -> Sums:
-        """Room for `per_thread` sums, a multiple of four, of each of `threads` threads; and two barriers."""
+        """Allocate two barriers and `per_thread` sums, a multiple of four, for each of `threads` threads."""
         layout = cute.make_layout(
             (_VECTOR, per_thread // _VECTOR, threads), stride=(1, _VECTOR * threads, _VECTOR)
         )
@@ -49,7 +50,7 @@ class Sums:
         return Sums(smem.allocate_tensor(Float32, layout, 16), barriers, barriers + 1)
 
     def init(self, ring: Ring) -> None:
-        """Set the barriers up, by one warp, before the cluster is in step."""
+        """Initialize the barriers. One warp calls this, before the cluster synchronizes."""
         with cute.arch.elect_one():
             cute.arch.mbarrier_init(self.ready, ring.filled.count)
             cute.arch.mbarrier_init(self.read, ring.emptied.count)
@@ -62,7 +63,7 @@ class Sums:
 
     @cute.jit
     def write(self, acc: cute.Tensor, thread: Int32, visit: Any):
-        """Write a thread's accumulators of a visit, of those that have equally many."""
+        """Write a thread's accumulators of a visit; all visits must have equally many."""
         sums = _in_fours(acc)
         cute.autovec_copy(sums, _of_visit(self.shared, sums, thread, visit))
 
@@ -74,7 +75,7 @@ class Sums:
 
     @cute.jit
     def reduce(self, acc: cute.Tensor, thread: Int32, parts: cutlass.Constexpr[int]):
-        """Add the accumulators of the same thread in all other CTAs of the cluster to a thread's own."""
+        """Add to a thread's accumulators those of the same thread in all other CTAs of the cluster."""
         self.wait()
         sums = _in_fours(acc)
         for part in cutlass.range(1, parts, unroll=1):
@@ -89,13 +90,13 @@ class Sums:
 
     @cute.jit
     def add(self, acc: cute.Tensor, thread: Int32, visit: Any, parts: cutlass.Constexpr[int]):
-        """Add what the same thread in all other CTAs has written for a visit to a thread's accumulators."""
+        """Add to a thread's accumulators what the same thread of all other CTAs wrote for a visit."""
         for part in cutlass.range(1, parts, unroll=1):
             self._add_part(_in_fours(acc), thread, visit, part)
 
     @cute.jit
     def release(self, parts: cutlass.Constexpr[int]):
-        """Let all other CTAs end, whose sums have been read."""
+        """Let all other CTAs exit, once their sums have been read."""
         for part in cutlass.range(1, parts, unroll=1):
             _arrive(self.read, part)
 
@@ -109,7 +110,7 @@ class Sums:
 
 
 def _arrive(barrier: cute.Pointer, part: int) -> None:
-    """Arrive for a warp at another CTA's barrier, once all its lanes have written or read."""
+    """Arrive once for a warp at another CTA's barrier, after all lanes of the warp have written or read."""
     cute.arch.fence_acq_rel_cluster()
     cute.arch.sync_warp()
     with cute.arch.elect_one():
@@ -117,10 +118,10 @@ def _arrive(barrier: cute.Pointer, part: int) -> None:
 
 
 def _of_visit(shared: cute.Tensor, sums: cute.Tensor, thread: Int32, visit: Any) -> cute.Tensor:
-    """The thread's fours of a visit that has as many as `sums`."""
+    """The part of a thread's published sums that belongs to a visit, in the shape of `sums`."""
     return cute.local_tile(shared[(None, None, thread)], sums.shape, (0, visit))
 
 
 def _in_fours(acc: cute.Tensor) -> cute.Tensor:
-    """Accumulators as (4, fours)."""
+    """Accumulators viewed as (4, count / 4)."""
     return cute.make_tensor(acc.iterator, cute.make_layout((_VECTOR, cute.size(acc) // _VECTOR)))

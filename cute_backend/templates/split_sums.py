@@ -1,11 +1,11 @@
-"""Split-K without clusters: parts of K are summed up by CTAs that share nothing, and their sums added up by a
-second kernel, which runs the epilogue.
+"""Split-K without clusters: independent CTAs multiply the parts of K, and a second kernel adds up their sums
+and runs the epilogue.
 
     parts   a CTA multiplies a part of K of a tile      -> fp32 sums in the workspace, (split_k * M, N)
     sum     a CTA adds the parts of a tile, in order    -> begin | visits | end, as behind a product
 
-The second kernel adds the parts in their order, so equal operands give equal bits. It reads them from L2, to
-which they were written just before.
+The second kernel adds the parts in a fixed order, so equal operands give bitwise equal results. It reads the
+sums from L2, where the first kernel has just written them.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from cute_backend.templates.warp_mainloop import Sm80Mainloop
 from cute_backend.templates.workspace import sums_pitch
 
 PAIR = 2
-"""Neighbouring columns of a row that a thread has in each block of eight."""
+"""The number of neighbouring columns that a thread holds in each block of eight columns of a row."""
 
 PAIRS_AT_ONCE = 32
-"""Pairs of sums that a thread reads before it adds the first of them: L2 answers after some 600 cycles."""
+"""Pairs of sums that a thread reads before it adds the first, to hide L2's latency of some 600 cycles."""
 
 
 class WriteSums:
-    """The epilogue of `parts`: a thread writes its accumulators as they are, two columns at a time.
+    """The epilogue of `parts`: each thread writes its accumulators unchanged, two columns at a time.
 
-    `sums` is (split_k * M, N) in fp32, with an even stride, so that a pair that begins within a row ends
-    within its memory.
+    `sums` is (split_k * M, N) in fp32. Its row stride is even, so that a pair that begins within a row also
+    ends within the row's memory.
     """
 
     loads: tuple[str, ...] = ()
@@ -74,12 +74,12 @@ class WriteSums:
 
 
 class SplitGemm:
-    """D = epilogue(A B) as `template` computes it, by two kernels, for a tile whose K is in parts.
+    """D = epilogue(A B), as `template` computes it, in two kernels, for a tile with split-K through memory.
 
-    Operands are those of a `template`, with the workspace after the stores: `workspace.sums_bytes` bytes,
-    aligned to WORKSPACE_ALIGN. `name` is what both entries are called, PARTS behind that of the first.
+    The operands are those of `template`, with a workspace after the stores: `workspace.sums_bytes` bytes,
+    aligned to WORKSPACE_ALIGN. The second kernel's entry is called `name`, the first kernel's `name` + PARTS.
 
-    Raises ValueError for a tile whose K is whole, and where `template` does.
+    Raises ValueError if the tile leaves no sums in memory, or if `template` raises it.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class SplitGemm:
         max_active_clusters: Int32,
         stream: cuda.CUstream,
     ):
-        """Launches both kernels for A (M, K), B (K, N) and the epilogue's operands in its names' order."""
+        """Launches both kernels for A (M, K), B (K, N) and the epilogue's operands, in its names' order."""
         m, n = a.shape[0], bs[0].shape[1]
         pitch = sums_pitch(Int64(n))
         layout = cute.make_layout((m * self.config.split_k, n), stride=(cute.assume(pitch, divby=PAIR), 1))
@@ -125,7 +125,7 @@ class SplitGemm:
 
 
 class StoredSums(Feed):
-    """The feed of `sum`, which has no operands. The warps stage rowvecs themselves."""
+    """The feed of `sum`, which has no A or B to load. The first warp stages rowvecs itself."""
 
     def begin(self, shared: Sm80Shared, first_item: Int32, thread: Int32) -> tuple[Int32, Int32]:
         return Int32(0), Int32(0)
@@ -143,7 +143,7 @@ class StoredSums(Feed):
         cute.arch.cp_async_wait_group(later)
 
     def stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Int32, thread: Int32) -> None:
-        cute.arch.sync_threads()  # before rows are written that all warps have read the last tile's
+        cute.arch.sync_threads()  # all warps must have read the previous tile's rows
         self._stage_rows(shared, place, rows_at, thread)
 
     @cute.jit
@@ -163,8 +163,8 @@ class StoredSums(Feed):
 
 
 class SumGemm(Sm80Gemm):
-    """D = epilogue(the sums of `parts` parts of K), for sums (parts * M, N) in fp32 as `WriteSums` leaves
-    them."""
+    """D = epilogue(the sum of `parts` parts of K), for sums (parts * M, N) in fp32 that `WriteSums` has
+    written."""
 
     feed_type = StoredSums
 
@@ -183,7 +183,7 @@ class SumGemm(Sm80Gemm):
         max_active_clusters: Int32,
         stream: cuda.CUstream,
     ):
-        """Launches the kernel for the sums and the epilogue's operands in its names' order."""
+        """Launches the kernel for the sums and the epilogue's operands, in the order of its names."""
         m, n = sums.shape[0] // self.parts, sums.shape[1]
         grid = self._schedule(m, n, sums).items
         named(self.kernel, self.name)(sums, list(loads), list(stores), m, n).launch(
@@ -226,7 +226,7 @@ class SumGemm(Sm80Gemm):
 
     @cute.jit
     def _add_up(self, shared: Sm80Shared, acc: cute.Tensor, tile: FragmentTile, at: Int32):
-        """The sums of all parts, in their order. Warps whose rows lie beyond M read none."""
+        """Adds up the sums of all parts, in order. Warps whose rows lie beyond M read nothing."""
         acc.fill(0.0)
         last = (shared.n - 1) // PAIR * PAIR
         for block in cutlass.range_constexpr(self.blocks):
@@ -250,6 +250,6 @@ def _pair(registers: cute.Tensor, e: int) -> cute.Tensor:
 
 
 def _pair_at(sums: cute.Tensor, row: Int32, column: Int32) -> cute.Tensor:
-    """Two columns of a row of the sums, the first of which is even."""
+    """Two neighbouring columns of a row of the sums; `column`, the first, must be even."""
     place = Int64(row) * sums.stride[0] + column
     return cute.make_tensor(sums.iterator + cute.assume(place, divby=PAIR), cute.make_layout(PAIR))
