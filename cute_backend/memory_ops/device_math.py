@@ -1,9 +1,9 @@
 """The arithmetic of generated epilogues: functions of register scalars, and conversions of fragments.
 
-Generated modules import this as `math`. The scalars are Float32, Int32 and Boolean; a Python number may stand
-for one. Nothing here branches or touches memory, because an epilogue hides latency by interleaving many
-elements: where CUDA's own function has a slow path (division, square root, sine), there is a branch-free one
-here; else the DSL's is used, which is one instruction or CUDA's libdevice.
+Generated modules import this as `math`. The scalars are Float32, Int32 and Boolean; a Python number may
+replace one. Nothing here branches or touches memory, because an epilogue hides latency by interleaving many
+elements. If CUDA's own function has a slow path (division, square root, sine), this module has a branch-free
+one; otherwise it uses the DSL's, which is one instruction or a call of CUDA's libdevice.
 
 Errors are bounds in units in the last place (ulp) of normal fp32 results. The test helper
 `test/support/device_check.py` checks them against float64. libdevice's functions are within 2.5 ulp (exp2 and
@@ -124,18 +124,21 @@ _INFINITY = float("inf")
 
 
 def constant(value: Any, kind: type[Register]) -> Any:
-    """A number as the operand of an op of numbers alone. A DSL scalar that is made from a Python number keeps
-    the number through conversions: a conversion to bf16 and back did not round (4.8.1)."""
+    """Returns a number as a register scalar, for ops whose operands are all numbers. A DSL scalar that is
+    made from a Python number keeps that number through conversions: converting to bf16 and back did not round
+    it (4.8.1)."""
     return kind(kind(value).ir_value())
 
 
 def negative_zero() -> Float32:
-    """-0.0. A literal becomes 0.0 if a 0.0 came before it: the DSL keeps its constants by value (4.8.1)."""
+    """Returns -0.0. A literal -0.0 becomes 0.0 if a 0.0 came before it, because the DSL caches constants by
+    value (4.8.1)."""
     return Int32(-(2**31)).bitcast(Float32)
 
 
 def where(condition: Boolean, chosen: Any, other: Any) -> Any:
-    """`chosen` where the condition holds, else `other`: at least one of them a register scalar."""
+    """Returns `chosen` if the condition holds, else `other`. At least one of them must be a register
+    scalar."""
     kind = type(chosen) if isinstance(chosen, cutlass.Numeric) else type(other)
     values = [kind(value).ir_value() for value in (chosen, other)]
     return kind(arith.select(Boolean(condition).ir_value(), *values))
@@ -152,7 +155,7 @@ def minimum(a: Float, b: Float) -> Float32:
 
 
 def sign(x: Float32) -> Float32:
-    """1, -1 or 0; 0 of NaN, as torch has it."""
+    """1, -1 or 0; 0 for NaN, as in torch."""
     return where(x > 0.0, 1.0, where(x < 0.0, -1.0, Float32(0.0)))
 
 
@@ -173,7 +176,7 @@ def isfinite(x: Float32) -> Boolean:
 
 
 def signbit(x: Float32) -> Boolean:
-    """Whether the sign is set, of zeros and NaNs too."""
+    """Whether the sign bit is set, also for zeros and NaNs."""
     return x.bitcast(Int32) < 0
 
 
@@ -184,8 +187,8 @@ def logical_not(x: Boolean) -> Boolean:
 def div(a: Float, b: Float) -> Float32:
     """a / b, within 0.51 ulp; 1 ulp where a or the quotient is below 2^-100.
 
-    The hardware's approximate reciprocal, then one step of correction by the remainder, which fma gives
-    exactly. Divisors that the reciprocal flushes are scaled first, as PTX div.full.f32 does.
+    It takes the hardware's approximate reciprocal, then corrects the quotient once by the remainder, which
+    fma computes exactly. Divisors that the reciprocal would flush are scaled first, as in PTX div.full.f32.
     """
     a, b = Float32(a), Float32(b)
     huge, tiny = abs(b) > 2.0**126, abs(b) < 2.0**-126
@@ -200,9 +203,10 @@ def div(a: Float, b: Float) -> Float32:
 
 
 def div_floor(a: Float, b: Float) -> Float32:
-    """The floor of the exact quotient: one less where rounding took a / b up to an integer or to zero.
+    """Returns the floor of the exact quotient. It subtracts one if a / b was rounded up to an integer or to
+    zero.
 
-    torch returns NaN for infinities, except for those that come from a division by zero.
+    As in torch, an infinite `a` gives NaN unless `b` is zero.
     """
     a, b = Float32(a), Float32(b)
     quotient = floor(div(a, b))
@@ -243,7 +247,7 @@ _LOG2_E = 1.4426950408889634
 _HALF_PI = (1.5707963267948966, 6.123233995736766e-17)
 _TWO_OVER_PI = 0.6366197723675814
 _ROUND_F64 = 1.5 * 2.0**52
-"""Added to a float64 below 2^51, it leaves the nearest integer in the low bits of the mantissa."""
+"""Adding this to a float64 below 2^51 leaves the nearest integer in the low bits of the mantissa."""
 
 
 def sin(x: Float) -> Float32:
@@ -281,12 +285,12 @@ def polynomial(z: Float32, *coefficients: float) -> Float32:
 
 
 def to_f32(x: Union[Int32, Boolean]) -> Float32:
-    """To the nearest, halves to even; 1 and 0 of truth values."""
+    """Converts to the nearest fp32, ties to even; truth values give 1 and 0."""
     return where(x, 1.0, Float32(0.0)) if isinstance(x, Boolean) else x.to(Float32)
 
 
 def to_i32(x: Union[Float32, Boolean]) -> Int32:
-    """Towards zero; NaN gives 0; beyond int32's range its ends (PTX cvt.rzi.s32.f32)."""
+    """Rounds towards zero. NaN gives 0, and values beyond int32's range saturate (PTX cvt.rzi.s32.f32)."""
     if isinstance(x, Boolean):
         return where(x, 1, Int32(0))
     # The DSL's own conversion is LLVM's fptosi, whose result is undefined out of range.
@@ -294,7 +298,7 @@ def to_i32(x: Union[Float32, Boolean]) -> Int32:
 
 
 def to_bool(x: Union[Float32, Int32]) -> Boolean:
-    """Whether it differs from zero; NaN does."""
+    """Whether x differs from zero; true for NaN."""
     return x != 0
 
 
@@ -323,7 +327,7 @@ def wrap_to_u8(x: Int32) -> Int32:
 
 
 def _round_to(x: Float32, dtype: type[cutlass.Numeric], saturate: bool) -> Float32:
-    """A trip through fp8 and back."""
+    """Converts to fp8 and back."""
     fragment = cute.make_rmem_tensor(2, Float32)
     fragment[0] = x
     fragment[1] = Float32(0.0)
@@ -334,7 +338,7 @@ def _round_to(x: Float32, dtype: type[cutlass.Numeric], saturate: bool) -> Float
 def widen(fragment: cute.Tensor, register: type[Register]) -> cute.Tensor:
     """A loaded fragment, converted to the register type of its dtype: a new fragment of the same layout.
 
-    A bool arrives as a byte (Uint8), which makes Boolean if it is not zero.
+    A bool is loaded as a byte (Uint8), which is true if it is not zero.
     """
     if fragment.element_type is register:
         return fragment
@@ -346,7 +350,7 @@ def widen(fragment: cute.Tensor, register: type[Register]) -> cute.Tensor:
 
 
 def _widened_pairs(fragment: cute.Tensor) -> cute.Tensor:
-    """bf16 to fp32 by one instruction each: bf16 is the upper half of fp32."""
+    """Converts bf16 to fp32 with one instruction per element, since bf16 is the upper half of fp32."""
     wide = cute.make_rmem_tensor(fragment.shape, Float32)
     pairs = cute.recast_tensor(fragment, Int32)
     for i in builtins.range(cute.size(pairs)):
@@ -356,10 +360,10 @@ def _widened_pairs(fragment: cute.Tensor) -> cute.Tensor:
 
 
 def pack(fragment: cute.Tensor) -> cute.Tensor:
-    """An even number of 16-bit elements, two to a register: a new fragment of the same layout and dtype.
+    """Packs an even number of 16-bit elements, two to a register, into a new fragment of the same layout.
 
-    Elements that were read one at a time have a register of 32 bits each. A permutation of bytes combines
-    two, which no compiler separates again before they are used.
+    Elements that were read one at a time take a 32-bit register each. A byte permutation combines two of
+    them, and no compiler separates them again before they are used.
     """
     packed = cute.make_rmem_tensor_like(fragment)
     halves, words = cute.recast_tensor(fragment, Uint16), cute.recast_tensor(packed, Int32)
@@ -369,10 +373,10 @@ def pack(fragment: cute.Tensor) -> cute.Tensor:
 
 
 def narrow(fragment: cute.Tensor, dtype: type[cutlass.Numeric], saturate: bool = True) -> cute.Tensor:
-    """A fragment of register values rounded to `dtype`, packed as memory has it: a new fragment, same layout.
+    """Rounds register values to `dtype`, packed as in memory, in a new fragment of the same layout.
 
-    For fp8, `saturate` picks the rule for what is out of range; `Boolean` gives bytes (Uint8) of 0 and 1.
-    Conversions go by pairs, as PTX's do (cvt.rn.satfinite.e4m3x2.f32, cvt.rn.bf16x2.f32).
+    For fp8, `saturate` picks the rule for values out of range; `Boolean` gives bytes (Uint8) of 0 and 1.
+    Elements are converted in pairs, as in PTX (cvt.rn.satfinite.e4m3x2.f32, cvt.rn.bf16x2.f32).
     """
     if dtype is Boolean:
         return _vector(_to_register(fragment, Boolean), Uint8)
@@ -385,13 +389,13 @@ def narrow(fragment: cute.Tensor, dtype: type[cutlass.Numeric], saturate: bool =
 
 
 def _narrow_nonfinite(fragment: cute.Tensor, dtype: type[cutlass.Numeric]) -> cute.Tensor:
-    """To fp8 by the rule NONFINITE; the hardware's conversions only saturate."""
+    """Converts to fp8 by the rule NONFINITE, since the hardware's conversions only saturate."""
     if dtype is Float8E4M3FN:
-        # Halfway between 448 and the 480 that would be next, 464 still rounds to even, which is 448.
+        # 464 is halfway between 448 and 480, the next value if there were one, and rounds to even: to 448.
         return _vector(_each(fragment, Float32, lambda x: where(abs(x) > 464.0, float("nan"), x)), dtype)
     codes = cute.recast_tensor(_vector(fragment, dtype), Uint8)
     for i in builtins.range(cute.size(fragment)):
-        # Infinities by selection: libNVVM fails on sm_100a over arithmetic on the bytes of a conversion.
+        # Select infinities: on sm_100a, libNVVM fails on arithmetic on the bytes of a conversion.
         x = fragment[i]
         codes[i] = where(x >= 61440.0, Uint8(0x7C), where(x <= -61440.0, Uint8(0xFC), codes[i]))
     return cute.recast_tensor(codes, dtype)

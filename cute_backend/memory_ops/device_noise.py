@@ -1,4 +1,4 @@
-"""The noise of generated epilogues: Philox4x32-10 on 32-bit registers, and Gumbel noise of its words.
+"""The noise of generated epilogues: Philox4x32-10 on 32-bit registers, and Gumbel noise from its words.
 
 Generated modules import this as `noise`. `cute_backend.philox` defines what is drawn here.
 """
@@ -22,9 +22,9 @@ Words = tuple[Uint32, Uint32, Uint32, Uint32]
 
 
 class Draws:
-    """The draws of a subtile's elements, whose seed and sample are the same for all of them.
+    """The draws of a subtile's elements, which share one seed and one sample.
 
-    Its Philox blocks are computed where they are first read, so one for every four elements of a thread.
+    A Philox block is computed when it is first read, so a thread computes one for every four of its elements.
     """
 
     def __init__(self, sub: Any) -> None:
@@ -32,7 +32,7 @@ class Draws:
         self._blocks: dict[tuple[int, int], Words] = {}
 
     def gumbel(self, e: int, seed_low: Integer, seed_high: Integer, sample: Integer) -> Float32:
-        """The noise of element e. Beyond the plane it is that of an index beyond the last."""
+        """Returns the noise of element e. Beyond the plane, it is the noise of an index past the last one."""
         sub = self._sub
         r, c = sub.row_of(e), sub.column_of(e)
         row = sub.tile.raw_row(r)
@@ -46,7 +46,7 @@ class Draws:
 
 
 def gumbel(seed_low: Integer, seed_high: Integer, index: Integer, row: Integer, sample: Integer) -> Float32:
-    """Gumbel noise as `philox.gumbel` draws it, within 2^-20 * max(1, |noise|), of a block for itself."""
+    """Gumbel noise as `philox.gumbel` draws it, within 2^-20 * max(1, |noise|), from a block of its own."""
     index = Uint32(index)
     words = _philox(seed_low, seed_high, index & ~SHARED_BITS, row, sample)
     odd, upper = (index & 1) != 0, (index & 8) != 0
@@ -55,7 +55,7 @@ def gumbel(seed_low: Integer, seed_high: Integer, index: Integer, row: Integer, 
 
 
 def _philox(seed_low: Integer, seed_high: Integer, block: Integer, row: Integer, sample: Integer) -> Words:
-    """The words of a counter (block, 0, row, sample)."""
+    """Returns the four words for the counter (block, 0, row, sample)."""
     c0, c1, c2, c3 = Uint32(block), Uint32(0), Uint32(row), Uint32(sample)
     k0, k1 = Uint32(seed_low), Uint32(seed_high)
     for _ in range(10):
@@ -71,10 +71,11 @@ _MINUS_LN_LN_2 = 0.36651292058166435
 
 
 def _gumbel_of(word: Uint32) -> Float32:
-    """The noise of a word, by two approximate logarithms.
+    """Returns the noise for a word, computed with two approximate logarithms.
 
-    These are off by up to 2^-22 between 1/2 and 2, and by 2^-22 of them elsewhere (PTX ISA, lg2.approx). So
-    where the upper tail x is below 1/4, -log2(1 - x) is x times a polynomial, minimax to 2^-24.
+    A logarithm has an absolute error of up to 2^-22 for arguments between 1/2 and 2, and a relative error of
+    up to 2^-22 elsewhere (PTX ISA, lg2.approx). So if the upper tail x is below 1/4, -log2(1 - x) is computed
+    as x times a polynomial, minimax to 2^-24.
     """
     number = _to_f32_towards_zero(word)
     x = fma(number, 2.0**-32, 2.0**-33)
@@ -84,7 +85,7 @@ def _gumbel_of(word: Uint32) -> Float32:
 
 
 def _log2(x: Float32) -> Float32:
-    """log2 of a normal number by one approximate instruction."""
+    """Returns log2 of a normal number, with one approximate instruction."""
     return Float32(llvm.call_intrinsic(T.f32(), "llvm.nvvm.lg2.approx.ftz.f", [x.ir_value()], [], []))
 
 

@@ -31,12 +31,13 @@ _INFINITY = float("inf")
 
 @dataclass(frozen=True)
 class Kind:
-    """`types` and `identity` have an entry for each part; `element` makes a partial of a value and its index.
+    """One kind of reduction.
 
-    `result` makes of the partial of all elements, and of how many there were, what is stored. `several` makes
-    a partial of several values at once, where that takes less than combining one by one. `follow`
-    combines a partial with that of an element of a higher index, unless it is not inside, where that takes
-    less.
+    `types` and `identity` have an entry for each part of a partial. `element` makes a partial from a value
+    and its index, and `combine` combines two. `result` makes the stored value from the partial of all
+    elements and their number. `several` makes a partial from several values at once, if that is cheaper than
+    combining them one by one. `follow` combines a partial with that of an element of a higher index, and
+    ignores the element if it is not inside; a kind has it if it is cheaper than `combine`.
     """
 
     types: tuple[type[cutlass.Numeric], ...]
@@ -49,7 +50,7 @@ class Kind:
 
 
 def _of_numbers(identity: float, combine: Callable[[Float32, Float32], Float32]) -> Kind:
-    """A kind that has single values as its partials."""
+    """Returns a kind whose partials are single values."""
     return Kind(
         (Float32,),
         (identity,),
@@ -60,9 +61,9 @@ def _of_numbers(identity: float, combine: Callable[[Float32, Float32], Float32])
 
 
 def _of_indices(index: type[Index], key: Callable[[Float32], Float32]) -> Kind:
-    """Where the largest key is: partials are a key and an index.
+    """Returns a kind that finds the index of the largest key. Its partials are a key and an index.
 
-    Nothing has index 0, which is where the largest is if no element is above -inf.
+    The identity has index 0, which is also the result if no element is above -inf.
     """
     return Kind(
         (Float32, index),
@@ -79,13 +80,13 @@ def _above(a: Float32, b: Float32) -> Boolean:
 
 
 def _largest(a: Values, b: Values) -> Values:
-    """The larger of two keys, or of equal keys the one with the lower index."""
+    """Returns the partial with the larger key or, if the keys are equal, the one with the lower index."""
     later = _above(b[0], a[0]) | (math.logical_not(_above(a[0], b[0])) & (b[1] < a[1]))
     return math.where(later, b[0], a[0]), math.where(later, b[1], a[1])
 
 
 def _first_largest(a: Values, b: Values, inside: Boolean) -> Values:
-    """`_largest`, for b of the higher index or not inside."""
+    """Returns `_largest` of a and b, where b has the higher index, or a if b is not inside."""
     later = inside & _above(b[0], a[0])
     return math.where(later, b[0], a[0]), math.where(later, b[1], a[1])
 
@@ -96,8 +97,10 @@ def _shift(top: Float32) -> Float32:
 
 
 def _exp(value: Float32) -> Float32:
-    """exp of what is not positive, or not finite, by one approximate instruction: terms of sums, to 2 ulp
-    or |value| of them."""
+    """Returns exp of a value that is not positive, or not finite, as a term of a sum.
+
+    It takes one approximate instruction, within 2 ulp or |value| ulp.
+    """
     return math.exp2(value * 1.4426950408889634, fastmath=True)
 
 
@@ -112,7 +115,7 @@ def _sum_of_exponentials(a: Values, b: Values) -> Values:
     shift = _shift(top)
 
     def shifted(part: Values) -> Float32:
-        # An infinite top was not taken from its exponents; its total is 0 or infinite, and stays so.
+        # An infinite top was not subtracted from the exponents; its total is 0 or infinite, and stays so.
         return part[1] * _exp(math.fmin(_shift(part[0]) - shift, 0.0))
 
     return top, shifted(a) + shifted(b)
@@ -142,8 +145,8 @@ LOGSUMEXP = Kind(
 
 
 def of_blocks(kind: Kind, values: cute.Tensor, sub: Any, columns: int) -> cute.Tensor:
-    """For every element of a subtile, the reduction of the block of `columns` columns that it lies in. All
-    lanes that share a row get the same.
+    """Returns, for every element of a subtile, the reduction of the block of `columns` columns that contains
+    it. All lanes that share a row get the same result.
 
     No block extends beyond the last column, and none spans two subtiles.
     """
@@ -163,7 +166,7 @@ def of_blocks(kind: Kind, values: cute.Tensor, sub: Any, columns: int) -> cute.T
 
 
 def _by_pairs(kind: Kind, partials: list[Values]) -> Values:
-    """All of them combined, neighbours first, so that few wait for one another."""
+    """Combines all partials in a tree, neighbours first, to keep the chain of dependent ops short."""
     while len(partials) > 1:
         pairs = [kind.combine(a, b) for a, b in zip(partials[::2], partials[1::2], strict=False)]
         partials = pairs + partials[len(partials) // 2 * 2 :]
@@ -216,22 +219,23 @@ class Partials:
         return tuple(part[slot] for part in self._parts)
 
     def take_rows(self, values: cute.Tensor, sub: Any) -> None:
-        """The elements of a subtile, each into the partial of its row; none that lie beyond the plane.
+        """Combines each element of a subtile into the partial of its row, except elements beyond the plane.
 
-        Of subtiles one row is taken from by rising columns.
+        The subtiles of a row must be taken in the order of their columns.
         """
         self._take(values, sub.row_of, sub.along_row)
 
     def take_columns(self, values: cute.Tensor, sub: Any) -> None:
-        """The elements of a subtile, each into the partial of its column; none that lie beyond the plane."""
+        """Combines each element of a subtile into the partial of its column, except elements beyond the
+        plane."""
         self._take(values, sub.column_of, sub.along_column)
 
     def take_plane(self, values: cute.Tensor, sub: Any) -> None:
-        """The elements of a subtile, all into one partial; none that lie beyond the plane."""
+        """Combines all elements of a subtile into one partial, except elements beyond the plane."""
         self._take(values, lambda e: 0, sub.along_plane)
 
     def take(self, slot: int, partial: Values, inside: Boolean) -> None:
-        """One more partial into a slot, unless it is not `inside`."""
+        """Combines a partial into a slot if it is `inside`."""
         self._combine(slot, self._unless(inside, partial))
 
     def _take(
@@ -263,7 +267,7 @@ class Partials:
         return tuple(math.where(inside, part, kind(identity)) for part, kind, identity in parts)
 
     def across(self, lanes: Sequence[int]) -> None:
-        """Combine with the lanes whose numbers differ by these powers of two: all get the result."""
+        """Combines with the lanes whose numbers differ by these powers of two. All lanes get the result."""
         for offset in lanes:
             for slot in range(self._count):
                 self._combine(slot, tuple(cute.arch.shuffle_sync_bfly(part, offset) for part in self[slot]))

@@ -50,12 +50,12 @@ def emit(
     """The module for a spec, a tile configuration and an alignment.
 
     It defines the class `Epilogue`, the kernel `gemm` and the function `launch(a, <bs>, <loads>, <stores>,
-    max_active_clusters, stream)`, whose arguments carry the spec's names. If a store reduces, there is a
-    kernel `finish` too, and after the stores comes `workspace`, in which `gemm` leaves partials for it.
-    So it does where a tile leaves the sums of parts of K, for `gemm`'s own second kernel.
-    `lines` has the line of a program, such as "model.py:12", for the names of ops and stores of the spec. It
-    becomes a comment behind their statements, for people to read: kernels are compiled without.
-    Raises UsageError if the architecture has no instructions for the spec.
+    max_active_clusters, stream)`, whose arguments carry the spec's names. If a store reduces, there is also a
+    kernel `finish`, and an argument `workspace` after the stores, in which `gemm` leaves partials for it.
+    `workspace` also holds the sums of parts of K, if the tile leaves them for `gemm`'s own second kernel.
+    `lines` maps names of ops and stores of the spec to lines of a program, such as "model.py:12". They become
+    comments behind the statements, for people to read; kernels are compiled without them. Raises UsageError
+    if the architecture has no instructions for the spec.
     """
     if (why := unserved(spec, config.target)) is not None:
         raise UsageError(why)
@@ -67,8 +67,8 @@ def emit(
 
 
 def _behind(names: Iterable[str], lines: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The line behind each op: its own, or that of the op which `simplify` made it from, whose name begins
-    its own name. Behind each store, its own."""
+    """Yields the program line of each op and store. An op that `simplify` made has the line of the op that it
+    was made from, whose name is a prefix of its own."""
     yield from lines.items()
     for name in names:
         made_from = name
@@ -100,7 +100,8 @@ class _Module:
         return "\n".join([*self._header(), "", "", *self._epilogue(), "", "", *self._launch(), ""])
 
     def _reads(self) -> dict[str, str]:
-        """The expressions of each accumulator and load for element e, in row slot r and column slot c."""
+        """Returns the expression of each accumulator and load for element e, in row slot r and column slot
+        c."""
         accumulators = {acc.name: f"{acc.name}[e]" for acc in self.spec.accumulators}
         placed = self.plan.placements
         return accumulators | {name: placement.element.format(name) for name, placement in placed.items()}
@@ -250,7 +251,8 @@ class _Module:
         return lines
 
     def _loop(self, loop: Loop, stores: list[Store]) -> list[str]:
-        """A loop over a subtile's elements, what it keeps for later ones, and the blocks that it reduces."""
+        """Returns the lines of a loop over a subtile's elements, of the values that it keeps for later loops,
+        and of the blocks that are reduced after it."""
         kept = {f"{name}_kept": kind for name, kind in loop.kept.items()}
         kept |= {f"{op.name}_of": "Float32" for op, _ in loop.reduced}
         body = []
@@ -273,7 +275,7 @@ class _Module:
         ]
 
     def _with_lines(self, statements: list[str]) -> list[str]:
-        """The statements, each with the program's line behind it if that is known and wanted."""
+        """Returns the statements, each followed by its program line as a comment, if there is one."""
         width = max(map(len, statements), default=0)
         shown = []
         for statement in statements:
@@ -340,8 +342,8 @@ class _Module:
     def _views(self) -> dict[str, tuple[str, str]]:
         """The arguments of `launch` that the kernel takes as views: each view's name and its expression.
 
-        Several modes of M, and blocks of columns, become one axis. Where halves of blocks are rotated, half
-        of a subtile's columns are of each, unless subtiles are whole blocks. Where D^T = B^T A^T is computed,
+        Several modes of M, and blocks of columns, become one axis. If halves of blocks are rotated, each half
+        provides half of a subtile's columns, unless subtiles are whole blocks. If D^T = B^T A^T is computed,
         all arguments of two axes are transposed.
         """
         views = {}
@@ -420,7 +422,7 @@ _SCALE_PLACES = {
     False: f"{'k_tile_ring':<14}  copied to shared memory ahead of each k tile, by element",
     True: f"{'tensor_memory':<14}  brought by TMA with each k tile, and copied there for the MMA",
 }
-"""Where scales of blocks are kept, and how they come there, by whether the MMA applies them."""
+"""Where block scales are kept and how they are copied there. The key says whether the MMA applies them."""
 
 
 def _modes(load: Load) -> str:

@@ -1,5 +1,5 @@
-"""The lines of a module that reduce: in `begin` and `end` for rows and planes, in `visit` for all, and the
-arguments of the kernel that finishes them.
+"""Writes the lines of a module that reduce: in `begin` and `end` for rows and planes, in `visit` for all
+reductions, and the arguments of the kernel that finishes them.
 
 A thread meets all its elements of a row in the visits of a tile, so the partials of rows are held from
 `begin` on and written in `end`, and so are those of planes. A thread meets all its elements of a column
@@ -15,7 +15,7 @@ from cute_backend.ops import BLOCK_REDUCTIONS
 from cute_backend.spec import ROTATE_HALF, Axis, Op, Overflow, Reduction, Store
 
 _HELD = {Axis.ROW: "tile.rows", Axis.COLUMN: "sub.columns", Axis.ALL: "1"}
-"""The partials of a thread."""
+"""The number of a thread's partials, as an expression."""
 
 
 def of_blocks(op: Op) -> str:
@@ -34,7 +34,7 @@ def _reduction(store: Store) -> Reduction:
 
 
 def _kind(store: Store) -> str:
-    """Its name in `device_reduce`."""
+    """Returns the name of a store's kind in `device_reduce`."""
     kind, axis = _reduction(store).kind, _reduction(store).axis
     wide = kind.is_index and axis is Axis.ALL
     return f"reduce.{'PLANE_' if wide else ''}{kind.name}"

@@ -1,4 +1,4 @@
-"""Which mainloop a kernel has: a row for each that is not its template's plain one."""
+"""Selects the mainloop of a kernel: a table with a row for each mainloop other than a template's default."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from cute_backend.spec import EpilogueSpec
 
 @dataclass(frozen=True)
 class Mainloop:
-    """A class of the templates, by its module and name, and which kernels have it, of those of all
-    architectures."""
+    """A mainloop class of the templates, by its module and name, and the kernels that use it, on any
+    architecture."""
 
     module: str
     name: str
@@ -64,8 +64,8 @@ MAINLOOPS = (
 
 
 def mainloop(spec: EpilogueSpec, config: TileConfig) -> Mainloop | None:
-    """The mainloop that a kernel is given, or None where its template's own serves. Raises ValueError where
-    none scales blocks."""
+    """Returns the mainloop of a kernel, or None if it uses its template's own. Raises ValueError if the spec
+    has block scales and no mainloop applies them."""
     found = next((row for row in MAINLOOPS if row.serves(config, spec)), None)
     if found is None and spec.product.is_block_scaled:
         a, b = spec.product.a_scaling.value, spec.product.b_scaling.value

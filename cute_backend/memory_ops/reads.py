@@ -1,4 +1,5 @@
-"""The lines of a module that read an operand: in `begin`, in `stage` or in `visit`, as its placement says."""
+"""Writes the lines of a module that read an operand: in `begin`, in `stage` or in `visit`, as its placement
+says."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ CUTE_TYPES = {
     DType.E2M1X2: "Uint8",
     DType.E8M0: "Uint8",
 }
-"""The DSL's element types in memory. torch's bool is a byte, and kernels are given two values of fp4, or a
-scale of E8M0, as one."""
+"""The DSL's element types in memory. A bool of torch is a byte, and kernels take two fp4 values, or one E8M0
+scale, as a byte."""
 
 
 def begin(load: Load, placement: Placement) -> list[str]:
@@ -39,7 +40,7 @@ def begin(load: Load, placement: Placement) -> list[str]:
 
 
 def stage(loads: Sequence[Load]) -> list[str]:
-    """A warp fills shared memory with the tile's columns of vectors."""
+    """Statements by which a warp copies the tile's columns of vectors to shared memory."""
     group = {load.name: "tile.group, " if load.kind is LoadKind.GROUPVEC else "" for load in loads}
     reads = [f"smem.{name}[column] = glob.{name}[{group[name]}tile.clamp_column(column)]" for name in group]
     return [
@@ -100,8 +101,8 @@ def _fragment(load: Load, source: str) -> list[str]:
 
 
 def _narrow(load: Load) -> str:
-    """The name of a load's values in memory's dtype, such as `bias_bf16`; the load's own if that is not
-    widened."""
+    """The name of a load's values in memory's dtype, such as `bias_bf16`, or the load's own name if it
+    is not widened."""
     is_wide = CUTE_TYPES[load.dtype] == register_type(load.dtype)
     return load.name if is_wide else f"{load.name}_{load.dtype.value}"
 

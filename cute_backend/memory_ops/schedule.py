@@ -21,7 +21,7 @@ from cute_backend.spec import DType, EpilogueSpec, Op, Operand, Overflow, Store
 class Schedule:
     """The ops that a kernel computes, in the order of their statements, and the loop of each value.
 
-    `loops` has the first loop in which each value can be read. An op that reduces blocks is computed behind
+    `loops` maps each value to the first loop that can read it. An op that reduces blocks is computed after
     the loop before that one.
     """
 
@@ -49,7 +49,7 @@ def schedule(spec: EpilogueSpec) -> Schedule:
 def stored_value(spec: EpilogueSpec, store: Store) -> tuple[str, Overflow]:
     """The value that a store converts to its dtype, and the rule of that conversion.
 
-    A cast to the very dtype of the store is left to the store, which converts whole vectors. Where the spec
+    A cast to exactly the store's dtype is left to the store, which converts whole vectors. Where the spec
     asks for it, a value is rounded before it is reduced, and the result is rounded too.
     """
     plane = store.reduce is None
@@ -65,10 +65,10 @@ def stored_value(spec: EpilogueSpec, store: Store) -> tuple[str, Overflow]:
 
 
 def kernel_names(spec: EpilogueSpec) -> dict[str, str]:
-    """The names in a kernel's text of the ops of a spec and of what `simplify` makes of it.
+    """Returns the names in a kernel's text for the ops of a spec and for the ops that `simplify` makes.
 
-    They are `t0`, `t1`, ..., in the order of the statements, without the names that operands and stores have.
-    Ops that the kernel does not compute, as cheaper ones replace them, have the names after these.
+    They are `t0`, `t1`, ..., in the order of the statements, and skip names that operands and stores have.
+    Ops that the kernel does not compute, because cheaper ones replace them, come last.
     """
     simple = simplify(spec)
     given = spec.producers.keys() - {op.name for op in spec.ops} | {store.name for store in spec.stores}

@@ -1,7 +1,7 @@
-"""Which ops draw noise from Philox blocks that several elements of a thread share, and what they read.
+"""Finds the ops that draw noise from Philox blocks that several elements of a thread share.
 
-Such an op draws for an element's own place, which `device_noise.Draws` knows: so its statement reads the seed
-and the number of the sample, and no index.
+Such an op draws for the element's own row and column, which `device_noise.Draws` knows. Its statement
+therefore reads the seed and the number of the sample, but no index.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from cute_backend.spec import Const, EpilogueSpec, LoadKind, Op, Operand
 
 
 def shares_noise(spec: EpilogueSpec, op: Op) -> bool:
-    """Whether an op is noise of an element's own place, by a seed and a sample that all elements have."""
+    """Whether an op draws noise for the element's own row and column, with one seed and sample for all
+    elements."""
     if op.op != GUMBEL.name:
         return False
     seed_low, seed_high, index, row, sample = op.operands
@@ -33,7 +34,7 @@ def values_read(spec: EpilogueSpec, op: Op) -> Iterator[str]:
 
 
 def _is_uniform(spec: EpilogueSpec, operand: Operand) -> bool:
-    """Whether a value is the same for every element: made of numbers and scalars alone."""
+    """Whether a value is the same for every element, that is, computed from numbers and scalars only."""
     if isinstance(operand, Const):
         return True
     op = next((op for op in spec.ops if op.name == operand), None)

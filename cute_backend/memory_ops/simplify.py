@@ -34,7 +34,7 @@ from cute_backend.spec import Const, DType, EpilogueSpec, Op, Operand, Overflow
 
 
 def simplify(spec: EpilogueSpec, folded: dict[float, str] | None = None) -> EpilogueSpec:
-    """The same stores by cheaper ops, and no op that no store needs.
+    """Returns a spec with the same stores, computed by cheaper ops, without ops that no store needs.
 
     `folded` receives the expression of each number that is the product of others, for people to read.
     """
@@ -74,7 +74,7 @@ def _with_sigmoids(spec: EpilogueSpec) -> EpilogueSpec:
 
 
 def _silu(op: Op, producers: dict[str, Op]) -> list[Op] | None:
-    """y / (1 + exp(-x)), and 1 / (1 + exp(-x)) where y is 1 or the op a reciprocal."""
+    """Rewrites y / (1 + exp(-x)), and 1 / (1 + exp(-x)) as a division or a reciprocal; None for other ops."""
     if op.op not in ("div", "reciprocal"):
         return None
     negated = _made_by("exp", _plus_one(_made(op.operands[-1], producers)), producers)
@@ -99,7 +99,7 @@ def _one_plus_tanh(op: Op, producers: dict[str, Op]) -> list[Op] | None:
 
 
 def _with_numbers_gathered(spec: EpilogueSpec, folded: dict[float, str]) -> EpilogueSpec:
-    """Products with numbers moved past other products and into sigmoids."""
+    """Moves factors that are numbers past other products and into sigmoids."""
     numbers = _Numbers(spec, folded)
     ops: list[Op] = []
     for op in spec.ops:
@@ -128,7 +128,7 @@ class _Numbers:
                 self._scaled[op.name] = (value, float(number.value))
 
     def gathered(self, op: Op) -> list[Op]:
-        """The ops to compute an fp32 op by."""
+        """Returns the ops that compute an fp32 op."""
         if op.op == "sigmoid" and isinstance(op.operands[0], str):
             return self._logistic2(op, *self._scaled[op.operands[0]])
         if op.op != "mul" or not isinstance(op.operands[0], str):
@@ -161,15 +161,18 @@ class _Numbers:
         return [slope, line, replace(argument, operands=(x, line.name)), logistic]
 
     def _product(self, a: float, b: float) -> Const:
-        """a * b, whose expression is noted."""
+        """Returns a * b, and records its expression."""
         factors = [self._folded.get(factor) or number(factor) for factor in (a, b) if factor != 1.0]
         if factors:
             self._folded[a * b] = " * ".join(factors)
         return Const(a * b)
 
     def _common_factor(self, name: str) -> tuple[str, str, float] | None:
-        """x, y and b, where the value is the fp32 sum of x and y * x * b, y a square and b positive: of one
-        sign, so that infinities make no NaN in the one form and not in the other."""
+        """Returns x, y and b if the value is the fp32 sum of x and y * x * b, else None.
+
+        y must be a square and b positive. Both terms then have one sign, so an infinity does not give NaN in
+        only one of the two forms.
+        """
         total = self._producers.get(name)
         if total is None or total.op != "add" or total.dtype is not DType.F32:
             return None

@@ -24,7 +24,7 @@ from cute_backend.ops import (
 from cute_backend.spec import Const, DType, EpilogueSpec, Op, Operand, Overflow, Store
 
 _PLAIN = 8
-"""Characters of a number that is shown without its expression."""
+"""The most characters of a number that is shown without its expression."""
 
 _REGISTER_TYPES = {DType.F32: "Float32", DType.I32: "Int32", DType.BOOL: "Boolean"}
 
@@ -43,7 +43,7 @@ class Loop:
     kept: dict[str, str] = field(default_factory=dict)
     """Names of values, with their types."""
     draws: list[str] = field(default_factory=list)
-    """Names of values that are noise of blocks that several elements share."""
+    """Names of noise values whose Philox blocks several elements share."""
     reduced: list[tuple[Op, str]] = field(default_factory=list)
 
 
@@ -134,7 +134,7 @@ class Chain:
         self._define(op.name, expression.format(*texts), op.dtype, self._comment(op))
 
     def _comment(self, op: Op) -> str:
-        """The expressions of the op's folded numbers, as a comment; none for numbers of a few digits."""
+        """Returns the expressions of the op's folded numbers as a comment, without those of short numbers."""
         numbers = (float(operand.value) for operand in op.operands if isinstance(operand, Const))
         shown = [self._folded[each] for each in numbers if each in self._folded and len(repr(each)) > _PLAIN]
         return f"  # {', '.join(shown)}" if shown else ""

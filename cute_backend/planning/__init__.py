@@ -1,9 +1,10 @@
-"""Every decision about a kernel but its text: its tile, and when and where it reads and writes each operand.
+"""The decisions about a kernel: its tile, and when and where it reads and writes each operand.
 
-Plans are data, made from a spec and sizes alone: no tensor is looked at, and nothing here imports CUTLASS.
+Plans are data, made from a spec and sizes alone: no code here inspects a tensor or imports CUTLASS. The text
+of a kernel is written elsewhere (`memory_ops`).
 
 - Facts about each architecture: `targets`, `served`.
-- Tiles: `tiles`, `rules`, the demands of a spec on its tile, `search`, `cost`, `epilogue_time`, `halving`,
+- Tiles: `tiles`, `rules` (what a spec demands of its tile), `search`, `cost`, `epilogue_time`, `halving`,
   `hoisting`, `transposing`.
 - Placements: `placements`, `placing`.
 - Resources: `registers`, `shared_memory`, `mma_scales`.

@@ -1,7 +1,7 @@
-"""The cost model: the time that a problem should take with a tile, with constants that were fitted to
-timings.
+"""The cost model, which predicts the time of a problem with a given tile.
 
-The constants of each target are in its file, with the machine that they were measured on.
+Its constants were fitted to timings. Those of each target are in the file of the target, which also names the
+machine that they were measured on.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from cute_backend.planning.transposing import multiplied
 from cute_backend.spec import EpilogueSpec, Major, ProductKind
 
 _OVERLAP = 8
-"""The exponent of the norm that combines the tiles' time and memory's: they overlap, almost wholly unless
-they are equal."""
+"""The exponent of the norm that combines the time of the tiles with the time of memory. The two overlap, and
+almost completely unless they are equal."""
 
 
 SUM_BITS = 32
-"""Bits of a sum of a part of K."""
+"""Bits of one partial sum, over a part of K."""
 
 SUMS_US = 3.0
-"""Microseconds that a second kernel takes which adds up sums of parts of K, beside what follows."""
+"""Fixed time, in microseconds, of the second kernel, which adds up the sums of parts of K. The time of its
+memory traffic (`SUMS_SHARE`) is added to it."""
 
 SUMS_SHARE = 0.5
-"""The share of memory's bandwidth at which sums are written and read again. The tile that is chosen so takes
-1.02 times as long as the fastest, in the mean of ten problems of few tiles in bf16, with 0.25 1.11 (H100)."""
+"""The share of memory bandwidth at which sums are written and read again. With 0.5, the tile that is chosen
+takes 1.02 times as long as the fastest one, in the mean of ten problems of few tiles in bf16; with 0.25, it
+takes 1.11 times as long (H100)."""
 
 _L2_LINE = 128
 """Bytes of a line of L2."""
@@ -41,18 +43,19 @@ class Work(NamedTuple):
     waves: Any
     """Waves of clusters over the multiprocessors; a partial wave counts as one."""
     busy: Any
-    """Waves of clusters; a partial wave counts by its share of the multiprocessors."""
+    """Waves of clusters; a partial wave counts as the share of the multiprocessors that it occupies."""
     depth: Any
-    """KiB of K of a tile."""
+    """The depth of a tile: KiB along K."""
     crossing: Any
-    """1 where rows of A and B begin within lines of L2, so that a row of TMA's box lies in two; else 0."""
+    """1 if rows of A and B may begin inside an L2 line, so that one row of a TMA box spans two lines; else
+    0."""
     beyond: Any
-    """Rows beyond the last of A that a CTA is brought for each tile, as zeros."""
+    """Rows beyond the last row of A that TMA fills with zeros, for each tile of a CTA."""
     moved: Any
     """Bytes of the operands and the planes."""
 
     def microseconds(self, tile: TileTime, beyond_us: Any, bytes_per_us: Any) -> Any:
-        """How long it should take."""
+        """Returns the predicted time."""
         tiles = self.waves * (tile.own + (tile.k + self.beyond * beyond_us) * self.depth)
         tiles += self.busy * (tile.busy + self.crossing * tile.crossing) * self.depth
         return tile.start + (tiles**_OVERLAP + (self.moved / bytes_per_us) ** _OVERLAP) ** (1 / _OVERLAP)
@@ -61,10 +64,11 @@ class Work(NamedTuple):
 def cost(
     config: TileConfig, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int, groups: int | None = None
 ) -> float:
-    """How long a problem should take on `sm_count` multiprocessors, in microseconds, by waves of clusters.
+    """Returns the predicted time of a problem on `sm_count` multiprocessors, in microseconds.
 
-    A wave that has work for few multiprocessors takes less than a full one, and nothing takes less time than
-    its memory traffic. `groups` is the number of groups, of rows or of K, or None for a product without them.
+    The model counts waves of clusters. A wave that has work for few multiprocessors takes less than a full
+    one, and no problem takes less time than its memory traffic. `groups` is the number of groups, of rows or
+    of K, or None for a product without them.
     """
     timing = config.target.timing
     work = work_of(config, spec, m, n, k, sm_count, groups)
@@ -81,18 +85,19 @@ def cost(
 def work_of(
     config: TileConfig, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int, groups: int | None = None
 ) -> Work:
-    """The work of a problem, cut into tiles.
+    """Returns the work of a problem that is cut into tiles.
 
-    Tiles of 64 rows whose A is not multicast leave out the rows beyond the last. For other tiles, the last
-    row of tiles is seldom full, the CTAs of a cluster wait for the slowest, and each writes multicast zeros.
+    A tile of 64 rows whose A is not multicast skips the rows beyond the last one. Other tiles pay for them:
+    the last row of tiles is seldom full, the CTAs of a cluster wait for the slowest one, and each CTA writes
+    multicast zeros.
 
-    How rows are split into groups is not known before a launch, so a random split with the known mean is
-    assumed. Beyond the last row of a group lie rows of the next one, which cost no more than others.
+    The sizes of groups are not known before a launch, so the model assumes a random split with the known
+    mean. The rows beyond the end of a group belong to the next group and cost no more than other rows.
     """
     spec = multiplied(spec, config)
     operand_rows, of_k = m + n * config.products, k
     if spec.product.kind is ProductKind.K_GROUPED:
-        # Each product has as much of K as groups have in the mean; A and B are read once.
+        # Each product gets the mean share of K; A and B are read once.
         products = groups or 1
         operand_rows, k, groups = m // products + n * config.products, -(-k // products), None
     if config.transposed:
@@ -116,16 +121,19 @@ def work_of(
 
 
 def _cluster_rows(rows: int, m: int, groups: int) -> int:
-    """The cluster rows of all groups, as split at random: half of one is lost in each group, and where most
-    groups have fewer rows than a cluster, each has one."""
+    """Returns the number of cluster rows in all groups, for a random split.
+
+    Each group wastes half a cluster row in the mean. If most groups have fewer rows than a cluster, each
+    group takes one cluster row.
+    """
     filled = min(groups, m)
     return max(filled, round(m / rows + filled / 2))
 
 
 @cache
 def time_of(arch: Arch, cut: Cut) -> TileTime:
-    """The time of a tile. If the tile was not measured, it is the time of the most similar one, scaled by the
-    ratio of areas."""
+    """Returns the time of a tile. For a tile that was not measured, this is the time of the most similar
+    measured tile, scaled by the ratio of their areas."""
     measured = arch.target.timing.tiles
     if cut in measured:
         return measured[cut]

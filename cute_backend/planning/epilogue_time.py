@@ -1,6 +1,7 @@
-"""A model of the time that the epilogue of a tile takes beside its MMA, where both run at once: on sm_100a.
+"""A model of the time of a tile's epilogue on sm_100a, where epilogue and MMA run at the same time.
 
-It counts instructions against cycles. It was not fitted to times of a GPU.
+It compares the instructions of the epilogue with the cycles of the MMA. It was not fitted to timings of a
+GPU.
 """
 
 from __future__ import annotations
@@ -13,26 +14,35 @@ from cute_backend.planning.transposing import multiplied
 from cute_backend.spec import EpilogueSpec, LoadKind
 
 ELEMENT, OP, DRAW, PLANE, HOISTED = 4.5, 1.0, 27.0, 1.0, 5.0
-"""Instructions that a thread issues: for each element of the tile, to read it from tensor memory, convert it
-and write it; for each op, and for each that draws noise; for each 16 bits of planes; and for each element of
-a hoisted rowvec, whose address is clamped to the last column. The simulator counts on sm_100a, for 256 x 256
-x 1024 and rowwise scales, 6.8 for each element with rowvecs in shared memory and 10.9 with hoisted ones, and
-with bias and relu 9.0."""
+"""Instructions that a thread issues, in this order:
+
+- for each element of the tile: to read it from tensor memory, convert it and write it;
+- for each op;
+- for each op that draws noise;
+- for each 16 bits of planes;
+- for each element of a hoisted rowvec, whose address is clamped to the last column.
+
+For 256 x 256 x 1024 with rowwise scales on sm_100a, the simulator counts 6.8 instructions for each element
+with rowvecs in shared memory, 10.9 with hoisted rowvecs, and 9.0 with bias and relu."""
 
 ALONE = 2.0
-"""Cycles for each instruction of a warp that has a scheduler to itself, where two warps take one: the chain
-of an element waits for its own results, for tensor memory and for shared memory. An assumption."""
+"""Cycles for each instruction of a warp that has a scheduler to itself; with two warps to a scheduler, an
+instruction takes one cycle. A lone warp stalls because the ops of an element depend on each other, on tensor
+memory and on shared memory. This figure is an assumption."""
 
 
 def mma_cycles(config: TileConfig, spec: EpilogueSpec, k: int) -> float:
-    """Cycles for which the tensor cores of a multiprocessor multiply one tile."""
+    """Returns the cycles that the tensor cores of a multiprocessor need to multiply one tile."""
     multiplied = config.cta_rows * config.mma_n * k / config.split_k
     return multiplied * spec.product.a_dtype.bits / 8 / config.target.products_per_cycle
 
 
 def epilogue_instructions(config: TileConfig, spec: EpilogueSpec, *, hoisted: bool) -> float:
-    """Instructions that the epilogue's warps on one of the four schedulers issue for a tile, with every
-    rowvec hoisted or none: one warp, or one of each warpgroup. They are its cycles at the least."""
+    """Returns the instructions that the epilogue issues on one of the four schedulers for a tile.
+
+    A scheduler has one epilogue warp of each warpgroup. The count is a lower bound of the cycles. `hoisted`
+    says whether all rowvecs are hoisted, or none.
+    """
     elements = config.tile_n * config.cta_rows // WARPGROUP
     draws = 0 if has_planes(spec) else long_ops(spec)
     each = ELEMENT + OP * (len(spec.ops) - draws) + DRAW * draws + PLANE * plane_bits(spec) / 16
@@ -41,6 +51,7 @@ def epilogue_instructions(config: TileConfig, spec: EpilogueSpec, *, hoisted: bo
 
 
 def epilogue_cycles(config: TileConfig, spec: EpilogueSpec) -> float:
-    """Cycles that the epilogue of a tile takes, by its instructions, with rowvecs in shared memory."""
+    """Returns the cycles of a tile's epilogue, estimated from its instructions, with rowvecs in shared
+    memory."""
     instructions = epilogue_instructions(config, spec, hoisted=False)
     return instructions * (ALONE if config.column_groups == 1 else 1.0)

@@ -1,8 +1,9 @@
-"""Whether two warpgroups share the epilogue of a tile, with half of its columns each: on sm_100a.
+"""Decides whether two warpgroups share the epilogue of a tile on sm_100a, each with half of the columns.
 
-One warpgroup puts a single warp on each of the four schedulers of a multiprocessor, and nothing hides what
-that warp waits for. Two hide each other's latency, and each thread has half of the columns to keep registers
-for. Where the MMA takes longer than either, the second one would only take shared memory from A and B."""
+One warpgroup puts a single warp on each of the four schedulers of a multiprocessor, and nothing hides the
+latency of that warp. Two warpgroups hide each other's latency, and each thread keeps registers for only half
+of the columns. If the MMA takes longer than the epilogue of one warpgroup, a second one gains nothing and
+takes shared memory from A and B."""
 
 from __future__ import annotations
 
@@ -14,27 +15,30 @@ from cute_backend.planning.tiles import TileConfig
 from cute_backend.spec import Axis, BColumns, EpilogueSpec
 
 MAX_THREAD_COLUMNS = 128
-"""Columns of a tile that one thread has elements in, where a second warpgroup can have the others."""
+"""The most columns of a tile for one thread, if a second warpgroup can take the others."""
 
 LEAST_AB_STAGES = 4
-"""Stages of A and B that planes of a second warpgroup leave, where those of one do. Each is multiplied in 256
-cycles or more, so that four are some 1000 cycles, in which memory answers. Not measured."""
+"""Stages of A and B that must remain beside the planes of a second warpgroup, if that many remain beside
+those of one. The MMA takes at least 256 cycles for each stage, so four stages cover some 1000 cycles of
+memory latency. Not measured."""
 
 
 def halving(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
-    """The configuration for a problem of depth `k`, with a second warpgroup where the MMA would not hide the
-    epilogue of one."""
+    """Returns the configuration for a problem of depth `k`. It adds a second warpgroup if the MMA does not
+    hide the epilogue of one."""
     hidden = mma_cycles(config, spec, k) > epilogue_cycles(config, spec)
     return config if hidden or not can_halve(config, spec) else replace(config, column_groups=2)
 
 
 def can_halve(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether a second warpgroup can have half of the tile's columns: whole subtiles of them, whose planes in
-    shared memory leave A and B as many stages as they need. A subtile has whole blocks of columns.
+    """Whether a second warpgroup can take half of the tile's columns.
 
-    It gives up registers to the second one. With sums of columns or of the plane a kernel spilled 8 bytes
-    then (256 x 256 and 128 x 128), with even and odd columns of one B 32 (256 x 128 x 2), and with split-K 8
-    (128 x 128).
+    Each half must consist of whole subtiles, which hold whole blocks of columns, and the planes of both must
+    leave A and B enough stages in shared memory.
+
+    Threads have fewer registers with two warpgroups. Kernels then spilled 8 bytes with sums of columns or of
+    the plane (256 x 256 and 128 x 128), 32 bytes with even and odd columns of one B (256 x 128 x 2), and 8
+    bytes with split-K (128 x 128).
     """
     if config.target.accumulators.in_registers or config.column_groups > 1:
         return False

@@ -1,7 +1,7 @@
-"""Whether visits that would be the iterations of a loop are unrolled, so that a thread can hold rowvecs.
+"""Decides whether the loop over visits is unrolled, so that a thread can hold rowvecs in registers.
 
-A hoisted rowvec is read before the accumulator wait. Its latency hides under the MMA of the same tile, if
-the epilogue of the tile before is done early enough. It needs no staging warp, no shared memory and no
+A hoisted rowvec is read before the accumulator wait. The MMA of the same tile hides its latency, if the
+epilogue of the previous tile is done early enough. It needs no staging warp, no shared memory and no
 barrier.
 """
 
@@ -19,10 +19,10 @@ from cute_backend.spec import EpilogueSpec, LoadKind
 
 
 def hoisting(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
-    """The configuration for a problem of depth `k`, unrolled where that hoists every rowvec of the spec and
-    the MMA takes longer than the epilogue and the hoisted loads together.
+    """Returns the configuration for a problem of depth `k`. It is unrolled if that hoists every rowvec of the
+    spec, and the MMA takes longer than the epilogue and the hoisted loads together.
 
-    Draws of noise stay in a loop: unrolled, they take the compilers minutes.
+    Draws of noise stay in a loop, because the compilers take minutes for unrolled ones.
     """
     if not can_hoist(config, spec):
         return config
@@ -32,9 +32,10 @@ def hoisting(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
 
 
 def with_rowvecs(config: TileConfig, spec: EpilogueSpec, rowvecs: Rowvecs) -> TileConfig:
-    """The configuration with its rowvecs placed as `rowvecs` asks, or unchanged if the spec has none.
+    """Returns the configuration with its rowvecs placed as `rowvecs` asks, or unchanged if the spec has none.
 
-    Raises UsageError for a hoist where visits are the iterations of a loop, however many registers there are.
+    Raises UsageError if rowvecs should be hoisted but visits are the iterations of a loop, however many
+    registers there are.
     """
     if not multiplied(spec, config).loads_of(LoadKind.ROWVEC) or rowvecs is Rowvecs.AUTO:
         return config
@@ -54,9 +55,10 @@ def with_rowvecs(config: TileConfig, spec: EpilogueSpec, rowvecs: Rowvecs) -> Ti
 
 
 def can_hoist(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether the configuration, unrolled, has registers for every rowvec of the spec, and there is one.
+    """Whether the spec has rowvecs and the configuration, once unrolled, has registers for all of them.
 
-    Partials of reductions leave none: beside a hoisted vector an argmax spilled 16 bytes (256 x 128).
+    Partials of reductions leave no registers: beside a hoisted vector, an argmax spilled 16 bytes in 256 x 128
+    on sm_100a.
     """
     rowvecs = multiplied(spec, config).loads_of(LoadKind.ROWVEC)
     if config.target.unrolled_subtile_n is not None or not rowvecs or long_ops(spec) or spec.reductions:

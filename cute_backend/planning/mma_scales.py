@@ -1,6 +1,6 @@
-"""Scales of blocks that the MMA applies: their place in shared memory and in tensor memory.
+"""The space of block scales that the MMA applies, in shared memory and in tensor memory.
 
-A word has four scales of a row, one after the other along K. A tile of 128 rows of them is 512 bytes, which
+A word holds four scales of one row, consecutive along K. A tile of 128 such words is 512 bytes, which
 tcgen05.cp copies to four columns of tensor memory (PTX ISA, tcgen05.cp.32x128b.warpx4).
 """
 
@@ -16,8 +16,8 @@ TMEM_COLUMNS = 512
 """Columns of tensor memory (PTX ISA, "Tensor Memory")."""
 
 ACC_STAGES = 2
-"""Accumulators in tensor memory, so that the epilogue of one tile runs under the MMA of the next; one where
-two leave no columns for scales."""
+"""Accumulators in tensor memory. With two, the epilogue of one tile runs under the MMA of the next. There is
+one if two leave no columns for scales."""
 
 _ROWS, _A_WORD = SCALE_TILE
 _TILE_BYTES = _ROWS * _A_WORD
@@ -26,7 +26,7 @@ _TILE_COLUMNS = 4
 
 @dataclass(frozen=True)
 class MmaScales:
-    """The scales that one k tile of operands of `dtype` has."""
+    """The scales of one k tile of operands of `dtype`."""
 
     scaling: Scaling
     dtype: DType
@@ -44,12 +44,12 @@ class MmaScales:
         return values // (_A_WORD * self.scaling.facts.k)
 
     def a_tiles(self, config: TileConfig) -> int:
-        """Tiles of 128 rows that a CTA's rows of A have."""
+        """Tiles of 128 rows in a CTA's rows of A."""
         return config.cta_rows // _ROWS
 
     def b_tiles(self, config: TileConfig) -> int:
-        """Tiles of 128 columns of one B that an output tile reaches into, wherever it begins. Each CTA of a
-        pair has those of all columns."""
+        """Tiles of 128 columns of one B that an output tile may overlap, wherever it begins. Each CTA of a
+        pair keeps the scales of all columns."""
         columns = config.mma_n // config.pieces
         return -(-(columns + _ROWS - gcd(columns, _ROWS)) // _ROWS)
 
@@ -69,12 +69,13 @@ class MmaScales:
 
 
 def tmem_columns(config: TileConfig, scales: MmaScales | None) -> int:
-    """Columns to allocate for all accumulators and scales: a power of two (PTX ISA, tcgen05.alloc)."""
+    """Returns the columns to allocate for all accumulators and scales, a power of two (PTX ISA,
+    tcgen05.alloc)."""
     columns = acc_stages(config, scales) * config.mma_n + (scales.columns(config) if scales else 0)
     return 1 << (columns - 1).bit_length()
 
 
 def acc_stages(config: TileConfig, scales: MmaScales | None) -> int:
-    """Accumulators that fit tensor memory beside the scales; 0 where not even one does."""
+    """Returns how many accumulators fit in tensor memory beside the scales; 0 if none does."""
     columns = scales.columns(config) if scales else 0
     return min(ACC_STAGES, (TMEM_COLUMNS - columns) // config.mma_n)

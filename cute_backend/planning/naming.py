@@ -1,10 +1,10 @@
-"""Names of kernels, as PTX, profilers, logs and files show them: what a kernel does, and a digest.
+"""Names of kernels in PTX, profilers, logs and files: words for what a kernel does, and a digest.
 
     cute_scaled_mm_bias_gelu_residual_128x128_1a2b3c4d
 
-The words are read off the spec, for people, and several kernels may share them. The digest is of the spec,
-the tile, the alignment and the target alone: a kernel keeps its name from one version of this package to the
-next. PTX and profilers have "_cutlass_0" after it, or another number (`templates.entry`).
+The words describe the spec for people, and several kernels may share them. The digest covers only the spec,
+the tile, the alignment and the target, so a kernel keeps its name across versions of this package. PTX and
+profilers append "_cutlass_0", or another number (`templates.entry`).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from cute_backend.planning.tiles import Alignment, TileConfig
 
 MAX_WORDS = 48
-"""Characters of the words together."""
+"""The most characters of the words together."""
 
 FINISH = "_finish"
 """The suffix of the kernel that finishes a region's reductions."""
 
 PARTS = "_parts"
-"""The suffix of the kernel that sums up parts of K, which the kernel without it adds up."""
+"""The suffix of the kernel that computes sums over parts of K. The kernel without the suffix adds them up."""
 
 DIGEST = re.compile(r"(?:^|_)([0-9a-f]{8})(?:_finish|_parts)?(?:_cutlass_\d+)?(?:_[0-9a-f]{16})?$")
-"""The digest in what a profiler, a log or a file of the cache calls a kernel, or alone."""
+"""Matches the digest alone, or in the name of a kernel in a profiler, a log or a cache file."""
 
 
 def entry_name(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> str:
@@ -49,8 +49,8 @@ def digest(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> str:
 
 
 def _given(value: Any) -> Any:
-    """A dataclass as plain values, without what is as it is by default: so a field that is added later leaves
-    names as they are."""
+    """Converts a dataclass to plain values and omits fields that have their defaults, so that a field that is
+    added later does not change existing names."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, tuple):
@@ -62,11 +62,11 @@ def _given(value: Any) -> Any:
 
 
 def words(spec: EpilogueSpec) -> str:
-    """Words for the steps of a region, such as "scaled_mm_bias_gelu_residual", in at most MAX_WORDS
-    characters; "etc" comes last where steps are left out.
+    """Returns words for the steps of a region, such as "scaled_mm_bias_gelu_residual".
 
-    The product comes first, then the steps that a person would name, in their order. A formula is recognised
-    by its marks (a gelu by erf or tanh and a number); other steps are called by their functions.
+    They have at most MAX_WORDS characters, and end in "etc" if steps are left out. The product comes first,
+    then the steps that a person would name, in order. A formula is recognised by its marks (gelu by erf or
+    tanh and a number); other steps are named after their functions.
     """
     product = _PRODUCTS[spec.product.kind]
     if spec.product.is_block_scaled or any(load.name.startswith(_SCALES) for load in spec.loads):
@@ -92,26 +92,27 @@ _UNSAID = frozenset((
     "logical_and", "logical_or", "logical_xor", "logical_not",
     "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not",
 ))  # fmt: skip
-"""Ops that are no words by themselves; any other is, where it belongs to no formula."""
+"""Ops that add no word of their own. Any other op that belongs to no formula adds its name."""
 
 _GELU = {"erf": math.sqrt(0.5), "tanh": 0.044715}
-"""The numbers by which each form of gelu is known: x is divided by the root of 2, or its cube is multiplied
-(Hendrycks and Gimpel, 2016)."""
+"""The number that identifies each form of gelu: the exact form divides x by the root of 2, and the tanh form
+multiplies the cube of x by 0.044715 (Hendrycks and Gimpel, 2016)."""
 
 _GATED = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu", "sigmoid": "glu"}
 """The name of a gated product of two accumulators, by the activation of one of them (Shazeer, 2020)."""
 
 _SCALES = ("scale_a", "scale_b")
-"""How the roles of `_scaled_mm`'s own scales begin: its product is called after them."""
+"""Prefixes of the roles of `_scaled_mm`'s own scales. A product with them is named "scaled"."""
 
 _NARROW = (DType.E4M3, DType.E5M2, DType.I8, DType.U8)
 
 
 @dataclass(frozen=True)
 class _Value:
-    """The value that another one is a function of, the ops of that function, and the accumulators behind it.
+    """How a value was computed: it is a function, by the ops `by`, of the value `of`.
 
-    `plane` is of a value that no accumulator has a part in: whether a load of it varies over both M and N.
+    `accumulators` are those that it depends on. If there are none, `plane` says whether the value depends on
+    a load that varies over both M and N.
     """
 
     of: str
@@ -122,7 +123,8 @@ class _Value:
 
 
 class _Steps:
-    """The words of a spec, by the op that says each; that of a formula replaces what the ops in it said."""
+    """The words of a spec, each under the op that it describes. The word of a formula replaces the words of
+    the ops in it."""
 
     def __init__(self, spec: EpilogueSpec) -> None:
         self._spec = spec
@@ -135,17 +137,17 @@ class _Steps:
             self._values[load.name] = _Value(load.name, plane=load.kind is LoadKind.EXACT)
 
     def words(self) -> list[str]:
-        """In order, each once."""
+        """Returns the words in order, each once."""
         for op in self._spec.ops:
             self._values[op.name] = self._enter(op)
         results = [self._result(store) for store in self._spec.stores]
         said = list(dict.fromkeys([*self._said.values(), *(word for word in results if word)]))
-        for part in ("clamp", "scale"):  # of a quantisation
+        for part in ("clamp", "scale"):  # A quantisation implies both.
             said = [word for word, after in pairwise([*said, ""]) if (word, after) != (part, "quant")]
         return said
 
     def _enter(self, op: Op) -> _Value:
-        """Notes the word of an op, if it has one. Returns the facts about its result."""
+        """Records the word of an op, if it has one, and returns the facts about its result."""
         names = [operand for operand in op.operands if isinstance(operand, str)]
         operands = [self._values[name] for name in names]
         accumulators = frozenset[str]().union(*(value.accumulators for value in operands))
@@ -181,7 +183,8 @@ class _Steps:
             self._said[op.name] = word
 
     def _step(self, op: Op, by: frozenset[str]) -> str | None:
-        """The word of an op that ends a formula, all of whose ops, of one value, are `by`."""
+        """Returns the word of an op that ends a formula of one value, or None. `by` are all ops of the
+        formula."""
         if op.op == "cast":
             return "quant" if op.dtype in _NARROW else None
         if op.op in ("maximum", "minimum") and _number(op) is not None:
@@ -190,7 +193,7 @@ class _Steps:
             return op.op
         if op.op not in ("mul", "div") or _number(op) is not None or len(set(op.operands)) == 1:
             return None
-        # The value, perhaps times a number, by a function of it.
+        # A value, perhaps times a number, is multiplied or divided by a function of itself.
         said = {self._said[name] for name in by if name in self._said}
         numbers = [number for name in by if (number := _number(self._ops[name])) is not None]
         for form, mark in _GELU.items():
@@ -201,7 +204,7 @@ class _Steps:
         return None
 
     def _joined(self, op: Op, names: list[str]) -> str | None:
-        """The word of an op on several values, one of the product among them."""
+        """Returns the word of an op on several values, at least one of which depends on the product."""
         others = [name for name in names if not self._values[name].accumulators]
         plane = any(self._values[name].plane for name in others)
         if not others:
@@ -215,7 +218,7 @@ class _Steps:
         return _function(op)
 
     def _gated(self, op: Op, names: list[str]) -> str | None:
-        """The word of an op on values of the product alone."""
+        """Returns the word of an op whose operands all depend on the product."""
         parts = [self._values[name] for name in names]
         if op.op == "mul" and not frozenset.intersection(*(part.accumulators for part in parts)):
             for ender in frozenset[str]().union(*(part.by | {part.of} for part in parts)):
@@ -225,7 +228,7 @@ class _Steps:
         return op.op if op.op in ("add", "sub", "mul", "div") else _function(op)
 
     def _result(self, store: Store) -> str | None:
-        """The word of what a store does with its value."""
+        """Returns the word for what a store does with its value, if it has one."""
         value = self._spec.producers[store.value]
         if store.reduce is None:
             narrowed = store.dtype in _NARROW and self._spec.dtypes[store.value].is_float
@@ -240,12 +243,12 @@ class _Steps:
 
 
 def _number(op: Op) -> float | None:
-    """The number that an op has besides a value, if it does."""
+    """Returns the constant operand of an op, or None."""
     return next((float(each.value) for each in op.operands if isinstance(each, Const)), None)
 
 
 def _function(op: Op) -> str | None:
-    """The word of an op that belongs to no formula, or not yet."""
+    """Returns the word of an op that does not complete a formula."""
     if op.op == "mul" and len(set(op.operands)) == 1:
         return "square"
     if op.op == "reciprocal" or (op.op == "div" and isinstance(op.operands[0], Const)):

@@ -29,7 +29,7 @@ class Plan:
 def plan(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Plan:
     """Places the loads and stores of a spec for one configuration and alignment.
 
-    Shared memory is kept for every vector of columns first, then given to outputs and loads in their order.
+    Shared memory is reserved for all vectors along N first, then given to outputs, then to loads, in order.
     """
     config = subtiled(spec, config, alignment)
     spec = multiplied(spec, config)
@@ -46,14 +46,14 @@ def plan(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Plan:
             room = room.without(need)
     placements = {}
     for load in spec.loads:
-        # Rows of a table repeat from one product of a batch or a group to the next at any row of a box.
+        # In a batch or in groups, the rows of a table may start over in the middle of a TMA box.
         apart = load.is_table and spec.product.kind is not ProductKind.DENSE
         placements[load.name], room = _place(load, config, Alignment.PLAIN if apart else alignment, room)
     return Plan(placements, tuple(shared_stores))
 
 
 def _place(load: Load, config: TileConfig, alignment: Alignment, room: Room) -> tuple[Placement, Room]:
-    """The first placement that takes a load and has room, and what room is left."""
+    """Returns the first placement that accepts the load and has room, and the room that is left."""
     for placement in PLACEMENTS:
         if placement.kind is load.kind:
             need = placement.takes(load, config, alignment)

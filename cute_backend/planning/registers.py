@@ -1,7 +1,7 @@
-"""The registers of an epilogue thread: how many its values take, and how many cause no spill.
+"""The registers of an epilogue thread: how many its values take, and how many it can have without spilling.
 
-One spill costs more than every exposed load, so each limit here is one that a build has shown: ptxas finds no
-spill in any tile that ships, under every shared epilogue and alignment (test/templates/test_spills.py).
+A spill costs more than an exposed load, so each limit here comes from builds: ptxas reports no spill for any
+tile that ships, with every shared epilogue and alignment (test/templates/test_spills.py).
 """
 
 from __future__ import annotations
@@ -14,67 +14,69 @@ from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.spec import Axis, EpilogueSpec, Load, LoadKind, ProductKind, ReduceKind, Scaling
 
 NARROW_SUBTILE_N = 32
-"""Columns of a subtile where wider ones leave planes no room in shared memory, or gain nothing."""
+"""Columns of a subtile if wider subtiles would leave planes no room in shared memory, or gain nothing."""
 
 WORKING = 68
-"""Kept for addresses, the chain and the first output; with what `Registers` counts, the least that leaves the
-shared epilogues without a spill in every tile that ships."""
+"""Registers kept for addresses, the chain and the first output, beside those that `Registers` counts. This is
+the smallest number with which no shared epilogue spills in any tile that ships."""
 
 WORKING_ON_HALVES = 60
-"""The same for a thread that has half of a tile's columns, whose accumulators lie in tensor memory."""
+"""`WORKING` for a thread that has half of a tile's columns, with accumulators in tensor memory."""
 
 COPYING = 40
-"""Registers kept for addresses of operands if there is no TMA, because the warps that multiply copy them: a
-scale and a bias that were hoisted beside 128 accumulators spilled up to 88 bytes (sm_86 and sm_89)."""
+"""Registers kept for addresses of operands without TMA, because the warps that multiply also copy the
+operands. Without them, a scale and a bias that were hoisted beside 128 accumulators spilled up to 88 bytes
+(sm_86 and sm_89)."""
 
 MAX_ACCUMULATORS = 128
-"""Accumulators of a thread that leave registers for an epilogue."""
+"""The most accumulators of a thread that leave registers for an epilogue."""
 
 MAX_PROMOTED_ONCE = 96
-"""Accumulators of a thread beside one set of sums that leave registers for an epilogue."""
+"""The most accumulators of a thread that, with one set of sums, leave registers for an epilogue."""
 
 MAX_PROMOTED_TWICE = 64
-"""Accumulators of a thread beside which it has two sets of sums."""
+"""The most accumulators of a thread that leave registers for two sets of sums."""
 
 MAX_BESIDE_TWO_SETS = 34
-"""Registers for planes and for rows that leave a thread room for two sets of sums where single columns have
-scales: beside 36 and 50 of them, in 128 x 128 and 64 x 128, 8 and 16 bytes were spilled."""
+"""The most registers for planes and rows that leave a thread room for two sets of sums, if each column has a
+scale of its own. With 36 registers in 128 x 128, 8 bytes were spilled; with 50 in 64 x 128, 16 bytes."""
 
 MAX_BESIDE_ROWS = 64
-"""Accumulators of a thread that leave registers beside what it keeps for each row: partials of reductions, or
-addresses of a plane that is read by element whatever the alignment. With the 96 of 128 x 192 16 bytes were
-spilled, with the 128 of 128 x 256 up to 96."""
+"""The most accumulators of a thread that also keeps values for each row: partials of reductions, or addresses
+of a plane that is read by element whatever the alignment. With the 96 accumulators of 128 x 192, 16 bytes
+were spilled; with the 128 of 128 x 256, up to 96 bytes."""
 
 MAX_BESIDE_BLOCKS = 96
-"""Accumulators of a thread that leave registers beside what a visit keeps until blocks are reduced: with the
-128 of 128 x 256, addresses of a plane that is written by element spilled 32 bytes."""
+"""The most accumulators of a thread that also keeps the values of a visit until blocks are reduced. With the
+128 accumulators of 128 x 256, addresses of a plane that is written by element spilled 32 bytes."""
 
 MAX_KEPT = 160
-"""Accumulators and partials of a thread that leave registers for a few draws of noise."""
+"""The most accumulators and partials of a thread that leave registers for a few draws of noise."""
 
 MAX_CROWDED = 64
-"""Accumulators that leave a crowded thread its registers: with the 96 of 64 x 192, 40 bytes were spilled."""
+"""The most accumulators of a crowded thread (`is_crowded`). With the 96 of 64 x 192, it spilled 40 bytes."""
 
 MAX_PAIRED_LOADS = 2
-"""Exact loads beside which a pair's 128 accumulators of a thread leave registers: with three, 16 bytes were
-spilled, with four and as many results 184."""
+"""The most exact loads of a pair of products with 128 accumulators in each thread. With three loads, 16 bytes
+were spilled; with four loads and four results, 184 bytes."""
 
 MAX_HOISTED_COLUMNS = 128
-"""Columns of a thread that leave it registers for a hoisted rowvec: 16-bit ones of the 256 columns of
-256 x 256 on sm_100a spilled 24 bytes."""
+"""The most columns of a thread that leave registers for a hoisted rowvec. With the 256 columns of 256 x 256
+on sm_100a, 16-bit rowvecs spilled 24 bytes."""
 
 UNHOISTED_BY_ELEMENT = 112
-"""Accumulators of a thread that leave no registers for a hoisted rowvec where planes are written by element:
-beside the 112 of 128 x 224 a 16-bit one spilled 24 bytes, though none spilled beside the 128 of 128 x 256."""
+"""A number of accumulators that leaves a thread no registers for a hoisted rowvec if planes are written by
+element. With the 112 accumulators of 128 x 224, a 16-bit rowvec spilled 24 bytes, although none spilled with
+the 128 of 128 x 256."""
 
 MAX_LOADS_OF_WARPS = 3
-"""Exact loads beside which 128 accumulators leave registers where there is no TMA for planes."""
+"""The most exact loads beside 128 accumulators on targets without TMA for planes."""
 
 MAX_PLANES_OF_WARPS = 7
-"""Planes of which some may be in shared memory and others not, where there is no TMA for them."""
+"""The most planes for which, without TMA, some may be in shared memory while others are not."""
 
 MAX_PROMOTED_LOADS = 3
-"""Exact loads beside which promoted sums of 128 rows leave registers: with four, 8 bytes were spilled."""
+"""The most exact loads beside promoted sums of 128 rows. With four loads, 8 bytes were spilled."""
 
 
 @dataclass(frozen=True)
@@ -82,20 +84,21 @@ class Registers:
     """The 32-bit registers in which one thread keeps its values of a tile."""
 
     accumulators: int
-    """Sums, where they live in registers."""
+    """Accumulators, if they are kept in registers."""
     promoted: int
-    """Further sets of sums, where fp8's are promoted."""
+    """Further sets of sums, if fp8 sums are promoted."""
     fragments: int
-    """A subtile of each plane: an exact load as it comes and as it is widened, and its addresses where it is
-    read by element; every output but the first, which `WORKING` counts."""
+    """A subtile of each plane: an exact load before and after it is widened, and its addresses if it is read
+    by element; and each output except the first, which `WORKING` counts."""
     rows: int
-    """Values that are read ahead for rows: one of each colvec for each row."""
+    """Values of colvecs that are read ahead: one of each colvec for each row."""
     partials: int
     """Partial results of reductions: at most two registers for each row."""
 
     @staticmethod
     def of(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Registers:
-        """For a spec, a configuration whose subtiles are those of the alignment, and that alignment."""
+        """Counts the registers for a spec and an alignment. The configuration must have the subtiles of that
+        alignment (`rules.subtiled`)."""
         accumulators = config.thread_accumulators if config.target.accumulators.in_registers else 0
         return Registers(
             accumulators,
@@ -112,7 +115,7 @@ def _fragments(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> 
         by_element = alignment is not Alignment.TMA or (
             load.order is None and not _by_tma(load, spec, config)
         )
-        # Where warps copy, a plane of several modes spilled 48 bytes beside two hoisted rowvecs.
+        # Where warps copy operands, a plane of several modes spilled 48 bytes beside two hoisted rowvecs.
         fragments += 2 + by_element + (load.is_split and not config.target.tma)
     return fragments * config.block_m * config.subtile_n // WARPGROUP
 
@@ -127,9 +130,12 @@ def is_promoted(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 
 def sets_of_sums(config: TileConfig, spec: EpilogueSpec) -> int:
-    """Sets of sums that a thread has beside its accumulators, where fp8's are promoted: two, so that it adds
-    one while the tensor cores are at work on the other; one beside more accumulators than leave registers for
-    two, or beside more that it keeps where single columns have scales."""
+    """Returns how many sets of sums a thread has beside its accumulators: 0 unless fp8 sums are promoted.
+
+    With two sets, a thread adds one while the tensor cores work on the other. There is only one if the
+    accumulators leave no registers for two, or if each column has a scale of its own and the thread keeps
+    many other values.
+    """
     if not is_promoted(config, spec):
         return 0
     crowded = config.thread_accumulators > MAX_PROMOTED_TWICE
@@ -140,15 +146,18 @@ def sets_of_sums(config: TileConfig, spec: EpilogueSpec) -> int:
 
 
 def pieces_of_sums(config: TileConfig, spec: EpilogueSpec) -> int:
-    """Pieces of a tile's columns, of which a thread has the sums of one at a time, where blocks are scaled:
-    two beside more accumulators than leave registers for the sums of all. A warpgroup has 64 rows then."""
+    """Returns the number of pieces that a tile's columns are cut into, for products with block scales.
+
+    A thread has the sums of one piece at a time. There are two pieces if the accumulators leave no registers
+    for the sums of all columns; a warpgroup then has 64 rows.
+    """
     one_block = config.cta_rows == config.block_m * config.sharing
     many = config.thread_accumulators > MAX_PROMOTED_ONCE
     return 2 if is_promoted(config, spec) and spec.product.is_block_scaled and many and one_block else 1
 
 
 def leaves_sums_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether a thread's accumulators leave registers for sums that are promoted, where any are."""
+    """Whether a thread's accumulators leave registers for promoted sums. True if no sums are promoted."""
     if not is_promoted(config, spec):
         return True
     most = MAX_PROMOTED_ONCE if spec.product.is_block_scaled else MAX_PROMOTED_TWICE
@@ -156,16 +165,17 @@ def leaves_sums_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 
 def hoisted_registers(load: Load, config: TileConfig) -> int:
-    """The registers of a hoisted rowvec: two values of 16 bits share one, and no other dtype is packed."""
+    """Returns the registers of a hoisted rowvec. Two 16-bit values share a register; other dtypes are not
+    packed."""
     return config.thread_columns // (2 if load.dtype.bits == 16 else 1)
 
 
 def hoist_budget(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> int:
-    """fp32 registers of a thread that hoisted rowvecs may take.
+    """Returns the fp32 registers of a thread that hoisted rowvecs may take.
 
-    0 where visits are the iterations of a loop, since registers can't be indexed at run time, and for more
-    than `MAX_HOISTED_COLUMNS` columns. Under ping-pong it is 0 too: the work of a warpgroup before its MMA,
-    and its last epilogue, must hide under the other one's MMA, and a load and its clamped address for every
+    It is 0 if visits are the iterations of a loop, since registers can't be indexed at run time, and for more
+    than `MAX_HOISTED_COLUMNS` columns. It is also 0 with ping-pong: there, the MMA of one warpgroup must hide
+    what the other does before its own MMA, and its last epilogue, but a load and a clamped address for every
     column took a sixth of a tile's time (H200, M = N = 8192, K = 1024).
     """
     if config.rolled or config.pingpong or config.thread_columns > MAX_HOISTED_COLUMNS:
@@ -185,7 +195,8 @@ def hoist_budget(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -
 
 
 def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether a tile's accumulators leave a thread registers for an epilogue, and partials for draws."""
+    """Whether a tile's accumulators leave a thread registers for the epilogue. If the spec draws noise, the
+    accumulators and partials must also leave registers for the draws."""
     if not config.target.accumulators.in_registers:
         return True
     kept = Registers.of(spec, config, Alignment.TMA)
@@ -206,9 +217,10 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
 def _has_one_row_extremum(spec: EpilogueSpec) -> bool:
     """Whether a spec writes one plane, reads none, and finds the largest or smallest element of each row.
 
-    Beside partials of two rows, the 128 accumulators of 128 x 256 spilled nothing (row maxima in bf16, fp8);
-    beside those of four rows, 256 x 128 spilled 64 bytes where planes are written by element.
-    For 4096 cubed in bf16 that tile took 188 us, the fastest one of 64 accumulators a thread 213 (an H100).
+    With partials of two rows, the 128 accumulators of 128 x 256 spilled nothing (row maxima in bf16, fp8).
+    With partials of four rows, 256 x 128 spilled 64 bytes if planes are written by element.
+    For 4096 cubed in bf16, 128 x 256 took 188 us, and the fastest tile with 64 accumulators in each thread
+    took 213 us (an H100).
     """
     reductions = [store.reduce for store in spec.reductions if store.reduce is not None]
     return (
@@ -220,12 +232,18 @@ def _has_one_row_extremum(spec: EpilogueSpec) -> bool:
 
 
 def leaves_warps_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether accumulators leave registers to warps that copy their operands too, and keep their addresses.
+    """Whether accumulators leave enough registers in warps that also copy their operands and keep the
+    addresses.
 
-    Beside 128, partials of rows and a plane spilled 16 bytes (row maxima in 128 x 128 on sm_121a), and an
-    argmax alone 8 (256 x 128 on sm_80). Four planes that are read spilled 48, and 368 beside those of a pair
-    (128 x 128 and 128 x 64 x 2 on sm_80). Two planes that are read by element spilled 232 bytes beside what
-    is kept until columns are rotated (128 x 128 on sm_80), and vectors of blocks of columns 8.
+    With 128 accumulators, kernels spilled:
+
+    - 16 bytes with partials of rows and a plane (row maxima in 128 x 128 on sm_121a);
+    - 8 bytes with an argmax alone (256 x 128 on sm_80);
+    - 48 bytes with four planes that are read, and 368 bytes if the product is a pair (128 x 128 and
+      128 x 64 x 2 on sm_80);
+    - 232 bytes with two planes that are read by element and values that are kept until columns are rotated
+      (128 x 128 on sm_80);
+    - 8 bytes with vectors of blocks of columns.
     """
     many = len(spec.loads_of(LoadKind.EXACT)) > MAX_LOADS_OF_WARPS
     many = many or (spec.rotated_columns > 0 and by_element(spec, config) > 1)
@@ -236,9 +254,11 @@ def leaves_warps_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 
 def is_crowded(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether a thread under ping-pong, which has a whole tile's accumulators of its rows, lacks registers:
-    more than one plane is read by element whatever the alignment, a pair reads many, or a visit keeps what it
-    has until blocks of columns are reduced, which spilled 64 bytes beside a plane that is read by element.
+    """Whether a thread lacks registers under ping-pong, where one warpgroup has all accumulators of a tile.
+
+    It does if more than one plane is read by element whatever the alignment, if a pair of products reads many
+    planes, or if a visit keeps its values until blocks of columns are reduced; the last spilled 64 bytes
+    beside a plane that is read by element.
 
     A plane that is read by element takes two registers of address for each element of a subtile.
     """
@@ -248,16 +268,19 @@ def is_crowded(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 
 def by_element(spec: EpilogueSpec, config: TileConfig) -> int:
-    """The planes that are read by element whatever the alignment, each from an address of its own: where M or
-    N is several modes, but for those whose columns in a subtile lie side by side."""
+    """Returns how many planes are read by element, each element from its own address, whatever the alignment.
+
+    These are the planes whose M or N consists of several modes, except those whose columns within a subtile
+    are contiguous.
+    """
     split = [load for load in spec.loads_of(LoadKind.EXACT) if load.is_split]
     runs = [load for load in split if load.in_runs and spec.reordered_columns > 0]
     return sum(load not in runs and not _by_tma(load, spec, config) for load in split)
 
 
 def _by_tma(load: Load, spec: EpilogueSpec, config: TileConfig) -> bool:
-    """Whether TMA brings boxes of a table, where planes are aligned. Elsewhere a thread reads its columns of
-    a row from one address, since subtiles are narrow (`rules.narrow_subtiles_by_element`)."""
+    """Whether TMA loads a table in boxes when planes are aligned. Otherwise, a thread reads its columns of a
+    row from one address, since subtiles are narrow (`rules.narrow_subtiles_by_element`)."""
     if not load.is_table or load.blocks is None or spec.product.kind is not ProductKind.DENSE:
         return False
     of_one_block = spec.reordered_columns > 0 or load.blocks.columns % NARROW_SUBTILE_N == 0
@@ -265,7 +288,8 @@ def _by_tma(load: Load, spec: EpilogueSpec, config: TileConfig) -> bool:
 
 
 def long_ops(spec: EpilogueSpec) -> int:
-    """Ops of a spec that take many instructions, such as draws, so that a visit has only a few of each."""
+    """Returns how many ops of a spec take many instructions, such as draws; a visit has only a few of
+    each."""
     from cute_backend.ops import OPS  # here, since few kernels need it
 
     return sum(OPS[op.op].is_long for op in spec.ops)

@@ -1,6 +1,7 @@
-"""The rules by which a tile is fitted to a spec, applied in order, each with its reason and its evidence.
+"""The rules that fit a tile to a spec. Each states its reason and its evidence.
 
-A rule returns the tile, changed if that is needed to serve the spec, or None if the tile can't serve it.
+Rules are applied in order. A rule returns the tile, changed if the spec needs that, or None if the tile can't
+serve the spec.
 """
 
 from __future__ import annotations
@@ -41,13 +42,14 @@ WHOLE_SUBTILES = (32, 64, 128)
 """Columns of subtiles that hold blocks whole."""
 
 MAX_ROTATED = 256
-"""Columns of the largest block whose halves are rotated: of those that heads have."""
+"""Columns of the largest block whose halves are rotated, after the sizes that attention heads have."""
 
 PAIRING_SUBTILES = (32, 16)
-"""Columns of subtiles that hold as many of one half of a block as of the other."""
+"""Columns of subtiles that hold equally many columns of both halves of a block."""
 
 MAX_ROW_IN_A_THREAD = 64
-"""Columns of a row that one thread keeps until their blocks are reduced: 128 on sm_100a spilled 56 bytes."""
+"""The most columns of a row that one thread keeps until their blocks are reduced: 128 on sm_100a spilled 56
+bytes."""
 
 _DRAWN_COLUMNS = 16
 """Columns of a visit that draws noise: the fewest in which a thread has all elements of a Philox block."""
@@ -58,39 +60,43 @@ spilled (128 x 64 on sm_100a, 64 x 128 on sm_120a), and none with half of the co
 
 
 def one_mma_for_all_products(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
-    """The columns of the MMA are shared out among a spec's accumulators: one stage of A then serves all."""
+    """Divides the columns of the MMA among a spec's accumulators, so that one stage of A serves all of
+    them."""
     products = len(spec.accumulators)
     return replace(config, tile_n=config.tile_n // products, products=products, b_columns=spec.b_columns)
 
 
 def whole_subtiles(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """Subtiles divide a pair's columns: a visit has as many of each product."""
+    """Requires whole subtiles in a pair's columns, so that a visit has equally many columns of each
+    product."""
     whole = config.tile_n // config.ctas % config.subtile_n == 0
     return config if config.products == 1 or whole else None
 
 
 def whole_rows_of_the_swizzle(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """The pieces of a stage of B, one from each B of a pair, are whole rows of the 128-byte swizzle. Where B
-    is contiguous along N, a piece of 32 columns of 16 bits would be half a row."""
+    """Requires that the pieces of a stage of B, one from each B of a pair, are whole rows of the 128-byte
+    swizzle. If B is contiguous along N, a piece of 32 columns of 16 bits would be half a row."""
     row = tile_k(spec.product.b_dtype) if _b_along_n(spec) else 8
     return config if config.products == 1 or config.piece_n % row == 0 else None
 
 
 def equal_shares_of_b(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """The CTAs of a cluster share out a stage of B evenly: its columns, or where B is contiguous along N its
-    rows of K, of which each of TMA's boxes has all. Three CTAs can have 64 of 192 columns each, but not a
-    third of the 64 rows of K in a box."""
+    """Requires that the CTAs of a cluster share a stage of B evenly.
+
+    They divide its columns or, if B is contiguous along N, its rows of K, all of which are in each TMA box.
+    Three CTAs can take 64 of 192 columns each, but not a third of the 64 rows of K in a box.
+    """
     shared = tile_k(spec.product.b_dtype) if _b_along_n(spec) else config.piece_n
     return None if shared % config.cluster_m else config
 
 
 def few_draws_in_a_visit(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
-    """Subtiles of few columns where a spec draws noise, and two warpgroups on a tile of 128 rows.
+    """Gives specs that draw noise subtiles of few columns, and two warpgroups on a tile of 128 rows.
 
-    A draw takes some hundred instructions, and the compilers interleave all draws of a visit, and those of
-    unrolled visits: a whole tile took two minutes to compile, and spilled. Ping-pong does not hide this work
-    if there are rows for clusters of tiles: 256 rows over 128256 columns took 579 us with it and 537 without.
-    It does if the time is that of reading B: 96 rows took 312 us (H200).
+    A draw takes some hundred instructions, and the compilers interleave all draws of a visit and of unrolled
+    visits: a whole tile took two minutes to compile, and spilled. Ping-pong does not hide this work if there
+    are enough rows for clusters of tiles: 256 rows by 128256 columns took 579 us with ping-pong and 537 us
+    without. It does hide the work if reading B takes the time: 96 rows took 312 us (H200).
     """
     if config.products > 1 or has_planes(spec):
         return config
@@ -102,42 +108,45 @@ def few_draws_in_a_visit(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
 
 
 def half_the_rows_for_a_crowded_thread(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
-    """A thread that lacks registers gets half of the rows, and so of the accumulators."""
+    """Halves the rows of a tile whose threads lack registers, and with them the accumulators."""
     halved = is_crowded(config, spec) and config.tile_m > 64
     return replace(config, tile_m=config.tile_m // 2) if halved else config
 
 
 def narrow_subtiles_by_element(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
-    """No wide subtiles where every alignment reads planes by element, because M or N is several modes there:
-    wide ones make waits for TMA rarer, and nothing waits there."""
+    """Narrows subtiles if planes are read by element whatever the alignment, because M or N is several modes.
+    Wide subtiles make waits for TMA rarer, but these reads do not wait for TMA."""
     by_element = any(load.is_split for load in spec.loads_of(LoadKind.EXACT))
     return _narrow(config, spec) if by_element else config
 
 
 def narrow_subtiles_of_groups(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
-    """No wide subtiles for rows in groups: by 128 x 128 in clusters of 1 x 2, 16 products of experts took, in
-    the geometric mean, 1.02 times as long with subtiles of 64 columns as with those of 32 (H200)."""
+    """Narrows subtiles for rows in groups. With 128 x 128 in clusters of 1 x 2, 16 products of experts took,
+    in the geometric mean, 1.02 times as long with subtiles of 64 columns as with subtiles of 32 (H200)."""
     return _narrow(config, spec) if spec.product.kind is ProductKind.GROUPED else config
 
 
 def narrow_subtiles_for_stages(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
-    """No wide subtiles where narrow ones leave more of the stages that A and B need. With subtiles of 64
-    columns in 128 x 128, three bf16 planes leave four stages, and four planes leave three: an epilogue that
-    reads two planes and writes two took 1.43 times as long as with 32 columns, one that reads one and writes
-    two 1.08 times (4096 x 14336 x 4096, H200, benchmarks/subtiles.py)."""
+    """Narrows subtiles if that leaves more of the stages that A and B need.
+
+    With subtiles of 64 columns in 128 x 128, three bf16 planes leave four stages, and four planes leave
+    three. An epilogue that reads two planes and writes two took 1.43 times as long as with 32 columns; one
+    that reads one plane and writes two took 1.08 times as long (4096 x 14336 x 4096, H200,
+    benchmarks/subtiles.py).
+    """
     narrow = _narrow(config, spec)
     enough = min(ab_stages(narrow, spec), ENOUGH_AB_STAGES)
     return config if ab_stages(config, spec) >= enough else narrow
 
 
 def a_multiprocessor_of_its_own(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
-    """One CTA on a multiprocessor where planes leave no room for the stages of A and B of several."""
+    """Puts one CTA on a multiprocessor if planes leave no room for the stages of A and B of several CTAs."""
     return config if holds_planes(config, spec) else replace(config, occupancy=1)
 
 
 def whole_blocks_of_columns(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """A visit has whole blocks of columns where ops reduce them and others read what they are reduced to: the
-    narrowest of the subtiles that planes are laid out in, whose columns are powers of two."""
+    """Gives a visit whole blocks of columns if ops reduce blocks and other ops read the results. The subtile
+    is the narrowest that holds whole blocks, among those that planes are laid out in (powers of two)."""
     block, columns = spec.whole_columns, config.tile_n // config.ctas
     if block == 1:
         return config
@@ -149,11 +158,13 @@ def whole_blocks_of_columns(config: TileConfig, spec: EpilogueSpec) -> TileConfi
 
 
 def halves_of_rotated_blocks(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """A visit has as many columns of the first half of a rotated block as of the second, which are their
-    partners: half a subtile of each, for which operands and results are seen with their columns in another
-    order (`pair_halves`). TMA brings the columns of a CTA's tile, or of its share of B, in that order where
-    they make up blocks, or blocks are made up of them. Neighbouring columns are in one thread anyway, unless
-    the even and the odd ones are of two products."""
+    """Gives a visit equally many columns of the first and the second half of a rotated block.
+
+    A subtile then holds columns together with their partners, and operands and results are viewed with their
+    columns reordered (`pair_halves`). TMA loads the columns of a CTA's tile, or of its share of B, in that
+    order if they consist of whole blocks, or a block consists of whole tiles or shares. Neighbouring columns
+    are in one thread anyway, unless the even and the odd ones belong to two products.
+    """
     block = spec.reordered_columns
     if not block:
         return None if spec.rotated_columns and spec.b_columns is not BColumns.APART else config
@@ -169,9 +180,11 @@ def halves_of_rotated_blocks(config: TileConfig, spec: EpilogueSpec) -> TileConf
 
 
 def _can_pair(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether a kernel may have the columns of rotated blocks in another order: TMA brings B's, contiguous
-    along K, of one dense product without scales of blocks, nothing depends on a column's place, and all
-    blocks are of one size."""
+    """Whether a kernel may reorder the columns of rotated blocks.
+
+    TMA must load B, which must be contiguous along K, in one dense product without block scales. No value may
+    depend on the index of a column, and all blocks must have one size.
+    """
     product, block = spec.product, spec.reordered_columns
     blocks = {load.blocks.columns for load in spec.loads if load.blocks is not None}
     blocks |= {op.block for op in spec.ops} | {store.block for store in spec.stores}
@@ -189,8 +202,8 @@ def _can_pair(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 
 def _pairs(columns: int, spec: EpilogueSpec) -> bool:
-    """Whether subtiles of `columns` columns have halves of rotated blocks, of which TMA takes runs of 16
-    bytes at least, if the spec rotates any."""
+    """Whether subtiles of `columns` columns can pair halves of rotated blocks, in runs of at least the 16
+    bytes that TMA needs. True if the spec reorders no columns."""
     planes = [load.dtype.bits for load in spec.loads if load.order is not None or load.is_table]
     bits = min(planes + [store.dtype.bits for store in spec.planes], default=8)
     block = spec.reordered_columns
@@ -200,21 +213,24 @@ def _pairs(columns: int, spec: EpilogueSpec) -> bool:
 
 
 def registers_for_a_crowded_thread(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """Excludes a tile whose epilogue threads need more than `registers.MAX_CROWDED` registers."""
+    """Excludes a tile whose crowded threads have more than `registers.MAX_CROWDED` accumulators."""
     return None if config.thread_accumulators > MAX_CROWDED and is_crowded(config, spec) else config
 
 
 def two_warpgroups_for_wide_tiles(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
-    """A second warpgroup has half of the columns where a thread would have more than `MAX_THREAD_COLUMNS`: it
-    has registers for hoisted rowvecs then, and the last epilogue, which no MMA hides, takes half the time."""
+    """Gives half of the columns to a second warpgroup if a thread would have more than `MAX_THREAD_COLUMNS`.
+    A thread then has registers for hoisted rowvecs, and the last epilogue, which no MMA hides, takes half the
+    time."""
     wide = config.thread_columns > MAX_THREAD_COLUMNS and can_halve(config, spec)
     return replace(config, column_groups=2) if wide else config
 
 
 def room_in_tensor_memory(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
-    """Tensor memory holds two accumulators beside the scales that the MMA applies; one where two Bs leave no
-    other tile, since tcgen05.cp copies tiles of 128 of B's columns, and each B's share of the MMA begins and
-    ends with such a tile."""
+    """Requires room in tensor memory for two accumulators beside the scales that the MMA applies.
+
+    With two Bs, one accumulator is enough, because no other tile remains: tcgen05.cp copies tiles of 128
+    columns of B, so each B's share of the MMA must begin and end with such a tile.
+    """
     scales = MmaScales.of(spec)
     if scales is None:
         return config
@@ -240,11 +256,12 @@ RULES: tuple[Rule, ...] = (
     registers_for_a_crowded_thread,
     two_warpgroups_for_wide_tiles,
 )
-"""In the order in which they are applied."""
+"""The rules, in the order in which they are applied."""
 
 
 def suited(arch: Arch, shapes: Iterable[Shape], spec: EpilogueSpec) -> tuple[TileConfig, ...]:
-    """The configurations of an architecture's tiles that can serve a spec, as they do; each once."""
+    """Returns the configurations of an architecture's tiles that can serve a spec, as the rules change them,
+    each once."""
     served = (_ruled(TileConfig(arch, **shape._asdict()), spec) for shape in shapes)
     return tuple(dict.fromkeys(config for config in served if config is not None))
 
@@ -261,15 +278,15 @@ def _ruled(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
 
 
 def rows_for_promoted_sums(config: TileConfig, smallest: TileConfig, spec: EpilogueSpec) -> bool:
-    """Beside many exact loads, promoted sums have registers in tiles as low as the smallest alone
-    (`registers.MAX_PROMOTED_LOADS`)."""
+    """Beside many exact loads, promoted sums have registers only in tiles with as few rows as the smallest
+    tile (`registers.MAX_PROMOTED_LOADS`)."""
     many = is_promoted(config, spec) and len(spec.loads_of(LoadKind.EXACT)) > MAX_PROMOTED_LOADS
     return not many or config.tile_m == smallest.tile_m
 
 
 def planes_in_shared_memory(config: TileConfig, smallest: TileConfig, spec: EpilogueSpec) -> bool:
-    """Where accumulators lie in registers, a tile that is not the smallest holds every plane in shared
-    memory: beside its accumulators, addresses of elements would spill."""
+    """If accumulators are in registers, every tile but the smallest must hold all planes in shared memory:
+    addresses of single elements would spill beside its accumulators."""
     return not config.target.accumulators.in_registers or holds_planes(_narrow(config, spec), spec)
 
 
@@ -288,9 +305,11 @@ ABOVE_THE_SMALLEST = (
 
 
 def narrow_subtiles_without_room(config: TileConfig, spec: EpilogueSpec, alignment: Alignment) -> TileConfig:
-    """Wide subtiles make waits for TMA rarer, where shared memory holds all planes. Reads and writes by
-    element don't wait, and take two registers of address for each element of a subtile: subtiles of half the
-    width keep them from spilling."""
+    """Narrows subtiles unless TMA moves the planes and shared memory holds all of them.
+
+    Wide subtiles make waits for TMA rarer. Reads and writes by element don't wait for TMA, and they take two
+    registers of address for each element of a subtile. Subtiles of half the width keep them from spilling.
+    """
     wide = alignment is Alignment.TMA and holds_planes(config, spec)
     return config if wide else _narrow(config, spec)
 
@@ -298,9 +317,12 @@ def narrow_subtiles_without_room(config: TileConfig, spec: EpilogueSpec, alignme
 def narrow_subtiles_of_many_planes(
     config: TileConfig, spec: EpilogueSpec, alignment: Alignment
 ) -> TileConfig:
-    """Where several planes are read by element, subtiles are even narrower, and visits are the iterations of
-    a loop. Where a thread has a whole row of a subtile, several planes of it fill its registers however they
-    are read. `Target.row_bits` has what was seen to fit."""
+    """Narrows subtiles further if several planes are read by element; visits are then the iterations of a
+    loop.
+
+    If a thread has a whole row of a subtile, several planes fill its registers however they are read.
+    `Target.row_bits` is what was found to fit.
+    """
     target, columns = config.target, config.subtile_n
     whole_row = target.accumulators.row_threads == 1
     if whole_row or (config.products == 1 and alignment is Alignment.PLAIN):
@@ -314,8 +336,8 @@ def narrow_subtiles_of_many_planes(
 def a_loop_where_nothing_is_hoisted(
     config: TileConfig, spec: EpilogueSpec, alignment: Alignment
 ) -> TileConfig:
-    """Visits are unrolled only for hoisted rowvecs. Planes that are read by element may leave these no
-    registers, and would have addresses for every visit."""
+    """Unrolls visits only for hoisted rowvecs. Planes that are read by element may leave no registers for
+    them, and when unrolled would need addresses for every visit."""
     if config.rowvecs is Rowvecs.REGISTER_HOIST:
         return config
     rowvecs = spec.loads_of(LoadKind.ROWVEC)
@@ -333,9 +355,12 @@ SUBTILE_RULES = (
 
 
 def moved(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Alignment:
-    """The alignment by whose way planes move. Without TMA, where shared memory has no room for all of more
-    than `MAX_PLANES_OF_WARPS`, each moves by element: beside the addresses of some, those of boxes spilled 16
-    bytes (64 x 64 on sm_86)."""
+    """Returns the alignment that decides how planes move.
+
+    Without TMA, if there are more than `MAX_PLANES_OF_WARPS` planes and shared memory can't hold all of them,
+    every plane moves by element. When only some did, their addresses and those of the boxes of the others
+    spilled 16 bytes (64 x 64 on sm_86).
+    """
     planes = len(spec.loads_of(LoadKind.EXACT)) + len(spec.planes)
     if config.target.tma or planes <= MAX_PLANES_OF_WARPS:
         return alignment
@@ -352,7 +377,7 @@ def subtiled(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Ti
 
 
 def _narrow(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
-    """With narrow subtiles; where they have whole blocks, `whole_blocks_of_columns` has made them so."""
+    """Narrows subtiles, except those that hold whole blocks, which `whole_blocks_of_columns` has set."""
     if spec.whole_columns > 1:
         return config
     return replace(config, subtile_n=min(config.subtile_n, NARROW_SUBTILE_N))

@@ -1,4 +1,4 @@
-"""The choice of a tile configuration for a problem, and of those that tuning tries."""
+"""Chooses the tile configuration for a problem, and the configurations that tuning tries."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from cute_backend.spec import (
 
 
 def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
-    """The configurations that may serve a spec, at most five, largest tile first.
+    """Returns the configurations that may serve a spec, at most five, largest tile first.
 
-    Raises ValueError if no tile holds the spec's blocks of columns whole, or rotates its columns.
+    Raises ValueError if no tile holds the spec's blocks of columns whole, or none can rotate its columns.
     """
     alone = arch.target.tiles.alone
     found = _serving(arch, spec)
@@ -72,8 +72,8 @@ _ONE_PRODUCT = (Accumulator("acc", DType.BF16, DType.BF16),)
 def blocks_held(
     arch: Arch, accumulators: tuple[Accumulator, ...] = _ONE_PRODUCT, reads_planes: bool = False
 ) -> tuple[int, ...]:
-    """The sizes of blocks of columns that a tile holds whole for specs of these products, which read planes
-    or do not."""
+    """Returns the sizes of blocks of columns that some tile holds whole, for specs of these products.
+    `reads_planes` says whether the specs read planes."""
     held, load = [], Load("exact0", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.ONE)
     for columns in range(8, max(WHOLE_SUBTILES) + 1, 8):
         mean = Op("t0", "block_mean", (accumulators[0].name,), DType.F32, block=columns)
@@ -91,8 +91,8 @@ def blocks_held(
 def rotations_held(
     arch: Arch, accumulators: tuple[Accumulator, ...] = _ONE_PRODUCT, reduces: bool = False
 ) -> tuple[int, ...]:
-    """The sizes of blocks of columns whose halves tiles can rotate for these products, in columns in another
-    order, beside reductions of the same blocks or without."""
+    """Returns the sizes of blocks whose halves some tile can rotate for these products, by reordering
+    columns. `reduces` says whether the specs also reduce the same blocks."""
     held, acc = [], accumulators[0].name
     for columns in range(16, MAX_ROTATED + 1, 16):
         blocks = Blocks(columns, Stride.ZERO, Stride.ONE)
@@ -109,8 +109,9 @@ def rotations_held(
 
 
 def _serving(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
-    """The shipped tiles that can serve a spec; or where none of them holds the blocks of a pair, or rotates
-    blocks, further ones of the target. For a pair that reads planes, those spilled 32 bytes."""
+    """Returns the shipped tiles that can serve a spec. If none of them holds the blocks of a pair, or rotates
+    blocks, returns further tiles of the target, except for a pair that reads planes, where those spilled 32
+    bytes."""
     found = suited(arch, _shipped(arch, spec), spec)
     reads = spec.loads_of(LoadKind.EXACT) and not spec.reordered_columns
     if found or reads:
@@ -147,21 +148,21 @@ def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
 
 
 def _fits(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether a tile of no table leaves the epilogue registers, and room in shared memory."""
+    """Whether a tile outside the table leaves the epilogue enough registers and shared memory."""
     spec = multiplied(spec, config)
     return leaves_registers(config, spec) and holds_planes(config, spec)
 
 
 def _can_split(arch: Arch, spec: EpilogueSpec) -> bool:
-    """Whether K may be in parts. The tiles of groups, or their k tiles, are only counted on the device, and
-    no parts of K have scales that the MMA applies."""
+    """Whether K may be split. It may not for groups, whose tiles or k tiles are only counted on the device,
+    nor for scales that the MMA applies."""
     if spec.product.kind.has_offsets or spec.product.a_scaling.by_mma:
         return False
     return arch.target.clusters or (_can_leave_sums(spec) and not spec.reductions)
 
 
 def _can_leave_sums(spec: EpilogueSpec) -> bool:
-    """Whether the sums of parts of K may go through memory: those of one dense product."""
+    """Whether the sums of parts of K may go through memory, which only those of one dense product may."""
     return (
         spec.product.kind is ProductKind.DENSE
         and not spec.product.is_block_scaled
@@ -172,7 +173,7 @@ def _can_leave_sums(spec: EpilogueSpec) -> bool:
 
 
 def _parted(arch: Arch, spec: EpilogueSpec) -> Iterator[TileConfig]:
-    """The tiles whose CTAs leave the sums of parts of K in memory, though the target has clusters."""
+    """Yields the tiles whose CTAs leave the sums of parts of K in memory although the target has clusters."""
     tiles = arch.target.tiles
     if tiles.parts and _shipped(arch, spec) is tiles.shipped and _can_leave_sums(spec):
         for config in _split(suited(arch, tiles.parted, spec), tiles.parts):
@@ -182,7 +183,7 @@ def _parted(arch: Arch, spec: EpilogueSpec) -> Iterator[TileConfig]:
 
 
 def _split(configs: Iterable[TileConfig], parts: Iterable[int]) -> Iterator[TileConfig]:
-    """With split-K: the configurations without a cluster, which work on one tile at a time."""
+    """Yields split-K variants of the configurations that have no cluster and work on one tile at a time."""
     for config in configs:
         if config.splittable:
             yield from (replace(config, split_k=each) for each in parts)
@@ -198,7 +199,8 @@ def choose(
     of: Callable[[Arch, EpilogueSpec], Iterable[TileConfig]] | None = None,
     groups: int | None = None,
 ) -> TileConfig:
-    """The configuration for a problem that was never tuned: of those offered, the one that should be fastest.
+    """Returns the configuration for a problem that was never tuned: the fastest of those offered, as
+    predicted.
 
     Among equals the larger tile wins, then the smaller split-K. `of` lists other tiles to choose from.
     `groups` is the number of groups of a grouped product's M rows; None stands for one. A second warpgroup
@@ -219,11 +221,12 @@ def choose(
 
 
 _SMALL_GROUPS = range(65, 193)
-"""Rows of a group in the mean for which a target's tile for small groups was fastest."""
+"""The mean numbers of rows in a group for which a target's tile for small groups was fastest."""
 
 
 def _for_small_groups(arch: Arch, spec: EpilogueSpec, m: int, groups: int | None) -> TileConfig | None:
-    """The tile for pairs of products of rows in small groups, if this is such a problem and it serves it."""
+    """Returns the tile for pairs of products with rows in small groups, or None if this is no such problem or
+    the tile can't serve it."""
     shape, product = arch.target.tiles.small_groups, spec.product
     if shape is None or product.kind is not ProductKind.GROUPED or not groups:
         return None
@@ -233,11 +236,12 @@ def _for_small_groups(arch: Arch, spec: EpilogueSpec, m: int, groups: int | None
 
 
 _UNTIMED_MARGIN = 1.05
-"""The predicted speed-up that a tile needs if it was timed for fewer rows alone. For 86 problems of more rows
-(fp8, bf16) the chosen tile then takes 1.032 and 1.019 times as long as the fastest, without these tiles 1.036
-and 1.025. Without a margin the model would take them for large squares too, where it predicts gains of up to
-4 percent: 4103 x 26176 x 14976 took 2.4 percent longer in fp8 (H200, benchmarks/README.md). Transposed
-tiles are left out: of the four that the model would choose there, one was more than 2 percent faster."""
+"""The predicted speed-up that a tile needs if it was only timed for fewer rows. For 86 problems of more rows,
+the chosen tile then takes 1.032 (fp8) and 1.019 (bf16) times as long as the fastest; without these tiles,
+1.036 and 1.025 times. Without a margin, the model would also choose them for large squares, where it predicts
+gains of up to 4 percent: 4103 x 26176 x 14976 took 2.4 percent longer in fp8 (H200, benchmarks/README.md).
+Transposed tiles are left out: of the four that the model would choose there, one was more than 2 percent
+faster."""
 
 
 @lru_cache(maxsize=256)
@@ -249,23 +253,23 @@ def _middle(arch: Arch, spec: EpilogueSpec) -> frozenset[TileConfig]:
 _RASTERS = (8, 4, 16)
 
 MAX_CANDIDATES = 12
-"""Configurations that one problem is tuned over: each takes seconds of a core to compile."""
+"""The most configurations that one problem is tuned over: each takes a core seconds to compile."""
 
 _PRUNED_AT = 2.0
-"""A configuration that should take this many times as long as the best of them is not tried."""
+"""A configuration is not tried if its predicted time is this many times the best one."""
 
 
 def candidates(
     arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int, limit: int = MAX_CANDIDATES
 ) -> tuple[TileConfig, ...]:
-    """The configurations that are worth timing for a problem, at most `limit`, the heuristic's choice first.
+    """Returns the configurations worth timing for a problem, at most `limit`, the heuristic's choice first.
 
-    They are those that the cost model predicts to be fast, and that leave the epilogue room in shared memory.
-    The tiles that differ most in kind come first, then further clusters and rasters of each.
+    The cost model predicts them to be fast, and they leave the epilogue room in shared memory. One
+    configuration of each tile comes first, then further clusters and rasters of each.
     """
     first = choose(arch, spec, m, n, k, sm_count)
     space = [first, *(config for config in tunable(arch, spec) if config != first)]
-    # A raster of more rows than there are is the same as any other such raster.
+    # Rasters with more rows than the problem are all the same.
     effective: dict[TileConfig, TileConfig] = {}
     for config in space:
         rows = -(-(n if config.transposed else m) // (config.cta_rows * config.cluster_m))
@@ -284,8 +288,8 @@ def candidates(
 
 
 def ranked(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int) -> list[TileConfig]:
-    """Every tile and cluster that may serve a spec, in the default raster, in the order of their predicted
-    times: the heuristic's own choice first."""
+    """Returns every tile and cluster that may serve a spec, in the default raster: the heuristic's choice
+    first, the others by predicted time."""
     first = choose(arch, spec, m, n, k, sm_count)
     rest = (config for config in clustered(arch, spec) if config != first)
     return [first, *sorted(rest, key=lambda config: cost(config, spec, m, n, k, sm_count))]
@@ -293,8 +297,8 @@ def ranked(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int
 
 @lru_cache(maxsize=256)
 def named(arch: Arch, spec: EpilogueSpec, names: str) -> TileConfig:
-    """The first tile of `names`, between which are commas or spaces, that can serve a spec, in the default
-    raster. Raises UsageError, which lists the tiles that can, if none does."""
+    """Returns the first tile in `names` that can serve a spec, in the default raster. Commas or spaces
+    separate names. If none can serve it, raises UsageError, which lists the tiles that can."""
     able = {config.name: config for config in clustered(arch, spec)}
     asked = names.replace(",", " ").split()
     found = next((able[name] for name in asked if name in able), None)
@@ -316,7 +320,7 @@ def clustered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
 
 
 def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
-    """Every configuration that may serve a spec: those of its table, and all that fit it."""
+    """Returns every configuration that may serve a spec: those offered, and all others that fit it."""
     tiles = arch.target.tiles
     tried = suited(arch, tiles.tried, spec)
     found = [

@@ -7,7 +7,7 @@ from cute_backend.spec import EpilogueSpec, ProductKind, Scaling
 
 
 def unserved(spec: EpilogueSpec, target: Target) -> str | None:
-    """Why an architecture has no kernel of a spec, for people; None where it has."""
+    """Returns the reason why an architecture has no kernel for a spec, for people, or None if it has one."""
     taken = ", ".join(sorted(dtype.value for dtype in target.operands))
     for acc in spec.accumulators:
         if not {acc.a_dtype, acc.b_dtype} <= target.operands:

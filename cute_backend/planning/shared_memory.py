@@ -10,17 +10,17 @@ from cute_backend.planning.tiles import EPILOGUE_STAGES, SMEM_RESERVE, TileConfi
 from cute_backend.spec import DType, EpilogueSpec, LoadKind, Scaling
 
 SCALE_ALIGN = 16
-"""Bytes to which each stage of scales is aligned, so that they leave no gap before what follows."""
+"""Alignment of each stage of scales in bytes, so that no gap precedes the next buffer."""
 
 
 ENOUGH_AB_STAGES = 5
-"""Stages of A and B that hide the latency of memory; more are worth less than subtiles in flight, one fewer
-costs 5 percent at M = N = K = 4096 on an H200."""
+"""Stages of A and B that hide the latency of memory. Further stages gain less than further subtiles in
+flight; one stage fewer costs 5 percent at M = N = K = 4096 on an H200."""
 
 
 @dataclass(frozen=True)
 class BlockScales:
-    """By which blocks of A and of B a product is scaled."""
+    """The blocks by which a product's A and B are scaled."""
 
     a: Scaling
     b: Scaling
@@ -33,17 +33,20 @@ class BlockScales:
         return BlockScales(product.a_scaling, product.b_scaling) if by_sums else None
 
     def widths(self, config: TileConfig) -> tuple[int, int]:
-        """Neighbouring rows, and columns of a B, that share a scale wherever a tile begins: 64 of the 192
-        columns of a tile, which may begin in the middle of a block of 128."""
+        """Returns how many neighbouring rows, and columns of one B, share a scale wherever a tile begins.
+
+        For a tile of 192 columns it is 64, since the tile may begin in the middle of a block of 128.
+        """
         return gcd(config.cta_rows, self.a.lines), gcd(config.piece_n, self.b.lines)
 
     def counts(self, config: TileConfig) -> tuple[int, int]:
-        """Scales of a k tile: of a tile's rows, and of the columns of every B together."""
+        """Returns how many scales a k tile has: for the tile's rows, and for the columns of all Bs
+        together."""
         rows, columns = self.widths(config)
         return config.cta_rows // rows, config.pieces * config.piece_n // columns
 
     def pitch(self, count: int) -> int:
-        """Scales from one stage to the next."""
+        """Returns the distance from one stage of scales to the next, in scales."""
         step = SCALE_ALIGN * 8 // DType.F32.bits
         return -(-count // step) * step
 
@@ -58,24 +61,24 @@ def has_planes(spec: EpilogueSpec) -> bool:
 
 
 def plane_bits(spec: EpilogueSpec) -> int:
-    """Bits of one element of every plane that a spec reads and writes."""
+    """Returns the bits of one element, summed over all planes that a spec reads and writes."""
     exact = sum(load.dtype.bits for load in spec.loads_of(LoadKind.EXACT))
     return exact + sum(store.dtype.bits for store in spec.planes)
 
 
 def ring_bytes(elements: int, dtype: DType, stages: int = EPILOGUE_STAGES) -> int:
-    """Shared memory for the fewest stages of something of `elements` a stage."""
+    """Returns the bytes of shared memory for `stages` stages of `elements` elements each."""
     return stages * elements * dtype.bits // 8
 
 
 def holds_planes(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether all that the epilogue may pass through shared memory fits there."""
+    """Whether shared memory holds every load and output that the epilogue may pass through it."""
     return ab_stages(config, spec) >= config.least_ab_stages
 
 
 def ab_stages(config: TileConfig, spec: EpilogueSpec) -> int:
-    """Stages of A and B, with those of their scales, that are left beside the fewest of all that the epilogue
-    may pass through shared memory."""
+    """Returns how many stages of A and B, with their scales, fit in shared memory beside the epilogue's
+    buffers, which have their fewest stages here."""
     vectors = spec.loads_of(LoadKind.ROWVEC, LoadKind.GROUPVEC)
     rings = [ring_bytes(config.stage_elements, load.dtype) for load in spec.loads_of(LoadKind.EXACT)]
     rings += [ring_bytes(config.stage_elements, store.dtype, config.store_stages) for store in spec.planes]

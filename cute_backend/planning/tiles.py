@@ -11,14 +11,14 @@ from cute_backend.planning.targets.target import WARPGROUP
 from cute_backend.spec import BColumns, DType
 
 SMEM_RESERVE = 1024 + 512
-"""Kept for what aligns the first of the swizzled buffers, and for barriers."""
+"""Bytes of shared memory kept for aligning the first swizzled buffer, and for barriers."""
 
 EPILOGUE_STAGES = 2
-"""Stages of everything that the epilogue passes through shared memory, at the least, but for
+"""The fewest stages of each load and output that the epilogue passes through shared memory, except those of
 `TileConfig.store_stages`."""
 
 CTA_SMEM_BYTES = 1024
-"""Shared memory of a multiprocessor that each of its CTAs takes besides its own (CUDA C++ Programming Guide,
+"""Bytes of shared memory that the system reserves for each CTA (CUDA C++ Programming Guide,
 Table 27)."""
 
 CLUSTER_PARTS = (1, 2, 3, 4)
@@ -28,11 +28,12 @@ SPLITS = (*CLUSTER_PARTS, 6, 8, 12, 16)
 """The values of split-K."""
 
 MAX_WORKING_THREADS = 256
-"""Threads of a multiprocessor that can have 255 registers each, of its 65536."""
+"""The most threads that can have 255 registers each, of the 65536 of a multiprocessor."""
 
 HALF_REGISTERS, ROLE_REGISTERS = 224, 56
-"""The registers of a thread of the epilogue where two warpgroups have half of a tile's columns each, and of
-one that loads or multiplies beside them and gives registers up: three begin with 168 each."""
+"""Registers of a thread if two warpgroups each have half of a tile's columns: of an epilogue thread, and of a
+thread that loads or multiplies and gives registers up. Threads of all three warpgroups begin with 168
+each."""
 
 TILE_K_BYTES = 128
 """Bytes of K in one pipeline stage: one row of the 128-byte swizzle."""
@@ -44,7 +45,8 @@ class Alignment(str, Enum):
     TMA = "tma"
     """Base addresses and the strides that are not 1 are multiples of 16 bytes."""
     PLAIN = "plain"
-    """Nothing beyond the alignment of an element: they are read and written by element, masked."""
+    """Exact loads and outputs are only aligned to their elements, and are read and written by element,
+    masked."""
 
     @property
     def words(self) -> str:
@@ -53,7 +55,7 @@ class Alignment(str, Enum):
 
 
 class Rowvecs(str, Enum):
-    """Where rowvecs are read to, as `config.rowvec_placement` names it."""
+    """Where rowvecs are kept, as `config.rowvec_placement` names it."""
 
     AUTO = "auto"
     """In registers where the budget and the model of time say so, else in shared memory."""
@@ -66,8 +68,8 @@ class Rowvecs(str, Enum):
 class TileConfig:
     """How one kernel cuts its problem.
 
-    `tile_m` x `tile_n` is the output tile of one MMA: of one CTA, or on sm_100a with `ctas` = 2 of a pair
-    of CTAs that share it by halves of M. A cluster is `cluster_m` x `cluster_n` CTAs; the CTAs of a cluster
+    `tile_m` x `tile_n` is the output tile of one MMA: of one CTA, or on sm_100a with `ctas` = 2 of a pair of
+    CTAs that each have half of its rows. A cluster is `cluster_m` x `cluster_n` CTAs; the CTAs of a cluster
     multicast the operand tiles that they share. The epilogue works through a tile in subtiles of `subtile_n`
     columns. On sm_90a two warpgroups share each tile, or with `pingpong` alternate on tiles, so that one's
     epilogue runs under the other's MMA. Tiles are visited in groups of `raster_m` rows of clusters, so that
@@ -80,15 +82,15 @@ class TileConfig:
     With `unrolled`, visits are unrolled instead of being the iterations of a loop, so that each visit can
     index the values that a thread holds in registers: hoisted rowvecs.
 
-    A tile with `transposed` is of D^T = B^T A^T: `tile_m` counts columns of D, and `tile_n` rows
+    A tile with `transposed` computes D^T = B^T A^T: `tile_m` counts columns of D, and `tile_n` rows
     (`planning/transposing.py`).
 
-    With an `occupancy` above 1, a multiprocessor works on as many CTAs at once, so that the tensor cores have
-    the tile of one while another one waits, or runs its epilogue. The CTAs share the shared memory and the
-    registers of the multiprocessor evenly.
+    With an `occupancy` above 1, a multiprocessor works on that many CTAs at once, so that the tensor cores
+    work on the tile of one CTA while another one waits or runs its epilogue. The CTAs share the shared memory
+    and the registers of the multiprocessor evenly.
 
-    With two `column_groups` a second warpgroup has an epilogue, on sm_100a: each has half of the tile's
-    columns, whole subtiles of them.
+    With two `column_groups`, on sm_100a, two warpgroups run the epilogue. Each has half of the tile's
+    columns, in whole subtiles.
 
     With two `products` a tile has two accumulators, and the MMA is twice as wide: it has the columns of one B
     beside those of another, or, INTERLEAVED, the even columns of one B among its odd ones.
@@ -178,9 +180,9 @@ class TileConfig:
 
     @property
     def summing(self) -> TileConfig:
-        """The tile of the kernel that has the epilogue: this one, or where sums are in memory, that of the
-        second kernel. It reads most, and multiplies nothing, so beside large tiles its own are smaller, and
-        there are enough of them for all multiprocessors."""
+        """The tile of the kernel that runs the epilogue: this one or, if sums are in memory, that of the
+        second kernel. The second kernel mostly reads, and multiplies nothing. If the target has clusters, its
+        tiles are therefore smaller, so that there are enough of them for all multiprocessors."""
         if not self.sums_in_memory:
             return self
         if not self.target.clusters:
@@ -222,7 +224,8 @@ class TileConfig:
 
     @property
     def cut(self) -> Cut:
-        """The properties that the time of a tile depends on: of a part of K where sums are in memory."""
+        """The properties that the time of a tile depends on. If sums are in memory, they describe a part of
+        K."""
         cut = Cut(*(getattr(self, field) for field in Cut._fields))
         return cut._replace(split_k=1) if self.sums_in_memory else cut
 
@@ -243,7 +246,7 @@ class TileConfig:
 
     @property
     def pieces(self) -> int:
-        """Tensors that a stage of B is brought from."""
+        """Number of tensors that a stage of B is loaded from."""
         return 1 if self.b_columns is BColumns.INTERLEAVED else self.products
 
     @property
@@ -274,7 +277,7 @@ class TileConfig:
 
     @property
     def sharing(self) -> int:
-        """How many of them work on one tile."""
+        """How many of the `warpgroups` work on one tile."""
         return 1 if self.pingpong else self.warpgroups
 
     @property
@@ -284,8 +287,8 @@ class TileConfig:
 
     @property
     def rolled(self) -> bool:
-        """Whether visits are the iterations of a loop, as long chains need them; otherwise they are unrolled,
-        one visit after the other."""
+        """Whether visits are the iterations of a loop, which long chains need; otherwise they are
+        unrolled."""
         unrolled = self.target.unrolled_subtile_n
         return not self.unrolled if unrolled is None else self.subtile_n < unrolled
 
@@ -301,7 +304,7 @@ class TileConfig:
 
     @property
     def tile_warps(self) -> int:
-        """Warps of a CTA that work on one tile's epilogue."""
+        """Warps of a CTA that run the epilogue of one tile."""
         return 4 * self.sharing
 
     @property
@@ -326,7 +329,7 @@ class TileConfig:
 
     @property
     def sum_bytes(self) -> int:
-        """Shared memory of one CTA for the partial sums of split-K that it leaves to another."""
+        """Shared memory of one CTA for the partial sums of split-K that it passes to another CTA."""
         return 4 * self.cta_rows * self.mma_n if self.split_k > 1 and not self.sums_in_memory else 0
 
     @property
@@ -349,13 +352,14 @@ class TileConfig:
 
     @property
     def store_stages(self) -> int:
-        """Stages of an output, at the least: one where the warp that fills it also empties it, before it goes
-        on, and two where TMA empties it."""
+        """The fewest stages of an output: two if TMA empties them; one if the warp that fills the stage also
+        empties it before it goes on."""
         return EPILOGUE_STAGES if self.target.tma else 1
 
     @property
     def epilogue_smem_bytes(self) -> int:
-        """Shared memory that the epilogue may take: what the fewest useful stages of A and B leave."""
+        """Shared memory that the epilogue may take: what remains beside the fewest useful stages of A and
+        B."""
         operands = self.least_ab_stages * self.ab_stage_bytes
         return self.smem_bytes - operands - self.sum_bytes - SMEM_RESERVE
 

@@ -1,8 +1,9 @@
 """Products that are computed transposed: D^T = B^T A^T, whose rows are the columns of D.
 
-A tile has blocks of 64 rows, but any multiple of 8 columns. So a product of some hundred rows wastes less of
-its tiles with these rows along the columns of the MMA: 146 rows fill 76 percent of three blocks of 64, and 91
-of 160 columns. Only the kernel's host code sees it: it takes the same arguments, and passes views of them on.
+A tile has a multiple of 64 rows, but any multiple of 8 columns. A product of some hundred rows thus wastes
+less of its tiles if these rows lie along the columns of the MMA: 146 rows fill 76 percent of three blocks of
+64, but 91 percent of 160 columns. Only the kernel's host code differs: it takes the same arguments, and
+passes transposed views of them to the kernel.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ _INDICES = ("row_index", "column_index")
 
 
 def can_transpose(spec: EpilogueSpec) -> bool:
-    """Whether a spec has a transposed one: of one dense product, without scales of blocks, reductions, ops of
-    places or of blocks of columns, draws, and loads whose M or N is several modes."""
+    """Whether a spec can be transposed.
+
+    It must have one dense product, and no block scales, no reductions, no ops on indices or on blocks of
+    columns, no draws of noise, and no loads whose M or N is several modes.
+    """
     product = spec.product
     return (
         len(spec.accumulators) == 1
@@ -37,7 +41,7 @@ def can_transpose(spec: EpilogueSpec) -> bool:
 
 @lru_cache(maxsize=1024)
 def transposed(spec: EpilogueSpec) -> EpilogueSpec:
-    """The spec of D^T, by the same names. Raises ValueError unless `can_transpose`."""
+    """Returns the spec of D^T, with the same names. Raises ValueError unless `can_transpose`."""
     if not can_transpose(spec):
         raise ValueError(f"the spec {spec.key} has no transposed one: see `can_transpose`")
     product = replace(
@@ -53,7 +57,7 @@ def transposed(spec: EpilogueSpec) -> EpilogueSpec:
 
 
 def multiplied(spec: EpilogueSpec, config: TileConfig) -> EpilogueSpec:
-    """The spec of what a configuration multiplies: `spec`, or the transposed one."""
+    """Returns the spec that a configuration computes: `spec`, or the transposed one."""
     return transposed(spec) if config.transposed else spec
 
 
