@@ -223,7 +223,7 @@ def test_an_interrupt_where_no_program_runs(command, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "words"),
     [
         (["explain"], ["tracing"]),
         (["simulate", "--arch", "sm_90a"], ["tracing", "compiling", "simulating, ", "the reference"]),
@@ -231,7 +231,7 @@ def test_an_interrupt_where_no_program_runs(command, capsys, monkeypatch):
     ],
     ids=lambda value: value[0],
 )
-def test_a_wait_is_shown_on_a_terminal_alone(command, told, program, capsys, monkeypatch):
+def test_a_wait_is_shown_on_a_terminal_alone(command, words, program, capsys, monkeypatch):
     path = program(PROGRAM)
     if command == ["explain"]:
         assert main([*command, path]) == 0
@@ -240,7 +240,7 @@ def test_a_wait_is_shown_on_a_terminal_alone(command, told, program, capsys, mon
     monkeypatch.setattr("rich.progress.Progress.update", _refreshing(Progress.update))
     assert main([*command, path]) == 0
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
-    assert [each for each in told if each not in shown] == []
+    assert [each for each in words if each not in shown] == []
     assert "/?" not in shown
     for line in re.split(r"[\r\n]+", shown):  # what is not counted has no count left of what was before it
         assert "the reference" not in line or not re.search(r"\d/\d", line)

@@ -84,8 +84,8 @@ REMEDIES = {
 def test_what_the_page_says_makes_a_refusal_go_away(reason):
     refused, mended, arguments = REMEDIES[reason]
     dynamic = reason is Reason.SYMBOLIC_SCALAR
-    told = [each.reason for each in cute_backend.explain(refused, *arguments, dynamic=dynamic).rejections]
-    assert reason in told
+    reasons = [each.reason for each in cute_backend.explain(refused, *arguments, dynamic=dynamic).rejections]
+    assert reason in reasons
     explained = cute_backend.explain(mended, *arguments, dynamic=dynamic)
     assert len(explained.regions) == 1 and not explained.rejections
 
@@ -114,10 +114,10 @@ def test_the_first_hour_explains_every_value_of_its_kernel() -> None:
     page = (DOCS / "first-hour.md").read_text()
     *_, kernel = re.findall(r"<!-- kernel -->(.*?)<!-- /kernel -->", page, re.DOTALL)
     made = {int(number) for number in re.findall(r"^ +t(\d+) = ", kernel, re.MULTILINE)}
-    told = {int(number) for number in re.findall(r"`t(\d+)`", page)}
+    named = {int(number) for number in re.findall(r"`t(\d+)`", page)}
     for first, last in re.findall(r"`t(\d+)` to `t(\d+)`", page):
-        told.update(range(int(first), int(last) + 1))
-    assert made and told == made
+        named.update(range(int(first), int(last) + 1))
+    assert made and named == made
 
 
 @pytest.fixture
@@ -141,14 +141,14 @@ def changed(tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.mark.parametrize(
-    ("change", "program", "told"),
+    ("change", "program", "words"),
     [
         ("add-an-op", "docs/changes/arctangent.py", "f32(atan(acc))"),
         ("add-a-placement", "docs/changes/odd_bias.py", "column_read"),
     ],
 )
-def test_a_worked_change_is_what_fuses_or_places_a_program(change, program, told, changed):
-    assert told in changed(change, "-m", "cute_backend", "explain", ROOT / program, "--arch", "sm_100a")
+def test_a_worked_change_is_what_fuses_or_places_a_program(change, program, words, changed):
+    assert words in changed(change, "-m", "cute_backend", "explain", ROOT / program, "--arch", "sm_100a")
 
 
 def test_a_worked_architecture_plans_and_builds_kernels_of_both_alignments(changed):
@@ -165,10 +165,10 @@ def test_a_worked_architecture_plans_and_builds_kernels_of_both_alignments(chang
 def test_a_worked_mainloop_is_named_and_multiplies_as_it_should(changed):
     program = [str(ROOT / "docs/changes/slow_sums.py"), "--arch", "sm_90a"]
     commands = [["source", *program], ["simulate", *program]]
-    told = changed("add-a-mainloop", "-c", f"{RUN}\nfor command in {commands}: main(command)")
-    assert "from cute_backend.templates.promoted_by_two import Sm90PromotedByTwo\n" in told
-    assert "64, 64), Sm90PromotedByTwo())\n" in told
-    assert re.search(r"8192 of 8192 +0\.0e\+00 +7\.8e-03 +agrees", told)
+    shown = changed("add-a-mainloop", "-c", f"{RUN}\nfor command in {commands}: main(command)")
+    assert "from cute_backend.templates.promoted_by_two import Sm90PromotedByTwo\n" in shown
+    assert "64, 64), Sm90PromotedByTwo())\n" in shown
+    assert re.search(r"8192 of 8192 +0\.0e\+00 +7\.8e-03 +agrees", shown)
 
 
 RUN = "from cute_backend.__main__ import main"

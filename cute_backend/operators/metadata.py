@@ -177,11 +177,11 @@ class FusedEpilogue(EpilogueMetadata):
             return Status.fail(error)
         if other != self.converted:
             return Status.fail(
-                f"the operator computes {_told(self.converted)}, and the arguments ask for {_told(other)}"
+                f"the operator computes {_named(self.converted)}, and the arguments ask for {_named(other)}"
             )
         return Status.success()
 
 
-def _told(epilogue: Epilogue) -> str:
+def _named(epilogue: Epilogue) -> str:
     inputs = ", ".join(f"{each.name}" for each in epilogue.inputs)
     return f"[{kernel_formula(epilogue.spec)}] of ({inputs})".replace("\n", "; ")

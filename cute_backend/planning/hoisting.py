@@ -57,8 +57,8 @@ def with_rowvecs(config: TileConfig, spec: EpilogueSpec, rowvecs: Rowvecs) -> Ti
 def can_hoist(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether the spec has rowvecs and the configuration, once unrolled, has registers for all of them.
 
-    Partials of reductions leave no registers: beside a hoisted vector, an argmax spilled 16 bytes in 256 x 128
-    on sm_100a.
+    Partials of reductions leave no registers: beside a hoisted vector, an argmax spilled 16 bytes in
+    256 x 128 on sm_100a.
     """
     rowvecs = multiplied(spec, config).loads_of(LoadKind.ROWVEC)
     if config.target.unrolled_subtile_n is not None or not rowvecs or long_ops(spec) or spec.reductions:

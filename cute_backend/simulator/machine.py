@@ -349,7 +349,7 @@ class _Running:
         self.finished = False
 
     def turn(self) -> bool:
-        """Runs each warp in turn. False if none could move and no wait could time out."""
+        """Runs every warp once. Returns False if no warp moved and no wait can time out."""
         engine = self.cluster.engine
         ran = []
         for warp in self._order():

@@ -155,7 +155,8 @@ TABLE = Load(
 
 
 def bound_table(batches: int, values: Tensor) -> Tensor:
-    """What a kernel gets of values (rows, 3, 32) in blocks, or of a table (rows, 32), for all batches."""
+    """The tensor that a kernel gets for values (rows, 3, 32) in blocks, or for a table (rows, 32) that all
+    batches share."""
     rows, *_ = values.shape
     if values.dim() == 2:
         values = values[:, None].expand(-1, 3, -1)

@@ -56,10 +56,10 @@ def in_child(what: Callable[[], object]) -> str:
     child = os.fork()
     if child == 0:
         try:
-            told = repr(what())
+            reply = repr(what())
         except BaseException as error:
-            told = repr(error)
-        os.write(writer, told.encode())
+            reply = repr(error)
+        os.write(writer, reply.encode())
         os._exit(0)
     os.close(writer)
     until = time.monotonic() + 60
