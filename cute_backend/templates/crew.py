@@ -1,8 +1,9 @@
-"""The warps of a CTA with their roles, and the arrivals at each barrier: facts that are checked when a kernel
-is made.
+"""The roles of a CTA's warps and the arrivals at each barrier, declared as data and checked when a kernel is
+created.
 
-Arrive counts are computed from them. A kernel whose facts contradict each other would hang, or read data that
-has not arrived. It is refused before it is compiled, with the arithmetic.
+Arrival counts are computed from these declarations. A kernel whose declarations contradict each other would
+hang, or read data that has not arrived. It is rejected before it is compiled, by an error that shows the
+arithmetic.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MAX_ARRIVALS = 2**20 - 1
 MAX_WARPS = 32
 """Warps of a CTA (CUDA C++ Programming Guide, technical specifications)."""
 NAMED_BARRIERS = 16
-"""The named barriers of a CTA; the first is that of all its threads (PTX ISA, bar)."""
+"""The number of named barriers of a CTA. The first is the barrier of all its threads (PTX ISA, bar)."""
 REGISTERS = 64 * 1024
 """The registers of a multiprocessor (CUDA C++ Programming Guide, technical specifications)."""
 REGISTER_UNIT = 8
@@ -30,9 +31,9 @@ REGISTER_UNIT = 8
 MBARRIER_BYTES = 8
 
 SMEM_ALIGN = 1024
-"""Bytes after which the 128-byte swizzle repeats: buffers that have it begin at a multiple."""
+"""The 128-byte swizzle repeats after this many bytes, so swizzled buffers are aligned to it."""
 BARRIER_BYTES = SMEM_RESERVE - SMEM_ALIGN - 16
-"""The bytes that are left for the barriers of rings; 16 are for tensor memory's address and barrier."""
+"""Bytes left for the barriers of rings. The 16 subtracted hold the address and barrier of tensor memory."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,8 @@ class Role:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """The arrivals at a barrier in one of its phases: a number of threads in each of a number of warps of a
-    role, in each of a number of CTAs. A part of a role's warps arrives where its parts alternate between
-    phases."""
+    """The arrivals at a barrier in one phase: `threads` threads in each of `warps` warps of `role`, in each
+    of `ctas` CTAs. `warps` is only a part of the role's warps where parts take turns from phase to phase."""
 
     role: Role
     warps: int
@@ -74,13 +74,16 @@ class Arrivals:
 
 
 def one(role: Role) -> Arrivals:
-    """A role's only warp arrives once: for TMA's bytes or, by a commit, for the tensor cores."""
+    """The single arrival of a role's only warp, for TMA's bytes or, by a commit, for the tensor cores."""
     return Arrivals(role, 1, 1)
 
 
 @dataclass(frozen=True)
 class Ring:
-    """Stages that one role fills and another empties, with two mbarriers each; TMA's bytes come on top."""
+    """Stages that one role fills and another empties, with two mbarriers each.
+
+    A barrier counts the bytes that TMA writes separately, on top of the arrivals given here.
+    """
 
     name: str
     stages: int
@@ -89,7 +92,7 @@ class Ring:
 
     @property
     def barrier_bytes(self) -> int:
-        """Shared memory of its barriers."""
+        """Bytes of shared memory that its barriers take."""
         return 2 * MBARRIER_BYTES * self.stages
 
 
@@ -111,8 +114,9 @@ class Meeting:
 class Crew:
     """The roles of a CTA, the rings between them, and the barriers at which they meet.
 
-    `registers` are those of a thread in each warpgroup, where they are redistributed at the start of the
-    kernel. Raises ValueError if these contradict each other, or exceed a CTA's limits. As a string, a table.
+    `registers` holds the number of registers per thread for each warpgroup; it is empty if the kernel does
+    not redistribute registers at its start. Raises ValueError if the declarations contradict each other or
+    exceed a CTA's limits. `str` formats a crew as tables.
     """
 
     roles: tuple[Role, ...]
@@ -129,7 +133,7 @@ class Crew:
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA: up to the last warp with a role, or that gives registers up."""
+        """Threads of a CTA: all warps up to the last that has a role or is in a warpgroup of `registers`."""
         return WARP * max(WARPS * len(self.registers), *(role.numbers.stop for role in self.roles))
 
     def _check_roles(self) -> None:

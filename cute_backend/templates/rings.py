@@ -1,7 +1,7 @@
 """Rings of stages in shared memory, through which some warps of a CTA pass data to others.
 
-The kernels of all architectures have them around their mainloops: here are the buffers and barriers, and the
-boxes that TMA moves.
+The kernels of all architectures use rings around their mainloops. This module allocates the buffers and
+barriers of the rings, and partitions the boxes that TMA moves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.scheduler import Place, Schedule
 
 ROW_ALIGN = 128
-"""Bytes to which staged rowvecs are aligned: more than the 16 of the widest vector that reads them."""
+"""Alignment of staged rowvecs in bytes: more than the 16 bytes of the widest vector that reads them."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Shared:
 
 
 def agents(arrivals: Arrivals) -> pipeline.CooperativeGroup:
-    """The threads that arrive at a barrier in one phase, by their number."""
+    """The cooperative group of the threads that arrive at a barrier in one phase."""
     return pipeline.CooperativeGroup(pipeline.Agent.Thread, arrivals.count)
 
 
@@ -55,7 +55,7 @@ def named_barrier(meeting: Meeting) -> pipeline.NamedBarrier:
 
 
 def check_stage(config: TileConfig, nbytes: int) -> None:
-    """Raises ValueError if a stage of A and B hasn't the size for which shared memory was allocated."""
+    """Raises ValueError if the size of a stage of A and B differs from the size allocated for it."""
     if nbytes != config.ab_stage_bytes:
         raise ValueError(
             f"a stage of A and B has {nbytes} bytes by its layouts, {config.ab_stage_bytes} by tile "
@@ -64,17 +64,17 @@ def check_stage(config: TileConfig, nbytes: int) -> None:
 
 
 def producer_state(stages: int) -> pipeline.PipelineState:
-    """The stage that is filled first; of a ring without stages, none that is used."""
+    """The producer's state at the first stage of a ring; for a ring without stages, an unused placeholder."""
     return pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, max(stages, 1))
 
 
 def consumer_state(stages: int) -> pipeline.PipelineState:
-    """The stage that is emptied first; of a ring without stages, none that is used."""
+    """The consumer's state at the first stage of a ring; for a ring without stages, an unused placeholder."""
     return pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, max(stages, 1))
 
 
 def in_ring(state: pipeline.PipelineState, ring: Any) -> pipeline.PipelineState:
-    """The stage of one of several rings that lie one behind another in a pipeline."""
+    """Moves a state to ring number `ring` of a pipeline that holds several rings one after another."""
     return pipeline.PipelineState(state.stages, state.count, ring * state.stages + state.index, state.phase)
 
 
@@ -86,14 +86,14 @@ def swizzled(smem: SmemAllocator, dtype: type[cutlass.Numeric], layout: cute.Com
 def allocate_planes(
     smem: SmemAllocator, operands: Sequence[SmemOperand], layouts: Sequence[cute.ComposedLayout]
 ) -> list[cute.Tensor]:
-    """Shared memory for what travels by TMA: for each operand its (rows, columns, stages)."""
+    """Allocates shared memory for operands that TMA moves: (rows, columns, stages) for each."""
     return [swizzled(smem, operand.dtype, layout) for operand, layout in zip(operands, layouts, strict=True)]
 
 
 def allocate_rows(
     smem: SmemAllocator, operands: Sequence[SmemOperand], columns: int, stages: int
 ) -> list[cute.Tensor]:
-    """Shared memory for staged rowvecs: for each its (columns of a tile, stages)."""
+    """Allocates shared memory for staged rowvecs: (columns of a tile, stages) for each."""
     return [
         smem.allocate_tensor(operand.dtype, cute.make_layout((columns, stages)), ROW_ALIGN)
         for operand in operands
@@ -101,8 +101,8 @@ def allocate_rows(
 
 
 def stages_of(smem: SmemAllocator, ring: Ring) -> dict[str, Any]:
-    """The arguments that create a pipeline: two mbarriers for each stage, one for full and one for empty, and
-    the groups of threads that arrive at them."""
+    """The arguments that create a pipeline: two mbarriers for each stage, a full and an empty one, and the
+    groups of threads that arrive at them."""
     return {
         "barrier_storage": smem.allocate_array(cutlass.Int64, ring.barrier_bytes // MBARRIER_BYTES),
         "num_stages": ring.stages,
@@ -115,7 +115,7 @@ def stages_of(smem: SmemAllocator, ring: Ring) -> dict[str, Any]:
 def make_exact(
     smem: SmemAllocator, ring: Ring | None, operands: Sequence[SmemOperand], elements: int
 ) -> pipeline.PipelineTmaAsync | None:
-    """The ring of exact loads that TMA brings, with `elements` of each operand in a stage; None without."""
+    """The pipeline of exact loads, with `elements` of each operand in a stage; None if there is no ring."""
     if ring is None:
         return None
     return pipeline.PipelineTmaAsync.create(
@@ -126,7 +126,7 @@ def make_exact(
 
 
 def make_rows(smem: SmemAllocator, ring: Ring | None) -> pipeline.PipelineAsync | None:
-    """The ring by which a warp's threads stage rowvecs; or none."""
+    """The pipeline through which the threads of a warp stage rowvecs; None if there is no ring."""
     return None if ring is None else pipeline.PipelineAsync.create(**stages_of(smem, ring))
 
 
@@ -138,8 +138,10 @@ def partition_box(
     place: Place,
     repeats: bool = False,
 ) -> tuple:
-    """The stages of an operand's planes and one of its boxes, partitioned for TMA. A table `repeats`, and has
-    whole boxes."""
+    """Partitions an operand's stages in shared memory, `planes`, and one of its boxes for TMA.
+
+    An operand that `repeats` is a table of whole boxes, around which `coord` wraps.
+    """
     if repeats:
         sizes = (cute.size(tma.tma_tensor, mode=[axis]) for axis in range(2))
         counts = (cute.ceil_div(size, box) for size, box in zip(sizes, shape, strict=True))
@@ -148,7 +150,7 @@ def partition_box(
 
 
 def partition_for_tma(tma: cpasync.TmaInfo, planes: cute.Tensor, g_box: cute.Tensor) -> tuple:
-    """The stages of an operand's planes and a box, partitioned for TMA."""
+    """Partitions an operand's stages in shared memory, `planes`, and the box `g_box` for TMA."""
     return cpasync.tma_partition(
         tma.atom, 0, cute.make_layout(1), cute.group_modes(planes, 0, 2), cute.group_modes(g_box, 0, 2)
     )

@@ -15,8 +15,8 @@ from cute_backend.templates.crew import WARP
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a work item: a cluster row and column of the `batch`-th product, whose rows of the plane
-    begin at `first` and end before `end`."""
+    """The place of a work item: its cluster row and column in the `batch`-th product. The product's rows of
+    the plane begin at `first` and end before `end`."""
 
     row: Int32
     column: Int32
@@ -27,7 +27,7 @@ class Place:
 
 @dataclass(frozen=True)
 class KPlace(Place):
-    """And the product's part of a K that lies in groups: it begins at `first_k` and ends before `end_k`."""
+    """A place whose product sums over a group of K, which begins at `first_k` and ends before `end_k`."""
 
     first_k: Int32
     end_k: Int32
@@ -39,8 +39,9 @@ class TileSchedule:
 
     Cluster `i` of `count` takes the work items i, i + count, ... Work items run down groups of `raster_m`
     cluster rows, column by column, so that the tiles in flight form a block of the output and share rows of A
-    and columns of B in L2. `grid_m` and `grid_n` count clusters, `group_items` the items of a full group and
-    `last_rows` the rows of a last one that is not full; divisors, since every warp divides for every tile.
+    and columns of B in L2. `grid_m` and `grid_n` are the numbers of cluster rows and columns. `group_items`
+    is the number of items in a full group, and `last_rows` the number of cluster rows in the last group where
+    it is not full. Both are precomputed divisors, since every warp divides by them for every tile.
     """
 
     m: Int32
@@ -52,7 +53,7 @@ class TileSchedule:
 
     @staticmethod
     def of(config: TileConfig, m: Int32, n: Int32) -> TileSchedule:
-        """The schedule of a problem: a work item is what one cluster computes at a time."""
+        """The schedule of a problem, in which a work item is the output that a cluster computes at a time."""
         grid_m = cute.ceil_div(m, config.tile_m // config.ctas * config.cluster_m)
         grid_n = cute.ceil_div(n, config.tile_n * config.cluster_n)
         group_items = cute.fast_divmod_create_divisor_v2(config.raster_m * grid_n)
@@ -82,13 +83,13 @@ class TileSchedule:
         return Place(row, column, 0, 0, self.m)
 
     def is_valid(self, item: Int32) -> Boolean:
-        """Whether there is such a work item."""
+        """Whether `item` is a work item of this schedule."""
         return item < self.items
 
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """The tiles of `batches` problems of one size: all of one, then all of the next."""
+    """The tiles of `batches` problems of one size, one problem after another."""
 
     tiles: TileSchedule
     batches: Int32
@@ -96,7 +97,7 @@ class BatchSchedule:
 
     @staticmethod
     def of(config: TileConfig, m: Int32, n: Int32, batches: Int32) -> BatchSchedule:
-        """The schedule of `batches` times (M, N)."""
+        """The schedule of `batches` problems of size (M, N)."""
         tiles = TileSchedule.of(config, m, n)
         return BatchSchedule(tiles, batches, cute.fast_divmod_create_divisor_v2(tiles.items))
 
@@ -121,17 +122,16 @@ class BatchSchedule:
         return Place(row, column, batch, first, first + self.tiles.m)
 
     def is_valid(self, item: Int32) -> Boolean:
-        """Whether there is such a work item."""
+        """Whether `item` is a work item of this schedule."""
         return item < self.items
 
 
 @dataclass(frozen=True)
 class KGroupSchedule:
-    """The tiles of products of one size, each of which is summed over a group of K: all of one, then all of
-    the next.
+    """The tiles of products of one size, one product after another. Each sums over its own group of K.
 
-    `offsets` (groups,) has for each group the index in K after its last. Only the device knows them: whatever
-    they hold, a group lies within the `k` there are (`bounds`).
+    `offsets` (groups,) holds the end of each group: the index in K after its last. Only the device knows
+    these values, so they are clamped (`bounds`): whatever they are, a group lies between 0 and `k`.
     """
 
     products: BatchSchedule
@@ -152,25 +152,26 @@ class KGroupSchedule:
         return self.products.items
 
     def place(self, item: Int32) -> KPlace:
-        """Where a work item lies; one beyond the last has nothing of K."""
+        """Where a work item lies. An item beyond the last gets an empty range of K."""
         place = self.products.place(item)
         first, end = bounds(self.offsets, self.k, place.batch)
         return KPlace(place.row, place.column, place.batch, place.first, place.end, first, end)
 
     def is_valid(self, item: Int32) -> Boolean:
-        """Whether there is such a work item."""
+        """Whether `item` is a work item of this schedule."""
         return self.products.is_valid(item)
 
 
 @dataclass(frozen=True)
 class GroupSchedule:
-    """The tiles of groups of rows, which follow each other in a plane of `m` rows: all of one, then all of
-    the next, each rastered as a problem of its own.
+    """The tiles of groups of rows that follow each other in a plane of `m` rows. The schedule takes one group
+    after another, and rasters each as a problem of its own.
 
-    `offsets` (groups,) has for each group the row after its last. Only the device knows them: whatever they
-    hold, a group begins at 0 or later, and ends neither before it begins nor beyond `m`. All threads of a
-    warp ask together, and each of them looks at another group. One cluster computes `cluster_rows` rows at a
-    time, and `rows` is the number of such cluster rows in all groups, once they are `counted`.
+    `offsets` (groups,) holds the end of each group: the row after its last. Only the device knows these
+    values, so they are clamped (`bounds`): whatever they are, a group begins at 0 or later, and ends neither
+    before it begins nor beyond `m`. All threads of a warp must call `counted` and `place` together, since
+    each lane examines a different group. One cluster computes `cluster_rows` rows at a time, which form a
+    cluster row. `rows` is the number of cluster rows in all groups; `counted` sets it.
     """
 
     m: Int32
@@ -198,7 +199,7 @@ class GroupSchedule:
 
     @property
     def most_items(self) -> Int32:
-        """The largest number of work items that offsets which rise can make."""
+        """An upper bound on the number of work items, for offsets in ascending order."""
         return (cute.ceil_div(self.m, self.cluster_rows) + self.groups) * self.grid_n
 
     @property
@@ -208,15 +209,15 @@ class GroupSchedule:
 
     @property
     def grid_m(self) -> Int32:
-        """The cluster rows of a group, in the mean."""
+        """The mean number of cluster rows in a group, rounded up."""
         return cute.ceil_div(self.rows, self.groups)
 
     def counted(self) -> GroupSchedule:
-        """With the cluster rows counted: the first to read `offsets`."""
+        """This schedule with its cluster rows counted. This is the first method to read `offsets`."""
         return replace(self, rows=self._count())
 
     def is_valid(self, item: Int32) -> Boolean:
-        """Whether there is such a work item."""
+        """Whether `item` is a work item of this schedule."""
         return item < self.items
 
     def place(self, item: Int32) -> Place:
@@ -234,7 +235,7 @@ class GroupSchedule:
 
     @cute.jit
     def _find(self, item: Int32) -> tuple[Int32, Int32, Int32, Int32, Int32]:
-        """The cluster row and column in its group, the group, its first row and the one after its last."""
+        """The item's cluster row and column in its group, the group, its first row and its exclusive end."""
         wanted = Int32(divmod(item, self.columns)[0])
         chunk, before = Int32(0), Int32(0)
         first, end, through = self._chunk(chunk)
@@ -252,15 +253,15 @@ class GroupSchedule:
         return block * self.raster_m + local - column * high, column, chunk + passed, first, end
 
     def _chunk(self, chunk: Int32) -> tuple[Int32, Int32, Int32]:
-        """The lane's group among the 32 from `chunk` on: its first row, the one after its last, and the
-        number of cluster rows of all groups from the first of the 32 through it."""
+        """Assigns each lane one of the 32 groups from `chunk` on. Returns the first row of the lane's group,
+        the row after its last, and the number of cluster rows in the groups from `chunk` through it."""
         lane = cute.arch.lane_idx()
         first, end = bounds(self.offsets, self.m, chunk + lane)
         return first, end, self._scan(cute.ceil_div(end - first, self.cluster_rows), lane)
 
     @cute.jit
     def _scan(self, count: Int32, lane: Int32) -> Int32:
-        """The sum of what the lanes through this one have."""
+        """The sum of `count` over all lanes up to and including this one."""
         for step in cutlass.range_constexpr(5):
             other = cute.arch.shuffle_sync_up(count, 1 << step)
             if lane >= 1 << step:
@@ -273,9 +274,9 @@ Schedule: TypeAlias = TileSchedule | BatchSchedule | GroupSchedule | KGroupSched
 
 @cute.jit
 def bounds(offsets: cute.Tensor, count: Int32, group: Int32) -> tuple[Int32, Int32]:
-    """The first of a group and the one after its last, of `count` rows or columns; there are none beyond the
-    last group. Whatever `offsets` hold, a group begins at 0 at the least, and ends neither before it begins
-    nor beyond `count`."""
+    """The first row or column of a group and the one after its last, out of `count`. A group beyond the last
+    is empty. Offsets are clamped: whatever they hold, a group begins at 0 or later, and ends neither before
+    it begins nor beyond `count`."""
     first, end = Int32(0), Int32(0)
     if group < offsets.shape[0]:
         if group > 0:

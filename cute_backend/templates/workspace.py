@@ -1,13 +1,15 @@
-"""Where a kernel leaves what a second one goes on with: in a buffer of bytes.
+"""The workspace: a buffer of bytes in which one kernel leaves intermediate results for a second.
 
-Partial results of reductions are cut up by the tiles.
+Reductions leave partial results, each of one tile or of a part of one. A tensor of partials is (parts,
+results), results contiguous:
 
-A tensor of partials is (parts, results), results contiguous. A row's partials are one for each tile of
-columns, or for each half of one where two warpgroups share it, a column's one for each piece of rows that a
-warp has, a plane's one for each warp on each tile. Which tile gave which partial follows from its place
-alone, so equal inputs give equal bits.
+- A row has one partial for each tile of columns, or for each half of a tile that two warpgroups share.
+- A column has one partial for each piece of rows that a warp handles.
+- A plane has one partial for each warp on each tile.
 
-The sizes given are Python's integers or the DSL's: what the host allocates is what a kernel finds.
+The place of a partial alone determines which tile it came from, so equal inputs give equal bits.
+
+Sizes are Python's integers or the DSL's, so that the host and a kernel compute the same layout.
 """
 
 from __future__ import annotations
@@ -38,18 +40,18 @@ def partials_shape(axis: Axis, config: TileConfig, m: Size, n: Size) -> tuple[Si
 
 
 def partials_bytes(axis: Axis, config: TileConfig, m: Size, n: Size, bits: int) -> Size:
-    """The bytes of the buffer that a tensor of partials takes."""
+    """The bytes of workspace that a tensor of partials takes."""
     parts, results = partials_shape(axis, config, m, n)
     return _ceil_div(parts * results * (bits // 8), WORKSPACE_ALIGN) * WORKSPACE_ALIGN
 
 
 def sums_pitch(n: Size) -> Size:
-    """The elements from one row of the sums of a part of K to the next: whole sectors of L2."""
+    """The row pitch of the sums of a part of K, in elements: a whole number of L2 sectors."""
     return _ceil_div(n, SECTOR_SUMS) * SECTOR_SUMS
 
 
 def sums_bytes(config: TileConfig, m: Size, n: Size) -> Size:
-    """The bytes of the buffer that the sums of all parts of K take, for a plane of (m, n)."""
+    """The bytes of workspace that the sums of all parts of K take for a plane of (m, n)."""
     return config.split_k * m * sums_pitch(n) * SUM_BYTES if config.sums_in_memory else 0
 
 
