@@ -1,10 +1,10 @@
 """Batched and grouped products: how boxes are cut from operands and planes of several products.
 
-Batched ones have a mode of batches behind the two that boxes are cut from, which a kernel of one product has
-nowhere. Of grouped ones B alone has it; in A and in planes the products' rows follow each other, so boxes are
-counted from a product's first row, and beyond its last they reach into the next one's. Where K lies in
-groups, planes have a mode of products, and boxes of A and B are cut off where a group ends, by `ragged`
-tensors.
+Tensors of batched products have a batch mode after the two modes from which boxes are cut. In a kernel of a
+single product, no tensor has it. In grouped products, only B has it: in A and in planes, the rows of the
+products follow each other. Boxes are therefore counted from a product's first row, and a box that extends
+beyond its last row reaches into the next product. Where K is divided into groups, planes have a mode of
+products, and `ragged` tensors cut boxes of A and B off at the end of a group.
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ from cute_backend.templates.scheduler import (
 def operands(
     a: cute.Tensor, bs: Sequence[cute.Tensor], kind: ProductKind, tile_k: int
 ) -> tuple[cute.Tensor, list[cute.Tensor]]:
-    """A (M, K) and every B (K, N) as (N, K); of a batched product, A (B, M, K) as (M, K, B), and of a batched
-    or grouped one every B (B, K, N) as (N, K, B). Where K lies in groups, as `ragged` ones: (M, `tile_k`,
-    K + 1) and (N, `tile_k`, K + 1)."""
+    """Reorders the modes of A and every B, so that boxes are cut from the first two.
+
+    A (M, K) is unchanged, and every B (K, N) becomes (N, K). In a batched product, A (B, M, K) becomes
+    (M, K, B). In a batched or grouped one, every B (B, K, N) becomes (N, K, B). Where K is divided into
+    groups, A and every B become `ragged`: (M, `tile_k`, K + 1) and (N, `tile_k`, K + 1).
+    """
     if kind is ProductKind.K_GROUPED:
         by_k = [cute.make_tensor(a.iterator, cute.select(a.layout, [1, 0])), *bs]
         ragged_a, *ragged_bs = [
@@ -51,15 +54,15 @@ def operands(
 
 
 def products(a: cute.Tensor, offsets: cute.Tensor | None) -> Int32 | None:
-    """The number of products that have rows of planes of their own: by A (M, K, B), or by `offsets` where A
-    is `ragged`; None for A (M, K)."""
+    """The size of the mode of products in planes: from A (M, K, B), or from `offsets` where A is `ragged`.
+    None for A (M, K), where planes have no such mode."""
     if cute.rank(a) == 2:
         return None
     return a.shape[2] if offsets is None else offsets.shape[0]
 
 
 def plane(tensor: cute.Tensor, m: Int32, count: Int32 | None) -> cute.Tensor:
-    """A plane (B * M, N) as (M, N, B), of a `count` of B products."""
+    """A plane (B * M, N) as (M, N, B), where `count` is B. Without a count, the plane as it is."""
     if count is None:
         return tensor
     (stride_m, stride_n), n = tensor.stride, tensor.shape[1]
@@ -68,12 +71,12 @@ def plane(tensor: cute.Tensor, m: Int32, count: Int32 | None) -> cute.Tensor:
 
 
 def ragged(tensor: cute.Tensor, rows: int) -> cute.Tensor:
-    """A plane (M, N) of which TMA moves at most `rows` rows at a time: (rows, N, M + 1), by `ragged_box_at`.
+    """A plane (M, N) as (rows, N, M + 1), of which TMA moves at most `rows` rows at a time (`ragged_box_at`).
 
-    The first mode and the last step by a row each. A box that begins at row r of the first has its row r + i
-    inside while r + i < `rows`, and the last mode makes up for where that lies: so its last r rows are not
-    written, whatever lies there, or not read, and come as zeros. The memory before the plane, where this
-    tensor begins, has no such box.
+    The first mode and the last both step by one row. A box of `rows` rows that begins at index r of the first
+    mode extends r rows beyond its end. TMA treats these last r rows as out of bounds: it does not write them,
+    and reads them as zeros. The index in the last mode moves the box to the right address. The tensor begins
+    `rows` rows before the plane, but no such box touches that memory.
     """
     (step, _), (m, n) = tensor.stride, tensor.shape
     layout = cute.make_layout((rows, n, m + 1), stride=(step, 1, step))
@@ -81,7 +84,7 @@ def ragged(tensor: cute.Tensor, rows: int) -> cute.Tensor:
 
 
 def ragged_box_at(tensor: cute.Tensor, box: tuple, row: Int32, column: Int32, count: Int32) -> cute.Tensor:
-    """The first `count` rows, one at the least, of the box that begins at `row` of a `ragged` plane."""
+    """The first `count` rows of the box that begins at `row` of a `ragged` plane; `count` is at least 1."""
     inside = cute.domain_offset((box[0] - count, 0, row + count), tensor)
     return cute.local_tile(inside, box, (0, column, 0))
 
@@ -89,8 +92,8 @@ def ragged_box_at(tensor: cute.Tensor, box: tuple, row: Int32, column: Int32, co
 def schedule(
     config: TileConfig, m: Int32, n: Int32, a: cute.Tensor, offsets: cute.Tensor | None = None
 ) -> Schedule:
-    """The tiles of all products: of groups where there are `offsets`, of rows, or of K if A is `ragged`; else
-    by A (M, K) or (M, K, B)."""
+    """The schedule of all products. With `offsets`, these are groups of K if A is `ragged`, otherwise groups
+    of rows. Without, A is (M, K) for one product, or (M, K, B) for B products."""
     if offsets is None:
         return (
             TileSchedule.of(config, m, n) if cute.rank(a) == 2 else BatchSchedule.of(config, m, n, a.shape[2])
@@ -102,13 +105,13 @@ def schedule(
 
 
 def boxes(tensor: cute.Tensor, box: tuple) -> cute.Tensor:
-    """All boxes of an operand: (box, box, index, index), and batch where there are several."""
+    """All boxes of an operand: (box, box, index, index), and a batch mode where the operand has one."""
     return cute.local_tile(tensor, box, (None,) * cute.rank(tensor))
 
 
 def of_k_tile(tensor: cute.Tensor, place: Place, k_tile: Int32) -> cute.Tensor:
-    """A `ragged` operand (M or N, tile_k, K + 1) with a k tile of one product first: what lies beyond the
-    group's end is none of it, and where the group is empty all of it lies there."""
+    """A `ragged` operand (M or N, tile_k, K + 1), offset to a k tile of one product. The part of the tile
+    beyond the end of the product's group is out of bounds; where the group is empty, the whole tile is."""
     assert isinstance(place, KPlace)
     tile_k = tensor.shape[1]
     k = place.first_k + k_tile * tile_k
@@ -122,11 +125,11 @@ def of_place(boxes: cute.Tensor, place: Place) -> cute.Tensor:
 
 
 def from_first(tensor: cute.Tensor, place: Place) -> cute.Tensor:
-    """A or a plane, with the rows of one product first where products follow each other in them."""
+    """A or a plane, offset to the first row of one product where the rows of products follow each other."""
     return tensor if cute.rank(tensor) == 3 else cute.domain_offset((place.first, 0), tensor)
 
 
 def box_at(tensor: cute.Tensor, box: tuple, coord: tuple, place: Place) -> cute.Tensor:
-    """One box of a plane, counted among those of one product."""
+    """The box at `coord` of a plane, counted from the first box of one product."""
     coord = coord if cute.rank(tensor) == 2 else (*coord, place.batch)
     return cute.local_tile(from_first(tensor, place), box, coord)

@@ -1,11 +1,11 @@
 """The second stage of reductions: one kernel that combines the partials of a GEMM into every reducing store.
 
-Partials are (parts, results), results contiguous. A CTA has a few neighbouring results of one store, and its
-threads share their parts round-robin:
+Partials are (parts, results), results contiguous. A CTA computes a few neighbouring results of one store, and
+deals their parts round-robin to its threads:
 
-           thread          its parts, several loads under way at a time  -> one partial
-           warp            by shuffles  -> one partial of each result, in shared memory
-           warp 0          those of all warps, by shuffles  -> elements of the store
+           each thread     combines its parts, with several loads in flight  -> one partial
+           each warp       combines its partials by shuffles  -> one of each result, in shared memory
+           warp 0          combines the partials of all warps by shuffles  -> elements of the store
 
 The order in which partials are combined depends on their number alone, so equal partials give equal bits
 whatever the number of other results.
@@ -34,10 +34,10 @@ WARPS = 16
 THREADS = LANES * WARPS
 
 WIDTH = {Axis.ROW: 4, Axis.COLUMN: 8, Axis.ALL: 1}
-"""Results of a CTA. There are many columns with few parts each, and eight of them are a sector of L2. There
-may be few rows with many parts, which need many threads."""
+"""Results of a CTA. Columns are many with few parts each, and eight of them fill a sector of L2. Rows may be
+few with many parts each, which need many threads."""
 UNROLL = 8
-"""Parts that a thread loads before it combines them: rows of a vocabulary of 128256 are one such step."""
+"""Parts that a thread loads before it combines them. A row of a vocabulary of 128256 takes one such step."""
 
 
 class Held(Protocol):
@@ -65,7 +65,7 @@ class Result(Protocol):
 
 
 class Finish:
-    """The stores `results` of a region whose kernel has the tile configuration `config`."""
+    """The second stage for the stores `results` of a region whose kernel has the tile `config`."""
 
     name = ""
     """The name of the entry; see `entry.named`."""
@@ -75,10 +75,10 @@ class Finish:
         self.results = results
 
     def partials(self, workspace: cute.Tensor, m: Int32, n: Int32) -> list[cute.Tensor]:
-        """The tensors of partials, one for each part of each result, that lie in a buffer of bytes.
+        """The tensors of partials in a buffer of bytes, one for each component of each result.
 
-        `workspace` is aligned to WORKSPACE_ALIGN bytes and as long as `workspace.partials_bytes` of them all
-        says, with `workspace.sums_bytes` ahead of them.
+        The buffer `workspace` is aligned to WORKSPACE_ALIGN bytes. It begins with `workspace.sums_bytes`
+        bytes of sums, which the tensors follow, each of `workspace.partials_bytes` bytes.
         """
         m, n = Int64(m), Int64(n)
         tensors, offset, tile = [], Int64(sums_bytes(self.config, m, n)), self.config.summing
@@ -93,7 +93,8 @@ class Finish:
 
     @cute.jit
     def __call__(self, partials: list, outputs: list, m: Int32, n: Int32, stream: cuda.CUstream):
-        """Launches the kernel, for the tensors of `partials` and a vector for each result, after the GEMM."""
+        """Launches the kernel after the GEMM. `partials` are the tensors of the method `partials`, and
+        `outputs` a vector for each result."""
         blocks = Int32(1)
         for result, output in zip(self.results, outputs, strict=True):
             blocks = cutlass.max(blocks, cute.ceil_div(output.shape[0], WIDTH[result.axis]))
@@ -115,7 +116,7 @@ class Finish:
                 self._combine(result, parts, outputs[i], block, counts[result.axis])
 
     def _parts(self, partials: list) -> Iterator[tuple[Result, list[cute.Tensor]]]:
-        """Each result with its tensors."""
+        """Each result with its tensors of partials."""
         rest = iter(partials)
         for result in self.results:
             yield result, [next(rest) for _ in result.types]
@@ -150,8 +151,8 @@ class Finish:
 
 
 def _take(held: Held, parts: list, column: Int32, first: Int32, step: int, count: int) -> None:
-    """Combines partials of a column that are one step apart. Some may lie beyond the last; all are loaded
-    before the first is combined."""
+    """Combines `count` partials of a column, `step` apart from `first` on. Places beyond the last part are
+    ignored. All partials are loaded before the first is combined, so that several loads are in flight."""
     total = parts[0].shape[0]
     places = [first + i * step for i in range(count)]
     loaded = [tuple(part[cutlass.min(place, total - 1), column] for part in parts) for place in places]

@@ -1,4 +1,4 @@
-"""The base of the kernels of all architectures: an epilogue, a tile, a crew, a warp for rowvecs."""
+"""The base class of the kernels of all architectures, with their TMA stores and staging of rowvecs."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from cute_backend.templates.tile import Tile
 
 
 class Gemm(ABC):
-    """A kernel of one architecture, for an epilogue and a tile. `crew` is who works in its CTAs, `name` what
-    the entry is called (`entry.named`)."""
+    """A kernel of one architecture, for an epilogue and a tile configuration. `crew` describes the warps of
+    its CTAs, and `name` is the name of the entry (`entry.named`)."""
 
     crew: Crew
     name = ""
@@ -69,7 +69,8 @@ class Gemm(ABC):
         box: tuple[int, int],
         view: Callable[[cute.Tensor], cute.Tensor],
     ) -> list[cpasync.TmaInfo]:
-        """For each operand, what brings boxes of its `view` to one stage of shared memory, or from there."""
+        """For each operand, the TMA atom and tensor that copy boxes of its `view` to or from one stage of
+        shared memory."""
         return [
             cpasync.make_tiled_tma_atom(
                 op, view(tensors[operand.name]), cute.slice_(layout, (None, None, 0)), box
@@ -80,12 +81,13 @@ class Gemm(ABC):
     def _written(
         self, rows: int, plane: Callable[[cute.Tensor], cute.Tensor]
     ) -> Callable[[cute.Tensor], cute.Tensor]:
-        """The view by which planes are written, `rows` rows at a time; they are read by `plane`."""
+        """The view of planes for TMA stores: `ragged` by `rows` rows in a grouped product, otherwise `plane`,
+        which is the view for loads."""
         return partial(batches.ragged, rows=rows) if self.is_grouped else plane
 
     def _k_tiles(self, place: Place, tile_k: int, every: Int32) -> Int32:
-        """The k tiles of a work item, one at the least: `every` one of K, or those of its group. Where that
-        is empty, its only one has nothing of K, and comes as zeros."""
+        """The number of k tiles of a work item, at least one: `every` tile of K, or those of the item's group
+        of K. An empty group gets one tile, which is wholly out of bounds and reads as zeros."""
         if isinstance(place, KPlace):
             return cutlass.max(cute.ceil_div(place.end_k - place.first_k, tile_k), 1)
         return every
@@ -100,8 +102,8 @@ class Gemm(ABC):
         coord: tuple[Int32, Int32],
         place: Place,
     ):
-        """Starts the TMA stores of one box of every plane, counted among those of one product: of a grouped
-        one as many of its rows as are the group's."""
+        """Starts the TMA stores of one box of every plane, at `coord` counted from the first box of one
+        product. In a grouped product, only the rows that belong to the group are written."""
         if cutlass.const_expr(self.is_grouped):
             row = place.first + coord[0] * box[0]
             count = cutlass.min(place.end - row, box[0])
@@ -126,13 +128,13 @@ class Gemm(ABC):
 
     @abstractmethod
     def _row_tile(self, shared: Any, place: Place, lane: Int32) -> Tile:
-        """The tile of a work item, as the warp that stages rowvecs needs it."""
+        """The tile of a work item, as seen by the warp that stages rowvecs."""
 
     @cute.jit
     def _stage_rows(
         self, shared: Shared, item: Int32, item_step: Int32, lane: Int32
     ) -> pipeline.PipelineState:
-        """The staged rowvecs of one tile after the other, by one warp; returns the stage after the last."""
+        """Stages the rowvecs of one tile after another, by one warp. Returns the stage after the last."""
         schedule, glob, row_pipeline = shared.schedule, shared.glob, shared.row_pipeline
         names = [operand.name for operand in self.epilogue.staged]
         row_state = producer_state(self.stages.row)
