@@ -22,7 +22,7 @@ from cute_backend.templates.tile import FragmentSubtile, FragmentTile, Interleav
 class FragmentGemm(Gemm):
     """A kernel whose epilogue runs on the registers of the warps that multiply.
 
-    A warpgroup has `blocks` blocks of 64 rows of a tile, each in `steps` subtiles: `subtiles` in all.
+    A warpgroup has `blocks` blocks of 64 rows of a tile, each of `steps` subtiles; `subtiles` is their total.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class FragmentGemm(Gemm):
         """The first row and column of a CTA's tile, among those of its product."""
 
     def _tile(self, shared: Any, place: Place, thread: Int32, share: Any) -> FragmentTile:
-        """The part of the CTA's tile that an epilogue thread owns, among all rows of the output. `thread`
-        counts within its warpgroup, which has the `share`-th of the tile's blocks."""
+        """The part of the CTA's tile that an epilogue thread owns, among all rows of the output. `thread` is
+        its index in its warpgroup, and `share` the warpgroup's index among those that share the tile."""
         m0, n0 = self._origin(shared, place)
         return self.tile_type(self.config, place.first + m0, n0, place.end, shared.n, thread, share)
 
@@ -63,7 +63,8 @@ class FragmentGemm(Gemm):
 
     @cute.jit
     def _roll(self, block: int, acc: cute.Tensor, tile: FragmentTile, glob: Any, held: Any, smem: Any):
-        """The visits of a block as loops, of no planes; a warp whose rows lie beyond M makes none."""
+        """Visits the subtiles of a block in loops, without planes in shared memory. A warp whose rows lie
+        beyond M makes no visits."""
         if tile.warp_row(block) < tile.m:
             self._visits(self.steps, Int32(0), block, acc, tile, glob, held, smem)
 
@@ -79,10 +80,11 @@ class FragmentGemm(Gemm):
         held: Any,
         smem: Any,
     ):
-        """`count` visits from step `first` on. Their accumulators lie where those of the block begin.
+        """Makes `count` visits from step `first` on. Their accumulators lie where those of the block begin.
 
-        Registers can't be indexed by a loop. So loops of two iterations are nested, and each moves the
-        accumulators of its second iteration to the place of the first's: each moves at most once per loop.
+        A loop can't index registers by its counter. So this nests loops of two iterations, and each loop
+        moves the accumulators of its second iteration to where the first's were. An accumulator moves at
+        most once per loop.
         """
         sub = self.subtile_type(self.config, tile, block, first)
         piece = sub.accumulators(acc, 0, 0)

@@ -1,4 +1,4 @@
-"""The kernel on mma.sync of GPUs that have TMA and no instructions of a warpgroup, as RTX Blackwell."""
+"""The kernel on mma.sync for GPUs that have TMA but no warpgroup instructions, such as RTX Blackwell."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from cute_backend.templates.tma_feed import TmaFeed
 
 
 class Sm120Gemm(Sm80Gemm):
-    """D = epilogue(A B), as `Sm80Gemm` has it, with A and B brought by TMA and a warp of its own."""
+    """D = epilogue(A B) as in `Sm80Gemm`, except that a separate warp loads A and B by TMA."""
 
     feed_type = TmaFeed

@@ -1,15 +1,15 @@
-"""The kernel for warps that multiply by themselves: a persistent GEMM on mma.sync, an epilogue plugged in.
+"""The kernel on mma.sync, where each warp multiplies by itself: a persistent GEMM, an epilogue plugged in.
 
-A tile's blocks of 64 rows are dealt to one or two warpgroups, and 16 rows of each to a warp, with all
-columns: as a warp of wgmma has them, so the epilogue is that of sm_90a. A and B come through a ring of
-stages, which runs on from one tile to the next: by cp.async, of which every warp has its share
-(`warp_copies.py`), or by TMA and a warp of its own (`tma_feed.py`).
+One or two warpgroups share the blocks of 64 rows of a tile. A warp has 16 rows of each block of its
+warpgroup, and all their columns. wgmma distributes rows to warps alike, so the epilogue is that of sm_90a. A
+and B pass through a ring of stages that continues from one tile to the next. Either every warp copies its
+share of them by cp.async (`warp_copies.py`), or a separate warp loads them by TMA (`tma_feed.py`).
 
     tile      begin | exact loads of the first subtiles | rowvecs | its k tiles | its subtiles
-    k tile    wait for it | ldmatrix, mma.sync, and meanwhile copies of a later one
-    subtile   wait for its exact loads | visit, which lets those of a later one follow | write the outputs
+    k tile    wait for it | ldmatrix and mma.sync, while copies of a later k tile begin
+    subtile   wait for its exact loads | visit, which starts those of a later subtile | write the outputs
 
-Each warp has planes of its own, to and from which it copies by itself.
+Each warp has its own planes in shared memory, and copies to and from them without the other warps.
 """
 
 from __future__ import annotations
@@ -54,35 +54,36 @@ from cute_backend.templates.warp_copies import WarpCopies
 from cute_backend.templates.warp_mainloop import Sm80Mainloop, Sm80Plain, WarpOperands
 
 WARPGROUP = WARPS * WARP
-"""Threads that have 64 rows of a tile at a time."""
+"""Threads of a warpgroup, which works on 64 rows of a tile at a time."""
 MMA_K_BYTES = 32
 """K of an instruction: 16 elements of 16 bits or 32 of fp8 (PTX ISA, mma.m16n8k16 and mma.m16n8k32)."""
 
 ALL_SHARED = 100
-"""The percentage of a multiprocessor's L1 that is shared memory if several CTAs share it. If no percentage is
-given, the DSL asks the driver, which needs a GPU."""
+"""The percentage of a multiprocessor's L1 to use as shared memory if several CTAs run on it. Without an
+explicit percentage the DSL asks the driver, which needs a GPU."""
 
 
 class Sm80Gemm(FragmentGemm):
     """D = epilogue(A B) for A (M, K) and B (K, N), any of whose sizes may be dynamic.
 
-    Of several products of one A there is a B for each, of one layout, or one of (K, 2 N) for neighbouring
-    columns; each stage has the columns of all, and a warp's products are as wide as they are together.
+    Several products of one A take either a B each, all of one layout, or one B (K, 2 N), in which the
+    columns of two products alternate. Each stage holds the columns of all products, and a warp multiplies
+    them together, as one wide product.
 
-    With split-K, the parts of K follow each other as products of a batch do, but they have one A and one B:
-    rows of D are (split_k * M), the sums of a part each (`split_sums.py`).
+    With split-K, the schedule treats the parts of K like the products of a batch, but there is one A and one
+    B. D has split_k * M rows: M rows of sums for each part (`split_sums.py`).
 
-    Operands are of one dtype. Of 16 bits, each is contiguous along K or along the other mode; of fp8, along
-    K. Without a `mainloop` the tensor cores add up all k tiles. Base addresses are multiples of 16 bytes and
-    so are the strides of both operands and of everything in `shared_loads` and `shared_stores`. A BATCHED
-    product has A (B, M, K) and B (B, K, N); all rows of D, and of the epilogue's operands, are (B * M).
+    Both operands have the same dtype. A 16-bit operand is contiguous along K or along its other mode, an fp8
+    operand along K. Without a `mainloop` the tensor cores add up all k tiles. Base addresses are multiples of
+    16 bytes, and so are the strides of both operands and of everything in `shared_loads` and `shared_stores`.
+    A BATCHED product has A (B, M, K) and B (B, K, N); D and the epilogue's operands have B * M rows in all.
 
-    Raises ValueError for a tile with ping-pong or in a cluster, for rows in groups, and for a batched product
-    with exact loads by columns.
+    Raises ValueError for a tile with ping-pong or in a cluster, for a GROUPED product, and for a BATCHED
+    product with column-major exact loads.
     """
 
     feed_type: type[Feed] = WarpCopies
-    """How A and B come."""
+    """The feed that brings A and B to shared memory."""
 
     def __init__(
         self,
@@ -224,7 +225,7 @@ class Sm80Gemm(FragmentGemm):
         config, stages = self.config, self.stages
         schedule, glob = shared.schedule, shared.glob
         group = cute.arch.make_warp_uniform(thread // WARPGROUP)
-        # As `FragmentSubtile` finds them: the four sums of an instruction, then the columns of a block.
+        # `FragmentSubtile` expects this order: the four sums of an instruction, then the columns of a block.
         fragments = ((2, 2), self.blocks, config.mma_n // MMA_N)
         acc = cute.make_rmem_tensor(
             cute.make_layout(fragments, stride=((1, 2), config.mma_n // 2, 4)), Float32
@@ -259,8 +260,8 @@ class Sm80Gemm(FragmentGemm):
     def _summing(
         self, shared: Sm80Shared, mma: cute.TiledMma | None, acc: cute.Tensor, thread: Int32
     ) -> Callable[[FragmentTile, Any], Any]:
-        """Fills a thread's accumulators for a tile whose first k tile is at some place, and returns where the
-        next tile's first one is."""
+        """Returns a function that fills a thread's accumulators for a tile. It takes the tile and the feed's
+        position of the tile's first k tile, and returns the position of the next tile's first one."""
         operands = WarpOperands.of(mma, self.a_stage, self.b_stage, shared.s_a, shared.s_b, thread)
         multiplied = pair_sums(self.config, self.blocks) if self.side_by_side else acc
         return partial(self._multiply, shared, operands, multiplied, acc, thread)
@@ -276,14 +277,14 @@ class Sm80Gemm(FragmentGemm):
         tile: FragmentTile,
         at: Any,
     ):
-        """All k tiles of a tile, whose sums the threads exchange if warps multiply side by side."""
+        """Multiplies all k tiles of a tile. Warps that multiply side by side then exchange their sums."""
         sums = self.mainloop.begin(multiplied)
         for _ in cutlass.range(shared.k_tiles, unroll=1):
             stage = self.feed.wait(shared, at)
             self.mainloop.step(operands, multiplied, sums, stage, self.feed.copies(shared, at, thread))
             at = self.feed.next(shared, at)
         if cutlass.const_expr(self.side_by_side):
-            cute.arch.sync_threads()  # before the stage is written that all warps have multiplied
+            cute.arch.sync_threads()  # all warps must be done with the stage before it is overwritten
             stage = self._left_stage(shared, at)
             exchange_sums(multiplied, acc, stage, thread, partial(self._meet, thread))
         return at
@@ -298,7 +299,7 @@ class Sm80Gemm(FragmentGemm):
         rows: list,
         thread: Int32,
     ):
-        """The visits of a tile, written out one after the other, and the planes that come and go."""
+        """Makes the visits of a tile, unrolled, and copies the planes of each visit in and out."""
         config, stages = self.config, self.stages
         for subtile in cutlass.range_constexpr(self.subtiles):
             block, step = divmod(subtile, self.steps)
@@ -313,7 +314,7 @@ class Sm80Gemm(FragmentGemm):
                 self._await_loads(shared, subtile)
                 smem.release = partial(self._release, shared, tile, subtile, thread)
             if cutlass.const_expr(stages.store == 0):
-                # Keeps the assembler from working out the addresses of all visits at once: a spill.
+                # Without it the assembler works out the addresses of all visits at once, and spills.
                 self._meet(thread)
             self.epilogue.visit(sub, *pieces, shared.glob, held, smem)
             if cutlass.const_expr(stages.store > 0):
@@ -326,12 +327,13 @@ class Sm80Gemm(FragmentGemm):
                     cute.arch.sync_warp()  # before the next visit fills the stage again
 
     def _meet(self, thread: Int32) -> None:
-        """The warps of a warpgroup wait for each other."""
+        """Synchronises the warps of a warpgroup."""
         first = self.groups[0]
         pipeline.NamedBarrier(first.barrier + thread // WARPGROUP, first.threads).arrive_and_wait()
 
     def _left_stage(self, shared: Sm80Shared, at: Any) -> cute.Tensor:
-        """The larger of the stages of A and of B that a tile's last k tile leaves to its warps, as fp32."""
+        """The stage of A or of B, whichever is larger, that a tile's last k tile leaves to its warps, as
+        fp32."""
         staged = (self.a_stage, shared.s_a), (self.b_stage, shared.s_b)
         stage, tensor = max(staged, key=lambda each: each[0].bytes)
         words = stage.bytes * 8 // Float32.width
@@ -341,8 +343,8 @@ class Sm80Gemm(FragmentGemm):
 
     @cute.jit
     def _await_loads(self, shared: Sm80Shared, subtile: int):
-        """Waits until the exact loads of all lanes for a subtile are there. Loads for later subtiles may be
-        under way, a group each."""
+        """Waits until the exact loads of all lanes for a subtile have arrived. Those for later subtiles may
+        still be under way, one group of cp.async each."""
         later = min(self.stages.exact, self.subtiles - subtile) - 1
         if cutlass.const_expr(subtile >= self.stages.exact):
             cute.arch.cp_async_wait_group(later)
@@ -352,7 +354,8 @@ class Sm80Gemm(FragmentGemm):
 
     @cute.jit
     def _release(self, shared: Sm80Shared, tile: FragmentTile, subtile: int, thread: Int32):
-        """A warp has read a subtile's exact loads: in their place those of a later one follow, as a group."""
+        """Called once a warp has read a subtile's exact loads. Begins to copy those of a later subtile to the
+        same place, as one group of cp.async."""
         later = subtile + self.stages.exact
         if cutlass.const_expr(later < self.subtiles):
             cute.arch.sync_warp()
@@ -360,13 +363,13 @@ class Sm80Gemm(FragmentGemm):
             cute.arch.cp_async_commit_group()
 
     def _bring(self, shared: Sm80Shared, tile: FragmentTile, subtile: int, thread: Int32) -> None:
-        """A warp begins to copy the exact loads of a subtile."""
+        """Begins to copy a warp's exact loads of a subtile."""
         index, corner = self._index(thread, subtile, self.stages.exact), self._corner(shared, tile, subtile)
         for planes, s_load in zip(self.load_planes, shared.loads, strict=True):
             planes.bring(getattr(shared.glob, planes.operand.name), s_load, index, corner, tile.lane)
 
     def _index(self, thread: Int32, subtile: int, stages: int) -> Int32:
-        """The index of the box of a plane for a subtile of a warp: the warp's stages are consecutive."""
+        """The index of the box with a warp's part of a subtile. The stages of a warp are consecutive."""
         return thread // WARP * stages + subtile % max(stages, 1)
 
     def _corner(self, shared: Sm80Shared, tile: FragmentTile, subtile: int) -> Corner:
@@ -383,8 +386,8 @@ class Sm80Shared:
     """State that the warps of a CTA share: the problem, its operands as the feed takes them, their stages,
     and the feed's pipelines.
 
-    Work items are the CTA's first and every `item_step`-th after it, each of `k_tiles` k tiles: all of K, or
-    a part of it if K `is_split`.
+    A CTA processes its first work item and every `item_step`-th after it. Each has `k_tiles` k tiles: all of
+    K, or one part of it if K `is_split`.
     """
 
     schedule: Schedule

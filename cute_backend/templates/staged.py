@@ -16,13 +16,13 @@ from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.rings import swizzled
 
 WARP_ROWS = 16
-"""Rows of a warp's box of a plane: those of its instructions' accumulators (PTX ISA, mma.m16n8k16)."""
+"""Rows of a warp's box of a plane: as many as an instruction's accumulators have (PTX ISA, mma.m16n8k16)."""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """The part of an operand that a stage gets: `rows` rows from `row` on, from a column of K on. Rows beyond
-    the stage's last and elements beyond K are left out."""
+    """The part of an operand that is copied to a stage: `rows` rows from `row` on, and the elements of K from
+    `column` on. Rows beyond the stage's last and elements beyond K are left out."""
 
     row: Int32
     rows: Int32
@@ -33,8 +33,8 @@ class Lines:
 class Stage:
     """One stage of an operand: `rows` by `columns` of K, in elements of `dtype`.
 
-    K-major, each row is a line of 128 bytes. Else a line has neighbouring rows of one k, and a box all k of
-    these rows; the boxes follow each other.
+    In a K-major stage, each row is a line of 128 bytes. Otherwise a line has neighbouring rows of one k, and
+    a box has all k of these rows. The boxes of a stage are consecutive.
     """
 
     dtype: type[cutlass.Numeric]
@@ -63,7 +63,7 @@ class Stage:
         return Box(self.rows if self.k_major else self.columns, SWIZZLED_BYTES, self.width)
 
     def layout(self, stages: int) -> cute.ComposedLayout:
-        """The layout of `stages` stages: (rows, columns, stages). TMA and ldmatrix swizzle alike."""
+        """The layout of `stages` stages: (rows, columns, stages). TMA and ldmatrix use the same swizzle."""
         rows: int | tuple[int, int] = self.rows
         row_strides: int | tuple[int, int] = self.line
         k_stride = 1
@@ -88,8 +88,8 @@ class Stage:
         thread: Int32,
         threads: int,
     ) -> None:
-        """Begins to copy the share of one of `threads` threads of some rows of an operand (rows, K), or
-        (rows, K, batch), to the stage that begins at `target`, a pointer to bytes."""
+        """Begins to copy `lines` of an operand (rows, K), or (rows, K, batch), to the stage that begins at
+        `target`, a pointer to bytes. `threads` threads share the copy; this is the share of one."""
         source, row, column = operand.iterator, lines.row, lines.column
         if cute.rank(operand) > 2:
             source += Int64(batch) * operand.stride[2]
@@ -108,15 +108,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class Planes:
-    """Boxes of 16 rows and some columns of a plane (M, N), in which a warp's part of a subtile is loaded or
-    stored."""
+    """Boxes of 16 rows and `columns` columns of a plane (M, N). A warp's part of a subtile is loaded or
+    stored as one box."""
 
     operand: SmemOperand
     columns: int
 
     @property
     def box(self) -> Box:
-        """The layout of each in shared memory."""
+        """The layout of one box in shared memory."""
         width = self.operand.dtype.width // 8
         if self.operand.order is Order.ROW:
             return Box(WARP_ROWS, self.columns * width, width)
@@ -134,14 +134,14 @@ class Planes:
     def bring(
         self, plane: cute.Tensor, boxes: cute.Tensor, index: Int32, corner: Corner, lane: Int32
     ) -> None:
-        """A lane begins to copy what it has of the box at a corner of a plane."""
+        """Begins to copy a lane's share of the box at a corner of a plane to shared memory."""
         first, step, lines, elements = self._lines(plane, corner)
         self.box.bring(first, step, lines, elements, self._at(boxes, index), lane, WARP)
 
     def write(
         self, plane: cute.Tensor, boxes: cute.Tensor, index: Int32, corner: Corner, lane: Int32
     ) -> None:
-        """A lane writes what it has of the box to its place in the plane, as far as it lies within."""
+        """Writes a lane's share of a box to a corner of a plane, except what lies beyond the plane's edge."""
         first, step, lines, elements = self._lines(plane, corner)
         self.box.write(self._at(boxes, index), first, step, lines, elements, lane, WARP)
 
@@ -151,8 +151,8 @@ class Planes:
         return cute.recast_ptr(boxes.iterator, dtype=Uint8) + offset
 
     def _lines(self, plane: cute.Tensor, corner: Corner) -> tuple[cute.Pointer, Int64, Int32, Int32]:
-        """The first element, the distance of lines, and the numbers of lines, and of elements in one, that
-        lie within the plane."""
+        """The first element of the box at a corner, the distance between its lines, and how many lines, and
+        how many elements of a line, lie within the plane."""
         stride_m, stride_n = plane.stride
         place = Int64(corner.row) * stride_m + Int64(corner.column) * stride_n
         first = plane.iterator + cute.assume(place, divby=VECTOR_BYTES // self.box.width)
@@ -164,7 +164,7 @@ class Planes:
 
 @dataclass(frozen=True)
 class Corner:
-    """The beginning of a box in a plane, and the row and the column at which its accessible part ends."""
+    """The first row and column of a box in a plane, and those at which the plane's accessible part ends."""
 
     row: Int32
     column: Int32

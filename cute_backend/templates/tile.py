@@ -1,7 +1,7 @@
 """The parts of a tile and of a subtile that one epilogue thread owns: the interfaces of generated epilogues.
 
-The thread's rows of a tile are counted by r, its columns by c. Element e of a subtile's fragment belongs to
-row slot `row_of(e)` and, within the subtile, to column slot `column_of(e)`.
+r counts the thread's rows of a tile, and c its columns. Element e of a subtile's fragment lies in row
+`row_of(e)` of the thread's rows of the tile, and in column `column_of(e)` of its columns of the subtile.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from cute_backend.spec import BColumns
 class Tile(ABC):
     """The rows and columns in which a thread has elements of an output tile, which begins at (m0, n0).
 
-    `rows` and `columns` are their numbers, `lane` is the thread's place in its warp. The warp that stages
-    vectors knows the `group` of a grouped product that the rows belong to.
+    `rows` and `columns` count them, and `lane` is the thread's index in its warp. `group` is the group of a
+    grouped product that the rows belong to; the warp that stages vectors knows it.
     """
 
     rows: int
@@ -84,10 +84,11 @@ class Tile(ABC):
 
 
 class Subtile(ABC):
-    """One visit: as many rows as one MMA instruction gives a warpgroup, `subtile_n` columns.
+    """The part of a tile that one visit covers: as many rows as one MMA instruction gives a warpgroup, and
+    `subtile_n` columns.
 
-    The thread has `elements` of it, in `columns` columns. It is the `step`-th along N; `step` is a run-time
-    value if visits are the iterations of a loop.
+    The thread has `elements` elements of it, in `columns` columns. It is the `step`-th subtile along N;
+    `step` is a run-time value if visits are the iterations of a loop.
     """
 
     elements: int
@@ -109,24 +110,24 @@ class Subtile(ABC):
         """The index of the thread's column of this subtile that element e lies in."""
 
     def columns_of(self, held: cute.Tensor) -> cute.Tensor:
-        """The thread's columns of this subtile among those of the tile, which it holds in registers. Visits
-        are not the iterations of a loop then, since registers can't be indexed by a run-time value."""
+        """The thread's columns of this subtile in `held`, which has its columns of the whole tile in
+        registers. Visits must be unrolled, since a run-time value can't index registers."""
         return cute.make_tensor(held.iterator + self._step * self.columns, cute.make_layout(self.columns))
 
     def block_of(self, e: int, columns: int) -> int:
-        """The index of the block of `columns` columns in the subtile that element e lies in. The threads that
-        share a row have equal numbers of every eight columns, and a block is a multiple of eight."""
+        """The index, in the subtile, of the block of `columns` columns that element e lies in. The threads
+        that share a row have equally many of every eight columns, and `columns` is a multiple of eight."""
         return self.column_of(e) * self._row_threads // columns
 
     def begins_block(self, e: int, columns: int) -> bool:
-        """Whether element e may be the first of a block of `columns` columns. It is the first in one of the
-        threads that share its row."""
+        """Whether element e is the first of a block of `columns` columns in one of the threads that share its
+        row. The answer is the same in all of them."""
         return self.column_of(e) * self._row_threads % columns == 0
 
     def noise_word(self, e: int) -> tuple[int, int] | None:
-        """The place of element e among the four of its row whose noise is of one block (`philox.gumbel`): the
-        thread's column of the first of them in this subtile, and which word is e's. None where the thread
-        has not all four, or can't know that."""
+        """The place of element e among the four elements of its row that share one block of noise
+        (`philox.gumbel`): the thread's column, in this subtile, of the first of the four, and the index of
+        e's word in the block. None where the thread doesn't have all four, or can't know whether it does."""
         known = self._columns % 16 == 0 and self.tile.tile_n % 16 == 0
         return self._word_of(self.column_of(e)) if known else None
 
@@ -135,15 +136,15 @@ class Subtile(ABC):
         """`noise_word` of a column, where subtiles begin at multiples of 16 columns."""
 
     def rotate_half(self, values: cute.Tensor) -> cute.Tensor:
-        """The thread's elements (-y, x) of a subtile (x, y) whose halves have columns of a block's halves, as
-        `pair_halves` has brought them together."""
+        """Rotates the thread's elements of a subtile with halves (x, y) to (-y, x). `pair_halves` has ordered
+        the columns so that the halves of a subtile come from the two halves of a block."""
         rotated, half = cute.make_rmem_tensor_like(values), self.elements // 2
         for e in range(half):
             rotated[e], rotated[e + half] = -values[e + half], values[e]
         return rotated
 
     def rotate_pairs(self, values: cute.Tensor) -> cute.Tensor:
-        """The thread's elements (-y, x) of pairs (x, y) of neighbouring columns, both of which it has."""
+        """Rotates pairs (x, y) of neighbouring columns to (-y, x). The thread has both elements of a pair."""
         rotated = cute.make_rmem_tensor_like(values)
         for e in range(0, self.elements, 2):
             rotated[e], rotated[e + 1] = -values[e + 1], values[e]
@@ -168,7 +169,8 @@ class Subtile(ABC):
     @abstractmethod
     def copy_runs(self, plane: cute.Tensor, fragment: cute.Tensor) -> None:
         """Reads the thread's elements of a plane in global memory, where the subtile's columns of a row lie
-        by constants from its first one. Beyond the last column, the last subtile's are read."""
+        at constant distances from the first one. A subtile that reaches beyond the last column of the plane
+        reads the last subtile's columns instead."""
 
     def _line(self, plane: cute.Tensor, r: int) -> cute.Tensor:
         """The subtile's columns of the thread's r-th row in a plane in global memory."""
@@ -218,8 +220,8 @@ class Subtile(ABC):
     def target(self, e: int) -> tuple[Int32, Int32, Boolean]:
         """The global row and column of element e, and whether they belong to the output.
 
-        They are not clamped, so that the addresses of a row's elements differ by constants: clamped addresses
-        take two registers each, and spilled.
+        They are not clamped, so that the addresses of a row's elements differ by constants. Clamped addresses
+        took two registers each, and spilled.
         """
         row = self.tile.raw_row(self.row_of(e))
         column = self.raw_column(self.column_of(e))
@@ -227,10 +229,11 @@ class Subtile(ABC):
 
 
 class FragmentTile(Tile):
-    """Elements as wgmma and mma.sync lay out accumulators: two rows, eight apart, of each 64-row block of the
-    warpgroup, and two neighbouring columns of every eight (PTX ISA, wgmma register fragments, matrix D).
+    """A thread's elements as wgmma and mma.sync lay out accumulators: two rows, eight apart, of each 64-row
+    block of the warpgroup, and two neighbouring columns of every eight (PTX ISA, wgmma register fragments,
+    matrix D).
 
-    `share` is the index of this warpgroup among those on the tile, whose blocks alternate.
+    `share` is the index of this warpgroup among those that share the tile. Their blocks alternate.
     """
 
     def __init__(
@@ -277,8 +280,8 @@ class FragmentSubtile(Subtile):
         super().__init__(config, tile, step)
 
     def accumulators(self, acc: cute.Tensor, index: int, step: int) -> cute.Tensor:
-        """The thread's elements of the block's `step`-th subtile in the accumulators of a tile, of the
-        `index`-th product."""
+        """The thread's elements of the block's `step`-th subtile, of the `index`-th product, in the
+        accumulators of a tile."""
         tile_n, mma_n = self._config.tile_n, self._config.mma_n
         first = self._block * (mma_n // 2) + index * (tile_n // 2) + step * self.elements
         return cute.make_tensor(acc.iterator + first, cute.make_layout(self.elements))
@@ -297,7 +300,7 @@ class FragmentSubtile(Subtile):
         return e // 4 * 2 + e % 2
 
     def _word_of(self, c: int) -> tuple[int, int] | None:
-        return c // 4 * 4, c % 4  # two columns side by side, and the two that lie eight behind them
+        return c // 4 * 4, c % 4  # two columns side by side, and the two eight columns further on
 
     def row_slice(self, vector: Any) -> cute.Tensor:
         layout = cute.make_layout((2, self.columns // 2), stride=(1, 8))
@@ -310,8 +313,8 @@ class FragmentSubtile(Subtile):
         return cute.group_modes(elements, 0, cute.rank(elements))
 
     def copy_from(self, plane: cute.Tensor, fragment: cute.Tensor) -> None:
-        """Copies elements as matrices if they have 16 bits and lie by rows: one instruction moves 8 of a
-        thread's elements."""
+        """Copies by ldmatrix if elements have 16 bits and the plane is row-major: one instruction moves 8 of
+        a thread's elements."""
         if self._by_matrices(plane):
             copy = _matrix_copy(warp.LdMatrix8x8x16bOp(False, 4), plane.element_type)
             source = copy.get_slice(self.tile.lane).partition_S(plane)
@@ -320,7 +323,7 @@ class FragmentSubtile(Subtile):
             super().copy_from(plane, fragment)
 
     def copy_to(self, fragment: cute.Tensor, plane: cute.Tensor) -> None:
-        """As `copy_from`, if the architecture has such an instruction."""
+        """As `copy_from`, by stmatrix if the architecture has it."""
         if self._by_matrices(plane) and self._config.target.stmatrix:
             copy = _matrix_copy(warp.StMatrix8x8x16bOp(False, 4), plane.element_type)
             target = copy.get_slice(self.tile.lane).partition_D(plane)
@@ -343,16 +346,16 @@ class FragmentSubtile(Subtile):
 
 
 class InterleavedTile(FragmentTile):
-    """A tile whose accumulators are even and odd columns: two neighbouring elements of a thread are one
-    column of each."""
+    """A tile of two products whose accumulators interleave: one product has B's even columns, the other the
+    odd ones. Two neighbouring accumulators of a thread are the same column of either product."""
 
     def column_offset(self, c: int) -> Int32:
         return self.lane % 4 + c * 4
 
 
 class InterleavedSubtile(FragmentSubtile):
-    """A subtile of an InterleavedTile. Unlike in FragmentSubtile, the rows of a column follow each other
-    among the elements."""
+    """A subtile of an InterleavedTile. Unlike in a FragmentSubtile, the two elements of a column are
+    consecutive."""
 
     def accumulators(self, acc: cute.Tensor, index: int, step: int) -> cute.Tensor:
         first = self._block * (self._config.mma_n // 2) + step * 2 * self.elements + index
@@ -383,8 +386,8 @@ class InterleavedSubtile(FragmentSubtile):
 
 
 def _matrix_copy(op: Any, dtype: type[cutlass.Numeric]) -> cute.TiledCopy:
-    """A warp's copy of 16 x 16 elements at a time, laid out as mma's accumulators are, and wgmma's in a warp
-    (PTX ISA, mma.m16n8k16, matrix D)."""
+    """A warp's copy of 16 x 16 elements at a time. They are laid out as the accumulators of mma, and as a
+    warp's accumulators of wgmma (PTX ISA, mma.m16n8k16, matrix D)."""
     mma = cute.make_tiled_mma(
         warp.MmaF16BF16Op(cutlass.Float16, cutlass.Float32, (16, 8, 16)), permutation_mnk=(16, 16, 16)
     )
@@ -392,10 +395,10 @@ def _matrix_copy(op: Any, dtype: type[cutlass.Numeric]) -> cute.TiledCopy:
 
 
 class Sm100Tile(Tile):
-    """Elements as tcgen05.ld.32x32b reads tensor memory: one row, all its columns (PTX ISA).
+    """A thread's elements as tcgen05.ld.32x32b reads tensor memory: one row, all its columns (PTX ISA).
 
-    It begins at (m0, n0) and has `columns` columns: a warpgroup's, or those of the whole tile for the warp
-    that stages vectors. `thread` is the thread's number in its warpgroup.
+    The tile begins at (m0, n0) and has `columns` columns: a warpgroup's, or those of the whole tile for the
+    warp that stages vectors. `thread` is the thread's number in its warpgroup.
     """
 
     rows = 1
@@ -436,8 +439,8 @@ class Sm100Subtile(Subtile):
         super().__init__(config, tile, step)
 
     def accumulators(self, registers: cute.Tensor, index: int) -> cute.Tensor:
-        """The `index`-th product's elements among those that were read from tensor memory for this
-        subtile."""
+        """The elements of the `index`-th product in `registers`, to which those of all products were read
+        from tensor memory for this subtile."""
         first, stride = (index, 2) if self._interleaved else (index * self.elements, 1)
         return cute.make_tensor(registers.iterator + first, cute.make_layout(self.elements, stride=stride))
 
