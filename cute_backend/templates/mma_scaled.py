@@ -1,12 +1,12 @@
 """The mainloop of MXFP8, MXFP4 and NVFP4: the MMA itself multiplies every block of A and B by its scale.
 
-TMA brings the scales of a k tile into the stage that has its A and B, and tcgen05.cp copies them to tensor
-memory, from where tcgen05.mma reads them. Both run in one pipe, in the order of their issue, so that the
-scales of a k tile overwrite those of the one before with no wait, and the commit that releases A and B
-releases them. In shared memory scales lie as in global memory: 512 bytes have the 4 scales of each of 128
-rows. Tensor memory has 4 columns for each such tile.
+TMA loads the scales of a k tile into the same stage as its A and B. tcgen05.cp copies them to tensor memory,
+where tcgen05.mma reads them. Both instructions run in one pipe, in the order of their issue. So the scales of
+a k tile can overwrite those of the previous one without a wait, and the commit that releases A and B releases
+their scales, too. In shared memory, scales are laid out as in global memory: a tile of 512 bytes holds 4
+scales of each of 128 rows. Each such tile takes 4 columns of tensor memory.
 
-With two CTAs to an MMA each has the scales of its own rows of A, and of all columns of B.
+Where two CTAs share an MMA, each has the scales of its own rows of A, and those of all columns of B.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from cute_backend.templates.crew import SMEM_ALIGN
 from cute_backend.templates.mainloop import Sm100Operands
 
 _PAIRS = SCALE_TILE[0] * SCALE_TILE[1] // 2
-"""A tile of scales as 16-bit elements: TMA's boxes have at most 256 of them along an axis."""
+"""16-bit elements of a tile of scales. TMA takes its bytes in pairs, since a box has at most 256 elements
+along an axis."""
 
 _COLUMN_ROWS = 32
-"""Rows whose scales one column of tensor memory has."""
+"""Rows whose scales fit in one column of tensor memory."""
 
 
 @dataclass(frozen=True)
 class ScaleSide:
-    """The scales of A, or of every B as one, in shared memory: `smem` as tcgen05.cp reads all stages, `boxes`
-    as TMA fills them, (256, words, tiles, stages) for each tensor."""
+    """The scales of A, or of all Bs together, in shared memory. `smem` has all stages as tcgen05.cp reads
+    them; `boxes` has them as TMA fills them, one tensor (256, words, tiles, stages) for A or for each B."""
 
     smem: cute.Tensor
     boxes: list[cute.Tensor]
@@ -47,8 +48,8 @@ class ScaleSide:
 
 @dataclass(frozen=True)
 class ScaleCopy:
-    """A copy of one side's scales: from the stages of shared memory, whose mode is the last, to tensor
-    memory."""
+    """A copy of one side's scales from shared memory to tensor memory. The last mode of `source` is the
+    stage."""
 
     copy: cute.TiledCopy
     source: cute.Tensor
@@ -60,7 +61,7 @@ class ScaleCopy:
 
 @dataclass(frozen=True)
 class ScaleOperands:
-    """The copies of both sides' scales, and the tensor memory from where the MMA reads them."""
+    """The copies of both sides' scales, and the tensor memory where the MMA reads them."""
 
     copies: list[ScaleCopy]
     a: cute.Tensor
@@ -68,7 +69,7 @@ class ScaleOperands:
 
 
 class Sm100MmaScaled:
-    """tcgen05.mma with block_scale, over blocks of `scaling` of operands of `dtype`."""
+    """tcgen05.mma with block_scale, for operands of `dtype` with the blocks and scales of `scaling`."""
 
     def __init__(self, scaling: Scaling, dtype: DType) -> None:
         self.scaling = MmaScales(scaling, dtype)
@@ -77,7 +78,7 @@ class Sm100MmaScaled:
         self.scale_dtype, self.block = scales[scaling.facts.dtype], scaling.facts.k
 
     def values(self, operand: cute.Tensor) -> cute.Tensor:
-        """An operand by its values: two of fp4, neighbours along K, are handed over as a byte."""
+        """A view of an operand by its values. An fp4 operand comes in bytes of two neighbours along K."""
         return cute.recast_tensor(operand, cutlass.Float4E2M1FN) if self.is_packed else operand
 
     def instruction(
@@ -91,8 +92,8 @@ class Sm100MmaScaled:
     def maps(
         self, scales: Sequence[cute.Tensor], lines: Sequence[Int32], k: Int32, config: TileConfig
     ) -> list[cpasync.TmaInfo]:
-        """The tensor maps that bring the scales of one k tile: of A and of each B, by their numbers of
-        `lines`."""
+        """The tensor maps that load the scales of one k tile, for A and for each B. `lines` has A's number of
+        rows, and each B's number of columns."""
         words = cute.ceil_div(k, self.block * SCALE_TILE[1])
         tiles = [self.scaling.a_tiles(config), *[self.scaling.b_tiles(config)] * (len(scales) - 1)]
         found = []
@@ -110,7 +111,7 @@ class Sm100MmaScaled:
     def allocate(
         self, smem: SmemAllocator, mma: cute.TiledMma, tile: tuple[int, int, int], stages: int, pieces: int
     ) -> list[ScaleSide]:
-        """Shared memory for the scales of A, and for those of every B, behind each other."""
+        """Shared memory for the scales of A, and for those of all Bs, one after another."""
         found = []
         makers = ((layouts.make_smem_layout_sfa, 1), (layouts.make_smem_layout_sfb, pieces))
         for make, count in makers:
@@ -136,8 +137,8 @@ class Sm100MmaScaled:
         column: Int32,
         config: TileConfig,
     ) -> list[tuple[cute.Tensor, cute.Tensor]]:
-        """For A and each B the stages of its scales, and its boxes of all k tiles of an output tile,
-        partitioned for TMA."""
+        """For A and each B, the stages of its scales and the boxes of its scales for all k tiles of an output
+        tile, partitioned for TMA."""
         a_first = row * self.scaling.a_tiles(config)
         b_first = column * (config.mma_n // config.pieces) // SCALE_TILE[0]
         firsts = [a_first, *[b_first] * (len(tmas) - 1)]
@@ -173,8 +174,9 @@ class Sm100MmaScaled:
         return ScaleOperands(copies, *places)
 
     def of_tile(self, operands: Sm100Operands, column: Int32, config: TileConfig) -> Sm100Operands:
-        """The operands with the scales of B that begin with the tile's first column: a column of tensor
-        memory for every 32 of those between it and the first one that was copied."""
+        """The operands, with the scales of B moved on to begin at the tile's first column. The scales that
+        were copied may begin at an earlier column of B, and every 32 columns of B take one column of tensor
+        memory."""
         before = column * (config.mma_n // config.pieces) % SCALE_TILE[0]
         of_b = operands.scales.b
         words = cute.recast_ptr(of_b.iterator, dtype=cutlass.Float32) + before // _COLUMN_ROWS

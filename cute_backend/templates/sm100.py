@@ -1,7 +1,7 @@
 """The Blackwell kernel: a warp-specialised, persistent GEMM on tcgen05 with an epilogue plugged in.
 
-Each warp has one job, and rings of shared-memory or tensor-memory stages join them. A CTA of tile
-256x128_2x1_2cta has, where the epilogue stages a rowvec, loads a plane and stores one:
+Each warp has one job, and rings of stages in shared memory or tensor memory connect the warps. If the
+epilogue stages a rowvec, loads a plane and stores one, a CTA of tile 256x128_2x1_2cta has:
 
     warps   role      job
     0 to 3  epilogue  begin | accumulator wait | visit each subtile, store by TMA
@@ -20,15 +20,21 @@ Each warp has one job, and rings of shared-memory or tensor-memory stages join t
     1        the end of a subtile  128
     2        tensor memory         160
 
-The arrivals at a ring's barriers are counted for one phase. Tensor memory holds two accumulators, so the
-epilogue of one tile runs under the MMA of the next. With `ctas` = 2 a pair of CTAs shares one MMA: each
-brings half of A's rows and half of B's columns, the even CTA issues the instruction, and each finds the
-accumulators of its own half of the rows in its own tensor memory. With `column_groups` = 2 a second warpgroup
-of the epilogue has the other half of the tile's columns, with shared memory and TMA stores of its own; the
-warps with other roles give registers up to both. With split-K only the first CTA of a cluster has an
-epilogue; the warpgroups of the others publish their sums to it (`split_k.py`). Scales of blocks that the MMA
-applies come with A and B, in their stages, and lie behind the accumulators in tensor memory
-(`mma_scaled.py`).
+The table counts the arrivals at a ring's barriers in one phase. Tensor memory holds two accumulators, so the
+epilogue of one tile runs during the MMA of the next.
+
+With `ctas` = 2, a pair of CTAs shares one MMA. Each loads half of A's rows and half of B's columns, the even
+CTA issues the instruction, and each finds the accumulators of its own half of the rows in its own tensor
+memory.
+
+With `column_groups` = 2, a second warpgroup runs the epilogue of the other half of the tile's columns, with
+its own shared memory and TMA stores. The warps with other roles give up registers to both.
+
+With split-K, only the first CTA of a cluster runs the epilogue; the warpgroups of the others publish their
+sums to it (`split_k.py`).
+
+Block scales that the MMA applies are loaded with A and B, into the same stages. In tensor memory they lie
+behind the accumulators (`mma_scaled.py`).
 """
 
 from __future__ import annotations
@@ -79,15 +85,15 @@ from cute_backend.templates.split_k import Sums
 from cute_backend.templates.tile import Sm100Subtile, Sm100Tile
 
 CTA_M = 128
-"""Rows of a CTA's tile: one a lane of tensor memory, one a thread of a warpgroup of the epilogue."""
+"""Rows of a CTA's tile: one for each lane of tensor memory, and for each thread of an epilogue warpgroup."""
 WARPGROUP = WARPS * WARP
 """Threads of a warpgroup."""
 
 
 @dataclass(frozen=True)
 class Seat:
-    """The position of a thread among the warps of the epilogue: `thread` and `warp` count within its
-    warpgroup, number `group`, which meets at `barrier`."""
+    """The position of a thread among the warps of the epilogue. `group` is the index of its warpgroup, which
+    meets at `barrier`; `thread` and `warp` are indices within the warpgroup."""
 
     group: Any
     thread: Int32
@@ -112,20 +118,21 @@ class Reader:
 class Sm100Gemm(Gemm):
     """D = epilogue(A B) for A (M, K) and B (K, N), any of whose sizes may be dynamic.
 
-    Of several products of one A there is a B for each, of one layout, or one of (K, 2 N) for neighbouring
-    columns; each stage of the pipeline has the columns of all, and the MMA is as wide as they are together.
-    Where a pair of CTAs shares it, each brings its part of the columns of every B, and these lie in a row.
+    Several products of one A take either a B each, all of one layout, or one B (K, 2 N), in which the
+    columns of two products alternate. Each stage of the pipeline holds the columns of all products, and the
+    MMA is as wide as they are together. Where a pair of CTAs shares the MMA, each loads its part of the
+    columns of every B, and its stage holds these parts one after another.
 
-    fp8 operands are K-major, 16-bit ones either. Base addresses are multiples of 16 bytes and so are the
-    strides of both operands and of everything in `shared_loads` and `shared_stores`. `config.tile_m` is 128
-    with one CTA to an MMA and 256 with two. Raises ValueError for another tile, or where shared memory runs
-    out.
+    fp8 operands are K-major; 16-bit operands are contiguous along either mode. Base addresses are multiples
+    of 16 bytes, and so are the strides of both operands and of everything in `shared_loads` and
+    `shared_stores`. `config.tile_m` is 128 with one CTA per MMA and 256 with two. Raises ValueError for any
+    other tile, or if shared memory runs out.
 
-    A BATCHED product has A (B, M, K) and B (B, K, N); all rows of D, and of the epilogue's operands, are
-    (B * M). A GROUPED one has A (M, K) and B (G, K, N), and `offsets` (G,) that only the device reads; rows
-    beyond the last group are not written, nor is anything else, whatever `offsets` holds. A K_GROUPED one
-    has A (M, K) and B (K, N), neither contiguous along K, and `offsets` (G,) of K; D is (G * M, N), and an
-    empty group's the epilogue of zeros.
+    A BATCHED product has A (B, M, K) and B (B, K, N); D and the epilogue's operands have B * M rows in all.
+    A GROUPED product has A (M, K) and B (G, K, N), and `offsets` (G,) that only the device reads. Rows beyond
+    the last group are not written, nor is anything else, whatever `offsets` holds. A K_GROUPED product has A
+    (M, K) and B (K, N), neither contiguous along K, and `offsets` (G,) of K. D is (G * M, N); the part of an
+    empty group is the epilogue of zeros.
     """
 
     def __init__(
@@ -152,9 +159,9 @@ class Sm100Gemm(Gemm):
         self.crew = self._crew()
 
     def _crew(self) -> Crew:
-        """The roles of a CTA and their rings, as the module's docstring has them for one tile."""
+        """The roles of a CTA and their rings. The module's docstring lists them for one tile."""
         config, stages = self.config, self.stages
-        # The warps of the epilogue come first: which lanes of tensor memory a warp can read, its number says.
+        # The epilogue's warps come first: a warp's number decides which lanes of tensor memory it can read.
         groups, warps = config.warpgroups, WARPS * config.warpgroups
         self.visitors = Role(
             "epilogue", 0, warps, "begin | accumulator wait | visit each subtile, store by TMA"
@@ -165,7 +172,7 @@ class Sm100Gemm(Gemm):
         self.load = Role("load", warps + 1, 1, "A and B of a k tile, by TMA with multicast")
         self.staging = Role("staging", warps + 2, 1, "staged rowvecs of a tile")
         self.exact = Role("exact", warps + 2 + bool(stages.row), 1, "exact loads of a subtile, by TMA")
-        # A stage is free once every MMA that reads what the CTA loads is done: its row and column of them.
+        # A stage is free once every MMA that reads what the CTA loads is done: those of its row and column.
         readers = config.cluster_m // config.ctas + config.cluster_n - 1
         self.ab_ring = Ring("ab", stages.ab, one(self.load), Arrivals(self.multiply, 1, 1, readers))
         finished = Arrivals(self.visitors, warps, 1, config.ctas)
@@ -209,8 +216,8 @@ class Sm100Gemm(Gemm):
         scales: Sequence[cute.Tensor] = (),
         offsets: cute.Tensor | None = None,
     ):
-        """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands in its names' order;
-        `scales` are those of the blocks of A, then of each B, `offsets` those of a grouped product."""
+        """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands, in its names' order.
+        `scales` are those of the blocks of A, then of each B; `offsets` are those of a grouped product."""
         config, epilogue, mainloop = self.config, self.epilogue, self.mainloop
         a, bs = mainloop.values(a), [mainloop.values(b) for b in bs]
         self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
@@ -218,7 +225,7 @@ class Sm100Gemm(Gemm):
         a, bs = batches.operands(a, bs, self.kind, self.tile[2])
         m, n = cute.size(a, mode=[0]), cute.size(bs[0], mode=[0]) * config.pieces // config.products
         self.piece = (config.tile_m, config.piece_n * config.ctas, self.tile[2])
-        # One multiplies, the other says what a CTA has of the tile of one B.
+        # The first multiplies; the second only gives the part of one B's tile that a CTA loads.
         majors = [LayoutEnum.from_tensor(operand).mma_major_mode() for operand in (a, bs[0])]
         tiled_mma, piece_mma = [
             mainloop.instruction((self.a_dtype, self.b_dtype), majors, self.group, tile[:2])
@@ -274,7 +281,7 @@ class Sm100Gemm(Gemm):
         else:
             items = schedule.items
         if cutlass.const_expr(config.split_k > 1):
-            # A cluster a tile, along the axis of the grid that has room for any number.
+            # One cluster for each tile, along the axis of the grid that has room for any number of them.
             grid, launched = (config.split_k * items, 1, 1), (config.split_k, 1, 1)
         else:
             grid = (config.cluster_m, config.cluster_n, cutlass.min(items, max_active_clusters))
@@ -308,8 +315,8 @@ class Sm100Gemm(Gemm):
         )
 
     def _planes(self, operand: SmemOperand, plane: cute.Tensor, boxes: int) -> cute.ComposedLayout:
-        """Shared memory for an operand that travels by TMA: (128, subtile_n, boxes), a box for each stage and
-        warpgroup of the epilogue."""
+        """The layout in shared memory of an operand that TMA loads or stores: (128, subtile_n, boxes), with a
+        box for each stage and each warpgroup of the epilogue."""
         box, count = run_box(self.box, boxes, plane)
         return of_runs(blackwell.make_smem_layout_epi(operand.dtype, operand.layout, box, count), boxes)
 
@@ -338,7 +345,7 @@ class Sm100Gemm(Gemm):
         config, epilogue, stages = self.config, self.epilogue, self.stages
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-        # The CTAs of a split share nothing but sums: each is a cluster of one to its operands.
+        # The CTAs of a split share only sums: each loads and multiplies like a cluster of one.
         cta_coord = cluster.get_flat_coord(cta_rank if config.split_k == 1 else Int32(0))
 
         if warp == self.load.first:
@@ -347,7 +354,7 @@ class Sm100Gemm(Gemm):
                 cpasync.prefetch_descriptor(tma.atom)
 
         smem = SmemAllocator()
-        # Barriers come last: ahead of buffers that are aligned to 1024 bytes they would take as much.
+        # Barriers come last: ahead of buffers, which are aligned to 1024 bytes, they would take 1024 bytes.
         s_a = swizzled(smem, self.a_dtype, a_smem)
         s_b = swizzled(smem, self.b_dtype, b_smem)
         s_loads = allocate_planes(smem, epilogue.shared_loads, load_planes)
@@ -482,7 +489,7 @@ class Sm100Gemm(Gemm):
         return Sm100Tile(self.config, m0, column * columns, place.end, shared.n, lane, columns)
 
     def _piece_of(self, subtile: Int32, index: int) -> Int32:
-        """Where, counted in subtiles of the MMA's columns, the `index`-th piece lies that a subtile needs."""
+        """The position of a subtile's `index`-th piece among the MMA's columns, counted in subtiles."""
         config = self.config
         if config.pieces == 1:
             return subtile * config.products + index
@@ -490,11 +497,11 @@ class Sm100Gemm(Gemm):
         return subtile // part * (part * config.pieces) + index * part + subtile % part
 
     def _subtile(self, group: Any, visit: Any) -> Any:
-        """The subtile of the CTA's tile that a warpgroup's `visit`-th visit is to."""
+        """The index, in the CTA's tile, of the subtile that a warpgroup's `visit`-th visit covers."""
         return group * self.visits + visit
 
     def _plane(self, state: pipeline.PipelineState, group: Any) -> Any:
-        """Which of an operand's planes in shared memory is a warpgroup's in a stage."""
+        """The index of a warpgroup's plane of a stage among an operand's planes in shared memory."""
         return state.index * self.config.warpgroups + group
 
     @cute.jit
@@ -564,8 +571,8 @@ class Sm100Gemm(Gemm):
     def _partition_a(
         self, tma: cpasync.TmaInfo, s_a: cute.Tensor, thr_mma: Any, cta_coord: tuple, source: cute.Tensor
     ) -> tuple:
-        """The stages of A, and the boxes of `source` that they are brought from, partitioned for TMA. A row
-        of the cluster shares rows of A: each CTA loads a part."""
+        """The stages of A, and the boxes of `source` that fill them, partitioned for TMA. The CTAs in a row
+        of the cluster share rows of A, and each loads a part."""
         g_a = thr_mma.partition_A(batches.boxes(source, (self.tile[0], self.tile[2])))
         return cpasync.tma_partition(
             tma.atom,
@@ -578,7 +585,7 @@ class Sm100Gemm(Gemm):
     def _partition_b(
         self, tma: cpasync.TmaInfo, s_b: cute.Tensor, thr_piece: Any, cta_coord: tuple, source: cute.Tensor
     ) -> tuple:
-        """As `_partition_a`, of one B, whose columns a column of the cluster's MMAs shares."""
+        """As `_partition_a`, for one B. The MMAs in a column of the cluster share columns of B."""
         # (MMA, MMA_N, MMA_K, tile, k tile)
         g_b = thr_piece.partition_B(batches.boxes(source, (self.piece[1], self.piece[2])))
         return cpasync.tma_partition(
@@ -590,7 +597,7 @@ class Sm100Gemm(Gemm):
         )
 
     def _k_tiles_at(self, shared: Sm100Shared, item: Int32, k_tiles: Int32) -> Int32:
-        """The k tiles of a work item."""
+        """The number of k tiles of a work item."""
         if self.is_k_grouped:
             return self._k_tiles(shared.schedule.place(item), self.tile[2], k_tiles)
         return k_tiles
@@ -603,10 +610,10 @@ class Sm100Gemm(Gemm):
         operands: Sm100Operands,
         acc: cute.Tensor,
     ):
-        """The MMA warp: one accumulator after the other."""
+        """The MMA warp: it fills one accumulator after the other."""
         schedule, ab_pipeline, acc_pipeline = shared.schedule, shared.ab_pipeline, shared.acc_pipeline
-        # The epilogue warps of both CTAs hand the accumulators over once their tensor memory is allocated, so
-        # the producer, too, starts with buffers in use.
+        # The epilogue warps of both CTAs release the accumulators once their tensor memory is allocated. So
+        # the producer, too, starts as if all buffers were in use.
         ab_state, acc_state = consumer_state(self.stages.ab), consumer_state(self.acc_stages)
         item, item_step = shared.first_item, shared.item_step
         while schedule.is_valid(item):
@@ -659,11 +666,12 @@ class Sm100Gemm(Gemm):
 
     @cute.jit
     def _visit_tiles(self, shared: Sm100Shared, acc: Any, store_tmas: list):
-        """The epilogue warps: accumulators from tensor memory, the epilogue's hooks, TMA stores.
+        """The epilogue warps: they read accumulators from tensor memory, call the epilogue's hooks, and store
+        by TMA.
 
-        There is one barrier for each subtile. The warp that issues the stores first waits until the buffer
-        after this one has been read, so the barrier that hands it the full buffer also releases the empty
-        one.
+        One barrier for each subtile suffices. Before it, the warp that issues the stores waits until TMA has
+        read the next buffer. So the barrier that hands it the full buffer also frees the next one to be
+        written.
         """
         config, epilogue, stages = self.config, self.epilogue, self.stages
         schedule, glob, acc_pipeline = shared.schedule, shared.glob, shared.acc_pipeline
@@ -700,9 +708,9 @@ class Sm100Gemm(Gemm):
             acc_pipeline.consumer_wait(acc_state)
             if cutlass.const_expr(config.split_k > 1):
                 sums.wait()
-            # Where there are planes in shared memory, all warps wait for them and hand them on.
+            # With planes in shared memory every warp visits, since all wait for the planes and release them.
             has_rows = Boolean(stages.exact + stages.store > 0) | (tile.warp_row() < tile.m)
-            # Visits are the turns of one loop or of the other.
+            # Visits are the iterations of the outer loop if rolled, otherwise of the inner one.
             for turn in cutlass.range(self.visits if config.rolled else 1, unroll=1):
                 for written in cutlass.range_constexpr(1 if config.rolled else self.visits):
                     visit = Int32(turn) if cutlass.const_expr(config.rolled) else written
@@ -748,12 +756,12 @@ class Sm100Gemm(Gemm):
             item += item_step
         if is_store_warp:
             store_pipeline.producer_tail()
-        # Tensor memory may be given back once all warps have read theirs.
+        # Tensor memory may be freed once all warps have read their part of it.
         named_barrier(self.last_meeting).arrive_and_wait()
 
     @cute.jit
     def _publish(self, shared: Sm100Shared, seat: Seat, reader: Reader, acc_state: pipeline.PipelineState):
-        """The epilogue warps of a CTA that leaves its sums of its only tile to the first one."""
+        """The epilogue warps of a CTA that publishes the sums of its only tile to the first CTA."""
         acc_pipeline, sums, thread = shared.acc_pipeline, shared.sums, seat.thread_of_all
         acc_pipeline.consumer_wait(acc_state)
         for visit in cutlass.range(self.visits, unroll=1):
@@ -774,7 +782,7 @@ class Sm100Gemm(Gemm):
         return Reader(tmem_copy, thread_copy.partition_S(pieces), shape)
 
     def _read(self, reader: Reader, subtile: Any, stage: Int32) -> cute.Tensor:
-        """The registers to which every product's elements of a subtile are being read."""
+        """Begins to read every product's elements of a subtile to registers, and returns these."""
         config = self.config
         registers = cute.make_rmem_tensor(config.products * config.subtile_n, Float32)
         for i in range(config.products):
@@ -797,10 +805,10 @@ class Sm100Gemm(Gemm):
 
 @dataclass
 class Sm100Shared(Shared):
-    """And the ring of accumulators in tensor memory, the CTA's work items and its part of K.
+    """`Shared`, and the ring of accumulators in tensor memory, the CTA's work items and its part of K.
 
-    Work items are `first_item` and every `item_step`-th after it; for the epilogue they begin at
-    `epilogue_item`, which is beyond the last one in a CTA that leaves its sums to another.
+    A CTA processes `first_item` and every `item_step`-th work item after it. Its epilogue begins at
+    `epilogue_item`, which lies beyond the last item if the CTA leaves its sums to another one.
     """
 
     acc_pipeline: pipeline.PipelineUmmaAsync

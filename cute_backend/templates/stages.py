@@ -11,10 +11,10 @@ from cute_backend.planning.shared_memory import ENOUGH_AB_STAGES, BlockScales
 from cute_backend.templates.epilogue import Epilogue, SmemOperand
 
 MAX_SCALED_STAGES = 9
-"""The most stages of A and B beside stages of their scales: `SMEM_RESERVE` has barriers for no more."""
+"""The most stages of A and B beside stages of scales: `SMEM_RESERVE` has room for no more barriers."""
 
 MAX_STAGES = 4
-"""Stages of exact loads and outputs that hide the latency of TMA, loading and storing."""
+"""The most stages of exact loads, and of outputs: as many as hide the latency of TMA's loads and stores."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Stages:
 
     @staticmethod
     def of(config: TileConfig, epilogue: Epilogue, scaling: BlockScales | MmaScales | None = None) -> Stages:
-        """Gives each ring of the epilogue its fewest stages and A and B enough; the rest of the memory makes
-        further stages of both.
+        """Divides the shared memory among the rings. Each ring of the epilogue first gets its fewest stages,
+        and A and B get enough of them. What memory is left provides further stages of both.
 
         Raises ValueError where fewer than the target's `least_ab_stages` are left for A and B.
         """
