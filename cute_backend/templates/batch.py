@@ -93,7 +93,10 @@ def schedule(
     config: TileConfig, m: Int32, n: Int32, a: cute.Tensor, offsets: cute.Tensor | None = None
 ) -> Schedule:
     """The schedule of all products. With `offsets`, these are groups of K if A is `ragged`, otherwise groups
-    of rows. Without, A is (M, K) for one product, or (M, K, B) for B products."""
+    of rows. Without, A is (M, K) for one product, or (M, K, B) for B products. Parts of K whose sums go to
+    memory are scheduled as products of a batch."""
+    if config.sums_in_memory:
+        return BatchSchedule.of(config, m, n, Int32(config.split_k))
     if offsets is None:
         return (
             TileSchedule.of(config, m, n) if cute.rank(a) == 2 else BatchSchedule.of(config, m, n, a.shape[2])

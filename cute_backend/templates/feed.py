@@ -22,7 +22,8 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.memory import SmemAllocator
 
-from cute_backend.templates.crew import Ring, Role
+from cute_backend.templates.crew import WARP, Ring, Role
+from cute_backend.templates.epilogue import by_name
 from cute_backend.templates.scheduler import Place
 from cute_backend.templates.staged import Stage
 from cute_backend.templates.warp_mainloop import Copies
@@ -89,6 +90,18 @@ class Feed(ABC):
 
     def stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Any, thread: Int32) -> None:
         """Begins with the staged rowvecs of a tile, if warps that multiply stage them."""
+
+    @cute.jit
+    def stage_by_first_warp(self, shared: Sm80Shared, place: Place, rows_at: Int32, thread: Int32):
+        """The first of the warps that multiply stages the rowvecs of a tile, in the stage `rows_at`."""
+        if thread < WARP:
+            names = [operand.name for operand in self.gemm.epilogue.staged]
+            rows = by_name(names, [s_row[(None, rows_at)] for s_row in shared.rows])
+            self.gemm._stage(self.gemm._row_tile(shared, place, thread), shared.glob, rows)
+
+    def first_k(self, shared: Sm80Shared, batch: Int32) -> Int32:
+        """The first k tile of a work item of the `batch`-th product, or of the `batch`-th part of K."""
+        return batch * shared.k_tiles if self.gemm.config.split_k > 1 else Int32(0)
 
     @abstractmethod
     def rows(self, shared: Sm80Shared, rows_at: Any) -> list[cute.Tensor]:

@@ -39,7 +39,7 @@ from cute_backend.templates.feed import Feed
 from cute_backend.templates.fragments import FragmentGemm
 from cute_backend.templates.mainloop import check_face
 from cute_backend.templates.rings import allocate_rows, check_stage
-from cute_backend.templates.scheduler import BatchSchedule, Place, Schedule
+from cute_backend.templates.scheduler import Place, Schedule
 from cute_backend.templates.staged import Corner, Planes, Stage
 from cute_backend.templates.tile import FragmentTile
 from cute_backend.templates.warp_columns import (
@@ -149,7 +149,7 @@ class Sm80Gemm(FragmentGemm):
             instruction(a.element_type, Float32, (MMA_M, MMA_N, mma_k)), warps, permutation_mnk=order
         )
         at_once = max_active_clusters * config.occupancy
-        grid = cutlass.min(self._schedule(m, n, a).items, at_once)
+        grid = cutlass.min(batches.schedule(config, m, n, a).items, at_once)
         a_given = self.feed.given(a, self.a_stage)
         bs_given = [self.feed.given(b, self.piece) for b in bs]
         named(self.kernel, self.name)(mma, a_given, bs_given, list(loads), list(stores), m, n).launch(
@@ -181,7 +181,7 @@ class Sm80Gemm(FragmentGemm):
         planes = self._planes(smem)
         ab_pipeline, row_pipeline = self.feed.open(smem)
         shared = Sm80Shared(
-            schedule=self._schedule(m, n, left),
+            schedule=batches.schedule(self.config, m, n, left),
             n=n,
             glob=by_name(self.epilogue.loads + self.epilogue.stores, loads + stores),
             **planes,
@@ -192,7 +192,6 @@ class Sm80Gemm(FragmentGemm):
             s_a=s_a,
             s_b=s_b,
             k_tiles=cute.ceil_div(cute.ceil_div(left.shape[1], s_a.shape[1]), self.config.split_k),
-            is_split=self.config.split_k > 1,
             item_step=item_step,
         )
         if cutlass.const_expr(not self.feed.roles):
@@ -212,12 +211,6 @@ class Sm80Gemm(FragmentGemm):
             "stores": tuple(planes.allocate(smem, stages.store * warps) for planes in self.store_planes),
             "rows": tuple(allocate_rows(smem, self.epilogue.staged, self.config.tile_n, stages.row)),
         }
-
-    def _schedule(self, m: Int32, n: Int32, a: cute.Tensor) -> Schedule:
-        """The tiles of all products, or of all parts of K."""
-        if self.config.split_k > 1:
-            return BatchSchedule.of(self.config, m, n, Int32(self.config.split_k))
-        return batches.schedule(self.config, m, n, a)
 
     @cute.jit
     def _work(self, shared: Sm80Shared, mma: cute.TiledMma | None, first_item: Int32, thread: Int32):
@@ -387,7 +380,7 @@ class Sm80Shared:
     and the feed's pipelines.
 
     A CTA processes its first work item and every `item_step`-th after it. Each has `k_tiles` k tiles: all of
-    K, or one part of it if K `is_split`.
+    K, or one part of it under split-K.
     """
 
     schedule: Schedule
@@ -403,12 +396,7 @@ class Sm80Shared:
     s_a: cute.Tensor
     s_b: cute.Tensor
     k_tiles: Int32
-    is_split: bool
     item_step: Int32
-
-    def first_k(self, batch: Int32) -> Int32:
-        """The first k tile of a work item of the `batch`-th product, or of the `batch`-th part of K."""
-        return batch * self.k_tiles if self.is_split else Int32(0)
 
 
 def _is_k_major(operand: cute.Tensor) -> bool:

@@ -80,7 +80,7 @@ from cute_backend.templates.rings import (
     stages_of,
     swizzled,
 )
-from cute_backend.templates.scheduler import BatchSchedule, GroupSchedule, Place
+from cute_backend.templates.scheduler import GroupSchedule, Place
 from cute_backend.templates.split_k import Sums
 from cute_backend.templates.tile import FragmentTile
 
@@ -289,7 +289,7 @@ class Sm90Gemm(FragmentGemm):
         warp_box = (WARP_M, config.subtile_n)
         store_tmas = self._maps(go, epilogue.shared_stores, store_of, store_planes, warp_box, written)
 
-        schedule = self._schedule(m, n, a, offsets)
+        schedule = batches.schedule(config, m, n, a, offsets)
         if cutlass.const_expr(self.is_grouped):
             items = cast(GroupSchedule, schedule).most_items
         else:
@@ -362,7 +362,7 @@ class Sm90Gemm(FragmentGemm):
         cta_layout = cute.make_layout((config.cluster_m, config.cluster_n, 1))
         cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         cta_m, cta_n, _ = cta_layout.get_flat_coord(cta_rank)
-        schedule = self._schedule(m, n, a_tma.tma_tensor, offsets)
+        schedule = batches.schedule(config, m, n, a_tma.tma_tensor, offsets)
         if cutlass.const_expr(self.in_cluster):
             cta_m = cta_n = Int32(0)
             first_item, item_step = block // config.split_k, schedule.items
@@ -461,12 +461,6 @@ class Sm90Gemm(FragmentGemm):
         if warp >= self.consume.first:
             cute.arch.setmaxregister_increase(config.target.epilogue_registers)
             self._consume(shared, add_mma, set_mma, s_a, s_b, store_tmas, thread, warp)
-
-    def _schedule(self, m: Int32, n: Int32, a: cute.Tensor, offsets: cute.Tensor | None) -> Any:
-        """The tiles of all products, or of all parts of K that leave their sums in memory."""
-        if self.config.sums_in_memory:
-            return BatchSchedule.of(self.config, m, n, Int32(self.config.split_k))
-        return batches.schedule(self.config, m, n, a, offsets)
 
     @cute.jit
     def _load(

@@ -23,7 +23,7 @@ from cutlass.memory import SmemAllocator
 
 from cute_backend.planning import TileConfig
 from cute_backend.planning.naming import PARTS
-from cute_backend.templates.crew import WARP
+from cute_backend.templates import batch as batches
 from cute_backend.templates.entry import named
 from cute_backend.templates.epilogue import Epilogue, SmemOperand, by_name
 from cute_backend.templates.feed import Feed
@@ -144,14 +144,7 @@ class StoredSums(Feed):
 
     def stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Int32, thread: Int32) -> None:
         cute.arch.sync_threads()  # all warps must have read the previous tile's rows
-        self._stage_rows(shared, place, rows_at, thread)
-
-    @cute.jit
-    def _stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Int32, thread: Int32):
-        if thread < WARP:
-            names = [operand.name for operand in self.gemm.epilogue.staged]
-            rows = by_name(names, [s_row[(None, rows_at)] for s_row in shared.rows])
-            self.gemm._stage(self.gemm._row_tile(shared, place, thread), shared.glob, rows)
+        self.stage_by_first_warp(shared, place, rows_at, thread)
 
     def rows(self, shared: Sm80Shared, rows_at: Int32) -> list[cute.Tensor]:
         if shared.rows:
@@ -185,7 +178,7 @@ class SumGemm(Sm80Gemm):
     ):
         """Launches the kernel for the sums and the epilogue's operands, in the order of its names."""
         m, n = sums.shape[0] // self.parts, sums.shape[1]
-        grid = self._schedule(m, n, sums).items
+        grid = batches.schedule(self.config, m, n, sums).items
         named(self.kernel, self.name)(sums, list(loads), list(stores), m, n).launch(
             grid=(grid, 1, 1),
             block=(self.threads, 1, 1),
@@ -203,7 +196,7 @@ class SumGemm(Sm80Gemm):
         if cutlass.const_expr(self.config.target.pdl):
             await_earlier_kernels()
         shared = Sm80Shared(
-            schedule=self._schedule(m, n, sums),
+            schedule=batches.schedule(self.config, m, n, sums),
             n=n,
             glob=by_name(self.epilogue.loads + self.epilogue.stores, loads + stores),
             **self._planes(SmemAllocator()),
@@ -214,7 +207,6 @@ class SumGemm(Sm80Gemm):
             s_a=None,
             s_b=None,
             k_tiles=Int32(0),
-            is_split=False,
             item_step=item_step,
         )
         self._work(shared, None, first_item, thread)

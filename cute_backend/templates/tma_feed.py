@@ -81,7 +81,7 @@ class TmaFeed(Feed):
         while schedule.is_valid(item):
             place = schedule.place(item)
             a_boxes = batches.of_place(g_a, place)
-            first_k = shared.first_k(Int32(place.batch))
+            first_k = self.first_k(shared, Int32(place.batch))
             for k in cutlass.range(first_k, first_k + shared.k_tiles, unroll=1):
                 ring.producer_acquire(state)
                 barrier = ring.producer_get_barrier(state)

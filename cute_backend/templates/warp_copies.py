@@ -15,8 +15,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint8
 
-from cute_backend.templates.crew import WARP
-from cute_backend.templates.epilogue import by_name
 from cute_backend.templates.feed import Feed
 from cute_backend.templates.scheduler import Place
 from cute_backend.templates.staged import Lines
@@ -63,13 +61,9 @@ class WarpCopies(Feed):
         if shared.k_tiles < self.stages.ab:
             cute.arch.cp_async_wait_group(0)
 
-    @cute.jit
-    def stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Int32, thread: Int32):
+    def stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Int32, thread: Int32) -> None:
         # The k tiles of the tile before stand between this and the last reads of these rows.
-        if thread < WARP:
-            names = [operand.name for operand in self.gemm.epilogue.staged]
-            rows = by_name(names, self.rows(shared, rows_at))
-            self.gemm._stage(self.gemm._row_tile(shared, place, thread), shared.glob, rows)
+        self.stage_by_first_warp(shared, place, rows_at, thread)
 
     def rows(self, shared: Sm80Shared, rows_at: Int32) -> list[cute.Tensor]:
         return [s_row[(None, rows_at)] for s_row in shared.rows]
@@ -106,7 +100,7 @@ class WarpCopies(Feed):
             for operand, row in ((shared.a, m0), (shared.bs[0], b0))
         )
         columns, batch = self.gemm.a_stage.columns, Int32(place.batch)
-        k = shared.first_k(batch)
+        k = self.first_k(shared, batch)
         return Ahead(item, k, stage, Int32(m0), Int32(b0), rows_a, rows_b, batch, columns)
 
     @cute.jit
@@ -115,7 +109,7 @@ class WarpCopies(Feed):
         item, k, stage = ahead.item, ahead.k + 1, _after(ahead.stage, self.stages.ab)
         row_a, row_b, rows_a, rows_b = ahead.row_a, ahead.row_b, ahead.rows_a, ahead.rows_b
         batch = ahead.batch
-        if k == shared.first_k(batch) + shared.k_tiles:
+        if k == self.first_k(shared, batch) + shared.k_tiles:
             first = self._first(shared, item + shared.item_step, stage)
             item, k = first.item, first.k
             row_a, row_b, rows_a, rows_b = first.row_a, first.row_b, first.rows_a, first.rows_b

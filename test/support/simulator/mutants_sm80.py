@@ -245,9 +245,13 @@ MUTANTS = [
     Mutant(
         "every part is the first",
         SUMS_IN_MEMORY,
-        instead("return batch * self.k_tiles if self.is_split", "return 0 * self.k_tiles if self.is_split"),
+        (
+            Edit("first_k(shared, batch)", "first_k(shared, 0 * batch)", times=2, at=1),
+            Edit("first_k(shared, batch)", "first_k(shared, 0 * batch)"),
+        ),
         WrongNumbers,
         "are wrong",
+        Text.WARP_COPIES,
     ),
     Mutant(
         "every part begins a k tile late",
