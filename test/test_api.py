@@ -193,14 +193,16 @@ def test_a_region_that_reads_anothers_result_says_so():
 
 
 @pytest.mark.parametrize(
-    ("parts", "told"),
+    ("parts", "columns", "epilogue"),
     [
-        (lambda y: y.chunk(2, -1), ["self.up_gate.weight [0:48]", "self.up_gate.weight [48:96]"]),
-        (lambda y: (y[:, ::2], y[:, 1::2]), ["self.up_gate.weight [0::2]", "self.up_gate.weight [1::2]"]),
+        (lambda y: y.chunk(2, -1), ("[0:48]", "[48:96]"), "a warpgroup for the epilogue of each half"),
+        (lambda y: (y[:, ::2], y[:, 1::2]), ("[0::2]", "[1::2]"), "subtiles of 32 columns"),
     ],
     ids=["halves", "neighbours"],
 )
-def test_a_pair_is_told_with_the_columns_of_each(parts, told):
+def test_a_pair_is_shown_with_the_columns_of_each(parts, columns, epilogue):
+    labels = [f"self.up_gate.weight {each}" for each in columns]
+
     class Gated(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -214,12 +216,12 @@ def test_a_pair_is_told_with_the_columns_of_each(parts, told):
         explained = cute_backend.explain(Gated(), torch.randn(32, 64, dtype=torch.bfloat16))
     (region,) = explained.regions
     line = f"test_api.py:{Gated.forward.__code__.co_firstlineno + 1}"
-    assert region.products == tuple(Product(label, line) for label in told) and region.sizes == (32, 48, 64)
+    assert region.products == tuple(Product(label, line) for label in labels) and region.sizes == (32, 48, 64)
     assert region.formula == "out0 = bf16(relu(acc0 + bias0) * (acc1 + bias1))"
     lines = str(explained).splitlines()
-    assert lines[5].startswith("    2 accumulators of 128 by 64, a warpgroup for the epilogue of each half")
-    assert [f"    acc{i} of {label}, at {line}" for i, label in enumerate(told)] == lines[6:8]
-    assert [load.label for load in region.loads] == [label.replace("weight", "bias") for label in told]
+    assert lines[5].startswith(f"    2 accumulators of 128 by 64, {epilogue}")
+    assert [f"    acc{i} of {label}, at {line}" for i, label in enumerate(labels)] == lines[6:8]
+    assert [load.label for load in region.loads] == [label.replace("weight", "bias") for label in labels]
 
 
 def test_what_the_program_computes_is_told_by_its_variable_and_line():

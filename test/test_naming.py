@@ -186,6 +186,7 @@ def test_a_field_that_is_added_with_a_default_changes_no_digest():
         "cute_mm_bias_128x128_1a2b3c4d",
         "cute_mm_bias_128x128_1a2b3c4d_cutlass_0",
         "cute_mm_bias_128x128_1a2b3c4d_finish_cutlass_1",
+        "cute_mm_bias_relu_64x64_1a2b3c4d_parts_cutlass_0",
         "cute_mm_bias_128x128_1a2b3c4d_0123456789abcdef",
     ],
 )

@@ -1,6 +1,6 @@
 """The cost model, which predicts the time of a problem with a given tile.
 
-Its constants were fitted to timings. Those of each target are in the file of the target, which also names the
+Its constants were fitted to timings. The file of each target has the constants of that target, and names the
 machine that they were measured on.
 """
 

@@ -5,8 +5,8 @@ scales of blocks (`block_scales.py`). The other one or two warpgroups multiply; 
 tile, keeps their accumulators in registers and runs the epilogue on them, a subtile of 64 rows at a time,
 with shared memory and TMA stores of its own.
 
-For example, the tile 128x128_2x1_pingpong, with an epilogue that stages a rowvec, loads a plane and stores
-one, gives each CTA these roles and barriers:
+For example, each CTA of tile 128x128_2x1_pingpong has these roles and barriers, if the epilogue stages a
+rowvec, loads a plane and stores one:
 
     warps    role     job
     0        load     A and B of a k tile, by TMA with multicast

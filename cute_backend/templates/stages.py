@@ -30,7 +30,7 @@ class Stages:
     @staticmethod
     def of(config: TileConfig, epilogue: Epilogue, scaling: BlockScales | MmaScales | None = None) -> Stages:
         """Divides the shared memory among the rings. Each ring of the epilogue first gets its fewest stages,
-        and A and B get enough of them. What memory is left provides further stages of both.
+        and A and B get enough of them. The rest of the memory makes further stages of both.
 
         Raises ValueError where fewer than the target's `least_ab_stages` are left for A and B.
         """
