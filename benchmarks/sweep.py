@@ -4,10 +4,10 @@
 
 150 problems, whose operands (fp8, bf16, fp16) and epilogues (full, gated, row maxima) alternate, and 30 bare
 products: one behind every five. A program is compiled with `backend="cute"` and with `backend="inductor"`,
-and a bare product is a call of `gemm`; nothing is tuned. All are compiled first, by `--jobs` processes. Then
-they run in CUDA graphs, interleaved, from a cold L2; microseconds, medians. `--timers` processes prepare
-problems side by side, and time one after the other. Of a problem where ours is slower than the other, the
-median of three such timings counts. A run adds to FILE what it lacks and stops after `--minutes`, and prints
+and a bare product is a call of `gemm`; nothing is tuned. They run in CUDA graphs, interleaved, from a cold
+L2; microseconds, medians. `--workers` processes compile and prepare problems side by side, and time one after
+the other, a few problems in each turn. Of a problem where ours is slower than the other, the median of three
+such timings counts. A run adds to FILE what it lacks and begins no problem after `--minutes`, and prints
 geometric means and the worst problems of all that FILE has. `--shown` only prints.
 """
 
@@ -16,21 +16,21 @@ from __future__ import annotations
 import argparse
 import csv
 import gc
-import math
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from problems import ROWS, Drawn, Epilogue, Operands, draw
+from problems import DRAWN, ROWS, Drawn, Epilogue, Operands, draw
 
 from cute_backend.bench.machine import Nvml
-from cute_backend.bench.measure import Run, compiled, measure_ceilings, measure_table, relative_difference
+from cute_backend.bench.measure import Prepared, Run, prepare, relative_difference
+from cute_backend.bench.results import Ceilings, Timing
 from cute_backend.bench.table import Cell, Problem, Rate, Runner, Table, Workload
-from cute_backend.bench.timing import require_gpu
+from cute_backend.bench.timing import Turn, own_turn, require_gpu
 from cute_backend.errors import UsageError
 
 COLUMNS = ("m", "n", "k", "operands", "epilogue", "torch", "inductor", "cute", "agrees", "note")
@@ -38,10 +38,16 @@ WORST = 12
 FUSED_EACH = 5
 """Fused problems for each bare product."""
 
+IN_A_TURN = 3
+"""Problems that a process prepares before it waits for its turn to time."""
+
 TIMINGS = 3
 """Timings of a problem where ours is slower; the medians of these count."""
 
 _TOLERANCE = 0.02
+_NOMINAL = Ceilings(4e12, {Rate.FP8: 1.4e15, Rate.BF16: 0.7e15})
+"""The speeds of a GPU that decide how many calls are timed together, but no ratio."""
+_DRAWN = tuple(each.value for each in DRAWN)
 _BARE, _OURS = Cell("bare", Runner.EAGER), "ours"
 
 
@@ -87,56 +93,64 @@ def table_of(drawn: Drawn) -> Table:
     return Table(drawn.name, drawn.name, _BARE, (), (Problem(drawn.name, (bare, program)),))
 
 
-def row_of(drawn: Drawn, run: Run) -> dict[str, object]:
-    """The figures of one problem."""
-    timed = [_timed(drawn, run)]
-    while 1 <= len(timed) < TIMINGS and _is_slower(timed[0], drawn.epilogue):
-        timed.append(_timed(drawn, run))
-    row = timed[0]
-    for column in ("torch", "inductor", "cute"):
-        taken = [each[column] for each in timed if each[column] is not None]
-        row[column] = f"{statistics.median(taken):.2f}" if taken else ""
-    return {"m": drawn.m, "n": drawn.n, "k": drawn.k, **row}
-
-
-def _timed(drawn: Drawn, run: Run) -> dict[str, object]:
-    (result,) = measure_table(table_of(drawn), run)
-    (problem,) = result.problems
-    found = {each.cell: each for each in problem.measurements}
+def row_of(drawn: Drawn, prepared: Prepared, turn: Turn, rounds: int) -> dict[str, object]:
+    """The figures of one problem, timed in a turn."""
     ours = Cell(_OURS, Runner.EAGER if drawn.epilogue is Epilogue.BARE else Runner.CUTE)
     cells = {"torch": _BARE, "inductor": Cell(_OURS, Runner.INDUCTOR), "cute": ours}
-    timings = {name: found[cell].timing if cell in found else None for name, cell in cells.items()}
-    return {
-        "operands": drawn.operands.value,
-        "epilogue": drawn.epilogue.value,
-        **{name: timing and timing.median_us for name, timing in timings.items()},
-        "agrees": found[ours].agrees,
-        "note": found[ours].note,
-    }
+    units = prepared.units
+    timings = [turn.time(units, rounds)]
+    while 1 <= len(timings) < TIMINGS and _is_slower(drawn.epilogue, cells, timings[0]):
+        timings.append(turn.time(units, rounds))
+    row: dict[str, object] = {"m": drawn.m, "n": drawn.n, "k": drawn.k}
+    row |= {"operands": drawn.operands.value, "epilogue": drawn.epilogue.value}
+    for column, cell in cells.items():
+        taken = [timing[cell].median_us for timing in timings if cell in timing]
+        row[column] = f"{statistics.median(taken):.2f}" if taken else ""
+    (found,) = (each for each in prepared.variants if each.cell == ours)
+    return {**row, "agrees": found.agrees, "note": found.note}
 
 
-def _is_slower(row: dict[str, object], epilogue: Epilogue) -> bool:
-    other, ours = row["torch" if epilogue is Epilogue.BARE else "inductor"], row["cute"]
-    return isinstance(other, float) and isinstance(ours, float) and ours > other
+def _is_slower(epilogue: Epilogue, cells: Mapping[str, Cell], timings: Mapping[Cell, Timing]) -> bool:
+    other = cells["torch" if epilogue is Epilogue.BARE else "inductor"]
+    known = other in timings and cells["cute"] in timings
+    return known and timings[cells["cute"]].median_us > timings[other].median_us
 
 
 def show(rows: Iterable[dict[str, str]]) -> None:
-    """Prints geometric means and the worst problems, of fused programs against Inductor and of bare ones."""
+    """Prints geometric means and the worst problems, of fused programs against Inductor and of bare ones.
+
+    The limit is the speed of a kernel that takes as long as torch's bare product: its epilogue costs nothing.
+    """
     rows = [row for row in rows if row["cute"]]
     for row in rows:
         if row["agrees"] != "True":
             print(f"WRONG: {_name(row)}")
     for kind, other in (("fused", "inductor"), ("bare", "torch")):
         of_kind = [row for row in rows if (row["epilogue"] == "bare") == (kind == "bare") and row[other]]
-        ratios = {_name(row): float(row[other]) / float(row["cute"]) for row in of_kind}
         for bits, names in (("fp8", ("fp8",)), ("16-bit", ("bf16", "fp16"))):
-            group = [ratios[_name(row)] for row in of_kind if row["operands"] in names]
-            if group:
-                mean = math.exp(sum(map(math.log, group)) / len(group))
-                found = f"{other} / ours {mean:.3f}, least {min(group):.3f}"
-                print(f"{kind}, {bits}: {len(group)} problems, {found}")
+            group = [row for row in of_kind if row["operands"] in names]
+            _print_means(f"{kind}, {bits}", other, group)
+            for epilogue in dict.fromkeys(row["epilogue"] for row in group if kind == "fused"):
+                _print_means(f"    {epilogue}", other, [row for row in group if row["epilogue"] == epilogue])
+        ratios = {_name(row): _ratio(row, other, "cute") for row in of_kind}
         for name in sorted(ratios, key=ratios.__getitem__)[:WORST]:
             print(f"    {ratios[name]:.3f}  {name}")
+
+
+def _print_means(of: str, other: str, rows: Sequence[dict[str, str]]) -> None:
+    if not rows:
+        return
+    ratios = [_ratio(row, other, "cute") for row in rows]
+    mean = statistics.geometric_mean(ratios)
+    line = f"{of}: {len(rows)} problems, {other} / ours {mean:.3f}, least {min(ratios):.3f}"
+    if other == "inductor":
+        limit = statistics.geometric_mean(_ratio(row, other, "torch") for row in rows)
+        line += f", below 0.97: {sum(ratio < 0.97 for ratio in ratios)}, limit {limit:.3f}"
+    print(line)
+
+
+def _ratio(row: dict[str, str], other: str, ours: str) -> float:
+    return float(row[other]) / float(row[ours])
 
 
 def picture(rows: Iterable[dict[str, str]], path: Path) -> None:
@@ -173,14 +187,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--count", type=int, default=150, help="fused problems; a fifth as many are bare")
     parser.add_argument("--rows", type=int, nargs=2, default=ROWS, help="the least and the largest M drawn")
+    parser.add_argument("--operands", nargs="+", default=_DRAWN, choices=_DRAWN, help="leave out the others")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--minutes", type=float, default=9.0, help="no problem is timed later")
-    parser.add_argument("--jobs", type=int, default=8, help="processes that compile")
-    parser.add_argument("--timers", type=int, default=4, help="processes that prepare and time")
-    parser.add_argument("--compile", action="store_true", help="only compile, and time nothing")
-    parser.add_argument("--compiled", action="store_true", help="time without compiling ahead")
-    parser.add_argument("--compile-part", help=argparse.SUPPRESS)
-    parser.add_argument("--time-part", help=argparse.SUPPRESS)
+    parser.add_argument("--minutes", type=float, default=9.0, help="no problem is begun later")
+    parser.add_argument("--workers", type=int, default=8, help="processes that prepare and time")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--shown", action="store_true", help="print what FILE has, and time nothing")
     parser.add_argument("--picture", type=Path, help="also draw the ratios, to this file")
     arguments = parser.parse_args()
@@ -191,17 +202,10 @@ def main() -> None:
             sys.exit(str(error))
         if not arguments.file.exists():
             arguments.file.write_text(",".join(COLUMNS) + "\n")
-        if arguments.compile_part is not None:
-            _compile(_missing(arguments, arguments.compile_part))
+        if arguments.part is not None:
+            _measure(arguments, _missing(arguments))
             return
-        if arguments.time_part is not None:
-            _measure(arguments, _missing(arguments, arguments.time_part))
-            return
-        if not arguments.compiled:
-            _aside("--compile-part", arguments.jobs)
-        if arguments.compile:
-            return
-        _aside("--time-part", arguments.timers)
+        _share_out(arguments.workers)
     with arguments.file.open() as file:
         rows = list(csv.DictReader(file))
     show(rows)
@@ -209,56 +213,46 @@ def main() -> None:
         picture(rows, arguments.picture)
 
 
-def _missing(arguments: argparse.Namespace, part: str) -> list[Drawn]:
+def _missing(arguments: argparse.Namespace) -> list[Drawn]:
     """The problems of a part that the file does not have yet. Part "1/4" of the problems of a seed is every
     fourth one from the second on."""
     with arguments.file.open() as file:
         done = {_name(row) for row in csv.DictReader(file)}
-    first, step = map(int, part.split("/"))
-    drawn = problems(arguments.seed, arguments.count, tuple(arguments.rows))[first::step]
-    return [each for each in drawn if each.name not in done]
+    first, step = map(int, arguments.part.split("/"))
+    drawn = problems(arguments.seed, arguments.count, tuple(arguments.rows))
+    wanted = [each for each in drawn if each.operands.value in arguments.operands][first::step]
+    return [each for each in wanted if each.name not in done]
 
 
-def _aside(flag: str, processes: int) -> None:
-    """Runs the parts of this program in processes. The caches keep the kernels that these compile."""
-    commands = [[sys.executable, *sys.argv, flag, f"{part}/{processes}"] for part in range(processes)]
+def _share_out(workers: int) -> None:
+    """Runs the parts of this program in processes."""
+    commands = [[sys.executable, *sys.argv, "--part", f"{part}/{workers}"] for part in range(workers)]
     for part in [subprocess.Popen(command) for command in commands]:
         part.wait()
 
 
-@torch.no_grad()
-def _compile(wanted: Iterable[Drawn]) -> None:
-    """Run every program once."""
-    for drawn in wanted:
-        for workload, runner in _programs(drawn):
-            torch._dynamo.reset()
-            with torch.device("cuda"):
-                args = workload.inputs()
-            try:
-                compiled(runner, workload.fn)(*args)
-            except Exception as error:  # its timing fails in the same way, and notes it
-                print(f"{drawn.name}, {runner.value}: {type(error).__name__}: {error}", file=sys.stderr)
-        gc.collect()
-        torch.cuda.empty_cache()
-
-
-def _programs(drawn: Drawn) -> Iterator[tuple[Workload, Runner]]:
-    for problem in table_of(drawn).problems:
-        for workload in problem.workloads:
-            yield from ((workload, runner) for runner in workload.runners)
-
-
-def _measure(arguments: argparse.Namespace, wanted: list[Drawn]) -> None:
+def _measure(arguments: argparse.Namespace, wanted: Sequence[Drawn]) -> None:
     until = time.monotonic() + 60 * arguments.minutes
-    ceilings = measure_ceilings([Rate.FP8, Rate.BF16], arguments.rounds)
-    run = Run(ceilings, {}, Nvml(), arguments.rounds, lambda what: None)
+    run = Run(_NOMINAL, {}, Nvml(), arguments.rounds, lambda what: None)
     with arguments.file.open("a", newline="", buffering=1) as file:
         rows = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        for each in wanted:
-            if time.monotonic() > until:
-                break
-            rows.writerow(row_of(each, run))
-            print(each.name, file=sys.stderr)
+        for first in range(0, len(wanted), IN_A_TURN):
+            prepared = []
+            for drawn in wanted[first : first + IN_A_TURN]:
+                if time.monotonic() > until:
+                    break
+                try:
+                    prepared.append((drawn, prepare(table_of(drawn).problems[0], run)))
+                except UsageError as error:  # such as no memory, beside the problems of other processes
+                    print(f"{drawn.name}: {error}", file=sys.stderr)
+            if not prepared:
+                continue
+            with own_turn() as turn:
+                for drawn, each in prepared:
+                    row = row_of(drawn, each, turn, arguments.rounds)
+                    if not any("OutOfMemory" in variant.note for variant in each.variants):
+                        rows.writerow(row)
+            del prepared, each
             gc.collect()
             torch.cuda.empty_cache()
 

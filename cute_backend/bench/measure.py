@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import cute_backend.registration  # noqa: F401  a checkout that is not installed has no entry point
 from cute_backend.bench.machine import Nvml
-from cute_backend.bench.results import Ceilings, Measurement, ProblemResult, TableResult, Work
+from cute_backend.bench.results import Ceilings, Clock, Measurement, ProblemResult, TableResult, Timing, Work
 from cute_backend.bench.table import Cell, Problem, Rate, Runner, Table, Workload
 from cute_backend.bench.timing import MAX_CALLS, UNIT_US, Unit, preparing, time_units, unit_of
 from cute_backend.errors import UsageError, root_cause
@@ -154,17 +154,22 @@ class _Variant:
     note: str = ""
 
 
-@torch.no_grad()
-def _measure(problem: Problem, run: Run) -> ProblemResult:
-    with preparing():
-        works, variants = _prepare(problem, run)
-    run.progress(f"{problem.name}: timing")
-    units = {variant.cell: variant.unit for variant in variants if variant.unit is not None}
-    timings = time_units(units, run.rounds, run.nvml.sample_clock)
-    return ProblemResult(
-        problem.name,
-        tuple(works),
-        tuple(
+@dataclass(frozen=True)
+class Prepared:
+    """A problem whose programs are compiled, checked and captured."""
+
+    name: str
+    works: Sequence[Work]
+    variants: Sequence[_Variant]
+
+    @property
+    def units(self) -> dict[Cell, Unit]:
+        """The units to time, by cell."""
+        return {variant.cell: variant.unit for variant in self.variants if variant.unit is not None}
+
+    def result(self, timings: Mapping[Cell, Timing], clock: Clock | None = None) -> ProblemResult:
+        """The problem's result with the timings of its units."""
+        measurements = (
             Measurement(
                 each.cell,
                 timings.get(each.cell),
@@ -173,33 +178,48 @@ def _measure(problem: Problem, run: Run) -> ProblemResult:
                 each.agrees,
                 each.note,
             )
-            for each in variants
-        ),
-        run.nvml.take_clock(),
-    )
+            for each in self.variants
+        )
+        return ProblemResult(self.name, tuple(self.works), tuple(measurements), clock)
 
 
-def _prepare(problem: Problem, run: Run) -> tuple[list[Work], list[_Variant]]:
-    """The work of each workload, and its cells, compiled and checked."""
+@torch.no_grad()
+def _measure(problem: Problem, run: Run) -> ProblemResult:
+    prepared = prepare(problem, run)
+    run.progress(f"{problem.name}: timing")
+    timings = time_units(prepared.units, run.rounds, run.nvml.sample_clock)
+    return prepared.result(timings, run.nvml.take_clock())
+
+
+@torch.no_grad()
+def prepare(problem: Problem, run: Run) -> Prepared:
+    """Compiles and checks every program of a problem, while other processes may time.
+
+    Programs run alone (`preparing`) except for their first call, which compiles them. Raises UsageError if a
+    program fails in eager.
+    """
     torch._dynamo.reset()  # otherwise the sizes of the next problem would become dynamic, or too many
     works: list[Work] = []
     variants: list[_Variant] = []
     for workload in problem.workloads:
-        with torch.device(_DEVICE):
-            args = workload.inputs()
-        try:
-            expected = workload.fn(*args)
-        except Exception as error:  # from a user's program, or on a GPU that lacks an op
-            raise UsageError(f"{workload.name} of {problem.name} fails in eager: {_reason(error)}") from error
-        work = work_of(workload, args, expected)
-        sets = _input_sets(workload, args, work.limit_us(run.ceilings), work.bytes)
+        with preparing():
+            with torch.device(_DEVICE):
+                args = workload.inputs()
+            try:
+                expected = workload.fn(*args)
+            except Exception as error:  # from a user's program, or on a GPU that lacks an op
+                raise UsageError(
+                    f"{workload.name} of {problem.name} fails in eager: {_reason(error)}"
+                ) from error
+            work = work_of(workload, args, expected)
+            sets = _input_sets(workload, args, work.limit_us(run.ceilings), work.bytes)
         works.append(work)
         for runner in workload.runners:
             run.progress(f"{problem.name}: {runner.value} {workload.name}")
             note = run.notes.get(workload, "") if runner is Runner.CUTE else ""
             variants.append(_variant(workload, runner, sets, expected, note))
         del expected
-    return works, variants
+    return Prepared(problem.name, works, variants)
 
 
 def _variant(
@@ -210,13 +230,14 @@ def _variant(
     try:
         program = compiled(runner, workload.fn)
         result = program(*sets[0])
-        difference = (
-            relative_difference(result, expected)
-            if workload.check is None
-            else workload.check(sets[0], result)
-        )
-        del result
-        unit = unit_of(program, sets)
+        with preparing():
+            difference = (
+                relative_difference(result, expected)
+                if workload.check is None
+                else workload.check(sets[0], result)
+            )
+            del result
+            unit = unit_of(program, sets)
     except Exception as error:  # a peer's failure is a result: the others are still timed
         return _Variant(cell, None, agrees=runner is not Runner.CUTE, note=_reason(error))
     replayed = counters["cute_backend"]["replayed"] > replays

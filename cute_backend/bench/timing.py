@@ -98,9 +98,40 @@ def time_units(
     Processes of one user time one after the other, since concurrent work would lengthen each other's timings.
     They may compile at the same time, and prepare their programs (`preparing`).
     """
+    with own_turn() as turn:
+        return turn.time(units, rounds, meanwhile)
+
+
+@contextmanager
+def own_turn() -> Iterator[Turn]:
+    """A turn in which no other process of the user times or prepares. Raises UsageError without a GPU."""
     require_gpu()
     with _gpu_lock(fcntl.LOCK_EX):
-        return _time_units(units, rounds, meanwhile)
+        yield Turn()
+
+
+class Turn:
+    """The right to time on the GPU alone. Only the first timing of a turn warms the GPU up."""
+
+    def __init__(self) -> None:
+        self._warm = False
+
+    def time(
+        self, units: Mapping[Key, Unit], rounds: int, meanwhile: Callable[[], Any] = lambda: None
+    ) -> dict[Key, Timing]:
+        """Times units as `time_units` does."""
+        sweep = torch.zeros(_SWEPT_BYTES // 4, device="cuda").sum
+        order, shuffle = list(units), random.Random(0).shuffle
+        warm = time.monotonic() + (0 if self._warm else _WARMUP_S)
+        while time.monotonic() < warm:
+            _round(units, order, sweep, lambda: None)
+        self._warm = True
+        times: dict[Key, list[float]] = {key: [] for key in units}
+        for _ in range(rounds):
+            shuffle(order)
+            for key, taken in _round(units, order, sweep, meanwhile).items():
+                times[key].append(taken)
+        return {key: Timing.of(taken) for key, taken in times.items()}
 
 
 def preparing() -> AbstractContextManager[None]:
@@ -116,20 +147,6 @@ def _gpu_lock(kind: int) -> Iterator[None]:
             yield
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)  # closing lets go only if no forked child has the file too
-
-
-def _time_units(units: Mapping[Key, Unit], rounds: int, meanwhile: Callable[[], Any]) -> dict[Key, Timing]:
-    sweep = torch.zeros(_SWEPT_BYTES // 4, device="cuda").sum
-    order, shuffle = list(units), random.Random(0).shuffle
-    warm = time.monotonic() + _WARMUP_S
-    while time.monotonic() < warm:
-        _round(units, order, sweep, lambda: None)
-    times: dict[Key, list[float]] = {key: [] for key in units}
-    for _ in range(rounds):
-        shuffle(order)
-        for key, taken in _round(units, order, sweep, meanwhile).items():
-            times[key].append(taken)
-    return {key: Timing.of(taken) for key, taken in times.items()}
 
 
 def _round(

@@ -10,7 +10,7 @@ import torch
 from cute_backend import UsageError
 from cute_backend.bench import timing
 from cute_backend.bench.results import Timing
-from cute_backend.bench.timing import Unit, preparing, time_units, unit_of
+from cute_backend.bench.timing import Unit, own_turn, preparing, time_units, unit_of
 
 
 class FakeGpu:
@@ -115,6 +115,18 @@ def test_warm_up_rounds_do_not_count(gpu, monkeypatch):
     spent = iter([9.0, 9.0, 1.0, 1.0])
     units = {"one": Unit(lambda: gpu.work("one", next(spent)), calls=1)}
     assert time_units(units, 2)["one"].high_us == 1000.0
+
+
+def test_only_the_first_timing_of_a_turn_warms_up(gpu, monkeypatch):
+    clock = iter([0.0, 0.0, 0.5, 1.5, 2.0, 2.0])
+    monkeypatch.setattr(timing, "_WARMUP_S", 1)
+    monkeypatch.setattr(timing.time, "monotonic", lambda: next(clock))
+    units = {"one": Unit(lambda: gpu.work("one", 1.0), calls=1)}
+    with own_turn() as turn:
+        turn.time(units, 2)
+        assert gpu.log.count("one") == 4
+        turn.time(units, 2)
+    assert gpu.log.count("one") == 6
 
 
 def test_calls_are_captured_one_on_each_set_after_a_warm_up(gpu):

@@ -13,6 +13,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from cute_backend.bench.measure import Prepared
+from cute_backend.bench.results import Timing
+from cute_backend.bench.table import Cell, Runner
+from cute_backend.bench.timing import Unit
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SWEPT = BENCHMARKS / "results" / "nvidia-h200-2026-11-23-sweep-2.csv"
 
@@ -39,23 +44,26 @@ def test_150_fused_problems_and_30_bare_ones() -> None:
     assert all(each.m <= 768 for each in sweep.problems(2, 10, (129, 768)))
 
 
-def test_a_problem_where_ours_is_slower_is_timed_three_times(monkeypatch) -> None:
+def test_a_problem_where_ours_is_slower_is_timed_three_times() -> None:
     import sweep
 
-    ours = iter([12.0, 9.0, 11.0, 8.0])
-    fixed = {
-        "operands": "fp8",
-        "epilogue": "full",
-        "torch": 5.0,
-        "inductor": 10.0,
-        "agrees": True,
-        "note": "",
-    }
-    monkeypatch.setattr(sweep, "_timed", lambda drawn, run: {**fixed, "cute": next(ours)})
-    drawn = sweep.problems(2, 10)[0]
-    assert sweep.row_of(drawn, None)["cute"] == "11.00"
-    assert sweep.row_of(drawn, None)["cute"] == "8.00"
-    assert next(ours, None) is None
+    class Turn:
+        ours = iter([12.0, 9.0, 11.0, 8.0])
+
+        def time(self, units, rounds):
+            us = [5.0, 10.0, next(self.ours)]
+            return {cell: Timing(us, us, us) for cell, us in zip(units, us, strict=True)}
+
+    drawn, turn = sweep.problems(2, 10)[0], Turn()
+    cells = [sweep._BARE, *(Cell(sweep._OURS, runner) for runner in (Runner.INDUCTOR, Runner.CUTE))]
+    unit = Unit(lambda: None, 1)
+    prepared = Prepared(
+        drawn.name, [], [SimpleNamespace(cell=c, unit=unit, agrees=True, note="") for c in cells]
+    )
+    row = sweep.row_of(drawn, prepared, turn, 15)
+    assert (row["torch"], row["inductor"], row["cute"], row["agrees"]) == ("5.00", "10.00", "11.00", True)
+    assert sweep.row_of(drawn, prepared, turn, 15)["cute"] == "8.00"
+    assert next(turn.ours, None) is None
 
 
 def test_processes_divide_what_a_file_lacks(tmp_path: Path) -> None:
@@ -70,10 +78,15 @@ def test_processes_divide_what_a_file_lacks(tmp_path: Path) -> None:
         for each in drawn[:4]:
             sizes = {"m": each.m, "n": each.n, "k": each.k}
             rows.writerow({**sizes, "operands": each.operands.value, "epilogue": each.epilogue.value})
-    arguments = SimpleNamespace(file=path, seed=2, count=25, rows=sweep.ROWS)
-    parts = [sweep._missing(arguments, f"{part}/3") for part in range(3)]
+    arguments = SimpleNamespace(file=path, seed=2, count=25, rows=sweep.ROWS, operands=sweep._DRAWN)
+    parts = []
+    for part in range(3):
+        arguments.part = f"{part}/3"
+        parts.append(sweep._missing(arguments))
     assert parts[1] == drawn[1::3][1:] and len(parts[0]) == 8
     assert {each for part in parts for each in part} == set(drawn[4:])
+    arguments.part, arguments.operands = "0/1", ["fp16"]
+    assert sweep._missing(arguments) == [each for each in drawn[4:] if each.operands.value == "fp16"]
 
 
 def test_a_bare_product_is_one_of_our_kernels() -> None:
@@ -104,6 +117,8 @@ def test_what_a_file_has_is_printed_and_drawn(tmp_path: Path) -> None:
     mean = math.prod(fp8) ** (1 / len(fp8))
     assert len(fp8) == 24
     assert f"fused, fp8: 24 problems, inductor / ours {mean:.3f}, least {min(fp8):.3f}" in done.stdout
+    bare = [float(row["inductor"]) / float(row["torch"]) for row in rows if row["operands"] == "fp8"]
+    assert f"limit {math.prod(bare) ** (1 / 24):.3f}" in done.stdout.splitlines()[0]
     least = min(rows, key=lambda row: float(row["inductor"]) / float(row["cute"]))
     assert f"{least['m']}x{least['n']}x{least['k']}" in done.stdout
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
