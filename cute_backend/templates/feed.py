@@ -88,12 +88,10 @@ class Feed(ABC):
         """Until these exact loads are there, those of a thread's own copies; those of up to `later` further
         subtiles may be under way."""
 
-    def stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Any, thread: Int32) -> None:
-        """Begins with the staged rowvecs of a tile, if warps that multiply stage them."""
-
     @cute.jit
-    def stage_by_first_warp(self, shared: Sm80Shared, place: Place, rows_at: Int32, thread: Int32):
-        """The first of the warps that multiply stages the rowvecs of a tile, in the stage `rows_at`."""
+    def stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Int32, thread: Int32):
+        """Stages the rowvecs of a tile in the stage `rows_at`, by the first of the warps that multiply. All
+        earlier reads of that stage are done: the k tiles of the previous tile, if any, lie between."""
         if thread < WARP:
             names = [operand.name for operand in self.gemm.epilogue.staged]
             rows = by_name(names, [s_row[(None, rows_at)] for s_row in shared.rows])

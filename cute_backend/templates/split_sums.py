@@ -28,7 +28,6 @@ from cute_backend.templates.entry import named
 from cute_backend.templates.epilogue import Epilogue, SmemOperand, by_name
 from cute_backend.templates.feed import Feed
 from cute_backend.templates.overlap import await_earlier_kernels
-from cute_backend.templates.scheduler import Place
 from cute_backend.templates.sm80 import ALL_SHARED, Sm80Gemm, Sm80Shared
 from cute_backend.templates.tile import FragmentSubtile, FragmentTile
 from cute_backend.templates.warp_mainloop import Sm80Mainloop
@@ -141,10 +140,6 @@ class StoredSums(Feed):
 
     def await_first_planes(self, shared: Sm80Shared, later: int) -> None:
         cute.arch.cp_async_wait_group(later)
-
-    def stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Int32, thread: Int32) -> None:
-        cute.arch.sync_threads()  # all warps must have read the previous tile's rows
-        self.stage_by_first_warp(shared, place, rows_at, thread)
 
     def rows(self, shared: Sm80Shared, rows_at: Int32) -> list[cute.Tensor]:
         if shared.rows:

@@ -17,6 +17,7 @@ from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import WARP, Arrivals, Ring, Role, one
 from cute_backend.templates.feed import Feed
 from cute_backend.templates.rings import consumer_state, make_rows, producer_state, stages_of
+from cute_backend.templates.scheduler import Place
 from cute_backend.templates.staged import Stage
 
 if TYPE_CHECKING:
@@ -123,6 +124,9 @@ class TmaFeed(Feed):
 
     def await_first_planes(self, shared: Sm80Shared, later: int) -> None:
         cute.arch.cp_async_wait_group(later)
+
+    def stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Any, thread: Int32) -> None:
+        """Nothing: the staging warp does it."""
 
     def rows(self, shared: Sm80Shared, rows_at: pipeline.PipelineState) -> list[cute.Tensor]:
         if self.stages.row:

@@ -16,7 +16,6 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint8
 
 from cute_backend.templates.feed import Feed
-from cute_backend.templates.scheduler import Place
 from cute_backend.templates.staged import Lines
 from cute_backend.templates.warp_mainloop import Copies
 
@@ -60,10 +59,6 @@ class WarpCopies(Feed):
         # Their group is also that of a k tile, whose turn may be later.
         if shared.k_tiles < self.stages.ab:
             cute.arch.cp_async_wait_group(0)
-
-    def stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Int32, thread: Int32) -> None:
-        # The k tiles of the tile before stand between this and the last reads of these rows.
-        self.stage_by_first_warp(shared, place, rows_at, thread)
 
     def rows(self, shared: Sm80Shared, rows_at: Int32) -> list[cute.Tensor]:
         return [s_row[(None, rows_at)] for s_row in shared.rows]

@@ -15,7 +15,7 @@ from _pytest.mark import ParameterSet
 from cute_backend.simulator.errors import SimulationError
 from support import archs
 from support.simulator import mutants_sm80, mutants_sm90, mutants_sm100
-from support.simulator.mutants import SUBJECTS, Edit, Mutant, WrongNumbers, sound
+from support.simulator.mutants import SUBJECTS, Edit, Mutant, Text, WrongNumbers, sound
 from support.sweeps import EXHAUSTIVE, covering
 
 MUTANTS = [*mutants_sm80.MUTANTS, *mutants_sm90.MUTANTS, *mutants_sm100.MUTANTS]
@@ -59,6 +59,13 @@ def test_a_planted_fault_is_caught(mutant: Mutant, tmp_path: Path):
                 return
             others.append(f"seed {seed}: {type(error).__name__}: {error}")
     pytest.fail("\n".join(others) or f"no seed of {SEEDS} shows it")
+
+
+@pytest.mark.parametrize(
+    "mutant", [mutant for mutant in MUTANTS if mutant.text is not Text.PTX], ids=lambda mutant: mutant.name
+)
+def test_a_planted_fault_finds_the_text_that_it_replaces(mutant: Mutant):
+    mutant.faulty_text()
 
 
 def test_the_table_covers_every_template():

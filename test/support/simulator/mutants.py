@@ -290,32 +290,56 @@ class Mutant:
         if self.text is Text.PTX:
             compiled = built(kernel)
             return HostProgram(self._edited(compiled.ptx), compiled.host_object, SYMBOL)
-        source = emit(kernel.spec, kernel.config, kernel.alignment)
-        template = kernel.arch.target.template.split(":")[0].rpartition(".")[2]
+        faulty = self.faulty_text()
         if self.text is Text.MODULE:
-            source = self._edited(source)
+            source = faulty
         else:
-            used = self.text.value if self.text in _BY_MODULES_ALONE else template
-            if self.text in (Text.TEMPLATE, *_BY_MODULES_ALONE):
-                text = self._edited(_text(used))
+            source = self._source()
+            used = self._used
+            if used == self._module:
+                text = faulty
             else:
-                part = self.text.value
-                name = self._imported(part, self._edited(_text(part)), folder)
+                part = self._module
+                name = self._imported(part, faulty, folder)
                 source = source.replace(f"templates.{part} import", f"templates.{name} import")
-                user, importing = _USERS.get((self.text, template), (template, ""))
+                user, importing = _USERS.get((self.text, used), (used, ""))
                 imports = "templates import {} as" if self.text is Text.BATCH else "templates.{} import"
                 text = Edit(imports.format(part), imports.format(name)).apply(_text(user))
                 for edit in self.around:
                     text = edit.apply(text)
-                if user != template:
+                if user != used:
                     imported = importing.replace(user, self._imported(user, text, folder))
-                    text = Edit(importing, imported).apply(_text(template))
-            faulty = self._imported(used, text, folder)
-            source = Edit(f"templates.{used} import", f"templates.{faulty} import").apply(source)
+                    text = Edit(importing, imported).apply(_text(used))
+            name = self._imported(used, text, folder)
+            source = Edit(f"templates.{used} import", f"templates.{name} import").apply(source)
         path = folder / "kernel.py"
         path.write_text(source)
         compiled = compile_kernel(kernel, source, path)
         return HostProgram(compiled.ptx, compiled.host_object, SYMBOL)
+
+    def faulty_text(self) -> str:
+        """The text with the fault; not for PTX, which must be compiled first. Raises AssertionError if the
+        text no longer has what an edit replaces."""
+        return self._edited(self._source() if self.text is Text.MODULE else _text(self._module))
+
+    def _source(self) -> str:
+        """The generated module, without the fault."""
+        kernel = self.subject.kernel
+        return emit(kernel.spec, kernel.config, kernel.alignment)
+
+    @property
+    def _template(self) -> str:
+        return self.subject.kernel.arch.target.template.split(":")[0].rpartition(".")[2]
+
+    @property
+    def _module(self) -> str:
+        """The name of the module of the templates that is edited."""
+        return self._template if self.text is Text.TEMPLATE else self.text.value
+
+    @property
+    def _used(self) -> str:
+        """The name of the module through which the generated module comes to use what is edited."""
+        return self._module if self.text in _BY_MODULES_ALONE else self._template
 
     def _edited(self, text: str) -> str:
         for edit in self.edits:

@@ -173,13 +173,16 @@ MUTANTS = [
     Mutant(
         "scales copied after their products",
         NVFP4,
-        instead(
-            "mma.set(tcgen05.Field.ACCUMULATE, True)\n        return mma",
-            "mma.set(tcgen05.Field.ACCUMULATE, True)\n"
-            "        for copy in scales.copies:\n            copy.run(stage)\n        return mma",
+        (
+            Edit("for copy in scales.copies:\n            copy.run(stage)", "pass"),
+            Edit(
+                "mma.set(tcgen05.Field.ACCUMULATE, True)\n        return mma",
+                "mma.set(tcgen05.Field.ACCUMULATE, True)\n"
+                "        for copy in scales.copies:\n            copy.run(stage)\n        return mma",
+            ),
         ),
-        WrongNumbers,
-        "",
+        RaceError,
+        UNWRITTEN.format(TMEM),
         Text.MMA_SCALED,
     ),
     Mutant(
@@ -207,7 +210,7 @@ MUTANTS = [
     Mutant(
         "scales in columns that are not allocated",
         MXFP4,
-        instead("+ (scales.columns(config) if scales else 0)", ""),
+        instead("tmem_columns(config, self.mainloop.scaling)", "tmem_columns(config, None)"),
         IllegalAccess,
         "tensor memory columns",
     ),
@@ -421,7 +424,7 @@ MUTANTS = [
     Mutant(
         "loads from tensor memory not waited for",
         ONE,
-        without("cute.arch.fence_view_async_tmem_load()"),
+        without("cute.arch.fence_view_async_tmem_load()", 2),
         RaceError,
         r"tcgen05\.mma.* overwrites tensor memory.*a tcgen05\.ld of warp \d .*may still be reading",
     ),
@@ -429,14 +432,14 @@ MUTANTS = [
     Mutant(
         "barriers not awaited at the start",
         ONE,
-        without("pipeline.pipeline_init_wait(cluster_shape_mn=cluster)"),
+        without("pipeline.pipeline_init_wait(cluster_shape_mn=in_step)"),
         RaceError,
         "no barrier between the two makes the initialisation visible",
     ),
     Mutant(
         "accumulator not waited for by the epilogue",
         ONE,
-        without("acc_pipeline.consumer_wait(acc_state)"),
+        without("acc_pipeline.consumer_wait(acc_state)", 2),
         RaceError,
         UNWRITTEN.format(TMEM),
     ),
@@ -474,7 +477,7 @@ MUTANTS = [
     Mutant(
         "accumulator of the other stage",
         ONE,
-        instead("i), acc_state.index)]", "i), 1 - acc_state.index)]"),
+        instead("self._piece_of(subtile, i), stage)", "self._piece_of(subtile, i), 1 - stage)"),
         RaceError,
         TMEM,
     ),
@@ -523,7 +526,9 @@ MUTANTS = [
     Mutant(
         "columns of the halves swapped",
         HALVES,
-        instead("self._subtile(seat.group, visit)", "self._subtile(1 - seat.group, visit)"),
+        instead(
+            "subtile = self._subtile(seat.group, visit)", "subtile = self._subtile(1 - seat.group, visit)"
+        ),
         WrongNumbers,
         "are wrong",
     ),

@@ -86,7 +86,7 @@ MUTANTS = [
     Mutant(
         "sums exchanged through a stage that others still multiply",
         WARPS,
-        without("cute.arch.sync_threads()  # before the stage is written that all warps have multiplied"),
+        without("cute.arch.sync_threads()  # all warps must be done with the stage before it is overwritten"),
         RaceError,
         STILL_READ.format(SHARED),
     ),
@@ -285,20 +285,6 @@ MUTANTS = [
         "shared 0x",
         Text.SPLIT_SUMS,
     ),
-    Mutant(
-        "rowvecs of the next tile over those of this one",
-        SUMS_IN_MEMORY,
-        (
-            Edit(
-                "        cute.arch.sync_threads()  # before rows are written",
-                "        # before rows are written",
-            ),
-        ),
-        RaceError,
-        "shared 0x",
-        Text.SPLIT_SUMS,
-    ),
-    # fp8, whose sums of a k tile are added to the accumulators.
     Mutant(
         "sums of a k tile begin with those of the one before",
         ADA,

@@ -110,7 +110,7 @@ MUTANTS = [
     Mutant(
         "every part from the first k tile on",
         PARTS,
-        instead("k = shared.first_k + k_tile", "k = k_tile + 0 * shared.first_k", 2),
+        instead("first_k = shared.first_k", "first_k = 0 * shared.first_k"),
         WrongNumbers,
         "are wrong",
     ),
@@ -336,7 +336,7 @@ MUTANTS = [
     Mutant(
         "promoted sums begin with those of the last k tile",
         PROMOTED,
-        instead("self.sets], state, anew=True)", "self.sets], state)"),
+        instead("% sets], state, anew=True,", "% sets], state,"),
         WrongNumbers,
         "are wrong",
         Text.MAINLOOP,
@@ -450,21 +450,21 @@ MUTANTS = [
     Mutant(
         "scales of the next block of K",
         BLOCK_SCALED,
-        instead("k = shared.first_k + k_tile", "k = (k_tile + 1) % shared.k_tiles", 2, 1),
+        instead("k = shared.first_k + k_tile", "k = (k_tile + 1) % shared.k_tiles"),
         WrongNumbers,
         "are wrong",
     ),
     Mutant(
         "scales of the first part of K in all",
         SCALED_PARTS,
-        instead("k = shared.first_k + k_tile", "k = k_tile", 2, 1),
+        instead("k = shared.first_k + k_tile", "k = k_tile"),
         WrongNumbers,
         "are wrong",
     ),
     Mutant(
         "parts of K beyond the last block",
         SCALED_PARTS,
-        instead("config.split_k > 1 and self.scaling is not None", "False"),
+        instead("self.in_cluster and self.scaling is not None", "False"),
         IllegalAccess,
         "",
     ),
@@ -526,7 +526,7 @@ MUTANTS = [
     Mutant(
         "the other warpgroup's operands not skipped",
         PING_PONG,
-        without("ab_state.advance(k_tiles)"),
+        without("ab_state.advance(self._k_tiles_at(shared, item))"),
         Deadlock,
         "wgmma warp(.|\\n)*128 of 256 threads have arrived",
     ),
