@@ -94,6 +94,20 @@ class ModelResult:
         of, to = self.of(runner), self.of(baseline)
         return to.timing.median_us / of.timing.median_us if of and to else None
 
+    def most(self, bandwidth: float) -> float | None:
+        """The most that `cute` could be faster than Inductor with these regions, or None without both.
+
+        Epilogues would then cost nothing, so a product takes no longer than Inductor's bare one; and
+        Inductor's own kernels would move what is left to them at `bandwidth`, in bytes per second.
+        """
+        inductor, cute = self.of(Runner.INDUCTOR), self.of(Runner.CUTE)
+        if inductor is None or cute is None:
+            return None
+        products = inductor.us(KernelKind.PRODUCT) - cute.us(KernelKind.PRODUCT)
+        others = inductor.us(KernelKind.OTHER) - 1e6 * (cute.bytes or 0) / bandwidth
+        whole = inductor.timing.median_us
+        return whole / (whole - max(products, 0.0) - max(others, 0.0))
+
     def by(self, sources: str) -> ModelResult:
         """The same, with the digest of the package."""
         return replace(self, sources=sources)

@@ -93,12 +93,13 @@ def _ratio(value: float | None) -> Text:
 
 def models(found: Results) -> Group:
     """Two tables with a row for each model. The first has times and launches; the second has the times of
-    kinds of kernels in a profile of Inductor's and of our program, and the time that the bytes of Inductor's
-    own kernels take at a copy's rate."""
+    kinds of kernels in a profile of Inductor's and of our program, the time that the bytes of Inductor's own
+    kernels take at a copy's rate, and the most that `cute` could be faster than Inductor
+    (`ModelResult.most`)."""
     assert found.ceilings is not None
     times = light_table("", "eager us", "inductor", "cute", "cute / inductor", "kernels", "differs", right=6)
     parts = light_table(
-        "us, inductor to cute", *(part.value for part in KernelKind), "other's bytes", right=4
+        "us, inductor to cute", *(part.value for part in KernelKind), "other's bytes", "at most", right=5
     )
     notes = []
     for model in found.models:
@@ -118,7 +119,8 @@ def models(found: Results) -> Group:
         parts.add_row(
             model.name,
             *(_change(each.us(part) for each in both) for part in KernelKind),
-            _change(1e6 * (each.bytes or 0) / found.ceilings.bandwidth for each in both),
+            _change(_least_us(found, each) for each in both),
+            _plain(model.most(found.ceilings.bandwidth), ".2f"),
         )
     return Group(times, Text(), parts, *notes)
 
@@ -129,6 +131,12 @@ def _timed(found: Results) -> Iterator[tuple[ModelResult, ModelTiming, ModelTimi
         eager, inductor, cute = map(model.of, (Runner.EAGER, Runner.INDUCTOR, Runner.CUTE))
         if eager is not None and inductor is not None and cute is not None:
             yield model, eager, inductor, cute
+
+
+def _least_us(found: Results, timing: ModelTiming) -> float:
+    """The time that the bytes of Inductor's own kernels take at a copy's rate."""
+    assert found.ceilings is not None
+    return 1e6 * (timing.bytes or 0) / found.ceilings.bandwidth
 
 
 def _change(values: Iterable[float]) -> str:
@@ -217,20 +225,26 @@ def markdown(found: Results) -> str:
 
 def models_markdown(found: Results) -> str:
     """The table in docs/benchmarks.md of a run that timed whole models."""
-    header = ["model", "eager us", "inductor us", "cute us", "cute / inductor", "kernels"]
-    header += [f"{part.value} us" for part in KernelKind]
+    assert found.ceilings is not None
+    header = ["model", "eager us", "inductor us", "cute us", "cute / inductor", "at most", "kernels"]
+    header += [*(f"{part.value} us" for part in KernelKind), "other's bytes us"]
     lines = [" | ".join(header), " | ".join("---" for _ in header)]
     for model, eager, *both in _timed(found):
         cells = [model.name, *(f"{each.timing.median_us:.0f}" for each in (eager, *both))]
         cells += [_plain(model.speed(Runner.CUTE, Runner.INDUCTOR), ".2f")]
+        cells += [_plain(model.most(found.ceilings.bandwidth), ".2f")]
         cells += [_change(each.launches for each in both)]
         cells += [_change(each.us(part) for each in both) for part in KernelKind]
+        cells += [_change(_least_us(found, each) for each in both)]
         lines.append(" | ".join(cells))
     machine, limits, command = circumstances(found)
     title = (
-        "Two layers of whole models. kernels: launches of a call, by Inductor and by cute. The last three\n"
+        "Two layers of whole models. kernels: launches of a call, by Inductor and by cute. The next three\n"
         "columns are of a profile: products with their epilogues, attention, and all others. Ours are\n"
-        "counted from their start, which may lie before the end of the kernel ahead of them."
+        "counted from their start, which may lie before the end of the kernel ahead of them. The last\n"
+        "column is the time that the bytes of Inductor's own kernels take at a copy's rate. at most: the\n"
+        "ratio of a program whose epilogues cost nothing, whose products take no longer than Inductor's\n"
+        "bare ones, and whose other kernels move what these regions leave to them at a copy's rate."
     )
     end = f"Medians of `{command}`, {machine}; {limits}."
     names: dict[str, list[str]] = {}

@@ -200,7 +200,21 @@ def test_a_row_a_model_is_shown(machine, capsys):
     shown = capsys.readouterr().out
     times, parts = (line.split() for line in shown.splitlines() if line.startswith("llama-bf16-1"))
     assert times[1:] == ["300.0", "150.0", "100.0", "1.50", "3", "to", "3", "1.00%"]
-    assert parts[1:] == ["60", "to", "60", "0", "to", "0", "30", "to", "30", "1", "to", "1"]
+    assert parts[1:] == ["60", "to", "60", "0", "to", "0", "30", "to", "30", "1", "to", "1", "1.24"]
+
+
+def test_the_most_that_a_model_can_gain():
+    found = result()
+    assert found.most(1e12) == pytest.approx(150 / (150 - 0 - (30 - 4)))  # 4 MB at 1 TB/s take 4 us
+    assert found.most(1e11) == 1.0  # the bytes take longer than all other kernels did
+    faster = tuple(
+        replace(each, kernels=(replace(each.kernels[0], us=40.0), each.kernels[1]))
+        if each.runner is Runner.CUTE
+        else each
+        for each in found.timings
+    )
+    assert replace(found, timings=faster).most(1e12) == pytest.approx(150 / (150 - 20 - 26))
+    assert ModelResult("none").most(1e12) is None
 
 
 def test_options_that_contradict_are_refused(capsys):
