@@ -87,6 +87,11 @@ class Drawn:
     epilogue: Epilogue
 
     @property
+    def columns(self) -> int:
+        """The columns of the output."""
+        return self.n // 2 if self.epilogue is Epilogue.GATED else self.n
+
+    @property
     def name(self) -> str:
         return f"{self.m}x{self.n}x{self.k}-{self.operands.value}-{self.epilogue.value}"
 

@@ -4,8 +4,9 @@
     python benchmarks/tiles.py FILE --seed 1 --count 60 --operands fp8 bf16       shapes that are drawn
     python benchmarks/tiles.py FILE --shapes 128x7168x16384 --epilogue bare       shapes that are given
 
-The program is a bias, an activation and a residual behind the product, or the product alone. Kernels alone,
-in CUDA graphs, interleaved, from a cold L2; microseconds, medians. A run adds missing timings to FILE, so it
+The program is a bias, an activation and a residual behind the product, or another of `problems.Epilogue`;
+torch's is the product alone. Kernels alone, in CUDA graphs, interleaved, from a cold L2; microseconds,
+medians. A run adds missing timings to FILE, so it
 continues one that was cut off.
 """
 
@@ -72,7 +73,7 @@ _CALLS_US = 1500.0
 @torch.no_grad()
 def measure(drawn: Drawn, spec: EpilogueSpec, kernels: dict[Kernel, object], rounds: int) -> dict[str, float]:
     """Microseconds by tile, and by `torch`. A tile that the driver refuses is left out."""
-    m, n, k = drawn.m, drawn.n, drawn.k
+    m, n, k = drawn.m, drawn.columns, drawn.k
     generator = torch.Generator("cuda").manual_seed(0)
     fitting = _BYTES // (m * k + n * k + 4 * m * n)
     calls = int(max(2, min(40, fitting, _CALLS_US / (2e6 * m * n * k / 6e14 + 5))))
@@ -107,7 +108,9 @@ def tiles(spec: EpilogueSpec, every: bool, pattern: str) -> list[TileConfig]:
 def promising(drawn: Drawn, kernels: Iterable[Kernel], within: float) -> list[Kernel]:
     """The kernels whose predicted time is at most `within` times the best one's."""
     sm_count = device_at(0).sm_count
-    costs = {each: cost(each.config, each.spec, drawn.m, drawn.n, drawn.k, sm_count) for each in kernels}
+    costs = {
+        each: cost(each.config, each.spec, drawn.m, drawn.columns, drawn.k, sm_count) for each in kernels
+    }
     return [each for each, us in costs.items() if us <= within * min(costs.values())]
 
 
@@ -133,7 +136,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=0, help="problems to draw; 0 for the listed shapes")
     parser.add_argument("--shapes", nargs="+", default=[], metavar="MxNxK", help="instead of those listed")
-    parser.add_argument("--epilogue", default="full", choices=["full", "bare"])
+    parser.add_argument("--epilogue", default="full", choices=[each.value for each in Epilogue])
     parser.add_argument("--operands", nargs="+", default=["fp8"], choices=[each.value for each in Operands])
     parser.add_argument("--every", action="store_true", help="every tile and cluster, not those offered")
     parser.add_argument("--rows", type=int, nargs=2, default=ROWS, help="the least and the largest M drawn")
