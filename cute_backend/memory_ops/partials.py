@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cute_backend.planning import TileConfig
+from cute_backend.planning.transposing import multiplied
 from cute_backend.spec import Axis, DType, EpilogueSpec, ReduceKind, Store
 from cute_backend.templates.workspace import partials_bytes, sums_bytes
 
@@ -51,10 +52,11 @@ def written(stores: tuple[Store, ...]) -> tuple[str, ...]:
 
 def workspace_bytes(spec: EpilogueSpec, config: TileConfig, m: int, n: int) -> int:
     """The size of the buffer that holds the sums of parts of K, then all partials of a plane of (m, n)."""
-    summed = (n, m) if config.transposed else (m, n)
-    return sums_bytes(config, *summed) + sum(
+    if config.transposed:
+        m, n = n, m
+    return sums_bytes(config, m, n) + sum(
         partials_bytes(store.reduce.axis, config.summing, m, n, part.dtype.bits)
-        for store in spec.stores
+        for store in multiplied(spec, config).stores
         if store.reduce is not None
         for part in partials(store)
     )

@@ -202,7 +202,7 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
     kept = Registers.of(spec, config, Alignment.TMA)
     most = MAX_ACCUMULATORS
     if has_planes(spec) and (spec.reductions or by_element(spec, config)):
-        alone = config.target.clusters and config.thread_rows <= 2 and _has_one_row_extremum(spec)
+        alone = config.target.clusters and config.thread_rows <= 2 and _has_one_extremum(spec)
         most = most if alone else min(most, MAX_BESIDE_ROWS)
     if spec.whole_columns > 1:
         most = min(most, MAX_BESIDE_BLOCKS)
@@ -214,8 +214,9 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
     )
 
 
-def _has_one_row_extremum(spec: EpilogueSpec) -> bool:
-    """Whether a spec writes one plane, reads none, and finds the largest or smallest element of each row.
+def _has_one_extremum(spec: EpilogueSpec) -> bool:
+    """Whether a spec writes one plane, reads none, and finds the largest or smallest element of each row or
+    column.
 
     With partials of two rows, the 128 accumulators of 128 x 256 spilled nothing (row maxima in bf16, fp8).
     With partials of four rows, 256 x 128 spilled 64 bytes if planes are written by element.
@@ -226,7 +227,7 @@ def _has_one_row_extremum(spec: EpilogueSpec) -> bool:
     return (
         len(spec.accumulators) == len(spec.planes) == len(reductions) == 1
         and not spec.loads_of(LoadKind.EXACT)
-        and reductions[0].axis is Axis.ROW
+        and reductions[0].axis is not Axis.ALL
         and reductions[0].kind in (ReduceKind.MAX, ReduceKind.MIN)
     )
 

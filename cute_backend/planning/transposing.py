@@ -13,25 +13,26 @@ from functools import lru_cache
 
 from cute_backend.planning.registers import long_ops
 from cute_backend.planning.tiles import TileConfig
-from cute_backend.spec import EpilogueSpec, Load, LoadKind, Order, ProductKind
+from cute_backend.spec import Axis, EpilogueSpec, Load, LoadKind, Order, ProductKind, Store
 
 _KINDS = {LoadKind.ROWVEC: LoadKind.COLVEC, LoadKind.COLVEC: LoadKind.ROWVEC}
 _ORDERS = {Order.ROW: Order.COLUMN, Order.COLUMN: Order.ROW}
+_AXES = {Axis.ROW: Axis.COLUMN, Axis.COLUMN: Axis.ROW, Axis.ALL: Axis.ALL}
 _INDICES = ("row_index", "column_index")
 
 
 def can_transpose(spec: EpilogueSpec) -> bool:
     """Whether a spec can be transposed.
 
-    It must have one dense product, and no block scales, no reductions, no ops on indices or on blocks of
-    columns, no draws of noise, and no loads whose M or N is several modes.
+    It must have one dense product, and no block scales, no indices as results of reductions, no ops on
+    indices or on blocks of columns, no draws of noise, and no loads whose M or N is several modes.
     """
     product = spec.product
     return (
         len(spec.accumulators) == 1
         and product.kind is ProductKind.DENSE
         and not product.is_block_scaled
-        and not spec.reductions
+        and not any(store.reduce.kind.is_index for store in spec.stores if store.reduce is not None)
         and not any(load.is_split for load in spec.loads)
         and spec.block_columns == 1
         and not any(op.op in _INDICES for op in spec.ops)
@@ -51,7 +52,7 @@ def transposed(spec: EpilogueSpec) -> EpilogueSpec:
         a_major=spec.product.b_major,
         b_major=spec.product.a_major,
     )
-    stores = tuple(replace(store, order=_ORDERS[store.order], part=None) for store in spec.stores)
+    stores = tuple(map(_flipped_store, spec.stores))
     loads = tuple(map(_flipped, spec.loads))
     return replace(spec, accumulators=(product,), loads=loads, stores=stores)
 
@@ -59,6 +60,12 @@ def transposed(spec: EpilogueSpec) -> EpilogueSpec:
 def multiplied(spec: EpilogueSpec, config: TileConfig) -> EpilogueSpec:
     """Returns the spec that a configuration computes: `spec`, or the transposed one."""
     return transposed(spec) if config.transposed else spec
+
+
+def _flipped_store(store: Store) -> Store:
+    if store.reduce is None:
+        return replace(store, order=_ORDERS[store.order], part=None)
+    return replace(store, reduce=replace(store.reduce, axis=_AXES[store.reduce.axis]))
 
 
 def _flipped(load: Load) -> Load:

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from cute_backend.fx_walk.collect import collect
-from cute_backend.planning import Alignment, Arch, TileConfig, plan, tunable
+from cute_backend.memory_ops.partials import workspace_bytes
+from cute_backend.planning import Alignment, Arch, TileConfig, offered, plan, tunable
 from cute_backend.planning.cost import work_of
 from cute_backend.planning.transposing import can_transpose, multiplied, transposed
-from cute_backend.spec import EpilogueSpec, LoadKind, Major, Order, ProductKind
+from cute_backend.spec import Axis, EpilogueSpec, LoadKind, Major, Order, ProductKind
 from support.epilogues import EPILOGUES, Problem
 
 
@@ -40,8 +41,24 @@ def test_majors_change_places() -> None:
     assert (product.a_major, product.b_major) == (Major.K, Major.MN)
 
 
-@pytest.mark.parametrize("name", ["row_maxima", "swiglu", "greedy_token", "batched"])
-def test_what_reduces_or_has_more_than_one_product_has_none(name: str) -> None:
+def test_rows_are_reduced_as_columns() -> None:
+    spec = spec_of("row_maxima")
+    axes = {Axis.ROW: Axis.COLUMN, Axis.COLUMN: Axis.ROW, Axis.ALL: Axis.ALL}
+    for axis, other in axes.items():
+        stores = [
+            store if store.reduce is None else replace(store, reduce=replace(store.reduce, axis=axis))
+            for store in spec.stores
+        ]
+        flipped = transposed(replace(spec, stores=tuple(stores)))
+        assert [store.reduce.axis for store in flipped.reductions if store.reduce] == [other]
+    config = TileConfig(Arch.SM90A, 128, 160, transposed=True)
+    # A row of 300 elements has 19 pieces of 16, the rows of a warp of the transposed product.
+    assert workspace_bytes(spec, config, 100, 300) == 19 * 100 * 4 // 32 * 32 + 32 * (19 * 100 * 4 % 32 > 0)
+    assert any(config.transposed for config in offered(Arch.SM90A, spec))
+
+
+@pytest.mark.parametrize("name", ["swiglu", "greedy_token", "batched"])
+def test_what_finds_places_or_has_more_than_one_product_has_none(name: str) -> None:
     spec = spec_of(name)
     assert not can_transpose(spec)
     assert not any(config.transposed for config in tunable(Arch.SM90A, spec))

@@ -180,12 +180,23 @@ def test_sums_of_parts_of_k_through_memory(config, alignment):
     assert launch.kernel.alignment is alignment
 
 
-def test_sums_of_parts_of_k_lie_beside_partials():
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize(
+    "config",
+    [
+        sm90(128, 128, split_k=6),
+        sm90(128, 160, 2, transposed=True),
+        sm90(128, 160, split_k=6, transposed=True),
+    ],
+    ids=lambda config: config.name,
+)
+def test_partials_of_rows_and_columns(config):
+    """Beside sums of parts of K, and of the transposed product, whose columns are D's rows."""
     spec = scaled_residual()
     row_max = Store("out1", "t2", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX))
     column_min = Store("out2", "t1", DType.F32, reduce=Reduction(Axis.COLUMN, ReduceKind.MIN))
     spec = replace(spec, stores=(*spec.stores, row_max, column_min))
-    check_exact(spec, (131, 168, 400), machine(sm90(128, 128, split_k=6)))
+    check_exact(spec, (131, 168, 400), machine(config))
 
 
 def test_ctas_without_a_row():
