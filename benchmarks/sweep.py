@@ -8,7 +8,8 @@ and a bare product is a call of `gemm`; nothing is tuned. They run in CUDA graph
 L2; microseconds, medians. `--workers` processes compile and prepare problems side by side, and time one after
 the other, a few problems in each turn. Of a problem where ours is slower than the other, the median of three
 such timings counts. A run adds to FILE what it lacks and begins no problem after `--minutes`, and prints
-geometric means and the worst problems of all that FILE has. `--shown` only prints.
+geometric means and the worst problems of all that FILE has. `--shown` only prints. `--problems` times those
+of these names, such as 200x12800x5120-bf16-full.
 """
 
 from __future__ import annotations
@@ -38,11 +39,15 @@ WORST = 12
 FUSED_EACH = 5
 """Fused problems for each bare product."""
 
-IN_A_TURN = 3
+IN_A_TURN = 2
 """Problems that a process prepares before it waits for its turn to time."""
 
 TIMINGS = 3
 """Timings of a problem where ours is slower; the medians of these count."""
+
+UNIT_US = 400.0
+"""Microseconds that the calls of a unit take together: fewer than elsewhere, so that the inputs of all
+processes fit on the GPU."""
 
 _TOLERANCE = 0.02
 _NOMINAL = Ceilings(4e12, {Rate.FP8: 1.4e15, Rate.BF16: 0.7e15})
@@ -188,6 +193,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=150, help="fused problems; a fifth as many are bare")
     parser.add_argument("--rows", type=int, nargs=2, default=ROWS, help="the least and the largest M drawn")
     parser.add_argument("--operands", nargs="+", default=_DRAWN, choices=_DRAWN, help="leave out the others")
+    parser.add_argument("--problems", nargs="+", type=_named, metavar="NAME", help="instead of those drawn")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--minutes", type=float, default=9.0, help="no problem is begun later")
     parser.add_argument("--workers", type=int, default=8, help="processes that prepare and time")
@@ -213,13 +219,20 @@ def main() -> None:
         picture(rows, arguments.picture)
 
 
+def _named(name: str) -> Drawn:
+    """The problem of a name, as `Drawn.name` and the table write it."""
+    sizes, operands, epilogue = name.split("-")
+    m, n, k = map(int, sizes.split("x"))
+    return Drawn(m, n, k, Operands(operands), Epilogue(epilogue))
+
+
 def _missing(arguments: argparse.Namespace) -> list[Drawn]:
     """The problems of a part that the file does not have yet. Part "1/4" of the problems of a seed is every
     fourth one from the second on."""
     with arguments.file.open() as file:
         done = {_name(row) for row in csv.DictReader(file)}
     first, step = map(int, arguments.part.split("/"))
-    drawn = problems(arguments.seed, arguments.count, tuple(arguments.rows))
+    drawn = arguments.problems or problems(arguments.seed, arguments.count, tuple(arguments.rows))
     wanted = [each for each in drawn if each.operands.value in arguments.operands][first::step]
     return [each for each in wanted if each.name not in done]
 
@@ -233,7 +246,7 @@ def _share_out(workers: int) -> None:
 
 def _measure(arguments: argparse.Namespace, wanted: Sequence[Drawn]) -> None:
     until = time.monotonic() + 60 * arguments.minutes
-    run = Run(_NOMINAL, {}, Nvml(), arguments.rounds, lambda what: None)
+    run = Run(_NOMINAL, {}, Nvml(), arguments.rounds, lambda what: None, UNIT_US)
     with arguments.file.open("a", newline="", buffering=1) as file:
         rows = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         for first in range(0, len(wanted), IN_A_TURN):

@@ -115,13 +115,15 @@ def _torch_product(rate: Rate, size: int, calls: int) -> Unit:
 
 @dataclass(frozen=True)
 class Run:
-    """State that the problems of one run share. `notes` are `build_kernels`'s."""
+    """State that the problems of one run share. `notes` are `build_kernels`'s, and the calls of a unit take
+    `unit_us` microseconds together."""
 
     ceilings: Ceilings
     notes: Mapping[Workload, str]
     nvml: Nvml
     rounds: int
     progress: Progress
+    unit_us: float = UNIT_US
 
 
 def measure_table(table: Table, run: Run) -> Iterator[TableResult]:
@@ -212,7 +214,9 @@ def prepare(problem: Problem, run: Run) -> Prepared:
                     f"{workload.name} of {problem.name} fails in eager: {_reason(error)}"
                 ) from error
             work = work_of(workload, args, expected)
-            sets = _input_sets(workload, args, work.limit_us(run.ceilings), work.bytes)
+            sets = _input_sets(
+                workload, args, run.unit_us / max(work.limit_us(run.ceilings), 1e-3), work.bytes
+            )
         works.append(work)
         for runner in workload.runners:
             run.progress(f"{problem.name}: {runner.value} {workload.name}")
@@ -279,7 +283,7 @@ def _bytes(value: Any) -> int:
 
 
 def _input_sets(
-    workload: Workload, args: tuple[Any, ...], limit_us: float, taken: int
+    workload: Workload, args: tuple[Any, ...], limit_us: float, taken: int, unit_us: float = UNIT_US
 ) -> list[tuple[Any, ...]]:
     """As many copies of the arguments as a unit has calls.
 
@@ -289,7 +293,7 @@ def _input_sets(
     if not isinstance(workload.fn, torch.nn.Module):
         free, _ = torch.cuda.mem_get_info()
         fitting = free // _MEMORY_SHARE // max(taken, 1)
-        calls = max(1, min(MAX_CALLS, fitting, math.ceil(UNIT_US / max(limit_us, 1e-3))))
+        calls = max(1, min(MAX_CALLS, fitting, math.ceil(unit_us / max(limit_us, 1e-3))))
     return [args, *(copy.deepcopy(args) for _ in range(calls - 1))]
 
 

@@ -78,7 +78,9 @@ def test_processes_divide_what_a_file_lacks(tmp_path: Path) -> None:
         for each in drawn[:4]:
             sizes = {"m": each.m, "n": each.n, "k": each.k}
             rows.writerow({**sizes, "operands": each.operands.value, "epilogue": each.epilogue.value})
-    arguments = SimpleNamespace(file=path, seed=2, count=25, rows=sweep.ROWS, operands=sweep._DRAWN)
+    arguments = SimpleNamespace(
+        file=path, seed=2, count=25, rows=sweep.ROWS, operands=sweep._DRAWN, problems=None
+    )
     parts = []
     for part in range(3):
         arguments.part = f"{part}/3"
@@ -87,6 +89,8 @@ def test_processes_divide_what_a_file_lacks(tmp_path: Path) -> None:
     assert {each for part in parts for each in part} == set(drawn[4:])
     arguments.part, arguments.operands = "0/1", ["fp16"]
     assert sweep._missing(arguments) == [each for each in drawn[4:] if each.operands.value == "fp16"]
+    arguments.problems = [sweep._named(each.name) for each in drawn]
+    assert arguments.problems == drawn and sweep._missing(arguments)[0].operands.value == "fp16"
 
 
 def test_a_bare_product_is_one_of_our_kernels() -> None:
