@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cute_backend.planning import TileConfig
 from cute_backend.planning.registers import is_promoted, pieces_of_sums, sets_of_sums
+from cute_backend.planning.shared_memory import BlockScales
 from cute_backend.spec import EpilogueSpec
 
 
@@ -24,6 +25,11 @@ class Mainloop:
 
 def _is_block_scaled(config: TileConfig, spec: EpilogueSpec) -> bool:
     return _scales(config, spec) and is_promoted(config, spec)
+
+
+def _is_scaled_in_tensor_memory(config: TileConfig, spec: EpilogueSpec) -> bool:
+    in_registers = config.target.accumulators.in_registers
+    return _scales(config, spec) and BlockScales.of(spec) is not None and not in_registers
 
 
 def _is_scaled_by_mma(config: TileConfig, spec: EpilogueSpec) -> bool:
@@ -44,10 +50,13 @@ def _by_warps(config: TileConfig, spec: EpilogueSpec) -> bool:
 
 
 def _blocks(config: TileConfig, spec: EpilogueSpec) -> str:
-    a, b = spec.product.a_scaling, spec.product.b_scaling
     pieces = pieces_of_sums(config, spec)
     in_pieces = f", pieces={pieces}" if pieces > 1 else ""
-    return f"Scaling.{a.name}, Scaling.{b.name}, sets={sets_of_sums(config, spec)}{in_pieces}"
+    return f"{_blocks_of_both(config, spec)}, sets={sets_of_sums(config, spec)}{in_pieces}"
+
+
+def _blocks_of_both(config: TileConfig, spec: EpilogueSpec) -> str:
+    return f"Scaling.{spec.product.a_scaling.name}, Scaling.{spec.product.b_scaling.name}"
 
 
 def _format(config: TileConfig, spec: EpilogueSpec) -> str:
@@ -56,6 +65,12 @@ def _format(config: TileConfig, spec: EpilogueSpec) -> str:
 
 MAINLOOPS = (
     Mainloop("cute_backend.templates.block_scaled", "Sm90BlockScaled", _is_block_scaled, _blocks),
+    Mainloop(
+        "cute_backend.templates.partial_sums",
+        "Sm100BlockScaled",
+        _is_scaled_in_tensor_memory,
+        _blocks_of_both,
+    ),
     Mainloop("cute_backend.templates.mma_scaled", "Sm100MmaScaled", _is_scaled_by_mma, _format),
     Mainloop("cute_backend.templates.warp_mainloop", "Sm80Promoted", _by_warps),
     Mainloop("cute_backend.templates.mainloop", "Sm90Promoted", _by_warpgroups),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cute_backend.planning.epilogue_time import epilogue_cycles, mma_cycles
-from cute_backend.planning.shared_memory import ab_stages
+from cute_backend.planning.shared_memory import BlockScales, ab_stages
 from cute_backend.planning.tiles import TileConfig
 from cute_backend.spec import Axis, BColumns, EpilogueSpec
 
@@ -25,8 +25,9 @@ memory latency. Not measured."""
 
 def halving(config: TileConfig, spec: EpilogueSpec, k: int) -> TileConfig:
     """Returns the configuration for a problem of depth `k`. It adds a second warpgroup if the MMA does not
-    hide the epilogue of one."""
-    hidden = mma_cycles(config, spec, k) > epilogue_cycles(config, spec)
+    hide the epilogue of one. It never does if the warps of the epilogue add up the sums of k tiles, as they
+    then do nothing else while the MMA multiplies."""
+    hidden = mma_cycles(config, spec, k) > epilogue_cycles(config, spec) and BlockScales.of(spec) is None
     return config if hidden or not can_halve(config, spec) else replace(config, column_groups=2)
 
 

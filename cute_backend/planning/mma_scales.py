@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
+from typing import Protocol
 
 from cute_backend.planning.tiles import TILE_K_BYTES, TileConfig
 from cute_backend.spec import SCALE_TILE, DType, EpilogueSpec, Scaling
@@ -16,8 +17,8 @@ TMEM_COLUMNS = 512
 """Columns of tensor memory (PTX ISA, "Tensor Memory")."""
 
 ACC_STAGES = 2
-"""Accumulators in tensor memory. With two, the epilogue of one tile runs under the MMA of the next. There is
-one if two leave no columns for scales."""
+"""Accumulators in tensor memory, if they hold the sums of all k tiles. With two, the epilogue of one tile
+runs under the MMA of the next. There is one if two leave no columns for scales."""
 
 _ROWS, _A_WORD = SCALE_TILE
 _TILE_BYTES = _ROWS * _A_WORD
@@ -30,6 +31,8 @@ class MmaScales:
 
     scaling: Scaling
     dtype: DType
+
+    most_accumulators = ACC_STAGES
 
     @staticmethod
     def of(spec: EpilogueSpec) -> MmaScales | None:
@@ -68,14 +71,22 @@ class MmaScales:
         return tiles * self.words * _TILE_COLUMNS
 
 
-def tmem_columns(config: TileConfig, scales: MmaScales | None) -> int:
+class TmemScales(Protocol):
+    """The tensor memory that scales of blocks take: `columns` of it, beside at most `most_accumulators`."""
+
+    most_accumulators: int
+
+    def columns(self, config: TileConfig) -> int: ...
+
+
+def tmem_columns(config: TileConfig, scales: TmemScales | None) -> int:
     """Returns the columns to allocate for all accumulators and scales, a power of two (PTX ISA,
     tcgen05.alloc)."""
     columns = acc_stages(config, scales) * config.mma_n + (scales.columns(config) if scales else 0)
     return 1 << (columns - 1).bit_length()
 
 
-def acc_stages(config: TileConfig, scales: MmaScales | None) -> int:
-    """Returns how many accumulators fit in tensor memory beside the scales; 0 if none does."""
-    columns = scales.columns(config) if scales else 0
-    return min(ACC_STAGES, (TMEM_COLUMNS - columns) // config.mma_n)
+def acc_stages(config: TileConfig, scales: TmemScales | None) -> int:
+    """Returns how many accumulators tensor memory has beside the scales; 0 if none fits."""
+    columns, most = (scales.columns(config), scales.most_accumulators) if scales else (0, ACC_STAGES)
+    return min(most, (TMEM_COLUMNS - columns) // config.mma_n)

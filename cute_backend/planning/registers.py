@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cute_backend.planning.shared_memory import has_planes
+from cute_backend.planning.shared_memory import BlockScales, has_planes
 from cute_backend.planning.targets.target import WARPGROUP
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.spec import Axis, EpilogueSpec, Load, LoadKind, ProductKind, ReduceKind, Scaling
@@ -33,6 +33,9 @@ MAX_ACCUMULATORS = 128
 
 MAX_PROMOTED_ONCE = 96
 """The most accumulators of a thread that, with one set of sums, leave registers for an epilogue."""
+
+MAX_SUMMED_COLUMNS = 128
+"""The most accumulators of a thread that adds up the scaled sums of k tiles from tensor memory."""
 
 MAX_PROMOTED_TWICE = 64
 """The most accumulators of a thread that leave registers for two sets of sums."""
@@ -157,7 +160,14 @@ def pieces_of_sums(config: TileConfig, spec: EpilogueSpec) -> int:
 
 
 def leaves_sums_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
-    """Whether a thread's accumulators leave registers for promoted sums. True if no sums are promoted."""
+    """Whether a thread's accumulators leave registers for promoted sums. True if no sums are promoted.
+
+    If accumulators are in tensor memory, a thread has registers for those of its columns only while it adds
+    up the scaled sums of k tiles. The epilogue has all registers afterwards.
+    """
+    if not config.target.accumulators.in_registers:
+        summed = config.products * config.group_n
+        return BlockScales.of(spec) is None or summed <= MAX_SUMMED_COLUMNS
     if not is_promoted(config, spec):
         return True
     most = MAX_PROMOTED_ONCE if spec.product.is_block_scaled else MAX_PROMOTED_TWICE
@@ -198,7 +208,7 @@ def leaves_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether a tile's accumulators leave a thread registers for the epilogue. If the spec draws noise, the
     accumulators and partials must also leave registers for the draws."""
     if not config.target.accumulators.in_registers:
-        return True
+        return leaves_sums_registers(config, spec)
     kept = Registers.of(spec, config, Alignment.TMA)
     most = MAX_ACCUMULATORS
     if has_planes(spec) and (spec.reductions or by_element(spec, config)):

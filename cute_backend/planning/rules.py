@@ -20,6 +20,7 @@ from cute_backend.planning.registers import (
     hoisted_registers,
     is_crowded,
     is_promoted,
+    leaves_sums_registers,
     leaves_warps_registers,
     long_ops,
 )
@@ -225,6 +226,15 @@ def two_warpgroups_for_wide_tiles(config: TileConfig, spec: EpilogueSpec) -> Til
     return replace(config, column_groups=2) if wide else config
 
 
+def registers_for_sums_from_tensor_memory(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
+    """Gives half of the columns to a second warpgroup if a thread would add up the scaled sums of more than
+    `registers.MAX_SUMMED_COLUMNS` columns, and excludes the tile if none can have them."""
+    if config.target.accumulators.in_registers or leaves_sums_registers(config, spec):
+        return config
+    halved = replace(config, column_groups=2)
+    return halved if can_halve(config, spec) and leaves_sums_registers(halved, spec) else None
+
+
 def room_in_tensor_memory(config: TileConfig, spec: EpilogueSpec) -> TileConfig | None:
     """Requires room in tensor memory for two accumulators beside the scales that the MMA applies.
 
@@ -255,6 +265,7 @@ RULES: tuple[Rule, ...] = (
     halves_of_rotated_blocks,
     registers_for_a_crowded_thread,
     two_warpgroups_for_wide_tiles,
+    registers_for_sums_from_tensor_memory,
 )
 """The rules, in the order in which they are applied."""
 

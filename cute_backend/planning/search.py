@@ -334,6 +334,7 @@ def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         found += _split(tried, tiles.tried_splits)
     fitting = [*offered(arch, spec), *(config for config in found if _fits(config, spec))]
     fitting += [replace(config, column_groups=2) for config in fitting if can_halve(config, spec)]
-    fitting += [replace(config, column_groups=1) for config in fitting if config.column_groups > 1]
+    alone = (replace(config, column_groups=1) for config in fitting if config.column_groups > 1)
+    fitting += [config for config in alone if leaves_sums_registers(config, multiplied(spec, config))]
     fitting += [replace(config, unrolled=True) for config in fitting if can_hoist(config, spec)]
     return tuple(dict.fromkeys(fitting))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
-from cute_backend.planning.mma_scales import MmaScales
+from cute_backend.planning.mma_scales import MmaScales, acc_stages
 from cute_backend.planning.tiles import EPILOGUE_STAGES, SMEM_RESERVE, TileConfig
 from cute_backend.spec import DType, EpilogueSpec, LoadKind, Scaling
 
@@ -25,6 +25,10 @@ class BlockScales:
     a: Scaling
     b: Scaling
 
+    most_accumulators = 4
+    """Stages of tensor memory for the sums of k tiles. While the epilogue reads those of the last k tile, the
+    MMA fills the others with those of the next tile."""
+
     @staticmethod
     def of(spec: EpilogueSpec) -> BlockScales | None:
         """The scales of a spec's products, or None if no sums are scaled by blocks."""
@@ -37,13 +41,13 @@ class BlockScales:
 
         For a tile of 192 columns it is 64, since the tile may begin in the middle of a block of 128.
         """
-        return gcd(config.cta_rows, self.a.lines), gcd(config.piece_n, self.b.lines)
+        return gcd(config.cta_rows, self.a.lines), gcd(config.mma_n // config.pieces, self.b.lines)
 
     def counts(self, config: TileConfig) -> tuple[int, int]:
         """Returns how many scales a k tile has: for the tile's rows, and for the columns of all Bs
         together."""
         rows, columns = self.widths(config)
-        return config.cta_rows // rows, config.pieces * config.piece_n // columns
+        return config.cta_rows // rows, config.mma_n // columns
 
     def pitch(self, count: int) -> int:
         """Returns the distance from one stage of scales to the next, in scales."""
@@ -53,6 +57,16 @@ class BlockScales:
     def stage_bytes(self, config: TileConfig) -> int:
         """Shared memory for the scales of a k tile."""
         return sum(map(self.pitch, self.counts(config))) * DType.F32.bits // 8
+
+    def ahead(self, config: TileConfig) -> int:
+        """Returns how many more stages the scales have than A and B. In tensor memory, the sums of a k tile
+        wait for their scales after its stage of A and B was released. With one stage more, the load warp
+        would never wait for scales: it waits for A and B, and the MMA for these sums."""
+        return 0 if config.target.accumulators.in_registers else acc_stages(config, self) - 1
+
+    def columns(self, config: TileConfig) -> int:
+        """Columns of tensor memory for scales: none, as threads read them from shared memory."""
+        return 0
 
 
 def has_planes(spec: EpilogueSpec) -> bool:
@@ -85,5 +99,10 @@ def ab_stages(config: TileConfig, spec: EpilogueSpec) -> int:
     rings += [ring_bytes(config.tile_n, load.dtype) for load in vectors]
     scaling = BlockScales.of(spec) or MmaScales.of(spec)
     stage = config.ab_stage_bytes + (scaling.stage_bytes(config) if scaling else 0)
-    left = config.smem_bytes - SMEM_RESERVE - config.sum_bytes - sum(rings)
+    left = config.smem_bytes - SMEM_RESERVE - config.sum_bytes - sum(rings) - ahead_bytes(config, scaling)
     return left // stage
+
+
+def ahead_bytes(config: TileConfig, scaling: BlockScales | MmaScales | None) -> int:
+    """Returns the bytes of shared memory for stages of scales beyond those of A and B."""
+    return scaling.ahead(config) * scaling.stage_bytes(config) if isinstance(scaling, BlockScales) else 0

@@ -98,7 +98,7 @@ def bring_tile(
     (count_a, count_b), (width_a, width_b) = scaling.counts(config), scaling.widths(config)
     bring(of_a[(None, k)], stages.a[(None, stage)], 0, count_a, width_a, scaling.a.lines, m0, lane)
     piece = count_b // config.pieces
-    first = n0 * (config.piece_n // config.tile_n)
+    first = n0 * (config.mma_n // config.pieces // config.tile_n)
     for i, of_b in enumerate(of_bs):
         # The compiler reads three neighbouring scales as four, so the fourth must be initialized too.
         count = scaling.pitch(count_b) - i * piece if i == config.pieces - 1 and count_b > 2 else piece

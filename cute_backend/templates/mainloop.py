@@ -255,10 +255,10 @@ class Sm100Mainloop(Protocol):
     `scaling`. `maps` returns the tensor maps that load the scales, `allocate` their shared memory, `boxes`
     the scales of all k tiles of one output tile, `scale_operands` their place in tensor memory, from `start`
     on, and `of_tile` the operands of the output tiles in one column. `begin` and `step` return the
-    instruction to issue next.
+    instruction to issue next. With a `BlockScales`, each k tile is one that begins and ends.
     """
 
-    scaling: MmaScales | None
+    scaling: MmaScales | BlockScales | None
 
     def values(self, operand: cute.Tensor) -> cute.Tensor: ...
 
@@ -294,7 +294,7 @@ class Sm100Mainloop(Protocol):
 class Sm100Plain:
     """The tensor cores add up all k tiles, in tensor memory. There are no scales of blocks."""
 
-    scaling: MmaScales | None = None
+    scaling: MmaScales | BlockScales | None = None
 
     def values(self, operand: cute.Tensor) -> cute.Tensor:
         return operand

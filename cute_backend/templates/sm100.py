@@ -34,7 +34,9 @@ With split-K, only the first CTA of a cluster runs the epilogue; the warpgroups 
 sums to it (`split_k.py`).
 
 Block scales that the MMA applies are loaded with A and B, into the same stages. In tensor memory they lie
-behind the accumulators (`mma_scaled.py`).
+behind the accumulators (`mma_scaled.py`). Where the warps of the epilogue scale the sums of each k tile, the
+accumulators are these sums, four of them at most, and the load warp also brings scales, by cp.async, into a
+ring of their own (`partial_sums.py`).
 """
 
 from __future__ import annotations
@@ -56,15 +58,18 @@ from cutlass.tensor_utils import LayoutEnum
 
 from cute_backend.planning import TILE_K_BYTES, TileConfig
 from cute_backend.planning.mma_scales import MmaScales, acc_stages, tmem_columns
+from cute_backend.planning.shared_memory import BlockScales
 from cute_backend.planning.tiles import ROLE_REGISTERS
 from cute_backend.spec import ProductKind
 from cute_backend.templates import batch as batches
+from cute_backend.templates.block_scales import ScaleStages, bring_tile
 from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from cute_backend.templates.entry import named
 from cute_backend.templates.epilogue import Epilogue, SmemOperand, by_name, of_runs, release_planes, run_box
 from cute_backend.templates.gemm import Gemm
 from cute_backend.templates.mainloop import Sm100Mainloop, Sm100Operands, Sm100Plain, check_face
 from cute_backend.templates.overlap import await_earlier_kernels
+from cute_backend.templates.partial_sums import PartialSums
 from cute_backend.templates.rings import (
     Shared,
     agents,
@@ -152,6 +157,7 @@ class Sm100Gemm(Gemm):
         check_face(self.mainloop, Sm100Mainloop)
         super().__init__(epilogue, config, kind=kind, scaling=self.mainloop.scaling)
         self.acc_stages = acc_stages(config, self.mainloop.scaling)
+        self.block_scales = scaling if isinstance(scaling := self.mainloop.scaling, BlockScales) else None
         self.group = tcgen05.CtaGroup.TWO if config.ctas == 2 else tcgen05.CtaGroup.ONE
         self.subtiles = config.tile_n // config.subtile_n
         self.visits = config.group_n // config.subtile_n
@@ -178,7 +184,10 @@ class Sm100Gemm(Gemm):
         finished = Arrivals(self.visitors, warps, 1, config.ctas)
         self.acc_ring = Ring("acc", self.acc_stages, one(self.multiply), finished)
         roles, rings = [self.visitors, self.multiply, self.load], [self.ab_ring, self.acc_ring]
-        self.row_ring = self.exact_ring = self.sum_ring = None
+        self.row_ring = self.exact_ring = self.sum_ring = self.scale_ring = None
+        if self.block_scales is not None:
+            filled, emptied = Arrivals(self.load, 1, WARP), Arrivals(self.visitors, warps, 1)
+            self.scale_ring = Ring("scales", stages.ab + self.block_scales.ahead(config), filled, emptied)
         if stages.row:
             filled, emptied = Arrivals(self.staging, 1, WARP), Arrivals(self.visitors, warps, WARP)
             self.row_ring = Ring("row", stages.row, filled, emptied)
@@ -190,7 +199,8 @@ class Sm100Gemm(Gemm):
         if config.split_k > 1:
             filled = Arrivals(self.visitors, warps, 1, config.split_k - 1)
             self.sum_ring = Ring("sums", 1, filled, Arrivals(self.visitors, warps, 1))
-        rings += [ring for ring in (self.row_ring, self.exact_ring, self.sum_ring) if ring]
+        optional = (self.row_ring, self.exact_ring, self.sum_ring, self.scale_ring)
+        rings += [ring for ring in optional if ring]
         of_group = [f" of half {i}" * (groups > 1) for i in range(groups)]
         self.subtile_meetings = tuple(
             Meeting(f"the end of a subtile{half}", 1 + i, ((self.visitors, WARPS),))
@@ -302,6 +312,7 @@ class Sm100Gemm(Gemm):
             load_planes,
             store_planes,
             scale_tmas,
+            list(scales) if self.block_scales else [],
             m,
             n,
             offsets,
@@ -338,6 +349,7 @@ class Sm100Gemm(Gemm):
         load_planes: list,
         store_planes: list,
         scale_tmas: list,
+        scales: list,
         m: Int32,
         n: Int32,
         offsets: cute.Tensor | None,
@@ -364,8 +376,13 @@ class Sm100Gemm(Gemm):
         ab_bytes = cute.size_in_bytes(self.a_dtype, cute.slice_(a_smem, (None, None, None, 0)))
         ab_bytes += cute.size_in_bytes(self.b_dtype, cute.slice_(b_smem, (None, None, None, 0)))
         check_stage(config, ab_bytes)
-        if cutlass.const_expr(self.mainloop.scaling is not None):
+        if cutlass.const_expr(isinstance(self.mainloop.scaling, MmaScales)):
             ab_bytes += cast(MmaScales, self.mainloop.scaling).stage_bytes(config)
+        scale_stages = None
+        if cutlass.const_expr(self.block_scales is not None):
+            scale_stages = ScaleStages.allocate(
+                smem, cast(Ring, self.scale_ring), cast(BlockScales, self.block_scales), config
+            )
         ab_pipeline = pipeline.PipelineTmaUmma.create(
             **stages_of(smem, self.ab_ring), tx_count=ab_bytes * config.ctas, cta_layout_vmnk=cluster
         )
@@ -394,9 +411,13 @@ class Sm100Gemm(Gemm):
         block, _, first_item = cute.arch.block_idx()
         _, _, item_step = cute.arch.grid_dim()
         epilogue_item, first_k = first_item, 0
-        k_tiles = cute.ceil_div(cute.ceil_div(a_tma.tma_tensor.shape[1], self.tile[2]), config.split_k)
+        all_k_tiles = cute.ceil_div(a_tma.tma_tensor.shape[1], self.tile[2])
+        k_tiles = cute.ceil_div(all_k_tiles, config.split_k)
         if cutlass.const_expr(config.split_k > 1):
             first_item, item_step, first_k = block // config.split_k, schedule.items, cta_rank * k_tiles
+            if cutlass.const_expr(self.block_scales is not None):
+                # K tiles beyond the last have no scales, so the last CTAs may get fewer k tiles, or 0.
+                k_tiles = cutlass.max(cutlass.min(k_tiles, all_k_tiles - first_k), 0)
             epilogue_item = Int32(first_item)
             if cta_rank > 0:
                 epilogue_item = schedule.items  # beyond the last: no epilogue here
@@ -419,6 +440,7 @@ class Sm100Gemm(Gemm):
             epilogue_item=epilogue_item,
             item_step=item_step,
             sums=sums,
+            scales=scale_stages,
         )
         # (MMA, MMA_M, MMA_N, stage): columns of tensor memory, 512 of them at most.
         acc_shape = cute.append(tiled_mma.partition_shape_C(self.tile[:2]), self.acc_stages)
@@ -430,7 +452,7 @@ class Sm100Gemm(Gemm):
                 cute.arch.setmaxregister_decrease(ROLE_REGISTERS)
         if warp == self.load.first:
             s_bs = [self._piece_stages(s_b, piece_smem, i) for i in range(config.pieces)]
-            of_scales = (scale_tmas, s_scales)
+            of_scales = (scale_tmas, s_scales, scales)
             self._load(shared, tiled_mma, piece_mma, cluster, cta_coord, a_tma, b_tmas, s_a, s_bs, of_scales)
         if warp == self.multiply.first:
             tmem.wait_for_alloc()
@@ -516,7 +538,7 @@ class Sm100Gemm(Gemm):
         b_tmas: list,
         s_a: cute.Tensor,
         s_bs: list,
-        of_scales: tuple[list, list],
+        of_scales: tuple[list, list, list],
     ):
         """The load warp: A and B of every k tile, and the scales of their blocks."""
         config, tile_k = self.config, self.tile[2]
@@ -531,6 +553,7 @@ class Sm100Gemm(Gemm):
             a_mask = cpasync.create_tma_multicast_mask(cluster, cta_coord, mcast_mode=2)
             b_mask = cpasync.create_tma_multicast_mask(cluster, cta_coord, mcast_mode=1)
         ab_state = producer_state(self.stages.ab)
+        scale_state = producer_state(self.scale_ring.stages if self.scale_ring else 0)
         item, item_step = shared.first_item, shared.item_step
         while schedule.is_valid(item):
             place = schedule.place(item)
@@ -538,7 +561,7 @@ class Sm100Gemm(Gemm):
             rows_of_a = batches.from_first(a_tma.tma_tensor, place)
             t_sa, t_ga = self._partition_a(a_tma, s_a, thr_mma, cta_coord, rows_of_a)
             tile_a = batches.of_place(t_ga, place)[(None, row // config.ctas, None)]
-            scale_tmas, s_scales = of_scales
+            scale_tmas, s_scales, scales = of_scales
             t_scales = self.mainloop.boxes(scale_tmas, s_scales, row, column, config)
             for k_tile in cutlass.range(self._k_tiles(place, tile_k, shared.k_tiles), unroll=1):
                 k = shared.first_k + k_tile
@@ -565,8 +588,30 @@ class Sm100Gemm(Gemm):
                     t_s, t_g = t_scales[i]
                     cute.copy(scale_tmas[i].atom, t_g[(None, k)], t_s[stage], tma_bar_ptr=barrier)
                 ab_state.advance()
+                if cutlass.const_expr(self.block_scales is not None):
+                    scale_state = self._load_scales(shared, scales, scale_state, row, column, k)
             item += item_step
         ab_pipeline.producer_tail(ab_state)
+
+    @cute.jit
+    def _load_scales(
+        self,
+        shared: Sm100Shared,
+        scales: list,
+        state: pipeline.PipelineState,
+        row: Int32,
+        column: Int32,
+        k: Int32,
+    ) -> pipeline.PipelineState:
+        """Brings the scales of one k tile to their ring. Returns the next stage."""
+        stages, config = cast(ScaleStages, shared.scales), self.config
+        origin = (row * CTA_M, column * config.tile_n)
+        stages.ring.producer_acquire(state)
+        scaling, lane = cast(BlockScales, self.block_scales), cute.arch.lane_idx()
+        bring_tile(stages, state.index, scales, scaling, config, origin, k, lane)
+        stages.ring.producer_commit(state)
+        state.advance()
+        return state
 
     def _partition_a(
         self, tma: cpasync.TmaInfo, s_a: cute.Tensor, thr_mma: Any, cta_coord: tuple, source: cute.Tensor
@@ -610,27 +655,54 @@ class Sm100Gemm(Gemm):
         operands: Sm100Operands,
         acc: cute.Tensor,
     ):
-        """The MMA warp: it fills one accumulator after the other."""
-        schedule, ab_pipeline, acc_pipeline = shared.schedule, shared.ab_pipeline, shared.acc_pipeline
+        """The MMA warp: it fills one accumulator after the other, with the sums of a whole tile or, where
+        the epilogue scales these, of one k tile."""
+        schedule, acc_pipeline = shared.schedule, shared.acc_pipeline
         # The epilogue warps of both CTAs release the accumulators once their tensor memory is allocated. So
         # the producer, too, starts as if all buffers were in use.
         ab_state, acc_state = consumer_state(self.stages.ab), consumer_state(self.acc_stages)
         item, item_step = shared.first_item, shared.item_step
         while schedule.is_valid(item):
-            acc_pipeline.producer_acquire(acc_state)
-            tile_acc = acc[(None, None, None, acc_state.index)]
             _, column = self._cta_tile(schedule.place(item))
             of_tile = self.mainloop.of_tile(operands, column, self.config)
-            tiled_mma = self.mainloop.begin(tiled_mma)
-            for _ in cutlass.range(self._k_tiles_at(shared, item, shared.k_tiles), unroll=1):
-                ab_pipeline.consumer_wait(ab_state)
-                tiled_mma = self.mainloop.step(tiled_mma, tile_acc, of_tile, ab_state.index)
-                ab_pipeline.consumer_release(ab_state)
-                ab_state.advance()
-            acc_pipeline.producer_commit(acc_state)
-            acc_state.advance()
+            k_tiles = self._k_tiles_at(shared, item, shared.k_tiles)
+            if cutlass.const_expr(self.block_scales is None):
+                tiled_mma, ab_state, acc_state = self._fill(
+                    shared, tiled_mma, of_tile, acc, k_tiles, ab_state, acc_state
+                )
+            else:
+                for _ in cutlass.range(k_tiles, unroll=1):
+                    tiled_mma, ab_state, acc_state = self._fill(
+                        shared, tiled_mma, of_tile, acc, 1, ab_state, acc_state
+                    )
             item += item_step
         acc_pipeline.producer_tail(acc_state)
+
+    @cute.jit
+    def _fill(
+        self,
+        shared: Sm100Shared,
+        tiled_mma: cute.TiledMma,
+        operands: Sm100Operands,
+        acc: cute.Tensor,
+        k_tiles: Any,
+        ab_state: pipeline.PipelineState,
+        acc_state: pipeline.PipelineState,
+    ) -> tuple[cute.TiledMma, pipeline.PipelineState, pipeline.PipelineState]:
+        """Fills one accumulator with the sums of the next `k_tiles` k tiles. Returns the instruction to issue
+        next, and the next stages."""
+        ab_pipeline, acc_pipeline = shared.ab_pipeline, shared.acc_pipeline
+        acc_pipeline.producer_acquire(acc_state)
+        tile_acc = acc[(None, None, None, acc_state.index)]
+        tiled_mma = self.mainloop.begin(tiled_mma)
+        for _ in cutlass.range(k_tiles, unroll=1):
+            ab_pipeline.consumer_wait(ab_state)
+            tiled_mma = self.mainloop.step(tiled_mma, tile_acc, operands, ab_state.index)
+            ab_pipeline.consumer_release(ab_state)
+            ab_state.advance()
+        acc_pipeline.producer_commit(acc_state)
+        acc_state.advance()
+        return tiled_mma, ab_state, acc_state
 
     @cute.jit
     def _load_rows(self, shared: Sm100Shared):
@@ -690,10 +762,11 @@ class Sm100Gemm(Gemm):
             free_state.advance()
         acc_state, row_state = consumer_state(self.acc_stages), consumer_state(stages.row)
         exact_state, store_state = consumer_state(stages.exact), producer_state(stages.store)
+        scale_state = consumer_state(self.scale_ring.stages if self.scale_ring else 0)
         item, item_step = shared.epilogue_item, shared.item_step
         if cutlass.const_expr(config.split_k > 1):
             if shared.cta_rank > 0:
-                self._publish(shared, seat, reader, acc_state.clone())
+                self._publish(shared, acc, seat, reader, acc_state.clone(), scale_state.clone())
         while schedule.is_valid(item):
             place = schedule.place(item)
             row, column = self._cta_tile(place)
@@ -705,7 +778,7 @@ class Sm100Gemm(Gemm):
             rows = [
                 cute.local_tile(s_row[(None, row_state.index)], part, (seat.group,)) for s_row in shared.rows
             ]
-            acc_pipeline.consumer_wait(acc_state)
+            acc_state, scale_state = self._await_sums(shared, acc, seat, acc_state, scale_state)
             if cutlass.const_expr(config.split_k > 1):
                 sums.wait()
             # With planes in shared memory every warp visits, since all wait for the planes and release them.
@@ -760,10 +833,38 @@ class Sm100Gemm(Gemm):
         named_barrier(self.last_meeting).arrive_and_wait()
 
     @cute.jit
-    def _publish(self, shared: Sm100Shared, seat: Seat, reader: Reader, acc_state: pipeline.PipelineState):
+    def _await_sums(
+        self,
+        shared: Sm100Shared,
+        acc: cute.Tensor,
+        seat: Seat,
+        acc_state: pipeline.PipelineState,
+        scale_state: pipeline.PipelineState,
+    ) -> tuple[pipeline.PipelineState, pipeline.PipelineState]:
+        """Waits for the sums of a tile, and adds up those of its k tiles where the epilogue scales these.
+        Returns the stage that has the sums, and the next stage of scales."""
+        if cutlass.const_expr(self.block_scales is None):
+            shared.acc_pipeline.consumer_wait(acc_state)
+        else:
+            own = PartialSums.of(acc, self.config, seat.group, seat.thread)
+            acc_state, scale_state = own.add_up(
+                shared.acc_pipeline, acc_state, cast(ScaleStages, shared.scales), scale_state, shared.k_tiles
+            )
+        return acc_state, scale_state
+
+    @cute.jit
+    def _publish(
+        self,
+        shared: Sm100Shared,
+        acc: cute.Tensor,
+        seat: Seat,
+        reader: Reader,
+        acc_state: pipeline.PipelineState,
+        scale_state: pipeline.PipelineState,
+    ):
         """The epilogue warps of a CTA that publishes the sums of its only tile to the first CTA."""
         acc_pipeline, sums, thread = shared.acc_pipeline, shared.sums, seat.thread_of_all
-        acc_pipeline.consumer_wait(acc_state)
+        acc_state, scale_state = self._await_sums(shared, acc, seat, acc_state, scale_state)
         for visit in cutlass.range(self.visits, unroll=1):
             registers = self._read(reader, self._subtile(seat.group, visit), acc_state.index)
             cute.arch.fence_view_async_tmem_load()
@@ -819,3 +920,4 @@ class Sm100Shared(Shared):
     epilogue_item: Any
     item_step: Any
     sums: Any
+    scales: ScaleStages | None

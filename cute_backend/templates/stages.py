@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 from cute_backend.planning import EPILOGUE_STAGES, SMEM_RESERVE, TileConfig
 from cute_backend.planning.mma_scales import MmaScales
-from cute_backend.planning.shared_memory import ENOUGH_AB_STAGES, BlockScales
+from cute_backend.planning.shared_memory import ENOUGH_AB_STAGES, BlockScales, ahead_bytes
 from cute_backend.templates.epilogue import Epilogue, SmemOperand
 
 MAX_SCALED_STAGES = 9
 """The most stages of A and B beside stages of scales: `SMEM_RESERVE` has room for no more barriers."""
+
+MAX_STAGES_BESIDE_SUMS = 8
+"""As `MAX_SCALED_STAGES`, where further stages of scales wait for the sums of k tiles in tensor memory."""
 
 MAX_STAGES = 4
 """The most stages of exact loads, and of outputs: as many as hide the latency of TMA's loads and stores."""
@@ -44,6 +47,7 @@ class Stages:
         store_bytes, store = ring(epilogue.shared_stores, config.stage_elements, config.store_stages)
         exact_bytes, exact = ring(epilogue.shared_loads, config.stage_elements)
         free = config.smem_bytes - SMEM_RESERVE - rows * row_bytes - config.sum_bytes
+        free -= ahead_bytes(config, scaling)
         stage_bytes = config.ab_stage_bytes + (scaling.stage_bytes(config) if scaling else 0)
         ab = (free - exact * exact_bytes - store * store_bytes) // stage_bytes
         least = config.least_ab_stages
@@ -62,4 +66,6 @@ class Stages:
         if config.target.tma:
             store = grown(store, store_bytes, exact * exact_bytes)
         ab = (free - exact * exact_bytes - store * store_bytes) // stage_bytes
+        if ahead_bytes(config, scaling):
+            ab = min(ab, MAX_STAGES_BESIDE_SUMS)
         return Stages(min(ab, MAX_SCALED_STAGES) if scaling else ab, exact, rows, store)

@@ -227,7 +227,7 @@ def test_what_is_not_taken() -> None:
     assert reason(bf16.output(scaled_mm(bf16, (M, KB), (KB, NB), dtype=BF16))) is Reason.SCALE_DTYPE
     wrong = scaled_mm(v2, (M, KB), (NB, KB + 1), recipes=(4, 5))
     assert reason(v2.output(wrong)) is Reason.MIXED_SCALES
-    for arch, fused in ((Arch.SM90A, True), (Arch.SM100A, False), (Arch.SM89, False)):
+    for arch, fused in ((Arch.SM90A, True), (Arch.SM100A, True), (Arch.SM89, False)):
         made = Graph()
         a, b = (
             made.input(name, shape, E4M3, strides, "cuda")
@@ -240,8 +240,7 @@ def test_what_is_not_taken() -> None:
         if not fused:
             (rejection,) = rejections
             assert rejection.reason is Reason.RECIPE
-            further = ", RowWise, BlockWise1x16 and BlockWise1x32" if arch is Arch.SM100A else " and RowWise"
-            recipes = f"BlockWise128x128; taken are TensorWise{further} on {arch.value}"
+            recipes = f"BlockWise128x128; taken are TensorWise and RowWise on {arch.value}"
             assert recipes in rejection.message
 
 
@@ -269,11 +268,12 @@ def test_programs_on_fake_cuda_tensors(scaled_mm_v2: bool) -> None:
         )
     if scaled_mm_v2 and TorchVersion(torch.__version__) < "2.13":
         pytest.skip(f"Dynamo of torch {torch.__version__} does not trace torch.nn.functional.scaled_mm")
-    explained = cute_backend.explain(program, *args, arch="sm_90a")
-    explained.assert_fused(regions=1, no=[Reason.RECIPE])
-    assert explained.regions[0].spec.product.b_scaling is SQUARE
-    assert [load.label for load in explained.regions[0].loads] == ["residual"]
-    (rejection,) = cute_backend.explain(program, *args, arch="sm_100a").rejections
+    for arch in ("sm_90a", "sm_100a"):
+        explained = cute_backend.explain(program, *args, arch=arch)
+        explained.assert_fused(regions=1, no=[Reason.RECIPE])
+        assert explained.regions[0].spec.product.b_scaling is SQUARE
+        assert [load.label for load in explained.regions[0].loads] == ["residual"]
+    (rejection,) = cute_backend.explain(program, *args, arch="sm_120a").rejections
     assert rejection.reason is Reason.RECIPE
 
 
@@ -286,10 +286,10 @@ def test_an_explanation_is_of_its_architecture() -> None:
         cute_backend.explain(program.fn, *inputs, arch="sm_90a")
     )
     assert region.kernel().entry.startswith("cute_scaled_mm_bias_silu_residual_")
-    refused = cute_backend.explain(program.fn, *inputs, arch="sm_100a")
+    refused = cute_backend.explain(program.fn, *inputs, arch="sm_120a")
     assert not refused.regions
     (rejection,) = refused.rejections
-    assert rejection.reason is Reason.RECIPE and "on sm_100a" in rejection.message
+    assert rejection.reason is Reason.RECIPE and "on sm_120a" in rejection.message
 
 
 def by_blocks(h: Tensor) -> tuple[Tensor, Tensor]:

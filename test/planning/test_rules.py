@@ -85,12 +85,18 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
         spec_of(exact("exact0", DType.BF16)),
         "256x256_2x1_2cta_halves",
     ),
+    rules.registers_for_sums_from_tensor_memory: (
+        Shape(256, 256, 2, ctas=2),
+        spec_of(products=2, fast_accum=False, **SCALED),
+        "256x128x2_2x1_2cta_halves",
+    ),
 }
 
 ARCHS = {
     rules.a_multiprocessor_of_its_own: Arch.SM80,
     rules.room_in_tensor_memory: Arch.SM100A,
     rules.two_warpgroups_for_wide_tiles: Arch.SM100A,
+    rules.registers_for_sums_from_tensor_memory: Arch.SM100A,
 }
 """The architectures of rules that say nothing on sm_90a."""
 

@@ -208,6 +208,6 @@ def test_an_mlp_is_simulated_from_torch_to_its_result() -> None:
 
 
 def test_another_architecture_says_that_it_has_no_mainloop_for_it() -> None:
-    config = TileConfig(Arch.SM100A, 128, 64)
-    with pytest.raises(BuildError, match="no mainloop of sm_100a scales blocks of 1x128 by 128x128"):
+    config = TileConfig(Arch.SM120A, 128, 64)
+    with pytest.raises(BuildError, match="no mainloop of sm_120a scales blocks of 1x128 by 128x128"):
         build(Kernel(residual(), config, Alignment.TMA))

@@ -17,7 +17,7 @@ PROGRAMS = EPILOGUES | BLOCKWISE | MMA_SCALED | GROUPED | BLOCKS
 
 NAMES = {arch: [name for name in EPILOGUES if EPILOGUES[name].runs_on(Arch.of_name(arch))] for arch in ARCHS}
 NAMES["sm_90a"] += BLOCKWISE
-NAMES["sm_100a"] += MMA_SCALED
+NAMES["sm_100a"] += [*BLOCKWISE, *MMA_SCALED]
 for grouping in ("sm_90a", "sm_100a"):
     NAMES[grouping] += [*GROUPED, *BLOCKS]
 # These share the template of another, and differ in tiles and stages, if in anything.

@@ -148,6 +148,8 @@ COLUMN_SCALED = Subject(sm90(64, 64), (72, 72, 1040), spec=COLUMNWISE)
 PIECES = Subject(sm90(64, 256, pingpong=True), (72, 264, 1040), spec=COLUMNWISE)
 HALF_BLOCKS = Subject(sm90(64, 192, pingpong=True), (40, 328, 400), spec=BLOCKWISE)
 SCALED_PARTS = Subject(sm90(64, 64, split_k=4), (40, 72, 640), spec=BLOCKWISE)  # 2, 2, 1 and 0 blocks
+BLACKWELL_BLOCKS = Subject(sm100(128, 64), (136, 200, 784), spec=BLOCKWISE)
+BLACKWELL_LINES = Subject(sm100(256, 128, 2, ctas=2, column_groups=2), (264, 136, 400), spec=COLUMNWISE)
 MXFP8 = Subject(sm100(128, 64), (136, 200, 1152), spec=BLACKWELL_SCALED["mxfp8"])
 MXFP4 = Subject(sm100(128, 128), (136, 136, 1056), spec=BLACKWELL_SCALED["mxfp4"])
 NVFP4 = Subject(sm100(256, 192, 2, ctas=2), (264, 392, 544), spec=BLACKWELL_SCALED["nvfp4"])
@@ -193,6 +195,8 @@ SUBJECTS = {
     "block-scaled": BLOCK_SCALED,
     "column-scaled": COLUMN_SCALED,
     "scaled parts": SCALED_PARTS,
+    "blocks on Blackwell": BLACKWELL_BLOCKS,
+    "lines on Blackwell": BLACKWELL_LINES,
     "MXFP8": MXFP8,
     "MXFP4": MXFP4,
     "NVFP4 by a pair": NVFP4,
@@ -237,6 +241,7 @@ class Text(Enum):
     BLOCK_SCALED = "block_scaled"
     BLOCK_SCALES = "block_scales"
     MMA_SCALED = "mma_scaled"
+    PARTIAL_SUMS = "partial_sums"
     GEMM = "gemm"
     BATCH = "batch"
     MODULE = "the generated module"

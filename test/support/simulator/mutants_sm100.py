@@ -12,8 +12,10 @@ from cute_backend.simulator.errors import (
     SimulationError,
 )
 from support.simulator.mutants import (
+    BLACKWELL_BLOCKS,
     BLACKWELL_GROUPS,
     BLACKWELL_K_GROUPS,
+    BLACKWELL_LINES,
     BLACKWELL_PARTS,
     BLACKWELL_ROTATING,
     HALVES,
@@ -40,6 +42,8 @@ from support.simulator.mutants import (
     instead,
     without,
 )
+
+_RELEASE_SUMS = "with cute.arch.elect_one():\n                    ring.consumer_release(state)"
 
 MUTANTS = [
     # Halves of rotated blocks.
@@ -221,6 +225,94 @@ MUTANTS = [
         WrongNumbers,
         "are wrong",
         Text.MMA_SCALED,
+    ),
+    # Sums of k tiles that are scaled in registers.
+    Mutant(
+        "scales of the block of K before",
+        BLACKWELL_BLOCKS,
+        instead("origin, k, lane)", "origin, cutlass.max(k - 1, 0), lane)"),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "sums of a k tile not waited for",
+        BLACKWELL_BLOCKS,
+        without("ring.consumer_wait(state)"),
+        RaceError,
+        "reads " + TMEM,
+        Text.PARTIAL_SUMS,
+    ),
+    Mutant(
+        "sums of a k tile released before they are read",
+        BLACKWELL_BLOCKS,
+        instead("self._add(sums,", f"{_RELEASE_SUMS}\n            self._add(sums,")
+        + instead(_RELEASE_SUMS, "pass", 2, 1),
+        RaceError,
+        STILL_READ.format(TMEM),
+        Text.PARTIAL_SUMS,
+    ),
+    Mutant(
+        "sums of the last k tile released before the epilogue has read them",
+        BLACKWELL_BLOCKS,
+        instead("if k_tile < k_tiles - 1:", "if k_tile < k_tiles:"),
+        RaceError,
+        TMEM,
+        Text.PARTIAL_SUMS,
+    ),
+    Mutant(
+        "sums of one half of the columns released for both",
+        BLACKWELL_LINES,
+        instead(
+            "Arrivals(self.visitors, warps, 1, config.ctas)", "Arrivals(self.visitors, WARPS, 1, config.ctas)"
+        ),
+        RaceError,
+        TMEM,
+    ),
+    Mutant(
+        "sums read before they were left",
+        BLACKWELL_BLOCKS,
+        without("cute.arch.fence_view_async_tmem_store()"),
+        RaceError,
+        TMEM,
+        Text.PARTIAL_SUMS,
+    ),
+    Mutant(
+        "scales of a k tile not waited for",
+        BLACKWELL_LINES,
+        without("scales.ring.consumer_wait(scale_state)"),
+        RaceError,
+        SHARED,
+        Text.PARTIAL_SUMS,
+    ),
+    Mutant(
+        "scales of a k tile released before they are read",
+        BLACKWELL_LINES,
+        early("scales.release(scale_state)", "ring.consumer_wait(state)"),
+        RaceError,
+        SHARED,
+        Text.PARTIAL_SUMS,
+    ),
+    Mutant(
+        "a stage of scales not waited for by the load warp",
+        BLACKWELL_BLOCKS,
+        without("stages.ring.producer_acquire(state)"),
+        RaceError,
+        SHARED,
+    ),
+    Mutant(
+        "scales of the other half of the columns",
+        BLACKWELL_LINES,
+        instead("at = (self.group * of_b + first)", "at = ((1 - self.group) * of_b + first)"),
+        WrongNumbers,
+        "are wrong",
+        Text.PARTIAL_SUMS,
+    ),
+    Mutant(
+        "scales of a pair's first CTA for both",
+        BLACKWELL_LINES,
+        instead("origin = (row * CTA_M,", "origin = (row // 2 * 2 * CTA_M,"),
+        WrongNumbers,
+        "are wrong",
     ),
     # Groups of rows.
     Mutant(
@@ -439,7 +531,7 @@ MUTANTS = [
     Mutant(
         "accumulator not waited for by the epilogue",
         ONE,
-        without("acc_pipeline.consumer_wait(acc_state)", 2),
+        without("shared.acc_pipeline.consumer_wait(acc_state)"),
         RaceError,
         UNWRITTEN.format(TMEM),
     ),

@@ -471,7 +471,7 @@ MUTANTS = [
     Mutant(
         "scales of the first columns for all",
         BLOCK_SCALED,
-        instead("n0 * (config.piece_n // config.tile_n)", "n0 * 0"),
+        instead("n0 * (config.mma_n // config.pieces // config.tile_n)", "n0 * 0"),
         WrongNumbers,
         "are wrong",
         Text.BLOCK_SCALES,

@@ -1,0 +1,62 @@
+"""out0 = bf16(acc)
+
+    a_scales  1x128    f32   k_tile_ring     copied to shared memory ahead of each k tile, by element
+    b_scales  128x128  f32   k_tile_ring     copied to shared memory ahead of each k tile, by element
+
+cute_scaled_mm_256x128_ec3f4993:
+sm_100a, tile 256x128_2x1_2cta_halves, planes aligned to 16 bytes:
+256 by 128, 2 CTAs a tile, a warpgroup for the epilogue of each half, clusters of 2 by 1, subtiles of 32 columns, raster 8.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
+"""
+
+from types import SimpleNamespace
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32
+
+from cute_backend.memory_ops import device_math as math
+from cute_backend.spec import Scaling
+from cute_backend.planning import Arch, TileConfig
+from cute_backend.templates.epilogue import SmemOperand
+from cute_backend.templates.partial_sums import Sm100BlockScaled
+from cute_backend.templates.sm100 import Sm100Gemm
+
+
+class Epilogue:
+    loads = ()
+    stores = ("out0",)
+    staged = ()
+    shared_loads = ()
+    shared_stores = (
+        SmemOperand("out0", BFloat16),
+    )
+
+    @cute.jit
+    def begin(self, tile, glob):
+        return SimpleNamespace()
+
+    @cute.jit
+    def visit(self, sub, acc, glob, held, smem):
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
+        for e in cutlass.range_constexpr(sub.elements):
+            out0[e] = acc[e]
+        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
+
+
+gemm = Sm100Gemm(Epilogue(), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2, column_groups=2), Sm100BlockScaled(Scaling.LINE, Scaling.SQUARE))
+
+
+@cute.jit
+def launch(
+    a: cute.Tensor,
+    a_scales: cute.Tensor,
+    b: cute.Tensor,
+    b_scales: cute.Tensor,
+    out0: cute.Tensor,
+    max_active_clusters: Int32,
+    stream: cuda.CUstream,
+):
+    gemm(a, [b], [], [out0], max_active_clusters, stream, [a_scales, b_scales])
