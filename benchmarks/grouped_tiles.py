@@ -2,9 +2,9 @@
 
     python benchmarks/grouped_tiles.py benchmarks/results/GPU-DATE-grouped-tiles.csv
 
-The products are those of the table `grouped`: gate and up in one kernel, beside torch's product that writes
-both, and down with routing weights, beside torch's product alone. Kernels alone, in CUDA graphs, interleaved,
-from a cold L2; microseconds, medians.
+The products are those of the table `grouped`, or with --fp8 of `grouped_fp8`: gate and up in one kernel,
+beside torch's product that writes both, and down with routing weights, beside torch's product alone. Kernels
+alone, in CUDA graphs, interleaved, from a cold L2; microseconds, medians.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, product
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from cute_backend import explain
+from cute_backend.bench import grouped_fp8
 from cute_backend.bench.grouped import MODELS, Experts, Split, gated
 from cute_backend.bench.measure import relative_difference
 from cute_backend.bench.timing import require_gpu, time_units, unit_of
@@ -37,7 +39,7 @@ from cute_backend.runtime.outputs import Outputs
 from cute_backend.spec import EpilogueSpec
 
 COLUMNS = ("model", "tokens", "split", "product", "m", "n", "k", "groups", "tile", "us")
-BF16 = torch.bfloat16
+BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 _BYTES = 6 * 2**30
 """Bytes of weights that rotate, so that every call of a graph has its own."""
 
@@ -49,6 +51,41 @@ def down(x: Tensor, weight: Tensor, ends: Tensor, routing: Tensor) -> Tensor:
     return F.grouped_mm(x, weight.transpose(1, 2), offs=ends) * routing[:, None]
 
 
+def product_of(x: Tensor, weight: Tensor, ends: Tensor, *scales: Tensor) -> Tensor:
+    """torch's product with the weights (G, columns, K); with scales of rows and of columns in fp8."""
+    if scales:
+        return grouped_fp8.product(x, weight, *scales, ends)
+    return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs of one call: A with offsets, the weight (G, columns, K), in fp8 scales of rows and of the
+    weight's columns, and the second product's routing weights."""
+
+    a: list[Tensor]
+    weight: Tensor
+    scales: list[Tensor]
+    routing: list[Tensor]
+
+    @property
+    def loads(self) -> list[Tensor]:
+        """The loads of the kernel, which has two B and two vectors of scales for the two halves."""
+        of_rows, of_columns = self.scales[:1], self.scales[1:]
+        halves = [half for each in of_columns for half in (each.chunk(2, -1) if not self.routing else [each])]
+        return [*of_rows, *halves, *self.routing]
+
+    def expected(self) -> Tensor:
+        """The result in eager."""
+        (x, ends), routing = self.a, self.routing
+        if self.scales:
+            of_rows, of_columns = self.scales
+            fn: Any = grouped_fp8.routed if routing else grouped_fp8.gated
+            return fn(x, self.weight, of_rows, of_columns, ends, *routing)
+        fn = down if routing else gated
+        return fn(x, self.weight, ends, *routing)
+
+
 @dataclass(frozen=True)
 class Case:
     """One product of one model."""
@@ -57,6 +94,7 @@ class Case:
     tokens: int
     split: Split
     product: str
+    fp8: bool
 
     @property
     def m(self) -> int:
@@ -68,32 +106,45 @@ class Case:
         hidden, inner = self.experts.hidden, self.experts.inner
         return (inner, hidden) if self.product == "gated" else (hidden, inner)
 
-    def operands(self) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor]:
-        """A and offsets, the B, loads, and the weight (G, columns, K) that the B are parts of."""
+    def inputs(self) -> Inputs:
         (n, k), gate = self.sizes, self.product == "gated"
         ends = torch.tensor(list(accumulate(self.experts.rows(self.tokens, self.split))), dtype=torch.int32)
-        weight = torch.empty(self.experts.count, n * (2 if gate else 1), k, dtype=BF16, device="cuda")
-        weight.normal_(std=k**-0.5)
-        b = weight.transpose(1, 2)
-        x = torch.randn(self.m, k, dtype=BF16, device="cuda")
-        loads = [] if gate else [torch.rand(self.m, dtype=BF16, device="cuda")]
-        return [x, ends.cuda()], list(b.split(n, -1)), loads, weight
+        columns = n * (2 if gate else 1)
+        weight = torch.empty(self.experts.count, columns, k, dtype=BF16, device="cuda")
+        weight.normal_(std=1.0 if self.fp8 else k**-0.5)
+        x, scales = torch.randn(self.m, k, dtype=BF16, device="cuda"), []
+        if self.fp8:
+            of_columns = torch.rand(self.experts.count, columns, device="cuda") + 0.5
+            scales = [torch.rand(self.m, device="cuda") + 0.5, of_columns / k**0.5]
+            x, weight = x.to(FP8), weight.to(FP8)
+        routing = [] if gate else [torch.rand(self.m, dtype=BF16, device="cuda")]
+        return Inputs([x, ends.cuda()], weight, scales, routing)
 
 
-def specs() -> dict[str, EpilogueSpec]:
+def specs(fp8: bool) -> dict[str, EpilogueSpec]:
     """The spec of each product; sizes don't count."""
     x, ends = torch.randn(32, 64, dtype=BF16), torch.tensor([16, 32], dtype=torch.int32)
     wide, weight = torch.randn(2, 128, 64, dtype=BF16), torch.randn(2, 64, 64, dtype=BF16)
-    routing = torch.rand(32, dtype=BF16)
-    return {
-        "gated": explain(gated, x, wide, ends, dynamic=False).first_region().spec,
-        "down": explain(down, x, weight, ends, routing, dynamic=False).first_region().spec,
-    }
+    routing, further = torch.rand(32, dtype=BF16), {"dynamic": False}
+    if not fp8:
+        found = explain(gated, x, wide, ends, **further), explain(down, x, weight, ends, routing, **further)
+    else:
+        x, scale = x.to(FP8), torch.rand(32)
+        of_wide, of_weight = torch.rand(2, 128), torch.rand(2, 64)
+        wide, weight = wide.to(FP8), weight.to(FP8)
+        found = (
+            explain(grouped_fp8.gated, x, wide, scale, of_wide, ends, **further),
+            explain(grouped_fp8.routed, x, weight, scale, of_weight, ends, routing, **further),
+        )
+    return {name: each.first_region().spec for name, each in zip(("gated", "down"), found, strict=True)}
 
 
-def tiles(spec: EpilogueSpec) -> list[TileConfig]:
-    """Tiles and clusters, but those of 256 rows, of 128 by 64, and of columns that are no multiple of 64."""
+def tiles(spec: EpilogueSpec, names: list[str]) -> list[TileConfig]:
+    """The tiles of these names, or if there are none all tiles and clusters but those of 256 rows, of 128 by
+    64, and of columns that are no multiple of 64."""
     found = clustered(device_at(0).arch, spec)
+    if names:
+        return [each for each in found if each.name in names]
     few = [each for each in found if each.tile_m < 256 and each.mma_n % 64 == 0]
     return [each for each in few if (each.tile_m, each.mma_n) != (128, 64)]
 
@@ -103,16 +154,17 @@ def measure(case: Case, spec: EpilogueSpec, built: dict[Kernel, Outcome], rounds
     """Microseconds by tile, and by `torch`. A tile that the driver refuses is reported and left out, and so
     is one whose result is wrong."""
     n, k = case.sizes
-    taken = 2 * case.experts.count * n * k * len(spec.accumulators)
+    taken = (1 if case.fp8 else 2) * case.experts.count * n * k * len(spec.accumulators)
     sets, products = [], []
     for _ in range(max(1, min(_CALLS, _BYTES // taken))):
-        a, bs, loads, weight = case.operands()
-        bound = Binding(spec).bind(a, bs, loads)
-        _, memory = Outputs(spec, next(iter(built)).config).of_size(case.m, n).allocate(a[0])
+        given = case.inputs()
+        bs = list(given.weight.transpose(1, 2).split(n, -1))
+        bound = Binding(spec).bind(given.a, bs, given.loads)
+        _, memory = Outputs(spec, next(iter(built)).config).of_size(case.m, n).allocate(given.a[0])
         sets.append(tuple(bound.tensors + memory))
-        products.append((a[0], weight, a[1]))
-    units = {"torch": unit_of(lambda x, weight, ends: F.grouped_mm(x, weight.mT, offs=ends), products)}
-    expected = gated(*products[-1]) if case.product == "gated" else down(*products[-1], loads[0])
+        products.append((given.a[0], given.weight, given.a[1], *given.scales))
+    units = {"torch": unit_of(product_of, products)}
+    expected = given.expected()
     for kernel, function in built.items():
         clusters = max_active_clusters(0, kernel.config.cluster_size)
         try:
@@ -133,7 +185,7 @@ def cases(arguments: argparse.Namespace) -> Iterator[Case]:
     """The cases that the command names, once for each number of tokens."""
     for tokens, split, experts, kind in product(arguments.tokens, Split, MODELS, arguments.products):
         if experts.name in arguments.models and split.value in arguments.splits:
-            yield Case(experts, tokens, split, kind)
+            yield Case(experts, tokens, split, kind, arguments.fp8)
 
 
 def main() -> None:
@@ -148,13 +200,16 @@ def main() -> None:
     parser.add_argument("--splits", nargs="+", choices=splits, default=splits)
     parser.add_argument("--tokens", nargs="+", type=int, default=[4096, 64])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tiles", nargs="+", default=[], help="names of tiles, instead of most of them")
+    parser.add_argument("--fp8", action="store_true", help="fp8 with scales of rows and of columns")
     parser.add_argument("--minutes", type=float, default=60.0, help="no product is begun later")
     arguments = parser.parse_args()
     require_gpu()
     until = time.monotonic() + 60 * arguments.minutes
-    gpu, found = device_at(0), specs()
+    gpu, found = device_at(0), specs(arguments.fp8)
     kernels = {
-        kind: [Kernel(spec, each, Alignment.TMA) for each in tiles(spec)] for kind, spec in found.items()
+        kind: [Kernel(spec, each, Alignment.TMA) for each in tiles(spec, arguments.tiles)]
+        for kind, spec in found.items()
     }
     built = obtain([kernel for kind in arguments.products for kernel in kernels[kind]])
     failed = {kernel: outcome for kernel, outcome in built.items() if isinstance(outcome, Exception)}
