@@ -10,6 +10,7 @@ from torch import fx
 from cute_backend.fx_walk.activation import Activation
 from cute_backend.fx_walk.block_scales import BlockScale
 from cute_backend.fx_walk.classify import ColumnSlice, LoadView
+from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.static import Size, fake, known, product
 from cute_backend.spec import SCALE_TILE, Accumulator, ProductKind
 
@@ -34,6 +35,10 @@ class Anchor:
     lies in groups, (M, K) x (K, N), they have the index of K after its last, and the plane has the rows of
     all groups' products.
 
+    A product of columns in groups, (G, N, K) x (K, M), is `transposed`: the plane is that of the transposed
+    product, whose rows lie in groups. `a` and `b` are then the op's second operand and its first, and the
+    transpose of each is multiplied.
+
     With `columns` it is the product with that slice of B's columns, and N is the number of columns in the
     slice.
     """
@@ -52,6 +57,7 @@ class Anchor:
     a_blocks: BlockScale | None = None
     b_blocks: BlockScale | None = None
     offsets: fx.Node | None = None
+    transposed: bool = False
 
     def of_slice(self, columns: ColumnSlice, accumulator: Accumulator) -> Anchor:
         """The product with a slice of the columns of B."""
@@ -109,15 +115,36 @@ class Anchor:
     @property
     def m(self) -> Size:
         products = fake(self.offsets).shape if self._has_k_in_groups and self.offsets else ()
-        return product((*products, *fake(self.a).shape[:-1]))
+        return product((*products, *self._multiplied(self.a)[:-1]))
 
     @property
     def n(self) -> Size:
-        return fake(self.b).shape[-1] if self.columns is None else self.columns.count
+        return self.b_columns if self.columns is None else self.columns.count
 
     @property
     def k(self) -> Size:
-        return fake(self.a).shape[-1]
+        return self._multiplied(self.a)[-1]
+
+    @property
+    def b_columns(self) -> Size:
+        """The number of columns that B has, of which N may be a slice."""
+        return self._multiplied(self.b)[-1]
+
+    def _multiplied(self, operand: fx.Node) -> list[Size]:
+        """The shape of an operand as it is multiplied."""
+        *outer, rows, columns = fake(operand).shape
+        return [*outer, columns, rows] if self.transposed else [*outer, rows, columns]
+
+    @property
+    def frame(self) -> Frame:
+        """How the op's result lies on the plane."""
+        shape = fake(self.node).shape
+        if self.transposed:
+            rows, columns = ((axis,) if not known(shape[axis] == 1) else () for axis in (1, 0))
+            return Frame(rows, columns)
+        frame = Frame.of(shape, self.m, self.b_columns)
+        assert frame is not None
+        return frame
 
     @property
     def _has_k_in_groups(self) -> bool:

@@ -1,4 +1,4 @@
-"""Reads `_grouped_mm`, `_scaled_grouped_mm` and its second version: products of groups of rows or of K."""
+"""Reads `_grouped_mm`, and `_scaled_grouped_mm` in both versions: groups of rows, of columns or of K."""
 
 from __future__ import annotations
 
@@ -17,14 +17,23 @@ from cute_backend.spec import LoadKind
 
 
 def read_grouped_mm(node: fx.Node) -> Anchor:
-    """Reads a `grouped_mm`: one with groups of rows or of K by their offsets, or one of a batch, without
-    offsets."""
+    """Reads a `grouped_mm`: one with groups of rows, of columns or of K by their offsets, or one of a batch,
+    without offsets."""
     args = arguments(node)
     a, b, offsets = args["self"], args["mat2"], args["offs"]
-    taken = ((3, 3),) if offsets is None else ((2, 3), (2, 2))
+    taken = ((3, 3),) if offsets is None else ((2, 3), (3, 2), (2, 2))
     if args["bias"] is not None or (fake(a).dim(), fake(b).dim()) not in taken:
         return _refused(node)
-    return replace(dense(node, a, b), offsets=offsets)
+    return _in_rows(replace(dense(node, a, b), offsets=offsets))
+
+
+def _in_rows(anchor: Anchor) -> Anchor:
+    """The product, transposed if its columns lie in groups."""
+    if (fake(anchor.a).dim(), fake(anchor.b).dim()) != (3, 2):
+        return anchor
+    acc = anchor.accumulator
+    flipped = replace(acc, a_dtype=acc.b_dtype, b_dtype=acc.a_dtype, a_major=acc.b_major, b_major=acc.a_major)
+    return replace(anchor, a=anchor.b, b=anchor.a, accumulator=flipped, transposed=True)
 
 
 def read_scaled_grouped_mm(node: fx.Node) -> Anchor:
@@ -44,22 +53,24 @@ def read_scaled_grouped_mm_v2(node: fx.Node) -> Anchor:
 
 
 def _scaled_groups(node: fx.Node, scale_a: fx.Node, scale_b: fx.Node) -> Anchor:
-    """Reads a product of fp8 rows in groups: A has a scale for each row, B for each column of each group."""
+    """Reads a product of fp8 rows or columns in groups. The operand that lies in groups has a scale for each
+    of its rows or columns, the other one for each of every group."""
     args = arguments(node)
     a, b = args["self"], args["mat2"]
     shape_a, shape_b = fake(a).shape, fake(b).shape
-    further = args["bias"] is not None
-    if args["offs"] is None or (len(shape_a), len(shape_b)) != (2, 3) or further:
+    form = (len(shape_a), len(shape_b))
+    if args["offs"] is None or form not in ((2, 3), (3, 2)) or args["bias"] is not None:
         return _refused(node)
-    rowwise = has_shape(fake(scale_a).shape, (shape_a[0],))
-    if not rowwise or not has_shape(fake(scale_b).shape, (shape_b[0], shape_b[2])):
+    of_a, of_b = shape_a[:-1], (*shape_b[:-2], shape_b[-1])
+    if not has_shape(fake(scale_a).shape, of_a) or not has_shape(fake(scale_b).shape, of_b):
         return _refused(node)
     anchor = fp8(node, a, b, (scale_a, scale_b), None, args["use_fast_accum"])
-    of_columns = classify_table(scale_b, anchor.device)
+    vector, table = (scale_a, scale_b) if form == (2, 3) else (scale_b, scale_a)
+    of_columns = classify_table(table, anchor.device)
     if of_columns is None:
         return _refused(node)
-    of_rows = classify_vector(scale_a, LoadKind.COLVEC, anchor.device)
-    return replace(anchor, scale_a=of_rows, scale_b=of_columns, offsets=args["offs"])
+    of_rows = classify_vector(vector, LoadKind.COLVEC, anchor.device)
+    return _in_rows(replace(anchor, scale_a=of_rows, scale_b=of_columns, offsets=args["offs"]))
 
 
 def _refused(node: fx.Node) -> Anchor:

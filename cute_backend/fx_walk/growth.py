@@ -15,7 +15,6 @@ from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.dependences import cycle, depends
 from cute_backend.fx_walk.device import target_of
 from cute_backend.fx_walk.draft import Draft
-from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.joining import join
 from cute_backend.fx_walk.lower import lower_cast, number
 from cute_backend.fx_walk.pairs import Concatenated, Slices, named, reach
@@ -24,7 +23,7 @@ from cute_backend.fx_walk.reasons import Refused
 from cute_backend.fx_walk.redo import cheaper_to_redo
 from cute_backend.fx_walk.reductions import Reduced, keeps_reduced
 from cute_backend.fx_walk.rounded import as_in_memory
-from cute_backend.fx_walk.static import DTYPES, fake
+from cute_backend.fx_walk.static import DTYPES
 from cute_backend.fx_walk.walk import Walk
 from cute_backend.spec import LoadKind, Operand
 
@@ -49,9 +48,7 @@ def seed(walk: Walk, anchors: tuple[Anchor, ...]) -> Draft:
     draft.values = dict.fromkeys(anchor.node for anchor in anchors)
     draft.expected = {node for anchor in anchors for node in reach(anchor.node, walk.owner)}
     for anchor in anchors:
-        frame = Frame.of(fake(anchor.node).shape, anchor.m, fake(anchor.b).shape[-1])
-        assert frame is not None
-        draft.frames[anchor.node] = frame
+        draft.frames[anchor.node] = anchor.frame
     for node in (node for anchor in anchors for node in anchor.inputs):
         if depends(walk, draft, node):
             raise cycle(walk, draft, node)

@@ -119,7 +119,7 @@ def _frame(draft: Draft, node: fx.Node, n: Size) -> Frame:
 def _join_split(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices:
     """The value of a member that reads the whole plane of a product, two slices of which are the region's."""
     slices = [anchor.columns for anchor in draft.anchors]
-    n = fake(draft.first.b).shape[-1]
+    n = draft.first.b_columns
     if is_view(node):
         source = draft.values.get(first_argument(node))
         if not isinstance(source, Slices):
@@ -142,7 +142,7 @@ def _frame_slice(draft: Draft, node: fx.Node, whole: bool) -> None:
     """How a view of a product in two slices lies on the plane of all columns, or of one slice's."""
     tensor, anchor = tensor_of(node), draft.first
     if tensor is not None and node not in draft.frames:
-        frame = Frame.of(tensor.shape, anchor.m, fake(anchor.b).shape[-1] if whole else anchor.n)
+        frame = Frame.of(tensor.shape, anchor.m, anchor.b_columns if whole else anchor.n)
         if frame is not None:
             draft.frames[node] = frame
 

@@ -77,7 +77,7 @@ def slices_of(anchor: Anchor, owned: Container[fx.Node]) -> tuple[ColumnSlice, C
     contiguous along N form a pair only if TMA can read the second.
     """
     half = anchor.n // 2
-    if not known(2 * half == anchor.n):
+    if anchor.transposed or not known(2 * half == anchor.n):
         return None
     taken = [
         columns
@@ -159,6 +159,8 @@ def unlike(first: Anchor, second: Anchor) -> str | None:
         return "their A have other scales"
     if first.offsets is not second.offsets:
         return "their groups of rows end by other offsets"
+    if first.transposed is not second.transposed:
+        return "one has rows in groups, and the other columns"
     if first.accumulator != second.accumulator:
         return "their operands differ in dtype or layout, or their sums in how they are accumulated"
     if not known(first.n == second.n):

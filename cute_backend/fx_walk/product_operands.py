@@ -26,8 +26,8 @@ def accumulator_of(
                 device=fake(operand).device,
                 anchor=fake(node).device,
             )
-    kinds = {(2, 2): ProductKind.DENSE, (3, 3): ProductKind.BATCHED, (2, 3): ProductKind.GROUPED}
-    kind = kinds[fake(a).dim(), fake(b).dim()]
+    kinds = {(2, 2): ProductKind.DENSE, (3, 3): ProductKind.BATCHED}
+    kind = kinds.get((fake(a).dim(), fake(b).dim()), ProductKind.GROUPED)
     if kind is ProductKind.DENSE and fake(node).dim() == 3:
         kind = ProductKind.K_GROUPED
     majors = tuple(Major)

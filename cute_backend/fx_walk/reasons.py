@@ -49,9 +49,10 @@ class Reason(Enum):
     )
     GROUPED = (
         "grouped",
-        "{target} multiplies {form}; of grouped products kernels do those of rows, (M, K) by (G, K, N) with "
-        "offsets, no bias and no scales, or fp8 scaled by rows, (M,), and columns, (G, N), those of K, (M, "
-        "K) by (K, N), without bias and scales, and those of batches",
+        "{target} multiplies {form}; of grouped products kernels do those of rows, (M, K) by (G, K, N), and "
+        "of columns, (G, M, K) by (K, N), with offsets, no bias and no scales, or fp8 scaled by rows and "
+        "columns, (M,) and (G, N), or (G, M) and (N,), those of K, (M, K) by (K, N), without bias and "
+        "scales, and those of batches",
     )
     INTEGER_PRODUCT = (
         "integer_product",
@@ -118,7 +119,7 @@ class Reason(Enum):
     BATCHED = (
         "batched",
         "{target} reduces rows of several products together; of a batched or grouped one, kernels reduce the "
-        "last axis alone",
+        "last axis alone, and of one with columns in groups the first",
     )
     REDUCED_AXES = (
         "reduced_axes",

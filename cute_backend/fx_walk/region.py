@@ -176,7 +176,7 @@ def store_order(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None
     layouts = [(Order.ROW, _row_major(sizes))]
     if (
         not isinstance(value, (Reduced, Slices, Concatenated))
-        and anchor.accumulator.kind is ProductKind.DENSE
+        and anchor.accumulator.kind in (ProductKind.DENSE, ProductKind.GROUPED)
         and not (frame is not None and frame.joins)
     ):
         columns = 1 if frame is None else max(1, len(frame.n_axes))

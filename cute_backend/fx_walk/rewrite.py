@@ -83,7 +83,13 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
             )
         return sliced(node, 1, of.columns)
 
-    bs = [sliced(replaced.get(node, node), fake(node).dim() - 1, columns) for node, columns in region.b_views]
+    def multiplied(node: fx.Node) -> fx.Node:
+        axes = list(range(fake(node).dim()))
+        node = replaced.get(node, node)
+        return call(aten.permute.default, node, [*axes[:-2], axes[-1], axes[-2]]) if is_transposed else node
+
+    is_transposed, (a, *offsets) = region.first.transposed, region.a_nodes
+    bs = [sliced(multiplied(node), fake(node).dim() - 1, columns) for node, columns in region.b_views]
     loads = []
     for view in region.views:
         node = replaced.get(view.node, view.node)
@@ -94,7 +100,8 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
     results = call(
         torch.ops.cute_backend.gemm_epilogue.default,
         [
-            *(replaced.get(node, node) for node in region.a_nodes),
+            multiplied(a),
+            *(replaced.get(node, node) for node in offsets),
             *(scales(each, 1) for each in region.a_scales),
         ],
         [*bs, *(scales(each, 0) for each in region.b_scales)],

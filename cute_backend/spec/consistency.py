@@ -167,7 +167,7 @@ def _validate_parts(stores: tuple[Store, ...]) -> None:
 
 
 def _validate_several(store: Store, kind: ProductKind) -> None:
-    if store.order is not Order.ROW:
+    if store.order is not Order.ROW and kind is not ProductKind.GROUPED:
         raise SpecError(
             f"{store.name} has order {store.order.value}; the planes of a {kind.value} product have rows"
         )

@@ -17,9 +17,9 @@ from cutlass.cute.nvgpu import cpasync
 from cute_backend.planning import TileConfig
 from cute_backend.planning.mma_scales import MmaScales
 from cute_backend.planning.shared_memory import BlockScales
-from cute_backend.spec import ProductKind
+from cute_backend.spec import Order, ProductKind
 from cute_backend.templates import batch as batches
-from cute_backend.templates.crew import Crew
+from cute_backend.templates.crew import WARP, Crew
 from cute_backend.templates.epilogue import Ending, Epilogue, SmemOperand, Staging, by_name
 from cute_backend.templates.rings import Shared, partition_box, partition_for_tma, producer_state
 from cute_backend.templates.scheduler import KPlace, Place
@@ -67,23 +67,25 @@ class Gemm(ABC):
         tensors: Mapping[str, cute.Tensor],
         layouts: Sequence[cute.ComposedLayout],
         box: tuple[int, int],
-        view: Callable[[cute.Tensor], cute.Tensor],
+        plane: Callable[[cute.Tensor], cute.Tensor],
+        written: bool = False,
     ) -> list[cpasync.TmaInfo]:
-        """For each operand, the TMA atom and tensor that copy boxes of its `view` to or from one stage of
-        shared memory."""
+        """For each operand, the TMA atom and tensor that copy boxes of its `plane` to or from one stage of
+        shared memory. In a grouped product, outputs, which are `written`, are `ragged` by the rows of a box
+        if they have rows."""
+        ragged = partial(batches.ragged, rows=box[0])
+        views = [ragged if written and self._is_ragged(operand) else plane for operand in operands]
         return [
             cpasync.make_tiled_tma_atom(
                 op, view(tensors[operand.name]), cute.slice_(layout, (None, None, 0)), box
             )
-            for operand, layout in zip(operands, layouts, strict=True)
+            for view, operand, layout in zip(views, operands, layouts, strict=True)
         ]
 
-    def _written(
-        self, rows: int, plane: Callable[[cute.Tensor], cute.Tensor]
-    ) -> Callable[[cute.Tensor], cute.Tensor]:
-        """The view of planes for TMA stores: `ragged` by `rows` rows in a grouped product, otherwise `plane`,
-        which is the view for loads."""
-        return partial(batches.ragged, rows=rows) if self.is_grouped else plane
+    def _is_ragged(self, operand: SmemOperand) -> bool:
+        """Whether TMA cuts boxes of an output off at the end of a group. It can't along the contiguous
+        axis."""
+        return self.is_grouped and operand.order is Order.ROW
 
     def _k_tiles(self, place: Place, tile_k: int, every: Int32) -> Int32:
         """The number of k tiles of a work item, at least one: `every` tile of K, or those of the item's group
@@ -101,21 +103,54 @@ class Gemm(ABC):
         box: tuple[int, int],
         coord: tuple[Int32, Int32],
         place: Place,
+        glob: SimpleNamespace,
     ):
         """Starts the TMA stores of one box of every plane, at `coord` counted from the first box of one
-        product. In a grouped product, only the rows that belong to the group are written."""
+        product. In a grouped product, only the rows that belong to the group are written. The warp writes a
+        plane by columns by element where the group ends within the box."""
         if cutlass.const_expr(self.is_grouped):
             row = place.first + coord[0] * box[0]
             count = cutlass.min(place.end - row, box[0])
             if count > 0:
                 for i in cutlass.range_constexpr(len(store_tmas)):
-                    g_box = batches.ragged_box_at(store_tmas[i].tma_tensor, box, row, coord[1], count)
-                    t_s, t_g = partition_for_tma(store_tmas[i], planes[i], g_box)
-                    cute.copy(store_tmas[i].atom, t_s[(None, stage)], t_g)
+                    operand, tma = self.epilogue.shared_stores[i], store_tmas[i]
+                    if cutlass.const_expr(self._is_ragged(operand)):
+                        g_box = batches.ragged_box_at(tma.tma_tensor, box, row, coord[1], count)
+                        t_s, t_g = partition_for_tma(tma, planes[i], g_box)
+                        cute.copy(tma.atom, t_s[(None, stage)], t_g)
+                    else:
+                        if count == box[0]:
+                            t_s, t_g = partition_box(tma, planes[i], box, coord, place)
+                            cute.copy(tma.atom, t_s[(None, stage)], t_g)
+                        else:
+                            self._store_rows(
+                                planes[i][(None, None, stage)],
+                                getattr(glob, operand.name),
+                                box,
+                                (row, coord[1] * box[1]),
+                                count,
+                            )
         else:
             for i in cutlass.range_constexpr(len(store_tmas)):
                 t_s, t_g = partition_box(store_tmas[i], planes[i], box, coord, place)
                 cute.copy(store_tmas[i].atom, t_s[(None, stage)], t_g)
+
+    @cute.jit
+    def _store_rows(
+        self,
+        plane: cute.Tensor,
+        target: cute.Tensor,
+        box: tuple[int, int],
+        first: tuple[Int32, Int32],
+        count: Int32,
+    ):
+        """A warp writes the first `count` rows of a box in shared memory, by element, to `target` from the
+        row and column `first` on. Lanes have neighbouring rows."""
+        for step in cutlass.range(cute.ceil_div(box[0] * box[1], WARP), unroll=1):
+            index = step * WARP + cute.arch.lane_idx()
+            row, column = index % box[0], index // box[0]
+            if (row < count) & (first[1] + column < target.shape[1]):
+                target[first[0] + row, first[1] + column] = plane[row, column]
 
     def _stage(self, tile: Tile, glob: SimpleNamespace, smem: SimpleNamespace) -> None:
         assert isinstance(self.epilogue, Staging)

@@ -279,9 +279,10 @@ class Sm100Gemm(Gemm):
         ]
         come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         plane = partial(batches.plane, m=m, count=batches.products(a, offsets))
-        written = self._written(CTA_M, plane)
         load_tmas = self._maps(come, epilogue.shared_loads, load_of, load_planes, self.box, plane)
-        store_tmas = self._maps(go, epilogue.shared_stores, store_of, store_planes, self.box, written)
+        store_tmas = self._maps(
+            go, epilogue.shared_stores, store_of, store_planes, self.box, plane, written=True
+        )
 
         lines = [m, *[cute.size(b, mode=[0]) for b in bs]]
         scale_tmas = mainloop.maps(scales, lines, a.shape[1], config)
@@ -816,7 +817,7 @@ class Sm100Gemm(Gemm):
                         barrier.arrive_and_wait()
                         if is_store_warp:
                             coord = (row, column * self.subtiles + subtile)
-                            self._store(store_tmas, shared.stores, empty, self.box, coord, place)
+                            self._store(store_tmas, shared.stores, empty, self.box, coord, place, glob)
                             store_pipeline.producer_commit()
                         store_state.advance()
             if cutlass.const_expr(config.split_k > 1):

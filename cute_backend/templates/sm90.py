@@ -284,10 +284,11 @@ class Sm90Gemm(FragmentGemm):
         come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         box = (BLOCK_M, config.subtile_n)
         plane = partial(batches.plane, m=m, count=batches.products(a, offsets))
-        written = self._written(WARP_M, plane)
         load_tmas = self._maps(come, epilogue.shared_loads, load_of, load_planes, box, plane)
         warp_box = (WARP_M, config.subtile_n)
-        store_tmas = self._maps(go, epilogue.shared_stores, store_of, store_planes, warp_box, written)
+        store_tmas = self._maps(
+            go, epilogue.shared_stores, store_of, store_planes, warp_box, plane, written=True
+        )
 
         schedule = batches.schedule(config, m, n, a, offsets)
         if cutlass.const_expr(self.is_grouped):
@@ -789,7 +790,7 @@ class Sm90Gemm(FragmentGemm):
                 cute.arch.sync_warp()
                 row, column = self._plane_coord(shared, place, subtile, seat.share)
                 coord = (row * WARPS + seat.warp, column)
-                self._store(store_tmas, shared.stores, plane, warp_box, coord, place)
+                self._store(store_tmas, shared.stores, plane, warp_box, coord, place, shared.glob)
                 store_group.producer_commit()
                 store_plane = (store_plane + 1) % stages.store
         return exact_state, store_plane

@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.reasons import Reason
-from cute_backend.spec import Columns, DType, LoadKind, Major, ProductKind, Stride
+from cute_backend.spec import Columns, DType, LoadKind, Major, Order, ProductKind, Stride
 from support.fx_walk.synthetic import BF16, Graph, aten, walk
 
 M, N, K, GROUPS = 24, 40, 16, 4
@@ -106,14 +106,121 @@ def test_rows_of_several_groups_are_not_reduced_together() -> None:
     assert "of a batched or grouped one, kernels reduce the last axis alone" in message
 
 
-def test_columns_in_groups_are_refused_with_their_shapes() -> None:
-    a, b = (GROUPS, 8, 16), (16, 40)
+def test_three_by_three_axes_with_offsets_are_refused_with_their_shapes() -> None:
+    a, b = (GROUPS, 8, 16), (GROUPS, 16, 40)
     made = Graph()
-    left, right, ends = made.input("a", a), made.input("b", b), made.input("ends", (GROUPS,), torch.int32)
-    product = made.call(aten._grouped_mm.default, left, right, ends)
+    left, right = made.input("a", a), made.input("b", b)
+    bias = made.input("bias", (GROUPS, 40))
+    product = made.call(aten._grouped_mm.default, left, right)
+    product.kwargs = {"bias": bias}  # torch does not trace a bias
     _, (rejection,) = walk(made.output(made.call(aten.relu.default, product)))
     assert rejection.reason is Reason.GROUPED
-    assert f"multiplies {a} by {b}; of grouped products kernels do those of rows" in rejection.message
+    assert f"multiplies {a} by {b} with bias; of grouped products kernels do" in rejection.message
+
+
+def by_columns(
+    weight: Tensor, x: Tensor, ends: Tensor, row: Tensor, column: Tensor, residual: Tensor
+) -> tuple[Tensor, ...]:
+    """Tokens lie in columns: with a row, a column and a plane, and the largest of each token."""
+    y = torch._grouped_mm(weight, x, offs=ends)
+    z = F.gelu(y) * row + column
+    return z + residual, z.float().amax(0), z.t().contiguous()
+
+
+def columns_of(tokens: int, weights: int = N, major: Major = Major.MN) -> tuple[Tensor, ...]:
+    """Weights (G, `weights`, K) by (K, `tokens`), contiguous along tokens or K, and operands of the
+    epilogue."""
+    x, weight, ends = given(tokens, weights)
+    x = x if major is Major.K else x.t().contiguous().t()
+    generator = torch.Generator().manual_seed(tokens)
+    residual = torch.randn(weights, tokens, generator=generator).to(BF16)
+    row, column = torch.rand(tokens, generator=generator), torch.rand(weights, 1, generator=generator)
+    return weight, x.t(), ends, row, column, residual
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("weights", [N, 1, M], ids=["wide", "of_one_row", "square"])
+def test_columns_in_groups_are_rows_of_the_transposed_product(
+    weights: int, dynamic: bool, fresh_compiler: Callable[..., None]
+) -> None:
+    major = Major.K if dynamic else Major.MN  # any number of columns is no pitch that torch takes
+    (report,) = collect(by_columns, columns_of(M, weights, major))
+    (region,) = report.regions
+    acc = region.spec.product
+    assert (acc.kind, acc.a_major, acc.b_major) == (ProductKind.GROUPED, major, Major.K)
+    assert (region.problem, region.groups) == ((M, weights, K), GROUPS)
+    if weights > 1:
+        assert [load.kind for load in region.spec.loads] == [LoadKind.COLVEC, LoadKind.ROWVEC, LoadKind.EXACT]
+        assert [store.order for store in region.spec.planes] == [Order.COLUMN, Order.ROW]
+    compiled = torch.compile(by_columns, backend=cute)
+    for tokens in (M, 40, 17) if dynamic else (M,):
+        weight, x, ends, row, *rest = columns_of(tokens, weights, major)
+        if dynamic:
+            torch._dynamo.mark_dynamic(row, 0)
+            torch._dynamo.mark_dynamic(x, 1)
+            torch._dynamo.mark_dynamic(rest[-1], 1)
+        results, wanted = (each(weight, x, ends, row, *rest) for each in (compiled, by_columns))
+        for result, eager in zip(results, wanted, strict=True):
+            assert result.stride() == eager.stride() or weights == 1
+            torch.testing.assert_close(result, eager, rtol=0.03, atol=0.03)
+    assert counters["cute_backend"]["regions"] == 1
+
+
+def test_columns_of_several_groups_are_not_reduced_together() -> None:
+    def fn(weight: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+        return torch._grouped_mm(weight, x, offs=ends).relu().float().sum(1)
+
+    (report,) = collect(fn, columns_of(M)[:3])
+    (message,) = [each.message for each in report.rejections if each.reason is Reason.BATCHED]
+    assert "and of one with columns in groups the first" in message
+
+
+def test_products_of_one_matrix_by_rows_and_by_columns_share_no_kernel() -> None:
+    """A (K, K) is multiplied from both sides by groups that end alike."""
+
+    def fn(weight: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+        return torch._grouped_mm(x, weight, offs=ends).relu() * torch._grouped_mm(weight, x, offs=ends)
+
+    generator = torch.Generator().manual_seed(4)
+    weight, x = (torch.randn(*shape, K, K, generator=generator).to(BF16) for shape in ((GROUPS,), ()))
+    args = (weight, x, torch.tensor([3, 3, 8, K], dtype=torch.int32))
+    (report,) = collect(fn, args)
+    assert [len(region.spec.accumulators) for region in report.regions] == [1, 1]
+    torch.testing.assert_close(torch.compile(fn, backend=cute)(*args), fn(*args), rtol=0.03, atol=0.3)
+
+
+def test_halves_of_rows_beside_groups_of_columns_are_no_pair() -> None:
+    """Views of columns, whose groups they cut, don't lie on the plane; views of rows don't either, yet."""
+
+    def fn(weight: Tensor, x: Tensor, ends: Tensor, dim: int) -> Tensor:
+        gate, up = torch._grouped_mm(weight, x, offs=ends).relu().chunk(2, dim)
+        return F.silu(gate) * up
+
+    for dim in (0, 1):
+        args = (*columns_of(M)[:3], dim)
+        (report,) = collect(fn, args)
+        assert [len(region.spec.accumulators) for region in report.regions] == [1]
+        torch.testing.assert_close(torch.compile(fn, backend=cute)(*args), fn(*args), rtol=0.03, atol=0.3)
+
+
+def test_scales_of_rows_of_groups_and_of_columns() -> None:
+    """(G, M, K) by (K, N) in fp8, with scales (G, M) and (N,)."""
+    made, fp8 = Graph(), torch.float8_e4m3fn
+    weight = made.input("a", (GROUPS, N, K), fp8, device="cuda:0")
+    x = made.input("b", (M, K), fp8, device="cuda:0")
+    of_a = made.input("scale_a", (GROUPS, N), torch.float32, device="cuda:0")
+    of_b = made.input("scale_b", (M,), torch.float32, device="cuda:0")
+    ends = made.input("ends", (GROUPS,), torch.int32, device="cuda:0")
+    b = made.call(aten.permute.default, x, [1, 0])
+    product = made.call(
+        aten._scaled_grouped_mm.default, weight, b, of_a, of_b, ends, out_dtype=BF16, use_fast_accum=True
+    )
+    (region,), _ = walk(made.output(made.call(aten.relu.default, product)))
+    assert [(load.kind, view.node) for load, view in zip(region.spec.loads, region.views, strict=True)] == [
+        (LoadKind.COLVEC, of_b),
+        (LoadKind.GROUPVEC, of_a),
+    ]
+    assert region.problem == (M, N, K)
 
 
 def gradient(dy: Tensor, x: Tensor, ends: Tensor, earlier: Tensor) -> tuple[Tensor, Tensor]:

@@ -302,6 +302,16 @@ for name in ("block_fp8_gemm", "comments"):
     LIBRARY.impl(name, lambda a, b: a.new_empty(a.shape[0], b.shape[1], dtype=BF16), "Meta")
 
 
+def scaled_batches(graph: Graph) -> fx.Node:
+    """A grouped product of a batch in fp8, (G, M, K) by (G, K, N) without offsets."""
+    a = graph.input("a", (4, 64, 32), torch.float8_e4m3fn, device="cuda:0")
+    weight = graph.input("b", (4, 48, 32), torch.float8_e4m3fn, device="cuda:0")
+    of_a = graph.input("scale_a", (4, 64), torch.float32, device="cuda:0")
+    of_b = graph.input("scale_b", (4, 48), torch.float32, device="cuda:0")
+    b = graph.call(aten.permute.default, weight, [0, 2, 1])
+    return graph.call(aten._scaled_grouped_mm.default, a, b, of_a, of_b, out_dtype=torch.bfloat16)
+
+
 def by_a_library(graph: Graph) -> fx.Node:
     a, b = graph.input("a", (64, 32), E4M3), graph.input("b", (32, 48), E4M3)
     graph.call(torch.ops.a_library.comments.default, a, b)
@@ -338,14 +348,7 @@ CASES: dict[Reason, dict[str, Case]] = {
     },
     Reason.OPAQUE_PRODUCT: {"a_library": Case(by_a_library)},
     Reason.GROUPED: {
-        "columns_in_groups": Case(
-            lambda graph: graph.call(
-                aten._grouped_mm.default,
-                graph.input("a", (4, 64, 32)),
-                graph.input("b", (32, 48)),
-                graph.input("ends", (4,), torch.int32),
-            )
-        )
+        "scaled_batches": Case(scaled_batches),
     },
     Reason.OPERAND_DTYPE: {
         "float32": Case(mm_of(F32)),

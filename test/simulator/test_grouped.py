@@ -30,6 +30,7 @@ from support.simulator.exact import (
     SM90,
     SM100,
     grouped,
+    grouped_columns,
     grouped_k,
     groups,
     groups_of_k,
@@ -104,6 +105,36 @@ def test_groups_begin_and_end_anywhere(config, ends, n):
 def test_rows_that_are_columns_of_memory(config):
     """Of an A and a B that are contiguous along M and N, a group begins at any byte of a row."""
     check(config, ENDS["edges"], 152, grouped(Major.MN, Major.MN), clusters=1)
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("m", [200, 203])
+@pytest.mark.parametrize("ends", ["edges", "one_row_each", "all_in_one"])
+@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[1], *CONFIGS[4:6]], ids=lambda config: config.name)
+def test_groups_of_columns_are_those_of_the_transposed_product(config, ends, m):
+    """The planes of (M, N) are contiguous along M, as those of (N, M) whose columns lie in groups. A row of
+    memory has several groups, which end anywhere in it."""
+    spec = grouped_columns()
+    inside = tuple(min(end, 200) for end in ENDS[ends])
+    a, b, loads = groups(spec, inside, m, 72, 96)
+    a[0] = _padded(a[0].t()).t()
+    outputs, launch = run_region(spec, a, b, loads, machine(config, clusters=2))
+    exact = epilogue(product(a[0], b[0], inside), loads, inside)
+    for actual, expected in zip(outputs, (exact.bfloat16(), exact.amax(1)), strict=True):
+        rows, right = (torch.atleast_2d(each[: inside[-1]]) for each in (actual, expected))
+        assert torch.equal(rows, right), wrong(rows, right)
+        beyond = actual[inside[-1] :].clone(memory_format=torch.contiguous_format)
+        assert (beyond.view(torch.uint8) == 0xFF).all()
+    assert outputs[0].stride() == (1, m)
+    assert launch.kernel.alignment is (Alignment.TMA if m % 8 == 0 else Alignment.PLAIN)
+    assert build(launch.kernel).spill_bytes == 0
+
+
+def _padded(rows: Tensor) -> Tensor:
+    """A matrix whose rows lie 16 elements further apart, so that TMA reads it whatever its columns."""
+    lines, columns = rows.shape
+    step = (columns + 31) // 16 * 16
+    return rows.new_zeros(lines, step).as_strided(rows.shape, (step, 1)).copy_(rows)
 
 
 @pytest.mark.parametrize("config", [sm90(64, 128), sm100(128, 64)], ids=lambda config: config.arch.value)

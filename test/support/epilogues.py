@@ -465,6 +465,13 @@ def grouped_fp8(a, experts_fp8, scale_rows, scale_experts, ends, column):
     return (y * column[:, None]).to(torch.bfloat16)
 
 
+@epilogue({"colvec0": "colvec", "exact0": "exact"}, "bf16", "f32", table=GROUPED)
+def grouped_columns(a_bf16, experts, ends, column, residual):
+    # Columns in groups: weights by tokens that lie in columns, and the largest value of each token.
+    y = F.silu(F.grouped_mm(experts.mT, a_bf16.t(), offs=ends)) * column + residual.t()
+    return y.to(torch.bfloat16), y.amax(0)
+
+
 @epilogue({"exact0": "exact"}, "f32", table=GROUPED)
 def grouped_k(gradient, layer_input, k_ends, main_gradient):
     # The gradient of experts' weights, added to that of earlier steps.

@@ -86,6 +86,8 @@ def _baddbmm_f64(addend: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha
 
 def _grouped_mm_f64(a: Tensor, b: Tensor, *, offs: Tensor) -> Tensor:
     ends = list(enumerate(pairwise((0, *offs.tolist()))))
+    if a.dim() == 3:
+        return torch.cat([a[group].double() @ b[:, first:end].double() for group, (first, end) in ends], 1)
     if b.dim() == 2:
         return torch.stack([a[:, first:end].double() @ b[first:end].double() for _, (first, end) in ends])
     return torch.cat([a[first:end].double() @ b[group].double() for group, (first, end) in ends])

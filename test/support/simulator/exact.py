@@ -22,6 +22,7 @@ from cute_backend.spec import (
     LoadKind,
     Major,
     Op,
+    Order,
     ProductKind,
     ReduceKind,
     Reduction,
@@ -105,6 +106,8 @@ def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], 
         "scale_b": torch.arange(n) % 67 + 1.0,
         "exact0": torch.randint(-99, 100, (m, n), generator=generator).to(torch.bfloat16),
     }
+    if any(load.name == "exact0" and load.stride_m is Stride.ONE for load in spec.loads):
+        loads["exact0"] = loads["exact0"].t().contiguous().t()
     if TABLE in spec.loads:
         table = torch.randint(-99, 100, (m // 2, 64), generator=generator).to(torch.bfloat16)
         loads["exact0"] = table[None, :, None].expand(2, m // 2, n // 64, 64)
@@ -232,6 +235,19 @@ def grouped(a_major: Major = Major.K, b_major: Major = Major.K) -> EpilogueSpec:
             Store("out0", "t3", DType.BF16),
             Store("out1", "t3", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX)),
         ),
+    )
+
+
+def grouped_columns() -> EpilogueSpec:
+    """`grouped`, with planes of (M, N) that are contiguous along M, as those of a product whose columns lie
+    in groups, (G, N, K) by (K, M), are."""
+    by_rows = grouped(Major.MN)
+    residual = replace(RESIDUAL, stride_m=Stride.ONE, stride_n=Stride.OTHER)
+    first, *others = by_rows.stores
+    return replace(
+        by_rows,
+        loads=tuple(residual if load == RESIDUAL else load for load in by_rows.loads),
+        stores=(replace(first, order=Order.COLUMN), *others),
     )
 
 

@@ -42,6 +42,7 @@ from cute_backend.spec import (
 from support.simulator.exact import (
     TABLE,
     grouped,
+    grouped_columns,
     grouped_k,
     groups,
     groups_of_k,
@@ -91,6 +92,7 @@ ROTATED = replace(
 )
 NEIGHBOURS = replace(ROTATED, ops=(ROTATED.ops[0], replace(ROTATED.ops[1], block=2), ROTATED.ops[2]))
 GROUPED = replace(grouped(), stores=grouped().stores[:1])
+GROUPED_COLUMNS = replace(grouped_columns(), stores=grouped_columns().stores[:1])
 GROUPED_K = replace(grouped_k(), stores=grouped_k().stores[:1])
 
 
@@ -178,6 +180,8 @@ ENDS = (*range(20), 83, 83, 128)
 GROUPS = Subject(sm90(64, 64, 2), (128, 72, 160), spec=GROUPED, ends=ENDS)
 PING_PONG_GROUPS = Subject(sm90(128, 64, pingpong=True), (128, 72, 160), spec=GROUPED, ends=(0, 70, 128))
 BLACKWELL_GROUPS = Subject(sm100(128, 64), (128, 72, 160), spec=GROUPED, ends=ENDS)
+COLUMN_GROUPS = Subject(sm90(64, 64), (128, 72, 160), spec=GROUPED_COLUMNS, ends=(0, 70, 101, 128))
+BLACKWELL_COLUMN_GROUPS = replace(COLUMN_GROUPS, config=sm100(128, 64))
 K_GROUPS = Subject(sm90(64, 64, pingpong=True), (72, 72, 200), spec=GROUPED_K, ends=(0, 70, 71, 200))
 BLACKWELL_K_GROUPS = Subject(sm100(128, 64), (72, 72, 200), spec=GROUPED_K, ends=(0, 70, 71, 200))
 
@@ -211,6 +215,8 @@ SUBJECTS = {
     "groups": GROUPS,
     "ping-pong groups": PING_PONG_GROUPS,
     "groups on Blackwell": BLACKWELL_GROUPS,
+    "groups of columns": COLUMN_GROUPS,
+    "groups of columns on Blackwell": BLACKWELL_COLUMN_GROUPS,
     "groups of K": K_GROUPS,
     "groups of K on Blackwell": BLACKWELL_K_GROUPS,
     "warps": WARPS,

@@ -13,6 +13,7 @@ from cute_backend.simulator.errors import (
 )
 from support.simulator.mutants import (
     BLACKWELL_BLOCKS,
+    BLACKWELL_COLUMN_GROUPS,
     BLACKWELL_GROUPS,
     BLACKWELL_K_GROUPS,
     BLACKWELL_LINES,
@@ -329,6 +330,22 @@ MUTANTS = [
         instead("tile.group = place.batch", "tile.group = cutlass.min(place.batch + 1, 22)"),
         WrongNumbers,
         "are wrong",
+        Text.GEMM,
+    ),
+    Mutant(
+        "a row of the next group written among the last of a group",
+        BLACKWELL_COLUMN_GROUPS,
+        instead("if (row < count) & (", "if (row <= count) & ("),
+        IllegalAccess,
+        "past the end of argument",
+        Text.GEMM,
+    ),
+    Mutant(
+        "planes by columns written whole where a group ends",
+        BLACKWELL_COLUMN_GROUPS,
+        instead("if count == box[0]:", "if count > 0:"),
+        RaceError,
+        "writes in the same kernel",
         Text.GEMM,
     ),
     Mutant(
