@@ -1,9 +1,9 @@
-"""Fuses fp8 scaled_mm (and bf16, fp16 matmul) with the pointwise work after it into one CuTe DSL kernel.
+"""Fuses fp8 scaled_mm (and bf16, fp16 matmul) with the ops after it into one CuTe DSL kernel.
 
     torch.compile(model, backend="cute")
 
-is all that most programs need. `explain` says what was fused and why the rest was not, `generate` shows the
-kernel, `build` compiles it without a GPU, `simulate` runs it without one, `gemm` runs it eagerly,
+That line is all that most programs need. `explain` says what was fused and why the rest was not, `generate`
+shows the kernel, `build` compiles it without a GPU, `simulate` runs it without one, `gemm` runs it eagerly,
 `sample` draws tokens without their logits, `load_pack` serves kernels that were compiled ahead of time, and
 `config` holds the settings.
 """
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 
 def _is_command() -> bool:
-    """Whether this process is `python -m cute_backend` or its script, which imports torch when it needs it.
+    """Whether this process is `python -m cute_backend` or its script, which imports torch only when it needs
+    it.
 
     While Python looks for the module of `-m`, `sys.argv` has "-m" in place of its file.
     """
@@ -28,7 +29,7 @@ def _is_command() -> bool:
 
 
 if not _is_command():
-    # A graph from Inductor's cache calls the ops without meeting the pass.
+    # A graph from Inductor's cache calls the ops, although the pass has not run in this process.
     from cute_backend.runtime import op as _op  # noqa: F401
     from cute_backend.runtime import sample_op as _sample  # noqa: F401
 

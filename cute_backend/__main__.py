@@ -3,9 +3,9 @@
 verify|clear|path`, and `python -m cute_backend fuzz`.
 
 FILE defines a function (or a module) and `example_inputs()`, which returns its arguments, as a tuple, or as
-`(args, kwargs)`; `bench` without it runs the built-in tables, and `fuzz` takes none, as it draws programs.
-An error in a request is reported in one sentence, with exit status 2. The status is 1 if a simulated kernel,
-a timed result or a drawn program's result is wrong, and 130 if the command is interrupted.
+`(args, kwargs)`; `bench` without a FILE runs the built-in tables, and `fuzz` takes no FILE, since it draws
+programs. An error in a request is reported in one sentence, with exit status 2. The status is 1 if a
+simulated kernel, a timed result or a drawn program's result is wrong, and 130 if the command is interrupted.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from cute_backend.runtime import progress
 def main(argv: list[str] | None = None) -> int:
     """Runs one command. Returns the exit status: 0, 1 for a faulty kernel, 2 for a request that can't be met,
     130 for an interruption."""
-    if sys.stdout is None:  # closed by the shell
+    if sys.stdout is None:  # the shell closed it
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  until the process ends
     try:
         arguments = parse(argv)
         with progress.starting():
-            from cute_backend.command.commands import run  # here because it imports torch
+            from cute_backend.command.commands import run  # imported here because it imports torch
 
         status = run(arguments)
-        sys.stdout.flush()  # here, where an error of it is caught
+        sys.stdout.flush()  # imported here, so that an error of the import is caught
         return status
     except UsageError as error:
         print("cute_backend:", " ".join(str(error).split()), file=sys.stderr)
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _discard_output() -> None:
-    """Standard output takes what its buffer still has when the process ends, and keeps nothing."""
+    """Redirects standard output, so that the text in its buffer is discarded when the process ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -32,9 +32,9 @@ from cute_backend.spec import EpilogueSpec
 class Request:
     """The problems and GPUs that a pack is to serve.
 
-    `problems` are those of `find_problems`, by architecture. `m` is the range of M, both ends included, of
-    those whose M is None. `sm_counts` are the numbers of multiprocessors of those GPUs; if it is empty, each
-    architecture's own number is used.
+    `problems` are the results of `find_problems`, by architecture. `m` is the range of M, both ends included,
+    for problems whose M is None. `sm_counts` are the numbers of multiprocessors of the GPUs; if it is empty,
+    each architecture's own number is used.
     """
 
     problems: Mapping[Arch, Sequence[Problem]]
@@ -44,7 +44,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Written:
-    """The result of `make_pack`: how many kernels, for how many epilogues, and its manifest's SHA-256."""
+    """The result of `make_pack`: the numbers of kernels and of epilogues, and the SHA-256 of the manifest."""
 
     epilogues: int
     kernels: int
@@ -59,12 +59,12 @@ def find_problems(
     any_m: bool,
     kwargs: Mapping[str, Any] | None = None,
 ) -> list[Problem]:
-    """The products of a program that kernels compute. The program is traced on its arguments; CPU tensors
-    will do.
+    """Finds the products of a program that kernels compute. It traces the program on its arguments; CPU
+    tensors are enough.
 
-    With `any_m` each has M None, and the program is traced twice, with static and with symbolic sizes, since
-    torch.compile does both; N and K are always those of the arguments. Raises what torch raises where `fn`
-    can't run on its arguments.
+    With `any_m` the M of each product is None, and the program is traced twice, with static and with symbolic
+    sizes, since torch.compile does both; N and K are always those of the arguments. Raises what torch raises
+    where `fn` can't run on its arguments.
     """
     found: dict[Problem, None] = {}
     for dynamic in (False, True) if any_m else (False,):

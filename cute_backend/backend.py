@@ -42,7 +42,8 @@ class OptionError(ShortenTraceback, UsageError):
 
 
 class _RaisingPass(EpiloguePass):
-    """The pass as `cute` runs it: it raises errors, which `cute` itself contains."""
+    """The pass as `cute` runs it. It raises errors, which `cute` catches to compile the graph without the
+    pass."""
 
     def __call__(self, graph: fx.Graph) -> None:
         self.fuse(graph)
@@ -55,7 +56,7 @@ def cute(
     mode: str | None = None,
     options: dict[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile a Dynamo graph as Inductor would, matrix products fused with the pointwise work after them.
+    """Compile a Dynamo graph as Inductor would, with matrix products fused with the ops after them.
 
     `mode` and `options` are Inductor's own, and options such as "cute_backend.max_autotune" are settings of
     `cute_backend.config` for this compilation: for its forward and backward graphs, and for every one that
@@ -108,7 +109,7 @@ def _names(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[str]:
 
 
 class _Compiler:
-    """Inductor's compiler of one graph, which runs again without the pass if it fails with it.
+    """Inductor's compiler of one graph. If it fails with the pass, it runs again without it.
 
     An exception of the second attempt is not this package's, and is raised. The result is put into no cache,
     so that the next process tries to fuse again.
@@ -142,7 +143,7 @@ class _Compiler:
         except Exception as error:
             if not is_contained(error):
                 cause = first_raised(error)
-                if isinstance(cause, UsageError):  # Inductor has wrapped it in an error of its own
+                if isinstance(cause, UsageError):  # Inductor has wrapped our error in one of its own
                     raise OptionError(str(cause)) from None
                 raise
             failed = error

@@ -2,11 +2,11 @@
 caches.
 
 Set them as attributes, or for a while with `cute_backend.config.patch(max_stores=2)`, or before Python starts
-as an environment variable of the same name, such as CUTE_BACKEND_MAX_STORES=2; switches are 1, true, yes, on,
-or 0, false, no, off. A value that a setting does not accept raises UsageError, a ValueError, in either case.
-A value set by the program wins over the environment. CUTE_BACKEND_CACHE_DIR, the folder of compiled kernels,
-CUTE_BACKEND_PACK, a pack to load them from, and CUTE_BACKEND_SOURCES, a folder of modules that were edited by
-hand, are environment variables alone.
+as an environment variable of the same name, such as CUTE_BACKEND_MAX_STORES=2; the value of a switch is 1,
+true, yes or on, or else 0, false, no or off. A value that a setting does not accept raises UsageError, a
+ValueError, in either case. A value that the program sets takes precedence over the environment.
+CUTE_BACKEND_CACHE_DIR, the folder of compiled kernels, CUTE_BACKEND_PACK, a pack to load them from, and
+CUTE_BACKEND_SOURCES, a folder of modules that were edited by hand, are environment variables only.
 
 >>> from cute_backend import config
 >>> with config.patch(max_stores=2):
@@ -58,7 +58,7 @@ def check_value(name: str, value: Any, setting: str) -> None:
 
 
 def _choices(name: str) -> tuple[str, ...]:
-    """All values of a setting that takes a few words, the default first; none of any other setting."""
+    """All values of a setting that accepts a few words, the default first; empty for any other setting."""
     few = {
         "rowvec_placement": ("auto", "register_hoist", "smem_staged"),
         "block_reductions": ("auto", "always"),
@@ -76,7 +76,7 @@ def _one_of(name: str, choices: tuple[str, ...]) -> str:
 
 
 def _refusal(message: str) -> Exception:
-    from cute_backend.errors import UsageError  # here, since a process that launches kernels needs no errors
+    from cute_backend.errors import UsageError  # here, as launches need no errors
 
     return UsageError(message)
 
@@ -96,27 +96,27 @@ max_autotune: Optional[bool] = _switch("CUTE_BACKEND_MAX_AUTOTUNE", None)  # noq
 The results are remembered in the cache folder, and serve every later program, tuned or not."""
 
 tile: Optional[str] = os.environ.get("CUTE_BACKEND_TILE") or None  # noqa: UP045  as above
-"""The tile of every region, for every M, by the name that `explain` shows, such as "128x256_2x1". Of several
-names, separated by commas or spaces, a region uses the first that it can.
+"""The tile of every region, for every M, by the name that `explain` shows, such as "128x256_2x1". If there
+are several names, separated by commas or spaces, each region uses the first that fits it.
 
-None leaves the choice to the model and to tuning. With a tile nothing is tuned, and a region that none of
-them fits raises UsageError, which lists the tiles that fit. On a CPU the setting has no effect."""
+None leaves the choice to the model and to tuning. If a tile is set, nothing is tuned, and a region that no
+named tile fits raises UsageError, which lists the tiles that fit. On a CPU the setting has no effect."""
 
 rowvec_placement: str = _one_of("CUTE_BACKEND_ROWVEC_PLACEMENT", _choices("rowvec_placement"))
 """Where kernels keep operands that vary over columns alone, such as biases and scales of columns: "auto",
 "register_hoist" for registers before the accumulator wait, or "smem_staged" for shared memory.
 
 "auto" decides by a budget of registers and a model of time. With another value nothing is tuned, and the
-budget does not limit a hoist: an error refuses a kernel whose visits are the iterations of a loop, or that
-spills registers."""
+budget does not limit register_hoist: it is an error if the visits of the kernel are the iterations of a loop,
+or if the kernel spills registers."""
 
 block_reductions: str = _one_of("CUTE_BACKEND_BLOCK_REDUCTIONS", _choices("block_reductions"))
-"""Which reductions of blocks of columns, such as norms by head, the kernel computes and reads again: "auto",
-or "always" for all whose blocks a tile holds whole.
+"""The reductions of blocks of columns, such as norms by head, that a kernel computes and reads again: "auto"
+for those of gated pairs, or "always" for all whose blocks a tile holds whole.
 
-"auto" stands for those of gated pairs. On an H200, at 4096 x 4096 x 4096 in bf16, quantising a pair by blocks
-of 128 adds 2 percent to its time. But a norm by head makes a single product's kernel take 1.38 times as long,
-and a softmax of groups of 16 makes it take 1.21 times as long, more than a separate kernel of Inductor's."""
+On an H200, at 4096 x 4096 x 4096 in bf16, quantising a pair by blocks of 128 adds 2 percent to its time. But
+a norm by head makes a single product's kernel take 1.38 times as long, and a softmax of groups of 16 makes it
+take 1.21 times as long, more than a separate kernel of Inductor's."""
 
 rotary_embeddings: bool = bool(_switch("CUTE_BACKEND_ROTARY_EMBEDDINGS", False))
 """Whether rotary embeddings stay in the kernel of the product before them. Off by default: on an H100, q and
@@ -129,17 +129,17 @@ serves every M, at some cost in speed, and nothing is tuned. This holds for fuse
 that are left to Inductor."""
 
 cache_limit_mb: int = _number("CUTE_BACKEND_CACHE_LIMIT_MB", 4096)
-"""Megabytes (2**20 bytes) of compiled kernels that the cache folder keeps, 0 for no limit.
+"""The number of megabytes (2**20 bytes) of compiled kernels that the cache folder keeps; 0 means no limit.
 
 After a kernel is written, the kernels that were loaded longest ago are removed until the rest fits; those
 that were used in the last ten minutes stay."""
 
 compile_jobs: int = _number("CUTE_BACKEND_COMPILE_JOBS", 0)
-"""Processes that compile kernels side by side, 0 for one on each CPU that this process may use."""
+"""The number of processes that compile kernels in parallel; 0 means one for each CPU that this process may
+use."""
 
 quiet: bool = bool(_switch("CUTE_BACKEND_QUIET", False))
-"""Whether compiling and tuning show no progress. They show none either where standard error is not a
-terminal."""
+"""Whether compiling and tuning show no progress. They never show any if standard error is not a terminal."""
 
 raise_errors: bool = bool(_switch("CUTE_BACKEND_RAISE_ERRORS", False))
 """Whether an error of this package is raised while a graph is compiled, as in its tests. Otherwise it causes

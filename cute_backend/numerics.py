@@ -4,12 +4,13 @@ A value is held in its dtype's register dtype (fp32, int32 or bool). `cast` roun
 there; `store` also packs it into memory's dtype.
 
 - to bf16 and fp16: to the nearest, halves to even; beyond the range infinity.
-- to fp8: to the nearest, halves to even; NaN stays NaN. SATURATE takes what is beyond the largest finite
-  value, infinities included, to that value (PTX `cvt.rn.satfinite`). NONFINITE rounds as if the range had no
-  end, and what then exceeds it is NaN in e4m3 (which has no infinity) and infinity in e5m2.
-- float to integer: towards zero; NaN gives 0; out of int32's range its ends. int8 and uint8 then keep the low
-  eight bits. Out of range torch promises nothing: its CPU and CUDA results differ.
-- to bool: whether it differs from zero, so NaN is true.
+- to fp8: to the nearest, halves to even; NaN stays NaN. SATURATE replaces values beyond the largest finite
+  value, infinities included, by that value (PTX `cvt.rn.satfinite`). NONFINITE rounds as if the range had no
+  end. A result beyond the range is then NaN in e4m3 (which has no infinity) and infinity in e5m2.
+- float to integer: towards zero; NaN gives 0; a value beyond int32's range gives the nearest end of the
+  range. int8 and uint8 then keep the low eight bits. For values beyond the range torch promises nothing: its
+  CPU and CUDA results differ.
+- to bool: true if the value differs from zero, so NaN is true.
 """
 
 from __future__ import annotations
@@ -111,8 +112,8 @@ def largest_finite(dtype: DType) -> float:
 def _round_fp8(value: Tensor, form: _Float8, overflow: Overflow) -> Tensor:
     """fp32 rounded to an fp8 format, in fp32.
 
-    Adding 2^23 times the spacing of the format's numbers around `value`, and taking it away again, rounds to
-    that spacing: fp32's own addition does it, to nearest even.
+    It adds 2^23 times the spacing of the format's numbers around `value`, and subtracts it again. The fp32
+    addition rounds the sum to that spacing, to nearest even.
     """
     saturate = overflow is Overflow.SATURATE
     magnitude = value.abs().clamp(max=form.largest if saturate else 2 * form.largest)

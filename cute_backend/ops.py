@@ -1,18 +1,19 @@
 """The table of pointwise ops: what the walker may fuse, what the emitter writes, what the replay computes.
 
-To add an op, add a row to `_ROWS`; where its device expression needs a function that is not there yet, add it
-to `memory_ops/device_math.py` and its `__all__`. `pytest test/ops` walks the table: it checks the row against
-torch's eager op on special values, compiles it for every architecture and runs it on the simulator. A row has
-to match to the bit there, unless `MAX_ULP` in `test/support/device_check.py` gives it an error.
+To add an op, add a row to `_ROWS`. If its device expression needs a function that `memory_ops/device_math.py`
+lacks, add the function there and to its `__all__`. `pytest test/ops` runs every row of the table: it compares
+the row with torch's eager op on special values, compiles it for every architecture and runs it on the
+simulator. There, the row has to match to the bit, unless `MAX_ULP` in `test/support/device_check.py` allows
+it an error.
 
 A row's operands are register values: fp32, int32 or truth values (see `spec`). Before the op they are
-converted to the dtype that `promote` gives, which is how torch promotes types once every float is fp32 and
+converted to the dtype that `promote` returns. It promotes types as torch does if every float is fp32 and
 every integer int32. The walker decomposes ops that have attributes in aten (`alpha`, clamp bounds that may be
 None, `rounding_mode`) into rows of this table.
 
 Accuracy of the device expressions: arithmetic, roundings, comparisons and selections are exact or correctly
-rounded (a product and a sum may be contracted to one fused multiply-add, as in any fused CUDA kernel).
-Functions of `math` state their largest measured error in their docstrings, 2 ulp or less unless said there.
+rounded (a product and a sum may be contracted to one fused multiply-add, as in any fused CUDA kernel). The
+docstring of a function of `math` states its largest measured error; without a statement it is 2 ulp or less.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class OperandRule(Enum):
     """The register dtype that the operands are converted to."""
 
     PROMOTE = "promote"
-    """One dtype for all: fp32 where any is a float, else int32 where any is an integer, else bool."""
+    """One dtype for all operands: fp32 if any is a float, else int32 if any is an integer, else bool."""
     NUMBER = "number"
     """As PROMOTE, but truth values count as integers."""
     FLOAT = "float"
@@ -235,7 +236,7 @@ def _logistic2(x: torch.Tensor) -> torch.Tensor:
 
 
 def _no_reference(*_: torch.Tensor) -> torch.Tensor:
-    raise NotImplementedError("what this row gives depends on more than its operands: see replay")
+    raise NotImplementedError("its result depends on more than its operands; replay.py computes it")
 
 
 _P, _N = OperandRule.PROMOTE, OperandRule.NUMBER
@@ -284,7 +285,7 @@ _ROWS: tuple[PointwiseOp, ...] = (
     PointwiseOp("logistic2", (), 1, OperandRule.FLOAT, _SAME, "math.logistic2({0})", "1 / (1 + exp2(-{0}))",
                 _logistic2),
     _function("erf"),
-    # To values of 16 bits under every precision, as those that another kernel reads are.
+    # Rounding to 16 bits under every precision, for values that another kernel reads as 16 bits.
     _narrowing("bf16", torch.bfloat16),
     _narrowing("f16", torch.float16),
     # To integral values; `round` takes halves to even.
@@ -441,7 +442,7 @@ def check(spec: EpilogueSpec) -> None:
 
 
 def effective_dtype(op: Op, precision: Precision) -> DType:
-    """The dtype that a cast really rounds to: under FUSED a trip through bf16 or fp16 keeps its fp32."""
+    """The dtype that a cast really rounds to: under FUSED a cast to bf16 or fp16 leaves the value in fp32."""
     if precision is Precision.FUSED and op.dtype in (DType.BF16, DType.F16):
         return DType.F32
     return op.dtype

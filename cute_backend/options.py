@@ -9,7 +9,7 @@ from cute_backend import config
 from cute_backend.errors import UsageError, meant
 
 PREFIX = "cute_backend."
-"""The prefix of those options of `torch.compile` that are settings of this package."""
+"""The prefix by which the options of `torch.compile` name settings of this package."""
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -16,7 +16,8 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
 SHARED_BITS = 0b1001
-"""The bits in which the four indices differ whose noise comes from one block."""
+"""The two bits of the index that select a word of the block: the four indices that differ only in them share
+a block."""
 
 
 def philox4x32(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -27,8 +28,8 @@ def philox4x32(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Te
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        # int64 holds a product modulo 2^64. The low 32 bits of a value are the word: what lies above is cut
-        # off before they are multiplied.
+        # int64 holds a product modulo 2^64. The low 32 bits of a value are the word: the bits above are
+        # cleared before values are multiplied.
         first, second = (c0 & _MASK) * _MULTIPLIERS[0], (c2 & _MASK) * _MULTIPLIERS[1]
         c0, c1, c2, c3 = (second >> 32) ^ c1 ^ k0, second, (first >> 32) ^ c3 ^ k1, first
         k0, k1 = k0 + _WEYL[0], k1 + _WEYL[1]
@@ -38,8 +39,9 @@ def philox4x32(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Te
 def upper_tail(word: Tensor) -> Tensor:
     """1 - u in fp32 for the uniform number u of a word: its leading 24 bits / 2^32 + 2^-33, never 0 nor 1.
 
-    The word counts u down from 1, because fp32 resolves what is near 0, and the largest noise, which decides
-    most draws, is that of u near 1. There it is exact to 2^-33; the further bits of a large word are cut off.
+    The word gives 1 - u and not u, because fp32 resolves small numbers best, and the largest noise, which
+    decides most draws, is that of u near 1. There 1 - u is exact to 2^-33; the lower bits of a large word are
+    cleared.
     """
     nearest = word.to(torch.float32)
     below = torch.nextafter(nearest, torch.zeros_like(nearest))
@@ -49,13 +51,13 @@ def upper_tail(word: Tensor) -> Tensor:
 def gumbel(seed_low: Tensor, seed_high: Tensor, index: Tensor, row: Tensor, sample: Tensor) -> Tensor:
     """Standard Gumbel noise -log(-log(u)) in fp32, from -2.9 to 22.9, on int32 operands that broadcast.
 
-    `index` is the place in the vocabulary. Philox has the key (seed_low, seed_high) and the counter (index
-    without bits 0 and 3, 0, row, sample), and these two bits of the index say which of its four words is the
-    draw's: bit 0 + 2 * bit 3. A thread of every kernel has the four elements of a row that differ in these
-    bits, since it has two neighbouring columns of every eight at least, and so one block gives four draws.
+    `index` is the token's index in the vocabulary. Philox gets the key (seed_low, seed_high) and the counter
+    (index with bits 0 and 3 cleared, 0, row, sample). These two bits of the index select one of the four
+    words, b0 + 2 * b3. In every kernel a thread has at least two neighbouring columns of every eight, and so
+    all four elements of a row that differ in these bits: one block gives four draws.
 
-    This is the logarithm for u = 1 - `upper_tail`, rounded once. Kernels draw the same word, and are within
-    2^-20 of this noise, or beyond 1 within 2^-20 of its magnitude.
+    The result is the exact -log(-log(u)) for u = 1 - `upper_tail`, rounded once. Kernels draw the same word,
+    and are within 2^-20 of this noise, or beyond 1 within 2^-20 of its magnitude.
     """
     seed_low, seed_high, index, row, sample = (
         word.to(torch.int64) & _MASK for word in (seed_low, seed_high, index, row, sample)

@@ -1,7 +1,7 @@
 """Reductions of a plane, by aten ops: the reference for the replay and the tests.
 
-The rules are `ReduceKind`'s. Sums aside, they do not depend on the order in which elements are met, so a
-kernel may split a plane as it likes.
+The rules are `ReduceKind`'s. Except for sums, the result does not depend on the order of the elements, so a
+kernel may divide a plane in any way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from cute_backend.spec import Axis, ReduceKind, Reduction
 def reduce(plane: Tensor, reduction: Reduction, accumulate: torch.dtype = torch.float32) -> Tensor:
     """An fp32 (M, N) plane, reduced: (M,), (N,) or 0-d, fp32, or int64 for indices.
 
-    Sums are formed in `accumulate`. Raises IndexError for an extremum of no elements, as torch does.
+    Sums are computed in the dtype `accumulate`. Raises IndexError for an extremum of no elements, as torch
+    does.
     """
     if reduction.axis is Axis.ALL:
         plane = plane.reshape(1, -1)

@@ -1,7 +1,7 @@
 """The reference interpreter: an EpilogueSpec computed with aten, on any device.
 
-It is what the op runs on CPU, what it falls back on where no kernel can be built, and what every test of a
-kernel compares with. Each step is one row of the op table; every cast follows `numerics`.
+The op runs it on a CPU, and if a kernel can't be built, and every test compares kernels with it. Each step is
+one row of the op table; every cast follows `numerics`.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ def replay(
     *,
     accumulate: torch.dtype = torch.float32,
 ) -> list[Tensor]:
-    """The spec's results, in order: (M, N) tensors, dense in each store's order, or their reductions. Those
-    of several parts are (M, parts * N).
+    """Computes the spec's results, in order: (M, N) tensors, dense in each store's order, or their
+    reductions. A result of several parts is (M, parts * N).
 
     `a` has one tensor, (M, K), and `b` one (K, N) for each accumulator, or one (K, 2 N) for even and odd
-    columns; then come their scales, where these are of blocks: (M, K / 128) or (M / 128, K / 128) of A, and
-    (K / 128, N) or (K / 128, N / 128) of each B, rounded up. Of a product with groups of rows `a` has the
-    offsets (G,) as well, and `b` each (G, K, N); of one with groups of K it has the offsets, and the plane is
-    (G * M, N). `loads` follow the spec: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, (G,
-    N) for a groupvec, with an axis for each mode of an M of several and (N / b, b) for an N of blocks, one
-    element for a scalar. The operands' values are exact in `accumulate`, in which products and reductions are
-    summed, in the order of the device's own kernels; float64 takes that order's rounding out of a test.
-    Everything else is fp32.
+    columns. If blocks have scales, these follow: (M, K / 128) or (M / 128, K / 128) for A, and (K / 128, N)
+    or (K / 128, N / 128) for each B, rounded up. For a product with groups of rows, `a` has the offsets (G,)
+    as well, and each B is (G, K, N). For one with groups of K, `a` has the offsets, and the plane is (G * M,
+    N). `loads` follow the spec: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, (G, N) for a
+    groupvec, with an axis for each mode of an M of several and (N / b, b) for an N of blocks, one element for
+    a scalar. The operands' values are exact in `accumulate`, in which products and reductions are summed, in
+    the order of the device's own kernels; float64 takes that order's rounding out of a test. Everything else
+    is fp32.
 
     Raises SpecError where an op and its operands contradict the op table, ValueError where the number of
     operands contradicts the spec, IndexError for an extremum of no elements.
@@ -107,8 +107,8 @@ def replay(
 def _products(
     spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], accumulate: torch.dtype
 ) -> list[Tensor]:
-    """A times every B. Where blocks have scales, the product of each block of K is multiplied by those of its
-    rows and columns before it is added."""
+    """Multiplies A by every B. If blocks have scales, the product of each block of K is multiplied by the
+    scales of its rows and columns before it is added."""
     if spec.product.kind is ProductKind.K_GROUPED:
         left, offsets = a
         return [_by_groups_of_k(left, offsets, right, accumulate) for right in b]
@@ -156,7 +156,7 @@ def dequantised(operand: Tensor, scales: Tensor, scaling: Scaling) -> Tensor:
 
 
 def untiled(scales: Tensor, scaling: Scaling, lines: int, k: int) -> Tensor:
-    """Scales that lie in tiles of `SCALE_TILE` as (lines, blocks of K), without their padding."""
+    """Rearranges scales from tiles of `SCALE_TILE` to (lines, blocks of K), without their padding."""
     count = scaling.k_blocks(k)
     tiles = scales.view(torch.uint8).view(-(-lines // SCALE_TILE[0]), -(-count // SCALE_TILE[1]), 32, 4, 4)
     rows = tiles.permute(0, 3, 2, 1, 4).reshape(SCALE_TILE[0] * len(tiles), -1)
@@ -164,7 +164,7 @@ def untiled(scales: Tensor, scaling: Scaling, lines: int, k: int) -> Tensor:
 
 
 def _of_lines(scales: Tensor, axis: int, blocks: Scaling, count: int) -> Tensor:
-    """Scales with one for each of `count` lines along `axis`."""
+    """Repeats the scales of blocks, so that there is one for each of `count` lines along `axis`."""
     return scales.repeat_interleave(blocks.lines, axis).narrow(axis, 0, count)
 
 
@@ -178,7 +178,8 @@ def _of_groups(a: Tensor, offsets: Tensor, b: Tensor, accumulate: torch.dtype) -
 
 
 def _by_groups_of_k(a: Tensor, offsets: Tensor, b: Tensor, accumulate: torch.dtype) -> Tensor:
-    """(G, M, N): the columns of A in each group times its rows of B; of a group without any, zeros."""
+    """(G, M, N): for each group, its columns of A times its rows of B. The product of an empty group is
+    zeros."""
     products = a.new_zeros((len(offsets), a.shape[0], b.shape[1]), dtype=accumulate)
     first = 0
     for product, end in zip(products, offsets.tolist(), strict=True):
@@ -188,7 +189,8 @@ def _by_groups_of_k(a: Tensor, offsets: Tensor, b: Tensor, accumulate: torch.dty
 
 
 def _of_rows(vectors: Tensor, offsets: Tensor, rows: int) -> Tensor:
-    """(rows, N) of the vectors (G, N) of groups. Rows beyond the last group have the last one's."""
+    """Returns (rows, N): for each row, the vector of its group, from (G, N). Rows beyond the last group get
+    the last vector."""
     groups = torch.searchsorted(
         offsets, torch.arange(rows, device=offsets.device, dtype=offsets.dtype), right=True
     )

@@ -68,9 +68,9 @@ def sample(
 
     `hidden` is (H, D) and `weight` (V, D), a vocabulary matrix as `nn.Linear` keeps it: bf16, fp16, or fp8
     with D contiguous. `bias` is (V,). `scale_hidden` is fp32, one element, (H,) or (H, 1); `scale_weight` one
-    element, (V,), (V, 1) or (1, V). Gives int64 (H, num_samples). The logits are fp32 and never in memory: a
-    draw is the largest of them with Gumbel noise added. Up to eight samples, or seven and their
-    log-probabilities, come from one pass over the weights, more from as many passes as they need.
+    element, (V,), (V, 1) or (1, V). Returns int64 (H, num_samples). The logits are fp32 and never in memory:
+    each draw adds Gumbel noise to them and takes the index of the largest. One pass over the weights draws up
+    to eight samples, or seven with their log-probabilities; more samples take several passes.
 
     Kernels read tensors whose pitch is a multiple of 16 bytes and in which D, or in 16 bits either axis, is
     contiguous. Each call copies any other tensor: copies are not kept, since not every write to a tensor can
@@ -82,11 +82,11 @@ def sample(
     ones. A row whose temperature tensor holds NaN gives index 0. A row with a NaN among its logits gives the
     index of the first NaN. A negative or infinite temperature gives any index.
 
-    The noise of a draw depends only on the seed, the row, the place in the vocabulary and the number of the
-    sample (Philox4x32-10; docs/sampling.md says which word of which counter). `seed` is a number, which gives
-    the same draws at each call, or an int64 tensor of one element on the device, read there and then
-    increased by 1, so that a CUDA graph draws anew at every replay. Without one, it is drawn from
-    `generator`, or from torch's own.
+    The noise of a draw depends only on the seed, the row, the token's index in the vocabulary and the number
+    of the sample (Philox4x32-10; docs/sampling.md says which word of which counter). `seed` is a number,
+    which gives the same draws at each call, or an int64 tensor of one element on the device, which each call
+    reads there and then increases by 1, so that a CUDA graph draws other tokens at every replay. Without one,
+    it is drawn from `generator`, or from torch's own.
 
     With `return_logprob` the result is a pair: the tokens, and the logarithms of the probabilities that they
     were drawn with, fp32 (H, num_samples), 0 at temperature 0. The results have no derivative.
