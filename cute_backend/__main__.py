@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         arguments = parse(argv)
         with progress.starting():
-            from cute_backend.command.commands import run  # imported here because it imports torch
+            from cute_backend.command.commands import run  # here because it imports torch
 
         status = run(arguments)
         sys.stdout.flush()  # imported here, so that an error of the import is caught

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 class Load:
     """An operand of an epilogue.
 
-    `name` is its role in the generated code and `label` what the program calls it; `kind` is one of "exact",
-    "rowvec", "colvec" and "scalar", `placement` one of "scalar", "row_read", "register_hoist", "smem_staged",
-    "tma", "cp_async" and "vector", `dtype` a spec dtype such as "bf16".
+    `name` is its name in the generated code and `label` its name in the program; `kind` is one of "exact",
+    "rowvec", "colvec", "groupvec" and "scalar", `placement` one of "scalar", "row_read", "register_hoist",
+    "smem_staged", "group_staged", "tma", "cp_async", "runs" and "vector", and `dtype` a spec dtype such as
+    "bf16".
     """
 
     name: str
@@ -52,9 +53,10 @@ class Store:
     """An output of an epilogue.
 
     A plane (M, N) has the `placement` "tma", "smem" or "vector", the `order` "row" or "column", and an empty
-    `reduce`. A reduction of it, such as "row_max" in `reduce`, has the `placement` "two_stage", as a second
-    kernel combines the partials of tiles. With a `block`, a number of columns, the output is (M, N / block).
-    A plane with a `part`, such as "1 of 2", shares one tensor with the other parts.
+    `reduce`. A reduction of such a plane has its name in `reduce`, such as "row_max", and the `placement`
+    "two_stage", since a second kernel combines the partials of tiles. With a `block`, a number of columns,
+    the output is (M, N / block). A plane with a `part`, such as "1 of 2", shares one tensor with the other
+    parts.
     """
 
     name: str
@@ -76,8 +78,8 @@ class Product:
 
 @dataclass(frozen=True)
 class Source:
-    """Another region, by its index, whose results a region reads, and the number of `ops` between the two
-    that Inductor computes, not counting views."""
+    """Another region whose results a region reads: its index, and the number of `ops` that Inductor computes
+    between the two, not counting views."""
 
     region: int
     ops: int
@@ -85,13 +87,13 @@ class Source:
 
 @dataclass(frozen=True)
 class Region:
-    """A matrix product and the pointwise work after it, which one kernel computes.
+    """A matrix product and the ops after it, which one kernel computes.
 
     `anchor` is the product's aten target and `node` its name in the graph; `products` describes each
     accumulator; `sizes` are M, N and K, and a symbolic size is a string. `sources` are the regions of the
-    same graph that it reads from. `groups` is the number of groups of a grouped product's rows. `is_backward`
-    is whether it belongs to the graph of the gradients. Properties that depend on an architecture are those
-    for `arch`, unless another is asked for.
+    same graph whose results it reads. `groups` is the number of groups if the product has groups of rows.
+    `is_backward` is whether it belongs to the graph of the gradients. Properties that depend on an
+    architecture are those for `arch`; methods accept another.
     """
 
     anchor: str
@@ -138,8 +140,8 @@ class Region:
         return Store(name, dtype, order, placement, block=store.block, part=part)
 
     def kernel(self, arch: str | None = None) -> Kernel:
-        """The kernel that a launch of these sizes and this alignment gets. If the GPU here is of `arch`, it
-        is that GPU's kernel, with results of tuning. Raises UsageError for an unknown `arch`, and where
+        """The kernel that a launch of these sizes and this alignment uses. If the GPU of this machine has the
+        architecture, results of tuning on it count. Raises UsageError for an unknown `arch`, and where
         `config.tile` or `config.rowvec_placement` can't be met."""
         invariant, rowvecs = config.batch_invariant, config.rowvec_placement
         problem = Problem(self.spec, *self.hints, invariant, config.tile, self.groups, rowvecs)
@@ -150,9 +152,9 @@ class Region:
     def source(self, arch: str | None = None) -> str:
         """The kernel's module, as CuTe DSL Python, for people to read.
 
-        A comment behind each statement of the epilogue has the line of the program that asks for it. The text
-        that is compiled, `build().source`, has no such comments, since other layers share the kernel. Raises
-        UsageError for an unknown architecture.
+        The comment after each statement of the epilogue has the line of the program that the statement
+        computes. The text that is compiled, `build().source`, has no such comments, since several layers may
+        share the kernel. Raises UsageError for an unknown architecture.
         """
         return text_of(self.kernel(arch), self.lines)
 
@@ -203,7 +205,7 @@ class _Results:
 
 
 def described(found: Sequence[FoundRegion], arch: str, first: int = 0) -> list[Region]:
-    """The regions of one graph, of which the first has the index `first`."""
+    """Describes the regions of one graph. The first of them gets the index `first`."""
     results = _Results(first)
     return [
         replace(
@@ -235,7 +237,8 @@ def _region(found: FoundRegion, results: _Results, arch: str) -> Region:
 
 
 def _lines(found: FoundRegion) -> dict[str, str]:
-    """The program's line for each op and store of a region's spec, by its name, as far as lines are known."""
+    """The program's line for each op and store of a region's spec, by name; those without a known line are
+    left out."""
     nodes = dict(found.origins)
     for node, index in found.outputs.items():
         nodes |= {store.name: node for store in found.spec.results[index]}

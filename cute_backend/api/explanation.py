@@ -1,6 +1,6 @@
 """Questions about a function: what is fused (`explain`), the kernel (`generate`), its figures (`build`).
 
-Nothing here runs the function or needs a GPU: CPU, CUDA and fake tensors will do as arguments.
+Nothing here runs the function or needs a GPU: the arguments may be CPU, CUDA or fake tensors.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ if TYPE_CHECKING:
 class Explanation:
     """The kernels that `torch.compile(fn, backend="cute")` makes of a function, and the reasons for the rest.
 
-    Prints as a table. As the last expression of a notebook's cell it shows more, with the generated modules.
+    `print` shows it as a table. As the last expression of a notebook's cell it also shows the generated
+    modules.
 
-    `rejections` have the `node` that was left to Inductor, the `reason`, a `message` in a sentence, and
-    `where` it is: a line, or the path of a module. With gradients enabled, `has_backward` is true, and each
-    region and rejection belongs to the forward graph or, if `is_backward`, to the backward graph.
+    Each of `rejections` has the `node` that was left to Inductor, the `reason`, the `message`, a sentence
+    with the facts, and `where` the node is: a line, or the path of a module. With gradients enabled,
+    `has_backward` is true, and each region and rejection belongs to the forward graph or, if `is_backward`,
+    to the backward graph.
     """
 
     regions: tuple[Region, ...]
@@ -65,8 +67,8 @@ class Explanation:
     def assert_fused(self, *, regions: int | None = None, no: Iterable[str | Reason] = ()) -> None:
         """For tests: raises AssertionError, with this explanation, unless what is fused is as expected.
 
-        `regions` is the number of regions, forward and backward; without it there has to be one at least.
-        `no` has reasons, as members of Reason or as tables spell them, for which nothing may be refused.
+        `regions` is the expected number of regions, forward and backward; without it, at least one is
+        expected. `no` has the reasons, as members of Reason or as strings, for which nothing may be refused.
         Raises UsageError for a name that is not a reason.
 
         >>> a, b = torch.empty(256, 64, dtype=torch.bfloat16), torch.empty(64, 128, dtype=torch.bfloat16)
@@ -120,11 +122,11 @@ def explain(
     """Explains which parts of `fn(*args, **kwargs)` are fused, how operands are loaded, and why the rest is
     not.
 
-    The arguments may be CPU, CUDA or fake tensors; nothing is computed unless `fn` looks at a value. No cache
-    is read or written, except for the results of tuning on the GPU here. `arch` is "sm_90a", "sm_100a",
-    "sm_103a", "sm_80", "sm_86", "sm_89", "sm_120a" or "sm_121a", by default that of the GPU here, or
-    "sm_100a" without one; `dynamic` is torch.compile's. A parameter of `fn` with one of these two names takes
-    its argument by position. Raises UsageError for another `arch`, for a class in place of a module, and
+    The arguments may be CPU, CUDA or fake tensors; nothing is computed unless `fn` reads a value of one. No
+    cache is read or written, except for the results of tuning on the GPU here. `arch` is "sm_90a", "sm_100a",
+    "sm_103a", "sm_80", "sm_86", "sm_89", "sm_120a" or "sm_121a", by default that of the current GPU, or
+    "sm_100a" without one; `dynamic` is torch.compile's. If `fn` has a parameter with one of these two names,
+    pass its argument by position. Raises UsageError for another `arch`, for a class in place of a module, and
     where `config.tile` has no tile for a region, and what torch raises where `fn` can't run on these
     arguments.
 
@@ -165,7 +167,7 @@ def explanation_of(found: Sequence[FoundRegion], rejections: Sequence[Rejection]
 
 
 def _place_of(fn: Callable[..., Any]) -> str:
-    """Where a function begins, as "file.py:12", or its name in torch where it is not written in Python."""
+    """The first line of a function, as "file.py:12", or its name in torch if it is not written in Python."""
     fn = fn.forward if isinstance(fn, torch.nn.Module) else fn
     fn = fn.func if isinstance(fn, partial) else fn
     code = getattr(fn, "__code__", None)
@@ -215,7 +217,8 @@ def build(fn: Callable[..., Any], /, *args: Any, arch: str = "sm_100a", **kwargs
 
     The result has `ptx`, `cubin`, `source`, and the resources that it needs: `registers` of a thread,
     `spill_bytes` of a thread, `smem_bytes` of a CTA. Raises UsageError for an unknown architecture and where
-    nothing is fused, UnavailableError where the CuTe DSL is not installed, BuildError where it fails.
+    nothing is fused, UnavailableError where the CuTe DSL is not installed, BuildError where compilation
+    fails.
     """
     return explain(fn, *args, arch=arch, **kwargs).first_region().build()
 

@@ -75,7 +75,8 @@ def _show(root: Path, kernels: list[Entry], name: str | None) -> int:
 
 
 def _entry_name(entry: Entry) -> str:
-    """The name that profilers show for a kernel, or its file's name if that is older than such names."""
+    """The name that profilers show for a kernel, or the name of its file if the entry was written before
+    kernels had such names."""
     return entry.name.rpartition("_")[0] if DIGEST.search(entry.name) else entry.name
 
 

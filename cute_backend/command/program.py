@@ -100,8 +100,7 @@ def tracing(target: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_logs(level: int) -> Iterator[None]:
-    """Runs other packages' code without their logs up to a level, which are about themselves, unless
-    TORCH_LOGS asks for logs."""
+    """Runs code of other packages, and suppresses their logs up to a level, unless TORCH_LOGS is set."""
     if os.environ.get("TORCH_LOGS"):
         yield
         return
@@ -114,7 +113,7 @@ def _without_logs(level: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _in_one_sentence(what: str) -> Iterator[None]:
-    """Runs the user's code, which may raise anything, or exit. Either is reported in one sentence."""
+    """Runs the user's code, which may raise any exception, or exit. Both are reported in one sentence."""
     try:
         yield
     except UsageError:

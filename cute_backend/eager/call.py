@@ -38,22 +38,22 @@ def gemm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = True,
 ) -> Any:
-    """`epilogue(a @ b * scale_a * scale_b + bias)` in one kernel; on CPU tensors, its replay.
+    """Computes `epilogue(a @ b * scale_a * scale_b + bias)` in one kernel or, for CPU tensors, with aten.
 
     `a` is (M, K) and `b` (K, N): fp8 with K contiguous in both (`b` is a weight's transpose), bf16 or fp16
     with either mode contiguous. Scales are fp32: `scale_a` one element, (M,) or (M, 1), `scale_b` one
     element, (N,) or (1, N). On Hopper, both scales of fp8 may belong to blocks, with any strides: `scale_a`
     (M, K / 128) or (M / 128, K / 128), `scale_b` (K / 128, N) or (K / 128, N / 128), rounded up; each block
     of K is scaled before it is added. `bias` is (N,) or (1, N). `use_fast_accum=False` adds fp8 sums in fp32
-    registers after each k tile, as sums of blocks always are. An empty product runs as aten ops, without a
-    kernel.
+    registers after each k tile; with scales of blocks, sums are always added so. An empty product runs as
+    aten ops, without a kernel.
 
     `epilogue` gets the (M, N) fp32 result and returns one tensor or several: of (M, N), or reductions of such
     a plane over rows, columns or both. It may use pointwise ops and any tensors that it closes over, which
     are read at every call; a reduction can only be returned. It is traced once for each set of shapes,
-    strides, dtypes and Python values in its closure; where it closes over other objects, such as a module, at
-    every call. A plane that it returns in fp32 is converted to `out_dtype`, by default bf16 for fp8 operands
-    and otherwise the dtype of `a`; reductions, and planes that it has cast itself, keep their dtype.
+    strides, dtypes and Python values in its closure. If it closes over other objects, such as a module, it is
+    traced at every call. A plane that it returns in fp32 is converted to `out_dtype`, by default bf16 for fp8
+    operands and otherwise the dtype of `a`; reductions, and planes that it has cast itself, keep their dtype.
 
     Raises UsageError for operands that no kernel takes, and where the epilogue does not fuse.
 
@@ -122,7 +122,8 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 def _operands(
     a: Tensor, b: Tensor, scale_a: Tensor | None, scale_b: Tensor | None, bias: Tensor | None
 ) -> dict[str, Tensor]:
-    """The operands by name, in the walker's forms. Raises UsageError if they can't be multiplied."""
+    """The operands by name, in the shapes that the walker expects. Raises UsageError if they can't be
+    multiplied."""
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
         raise UsageError(f"gemm got a {_shape(a)} and b {_shape(b)}; it multiplies (M, K) by (K, N)")
     fp8 = a.dtype in FP8 and b.dtype in FP8 and torch.float8_e4m3fn in (a.dtype, b.dtype)
@@ -152,8 +153,7 @@ def _operands(
 
 
 def _are_of_blocks(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> bool:
-    """Whether scales belong to blocks. Shapes that are also those of rowwise or tensorwise scales do not
-    count."""
+    """Whether scales belong to blocks. Shapes that rowwise or tensorwise scales can have too do not count."""
     (m, k), n = a.shape, b.shape[1]
     vectors = scale_a.numel() == 1 or tuple(scale_a.shape) in ((m,), (m, 1))
     vectors = vectors and (scale_b.numel() == 1 or tuple(scale_b.shape) in ((n,), (1, n)))

@@ -41,8 +41,8 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 @dataclass(frozen=True)
 class Program:
-    """A traced and rewritten call. `constants` are its further operands: the index of a captured tensor, or a
-    tensor that the epilogue makes from constants."""
+    """A traced and rewritten call. `constants` are its other operands, each the index of a captured tensor,
+    or a tensor that the epilogue makes from constants."""
 
     graph: fx.GraphModule
     constants: tuple[int | Tensor, ...]
@@ -59,7 +59,8 @@ def trace(
     out_dtype: torch.dtype,
     fast_accum: bool,
 ) -> Program:
-    """The call as a graph of one region, rewritten. Raises UsageError where it does not become one kernel."""
+    """Traces a call as a graph of one region, and rewrites the graph. Raises UsageError if it does not become
+    one kernel."""
     builder = _Builder()
     with builder.mode:
         shape = operands["a"].shape[0], operands["b"].shape[1]
@@ -115,7 +116,7 @@ def _trace_epilogue(epilogue: Epilogue, plane: Tensor, captured: Captured) -> fx
             written = node.args[0]
             if not (isinstance(written, fx.Node) and written.op == "placeholder"):
                 raise _written(node.target)
-            traced.graph.erase_node(node)  # functionalize writes the argument back; no one reads it
+            traced.graph.erase_node(node)  # functionalize writes the argument back, but nothing reads it
     results = next(node for node in traced.graph.nodes if node.op == "output").args[0]
     leaves = tree_leaves(results)
     if not leaves:
@@ -238,7 +239,7 @@ def _is_of_product(node: fx.Node) -> bool:
 
 
 def _reduction_behind(node: fx.Node) -> fx.Node | None:
-    """A reduction that a value is, or that it is computed from; None if there is none."""
+    """The reduction that a value is, or is computed from; None if there is none."""
     return next(filter(is_reduction, _ancestry(node)), None)
 
 

@@ -26,13 +26,14 @@ EXPLANATION = "cute_backend_explanation"
 def record(regions: Sequence[Region], rejections: Sequence[Rejection]) -> None:
     """Records the regions and rejections of the graph that is being compiled, if a trace or a folder is kept.
 
-    A kernel's module is the one for the sizes that the graph is traced with. A failure here is contained.
+    A kernel's module is the one for the sizes that the graph is traced with. If recording fails, compilation
+    continues.
     """
     if not ((regions or rejections) and (trace_log.handlers or inductor_config.trace.enabled)):
         return
     try:
         _record(regions, rejections)
-    except UsageError as error:  # raised again where the kernel is needed
+    except UsageError as error:  # it is raised again where the kernel is needed
         _write(EXPLANATION, ".txt", f"{error}\n", "a")
     except Exception as error:
         contain(error, instead="the explanation of this graph is left out of its artifacts")

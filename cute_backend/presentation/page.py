@@ -158,7 +158,8 @@ def _table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) 
 
 
 _LANE, _BEND, _MAX_LANES = 14, 8, 6
-"""Pixels between arcs and of their bends, and the number of lanes for arcs; further arcs share the last."""
+"""The pixels between arcs, the radius of their bends in pixels, and the number of lanes for arcs; more arcs
+share the last lane."""
 
 
 def _graph(regions: Sequence[Region], names: Sequence[str], links: bool) -> str:

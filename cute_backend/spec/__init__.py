@@ -1,18 +1,18 @@
 """The spec of a fused epilogue: the one structure that the walker, the emitter and the runtime share.
 
 A spec is a DAG in SSA order. Its values are the accumulators, the loads and the results of the ops, each
-known by its name; a store names the value that it writes. A spec holds no sizes but those of blocks of
+known by its name; a store names the value that it writes. A spec holds no sizes except those of blocks of
 columns, so one kernel serves every M, N and K, and its canonical JSON form is the key of every cache.
 
-Where values live. A floating-point value is held in fp32, an integer value in int32, a truth value as a
-bool, whatever dtype it was loaded from: widening is exact. `Op.dtype` says what the result has been rounded
-or wrapped to; only `cast` may name a dtype narrower than the three register dtypes. A store rounds its value
-to `Store.dtype` as a saturating cast would.
+A floating-point value is held in fp32, an integer value in int32, a truth value as a bool, whatever dtype it
+was loaded from, since widening is exact. `Op.dtype` says what the result has been rounded or wrapped to; only
+`cast` may name a dtype narrower than the three register dtypes. A store rounds its value to `Store.dtype` as
+a saturating cast would.
 
 A store may reduce: then it has one element for each row, for each column, or for the whole plane. Reductions
-are computed in fp32, over the elements of the (M, N) plane and no others. Their results can't be read in the
-same spec, as they are whole only when the kernel is done. An op may reduce too, over blocks of columns that a
-tile holds whole, and its result is a value like any other.
+are computed in fp32, over exactly the elements of the (M, N) plane. No op of the same spec can read their
+results, since they are complete only when the kernel is done. An op may reduce too, over blocks of columns
+that a tile holds whole, and its result is a value like any other.
 
 The files: `products`, `loads`, `chain_ops` and `stores` define the parts of a spec, `dtypes` their types, and
 `epilogue_spec` the whole; `consistency` checks it, and `canonical` converts it to JSON and back.

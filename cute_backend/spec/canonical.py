@@ -17,7 +17,7 @@ SPEC_VERSION = 11
 
 
 def encode(value: Any) -> Any:
-    """A spec, or a part of it, as what JSON can hold; floats are exact."""
+    """Converts a spec, or a part of it, to values that JSON can hold; floats are exact."""
     if isinstance(value, Const):
         number = value.value
         if isinstance(number, bool):

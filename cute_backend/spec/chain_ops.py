@@ -21,7 +21,7 @@ class Precision(str, Enum):
     """The casts inside the chain that round."""
 
     FUSED = "fused"
-    """Casts to fp8 and to integers round; a trip through bf16 or fp16 does not, as in Inductor's kernels."""
+    """Casts to fp8 and to integers round; a cast to bf16 or fp16 does not, as in Inductor's kernels."""
     EAGER = "eager"
     """Every cast rounds, as eager does (`torch._inductor.config.emulate_precision_casts`)."""
 
@@ -43,16 +43,17 @@ Operand = Union[str, Const]
 """The name of an earlier value, or a number."""
 
 ROTATE_HALF = "block_rotate_half"
-"""The op that gives (-y, x) of each block of columns (x, y), in two halves, as rotary embeddings have it."""
+"""The op that maps each block of columns (x, y), where x and y are its halves, to (-y, x), as rotary
+embeddings do."""
 
 
 @dataclass(frozen=True)
 class Op:
     """One step of the chain: `name = op(*operands)`, rounded to `dtype`.
 
-    An op that reduces blocks of columns has their size in `block`, which divides N: in every row the elements
-    of a block have what the operand's elements of that block are reduced to. So has ROTATE_HALF, whose block
-    is even.
+    An op that reduces blocks of columns has their size in `block`, which divides N. In every row of its
+    result, all elements of a block have one value: the reduction of the operand's elements of that block.
+    ROTATE_HALF has a `block` too, which is even.
     """
 
     name: str

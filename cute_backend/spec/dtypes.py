@@ -20,9 +20,10 @@ class DType(str, Enum):
     """Indices, as torch stores them; held in int32."""
     BOOL = "bool"
     E2M1X2 = "e2m1x2"
-    """Two values of E2M1 in a byte, the first in its low bits (torch.float4_e2m1fn_x2): of operands alone."""
+    """Two values of E2M1 in a byte, the first in its low bits (torch.float4_e2m1fn_x2). Only operands of
+    products have it."""
     E8M0 = "e8m0"
-    """A power of two, or NaN: of scales of blocks alone."""
+    """A power of two, or NaN. Only scales of blocks have it."""
 
     @property
     def is_float(self) -> bool:
@@ -54,4 +55,5 @@ PRODUCT_DTYPES = (DType.E2M1X2, DType.E8M0)
 """The dtypes that only the operands of products and their scales have."""
 
 VALUE_DTYPES = tuple(dtype for dtype in DType if dtype not in (DType.I64, *PRODUCT_DTYPES))
-"""The dtypes of loads, casts and stored planes: all but those of indices and of products alone."""
+"""The dtypes of loads, casts and stored planes: all except that of indices and those that only products
+have."""

@@ -20,7 +20,7 @@ from cute_backend.spec.stores import Store
 
 @dataclass(frozen=True)
 class EpilogueSpec:
-    """A region: its matrix products, what the epilogue loads, what it computes and what it stores.
+    """A region: its matrix products, and the loads, ops and stores of the epilogue.
 
     Raises SpecError on construction where names clash, a value is used before it is made, a stride class
     contradicts its kind, or a dtype has no meaning at its place.
@@ -45,12 +45,12 @@ class EpilogueSpec:
 
     @cached_property
     def b_columns(self) -> BColumns:
-        """How columns of B are dealt out among the accumulators."""
+        """How the columns of B are distributed among the accumulators."""
         return BColumns.APART if self.product.columns is Columns.ALL else BColumns.INTERLEAVED
 
     @property
     def b_count(self) -> int:
-        """How many B there are."""
+        """The number of matrices B."""
         return 1 if self.b_columns is BColumns.INTERLEAVED else len(self.accumulators)
 
     @property
@@ -79,13 +79,14 @@ class EpilogueSpec:
 
     @cached_property
     def block_columns(self) -> int:
-        """Columns that divide N, since ops or stores have blocks of them; 1 where none has."""
+        """A number of columns that divides N: the least common multiple of the blocks of ops and stores; 1
+        without blocks."""
         return lcm(self.whole_columns, self.rotated_columns or 1)
 
     @cached_property
     def whole_columns(self) -> int:
-        """Columns that a visit needs whole, since ops reduce blocks of them or stores have one element for
-        each; 1 where none does."""
+        """The number of columns that a visit needs whole: the least common multiple of the blocks that an op
+        reduces or that a store has one element for; 1 without such blocks."""
         blocks = {op.block for op in self.ops if op.op != ROTATE_HALF}
         return lcm(*((blocks | {store.block for store in self.stores}) - {0}))
 
@@ -96,8 +97,8 @@ class EpilogueSpec:
 
     @property
     def reordered_columns(self) -> int:
-        """Columns of the blocks whose halves are rotated and are not neighbours, so that kernels have the
-        columns in another order; 0 where none are."""
+        """The columns of the blocks whose halves are rotated, unless they are pairs of neighbours. For such
+        blocks kernels have the columns in another order; 0 without them."""
         return self.rotated_columns if self.rotated_columns > 2 else 0
 
     @cached_property
@@ -112,7 +113,7 @@ class EpilogueSpec:
 
     @cached_property
     def results(self) -> tuple[tuple[Store, ...], ...]:
-        """The stores of each tensor that the op returns: one, or those of its parts."""
+        """The stores of each tensor that the op returns: one store, or one for each part of the tensor."""
         starts = [i for i, store in enumerate(self.stores) if store.part is None or store.part.index == 0]
         ends = [*starts[1:], len(self.stores)]
         return tuple(self.stores[start:end] for start, end in zip(starts, ends, strict=True))

@@ -10,7 +10,8 @@ from cute_backend.spec.dtypes import DType
 
 
 class LoadKind(str, Enum):
-    """How an operand varies over the (M, N) plane: which of its strides are zero, or by groups of rows."""
+    """How an operand varies over the (M, N) plane: which of its strides are zero, or whether it varies by
+    groups of rows."""
 
     SCALAR = "scalar"
     ROWVEC = "rowvec"
@@ -40,8 +41,8 @@ class Blocks:
     """How an operand varies over columns in blocks: N is the two modes (N / columns, columns).
 
     `outer` is the class of the stride from one block to the next, `inner` of that within a block; not both
-    are ZERO. The columns of a block are the one size that a spec holds: a kernel divides columns by it, and
-    a division by what is known when it is compiled takes few instructions.
+    are ZERO. The number of columns in a block is the only size that a spec holds. A kernel divides column
+    indices by it, and a division by a constant takes few instructions.
     """
 
     columns: int
@@ -50,7 +51,8 @@ class Blocks:
 
 
 TABLE_COLUMNS = 16
-"""Columns that divide those of a block in a table: of the narrowest subtile that TMA brings a part of."""
+"""A number that divides the columns of a block in a table: the columns of the narrowest subtile, for which
+TMA brings a part of a block."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +88,14 @@ class Load:
 
     @property
     def in_runs(self) -> bool:
-        """Whether the columns of a block lie side by side in memory."""
+        """Whether the columns of a block are contiguous in memory."""
         return self.blocks is not None and self.blocks.inner is Stride.ONE
 
     @property
     def is_table(self) -> bool:
-        """Whether it is rows (S, b) that all blocks of columns share, and all modes of M but the innermost,
-        as the cosines of rotary embeddings are for heads and batches. TMA can bring boxes of it."""
+        """Whether the load is a table (S, b): all blocks of columns share its columns, and all modes of M but
+        the innermost share its rows. The cosines of rotary embeddings are such a table for heads and batches.
+        TMA can bring boxes of it."""
         if self.kind is not LoadKind.EXACT or self.blocks is None or self.blocks.columns % TABLE_COLUMNS:
             return False
         *outer, inner = self.m_modes or (self.stride_m,)

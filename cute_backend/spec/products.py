@@ -56,18 +56,20 @@ class BColumns(str, Enum):
 
 
 SCALE_BLOCK = 128
-"""Elements of K, and where a block has several also rows of A or columns of B, that share a block's scale."""
+"""The elements of K that share a block's scale. A block of several rows of A, or columns of B, has the same
+number of these."""
 
 
 SCALE_TILE = (128, 4)
-"""Rows and scales of each row in one tile of scales that lie in tiles (cuBLAS, "1D Block Scaling")."""
+"""The rows, and the scales of each row, in one tile of scales, if scales are stored in tiles (cuBLAS, "1D
+Block Scaling")."""
 
 
 class Scaling(str, Enum):
-    """The scaling of an operand of a product by its blocks, each with a scale of its own.
+    """How an operand of a product is divided into blocks, each of which has a scale of its own.
 
-    The names are those of `_scaled_mm`'s recipes: rows of A, or columns of B, by values of K. Each member's
-    facts are a `BlockFormat`.
+    The names are those of `_scaled_mm`'s recipes: the rows of A, or columns of B, in a block, by its values
+    of K. Each member's facts are a `BlockFormat`.
     """
 
     NONE = "none"
@@ -103,17 +105,18 @@ class Scaling(str, Enum):
         return (k + self.facts.k - 1) // self.facts.k
 
     def tiled(self, lines: Any, k: Any) -> Any:
-        """The number of scales, with their padding, of `lines` rows by `k` values where they lie in tiles of
-        `SCALE_TILE`, of which those of the same rows follow each other. In a tile row r has its scales at
-        16 * (r % 32) + 4 * (r // 32)."""
+        """The number of scales, padding included, for `lines` rows by `k` values, if scales are stored in
+        tiles of `SCALE_TILE`. Tiles of the same rows follow each other. Within a tile, the scales of row r
+        begin at 16 * (r % 32) + 4 * (r // 32)."""
         rows, columns = SCALE_TILE
         return (lines + rows - 1) // rows * rows * ((self.k_blocks(k) + columns - 1) // columns * columns)
 
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """A format of blocks: `lines` rows of A, or columns of B, by `k` values of K have one scale of `dtype`.
-    Scales of single lines that are tiled lie as the MMA takes them; others lie by any strides."""
+    """A format of blocks: `lines` rows of A, or columns of B, by `k` values of K share one scale of `dtype`.
+    If the MMA multiplies by the scales, they are stored in tiles, as it reads them; other scales may have any
+    strides."""
 
     lines: int
     k: int

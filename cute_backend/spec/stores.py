@@ -26,7 +26,7 @@ class ReduceKind(str, Enum):
 
     SUM = "sum"
     MEAN = "mean"
-    """A sum, which is divided by the number of elements when it is finished."""
+    """The mean: a sum that is divided by the number of elements at the end."""
     MAX = "max"
     """NaN where there is one, else the largest; +0 is larger than -0."""
     MIN = "min"
@@ -77,10 +77,10 @@ class Store:
     """An output: the value `value`, converted to `dtype`.
 
     It is the (M, N) plane, written in `order`, or its reduction, (M,), (N,) or 0-d, rounded to `dtype` when
-    it is whole. Only indices are i64. Extrema of integers keep their dtype; other reductions give floats.
+    it is complete. Only indices are i64. Extrema of integers keep their dtype; other reductions give floats.
 
     With a `block`, a number of columns, it is (M, N / block) in `order`, with the value at the first column
-    of every block. This is meant for reductions of blocks, and for values that follow from these alone.
+    of every block. This is meant for reductions of blocks, and for values that are computed from these alone.
 
     A plane by rows may be a `part` of a result, whose stores follow each other in a spec.
     """

@@ -1,1 +1,2 @@
-"""Tracing of functions that are called eagerly: the values that they depend on, and failures without logs."""
+"""Tracing of functions that are called eagerly: finds the values that they depend on, and suppresses torch's
+logs of failures."""

@@ -1,4 +1,5 @@
-"""The values that a function depends on beside its arguments: the tensors, and a key for all others."""
+"""Finds the values that a function depends on in addition to its arguments: the tensors, and a key for all
+others."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class Captured:
 
 
 class _Opaque(Exception):
-    """Raised for a value that may change unseen."""
+    """Raised for a value that may change without changing the key."""
 
 
 def capture(fn: Callable[..., Any] | None) -> Captured:
@@ -85,7 +86,8 @@ def _dependencies(fn: types.FunctionType) -> Iterator[Any]:
 
 
 def _global_names(code: types.CodeType) -> set[str]:
-    """Names that the code, or a function inside it, may look up; attributes are among them, which is safe."""
+    """Names that the code, or a function inside it, may look up; it includes names of attributes, which does
+    no harm."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

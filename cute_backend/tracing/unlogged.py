@@ -11,7 +11,7 @@ from torch._subclasses import fake_tensor
 
 @contextmanager
 def unlogged() -> Iterator[None]:
-    """Suppresses torch's logs of calls that fail on fake tensors, since it raises the errors too."""
+    """Suppresses torch's logs of calls that fail on fake tensors, since torch also raises the errors."""
     logger = logging.getLogger(fake_tensor.__name__)
     logger.addFilter(_drop)
     try:
