@@ -30,6 +30,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import cute_backend.registration  # noqa: F401  a checkout that is not installed has no entry point
 from cute_backend import config
 from cute_backend.backend import epilogue_pass
 from cute_backend.fuzz.bounds import Bounds, follow
