@@ -154,7 +154,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         {"accumulators": (ACC, replace(ACC, name="up", fast_accum=False))},
         "acc and up differ in dtypes, majors",
     ),
-    ({"accumulators": (replace(ACC, columns=Columns.EVEN),)}, "the accumulators have even columns; accepted"),
+    ({"accumulators": (replace(ACC, columns=Columns.EVEN),)}, "the accumulators have even columns; expected"),
     (
         {"accumulators": (replace(ACC, columns=Columns.ODD), replace(ACC, name="up", columns=Columns.EVEN))},
         "have odd, even columns",
@@ -182,7 +182,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"accumulators": (Accumulator("acc", DType.BF16, DType.BF16, kind=ProductKind.K_GROUPED),)},
-        "acc has K in groups, and an operand that is contiguous along K; accepted is none",
+        "acc has K in groups, and an operand that is contiguous along K; neither may be",
     ),
     (
         {"loads": (_load(LoadKind.GROUPVEC, Stride.OTHER, Stride.ONE),)},
@@ -208,9 +208,9 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"loads": (_load(LoadKind.COLVEC, Stride.ZERO, Stride.ONE),)}, r"bias is called colvec .* \(0, 1\)"),
     ({"loads": (_load(LoadKind.SCALAR, Stride.OTHER, Stride.ZERO),)}, r"bias is called scalar .* \(s, 0\)"),
     ({"loads": (_load(LoadKind.EXACT, Stride.ZERO, Stride.ONE),)}, r"bias is called exact .* \(0, 1\)"),
-    ({"loads": (_modes(Stride.OTHER),)}, r"bias has M modes \(s\); accepted are two or more"),
-    ({"loads": (_modes(Stride.ZERO, Stride.ZERO),)}, r"bias has M modes \(0, 0\); accepted"),
-    ({"loads": (_modes(Stride.OTHER, Stride.ONE),)}, r"bias has M modes \(s, 1\); accepted"),
+    ({"loads": (_modes(Stride.OTHER),)}, r"bias has M modes \(s\); expected two or more"),
+    ({"loads": (_modes(Stride.ZERO, Stride.ZERO),)}, r"bias has M modes \(0, 0\); expected"),
+    ({"loads": (_modes(Stride.OTHER, Stride.ONE),)}, r"bias has M modes \(s, 1\); expected"),
     (
         {"loads": (replace(BIAS, m_modes=(Stride.OTHER, Stride.ZERO)),)},
         r"M modes \(s, 0\) and over them one stride, of class 0",

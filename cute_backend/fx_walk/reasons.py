@@ -36,7 +36,7 @@ class Reason(Enum):
 
     # Where the graph runs.
     CPP_WRAPPER = "cpp_wrapper", "Inductor's C++ wrapper can't pass an op the text of its spec"
-    DEVICE = "device", "the product runs on {device}; fused are cpu and cuda"
+    DEVICE = "device", "the product runs on {device}; only products on cpu and cuda are fused"
     CAPABILITY = "capability", "{device} has compute capability {capability}, not {taken}"
 
     INTERNAL_ERROR = "internal_error", "cute_backend failed at {where} with {error}; {instead}"
@@ -63,7 +63,7 @@ class Reason(Enum):
         "{target} multiplies matrices by an operator of its own, whose arithmetic the graph does not show; "
         "products of aten are taken, such as _scaled_mm",
     )
-    OPERAND_DTYPE = "operand_dtype", "no MMA {where} multiplies {a} by {b}; taken are {taken}"
+    OPERAND_DTYPE = "operand_dtype", "no MMA {where} multiplies {a} by {b}; supported: {taken}"
     OPERAND_LAYOUT = "operand_layout", "{operand} has strides {strides}; {accepted}"
     OPERAND_ALIGNMENT = (
         "operand_alignment",
@@ -75,7 +75,7 @@ class Reason(Enum):
         "it meets {other} in one op, which could take it from the same kernel, but {why}",
     )
     EMPTY = "empty", "the product is empty: M, N, K = {m}, {n}, {k}"
-    RECIPE = "recipe", "the scales follow the recipe {recipe}; taken are {taken}"
+    RECIPE = "recipe", "the scales follow the recipe {recipe}; supported: {taken}"
     MIXED_SCALES = (
         "mixed_scales",
         "scale_a {scale_a} and scale_b {scale_b} are neither both one element nor ({m}, 1) and (1, {n})",
@@ -128,7 +128,7 @@ class Reason(Enum):
     )
     BLOCK_SIZE = (
         "block_size",
-        "it reduces blocks of {columns} columns, which no tile holds whole; held are {held}",
+        "it reduces blocks of {columns} columns, which no tile holds whole; supported block sizes: {held}",
     )
     BLOCK_COST = (
         "block_cost",

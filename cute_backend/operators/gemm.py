@@ -126,7 +126,7 @@ def _product(a: Layout, b: Layout) -> Accumulator:
     fp8 = any(each is not None and each.is_fp8 for each in (a.value_dtype, b.value_dtype))
     how = " with K contiguous in both" if fp8 else ""
     raise UsageError(
-        f"A is {a.dtype} with strides {a.strides} and B {b.dtype} with strides {b.strides}; taken are bf16 "
+        f"A is {a.dtype} with strides {a.strides} and B {b.dtype} with strides {b.strides}; supported: bf16 "
         f"by bf16, fp16 by fp16, e4m3 by e4m3 and e4m3 by e5m2 either way round{how}"
     )
 

@@ -56,7 +56,7 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         )
         raise ValueError(
             f"no tile of {arch.value} holds blocks of {spec.block_columns} columns whole; "
-            f"held are {', '.join(map(str, held)) or 'none'}"
+            f"supported block sizes: {', '.join(map(str, held)) or 'none'}"
         )
     if alone is not None and found[-1].cluster_size > 1:
         found += suited(arch, (alone,), spec)

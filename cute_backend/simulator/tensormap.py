@@ -202,4 +202,4 @@ def _bits(word: int, first: int, last: int) -> int:
 
 def _require(holds: bool, field: str, value: object, accepted: str) -> None:
     if not holds:
-        raise DescriptorError(f"tensor map: {field} is {value}, accepted is {accepted}")
+        raise DescriptorError(f"tensor map: {field} is {value}, expected {accepted}")

@@ -100,14 +100,14 @@ def _validate_groupvec(load: Load, kind: ProductKind) -> None:
         )
     if load.is_split:
         raise SpecError(
-            f"{load.name} has a vector for each group, and M or N in several modes; accepted is one"
+            f"{load.name} has a vector for each group, and M or N in several modes; expected one of each"
         )
 
 
 def _validate_modes(load: Load) -> None:
     modes = f"M modes ({', '.join(mode.value for mode in load.m_modes)})"
     if len(load.m_modes) == 1 or set(load.m_modes) not in ({Stride.OTHER}, {Stride.ZERO, Stride.OTHER}):
-        raise SpecError(f"{load.name} has {modes}; accepted are two or more of 0 and s, and not 0 alone")
+        raise SpecError(f"{load.name} has {modes}; expected two or more of 0 and s, and not 0 alone")
     if load.stride_m is not Stride.OTHER:
         raise SpecError(f"{load.name} has {modes} and over them one stride, of class {load.stride_m.value}")
 
@@ -189,7 +189,7 @@ def _validate_together(accumulators: tuple[Accumulator, ...]) -> None:
     columns = [acc.columns for acc in accumulators]
     if columns != [Columns.EVEN, Columns.ODD] and set(columns) != {Columns.ALL}:
         raise SpecError(
-            f"the accumulators have {', '.join(each.value for each in columns)} columns; accepted are all, "
+            f"the accumulators have {', '.join(each.value for each in columns)} columns; expected all, "
             "or one of even and one of odd"
         )
 
@@ -208,7 +208,7 @@ def _validate_accumulator(acc: Accumulator) -> None:
         raise SpecError("fp8 and fp4 operands must both be K-major")
     if acc.kind is ProductKind.K_GROUPED and Major.K in (acc.a_major, acc.b_major):
         raise SpecError(
-            f"{acc.name} has K in groups, and an operand that is contiguous along K; accepted is none"
+            f"{acc.name} has K in groups, and an operand that is contiguous along K; neither may be"
         )
     if {acc.a_scaling, acc.b_scaling} != {Scaling.NONE}:
         _validate_scaling(acc)

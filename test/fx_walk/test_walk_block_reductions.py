@@ -257,7 +257,10 @@ def test_blocks_that_no_tile_holds_are_refused_with_those_that_one_does(columns:
     (report,) = collect(program, product_inputs(M, 3 * columns), arch=arch)
     held = ", ".join(map(str, blocks_held(Arch.of_name(arch))))
     (message,) = (each.message for each in report.rejections if each.reason is Reason.BLOCK_SIZE)
-    assert message == f"it reduces blocks of {columns} columns, which no tile holds whole; held are {held}"
+    assert (
+        message
+        == f"it reduces blocks of {columns} columns, which no tile holds whole; supported block sizes: {held}"
+    )
 
 
 @pytest.mark.parametrize("dims", [[1], [0], [0, 1]])

@@ -240,7 +240,7 @@ def test_what_is_not_taken() -> None:
         if not fused:
             (rejection,) = rejections
             assert rejection.reason is Reason.RECIPE
-            recipes = f"BlockWise128x128; taken are TensorWise and RowWise on {arch.value}"
+            recipes = f"BlockWise128x128; supported: TensorWise and RowWise on {arch.value}"
             assert recipes in rejection.message
 
 

@@ -248,7 +248,7 @@ def test_no_kernel_of_blocks_spills(name: str, arch: Arch, columns: int) -> None
 @pytest.mark.parametrize(("arch", "columns"), [(Arch.SM90A, 24), (Arch.SM100A, 128), (Arch.SM90A, 256)])
 def test_blocks_that_no_tile_holds_are_refused(arch: Arch, columns: int) -> None:
     with pytest.raises(
-        ValueError, match=rf"no tile of {arch.value} holds blocks of {columns} .* held are 8, 16"
+        ValueError, match=rf"no tile of {arch.value} holds blocks of {columns} .* sizes: 8, 16"
     ):
         table(arch, norm(columns))
 

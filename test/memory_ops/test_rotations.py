@@ -260,7 +260,7 @@ def test_the_blocks_that_tiles_rotate() -> None:
 
 @pytest.mark.parametrize("columns", [24, 80, 512])
 def test_blocks_that_no_tile_rotates_are_refused(columns: int) -> None:
-    with pytest.raises(ValueError, match=rf"no tile of sm_90a holds blocks of {columns} .* held are 32, 64"):
+    with pytest.raises(ValueError, match=rf"no tile of sm_90a holds blocks of {columns} .* sizes: 32, 64"):
         table(Arch.SM90A, rotary(columns))
 
 

@@ -186,8 +186,8 @@ def test_an_unaligned_operand_of_the_epilogue_finds_them_too():
 
 REFUSED = {
     "fp64": (lambda: gemm(*gemm_operands(F64, out=F64), accumulator=F64), "sums are asked for in Float64"),
-    "fp32 operands": (lambda: gemm(*gemm_operands(F32)), "taken are bf16 by bf16"),
-    "two halves": (lambda: gemm(*gemm_operands(BF16, F16)), "taken are bf16 by bf16"),
+    "fp32 operands": (lambda: gemm(*gemm_operands(F32)), "supported: bf16 by bf16"),
+    "two halves": (lambda: gemm(*gemm_operands(BF16, F16)), "supported: bf16 by bf16"),
     "e5m2 twice": (lambda: gemm(*gemm_operands(E5M2)), "e4m3 by e5m2 either way round"),
     "fp8 along M": (lambda: gemm(*gemm_operands(E4M3, layout="ttt")), "with K contiguous in both"),
     "fp16 sums": (lambda: gemm(*gemm_operands(F16), accumulator=F16), "these kernels add in Float32"),

@@ -73,14 +73,14 @@ def test_two_elements_of_4_bits_are_a_byte():
     (encode(word=(2 ^ 5) << 4), "rank is 6"),
     (encode(word=(6 ^ 13) << 7), "element type is 13"),
     (encode(word=(6 ^ 11) << 7), "innermost size in elements of 4 bits is 200"),
-    (encode(word=(6 ^ 12) << 7, size0=256, box0=64, address=0x1000), "box size is 64, accepted is 128"),
-    (encode(word=(6 ^ 12) << 7, size0=256, box0=128), "address is .*, accepted is a multiple of 32"),
+    (encode(word=(6 ^ 12) << 7, size0=256, box0=64, address=0x1000), "box size is 64, expected 128"),
+    (encode(word=(6 ^ 12) << 7, size0=256, box0=128), "address is .*, expected a multiple of 32"),
     (encode(word=1 << 11), "interleave is 1"),
     (encode(word=(3 ^ 1) << 13), r"swizzle and its atom is \(1, 1\)"),
     (encode(word=1 << 16), "tf32 rounding"),
     (encode(address=0x1008), "address is 0x1008"),
-    (encode(box0=60), "innermost box size in bytes is 120, accepted is a multiple of 16"),
-    (encode(box0=72), "innermost box size in bytes is 144, accepted is at most the swizzle's 128"),
+    (encode(box0=60), "innermost box size in bytes is 120, expected a multiple of 16"),
+    (encode(box0=72), "innermost box size in bytes is 144, expected at most the swizzle's 128"),
 ])  # fmt: skip
 def test_a_malformed_map_is_refused_by_its_field(raw, field):
     with pytest.raises(DescriptorError, match=field):

@@ -68,7 +68,7 @@ def destinations(w: Warp, target: int, barrier: int, mask: int | None, pair: boo
         rank = barrier >> RANK_SHIFT
         if rank != cta.rank and not (pair and rank ^ 1 == cta.rank):
             raise IllegalAccess(
-                f"a bulk copy into CTA rank {cta.rank} that signals an mbarrier of rank {rank}: allowed is "
+                f"a bulk copy into CTA rank {cta.rank} that signals an mbarrier of rank {rank}; expected "
                 "the same CTA, and with .cta_group::2 the other one of the pair"
             )
         return [Destination(cta, offset, barrier)]
