@@ -37,6 +37,10 @@ MAX_PROMOTED_ONCE = 96
 MAX_SUMMED_COLUMNS = 128
 """The most accumulators of a thread that adds up the scaled sums of k tiles from tensor memory."""
 
+MAX_SUMMED_OF_PAIRS = 64
+"""As `MAX_SUMMED_COLUMNS`, for a pair of products with two warpgroups. With the 128 of 256 x 128 x 2, planes
+that are written by element spilled 8 bytes."""
+
 MAX_PROMOTED_TWICE = 64
 """The most accumulators of a thread that leave registers for two sets of sums."""
 
@@ -167,7 +171,9 @@ def leaves_sums_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
     """
     if not config.target.accumulators.in_registers:
         summed = config.products * config.group_n
-        return BlockScales.of(spec) is None or summed <= MAX_SUMMED_COLUMNS
+        pair = config.products > 1 and config.column_groups > 1
+        most = MAX_SUMMED_OF_PAIRS if pair else MAX_SUMMED_COLUMNS
+        return BlockScales.of(spec) is None or summed <= most
     if not is_promoted(config, spec):
         return True
     most = MAX_PROMOTED_ONCE if spec.product.is_block_scaled else MAX_PROMOTED_TWICE

@@ -30,6 +30,11 @@ from cute_backend.templates.mainloop import Sm100Plain
 READ_COLUMNS = 32
 """Columns of a row that a thread reads from tensor memory at once, while it adds up as many others."""
 
+FEW_COLUMNS = 8
+"""As `READ_COLUMNS`, for 128 columns of a thread with two warpgroups, which have fewer registers, or of a
+pair of products. With 32 columns, 256 x 256 spilled up to 64 bytes (rowwise scales in the epilogue), and with
+16 columns 8 bytes; 256 x 64 x 2 spilled 16 bytes with 32 columns, where planes are written by element."""
+
 
 class Sm100BlockScaled(Sm100Plain):
     """Sums of k tiles that are scaled by the blocks of A and B (`add_up`)."""
@@ -59,7 +64,9 @@ class PartialSums:
     @staticmethod
     def of(acc: cute.Tensor, config: TileConfig, group: Any, thread: Int32) -> PartialSums:
         """The row of a thread of warpgroup `group` in accumulators (MMA, MMA_M, MMA_N, stage)."""
-        width = min(READ_COLUMNS, config.piece_n)
+        crowded = config.column_groups > 1 or config.products > 1
+        many = crowded and config.mma_n // config.column_groups > 64
+        width = min(FEW_COLUMNS if many else READ_COLUMNS, config.piece_n)
         box = (config.cta_rows, width)
         pieces = cute.flat_divide(acc[((None, None), 0, 0, None)], box)
         read, write = (

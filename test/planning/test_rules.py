@@ -88,7 +88,7 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
     rules.registers_for_sums_from_tensor_memory: (
         Shape(256, 256, 2, ctas=2),
         spec_of(products=2, fast_accum=False, **SCALED),
-        "256x128x2_2x1_2cta_halves",
+        None,
     ),
 }
 
