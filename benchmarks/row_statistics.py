@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from cute_backend import explain
+from cute_backend.backend import cute
 from cute_backend.bench.timing import require_gpu, time_units, unit_of
 from cute_backend.fx_walk import boundary
 from cute_backend.runtime import launch
@@ -117,8 +118,8 @@ def main() -> None:
             units = {}
             for by, backend, wanted in (
                 ("inductor", "inductor", False),
-                ("without", "cute", False),
-                ("with", "cute", True),
+                ("without", cute, False),
+                ("with", cute, True),
             ):
                 torch._dynamo.reset()
                 with statistics(wanted):
