@@ -163,4 +163,7 @@ def test_a_group_of_ones_own_is_oneself(
 
 def test_the_documents_state_the_rule() -> None:
     text = " ".join((Path(__file__).parents[2] / "docs" / "security.md").read_text().split())
-    assert "**Trusted is what belongs to the process's user or to root and nobody else can write" in text
+    assert (
+        "**A file or folder is trusted if it, and every folder above it, belongs to the process's user"
+        in text
+    )
