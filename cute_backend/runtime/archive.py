@@ -13,13 +13,14 @@ import zipfile
 from typing import BinaryIO
 
 _MAX_FILE = 4 << 30
-"""Bytes of an archive, beyond which zip has another format."""
+"""The most bytes of an archive; zip has another format for larger ones."""
 
 _MAX_MEMBER = 256 << 20
-"""Bytes of a member: a kernel's code has some 100,000, a manifest some 1,000 for each kernel."""
+"""The most bytes of a member. The code of a kernel has some 100,000 bytes, a manifest some 1,000 for each
+kernel."""
 
 _MAX_LISTING = 512
-"""Bytes of the list of members for each of them: 46 and a name of at most 255."""
+"""The most bytes of a member in the list of members: 46, and a name of at most 255."""
 
 _END = struct.Struct("<4s4H2LH")
 """The record that ends an archive: its signature, the numbers of this volume and of the first, the counts of
@@ -67,7 +68,7 @@ class Archive:
         try:
             return self._zip.read(name)
         except KeyError as error:
-            raise ArchiveError(f"There is no item named {name!r} in it") from error
+            raise ArchiveError(f"there is no member {name!r} in it") from error
         except _FAILURES as error:
             raise ArchiveError(str(error) or f"its member {name!r} ends early") from error
 
@@ -85,7 +86,8 @@ _FAILURES = (
 
 
 def _check_end(file: BinaryIO, size: int) -> None:
-    """Raises unless an archive ends without a comment, so that its listing is bounded."""
+    """Raises ArchiveError unless an archive ends without a comment, which bounds the size of its list of
+    members."""
     if size > _MAX_FILE:
         raise ArchiveError(f"it has {size} bytes, more than {_MAX_FILE}")
     file.seek(max(0, size - _END.size - _LARGE_SIZE))
@@ -95,4 +97,4 @@ def _check_end(file: BinaryIO, size: int) -> None:
         raise ArchiveError("it does not end as a zip archive does")
     _, _, _, _, members, listing, _, comment = _END.unpack(tail[-_END.size :])
     if comment or tail.startswith(_LARGE) or listing > _MAX_LISTING * members:
-        raise ArchiveError("its list of members is none that a pack has")
+        raise ArchiveError("its list of members is not that of a pack")

@@ -23,10 +23,11 @@ from cute_backend.spec import PRODUCT_DTYPES, DType, EpilogueSpec, Stride
 
 
 class Bound(NamedTuple):
-    """Operands as a kernel takes them: A, every B, their scales and the loads, in the signature's order.
+    """Operands in the layouts that a kernel reads: A, every B, their scales and the loads, in the signature's
+    order.
 
-    `aligned` says whether TMA could read every plane among them, `as_given` whether all are the tensors that
-    `Binding.operands` gives, with no other strides and not copied.
+    `aligned` says whether TMA can read every plane among them. `as_given` says whether all are the tensors
+    that `Binding.operands` returned, neither copied nor with other strides.
     """
 
     tensors: list[Tensor]
@@ -61,25 +62,27 @@ class Binding:
         """Whether `written` makes no view."""
 
     def operands(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
-        """Operands in the signature's order, in the views that every launch makes; strides are not looked at.
+        """Operands in the signature's order, in the views that every launch makes. It does not inspect
+        strides.
 
-        Raises ValueError where the modes of a load don't multiply to the rows of A, or its blocks to the
-        plane's columns, or where blocks of A and B have more or fewer scales.
+        Raises ValueError if the product of a load's modes is not the rows of A, if its blocks don't make up
+        the plane's columns, or if the number of scales is not that of the blocks of A and B.
         """
         if self._is_block_scaled:
             check_scales(self._spec, a, b)
         if self._block_columns > 1 and plane_of(self._spec, a, b)[1] % self._block_columns:
-            raise ValueError("N is no multiple of a block's columns")  # check_operands says it in full
+            raise ValueError("N is no multiple of a block's columns")  # check_operands has the full message
         for index, load in self._split:
             if not covers(load, loads[index], *plane_of(self._spec, a, b)):
-                raise ValueError(f"{load.name} is not of the plane")  # check_operands says it in full
+                raise ValueError(f"{load.name} is not of the plane")  # check_operands has the full message
         tensors = [*a, *b, *loads]
         for index, view in self._operand_views:
             tensors[index] = view(tensors[index])
         return tensors
 
     def bind(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> Bound:
-        """Operands in layouts that kernels were compiled for. `check_operands` has accepted all of them."""
+        """Operands in layouts that kernels were compiled for. The operands have to be accepted by
+        `check_operands`."""
         tensors = self.operands(a, b, loads)
         given, aligned = list(tensors), True
         for plane in self._planes:
@@ -130,7 +133,7 @@ def _as_bytes(tensor: Tensor) -> Tensor:
 
 
 def _strides(argument: Argument) -> tuple[Stride, ...]:
-    """The strides of an argument as a kernel takes it."""
+    """The strides that a kernel expects of an argument."""
     return tuple(dim.stride for dim in argument.dims) or (Stride.ONE,)
 
 
@@ -138,9 +141,9 @@ def _strides(argument: Argument) -> tuple[Stride, ...]:
 class _Plane:
     """An operand at `index` that TMA reads, for one alignment at least, contiguous along axis `unit`.
 
-    An unaligned operand is copied where TMA `always` reads it; else the kernel of the other alignment runs.
-    A table has the same elements all along its `repeated` axes: blocks of columns, and all but the last of
-    its `modes` modes of M.
+    An unaligned operand is copied if TMA `always` reads it; otherwise the kernel of the other alignment runs.
+    Along the `repeated` axes of a table, all elements are the same: these axes are blocks of columns, and all
+    but the last of its `modes` modes of M.
     """
 
     index: int
@@ -152,7 +155,7 @@ class _Plane:
     modes: int = 0
 
     def fits(self, tensor: Tensor) -> bool:
-        """Whether the tensor is contiguous along `unit` and aligned for TMA, and no box has both the last and
+        """Whether the tensor is contiguous along `unit` and aligned for TMA, and no box spans the last and
         the first rows of a table."""
         aligned = tensor.data_ptr()
         for axis, stride in enumerate(tensor.stride()):
@@ -170,7 +173,7 @@ class _Plane:
         return rows % TABLE_ROWS == 0 or math.prod(outer) == 1
 
     def conform(self, tensor: Tensor) -> Tensor:
-        """The same values in a layout that the kernel takes, by other strides or by a copy.
+        """Returns the same values in a layout that the kernel reads, by other strides or by a copy.
 
         An operand that is contiguous but not aligned stays as it is unless TMA always reads it. Rows of a
         table that don't repeat from box to box are copied for all rows of M.
@@ -235,8 +238,8 @@ def _planes(operands: Sequence[Argument]) -> list[_Plane]:
 
 
 def _with_strides(argument: Argument, tensor: Tensor) -> Tensor:
-    """The same values with the strides that the argument states, by a copy where its unit axis is contiguous
-    in no other way. Along an axis of stride 0 the element at index 0 is meant."""
+    """Returns the same values with the strides that the argument states. It copies the tensor if its unit
+    axis is not contiguous otherwise. Along an axis of stride 0, the element at index 0 counts."""
     if not argument.dims:
         return tensor if tensor.stride() == (1,) else tensor.reshape(()).as_strided((1,), (1,))
     strides = list(tensor.stride())

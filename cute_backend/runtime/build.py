@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UNBUILT, UNWRITABLE = 3, 4
-"""Exit statuses of a worker: the kernel can't be built; the cache folder can't be written, and the output is
-the number and the text of the system's error."""
+"""The exit statuses of a worker. UNBUILT: the kernel can't be built. UNWRITABLE: the cache folder can't be
+written, and the output is the number and the text of the system's error."""
 
 _loaded: dict[Kernel, KernelFunction] = {}
 _loading = free_in_children(threading.Lock())
 _PROCESS = os.getpid()
-"""The process that imported this module; forked processes have other numbers."""
+"""The ID of the process that imported this module; forked processes have other IDs."""
 
 
 def build(kernel: Kernel) -> Built:
-    """Compile one kernel afresh, past every cache; its text is kept in the cache folder.
+    """Compiles one kernel without reading any cache; its text is kept in the cache folder.
 
     Raises BuildError, UnavailableError.
     """
@@ -79,10 +79,10 @@ Outcome = Union[KernelFunction, BuildError, UnavailableError]
 def obtain(
     kernels: Iterable[Kernel], *, apart: bool = False, built: Callable[[], None] | None = None
 ) -> dict[Kernel, Outcome]:
-    """Each of `kernels`, built if necessary, or the error if it can't be built.
+    """Returns each of `kernels`, which it builds if necessary, or the error if a kernel can't be built.
 
-    With `apart` none is built in this process, which may then do other work in other threads. `built` is
-    called as each is done; without it, a line on the terminal says how many are.
+    With `apart`, no kernel is built in this process, whose other threads may then do other work. `built` is
+    called after each kernel; without it, a line on the terminal counts the kernels.
     """
     kernels = list(dict.fromkeys(kernels))
     outcomes: dict[Kernel, Outcome] = dict(load_known(kernels))
@@ -93,7 +93,7 @@ def obtain(
         warn_once(
             ("not packed", named),
             f"cute_backend: kernels of a program that are not in {named}: {len(missing)}; they are compiled. "
-            "Make the pack anew with this program, its sizes and its settings.",
+            "Make the pack again with this program, its sizes and its settings.",
         )
     count("kernels_built", len(missing))
     # A forked child lacks the threads of the DSL's native code, and the locks that they held stay locked.
@@ -121,7 +121,7 @@ def obtain(
 
 
 def jobs() -> int:
-    """The number of processes that compile side by side."""
+    """The number of processes that compile in parallel."""
     return config.compile_jobs or len(os.sched_getaffinity(0))
 
 
@@ -163,7 +163,7 @@ def build_into(cache: KernelCache, kernel: Kernel) -> None:
 
 def _compile(cache: KernelCache, kernel: Kernel) -> Built:
     from cute_backend.runtime.compile import (
-        compile_kernel,  # here, since a warm start needs no compiler
+        compile_kernel,  # imported here, since a warm start needs no compiler
     )
 
     try:
@@ -201,7 +201,7 @@ def _attempt(
 def _build_in_process(cache: KernelCache, kernel: Kernel) -> None:
     """`build_into` in a process of its own: the DSL compiles one kernel at a time in a process."""
     try:
-        KernelCache(cache.root)  # it may have been removed, or opened to others, since this process began
+        KernelCache(cache.root)  # the folder may have been removed or opened to others meanwhile
     except CacheFolderError as error:
         raise OSError(str(error)) from error
     try:

@@ -1,13 +1,14 @@
 """Compiled kernels on disk.
 
-A kernel takes three files of one name: its source (`.py`, for people), its code (`.so`, or `.o` where nothing
-could link it) and, written last, its entry (`.json`: what it was made from, the code's SHA-256, its figures).
-Each is written under a temporary name and renamed, by the one process that holds the kernel's lock. So a
-process that is killed at any instant leaves no half kernel: files without a valid entry do not count.
+A kernel has three files of one name: its source (`.py`, for people to read), its code (`.so`, or `.o` if no
+linker was found) and, written last, its entry (`.json`: what the kernel was made from, the code's SHA-256,
+registers and spills). Each is written under a temporary name and renamed, by the one process that holds the
+kernel's lock. So a process that is killed at any instant leaves no incomplete kernel: files without a valid
+entry do not count.
 
 Code from the cache runs in the process, so the folder and every file that is used must be trusted (`trust`),
-nothing in it is ever unpickled, and code that does not match its entry is not loaded. The time of an entry is
-that of its last use, by which `upkeep` makes room.
+nothing in it is ever unpickled, and code that does not match its entry is not loaded. The modification time
+of an entry is the time of its last use, by which `upkeep` chooses the kernels that it removes.
 
 A folder that can't be written, or has no space left, is only read. This process keeps further kernels in a
 folder of its own, which is removed when the process ends; that folder is in memory if the temporary folder is
@@ -53,7 +54,7 @@ MAX_ENTRY, MAX_CODE = 16 << 20, 256 << 20
 hundred times the largest so far."""
 
 _ROOM = 8 << 20
-"""Bytes that a kernel takes while it is built: its code twice, PTX and cubin, some 1 MiB."""
+"""The bytes that a kernel needs on disk while it is built: its code twice, PTX and cubin, some 1 MiB."""
 
 _MEMORY = "/dev/shm"
 """A folder in memory, used when no disk has space."""
@@ -64,7 +65,7 @@ class CacheFolderError(RuntimeError):
 
 
 def cache_root() -> Path:
-    """Where kernels are kept: CUTE_BACKEND_CACHE_DIR, or the user's cache folder."""
+    """The folder in which kernels are kept: CUTE_BACKEND_CACHE_DIR, or the user's cache folder."""
     named = os.environ.get(CACHE_DIR_VARIABLE)
     if named:
         return Path(named).expanduser().absolute()
@@ -74,7 +75,7 @@ def cache_root() -> Path:
 
 
 class _ForeignError(Exception):
-    """An entry contradicts its name."""
+    """An entry is not that of the kernel that its file name stands for."""
 
 
 class KernelCache:
@@ -87,8 +88,8 @@ class KernelCache:
         self.why_not = "it is read-only"
 
     def load(self, kernel: Kernel) -> KernelFunction | None:
-        """The kernel, or None where it is absent, corrupt or foreign. A warning reports the last two,
-        once."""
+        """The kernel, or None if it is absent, corrupt, or that of another version. A warning reports the
+        last two, once."""
         entry = self._path(kernel, ".json")
         try:
             code, _, _ = self._read(kernel)
@@ -97,7 +98,7 @@ class KernelCache:
                 os.utime(entry)
             return function
         except FileNotFoundError:
-            return None  # of the entry or, between two renames, of its code
+            return None  # the entry is missing or, between two renames, its code
         except (_ForeignError, UntrustedError) as error:
             why = str(error)
         except (KeyError, TypeError, ValueError) as error:
@@ -112,7 +113,8 @@ class KernelCache:
         return None
 
     def read(self, kernel: Kernel) -> tuple[bytes, dict[str, Any]] | None:
-        """The code of a kernel and its entry, or None where it is absent, corrupt or foreign."""
+        """The code of a kernel and its entry, or None if it is absent, corrupt, or that of another
+        version."""
         try:
             _, code, entry = self._read(kernel)
             return code, entry
@@ -126,16 +128,16 @@ class KernelCache:
         path = self._path(kernel, LIBRARY if entry["linked"] else OBJECT)
         code = read_trusted(path, MAX_CODE)
         if hashlib.sha256(code).hexdigest() != entry["sha256"]:
-            raise _ForeignError(f"{path.name} is not what was written")
+            raise _ForeignError(f"{path.name} does not match its checksum")
         return path, code, entry
 
     def spill_bytes(self, kernel: Kernel) -> int:
-        """The bytes that each thread of a kernel that was loaded from here spills; 0 where it is not here."""
+        """The bytes that each thread of a loaded kernel spills; 0 if this cache has no such kernel."""
         found = self.read(kernel)
         return 0 if found is None else int(found[1]["spill_bytes"])
 
     def save(self, kernel: Kernel, built: Built) -> None:
-        """Write a kernel, whole or not at all. The caller holds its lock. Raises OSError."""
+        """Writes a kernel completely or not at all. The caller holds its lock. Raises OSError."""
         with scratch_folder(self.root) as scratch:
             code = scratch / f"code{OBJECT}"
             code.write_bytes(built.host_object)
@@ -152,10 +154,11 @@ class KernelCache:
                 "spill_bytes": built.spill_bytes,
                 "smem_bytes": built.smem_bytes,
             }
-            # Both are written before either is put in place: a disk that is full by then leaves none of them.
+            # Both are written before either is renamed into place, so a disk that is full by then leaves
+            # neither.
             text = scratch / "entry"
             text.write_bytes(json.dumps(entry, indent=1).encode())
-            # An earlier entry, of code that did not load, must not stay with other code.
+            # If an earlier entry is left, of code that did not load, it must not stand beside new code.
             self._path(kernel, ".json").unlink(missing_ok=True)
             code.replace(self._path(kernel, code.suffix))
             text.replace(self._path(kernel, ".json"))
@@ -177,8 +180,8 @@ class KernelCache:
         return self.lock_named(f"{kernel.name}.lock")
 
     def lock_named(self, name: str) -> FileLock:
-        """A lock of the folder, which other processes see."""
-        from filelock import FileLock  # here, since it imports asyncio, and a warm start takes no lock
+        """A lock in the folder, which other processes respect."""
+        from filelock import FileLock  # here, as it imports asyncio, and a warm start needs no lock
 
         return FileLock(self.root / name, mode=0o600)
 
@@ -191,7 +194,7 @@ class KernelCache:
         return self.root / f"{kernel.name}{suffix}"
 
     def write(self, path: Path, content: bytes) -> None:
-        """Put a file of the folder in place, whole or not at all. Raises OSError."""
+        """Writes a file of the folder completely or not at all. Raises OSError."""
         handle, name = tempfile.mkstemp(prefix=SCRATCH, dir=self.root)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -208,7 +211,8 @@ def scratch_folder(root: Path) -> Iterator[Path]:
     """A folder in `root` that is removed at the end of the block. If the process is killed, `upkeep` removes
     it.
 
-    Python's own temporary folders go when a process ends that was forked meanwhile.
+    Python's own temporary folders can't be used: a process that was forked meanwhile would remove them when
+    it ends.
     """
     folder = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=root))
     try:
@@ -250,7 +254,7 @@ _own: list[KernelCache] = []
 
 _making = free_in_children(threading.Lock())
 
-# A child may outlive its parent, which removes them.
+# A forked child makes its own, since it may outlive its parent, which removes these.
 os.register_at_fork(after_in_child=_own.clear)
 
 
@@ -288,8 +292,8 @@ def _make_own() -> KernelCache:
 def private_folder(room: int, without: Collection[Path] = ()) -> Path:
     """A new folder, of this process alone, on a disk that has `room` bytes left.
 
-    It is in the temporary folder or, where that is full or not to be trusted, in memory; `without` are places
-    to pass over. Raises OSError if no place has room.
+    It is in the temporary folder or, where that is full or not to be trusted, in memory; places in `without`
+    are not used. Raises OSError if no place has room.
     """
     failures = []
     for place in (tempfile.gettempdir, lambda: _MEMORY):
@@ -313,6 +317,6 @@ def private_folder(room: int, without: Collection[Path] = ()) -> Path:
 
 
 def _remove_in(process: int, root: Path) -> None:
-    """Remove a folder when the process ends that made it; a forked child leaves it."""
+    """Removes a folder when the process that made it ends. A forked child does not remove it."""
     if os.getpid() == process:
         shutil.rmtree(root, ignore_errors=True)

@@ -1,7 +1,8 @@
-"""A call in generated code. It does what `launch` does, but reuses the choice for earlier calls of equal
+"""A call in generated code. It does the same as `launch`, but reuses the kernel of earlier calls of equal
 sizes.
 
-A launch looks up its spec, its device and its sizes. One place of a graph has few of these.
+A launch looks up its spec, its device and its sizes. One call of a graph has one spec, one device and few
+sizes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from cute_backend.runtime.launch import REFUSED, Settled, launch, settled_for
 
 _MAX_SIZES = 64
-"""Sizes that a call site remembers."""
+"""The number of sizes that a call site remembers."""
 
 
 class CallSite:
@@ -39,7 +40,7 @@ class CallSite:
         if spec is last_spec and (settled := known.get(sizes)) is not None and settled.is_current:
             try:
                 return settled.run(a, b, loads)
-            except REFUSED:  # as in a launch: these do not lie as those before them
+            except REFUSED:  # as in a launch: strides or alignments differ from those before
                 pass
         results = launch(a, b, loads, spec, batch_invariant, tile, rowvecs)
         if spec is not last_spec or len(known) >= _MAX_SIZES:

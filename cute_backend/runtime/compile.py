@@ -2,7 +2,7 @@
 
 A generated module defines `launch`, which takes the arguments of the spec's signature, then
 `max_active_clusters` and `stream`. It is compiled for operands whose sizes are dynamic and whose strides are
-as the signature states, through TVM-FFI, so that a launch checks its operands, takes the caller's current
+as the signature states, through TVM-FFI, so that a launch checks its operands, runs on the caller's current
 stream and synchronises nothing.
 """
 
@@ -35,11 +35,11 @@ from cute_backend.spec import EpilogueSpec, Stride
 _OPTIONS = "--enable-tvm-ffi --keep-ptx --keep-cubin"
 
 _DSL = free_in_children(threading.Lock())
-"""Held while the DSL traces, as it traces into global state of the process."""
+"""A lock that is held while the DSL traces, since tracing changes global state of the process."""
 
 _MARGIN = 1 << 20
-"""Bytes that a disk must have left after a kernel was compiled: on a full disk the DSL leaves incomplete
-files without an error (4.8.1)."""
+"""The bytes that must be free on the disk after a kernel was compiled: on a full disk the DSL leaves
+incomplete files without an error (4.8.1)."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class Built:
     """A compiled kernel, with the kernel that finishes its reductions, if it has any.
 
     `registers` of a thread, `spill_bytes` of local memory that a thread spills to or indexes at run time,
-    `smem_bytes` of a CTA, static and dynamic together: of two kernels the larger figures.
+    `smem_bytes` of a CTA, static and dynamic together. If there are two kernels, each figure is the larger of
+    both.
     """
 
     source: str = field(repr=False)
@@ -61,7 +62,8 @@ class Built:
 
 
 _INTERRUPTED = re.compile(r"^KeyboardInterrupt\b", re.MULTILINE)
-"""A line of an error that a signal caused: what a callback of MLIR raises becomes text of a RuntimeError."""
+"""A line in the text of a RuntimeError that a signal caused: MLIR turns the exceptions of its callbacks into
+such text."""
 
 
 def compile_kernel(kernel: Kernel, source: str, path: Path) -> Built:
@@ -74,8 +76,9 @@ def compile_kernel(kernel: Kernel, source: str, path: Path) -> Built:
 
 
 def compile_for(gpu: Arch, kernel: Kernel, source: str, path: Path) -> Built:
-    """As `compile_kernel`, for a GPU of `gpu`. It may be later than the one that the kernel is planned for: a
-    Hopper GPU has the instructions of sm_80 too, though it runs no machine code of sm_80."""
+    """As `compile_kernel`, but for the architecture `gpu`. It may be later than the one that the kernel is
+    planned for: a Hopper GPU has the instructions of sm_80 too, although it can't run machine code for
+    sm_80."""
     try:
         import cutlass  # noqa: F401
     except ImportError as error:
@@ -118,7 +121,7 @@ def _import_source(name: str, path: Path) -> ModuleType:
 
 
 def _name_entries(kernel: Kernel, module: ModuleType) -> None:
-    """Gives the entries of a module the kernel's name, which its text need not have."""
+    """Gives the kernels of a module the kernel's name, which its text may lack."""
     for template, suffix in (("gemm", ""), ("finish", FINISH)):
         if hasattr(module, template):
             getattr(module, template).name = kernel.entry + suffix
@@ -181,7 +184,7 @@ def fake_operands(spec: EpilogueSpec, alignment: Alignment, sums: bool = False) 
 
 
 def _fake(argument: Argument, sizes: Mapping[Extent, Any], tma: bool) -> Any:
-    """A stand-in for one tensor. A mode of M has a size of its own, as has the number of blocks; one element
+    """A stand-in for one tensor. Each mode of M, and the number of blocks, has a size of its own. One element
     is a vector."""
     import cutlass
     import cutlass.cute as cute

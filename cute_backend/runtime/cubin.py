@@ -1,8 +1,8 @@
 """The resources of an SM that a compiled kernel needs, read from its cubin.
 
-The figures stand in the ELF section `.nv.info`, a list of attributes (u8 format, u8 attribute, u16 size, then
-the payload where the format says that there is one). NVIDIA publishes no specification of it; the attributes
-used here agree with what `cuobjdump --dump-resource-usage` prints.
+The figures are in the ELF section `.nv.info`, a list of attributes (u8 format, u8 attribute, u16 size, then
+the payload if the format has one). NVIDIA publishes no specification of it; the attributes used here agree
+with what `cuobjdump --dump-resource-usage` prints.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ for them and counts them in the kernel's own too."""
 
 @dataclass(frozen=True)
 class Resources:
-    """Registers of a thread, bytes of its stack frame in local memory, and static shared memory of a CTA.
+    """The registers of a thread, the bytes of its stack frame in local memory, and the static shared memory
+    of a CTA.
 
-    The frame holds spilled registers and arrays that are indexed at run time: 0 means neither exists. Of
-    shared memory, what the system keeps is not counted.
+    The frame holds spilled registers and arrays that are indexed at run time: 0 means neither exists. The
+    shared memory that the system keeps is not counted.
     """
 
     registers: int
@@ -37,7 +38,7 @@ class Resources:
 
 
 def resources(cubin: bytes) -> Resources:
-    """The largest figure of any kernel in `cubin`. Raises ValueError where it is no cubin."""
+    """The largest figures of all kernels in `cubin`. Raises ValueError if it is not a cubin."""
     try:
         sections = dict(_sections(cubin))
     except (struct.error, IndexError) as error:

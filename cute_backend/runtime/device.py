@@ -26,7 +26,7 @@ class Device:
 
     @property
     def model(self) -> str:
-        """The model of GPU that timings hold for, or the kind of slice of one."""
+        """The model of GPU, or of a slice of a GPU, for which timings are valid."""
         return f"{self.name}, {self.sm_count} SMs"
 
 
@@ -48,8 +48,9 @@ def device_at(index: int) -> Device:
 def max_active_clusters(index: int, cluster_size: int) -> int:
     """The number of clusters of `cluster_size` CTAs, one CTA to an SM, that the GPU runs at once.
 
-    Less than SMs over cluster size where a GPC's SMs don't divide by it, so the driver is asked
-    (CUDA Driver API, cuOccupancyMaxActiveClusters) about a kernel that takes all of an SM's shared memory.
+    It is less than the SMs divided by the cluster size if the SMs of a GPC are no multiple of it. So the
+    driver is asked (CUDA Driver API, cuOccupancyMaxActiveClusters), for a kernel that needs all of an SM's
+    shared memory.
     """
     if cluster_size == 1:
         return device_at(index).sm_count

@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 _MAX_DEPTH = 64
-"""Levels of lists and objects: a spec has six. A deeper document would end in a RecursionError somewhere."""
+"""The most levels of nested lists and objects; a spec has six. A deeper document could cause a
+RecursionError."""
 
 
 def parse(content: bytes | str) -> Any:

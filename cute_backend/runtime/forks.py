@@ -1,4 +1,5 @@
-"""Locks after a fork: the child inherits those of threads that it does not have, and no one releases them."""
+"""Locks after a fork: the child inherits locks that other threads of the parent hold, and nobody would
+release them."""
 
 from __future__ import annotations
 
@@ -11,17 +12,18 @@ _Lock = TypeVar("_Lock")
 
 
 def free_in_children(lock: _Lock) -> _Lock:
-    """A lock of a module, which a child finds free that is forked while another thread holds it.
+    """Makes a lock of a module that is free in a forked child, even if another thread of the parent holds it.
 
-    The data that such a lock guards must be consistent after every single step, as the child may begin after
-    any.
+    The data that such a lock guards must be consistent after every single step, since a fork may come after
+    any of them.
     """
     os.register_at_fork(after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]
     return lock
 
 
 def _free_properties() -> None:
-    """The same for the cached properties of this package, each of which has a lock before Python 3.12."""
+    """Frees the locks of this package's cached properties in a child; before Python 3.12 each of them has a
+    lock."""
     for name, module in list(sys.modules.items()):
         if name.startswith("cute_backend."):
             for each in vars(module).values():

@@ -10,7 +10,7 @@ from cute_backend.runtime.kernel import host_cpu, host_features
 
 
 def target_baseline(module: Any) -> None:
-    """Have LLVM compile the host code for the baseline CPU instead of the one it runs on.
+    """Makes LLVM compile the host code for the baseline CPU instead of the CPU that it runs on.
 
     A function's own target attributes override the code generator's defaults, which are the build machine's
     CPU and, separately, its features: with only the CPU set, the code used AVX-512.

@@ -3,15 +3,15 @@
 `python -m` and `python -c` look into the current folder first, where a file of another user may have the name
 of a package or of a module of Python's library. Python 3.11 has `-P` against it. On 3.10 there is `-I`, which
 drops PYTHONPATH and the user's site as well. So `start` is run by its path, is given the search path, and
-imports nothing before it has set it. The search path is this process's own with absolute entries alone. Left
-out are empty and relative entries, and the current folder under any name, unless
+imports nothing before it has set it. The search path consists of the absolute entries of this process's own.
+Empty and relative entries are left out, and so is the current folder, unless
 
-- this package itself lies there (a program that runs in a checkout or in a folder that has all it needs),
+- this package itself is there (as for a program that runs in a checkout),
 - PYTHONPATH names it as an absolute path, or
 - it is a folder of Python's own library or of installed packages.
 
-The environment's PYTHONPATH, which Python's start-up reads, keeps its absolute entries alone as well, and the
-process runs in a folder that the caller names, so that an empty entry of LD_LIBRARY_PATH names no folder of
+The environment's PYTHONPATH, which Python's start-up reads, also keeps only its absolute entries. The process
+runs in a folder that the caller names, so that an empty entry of LD_LIBRARY_PATH does not name a folder of
 others either. Packages that were installed in editable mode are still found, since Python's start-up reads
 their `.pth` files.
 """
@@ -81,7 +81,7 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _flags() -> list[str]:
-    """The flags of this process that keep parts of the environment or the user's site out of it."""
+    """The flags of this process that make Python ignore parts of the environment or the user's site."""
     if sys.flags.isolated:
         return ["-I"]
     flags = {"-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site, "-S": sys.flags.no_site}

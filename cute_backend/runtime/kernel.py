@@ -39,7 +39,7 @@ _HOST_FEATURES = {
     ),
     "generic": ("fp-armv8", "neon"),
 }
-"""The CPU features that LLVM may use: version 2 of the x86-64 psABI, or ARMv8.0."""
+"""The CPU features that LLVM may use: those of version 2 of the x86-64 psABI, or of ARMv8.0."""
 
 
 class UnavailableError(RuntimeError):
@@ -79,12 +79,12 @@ class Kernel:
     config: TileConfig
     alignment: Alignment
     edited: str | None = None
-    """The module, where a person has edited it."""
+    """The text of the module, if a person has edited it."""
 
     @staticmethod
     def found(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Kernel:
-        """The kernel to use here, with the edited module that `edited_text` finds, if any. Raises UsageError
-        as that does."""
+        """The kernel to use in this process, with the edited module that `edited_text` finds, if there is
+        one. Raises UsageError as `edited_text` does."""
         return Kernel(spec, config, alignment, edited_text(spec, config, alignment))
 
     @property
@@ -93,7 +93,8 @@ class Kernel:
 
     @cached_property
     def entry(self) -> str:
-        """Its name in profilers, which does not depend on versions, nor on whether it is edited."""
+        """The kernel's name in profilers. It depends neither on versions nor on whether the module was
+        edited."""
         return entry_name(self.spec, self.config, self.alignment)
 
     @cached_property
@@ -102,7 +103,7 @@ class Kernel:
         return f"{self.entry}_{digest_of(self.to_dict(), environment())}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: everything that another process needs to build it."""
+        """Everything that another process needs to build the kernel, as plain values."""
         return {
             "spec": json.loads(self.spec.to_json()),
             "config": self.config.to_dict(),
@@ -119,7 +120,8 @@ class Kernel:
 
 
 def digest_of(kernel: dict[str, Any], surroundings: Sequence[str]) -> str:
-    """The end of the name of a kernel, given as `Kernel.to_dict` does, in some `environment`."""
+    """The digest at the end of a kernel's file name, from the values of `Kernel.to_dict` and an
+    `environment`."""
     identity = json.dumps([kernel, surroundings], sort_keys=True)
     return hashlib.sha256(identity.encode()).hexdigest()[:16]
 

@@ -169,7 +169,7 @@ class Pack:
     def _code(self, archive: Archive, name: str) -> bytes:
         code = archive.read(f"{name}{LIBRARY}")
         if hashlib.sha256(code).hexdigest() != self._kernels[name]["sha256"]:
-            raise PackError(f"the pack {self.path} was changed: {name} is not what was written")
+            raise PackError(f"the pack {self.path} was changed: {name} does not match its checksum")
         return code
 
     def load(self, kernel: Kernel) -> KernelFunction | None:

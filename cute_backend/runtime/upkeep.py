@@ -144,7 +144,7 @@ def judge(entry: Entry) -> tuple[Verdict, str]:
         if not entry.name.endswith(digest_of(data["kernel"], data["environment"])):
             return Verdict.CORRUPT, "it is of another kernel than its name says"
         if hashlib.sha256(read_trusted(code, MAX_CODE)).hexdigest() != data["sha256"]:
-            return Verdict.CORRUPT, f"{code.name} is not what was written"
+            return Verdict.CORRUPT, f"{code.name} does not match its checksum"
     except UntrustedError as error:
         return Verdict.CORRUPT, f"it can't be trusted: {error}"
     except (OSError, KeyError, TypeError, ValueError) as error:

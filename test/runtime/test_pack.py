@@ -239,9 +239,9 @@ def pickled(members: dict[str, bytes]) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (changed_code, r"was changed: cute_\w+ is not what was written$"),
-        (lost_code, r"is not a valid pack: .*There is no item named 'cute_"),
-        (lost_manifest, r"is not a valid pack: .*There is no item named 'manifest"),
+        (changed_code, r"was changed: cute_\w+ does not match its checksum$"),
+        (lost_code, r"is not a valid pack: .*there is no member 'cute_"),
+        (lost_manifest, r"is not a valid pack: .*there is no member 'manifest"),
         (pickled, r"is not a valid pack: "),
         (restate(format=3), r"has format 3; this version reads 2$"),
         (restate(kernels=[]), r"is not a valid pack: "),

@@ -327,7 +327,7 @@ def flip_a_byte(folder: Path, kernel: Kernel) -> str:
     content[-1] ^= 1
     path.unlink()
     path.write_bytes(content)
-    return f"{path.name} is not what was written"
+    return f"{path.name} does not match its checksum"
 
 
 def take_anothers_name(folder: Path, kernel: Kernel) -> str:
