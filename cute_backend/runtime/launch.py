@@ -8,8 +8,8 @@ replay of its spec, with a count and a warning.
 The host cost of a call matters more than anything else here. All that depends on the spec, the device and the
 sizes is looked up; then the outputs are allocated and the kernel is called. The compiled host code, through
 TVM-FFI, checks dtypes, sizes, strides and addresses against what it was compiled for, before it launches
-anything, and switches to the operands' device and finds its current stream. So operands are looked at in
-Python only when their sizes are new, or when that check has refused operands of these sizes before.
+anything, and switches to the operands' device and finds its current stream. So Python code inspects operands
+only when their sizes are new, or when that check has refused operands of these sizes before.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ log = logging.getLogger(__name__)
 
 _launchers: dict[tuple[str, int, bool, str | None, str], Launcher] = {}
 _building = free_in_children(threading.Lock())
-"""Held while kernels are built, which takes seconds to minutes; kernels that exist are launched meanwhile."""
+"""A lock that is held while kernels are built, which takes seconds to minutes. Kernels that exist can be
+launched meanwhile."""
 
 _state = free_in_children(threading.RLock())
-"""Held while launchers learn and choose."""
+"""A lock that is held while launchers add and choose kernels."""
 
 REFUSED = (TypeError, ValueError)
 """The exceptions with which compiled host code refuses operands; any other is an error."""
@@ -55,7 +56,7 @@ _LOOKS = 16
 passed on unchecked again."""
 
 _MAX_CHOICES = 4096
-"""Sizes that a launcher remembers its choice for."""
+"""The number of sizes for which a launcher remembers its choice."""
 
 
 def launch(
@@ -69,8 +70,8 @@ def launch(
 ) -> list[Tensor]:
     """The op on CUDA: see `cute_backend.runtime.op` for its arguments.
 
-    Raises UnsupportedDeviceError on a GPU that no kernel is for, ValueError where operands contradict `spec`,
-    and UsageError where no tile of `tile` serves it.
+    Raises UnsupportedDeviceError on a GPU for which no kernels exist, ValueError if operands contradict
+    `spec`, and UsageError if none of the tiles that `tile` names can serve the spec.
     """
     try:
         launcher = _launchers[spec, a[0].get_device(), batch_invariant, tile, rowvecs]
@@ -84,17 +85,18 @@ def launch(
 def settled_for(
     a: Sequence[Tensor], b: Sequence[Tensor], spec: str, batch_invariant: bool, tile: str | None, rowvecs: str
 ) -> Settled | None:
-    """The kernel that took operands of these sizes as they lay at an earlier launch, or None."""
+    """The kernel that an earlier launch of operands of these sizes ran without copies or views, or None."""
     launcher = _launchers.get((spec, a[0].get_device(), batch_invariant, tile, rowvecs))
     return None if launcher is None else launcher.settled(a, b)
 
 
 def prepare(problems: Iterable[Problem], device: int) -> None:
-    """Obtains every kernel that these regions can reach. Kernels that are on no disk are built in parallel.
+    """Obtains every kernel that these regions can reach. It builds kernels that are in no cache and no pack
+    in parallel.
 
     Launches of the regions then compile nothing. A kernel that can't be built causes a warning here, and its
-    launches are replayed. If a pack that was made for a problem lacks a kernel, M is beyond its range, and
-    the nearest kernel serves.
+    launches are replayed. If a pack was made for a problem but lacks a kernel, M is beyond the pack's range,
+    and the launch uses the most similar kernel.
     """
     gpu = device_at(device)
     with _building:
@@ -133,8 +135,8 @@ def winners_on(gpu: Device) -> Winners:
 
 
 def config_here(problem: Problem, alignment: Alignment, arch: Arch) -> TileConfig:
-    """The configuration that a launch would get, on the current GPU if it is one of `arch`, else as planned
-    for one."""
+    """The configuration that a launch would get: on the current GPU if it has the architecture `arch`, else
+    on the GPU that is planned for."""
     if torch.cuda.is_available() and torch.cuda.get_device_capability() == arch.target.capability:
         gpu = device_at(torch.cuda.current_device())
         return config_for(problem, alignment, arch, gpu.sm_count, winners_on(gpu))
@@ -144,10 +146,11 @@ def config_here(problem: Problem, alignment: Alignment, arch: Arch) -> TileConfi
 def announce(
     regions: Iterable[tuple[EpilogueSpec, Size, Size, Size, Size | None]], device: torch.device
 ) -> None:
-    """Prepare regions of a graph, as (spec, M, N, K, groups of rows), whose symbolic sizes are yet unknown.
+    """Prepares the regions of a graph, given as (spec, M, N, K, groups of rows), before symbolic sizes are
+    known.
 
     `config.batch_invariant`, `config.tile` and `config.rowvec_placement` are read here. Does nothing for
-    another device than CUDA's, or where there is no GPU and so no launch to come.
+    devices other than CUDA's, or without a GPU, since nothing will be launched.
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return
@@ -179,21 +182,23 @@ def _launcher(
 
 @dataclass(frozen=True)
 class Ready:
-    """A loaded kernel, what it writes and the clusters that it may keep in flight."""
+    """A loaded kernel, the memory that it writes and the number of clusters that may run at once."""
 
     function: KernelFunction
     outputs: Outputs
     clusters: int
 
     def run(self, operands: list[Tensor], m: int, n: int) -> list[Tensor]:
-        """The results of a plane of (m, n), of operands as `Binding` has them."""
+        """Launches the kernel on operands that `Binding` returned. Returns the results for a plane of (m,
+        n)."""
         results, memory = self.outputs.of_size(m, n).allocate(operands[0])
         self.function(*operands, *memory, self.clusters)
         return results
 
 
 class Settled:
-    """A kernel for the operands of one (M, N, K) as they lie: its host code checks them, and raises."""
+    """A kernel that runs on the operands of one (M, N, K) without copies or views. Its host code checks them,
+    and raises an error if they don't fit."""
 
     def __init__(self, launcher: Launcher, ready: Ready, m: int, n: int) -> None:
         self.ready = ready
@@ -205,7 +210,7 @@ class Settled:
 
     @property
     def is_current(self) -> bool:
-        """Whether no kernel has been added since."""
+        """Whether no kernel has been added since this one was chosen."""
         return self._launcher.chosen is self._chosen
 
     def run(self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]) -> list[Tensor]:
@@ -222,8 +227,8 @@ class _Choice:
     """The kernels for one (M, N, K): one for operands that TMA can read, one for others. None stands for the
     replay.
 
-    `settled` is the kernel that took the last operands of these sizes as they lay. Once it has refused some,
-    the next `looks` launches look at their operands first.
+    `settled` is the kernel that ran on the last operands of these sizes without copies or views. Once it has
+    refused operands, the next `looks` launches inspect theirs first.
     """
 
     stores_aligned: bool
@@ -256,7 +261,7 @@ class Launcher:
         return Problem(self._spec, m, n, k, self._batch_invariant, self._tile, groups, self._rowvecs)
 
     def knows(self, kernel: Kernel) -> bool:
-        """Whether the kernel was added: it is loaded, or can't be built."""
+        """Whether the kernel was added, either as loaded or as one that can't be built."""
         return (kernel.config, kernel.alignment) in self._kernels
 
     def has_like(self, kernel: Kernel) -> bool:
@@ -265,7 +270,8 @@ class Launcher:
 
     def add(self, kernel: Kernel, outcome: Outcome) -> None:
         """Adds a kernel, or records that it can't be built. Raises BuildError if that kernel was edited, or
-        if its rowvecs are hoisted on request: any other kernel in its place would not be the one under study.
+        if its rowvecs are hoisted on request: running another kernel in its place would hide what the user
+        wants to try.
         """
         key = (kernel.config, kernel.alignment)
         asked = kernel.edited is not None or kernel.config.rowvecs is Rowvecs.REGISTER_HOIST
@@ -294,11 +300,11 @@ class Launcher:
                 choice.settled, choice.looks = None, _LOOKS
                 return self._consider(a, b, loads, m, n, k)
         except Exception:
-            check_operands(self._spec, a, b, loads)  # raises one sentence if the operands are at fault
+            check_operands(self._spec, a, b, loads)  # raises a better message if the operands are at fault
             raise
 
     def settled(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Settled | None:
-        """The kernel that took the last operands of these sizes as they lay, or None."""
+        """The kernel that ran on the last operands of these sizes without copies or views, or None."""
         m, n = plane_of(self._spec, a, b)
         choice = self._choices.get((m, n, a[0].shape[-1], groups_of(self._spec, a)))
         return None if choice is None else choice.settled
@@ -328,7 +334,7 @@ class Launcher:
         return outputs
 
     def _choose(self, m: int, n: int, k: int, groups: int | None) -> _Choice:
-        """The kernels for these sizes, of those that were prepared or lie on disk."""
+        """Chooses the kernels for these sizes among those that were prepared or are on disk."""
         problem, winners = self._problem(m, n, k, groups), winners_on(self._gpu)
         kernels = [
             Kernel.found(
@@ -353,10 +359,11 @@ class Launcher:
             return choice
 
     def _nearest(self, kernel: Kernel) -> Ready | None:
-        """A kernel, or the one like it whose tile is nearest in size and then in split-K, or None.
+        """A kernel or, if it is missing, the one of the same spec whose tile is most similar in size and then
+        in split-K, or None.
 
-        A batch-invariant region takes no other kernel, since the available kernels may change from one M to
-        the next. A region whose tile is named takes no other either.
+        A batch-invariant region uses no other kernel, since the available kernels may differ from one M to
+        the next. A region with a named tile uses no other either.
         """
         config, alignment = kernel.config, kernel.alignment
         if self._batch_invariant or self._tile is not None or self._rowvecs != "auto":
@@ -374,8 +381,8 @@ class Launcher:
         return there.get(config) or (there[min(there, key=distance)] if there else None)
 
     def _prepare_rest(self, choice: _Choice) -> bool:
-        """Whether further kernels were prepared now, for a region that was not announced and so may have any
-        size."""
+        """Prepares all kernels of a region that was not announced, which may have any size. Returns whether
+        it prepared any."""
         anything = self._problem(None, None, None)
         with _state:
             if all(choice is not current for current in self._choices.values()):
@@ -398,7 +405,7 @@ class Launcher:
     def _empty_product(
         self, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor], m: int, n: int
     ) -> list[Tensor]:
-        """The results where there is no output, or no K to sum over: neither needs a kernel."""
+        """The results for a plane without elements, or for a K of 0. Neither needs a kernel."""
         check_operands(self._spec, a, b, loads)
         if (m == 0 or n == 0) and not self._spec.reductions:
             return [output_like(stores, a[0], m, n) for stores in self._spec.results]

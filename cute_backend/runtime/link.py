@@ -1,7 +1,7 @@
 """Makes compiled host code callable: linked as a shared library where a linker exists, otherwise by the DSL.
 
-A library loads through TVM-FFI alone in milliseconds. An object that no one could link is loaded by the DSL's
-own dynamic linker, at the price of importing the DSL. Any ELF linker will do; nothing is compiled.
+A library loads through TVM-FFI alone in milliseconds. An object that could not be linked is loaded by the
+DSL's own dynamic linker, which requires importing the DSL. Any ELF linker can be used; nothing is compiled.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _LINKERS = ("ld", "ld.lld", "ld.bfd", "ld.gold", "cc", "gcc", "clang")
 
 @cache
 def find_linker() -> str | None:
-    """The linker on this machine's path, or None. Compiler drivers serve where no bare linker does.
+    """The linker on this machine's path, or None. If there is no linker by itself, a compiler driver is used.
 
-    A relative or empty entry of the path, which is the current folder or one in it, is passed over.
+    Relative and empty entries of the path are ignored, since they are the current folder or one in it.
     """
     path = os.pathsep.join(filter(os.path.isabs, os.get_exec_path()))
     return next((found for name in _LINKERS if (found := shutil.which(name, path=path))), None)
 
 
 def link(host_object: Path, library: Path) -> bool:
-    """Link an object into a shared library. False, and no library, where no linker can.
+    """Links an object into a shared library. Returns False, without a library, if no linker can do it.
 
     Raises OSError if there is no space for a library, which says nothing about the linker.
     """
@@ -59,7 +59,8 @@ def link(host_object: Path, library: Path) -> bool:
 
 
 def load(path: Path) -> KernelFunction:
-    """The kernel in a shared library or an object file. Raises RuntimeError, OSError where it is neither."""
+    """Loads the kernel in a shared library or an object file. Raises RuntimeError or OSError if the file is
+    neither."""
     _runtime()
     if path.suffix == LIBRARY:
         import tvm_ffi

@@ -16,7 +16,7 @@ def count(event: str, amount: int = 1) -> None:
 
 
 def warn_once(about: Hashable, message: str) -> None:
-    """Warns, once in a process for each `about`."""
+    """Warns once in a process for each value of `about`."""
     if about not in _warned:
         _warned.add(about)
         warnings.warn(message, RuntimeWarning, stacklevel=3)

@@ -6,19 +6,18 @@
     ) -> Tensor[]
 
 `a` has one tensor, (M, K), that all accumulators of the spec share, and `b` one (K, N) for each of them, or
-one (K, 2 N) for a pair of even and odd columns. Where blocks of them have scales, these follow in `a`, one
-tensor, and in `b`, one for each B. Of a product with groups `a` has their offsets as well, (G,); where these
-are of rows `b` has each (G, K, N), and where they are of K the plane is (G * M, N). `loads` are in the spec's
-order, in canonical view: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, with an axis for
-each mode of an M of several, one element for a scalar. The result has one (M, N) tensor for each store, dense
-in the store's order, or its reduction, and for stores that are parts of one result one tensor, (M, parts *
-N). `spec` is the canonical JSON of an EpilogueSpec: the op is static and all that varies travels in its
-arguments, so that a graph from Inductor's cache finds it in a fresh process. `batch_invariant` asks for rows
-whose bits do not depend on M, `tile` names tiles, as `config.tile` does, and `rowvecs` is as
-`config.rowvec_placement`.
+one (K, 2 N) for a pair of even and odd columns. If blocks have scales, these follow: one tensor in `a`, and
+one for each B in `b`. If a product has groups, `a` also has their offsets, (G,). With groups of rows, each B
+is (G, K, N); with groups of K, the plane is (G * M, N). `loads` are in the spec's order, in canonical view:
+(M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, with an axis for each mode of an M of several,
+one element for a scalar. For each store the result has one (M, N) tensor, dense in the store's order, or its
+reduction. Stores that are parts of one result have one tensor together, (M, parts * N). `spec` is the
+canonical JSON of an EpilogueSpec: the op is registered once, and everything that varies is in its arguments,
+so that a graph from Inductor's cache can call it in a new process. `batch_invariant` asks for rows whose bits
+do not depend on M, `tile` names tiles, as `config.tile` does, and `rowvecs` is as `config.rowvec_placement`.
 
-On CPU the op replays the spec, on CUDA it launches a kernel. It is a post-grad op: autograd has already run,
-so it has no derivative: it passes straight through the autograd key, and its results require no gradient.
+On CPU the op replays the spec, on CUDA it launches a kernel. It is a post-grad op, which autograd never sees,
+so it has no derivative: it falls through the autograd key, and its results require no gradient.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def on_cpu(
     rowvecs: str = "auto",
 ) -> list[Tensor]:
     """The replay of `spec`."""
-    from cute_backend.replay import replay  # here, since a serving process only launches kernels
+    from cute_backend.replay import replay  # imported here, since a serving process only launches kernels
 
     parsed = parse_spec(spec)
     check_operands(parsed, a, b, loads)

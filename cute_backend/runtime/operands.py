@@ -26,8 +26,8 @@ def parse_spec(text: str) -> EpilogueSpec:
 
 
 def output_like(stores: Sequence[Store], like: Tensor, m: Size, n: Size) -> Tensor:
-    """An uninitialised result of a store, or of those of its parts, dense in their order, on the device of
-    `like`."""
+    """An uninitialised result of a store, or of the stores that are its parts, dense in their order, on the
+    device of `like`."""
     store = stores[0]
     dtype = TORCH_DTYPES[store.dtype]
     result = Argument.of_store(store)
@@ -38,7 +38,7 @@ def output_like(stores: Sequence[Store], like: Tensor, m: Size, n: Size) -> Tens
 
 
 def m_of(load: Load, tensor: Tensor) -> Size:
-    """The M that the modes of a load with several modes multiply to."""
+    """The product of the modes of a load with several modes of M, which is M."""
     return prod(tensor.shape[: len(load.m_modes)])
 
 
@@ -63,12 +63,12 @@ def plane_of(spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor]) -> tu
 
 
 def groups_of(spec: EpilogueSpec, a: Sequence[Tensor]) -> int | None:
-    """How many groups there are, of rows or of K; None for a product without groups."""
+    """The number of groups, of rows or of K; None for a product without groups."""
     return a[1].shape[0] if spec.product.kind.has_offsets else None
 
 
 def check_scales(spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor]) -> None:
-    """Raise ValueError where there are not as many scales of blocks as A and B have blocks."""
+    """Raises ValueError if the number of scales is not the number of blocks of A and B."""
     product = spec.product
     k = a[0].shape[1] * product.a_dtype.values
     of_a = ("A", product.a_scaling, scales_shape(product.a_scaling, a[0].shape[0], k))
@@ -84,8 +84,8 @@ def check_scales(spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor]) -
 
 
 def scales_shape(scaling: Scaling, lines: Size, k: Size, *, transposed: bool = False) -> tuple[Size, ...]:
-    """The shape in which the op takes the scales of `lines` rows of A, or columns of B, by `k` values:
-    (lines, k), or (k, lines) where `transposed`, in blocks; or all of them in a row where they are tiled."""
+    """The shape in which the op expects the scales of `lines` rows of A, or columns of B, by `k` values.
+    Counted in blocks, it is (lines, k), or (k, lines) if `transposed`; tiled scales have one axis."""
     if scaling.by_mma:
         return (scaling.tiled(lines, k),)
     shape = (scaling.blocks(lines), scaling.k_blocks(k))
@@ -104,9 +104,9 @@ _SHAPES = {
 def check_operands(
     spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor], loads: Sequence[Tensor]
 ) -> None:
-    """Raise ValueError, in one sentence, where operands contradict the spec or one another.
+    """Raises ValueError, with a message of one sentence, if operands contradict the spec or one another.
 
-    Strides are not looked at: a load whose layout is not the spec's is copied at launch.
+    It does not check strides: a launch copies loads whose layout is not that of the spec.
     """
     scaled, grouped = spec.product.is_block_scaled, spec.product.kind.has_offsets
     if (len(a), len(b)) != (1 + (scaled or grouped), (1 + scaled) * spec.b_count):

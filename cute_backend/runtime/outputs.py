@@ -21,8 +21,8 @@ _MAX_SIZES = 4096
 """The number of sizes whose outputs are remembered."""
 
 _empty_on_current_gpu: Callable[..., Tensor] = guards._empty_strided_cuda  # type: ignore[attr-defined]
-"""The function (sizes, strides, dtype) by which Inductor's code allocates, in half the time of
-`torch.empty`."""
+"""The function of (sizes, strides, dtype) by which Inductor's code allocates tensors. It takes half the time
+of `torch.empty`."""
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Sizes, strides and dtype of a tensor."""
@@ -60,8 +60,8 @@ class Memory(NamedTuple):
     written: Callable[[list[Tensor]], list[Tensor]] | None
 
     def allocate(self, like: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Uninitialised results, and all that a kernel writes as its arguments: those, and the workspace if
-        there is one. On the device of `like`."""
+        """Allocates uninitialised memory on the device of `like`. Returns the results, and the arguments that
+        a kernel writes: the results, and the workspace if there is one."""
         if like.is_cuda and like.get_device() == torch._C._cuda_getDevice():
             memory = [_empty_on_current_gpu(*layout) for layout in self.layouts]
         else:

@@ -1,13 +1,14 @@
-"""Kernels made ahead of time: one file, which many processes and machines share and no one writes.
+"""Packs: kernels that were compiled ahead of time, in one file that many processes and machines share and
+none writes.
 
 A pack is a zip archive. Its first member, `manifest.json`, has the versions that made it and, for each
-kernel, what it is and the SHA-256 of its code; each of the others is one kernel's code, a shared library.
-Nothing is pickled. The whole file is checked when it is opened, and each kernel again when it is loaded, so
-that a file that is replaced or damaged under a running process is found.
+kernel, its description and the SHA-256 of its code. Each of the other members is one kernel's code, a shared
+library. Nothing is pickled. The whole file is checked when it is opened, and each kernel again when it is
+loaded, so that a running process notices if the file is replaced or damaged.
 
-Code from a pack runs in the process: the file must be trusted (`trust`). It may still come from another place
-and be checked by its SHA-256, so none of its figures is relied on: `archive` reads no more than its own
-bytes.
+Code from a pack runs in the process: the file must be trusted (`trust`). The file may still come from
+elsewhere and be checked by its SHA-256 only. So no size that it states is relied on: `archive` reads no more
+than the bytes of the file.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ _WHEN = (1980, 1, 1, 0, 0, 0)
 
 
 class PackError(RuntimeError):
-    """A pack can't serve here; one sentence says which and why."""
+    """A pack can't be used; the message says in one sentence which pack, and why."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a pack: code and figures of each kernel, and the problems that all kernels are there
-    for.
+    """The content of a pack: the code and the resources of each kernel, and the problems whose kernels are
+    all in it.
 
     `m` is the range of M that they serve, or None if each problem has the M of its example.
     """
@@ -68,7 +69,8 @@ class Content:
 
 
 def write_pack(path: Path, content: Content) -> str:
-    """Write a pack, whole or not at all. Returns the SHA-256 of its manifest, which has those of all code."""
+    """Writes a pack completely or not at all. Returns the SHA-256 of its manifest, which has the SHA-256 of
+    all code."""
     manifest = _manifest(content)
     text = json.dumps(manifest, indent=1, sort_keys=True).encode()
     handle, name = tempfile.mkstemp(prefix=".new-", dir=path.parent)
@@ -118,10 +120,10 @@ def _manifest(content: Content) -> dict[str, Any]:
 
 
 class Pack:
-    """The kernels of a pack. Raises PackError for a file that is not a pack, was changed, or is of other
-    versions.
+    """The kernels of a pack. Raises PackError for a file that is not a pack, that was changed, or that other
+    versions made.
 
-    `sha256`, if given, is that of the manifest which the pack must have.
+    If `sha256` is given, the pack's manifest must have this SHA-256.
     """
 
     def __init__(self, path: Path, sha256: str | None = None) -> None:
@@ -164,7 +166,7 @@ class Pack:
         ours = environment()
         for its, here in zip(theirs, ours, strict=True):
             if its != here:
-                raise PackError(f"the pack {self.path} is for {its}, and this is {here}; make it anew for it")
+                raise PackError(f"the pack {self.path} is for {its}, and this is {here}; make it again")
 
     def _code(self, archive: Archive, name: str) -> bytes:
         code = archive.read(f"{name}{LIBRARY}")
@@ -173,7 +175,7 @@ class Pack:
         return code
 
     def load(self, kernel: Kernel) -> KernelFunction | None:
-        """The kernel, or None if the pack lacks it, or if it was changed since, which causes a warning."""
+        """Loads a kernel. Returns None if the pack lacks it, or, with a warning, if the pack was changed."""
         try:
             found = self.read(kernel)
             if found is None:
@@ -182,7 +184,7 @@ class Pack:
             try:
                 code = folder / f"{kernel.name}{LIBRARY}"
                 code.write_bytes(found[0])
-                return load(code)  # a mapped library stays when its file is removed
+                return load(code)  # a mapped library stays mapped when its file is removed
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
         except (PackError, OSError, RuntimeError, AttributeError) as error:
@@ -203,7 +205,7 @@ class Pack:
             return self._code(archive, kernel.name), self._kernels[kernel.name]
 
     def spill_bytes(self, kernel: Kernel) -> int:
-        """The bytes that each thread of a kernel spills; 0 where it is not here."""
+        """The bytes that each thread of a kernel spills; 0 if the pack lacks the kernel."""
         entry = self._kernels.get(kernel.name)
         return 0 if entry is None else int(entry["spill_bytes"])
 
@@ -217,9 +219,9 @@ class Pack:
         return [kernel for kernel in kernels if kernel.arch is arch]
 
     def serves(self, problem: Problem, arch: Arch) -> bool:
-        """Whether the kernels of a problem are here for all M that the pack was made for.
+        """Whether the pack has the kernels of a problem for all M that it was made for.
 
-        One whose N or K is unknown is any that has its epilogue.
+        A problem with an unknown N or K is served if the pack was made for any problem with its epilogue.
         """
         return arch in self.archs and any(
             spec == problem.spec.key
@@ -232,7 +234,8 @@ class Pack:
 
 
 def _check_entry(name: str, entry: Mapping[str, Any]) -> None:
-    """Raises the errors of malformed data now, so that looking up a kernel raises none."""
+    """Raises the errors of malformed data when the pack is opened, so that looking up a kernel raises
+    none."""
     TileConfig.from_dict(entry["config"])
     Alignment(entry["variant"])
     _check_types((name, str), (entry["spec"], str), (entry["sha256"], str), (entry["spill_bytes"], int))
@@ -249,11 +252,12 @@ _refused: set[Path] = set()
 
 
 def load_pack(path: str | os.PathLike[str], sha256: str | None = None) -> None:
-    """Serves kernels from a pack that `python -m cute_backend aot` made, before any that is compiled here.
+    """Makes launches use the kernels of a pack that `python -m cute_backend aot` made; only kernels that it
+    lacks are compiled.
 
     Call it before the first call of a compiled function; the environment variable CUTE_BACKEND_PACK does the
     same for a program that doesn't call it. With `sha256`, the digest that `aot` printed, no other pack is
-    taken.
+    accepted.
 
     Raises PackError, in one sentence, for a file that is not a pack or can be written by others, one whose
     content does not match its checksums, one made by other versions or for another host, and, where there is

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def line(console: Console | None = None) -> Progress:
-    """A line of tasks, gone when they are done; none under `config.quiet` or without a terminal."""
+    """Shows a line while tasks run, and removes it when they are done. Shows nothing under `config.quiet` or
+    without a terminal."""
     from cute_backend import config  # here, since it imports torch
 
     return _line(console, config.quiet)
@@ -76,8 +77,8 @@ def wait(what: str, total: int | None = None, console: Console | None = None) ->
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """A line while torch is imported, which takes seconds where the disk is slow. There are no settings yet,
-    so the environment says whether it is unwanted."""
+    """A line while torch is imported, which takes seconds where the disk is slow. The settings are not
+    imported yet, so the environment variable says whether to show it."""
     quiet = os.environ.get("CUTE_BACKEND_QUIET", "0").lower() not in ("0", "false", "no", "off")
     if quiet or not sys.stderr.isatty():
         yield  # without rich, which takes long to import

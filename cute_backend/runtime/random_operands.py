@@ -19,7 +19,7 @@ def random_tensor(
     elements = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True) if size > 1)
     memory = torch.empty(elements, dtype=dtype, device=generator.device)
     if dtype in (torch.float4_e2m1fn_x2, torch.float8_e8m0fnu):
-        # Any codes of fp4; powers of two near 1.
+        # Operands in fp4 get any codes, and scales powers of two near 1.
         low, high = (0, 256) if dtype is torch.float4_e2m1fn_x2 else (120, 134)
         memory.view(torch.uint8).random_(low, high, generator=generator)
     elif dtype.is_floating_point:
@@ -36,8 +36,8 @@ def random_operands(
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Random A, B and loads for an op of these sizes, laid out as the spec says and aligned for TMA.
 
-    A and B come with their scales if these are of blocks, and A with the offsets of its groups. There is one
-    batch or group if the product has several, and all of M is in the innermost of its modes.
+    If blocks have scales, A and B come with them, and A comes with the offsets of its groups. A product with
+    batches or groups gets one of them, and the innermost mode of M has all of M.
     """
     sizes = {
         Extent.M: m,
@@ -77,7 +77,8 @@ def _random(argument: Argument, sizes: Mapping[Extent, int], generator: torch.Ge
     if argument.role in (Role.A_SCALES, Role.B_SCALES) and len(shape) == 2:
         strides = _of_blocks(argument, shape)
     else:
-        # An argument without a unit stride has one of two elements, unless its rows are in order.
+        # An argument that need not be contiguous gets a stride of two elements, unless it has to be
+        # row-major.
         step = 1 if argument.unit is not None or modes == len(argument.dims) else 2
         strides = argument.packed(shape, align, step) or (1,)
     return random_tensor(shape, strides, TORCH_DTYPES[argument.dtype], generator)
@@ -85,8 +86,8 @@ def _random(argument: Argument, sizes: Mapping[Extent, int], generator: torch.Ge
 
 def _of_blocks(argument: Argument, shape: Sequence[int]) -> tuple[int, int]:
     """The strides in which torch's own kernels take scales of blocks: those of single rows or columns are
-    neighbours, those of 128 x 128 are contiguous along K. With A's scales of a row beside each other instead,
-    a copy of 128 of them touches as many lines of L2."""
+    neighbours, those of 128 x 128 are contiguous along K. If the scales of a row were contiguous instead, a
+    copy of 128 rows' scales would touch 128 lines of L2."""
     along_k = next(axis for axis, dim in enumerate(argument.dims) if dim.extent is Extent.K_BLOCKS)
     lines = argument.dims[1 - along_k].extent
     square = lines in (Extent.M_BLOCKS, Extent.N_BLOCKS)

@@ -1,4 +1,5 @@
-"""The kernels that a region can reach: a tile configuration for every M and every alignment it may meet.
+"""The kernels that launches of a region can need: a tile configuration for every M and every alignment that
+may occur.
 
 They are all built before the region's first launch, so their number is bounded.
 """
@@ -27,14 +28,14 @@ and 224 of transposed products; from 640 on by at most a quarter. With powers of
 tile that is best for 512, and take 1.6 times as long as they need (fp8, N = 28672, K = 8192, H200)."""
 
 INVARIANT_M = 512
-"""The M that the one configuration of a batch-invariant region is chosen for, whatever M is: between a step
-of decoding, whose tiles would be slow in a large batch, and a large batch, whose tiles would leave most SMs
-idle in a step of decoding."""
+"""The M for which the only configuration of a batch-invariant region is chosen. The tiles for a step of
+decoding would be slow in a large batch, and the tiles for a large batch would leave most SMs idle in a step
+of decoding; this M is between the two."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A region as it is known before it runs: a size that is not static is None."""
+    """The facts about a region that are known before it runs. A size that is not static is None."""
 
     spec: EpilogueSpec
     m: int | None
@@ -42,9 +43,9 @@ class Problem:
     k: int | None
     batch_invariant: bool = False
     tile: str | None = None
-    """Names as `config.tile` has them: the first that can serve the spec serves every M."""
+    """Names of tiles, as in `config.tile`: the first that can serve the spec serves every M."""
     groups: int | None = None
-    """Groups that the rows of a grouped product are in, where that is known."""
+    """The number of groups of rows of a grouped product, if it is known."""
     rowvecs: str = "auto"
     """As `config.rowvec_placement`."""
 
@@ -61,7 +62,8 @@ def no_winners(spec: EpilogueSpec, alignment: Alignment, n: int, k: int) -> Mapp
 def bucket_of(m: int) -> int:
     """The M that a configuration is chosen for in place of `m`: the next larger of BUCKETS, if there is one.
 
-    So a new M seldom means a new configuration, and the set of those that a region reaches is known.
+    So a new M seldom needs a new configuration, and the set of configurations that a region can need is known
+    in advance.
     """
     return BUCKETS[min(bisect_left(BUCKETS, m), len(BUCKETS) - 1)]
 
@@ -130,8 +132,8 @@ def reachable_kernels(
 def reachable_alignments(problem: Problem) -> tuple[Alignment, ...]:
     """The alignments that launches of `problem` can meet.
 
-    The op allocates its outputs, so theirs follows from sizes alone. An exact load may begin anywhere:
-    whether it is aligned is known only at launch.
+    The op allocates its outputs, so their alignment follows from sizes alone. An exact load may begin at any
+    address, so its alignment is known only at launch.
     """
     stores = stores_aligned(problem.spec, problem.m, problem.n)
     if stores is False:
@@ -155,7 +157,7 @@ def stores_aligned(spec: EpilogueSpec, m: int | None, n: int | None) -> bool | N
 
 
 def _planes(spec: EpilogueSpec, role: Role) -> list[Argument]:
-    """The planes of the epilogue in one role, which the kernels of one alignment alone move by TMA."""
+    """The planes of the epilogue in one role. Only the kernels of one alignment move them by TMA."""
     return [each for each in of_role(signature(spec), role) if each.alignment is ArgumentAlignment.PLANE]
 
 

@@ -4,13 +4,13 @@
            Tensor? scale_hidden, Tensor? scale_weight, bool return_logprob) -> Tensor[]
 
 `hidden` is (H, D), `weight` (V, D); `temperature` is fp32, one element or (H,); `seed` int64, one element;
-`bias`, `scale_hidden` and `scale_weight` are vectors, or scales of one element. Without a temperature that is
-1, and without a seed the op is greedy, whatever the temperature. The results are the tokens, int64
-(H, num_samples), and, if asked for, their log-probabilities, fp32 of the same shape.
+`bias`, `scale_hidden` and `scale_weight` are vectors, or scales of one element. Without a temperature it is
+1. Without a seed the op is greedy, whatever the temperature is. The results are the tokens, int64 (H,
+num_samples), and, if asked for, their log-probabilities, fp32 of the same shape.
 
-By the Gumbel-max trick a draw is the largest of logit + temperature * noise: for any temperature above 0 that
-is where logit / temperature + noise is largest, and at 0 the noise is gone. So the logits never leave the
-kernel: they are reduced to one index for each row and sample.
+By the Gumbel-max trick, a draw is the index with the largest logit / temperature + noise. The op takes the
+largest logit + temperature * noise, which has the same index for any temperature above 0, and also works at
+0. So the logits never leave the kernel: they are reduced to one index for each row and sample.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ from cute_backend.spec import (
 )
 
 SAMPLES_PER_PASS = 8
-"""Draws from one pass over the weights: each keeps a value and an index in registers for each of a thread's
-rows. A logsumexp keeps as much and takes the place of one. More draws are more passes."""
+"""The most draws from one pass over the weights. Each draw keeps a value and an index in registers for each
+of a thread's rows. A logsumexp keeps as much, and takes the place of one draw. More draws need more
+passes."""
 
 _DTYPES = {
     torch.float32: DType.F32,
@@ -175,7 +176,7 @@ def _loads(operands: _Signature) -> tuple[Load, ...]:
 
 
 class _Steps:
-    """A chain in the making."""
+    """A chain of ops that is being built."""
 
     def __init__(self, loads: tuple[Load, ...]) -> None:
         self.ops: list[Op] = []

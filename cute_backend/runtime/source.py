@@ -1,9 +1,9 @@
 """A kernel's module: as it is generated, or as a person has edited it.
 
 CUTE_BACKEND_SOURCES names a folder. A module in it, under the name that `file_name` gives, is compiled in
-place of the one that would be generated. Its text is part of the kernel, read once when the kernel is first
-spoken of: so no cache, worker or pack takes one for the other. It is code that will run: the folder and the
-module must be trusted (`trust`).
+place of the one that would be generated. Its text is part of the key of the kernel, and is read once, when
+the key is made. So caches, workers and packs never confuse an edited kernel with the generated one. The
+module is code that will run, so it and the folder must be trusted (`trust`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SOURCES_VARIABLE = "CUTE_BACKEND_SOURCES"
 
 _MAX_SOURCE = 8 << 20
-"""Bytes of a module: hundreds of times more than any that is generated."""
+"""The most bytes of a module: hundreds of times more than any generated one has."""
 
 
 def file_name(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> str:
@@ -35,7 +35,7 @@ def file_name(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> s
 
 
 def edited_folder() -> Path | None:
-    """The folder of edited modules, if there is to be one. Raises UsageError where it can not be used."""
+    """The folder of edited modules, if the variable names one. Raises UsageError if it can't be used."""
     named = os.environ.get(SOURCES_VARIABLE)
     if not named:
         return None
@@ -54,7 +54,7 @@ def edited_folder() -> Path | None:
 def edited_text(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> str | None:
     """The edited module of a kernel, if there is one.
 
-    Raises UsageError for what is no text in UTF-8, and for what is not to be trusted.
+    Raises UsageError if the file is not text in UTF-8, or is not trusted.
     """
     folder = edited_folder()
     if folder is None:
@@ -78,8 +78,8 @@ def _refusal(message: str) -> Exception:
 
 
 def text_of(kernel: Kernel, lines: Mapping[str, str] = MappingProxyType({})) -> str:
-    """The module that is compiled; or, for people to read, with comments that name the program's `lines`, as
-    `emit` takes them. A module that a person has edited is shown as it is."""
+    """The text of the module that is compiled. With `lines`, which `emit` describes, it has comments that
+    name lines of the program, for people to read. A module that a person has edited is returned unchanged."""
     if kernel.edited is not None:
         return kernel.edited
     from cute_backend.memory_ops.emit import emit  # here, since a warm start needs no emitter
@@ -88,7 +88,7 @@ def text_of(kernel: Kernel, lines: Mapping[str, str] = MappingProxyType({})) -> 
 
 
 def warn_if_edited(kernel: Kernel) -> None:
-    """Count and warn of a kernel whose module was edited."""
+    """Counts a kernel whose module was edited, and warns once that it is used."""
     if kernel.edited is not None:
         count("kernels_edited")
         name = file_name(kernel.spec, kernel.config, kernel.alignment)

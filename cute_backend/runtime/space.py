@@ -1,4 +1,4 @@
-"""Out of space, a state of its own: neither a fault of what is being written nor of who writes it."""
+"""Errors that mean that a disk has no space left, and not that the data or the permissions are at fault."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import errno
 from pathlib import Path
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""The disk, the user's part of it, the largest file that the process may write."""
+"""The errors of a full disk, of a user's quota, and of the limit on the size of files."""
 
 
 def out_of_space(error: BaseException | None) -> OSError | None:
-    """The lack of space that is behind an error, if that is what is."""
+    """The error of lacking space that caused this error, or None if it has another cause."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
             return error

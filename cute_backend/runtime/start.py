@@ -2,7 +2,7 @@
 
 `interpreter` starts it. INIT is the package's `__init__.py` in the process that starts this one, so that the
 two run the same package whatever is on the search path; N is the number of PATHs, which become that path.
-Until it is set nothing is imported but what is built into Python.
+Until the path is set, only modules that are built into Python are imported.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""How long kernels take, side by side on a GPU."""
+"""Times kernels on a GPU, alternating between them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Timings:
 
 
 class Timer(Protocol):
-    """Times kernels of one spec and, beside them, what does the same without them."""
+    """Times kernels of one spec and, interleaved with them, code that computes the same without them."""
 
     def __call__(
         self, m: int, n: int, k: int, functions: Mapping[Kernel, KernelFunction], unfused: Run | None
@@ -49,10 +49,10 @@ _ROUNDS = (12, 60)
 """The fewest and the most timings of each candidate."""
 
 _SWEPT = 4
-"""Times the size of L2 that is read between two runs."""
+"""The size of the buffer that is read between two runs, in multiples of L2."""
 
 _HOST_CYCLES = 200_000
-"""GPU cycles, about 100 us, that a call may keep the host busy, so that the GPU never waits for it."""
+"""The GPU cycles (about 100 us) for which a call may keep the host busy without the GPU having to wait."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class GpuTimer:
     def __call__(
         self, m: int, n: int, k: int, functions: Mapping[Kernel, KernelFunction], unfused: Run | None
     ) -> Timings:
-        """Raises torch.OutOfMemoryError where the operands don't fit beside what the GPU holds."""
+        """Raises torch.OutOfMemoryError if the operands don't fit into the free memory of the GPU."""
         with torch.no_grad(), torch.cuda.device(self.gpu.index):
             try:
                 return self._time(m, n, k, functions, unfused)
@@ -108,7 +108,7 @@ def arguments_of(
 
 
 def taken_by(kernel: Kernel, arguments: list[Tensor]) -> list[Tensor]:
-    """The arguments of a kernel among those of kernels of its spec, of which it may lack the workspace."""
+    """The arguments of a kernel among those of all kernels of its spec. It may lack the workspace."""
     return arguments[: len(signature(kernel.spec, kernel.config.sums_in_memory))]
 
 
@@ -117,7 +117,7 @@ def _call(function: KernelFunction, memory: list[Tensor], clusters: int) -> Run:
 
 
 def _works(run: Run) -> bool:
-    """Whether a run ends well, the second time too. A launch that the driver refuses is no candidate."""
+    """Whether two runs succeed. A kernel that the driver refuses to launch is not a candidate."""
     try:
         for _ in range(2):
             run()

@@ -1,9 +1,11 @@
-"""The installed DSL, seen without importing it: which CUDA library it uses and where its runtime lies.
+"""Facts about the installed DSL, found without importing it: which CUDA library it uses, and where its
+runtime is.
 
 `nvidia_cutlass_dsl` ships a library for each CUDA major version, `cu12` always and `cu13` with the extra of
-that name. On import it takes the newest one that the driver supports, and the newest of all where there is no
-driver (nvidia_cutlass_dsl/.../_mlir_libs/__init__.py, 4.8.1). So wherever both are installed and the driver
-is of CUDA 13, it is CUDA 13's. The same rule here lets a cached kernel load without importing the DSL.
+that name. On import the DSL takes the newest one that the driver supports, or the newest of all without a
+driver (nvidia_cutlass_dsl/.../_mlir_libs/__init__.py, 4.8.1). So if both are installed and the driver is of
+CUDA 13, it takes CUDA 13's. This module follows the same rule, so that a cached kernel can be loaded without
+importing the DSL.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _RUNTIME = "libcute_dsl_runtime.so"
 
 @cache
 def cuda_major() -> int:
-    """The CUDA major version whose library the DSL uses. Raises UnavailableError where it has none to use."""
+    """The CUDA major version whose library the DSL uses. Raises UnavailableError if it can use none."""
     driver = _driver_major()
     usable = [major for major in _flavors() if driver is None or major <= driver]
     if not usable:

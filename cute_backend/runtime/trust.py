@@ -1,18 +1,19 @@
 """The users whose files may put code into this process; only this module decides it.
 
-Trusted is what belongs to the process's user or to root and nobody else can write, together with every folder
-above it. Root counts, because images are built as root and serve as another user. Three details:
+A file or folder is trusted if it, and every folder above it, belongs to the process's user or to root, and
+nobody else can write it. Root is included, because images are built as root and serve as another user. Three
+details:
 
-- A folder above that others can write is trusted if it is sticky, as /tmp is: there nobody else can rename
-  or remove what a trusted user owns. The folder that is asked for itself is not: others could add files to
-  it.
-- A symbolic link is followed one step at a time. The link, the folders above it, and all of the same at its
-  target are judged.
+- A folder above that others can write is trusted if it is sticky, as /tmp is: there nobody else can rename or
+  remove what a trusted user owns. The folder that is checked itself must not be sticky: others could add
+  files to it.
+- A symbolic link is followed one step at a time. The link, the folders above it, its target and the folders
+  above the target are checked.
 - A group that has the user's name and no other member is the user (the private group of most distributions,
   whose umask leaves files writable by it). Root's group is not, as containers share it.
 
-A file is judged by its descriptor, which is then read. Nobody else can alter the way to a file once it was
-found trusted, so the file may be opened by its path again.
+A file is opened first; then its descriptor is checked, and read. Nobody else can change the path to a file
+that was found trusted, so the file may be opened by its path again.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from functools import cache
 from pathlib import Path
 
 _MAX_LINKS = 40
-"""Links on the way to a file before it is a loop, as in Linux."""
+"""The most symbolic links on the way to a file; with more it counts as a loop, as in Linux."""
 
 
 class UntrustedError(Exception):
-    """Others could put code where it is; the message says which file or folder allows it, and how."""
+    """Other users could replace the file, or put one into the folder; the message says which file or folder
+    allows this, and how."""
 
 
 def check_folder(folder: Path) -> os.stat_result:
@@ -73,7 +75,8 @@ def read_trusted(path: Path, limit: int) -> bytes:
 
 
 def _check_way(path: Path) -> os.stat_result:
-    """The status of what a path leads to, once every folder and link that the system passes was judged."""
+    """Checks every folder and link on the way to a path. Returns the status of the file or folder that it
+    leads to."""
     at, links = Path("/"), 0
     _judge_above(at, os.lstat(at))
     left = list(reversed(path.absolute().parts[1:]))
@@ -106,7 +109,8 @@ def _judge(path: Path, status: os.stat_result) -> None:
 
 
 def _judge_above(folder: Path, status: os.stat_result) -> None:
-    """A folder above. Whoever owns "/" is master of every path: in a user namespace that may be no root."""
+    """Checks a folder above. The owner of "/" controls every path, and is accepted: in a user namespace it
+    may not be root."""
     _judge_owner(folder, status, os.lstat("/").st_uid)
     if _others_write(status) and not status.st_mode & stat.S_ISVTX:
         raise UntrustedError(_writable(folder, status))
@@ -130,7 +134,7 @@ def _writable(path: Path, status: os.stat_result) -> str:
 
 @cache
 def _private_group(user: int) -> int | None:
-    """The group that is another name of the user."""
+    """The user's private group, which has no other member."""
     if user == 0:
         return None
     try:

@@ -1,7 +1,8 @@
-"""Tuning: the fastest configuration of a problem, found by timing what the model thinks well of.
+"""Tuning: finds the fastest configuration of a problem by timing those that the cost model predicts to be
+fast.
 
 Candidates are compiled in parallel processes, timed round-robin from a cold L2, and the winner is remembered
-for its bucket of M. Nothing is tuned at a launch: what was found before it serves it.
+for its bucket of M. Nothing is tuned at a launch, which uses the results of earlier tuning.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ log = logging.getLogger(__name__)
 
 
 class Untuned(Enum):
-    """Why a region is not tuned. The value is its name in the counters; `sentence` says it to the user."""
+    """The reasons why a region is not tuned. The value is the name in the counters; `sentence` is the reason
+    for the user to read."""
 
     sentence: str
 
@@ -56,7 +58,7 @@ class Untuned(Enum):
         """Count it, and warn of it once in a process."""
         count(self.value)
         warn_once(
-            self, f"cute_backend: a region is not tuned and takes the heuristic's choice: {self.sentence}."
+            self, f"cute_backend: a region is not tuned and gets the cost model's tile: {self.sentence}."
         )
 
 
@@ -70,10 +72,10 @@ class Build(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """A region to tune: its spec and its sizes, M being an example where it is symbolic.
+    """A region to tune: its spec and its sizes. A symbolic M is replaced by an example.
 
-    `dynamic` says that it is. `unfused` makes what computes the same as the region without our kernels, and
-    is called only where it has to be timed.
+    `dynamic` says that M is symbolic. `unfused` returns a function that computes the same as the region
+    without our kernels; it is called only if that function has to be timed.
     """
 
     spec: EpilogueSpec
@@ -102,7 +104,7 @@ class Tuner:
         self._console = console
 
     def tune(self, jobs: Sequence[Job]) -> list[Result | None]:
-        """The result of each job, remembered or found now; None for a job without a result, which is
+        """The result of each job, either remembered or found now. A job without a result has None, and is
         counted."""
         keys = [self._key(job) for job in jobs]
         if any(self._memory.get(key) is None for key in keys):
@@ -126,7 +128,8 @@ class Tuner:
     def _find(self, jobs: Mapping[Key, Job], progress: _Report) -> None:
         kernels = {key: self._candidates(key) for key in jobs}
         tried = [kernel for each in kernels.values() for kernel in each]
-        # The other kernels that the regions reach are needed soon, and compile beside the candidates.
+        # The other kernels that the regions can need are needed soon, and are compiled along with the
+        # candidates.
         everything = list(dict.fromkeys([*tried, *chain.from_iterable(map(self._reached, jobs.values()))]))
         progress.compiling(len(everything))
         with ThreadPoolExecutor(1) as pool:
@@ -175,7 +178,7 @@ class Tuner:
 
 
 class _Report:
-    """A line that says how far the tuner is."""
+    """The progress line of the tuner."""
 
     def __init__(self, bar: Progress, what: str) -> None:
         self._bar = bar
@@ -199,7 +202,7 @@ def _sound(outcomes: Mapping[Kernel, Outcome]) -> dict[Kernel, KernelFunction]:
     for kernel, outcome in outcomes.items():
         if isinstance(outcome, (BuildError, UnavailableError)):
             count("candidates_failed")
-            warn_once(("failed", str(outcome)), f"cute_backend: a candidate is passed over: {outcome}")
+            warn_once(("failed", str(outcome)), f"cute_backend: tuning leaves out a candidate: {outcome}")
         elif spills(kernel):
             count("candidates_spilled")
         else:

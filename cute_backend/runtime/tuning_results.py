@@ -29,13 +29,14 @@ from cute_backend.spec import EpilogueSpec
 log = logging.getLogger(__name__)
 
 NOISE = 0.03
-"""The part of its time by which Inductor's own code must beat the best kernel before a region is left to it:
-medians of one run on one GPU repeat within a third of that, and the graph around a region is not timed."""
+"""The fraction of the best kernel's time by which Inductor's own code must be faster before a region is left
+to Inductor. Medians of one run on one GPU repeat within a third of it, and the graph around a region is not
+timed."""
 
 _FORMAT = 1
 
 _MAX_FILE = 64 << 20
-"""Bytes of a file of results: some hundred thousand."""
+"""The most bytes of a file of results; usual files have some hundred thousand."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Key:
 class Result:
     """The fastest configuration of a problem, its time in microseconds and that of Inductor's own code.
 
-    `unfused_us` is None where there was nothing to compare with.
+    `unfused_us` is None if Inductor's code was not timed.
     """
 
     config: TileConfig
@@ -74,7 +75,7 @@ class Result:
         return self.unfused_us is not None and self.unfused_us < (1 - NOISE) * self.us
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, with the versions that they hold for."""
+        """The result as plain values, with the versions that it is valid for."""
         return {
             "config": self.config.to_dict(),
             "us": self.us,
@@ -84,7 +85,8 @@ class Result:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Result | None:
-        """The inverse of `to_dict`; None for one of other versions. Raises what malformed data raises."""
+        """The inverse of `to_dict`; None for a result of other versions. Malformed data raises the error that
+        Python raises for it."""
         if data["environment"] != _environment():
             return None
         unfused_us = data["unfused_us"]
@@ -100,7 +102,7 @@ def _environment() -> list[str]:
 
 
 class TunedFile:
-    """The results in one cache folder, as this process last saw them."""
+    """The results in one cache folder, as this process last read them."""
 
     def __init__(self, cache: KernelCache) -> None:
         self._cache = cache
@@ -110,12 +112,13 @@ class TunedFile:
         self._unwritten: dict[str, Result] = {}
 
     def get(self, key: Key) -> Result | None:
-        """The result of a problem, or None where it was not tuned, or by other versions."""
+        """The result of a problem, or None if it was not tuned, or by other versions only."""
         self._refresh()
         return self._unwritten.get(key.text) or self._results.get(key.text)
 
     def put(self, results: Mapping[Key, Result]) -> None:
-        """Add results to those in the file. Where it can't be written, this process alone remembers."""
+        """Adds results to those in the file. If the file can't be written, only this process remembers
+        them."""
         new = {key.text: result for key, result in results.items()}
         try:
             with self._cache.lock_named("tuned.lock"):
@@ -133,7 +136,8 @@ class TunedFile:
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
-        """Whoever tunes holds this lock: two who tune at once would disturb each other's timings.
+        """A lock that a process holds while it tunes: two processes that tune at once would disturb each
+        other's timings.
 
         If the folder can't be written, or is full, no lock is held.
         """
@@ -182,7 +186,7 @@ class TunedFile:
     def _complain(self, why: str) -> None:
         warn_once(
             ("tuned file", self._path),
-            f"cute_backend: {self._path} is not used: {why}; its problems are tuned anew on request.",
+            f"cute_backend: {self._path} is not used: {why}; its problems are tuned again on request.",
         )
 
 
@@ -209,7 +213,7 @@ class Memory:
             file.put(results)
 
     def exclusively(self) -> AbstractContextManager[None]:
-        """The lock of whoever tunes."""
+        """A lock that a process holds while it tunes."""
         return self._files[-1].exclusively() if self._files else nullcontext()
 
 
@@ -221,5 +225,5 @@ def remembered() -> Memory:
     try:
         found = caches() or [writable_cache()]
     except OSError:
-        found = []  # nothing can be compiled either, which a warning says
+        found = []  # nothing can be compiled either, and a warning has said so
     return Memory([_files.setdefault(cache.root, TunedFile(cache)) for cache in found])

@@ -34,14 +34,15 @@ from cute_backend.runtime.trust import UntrustedError, read_trusted
 log = logging.getLogger(__name__)
 
 KEPT_S = 600
-"""Seconds after its last use before a kernel may be removed for room: others wrote it and now load it."""
+"""The seconds after its last use in which a kernel is never removed: another process may have written it and
+be about to load it."""
 
 _LEFT_BEHIND_S = 3600
-"""Seconds after which an unfinished file is that of a process that was killed."""
+"""The seconds after which an unfinished file counts as left by a process that was killed."""
 
 ENTRY = ".json"
 _NAME = re.compile(r"(cute_\w+_[0-9a-f]{8}|sm_\d+a_\w+)_[0-9a-f]{16}")
-"""Names of kernels, and those from before kernels were named by what they do."""
+"""The file names of kernels, including older ones, which did not say what a kernel computes."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class Entry:
 
     @property
     def is_kernel(self) -> bool:
-        """Whether there is more than a source that was never compiled, or code without its entry."""
+        """Whether the files are a kernel, and not only a source that was never compiled, or code without an
+        entry."""
         return any(path.suffix == ENTRY for path in self.files)
 
 
@@ -94,7 +96,7 @@ def evict(cache: KernelCache, limit: int) -> list[str]:
 
 
 def remove(cache: KernelCache, entry: Entry) -> bool:
-    """Remove one kernel; False where someone is writing it, or the folder is not to be written."""
+    """Removes one kernel. Returns False if a process is writing it, or if the folder can't be written."""
     try:
         with cache.lock_named(f"{entry.name}.lock").acquire(timeout=0):
             for path in sorted(entry.files, key=lambda path: path.suffix != ENTRY):
@@ -105,7 +107,7 @@ def remove(cache: KernelCache, entry: Entry) -> bool:
 
 
 def sweep(root: Path) -> None:
-    """Remove what killed writers left."""
+    """Removes files that killed processes left."""
     for path in root.glob(f"{SCRATCH}*"):
         with suppress(OSError):
             if path.stat().st_mtime > time.time() - _LEFT_BEHIND_S:
@@ -117,7 +119,8 @@ def sweep(root: Path) -> None:
 
 
 def clear(cache: KernelCache) -> tuple[int, int]:
-    """Remove every kernel, and what tuning found. Returns how many kernels went, and how many bytes."""
+    """Removes every kernel, and the results of tuning. Returns the numbers of kernels and of bytes that it
+    removed."""
     sweep(cache.root)
     gone = [entry for entry in entries(cache.root) if remove(cache, entry)]
     (cache.root / "tuned.json").unlink(missing_ok=True)
@@ -133,9 +136,9 @@ class Verdict(Enum):
 
 
 def judge(entry: Entry) -> tuple[Verdict, str]:
-    """Whether a kernel is what its entry says, and in what way it is not; its code is read, not loaded.
+    """Checks whether a kernel agrees with its entry, and says how it differs. The code is read, not loaded.
 
-    STALE is one that is whole, and that these versions do not load.
+    STALE is a kernel that is intact, but was made by other versions, which these do not load.
     """
     path = next(path for path in entry.files if path.suffix == ENTRY)
     try:

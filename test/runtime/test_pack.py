@@ -200,7 +200,7 @@ def test_a_pack_of_other_versions_or_of_another_host(part: int, pack: Path) -> N
     with pytest.raises(PackError) as refused:
         load_pack(pack)
     expected = (
-        f"the pack {pack} is for {theirs[part]}, and this is {environment()[part]}; make it anew for it"
+        f"the pack {pack} is for {theirs[part]}, and this is {environment()[part]}; make it again"
     )
     assert str(refused.value) == expected
 

@@ -152,7 +152,7 @@ def test_what_does_not_build_or_spills_or_fails_to_run_is_passed_over(
     broken, spilling, failing = TRIED[3], TRIED[1], TRIED[2]
     monkeypatch.setattr(tune, "spills", lambda kernel: kernel.config == spilling)
     timer = FakeTimer({broken: 1.0, spilling: 2.0, failing: 3.0, TRIED[4]: 50.0}, failing=(failing,))
-    with pytest.warns(RuntimeWarning, match="a candidate is passed over: .* is broken"):
+    with pytest.warns(RuntimeWarning, match="tuning leaves out a candidate: .* is broken"):
         (result,) = tuner(tmp_path, timer, FakeBuild(broken=(broken,))).tune([JOB])
     assert result == Result(TRIED[4], 50.0, None)
     assert counted() == {"tuned": 1, "candidates_failed": 1, "candidates_spilled": 1}
@@ -167,7 +167,7 @@ def test_what_does_not_build_or_spills_or_fails_to_run_is_passed_over(
     ],
     ids=["nothing builds", "nothing runs", "no memory"],
 )
-@pytest.mark.filterwarnings("ignore:cute_backend. a candidate is passed over")
+@pytest.mark.filterwarnings("ignore:cute_backend. tuning leaves out a candidate")
 def test_where_nothing_can_be_timed_it_is_counted_and_told_and_not_remembered(
     tmp_path: Path, timer: FakeTimer, build: FakeBuild, reason: str, sentence: str
 ) -> None:
