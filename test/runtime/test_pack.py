@@ -199,9 +199,7 @@ def test_a_pack_of_other_versions_or_of_another_host(part: int, pack: Path) -> N
     rewrite(pack, restate(environment=theirs))
     with pytest.raises(PackError) as refused:
         load_pack(pack)
-    expected = (
-        f"the pack {pack} is for {theirs[part]}, and this is {environment()[part]}; make it again"
-    )
+    expected = f"the pack {pack} is for {theirs[part]}, and this is {environment()[part]}; make it again"
     assert str(refused.value) == expected
 
 
