@@ -21,14 +21,16 @@ from torch import Tensor, fx
 from cute_backend.__main__ import main
 from cute_backend.fuzz import bounds as bounds_module
 from cute_backend.fuzz import command, draw, draw_form, forms, judge
+from cute_backend.fuzz.block_scaled import RECIPES
 from cute_backend.fuzz.bounds import Bounds, follow, taken, unit
+from cute_backend.fuzz.formats import fp4, tiled
 from cute_backend.fuzz.judge import _wrong
 from cute_backend.fuzz.program import Fill, Input, Program, Rule, Step
 from cute_backend.fuzz.shrink import shrink
 from cute_backend.fuzz.vocabulary import GATHERS, table_ops
 from cute_backend.fx_walk import anchors, lower
 from cute_backend.ops import OPS
-from cute_backend.spec import Axis
+from cute_backend.spec import Axis, Scaling
 
 BF16 = torch.bfloat16
 
@@ -98,6 +100,35 @@ def test_every_gather_is_drawn() -> None:
     assert drawn >= {gather.text for gather in GATHERS}
 
 
+@pytest.mark.parametrize("count", [60, pytest.param(600, marks=pytest.mark.exhaustive)])
+def test_products_with_scales_of_blocks_are_drawn_and_right(count: int) -> None:
+    found = [each for index in range(count) if not (each := draw(0, index)).has_kernels]
+    verdicts = [judge(program, replay_only=True) for program in found]
+    assert [verdict.failure for verdict in verdicts] == [""] * len(found)
+    assert sum(verdict.counted["regions"] > 0 for verdict in verdicts) > 0.8 * len(found) > 0.05 * count
+    if count > 100:
+        texts = {step.text.partition(", out_dtype")[0] for program in found for step in program.steps}
+        assert texts >= {recipe.text(BF16, "").partition(", out_dtype")[0] for recipe in RECIPES}
+
+
+def test_a_printed_program_with_scales_of_blocks_runs() -> None:
+    program = next(each for index in range(60) if not (each := draw(0, index)).has_kernels)
+    namespace: dict[str, Any] = {}
+    exec(program.source(), namespace)
+    assert len(namespace["example_inputs"]()) == len(program.inputs)
+    assert {"fp4", "tiled"} <= namespace.keys()
+
+
+def test_packed_fp4_and_tiled_scales_are_as_documented() -> None:
+    values = torch.tensor([[0.5, -6.0, 1.5, 0.0], [-0.5, 4.0, 3.0, -2.0]])
+    assert fp4(values).view(torch.uint8).tolist() == [[0xF1, 0x03], [0x69, 0xC5]]
+    scales = torch.arange(150 * 6, dtype=torch.float32).view(150, 6)
+    lying = tiled(scales, torch.float32)
+    for row, block in ((0, 0), (31, 3), (32, 1), (127, 5), (128, 4), (149, 2)):
+        place = (row // 128 * 2 + block // 4) * 512 + row % 32 * 16 + row % 128 // 32 * 4 + block % 4
+        assert lying[place] == scales[row, block]
+
+
 # Bounds
 
 
@@ -106,9 +137,9 @@ def test_eager_lies_within_the_bounds() -> None:
     judged = 0
     for index in range(150):
         program = draw(7, index)
-        function, example_inputs = program.load()
+        _, example_inputs = program.load()
         bounds = follow(program, example_inputs())
-        for name, result in zip(program.outputs, function(*example_inputs()), strict=True):
+        for name, result in zip(program.outputs, program.eager_results(example_inputs()), strict=True):
             assert not bounds[name].wrong(result).any(), f"program {index}: {name}\n{program.source()}"
             judged += result.numel() - int(bounds[name].loose.sum())
     assert judged > 50_000
@@ -307,9 +338,35 @@ def forget_roundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lower, "_as_eager_reads", lambda chain, value, argument, node: value)
 
 
+def scale_by_the_blocks_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fp32 scales of each block of K taken for the next one."""
+    from cute_backend import replay
+
+    right = replay._of_lines
+
+    def wrong(scales: Tensor, axis: int, blocks: Scaling, count: int) -> Tensor:
+        return right(scales.roll(1, 1 - axis), axis, blocks, count)
+
+    monkeypatch.setattr(replay, "_of_lines", wrong)
+
+
+def scale_by_neighbouring_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiled scales of a row taken for the row after it."""
+    from cute_backend import replay
+
+    right = replay.untiled
+
+    def wrong(scales: Tensor, scaling: Scaling, lines: int, k: int) -> Tensor:
+        return right(scales, scaling, lines, k).view(torch.uint8).roll(1, 0).view(scales.dtype)
+
+    monkeypatch.setattr(replay, "untiled", wrong)
+
+
 @pytest.mark.parametrize(
     ("plant", "tells"),
     [
+        (scale_by_the_blocks_before, "_scaled_mm("),
+        pytest.param(scale_by_neighbouring_tiles, "tiled(", marks=pytest.mark.exhaustive),
         (ignore_alpha, "alpha="),
         (lose_a_column, "(-1"),
         (forget_roundings, ""),

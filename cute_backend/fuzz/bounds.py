@@ -105,7 +105,7 @@ def follow(program: Program, inputs: Sequence[Tensor]) -> dict[str, Bounds]:
 
 def taken(step: Step, operands: list[Bounds], sizes: dict[str, int]) -> Bounds:
     """The bounds of a step's result. Raises torch's exception if the step can't be computed."""
-    eager = evaluate(step.text, [each.eager for each in operands], sizes)
+    eager = step.eager([each.eager for each in operands], sizes)
 
     def run(*samples: Tensor) -> Tensor:
         return evaluate(step.reference or step.text, list(samples), sizes).double()

@@ -11,6 +11,7 @@ from random import Random
 import torch
 from torch import Tensor
 
+from cute_backend.fuzz.block_scaled import RECIPES, Recipe
 from cute_backend.fuzz.program import NOT_TAKEN, Fill, Input, Program, Rule, Step, evaluate
 from cute_backend.fuzz.vocabulary import (
     CASTS,
@@ -55,7 +56,10 @@ class Drawing:
         self.deep = random.random() < 0.35
         self.scaled = random.random() < 0.35
         b, s = random.choice(_LEADING) if self.deep else (1, random.choice(_ROWS))
+        self.recipe = random.choice(RECIPES) if self.scaled and random.random() < 0.4 else None
         k, n = random.choice((16, 32)), random.choice((16, 32, 48) if self.scaled else _COLUMNS)
+        if self.recipe is not None:
+            k, n = random.choice(self.recipe.depths), random.choice((16, 48, 144, 272))
         if random.random() < 0.15 and not self.scaled:
             n = b * s
         if random.random() < 0.02:
@@ -139,11 +143,12 @@ class Drawing:
         rule: Rule,
         reference: str = "",
         dim: int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> str | None:
         """Adds a step. Returns the name of its value, or None if torch does not accept the step."""
-        step = Step(f"t{len(self.steps)}", text, tuple(operands), rule, reference, dim)
+        step = Step(f"t{len(self.steps)}", text, tuple(operands), rule, reference, dim, dtype)
         try:
-            self.values[step.name] = evaluate(text, [self.values[name] for name in operands], self.sizes)
+            self.values[step.name] = step.eager([self.values[name] for name in operands], self.sizes)
         except NOT_TAKEN:
             return None
         self.steps.append(step)
@@ -206,6 +211,8 @@ class Drawing:
         self.new_plane(self.times("N"))
 
     def times(self, columns: str) -> str | None:
+        if self.recipe is not None:
+            return self.block_scaled_product(self.recipe, columns)
         if self.scaled:
             return self.scaled_product(columns)
         dtype = self.random.choices([BF16, F16, F32], [8, 3, 0.5])[0]
@@ -288,6 +295,23 @@ class Drawing:
         accumulate = ", use_fast_accum=True" if self.random.random() < 0.5 else ""
         text = f"torch._scaled_mm({{0}}, {{1}}, {{2}}, {{3}}{bias}, out_dtype={out}{accumulate})"
         return self.deepened(self.step(text, operands, Rule.PRODUCT, reference), columns)
+
+    def block_scaled_product(self, recipe: Recipe, columns: str) -> str | None:
+        dtype, fill = (
+            (F32, Fill.FP4) if recipe.is_fp4 else (E4M3, Fill.INTEGERS if self.exact else Fill.NORMAL)
+        )
+        a, b = self.factor(("M",), dtype, fill), self.input((columns, "K"), dtype, fill)
+        scales = Fill.POWERS if self.exact else recipe.fill
+        operands = [a, b]
+        for of, rows in enumerate(("M", columns)):
+            operands.append(self.input(recipe.scales_shape(rows, of), recipe.dtype, scales))
+        out = self.random.choice((BF16, BF16, F16, F32))
+        bias = ("", "")
+        if out is not F32 and self.random.random() < 0.35:
+            operands.append(self.input((columns,), out, fill))
+            bias = ", bias={4}", " + {4}"
+        text, reference = recipe.text(out, bias[0]), recipe.reference(bias[1])
+        return self.deepened(self.step(text, operands, Rule.PRODUCT, reference, dtype=out), columns)
 
     def parts(self) -> None:
         """Draws two parts of a product of 2 N columns, which may meet in an op."""

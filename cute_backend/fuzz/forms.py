@@ -201,6 +201,7 @@ class _Forms(Drawing):
     def __init__(self, random: Random) -> None:
         super().__init__(random)
         self.exact = self.scaled = False
+        self.recipe = None
         self.scalars: list[str] = []
         self.weights: list[str] = []
         self.gradients: list[tuple[str, str]] = []

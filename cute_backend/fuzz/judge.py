@@ -8,7 +8,8 @@ These rules hold for every output, and for every input that the program writes:
   dtype, or is at least as close to the float64 reference as Inductor's;
 - an exact program under eager's roundings gives eager's bits, if Inductor does.
 
-Without Inductor (walker and replay alone) eager takes its place. If a program has steps that are not
+Without Inductor (walker and replay alone), or where torch has no kernel for a step, eager takes its place. If
+a program has steps that are not
 followed, only its dtypes and shapes are judged.
 """
 
@@ -73,7 +74,7 @@ def judge(program: Program, replay_only: bool = False, device: str = "cpu") -> V
 
     with _settings(program):
         try:
-            wanted = called(lambda fn, arguments, _: fn(*arguments))
+            wanted = called(lambda fn, arguments, _: program.eager_results(arguments))
             bounds = follow(program, inputs()) if program.is_followed else {}
         except NOT_TAKEN as error:
             return Verdict(excluded=f"eager raises {_crash(error)}")
@@ -87,7 +88,7 @@ def judge(program: Program, replay_only: bool = False, device: str = "cpu") -> V
             return Verdict(failure=f"cute raises {crash}", kind=f"raises {type(error).__name__}")
         counted = Counter(counters["cute_backend"])
         try:
-            others = wanted if replay_only else called(theirs)
+            others = wanted if replay_only or not program.has_kernels else called(theirs)
         except Exception as error:
             return Verdict(excluded=f"Inductor raises {_crash(error)}", counted=counted)
 
@@ -95,7 +96,8 @@ def judge(program: Program, replay_only: bool = False, device: str = "cpu") -> V
             for name, got, other, eager in zip(names, results, others, wanted, strict=True):
                 failure = _unlike(got, eager)
                 if not failure and bounds:
-                    failure = _wrong(program, bounds[name], got, other, eager, strides=not replay_only)
+                    strides = program.has_kernels and not replay_only
+                    failure = _wrong(program, bounds[name], got, other, eager, strides)
                 if failure:
                     return f"{name} {failure}"
             return ""

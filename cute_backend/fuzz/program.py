@@ -7,7 +7,7 @@ sizes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from cute_backend.fuzz.formats import fp4, scaled, tiled
 
 NOT_TAKEN = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
 """The exceptions that torch raises for an op that is not defined on these dtypes or sizes."""
@@ -31,6 +33,11 @@ class Fill(Enum):
     POWERS = "torch.exp2(torch.randint(-2, 3, {0}, generator=g))"
     """Positive, and exact as factors: scales."""
     POSITIVE = "torch.rand({0}, generator=g) + 0.5"
+    FP4 = (
+        "torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])"
+        "[torch.randint(0, 15, {0}, generator=g)]"
+    )
+    """The values of E2M1."""
     SPECIAL = (
         "torch.tensor([0.0, -0.0, 1.0, -2.5, 0.3, 300.0, 7e4, float('inf'), -float('inf'), float('nan')])"
         "[torch.randint(0, 10, {0}, generator=g)]"
@@ -93,7 +100,8 @@ class Step:
     """`name = text`, where `{0}`, `{1}`, ... in the text are operands: inputs and earlier steps.
 
     `reference` computes the same in float64 where the text can't. For an INDEX it returns the extremum that
-    is searched, along `dim`, or over all elements if that is None.
+    is searched, along `dim`, or over all elements if that is None. If torch has no kernel for the step, its
+    result in eager is the reference in `dtype`.
     """
 
     name: str
@@ -102,6 +110,13 @@ class Step:
     rule: Rule
     reference: str = ""
     dim: int | None = None
+    dtype: torch.dtype | None = None
+
+    def eager(self, operands: list[Tensor], sizes: dict[str, int]) -> Any:
+        """The result on these operands. Raises torch's exception if the step can't be computed."""
+        if self.dtype is None:
+            return evaluate(self.text, operands, sizes)
+        return evaluate(self.reference, [each.double() for each in operands], sizes).to(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -126,14 +141,27 @@ class Program:
         """Whether bounds are known for all of its values."""
         return all(step.rule is not Rule.ANY for step in self.steps)
 
+    @property
+    def has_kernels(self) -> bool:
+        """Whether torch has a kernel for every step."""
+        return all(step.dtype is None for step in self.steps)
+
+    def eager_results(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The outputs, step by step. Writes change `inputs`."""
+        values = dict(zip((each.name for each in self.inputs), inputs, strict=True))
+        for step in self.steps:
+            values[step.name] = step.eager([values[name] for name in step.operands], dict(self.sizes))
+        return tuple(values[name] for name in self.outputs)
+
     def source(self) -> str:
         """A module that defines the sizes, `example_inputs` and `program`."""
         sizes = ", ".join(name for name, _ in self.sizes), ", ".join(str(size) for _, size in self.sizes)
         inputs = "".join(f"        {each.text},\n" for each in self.inputs)
         steps = "".join(f"    {step.name} = {_text(step)}\n" for step in self.steps)
         results = ", ".join(self.outputs)
+        helpers = "" if self.has_kernels else "from cute_backend.fuzz.formats import fp4, tiled\n\n"
         return (
-            "import torch\nimport torch.nn.functional as F\n\n"
+            f"import torch\nimport torch.nn.functional as F\n\n{helpers}"
             f"{sizes[0]} = {sizes[1]}\n\n\n"
             f"def example_inputs():\n    g = torch.Generator().manual_seed({self.seed})\n"
             f"    return (\n{inputs}    )\n\n\n"
@@ -173,9 +201,12 @@ def is_write(step: Step) -> bool:
 _WRITES = re.compile(r"\.[a-z]+_\(")
 
 
+_NAMES = {"torch": torch, "F": F, "fp4": fp4, "tiled": tiled, "scaled": scaled}
+
+
 def evaluate(text: str, operands: list[Any], sizes: dict[str, int]) -> Any:
     names = [f"v{index}" for index in range(len(operands))]
-    namespace = {"torch": torch, "F": F, **sizes, **dict(zip(names, operands, strict=True))}
+    namespace = {**_NAMES, **sizes, **dict(zip(names, operands, strict=True))}
     return eval(_compiled(text.format(*names)), namespace)
 
 
