@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from cute_backend.memory_ops.statements import register_type
 from cute_backend.planning import ByElement, Placement, Plan, Ring
+from cute_backend.planning.tiles import STAGED_COLUMNS
 from cute_backend.spec import DType, EpilogueSpec, Load, LoadKind
 
 CUTE_TYPES = {
@@ -44,8 +45,8 @@ def stage(loads: Sequence[Load]) -> list[str]:
     group = {load.name: "tile.group, " if load.kind is LoadKind.GROUPVEC else "" for load in loads}
     reads = [f"smem.{name}[column] = glob.{name}[{group[name]}tile.clamp_column(column)]" for name in group]
     return [
-        "        for i in cutlass.range_constexpr(tile.tile_n // 32):",
-        "            column = tile.lane + 32 * i",
+        f"        for i in cutlass.range_constexpr(tile.tile_n // {STAGED_COLUMNS}):",
+        f"            column = tile.lane + {STAGED_COLUMNS} * i",
         *(f"            {read}" for read in reads),
     ]
 

@@ -177,8 +177,8 @@ def _parted(arch: Arch, spec: EpilogueSpec) -> Iterator[TileConfig]:
     tiles = arch.target.tiles
     if tiles.parts and _shipped(arch, spec) is tiles.shipped and _can_leave_sums(spec):
         for config in _split(suited(arch, tiles.parted, spec), tiles.parts):
-            summing = config.summing
-            if all(subtiled(spec, summing, alignment) == summing for alignment in Alignment):
+            by_tma, plain = (subtiled(spec, config, alignment).summing for alignment in Alignment)
+            if by_tma == config.summing and (plain.tile_m, plain.tile_n) == (by_tma.tile_m, by_tma.tile_n):
                 yield config
 
 

@@ -39,6 +39,11 @@ TILE_K_BYTES = 128
 """Bytes of K in one pipeline stage: one row of the 128-byte swizzle."""
 
 
+STAGED_COLUMNS = 32
+"""Columns of a rowvec that a warp stages in shared memory at once, one a lane. Where rowvecs are staged, a
+tile's columns are a multiple of them."""
+
+
 class Alignment(str, Enum):
     """The alignment of exact loads and outputs that a kernel is compiled for."""
 
@@ -182,12 +187,13 @@ class TileConfig:
     def summing(self) -> TileConfig:
         """The tile of the kernel that runs the epilogue: this one or, if sums are in memory, that of the
         second kernel. The second kernel mostly reads, and multiplies nothing. If the target has clusters, its
-        tiles are therefore smaller, so that there are enough of them for all multiprocessors."""
+        tiles are therefore smaller, so that there are enough of them for all multiprocessors. A warp stages
+        a rowvec by one element a lane, so they are not narrower than STAGED_COLUMNS."""
         if not self.sums_in_memory:
             return self
         if not self.target.clusters:
             return replace(self, split_k=1)
-        return replace(self, split_k=1, tile_m=self.block_m, tile_n=self.subtile_n)
+        return replace(self, split_k=1, tile_m=self.block_m, tile_n=max(self.subtile_n, STAGED_COLUMNS))
 
     @property
     def name(self) -> str:

@@ -17,6 +17,7 @@ from cutlass.cute.nvgpu import cpasync
 from cute_backend.planning import TileConfig
 from cute_backend.planning.mma_scales import MmaScales
 from cute_backend.planning.shared_memory import BlockScales
+from cute_backend.planning.tiles import STAGED_COLUMNS
 from cute_backend.spec import Order, ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import WARP, Crew
@@ -52,6 +53,11 @@ class Gemm(ABC):
         if bool(epilogue.staged) != isinstance(epilogue, Staging):
             has = "a method" if isinstance(epilogue, Staging) else "no method"
             raise ValueError(f"an epilogue stages {len(epilogue.staged)} rowvecs and has {has} `stage`")
+        if epilogue.staged and config.tile_n % STAGED_COLUMNS:
+            raise ValueError(
+                f"a warp stages a rowvec {STAGED_COLUMNS} columns at a time, and tile {config.name} has "
+                f"{config.tile_n} columns, which is no multiple of them"
+            )
         shared = epilogue.staged + epilogue.shared_loads + epilogue.shared_stores
         self.smem_names = [operand.name for operand in shared]
 

@@ -379,11 +379,7 @@ class Sm100Gemm(Gemm):
         check_stage(config, ab_bytes)
         if cutlass.const_expr(isinstance(self.mainloop.scaling, MmaScales)):
             ab_bytes += cast(MmaScales, self.mainloop.scaling).stage_bytes(config)
-        scale_stages = None
-        if cutlass.const_expr(self.block_scales is not None):
-            scale_stages = ScaleStages.allocate(
-                smem, cast(Ring, self.scale_ring), cast(BlockScales, self.block_scales), config
-            )
+        scale_stages = self._scale_stages(smem)
         ab_pipeline = pipeline.PipelineTmaUmma.create(
             **stages_of(smem, self.ab_ring), tx_count=ab_bytes * config.ctas, cta_layout_vmnk=cluster
         )
@@ -484,6 +480,12 @@ class Sm100Gemm(Gemm):
             self._visit_tiles(shared, cute.make_tensor(tmem_ptr, acc_layout), store_tmas)
             tmem.relinquish_alloc_permit()
             tmem.free(tmem_ptr)
+
+    def _scale_stages(self, smem: SmemAllocator) -> ScaleStages | None:
+        """Shared memory for fp32 scales of blocks, if the product has them."""
+        if self.block_scales is None:
+            return None
+        return ScaleStages.allocate(smem, cast(Ring, self.scale_ring), self.block_scales, self.config)
 
     def _piece_stages(self, s_b: cute.Tensor, piece: cute.ComposedLayout, index: int) -> cute.Tensor:
         """The part of each stage of B that one tensor fills."""
