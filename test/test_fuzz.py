@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -563,3 +564,10 @@ def test_what_cannot_be_done_is_told_in_a_sentence(
     assert main(["fuzz", *arguments]) == 2
     error = capsys.readouterr().err
     assert complaint in error and error.count("\n") == 1
+
+
+def test_only_refusals_are_listed_as_left_out() -> None:
+    tally = command.Tally(programs=3, counted=Counter(regions=2, kernels_built=4, part_of_rows=1))
+    rows = list(command._summary(tally).columns[0].cells)
+    assert "kernels built" in rows
+    assert [row for row in rows if row.startswith("left out")] == ["left out: part_of_rows"]

@@ -31,6 +31,7 @@ from cute_backend.fuzz.forms import draw_form
 from cute_backend.fuzz.judge import Verdict, judge, run_without_the_pass
 from cute_backend.fuzz.program import Program
 from cute_backend.fuzz.shrink import shrink
+from cute_backend.fx_walk.reasons import Reason
 from cute_backend.presentation import terminal
 
 
@@ -260,8 +261,9 @@ def _summary(tally: Tally) -> Table:
     table.add_row("regions", f"{counted.pop('regions', 0):,}")
     table.add_row("elements judged", f"{tally.elements - tally.loose:,}")
     table.add_row("elements that may be anything", f"{tally.loose:,}")
-    for reason, count in sorted(counted.items()):
-        table.add_row(f"left out: {reason}", f"{count:,}")
+    refusals = {reason.value for reason in Reason}
+    for name, count in sorted(counted.items(), key=lambda each: (each[0] in refusals, each[0])):
+        table.add_row(f"left out: {name}" if name in refusals else name.replace("_", " "), f"{count:,}")
     for why, count in sorted(tally.excluded.items()):
         table.add_row(f"not judged: {why}", f"{count:,}")
     table.add_row("wrong", f"{len(tally.failures):,}")
