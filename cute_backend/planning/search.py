@@ -173,9 +173,11 @@ def _can_leave_sums(spec: EpilogueSpec) -> bool:
 
 
 def _parted(arch: Arch, spec: EpilogueSpec) -> Iterator[TileConfig]:
-    """Yields the tiles whose CTAs leave the sums of parts of K in memory although the target has clusters."""
+    """Yields the tiles whose CTAs leave the sums of parts of K in memory although the target has clusters.
+    Their second kernel does not use TMA, by which a table of blocks would come."""
     tiles = arch.target.tiles
-    if tiles.parts and _shipped(arch, spec) is tiles.shipped and _can_leave_sums(spec):
+    tables = any(load.is_table and load.blocks is not None for load in spec.loads_of(LoadKind.EXACT))
+    if tiles.parts and not tables and _shipped(arch, spec) is tiles.shipped and _can_leave_sums(spec):
         for config in _split(suited(arch, tiles.parted, spec), tiles.parts):
             by_tma, plain = (subtiled(spec, config, alignment).summing for alignment in Alignment)
             if by_tma == config.summing and (plain.tile_m, plain.tile_n) == (by_tma.tile_m, by_tma.tile_n):

@@ -152,11 +152,17 @@ class StoredSums(Feed):
 
 class SumGemm(Sm80Gemm):
     """D = epilogue(the sum of `parts` parts of K), for sums (parts * M, N) in fp32 that `WriteSums` has
-    written."""
+    written. Raises ValueError if the epilogue loads a table by TMA."""
 
     feed_type = StoredSums
 
     def __init__(self, epilogue: Epilogue, config: TileConfig, parts: int):
+        tables = [operand.name for operand in epilogue.shared_loads if operand.repeats]
+        if tables:
+            raise ValueError(
+                f"tables come by TMA, here {', '.join(tables)}; the kernel that adds up parts of K takes "
+                "planes, which warps copy"
+            )
         super().__init__(epilogue, config)
         self.parts = parts
         pairs = config.thread_accumulators // self.blocks // PAIR

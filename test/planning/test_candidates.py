@@ -254,6 +254,13 @@ def test_sums_of_parts_go_through_memory_without_clusters(arch: Arch) -> None:
     assert config.sums_in_memory and config.cluster_size == 1 and config.sum_bytes == 0
 
 
+def test_tables_keep_the_sums_of_parts_out_of_memory_on_hopper() -> None:
+    """The kernel that adds the parts up would copy a table, which TMA brings elsewhere, as a plane."""
+    for name in ("addmm_relu", "heads"):
+        parted = any(config.sums_in_memory for config in offered(Arch.SM90A, shared_spec(name)))
+        assert parted is (name == "addmm_relu"), name
+
+
 def test_one_extremum_a_row_leaves_registers_for_large_tiles() -> None:
     spec = shared_spec("row_maxima")
     large = {each.name for each in offered(Arch.SM90A, spec) if each.thread_accumulators > 64}

@@ -32,7 +32,7 @@ from cute_backend.spec import (
 )
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.sm80 import Sm80Gemm
-from cute_backend.templates.split_sums import SplitGemm
+from cute_backend.templates.split_sums import SplitGemm, SumGemm
 from cute_backend.templates.stages import Stages
 from support.simulator import pairs
 from support.simulator.exact import (
@@ -241,3 +241,10 @@ def test_sums_of_parts_in_large_tiles_and_along_other_modes() -> None:
 def test_sums_that_no_tile_leaves_in_memory_are_refused() -> None:
     with pytest.raises(ValueError, match="tile 64x64_1x1 leaves no sums in memory for a second kernel"):
         SplitGemm(Sm80Gemm, SimpleNamespace(), sm80(64, 64))
+
+
+def test_tables_beside_sums_in_memory_are_refused() -> None:
+    """Warps copy boxes of a plane, and know nothing of rows that repeat."""
+    loads = (SmemOperand("exact0", cutlass.BFloat16, repeats=True),)
+    with pytest.raises(ValueError, match="tables come by TMA, here exact0; the kernel that adds"):
+        SumGemm(SimpleNamespace(shared_loads=loads), sm80(64, 64), 2)
