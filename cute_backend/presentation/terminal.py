@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cute_backend.api import Explanation, Region
     from cute_backend.runtime.compile import Built
     from cute_backend.runtime.kernel import Kernel
+    from cute_backend.simulator.report import Report
     from cute_backend.simulator.simulate import Difference, Launch
 
 PLAIN_WIDTH = 110
@@ -179,13 +180,20 @@ def build_table(builds: Sequence[tuple[str, Kernel, Built]]) -> Table:
 
 
 def launch_table(launch: Launch) -> RenderableType:
-    """A simulated launch: what the warps of each role did."""
+    """A simulated launch: what the warps of each role did, in both kernels if parts of K go through
+    memory."""
     m, n, k = launch.problem
-    config, run = launch.kernel.config, launch.report
-    heading = Text(
-        f"M {m}, N {n}, K {k} on {config.arch.value}, tile {config.name}: {config.words}\n"
-        f"grid {run.grid}, {run.instructions} warp instructions"
-    )
+    config = launch.kernel.config
+    tile = Text(f"M {m}, N {n}, K {k} on {config.arch.value}, tile {config.name}: {config.words}")
+    if launch.summing is None:
+        return Group(tile, *_kernel_table("", launch.report))
+    parts = _kernel_table("kernel that multiplies the parts of K: ", launch.report)
+    return Group(tile, *parts, *_kernel_table("kernel that adds them up: ", launch.summing))
+
+
+def _kernel_table(title: str, run: Report) -> tuple[RenderableType, RenderableType]:
+    """The heading of one kernel and the table of its roles."""
+    heading = Text(f"{title}grid {run.grid}, {run.instructions} warp instructions")
     table = light_table("role", "warps", "instructions", "waits", "exposed loads", "bytes moved")
     for role in sorted(run.roles.values(), key=lambda role: role.role):
         table.add_row(
@@ -196,7 +204,7 @@ def launch_table(launch: Launch) -> RenderableType:
             str(max(role.exposed_loads)) if role.exposed_loads else "",
             ", ".join(f"{kind} {count}" for kind, count in sorted(role.bytes.items())),
         )
-    return Group(heading, table)
+    return heading, table
 
 
 def launch_legend(differences: Sequence[Difference]) -> Text:

@@ -34,7 +34,7 @@ UNNAMED = "other"
 
 MAIN_ROLES = {
     "tma": r"cp\.async\.bulk\.tensor\.\dd\.shared::\w+\.global",
-    "mma": r"tcgen05\.mma",
+    "mma": r"tcgen05\.mma|mma\.sync",
     "wgmma": r"wgmma\.mma_async",
     "epilogue": r"tcgen05\.ld",
 }

@@ -82,12 +82,16 @@ class Machine:
 
 @dataclass(frozen=True)
 class Launch:
-    """One region's kernel, the M, N and K that it ran on, and its report, without the kernel that finishes
-    reductions."""
+    """One region's kernel, the M, N and K that it ran on, and its report.
+
+    `summing` is the report of the second kernel of a tile with split-K through memory, which adds up the
+    parts of K and runs the epilogue. A kernel that finishes reductions has no report here.
+    """
 
     kernel: Kernel
     problem: tuple[int, int, int]
     report: Report
+    summing: Report | None = None
 
 
 @dataclass(frozen=True)
@@ -291,7 +295,7 @@ def run_region(
         )
 
     outputs = Ready(function, Outputs(spec, config), machine.clusters).run(bound.tensors, m, n)
-    return outputs, Launch(kernel, (m, n, k), reports[0])
+    return outputs, Launch(kernel, (m, n, k), reports[0], reports[1] if config.sums_in_memory else None)
 
 
 def _seconds(spec: EpilogueSpec, m: int, n: int, k: int) -> float:

@@ -13,7 +13,9 @@ import torch
 from cute_backend.errors import UsageError
 from cute_backend.memory_ops.emit import emit
 from cute_backend.planning import Alignment, Arch, TileConfig
+from cute_backend.planning.naming import PARTS
 from cute_backend.planning.tiles import CTA_SMEM_BYTES
+from cute_backend.presentation.terminal import launch_table, to_text
 from cute_backend.replay import replay
 from cute_backend.runtime.source import text_of
 from cute_backend.simulator.simulate import run_region
@@ -229,6 +231,11 @@ def test_sums_of_parts_of_k_through_memory(parts: int, alignment: Alignment, arc
     problem = (72, 136, 7 * 64 - 24) if alignment is Alignment.TMA else (67, 71, 7 * 64 - 24)
     launch = check_exact(scaled_residual(DType.BF16, DType.BF16), problem, machine(config))
     assert launch.kernel.alignment is alignment
+    shown = to_text(launch_table(launch))
+    assert (
+        "kernel that multiplies the parts of K: grid" in shown and "kernel that adds them up: grid" in shown
+    )
+    assert PARTS in launch.report.entry and PARTS not in launch.summing.entry
 
 
 def test_sums_of_parts_in_large_tiles_and_along_other_modes() -> None:
