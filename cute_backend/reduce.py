@@ -1,7 +1,7 @@
 """Reductions of a plane, by aten ops: the reference for the replay and the tests.
 
-The rules are `ReduceKind`'s. Except for sums, the result does not depend on the order of the elements, so a
-kernel may divide a plane in any way.
+The rules are `ReduceKind`'s. Except for sums and products, the result does not depend on the order of the
+elements, so a kernel may divide a plane in any way.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def _reduce_rows(rows: Tensor, kind: ReduceKind, accumulate: torch.dtype) -> Ten
         return rows.sum(-1, dtype=accumulate).to(torch.float32)
     if kind is ReduceKind.MEAN:
         return (rows.sum(-1, dtype=accumulate) / rows.shape[-1]).to(torch.float32)
+    if kind is ReduceKind.PROD:
+        return rows.prod(-1, dtype=accumulate).to(torch.float32)
     if kind is ReduceKind.LOGSUMEXP:
         return rows.to(accumulate).logsumexp(-1).to(torch.float32)
     if kind in (ReduceKind.MIN, ReduceKind.ARGMIN):

@@ -28,7 +28,7 @@ def frame_of_blocks(found: Found, frame: Frame, chain: Chain) -> Frame | None:
     or that no tile holds."""
     source = fake(found.source)
     left = frame.reduced(found.dims, fake(found.head).dim() == source.dim(), source.shape)
-    if left is None or found.kind.is_index:
+    if left is None or found.kind.is_index or found.kind is ReduceKind.PROD:
         return None
     if left.n_axes:
         return left

@@ -113,7 +113,7 @@ class Reason(Enum):
     )
     REDUCTION = (
         "reduction",
-        "{target} reduces in a way that no kernel does; they do sum, mean, amax, amin, max, min, any, "
+        "{target} reduces in a way that no kernel does; they do sum, mean, prod, amax, amin, max, min, any, "
         "argmax, argmin and logsumexp",
     )
     BATCHED = (

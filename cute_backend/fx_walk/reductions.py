@@ -117,7 +117,7 @@ def keeps_reduced(node: fx.Node) -> bool:
 
 
 def refuse_unknown(node: fx.Node, m: Size, n: Size) -> None:
-    """Raise Refused for a call that reduces in a way no kernel does: variance, product, ..."""
+    """Raise Refused for a call that reduces in a way no kernel does, such as the variance."""
     back = feeds(node, lambda user: is_pointwise(user) and _on_plane(user, m, n))
     if back is not None:
         raise Refused(Reason.FEEDBACK, reduction=node.name, into=back.name)
@@ -206,6 +206,8 @@ _CALLS = {
     "aten.sum.dim_IntList": ReduceKind.SUM,
     "aten.mean.default": ReduceKind.MEAN,
     "aten.mean.dim": ReduceKind.MEAN,
+    "aten.prod.default": ReduceKind.PROD,
+    "aten.prod.dim_int": ReduceKind.PROD,
     "aten.amax.default": ReduceKind.MAX,
     "aten.max.default": ReduceKind.MAX,
     "aten.amin.default": ReduceKind.MIN,

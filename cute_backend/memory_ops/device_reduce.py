@@ -1,8 +1,9 @@
 """The reductions of generated epilogues: partial results in registers, combined in threads and across lanes.
 
 Generated modules import this as `reduce`. Each kind defines the partial of one element, the identity, and how
-two partials combine; every kind but a sum gives the same result in any order (`cute_backend.reduce` has the
-rules). The second stage combines the partials of all tiles by the same kinds, and makes a store's elements.
+two partials combine; every kind but a sum and a product gives the same result in any order
+(`cute_backend.reduce` has the rules). The second stage combines the partials of all tiles by the same kinds,
+and makes a store's elements.
 """
 
 from __future__ import annotations
@@ -128,6 +129,7 @@ def _logarithm(whole: Values, count: Int64) -> Float32:
 
 SUM = _of_numbers(0.0, operator.add)
 MEAN = replace(SUM, result=lambda whole, count: math.div(whole[0], count.to(Float32)))
+PROD = _of_numbers(1.0, operator.mul)
 MAX = _of_numbers(-_INFINITY, math.maximum)
 MIN = _of_numbers(_INFINITY, math.minimum)
 ARGMAX = replace(_of_indices(Int32, lambda value: value), follow=_first_largest)

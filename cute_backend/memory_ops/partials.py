@@ -24,6 +24,7 @@ class Partial:
 _PARTS: dict[ReduceKind, tuple[tuple[str, DType], ...]] = {
     ReduceKind.SUM: (("_sum", DType.F32),),
     ReduceKind.MEAN: (("_sum", DType.F32),),
+    ReduceKind.PROD: (("_product", DType.F32),),
     ReduceKind.MAX: (("_max", DType.F32),),
     ReduceKind.MIN: (("_min", DType.F32),),
     ReduceKind.ARGMAX: (("_key", DType.F32), ("_index", DType.I32)),

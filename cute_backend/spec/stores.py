@@ -27,6 +27,8 @@ class ReduceKind(str, Enum):
     SUM = "sum"
     MEAN = "mean"
     """The mean: a sum that is divided by the number of elements at the end."""
+    PROD = "prod"
+    """The product of the elements, in fp32, in any order."""
     MAX = "max"
     """NaN where there is one, else the largest; +0 is larger than -0."""
     MIN = "min"

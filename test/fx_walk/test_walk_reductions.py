@@ -103,6 +103,8 @@ PROGRAMS = {
     ),
     # Over the rows
     "column_sum": one(lambda a, b: (a @ b).sum(0), "out0 = bf16(column_sum(acc))"),
+    "product_of_rows": one(lambda a, b: (a @ b).float().prod(-1), "out0 = f32(row_prod(acc))"),
+    "product_of_all": one(lambda a, b: (a @ b).prod(), "out0 = bf16(all_prod(acc))"),
     "column_amax": one(lambda a, b: (a @ b).amax(0, keepdim=True), "out0 = bf16(column_max(acc))"),
     "column_amin": one(lambda a, b: (a @ b).amin(-2), "out0 = bf16(column_min(acc))"),
     "column_argmax": one(lambda a, b: (a @ b).argmax(0), "out0 = i64(column_argmax(acc))"),

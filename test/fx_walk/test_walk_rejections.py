@@ -404,7 +404,6 @@ CASES: dict[Reason, dict[str, Case]] = {
     },
     Reason.REDUCTION: {
         "variance": Case(lambda graph: graph.call(aten.var.correction, relu(graph), [1]), 1),
-        "product": Case(lambda graph: graph.call(aten.prod.dim_int, relu(graph), 1), 1),
     },
     Reason.REDUCED_AXES: {
         "part_of_m": Case(sum_over_heads, 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -36,11 +37,15 @@ VALUE = (
 )
 
 
-def spec_of(*axes: Axis) -> EpilogueSpec:
-    """Every kind along these axes, and the plane itself."""
+KINDS = tuple(kind for kind in ReduceKind if kind is not ReduceKind.PROD)
+"""Every kind but the product: whether that of `difficult` overflows on the way depends on the order."""
+
+
+def spec_of(*axes: Axis, kinds: Sequence[ReduceKind] = KINDS) -> EpilogueSpec:
+    """These kinds along these axes, and the plane itself."""
     stores = [Store("out0", "value", DType.F32)]
     for axis in axes:
-        for kind in ReduceKind:
+        for kind in kinds:
             dtype = DType.I64 if kind.is_index else DType.F32
             stores.append(Store(f"out{len(stores)}", "value", dtype, reduce=Reduction(axis, kind)))
     acc = Accumulator("acc", DType.BF16, DType.BF16)
@@ -77,7 +82,8 @@ def check(spec: EpilogueSpec, config: TileConfig, plane: Tensor, async_seed: int
     machine = Machine(config.arch, async_seed=async_seed, config=config)
     outputs, _ = run_region(spec, [a], [b], [plane], machine)
     for store, actual, right in zip(spec.stores, outputs, replay(spec, [a], [b], [plane]), strict=True):
-        exact = store.reduce is None or store.reduce.kind.is_index or store.reduce.kind.is_extremum
+        kind = None if store.reduce is None else store.reduce.kind
+        exact = kind in (None, ReduceKind.PROD) or kind.is_index or kind.is_extremum
         tolerance = {"rtol": 0, "atol": 0} if exact else {"rtol": 2e-6, "atol": 1e-6}
         message = f"{store.name} {store.reduce}"
         torch.testing.assert_close(
@@ -92,6 +98,19 @@ def test_every_kind(spec: EpilogueSpec, config: TileConfig) -> None:
     """Tiles cut by both edges, several of them; a tile of the cluster may lie beyond the plane as a whole."""
     for seed, (m, n) in enumerate([(140, 72), (1, 72)]):
         check(spec, config, difficult(m, n), seed)
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("config", ["ping-pong", "one CTA"])
+def test_products_are_exact_in_any_order_where_their_factors_are_powers_of_two(config: str) -> None:
+    """Factors are powers of two, so that products are exact in every order, but for a zero and a NaN."""
+    generator = torch.Generator().manual_seed(3)
+    powers = torch.randint(-1, 2, (140, 72), generator=generator) * (torch.arange(72) % 9 == 4)
+    plane = 2.0**powers * (1 - 2 * torch.randint(0, 2, (140, 72), generator=generator))
+    plane[5, 7], plane[9, 70] = 0.0, NAN
+    kinds = (ReduceKind.PROD,)
+    check(spec_of(Axis.ROW, Axis.COLUMN, kinds=kinds), CONFIGS[config], plane, 0)
+    check(spec_of(Axis.ALL, kinds=kinds), CONFIGS[config], plane[10:76], 0)
 
 
 @pytest.mark.sweep

@@ -199,7 +199,8 @@ def _reduced(draw: st.DrawFn, name: str, chain: _Chain) -> Store:
     value = draw(_value(chain))
     if chain.dtypes[value] is DType.I32:
         value = next(iter(chain.dtypes))
-    kind = draw(st.sampled_from(ReduceKind))
+    # Whether a product of random elements overflows depends on the order.
+    kind = draw(st.sampled_from([kind for kind in ReduceKind if kind is not ReduceKind.PROD]))
     dtypes = [dtype for dtype in VALUE_DTYPES if dtype.is_float]
     if kind.is_index:
         dtypes = [DType.I64]
