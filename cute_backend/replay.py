@@ -66,12 +66,12 @@ def replay(
     `a` has one tensor, (M, K), and `b` one (K, N) for each accumulator, or one (K, 2 N) for even and odd
     columns. If blocks have scales, these follow: (M, K / 128) or (M / 128, K / 128) for A, and (K / 128, N)
     or (K / 128, N / 128) for each B, rounded up. For a product with groups of rows, `a` has the offsets (G,)
-    as well, and each B is (G, K, N). For one with groups of K, `a` has the offsets, and the plane is (G * M,
-    N). `loads` follow the spec: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, (G, N) for a
-    groupvec, with an axis for each mode of an M of several and (N / b, b) for an N of blocks, one element for
-    a scalar. The operands' values are exact in `accumulate`, in which products and reductions are summed, in
-    the order of the device's own kernels; float64 takes that order's rounding out of a test. Everything else
-    is fp32.
+    after A, each B is (G, K, N), and scales of B have a leading G. For one with groups of K, `a` has the
+    offsets, and the plane is (G * M, N). `loads` follow the spec: (M, N) for an exact load, (N,) for a
+    rowvec, (M,) for a colvec, (G, N) for a groupvec, with an axis for each mode of an M of several and (N /
+    b, b) for an N of blocks, one element for a scalar. The operands' values are exact in `accumulate`, in
+    which products and reductions are summed, in the order of the device's own kernels; float64 takes that
+    order's rounding out of a test. Everything else is fp32.
 
     Raises SpecError where an op and its operands contradict the op table, ValueError where the number of
     operands contradicts the spec, IndexError for an extremum of no elements.
@@ -113,7 +113,9 @@ def _products(
         left, offsets = a
         return [_by_groups_of_k(left, offsets, right, accumulate) for right in b]
     if spec.product.kind is ProductKind.GROUPED:
-        left, offsets = a
+        left, offsets, *of_a = a
+        if spec.product.is_block_scaled:
+            return _of_scaled_groups(spec, left, offsets, of_a[0], b, accumulate)
         return [_of_groups(left, offsets, right, accumulate) for right in b]
     if not spec.product.is_block_scaled:
         (left,) = a
@@ -175,6 +177,27 @@ def _of_groups(a: Tensor, offsets: Tensor, b: Tensor, accumulate: torch.dtype) -
         torch.matmul(a[first:end].to(accumulate), b[group].to(accumulate), out=product[first:end])
         first = end
     return product
+
+
+def _of_scaled_groups(
+    spec: EpilogueSpec, a: Tensor, offsets: Tensor, of_a: Tensor, b: Sequence[Tensor], accumulate: torch.dtype
+) -> list[Tensor]:
+    """Multiplies as `_of_groups`, by every B, after scaling the blocks of A and B. The scales lie in tiles,
+    and each group of rows begins with a tile of its own."""
+    scaling, k = spec.product.a_scaling, a.shape[1] * spec.product.a_dtype.values
+    rows = a.new_zeros((a.shape[0], k), dtype=accumulate)
+    first = begin = 0
+    for end in offsets.tolist():
+        count = scaling.tiled(end - first, k)
+        if end > first:
+            own = dequantised(a[first:end], of_a[begin : begin + count], scaling)
+            rows[first:end] = own.to(accumulate)
+        first, begin = end, begin + count
+    products = []
+    for right, scales in zip(b[: spec.b_count], b[spec.b_count :], strict=True):
+        each = [dequantised(one.t(), of_one, scaling).t() for one, of_one in zip(right, scales, strict=True)]
+        products.append(_of_groups(rows, offsets, torch.stack(each), accumulate))
+    return products
 
 
 def _by_groups_of_k(a: Tensor, offsets: Tensor, b: Tensor, accumulate: torch.dtype) -> Tensor:

@@ -247,7 +247,8 @@ def signature(spec: EpilogueSpec, sums: bool = False) -> tuple[Argument, ...]:
     if tiled:
         scaled = (replace(first, name=acc) for acc in names.values())
         arguments += [
-            _tiled(name, acc, Role.B_SCALES, Extent.B_SCALES) for name, acc in zip(names, scaled, strict=True)
+            _tiled(name, acc, Role.B_SCALES, *groups, Extent.B_SCALES)
+            for name, acc in zip(names, scaled, strict=True)
         ]
     elif first.is_block_scaled:
         extents = (Extent.K_BLOCKS, columns if first.b_scaling is Scaling.LINE else Extent.N_BLOCKS)
@@ -273,10 +274,11 @@ def _scales(name: str, acc: str, role: Role, extents: tuple[Extent, ...]) -> Arg
     return Argument(f"{name}_scales", f"block scale of {name[0].upper()} of {acc}", role, DType.F32, dims)
 
 
-def _tiled(name: str, acc: Accumulator, role: Role, extent: Extent) -> Argument:
-    """The scales of an operand's blocks as TMA and the MMA take them: tiles that follow each other."""
-    title, dims = f"block scale of {name[0].upper()} of {acc.name}", (Dim(extent, Stride.ONE),)
-    dtype = acc.a_scaling.facts.dtype
+def _tiled(name: str, acc: Accumulator, role: Role, *extents: Extent) -> Argument:
+    """The scales of an operand's blocks as TMA and the MMA take them: tiles that follow each other. Those of
+    a B of each group have an axis of groups."""
+    title, dtype = f"block scale of {name[0].upper()} of {acc.name}", acc.a_scaling.facts.dtype
+    dims = tuple(Dim(each, Stride.ONE if each is extents[-1] else Stride.OTHER) for each in extents)
     return Argument(f"{name}_scales", title, role, dtype, dims, ArgumentAlignment.TMA)
 
 

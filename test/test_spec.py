@@ -304,6 +304,7 @@ BY_BLOCKS = replace(ACC, fast_accum=False, a_scaling=Scaling.LINE, b_scaling=Sca
         ({"a_dtype": DType.F16, "b_dtype": DType.F16}, "and dtype f16; 1x128 blocks scale e4m3 and e5m2"),
         ({"fast_accum": True}, "and fast_accum, but its sums are scaled, and so promoted, block by block"),
         ({"kind": ProductKind.BATCHED}, "and is batched; only a dense product has them"),
+        ({"kind": ProductKind.GROUPED}, "and is grouped; only .* rows in groups whose scales the MMA"),
     ],
     ids=lambda value: str(value),
 )

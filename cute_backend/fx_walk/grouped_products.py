@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import fx
 
 from cute_backend.fx_walk.anchor import Anchor
-from cute_backend.fx_walk.block_scales import has_shape, recipe_names
+from cute_backend.fx_walk.block_scales import (
+    SWIZZLE,
+    has_shape,
+    recipe_names,
+    scales_of_each_group,
+    scales_of_groups,
+    swizzle_names,
+)
 from cute_backend.fx_walk.classify import classify_table, classify_vector
 from cute_backend.fx_walk.dense_products import dense
+from cute_backend.fx_walk.product_operands import accumulator_of, check_devices, operand_dtypes, out_dtype
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.scaled_products import fp8
 from cute_backend.fx_walk.static import arguments, describe, fake, target_name
-from cute_backend.spec import LoadKind
+from cute_backend.spec import DType, LoadKind, Scaling
 
 
 def read_grouped_mm(node: fx.Node) -> Anchor:
@@ -40,16 +49,46 @@ def read_scaled_grouped_mm(node: fx.Node) -> Anchor:
     args = arguments(node)
     if args["scale_result"] is not None:
         return _refused(node)
-    return _scaled_groups(node, args["scale_a"], args["scale_b"])
+    scales = args["scale_a"], args["scale_b"]
+    read = _mx_groups if fake(scales[0]).dtype is torch.float8_e8m0fnu else _scaled_groups
+    return read(node, *scales)
 
 
 def read_scaled_grouped_mm_v2(node: fx.Node) -> Anchor:
     args = arguments(node)
-    rowwise = [("RowWise",), ("RowWise",)]
-    if [recipe_names(args[name]) for name in ("recipe_a", "recipe_b")] != rowwise:
+    recipe, other = (recipe_names(args[name]) for name in ("recipe_a", "recipe_b"))
+    if recipe != other or recipe not in (("RowWise",), ("BlockWise1x32",)):
         return _refused(node)
     (scale_a,), (scale_b,) = args["scale_a"], args["scale_b"]
-    return _scaled_groups(node, scale_a, scale_b)
+    if recipe == ("RowWise",):
+        return _scaled_groups(node, scale_a, scale_b)
+    swizzles = [swizzle_names(args[name]) for name in ("swizzle_a", "swizzle_b")]
+    return _mx_groups(node, scale_a, scale_b) if swizzles == [SWIZZLE, SWIZZLE] else _refused(node)
+
+
+def _mx_groups(node: fx.Node, scale_a: fx.Node, scale_b: fx.Node) -> Anchor:
+    """Reads a product of MXFP8 rows in groups, (M, K) by (G, K, N), whose blocks the MMA scales."""
+    args = arguments(node)
+    a, b = args["self"], args["mat2"]
+    if (fake(a).dim(), fake(b).dim()) != (2, 3) or args["offs"] is None or args["bias"] is not None:
+        return _refused(node)
+    groups, k, n = fake(b).shape
+    a_blocks, b_blocks = scales_of_groups(scale_a, k), scales_of_each_group(scale_b, groups, n, k)
+    if a_blocks is None or b_blocks is None:
+        return _refused(node)
+    a_dtype, b_dtype = operand_dtypes(a, b, (DType.E4M3,))
+    check_devices((scale_a, scale_b), fake(node).device)
+    acc = accumulator_of(node, a, b, a_dtype, b_dtype, fast_accum=True)
+    return Anchor(
+        node=node,
+        a=a,
+        b=b,
+        accumulator=replace(acc, a_scaling=Scaling.MX, b_scaling=Scaling.MX),
+        out_dtype=out_dtype(fake(node).dtype),
+        a_blocks=a_blocks,
+        b_blocks=b_blocks,
+        offsets=args["offs"],
+    )
 
 
 def _scaled_groups(node: fx.Node, scale_a: fx.Node, scale_b: fx.Node) -> Anchor:
@@ -75,10 +114,16 @@ def _scaled_groups(node: fx.Node, scale_a: fx.Node, scale_b: fx.Node) -> Anchor:
 
 def _refused(node: fx.Node) -> Anchor:
     args = arguments(node)
-    further = [name for name in ("scale_a", "bias") if args.get(name) is not None]
+    further = []
+    for name in ("scale_a", "scale_b", "bias"):
+        given = args.get(name)
+        for each in given if isinstance(given, (list, tuple)) else [given]:
+            if each is not None:
+                dtype = str(fake(each).dtype).removeprefix("torch.")
+                further.append(f"{name} {dtype} {describe(fake(each).shape)}")
     raise Refused(
         Reason.GROUPED,
         target=target_name(node),
         form=" by ".join(describe(fake(args[name]).shape) for name in ("self", "mat2"))
-        + "".join(f" with {name}" for name in further),
+        + (f" with {', '.join(further)}" if further else ""),
     )

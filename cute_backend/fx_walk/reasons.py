@@ -49,10 +49,11 @@ class Reason(Enum):
     )
     GROUPED = (
         "grouped",
-        "{target} multiplies {form}; of grouped products kernels do those of rows, (M, K) by (G, K, N), and "
-        "of columns, (G, M, K) by (K, N), with offsets, no bias and no scales, or fp8 scaled by rows and "
-        "columns, (M,) and (G, N), or (G, M) and (N,), those of K, (M, K) by (K, N), without bias and "
-        "scales, and those of batches",
+        "{target} multiplies {form}; supported without bias: with offsets, groups of rows, (M, K) by (G, K, "
+        "N), of columns, (G, M, K) by (K, N), and of K, (M, K) by (K, N); without offsets, batches. Only "
+        "groups of rows and of columns may have scales: fp8 those of rows and columns, (M,) and (G, N), or "
+        "(G, M) and (N,), and rows of MXFP8 those of blocks, (padded rows of all groups, padded K / 32) and "
+        "(G, padded N * padded K / 32), in SWIZZLE_32_4_4",
     )
     INTEGER_PRODUCT = (
         "integer_product",

@@ -73,8 +73,10 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
     def scales(of: BlockScale, k_axis: int) -> fx.Node:
         node = replaced.get(of.node, of.node)
         if of.tiled:
-            node = call(aten.reshape.default, node, [-1]) if fake(of.node).dim() != 1 else node
-            return sliced(node, 0, of.columns)
+            # The scales of groups of B stay (groups, scales).
+            flat = k_axis == 1 or not region.spec.product.kind.has_offsets
+            node = call(aten.reshape.default, node, [-1]) if flat and fake(of.node).dim() != 1 else node
+            return sliced(node, 0 if flat else 1, of.columns)
         if of.transposed:
             node = call(aten.permute.default, node, [1, 0])
         if of.padded:

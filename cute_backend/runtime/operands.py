@@ -14,7 +14,17 @@ from torch import SymInt, Tensor
 
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.signature import Argument, Extent, Role, of_role, signature
-from cute_backend.spec import BColumns, EpilogueSpec, Load, Order, ProductKind, Scaling, Store
+from cute_backend.spec import (
+    SCALE_TILE,
+    Accumulator,
+    BColumns,
+    EpilogueSpec,
+    Load,
+    Order,
+    ProductKind,
+    Scaling,
+    Store,
+)
 
 Size = Union[int, SymInt]
 
@@ -71,9 +81,14 @@ def check_scales(spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor]) -
     """Raises ValueError if the number of scales is not the number of blocks of A and B."""
     product = spec.product
     k = a[0].shape[1] * product.a_dtype.values
+    groups: tuple[Size, ...] = ()
+    if product.kind.has_offsets:
+        groups = a[1].shape
+        _check_scales_of_groups(product, a[2], k)
     of_a = ("A", product.a_scaling, scales_shape(product.a_scaling, a[0].shape[0], k))
-    of_b = ("B", product.b_scaling, scales_shape(product.b_scaling, b[0].shape[1], k, transposed=True))
-    scales = [(of_a, tensor) for tensor in a[1:]] + [(of_b, tensor) for tensor in b[spec.b_count :]]
+    of_b = scales_shape(product.b_scaling, b[0].shape[-1], k, transposed=True)
+    scales = [] if groups else [(of_a, tensor) for tensor in a[1:]]
+    scales += [(("B", product.b_scaling, (*groups, *of_b)), tensor) for tensor in b[spec.b_count :]]
     for (operand, blocks, expected), tensor in scales:
         if tensor.shape != expected:
             raise ValueError(
@@ -81,6 +96,18 @@ def check_scales(spec: EpilogueSpec, a: Sequence[Tensor], b: Sequence[Tensor]) -
                 f"they have {_shape(expected)}"
                 + (", in tiles of 128 rows by 4 scales (SWIZZLE_32_4_4)" if blocks.by_mma else "")
             )
+
+
+def _check_scales_of_groups(product: Accumulator, scales: Tensor, k: int) -> None:
+    """Raises ValueError unless the scales of A are those of whole rows. Only the device knows how many tiles
+    there are, so their memory may end within one that no group has, as torchao's may."""
+    row = product.a_scaling.tiled(1, k) // SCALE_TILE[0]
+    if scales.dim() != 1 or scales.numel() % row:
+        raise ValueError(
+            f"the scales of A have shape {_shape(scales.shape)}; for rows in groups, scales of blocks of "
+            f"{product.a_scaling.value} have 1 axis, whose length is a multiple of {row}, and lie in tiles "
+            "of 128 rows by 4 scales (SWIZZLE_32_4_4), where each group begins with a tile of its own"
+        )
 
 
 def scales_shape(scaling: Scaling, lines: Size, k: Size, *, transposed: bool = False) -> tuple[Size, ...]:
@@ -109,7 +136,7 @@ def check_operands(
     It does not check strides: a launch copies loads whose layout is not that of the spec.
     """
     scaled, grouped = spec.product.is_block_scaled, spec.product.kind.has_offsets
-    if (len(a), len(b)) != (1 + (scaled or grouped), (1 + scaled) * spec.b_count):
+    if (len(a), len(b)) != (1 + scaled + grouped, (1 + scaled) * spec.b_count):
         raise ValueError(
             f"gemm_epilogue got {len(a)} A and {len(b)} B tensors; the spec multiplies one A"
             f"{', with the offsets of its groups,' if grouped else ''} by {spec.b_count} B"
@@ -119,7 +146,7 @@ def check_operands(
         names = ", ".join(load.name for load in spec.loads) or "none"
         raise ValueError(f"gemm_epilogue got {len(loads)} loads; the spec reads {len(spec.loads)} ({names})")
     arguments = signature(spec)
-    left, offsets = a[0], a[1:] if grouped else ()
+    left, offsets = a[0], a[1:2] if grouped else ()
     wanted, rank_a, rank_b = _SHAPES[spec.product.kind]
     leading = offsets[0].shape if spec.product.kind is ProductKind.GROUPED else left.shape[:-2]
     for acc, right in zip(spec.first_of_each_b, b):  # noqa: B905, as scales follow

@@ -65,7 +65,8 @@ def random_operands(
 
     last = k if spec.product.kind is ProductKind.K_GROUPED else m
     offsets = [ends.fill_(last) for ends in made(Role.OFFSETS)]
-    return made(Role.A, Role.A_SCALES) + offsets, made(Role.B, Role.B_SCALES), made(Role.LOAD)
+    of_a = made(Role.A) + offsets + made(Role.A_SCALES)
+    return of_a, made(Role.B, Role.B_SCALES), made(Role.LOAD)
 
 
 def _random(argument: Argument, sizes: Mapping[Extent, int], generator: torch.Generator) -> Tensor:

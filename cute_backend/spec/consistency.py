@@ -229,5 +229,8 @@ def _validate_scaling(acc: Accumulator) -> None:
             raise SpecError(f"{what} and no fast_accum, but the MMA adds up all of K")
     elif acc.fast_accum:
         raise SpecError(f"{what} and fast_accum, but its sums are scaled, and so promoted, block by block")
-    if acc.kind is not ProductKind.DENSE:
-        raise SpecError(f"{what} and is {acc.kind.value}; only a dense product has them")
+    if acc.kind is not ProductKind.DENSE and not (acc.kind is ProductKind.GROUPED and acc.a_scaling.by_mma):
+        raise SpecError(
+            f"{what} and is {acc.kind.value}; only a dense product has them, or one with rows in groups "
+            "whose scales the MMA applies"
+        )

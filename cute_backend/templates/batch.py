@@ -90,11 +90,17 @@ def ragged_box_at(tensor: cute.Tensor, box: tuple, row: Int32, column: Int32, co
 
 
 def schedule(
-    config: TileConfig, m: Int32, n: Int32, a: cute.Tensor, offsets: cute.Tensor | None = None
+    config: TileConfig,
+    m: Int32,
+    n: Int32,
+    a: cute.Tensor,
+    offsets: cute.Tensor | None = None,
+    tile_rows: int = 0,
 ) -> Schedule:
     """The schedule of all products. With `offsets`, these are groups of K if A is `ragged`, otherwise groups
-    of rows. Without, A is (M, K) for one product, or (M, K, B) for B products. Parts of K whose sums go to
-    memory are scheduled as products of a batch."""
+    of rows, each with scales in tiles of `tile_rows` rows if that is not 0. Without, A is (M, K) for one
+    product, or (M, K, B) for B products. Parts of K whose sums go to memory are scheduled as products of a
+    batch."""
     if config.sums_in_memory:
         return BatchSchedule.of(config, m, n, Int32(config.split_k))
     if offsets is None:
@@ -102,7 +108,7 @@ def schedule(
             TileSchedule.of(config, m, n) if cute.rank(a) == 2 else BatchSchedule.of(config, m, n, a.shape[2])
         )
     if cute.rank(a) == 2:
-        return GroupSchedule.of(config, m, n, offsets)
+        return GroupSchedule.of(config, m, n, offsets, tile_rows)
     every = BatchSchedule.of(config, m, n, offsets.shape[0])
     return KGroupSchedule(every, a.shape[2] - 1, offsets)
 

@@ -31,6 +31,7 @@ from cute_backend.planning import TileConfig
 from cute_backend.planning.mma_scales import MmaScales
 from cute_backend.planning.shared_memory import BlockScales
 from cute_backend.templates.block_scales import ScaleStages
+from cute_backend.templates.scheduler import Place
 
 State: TypeAlias = pipeline.PipelineState
 
@@ -253,9 +254,10 @@ class Sm100Mainloop(Protocol):
     `values` returns an operand as a tensor of its values, `instruction` the MMA of a tile (M, N) for the
     operands' types and majors. The next five methods handle the scales of blocks of a mainloop with a
     `scaling`. `maps` returns the tensor maps that load the scales, `allocate` their shared memory, `boxes`
-    the scales of all k tiles of one output tile, `scale_operands` their place in tensor memory, from `start`
-    on, and `of_tile` the operands of the output tiles in one column. `begin` and `step` return the
-    instruction to issue next. With a `BlockScales`, each k tile is one that begins and ends.
+    the scales of all k tiles of the output `tile` (row, column) of a CTA, `scale_operands` their place in
+    tensor memory, from `start` on, and `of_tile` the operands of the output tiles in one column. `begin` and
+    `step` return the instruction to issue next. With a `BlockScales`, each k tile is one that begins and
+    ends.
     """
 
     scaling: MmaScales | BlockScales | None
@@ -275,7 +277,7 @@ class Sm100Mainloop(Protocol):
     ) -> list: ...
 
     def boxes(
-        self, tmas: Sequence, scales: Sequence, row: Int32, column: Int32, config: TileConfig
+        self, tmas: Sequence, scales: Sequence, place: Place, tile: tuple[Int32, Int32], config: TileConfig
     ) -> list: ...
 
     def scale_operands(
@@ -314,7 +316,9 @@ class Sm100Plain:
     ) -> list:
         return []
 
-    def boxes(self, tmas: Sequence, scales: Sequence, row: Int32, column: Int32, config: TileConfig) -> list:
+    def boxes(
+        self, tmas: Sequence, scales: Sequence, place: Place, tile: tuple[Int32, Int32], config: TileConfig
+    ) -> list:
         return []
 
     def scale_operands(

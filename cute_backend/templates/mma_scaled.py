@@ -28,6 +28,7 @@ from cute_backend.planning.mma_scales import MmaScales
 from cute_backend.spec import SCALE_TILE, DType, Scaling
 from cute_backend.templates.crew import SMEM_ALIGN
 from cute_backend.templates.mainloop import Sm100Operands
+from cute_backend.templates.scheduler import Place, ScaledPlace
 
 _PAIRS = SCALE_TILE[0] * SCALE_TILE[1] // 2
 """16-bit elements of a tile of scales. TMA takes its bytes in pairs, since a box has at most 256 elements
@@ -93,15 +94,23 @@ class Sm100MmaScaled:
         self, scales: Sequence[cute.Tensor], lines: Sequence[Int32], k: Int32, config: TileConfig
     ) -> list[cpasync.TmaInfo]:
         """The tensor maps that load the scales of one k tile, for A and for each B. `lines` has A's number of
-        rows, and each B's number of columns."""
+        rows, and each B's number of columns. If each group has a B, the scales of B have an axis of groups,
+        and the map of A's scales has all whole tiles that lie in memory."""
         words = cute.ceil_div(k, self.block * SCALE_TILE[1])
         tiles = [self.scaling.a_tiles(config), *[self.scaling.b_tiles(config)] * (len(scales) - 1)]
         found = []
+        is_grouped = cute.rank(scales[-1]) == 2
         for tensor, count, high in zip(scales, lines, tiles, strict=True):
-            shape = (_PAIRS, words, cute.ceil_div(count, SCALE_TILE[0]))
+            shape: tuple = (_PAIRS, words, cute.ceil_div(count, SCALE_TILE[0]))
+            strides: tuple = (1, _PAIRS, _PAIRS * words)
+            if cute.rank(tensor) == 2:
+                step = cute.assume(tensor.stride[0] // 2, divby=_PAIRS)
+                shape, strides = (*shape, tensor.shape[0]), (*strides, step)
+            elif is_grouped:
+                shape = (_PAIRS, words, cute.size(tensor) // (2 * _PAIRS * words))
             view = cute.make_tensor(
                 cute.recast_ptr(tensor.iterator, dtype=cutlass.Int16),
-                cute.make_layout(shape, stride=(1, _PAIRS, _PAIRS * words)),
+                cute.make_layout(shape, stride=strides),
             )
             box = (_PAIRS, self.scaling.words, high)
             op = cpasync.CopyBulkTensorTileG2SOp(_group(config))
@@ -133,18 +142,24 @@ class Sm100MmaScaled:
         self,
         tmas: Sequence[cpasync.TmaInfo],
         scales: Sequence[ScaleSide],
-        row: Int32,
-        column: Int32,
+        place: Place,
+        tile: tuple[Int32, Int32],
         config: TileConfig,
     ) -> list[tuple[cute.Tensor, cute.Tensor]]:
         """For A and each B, the stages of its scales and the boxes of its scales for all k tiles of an output
         tile, partitioned for TMA."""
+        row, column = tile
         a_first = row * self.scaling.a_tiles(config)
+        if isinstance(place, ScaledPlace):
+            a_first += place.first_tile
         b_first = column * (config.mma_n // config.pieces) // SCALE_TILE[0]
         firsts = [a_first, *[b_first] * (len(tmas) - 1)]
         found, stages = [], [box for side in scales for box in side.boxes]
         for tma, s_boxes, first in zip(tmas, stages, firsts, strict=True):
-            tiles = cute.domain_offset((0, 0, first), tma.tma_tensor)
+            own = tma.tma_tensor
+            if cute.rank(own) == 4:
+                own = own[(None, None, None, place.batch)]
+            tiles = cute.domain_offset((0, 0, first), own)
             g_boxes = cute.local_tile(tiles, s_boxes.shape[:3], (0, None, 0))
             grouped = (cute.group_modes(s_boxes, 0, 3), cute.group_modes(g_boxes, 0, 3))
             found.append(cpasync.tma_partition(tma.atom, 0, cute.make_layout(1), *grouped))

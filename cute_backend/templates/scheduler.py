@@ -34,6 +34,13 @@ class KPlace(Place):
 
 
 @dataclass(frozen=True)
+class ScaledPlace(Place):
+    """A place in a group of rows whose scales lie in tiles; the group's first tile is `first_tile`."""
+
+    first_tile: Int32
+
+
+@dataclass(frozen=True)
 class TileSchedule:
     """The tiles of one (M, N) problem, dealt round-robin to persistent clusters.
 
@@ -172,6 +179,8 @@ class GroupSchedule:
     before it begins nor beyond `m`. All threads of a warp must call `counted` and `place` together, since
     each lane examines a different group. One cluster computes `cluster_rows` rows at a time, which form a
     cluster row. `rows` is the number of cluster rows in all groups; `counted` sets it.
+    With `tile_rows`, a `place` has the first tile of its group's scales, of which each group has one for
+    every `tile_rows` rows.
     """
 
     m: Int32
@@ -181,16 +190,17 @@ class GroupSchedule:
     raster_m: int
     raster_items: cute.FastDivmodDivisorV2
     offsets: cute.Tensor
+    tile_rows: int = 0
     rows: Any = None
 
     @staticmethod
-    def of(config: TileConfig, m: Int32, n: Int32, offsets: cute.Tensor) -> GroupSchedule:
+    def of(config: TileConfig, m: Int32, n: Int32, offsets: cute.Tensor, tile_rows: int = 0) -> GroupSchedule:
         """The schedule of groups; their rows are not counted yet."""
         rows = config.tile_m // config.ctas * config.cluster_m
         grid_n = cute.ceil_div(n, config.tile_n * config.cluster_n)
         columns = cute.fast_divmod_create_divisor_v2(grid_n)
         raster_items = cute.fast_divmod_create_divisor_v2(config.raster_m * grid_n)
-        return GroupSchedule(m, rows, columns, grid_n, config.raster_m, raster_items, offsets)
+        return GroupSchedule(m, rows, columns, grid_n, config.raster_m, raster_items, offsets, tile_rows)
 
     @property
     def groups(self) -> Int32:
@@ -222,7 +232,9 @@ class GroupSchedule:
 
     def place(self, item: Int32) -> Place:
         """Where a work item lies."""
-        row, column, group, first, end = self._find(item)
+        row, column, group, first, end, tile = self._find(item)
+        if self.tile_rows:
+            return ScaledPlace(row, column, group, first, end, tile)
         return Place(row, column, group, first, end)
 
     @cute.jit
@@ -234,23 +246,35 @@ class GroupSchedule:
         return cute.arch.warp_redux_sync(rows, "add")
 
     @cute.jit
-    def _find(self, item: Int32) -> tuple[Int32, Int32, Int32, Int32, Int32]:
-        """The item's cluster row and column in its group, the group, its first row and its exclusive end."""
+    def _find(self, item: Int32) -> tuple[Int32, Int32, Int32, Int32, Int32, Int32]:
+        """The item's cluster row and column in its group, the group, its first row, its exclusive end, and
+        with `tile_rows` its first tile of scales."""
         wanted = Int32(divmod(item, self.columns)[0])
-        chunk, before = Int32(0), Int32(0)
+        chunk, before, tile = Int32(0), Int32(0), Int32(0)
         first, end, through = self._chunk(chunk)
         while before + cute.arch.shuffle_sync(through, WARP - 1) <= wanted:
+            if cutlass.const_expr(self.tile_rows > 0):
+                tile += cute.arch.shuffle_sync(self._tiles_through(first, end), WARP - 1)
             before += cute.arch.shuffle_sync(through, WARP - 1)
             chunk += WARP
             first, end, through = self._chunk(chunk)
         passed = cute.arch.popc(cute.arch.vote_ballot_sync(before + through <= wanted))
+        if cutlass.const_expr(self.tile_rows > 0):
+            tiles = self._tiles_through(first, end) - cute.ceil_div(end - first, self.tile_rows)
+            tile += cute.arch.shuffle_sync(tiles, passed)
         first, end = cute.arch.shuffle_sync(first, passed), cute.arch.shuffle_sync(end, passed)
         rows = cute.ceil_div(end - first, self.cluster_rows)
         before += cute.arch.shuffle_sync(through, passed) - rows
         block, local = (Int32(part) for part in divmod(item - before * self.grid_n, self.raster_items))
         high = cutlass.min(rows - block * self.raster_m, self.raster_m)
         column = local // high
-        return block * self.raster_m + local - column * high, column, chunk + passed, first, end
+        row = block * self.raster_m + local - column * high
+        return row, column, chunk + passed, first, end, tile
+
+    def _tiles_through(self, first: Int32, end: Int32) -> Int32:
+        """The tiles of scales of the groups of all lanes up to and including this one, whose group's rows are
+        `first` to `end`."""
+        return self._scan(cute.ceil_div(end - first, self.tile_rows), cute.arch.lane_idx())
 
     def _chunk(self, chunk: Int32) -> tuple[Int32, Int32, Int32]:
         """Assigns each lane one of the 32 groups from `chunk` on. Returns the first row of the lane's group,

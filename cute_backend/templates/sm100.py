@@ -60,7 +60,7 @@ from cute_backend.planning import TILE_K_BYTES, TileConfig
 from cute_backend.planning.mma_scales import MmaScales, acc_stages, tmem_columns
 from cute_backend.planning.shared_memory import BlockScales
 from cute_backend.planning.tiles import ROLE_REGISTERS
-from cute_backend.spec import ProductKind
+from cute_backend.spec import SCALE_TILE, ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.block_scales import ScaleStages, bring_tile
 from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
@@ -158,6 +158,7 @@ class Sm100Gemm(Gemm):
         super().__init__(epilogue, config, kind=kind, scaling=self.mainloop.scaling)
         self.acc_stages = acc_stages(config, self.mainloop.scaling)
         self.block_scales = scaling if isinstance(scaling := self.mainloop.scaling, BlockScales) else None
+        self.scale_rows = SCALE_TILE[0] if isinstance(self.mainloop.scaling, MmaScales) else 0
         self.group = tcgen05.CtaGroup.TWO if config.ctas == 2 else tcgen05.CtaGroup.ONE
         self.subtiles = config.tile_n // config.subtile_n
         self.visits = config.group_n // config.subtile_n
@@ -286,7 +287,7 @@ class Sm100Gemm(Gemm):
 
         lines = [m, *[cute.size(b, mode=[0]) for b in bs]]
         scale_tmas = mainloop.maps(scales, lines, a.shape[1], config)
-        schedule = batches.schedule(config, m, n, a, offsets)
+        schedule = batches.schedule(config, m, n, a, offsets, self.scale_rows)
         if cutlass.const_expr(self.is_grouped):
             items = cast(GroupSchedule, schedule).most_items
         else:
@@ -402,7 +403,7 @@ class Sm100Gemm(Gemm):
         in_step = cluster if config.split_k == 1 else cute.make_layout(config.split_k)
         pipeline.pipeline_init_arrive(cluster_shape_mn=in_step, is_relaxed=True)
         await_earlier_kernels()
-        schedule = batches.schedule(config, m, n, a_tma.tma_tensor, offsets)
+        schedule = batches.schedule(config, m, n, a_tma.tma_tensor, offsets, self.scale_rows)
         if cutlass.const_expr(self.is_grouped):
             schedule = cast(GroupSchedule, schedule).counted()
         block, _, first_item = cute.arch.block_idx()
@@ -565,7 +566,7 @@ class Sm100Gemm(Gemm):
             t_sa, t_ga = self._partition_a(a_tma, s_a, thr_mma, cta_coord, rows_of_a)
             tile_a = batches.of_place(t_ga, place)[(None, row // config.ctas, None)]
             scale_tmas, s_scales, scales = of_scales
-            t_scales = self.mainloop.boxes(scale_tmas, s_scales, row, column, config)
+            t_scales = self.mainloop.boxes(scale_tmas, s_scales, place, (row, column), config)
             for k_tile in cutlass.range(self._k_tiles(place, tile_k, shared.k_tiles), unroll=1):
                 k = shared.first_k + k_tile
                 if cutlass.const_expr(self.is_k_grouped):

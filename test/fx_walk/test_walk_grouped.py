@@ -14,8 +14,9 @@ from torch._dynamo.utils import counters
 from cute_backend.backend import cute
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.reasons import Reason
-from cute_backend.spec import Columns, DType, LoadKind, Major, Order, ProductKind, Stride
-from support.fx_walk.synthetic import BF16, Graph, aten, walk
+from cute_backend.fx_walk.rewrite import rewrite
+from cute_backend.spec import Columns, DType, LoadKind, Major, Order, ProductKind, Scaling, Stride
+from support.fx_walk.synthetic import BF16, OP, Graph, aten, walk
 
 M, N, K, GROUPS = 24, 40, 16, 4
 
@@ -115,7 +116,8 @@ def test_three_by_three_axes_with_offsets_are_refused_with_their_shapes() -> Non
     product.kwargs = {"bias": bias}  # torch does not trace a bias
     _, (rejection,) = walk(made.output(made.call(aten.relu.default, product)))
     assert rejection.reason is Reason.GROUPED
-    assert f"multiplies {a} by {b} with bias; of grouped products kernels do" in rejection.message
+    wanted = f"multiplies {a} by {b} with bias bfloat16 {(GROUPS, 40)}; supported without bias: with offsets"
+    assert wanted in rejection.message
 
 
 def by_columns(
@@ -440,4 +442,62 @@ def test_scaled_batches_are_refused() -> None:
     product = made.call(aten._scaled_grouped_mm.default, a, b, of_a, of_b, out_dtype=BF16)
     regions, (rejection,) = walk(made.output(made.call(aten.relu.default, product)))
     assert not regions and rejection.reason is Reason.GROUPED
-    assert "with scale_a; of grouped products" in rejection.message
+    assert "with scale_a float32 (4, 16), scale_b float32 (4, 40); supported" in rejection.message
+
+
+def mx_groups(of_a: tuple[int, ...], of_b: tuple[int, ...], swizzle: int | None = None) -> fx.GraphModule:
+    """MXFP8 rows in groups, with relu behind them; with a `swizzle`, by the op's second version."""
+    made, fp8, e8m0, k = Graph(), torch.float8_e4m3fn, torch.float8_e8m0fnu, 96
+    a = made.input("a", (M, k), fp8, device="cuda:0")
+    weight = made.input("b", (GROUPS, N, k), fp8, device="cuda:0")
+    scales = [
+        made.input(name, shape, e8m0, device="cuda:0") for name, shape in (("of_a", of_a), ("of_b", of_b))
+    ]
+    ends = made.input("ends", (GROUPS,), torch.int32, device="cuda:0")
+    b = made.call(aten.permute.default, weight, [0, 2, 1])
+    shapes = [
+        made.input(name, shape, e8m0, device="cuda:0")
+        for name, shape in (("any_a", (512, 4)), ("any_b", (GROUPS, 512)))
+    ]
+    product = made.call(aten._scaled_grouped_mm.default, a, b, *shapes, ends, out_dtype=BF16)
+    product.args = (a, b, *scales, ends)  # torch refuses to trace some of the scales
+    if swizzle is not None:
+        product.target = aten._scaled_grouped_mm_v2.default
+        product.args = (a, b, scales[:1], [3], [swizzle], scales[1:], [3], [swizzle], ends)
+        product.kwargs = {}
+    return made.output(made.call(aten.relu.default, product))
+
+
+@pytest.mark.parametrize("swizzle", [None, 1], ids=["by_dtype", "by_name"])
+def test_mxfp8_rows_in_groups_have_scales_in_tiles_of_their_group(swizzle: int | None) -> None:
+    graph = mx_groups((3 * 128, 4), (GROUPS, 128 * 4), swizzle)
+    (region,), _ = walk(graph, capability=(10, 0))
+    acc = region.spec.product
+    assert (acc.kind, acc.a_scaling, acc.b_scaling) == (ProductKind.GROUPED, Scaling.MX, Scaling.MX)
+    regions, (rejection,) = walk(graph, capability=(9, 0))
+    assert not regions and rejection.reason is Reason.RECIPE
+    rewrite(graph, [region])
+    (call,) = (node for node in graph.nodes if str(node.target) == str(OP))
+    (_, _, rows), (_, columns) = call.args[:2]
+    assert (rows.meta["val"].shape, columns.meta["val"].shape) == ((3 * 512,), (GROUPS, 512))
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "swizzle"),
+    [
+        ((3 * 128, 3), (GROUPS, 512), None),
+        ((3 * 512,), (GROUPS, 512), None),
+        ((3 * 128, 4), (GROUPS, 1024), None),
+        ((3 * 128, 4), (GROUPS, 512), 0),
+    ],
+    ids=["unpadded", "in_a_row", "of_other_columns", "no_swizzle"],
+)
+def test_other_scales_of_mxfp8_in_groups_are_refused(
+    of_a: tuple[int, ...], of_b: tuple[int, ...], swizzle: int | None
+) -> None:
+    regions, (rejection,) = walk(mx_groups(of_a, of_b, swizzle), capability=(10, 0))
+    assert not regions and rejection.reason is Reason.GROUPED
+    shapes = [", ".join(map(str, each)) + ("," if len(each) == 1 else "") for each in (of_a, of_b)]
+    assert f"scale_a float8_e8m0fnu ({shapes[0].rstrip(',')}" in rejection.message
+    assert f"scale_b float8_e8m0fnu ({shapes[1]})" in rejection.message
+    assert "rows of MXFP8 those of blocks" in rejection.message

@@ -170,6 +170,33 @@ def test_every_block_has_a_scale() -> None:
         binding.operands([a, of_a], [b, of_b[:, :1]], [])
 
 
+def test_groups_of_rows_have_scales_in_tiles_of_their_own() -> None:
+    acc = Accumulator(
+        "acc",
+        DType.E4M3,
+        DType.E4M3,
+        fast_accum=True,
+        kind=ProductKind.GROUPED,
+        a_scaling=Scaling.MX,
+        b_scaling=Scaling.MX,
+    )
+    spec = EpilogueSpec((acc,), (), (), (Store("out0", "acc", DType.F32),))
+    a, b = torch.ones(6, 144).to(torch.float8_e4m3fn), torch.ones(2, 160, 144).to(torch.float8_e4m3fn)
+    b, ends = b.transpose(1, 2), torch.tensor([4, 6], dtype=torch.int32)
+    powers = torch.tensor([1.0, 2.0])[:, None].to(torch.float8_e8m0fnu)
+    of_a, of_b = powers.expand(2, 1024).flatten(), powers.expand(2, 2048).contiguous()
+    (out,) = OP([a, ends, of_a], [b, of_b], [], spec.to_json())
+    assert (out[:4] == 144).all() and (out[4:] == 4 * 144).all()
+    for of_rows, of_columns, message in (
+        (of_a[:-1], of_b, r"scales of A have shape \(2047\); for rows in groups, .* a multiple of 8, and"),
+        (of_a.view(2, 1024), of_b, r"the scales of A have shape \(2, 1024\); for rows in groups"),
+        (of_a, of_b[:1], r"scales of B have shape \(1, 2048\); by blocks of 1x32 they have \(2, 2048\)"),
+        (of_a, of_b[:, :1024], r"scales of B have shape \(2, 1024\); by blocks of 1x32"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            OP([a, ends, of_rows], [b, of_columns], [], spec.to_json())
+
+
 def test_every_b_of_a_pair_is_looked_at() -> None:
     a, (b,), loads = operands()
     outputs = OP(a, [torch.cat([b, b], 1)], loads, EVEN_ODD.to_json())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cute_backend.planning import Alignment, TileConfig, table
+from cute_backend.replay import replay
 from cute_backend.runtime.build import build
 from cute_backend.runtime.kernel import BuildError, Kernel
 from cute_backend.simulator.simulate import run_region
@@ -37,10 +38,12 @@ from support.simulator.exact import (
     integers,
     machine,
     op,
+    scaled_groups,
     sm90,
     sm100,
     wrong,
 )
+from support.simulator.mutants import GROUPED_MX
 
 M = 200
 ENDS = {
@@ -195,6 +198,43 @@ def test_scales_of_rows_and_of_columns_of_each_group(arch):
         expected[first:end] *= scales[group]
     assert torch.equal(actual[: ends[-1]], expected[: ends[-1]].float().bfloat16())
     assert build(launch.kernel).spill_bytes == 0
+
+
+MX_ENDS = {
+    "edges": (0, 3, 3, 67, 131, 190),
+    "tiles": (1, 130, 130, 387),  # 1, 2, 0 and 3 tiles of scales
+    "many": (*range(1, 34), 170),  # more groups than a warp looks at in one step
+}
+MX_CONFIGS = [sm100(128, 64), sm100(256, 128, 2, ctas=2), sm100(128, 128, 2, 2)]
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("ends", MX_ENDS)
+@pytest.mark.parametrize("config", MX_CONFIGS, ids=lambda config: config.name)
+def test_scales_of_blocks_begin_with_a_tile_of_their_group(config, ends):
+    """MXFP8: the scales of a group's rows lie behind those of the groups before it, padded to tiles."""
+    inside, spec = MX_ENDS[ends], GROUPED_MX
+    m = inside[-1] + 10
+    a, b, loads = scaled_groups(spec, inside, m, 136, 288)
+    a[2] = torch.cat([a[2], a[2][: 5 * 12]])  # memory may end within a tile that no group has
+    outputs, launch = run_region(spec, a, b, loads, machine(config, clusters=2))
+    expected = replay(spec, a, b, loads)
+    for actual, right in zip(outputs, expected, strict=True):
+        actual, right = (torch.atleast_2d(each[: inside[-1]]) for each in (actual, right))
+        assert torch.equal(actual, right), wrong(actual, right)
+    assert build(launch.kernel).spill_bytes == 0
+
+
+def test_whatever_offsets_hold_scales_beyond_the_last_are_not_read():
+    """With offsets of more tiles than there are, scales are read as zeros, within their memory."""
+    spec = GROUPED_MX
+    a, b, loads = scaled_groups(spec, (3, 7, 9), 200, 72, 160)
+    a[1] = torch.tensor([1, 2, 200], dtype=torch.int32)
+    a[2] = a[2][: a[2].numel() // 3]
+    outputs, _ = run_region(spec, a, b, loads, machine(sm100(128, 64)))
+    assert torch.equal(
+        outputs[0][:1], replay(spec, [a[0], a[1][:1], a[2]], [each[:1] for each in b], loads)[0][:1]
+    )
 
 
 K = 200

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -91,6 +92,18 @@ class Problem:
         flat = flat.scatter(0, place.flatten(), codes.to(torch.uint8).flatten())
         return flat.view(dtype).to(self.device)
 
+    def tiles_of_groups(self) -> Tensor:
+        """MX scales of rows in groups, (padded rows, padded blocks of K): each group has tiles of its own."""
+        counts = [end - first for first, end in pairwise((0, *self.ends))]
+        tiles = torch.cat([self.tiles(count, 32, torch.float8_e8m0fnu) for count in counts])
+        return tiles.reshape(-1, -(-self.k // 128) * 4)
+
+    def tiles_of_experts(self, columns: int) -> Tensor:
+        """MX scales of the columns of each group's B, (G, scales): neighbouring groups have others."""
+        whole = self.tiles(columns, 32, torch.float8_e8m0fnu).view(torch.uint8)
+        steps = torch.arange(len(self.ends), device=self.device, dtype=torch.uint8)[:, None] % 3
+        return (whole + steps * (whole > 0)).view(torch.float8_e8m0fnu)
+
     def ramp(self, count: int) -> Tensor:
         """(count,) fp32: (i + 1) / count."""
         return torch.arange(1, count + 1, device=self.device, dtype=torch.float32) / count
@@ -136,6 +149,9 @@ MAKERS: dict[str, Maker] = {
     "b_fp4": lambda p, g: p.fp4(p.n, g).t(),
     "mx_a": lambda p, g: p.tiles(p.m, 32, torch.float8_e8m0fnu),
     "mx_b": lambda p, g: p.tiles(p.n, 32, torch.float8_e8m0fnu),
+    "mx_groups": lambda p, g: p.tiles_of_groups(),
+    "mx_experts": lambda p, g: p.tiles_of_experts(2 * p.n),
+    "experts_fp8_wide": lambda p, g: p.experts(2 * p.n, g, E4M3),
     "nv_a": lambda p, g: p.tiles(p.m, 16, E4M3),
     "nv_b": lambda p, g: p.tiles(p.n, 16, E4M3),
     "scale_a_one": lambda p, g: torch.full((), 0.25, device=p.device),
@@ -428,6 +444,14 @@ def nvfp4_gelu_mul(a_fp4, b_fp4, nv_a, nv_b, scale_a_one, scale_b_one, other):
     of_a, of_b = [nv_a, scale_a_one], [nv_b, scale_b_one]
     y = F.scaled_mm(a_fp4, b_fp4, of_a, recipe, of_b, recipe, swizzle, swizzle)
     return F.gelu(y, approximate="tanh") * other
+
+
+@epilogue({"colvec0": "colvec"}, "bf16", table=MMA_SCALED)
+def grouped_mxfp8(a, experts_fp8_wide, mx_groups, mx_experts, ends, column):
+    # Experts in MXFP8: the halves of one product, and routing weights.
+    y = torch._scaled_grouped_mm(a, experts_fp8_wide, mx_groups, mx_experts, ends, out_dtype=torch.bfloat16)
+    gate, up = y.chunk(2, -1)
+    return (F.silu(gate) * up * column[:, None]).to(torch.bfloat16)
 
 
 @epilogue({}, "bf16", table=GROUPED)

@@ -96,9 +96,24 @@ def _grouped_mm_f64(a: Tensor, b: Tensor, *, offs: Tensor) -> Tensor:
 def _scaled_grouped_mm_f64(
     a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor, offs: Tensor, **_: object
 ) -> Tensor:
+    if of_a.dtype is torch.float8_e8m0fnu:
+        return _mx_groups_f64(a, b, of_a, of_b, offs.tolist())
     rows = torch.arange(a.shape[0], device=a.device)
     group = torch.searchsorted(offs, rows, right=True)
     return _grouped_mm_f64(a, b, offs=offs) * of_a[:, None].double() * of_b.double()[group]
+
+
+def _mx_groups_f64(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor, ends: list[int]) -> Tensor:
+    """Each group's rows, whose scales begin with a tile of 128 rows of their own, by its B."""
+    products, tile = [], 0
+    for group, (first, end) in enumerate(pairwise((0, *ends))):
+        tiles = -(-(end - first) // 128)
+        own = of_a[128 * tile : 128 * (tile + tiles)].flatten()
+        tile += tiles
+        if end > first:
+            columns = _of_tiles(b[group].t(), of_b[group])
+            products.append(_of_tiles(a[first:end], own) @ columns.t())
+    return torch.cat(products)
 
 
 def in_float64(epilogue: Epilogue, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -263,6 +264,23 @@ def grouped_k() -> EpilogueSpec:
             Store("out1", "t2", DType.F32, reduce=Reduction(Axis.ROW, ReduceKind.MAX)),
         ),
     )
+
+
+def scaled_groups(
+    spec: EpilogueSpec, ends: tuple[int, ...], m: int, n: int, k: int
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """As `groups`, of MXFP8 without a bias. The scales of each group's rows begin with a tile of their own,
+    and those of each group's B are others."""
+    (a, _), _, loads = operands(
+        replace(spec, accumulators=(replace(spec.product, kind=ProductKind.DENSE),)), m, n, k
+    )
+    generator = torch.Generator().manual_seed(m + n + k + 1)
+    b = integers((len(ends), n, k), spec.product.b_dtype, generator).transpose(1, 2)
+    of_rows = [
+        tiled(Scaling.MX, end - first, k, 5 + i) for i, (first, end) in enumerate(pairwise((0, *ends)))
+    ]
+    of_b = torch.stack([tiled(Scaling.MX, n, k, 3 + i) for i in range(len(ends))])
+    return [a, torch.tensor(ends, dtype=torch.int32), torch.cat(of_rows)], [b, of_b], loads
 
 
 def groups_of_k(

@@ -48,6 +48,7 @@ from support.simulator.exact import (
     groups_of_k,
     operands,
     promoted,
+    scaled_groups,
     scaled_residual,
     sm80,
     sm90,
@@ -93,6 +94,10 @@ ROTATED = replace(
 NEIGHBOURS = replace(ROTATED, ops=(ROTATED.ops[0], replace(ROTATED.ops[1], block=2), ROTATED.ops[2]))
 GROUPED = replace(grouped(), stores=grouped().stores[:1])
 GROUPED_COLUMNS = replace(grouped_columns(), stores=grouped_columns().stores[:1])
+GROUPED_MX = replace(
+    BLACKWELL_SCALED["mxfp8"],
+    accumulators=(replace(BLACKWELL_SCALED["mxfp8"].product, kind=ProductKind.GROUPED),),
+)
 GROUPED_K = replace(grouped_k(), stores=grouped_k().stores[:1])
 
 
@@ -120,6 +125,8 @@ class Subject:
         """Run the problem. Raises WrongNumbers, or whatever the simulator has to say of the kernel."""
         if self.spec.product.kind is ProductKind.K_GROUPED:
             a, b, loads = groups_of_k(self.spec, self.ends, *self.problem)
+        elif self.ends and self.spec.product.is_block_scaled:
+            a, b, loads = scaled_groups(self.spec, self.ends, *self.problem)
         elif self.ends:
             a, b, loads = groups(self.spec, self.ends, *self.problem)
         else:
@@ -182,6 +189,7 @@ PING_PONG_GROUPS = Subject(sm90(128, 64, pingpong=True), (128, 72, 160), spec=GR
 BLACKWELL_GROUPS = Subject(sm100(128, 64), (128, 72, 160), spec=GROUPED, ends=ENDS)
 COLUMN_GROUPS = Subject(sm90(64, 64), (128, 72, 160), spec=GROUPED_COLUMNS, ends=(0, 70, 101, 128))
 BLACKWELL_COLUMN_GROUPS = replace(COLUMN_GROUPS, config=sm100(128, 64))
+MX_GROUPS = Subject(sm100(128, 64), (200, 136, 288), spec=GROUPED_MX, ends=(1, 130, 130, 200))
 K_GROUPS = Subject(sm90(64, 64, pingpong=True), (72, 72, 200), spec=GROUPED_K, ends=(0, 70, 71, 200))
 BLACKWELL_K_GROUPS = Subject(sm100(128, 64), (72, 72, 200), spec=GROUPED_K, ends=(0, 70, 71, 200))
 
@@ -217,6 +225,7 @@ SUBJECTS = {
     "groups on Blackwell": BLACKWELL_GROUPS,
     "groups of columns": COLUMN_GROUPS,
     "groups of columns on Blackwell": BLACKWELL_COLUMN_GROUPS,
+    "groups of MXFP8": MX_GROUPS,
     "groups of K": K_GROUPS,
     "groups of K on Blackwell": BLACKWELL_K_GROUPS,
     "warps": WARPS,
