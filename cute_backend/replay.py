@@ -77,6 +77,8 @@ def replay(
     operands contradicts the spec, IndexError for an extremum of no elements.
     """
     check(spec)
+    if spec.b_columns is BColumns.SEGMENTS:
+        return _of_segments(spec, a, b, loads, accumulate)
     values: dict[str, Tensor] = {}
     products = [product.to(torch.float32).flatten(0, -2) for product in _products(spec, a, b, accumulate)]
     if spec.b_columns is BColumns.INTERLEAVED:
@@ -102,6 +104,23 @@ def replay(
         ]
         results.append(written[0] if len(written) == 1 else torch.cat(written, 1))
     return results
+
+
+def _of_segments(
+    spec: EpilogueSpec,
+    a: Sequence[Tensor],
+    b: Sequence[Tensor],
+    loads: Sequence[Tensor],
+    accumulate: torch.dtype,
+) -> list[Tensor]:
+    """The results of the segments, each by itself, in the spec's order."""
+    given = dict(zip((load.name for load in spec.loads), loads, strict=True))
+    results: dict[str, Tensor] = {}
+    for segment, right in zip(spec.segments, b, strict=True):
+        own = [given[load.name] for load in segment.loads]
+        names = (store.name for store in segment.stores)
+        results |= dict(zip(names, replay(segment, a, [right], own, accumulate=accumulate), strict=True))
+    return [results[store.name] for store in spec.stores]
 
 
 def _products(

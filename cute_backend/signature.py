@@ -109,13 +109,17 @@ class Dim:
     stride: Stride
     block: int = 0
     """Columns of a block, for BLOCKS and BLOCK."""
+    width: int = 0
+    """Columns of a segment, for N and BLOCKS of a tensor that belongs to one; 0 where N is the plane's."""
 
     def size(self, sizes: Mapping[Extent, Any]) -> Any:
-        """The size of this axis for these sizes of extents, where that of BLOCKS follows from N. Raises
-        KeyError for an extent that is not among them."""
+        """The size of this axis for these sizes of extents, where that of BLOCKS follows from N, and N from
+        the width of a segment. Raises KeyError for an extent that is not among them."""
         if self.extent is Extent.BLOCK:
             return self.block
-        return sizes[Extent.N] // self.block if self.extent is Extent.BLOCKS else sizes[self.extent]
+        if self.extent is Extent.BLOCKS:
+            return (self.width or sizes[Extent.N]) // self.block
+        return self.width or sizes[self.extent]
 
 
 @dataclass(frozen=True)
@@ -135,13 +139,13 @@ class Argument:
     alignment: ArgumentAlignment = ArgumentAlignment.ELEMENT
 
     @staticmethod
-    def of_load(load: Load) -> Argument:
-        """The argument of an epilogue's load."""
+    def of_load(load: Load, width: int = 0) -> Argument:
+        """The argument of an epilogue's load, in a segment of `width` columns where there are segments."""
         modes = tuple(Dim(Extent.MODE, mode) for mode in load.m_modes)
         m = modes or (Dim(Extent.M, load.stride_m),)
-        n: tuple[Dim, ...] = (Dim(Extent.N, load.stride_n),)
+        n: tuple[Dim, ...] = (Dim(Extent.N, load.stride_n, width=width),)
         if (blocks := load.blocks) is not None:
-            outer = Dim(Extent.BLOCKS, blocks.outer, blocks.columns)
+            outer = Dim(Extent.BLOCKS, blocks.outer, blocks.columns, width)
             n = (outer, Dim(Extent.BLOCK, blocks.inner, blocks.columns))
         dims = {
             LoadKind.EXACT: (*m, *n),
@@ -151,20 +155,20 @@ class Argument:
             LoadKind.GROUPVEC: (Dim(Extent.GROUPS, load.stride_m), *n),
         }
         if load.order is not None:
-            plane = _plane((Extent.M, Extent.N), load.order is Order.ROW)
+            plane = _plane((Extent.M, Extent.N), load.order is Order.ROW, width)
             return Argument(load.name, load.name, Role.LOAD, load.dtype, plane, ArgumentAlignment.PLANE)
         alignment = ArgumentAlignment.TMA if load.is_table else ArgumentAlignment.ELEMENT
         return Argument(load.name, load.name, Role.LOAD, load.dtype, dims[load.kind], alignment)
 
     @staticmethod
-    def of_store(store: Store) -> Argument:
-        """The argument of a store."""
+    def of_store(store: Store, width: int = 0) -> Argument:
+        """The argument of a store, in a segment of `width` columns where there are segments."""
         if store.block:
-            m, blocks = _plane((Extent.M, Extent.BLOCKS), store.order is Order.ROW)
+            m, blocks = _plane((Extent.M, Extent.BLOCKS), store.order is Order.ROW, width)
             dims: tuple[Dim, ...] = (m, replace(blocks, block=store.block))
             return Argument(store.name, store.name, Role.STORE, store.dtype, dims)
         if store.reduce is None:
-            plane = _plane((Extent.M, Extent.N), store.order is Order.ROW)
+            plane = _plane((Extent.M, Extent.N), store.order is Order.ROW, width)
             return Argument(store.name, store.name, Role.STORE, store.dtype, plane, ArgumentAlignment.PLANE)
         kept = {Axis.ROW: (Extent.M,), Axis.COLUMN: (Extent.N,), Axis.ALL: ()}[store.reduce.axis]
         dims = tuple(Dim(extent, Stride.ONE) for extent in kept)
@@ -230,7 +234,6 @@ def signature(spec: EpilogueSpec, sums: bool = False) -> tuple[Argument, ...]:
     rows = Extent.ROWS if batched or first.kind is ProductKind.K_GROUPED else Extent.M
     columns = Extent.COLUMNS if spec.b_columns is BColumns.INTERLEAVED else Extent.N
     a = _plane((*batches, rows, Extent.K), first.a_major is Major.K)
-    b = _plane((*groups, Extent.K, columns), first.b_major is not Major.K)
     arguments = [Argument("a", f"A of {first.name}", Role.A, first.a_dtype, a, ArgumentAlignment.TMA)]
     if first.kind.has_offsets:
         ends = (Dim(Extent.GROUPS, Stride.ONE),)
@@ -242,7 +245,8 @@ def signature(spec: EpilogueSpec, sums: bool = False) -> tuple[Argument, ...]:
         extents = (rows if first.a_scaling is Scaling.LINE else Extent.M_BLOCKS, Extent.K_BLOCKS)
         arguments.append(_scales("a", first.name, Role.A_SCALES, extents))
     names = {("b" if spec.b_count == 1 else f"b{i}"): acc.name for i, acc in enumerate(spec.first_of_each_b)}
-    for name, acc in names.items():
+    for (name, acc), product in zip(names.items(), spec.first_of_each_b, strict=True):
+        b = _plane((*groups, Extent.K, columns), first.b_major is not Major.K, product.width)
         arguments.append(Argument(name, f"B of {acc}", Role.B, first.b_dtype, b, ArgumentAlignment.TMA))
     if tiled:
         scaled = (replace(first, name=acc) for acc in names.values())
@@ -253,8 +257,8 @@ def signature(spec: EpilogueSpec, sums: bool = False) -> tuple[Argument, ...]:
     elif first.is_block_scaled:
         extents = (Extent.K_BLOCKS, columns if first.b_scaling is Scaling.LINE else Extent.N_BLOCKS)
         arguments += [_scales(name, acc, Role.B_SCALES, extents) for name, acc in names.items()]
-    arguments += map(Argument.of_load, spec.loads)
-    arguments += map(Argument.of_store, spec.stores)
+    arguments += (Argument.of_load(load, spec.width_of(load.name)) for load in spec.loads)
+    arguments += (Argument.of_store(store, spec.width_of(store.value)) for store in spec.stores)
     if spec.reductions or sums:
         room = (Dim(Extent.BYTES, Stride.ONE),)
         arguments.append(
@@ -282,9 +286,12 @@ def _tiled(name: str, acc: Accumulator, role: Role, *extents: Extent) -> Argumen
     return Argument(f"{name}_scales", title, role, dtype, dims, ArgumentAlignment.TMA)
 
 
-def _plane(extents: tuple[Extent, ...], row_major: bool) -> tuple[Dim, ...]:
-    """Axes of which one of the last two is contiguous: the last where `row_major`."""
+def _plane(extents: tuple[Extent, ...], row_major: bool, width: int = 0) -> tuple[Dim, ...]:
+    """Axes of which one of the last two is contiguous: the last where `row_major`. Columns are those of a
+    segment where it has a `width`."""
     unit = len(extents) - (1 if row_major else 2)
+    columns = (Extent.N, Extent.BLOCKS)
     return tuple(
-        Dim(extent, Stride.ONE if axis == unit else Stride.OTHER) for axis, extent in enumerate(extents)
+        Dim(extent, Stride.ONE if axis == unit else Stride.OTHER, width=width if extent in columns else 0)
+        for axis, extent in enumerate(extents)
     )

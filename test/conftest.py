@@ -95,11 +95,13 @@ def raised_errors() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def all_blocks_reduced() -> Iterator[None]:
-    """Programs reduce and rotate blocks of columns wherever a tile holds them, whether or not it pays."""
+def settings_of_tests() -> Iterator[None]:
+    """Programs reduce and rotate blocks of columns wherever a tile holds them, whether or not it pays, and
+    each product has a launch."""
     from cute_backend import config
 
-    with config.patch(block_reductions="always", rotary_embeddings=True):  # type: ignore[attr-defined]
+    settings = {"block_reductions": "always", "rotary_embeddings": True, "shared_launches": False}
+    with config.patch(**settings):  # type: ignore[attr-defined]
         yield
 
 

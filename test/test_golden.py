@@ -96,8 +96,8 @@ def check_module(file: str, region: Region, arch: str) -> None:
 
 @pytest.mark.parametrize("path", EXPECTED.glob("*_sm*.py"), ids=lambda path: path.stem)
 def test_no_method_binds_a_name_twice(path):
-    (epilogue,) = (node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef))
-    for method in (node for node in epilogue.body if isinstance(node, ast.FunctionDef)):
+    classes = (node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef))
+    for method in (node for each in classes for node in each.body if isinstance(node, ast.FunctionDef)):
         assigned = [statement.targets for statement in method.body if isinstance(statement, ast.Assign)]
         names = [target.id for targets in assigned for target in targets if isinstance(target, ast.Name)]
         assert len(set(names)) == len(names), (method.name, names)

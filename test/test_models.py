@@ -27,8 +27,9 @@ from support.reference import relative_error
 
 def shown(region: Region) -> str:
     """A region in a line: its products, or parts of one, the kinds of its operands, its results."""
+    count = len(region.products)
     several = "parts" if region.products[0].label.endswith("]") else "pair"
-    products = several if len(region.products) == 2 else "one"
+    products = f"launch of {count}" if region.spec.product.width else several if count == 2 else "one"
     loads = " ".join(load.kind for load in region.loads) or "nothing"
     stores = ", ".join(f"{store.reduce or 'plane'} {store.dtype}" for store in region.stores)
     return f"{products}: {loads} -> {stores}"
@@ -36,7 +37,8 @@ def shown(region: Region) -> str:
 
 @pytest.fixture(autouse=True)
 def settings_as_shipped() -> Iterator[None]:
-    with cute_backend.config.patch(block_reductions="auto", rotary_embeddings=False):
+    settings = {"block_reductions": "auto", "rotary_embeddings": False, "shared_launches": False}
+    with cute_backend.config.patch(**settings):
         yield
 
 
@@ -44,7 +46,7 @@ def settings_as_shipped() -> Iterator[None]:
 def test_what_is_fused_of_a_model(model: str) -> None:
     fused = _fused(model)
     assert_expected(f"models/{_file(model)}.txt", fused)
-    counts = {"pair": 2, "parts": 1, "one": 1}
+    counts = {"pair": 2, "parts": 1, "one": 1, "launch of 2": 2, "launch of 3": 3, "launch of 4": 4}
     products = sum(count * len(re.findall(f"^{kind}:", fused, re.M)) for kind, count in counts.items())
     assert _products(model) == products, "see docs/models.py"
 

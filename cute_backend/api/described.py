@@ -92,8 +92,9 @@ class Region:
     `anchor` is the product's aten target and `node` its name in the graph; `products` describes each
     accumulator; `sizes` are M, N and K, and a symbolic size is a string. `sources` are the regions of the
     same graph whose results it reads. `groups` is the number of groups if the product has groups of rows.
-    `is_backward` is whether it belongs to the graph of the gradients. Properties that depend on an
-    architecture are those for `arch`; methods accept another.
+    `is_backward` is whether it belongs to the graph of the gradients. `unshared` says why it shares no launch
+    with another product of its A, or is empty. Properties that depend on an architecture are those for
+    `arch`; methods accept another.
     """
 
     anchor: str
@@ -109,6 +110,7 @@ class Region:
     groups: int | None = None
     sources: tuple[Source, ...] = ()
     is_backward: bool = False
+    unshared: str = ""
 
     @property
     def formula(self) -> str:
@@ -233,6 +235,7 @@ def _region(found: FoundRegion, results: _Results, arch: str) -> Region:
         alignment=_alignment(found, _hint(m), _hint(n)),
         lines=_lines(found),
         groups=None if found.groups is None else _hint(found.groups),
+        unshared=found.unshared,
     )
 
 

@@ -12,7 +12,7 @@
 - Losses: `log_softmax`.
 - Growing a region: `regions`, `walk`, `visits`, `growth`, `joining`, `resolve`, `dependences`, `draft`,
   `chain`, `lower`, `quotient`, `reductions`, `block_reductions`, `rotations`, `concatenation`, `pairs`,
-  `region`.
+  `segments`, `region`.
 - Operands and shapes: `classify`, `frame`, `free_strides`, `views`, `static`, `labels`, `device`,
   `rounded`.
 - Where a region ends: `settle`, `boundary`, `crossings`, `consumers`, `redo`.

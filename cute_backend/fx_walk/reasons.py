@@ -43,6 +43,7 @@ class Reason(Enum):
 
     # The matrix product.
     NOTHING_TO_FUSE = "nothing_to_fuse", "no pointwise op that could be fused follows the product{refused}"
+    UNSHARED = "unshared", "no pointwise op that could be fused follows the product, and there is {why}"
     MATRIX_VECTOR = (
         "matrix_vector",
         "Inductor wrote this product, with M or N of 1, as a multiply and a sum with an epilogue of its own",

@@ -43,7 +43,8 @@ class Region:
     `nodes` are those that the kernel replaces. `views` are the loads, in the spec's order. `outputs` maps
     each node whose value the kernel stores to the index of its result: views of one another share one.
     `frames` maps those that are planes to how they lie on the plane of the product. `origins` maps the name
-    of each op of the spec to the node that it computes, wholly or in part.
+    of each op of the spec to the node that it computes, wholly or in part. `unshared` says why the region
+    shares no launch with another one of its A, or is empty.
     """
 
     anchors: tuple[Anchor, ...]
@@ -53,6 +54,7 @@ class Region:
     outputs: dict[fx.Node, int]
     frames: dict[fx.Node, Frame]
     origins: dict[str, fx.Node]
+    unshared: str = ""
 
     @property
     def first(self) -> Anchor:
@@ -104,7 +106,8 @@ class Region:
     @property
     def problem(self) -> tuple[Size, Size, Size]:
         """M, N and K."""
-        return self.first.m, self.first.n, self.first.k
+        n = self.spec.plane_n(self.first.n) if len(self.spec.segments) > 1 else self.first.n
+        return self.first.m, n, self.first.k
 
     @property
     def groups(self) -> Size | None:

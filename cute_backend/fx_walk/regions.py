@@ -25,6 +25,7 @@ from cute_backend.fx_walk.pairs import meet, reach, slices_of, split, unlike
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.region import Region, stores_of
+from cute_backend.fx_walk.segments import sharing
 from cute_backend.fx_walk.settle import Settled, settle
 from cute_backend.fx_walk.static import fake
 from cute_backend.fx_walk.visits import visits
@@ -47,6 +48,7 @@ def find_regions(
             regions.append(_region(walk, node))
         except Refused as refused:
             walk.rejections[node] = refused.rejection(node)
+    regions = sharing(walk, regions, lambda node: _bare(walk, node))
     rejections = [
         walk.rejections[node] for node in walk.order if node in walk.rejections and node not in walk.owner
     ]
@@ -71,6 +73,17 @@ def _region(walk: Walk, node: fx.Node) -> Region:
     if not fuses or not settled.stored:
         raise _left_out(walk, anchor)
     return _settled(walk, (anchor,), settled)
+
+
+def _bare(walk: Walk, node: fx.Node) -> Region | None:
+    """The region of a product alone, which is worth having only beside others; None where it can't be
+    written."""
+    anchor = walk.anchors[node]
+    assert isinstance(anchor, Anchor)
+    try:
+        return _settled(walk, (anchor,), settle(seed(walk, (anchor,)), walk.outside, walk.rejections))
+    except Refused:
+        return None
 
 
 def _pairs(walk: Walk, anchor: Anchor) -> Iterator[tuple[Anchor, ...]]:

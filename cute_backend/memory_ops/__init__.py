@@ -2,7 +2,8 @@
 
 `emit.emit` writes the module. The text depends on nothing but its arguments.
 
-- The text: `emit`, `reads`, `statements`, `emit_reductions`, `schedule`, `mainloops`, `partials`.
+- The text: `emit`, `emit_epilogue`, `reads`, `statements`, `emit_reductions`, `schedule`, `mainloops`,
+  `partials`.
 - Rewrites of specs: `simplify`, `shared_noise`.
 - The library of generated modules: `device_math`, `device_reduce`, `device_noise`.
 """

@@ -73,7 +73,8 @@ def kernel_names(spec: EpilogueSpec) -> dict[str, str]:
     simple = simplify(spec)
     given = spec.producers.keys() - {op.name for op in spec.ops} | {store.name for store in spec.stores}
     counted = (name for index in count() if (name := f"t{index}") not in given)
-    ops = dict.fromkeys(op.name for op in (*schedule(simple).ops, *simple.ops, *spec.ops))
+    computed = (op for segment in simple.segments for op in schedule(segment).ops)
+    ops = dict.fromkeys(op.name for op in (*computed, *simple.ops, *spec.ops))
     return dict(zip(ops, counted, strict=False))
 
 

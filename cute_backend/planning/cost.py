@@ -68,8 +68,13 @@ def cost(
 
     The model counts waves of clusters. A wave that has work for few multiprocessors takes less than a full
     one, and no problem takes less time than its memory traffic. `groups` is the number of groups, of rows or
-    of K, or None for a product without them.
+    of K, or None for a product without them. Segments of columns begin with a tile each, and all are taken to
+    have the planes of the one that moves most.
     """
+    if len(spec.segments) > 1:
+        columns = config.tile_n * config.cluster_n
+        n = columns * sum(-(-acc.width // columns) for acc in spec.accumulators)
+        return max(cost(config, segment, m, n, k, sm_count) for segment in spec.segments)
     timing = config.target.timing
     work = work_of(config, spec, m, n, k, sm_count, groups)
     tile = time_of(config.arch, config.cut)

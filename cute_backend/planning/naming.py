@@ -71,6 +71,8 @@ def words(spec: EpilogueSpec) -> str:
     product = _PRODUCTS[spec.product.kind]
     if spec.product.is_block_scaled or any(load.name.startswith(_SCALES) for load in spec.loads):
         product = f"scaled_{product}"
+    if len(spec.segments) > 1:
+        product = f"{product}_by_{len(spec.segments)}"
     text = product
     for word in _Steps(spec).words():
         if len(text) + len(word) + len("_etc") >= MAX_WORDS:

@@ -175,9 +175,9 @@ def halves_of_rotated_blocks(config: TileConfig, spec: EpilogueSpec) -> TileConf
     if spec.whole_columns == 1:
         least = config.target.unrolled_subtile_n or config.target.least_subtile_n
         widths = [each for each in PAIRING_SUBTILES if least <= each <= config.subtile_n]
-        fitting = (each for each in widths if _pairs(each, spec))
+        fitting = (each for each in widths if pairs_halves(each, spec))
         config = replace(config, subtile_n=next(fitting, 0))
-    return config if config.subtile_n and _pairs(config.subtile_n, spec) else None
+    return config if config.subtile_n and pairs_halves(config.subtile_n, spec) else None
 
 
 def _can_pair(config: TileConfig, spec: EpilogueSpec) -> bool:
@@ -202,7 +202,7 @@ def _can_pair(config: TileConfig, spec: EpilogueSpec) -> bool:
     )
 
 
-def _pairs(columns: int, spec: EpilogueSpec) -> bool:
+def pairs_halves(columns: int, spec: EpilogueSpec) -> bool:
     """Whether subtiles of `columns` columns can pair halves of rotated blocks, in runs of at least the 16
     bytes that TMA needs. True if the spec reorders no columns."""
     planes = [load.dtype.bits for load in spec.loads if load.order is not None or load.is_table]
@@ -338,7 +338,7 @@ def narrow_subtiles_of_many_planes(
     whole_row = target.accumulators.row_threads == 1
     if whole_row or (config.products == 1 and alignment is Alignment.PLAIN):
         while columns > target.least_subtile_n and columns * plane_bits(spec) > target.row_bits:
-            if columns // 2 % spec.whole_columns or not _pairs(columns // 2, spec):
+            if columns // 2 % spec.whole_columns or not pairs_halves(columns // 2, spec):
                 break
             columns //= 2
     return replace(config, subtile_n=columns)
@@ -392,7 +392,13 @@ def moved(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Align
 
 
 def subtiled(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> TileConfig:
-    """The configuration with the subtiles that an alignment gets."""
+    """The configuration with the subtiles that an alignment gets: the narrowest of its segments', if columns
+    are in segments."""
+    if len(spec.segments) > 1:
+        return min(
+            (subtiled(segment, config, alignment) for segment in spec.segments),
+            key=lambda each: each.subtile_n,
+        )
     spec = multiplied(spec, config)
     alignment = moved(spec, config, alignment)
     for rule in SUBTILE_RULES:

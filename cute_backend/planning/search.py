@@ -13,6 +13,7 @@ from cute_backend.planning.hoisting import can_hoist, hoisting
 from cute_backend.planning.naming import words
 from cute_backend.planning.registers import leaves_registers, leaves_sums_registers, long_ops
 from cute_backend.planning.rules import ABOVE_THE_SMALLEST, MAX_ROTATED, WHOLE_SUBTILES, subtiled, suited
+from cute_backend.planning.segments import serving_all
 from cute_backend.planning.shared_memory import BlockScales, has_planes, holds_planes
 from cute_backend.planning.targets import Arch, Shape
 from cute_backend.planning.tiles import Alignment, TileConfig
@@ -41,6 +42,8 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
 
     Raises ValueError if no tile holds the spec's blocks of columns whole, or none can rotate its columns.
     """
+    if len(spec.segments) > 1:
+        return _of_segments(arch, spec, table)
     alone = arch.target.tiles.alone
     found = _serving(arch, spec)
     if not found and spec.rotated_columns and spec.b_columns is not BColumns.APART:
@@ -63,6 +66,15 @@ def table(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     *larger, smallest = found
     kept = (each for each in larger if all(rule(each, smallest, spec) for rule in ABOVE_THE_SMALLEST))
     return *kept, smallest
+
+
+def _of_segments(
+    arch: Arch, spec: EpilogueSpec, of: Callable[[Arch, EpilogueSpec], Iterable[TileConfig]]
+) -> tuple[TileConfig, ...]:
+    """The tiles that `of` lists for every segment of a spec. Raises ValueError if there is none."""
+    if not (found := serving_all(spec, lambda segment: of(arch, segment))):
+        raise ValueError(f"no tile of {arch.value} serves all {len(spec.segments)} segments of columns")
+    return found
 
 
 _ONE_PRODUCT = (Accumulator("acc", DType.BF16, DType.BF16),)
@@ -136,6 +148,8 @@ def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
 
     For a batched product it is the table alone, because the number of products is not known.
     """
+    if len(spec.segments) > 1:
+        return _of_segments(arch, spec, offered)
     tiles, shipped = arch.target.tiles, table(arch, spec)
     if spec.product.kind is ProductKind.BATCHED:
         return shipped
@@ -219,7 +233,8 @@ def choose(
         margin = _UNTIMED_MARGIN if config in untimed else 1.0
         return margin * cost(config, spec, m, n, k, sm_count, groups)
 
-    return hoisting(halving(min(able, key=time), spec, k), spec, k)
+    best = min(able, key=time)
+    return best if len(spec.segments) > 1 else hoisting(halving(best, spec, k), spec, k)
 
 
 _SMALL_GROUPS = range(65, 193)
@@ -249,7 +264,8 @@ faster."""
 @lru_cache(maxsize=256)
 def _middle(arch: Arch, spec: EpilogueSpec) -> frozenset[TileConfig]:
     """The tiles that were timed for at most `Tiles.middle_rows` rows, as they serve a spec."""
-    return frozenset(suited(arch, arch.target.tiles.middle, spec))
+    every = (suited(arch, arch.target.tiles.middle, segment) for segment in spec.segments)
+    return frozenset(config for configs in every for config in configs)
 
 
 _RASTERS = (8, 4, 16)
@@ -323,6 +339,8 @@ def clustered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
 
 def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     """Returns every configuration that may serve a spec: those offered, and all others that fit it."""
+    if len(spec.segments) > 1:
+        return _of_segments(arch, spec, tunable)
     tiles = arch.target.tiles
     tried = suited(arch, tiles.tried, spec)
     found = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
@@ -90,13 +91,29 @@ def holds_planes(config: TileConfig, spec: EpilogueSpec) -> bool:
     return ab_stages(config, spec) >= config.least_ab_stages
 
 
+def _in_turns(segments: Sequence[Sequence[DType]]) -> list[DType]:
+    """The dtypes of the slots of shared memory that operands of segments take turns in: of each size of
+    element, as many as the segment with most of them has."""
+    slots: list[DType] = []
+    for bits in sorted({dtype.bits for each in segments for dtype in each}):
+        alike = [[dtype for dtype in each if dtype.bits == bits] for each in segments]
+        slots += sorted(alike, key=len)[-1]
+    return slots
+
+
 def ab_stages(config: TileConfig, spec: EpilogueSpec) -> int:
     """Returns how many stages of A and B, with their scales, fit in shared memory beside the epilogue's
     buffers, which have their fewest stages here."""
-    vectors = spec.loads_of(LoadKind.ROWVEC, LoadKind.GROUPVEC)
-    rings = [ring_bytes(config.stage_elements, load.dtype) for load in spec.loads_of(LoadKind.EXACT)]
-    rings += [ring_bytes(config.stage_elements, store.dtype, config.store_stages) for store in spec.planes]
-    rings += [ring_bytes(config.tile_n, load.dtype) for load in vectors]
+    kinds = (
+        (lambda of: of.loads_of(LoadKind.EXACT), config.stage_elements, EPILOGUE_STAGES),
+        (lambda of: of.planes, config.stage_elements, config.store_stages),
+        (lambda of: of.loads_of(LoadKind.ROWVEC, LoadKind.GROUPVEC), config.tile_n, EPILOGUE_STAGES),
+    )
+    rings = [
+        ring_bytes(elements, dtype, stages)
+        for operands, elements, stages in kinds
+        for dtype in _in_turns([[each.dtype for each in operands(segment)] for segment in spec.segments])
+    ]
     scaling = BlockScales.of(spec) or MmaScales.of(spec)
     stage = config.ab_stage_bytes + (scaling.stage_bytes(config) if scaling else 0)
     left = config.smem_bytes - SMEM_RESERVE - config.sum_bytes - sum(rings) - ahead_bytes(config, scaling)

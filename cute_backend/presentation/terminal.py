@@ -97,13 +97,17 @@ def titles(explained: Explanation) -> list[str]:
 
 
 def accumulator_lines(region: Region) -> list[str]:
-    """A line for each accumulator: its B, the blocks by which it is scaled, and the line of the program."""
-    return [
+    """A line for each accumulator: its B, its segment of the columns where it shares the launch with others,
+    the blocks by which it is scaled, and the line of the program. Then why it shares no launch, if others of
+    its A could."""
+    lines = [
         f"{accumulator.name} of {product.label}"
+        + (f", {accumulator.width} columns of the launch" if accumulator.width else "")
         + _blocks(accumulator)
         + (f", at {product.where}" if product.where else "")
         for accumulator, product in zip(region.spec.accumulators, region.products, strict=True)
     ]
+    return [*lines, region.unshared] if region.unshared else lines
 
 
 def _blocks(accumulator: Accumulator) -> str:

@@ -73,7 +73,8 @@ class Binding:
         if self._block_columns > 1 and plane_of(self._spec, a, b)[1] % self._block_columns:
             raise ValueError("N is no multiple of a block's columns")  # check_operands has the full message
         for index, load in self._split:
-            if not covers(load, loads[index], *plane_of(self._spec, a, b)):
+            m, n = plane_of(self._spec, a, b)
+            if not covers(load, loads[index], m, self._spec.width_of(load.name) or n):
                 raise ValueError(f"{load.name} is not of the plane")  # check_operands has the full message
         tensors = [*a, *b, *loads]
         for index, view in self._operand_views:

@@ -31,7 +31,7 @@ from cute_backend.runtime.forks import free_in_children
 from cute_backend.runtime.kernel import BuildError, Kernel, UnavailableError
 from cute_backend.runtime.link import KernelFunction
 from cute_backend.runtime.notices import count, warn_once
-from cute_backend.runtime.operands import Size, check_operands, groups_of, output_like, parse_spec, plane_of
+from cute_backend.runtime.operands import Size, check_operands, groups_of, outputs_like, parse_spec, plane_of
 from cute_backend.runtime.outputs import Outputs
 from cute_backend.runtime.pack import packed_kernels, packs
 from cute_backend.runtime.reach import Problem, Winners, config_for, reachable_kernels, stores_aligned
@@ -408,5 +408,5 @@ class Launcher:
         """The results for a plane without elements, or for a K of 0. Neither needs a kernel."""
         check_operands(self._spec, a, b, loads)
         if (m == 0 or n == 0) and not self._spec.reductions:
-            return [output_like(stores, a[0], m, n) for stores in self._spec.results]
+            return outputs_like(self._spec, a[0], m, n)
         return _replayed(self._spec, a, b, loads)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from cute_backend.runtime.launch import launch
-from cute_backend.runtime.operands import check_operands, output_like, parse_spec, plane_of
+from cute_backend.runtime.operands import check_operands, outputs_like, parse_spec, plane_of
 
 _LIBRARY = torch.library.Library("cute_backend", "DEF")
 _LIBRARY.define(
@@ -50,7 +50,7 @@ def _fake(
     parsed = parse_spec(spec)
     check_operands(parsed, a, b, loads)
     m, n = plane_of(parsed, a, b)
-    return [output_like(stores, a[0], m, n) for stores in parsed.results]
+    return outputs_like(parsed, a[0], m, n)
 
 
 @torch.no_grad()

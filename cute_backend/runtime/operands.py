@@ -35,16 +35,21 @@ def parse_spec(text: str) -> EpilogueSpec:
     return EpilogueSpec.from_json(text)
 
 
-def output_like(stores: Sequence[Store], like: Tensor, m: Size, n: Size) -> Tensor:
+def output_like(stores: Sequence[Store], like: Tensor, m: Size, n: Size, width: int = 0) -> Tensor:
     """An uninitialised result of a store, or of the stores that are its parts, dense in their order, on the
-    device of `like`."""
+    device of `like`. `width` is the number of columns of its segment, or 0 without segments."""
     store = stores[0]
     dtype = TORCH_DTYPES[store.dtype]
-    result = Argument.of_store(store)
+    result = Argument.of_store(store, width)
     shape = result.shape({Extent.M: m, Extent.N: n * len(stores)})
     if store.order is Order.COLUMN:
         return like.new_empty(shape[::-1], dtype=dtype).t()
     return like.new_empty(shape, dtype=dtype)
+
+
+def outputs_like(spec: EpilogueSpec, like: Tensor, m: Size, n: Size) -> list[Tensor]:
+    """`output_like` of every result of a spec."""
+    return [output_like(each, like, m, n, spec.width_of(each[0].value)) for each in spec.results]
 
 
 def m_of(load: Load, tensor: Tensor) -> Size:
@@ -60,7 +65,8 @@ def blocks_of(spec: EpilogueSpec) -> list[tuple[str, int]]:
 
 
 def covers(load: Load, tensor: Tensor, m: Size, n: Size) -> bool:
-    """Whether the axes of a load whose M or N is several modes have these sizes."""
+    """Whether the axes of a load whose M or N is several modes have these sizes. `n` is that of its segment,
+    where there are segments."""
     if load.m_modes and m_of(load, tensor) != m:
         return False
     return load.blocks is None or tensor.shape[-2] * load.blocks.columns == n
@@ -159,7 +165,11 @@ def check_operands(
         ):
             given = " and ".join(_shape(tensor.shape) for tensor in (left, *offsets, right))
             raise ValueError(f"{acc.name} wants {wanted}, not {given}")
-        if right.shape[-1] != b[0].shape[-1]:
+        if acc.width and right.shape[-1] != acc.width:
+            raise ValueError(
+                f"{acc.name} has a segment of {acc.width} columns, and its B is {_shape(right.shape)}"
+            )
+        if not acc.width and right.shape[-1] != b[0].shape[-1]:
             raise ValueError(
                 f"{acc.name} is {_shape(left.shape)} times {_shape(right.shape)}; the first B has "
                 f"{b[0].shape[-1]} columns"
@@ -173,7 +183,8 @@ def check_operands(
                 f"{argument.title} is {tensor.dtype}; the spec says {TORCH_DTYPES[argument.dtype]}"
             )
     m, n = plane_of(spec, a, b)
-    for name, columns in blocks_of(spec):
+    # Widths of segments are whole blocks, as a spec makes sure of.
+    for name, columns in [] if spec.product.width else blocks_of(spec):
         if n % columns != 0:
             raise ValueError(f"{name} has blocks of {columns} columns, and {n} columns are no multiple")
     if scaled:

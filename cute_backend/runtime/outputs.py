@@ -34,7 +34,10 @@ class Outputs:
     def __init__(self, spec: EpilogueSpec, config: TileConfig) -> None:
         binding = Binding(spec)
         written = None if binding.takes_results_as_given else binding.written
-        results = [(Argument.of_store(stores[0]), len(stores)) for stores in spec.results]
+        results = [
+            (Argument.of_store(stores[0], spec.width_of(stores[0].value)), len(stores))
+            for stores in spec.results
+        ]
         given = signature(spec, config.sums_in_memory)
         arguments = [*results, *((each, 1) for each in of_role(given, Role.WORKSPACE))]
 

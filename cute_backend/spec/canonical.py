@@ -12,7 +12,7 @@ from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
 from cute_backend.spec.products import Accumulator, Columns, Major, ProductKind, Scaling
 from cute_backend.spec.stores import Axis, Part, ReduceKind, Reduction, Store
 
-SPEC_VERSION = 11
+SPEC_VERSION = 12
 """The version of the canonical form. A change of any field's name or meaning needs a new one."""
 
 
@@ -72,6 +72,7 @@ def _decode_accumulator(item: Any) -> Accumulator:
         kind=ProductKind(item["kind"]),
         a_scaling=Scaling(item["a_scaling"]),
         b_scaling=Scaling(item["b_scaling"]),
+        width=int(item["width"]),
     )
 
 

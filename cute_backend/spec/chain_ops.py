@@ -62,3 +62,8 @@ class Op:
     dtype: DType
     overflow: Overflow = Overflow.SATURATE
     block: int = 0
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The names of the values that it reads."""
+        return tuple(operand for operand in self.operands if isinstance(operand, str))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import lcm
 from typing import TYPE_CHECKING
 
 from cute_backend.spec.chain_ops import Overflow
@@ -83,6 +84,8 @@ def validate(spec: EpilogueSpec) -> None:
         if spec.product.kind is not ProductKind.DENSE:
             _validate_several(store, spec.product.kind)
     _validate_parts(spec.stores)
+    if spec.product.width:
+        _validate_segments(spec)
     held: list[tuple[str, DType]] = [(load.name, load.dtype) for load in spec.loads]
     held += [(op.name, op.dtype) for op in spec.ops] + [(store.name, store.dtype) for store in spec.stores]
     for name, dtype in held:
@@ -181,17 +184,52 @@ def _validate_several(store: Store, kind: ProductKind) -> None:
 def _validate_together(accumulators: tuple[Accumulator, ...]) -> None:
     first = accumulators[0]
     for acc in accumulators[1:]:
-        if replace(acc, name=first.name, columns=first.columns) != first:
+        if replace(acc, name=first.name, columns=first.columns, width=first.width) != first:
             raise SpecError(
                 f"{first.name} and {acc.name} differ in dtypes, majors, mode of accumulation or scaling, and "
                 "one MMA computes both"
             )
+    widths = [acc.width for acc in accumulators]
+    if any(type(width) is not int or width < 0 for width in widths) or len({*map(bool, widths)}) > 1:
+        raise SpecError(f"the accumulators have widths {widths}; accepted are 0 for all, or columns of each")
     columns = [acc.columns for acc in accumulators]
     if columns != [Columns.EVEN, Columns.ODD] and set(columns) != {Columns.ALL}:
         raise SpecError(
             f"the accumulators have {', '.join(each.value for each in columns)} columns; expected all, "
             "or one of even and one of odd"
         )
+
+
+def _validate_segments(spec: EpilogueSpec) -> None:
+    product = spec.product
+    if len(spec.accumulators) < 2 or product.kind is not ProductKind.DENSE or product.is_block_scaled:
+        raise SpecError(
+            f"{product.name} has a segment of {product.width} columns; accepted are two or more dense "
+            "products without block scales"
+        )
+    if product.columns is not Columns.ALL:
+        raise SpecError(f"{product.name} has a segment and {product.columns.value} columns of a B")
+    found = spec.segments_of
+    for index, acc in enumerate(spec.accumulators):
+        if found[acc.name] != {index}:
+            others = ", ".join(spec.accumulators[each].name for each in sorted(found[acc.name] - {index}))
+            raise SpecError(f"{acc.name} meets {others}, and each has a segment of columns of its own")
+        if not any(found[store.value] == {index} for store in spec.stores):
+            raise SpecError(f"nothing of {acc.name} is stored")
+    for acc, segment in zip(spec.accumulators, spec.segments, strict=True):
+        blocks = [segment.block_columns, *(load.blocks.columns for load in segment.loads if load.blocks)]
+        if acc.width % (columns := lcm(*blocks)):
+            raise SpecError(f"{acc.name} has {acc.width} columns, and blocks of {columns}")
+    for load in spec.loads:
+        has_columns = load.stride_n is not Stride.ZERO
+        if not found[load.name] or (len(found[load.name]) > 1 and has_columns):
+            raise SpecError(
+                f"{load.name} is a {load.kind.value} of {len(found[load.name])} segments; only a scalar or a "
+                "colvec has several"
+            )
+    for store in spec.stores:
+        if store.part is not None or store.reduce is not None or len(found[store.value]) != 1:
+            raise SpecError(f"{store.name} is a part, a reduction or of no segment; segments store planes")
 
 
 def _validate_accumulator(acc: Accumulator) -> None:

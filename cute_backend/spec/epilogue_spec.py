@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lcm
 from typing import Any, Union
@@ -46,6 +46,8 @@ class EpilogueSpec:
     @cached_property
     def b_columns(self) -> BColumns:
         """How the columns of B are distributed among the accumulators."""
+        if self.product.width:
+            return BColumns.SEGMENTS
         return BColumns.APART if self.product.columns is Columns.ALL else BColumns.INTERLEAVED
 
     @property
@@ -60,6 +62,8 @@ class EpilogueSpec:
 
     def plane_n(self, columns: Any) -> Any:
         """N, if the first B has `columns` columns."""
+        if self.b_columns is BColumns.SEGMENTS:
+            return sum(acc.width for acc in self.accumulators)
         return columns // 2 if self.b_columns is BColumns.INTERLEAVED else columns
 
     @cached_property
@@ -78,9 +82,49 @@ class EpilogueSpec:
         return {value.name: value for value in values}
 
     @cached_property
+    def segments(self) -> tuple[EpilogueSpec, ...]:
+        """The spec of each segment of columns by itself, with the same names: its product, and the loads, ops
+        and stores that belong to it. The spec alone where it has no segments."""
+        if self.b_columns is not BColumns.SEGMENTS:
+            return (self,)
+        return tuple(
+            replace(
+                self,
+                accumulators=(replace(acc, width=0),),
+                loads=tuple(load for load in self.loads if index in self.segments_of[load.name]),
+                ops=tuple(op for op in self.ops if index in self.segments_of[op.name]),
+                stores=tuple(store for store in self.stores if index in self.segments_of[store.value]),
+            )
+            for index, acc in enumerate(self.accumulators)
+        )
+
+    def width_of(self, value: str) -> int:
+        """The columns of the segment that a value belongs to; 0 where there are no segments, and for a value
+        without columns that several share."""
+        if self.b_columns is not BColumns.SEGMENTS or len(self.segments_of[value]) > 1:
+            return 0
+        (index,) = self.segments_of[value]
+        return self.accumulators[index].width
+
+    @cached_property
+    def segments_of(self) -> dict[str, frozenset[int]]:
+        """The indices of the segments that each value belongs to: it follows from their accumulators, or is
+        read by what does."""
+        segments: dict[str, frozenset[int]] = dict.fromkeys(self.dtypes, frozenset())
+        segments |= {acc.name: frozenset([index]) for index, acc in enumerate(self.accumulators)}
+        for op in self.ops:
+            segments[op.name] = segments[op.name].union(*(segments[each] for each in op.values))
+        for op in reversed(self.ops):
+            for each in op.values:
+                segments[each] |= segments[op.name]
+        return segments
+
+    @cached_property
     def block_columns(self) -> int:
         """A number of columns that divides N: the least common multiple of the blocks of ops and stores; 1
-        without blocks."""
+        without blocks, and with segments, whose widths a spec has checked."""
+        if self.b_columns is BColumns.SEGMENTS:
+            return 1
         return lcm(self.whole_columns, self.rotated_columns or 1)
 
     @cached_property

@@ -53,6 +53,9 @@ class BColumns(str, Enum):
     """Each accumulator has a B of its own."""
     INTERLEAVED = "interleaved"
     """Two share one B, (K, 2 N): the even columns are the first one's, the odd ones the second one's."""
+    SEGMENTS = "segments"
+    """Each has a B of its own, (K, `width`), and the columns of the plane are those of all B side by side.
+    Their values never meet: they are regions of one A that share a launch."""
 
 
 SCALE_BLOCK = 128
@@ -142,6 +145,8 @@ class Accumulator:
     The accumulators of a spec share one A, and one MMA computes them all. Accumulators of EVEN and ODD
     columns come as a pair, in this order, and share a B of (K, 2 N) as well.
 
+    With a `width`, an accumulator has a segment of the plane's columns, as many, and a tile of its own.
+
     `fast_accum` is `_scaled_mm`'s `use_fast_accum`: without it, Hopper's fp8 MMA promotes its partial sums to
     fp32 registers at intervals. It has no meaning for 16-bit operands, where it is True.
 
@@ -160,6 +165,7 @@ class Accumulator:
     kind: ProductKind = ProductKind.DENSE
     a_scaling: Scaling = Scaling.NONE
     b_scaling: Scaling = Scaling.NONE
+    width: int = 0
 
     @property
     def is_block_scaled(self) -> bool:

@@ -2,7 +2,7 @@
 
 - Kernels: `sm90`, `sm100`, `sm80`, `sm120`; their base is `gemm`, and `fragments` that of accumulators in
   registers.
-- The interface of epilogues: `epilogue`, `tile`.
+- The interface of epilogues: `epilogue`, `tile`, `segments`.
 - Mainloops: `mainloop`, `block_scaled`, `partial_sums`, `mma_scaled`, `warp_mainloop`, `warp_columns`.
 - Operands: `feed`, `tma_feed`, `warp_copies`, `cp_async`, `staged`, `block_scales`, `batch`.
 - The warps of a CTA: `crew`, `rings`, `stages`.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cutlass
 import cutlass.cute as cute
@@ -22,10 +23,14 @@ from cute_backend.spec import Order, ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import WARP, Crew
 from cute_backend.templates.epilogue import Ending, Epilogue, SmemOperand, Staging, by_name
-from cute_backend.templates.rings import Shared, partition_box, partition_for_tma, producer_state
+from cute_backend.templates.rings import Own, Shared, partition_box, partition_for_tma, producer_state
 from cute_backend.templates.scheduler import KPlace, Place
+from cute_backend.templates.segments import Buffers, Operands, Segment, Segments, dealt
 from cute_backend.templates.stages import Stages
 from cute_backend.templates.tile import Tile
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Gemm(ABC):
@@ -50,16 +55,73 @@ class Gemm(ABC):
         self.is_k_grouped = kind is ProductKind.K_GROUPED
         self.scaling = scaling
         self.stages = Stages.of(config, epilogue, scaling)
-        if bool(epilogue.staged) != isinstance(epilogue, Staging):
-            has = "a method" if isinstance(epilogue, Staging) else "no method"
-            raise ValueError(f"an epilogue stages {len(epilogue.staged)} rowvecs and has {has} `stage`")
-        if epilogue.staged and config.tile_n % STAGED_COLUMNS:
-            raise ValueError(
-                f"a warp stages a rowvec {STAGED_COLUMNS} columns at a time, and tile {config.name} has "
-                f"{config.tile_n} columns, which is no multiple of them"
+        self.segments: tuple[Segment, ...] = ()
+        if isinstance(epilogue, Segments):
+            self.segments = epilogue.segments(config)
+        for each in self._epilogues:
+            if bool(each.staged) != isinstance(each, Staging):
+                has = "a method" if isinstance(each, Staging) else "no method"
+                raise ValueError(f"an epilogue stages {len(each.staged)} rowvecs and has {has} `stage`")
+            if each.staged and config.tile_n % STAGED_COLUMNS:
+                raise ValueError(
+                    f"a warp stages a rowvec {STAGED_COLUMNS} columns at a time, and tile {config.name} has "
+                    f"{config.tile_n} columns, which is no multiple of them"
+                )
+
+    @property
+    def _epilogues(self) -> tuple[Epilogue, ...]:
+        """The epilogue of each segment of columns; the one epilogue where there are no segments."""
+        return self.epilogue.epilogues if isinstance(self.epilogue, Segments) else (self.epilogue,)
+
+    @property
+    def by_segment(self) -> tuple[Self, ...]:
+        """For each segment of columns, this kernel with the epilogue of that segment."""
+        kernels = []
+        for epilogue in self._epilogues:
+            kernels.append(copy(self))
+            kernels[-1].epilogue = epilogue
+        return tuple(kernels)
+
+    def _dealt(self, loads: Sequence[cute.Tensor], stores: Sequence[cute.Tensor]) -> list[Operands]:
+        """The tensors of the epilogue, or those of the epilogue of each segment."""
+        return dealt(self._epilogues, loads, stores)
+
+    def _width(self, columns: Any) -> Any:
+        """The columns that are cut into tiles, where the first B has `columns`."""
+        if isinstance(self.epilogue, Segments):
+            return self.epilogue.columns(self.config)
+        return columns * self.config.pieces // self.config.products
+
+    def _own(
+        self,
+        n: Any,
+        loads: Sequence[list[cute.Tensor]],
+        stores: Sequence[list[cute.Tensor]],
+        buffers: Sequence[Buffers],
+        exacts: Sequence[Any],
+    ) -> list[Own]:
+        """The state of tiles of each segment, or of all tiles, of a plane of `n` columns."""
+        widths = [segment.width for segment in self.segments] or [n]
+        return [
+            Own(
+                n=width,
+                glob=by_name(epilogue.loads + epilogue.stores, given + results),
+                exact_pipeline=exact,
+                loads=memory.loads,
+                stores=memory.stores,
+                rows=memory.rows,
             )
+            for epilogue, width, given, results, memory, exact in zip(
+                self._epilogues, widths, loads, stores, buffers, exacts, strict=True
+            )
+        ]
+
+    @property
+    def smem_names(self) -> list[str]:
+        """The names of the epilogue's operands in shared memory."""
+        epilogue = self.epilogue
         shared = epilogue.staged + epilogue.shared_loads + epilogue.shared_stores
-        self.smem_names = [operand.name for operand in shared]
+        return [operand.name for operand in shared]
 
     @property
     def threads(self) -> int:
@@ -176,17 +238,29 @@ class Gemm(ABC):
         self, shared: Shared, item: Int32, item_step: Int32, lane: Int32
     ) -> pipeline.PipelineState:
         """Stages the rowvecs of one tile after another, by one warp. Returns the stage after the last."""
-        schedule, glob, row_pipeline = shared.schedule, shared.glob, shared.row_pipeline
-        names = [operand.name for operand in self.epilogue.staged]
+        schedule, of_segments = shared.schedule, shared.of_segments() if self.segments else []
         row_state = producer_state(self.stages.row)
         while schedule.is_valid(item):
             place = schedule.place(item)
-            tile = self._row_tile(shared, place, lane)
-            tile.group = place.batch
-            row_pipeline.producer_acquire(row_state)
-            rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
-            self._stage(tile, glob, by_name(names, rows))
-            row_pipeline.producer_commit(row_state)
+            if cutlass.const_expr(self.segments):
+                for i in cutlass.range_constexpr(len(self.segments)):
+                    if self.segments[i].has(place):
+                        self.by_segment[i]._stage_tile(
+                            of_segments[i], self.segments[i].within(place), lane, row_state
+                        )
+            else:
+                self._stage_tile(shared, place, lane, row_state)
             row_state.advance()
             item += item_step
         return row_state
+
+    def _stage_tile(self, shared: Shared, place: Place, lane: Int32, stage: pipeline.PipelineState) -> None:
+        """Stages the rowvecs of a tile, if its epilogue has any."""
+        tile = self._row_tile(shared, place, lane)
+        tile.group = place.batch
+        shared.row_pipeline.producer_acquire(stage)
+        if self.epilogue.staged:
+            names = [operand.name for operand in self.epilogue.staged]
+            rows = [s_row[(None, stage.index)] for s_row in shared.rows]
+            self._stage(tile, shared.glob, by_name(names, rows))
+        shared.row_pipeline.producer_commit(stage)

@@ -7,9 +7,9 @@ barriers of the rings, and partitions the boxes that TMA moves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cutlass
 import cutlass.cute as cute
@@ -24,13 +24,30 @@ from cute_backend.templates.crew import MBARRIER_BYTES, SMEM_ALIGN, Arrivals, Me
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.scheduler import Place, Schedule
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 ROW_ALIGN = 128
 """Alignment of staged rowvecs in bytes: more than the 16 bytes of the widest vector that reads them."""
 
 
 @dataclass
+class Own:
+    """The state of a tile that depends on its segment of columns."""
+
+    n: int
+    glob: SimpleNamespace
+    exact_pipeline: Any
+    loads: list[cute.Tensor]
+    stores: list[cute.Tensor]
+    rows: list[cute.Tensor]
+
+
+@dataclass
 class Shared:
-    """State that the warps of a CTA share: the problem, the pipelines between them and their buffers."""
+    """State that the warps of a CTA share: the problem, the pipelines between them and their buffers.
+
+    Where columns are in segments, `own` has what depends on them, and `of_segments` puts it in place."""
 
     schedule: Schedule
     m: Int32
@@ -42,6 +59,14 @@ class Shared:
     loads: list[cute.Tensor]
     stores: list[cute.Tensor]
     rows: list[cute.Tensor]
+    own: list[Own] = field(default_factory=list, kw_only=True)
+
+    def of_segments(self) -> list[Self]:
+        """The state for tiles of each segment of columns."""
+        return [
+            replace(self, own=[], **{each.name: getattr(own, each.name) for each in fields(own)})
+            for own in self.own
+        ]
 
 
 def agents(arrivals: Arrivals) -> pipeline.CooperativeGroup:

@@ -44,6 +44,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 import cuda.bindings.driver as cuda
@@ -73,11 +74,8 @@ from cute_backend.templates.partial_sums import PartialSums
 from cute_backend.templates.rings import (
     Shared,
     agents,
-    allocate_planes,
-    allocate_rows,
     check_stage,
     consumer_state,
-    make_exact,
     make_rows,
     named_barrier,
     partition_box,
@@ -86,6 +84,7 @@ from cute_backend.templates.rings import (
     swizzled,
 )
 from cute_backend.templates.scheduler import GroupSchedule, Place
+from cute_backend.templates.segments import allocate_buffers, make_exacts
 from cute_backend.templates.split_k import Sums
 from cute_backend.templates.tile import Sm100Subtile, Sm100Tile
 
@@ -229,12 +228,12 @@ class Sm100Gemm(Gemm):
     ):
         """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands, in its names' order.
         `scales` are those of the blocks of A, then of each B; `offsets` are those of a grouped product."""
-        config, epilogue, mainloop = self.config, self.epilogue, self.mainloop
+        config, mainloop = self.config, self.mainloop
         a, bs = mainloop.values(a), [mainloop.values(b) for b in bs]
         self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
         self.tile = (config.tile_m, config.mma_n, TILE_K_BYTES * 8 // self.a_dtype.width)
         a, bs = batches.operands(a, bs, self.kind, self.tile[2])
-        m, n = cute.size(a, mode=[0]), cute.size(bs[0], mode=[0]) * config.pieces // config.products
+        m, n = cute.size(a, mode=[0]), self._width(cute.size(bs[0], mode=[0]))
         self.piece = (config.tile_m, config.piece_n * config.ctas, self.tile[2])
         # The first multiplies; the second only gives the part of one B's tile that a CTA loads.
         majors = [LayoutEnum.from_tensor(operand).mma_major_mode() for operand in (a, bs[0])]
@@ -268,22 +267,31 @@ class Sm100Gemm(Gemm):
             for b in bs
         ]
 
-        load_of = dict(zip(epilogue.loads, loads, strict=True))
-        store_of = dict(zip(epilogue.stores, stores, strict=True))
+        parts = self._dealt(loads, stores)
         load_planes = [
-            self._planes(operand, load_of[operand.name], self.stages.exact * config.warpgroups)
-            for operand in epilogue.shared_loads
+            [
+                self._planes(operand, part.load_of[operand.name], self.stages.exact * config.warpgroups)
+                for operand in part.epilogue.shared_loads
+            ]
+            for part in parts
         ]
         store_planes = [
-            self._planes(operand, store_of[operand.name], self.stages.store * config.warpgroups)
-            for operand in epilogue.shared_stores
+            [
+                self._planes(operand, part.store_of[operand.name], self.stages.store * config.warpgroups)
+                for operand in part.epilogue.shared_stores
+            ]
+            for part in parts
         ]
         come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         plane = partial(batches.plane, m=m, count=batches.products(a, offsets))
-        load_tmas = self._maps(come, epilogue.shared_loads, load_of, load_planes, self.box, plane)
-        store_tmas = self._maps(
-            go, epilogue.shared_stores, store_of, store_planes, self.box, plane, written=True
-        )
+        load_tmas = [
+            self._maps(come, part.epilogue.shared_loads, part.load_of, layouts, self.box, plane)
+            for part, layouts in zip(parts, load_planes, strict=True)
+        ]
+        store_tmas = [
+            self._maps(go, part.epilogue.shared_stores, part.store_of, layouts, self.box, plane, written=True)
+            for part, layouts in zip(parts, store_planes, strict=True)
+        ]
 
         lines = [m, *[cute.size(b, mode=[0]) for b in bs]]
         scale_tmas = mainloop.maps(scales, lines, a.shape[1], config)
@@ -307,8 +315,8 @@ class Sm100Gemm(Gemm):
             a_smem,
             b_smem,
             piece_smem,
-            list(loads),
-            list(stores),
+            [part.loads for part in parts],
+            [part.stores for part in parts],
             load_tmas,
             store_tmas,
             load_planes,
@@ -364,16 +372,14 @@ class Sm100Gemm(Gemm):
 
         if warp == self.load.first:
             cpasync.prefetch_descriptor(a_tma.atom)
-            for tma in b_tmas + load_tmas + store_tmas + scale_tmas:
+            for tma in [*b_tmas, *chain(*load_tmas, *store_tmas), *scale_tmas]:
                 cpasync.prefetch_descriptor(tma.atom)
 
         smem = SmemAllocator()
         # Barriers come last: ahead of buffers, which are aligned to 1024 bytes, they would take 1024 bytes.
         s_a = swizzled(smem, self.a_dtype, a_smem)
         s_b = swizzled(smem, self.b_dtype, b_smem)
-        s_loads = allocate_planes(smem, epilogue.shared_loads, load_planes)
-        s_stores = allocate_planes(smem, epilogue.shared_stores, store_planes)
-        s_rows = allocate_rows(smem, epilogue.staged, config.tile_n, stages.row)
+        buffers = allocate_buffers(smem, self.epilogue, load_planes, store_planes, config.tile_n, stages.row)
         s_scales = self.mainloop.allocate(smem, tiled_mma, self.tile, stages.ab, config.pieces)
         ab_bytes = cute.size_in_bytes(self.a_dtype, cute.slice_(a_smem, (None, None, None, 0)))
         ab_bytes += cute.size_in_bytes(self.b_dtype, cute.slice_(b_smem, (None, None, None, 0)))
@@ -387,7 +393,7 @@ class Sm100Gemm(Gemm):
         acc_pipeline = pipeline.PipelineUmmaAsync.create(
             **stages_of(smem, self.acc_ring), cta_layout_vmnk=cluster
         )
-        exact_pipeline = make_exact(smem, self.exact_ring, epilogue.shared_loads, config.stage_elements)
+        exacts = make_exacts(smem, self.exact_ring, self._epilogues, config.stage_elements)
         row_pipeline = make_rows(smem, self.row_ring)
         tmem = TmemAllocator(
             smem.allocate(Int32, 8),
@@ -419,18 +425,15 @@ class Sm100Gemm(Gemm):
             epilogue_item = Int32(first_item)
             if cta_rank > 0:
                 epilogue_item = schedule.items  # beyond the last: no epilogue here
+        own = self._own(n, loads, stores, buffers, exacts)
         shared = Sm100Shared(
             schedule=schedule,
             m=m,
-            n=n,
-            glob=by_name(epilogue.loads + epilogue.stores, loads + stores),
+            **vars(own[0]),
+            own=own if self.segments else [],
             ab_pipeline=ab_pipeline,
             acc_pipeline=acc_pipeline,
-            exact_pipeline=exact_pipeline,
             row_pipeline=row_pipeline,
-            loads=s_loads,
-            stores=s_stores,
-            rows=s_rows,
             k_tiles=k_tiles,
             first_k=first_k,
             cta_rank=cta_rank,
@@ -449,7 +452,9 @@ class Sm100Gemm(Gemm):
             if warp >= self.visitors.numbers.stop:
                 cute.arch.setmaxregister_decrease(ROLE_REGISTERS)
         if warp == self.load.first:
-            s_bs = [self._piece_stages(s_b, piece_smem, i) for i in range(config.pieces)]
+            # A stage has a piece of every B, or where columns are in segments the tile of one B.
+            pieces = [0] * len(b_tmas) if self.segments else range(config.pieces)
+            s_bs = [self._piece_stages(s_b, piece_smem, piece) for piece in pieces]
             of_scales = (scale_tmas, s_scales, scales)
             self._load(shared, tiled_mma, piece_mma, cluster, cta_coord, a_tma, b_tmas, s_a, s_bs, of_scales)
         if warp == self.multiply.first:
@@ -579,15 +584,25 @@ class Sm100Gemm(Gemm):
                 barrier = ab_pipeline.producer_get_barrier(ab_state)
                 stage = (None, ab_state.index)
                 cute.copy(a_tma.atom, box_of_a, t_sa[stage], tma_bar_ptr=barrier, mcast_mask=a_mask)
-                for i in cutlass.range_constexpr(config.pieces):
+                to_b = {"tma_bar_ptr": barrier, "mcast_mask": b_mask}
+                for i in cutlass.range_constexpr(len(b_tmas)):
                     t_sb, t_gb = t_bs[i]
                     if cutlass.const_expr(self.is_k_grouped):
                         of_k = batches.of_k_tile(b_tmas[i].tma_tensor, place, k)
                         _, t_gb_of_k = self._partition_b(b_tmas[i], s_bs[i], thr_piece, cta_coord, of_k)
                         tile_b = t_gb_of_k[(None, column, 0, 0)]
+                        cute.copy(b_tmas[i].atom, tile_b, t_sb[stage], **to_b)
+                    elif cutlass.const_expr(self.segments):
+                        if self.segments[i].has(place):
+                            cute.copy(
+                                b_tmas[i].atom,
+                                t_gb[(None, column - self.segments[i].first * config.cluster_n, k)],
+                                t_sb[stage],
+                                **to_b,
+                            )
                     else:
                         tile_b = batches.of_place(t_gb, place)[(None, column, k)]
-                    cute.copy(b_tmas[i].atom, tile_b, t_sb[stage], tma_bar_ptr=barrier, mcast_mask=b_mask)
+                        cute.copy(b_tmas[i].atom, tile_b, t_sb[stage], **to_b)
                 for i in cutlass.range_constexpr(len(scale_tmas)):
                     t_s, t_g = t_scales[i]
                     cute.copy(scale_tmas[i].atom, t_g[(None, k)], t_s[stage], tma_bar_ptr=barrier)
@@ -718,27 +733,42 @@ class Sm100Gemm(Gemm):
     @cute.jit
     def _load_exact(self, shared: Sm100Shared, load_tmas: list):
         """The exact warp: the exact loads of one subtile after the other."""
-        schedule, exact_pipeline = shared.schedule, shared.exact_pipeline
+        schedule, of_segments = shared.schedule, shared.of_segments()
         exact_state = producer_state(self.stages.exact)
         item, item_step = shared.epilogue_item, shared.item_step
         while schedule.is_valid(item):
             place = schedule.place(item)
-            row, column = self._cta_tile(place)
-            for visit in cutlass.range(self.visits, unroll=1):
-                exact_pipeline.producer_acquire(exact_state)
-                barrier = exact_pipeline.producer_get_barrier(exact_state)
-                for group in cutlass.range_constexpr(self.config.warpgroups):
-                    coord = (row, column * self.subtiles + self._subtile(group, visit))
-                    plane = self._plane(exact_state, group)
-                    for i in cutlass.range_constexpr(len(load_tmas)):
-                        repeats = self.epilogue.shared_loads[i].repeats
-                        t_s, t_g = partition_box(
-                            load_tmas[i], shared.loads[i], self.box, coord, place, repeats
+            if cutlass.const_expr(self.segments):
+                state = exact_state.clone()
+                for i in cutlass.range_constexpr(len(self.segments)):
+                    if self.segments[i].has(place):
+                        exact_state = self.by_segment[i]._load_planes(
+                            of_segments[i], load_tmas[i], self.segments[i].within(place), state.clone()
                         )
-                        cute.copy(load_tmas[i].atom, t_g, t_s[(None, plane)], tma_bar_ptr=barrier)
-                exact_state.advance()
+            else:
+                exact_state = self._load_planes(shared, load_tmas[0], place, exact_state)
             item += item_step
-        exact_pipeline.producer_tail(exact_state)
+        shared.exact_pipeline.producer_tail(exact_state)
+
+    @cute.jit
+    def _load_planes(
+        self, shared: Sm100Shared, load_tmas: list, place: Place, exact_state: pipeline.PipelineState
+    ):
+        """Loads the exact operands of each subtile of a tile. Returns the stage after the last."""
+        exact_pipeline = shared.exact_pipeline
+        row, column = self._cta_tile(place)
+        for visit in cutlass.range(self.visits, unroll=1):
+            exact_pipeline.producer_acquire(exact_state)
+            barrier = exact_pipeline.producer_get_barrier(exact_state)
+            for group in cutlass.range_constexpr(self.config.warpgroups):
+                coord = (row, column * self.subtiles + self._subtile(group, visit))
+                plane = self._plane(exact_state, group)
+                for i in cutlass.range_constexpr(len(load_tmas)):
+                    repeats = self.epilogue.shared_loads[i].repeats
+                    t_s, t_g = partition_box(load_tmas[i], shared.loads[i], self.box, coord, place, repeats)
+                    cute.copy(load_tmas[i].atom, t_g, t_s[(None, plane)], tma_bar_ptr=barrier)
+            exact_state.advance()
+        return exact_state
 
     @cute.jit
     def _visit_tiles(self, shared: Sm100Shared, acc: Any, store_tmas: list):
@@ -749,11 +779,10 @@ class Sm100Gemm(Gemm):
         read the next buffer. So the barrier that hands it the full buffer also frees the next one to be
         written.
         """
-        config, epilogue, stages = self.config, self.epilogue, self.stages
-        schedule, glob, acc_pipeline = shared.schedule, shared.glob, shared.acc_pipeline
-        exact_pipeline, row_pipeline, sums = shared.exact_pipeline, shared.row_pipeline, shared.sums
+        config, stages = self.config, self.stages
+        schedule, acc_pipeline, of_segments = shared.schedule, shared.acc_pipeline, shared.of_segments()
         seat = self._seat()
-        is_store_warp, barrier = seat.warp == 0, seat.barrier
+        is_store_warp = seat.warp == 0
 
         reader = self._reader(acc, seat)
         store_pipeline = pipeline.PipelineTmaStore.create(
@@ -773,61 +802,39 @@ class Sm100Gemm(Gemm):
                 self._publish(shared, acc, seat, reader, acc_state.clone(), scale_state.clone())
         while schedule.is_valid(item):
             place = schedule.place(item)
-            row, column = self._cta_tile(place)
-            tile = self._tile(shared, place, seat)
-            held = self.epilogue.begin(tile, glob)
-            if cutlass.const_expr(epilogue.staged):
-                row_pipeline.consumer_wait(row_state)
-            part = (config.group_n,)
-            rows = [
-                cute.local_tile(s_row[(None, row_state.index)], part, (seat.group,)) for s_row in shared.rows
-            ]
-            acc_state, scale_state = self._await_sums(shared, acc, seat, acc_state, scale_state)
-            if cutlass.const_expr(config.split_k > 1):
-                sums.wait()
-            # With planes in shared memory every warp visits, since all wait for the planes and release them.
-            has_rows = Boolean(stages.exact + stages.store > 0) | (tile.warp_row() < tile.m)
-            # Visits are the iterations of the outer loop if rolled, otherwise of the inner one.
-            for turn in cutlass.range(self.visits if config.rolled else 1, unroll=1):
-                for written in cutlass.range_constexpr(1 if config.rolled else self.visits):
-                    visit = Int32(turn) if cutlass.const_expr(config.rolled) else written
-                    subtile = self._subtile(seat.group, visit)
-                    registers = self._read(reader, subtile, acc_state.index)
-                    if cutlass.const_expr(epilogue.shared_loads):
-                        exact_pipeline.consumer_wait(exact_state)
-                    cute.arch.fence_view_async_tmem_load()
-                    if visit == self.visits - 1:
-                        with cute.arch.elect_one():
-                            acc_pipeline.consumer_release(acc_state)
-                    if cutlass.const_expr(config.split_k > 1):
-                        sums.add(registers, seat.thread_of_all, visit, config.split_k)
-                    full, empty = self._plane(exact_state, seat.group), self._plane(store_state, seat.group)
-                    planes = [s_load[(None, None, full)] for s_load in shared.loads]
-                    planes += [s_store[(None, None, empty)] for s_store in shared.stores]
-                    sub = Sm100Subtile(self.config, tile, visit)
-                    accumulators = [sub.accumulators(registers, i) for i in range(config.products)]
-                    smem = by_name(self.smem_names, rows + planes)
-                    if cutlass.const_expr(epilogue.shared_loads):
-                        smem.release = partial(release_planes, exact_pipeline, exact_state)
-                    if has_rows:
-                        self.epilogue.visit(sub, *accumulators, glob, held, smem)
-                    if cutlass.const_expr(epilogue.shared_loads):
-                        exact_state.advance()
-                    if cutlass.const_expr(epilogue.shared_stores):
-                        cute.arch.fence_proxy("async.shared", space="cta")
-                        if is_store_warp:
-                            store_pipeline.producer_acquire()
-                        barrier.arrive_and_wait()
-                        if is_store_warp:
-                            coord = (row, column * self.subtiles + subtile)
-                            self._store(store_tmas, shared.stores, empty, self.box, coord, place, glob)
-                            store_pipeline.producer_commit()
-                        store_state.advance()
-            if cutlass.const_expr(config.split_k > 1):
-                sums.release(config.split_k)
-            self._end(tile, glob, held)
-            if cutlass.const_expr(epilogue.staged):
-                row_pipeline.consumer_release(row_state)
+            if cutlass.const_expr(self.segments):
+                # One of these branches is taken. Each advances states of its own.
+                states = [
+                    state.clone() for state in (acc_state, row_state, scale_state, exact_state, store_state)
+                ]
+                for i in cutlass.range_constexpr(len(self.segments)):
+                    if self.segments[i].has(place):
+                        acc_state, scale_state, exact_state, store_state = self.by_segment[i]._visit_tile(
+                            of_segments[i],
+                            acc,
+                            seat,
+                            self.segments[i].within(place),
+                            reader,
+                            store_tmas[i],
+                            store_pipeline,
+                            *[state.clone() for state in states],
+                        )
+            else:
+                acc_state, scale_state, exact_state, store_state = self._visit_tile(
+                    shared,
+                    acc,
+                    seat,
+                    place,
+                    reader,
+                    store_tmas[0],
+                    store_pipeline,
+                    acc_state,
+                    row_state,
+                    scale_state,
+                    exact_state,
+                    store_state,
+                )
+            if cutlass.const_expr(stages.row > 0):
                 row_state.advance()
             acc_state.advance()
             item += item_step
@@ -835,6 +842,84 @@ class Sm100Gemm(Gemm):
             store_pipeline.producer_tail()
         # Tensor memory may be freed once all warps have read their part of it.
         named_barrier(self.last_meeting).arrive_and_wait()
+
+    @cute.jit
+    def _visit_tile(
+        self,
+        shared: Sm100Shared,
+        acc: cute.Tensor,
+        seat: Seat,
+        place: Place,
+        reader: Reader,
+        store_tmas: list,
+        store_pipeline: pipeline.PipelineTmaStore,
+        acc_state: pipeline.PipelineState,
+        row_state: pipeline.PipelineState,
+        scale_state: pipeline.PipelineState,
+        exact_state: pipeline.PipelineState,
+        store_state: pipeline.PipelineState,
+    ):
+        """Runs the epilogue on a tile. Returns the stage that had its sums, the next stages of scales and of
+        exact loads, and the next plane of outputs."""
+        config, stages, glob, acc_pipeline = self.config, self.stages, shared.glob, shared.acc_pipeline
+        exact_pipeline, row_pipeline, sums = shared.exact_pipeline, shared.row_pipeline, shared.sums
+        is_store_warp, barrier = seat.warp == 0, seat.barrier
+        row, column = self._cta_tile(place)
+        tile = self._tile(shared, place, seat)
+        held = self.epilogue.begin(tile, glob)
+        if cutlass.const_expr(stages.row > 0):
+            row_pipeline.consumer_wait(row_state)
+        part = (config.group_n,)
+        rows = [cute.local_tile(s_row[(None, row_state.index)], part, (seat.group,)) for s_row in shared.rows]
+        acc_state, scale_state = self._await_sums(shared, acc, seat, acc_state, scale_state)
+        if cutlass.const_expr(config.split_k > 1):
+            sums.wait()
+        # With planes in shared memory every warp visits, since all wait for the planes and release them.
+        has_rows = Boolean(stages.exact + stages.store > 0) | (tile.warp_row() < tile.m)
+        # Visits are the iterations of the outer loop if rolled, otherwise of the inner one.
+        for turn in cutlass.range(self.visits if config.rolled else 1, unroll=1):
+            for written in cutlass.range_constexpr(1 if config.rolled else self.visits):
+                visit = Int32(turn) if cutlass.const_expr(config.rolled) else written
+                subtile = self._subtile(seat.group, visit)
+                registers = self._read(reader, subtile, acc_state.index)
+                if cutlass.const_expr(stages.exact > 0):
+                    exact_pipeline.consumer_wait(exact_state)
+                cute.arch.fence_view_async_tmem_load()
+                if visit == self.visits - 1:
+                    with cute.arch.elect_one():
+                        acc_pipeline.consumer_release(acc_state)
+                if cutlass.const_expr(config.split_k > 1):
+                    sums.add(registers, seat.thread_of_all, visit, config.split_k)
+                full, empty = self._plane(exact_state, seat.group), self._plane(store_state, seat.group)
+                planes = [s_load[(None, None, full)] for s_load in shared.loads]
+                planes += [s_store[(None, None, empty)] for s_store in shared.stores]
+                sub = Sm100Subtile(self.config, tile, visit)
+                accumulators = [sub.accumulators(registers, i) for i in range(config.products)]
+                smem = by_name(self.smem_names, rows + planes)
+                if cutlass.const_expr(stages.exact > 0):
+                    smem.release = partial(release_planes, exact_pipeline, exact_state)
+                if has_rows:
+                    self.epilogue.visit(sub, *accumulators, glob, held, smem)
+                if cutlass.const_expr(stages.exact > 0 and not self.epilogue.shared_loads):
+                    smem.release()
+                if cutlass.const_expr(stages.exact > 0):
+                    exact_state.advance()
+                if cutlass.const_expr(stages.store > 0):
+                    cute.arch.fence_proxy("async.shared", space="cta")
+                    if is_store_warp:
+                        store_pipeline.producer_acquire()
+                    barrier.arrive_and_wait()
+                    if is_store_warp:
+                        coord = (row, column * self.subtiles + subtile)
+                        self._store(store_tmas, shared.stores, empty, self.box, coord, place, glob)
+                        store_pipeline.producer_commit()
+                    store_state.advance()
+        if cutlass.const_expr(config.split_k > 1):
+            sums.release(config.split_k)
+        self._end(tile, glob, held)
+        if cutlass.const_expr(stages.row > 0):
+            row_pipeline.consumer_release(row_state)
+        return acc_state, scale_state, exact_state, store_state
 
     @cute.jit
     def _await_sums(

@@ -36,6 +36,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 import cuda.bindings.driver as cuda
@@ -68,12 +69,9 @@ from cute_backend.templates.overlap import await_earlier_kernels
 from cute_backend.templates.rings import (
     Shared,
     agents,
-    allocate_planes,
-    allocate_rows,
     check_stage,
     consumer_state,
     in_ring,
-    make_exact,
     make_rows,
     partition_box,
     producer_state,
@@ -81,6 +79,7 @@ from cute_backend.templates.rings import (
     swizzled,
 )
 from cute_backend.templates.scheduler import GroupSchedule, Place
+from cute_backend.templates.segments import allocate_buffers, make_exacts
 from cute_backend.templates.split_k import Sums
 from cute_backend.templates.tile import FragmentTile
 
@@ -237,11 +236,11 @@ class Sm90Gemm(FragmentGemm):
         """Launches the kernel for A (M, K), each B (K, N) and the epilogue's operands, in the order of its
         names. `scales` lists the scales of A's blocks, (rows, k), then those of each B's, (k, columns);
         `offsets` are the offsets of a grouped product."""
-        config, epilogue = self.config, self.epilogue
+        config = self.config
         self.a_dtype, self.b_dtype = a.element_type, bs[0].element_type
         self.tile_k = tile_k = TILE_K_BYTES * 8 // self.a_dtype.width
         a, bs = batches.operands(a, bs, self.kind, tile_k)
-        m, n = a.shape[0], cute.size(bs[0], mode=[0]) * config.pieces // config.products
+        m, n = a.shape[0], self._width(cute.size(bs[0], mode=[0]))
         a_layout, b_layout = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(bs[0])
         tile = (config.tile_m, config.mma_n, tile_k)
         piece = (config.tile_m, config.piece_n, tile_k)
@@ -271,24 +270,32 @@ class Sm90Gemm(FragmentGemm):
         b_tmas = [_tma_load(b, piece_smem, piece[1:], config.cluster_m) for b in bs]
 
         groups = config.warpgroups
-        load_of = dict(zip(epilogue.loads, loads, strict=True))
-        store_of = dict(zip(epilogue.stores, stores, strict=True))
+        come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        box, warp_box = (BLOCK_M, config.subtile_n), (WARP_M, config.subtile_n)
+        plane = partial(batches.plane, m=m, count=batches.products(a, offsets))
+        parts = self._dealt(loads, stores)
         load_planes = [
-            self._planes(operand, load_of[operand.name], BLOCK_M, self.stages.exact * groups)
-            for operand in epilogue.shared_loads
+            [
+                self._planes(operand, part.load_of[operand.name], BLOCK_M, self.stages.exact * groups)
+                for operand in part.epilogue.shared_loads
+            ]
+            for part in parts
         ]
         store_planes = [
-            self._planes(operand, store_of[operand.name], WARP_M, self.stages.store * groups * WARPS)
-            for operand in epilogue.shared_stores
+            [
+                self._planes(operand, part.store_of[operand.name], WARP_M, self.stages.store * groups * WARPS)
+                for operand in part.epilogue.shared_stores
+            ]
+            for part in parts
         ]
-        come, go = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        box = (BLOCK_M, config.subtile_n)
-        plane = partial(batches.plane, m=m, count=batches.products(a, offsets))
-        load_tmas = self._maps(come, epilogue.shared_loads, load_of, load_planes, box, plane)
-        warp_box = (WARP_M, config.subtile_n)
-        store_tmas = self._maps(
-            go, epilogue.shared_stores, store_of, store_planes, warp_box, plane, written=True
-        )
+        load_tmas = [
+            self._maps(come, part.epilogue.shared_loads, part.load_of, layouts, box, plane)
+            for part, layouts in zip(parts, load_planes, strict=True)
+        ]
+        store_tmas = [
+            self._maps(go, part.epilogue.shared_stores, part.store_of, layouts, warp_box, plane, written=True)
+            for part, layouts in zip(parts, store_planes, strict=True)
+        ]
 
         schedule = batches.schedule(config, m, n, a, offsets)
         if cutlass.const_expr(self.is_grouped):
@@ -311,8 +318,8 @@ class Sm90Gemm(FragmentGemm):
             b_tmas,
             a_smem,
             b_smem,
-            list(loads),
-            list(stores),
+            [part.loads for part in parts],
+            [part.stores for part in parts],
             list(scales),
             load_tmas,
             store_tmas,
@@ -355,7 +362,7 @@ class Sm90Gemm(FragmentGemm):
         n: Int32,
         offsets: cute.Tensor | None,
     ):
-        config, epilogue, stages = self.config, self.epilogue, self.stages
+        config, stages = self.config, self.stages
         thread, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         block, _, first_item = cute.arch.block_idx()
@@ -374,16 +381,14 @@ class Sm90Gemm(FragmentGemm):
 
         if warp == self.load.first:
             cpasync.prefetch_descriptor(a_tma.atom)
-            for tma in b_tmas + load_tmas + store_tmas:
+            for tma in [*b_tmas, *chain(*load_tmas, *store_tmas)]:
                 cpasync.prefetch_descriptor(tma.atom)
 
         smem = SmemAllocator()
         # Barriers come last: ahead of buffers aligned to 1024 bytes, they would take up 1024 bytes.
         s_a = swizzled(smem, self.a_dtype, a_smem)
         s_b = swizzled(smem, self.b_dtype, b_smem)
-        s_loads = allocate_planes(smem, epilogue.shared_loads, load_planes)
-        s_stores = allocate_planes(smem, epilogue.shared_stores, store_planes)
-        s_rows = allocate_rows(smem, epilogue.staged, config.tile_n, stages.row)
+        buffers = allocate_buffers(smem, self.epilogue, load_planes, store_planes, config.tile_n, stages.row)
         scale_stages = None
         if cutlass.const_expr(self.scaling is not None):
             scale_stages = ScaleStages.allocate(
@@ -404,7 +409,7 @@ class Sm90Gemm(FragmentGemm):
             cta_layout_vmnk=cute.make_layout((1, *cta_layout.shape)),
         )
         box_elements = BLOCK_M * config.subtile_n * config.sharing
-        exact_pipeline = make_exact(smem, self.exact_ring, epilogue.shared_loads, box_elements)
+        exacts = make_exacts(smem, self.exact_ring, self._epilogues, box_elements)
         row_pipeline = make_rows(smem, self.row_ring)
         if cutlass.const_expr(self.a_boxes > 1):
             # The last CTAs of a cluster may lie wholly beyond A's last row.
@@ -423,17 +428,14 @@ class Sm90Gemm(FragmentGemm):
         if cutlass.const_expr(self.in_cluster and self.scaling is not None):
             # K tiles beyond the last have no scales, so the last CTAs of a split may get fewer k tiles, or 0.
             k_tiles = cutlass.max(cutlass.min(k_tiles, all_k_tiles - first_k), 0)
+        own = self._own(n, loads, stores, buffers, exacts)
         shared = Sm90Shared(
             schedule=schedule,
             m=m,
-            n=n,
-            glob=by_name(epilogue.loads + epilogue.stores, loads + stores),
+            **vars(own[0]),
+            own=own if self.segments else [],
             ab_pipeline=ab_pipeline,
-            exact_pipeline=exact_pipeline,
             row_pipeline=row_pipeline,
-            loads=s_loads,
-            stores=s_stores,
-            rows=s_rows,
             k_tiles=k_tiles,
             first_k=first_k,
             cta_m=cta_m,
@@ -477,7 +479,9 @@ class Sm90Gemm(FragmentGemm):
         config, schedule, ab_pipeline = self.config, shared.schedule, shared.ab_pipeline
         cta_m, cta_n = shared.cta_m, shared.cta_n
         box_m = config.tile_m // self.a_boxes
-        t_bs = [self._partition_b(b_tmas[i], s_b, i, cta_m) for i in range(config.pieces)]
+        # A stage has a piece of every B, or where columns are in segments the tile of one B.
+        pieces = [0] * len(b_tmas) if self.segments else range(config.pieces)
+        t_bs = [self._partition_b(b_tmas[i], s_b, piece, cta_m) for i, piece in enumerate(pieces)]
         cta_coord = (cta_m, cta_n, 0)
         a_mask = b_mask = None
         if cutlass.const_expr(config.cluster_n > 1):
@@ -513,6 +517,7 @@ class Sm90Gemm(FragmentGemm):
                     box_of_a = boxes_of_a[(None, first_box, k)]
                 ab_pipeline.producer_acquire(ab_state)
                 barrier = ab_pipeline.producer_get_barrier(ab_state)
+                to_b = {"tma_bar_ptr": barrier, "mcast_mask": b_mask, "cache_policy": b_priority}
                 if cutlass.const_expr(self.a_boxes > 1):
                     stage_a = t_sa[(None, None, ab_state.index)]
                     self._load_more(a_tma.atom, boxes_of_a, stage_a, first_box, boxes, k, barrier, a_priority)
@@ -524,21 +529,24 @@ class Sm90Gemm(FragmentGemm):
                     mcast_mask=a_mask,
                     cache_policy=a_priority,
                 )
-                for i in cutlass.range_constexpr(config.pieces):
+                for i in cutlass.range_constexpr(len(b_tmas)):
                     t_sb, t_gb = t_bs[i]
+                    stage_b = t_sb[(None, ab_state.index)]
                     if cutlass.const_expr(self.is_k_grouped):
                         _, t_gb_of_k = self._partition_b(b_tmas[i], s_b, i, cta_m, place, k_tile)
                         box_of_b = t_gb_of_k[(None, column, 0, 0)]
+                        cute.copy(b_tmas[i].atom, box_of_b, stage_b, **to_b)
+                    elif cutlass.const_expr(self.segments):
+                        if self.segments[i].has(place):
+                            cute.copy(
+                                b_tmas[i].atom,
+                                t_gb[(None, column - self.segments[i].first * config.cluster_n, k)],
+                                stage_b,
+                                **to_b,
+                            )
                     else:
                         box_of_b = batches.of_place(t_gb, place)[(None, column, k)]
-                    cute.copy(
-                        b_tmas[i].atom,
-                        box_of_b,
-                        t_sb[(None, ab_state.index)],
-                        tma_bar_ptr=barrier,
-                        mcast_mask=b_mask,
-                        cache_policy=b_priority,
-                    )
+                        cute.copy(b_tmas[i].atom, box_of_b, stage_b, **to_b)
                 ab_state.advance()
             item += shared.item_step
         ab_pipeline.producer_tail(ab_state)
@@ -546,36 +554,57 @@ class Sm90Gemm(FragmentGemm):
     @cute.jit
     def _load_exact(self, shared: Sm90Shared, load_tmas: list):
         """The exact warp: loads the exact operands of each subtile in turn."""
-        config, schedule, exact_pipeline = self.config, shared.schedule, shared.exact_pipeline
-        item_step, box = shared.item_step, (BLOCK_M, config.subtile_n)
-        exact_state = producer_state(self.stages.exact)
+        schedule, item_step = shared.schedule, shared.item_step
+        exact_state, of_segments = producer_state(self.stages.exact), shared.of_segments()
         item = shared.epilogue_item
         while schedule.is_valid(item):
             for ring in cutlass.range_constexpr(self.rings):
                 if schedule.is_valid(item + ring * item_step):
                     place = schedule.place(item + ring * item_step)
-                    ring_state = exact_state.clone()
-                    for subtile in cutlass.range_constexpr(self.subtiles):
-                        stage = in_ring(ring_state, ring)
-                        exact_pipeline.producer_acquire(stage)
-                        barrier = exact_pipeline.producer_get_barrier(stage)
-                        for i in cutlass.range_constexpr(len(load_tmas)):
-                            for share in cutlass.range_constexpr(config.sharing):
-                                coord = self._plane_coord(shared, place, subtile, share)
-                                repeats = self.epilogue.shared_loads[i].repeats
-                                t_s, t_g = partition_box(
-                                    load_tmas[i], shared.loads[i], box, coord, place, repeats
+                    if cutlass.const_expr(self.segments):
+                        for i in cutlass.range_constexpr(len(self.segments)):
+                            if self.segments[i].has(place):
+                                self.by_segment[i]._load_planes(
+                                    of_segments[i],
+                                    load_tmas[i],
+                                    self.segments[i].within(place),
+                                    exact_state,
+                                    ring,
                                 )
-                                cute.copy(
-                                    load_tmas[i].atom,
-                                    t_g,
-                                    t_s[(None, stage.index * config.sharing + share)],
-                                    tma_bar_ptr=barrier,
-                                    cache_policy=Int64(EVICT_LAST if repeats else EVICT_FIRST),
-                                )
-                        ring_state.advance()
+                    else:
+                        self._load_planes(shared, load_tmas[0], place, exact_state, ring)
             exact_state.advance(self.subtiles)
             item += self.rings * item_step
+
+    @cute.jit
+    def _load_planes(
+        self,
+        shared: Sm90Shared,
+        load_tmas: list,
+        place: Place,
+        exact_state: pipeline.PipelineState,
+        ring: int,
+    ):
+        """Loads the exact operands of each subtile of a tile."""
+        config, exact_pipeline, box = self.config, shared.exact_pipeline, (BLOCK_M, self.config.subtile_n)
+        ring_state = exact_state.clone()
+        for subtile in cutlass.range_constexpr(self.subtiles):
+            stage = in_ring(ring_state, ring)
+            exact_pipeline.producer_acquire(stage)
+            barrier = exact_pipeline.producer_get_barrier(stage)
+            for i in cutlass.range_constexpr(len(load_tmas)):
+                for share in cutlass.range_constexpr(config.sharing):
+                    coord = self._plane_coord(shared, place, subtile, share)
+                    repeats = self.epilogue.shared_loads[i].repeats
+                    t_s, t_g = partition_box(load_tmas[i], shared.loads[i], box, coord, place, repeats)
+                    cute.copy(
+                        load_tmas[i].atom,
+                        t_g,
+                        t_s[(None, stage.index * config.sharing + share)],
+                        tma_bar_ptr=barrier,
+                        cache_policy=Int64(EVICT_LAST if repeats else EVICT_FIRST),
+                    )
+            ring_state.advance()
 
     @cute.jit
     def _load_scales(self, shared: Sm90Shared, scales: list, lane: Int32):
@@ -607,8 +636,8 @@ class Sm90Gemm(FragmentGemm):
         warp: Int32,
     ):
         """A consumer warpgroup: multiplies each of its tiles in turn and runs the epilogue on it."""
-        config, epilogue, stages = self.config, self.epilogue, self.stages
-        schedule, glob, row_pipeline, sums = shared.schedule, shared.glob, shared.row_pipeline, shared.sums
+        config, stages = self.config, self.stages
+        schedule, sums = shared.schedule, shared.sums
         k_tiles, item_step = shared.k_tiles, shared.item_step
         group = cute.arch.warp_redux_sync(Int32(thread // WARPGROUP), "max") - 1
         seat = Seat(
@@ -641,6 +670,7 @@ class Sm90Gemm(FragmentGemm):
 
         ab_state, row_state = consumer_state(stages.ab), consumer_state(stages.row)
         exact_state, store_plane = consumer_state(stages.exact), Int32(0)
+        of_segments = shared.of_segments()
         item = shared.epilogue_item
         if cutlass.const_expr(self.in_cluster):
             mma_thread = thread - WARPGROUP
@@ -656,49 +686,39 @@ class Sm90Gemm(FragmentGemm):
             row_state.advance(seat.ring)
         while schedule.is_valid(item):
             place = schedule.place(item)
-            tile = self._tile(shared, place, seat.thread, seat.share)
-            held = self.epilogue.begin(tile, glob)
-
-            if cutlass.const_expr(config.pingpong):
-                mma_turn.wait()
-            own = self._k_tiles(place, self.tile_k, k_tiles)
-            if cutlass.const_expr(self.is_grouped and self.blocks > 1):
-                if tile.m - tile.m0 > BLOCK_M:
-                    ab_state = self._multiply(tile, operands, acc, ab_state, own, mma_turn)
-                else:
-                    # The last rows of a group are often few.
-                    few, sums_of_few = operands.first_block(), first_block(acc)
-                    ab_state = self._multiply(tile, few, sums_of_few, ab_state, own, mma_turn)
+            if cutlass.const_expr(self.segments):
+                # One of these branches is taken. Each advances states of its own.
+                states = [state.clone() for state in (ab_state, row_state, exact_state)]
+                for i in cutlass.range_constexpr(len(self.segments)):
+                    if self.segments[i].has(place):
+                        ab_state, exact_state, store_plane = self.by_segment[i]._compute(
+                            of_segments[i],
+                            seat,
+                            self.segments[i].within(place),
+                            operands,
+                            acc,
+                            store_tmas[i],
+                            store_group,
+                            mma_turn,
+                            *[state.clone() for state in states],
+                            store_plane,
+                        )
             else:
-                ab_state = self._multiply(tile, operands, acc, ab_state, own, mma_turn)
-            if cutlass.const_expr(self.in_cluster):
-                sums.reduce(acc, mma_thread, config.split_k)
-
-            rows = []
-            if cutlass.const_expr(stages.row > 0):
-                row_pipeline.consumer_wait(row_state)
-                rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
-            if cutlass.const_expr(config.rolled):
-                rows_by_name = by_name([operand.name for operand in epilogue.staged], rows)
-                for block in cutlass.range_constexpr(self.blocks):
-                    self._roll(block, acc, tile, glob, held, rows_by_name)
-            else:
-                exact_state, store_plane = self._visit_planes(
+                ab_state, exact_state, store_plane = self._compute(
                     shared,
                     seat,
                     place,
-                    tile,
+                    operands,
                     acc,
-                    held,
-                    rows,
-                    store_tmas,
+                    store_tmas[0],
                     store_group,
+                    mma_turn,
+                    ab_state,
+                    row_state,
                     exact_state,
                     store_plane,
                 )
-            self._end(tile, glob, held)
             if cutlass.const_expr(stages.row > 0):
-                row_pipeline.consumer_release(row_state)
                 row_state.advance()
             item += item_step
             if cutlass.const_expr(config.pingpong):
@@ -708,6 +728,70 @@ class Sm90Gemm(FragmentGemm):
                 row_state.advance(Int32(1))
         if cutlass.const_expr(stages.store > 0):
             store_group.producer_tail()
+
+    @cute.jit
+    def _compute(
+        self,
+        shared: Sm90Shared,
+        seat: Seat,
+        place: Place,
+        operands: WarpgroupOperands,
+        acc: cute.Tensor,
+        store_tmas: list,
+        store_group: pipeline.PipelineTmaStore,
+        turn: Turn,
+        ab_state: pipeline.PipelineState,
+        row_state: pipeline.PipelineState,
+        exact_state: pipeline.PipelineState,
+        store_plane: Int32,
+    ):
+        """Multiplies a tile and runs the epilogue on it. Returns the next stages of A and B and of exact
+        loads, and the next plane of outputs."""
+        config, stages, glob, row_pipeline = self.config, self.stages, shared.glob, shared.row_pipeline
+        tile = self._tile(shared, place, seat.thread, seat.share)
+        held = self.epilogue.begin(tile, glob)
+
+        if cutlass.const_expr(config.pingpong):
+            turn.wait()
+        k_tiles = self._k_tiles(place, self.tile_k, shared.k_tiles)
+        if cutlass.const_expr(self.is_grouped and self.blocks > 1):
+            if tile.m - tile.m0 > BLOCK_M:
+                ab_state = self._multiply(tile, operands, acc, ab_state, k_tiles, turn)
+            else:
+                # The last rows of a group are often few.
+                few, sums_of_few = operands.first_block(), first_block(acc)
+                ab_state = self._multiply(tile, few, sums_of_few, ab_state, k_tiles, turn)
+        else:
+            ab_state = self._multiply(tile, operands, acc, ab_state, k_tiles, turn)
+        if cutlass.const_expr(self.in_cluster):
+            shared.sums.reduce(acc, seat.thread + seat.group * WARPGROUP, config.split_k)
+
+        rows = []
+        if cutlass.const_expr(stages.row > 0):
+            row_pipeline.consumer_wait(row_state)
+            rows = [s_row[(None, row_state.index)] for s_row in shared.rows]
+        if cutlass.const_expr(config.rolled):
+            rows_by_name = by_name([operand.name for operand in self.epilogue.staged], rows)
+            for block in cutlass.range_constexpr(self.blocks):
+                self._roll(block, acc, tile, glob, held, rows_by_name)
+        else:
+            exact_state, store_plane = self._visit_planes(
+                shared,
+                seat,
+                place,
+                tile,
+                acc,
+                held,
+                rows,
+                store_tmas,
+                store_group,
+                exact_state,
+                store_plane,
+            )
+        self._end(tile, glob, held)
+        if cutlass.const_expr(stages.row > 0):
+            row_pipeline.consumer_release(row_state)
+        return ab_state, exact_state, store_plane
 
     @cute.jit
     def _multiply(
@@ -783,6 +867,8 @@ class Sm90Gemm(FragmentGemm):
             if cutlass.const_expr(stages.exact > 0):
                 smem.release = partial(release_planes, exact_pipeline, exact_stage)
             self.epilogue.visit(sub, *pieces, shared.glob, held, smem)
+            if cutlass.const_expr(stages.exact > 0 and not self.epilogue.shared_loads):
+                smem.release()
             if cutlass.const_expr(stages.exact > 0):
                 exact_state.advance()
             if cutlass.const_expr(stages.store > 0):

@@ -165,6 +165,9 @@ MAKERS: dict[str, Maker] = {
     "scale_rows": lambda p, g: p.ramp(p.m),
     "scale_experts": lambda p, g: p.ramp(len(p.ends) * p.n).reshape(-1, p.n),
     "column": lambda p, g: p.ramp(p.m),
+    "b_keys": lambda p, g: p.operand(p.n // 4, p.k, dtype=torch.bfloat16, generator=g).t(),
+    "b_values": lambda p, g: p.operand(p.n // 4, p.k, dtype=torch.bfloat16, generator=g).t(),
+    "bias_values": lambda p, g: p.randn(p.n // 4, dtype=torch.bfloat16, generator=g),
     "residual": _plane(torch.bfloat16),
     "other": _plane(torch.bfloat16),
     "residual_3d": lambda p, g: p.randn(2, p.m // 2, p.n, dtype=torch.bfloat16, generator=g),
@@ -239,6 +242,9 @@ MMA_SCALED: dict[str, Epilogue] = {}
 
 GROUPED: dict[str, Epilogue] = {}
 """Epilogues of grouped products, which run on Hopper and Blackwell."""
+
+SEGMENTS: dict[str, Epilogue] = {}
+"""Programs of several products of one A, which share a launch on Hopper and Blackwell."""
 
 BLOCKS: dict[str, Epilogue] = {}
 """Epilogues that reduce blocks of 64 columns, or rotate in them: N is a multiple of it."""
@@ -526,3 +532,24 @@ def rotary_neighbours(a_bf16, b_bf16, cos, sin):
     real, imag = heads.reshape(*heads.shape[:-1], -1, 2).unbind(-1)
     rotated = torch.stack((-imag, real), dim=-1).flatten(3)
     return (heads.float() * cos.unsqueeze(1) + rotated.float() * sin.unsqueeze(1)).to(torch.bfloat16)
+
+
+@epilogue(
+    {"exact0": "exact", "exact1": "exact", "exact2": "exact", "exact3": "exact", "bias0": "rowvec"},
+    "bf16",
+    "bf16",
+    "bf16",
+    table=SEGMENTS,
+)
+def grouped_query(a_bf16, b_bf16, b_keys, b_values, cos, sin, bias_values):
+    # The projections of grouped-query attention: queries and keys rotated, values with a bias.
+    def heads(product):
+        return product.unflatten(0, (2, -1)).unflatten(-1, (-1, cos.shape[-1])).transpose(1, 2)
+
+    def rotated(x):
+        half = x.shape[-1] // 2
+        turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+        return x * cos.unsqueeze(1) + turned * sin.unsqueeze(1)
+
+    values = torch.addmm(bias_values, a_bf16, b_values)
+    return rotated(heads(a_bf16 @ b_bf16)), rotated(heads(a_bf16 @ b_keys)), heads(values)

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_backend
 from cute_backend.api import Region
+from cute_backend.fx_walk import segments
 from cute_backend.planning import Arch
-from support.epilogues import BLOCKS, BLOCKWISE, EPILOGUES, GROUPED, MMA_SCALED, Problem
+from support.epilogues import BLOCKS, BLOCKWISE, EPILOGUES, GROUPED, MMA_SCALED, SEGMENTS, Problem
 
 ARCHS = ("sm_90a", "sm_100a", "sm_80", "sm_86", "sm_89", "sm_103a", "sm_120a", "sm_121a")
 
 
-PROGRAMS = EPILOGUES | BLOCKWISE | MMA_SCALED | GROUPED | BLOCKS
+PROGRAMS = EPILOGUES | BLOCKWISE | MMA_SCALED | GROUPED | BLOCKS | SEGMENTS
 
 
 NAMES = {arch: [name for name in EPILOGUES if EPILOGUES[name].runs_on(Arch.of_name(arch))] for arch in ARCHS}
 NAMES["sm_90a"] += BLOCKWISE
 NAMES["sm_100a"] += [*BLOCKWISE, *MMA_SCALED]
 for grouping in ("sm_90a", "sm_100a"):
-    NAMES[grouping] += [*GROUPED, *BLOCKS]
+    NAMES[grouping] += [*GROUPED, *BLOCKS, *SEGMENTS]
 # These share the template of another, and differ in tiles and stages, if in anything.
 NAMES |= {
     "sm_86": ["addmm_relu", "swiglu7"],
@@ -38,7 +41,9 @@ def the_region(name: str, arch: str, problem: Problem = LARGE) -> Region:
     epilogue = PROGRAMS[name]
     with FakeTensorMode():
         inputs = epilogue.inputs(problem)
-    explained = cute_backend.explain(epilogue.fn, *inputs, arch=arch)
+    pays = mock.patch.object(segments, "_loss", return_value=None)
+    with cute_backend.config.patch(shared_launches=True), pays:
+        explained = cute_backend.explain(epilogue.fn, *inputs, arch=arch)
     assert not explained.rejections
     (region,) = explained.regions
     return region

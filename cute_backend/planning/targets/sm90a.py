@@ -123,6 +123,7 @@ TARGET = Target(
     least_ab_stages=3,
     template="cute_backend.templates.sm90:Sm90Gemm",
     operands=frozenset((DType.E4M3, DType.E5M2, DType.BF16, DType.F16)),
+    segments=True,
     scalings=frozenset((Scaling.LINE, Scaling.SQUARE)),
     tma=True,
     promotes=True,

@@ -197,6 +197,8 @@ class Target:
     """The registers that a thread of the epilogue may use."""
     tiles: Tiles
     timing: Timing = field(repr=False)
+    segments: bool = False
+    """Whether its kernels have columns in segments, each with a B and an epilogue of its own."""
     scalings: frozenset[Scaling] = frozenset()
     """The blocks by whose scales its mainloops multiply."""
 

@@ -96,10 +96,11 @@ def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], 
     """Every product and sum of these is an integer below 2**24: one rounding is left, that of the store.
 
     Rows and columns have scales of their own, so that one read for another changes the result. K counts
-    values, of which a byte has two of fp4.
+    values, of which a byte has two of fp4. Of columns in segments the first has the loads that vary over N.
     """
     generator = torch.Generator().manual_seed(m + n + k)
-    [acc] = spec.accumulators
+    acc, *others = spec.accumulators
+    n = acc.width or n
     a = integers((m, k) if acc.a_major is Major.K else (k, m), acc.a_dtype, generator)
     b = integers((n, k) if acc.b_major is Major.K else (k, n), acc.b_dtype, generator)
     loads = {
@@ -115,7 +116,11 @@ def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], 
     of_a, of_b = block_scales(acc, m, n, k) if acc.is_block_scaled else ([], [])
     return (
         [a if acc.a_major is Major.K else a.t(), *of_a],
-        [b.t() if acc.b_major is Major.K else b, *of_b],
+        [
+            b.t() if acc.b_major is Major.K else b,
+            *of_b,
+            *(integers((each.width, k), each.b_dtype, generator).t() for each in others),
+        ],
         [loads[load.name] for load in spec.loads if load.name in loads],
     )
 

@@ -92,6 +92,18 @@ ROTATED = replace(
     ),
 )
 NEIGHBOURS = replace(ROTATED, ops=(ROTATED.ops[0], replace(ROTATED.ops[1], block=2), ROTATED.ops[2]))
+SEGMENTED = replace(
+    SPEC,
+    accumulators=tuple(
+        replace(SPEC.product, name=f"acc{i}", width=width) for i, width in enumerate((72, 136))
+    ),
+    ops=(
+        replace(SPEC.ops[0], operands=("acc0", SPEC.ops[0].operands[1])),
+        *SPEC.ops[1:],
+        replace(SPEC.ops[0], name="t3", operands=("acc1", "scale_a")),
+    ),
+    stores=(*SPEC.stores, Store("out1", "t3", DType.F32)),
+)
 GROUPED = replace(grouped(), stores=grouped().stores[:1])
 GROUPED_COLUMNS = replace(grouped_columns(), stores=grouped_columns().stores[:1])
 GROUPED_MX = replace(
@@ -133,11 +145,11 @@ class Subject:
             a, b, loads = operands(self.spec, *self.problem)
         machine = simulate.Machine(self.config.arch, seed, self.config, clusters=self.clusters)
         with patch.object(simulate, "_program", lambda kernel: program):
-            [actual], launch = simulate.run_region(self.spec, a, b, loads, machine)
+            results, launch = simulate.run_region(self.spec, a, b, loads, machine)
         assert launch.kernel == self.kernel
-        [expected] = replay(self.spec, a, b, loads)
-        if not torch.equal(actual, expected):
-            raise WrongNumbers(wrong(torch.atleast_2d(actual), torch.atleast_2d(expected)))
+        for actual, expected in zip(results, replay(self.spec, a, b, loads), strict=True):
+            if not torch.equal(actual, expected):
+                raise WrongNumbers(wrong(torch.atleast_2d(actual), torch.atleast_2d(expected)))
 
 
 ONE = Subject(sm100(128, 64), (192, 192, 384))  # M = N: only the strides tell a row from a column
@@ -181,6 +193,8 @@ SUMS_BY_TMA = replace(FED_BY_TMA, config=replace(FED_BY_TMA.config, split_k=2), 
 ROTATING = Subject(sm90(64, 128, pingpong=True), (72, 192, 256), spec=ROTATED)
 REPEATING = Subject(sm90(64, 64), (256, 128, 128), spec=REPEATED)
 ROTATING_NEIGHBOURS = Subject(sm90(64, 64), (72, 72, 128), spec=NEIGHBOURS)
+SEGMENTS = Subject(sm90(64, 64, pingpong=True), (136, 208, 256), spec=SEGMENTED)
+BLACKWELL_SEGMENTS = Subject(sm100(128, 64), (136, 208, 256), spec=SEGMENTED)
 BLACKWELL_ROTATING = Subject(sm100(128, 64), (136, 128, 256), spec=ROTATED)
 
 ENDS = (*range(20), 83, 83, 128)
@@ -219,6 +233,8 @@ SUBJECTS = {
     "rotating": ROTATING,
     "rotating neighbours": ROTATING_NEIGHBOURS,
     "repeating": REPEATING,
+    "segments": SEGMENTS,
+    "segments on Blackwell": BLACKWELL_SEGMENTS,
     "rotating on Blackwell": BLACKWELL_ROTATING,
     "groups": GROUPS,
     "ping-pong groups": PING_PONG_GROUPS,

@@ -19,6 +19,7 @@ from support.simulator.mutants import (
     BLACKWELL_LINES,
     BLACKWELL_PARTS,
     BLACKWELL_ROTATING,
+    BLACKWELL_SEGMENTS,
     HALVES,
     MASKED,
     MULTICAST,
@@ -48,6 +49,45 @@ from support.simulator.mutants import (
 _RELEASE_SUMS = "with cute.arch.elect_one():\n                    ring.consumer_release(state)"
 
 MUTANTS = [
+    # Columns in segments.
+    Mutant(
+        "a tile runs the epilogue of the segment before it on Blackwell",
+        BLACKWELL_SEGMENTS,
+        instead("self.segments[i].has(place)", "self.segments[i - 1].has(place)", 3, 2),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "a tile is counted from the plane's first column on Blackwell",
+        BLACKWELL_SEGMENTS,
+        instead("self.segments[i].within(place)", "place", 2, 1),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "every segment loads the first B on Blackwell",
+        BLACKWELL_SEGMENTS,
+        instead(
+            "b_tmas[i].atom,\n                                t_gb",
+            "b_tmas[0].atom,\n                                t_gb",
+        ),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "a segment without planes expects those of another on Blackwell",
+        BLACKWELL_SEGMENTS,
+        instead("stores, buffers, exacts)", "stores, buffers, exacts[:1] * len(exacts))"),
+        Deadlock,
+        "",
+    ),
+    Mutant(
+        "a tile without planes keeps its stage of them on Blackwell",
+        BLACKWELL_SEGMENTS,
+        without("smem.release()"),
+        Deadlock,
+        "",
+    ),
     # Halves of rotated blocks.
     Mutant(
         "second halves that are not negated",
@@ -619,8 +659,8 @@ MUTANTS = [
         ONE,
         (
             Edit(
-                "if visit == self.visits - 1:\n                        with cute.arch.elect_one():",
-                "if visit == self.visits - 1:\n                        if visit >= 0:",
+                "if visit == self.visits - 1:\n                    with cute.arch.elect_one():",
+                "if visit == self.visits - 1:\n                    if visit >= 0:",
             ),
         ),
         Deadlock,
@@ -748,7 +788,7 @@ MUTANTS = [
     Mutant(
         "rowvec stage not waited for",
         ONE,
-        without("row_pipeline.producer_acquire(row_state)"),
+        without("shared.row_pipeline.producer_acquire(stage)"),
         RaceError,
         SHARED,
         Text.GEMM,
@@ -852,9 +892,9 @@ MUTANTS = [
         "output map with rows that are not there",
         ONE,
         instead(
-            "store_of = dict(zip(epilogue.stores, stores, strict=True))",
-            "store_of = {name: cute.make_tensor(d.iterator, cute.make_layout((m + 128, n), stride=d.stride)) "
-            "for name, d in zip(epilogue.stores, stores, strict=True)}",
+            "part.store_of, layouts",
+            "{name: cute.make_tensor(d.iterator, cute.make_layout((m + 128, n), stride=d.stride)) "
+            "for name, d in part.store_of.items()}, layouts",
         ),
         IllegalAccess,
         "past the end of argument 5",

@@ -25,6 +25,7 @@ from support.simulator.mutants import (
     ROTATING,
     ROTATING_NEIGHBOURS,
     SCALED_PARTS,
+    SEGMENTS,
     SHARED,
     STAGED,
     STILL_READ,
@@ -44,6 +45,45 @@ from support.simulator.mutants import (
 )
 
 MUTANTS = [
+    # Columns in segments.
+    Mutant(
+        "a tile runs the epilogue of the segment before it",
+        SEGMENTS,
+        instead("self.segments[i].has(place)", "self.segments[i - 1].has(place)", 3, 2),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "a tile is counted from the plane's first column",
+        SEGMENTS,
+        instead("self.segments[i].within(place)", "place", 2, 1),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "every segment loads the first B",
+        SEGMENTS,
+        instead(
+            "b_tmas[i].atom,\n                                t_gb",
+            "b_tmas[0].atom,\n                                t_gb",
+        ),
+        WrongNumbers,
+        "are wrong",
+    ),
+    Mutant(
+        "a segment without planes expects those of another",
+        SEGMENTS,
+        instead("stores, buffers, exacts)", "stores, buffers, exacts[:1] * len(exacts))"),
+        Deadlock,
+        "",
+    ),
+    Mutant(
+        "a tile without planes keeps its stage of them",
+        SEGMENTS,
+        without("smem.release()"),
+        Deadlock,
+        "",
+    ),
     # Split-K through memory.
     Mutant(
         "every part of K is the first",

@@ -1,0 +1,286 @@
+"""Regions of one A that share a launch: each becomes a segment of the columns of one kernel.
+
+Products of one A that never meet, such as the projections to queries, keys and values, have too few tiles to
+fill a GPU, each by itself, and each takes a launch. Their regions are found as ever, and share a launch where
+one place in the graph has the operands of all, no write in place lies between them, one tile serves all of
+them, and the model of time says that it pays. A product without work of its own after it, which would be left
+to Inductor, joins them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from statistics import mean
+
+from torch import fx
+
+from cute_backend import config
+from cute_backend.fx_walk.boundary import LAUNCH_BYTES
+from cute_backend.fx_walk.classify import LoadView
+from cute_backend.fx_walk.device import target_of
+from cute_backend.fx_walk.reasons import Reason, Refused
+from cute_backend.fx_walk.region import Region
+from cute_backend.fx_walk.walk import Walk
+from cute_backend.planning import Arch, Target, choose, named
+from cute_backend.planning.cost import cost
+from cute_backend.signature import TMA_ALIGN
+from cute_backend.spec import (
+    Accumulator,
+    Columns,
+    EpilogueSpec,
+    Load,
+    Op,
+    ProductKind,
+    Store,
+    Stride,
+)
+
+_ROWS = (64, 2048)
+"""Numbers of rows, as of decoding and of a prompt, that one graph may serve. Where M is symbolic, or the
+choice must not depend on it, one launch has to pay in the mean of both."""
+
+_TORCH = 0.93
+"""The time of a product in torch over the one that the model predicts for a kernel here. With it, one launch
+of q, k and v of Llama 8B is predicted to gain nothing in bf16 at 2,048 tokens, as was measured: 137.1 us,
+and 136.6 us in torch (H200, benchmarks/qkv.py)."""
+
+MAX_SEGMENTS = 4
+"""The most regions that share a launch: each has an epilogue, and a mainloop, in the text of the kernel."""
+
+
+def sharing(walk: Walk, regions: Sequence[Region], bare: Callable[[fx.Node], Region | None]) -> list[Region]:
+    """The regions with those joined that share a launch, in no order. `bare` gives the region of a product
+    without work of its own."""
+    return _Sharing(walk).regions(regions, bare) if config.shared_launches else list(regions)
+
+
+class _Sharing:
+    """The search for regions that share a launch. Where some could, but don't, a region's `unshared` or the
+    refusal of a product without work of its own says why."""
+
+    def __init__(self, walk: Walk) -> None:
+        self.walk = walk
+        self.done: dict[fx.Node, Region] = {}
+        """The regions that are settled, by their nodes."""
+
+    def regions(self, regions: Sequence[Region], bare: Callable[[fx.Node], Region | None]) -> list[Region]:
+        """As `sharing`."""
+        walk, kept, of_one_a = self.walk, [], dict[fx.Node, list[Region]]()
+        for region in regions:
+            if _is_segment(region, walk):
+                of_one_a.setdefault(region.first.a, []).append(region)
+            else:
+                kept.append(region)
+        for a, anchors in walk.of_one_a.items():
+            found = of_one_a.get(a, [])
+            products = [anchor.node for anchor in anchors if _is_left(walk, anchor.node)]
+            if len(found) + len(products) < 2:
+                kept += found
+                continue
+            alone = [each for each in map(bare, products) if each is not None]
+            for region in self._shared([*found, *(each for each in alone if _is_segment(each, walk))]):
+                if len(region.anchors) > 1 or region.products[0] not in products:
+                    kept.append(region)
+                elif region.unshared:
+                    (node,) = region.products
+                    walk.rejections[node] = Refused(Reason.UNSHARED, why=region.unshared).rejection(node)
+            for node in (node for region in alone for node in region.nodes):
+                if not any(node in region.nodes for region in kept):
+                    del walk.owner[node]
+        return kept
+
+    def _shared(self, regions: list[Region]) -> Iterator[Region]:
+        """The regions of one A, joined where they can share a launch and it pays."""
+        left = sorted(regions, key=lambda region: self.walk.order[region.products[-1]])
+        bars: dict[fx.Node, str] = {}
+        while left:
+            group = [left.pop(0)]
+            for other in list(left):
+                if (bar := self._bar(group, other)) is None:
+                    group.append(other)
+                    left.remove(other)
+                else:
+                    bars[other.products[0]] = _unshared(group[0], bar)
+                    bars.setdefault(group[0].products[0], _unshared(other, bar))
+            for region in self._settled(group, bars):
+                self.done |= dict.fromkeys(region.nodes, region)
+                yield region
+
+    def _settled(self, group: Sequence[Region], bars: Mapping[fx.Node, str]) -> list[Region]:
+        """A group as one region if that pays; else each of it, with the reason."""
+        if len(group) == 1:
+            return [replace(group[0], unshared=bars.get(group[0].products[0], ""))]
+        joined = _joined(self.walk, group)
+        if (loss := _loss(self.walk, group, joined)) is None:
+            return [joined]
+        first, second, *_ = group
+        return [replace(each, unshared=_unshared(second if each is first else first, loss)) for each in group]
+
+    def _bar(self, group: Sequence[Region], other: Region) -> str | None:
+        """Why a region can't join others in one launch; None if it can."""
+        walk, every = self.walk, [*group, other]
+        if len(group) == MAX_SEGMENTS:
+            return f"at most {MAX_SEGMENTS} products share one"
+        if other.spec.product != group[0].spec.product or other.spec.precision is not group[0].spec.precision:
+            return "the products differ in dtypes, layouts or mode of accumulation"
+        positions = [walk.order[node] for region in every for node in region.nodes]
+        mutation = walk.mutations.first(min(positions) - 1, max(positions) + 1)
+        if mutation is not None:
+            return f"{mutation.node.name} writes in place between them"
+        if any(self._depends(each, other) or self._depends(other, each) for each in group):
+            return "one follows from the other"
+        return None
+
+    def _depends(self, region: Region, on: Region) -> bool:
+        """Whether what a region reads follows from another one, every kernel counting as one node."""
+        walk, nodes = self.walk, set(on.nodes)
+        first = min(walk.order[on.products[0]], walk.earliest)
+        stack, visited = list(_inputs(region)), set()
+        while stack:
+            node = stack.pop()
+            if node in nodes:
+                return True
+            if node in visited or walk.order[node] < first:
+                continue
+            visited.add(node)
+            if node in self.done:
+                stack += _inputs(self.done[node])
+            else:
+                owner = walk.owner.get(node)
+                stack += node.all_input_nodes if owner is None else owner.inputs
+        return False
+
+
+def _unshared(other: Region, why: str) -> str:
+    return f"no launch together with {other.products[0].name}: {why}"
+
+
+def _is_left(walk: Walk, node: fx.Node) -> bool:
+    """Whether a product is left to Inductor because nothing after it can be fused."""
+    rejection = walk.rejections.get(node)
+    return node not in walk.owner and rejection is not None and rejection.reason is Reason.NOTHING_TO_FUSE
+
+
+def _is_segment(region: Region, walk: Walk) -> bool:
+    """Whether a region may be a segment of columns: of one dense product, whose planes TMA writes."""
+    product, spec = region.spec.product, region.spec
+    return (
+        _target(walk, region).segments
+        and len(region.anchors) == 1
+        and product.kind is ProductKind.DENSE
+        and product.columns is Columns.ALL
+        and not product.is_block_scaled
+        and not any(store.reduce or store.part for store in spec.stores)
+        and isinstance(region.first.n, int)
+        and isinstance(region.first.k, int)
+        and all(region.first.n * store.dtype.bits // 8 % TMA_ALIGN == 0 for store in spec.stores)
+    )
+
+
+def _target(walk: Walk, region: Region) -> Target:
+    """The target of a region; the first of all for a CPU, whose graphs are replayed."""
+    return target_of(region.first.device, walk.capability) or next(iter(Arch)).target
+
+
+def _inputs(region: Region) -> list[fx.Node]:
+    return [*region.a_nodes, *(node for node, _ in region.b_views), *region.load_nodes]
+
+
+def _loss(walk: Walk, group: Sequence[Region], joined: Region) -> str | None:
+    """Why one launch is no faster than several, by the model of time; None if it is."""
+    target = _target(walk, joined)
+    arch, launch_us = Arch.of_name(target.name), LAUNCH_BYTES / target.timing.bytes_per_us
+    assert arch is not None
+    rows, k = joined.first.m, int(joined.first.k)
+
+    def time(region: Region, m: int) -> float:
+        spec, n = region.spec, int(region.problem[1])
+        us = cost(choose(arch, spec, m, n, k, target.sm_count), spec, m, n, k, target.sm_count)
+        return launch_us + us
+
+    def apart(m: int) -> float:
+        left = [_TORCH if region.products[0] in walk.rejections else 1.0 for region in group]
+        return sum(share * time(region, m) for region, share in zip(group, left, strict=True))
+
+    try:
+        if config.tile is not None:
+            named(arch, joined.spec, config.tile)
+        sizes = [rows] if isinstance(rows, int) and not config.batch_invariant else _ROWS
+        ratio = mean(time(joined, m) / apart(m) for m in sizes)
+    except ValueError as error:  # no tile serves all of them
+        return str(error)
+    if ratio < 1:
+        return None
+    return f"by the model of time it would take {ratio:.3f} times as long as launches of their own"
+
+
+def _joined(walk: Walk, group: Sequence[Region]) -> Region:
+    """One region of several. Values get names of their own; what several read alike is one load."""
+    merge = _Merge()
+    for region in group:
+        merge.add(region)
+    first = group[0].spec
+    spec = EpilogueSpec(
+        tuple(merge.accumulators),
+        tuple(merge.loads),
+        tuple(merge.ops),
+        tuple(merge.stores),
+        first.precision,
+    )
+    anchors = tuple(anchor for region in group for anchor in region.anchors)
+    nodes = sorted((node for region in group for node in region.nodes), key=walk.order.__getitem__)
+    frames = {node: frame for region in group for node, frame in region.frames.items()}
+    return Region(anchors, tuple(nodes), spec, tuple(merge.views), merge.outputs, frames, merge.origins)
+
+
+class _Merge:
+    """The values of several regions under one another's names."""
+
+    def __init__(self) -> None:
+        self.accumulators: list[Accumulator] = []
+        self.loads: list[Load] = []
+        self.views: list[LoadView] = []
+        self.ops: list[Op] = []
+        self.stores: list[Store] = []
+        self.outputs: dict[fx.Node, int] = {}
+        self.origins: dict[str, fx.Node] = {}
+        self._shared: dict[LoadView, str] = {}
+        self._taken: set[str] = set()
+
+    def add(self, region: Region) -> None:
+        spec = region.spec
+        (acc,) = spec.accumulators
+        names = {acc.name: self._named("acc")}
+        self.accumulators.append(replace(acc, name=names[acc.name], width=int(region.first.n)))
+        for load, view in zip(spec.loads, region.views, strict=True):
+            names[load.name] = self._load(load, view)
+        for op in spec.ops:
+            names[op.name] = self._named("t")
+            operands = tuple(names.get(each, each) if isinstance(each, str) else each for each in op.operands)
+            self.ops.append(replace(op, name=names[op.name], operands=operands))
+        results = len(self.stores)
+        for store in spec.stores:
+            self.stores.append(replace(store, name=self._named("out"), value=names[store.value]))
+        self.outputs |= {node: results + result for node, result in region.outputs.items()}
+        self.origins |= {names[name]: node for name, node in region.origins.items()}
+
+    def _load(self, load: Load, view: LoadView) -> str:
+        """The name of a load. One without columns that another region reads alike is the same."""
+        if load.stride_n is Stride.ZERO and view in self._shared:
+            return self._shared[view]
+        name = load.name if load.stride_n is Stride.ZERO and load.name not in self._taken else None
+        name = name or self._named(re.sub(r"\d+$", "", load.name))
+        self._taken.add(name)
+        self._shared[view] = name
+        self.loads.append(replace(load, name=name))
+        self.views.append(view)
+        return name
+
+    def _named(self, base: str) -> str:
+        """A name that no value has: the base with the next number."""
+        name = next(name for number in count() if (name := f"{base}{number}") not in self._taken)
+        self._taken.add(name)
+        return name

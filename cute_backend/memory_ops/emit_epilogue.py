@@ -1,0 +1,238 @@
+"""The text of an epilogue's class, and of the views of its tensors that a kernel takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from cute_backend.memory_ops import emit_reductions, reads
+from cute_backend.memory_ops.partials import written
+from cute_backend.memory_ops.reads import CUTE_TYPES
+from cute_backend.memory_ops.statements import Chain, Loop, register_type
+from cute_backend.ops import GUMBEL
+from cute_backend.planning import Alignment, Ring, TileConfig, plan
+from cute_backend.planning.transposing import multiplied
+from cute_backend.signature import Argument, Extent
+from cute_backend.spec import ROTATE_HALF, DType, EpilogueSpec, Load, Order, Overflow, Store
+
+
+class EpilogueText:
+    """An epilogue of a module: the class `name`, for a spec of one tile's products that `simplify` has made.
+
+    `arguments` are those of `launch` that belong to it, A and every B among them. `lines` as for `emit`, by
+    the names in the text.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: EpilogueSpec,
+        folded: dict[float, str],
+        config: TileConfig,
+        alignment: Alignment,
+        lines: Mapping[str, str],
+        arguments: Sequence[Argument],
+    ) -> None:
+        self.name, self.config, self._lines, self._arguments = name, config, lines, arguments
+        self.plan = plan(spec, config.summing, alignment)
+        self.spec = spec = multiplied(spec, config)
+        self.chain = Chain(spec, self._reads(), folded)
+
+    def text(self) -> list[str]:
+        placed = self.plan
+        staged = [_operand(load.name, load.dtype) for load in placed.in_ring(Ring.ROW, self.spec)]
+        planes = placed.in_ring(Ring.PLANE, self.spec)
+        shared_loads = [_operand(load.name, load.dtype, load.order, load.is_table) for load in planes]
+        shared_stores = [
+            _operand(store.name, store.dtype, store.order)
+            for store in self.spec.planes
+            if store.name in self.plan.shared_stores
+        ]
+        return [
+            f"class {self.name}:",
+            f"    loads = {_names(load.name for load in self.spec.loads)}",
+            f"    stores = {_names(written(self.spec.stores))}",
+            *_tuple("staged", staged),
+            *_tuple("shared_loads", shared_loads),
+            *_tuple("shared_stores", shared_stores),
+            "",
+            *self._stage(),
+            *self._begin(),
+            "",
+            *self._visit(),
+            *(["", *end] if (end := emit_reductions.end(self.spec.stores)) else []),
+        ]
+
+    def types(self) -> set[str]:
+        stored = {register_type(self.chain.stored(store)[1]) for store in self.spec.stores}
+        loaded = {register_type(load.dtype) for load in self.spec.loads}
+        memory = {CUTE_TYPES[load.dtype] for load in self.spec.loads}
+        memory |= {CUTE_TYPES[store.dtype] for store in self.spec.stores}
+        constants = {"Boolean"} if any(", Boolean)" in line for line in self.chain.statements) else set()
+        kept = {kind for loop in self.chain.loops for kind in loop.kept.values()}
+        return stored | loaded | memory | constants | kept
+
+    def reduces_blocks(self) -> bool:
+        """Whether ops reduce blocks of columns."""
+        return any(op.op != ROTATE_HALF for loop in self.chain.loops for op, _ in loop.reduced)
+
+    def draws(self) -> bool:
+        return any(op.op == GUMBEL.name for op in self.spec.ops)
+
+    def has_columns(self) -> bool:
+        planes = [load.order for load in self.plan.in_ring(Ring.PLANE, self.spec)]
+        planes += [store.order for store in self.spec.planes if store.name in self.plan.shared_stores]
+        return Order.COLUMN in planes
+
+    def views(self) -> dict[str, tuple[str, str]]:
+        """The arguments of `launch` that the kernel takes as views: each view's name and its expression.
+
+        Several modes of M, and blocks of columns, become one axis. If halves of blocks are rotated, each half
+        provides half of a subtile's columns, unless subtiles are whole blocks. If D^T = B^T A^T is computed,
+        all arguments of two axes are transposed.
+        """
+        views = {}
+        for load in self.spec.loads:
+            text = f"collapse_m({load.name}, {len(load.m_modes)})" if load.m_modes else load.name
+            if load.blocks:
+                text = f"collapse_n({text})"
+            if self.is_table(load):
+                text = f"table({load.name})"
+            if text != load.name:
+                views[load.name] = (f"{load.name}_plane", text)
+        if self.pairs():
+            sizes = f"{self.spec.reordered_columns}, {self.config.subtile_n // 2}"
+            for name in self._columned():
+                text = views[name][1] if name in views else name
+                views[name] = (f"{name}_paired", f"pair_halves({text}, {sizes})")
+        if self.config.transposed:
+            for name in (argument.name for argument in self._arguments if len(argument.dims) == 2):
+                views[name] = (f"{name}_t", f"transpose({views[name][1] if name in views else name})")
+        return views
+
+    def pairs(self) -> bool:
+        """Whether rotated blocks have more columns than a subtile."""
+        return self.spec.reordered_columns > self.config.subtile_n
+
+    def is_table(self, load: Load) -> bool:
+        """Whether TMA brings boxes of a table."""
+        return load.is_table and self.plan.placements[load.name].ring is Ring.PLANE
+
+    def _columned(self) -> list[str]:
+        """The names of the arguments that have the plane's columns."""
+        columns = (Extent.N, Extent.BLOCK)
+        return [each.name for each in self._arguments if any(dim.extent in columns for dim in each.dims)]
+
+    def _reads(self) -> dict[str, str]:
+        """Returns the expression of each accumulator and load for element e, in row slot r and column slot
+        c."""
+        accumulators = {acc.name: f"{acc.name}[e]" for acc in self.spec.accumulators}
+        placed = self.plan.placements
+        return accumulators | {name: placement.element.format(name) for name, placement in placed.items()}
+
+    def _stage(self) -> list[str]:
+        """The hook of the staging warp, if any rowvec is staged."""
+        staged = self.plan.in_ring(Ring.ROW, self.spec)
+        return [*_method("stage(self, tile, glob, smem)"), *reads.stage(staged), ""] if staged else []
+
+    def _begin(self) -> list[str]:
+        lines = _method("begin(self, tile, glob)")
+        held = []
+        for load in self.spec.loads:
+            if read := reads.begin(load, self.plan.placements[load.name]):
+                lines += read
+                held.append(f"{load.name}={load.name}")
+        for store in filter(emit_reductions.held, self.spec.stores):
+            lines += emit_reductions.begin(store)
+            held.append(f"{store.name}={store.name}")
+        return [*lines, f"        return SimpleNamespace({', '.join(held)})"]
+
+    def _visit(self) -> list[str]:
+        accumulators = ", ".join(acc.name for acc in self.spec.accumulators)
+        lines = _method(f"visit(self, sub, {accumulators}, glob, held, smem)")
+        lines += reads.visit(self.spec, self.plan)
+        for store in self.spec.stores:
+            kind = register_type(self.chain.stored(store)[1])
+            lines.append(f"        {store.name} = cute.make_rmem_tensor(sub.elements, {kind})")
+        for index, loop in enumerate(self.chain.loops):
+            stores = [store for store in self.spec.stores if self.chain.loop_of(store) == index]
+            lines += self._loop(loop, stores)
+        for store in self.spec.stores:
+            lines += self._store(store) if store.reduce is None else emit_reductions.take(store)
+        return lines
+
+    def _loop(self, loop: Loop, stores: list[Store]) -> list[str]:
+        """Returns the lines of a loop over a subtile's elements, of the values that it keeps for later loops,
+        and of the blocks that are reduced after it."""
+        kept = {f"{name}_kept": kind for name, kind in loop.kept.items()}
+        kept |= {f"{op.name}_of": "Float32" for op, _ in loop.reduced}
+        body = []
+        for statement in loop.statements:
+            body.append(statement)
+            if (name := statement.split(" ", 1)[0]) in loop.kept:
+                body.append(f"{name}_kept[e] = {name}")
+        body += [f"{op.name}_of[e] = {text}" for op, text in loop.reduced]
+        behind = [emit_reductions.of_blocks(op) for op, _ in loop.reduced]
+        body += [f"{store.name}[e] = {self.chain.stored(store)[0]}" for store in stores]
+        used = "".join(body)
+        row = ["r = sub.row_of(e)"] if "[r]" in used else []
+        column = ["c = sub.column_of(e)"] if "c]" in used else []
+        return [
+            *(f"        {name} = cute.make_rmem_tensor(sub.elements, {kind})" for name, kind in kept.items()),
+            *(f"        {name}_draws = noise.Draws(sub)" for name in loop.draws),
+            "        for e in cutlass.range_constexpr(sub.elements):",
+            *(f"            {line}" for line in self._with_lines([*row, *column, *body])),
+            *(f"        {line}" for line in self._with_lines(behind)),
+        ]
+
+    def _with_lines(self, statements: list[str]) -> list[str]:
+        """Returns the statements, each followed by its program line as a comment, if there is one."""
+        width = max(map(len, statements), default=0)
+        shown = []
+        for statement in statements:
+            line = self._lines.get(re.split(r"\W", statement, maxsplit=1)[0])
+            shown.append(f"{statement:<{width}}  # {line}" if line else statement)
+        return shown
+
+    def _store(self, store: Store) -> list[str]:
+        _, _, overflow = self.chain.stored(store)
+        rule = ", saturate=False" if overflow is Overflow.NONFINITE else ""
+        narrowed = f"math.narrow({store.name}, {CUTE_TYPES[store.dtype]}{rule})"
+        if store.name in self.plan.shared_stores:
+            return [f"        sub.copy_to({narrowed}, smem.{store.name})"]
+        lines = [f"        {store.name}_glob = glob.{store.name}", f"        {store.name}_rmem = {narrowed}"]
+        lines.append("        for e in cutlass.range_constexpr(sub.elements):")
+        if block := store.block:
+            return [
+                *lines,
+                f"            if cutlass.const_expr(sub.begins_block(e, {block})):",
+                "                row, column, inside = sub.target(e)",
+                f"                if inside & (column % {block} == 0):",
+                f"                    {store.name}_glob[row, column // {block}] = {store.name}_rmem[e]",
+            ]
+        return [
+            *lines,
+            "            row, column, inside = sub.target(e)",
+            "            if inside:",
+            f"                {store.name}_glob[row, column] = {store.name}_rmem[e]",
+        ]
+
+
+def _method(signature: str) -> list[str]:
+    return ["    @cute.jit", f"    def {signature}:"]
+
+
+def _names(names: Iterable[str]) -> str:
+    quoted = [f'"{name}"' for name in names]
+    return f"({', '.join(quoted)}{',' if len(quoted) == 1 else ''})"
+
+
+def _tuple(name: str, items: Sequence[str]) -> list[str]:
+    if not items:
+        return [f"    {name} = ()"]
+    return [f"    {name} = (", *(f"        {item}," for item in items), "    )"]
+
+
+def _operand(name: str, dtype: DType, order: Order | None = Order.ROW, repeats: bool = False) -> str:
+    suffix = ", Order.COLUMN" if order is Order.COLUMN else ", repeats=True" if repeats else ""
+    return f'SmemOperand("{name}", {CUTE_TYPES[dtype]}{suffix})'

@@ -1,0 +1,52 @@
+"""Tiles for regions of one A that share a launch, each with a segment of the columns.
+
+A tile serves them if it serves each of them by itself. Registers and shared memory are those of the segment
+that needs most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from cute_backend.planning.rules import pairs_halves, subtiled
+from cute_backend.planning.shared_memory import holds_planes
+from cute_backend.planning.tiles import Alignment, TileConfig
+from cute_backend.spec import EpilogueSpec
+
+
+def serving_all(
+    spec: EpilogueSpec, of: Callable[[EpilogueSpec], Iterable[TileConfig]]
+) -> tuple[TileConfig, ...]:
+    """The tiles that serve every segment of a spec, of those that `of` lists for each, in the order of the
+    first. Subtiles are as narrow as the segment that needs the narrowest has them.
+
+    Tiles with split-K and tiles of the transposed product are left out.
+    """
+    every: list[dict[TileConfig, int]] = [{} for _ in spec.segments]
+    for columns, segment in zip(every, spec.segments, strict=True):
+        for config in of(segment):
+            if config.split_k == 1 and not config.transposed:
+                columns.setdefault(_shape(config), config.subtile_n)
+    shared = (shape for shape in every[0] if all(shape in others for others in every))
+    found = (replace(shape, subtile_n=min(columns[shape] for columns in every)) for shape in shared)
+    return tuple(config for config in found if holds_planes(config, spec) and _is_kept(config, spec))
+
+
+def _shape(config: TileConfig) -> TileConfig:
+    """A tile without what segments may differ in."""
+    return replace(config, subtile_n=config.group_n)
+
+
+def _is_kept(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether all segments can have the subtiles of the one with the narrowest, however planes are
+    aligned."""
+    for alignment in Alignment:
+        narrow = subtiled(spec, config, alignment)
+        for segment in spec.segments:
+            whole = narrow.subtile_n % segment.whole_columns == 0
+            if not (whole and pairs_halves(narrow.subtile_n, segment)):
+                return False
+            if subtiled(segment, narrow, alignment) != narrow:
+                return False
+    return True

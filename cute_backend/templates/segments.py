@@ -1,0 +1,212 @@
+"""Kernels whose columns are in segments, each with an epilogue, a B, loads and stores of its own.
+
+The columns of tiles of all segments follow each other in one schedule, so that a tile's column says which
+segment it lies in: all threads of a CTA, and of a cluster, agree on it. Each segment begins with a tile of
+its own, whatever its width, and rows and columns count from its first one.
+
+A CTA works on tiles of several segments, one after another, in the same rings. Every tile takes as many
+stages of each ring, whether or not its epilogue has anything in them, so that all warps count alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+from cutlass import Boolean
+from cutlass.memory import SmemAllocator
+
+from cute_backend.planning import TileConfig
+from cute_backend.templates.crew import SMEM_ALIGN, Ring
+from cute_backend.templates.epilogue import Epilogue, SmemOperand
+from cute_backend.templates.rings import allocate_planes, allocate_rows, make_exact
+from cute_backend.templates.scheduler import Place
+
+
+class Segments:
+    """The epilogues of segments of columns, in the place of one epilogue.
+
+    `loads` and `stores` are the names of all of them, one epilogue's after another's, and a tensor that
+    several load is given for each. `staged`, `shared_loads` and `shared_stores` are slots of shared memory,
+    as many as the epilogue that needs most: operands of elements of one size take turns in a slot.
+    """
+
+    def __init__(self, epilogues: Sequence[Epilogue], widths: Sequence[int]) -> None:
+        self.epilogues = tuple(epilogues)
+        self.widths = tuple(widths)
+        self.loads = tuple(name for each in self.epilogues for name in each.loads)
+        self.stores = tuple(name for each in self.epilogues for name in each.stores)
+        self.staged = _slots([each.staged for each in self.epilogues])
+        self.shared_loads = _slots([each.shared_loads for each in self.epilogues])
+        self.shared_stores = _slots([each.shared_stores for each in self.epilogues])
+
+    def columns(self, config: TileConfig) -> int:
+        """The columns of all segments, each in whole clusters of tiles."""
+        columns = config.tile_n * config.cluster_n
+        return columns * sum(-(-width // columns) for width in self.widths)
+
+    def segments(self, config: TileConfig) -> tuple[Segment, ...]:
+        """Where the columns of each segment lie."""
+        found, first = [], 0
+        for width in self.widths:
+            end = first + -(-width // (config.tile_n * config.cluster_n))
+            found.append(Segment(first, end, width))
+            first = end
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A segment of `width` columns: the columns of clusters from `first` on and before `end`."""
+
+    first: int
+    end: int
+    width: int
+
+    def has(self, place: Place) -> Boolean:
+        """Whether a work item lies in this segment."""
+        return (place.column >= self.first) & (place.column < self.end)
+
+    def within(self, place: Place) -> Place:
+        """The place of a work item, counted from this segment's first column."""
+        return replace(place, column=place.column - self.first)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The tensors of one epilogue, in the order of its names."""
+
+    epilogue: Epilogue
+    loads: list[cute.Tensor]
+    stores: list[cute.Tensor]
+
+    @property
+    def load_of(self) -> dict[str, cute.Tensor]:
+        """The loads by name."""
+        return dict(zip(self.epilogue.loads, self.loads, strict=True))
+
+    @property
+    def store_of(self) -> dict[str, cute.Tensor]:
+        """The stores by name."""
+        return dict(zip(self.epilogue.stores, self.stores, strict=True))
+
+
+def dealt(
+    epilogues: Sequence[Epilogue], loads: Sequence[cute.Tensor], stores: Sequence[cute.Tensor]
+) -> list[Operands]:
+    """The tensors of each epilogue, of those of all."""
+    left, right, found = list(loads), list(stores), []
+    for epilogue in epilogues:
+        found.append(Operands(epilogue, left[: len(epilogue.loads)], right[: len(epilogue.stores)]))
+        left, right = left[len(epilogue.loads) :], right[len(epilogue.stores) :]
+    if left or right:
+        raise ValueError(f"{len(left)} loads and {len(right)} stores belong to no epilogue")
+    return found
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """The stages in shared memory of one epilogue: of planes, (rows, columns, stages), and of staged rowvecs,
+    (columns of a tile, stages)."""
+
+    loads: list[cute.Tensor]
+    stores: list[cute.Tensor]
+    rows: list[cute.Tensor]
+
+
+def allocate_buffers(
+    smem: SmemAllocator,
+    epilogue: Epilogue,
+    load_planes: Sequence[Sequence[cute.ComposedLayout]],
+    store_planes: Sequence[Sequence[cute.ComposedLayout]],
+    columns: int,
+    row_stages: int,
+) -> list[Buffers]:
+    """Allocates shared memory for planes of these layouts and for staged rowvecs: for an epilogue, or for
+    those of all segments, which take turns in it."""
+    if not isinstance(epilogue, Segments):
+        loads = allocate_planes(smem, epilogue.shared_loads, load_planes[0])
+        stores = allocate_planes(smem, epilogue.shared_stores, store_planes[0])
+        return [Buffers(loads, stores, allocate_rows(smem, epilogue.staged, columns, row_stages))]
+    come = _allocate_slots(smem, epilogue.shared_loads, load_planes)
+    go = _allocate_slots(smem, epilogue.shared_stores, store_planes)
+    rows = allocate_rows(smem, epilogue.staged, columns, row_stages)
+    return [
+        Buffers(
+            _planes(come, epilogue.shared_loads, each.shared_loads, load_layouts),
+            _planes(go, epilogue.shared_stores, each.shared_stores, store_layouts),
+            [
+                cute.make_tensor(cute.recast_ptr(rows[slot].iterator, dtype=operand.dtype), rows[slot].layout)
+                for slot, operand in zip(_taken(epilogue.staged, each.staged), each.staged, strict=True)
+            ],
+        )
+        for each, load_layouts, store_layouts in zip(
+            epilogue.epilogues, load_planes, store_planes, strict=True
+        )
+    ]
+
+
+def make_exacts(
+    smem: SmemAllocator, ring: Ring | None, epilogues: Sequence[Epilogue], elements: int
+) -> list[pipeline.PipelineTmaAsync | None]:
+    """The pipeline of exact loads as each epilogue fills it, with `elements` of each operand in a stage. An
+    epilogue without exact loads expects no bytes. None if there is no ring."""
+    loads = [each.shared_loads for each in epilogues]
+    made = make_exact(smem, ring, loads[0], elements)
+    return [
+        made,
+        *(made and _expecting(made, sum(each.bytes(elements) for each in own)) for own in loads[1:]),
+    ]
+
+
+def _expecting(ring: pipeline.PipelineTmaAsync, nbytes: int) -> pipeline.PipelineTmaAsync:
+    """A ring into a stage of which TMA brings `nbytes`."""
+    full = copy(ring.sync_object_full)
+    full.tx_count = nbytes
+    return replace(ring, sync_object_full=full)
+
+
+def _slots(operands: Sequence[Sequence[SmemOperand]]) -> tuple[SmemOperand, ...]:
+    """One operand for each slot of shared memory: of each size of element, as many as the epilogue with most
+    of them has."""
+    slots: list[SmemOperand] = []
+    for size in sorted({operand.dtype.width for each in operands for operand in each}):
+        alike = [[operand for operand in each if operand.dtype.width == size] for each in operands]
+        slots += sorted(alike, key=len)[-1]
+    return tuple(slots)
+
+
+def _taken(slots: Sequence[SmemOperand], operands: Sequence[SmemOperand]) -> list[int]:
+    """The slot that each operand of an epilogue takes."""
+    free, taken = list(range(len(slots))), []
+    for operand in operands:
+        taken.append(next(i for i in free if slots[i].dtype.width == operand.dtype.width))
+        free.remove(taken[-1])
+    return taken
+
+
+def _allocate_slots(
+    smem: SmemAllocator,
+    slots: Sequence[SmemOperand],
+    layouts: Sequence[Sequence[cute.ComposedLayout]],
+) -> list[cute.Pointer]:
+    """Allocates a slot of shared memory for each operand, aligned as the swizzles of TMA need. All layouts
+    have as many elements."""
+    elements = max((cute.size(each.outer) for of_one in layouts for each in of_one), default=0)
+    return [smem.allocate(slot.bytes(elements), SMEM_ALIGN) for slot in slots]
+
+
+def _planes(
+    pointers: Sequence[cute.Pointer],
+    slots: Sequence[SmemOperand],
+    operands: Sequence[SmemOperand],
+    layouts: Sequence[cute.ComposedLayout],
+) -> list[cute.Tensor]:
+    """The planes of an epilogue in the slots that they take."""
+    return [
+        cute.make_tensor(cute.recast_ptr(pointers[slot], layout.inner, dtype=operand.dtype), layout.outer)
+        for slot, operand, layout in zip(_taken(slots, operands), operands, layouts, strict=True)
+    ]

@@ -1,0 +1,180 @@
+"""Regions of one A that share a launch: which do, which do not, and what they compute."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import cute_backend
+from cute_backend import config
+from cute_backend.api import Explanation
+from cute_backend.fx_walk.reasons import Reason
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def shared() -> Iterator[None]:
+    with config.patch(shared_launches=True):  # type: ignore[attr-defined]
+        yield
+
+
+def explained(fn: Callable[..., Any], *shapes: tuple[int, ...], arch: str = "sm_90a") -> Explanation:
+    """What becomes of a program of bf16 tensors of these shapes."""
+    with FakeTensorMode():
+        return cute_backend.explain(fn, *(torch.empty(shape, dtype=BF16) for shape in shapes), arch=arch)
+
+
+def regions(fn: Callable[..., Any], *shapes: tuple[int, ...], arch: str = "sm_90a") -> list[int]:
+    """How many products each region of a program has."""
+    return [len(region.spec.accumulators) for region in explained(fn, *shapes, arch=arch).regions]
+
+
+X, Q, K, V = (64, 4096), (4096, 4096), (1024, 4096), (1024, 4096)
+
+
+def plain(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    return F.linear(x, q), F.linear(x, k), F.linear(x, v)
+
+
+def biased(x: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    return F.linear(x, q, bias), F.linear(x, k).relu(), F.linear(x, v)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_projections_of_a_layer_share_a_launch(arch: str) -> None:
+    assert regions(plain, X, Q, K, V, arch=arch) == [3]
+    assert regions(biased, X, Q, K, V, (4096,), arch=arch) == [3]
+
+
+def test_products_of_many_rows_are_left_to_torch() -> None:
+    found = explained(plain, (2048, 4096), Q, K, V)
+    assert not found.regions and {each.reason for each in found.rejections} == {Reason.UNSHARED}
+
+
+def test_the_region_has_every_epilogue() -> None:
+    found = explained(biased, X, Q, K, V, (4096,))
+    (region,) = found.regions
+    assert [acc.width for acc in region.spec.accumulators] == [4096, 1024, 1024]
+    assert region.formula.splitlines() == [
+        "out0 = bf16(acc0 + bias0)",
+        "out1 = bf16(relu(acc1))",
+        "out2 = bf16(acc2)",
+    ]
+    assert [load.label for load in region.loads] == ["bias"] and not found.rejections
+    assert region.sizes == (64, 6144, 4096)
+
+
+def test_other_architectures_have_a_launch_each() -> None:
+    assert regions(biased, X, Q, K, V, (4096,), arch="sm_80") == [1]
+    with config.patch(shared_launches=False):  # type: ignore[attr-defined]
+        assert regions(biased, X, Q, K, V, (4096,)) == [1]
+
+
+def test_a_load_without_columns_is_read_once() -> None:
+    def scaled(x: Tensor, q: Tensor, k: Tensor, by: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        return F.linear(x, q) * by + bias, F.linear(x, k) * by + bias
+
+    (region,) = explained(scaled, X, K, V, (64, 1), (1024,)).regions
+    assert [load.kind for load in region.loads] == ["colvec", "rowvec", "rowvec"]
+
+
+def test_products_that_follow_from_one_another_do_not_share() -> None:
+    def follows(x: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        first = F.linear(x, q).relu()
+        return first, F.linear(x, k) * first.sum(-1, keepdim=True)
+
+    assert regions(follows, X, K, V) == [1, 1]
+
+
+def test_products_that_meet_are_a_pair() -> None:
+    def gated(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return F.silu(F.linear(x, q)) * F.linear(x, k), F.linear(x, v).relu()
+
+    assert sorted(regions(gated, X, K, V, V)) == [1, 2]
+
+
+def test_nothing_is_shared_across_a_write() -> None:
+    def writes(x: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        first = F.linear(x, q).relu()
+        q.mul_(2)
+        return first, F.linear(x, k).relu()
+
+    with torch.no_grad():
+        found = regions(writes, X, K, V)
+    assert found in ([1, 1], [2])
+
+
+def test_rows_that_tma_does_not_write_are_apart() -> None:
+    assert regions(biased, X, Q, (1028, 4096), V, (4096,)) in ([2, 1], [1, 2])
+
+
+def test_at_most_four_share_a_launch() -> None:
+    def many(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        return tuple(F.linear(x, weight).relu() for weight in weights)
+
+    found = explained(many, X, *[K] * 5)
+    assert [len(region.spec.accumulators) for region in found.regions] == [4, 1]
+    why = "no launch together with mm: at most 4 products share one"
+    assert found.regions[1].unshared == why and why in str(found)
+
+
+def test_two_launches_do_not_wait_for_each_other() -> None:
+    def crossed(x: Tensor, y: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        of_x, of_y = F.linear(x, q).relu(), F.linear(y, q).relu()
+        return of_x, of_y, F.linear(y, k).relu() * of_x, F.linear(x, k).relu() * of_y
+
+    found = explained(crossed, X, X, K, V).regions
+    assert sorted(len(region.spec.accumulators) for region in found) == [1, 1, 2]
+    assert [region.unshared.partition(": ")[2] for region in found if region.unshared] == [
+        "one follows from the other"
+    ] * 2
+
+
+def test_nothing_is_shared_where_it_takes_longer() -> None:
+    def wide(x: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        return F.linear(x, q).relu(), F.linear(x, k)
+
+    # K of each product by itself is divided among CTAs, which fill the GPU.
+    found = explained(wide, (16, 16384), (512, 16384), (512, 16384))
+    (region,), (rejection,) = found.regions, found.rejections
+    loss = r": by the model of time it would take (1\.\d{3}) times as long as launches of their own"
+    assert re.fullmatch("no launch together with mm_1" + loss, region.unshared)
+    assert rejection.reason is Reason.UNSHARED and re.search(" with mm" + loss, rejection.message)
+
+
+@pytest.mark.parametrize("settings", [{"tile": "128x128_1x1_split2"}, {"batch_invariant": True}])
+def test_settings_of_tiles_hold_for_what_is_shared(settings: dict[str, Any]) -> None:
+    with config.patch(**settings):  # type: ignore[attr-defined]
+        assert all(region.kernel() for region in explained(biased, X, Q, K, V, (4096,)).regions)
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float8_e4m3fn])
+def test_programs_compute_what_they_did(dtype: torch.dtype, fresh_compiler: None) -> None:
+    torch.manual_seed(0)
+    x, *weights = (torch.randint(-2, 3, (rows, 64)).to(dtype) for rows in (32, 64, 32, 48))
+    scales = [torch.rand(32, 1), *(torch.rand(1, len(weight)) for weight in weights)]
+    bias = torch.randn(64, dtype=BF16)
+
+    def program(x: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        if dtype is BF16:
+            return biased(x, q, k, v, bias)
+        results = [
+            torch._scaled_mm(x, weight.t(), scales[0], scale, out_dtype=BF16)
+            for weight, scale in zip((q, k, v), scales[1:], strict=True)
+        ]
+        return results[0] * bias.sign(), results[1].relu(), results[2]
+
+    counters.clear()
+    compiled = torch.compile(program, backend="cute")
+    for result, right in zip(compiled(x, *weights, bias), program(x, *weights, bias), strict=True):
+        torch.testing.assert_close(result, right)
+    assert counters["cute_backend"]["regions"] == 1
