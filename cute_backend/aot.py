@@ -87,7 +87,7 @@ def make_pack(request: Request, path: Path) -> Written:
     """
     problems = list(dict.fromkeys(chain.from_iterable(request.problems.values())))
     if not problems:
-        raise UsageError("nothing of the program is fused, so there is nothing to pack; explain says why")
+        raise UsageError("nothing in the program is fused, so there is nothing to pack; explain says why")
     kernels = list(dict.fromkeys(_kernels(request)))
     try:
         sha256 = write_pack(path, Content(_compiled(kernels), problems, request.m))

@@ -309,7 +309,7 @@ def test_explain_gives_the_line_of_what_is_not_fused(program, capsys):
 @pytest.mark.parametrize("command", ["source", "build"])
 def test_nothing_to_generate(command, program, capsys):
     text = PROGRAM.replace("(a @ b).relu()", "a + b")
-    assert "nothing of the function is fused" in refused(capsys, command, program(text))
+    assert "nothing in the function is fused" in refused(capsys, command, program(text))
 
 
 def test_without_the_dsl(program, capsys, monkeypatch):

@@ -62,7 +62,7 @@ class Explanation:
         why = NO_PRODUCT
         if self.rejections:
             why = "; ".join(f"{each.node}: {each.message}" for each in self.rejections)
-        raise UsageError(f"nothing of the function is fused, so there is no kernel: {why}")
+        raise UsageError(f"nothing in the function is fused, so there is no kernel: {why}")
 
     def assert_fused(self, *, regions: int | None = None, no: Iterable[str | Reason] = ()) -> None:
         """For tests: raises AssertionError, with this explanation, unless what is fused is as expected.

@@ -1,4 +1,4 @@
-"""Times programs on this machine's GPU, as cute and as its alternatives run them: `python -m cute_backend
+"""Times programs on this machine's GPU, compiled by cute and by its alternatives: `python -m cute_backend
 bench`.
 
 `table` defines tables; `scaled_mm`, `decoding`, `row_maxima`, `gated`, `block_scaled` and `grouped` are the

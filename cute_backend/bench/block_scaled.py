@@ -1,7 +1,7 @@
-"""The built-in table of block-scaled products: DeepSeek's fp8, at sizes of its models, beside rowwise scales.
+"""The built-in table of block-scaled products: DeepSeek's fp8, at sizes of its models, and rowwise scales.
 
-A's scales are of 1 x 128, (M, K / 128), and contiguous along M; those of B are of 128 x 128 or of 1 x 128. K
-and N are multiples of 128, and M of 4, as torch's kernels need them.
+A has a scale for each block of 1 x 128: (M, K / 128), contiguous along M. B has one for each block of
+128 x 128, or of 1 x 128. torch's kernels require that K and N are multiples of 128, and M of 4.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ BLOCK = 128
 
 
 def blocks(x: Tensor, weight: Tensor, x_scale: Tensor, weight_scale: Tensor) -> Tensor:
-    """The product with scales of blocks: x_scale (M, K / 128), weight_scale (N / 128, K / 128) or (N, K /
-    128), in bf16."""
+    """The product with scales of blocks, in bf16. x_scale is (M, K / 128), and weight_scale (N / 128, K /
+    128) or (N, K / 128)."""
     return torch._scaled_mm(x, weight.t(), x_scale, weight_scale.t(), out_dtype=BF16)
 
 
@@ -32,7 +32,7 @@ def full(
 
 
 def block_operands(m: int, n: int, k: int, lines: int) -> tuple[Tensor, ...]:
-    """x (M, K) and weight (N, K) in e4m3, and scales of blocks of 1 x 128 and of `lines` x 128. Adjacent
+    """x (M, K) and weight (N, K) in e4m3, with scales of blocks of 1 x 128 and of `lines` x 128. Adjacent
     scales differ. The scales of x are contiguous along M, and the weight's along N if `lines` is 1."""
     of_x = ((torch.rand(k // BLOCK, m) + 0.5) / k**0.5).t()
     of_weight = torch.rand(n // lines, k // BLOCK) + 0.5

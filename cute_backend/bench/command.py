@@ -45,7 +45,7 @@ _DEVICE = "cuda"
 
 
 def compare(fn: Callable[..., Any], args: tuple[Any, ...], rounds: int = ROUNDS) -> Results:
-    """Times `fn(*args)` as eager, as Inductor and as cute run it. Prints as a table."""
+    """Times `fn(*args)` as eager, Inductor and cute run it. The results print as a table."""
     require_gpu()
     return run([_table_of(fn, args, peers=False)], rounds)
 
@@ -64,7 +64,7 @@ def run(
     """Times the tables, interleaved within each problem; `save` is called with the results after each
     problem.
 
-    Raises UsageError where there is no GPU, or a program fails in eager.
+    Raises UsageError if there is no GPU, or a program fails in eager.
     """
     require_gpu()
     nvml = Nvml()
@@ -86,7 +86,8 @@ def run(
 
 
 def run_host(rounds: int = ROUNDS) -> Results:
-    """Times calls on the host, and getting a kernel in a new process. Raises UsageError without a GPU."""
+    """Times calls on the host, and the steps to a kernel in a new process. Raises UsageError without a
+    GPU."""
     require_gpu()
     with _progress(3) as progress:
         return replace(_empty(Nvml()), host=measure_host(rounds, progress))
@@ -98,10 +99,10 @@ def run_models(
     before: Results | None = None,
     save: Callable[[Results], Any] = lambda results: None,
 ) -> Results:
-    """Times whole models, each interleaved; `save` is called with the results after each model.
+    """Times whole models, each of which is interleaved; `save` is called with the results after each model.
 
     Results in `before` are kept if they are of this machine and of the same sources of this package. Raises
-    UsageError where there is no GPU, or a pattern names no model.
+    UsageError if there is no GPU, or a pattern names no model.
     """
     chosen = models.select(patterns)
     require_gpu()
@@ -125,7 +126,7 @@ def run_models(
 
 
 def _of_models(results: Results, ceilings: Ceilings, done: dict[str, ModelResult]) -> Results:
-    """The results of models, in the order in which they stand in MODELS."""
+    """The results of models, in the order of MODELS."""
     found = tuple(done[model.name] for model in models.MODELS if model.name in done)
     return replace(results, ceilings=ceilings, models=found)
 
@@ -136,8 +137,8 @@ def _empty(nvml: Nvml) -> Results:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error that advances when the function it yields is called with the next step. Where
-    standard error is no terminal, each step is a line; under `config.quiet` there is neither."""
+    """A bar on standard error that advances when the function it yields is called with the next step. If
+    standard error is not a terminal, each step is a line; under `config.quiet` there is neither."""
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     console = Console(stderr=True)
     unseen = config.quiet or not console.is_terminal
@@ -166,7 +167,7 @@ def _command() -> str:
 
 
 def main(arguments: argparse.Namespace, load: Callable[[str], Any]) -> int:
-    """The command `bench`. Returns the exit status: 1 where a result was wrong. Raises UsageError.
+    """The command `bench`. Returns the exit status, which is 1 if a result was wrong. Raises UsageError.
 
     `load` returns the function of `FILE.py[:name]`, and a function that returns its arguments and keyword
     arguments.
@@ -241,21 +242,22 @@ def _refuse_contradictions(arguments: argparse.Namespace) -> None:
     else:
         select(TABLES, arguments.rows, arguments.peers)
     if arguments.rounds < 2:
-        raise UsageError(f"--rounds is {arguments.rounds}; a median with its spread takes 2 or more")
+        raise UsageError(f"--rounds is {arguments.rounds}; a median with its spread needs 2 or more")
     path: Path | None = arguments.json
     if path is not None and not _is_folder(path) and not path.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent} for the results")
+        raise UsageError(f"the folder of the results, {path.parent}, does not exist")
     if arguments.picture is not None:
         picture.check(arguments.picture)
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether `path` is a folder, in which results get a name: it exists as one, or doesn't end in .json."""
+    """Whether `path` is a folder, in which results get a name: an existing one, or a path not ending in
+    .json."""
     return path.is_dir() or path.suffix != ".json"
 
 
 def _make_folder(path: Path) -> None:
-    """Makes a folder for results before anything is timed. Raises UsageError where it can't."""
+    """Makes a folder for results before anything is timed. Raises UsageError if it can't be made."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

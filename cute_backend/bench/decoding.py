@@ -27,12 +27,12 @@ def logits(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 def sample(hidden: Tensor, weight: Tensor, seed: Tensor) -> Tensor:
-    """A token a row, from the softmax at temperature 1."""
+    """A token for each row, drawn from the softmax at temperature 1."""
     return cute_backend.sample(hidden, weight, seed=seed)
 
 
 def multinomial(hidden: Tensor, weight: Tensor) -> Tensor:
-    """The same, as torch draws it, from probabilities in bf16, which take the fewest bytes."""
+    """A token for each row, as torch draws it from probabilities in bf16, which take the fewest bytes."""
     return torch.multinomial(torch.softmax(torch.mm(hidden, weight.t()), -1), 1)
 
 
@@ -44,7 +44,7 @@ def greedy(hidden: Tensor, weight: Tensor) -> Tensor:
 def _shortfall(scores: Tensor, tokens: Tensor) -> float:
     """The largest distance of a chosen token's score from the largest of its row, relative to the latter.
 
-    Infinite if a token is out of range.
+    It is infinite if a token is out of range.
     """
     if not _are_tokens(tokens, *scores.shape):
         return float("inf")
@@ -78,7 +78,8 @@ def _of_any(args: tuple[Any, ...], tokens: Tensor) -> float:
 
 
 def problem(rows: int, vocabulary: int, depth: int) -> Problem:
-    """One batch and one vocabulary; weights as a linear holds them, and logits of a spread of 2."""
+    """One batch and one vocabulary. Weights are (N, K), as a linear holds them, and logits have a spread of
+    2."""
 
     def inputs() -> tuple[Tensor, Tensor]:
         weight = torch.randn(vocabulary, depth, dtype=BF16)
@@ -109,7 +110,8 @@ def problem(rows: int, vocabulary: int, depth: int) -> Problem:
 
 
 _BATCHES, _VOCABULARIES, _DEPTHS = (1, 4, 16, 64, 256), (128256, 151936), (4096, 8192)
-"""H of decoding, and the vocabularies and widths of two families of models: 1.0 to 2.5 GB of weights."""
+"""The rows H of a decoding step, and the vocabularies and widths of two families of models: 1.0 to 2.5 GB of
+weights."""
 
 _SAMPLE, _GREEDY = Cell("sample", Runner.CUTE), Cell("greedy", Runner.CUTE)
 _LOGITS = Cell("logits", Runner.EAGER)

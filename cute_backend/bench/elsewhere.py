@@ -1,6 +1,6 @@
 """Compiles and loads kernels of one architecture for a GPU of a later one, which has their instructions.
 
-So kernels that use mma.sync run on a Hopper GPU.
+It runs kernels that use mma.sync on a Hopper GPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def functions_for(gpu: Arch, kernels: Sequence[Kernel], folder: Path) -> dict[Ke
 
 
 def _built(gpu: Arch, given: str, folder: Path) -> Path:
-    """One kernel in a file that `load` takes."""
+    """The path of one built kernel, which `load` takes."""
     kernel = Kernel.from_dict(json.loads(given))
     path = folder / f"{kernel.name}.py"
     path.write_text(text_of(kernel))

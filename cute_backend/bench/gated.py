@@ -1,6 +1,6 @@
 """The table of gated pairs: products whose two halves, or even and odd columns, are multiplied.
 
-The baseline is the bare product of the same operations, which writes all N columns where a pair writes N / 2.
+The baseline is the bare product with as many operations. It writes all N columns, and a pair writes N / 2.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def swiglu7(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def fp8_problem(m: int, n: int, k: int, pair: Callable[..., Tensor]) -> Problem:
-    """SwiGLU of N / 2 columns, as `two` or as `chunk` spells it, and the bare product of N columns."""
+    """SwiGLU of N / 2 columns, spelled as `two` or as `chunk`, and the bare product of N columns."""
 
     def halved() -> tuple[Tensor, ...]:
         x, weight, x_scale, weight_scale = operands(m, n, k)

@@ -1,6 +1,6 @@
-"""The table of experts: a mixture's grouped products, gate and up, and the block around them.
+"""The table of experts: the grouped products of a mixture of experts, gate and up, and the block around them.
 
-The baseline is torch's bare `grouped_mm`, which writes gate and up where the gated product writes one plane.
+The baseline is torch's bare `grouped_mm`. It writes gate and up, and the gated product writes one plane.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The table of experts in fp8: rows in groups, with a scale for each row and each column of every weight.
 
-Held to torch's bare `_scaled_grouped_mm`, which writes gate and up where the gated product writes one plane,
-and whose second product does without routing weights.
+The baseline is torch's bare `_scaled_grouped_mm`. It writes gate and up, and the gated product writes one
+plane; its second product has no routing weights.
 """
 
 from __future__ import annotations

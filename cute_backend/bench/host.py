@@ -1,5 +1,5 @@
-"""The time of calls on the host, and of getting a kernel in a new process, at a size at which the GPU
-waits."""
+"""The time of calls on the host, and of the steps to a kernel in a new process. The product is so small that
+the GPU waits for the host."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cute_backend.runtime.op import gemm_epilogue
 _SIZE = 128
 
 _BURST = 100
-"""Calls between two synchronisations: many enough to time, too few to fill the GPU's queue of 1024."""
+"""Calls between two synchronisations: enough to be timed, and too few to fill the GPU's queue of 1024."""
 
 _FRESH = (
     "import time, torch; start = time.perf_counter(); from cute_backend.bench import fresh; fresh.main(start)"
@@ -45,14 +45,14 @@ def pointwise(x: Tensor, residual: Tensor) -> Tensor:
 def pointwise_of_six(
     x: Tensor, weight: Tensor, x_scale: Tensor, weight_scale: Tensor, bias: Tensor, residual: Tensor
 ) -> Tensor:
-    """The same with the operands of the fused region, where x and weight are multiplied by element."""
+    """Pointwise work on the operands of the fused region: x and weight are multiplied by element."""
     y = x.to(torch.bfloat16) * weight.to(torch.bfloat16) * x_scale * weight_scale + bias
     return pointwise(y.to(torch.bfloat16), residual)
 
 
 @torch.no_grad()
 def measure_host(rounds: int, progress: Callable[[str], Any]) -> HostResult:
-    """Host time of one call of 128 cubed in e4m3. Raises UsageError where no kernel can be built here."""
+    """The host time of one call with M = N = K = 128 in e4m3. Raises UsageError if no kernel can be built."""
     programs = calls("cuda")
     progress("timing calls")
     timings = time_calls(programs, rounds)
@@ -120,7 +120,7 @@ def _burst(program: Callable[[], Any]) -> float:
 
 
 def _in_new_process(kernel: Kernel, folder: str) -> dict[str, Any]:
-    """The report of `fresh` on getting `kernel` with `folder` as its cache, with bytecode as if installed."""
+    """The report of `fresh` about `kernel`, with `folder` as its cache, and with bytecode as if installed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search_path()), CACHE_DIR_VARIABLE: folder}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(
@@ -133,6 +133,6 @@ def _in_new_process(kernel: Kernel, folder: str) -> dict[str, Any]:
     )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise UsageError(f"a kernel can't be had in a new process: {last}")
+        raise UsageError(f"a new process can't get a kernel: {last}")
     report: dict[str, Any] = json.loads(done.stdout)
     return report

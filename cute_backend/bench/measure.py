@@ -26,7 +26,7 @@ from cute_backend.errors import UsageError, root_cause
 from cute_backend.runtime import launch
 
 Progress = Callable[[str], Any]
-"""Receives the name of each step; called once for each cell and once for each problem's timing."""
+"""A function that receives the name of each step: once for each cell, and once for each problem's timing."""
 
 _DEVICE = "cuda"
 
@@ -200,7 +200,7 @@ def prepare(problem: Problem, run: Run) -> Prepared:
     Programs run alone (`preparing`) except for their first call, which compiles them. Raises UsageError if a
     program fails in eager.
     """
-    torch._dynamo.reset()  # otherwise the sizes of the next problem would become dynamic, or too many
+    torch._dynamo.reset()  # otherwise the sizes of the next problem would be dynamic, or over Dynamo's limit
     works: list[Work] = []
     variants: list[_Variant] = []
     for workload in problem.workloads:
@@ -263,7 +263,8 @@ def _reason(error: BaseException) -> str:
 
 
 def work_of(workload: Workload, args: tuple[Any, ...], result: Any) -> Work:
-    """A workload's operations and bytes: of its arguments, a module's own tensors and its results."""
+    """A workload's operations, and the bytes of its arguments, of a module's own tensors and of its
+    results."""
     own = workload.fn.state_dict() if isinstance(workload.fn, torch.nn.Module) else ()
     moved = sum(_bytes(each) for each in tree_leaves((args, own, result))) - workload.unread
     operations = workload.operations
@@ -285,7 +286,7 @@ def _bytes(value: Any) -> int:
 def _input_sets(
     workload: Workload, args: tuple[Any, ...], limit_us: float, taken: int, unit_us: float = UNIT_US
 ) -> list[tuple[Any, ...]]:
-    """As many copies of the arguments as a unit has calls.
+    """Copies of the arguments, one for each call of a unit.
 
     A module's weights would be warm from the second call on, so a module is called once.
     """
@@ -298,7 +299,7 @@ def _input_sets(
 
 
 def relative_difference(actual: Any, expected: Any, zero: float = 0.0) -> float:
-    """The largest difference of a tensor from its counterpart, relative in norm; NaN if either has one.
+    """The largest difference of a tensor from its counterpart, relative in norm; NaN if either contains NaN.
 
     A tensor of `expected` whose root mean square is below `zero` times that of all tensors counts as if it
     were that large: the gradient of a key's bias is zero except for rounding, so its relative difference can

@@ -1,7 +1,7 @@
 """One whole model, timed in a process of its own: `python -m cute_backend.bench.model_case NAME`.
 
-Prints a `ModelResult` as JSON. Several such processes compile side by side, and take turns on the GPU: the
-process that uses it holds a lock on a file.
+It prints a `ModelResult` as JSON. Several such processes compile at the same time, and take turns on the GPU:
+the process that uses it holds a lock on a file.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from cute_backend.planning.naming import FINISH
 _DEVICE = "cuda"
 
 _CALLS = {2048: 1, 64: 4, 1: 4}
-"""Calls of a unit, by the tokens of a decoder; for another model it is one. Each call reads all weights,
-which don't fit in L2."""
+"""Calls of a unit, by the tokens of a decoder; a unit of any other model is one call. Each call reads all
+weights, which don't fit in L2."""
 
 _ROUNDING = 1e-2
 """The difference from eager's result, relative in norm, that is allowed in addition to that of Inductor's:
@@ -57,12 +57,12 @@ class Turn:
         self._file: IO[str] | None = path.open("w") if path else None
 
     def take(self) -> None:
-        """Waits for the turn, unless this process has it."""
+        """Waits until this process may use the GPU, unless it already may."""
         if self._file:
             fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def end(self) -> None:
-        """Lets others have it, once the GPU is idle."""
+        """Lets other processes use the GPU, once it is idle."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         if self._file:
@@ -122,7 +122,8 @@ def measure(model: Model, rounds: int, turn: Turn) -> ModelResult:
 def _step(
     model: Model, module: nn.Module, program: Callable[..., Any], args: Sequence[Any]
 ) -> Callable[[], Any]:
-    """A call that gives the result, or the gradients of the input and of all weights that it depends on."""
+    """A call that returns the result or, for a model that trains, the gradients of the input and of all
+    weights that it depends on."""
     if not model.trains:
 
         def infer() -> Any:
@@ -140,7 +141,8 @@ def _step(
 
 
 def _waiting(compiler: Callable[..., Any], turn: Turn) -> Callable[..., Any]:
-    """A backend whose programs wait for their turn: compiling uses no GPU, and running does."""
+    """A backend whose programs wait for their turn before they run. Compiling uses no GPU, so it doesn't
+    wait."""
 
     def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         with (

@@ -74,7 +74,7 @@ class ModelTiming:
 
 @dataclass(frozen=True)
 class ModelResult:
-    """The timings of one model, all interleaved. There are none if it could not be timed; `note` then says
+    """The timings of one model, all interleaved. If it could not be timed, there are none, and `note` says
     why.
 
     `sources` is a digest of the package that measured it.
@@ -90,15 +90,15 @@ class ModelResult:
         return next((each for each in self.timings if each.runner is runner), None)
 
     def speed(self, runner: Runner, baseline: Runner) -> float | None:
-        """How many times faster `runner` is than `baseline`, or None where either was not timed."""
+        """How many times faster `runner` is than `baseline`, or None if either was not timed."""
         of, to = self.of(runner), self.of(baseline)
         return to.timing.median_us / of.timing.median_us if of and to else None
 
     def most(self, bandwidth: float) -> float | None:
-        """The most that `cute` could be faster than Inductor with these regions, or None without both.
+        """The largest speedup over Inductor that `cute` could reach with these regions, or None without both.
 
-        Epilogues would then cost nothing, so a product takes no longer than Inductor's bare one; and
-        Inductor's own kernels would move what is left to them at `bandwidth`, in bytes per second.
+        It assumes that epilogues cost nothing, so that a product takes no longer than Inductor's bare one,
+        and that Inductor's own kernels move their bytes at `bandwidth`, in bytes per second.
         """
         inductor, cute = self.of(Runner.INDUCTOR), self.of(Runner.CUTE)
         if inductor is None or cute is None:

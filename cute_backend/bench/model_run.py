@@ -1,4 +1,4 @@
-"""The run of whole models: each has a process of its own. Several run at once, and one at a time has the
+"""The run of whole models. Each has a process of its own; several run at once, and one at a time has the
 GPU."""
 
 from __future__ import annotations

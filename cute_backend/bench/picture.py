@@ -46,13 +46,13 @@ DARK = Look(
 )
 
 _WIDE = 12
-"""The number of problems whose names have room in the usual size."""
+"""The number of problems whose names fit in the usual size."""
 
 _FORMATS = (".png", ".svg", ".pdf")
 
 
 def check(path: Path) -> None:
-    """Raises UsageError if a picture could not be drawn to `path`. Called before minutes of timing."""
+    """Raises UsageError if a picture can't be drawn to `path`. It is called before minutes of timing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -60,7 +60,7 @@ def check(path: Path) -> None:
     if path.suffix not in _FORMATS:
         raise UsageError(f"a picture is written as {', '.join(_FORMATS)}, not as {path.name}")
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent} for the picture")
+        raise UsageError(f"the folder of the picture, {path.parent}, does not exist")
 
 
 def draw(results: Results, path: Path) -> None:
@@ -156,7 +156,7 @@ def _panel(axes: Any, table: TableResult, workload: str, ceilings: Ceilings, loo
 
 
 def _speed(problem: ProblemResult, baseline: Cell, taken: float | None) -> float:
-    """Relative to the baseline; 0, which draws no bar, where there is no timing."""
+    """The speed relative to the baseline; 0, which draws no bar, if there is no timing."""
     base = problem.median_us(baseline)
     return base / taken if base and taken else 0.0
 

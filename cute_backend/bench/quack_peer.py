@@ -1,8 +1,8 @@
-"""The programs of `scaled_mm` as QuACK spells them; imported only where the package `quack` is installed.
+"""The programs of `scaled_mm`, spelled for QuACK; imported only if the package `quack` is installed.
 
-Written for quack-kernels 0.6 on Hopper. QuACK promotes fp8 sums by default and offers no argument for fast
-accumulation; its kernel objects have the switch `fp8_slow_accum`, which `EpiMod.gemm` sets before it traces.
-It takes a tile with each call, so the first call times a few, and the fastest is kept.
+The module is written for quack-kernels 0.6 on Hopper. QuACK promotes fp8 sums by default and offers no
+argument for fast accumulation; its kernel objects have the switch `fp8_slow_accum`, which `EpiMod.gemm` sets
+before it traces. Each call takes a tile, so the first call times a few, and the fastest is kept.
 """
 
 from __future__ import annotations

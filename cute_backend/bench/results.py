@@ -50,10 +50,10 @@ class Work:
 class Measurement:
     """One cell of a problem.
 
-    `timing` is None if it could not be run; `note` then says why. `calls` were timed together. `difference`
-    is that of the result from eager's, relative in norm, or the value of the workload's own check; None if it
-    is not finite. `agrees` says whether it is small enough, and is also False if cute itself could not be
-    run.
+    `timing` is None if it could not be run; `note` then says why. `calls` is the number of calls that were
+    timed together. `difference` is that of the result from eager's, relative in norm, or the value of the
+    workload's own check; None if it is not finite. `agrees` says whether it is small enough, and is also
+    False if cute itself could not be run.
     """
 
     cell: Cell
@@ -86,18 +86,18 @@ class ProblemResult:
         return next(work for work in self.works if work.workload == cell.workload)
 
     def median_us(self, cell: Cell) -> float | None:
-        """The cell's median, or None where it was not measured."""
+        """The cell's median, or None if it was not measured."""
         return next(
             (each.timing.median_us for each in self.measurements if each.cell == cell and each.timing), None
         )
 
     def ratio(self, ratio: Ratio) -> float | None:
-        """How many times faster `ratio.of` is, or None where either was not measured."""
+        """How many times faster `ratio.of` is, or None if either was not measured."""
         of, to = self.median_us(ratio.of), self.median_us(ratio.to)
         return None if of is None or to is None else to / of
 
     def share(self, cell: Cell, ceilings: Ceilings) -> float | None:
-        """The share of its limit at which a cell runs, or None where it was not measured."""
+        """The share of its limit at which a cell runs, or None if it was not measured."""
         taken = self.median_us(cell)
         return None if taken is None else self.work(cell).limit_us(ceilings) / taken
 
@@ -173,7 +173,7 @@ class Results:
         return f"{gpu}-{self.date[:10]}{kind}.json"
 
     def save(self, path: Path) -> None:
-        """Write as JSON. Raises UsageError where `path` can't be written."""
+        """Writes the results as JSON. Raises UsageError if `path` can't be written."""
         try:
             path.write_text(json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
         except OSError as error:
@@ -201,7 +201,7 @@ class Results:
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             if isinstance(error, UsageError):
                 raise
-            raise UsageError(f"{path} holds no results of bench --json: {error!r}") from error
+            raise UsageError(f"{path} does not hold results of bench --json: {error!r}") from error
 
     def __str__(self) -> str:
         from cute_backend.presentation.terminal import to_text

@@ -22,7 +22,7 @@ def bare(x: Tensor, weight: Tensor, x_scale: Tensor, weight_scale: Tensor) -> Te
 
 
 def bare_slow(x: Tensor, weight: Tensor, x_scale: Tensor, weight_scale: Tensor) -> Tensor:
-    """The same, its partial sums promoted to fp32."""
+    """The product of `bare`, with its partial sums promoted to fp32."""
     return torch._scaled_mm(x, weight.t(), x_scale, weight_scale, out_dtype=BF16, use_fast_accum=False)
 
 
@@ -37,7 +37,8 @@ def full(
 def quant(
     x: Tensor, weight: Tensor, x_scale: Tensor, weight_scale: Tensor, other: Tensor, scale: Tensor
 ) -> Tensor:
-    """Scales, silu, times a tensor, times a scalar, to e4m3: the input of the next linear."""
+    """Scales, silu, a product with a tensor and a scalar, and a cast to e4m3: the input of the next
+    linear."""
     y = torch._scaled_mm(x, weight.t(), x_scale, weight_scale, out_dtype=BF16, use_fast_accum=True)
     return (F.silu(y) * other * scale).to(E4M3)
 
@@ -89,7 +90,7 @@ def problem(m: int, n: int, k: int) -> Problem:
             tolerance=tolerance,
         )
 
-    # Eager rounds to bf16 before the epilogue, so some of its values lie beyond a rounding boundary of e4m3.
+    # Eager rounds to bf16 before the epilogue, which moves some values across a rounding boundary of e4m3.
     return Problem(
         _name(m, n, k),
         (

@@ -20,14 +20,14 @@ class Runner(str, Enum):
     EAGER = "eager"
     INDUCTOR = "inductor"
     MAX_AUTOTUNE = "max-autotune"
-    """Inductor, which then also times Triton's products. Its CUDA graphs are off, as they would time host
-    work."""
+    """Inductor with Triton's products among those that it times. Its CUDA graphs are off, as they would time
+    host work."""
     QUACK = "quack"
     CUTE = "cute"
 
 
 PEERS = (Runner.MAX_AUTOTUNE, Runner.QUACK)
-"""The runners that compile for long, so that they run only when asked for."""
+"""The runners that compile for long. They run only if `--peers` is given."""
 
 
 class Rate(str, Enum):
@@ -64,9 +64,9 @@ class Workload:
     """A program of one problem.
 
     `inputs()` makes its arguments on torch's default device. `operations` are those of its matrix products, 2
-    M N K for each; None has them counted. `tolerance` is the largest difference from eager's result that is
-    allowed, relative in norm; None accepts anything. Where values can't be compared, as those of a program
-    that draws, `check` computes a result's error from the arguments as they are after the call.
+    M N K for each; if it is None, they are counted. `tolerance` is the largest difference from eager's result
+    that is allowed, relative in norm; None accepts anything. If values can't be compared, as those of a
+    program that draws, `check` computes a result's error from the arguments as they are after the call.
     `calls_kernels` is true for a program that calls our ops itself, so that there is nothing to fuse.
     `unread` is the number of bytes of its arguments that it need not read, such as those of experts without
     rows.
@@ -112,7 +112,8 @@ def _listed(tables: Sequence[Table]) -> str:
 def select(tables: Sequence[Table], patterns: Sequence[str], peers: bool) -> list[Table]:
     """The tables with the problems that match a pattern, by shell wildcards, and with or without peers.
 
-    A pattern names a problem or a whole table; no pattern names all. Raises UsageError where one names none.
+    A pattern names a problem or a whole table; without a pattern, all are selected. Raises UsageError if a
+    pattern names none.
     """
     names = [name for table in tables for name in (table.name, *(problem.name for problem in table.problems))]
     for pattern in patterns:

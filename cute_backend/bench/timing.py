@@ -16,12 +16,13 @@ Cold means that no call finds in L2 what it reads. Two ways were considered:
 
 So inputs rotate, and before each unit L2 is swept by reading a large buffer, which fills it with clean lines
 that no call reads. Each set is read once in a unit, so even a small set is cold. The sweep runs before the
-first event; while it does, the host enqueues the unit. It is repeated for units of many calls: where other
-programs kept all cores at work, a graph of 64 kernels was enqueued later than one sweep ended, and calls of
+first event; while it does, the host enqueues the unit. It is repeated for units of many calls: when other
+programs kept all cores busy, a graph of 64 kernels was enqueued only after one sweep had ended, and calls of
 3 us seemed to take 7.
 
-In each round every unit runs once, in an order drawn anew, so that clocks, heat and neighbours disturb all
-alike. Rounds follow each other closely: the GPU is as hot, and clocked as low, as under steady load.
+In each round every unit runs once, in a new random order, so that clocks, heat and other programs disturb all
+units alike. Rounds follow each other closely, so the GPU is as hot, and its clock as low, as under steady
+load.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from cute_backend.errors import UsageError, root_cause
 from cute_backend.runtime.cache import writable_cache
 
 UNIT_US = 1000.0
-"""Microseconds that a unit's calls take together at least, unless it has MAX_CALLS of them."""
+"""The least microseconds that a unit's calls take together, unless it has MAX_CALLS of them."""
 
 MAX_CALLS = 64
 
@@ -49,7 +50,7 @@ _SWEPT_BYTES = 256 * 2**20
 """Bytes that are read between two units: more than any GPU's L2 holds."""
 
 _CALLS_A_SWEEP = 8
-"""Calls that the host surely enqueues while the GPU sweeps once, even if all of its cores are at work."""
+"""The number of calls that the host enqueues during one sweep, even if all of its cores are busy."""
 
 _WARMUP_S = 0.3
 """Seconds of untimed rounds at the start: an idle GPU takes a while to raise its clock."""
@@ -58,7 +59,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def require_gpu() -> None:
-    """Raises UsageError where there is no GPU to time on."""
+    """Raises UsageError if there is no GPU to time on."""
     if not torch.cuda.is_available():
         raise UsageError("bench times kernels on a GPU, and torch finds no CUDA device on this machine")
 
@@ -67,7 +68,7 @@ def require_gpu() -> None:
 class Unit:
     """Calls that are timed together. `uncaptured` says why they are launched one by one, if they are.
 
-    `kept` is what a replay needs: the inputs, and the program with its loaded kernels.
+    `kept` holds the objects that a replay needs: the inputs, and the program with its loaded kernels.
     """
 
     run: Callable[[], Any]
@@ -77,7 +78,7 @@ class Unit:
 
 
 def unit_of(program: Callable[..., Any], sets: Sequence[tuple[Any, ...]]) -> Unit:
-    """One call of `program` on each of `sets`, captured where it can be. Compiles and warms up."""
+    """One call of `program` on each of `sets`, captured if that is possible. It compiles and warms up."""
 
     def calls() -> list[Any]:
         return [program(*args) for args in sets]  # all results are alive at once: each has memory of its own
@@ -140,7 +141,7 @@ class Turn:
 
 
 def preparing() -> AbstractContextManager[None]:
-    """While this is held, no process of the user times. Several may hold it."""
+    """A context in which no process of the user times. Several processes may be in it."""
     return _gpu_lock(fcntl.LOCK_SH)
 
 
@@ -151,7 +152,7 @@ def _gpu_lock(kind: int) -> Iterator[None]:
         try:
             yield
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # closing lets go only if no forked child has the file too
+            fcntl.flock(file, fcntl.LOCK_UN)  # closing unlocks only if no forked child has the file too
 
 
 def _round(

@@ -77,7 +77,7 @@ def _explain(arguments: argparse.Namespace) -> None:
 def _check_folder(path: Path, what: str) -> None:
     """Raises UsageError if a file can't be written, so that this is known before the work is done."""
     if not os.access(path.absolute().parent, os.W_OK):
-        raise UsageError(f"there is no folder {path.parent} that can be written, for the {what}")
+        raise UsageError(f"the folder of the {what}, {path.parent}, does not exist or can't be written to")
 
 
 def _source(arguments: argparse.Namespace) -> None:

@@ -43,7 +43,7 @@ def edited_folder() -> Path | None:
     try:
         check_folder(folder)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise _refusal(f"{SOURCES_VARIABLE} is {named}, and {folder} is no folder") from error
+        raise _refusal(f"{SOURCES_VARIABLE} is {named}, and {folder} is not a folder") from error
     except OSError as error:
         raise _refusal(f"{SOURCES_VARIABLE} is {named}, which can't be read: {error.strerror}") from error
     except UntrustedError as error:

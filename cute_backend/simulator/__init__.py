@@ -1,7 +1,7 @@
 """A functional simulator of the part of the PTX machine that this project's kernels use.
 
-A kernel that `cute.compile` made runs here instruction by instruction on a CPU: its real PTX, and on top of
-it (`host.py`, `simulate.py`) its real host code. The way through the code:
+It executes a kernel that `cute.compile` made on a CPU, instruction by instruction: the kernel's real PTX and,
+on top of it (`host.py`, `simulate.py`), its real host code. The modules, from the caller to the called:
 
     machine.run_kernel           clusters, CTAs and warps take turns; deadlocks are reported
       parser.parse               text to instructions with operand objects (syntax.py)
@@ -12,7 +12,7 @@ it (`host.py`, `simulate.py`) its real host code. The way through the code:
       cta.Cta, cta.Cluster       shared memory, tensor memory, barriers, pipes
       asynchrony.Engine          work that completes later, in order per pipe, after seeded random delays
       shadow.Shadow              who wrote and read each cell, and who can know of it: races, missing fences
-      global_shadow.GlobalShadow the same of global memory, for all CTAs of a launch
+      global_shadow.GlobalShadow the same for global memory, for all CTAs of a launch
       memory.GlobalMemory        registered host memory; nothing else can be touched
       report.Report              instructions, waits and bytes per warp role; exposed loads; a timeline
 
@@ -22,14 +22,15 @@ A run proves, for the inputs it ran on:
 - That every access stays in memory that is registered or allocated, aligned as PTX wants it.
 - That every read of shared and tensor memory is ordered after the write that it depends on, and every
   overwriting after the reads before it, by barriers that the reader or writer waited for; that a
-  fence.proxy.async stands between generic writes and asynchronous accesses; and that the lanes of a warp have
-  met at bar.warp.sync before some of them store, or let go of, what others wrote or read. This does not
-  depend on luck: it follows from what each warp waited for, not from when things happened. Registers are not
-  watched in this way but for wgmma's: what they hold before their first write differs from seed to seed.
-- That any two accesses to a byte of global memory, one of which writes, are ordered in the same way,
-  whichever CTAs make them: by barriers, and between clusters by releases and acquires whose scopes have both,
-  which may be fences beside relaxed accesses; or that both are strong, as atomic updates are. And that
-  nothing global is touched before griddepcontrol.wait, in a launch that may overlap the one before it.
+  fence.proxy.async is executed between generic writes and asynchronous accesses; and that the lanes of a warp
+  have met at bar.warp.sync before one lane stores or releases data that other lanes wrote or read. This does
+  not depend on luck: it follows from the barriers that each warp waited for, not from the time of any access.
+  Registers are not checked in this way, except for those of wgmma. Their contents before the first write
+  differ from seed to seed, so a read of them shows in the results.
+- That any two accesses to a byte of global memory, one of which writes, are ordered, or are both strong, as
+  atomic updates are. CTAs of a cluster are ordered by barriers. Clusters are ordered by a release and an
+  acquire whose scopes include both; a fence next to a relaxed access counts as one.
+- That a launch that may overlap the one before it accesses no global memory before griddepcontrol.wait.
 - That the kernel ends, with its tensor memory freed, under the delays of the seeds that were tried.
 
 A run can't prove:
@@ -39,7 +40,7 @@ A run can't prove:
   than the hardware's; the tensor cores' inner sums are not bit-exact beyond what is exactly representable.
 - The absence of races between ordinary accesses of the lanes of one warp. An event that one lane waited for
   counts as known to its warp.
-- That a kernel leaves counters in global memory as the next launch wants them, unless it is run twice; and
-  the fences that tensor maps there need.
-- The tcgen05 thread-sync fences, which change nothing here.
+- That a kernel leaves counters in global memory as the next launch expects them, unless it is run twice.
+- The fences of tensor maps in global memory, and the thread-sync fences of tcgen05, which have no effect
+  here.
 """

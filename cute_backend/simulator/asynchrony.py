@@ -21,7 +21,7 @@ FIXED_DELAY = 40
 
 @dataclass
 class Operation:
-    """An operation under way. `complete` moves its data and signals whoever waits."""
+    """An operation in progress. `complete` moves its data and signals its barrier."""
 
     pipe: Pipe
     text: str
@@ -43,7 +43,7 @@ class Pipe:
 
 
 class Engine:
-    """The clock of a cluster and its operations under way."""
+    """The clock of a cluster, and its operations in progress."""
 
     def __init__(self, seed: int | None, observer: object | None = None) -> None:
         self.random = None if seed is None else np.random.default_rng(seed)
@@ -54,8 +54,7 @@ class Engine:
         self._order = itertools.count()
 
     def garbage(self, shape: int | tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
-        """The contents of memory and registers before anything is written there. They differ from seed to
-        seed."""
+        """The contents of memory and registers before their first write. They differ from seed to seed."""
         array = np.empty(shape, dtype)
         raw = np.frombuffer(self._garbage.bytes(array.nbytes), np.uint8)
         array.reshape(-1).view(np.uint8)[:] = raw & 1 if dtype is np.bool_ else raw
@@ -64,7 +63,7 @@ class Engine:
     def delay(self) -> int:
         if self.random is None:
             return FIXED_DELAY
-        # Mostly short, sometimes so long that all other work has to wait for it.
+        # Most delays are short; some are so long that all other work has to wait for the operation.
         return int(
             self.random.integers(1, 60) if self.random.random() < 0.8 else self.random.integers(60, 2500)
         )
@@ -75,13 +74,16 @@ class Engine:
         heapq.heappush(self._queue, (due, next(self._order), Operation(pipe, text, self.now, due, complete)))
 
     def advance(self, ticks: int) -> None:
-        """Lets time pass: operations that are due by then finish."""
+        """Advances the clock and completes the operations that are due by then."""
         self.now += ticks
         while self._queue and self._queue[0][0] <= self.now:
             self._complete_one()
 
     def jump(self) -> bool:
-        """Finishes the next operation, as no warp can run. False if there is none."""
+        """Advances the clock to the next operation and completes it. Returns False if there is none.
+
+        It is called when no warp can run.
+        """
         if not self._queue:
             return False
         self.now = max(self.now, self._queue[0][0])

@@ -169,9 +169,8 @@ class Binder:
         return np.array(bits, f"u{dtype.itemsize}").view(dtype)[()]
 
     def symbol(self, operand: Symbol, kind: str, instruction: Instruction) -> Get:
-        """The address of a variable in its own state space (generic for a .global one, as they are the
-        same).
-        """
+        """The address of a variable in its own state space. For .global variables it is the generic
+        address."""
         found = self.symbols.get(operand.name)
         if found is None:
             raise PtxSyntaxError(f"PTX line {instruction.line}: {operand.name} is not declared")
@@ -246,7 +245,7 @@ class Binder:
     def address(self, operand: Operand, instruction: Instruction) -> Get:
         """The address `[base + offset]` as uint64, one per lane or one scalar."""
         if not isinstance(operand, Address):
-            raise unsupported(instruction, f"{operand!r} where an address stands")
+            raise unsupported(instruction, f"{operand!r} as an address")
         base = operand.base
         if isinstance(base, Symbol):
             return self.symbol(Symbol(base.name, base.offset + operand.offset), "u64", instruction)

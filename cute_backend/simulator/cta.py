@@ -90,7 +90,7 @@ class TensorMemory:
         return None
 
     def allocate_with(self, peer: TensorMemory, columns: int) -> int | None:
-        """As `allocate`, in both CTAs of a pair at once: the first gets None until the other has come.
+        """Allocates columns in both CTAs of a pair at once. The first to ask gets None until the other asks.
 
         PTX ISA 9.7.16.5: with .cta_group::2 a warp of each CTA performs the operation collectively.
         """

@@ -32,8 +32,7 @@ MAX_SHARED_KIB = {
 "Technical Specifications per Compute Capability")."""
 
 PORTABLE_CLUSTER, LARGEST_CLUSTER = 8, 16
-"""The most CTAs of a cluster that every device accepts, and with the kernel's attribute for non-portable
-sizes."""
+"""The largest number of CTAs in a cluster: without and with the kernel's attribute for non-portable sizes."""
 
 
 class DeviceAttribute(IntEnum):
@@ -293,7 +292,9 @@ def _device_attributes(module: Module, sm_count: int) -> dict[DeviceAttribute, i
     major, minor = divmod(int(module.target.removeprefix("sm_").rstrip("af")), 10)
     if (major, minor) not in MAX_SHARED_KIB:
         known = ", ".join(f"{major}.{minor}" for major, minor in MAX_SHARED_KIB)
-        raise SimulationError(f"a kernel is for {module.target}; devices of {known} are simulated")
+        raise SimulationError(
+            f"a kernel was compiled for {module.target}; devices of compute capability {known} are simulated"
+        )
     return {
         DeviceAttribute.MAX_THREADS_PER_BLOCK: 1024,
         DeviceAttribute.MAX_BLOCK_DIM_X: 1024,
@@ -320,15 +321,15 @@ def _check_launch(one: Launch, kernel: _Kernel, device_shared: int) -> None:
     if 0 in one.grid or 0 in one.block or 0 in one.cluster:
         problem = f"grid {one.grid}, block {one.block} and cluster {one.cluster} may not hold a 0"
     elif threads > 1024:
-        problem = f"block {one.block} has {threads} threads, a CTA takes 1024"
+        problem = f"block {one.block} has {threads} threads; a CTA can have 1024"
     elif ctas > largest:
-        problem = f"cluster {one.cluster} has {ctas} CTAs, this kernel takes {largest}"
+        problem = f"cluster {one.cluster} has {ctas} CTAs; this kernel accepts {largest}"
     elif any(g % c for g, c in zip(one.grid, one.cluster, strict=True)):
         problem = f"grid {one.grid} is not a multiple of cluster {one.cluster}"
     elif one.smem_bytes > kernel.max_dynamic_shared:
-        problem = f"{one.smem_bytes} bytes of shared memory, this kernel takes {kernel.max_dynamic_shared}"
+        problem = f"{one.smem_bytes} bytes of shared memory; this kernel accepts {kernel.max_dynamic_shared}"
     elif one.smem_bytes > device_shared:
-        problem = f"{one.smem_bytes} bytes of shared memory, this device has {device_shared} for a CTA"
+        problem = f"{one.smem_bytes} bytes of shared memory; this device has {device_shared} for a CTA"
     else:
         return
     raise SimulationError(f"launch of {one.kernel}: {problem}")

@@ -16,10 +16,10 @@ def bits(mask: np.ndarray) -> int:
 
 
 class Doings:
-    """The accesses of a warp to global memory, as events of an agent; `clock` is the warp's.
+    """The accesses of a warp to global memory, as events of an agent. `clock` is the clock of the warp.
 
-    An event ends when the warp publishes it. `done` is the last event of each lane, and `published` the last
-    event of it that other lanes know of; `apart` is whether they may differ.
+    An event ends when the warp publishes it. `done` holds the last event of each lane, and `published` the
+    last event of each lane that the other lanes know of. `apart` is true if the two may differ.
     """
 
     __slots__ = ("agent", "apart", "clock", "done", "epoch", "published")

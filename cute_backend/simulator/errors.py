@@ -57,7 +57,7 @@ class Deadlock(SimulationError):
 
 
 class Runaway(SimulationError):
-    """The kernel executes far more than its problem can need."""
+    """The kernel executes far more instructions than its problem can need."""
 
 
 class Trap(SimulationError):

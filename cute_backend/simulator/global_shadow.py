@@ -2,13 +2,14 @@
 
 A launch has one GlobalShadow. For each cell of memory it keeps the accesses that a later one may still have
 to be ordered after. Two accesses of a byte, one of which writes, are a race unless the vector clocks of
-shadow.py say that the later one's agent knows of the earlier one, or both are morally strong: strong, of one
-size, through one proxy, and of scopes that have both CTAs (PTX ISA 8 "Memory Consistency Model"). A cell is
-as long as the narrowest access to it, 16 bytes at most, so adjacent cells may belong to two CTAs.
+shadow.py say that the later one's agent knows of the earlier one, or both are morally strong: both are
+strong, have the same size, go through the same proxy, and have scopes that include both CTAs (PTX ISA 8
+"Memory Consistency Model"). A cell is as long as the narrowest access to it, 16 bytes at most, so adjacent
+cells may belong to two CTAs.
 
 Clocks pass from cluster to cluster at addresses that strong operations write. The clock of a release, or of
 the last fence before a strong write, is recorded at the address and kept through atomic updates. A reader
-receives it if it reads with acquire, or reads strongly and fences afterwards, and if both scopes have both
+receives it if it reads with acquire, or reads strongly and fences afterwards, and if both scopes include both
 CTAs (release and acquire patterns, observation order). Barriers pass on these clocks like all others. For the
 async proxy, the writer or the reader has to execute a fence.proxy.async in between.
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 LARGEST_CELL = 16
 
-UNORDERED = "no barrier, and no release and acquire of scopes that have both, orders the one after the other"
+UNORDERED = "no barrier, and no release and acquire whose scopes include both, orders one after the other"
 UNPUBLISHED = (
     "it did so through the generic proxy, and no fence.proxy.async of global memory stands between the two"
 )
@@ -61,9 +62,11 @@ class Lanes:
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """An access. It is the event `epoch` of `agent`, in the cluster of `cta`, or IN_FLIGHT while it is in
-    progress. `lanes` are the lanes of a warp that made it, as bits; each has a run of `footprint`, in their
-    order. `who` names the agent in errors, and `text` is the instruction.
+    """An access by `agent`, in the cluster of `cta`.
+
+    `epoch` is its number among the agent's events, or IN_FLIGHT while the access is in progress. `lanes` are
+    the lanes of a warp that made it, as bits; each has a run of `footprint`, in their order. `who` names the
+    agent in errors, and `text` is the instruction.
     """
 
     cta: CtaId
@@ -299,7 +302,7 @@ class GlobalShadow:
                 )
 
             if event.order.cached:
-                error, why = RaceError, "ld.global.nc is for what no thread of it writes"
+                error, why = RaceError, "ld.global.nc may read only memory that no thread of it writes"
             elif not known(clock):
                 if event.may_meet(old):
                     continue

@@ -43,9 +43,9 @@ def launch(
 ) -> list[Report]:
     """Calls `compiled` (from `cute.compile` with `--keep-ptx`) on CPU tensors, with its kernels simulated.
 
-    `args` are those of one call: torch CPU tensors and numbers for a TVM-FFI function (without its stream);
-    for a plain one `from_dlpack(device_tensor(t))` for a tensor t, and the stream `CUstream(0)`. The rest is
-    as in `HostProgram.launch`.
+    `args` are the arguments of one call. A TVM-FFI function takes torch CPU tensors and numbers, without its
+    stream. A plain function takes `from_dlpack(device_tensor(t))` for a tensor t, and the stream
+    `CUstream(0)`. The other parameters are those of `HostProgram.launch`.
     """
     return host_program(compiled).launch(
         args, sm_count=sm_count, async_seed=async_seed, observer=observer, progress=progress
@@ -126,7 +126,7 @@ class HostProgram:
 
 
 class PlainHostProgram(HostProgram):
-    """The host code of a function that was compiled without TVM-FFI: packed arguments, no checks."""
+    """The host code of a function that was compiled without TVM-FFI. It takes packed arguments unchecked."""
 
     def __init__(self, ptx: str, host_object: bytes, symbol: str, compiled: Any) -> None:
         super().__init__(ptx, host_object, symbol)
@@ -143,7 +143,7 @@ class PlainHostProgram(HostProgram):
         self._packed(f"_mlir_ciface_{self._compiled.function_name}", pointers)
 
     def _packed(self, name: str, pointers: Sequence[Any]) -> None:
-        """Call a function of the object in MLIR's packed form; the last pointer is that of the result."""
+        """Calls a function of the object in MLIR's packed form; the last pointer is that of the result."""
         error = ctypes.c_int32(0)
         packed = (ctypes.c_void_p * (len(pointers) + 1))(*pointers, ctypes.addressof(error))
         function = self._host.library[f"_mlir_{self._symbol}_{name}"]
@@ -156,8 +156,8 @@ class PlainHostProgram(HostProgram):
 def host_program(compiled: Any) -> HostProgram:
     """The host program of a function from `cute.compile`. Raises SimulationError if it has no PTX."""
     if not hasattr(compiled, "export_to_c"):
-        raise SimulationError(f"simulated is what cute.compile returns, not a {type(compiled).__name__}")
-    ptx = compiled.__ptx__ or ""  # a path, where the DSL could not write the file
+        raise SimulationError(f"expected a function from cute.compile, not a {type(compiled).__name__}")
+    ptx = compiled.__ptx__ or ""  # a path if the DSL could not write the file
     if ".entry" not in ptx:
         raise SimulationError(
             "the function keeps no PTX: compile it with --keep-ptx, and any --dump-dir must exist"
@@ -176,11 +176,12 @@ def host_program(compiled: Any) -> HostProgram:
 class device_tensor:
     """A CPU tensor whose dlpack capsule claims to be on CUDA, for `cute.runtime.from_dlpack` and TVM-FFI.
 
-    A capsule that says CPU would give the tensor the generic address space, and fail TVM-FFI's device check.
+    With a capsule that says CPU, the tensor would be in the generic address space, and TVM-FFI's check of the
+    device would fail.
     """
 
     _DLPACK_CUDA = 2
-    _DEVICE_TYPE_OFFSET = 8  # DLManagedTensor opens with a DLTensor: void *data; DLDevice {i32 type; i32 id}
+    _DEVICE_TYPE_OFFSET = 8  # DLManagedTensor begins with a DLTensor: void *data; DLDevice {i32 type; i32 id}
 
     def __init__(self, tensor: torch.Tensor) -> None:
         if tensor.device.type != "cpu":

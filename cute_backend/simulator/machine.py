@@ -36,7 +36,7 @@ PATIENCE = 2_000
 IDLE_LIMIT = 100_000
 """Instructions without effect after which a cluster may be spinning for ever."""
 SPIN_LIMIT = 20_000
-"""Further instructions after which it is spinning, if none of its warps has come to a new state."""
+"""Further instructions after which it is spinning, if none of its warps has reached a new state."""
 AGENTS_PER_WARP = 7
 AGENTS_PER_CTA = 4
 
@@ -157,7 +157,7 @@ class _Launch:
         if wanted is not None and wanted != self.block:
             raise ResourceError(f"a block of {self.block}; the kernel was compiled for {wanted}")
         if any(g % c for g, c in zip(self.grid, self.cluster, strict=False)):
-            raise ResourceError(f"a grid of {self.grid} is no multiple of the cluster {self.cluster}")
+            raise ResourceError(f"a grid of {self.grid} is not a multiple of the cluster {self.cluster}")
         size = self.cluster[0] * self.cluster[1] * self.cluster[2]
         if size > 16:
             raise ResourceError(f"a cluster of {size} CTAs; 16 is the limit")
@@ -229,8 +229,8 @@ class _Launch:
                     progress(total - len(self.unstarted) - len(running), total, executed)
             if most_instructions is not None and executed > most_instructions:
                 raise Runaway(
-                    f"{executed} warp instructions, where {most_instructions} are more than enough: some "
-                    "loop does not end\n" + "\n".join(one.describe("runs") for one in running)
+                    f"{executed} warp instructions were executed, where {most_instructions} are more than "
+                    "enough: some loop does not end\n" + "\n".join(one.describe("runs") for one in running)
                 )
             # All running clusters may wait for one that has not started; the machine has room for more.
             if self.unstarted and len(running) * size < MOST_RESIDENT_CTAS:
@@ -238,7 +238,7 @@ class _Launch:
                     room = len(running) + 1
             elif not moved:
                 raise Deadlock(
-                    "no warp can go on, and nothing is under way\n"
+                    "no warp can continue, and no operation is in progress\n"
                     + "\n".join(one.describe("spins without effect") for one in running)
                 )
         return report
@@ -373,7 +373,10 @@ class _Running:
         return self._expire()
 
     def _start_late(self) -> bool:
-        """Lets time pass until the next warp starts, as all others wait. False if all have started."""
+        """Advances the clock to the start of the next warp. Returns False if all have started.
+
+        It is called when all warps that have started wait.
+        """
         engine = self.cluster.engine
         later = [s for s in (self.starts[self._number(w)] for w in self.warps) if s > engine.now]
         if later:
@@ -417,8 +420,8 @@ class _Running:
                 )
 
     def _watch(self, ran: list[Warp]) -> bool:
-        """Records that these warps ran. False after a long time in which they changed nothing that another
-        warp could wait for, and came to no new state, as a warp that computes does."""
+        """Records that these warps ran. Returns False once they have, for a long time, changed nothing that
+        another warp could wait for, and reached no new state. A warp that computes reaches new states."""
         cluster, now = self.cluster, self.cluster.engine.now
         if cluster.activity != self.quiet_activity:
             self.quiet_activity = cluster.activity
@@ -439,7 +442,8 @@ class _Running:
         return self.cluster.engine.now - self.quiet_since
 
     def _expire(self) -> bool:
-        """Makes waits that may time out do so, once, as no warp runs and no operation is in progress."""
+        """Makes each wait that may time out do so once. It is called when no warp runs and no operation is in
+        progress."""
         if self.expired_at == self.cluster.activity:
             return False
         self.expired_at = self.cluster.activity

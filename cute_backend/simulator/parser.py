@@ -41,7 +41,7 @@ _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 
 
 def parse(ptx: str) -> Module:
-    """Reads a whole PTX module. Raises `PtxSyntaxError` with the line where it can't."""
+    """Reads a whole PTX module. Raises `PtxSyntaxError` with the line that can't be read."""
     return _Parser(ptx).module()
 
 
@@ -69,7 +69,7 @@ class _Parser:
         self.at = 0
         self.line = 1
         self.counted = 0
-        # .file may stand behind the .loc that refers to it.
+        # A .file may come after the .loc that refers to it.
         self.files = {int(n): name for n, name in _SOURCE_FILE.findall(self.text)}
 
     # --- characters and statements ---------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Matrix products of the tensor cores: operands out of shared memory, products and sums.
 
-A product is formed in double precision and added to the accumulator with one rounding to its type: at least
-as exact as the hardware, which aligns and truncates. Integer products are exact.
+A product is formed in double precision and added to the accumulator with one rounding to its type. This is at
+least as exact as the hardware, which aligns and truncates. Integer products are exact.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 WIDTHS = {"e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1, "f16": 2, "bf16": 2, "tf32": 4}
 PADDED = {"e2m1": 4, "e2m3": 6, "e3m2": 6}
-"""Formats of fewer than 8 bits, 16 of which fill the first bytes of 16 (PTX ISA 5.5.1.1, .b4x16_p64)."""
+"""The bits of padded formats: 16 elements occupy the first bytes of 16 bytes (PTX ISA 5.5.1.1,
+.b4x16_p64)."""
 
 
 @dataclass(frozen=True)
 class Gather:
-    """How to collect a matrix from shared memory: as 16-byte units where rows are made of them, else as
-    bytes.
-    """
+    """How to collect a matrix from shared memory: by 16-byte units if its rows consist of them, else by
+    bytes."""
 
     units: np.ndarray | None
     bytes: np.ndarray | None
@@ -56,8 +56,8 @@ def collect(shared: SharedMemory, gather: Gather, kind: str) -> np.ndarray:
 
 
 def values(raw: np.ndarray, kind: str) -> np.ndarray:
-    """Bytes (rows, k * width) as float64 values (rows, k); e2m1x2 are two to a byte, the first in its low
-    bits."""
+    """Bytes (rows, k * width) as float64 values (rows, k). A byte of e2m1x2 has two elements, the first in
+    its low bits."""
     if kind in PADDED:
         return decode(_padded(raw, PADDED[kind]), kind).astype(np.float64)
     if kind == "e2m1x2":
@@ -73,7 +73,7 @@ def values(raw: np.ndarray, kind: str) -> np.ndarray:
 
 
 def _padded(raw: np.ndarray, bits: int) -> np.ndarray:
-    """The codes, of `bits` bits, of every 16 elements in the first bytes of 16."""
+    """The codes of `bits` bits each, of which every 16 occupy the first bytes of 16 bytes."""
     units = raw.reshape(len(raw), -1, 16)[:, :, : 2 * bits]
     stream = np.unpackbits(units, axis=-1, bitorder="little").reshape(len(raw), -1, bits)
     return (stream << np.arange(bits, dtype=np.uint8)).sum(axis=-1, dtype=np.uint8)
@@ -100,7 +100,7 @@ def accumulate(
 
 ONE_THREAD = 1 << 18
 """Multiplications up to which OpenBLAS stays on one thread. Beyond, it wakes threads that spin: on a busy
-machine a product of 128 x 128 x 32 then takes 18 ms in place of 0.3."""
+machine a product of 128 x 128 x 32 then takes 18 ms instead of 0.3."""
 
 
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -110,7 +110,7 @@ def _written_by(entry: Entry, opcode: str) -> frozenset[tuple[str, int]]:
 
 
 def _with_copies(entry: Entry, registers: frozenset[tuple[str, int]]) -> frozenset[tuple[str, int]]:
-    """These registers and those that a mov may have copied them to, at any remove."""
+    """These registers, and those that a chain of movs may have copied them to."""
     while True:
         found = registers
         for instruction in entry.instructions:

@@ -53,11 +53,11 @@ class Recorder:
 class RoleReport:
     """Sums over the warps of one role.
 
-    bytes: moved, by kind ("ld.global", "st.shared", "TMA load", ...). waits: parked warps by barrier
-    instruction. exposed_loads: for each tile, the global loads that stand between the accumulator wait and
-    the tile's first store. wavefronts, conflicts: wavefronts of shared memory by instruction, all that the
-    bytes need and those beyond. They are counted only if there is an observer, as counting takes a tenth of a
-    run's time.
+    bytes: bytes moved, by kind ("ld.global", "st.shared", "TMA load", ...). waits: the number of times that a
+    warp was parked, by barrier instruction. exposed_loads: for each tile, the global loads between the
+    accumulator wait and the tile's first store. wavefronts: the wavefronts of shared memory that the bytes
+    need, by instruction; conflicts: those beyond. The last two are counted only if there is an observer,
+    because counting takes a tenth of a run's time.
     """
 
     role: str
@@ -85,7 +85,7 @@ class Report:
 
     @property
     def exposed_loads(self) -> list[int]:
-        """Over all roles; see RoleReport."""
+        """The exposed loads of all roles; see RoleReport."""
         return [n for role in self.roles.values() for n in role.exposed_loads]
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class Report:
                     else ""
                 )
                 + (
-                    f"; bank conflicts: {role.conflicts.total()} of {role.wavefronts.total()} wavefronts"
+                    f"; bank conflicts: {role.conflicts.total()} wavefronts beyond {role.wavefronts.total()}"
                     if role.wavefronts
                     else ""
                 )

@@ -177,14 +177,14 @@ def _is_pure(instruction: Instruction) -> bool:
     """Whether the results of an instruction depend on its operands alone."""
     if instruction.guard is not None or "cc" in instruction.parts:
         return False
-    if instruction.parts[0] == "shfl":  # among all lanes: otherwise the result depends on which of them come
+    if instruction.parts[0] == "shfl":  # of all lanes: otherwise the result depends on which lanes take part
         members = instruction.operands[-1]
         return isinstance(members, Immediate) and int(members.value) & 0xFFFFFFFF == 0xFFFFFFFF
     return instruction.parts[0] in PURE
 
 
 def _results(instruction: Instruction) -> frozenset[tuple[str, int]]:
-    """The registers that an instruction writes: those of its first operand, which some only read."""
+    """The registers of an instruction's first operand: it writes no others (and may only read these)."""
     if instruction.parts[0] in ("brx", "bar", "barrier") and "red" not in instruction.parts:
         return frozenset()
     return registers_of(instruction.operands[:1])

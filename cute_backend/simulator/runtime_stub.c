@@ -3,7 +3,7 @@
  * launch is handed to the simulator (host.py) through `struct device`.
  *
  * The file is compiled with hidden visibility and linked into one shared library with the host code's object,
- * so that the real runtime, which the DSL loads into the same process for every compilation, is never met.
+ * so that the real runtime, which the DSL loads into the same process for every compilation, is never called.
  * A runtime function that is missing here is therefore named by the linker, and host.py repeats the name.
  *
  * Signatures are those of the CUDA runtime and driver API functions of the same name (less the underscore).
@@ -25,7 +25,7 @@ struct kernel {
     int32_t non_portable_cluster;
 };
 
-/* What host.py answers for; all of it returns a cudaError_t. */
+/* The functions that host.py implements. Each returns a cudaError_t. */
 struct device {
     int (*attribute)(int32_t *value, int32_t attribute);
     int (*static_shared)(int32_t *bytes, const char *kernel);

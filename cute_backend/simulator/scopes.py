@@ -25,7 +25,7 @@ class Scope(IntEnum):
     SYS = 3
 
     def spans(self, one: CtaId, other: CtaId) -> bool:
-        """Whether the scope of an operation in one CTA has the threads of the other."""
+        """Whether the scope of an operation in one CTA includes the threads of the other."""
         if self >= Scope.GPU or one == other:
             return True
         return self is Scope.CLUSTER and one.cluster == other.cluster
@@ -57,7 +57,7 @@ class Order:
 def order_of(instruction: Instruction, size: int, *, updates: bool = False) -> Order:
     """The order of a load, a store or an atomic update of elements of `size` bytes (PTX ISA 8.4).
 
-    .volatile and .mmio mean what .relaxed.sys means; an atomic update without a word is .relaxed.gpu.
+    .volatile and .mmio mean .relaxed.sys; an atomic update without a modifier is .relaxed.gpu.
     """
     words = instruction.parts[1:]
     acquires = "acquire" in words or "acq_rel" in words
@@ -73,5 +73,5 @@ def order_of(instruction: Instruction, size: int, *, updates: bool = False) -> O
 
 
 def scope_of(instruction: Instruction) -> Scope | None:
-    """The scope that an instruction names, None where it names none."""
+    """The scope that an instruction names, or None if it names none."""
     return next((_SCOPES[word] for word in instruction.parts[1:] if word in _SCOPES), None)

@@ -32,9 +32,9 @@ class Clock:
     in shared memory. Agents are those of one cluster.
 
     The other fields are about global memory. Copies share them, so none is changed in place. `tails[a,
-    lanes]` are events of a warp for which the accesses of these of its lanes (as bits) are known, but not
-    those of other lanes since all met. `elsewhere` has the clocks of other clusters, by their number.
-    `public` is a clock of the events that a fence.proxy.async has published.
+    lanes]` is an event beyond `seen[a]`, of a warp whose lanes have not met since. Up to it, the accesses of
+    these `lanes` (as bits) are known; those of the other lanes are not. `elsewhere` has the clocks of other
+    clusters, by their number. `public` is a clock of the events that a fence.proxy.async has published.
     """
 
     __slots__ = ("elsewhere", "public", "published", "seen", "tails")
@@ -85,7 +85,8 @@ class Clock:
             self.publish_too(public)
 
     def covers(self, agent: int, epoch: int, lanes: int) -> bool:
-        """Whether an event of an agent of this cluster is known; for a warp's event, that of its `lanes`."""
+        """Whether an event of an agent of this cluster is known or, if only some lanes of a warp made it,
+        whether the accesses of these `lanes` are."""
         if self.seen[agent] >= epoch:
             return True
         known = 0
@@ -229,7 +230,7 @@ class Shadow:
         self.notes[agent, epoch] = text
 
     def forget(self, cells: Cells) -> None:
-        """Contents become undefined (tensor memory that is freed)."""
+        """Makes the contents undefined, as those of tensor memory that is freed."""
         self.writer[cells] = -1
         self.epoch[cells] = 0
         for seen in self.reads.values():
@@ -257,4 +258,4 @@ class Shadow:
 
 def _unmet(agent: int, access: Access) -> str:
     """The addition to a message about two accesses of the same warp."""
-    return "; its own lanes meet at bar.warp.sync" if agent == access.issuer else ""
+    return "; lanes of one warp are ordered by bar.warp.sync" if agent == access.issuer else ""

@@ -64,7 +64,7 @@ class Machine:
 
     `config` is a tile configuration for every region, in place of the one for its size; `clusters` is the
     number of clusters that a persistent kernel keeps in flight; the other fields are those of `run_kernel`.
-    Raises UsageError for what is no seed.
+    Raises UsageError for an invalid seed.
     """
 
     arch: Arch = Arch.SM100A
@@ -113,9 +113,9 @@ def simulate(
     """Calls `fn(*args, **kwargs)` with its fused regions computed by their kernels on a simulated GPU.
 
     The arguments are CPU tensors and any other values that `fn` takes. `arch` is "sm_100a", "sm_90a",
-    "sm_80", "sm_86", "sm_89", "sm_103a", "sm_120a" or "sm_121a"; a parameter of `fn` with its name, or with
-    that of `async_seed`, takes its argument by position. With `async_seed` asynchronous operations complete,
-    and warps run, in an order drawn from that seed; a correct kernel gives the same bits for every seed.
+    "sm_80", "sm_86", "sm_89", "sm_103a", "sm_120a" or "sm_121a". If a parameter of `fn` is itself called
+    `arch` or `async_seed`, pass it by position. With `async_seed`, asynchronous operations complete and warps
+    run in an order drawn from that seed; a correct kernel gives the same bits for every seed.
     Raises UsageError if nothing is fused or the problem is too large, and SimulationError for a fault in a
     kernel. A simulation checks the function of kernels, not their speed.
     """
@@ -136,7 +136,7 @@ def run(
     machine: Machine,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Simulation:
-    """As `simulate`, on a machine that the caller configures. Returns the launches too."""
+    """Does what `simulate` does, on a machine that the caller configures. Returns the launches too."""
     launches: list[Launch] = []
 
     def execute(a: list[Tensor], b: list[Tensor], loads: list[Tensor], spec: str) -> list[Tensor]:
@@ -154,7 +154,8 @@ def reference(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
 
 @dataclass(frozen=True)
 class Difference:
-    """An output beside its reference. `relative` is in norm, NaN where an element was not written."""
+    """An output and its reference. `relative` is the relative difference in norm, NaN if an element was not
+    written."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -169,7 +170,7 @@ class Difference:
 
     @property
     def agrees(self) -> bool:
-        """Whether they differ by no more than that."""
+        """Whether `relative` is at most `allowed`."""
         return self.relative <= self.allowed
 
 
@@ -214,7 +215,7 @@ def run_with(
         outputs = torch.compile(call, backend=backend, dynamic=False)(*args, **(kwargs or {}))
     if not backend.regions:
         why = f": {backend.rejections[0].message}" if backend.rejections else ""
-        raise UsageError(f"nothing of the function is fused, so there is no kernel to simulate{why}")
+        raise UsageError(f"nothing in the function is fused, so there is no kernel to simulate{why}")
     return outputs
 
 
@@ -260,8 +261,8 @@ def run_region(
 ) -> tuple[list[Tensor], Launch]:
     """The op on the simulated machine: see `cute_backend.runtime.op` for its arguments and results.
 
-    Outputs are first filled with NaN, or with all bits set, so that elements that a kernel doesn't write
-    show.
+    Outputs are first filled with NaN, or with all bits set, so that elements that a kernel doesn't write are
+    noticed.
     """
     check_operands(spec, a, b, loads)
     if (why := unserved(spec, machine.arch.target)) is not None:
@@ -299,7 +300,7 @@ def run_region(
 
 
 def _seconds(spec: EpilogueSpec, m: int, n: int, k: int) -> float:
-    """About how long a problem takes. Raises UsageError for what would take longer than anyone waits."""
+    """The estimated time of a problem. Raises UsageError if it is over LONGEST_SECONDS."""
     rows = len(spec.accumulators) * -(-k * spec.product.a_dtype.bits // 8 // TILE_K_BYTES)
     seconds = -(-m // 128) * -(-n // 128) * (TILE_SECONDS + STAGE_SECONDS * rows)
     if seconds > LONGEST_SECONDS:

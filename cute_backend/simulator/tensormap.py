@@ -39,7 +39,8 @@ class ElementType(Enum):
 
 
 class Swizzle(Enum):
-    """How a box is permuted in shared memory: (longest innermost row, what stays together) in bytes."""
+    """How a box is permuted in shared memory: the longest innermost row, and the atom that stays together, in
+    bytes."""
 
     NONE = (0, 16)
     B32 = (32, 16)
@@ -64,7 +65,7 @@ class Fill(Enum):
 
 
 class Packing(Enum):
-    """How elements of 4 bits lie, two of them to a byte: the bytes that 16 of them have in shared memory."""
+    """How 4-bit elements, two to a byte, are packed: the bytes that 16 of them occupy in shared memory."""
 
     NONE = 0
     ALIGN_8B = 8
@@ -76,9 +77,9 @@ class Packing(Enum):
 class TensorMap:
     """A tiled tensor map. Dimension 0 is the innermost one, whose stride is one element.
 
-    `sizes`, `box` and `element_strides` hold `rank` values in elements; `strides_bytes` those of dimensions
-    1 and up, `rank` - 1 values. `box` is what one instruction moves. Where `packing` says that elements have
-    4 bits, two of them are one element here, a byte.
+    `sizes`, `box` and `element_strides` hold `rank` values in elements; `strides_bytes` holds `rank` - 1
+    values, those of dimensions 1 and up. `box` is the part that one instruction moves. If `packing` says that
+    elements have 4 bits, two of them are one element here, a byte.
     """
 
     address: int
@@ -132,9 +133,9 @@ _MAX_RANK = 5
 
 
 def decode(raw: bytes) -> TensorMap:
-    """Decode a tensor map from its first 64 bytes or more.
+    """Decodes a tensor map from its first 64 bytes or more.
 
-    Raises DescriptorError naming the field that no tiled tensor map can have, or that is not simulated.
+    Raises DescriptorError with the name of a field whose value is invalid or not simulated.
     """
     if len(raw) < BYTES:
         raise DescriptorError(f"tensor map: {len(raw)} bytes, {BYTES} needed")

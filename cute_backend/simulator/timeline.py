@@ -1,4 +1,4 @@
-"""A picture of a simulated launch: when each warp works and waits, and what is under way meanwhile.
+"""A picture of a simulated launch: when each warp works and waits, and which operations are in progress.
 
 Its axis counts warp instructions of the cluster. It shows order and overlap, not time.
 """
@@ -29,7 +29,7 @@ Bars = dict[str, list[tuple[int, int]]]
 
 
 def check(path: Path) -> None:
-    """Raises UsageError where a timeline could not be drawn to `path`; asked before a kernel is simulated."""
+    """Raises UsageError if a timeline can't be drawn to `path`. It is called before a kernel is simulated."""
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError as error:
@@ -38,13 +38,13 @@ def check(path: Path) -> None:
     if path.suffix.removeprefix(".") not in endings:
         raise UsageError(f"a timeline is written as .{', .'.join(endings)}, not as {path.name}")
     if not os.access(path.absolute().parent, os.W_OK):
-        raise UsageError(f"there is no folder {path.parent} that can be written, for the timeline")
+        raise UsageError(f"the folder of the timeline, {path.parent}, does not exist or can't be written to")
 
 
 def draw(recorder: Recorder, path: Path, title: str) -> None:
     """Writes the timeline of the first CTA that `recorder` saw to `path`, in the format of its ending.
 
-    Raises UsageError as `check` does, and where the file can't be written.
+    Raises UsageError as `check` does, and if the file can't be written.
     """
     check(path)
     from matplotlib.figure import Figure
@@ -62,7 +62,7 @@ def draw(recorder: Recorder, path: Path, title: str) -> None:
         labels.append(f"warp {warp.number}: {warp.role}")
     for row, (pipe, spans) in enumerate(operations.items(), len(warps)):
         axes.broken_barh(_spans(spans), (row - 0.4, 0.8), color=_COLORS.get(pipe, _OTHER), alpha=0.35)
-        labels.append(f"{pipe}, under way")
+        labels.append(f"{pipe}, in progress")
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.set_xlim(0, end)

@@ -1,8 +1,8 @@
-"""A warp: 32 lanes as numpy vectors, a program counter per lane, lowest first.
+"""A warp: 32 lanes as numpy vectors, with a program counter per lane.
 
-Lanes that stand at the same program counter form a group; the group with the lowest counter that isn't
-waiting runs (PTX ISA 3.1: lanes of a warp may diverge and advance on their own). Instructions that want the
-whole warp (`.aligned`, or a membermask) make their group wait until the other lanes get there.
+Lanes at the same program counter form a group. Of the groups that don't wait, the one with the lowest counter
+runs (PTX ISA 3.1: lanes of a warp may diverge and advance on their own). An instruction that needs the whole
+warp (`.aligned`, or a membermask) makes its group wait until the other lanes reach it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ MOVED = _Moved()
 
 @dataclass
 class Wait:
-    """Why a group can't go on. `retry` runs the instruction again once `ready`, else it counts as done.
+    """The reason why a group can't continue.
 
-    `then` runs before the warp goes on. `expires` allows a spurious time-out (mbarrier.try_wait).
+    Once `ready` is true, the instruction runs again if `retry` is set, and counts as done otherwise. `then`
+    runs before the warp continues. `expires` allows a spurious time-out (mbarrier.try_wait).
     """
 
     ready: Callable[[], bool]
@@ -69,7 +70,7 @@ class Group:
 class Registers:
     """The register files of 32 lanes, each under the types that it can be seen as.
 
-    `fresh` makes an array of a shape and dtype: what they hold before the first write.
+    `fresh` makes an array of a shape and dtype: the contents before the first write.
     """
 
     def __init__(self, counts: dict[str, int], fresh: Fresh) -> None:
@@ -114,11 +115,12 @@ class Warp(Registers):
         self.clock = Clock(cluster.agents.size)
         self.epoch = 1
         self.clock.seen[self.agent] = 1
-        # Accesses of lanes that not all lanes know of: from which event on, and which lanes.
+        # Accesses that not all lanes know of: the first event of each, and the lanes that made it.
         self.apart: list[tuple[int, np.ndarray]] = []
         self.fenced: Clock | None = None
         self.doings = Doings(cluster.agents.new(f"global memory of {self.name}"), self.clock)
-        # The last fence that releases to each scope, and what strong reads may yet learn, by a fence.
+        # The clock of the last fence that releases to each scope, and the releases that strong reads have met
+        # and that a later fence may acquire.
         self.fences: dict[Scope, Clock] = {}
         self.observed: dict[tuple[CtaId, Scope, Scope], Release] = {}
         self.local = LocalMemory(cta.cluster.engine.garbage((program.local_bytes, LANES), np.uint8))
@@ -137,8 +139,8 @@ class Warp(Registers):
     def global_memory(self) -> GlobalMemory:
         """Global memory, for an instruction that is about to access it.
 
-        Raises RaceError while earlier kernels may still run: until this warp waits for their end, or meets at
-        a barrier with one that has.
+        Raises RaceError while earlier kernels may still run: until this warp has waited for their end, or has
+        met at a barrier with a warp that has.
         """
         if not self.alone:
             if not self.clock.seen[self.cta.cluster.ahead]:
@@ -233,7 +235,7 @@ class Warp(Registers):
 
     # --- divergence --------------------------------------------------------------------------------------
     def split(self, target: int, taken: np.ndarray, rest: np.ndarray) -> _Moved:
-        """A branch that some lanes take: two groups, the lower program counter runs."""
+        """A branch that some lanes take. It makes two groups; the one with the lower program counter runs."""
         self.group.mask = rest
         self.group.pc = self.pc + 1
         self.groups.append(Group(target, taken))
@@ -253,7 +255,7 @@ class Warp(Registers):
         return MOVED
 
     def exit(self, lanes: np.ndarray) -> _Moved:
-        """These lanes are done."""
+        """Ends these lanes."""
         self.alive &= ~lanes
         rest = self.group.mask & ~lanes
         if rest.any():
@@ -271,13 +273,13 @@ class Warp(Registers):
         return MOVED
 
     def state(self) -> int:
-        """A digest of all that decides what the warp does next, but for what it shares with others."""
+        """A digest of all that decides the warp's next steps, except for what it shares with other warps."""
         files = (self.pred, self.u16, self.u32, self.u64, self.u128, self.carry, self.local.data)
         groups = [(group.pc, group.mask.tobytes()) for group in self.groups]
         return hash((*groups, *(hash(file.tobytes()) for file in files)))
 
     def _choose(self) -> None:
-        """Joins groups that have met and turns to the lowest that can run."""
+        """Joins groups that have met, and selects the lowest that can run."""
         self.group.pc = self.pc
         groups = self.groups
         if len(groups) > 1:
@@ -315,15 +317,16 @@ class Warp(Registers):
 
         def describe() -> str:
             lanes = np.flatnonzero(missing()).tolist()
-            return f"lanes {lanes} of the same warp, which don't get to this instruction"
+            return f"lanes {lanes} of the same warp, which don't reach this instruction"
 
         return Wait(lambda: not missing().any(), describe)
 
     # --- happens-before ----------------------------------------------------------------------------------
     def release(self) -> Clock:
-        """A copy of what the running lanes know, themselves included; what the warp does next is a new event.
+        """A clock of the events that the running lanes know, their own included. A new event of the warp
+        begins.
 
-        They don't know what other lanes did since all last met.
+        The running lanes don't know the accesses that other lanes made since all last met.
         """
         clock = self.clock.copy()
         clock.seen[self.agent] = self._known(self.mask)
@@ -332,7 +335,8 @@ class Warp(Registers):
         return clock
 
     def acquire(self, clock: Clock) -> None:
-        """The running lanes learn this; if they are all, also what the warp did until it was released."""
+        """The running lanes learn the events of `clock`. If all lanes are running, they also learn the warp's
+        own events up to the release of that clock."""
         self.clock.join(clock)
         if self.doings.apart:
             self.doings.meet(clock)
@@ -346,8 +350,8 @@ class Warp(Registers):
             ]
 
     def publish(self, *, shared: bool = True, globally: bool = True) -> None:
-        """fence.proxy.async: what the running lanes know is known to the async proxy; what they do from now
-        on is not. Of shared memory, of global memory, or both."""
+        """fence.proxy.async: publishes the events that the running lanes know to the async proxy, and begins
+        a new event. It applies to shared memory, to global memory, or to both."""
         if shared:
             self.clock.publish()
             self.clock.published[self.agent] = self._known(self.mask)
@@ -359,7 +363,7 @@ class Warp(Registers):
         self._begin_event()
 
     def learn(self, release: Release) -> None:
-        """The running lanes learn what was released, maybe by another cluster."""
+        """The running lanes learn the events of a release, which may be another cluster's."""
         home, own = release.cta.cluster, self.cta.cluster.index
         if home == own:
             self.acquire(release.clock)
@@ -367,7 +371,8 @@ class Warp(Registers):
             self.clock.hear(release.clock, home, own)
 
     def observe(self, releases: list[Release], order: Order) -> None:
-        """A strong read met these: an acquire learns of them, another read leaves that to the next fence."""
+        """Records the releases that a strong read met. An acquire learns their events at once, any other read
+        at the next fence."""
         for release in releases:
             if order.acquires:
                 self.learn(release)
@@ -375,8 +380,8 @@ class Warp(Registers):
                 self.observed[release.cta, release.scope, order.scope] = release
 
     def fence(self, scope: Scope, *, acquires: bool, releases: bool) -> None:
-        """A fence of global memory: it learns what strong reads before it met, and what is known now passes
-        with strong writes after it."""
+        """A fence of global memory. If it acquires, the lanes learn the releases that earlier strong reads
+        met; if it releases, later strong writes pass on the events that are known now."""
         if acquires:
             for key, release in list(self.observed.items()):
                 if scope.spans(self.cta.id, release.cta):
@@ -386,7 +391,7 @@ class Warp(Registers):
             self.fences.update((narrower, clock) for narrower in Scope if narrower <= scope)
 
     def access(self, text: str) -> Access:
-        """This warp's generic-proxy access now."""
+        """An access of the running lanes through the generic proxy, now."""
         if not self.apart or not np.array_equal(self.apart[-1][1], self.mask):
             self._begin_event()
             self.apart.append((self.epoch, self.mask))
@@ -395,7 +400,7 @@ class Warp(Registers):
     def issue(self, agent: int, epoch: int, text: str) -> Access:
         """An access of asynchronous work that the running lanes issue, as event `epoch` of `agent`.
 
-        Each knows what it did itself, and of the others what they did until all last met.
+        Each lane knows its own events, and those of the others up to the last time that all met.
         """
         clock = self.clock.copy()
         alone = np.count_nonzero(self.mask) == 1
@@ -405,7 +410,7 @@ class Warp(Registers):
         return Access(agent, epoch, clock, "async", text, self.agent)
 
     def _known(self, lanes: np.ndarray) -> int:
-        """The event up to which nothing was done by other lanes than these since all last met."""
+        """The last event before the first access, since all lanes met, of a lane that is not among these."""
         return next((first - 1 for first, mask in self.apart if (mask & ~lanes).any()), self.epoch)
 
     def _begin_event(self) -> None:

@@ -69,5 +69,5 @@ def test_a_new_process_that_fails_is_told_in_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "_FRESH", "raise SystemExit('out of luck')")
     bare = scaled_mm.problem(64, 64, 128).workloads[0]
     kernel = explain(bare.fn, *bare.inputs(), arch="sm_90a").first_region().kernel()
-    with pytest.raises(UsageError, match="can't be had in a new process: out of luck"):
+    with pytest.raises(UsageError, match="a new process can't get a kernel: out of luck"):
         host._in_new_process(kernel, str(tmp_path))

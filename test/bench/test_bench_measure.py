@@ -150,7 +150,7 @@ def test_a_program_that_fails_in_eager_is_told_in_a_sentence(on_cpu):
 def test_what_is_not_fused_is_noted(on_cpu):
     table = function_table("sine", torch.sin, (torch.ones(3),), Rate.BF16)
     notes = measure.build_kernels([table])
-    assert ["nothing of the function is fused" in note for note in notes.values()] == [True]
+    assert ["nothing in the function is fused" in note for note in notes.values()] == [True]
     (found,) = measure.measure_table(table, a_run(notes=notes)[0])
     noted = {each.cell.runner for each in found.problems[0].measurements if each.note}
     assert noted == {Runner.CUTE}
@@ -253,11 +253,11 @@ def test_the_command_times_a_file_and_writes_json(on_cpu, monkeypatch, tmp_path,
     ("argv", "message"),
     [
         (["--rows", "17x*"], "no table or row is called '17x*'"),
-        (["--rounds", "1"], "--rounds is 1; a median with its spread takes 2 or more"),
+        (["--rounds", "1"], "--rounds is 1; a median with its spread needs 2 or more"),
         (["f.py", "--rows", "16x*"], "bench FILE can't be combined with --rows"),
         (["--host", "--peers"], "bench --host can't be combined with --peers"),
         (["--draw", "r.json", "--host"], "bench --draw can't be combined with --host"),
-        (["--json", "/nowhere/at/all.json"], "there is no folder /nowhere/at for the results"),
+        (["--json", "/nowhere/at/all.json"], "the folder of the results, /nowhere/at, does not exist"),
         (["--picture", "speed.doc"], "a picture is written as .png"),
     ],
 )

@@ -59,9 +59,9 @@ def test_json_gives_back_what_it_was_given(with_host, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "holds no results of bench --json"),
-        ("[]", "holds no results of bench --json"),
-        ("nonsense", "holds no results of bench --json"),
+        ("{}", "does not hold results of bench --json"),
+        ("[]", "does not hold results of bench --json"),
+        ("nonsense", "does not hold results of bench --json"),
         ('{"version": 7}', "has version 7; this package reads 1"),
         ('{"version": 1, "date": ""}', "KeyError"),
     ],
@@ -153,7 +153,7 @@ def test_the_picture_has_a_panel_a_workload_a_bar_a_runner_and_the_limit():
 def test_a_picture_that_cannot_be_drawn_is_refused_beforehand(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"written as .png, .svg, .pdf, not as speed.doc"):
         picture.check(tmp_path / "speed.doc")
-    with pytest.raises(UsageError, match="there is no folder"):
+    with pytest.raises(UsageError, match="does not exist"):
         picture.check(tmp_path / "absent" / "speed.png")
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(UsageError, match="pip install matplotlib"):

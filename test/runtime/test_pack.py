@@ -497,12 +497,12 @@ def test_what_can_not_be_packed_is_told(
     made: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program, output = made[0], str(tmp_path / "no.cutepack")
-    assert "nothing of the program is fused" in refused(capsys, f"{program}:nothing", "-o", output)
+    assert "nothing in the program is fused" in refused(capsys, f"{program}:nothing", "-o", output)
     assert "'64:1' is no range LOW:HIGH" in refused(capsys, str(program), "-o", output, "--m", "64:1")
     assert "'0' is no positive number" in refused(capsys, str(program), "-o", output, "--sm-count", "0")
     assert "arch is 'sm_75'" in refused(capsys, str(program), "-o", output, "--arch", "sm_75")
     nowhere = str(tmp_path / "missing" / "no.cutepack")
-    said = f"there is no folder {tmp_path / 'missing'} that can be written, for the pack"
+    said = f"the folder of the pack, {tmp_path / 'missing'}, does not exist"
     assert said in refused(capsys, "a file that is not read.py", "-o", nowhere)
     assert not Path(output).exists()
 

@@ -76,7 +76,7 @@ def test_only_a_kernel_that_is_found_reads_files_and_the_environment(folder, mon
     assert Kernel.found(*parts).edited == path.read_text()
     monkeypatch.setenv(SOURCES_VARIABLE, str(path))
     assert Kernel(*parts) == original
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, match="is not a folder"):
         Kernel.found(*parts)
 
 
@@ -129,7 +129,7 @@ def test_what_is_no_folder_or_no_text_is_refused(folder, monkeypatch):
     with pytest.raises(UsageError, match=f"{of.spec.key}.py can't be read"):
         kernel(8.0)
     monkeypatch.setenv(SOURCES_VARIABLE, str(folder / "absent"))
-    with pytest.raises(UsageError, match=f"{folder}/absent is no folder"):
+    with pytest.raises(UsageError, match=f"{folder}/absent is not a folder"):
         kernel(8.0)
 
 

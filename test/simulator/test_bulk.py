@@ -363,7 +363,10 @@ def test_a_store_needs_the_lanes_that_wrote_to_have_met(meet: str, guard: str, s
         store(source, target, (8, 32), (0, 0), **options)
         assert np.array_equal(source, target)
     else:
-        with pytest.raises(RaceError, match=r"reads shared .* written by warp 0 .* meet at bar\.warp\.sync"):
+        with pytest.raises(
+            RaceError,
+            match=r"reads shared .* written by warp 0 .* lanes of one warp are ordered by bar\.warp\.sync",
+        ):
             store(source, target, (8, 32), (0, 0), **options)
 
 
@@ -375,7 +378,7 @@ def test_a_lane_stores_what_it_wrote_itself(writer: str, fails: bool) -> None:
     @%p0 cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r3], 16; {COMMIT}
     cp.async.bulk.wait_group 0;"""
     if fails:
-        with pytest.raises(RaceError, match=r"meet at bar\.warp\.sync"):
+        with pytest.raises(RaceError, match=r"lanes of one warp are ordered by bar\.warp\.sync"):
             launch(module(body, 1, 0), [out])
     else:
         launch(module(body, 1, 0), [out])

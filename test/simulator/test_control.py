@@ -209,14 +209,14 @@ def test_registers_go_from_warpgroup_to_warpgroup() -> None:
     register_pool(232, 40)
     register_pool(256, 24, directives="")  # what ptxas ignores
     with pytest.raises(
-        Deadlock, match="waits for 240 registers a thread, 2304 more for the warp; the pool of"
+        Deadlock, match="waits for 240 registers per thread, 2304 more for the warp; the pool of"
     ):
         register_pool(240, 40)
-    with pytest.raises(Deadlock, match="224 registers a thread"):
+    with pytest.raises(Deadlock, match="224 registers per thread"):
         register_pool(224, 80)
     with pytest.raises(ResourceError, match=r"inc\S* 100: multiples of 8"):
         register_pool(100, 40)
-    with pytest.raises(ResourceError, match=r"inc\S* 64 where a thread of warp \d+ .* has 168"):
+    with pytest.raises(ResourceError, match=r"inc\S* 64, but a thread of warp \d+ .* has 168"):
         register_pool(64, 200)
 
 

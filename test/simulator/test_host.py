@@ -283,10 +283,12 @@ def test_a_device_has_the_shared_memory_of_its_capability():
     assert device_shared == 99 * 1024
     one = Launch("big", (1, 1, 1), (32, 1, 1), (1, 1, 1), device_shared + 16, (), False)
     kernel = _Kernel(b"big", one.smem_bytes, 0)
-    with pytest.raises(SimulationError, match="101392 bytes of shared memory, this device has 101376 for a"):
+    with pytest.raises(SimulationError, match="101392 bytes of shared memory; this device has 101376 for a"):
         _check_launch(one, kernel, device_shared)
     _check_launch(replace(one, smem_bytes=device_shared), kernel, device_shared)
-    with pytest.raises(SimulationError, match=r"for sm_75; devices of 8\.0, 8\.6, .* are simulated"):
+    with pytest.raises(
+        SimulationError, match=r"for sm_75; devices of compute capability 8\.0, 8\.6, .* are simulated"
+    ):
         Device(parse(EMPTY_PTX.replace("sm_90a", "sm_75")), Recorder(), sm_count=1)
 
 

@@ -127,7 +127,7 @@ def test_requests_that_cannot_be_met_are_told_in_one_sentence():
             UsageError, match=f"^async_seed is {seed}; it takes a whole number that is not neg"
         ):
             cute_backend.simulate(rowwise, *inputs, async_seed=seed)
-    with pytest.raises(UsageError, match="nothing of the function is fused"):
+    with pytest.raises(UsageError, match="nothing in the function is fused"):
         cute_backend.simulate(torch.sin, inputs[2])
     with pytest.raises(
         UsageError, match=r"^simulating M = 65536, N = 4128, K = 64 would take about \d+ minutes"

@@ -243,7 +243,7 @@ def test_disabled_lanes_keep_their_values() -> None:
             (RaceError, IllegalAccess),
             "tcgen05.dealloc|allocated are none",
         ),
-        ({"elect": ""}, SimulationError, "one thread issues it"),
+        ({"elect": ""}, SimulationError, "one thread must issue it"),
         ({"column": 208}, IllegalAccess, "columns 208 to 271.*allocated are 0 to 255"),
         ({"lane_step": 0}, IllegalAccess, "may touch lanes (32|64|96) to"),
         ({"columns": 100}, ResourceError, "powers of two from 32"),

@@ -35,7 +35,13 @@ def test_rows_are_the_first_ctas_warps_and_pipes_in_order(tmp_path: Path) -> Non
     path = tmp_path / "timeline.svg"
     draw(recorded(), path, "a title")
     picture = path.read_text()
-    rows = ["warp 0: other", "warp 2: epilogue", "warp 10: mma", "TMA load, under way", "wgmma, under way"]
+    rows = [
+        "warp 0: other",
+        "warp 2: epilogue",
+        "warp 10: mma",
+        "TMA load, in progress",
+        "wgmma, in progress",
+    ]
     places = [picture.index(f"<!-- {row} -->") for row in rows]
     assert places == sorted(places)
     assert "a title" in picture
@@ -47,7 +53,7 @@ def test_rows_are_the_first_ctas_warps_and_pipes_in_order(tmp_path: Path) -> Non
     [
         ("timeline.nosuch", r"is written as \.\w+, .*\.png.*, not as timeline\.nosuch"),
         ("timeline", "not as timeline"),
-        ("nowhere/timeline.png", "there is no folder .*nowhere that can be written, for the timeline"),
+        ("nowhere/timeline.png", "the folder of the timeline, .*nowhere, does not exist"),
         (".", "not as"),
     ],
 )

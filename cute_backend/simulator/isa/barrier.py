@@ -99,7 +99,7 @@ def bind_cluster_wait(binder: Binder, instruction: Instruction) -> Step:
             return absent
         now: Round | None = w.cluster_round
         if now is None:
-            raise BarrierError(f"{w.name} waits at the cluster barrier where it hasn't arrived")
+            raise BarrierError(f"{w.name} waits at the cluster barrier, at which it hasn't arrived")
         if not now.complete:
             return Wait(lambda: now.complete, w.cta.cluster.barrier.describe)
         w.cluster_round = None
@@ -334,7 +334,7 @@ def _bind_wait(binder: Binder, instruction: Instruction, blocks: bool) -> Step:
 
 
 def _impatient(w: Warp) -> bool:
-    """With a seed, try_wait now and then gives up at once, as its time limit allows."""
+    """Whether a try_wait gives up at once, as its time limit allows. With a seed it does now and then."""
     random = w.cta.cluster.engine.random
     return random is not None and random.random() < 0.25
 

@@ -1,8 +1,8 @@
-"""Scales of tcgen05.mma with .block_scale: which kinds have which, and where they lie (PTX ISA 9.7.16.10.7).
+"""Scales of tcgen05.mma with .block_scale: the scales of each kind, and their places (PTX ISA 9.7.16.10.7).
 
-Row r of A has its scales in lane r % 32 of column r // 32 from the address on, as bytes of one word: one byte
-for 32 of K (.scale_vec::1X), two neighbours (2X), or all four (4X); so has row r of B, which is a column of
-the product. Each quarter of the lanes reads a copy of its own.
+The scales of row r of A are bytes of one word, in lane r % 32 of the column r // 32 columns after the
+address: one byte for 32 of K (.scale_vec::1X), two adjacent bytes (2X), or all four (4X). Those of row r of
+B, which is a column of the product, are placed likewise. Each quarter of the lanes reads a copy of its own.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ QUARTERS = 4
 @dataclass(frozen=True)
 class ScaledKind:
     """A kind with scales (PTX ISA tables 46, 47 and 55): the formats of elements by their codes, K of one
-    instruction, and the formats of scales by how many a row has of them."""
+    instruction, and the formats of scales by the number of scales in a row."""
 
     elements: dict[int, str]
     k: int
     scales: dict[int, tuple[int, ...]]
     default: int | None
-    """How many scales a row has where the instruction doesn't say."""
+    """The number of scales in a row if the instruction doesn't give it."""
 
 
 KINDS = {
@@ -45,7 +45,8 @@ KINDS = {
 
 
 def scales_of_a_row(kind: str, parts: tuple[str, ...]) -> int:
-    """How many scales each row has in one instruction. Raises `DescriptorError` where the kind has none such.
+    """The number of scales of each row in one instruction. Raises `DescriptorError` if the kind doesn't have
+    it.
 
     .block32 and .block16 are other names of the sizes (PTX ISA 9.7.16.10.7.1).
     """
@@ -62,8 +63,8 @@ def scales_of_a_row(kind: str, parts: tuple[str, ...]) -> int:
 
 @dataclass(frozen=True)
 class Scales:
-    """The scales of one instruction, as its descriptor has them: `count` of a row, of the format `code`, from
-    the byte `a_byte` of a word on for A and `b_byte` for B."""
+    """The scales of one instruction, as its descriptor describes them: a row has `count` scales of the format
+    `code`, which begin at byte `a_byte` of a word for A and at byte `b_byte` for B."""
 
     count: int
     code: int
@@ -84,7 +85,7 @@ class Scales:
         return Scales(count, code, a_byte, b_byte)
 
     def values(self, raw: np.ndarray) -> np.ndarray:
-        """Bytes as float64. Of an E4M3 scale the sign is no part (PTX ISA 5.2.3, ue4m3)."""
+        """Bytes as float64. The sign bit of an E4M3 scale is ignored (PTX ISA 5.2.3, ue4m3)."""
         if self.code == UE4M3:
             return TABLES["e4m3"][raw & 0x7F].astype(np.float64)
         return np.where(raw == 0xFF, np.nan, np.ldexp(1.0, raw.astype(np.int64) - 127))
@@ -107,10 +108,10 @@ def scale_cells(address: int, rows: int) -> tuple[slice, slice]:
     """The cells of the scales of `rows` rows. The highest two bits of an address repeat the scale id."""
     lane, column = (address >> 16) & 0x3FFF, address & 0xFFFF
     if lane:
-        raise IllegalAccess(f"scales at lane {lane} of tensor memory: they begin at lane 0")
+        raise IllegalAccess(f"scales at lane {lane} of tensor memory; they must begin at lane 0")
     return slice(0, 32 * QUARTERS), slice(column, column + -(-rows // 32))
 
 
 def by_blocks(elements: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Elements (rows, k) times the scales (rows, count) of their blocks of k."""
+    """The products of elements (rows, k) with the scales (rows, count) of their blocks of k."""
     return elements * np.repeat(scales, elements.shape[1] // scales.shape[1], axis=1)

@@ -103,8 +103,8 @@ def start_load(
     source: Region | None = None,
     counted: int | None = None,
 ) -> None:
-    """Begins one load into `units` of a CTA: in flight until the data lands and the mbarrier counts it, by
-    `counted` bytes where these are not those of shared memory."""
+    """Begins one load into `units` of a CTA. It is in flight until the data lands and the mbarrier counts it:
+    by `counted` bytes or, if that is None, by the bytes in shared memory."""
     barrier = use_mbarrier(w, goal.barrier)
     shared = goal.cta.shared
     shared.check(int(units.min()) * 16, int(units.max()) * 16 + 16)
@@ -150,8 +150,8 @@ def _touch(w: Warp, region: Region, access: Access, *, writes: bool) -> Event:
 
 @dataclass
 class BulkOperation:
-    """A bulk store: event `epoch` of one agent ends its reads of shared memory, and that of another its
-    writes."""
+    """A bulk store: event `epoch` of one agent ends its reads of shared memory, and the same event of another
+    agent ends its writes."""
 
     reader: int
     writer: int
@@ -183,8 +183,8 @@ def begin_store(
     text: str,
     target: Region | None,
 ) -> None:
-    """Begins one bulk store from `units` of the CTA's shared memory, which it reads later and writes even
-    later.
+    """Begins one bulk store from `units` of the CTA's shared memory. It reads them later, and writes its
+    destination later still.
     """
     cta = w.cta
     state = w.pipes.get("bulk agent")

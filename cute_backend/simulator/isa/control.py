@@ -98,7 +98,7 @@ def bind_grid_wait(binder: Binder, instruction: Instruction) -> Step:
 
 @opcode(
     "setmaxnreg.inc", "setmaxnreg.dec", section="9.7.19.5",
-    meaning="Registers a thread, taken from and given to the CTA's pool: inc waits until they are there",
+    meaning="Registers per thread, taken from or returned to the CTA's pool; inc waits until it has them",
 )  # fmt: skip
 def bind_setmaxnreg(binder: Binder, instruction: Instruction) -> Step:
     count = scalar(binder, instruction.operands[0], "u32", instruction)
@@ -115,14 +115,14 @@ def bind_setmaxnreg(binder: Binder, instruction: Instruction) -> Step:
             raise ResourceError(f"{instruction.opcode} {wanted}: multiples of 8 from 24 to 256 are allowed")
         if (wanted < w.register_limit) if more else (wanted > w.register_limit):
             raise ResourceError(
-                f"{instruction.opcode} {wanted} where a thread of {w.name} has {w.register_limit}"
+                f"{instruction.opcode} {wanted}, but a thread of {w.name} has {w.register_limit}"
             )
         needed = LANES * (wanted - w.register_limit)
         if needed > cta.free_registers:
             return Wait(
                 lambda: needed <= cta.free_registers,
                 lambda: (
-                    f"{wanted} registers a thread, {needed} more for the warp; the pool of {cta.name} has "
+                    f"{wanted} registers per thread, {needed} more for the warp; the pool of {cta.name} has "
                     f"{cta.free_registers}"
                 ),
             )

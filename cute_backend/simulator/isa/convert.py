@@ -241,7 +241,8 @@ def _elements(raw: Any, name: str) -> list[Any]:
 
 
 def _bind_pack(binder: Binder, instruction: Instruction) -> Step:
-    """cvt.pack.sat: two integers saturated and packed, above the shifted c where there is one."""
+    """cvt.pack.sat: two integers saturated and packed. If there is a c, it is shifted to make room for
+    them."""
     kinds = [
         p for p in instruction.parts if p in ("u2", "s2", "u4", "s4", "u8", "s8", "u16", "s16", "s32", "b32")
     ]

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 
 class CopyGroup:
-    """Operations of cp.async that one wait waits for: the event of the last, and the numbers of operations
-    that were issued and that are in progress."""
+    """Operations of cp.async that are waited for together: the event of the last one, and the numbers of
+    operations that were issued and that are in progress."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -62,7 +62,7 @@ class CopyGroups:
         self.last_due = 0
 
     def close(self) -> None:
-        """Makes a group of the copies that were issued since the last one."""
+        """Makes a group of the copies that were issued since the last group."""
         self.groups.append(self.open)
         self.open = CopyGroup(self.open.epoch + 1)
 

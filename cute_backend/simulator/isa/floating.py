@@ -1,7 +1,7 @@
 """Floating-point arithmetic: f64, f32, f16, bf16 and the packed forms, with every rounding PTX states.
 
 Results are rounded once. Approximations (.approx, tanh, ex2, ...) are computed in double precision and
-rounded to the type: closer than the hardware, whose error PTX ISA 9.7.3 bounds.
+rounded to the type. So they are more accurate than the hardware, whose error PTX ISA 9.7.3 bounds.
 """
 
 from __future__ import annotations
@@ -156,9 +156,8 @@ def exact_fma(a: Any, b: Any, c: Any) -> Any:
 
 
 def fma_f64(a: Any, b: Any, c: Any) -> Any:
-    """One rounding in double precision, by exact splitting (Dekker) and a sum rounded to odd in long
-    double.
-    """
+    """a * b + c in double precision, rounded once: by exact splitting (Dekker), and a sum in long double that
+    is rounded to odd."""
     wide = np.longdouble
     product = _wide(a) * _wide(b)
     split = 134217729.0

@@ -211,7 +211,8 @@ def bind_sad(binder: Binder, instruction: Instruction) -> Step:
 
 
 def divide(a: Any, b: Any) -> Any:
-    """Towards zero. Division by zero gives all ones, as the hardware does (PTX: machine-specific)."""
+    """The quotient, rounded towards zero. Division by zero gives all ones, as on the hardware (PTX leaves it
+    open)."""
     a, b = np.broadcast_arrays(a, b)
     safe = np.where(b == 0, b.dtype.type(1), b)
     quotient = a // safe

@@ -121,8 +121,8 @@ def bind_stmatrix(binder: Binder, instruction: Instruction) -> Step:
 def _columns_of_bytes(fragment: np.ndarray) -> np.ndarray:
     """m16n8 of b8, transposed: shared row j (of 16 bytes) is column j of the 16 x 8 matrix.
 
-    Lane i holds rows i // 4 and i // 4 + 8 at columns 2 * (i % 4) and the next (PTX ISA 9.7.14.5.16, figure
-    of the m16n8 fragment): bytes 0, 1 the upper row's, bytes 2, 3 the lower row's.
+    Lane i holds rows i // 4 and i // 4 + 8 at columns 2 * (i % 4) and 2 * (i % 4) + 1 (PTX ISA 9.7.14.5.16,
+    figure of the m16n8 fragment). Bytes 0 and 1 are of the upper row, bytes 2 and 3 of the lower row.
     """
     pieces = fragment.view(np.uint8).reshape(8, 4, 2, 2)
     matrix = np.empty((16, 8), np.uint8)

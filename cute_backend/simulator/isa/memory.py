@@ -37,7 +37,7 @@ SPACES = ("param", "param::entry", "global", "shared", "shared::cta", "shared::c
 
 
 def space_of(instruction: Instruction) -> str:
-    """The state space, "generic" where none is named."""
+    """The state space, or "generic" if the instruction names none."""
     found = next((p for p in instruction.parts[1:] if p in SPACES), "generic")
     return "shared::cta" if found == "shared" else found
 
@@ -71,7 +71,8 @@ def cells_of(offsets: np.ndarray, nbytes: int) -> np.ndarray:
 
 
 def shared_target(w: Warp, addresses: np.ndarray, space: str) -> list[tuple[Cta, np.ndarray, np.ndarray]]:
-    """(CTA, lanes' positions, offsets) for shared addresses; only .shared::cluster may leave the own CTA."""
+    """The CTA, the positions of lanes and the offsets of shared addresses, by CTA. Only .shared::cluster may
+    access another CTA."""
     ranks = (addresses >> np.uint64(RANK_SHIFT)).astype(np.int64)
     offsets = (addresses & np.uint64(OFFSET_MASK)).astype(np.int64)
     first = int(ranks[0])
@@ -228,7 +229,7 @@ def raw_dtype(kind: str) -> Any:
 def _load_constant(
     binder: Binder, instruction: Instruction, source: Address, puts: list[Any], width: int, dtype: Any
 ) -> Step:
-    """A parameter at a fixed place has the same value in the whole launch."""
+    """A load of a parameter at a constant address, whose value is the same in the whole launch."""
     assert isinstance(source.base, Symbol)
     _, start = binder.symbols[source.base.name]
     offset = start - PARAM_WINDOW + source.base.offset + source.offset

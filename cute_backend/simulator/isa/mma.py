@@ -1,8 +1,8 @@
 """The tensor core of a warp since sm_80: mma.sync (PTX ISA 9.7.14.5), synchronous and on registers.
 
-Lane i of a warp has row i // 4 of each 8 rows of A, and column i // 4 of each 8 columns of B. Of this row or
-column it has the (i % 4)-th 32 bits of every 128: two elements of 16 bits, or four of 8. Of D, whose layout
-is that of C, it has rows i // 4 and i // 4 + 8, and columns 2 * (i % 4) and 2 * (i % 4) + 1.
+Lane i of a warp has row i // 4 of each 8 rows of A, and column i // 4 of each 8 columns of B. It has the
+(i % 4)-th 32 bits of every 128 of this row or column: two elements of 16 bits, or four of 8. D has the layout
+of C; lane i has its rows i // 4 and i // 4 + 8, and its columns 2 * (i % 4) and 2 * (i % 4) + 1.
 """
 
 from __future__ import annotations

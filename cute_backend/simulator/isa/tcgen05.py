@@ -1,9 +1,10 @@
 """Tensor memory: allocation, loads and stores (PTX ISA 9.7.16.7, 9.7.16.8).
 
 tcgen05.ld and .st take effect at once. The registers may be used without a tcgen05.wait::ld, since ptxas
-waits before their first use; a mov does not count as a use. This wait does not order barriers that pass the
-columns on: until a tcgen05.wait::ld, or a use, the load counts as still reading the columns, even if the warp
-has arrived at a barrier since. Likewise a store counts as still writing until a tcgen05.wait::st.
+waits before their first use; a mov does not count as a use. Barriers by which the warp releases the columns
+are not ordered by that wait: until a tcgen05.wait::ld, or a use, the load counts as still reading the
+columns, even if the warp has arrived at a barrier since. Likewise a store counts as still writing until a
+tcgen05.wait::st.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def bind_alloc(binder: Binder, instruction: Instruction) -> Step:
                 return Wait(
                     lambda: tmem.granted is not None or tmem.may_allocate_with(peer),
                     lambda: (
-                        f"{count} columns to be allocated in {peer.cta.name} too; here are {tmem.allocated}"
+                        f"{count} columns to be allocated in {peer.cta.name} too; allocated here are "
+                        f"{tmem.allocated}"
                     ),
                 )
         else:
@@ -73,7 +75,7 @@ def _peer(cta: Cta, instruction: Instruction) -> Cta:
     """The other CTA of a pair: they differ in the last bit of their rank."""
     ctas = cta.cluster.ctas
     if cta.rank ^ 1 >= len(ctas):
-        raise ResourceError(f"{instruction.opcode} in a cluster of {len(ctas)}: a pair of CTAs is needed")
+        raise ResourceError(f"{instruction.opcode} in a cluster of {len(ctas)}; it needs a pair of CTAs")
     return ctas[cta.rank ^ 1]
 
 
@@ -155,9 +157,8 @@ class Fragment:
         )
 
     def place(self, w: Warp, address: int) -> tuple[slice, slice, int, int]:
-        """The block of cells, checked: allocated, and in the quarter of the lanes that this warp may
-        touch.
-        """
+        """The block of cells. Raises unless it is allocated, and in the quarter of the lanes that this warp
+        may access."""
         lane, column = address >> 16, address & 0xFFFF
         quarter = 32 * (w.index % 4)
         if lane < quarter or lane + self.rows > quarter + 32 or lane % 16:
@@ -182,9 +183,8 @@ def _fragment_and_registers(
 
 @dataclass
 class Loads:
-    """The tcgen05.ld of a warp: `agent` reads as event `epoch` until a wait or the use of a register that is
-    `loading`, by file and slot.
-    """
+    """The tcgen05.ld of a warp. They are reads by `agent`, as event `epoch`, until a wait or until a register
+    of `loading` (by file and slot) is used."""
 
     agent: int
     loading: set[tuple[str, int]]
@@ -241,7 +241,8 @@ def bind_ld(binder: Binder, instruction: Instruction) -> Step:
 
 @dataclass
 class Stores:
-    """The tcgen05.st of a warp: `agent` writes as event `epoch`, which a tcgen05.wait::st makes known."""
+    """The tcgen05.st of a warp. They are writes by `agent`, as event `epoch`, which a tcgen05.wait::st makes
+    known."""
 
     agent: int
     epoch: int = 1
@@ -293,7 +294,8 @@ def bind_wait_ld(binder: Binder, instruction: Instruction) -> Step:
 
 
 def complete_before_use(step: Step, touched: frozenset[tuple[str, int]]) -> Step:
-    """Wraps a step that touches registers that may be loading: ptxas waits before it."""
+    """Wraps a step that uses registers that may be loading, so that it completes the loads first, as ptxas
+    waits before such a use."""
 
     def complete(w: Warp) -> Any:
         loads = w.pipes.get("tcgen05.ld")
@@ -324,7 +326,7 @@ def bind_wait_st(binder: Binder, instruction: Instruction) -> Step:
 
 @opcode(
     "tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync",
-    section="9.7.16.11", meaning="Order around barriers, which hand on all that was done here",
+    section="9.7.16.11", meaning="Order around barriers, which here pass on all that was done",
 )  # fmt: skip
 def bind_wait(binder: Binder, instruction: Instruction) -> Step:
     return lambda w: None

@@ -1,7 +1,7 @@
 """Shared memory to tensor memory: tcgen05.cp (PTX ISA 9.7.16.9.1).
 
-One thread issues it. It runs in the pipe of tcgen05.mma, in the order in which both were issued, so that no
-wait is needed between them (PTX ISA 9.7.16.6.2). With .cta_group::2 each CTA of the pair copies from its own
+One thread issues it. It runs in the pipe of tcgen05.mma, in the order in which both were issued, so no wait
+is needed between them (PTX ISA 9.7.16.6.2). With .cta_group::2 each CTA of the pair copies from its own
 shared memory to its own tensor memory.
 """
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CopyShape:
-    """Rows of the matrix in shared memory, 32-bit columns of each, and where a row goes: `lanes` (copies,
-    rows)."""
+    """The rows of the matrix in shared memory, the 32-bit columns of each, and the `lanes` (copies, rows)
+    that each row is copied to."""
 
     rows: int
     columns: int
@@ -35,7 +35,7 @@ class CopyShape:
 
 
 def _blocks(*of_quarter: int) -> np.ndarray:
-    """Lanes (copies, rows) where quarter q of the lanes has the block `of_quarter[q]` of 32 rows."""
+    """The lanes (copies, rows) if quarter q of the lanes gets the block `of_quarter[q]` of 32 rows."""
     blocks = max(of_quarter) + 1
     quarters = [[q for q, block in enumerate(of_quarter) if block == b] for b in range(blocks)]
     lanes = np.array(quarters)[:, :, None] * 32 + np.arange(32)
@@ -67,7 +67,7 @@ def bind_cp(binder: Binder, instruction: Instruction) -> Step:
     def copy(w: Warp) -> None:
         if int(w.mask.sum()) != 1:
             raise SimulationError(
-                f"tcgen05.cp by {int(w.mask.sum())} lanes of {w.name}: one thread issues it"
+                f"tcgen05.cp by {int(w.mask.sum())} lanes of {w.name}; one thread must issue it"
             )
         cta, cluster = w.cta, w.cta.cluster
         pair = [cta] if ctas == 1 else [cluster.ctas[cta.rank & ~1], cluster.ctas[cta.rank | 1]]

@@ -61,11 +61,13 @@ class MmaShape:
 
 
 def decode_instruction_descriptor(raw: int, kind: str, ctas: int, scales: int = 0) -> MmaShape:
-    """`scales` of a row, none for a kind without. Raises `DescriptorError` for formats and sizes that the
-    kind doesn't have."""
+    """Decodes the descriptor of an instruction with `scales` scales of a row, 0 for a kind without scales.
+
+    Raises `DescriptorError` for formats and sizes that the kind doesn't have.
+    """
     a, b, d = (raw >> 7) & 7, (raw >> 10) & 7, (raw >> 4) & 3
     formats = FORMATS[kind]
-    # A kind with scales adds up in fp32, and has a scale id in place of the format.
+    # The sums of a kind with scales are fp32, and its descriptor has a scale id in place of their format.
     results = {d: "f32"} if scales else RESULTS[kind]
     where = f"instruction descriptor {raw:#010x} of .{kind}"
     for name, code in (("A", a), ("B", b)):
@@ -78,7 +80,7 @@ def decode_instruction_descriptor(raw: int, kind: str, ctas: int, scales: int = 
     if scales and raw >> 31:
         raise DescriptorError(f"{where}: K = 96 is not supported")
     m, n = ((raw >> 24) & 0x1F) << 4, ((raw >> 17) & 0x3F) << 3
-    # With scales, 128 rows over two CTAs are defined too; no kernel here has them.
+    # With scales, 128 rows over two CTAs are defined too; no kernel here uses them.
     sizes = {1: (128,), 2: (256,)}[ctas] if scales else {1: (64, 128), 2: (128, 256)}[ctas]
     # PTX ISA 9.7.16.2.1, with the widest sizes of its latest version.
     step = 8 * ctas
@@ -88,7 +90,9 @@ def decode_instruction_descriptor(raw: int, kind: str, ctas: int, scales: int = 
         )
     negate_a, negate_b, a_mn, b_mn, saturate = (bool((raw >> bit) & 1) for bit in (13, 14, 15, 16, 3))
     if scales and (a_mn or b_mn) and {formats[a], formats[b]} & {"e2m1x2", *PADDED}:
-        raise DescriptorError(f"{where}: MN-major operands of {formats[a]} and {formats[b]}: K-major alone")
+        raise DescriptorError(
+            f"{where}: MN-major operands of {formats[a]} and {formats[b]}, which must be K-major"
+        )
     decoded = block_scale.Scales.decode(raw, kind, scales) if scales else None
     kinds = formats[a], formats[b], results[d]
     return MmaShape(m, n, DEPTHS[kind], *kinds, negate_a, negate_b, a_mn, b_mn, saturate, decoded)
@@ -176,7 +180,7 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
     def mma(w: Warp) -> None:
         if int(w.mask.sum()) != 1:
             raise SimulationError(
-                f"tcgen05.mma by {int(w.mask.sum())} lanes of {w.name}: one thread issues it"
+                f"tcgen05.mma by {int(w.mask.sum())} lanes of {w.name}; one thread must issue it"
             )
         cta, cluster = w.cta, w.cta.cluster
         shape = decode_instruction_descriptor(operands.descriptor(w), kind, ctas, count)
@@ -255,14 +259,14 @@ def bind_mma(binder: Binder, instruction: Instruction) -> Step:
 
 
 def _row(shape: MmaShape, kind: str) -> tuple[int, int]:
-    """K and the bytes of an element, as `plan` wants them: two elements of e2m1x2 are one."""
+    """K and the bytes of an element, as `plan` takes them: two elements of e2m1x2 count as one."""
     return (shape.k // 2, 1) if kind == "e2m1x2" else (shape.k, WIDTHS.get(kind, 1))
 
 
 def _scaled(
     before: np.ndarray | None, a: np.ndarray, b: np.ndarray, of_a: np.ndarray, of_b: np.ndarray
 ) -> np.ndarray:
-    """128 rows of D, each quarter of the lanes by the scales that it has."""
+    """128 rows of D, each quarter of the lanes computed with its own copy of the scales."""
     quarters = []
     for quarter in range(block_scale.QUARTERS):
         rows = slice(32 * quarter, 32 * quarter + 32)
@@ -279,7 +283,7 @@ def _a_block(shape: MmaShape, ctas: int, address: int) -> tuple[slice, slice]:
 
 
 def _enabled(words: list[int], ctas: int, members: int) -> list[np.ndarray | None]:
-    """Per CTA, the lanes that disable-output-lane leaves enabled; None where it names no lane."""
+    """For each CTA, the lanes that disable-output-lane leaves enabled; None if it names no lane."""
     if not any(words):
         return [None] * members
     bits = np.unpackbits(np.array(words, np.uint32).view(np.uint8), bitorder="little") == 0
@@ -301,7 +305,7 @@ def bind_commit(binder: Binder, instruction: Instruction) -> Step:
     def commit(w: Warp) -> None:
         if int(w.mask.sum()) != 1:
             raise SimulationError(
-                f"tcgen05.commit by {int(w.mask.sum())} lanes of {w.name}: each would arrive"
+                f"tcgen05.commit by {int(w.mask.sum())} lanes of {w.name}, each of which would arrive"
             )
         cta = w.cta
         at = address(w)

@@ -130,7 +130,7 @@ def _bind_tensor_store(binder: Binder, instruction: Instruction, reduction: str 
         lanes = active(w)
         columns = [per_lane(w, g(w), lanes) for g in (address, shared_address, *coordinates)]
         rows = list(zip(*([int(x) for x in c] for c in columns), strict=False))
-        # A plain store that all lanes issue alike has the effect of one, and the hardware issues it once.
+        # The hardware issues a plain store once if all lanes issue the same one.
         together = reduction is None and len(set(rows)) == 1
         memory = w.global_memory
         for row, owners in (

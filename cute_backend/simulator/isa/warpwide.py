@@ -25,14 +25,14 @@ def bitmask(lanes: np.ndarray) -> np.uint32:
 
 
 def lanes_of(mask: Any) -> np.ndarray:
-    """Bits as 32 booleans. Of a vector, those of the first lane, as all lanes must agree."""
+    """Bits as 32 booleans. If `mask` is a vector, its first lane counts, as all lanes must agree."""
     value = np.asarray(mask)
     number = value if value.ndim == 0 else value[0]
     return (np.uint32(number) & BITS) != 0
 
 
 class Members:
-    """The membermask of a .sync instruction: `absent` is a wait until its lanes have come."""
+    """The membermask of a .sync instruction. `absent` waits until all of its lanes have come."""
 
     def __init__(self, binder: Binder, operand: Operand, instruction: Instruction) -> None:
         self.get = binder.get(operand, "b32", instruction)
@@ -44,7 +44,8 @@ class Members:
         return (np.uint32(number) & BITS) != 0
 
     def absent(self, w: Warp) -> Any:
-        """Raises `SimulationError` where a lane executes the instruction that its membermask leaves out."""
+        """A wait for the lanes of the membermask, or None if all have come. Raises `SimulationError` if a
+        lane executes the instruction that is not in the membermask."""
         members = self.lanes(w)
         outside = w.mask & ~members
         if outside.any():
@@ -56,7 +57,8 @@ class Members:
 
 
 def _sources(mode: str, second: Any, control: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The lane that each lane reads, which is itself if the other is out of bounds, and whether it is not."""
+    """The lane that each lane reads, and whether that lane is in bounds. If it is not, the lane reads
+    itself."""
     offset, control = second.astype(np.int64) & 31, control.astype(np.int64)
     bound, segment = control & 31, (control >> 8) & 31
     most = (LANE_IDS & segment) | (bound & ~segment & 31)

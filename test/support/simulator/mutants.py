@@ -434,7 +434,7 @@ RELEASED_UNREAD = (Edit("smem.release()", "pass"), Edit("sub.copy_from(", "smem.
 UNWRITTEN = "reads {}.*, which was never written"
 UNFINISHED = "reads {}.*, written by .*: nothing that it waited for says that this write is complete"
 STILL_READ = "overwrites {}.* may still be reading.*: nothing waits for it"
-UNMET = r"cp\.async\.bulk\.tensor.*reads shared.*; its own lanes meet at bar\.warp\.sync"
+UNMET = r"cp\.async\.bulk\.tensor.*reads shared.*; lanes of one warp are ordered by bar\.warp\.sync"
 STILL_WRITTEN = "overwrites {}.*, written by .*: nothing that it waited for"
 STORED_TWICE = (
     "overwrites byte .*, which .* writes in the same kernel .*: no barrier, and no release and acquire"

@@ -775,7 +775,7 @@ MUTANTS = [
         HALVES,
         instead("setmaxregister_increase(config.epilogue_registers)", "setmaxregister_increase(240)"),
         Deadlock,
-        r"epilogue warp (.|\n)*240 registers a thread, .* more for the warp; the pool of CTA",
+        r"epilogue warp (.|\n)*240 registers per thread, .* more for the warp; the pool of CTA",
     ),
     # The epilogue's operands.
     Mutant(

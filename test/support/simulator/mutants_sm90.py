@@ -283,7 +283,7 @@ MUTANTS = [
         COOPERATIVE,
         instead("setmaxregister_increase(config.target.epilogue_registers)", "setmaxregister_increase(240)"),
         Deadlock,
-        r"wgmma warp (.|\n)*240 registers a thread, .* more for the warp; the pool of CTA",
+        r"wgmma warp (.|\n)*240 registers per thread, .* more for the warp; the pool of CTA",
     ),
     Mutant(
         "accumulator registers fenced for the first tile only",
