@@ -552,7 +552,7 @@ def test_an_interrupt_ends_it_with_what_was_done(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--count", "0"], "--count and --jobs take numbers from 1 on"),
+        (["--count", "0"], "--count and --jobs must be at least 1"),
         (["--first", "-1"], "--first from 0 on"),
         (["--device", "tpu"], "invalid choice: 'tpu'"),
         (["--replay", "--device", "cuda"], "cuda"),

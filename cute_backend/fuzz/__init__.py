@@ -1,9 +1,9 @@
-"""Random programs, the results of each under `cute`, and the smallest program behind a wrong result.
+"""Draws random programs, judges the results of each under `cute`, and makes a program that fails smaller.
 
     program = draw(seed=0, index=17)
     verdict = judge(program)
 
-`python -m cute_backend fuzz` does this for many.
+`python -m cute_backend fuzz` does this for many programs.
 """
 
 from cute_backend.fuzz.draw import draw

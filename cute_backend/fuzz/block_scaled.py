@@ -1,8 +1,9 @@
 """Products with scales of blocks.
 
-A recipe's scales are drawn as matrices of values, of rows of A and of columns of B by blocks of K. The
-program lays them out as the recipe wants them, and packs values of fp4. So the reference, which multiplies by
-the matrices, is independent of both layouts. torch has kernels for none of these products on a CPU.
+A recipe's scales are drawn as two matrices of values: rows of A by blocks of K, and columns of B by blocks of
+K. The program lays them out as the recipe requires, and packs values of fp4. So the reference, which
+multiplies by the matrices, is independent of both layouts. On a CPU, torch has no kernel for any of these
+products.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from cute_backend.fuzz.program import Fill
 class Recipe:
     """How A (rows, K) and the weight (columns, K) are scaled.
 
-    `lines` are the rows, and columns, that share a scale, and `depth` the values along K. `fill` and `dtype`
-    are those of the scales' values. `layouts` are the scales of A and of the weight as `_scaled_mm` takes
-    them, texts over the matrices, and `packed` the text of an operand over its values.
+    A scale is shared by `lines[0]` rows of A, or by `lines[1]` rows of the weight, and by `depth` values
+    along K. `fill` and `dtype` are those of the scales' values. `layouts` are texts that make of the two
+    matrices the scales of A and of the weight as `_scaled_mm` takes them; `packed` is a text that makes an
+    operand of its values.
     """
 
     name: str
@@ -37,7 +39,7 @@ class Recipe:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Sizes of K: rows of operands are multiples of 16 bytes, and the last block may be a part of one."""
+        """Sizes of K. Rows of operands are multiples of 16 bytes; the last block may be incomplete."""
         return (128, 160, 288, 416) if self.is_fp4 else (128, 144, 272, 400)
 
     def scales_shape(self, rows: str, of: int) -> tuple[str, str]:
@@ -57,7 +59,7 @@ class Recipe:
 
 
 _ROWS, _COLUMNS = "{2}.t().contiguous().t()", "{3}.t()"
-"""Scales of A contiguous along M, and scales of the weight turned into those of B."""
+"""Scales of A contiguous along M, and scales of the weight transposed to those of B."""
 
 
 def _of_mma(name: str, depth: int, dtype: torch.dtype, fill: Fill, packed: str = "{}") -> Recipe:

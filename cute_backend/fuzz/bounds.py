@@ -2,10 +2,10 @@
 
 A fused kernel, Inductor's code and eager round in different places, and all are right. So a value is followed
 in float64 as an interval that contains every result that they may compute. Each step is evaluated at the ends
-of its operands' intervals, at their reference and, where an interval contains it, at zero of either sign. The
-resulting interval is widened by the step's own error, and by the rounding to its dtype, which may happen or
-not. Elements for which no interval is known (a sum of infinities, an integer that overflows) are `loose`: any
-value is right there.
+of its operands' intervals, at their reference and, if an interval contains it, at zero of either sign. The
+resulting interval is widened by the step's own error, and by a rounding to its dtype that an implementation
+may or may not do. Elements for which no interval is known (a sum of infinities, an integer that overflows)
+are `loose`: any value is right there.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _FP32 = 2.0**-20
 """The relative error of a function in fp32, and of fp32 sums of up to some hundred elements."""
 _TINY = 2.0**-120
 _TURNS = (-1.5, -1.278464542761074, -1.192431209088, -0.752461440, -0.751791524693)
-"""The arguments at which functions of the vocabulary have a minimum: hardswish, silu, mish, gelu by tanh and
-by erf."""
+"""The arguments at which functions of the vocabulary have a minimum: hardswish, silu, mish, tanh-gelu and
+erf-gelu."""
 _OPEN_BEYOND = 1e30
-"""The magnitude beyond which functions may overflow in an intermediate fp32 value, where float64 does not."""
+"""The magnitude beyond which functions may overflow in an intermediate fp32 value, though float64 doesn't."""
 _ALIGNED = 32
 """The number of fp8 products along K that one instruction of Hopper's tensor cores adds."""
 _ALIGNED_BITS = 13
@@ -37,7 +37,7 @@ _ALIGNED_BITS = 13
 class Bounds:
     """A value: eager's result, the ends of its interval, its reference, and the elements that are loose.
 
-    An index has the `candidates` among which it has to be, along `dim` of the tensor that is searched.
+    An index must be one of the `candidates`, along `dim` of the tensor that is searched.
     """
 
     eager: Tensor
@@ -75,8 +75,7 @@ class Bounds:
         return ~(inside | self.loose | (value.isnan() & self.low.isnan()))
 
     def distance(self, got: Tensor) -> Tensor:
-        """The distance of elements from the reference, in units in the last place; 0 where both are the
-        same."""
+        """The distance of elements from the reference, in units in the last place; 0 if both are the same."""
         value = got.double()
         same = (value == self.reference) | (value.isnan() & self.reference.isnan())
         return torch.where(
@@ -85,7 +84,7 @@ class Bounds:
 
 
 def unit(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """A unit in the last place of `dtype` at a value; 0 for integers, and where the value is not finite."""
+    """A unit in the last place of `dtype` at a value; 0 for integers and for values that are not finite."""
     if not dtype.is_floating_point:
         return torch.zeros_like(value)
     info = torch.finfo(dtype)
@@ -289,7 +288,7 @@ def _product(eager: Tensor, run: Callable[..., Tensor], operands: list[Bounds]) 
     loose = run(*(torch.where(each.loose, torch.nan, 0.0) for each in operands)).isnan()
     spread = torch.zeros_like(reference)
     if not all(torch.equal(each.low.nan_to_num(), each.high.nan_to_num()) for each in operands):
-        # f is linear in each operand: where |d| <= r, |f(c + d) - f(c)| <= f(|c| + r) - f(|c|).
+        # f is linear in each operand, so |d| <= r implies |f(c + d) - f(c)| <= f(|c| + r) - f(|c|).
         centres = [each.reference for each in operands]
         radii = [
             torch.maximum(each.high - each.reference, each.reference - each.low).nan_to_num(0.0, torch.inf)
@@ -320,12 +319,13 @@ def _is_aligned(a: Tensor) -> bool:
 def _aligned_error(run: Callable[..., Tensor], operands: list[Bounds], sizes: Tensor) -> Tensor:
     """The largest error of fp8 tensor cores in a product whose terms' magnitudes add up to `sizes`.
 
-    Hopper's shift the products of an instruction, and the sum so far, to the exponent of the largest, keep 13
-    fraction bits of each, add these exactly, and keep 13 fraction bits of the sum. Further bits are cut off
-    (DeepSeek-V3 Technical Report, arXiv 2412.19437, 3.5.2, counts 14 bits with the leading one; results of an
-    H200 agree with this to fp32's last bits). So the error of every term, and of the sum, is less than a
-    unit: 2^-13 of the largest product or sum. The largest product is bounded by the 4-norm of the products,
-    which `run` computes from fourth powers since it is linear in each operand; sums are bounded by `sizes`.
+    Hopper's tensor cores shift the products of an instruction, and the sum so far, to the exponent of the
+    largest. They keep 13 fraction bits of each, add these exactly, and keep 13 fraction bits of the sum.
+    Further bits are cut off (DeepSeek-V3 Technical Report, arXiv 2412.19437, 3.5.2, counts 14 bits with the
+    leading one; results of an H200 agree with this to fp32's last bits). So the error of every term, and of
+    the sum, is less than 2^-13 of the largest product or sum. The largest product is bounded by the 4-norm of
+    the products, which `run` computes from fourth powers since it is linear in each operand; sums are bounded
+    by `sizes`.
     """
     depth = operands[0].eager.shape[-1]
     instructions = -(-depth // _ALIGNED)

@@ -1,8 +1,8 @@
-"""`python -m cute_backend fuzz`: many programs, in one process or several, and a report.
+"""`python -m cute_backend fuzz`: judges many programs, in one process or several, and prints a report.
 
-Standard output gets a runnable file for every failure, then the counts; progress goes to standard error,
-where that is a terminal. Status 0: no program is wrong; 1: one is; 2: a request that cannot be met; 130: it
-was interrupted, and prints the counts so far.
+Standard output gets a runnable file for every failure, then the counts. Progress goes to standard error if
+that is a terminal. The exit status is 0 if no program is wrong, 1 if one is, 2 for a request that cannot be
+met, and 130 after an interruption, for which the counts so far are printed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Failure:
-    """A program that fails, made as small as possible, and the failure."""
+    """A failure, and the smallest program found that fails in this way."""
 
     index: int
     program: Program
@@ -135,7 +135,7 @@ def _smallest(job: Job, index: int, program: Program, kind: str) -> Failure:
 
 def main(arguments: argparse.Namespace) -> int:
     if arguments.count < 1 or arguments.first < 0 or arguments.jobs < 1:
-        raise UsageError("--count and --jobs take numbers from 1 on, and --first from 0 on")
+        raise UsageError("--count and --jobs must be at least 1, and --first at least 0")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda needs a GPU, and torch finds none here")
     if arguments.device == "cuda" and arguments.replay:
@@ -181,8 +181,8 @@ def _parts(job: Job, jobs: int) -> Generator[Tally, None, None]:
 
 
 def _of_one_that_ended_its_process(job: Job) -> Tally:
-    """The outcome of a job whose one program ended its process. Inductor's own code for CPUs has been seen to
-    write past the end of its memory, so the program is run again without the pass."""
+    """The outcome of a job whose only program ended its process. Inductor's own code for CPUs has been seen
+    to write past the end of its memory, so the program runs again without the pass."""
     [(_, survived)] = outcomes(_run_without_the_pass, [job], 1)
     if survived is None:
         return Tally(programs=1, excluded=Counter({"Inductor's code alone ends its process": 1}))
@@ -204,14 +204,14 @@ def outcomes(
 ) -> Generator[tuple[Item, Result | None], None, None]:
     """The results of a function for each item, from `jobs` processes; None for an item that ends its process.
 
-    When a process ends, it is not known which item ended it. So each item that may have been running then
-    runs again in a process of its own.
+    When a process ends, it is not known which item ended it. So each item that may have been running at that
+    time runs again in a process of its own.
     """
     pending = list(items)
     while pending:
         done = set()
         with _processes(jobs) as pool:
-            # A terminal interrupts all processes: those that start now block that, and are ended by this one.
+            # A terminal interrupts all processes. Those that start now block it, and this process ends them.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 parts = {pool.submit(function, pending[index]): index for index in range(len(pending))}

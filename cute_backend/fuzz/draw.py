@@ -1,6 +1,6 @@
-"""Random programs: the same for the same seed and index, on every machine and for every device.
+"""Draws random programs: the same for the same seed and index, on every machine and for every device.
 
-Each step is run as it is drawn, which gives its shape and dtype, and shows whether torch accepts it.
+Each step is run when it is drawn, which gives its shape and dtype, and shows whether torch accepts it.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ class Drawing:
         return self.step("{0} @ {1}", [a, b], Rule.PRODUCT)
 
     def factor(self, lead: Sequence[str], dtype: torch.dtype, fill: Fill) -> str:
-        """A left operand, sometimes one that an earlier product multiplies too."""
+        """A left operand, sometimes one of an earlier product."""
         shape = torch.Size([*(self.sizes[name] for name in lead), self.sizes["K"]])
         same = [
             name

@@ -1,4 +1,5 @@
-"""Formats of block-scaled operands, from values; and what they stand for."""
+"""Converts values to the formats of block-scaled operands, and computes the values that operands stand
+for."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Programs of many forms that a user may compile, with a matrix product or without.
+"""Draws programs of many forms that a user may compile, with a matrix product or without.
 
-`draw` uses only steps whose bounds can be followed. These programs also have reductions with dims and
-without, norms, writes into buffers, gradients that are clipped and applied, `vmap`, `cond`, autocast, and
-operands of no dimension. They are checked less strictly: nothing may raise, and shapes and dtypes must be
-eager's.
+`draw` uses only steps whose bounds can be followed. These programs also have reductions with and without
+dims, norms, writes into buffers, gradients that are clipped and applied, `vmap`, `cond`, autocast, and 0-d
+operands. They are checked less strictly: nothing may raise, and shapes and dtypes must be eager's.
 """
 
 from __future__ import annotations
@@ -249,7 +248,7 @@ class _Forms(Drawing):
         return name
 
     def value(self) -> str:
-        """Any value: a plane, a result, a scalar."""
+        """A value of any kind: a plane, a result or a scalar."""
         drawn = self.random.random()
         others = self.results if drawn < 0.25 else self.scalars if drawn < 0.35 else []
         return self.random.choice(others or [self.any_plane()])
@@ -284,7 +283,7 @@ class _Forms(Drawing):
             self.loads.append(buffer)
 
     def gradient(self) -> None:
-        """Draws the gradient of a loss by a weight."""
+        """Draws the gradient of a loss with respect to a weight."""
         dtype = self.dtype()
         x, weight = self.factor(self.lead, dtype, Fill.NORMAL), self.input(("N", "K"), dtype, Fill.NORMAL)
         loss = self.random.choice(LOSSES)
@@ -294,7 +293,7 @@ class _Forms(Drawing):
             self.results.append(name)
 
     def clip(self) -> None:
-        """Scales gradients down to a norm, and applies them."""
+        """Draws steps that clip gradients to a norm, and apply them."""
         if not self.gradients:
             return self.gradient()
         names = list(dict.fromkeys(name for _, name in self.gradients))

@@ -2,15 +2,14 @@
 
 These rules hold for every output, and for every input that the program writes:
 
-- the dtype and the shape are eager's. Under both compilers the strides are Inductor's or eager's, as Inductor
-  pads those of some results on a GPU;
-- every element lies within its bounds (see `bounds`), extended by two units in the last place of the output's
-  dtype, or is at least as close to the float64 reference as Inductor's;
-- an exact program under eager's roundings gives eager's bits, if Inductor does.
+- The dtype and the shape are eager's. With both compilers, the strides are Inductor's or eager's, as Inductor
+  pads those of some results on a GPU.
+- Every element lies within its bounds (see `bounds`), extended by two units in the last place of the output's
+  dtype, or is at least as close to the float64 reference as Inductor's.
+- An exact program under eager's roundings gives eager's bits, if Inductor's code does.
 
-Without Inductor (walker and replay alone), or where torch has no kernel for a step, eager takes its place. If
-a program has steps that are not
-followed, only its dtypes and shapes are judged.
+Without Inductor (walker and replay alone), or if torch has no kernel for a step, eager takes its place. If a
+program has steps that are not followed, only its dtypes and shapes are judged.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ from cute_backend.fuzz.bounds import Bounds, follow
 from cute_backend.fuzz.program import NOT_TAKEN, Program
 
 Run = Callable[[Callable[..., Any], Sequence[Tensor], bool], tuple[Tensor, ...]]
-"""A function of tensors, its arguments, whether sizes are symbolic: compiled and called."""
+"""A way to compile a function of tensors and call it: takes the function, its arguments, and whether sizes
+are symbolic."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def judge(program: Program, replay_only: bool = False, device: str = "cpu") -> V
         names = [*program.outputs, *(each.name for each in program.inputs)]
         failure = compared(others)
         if failure and not bounds and replay_only:
-            # torch's decompositions may give another shape than eager.
+            # torch's decompositions may give another shape than eager does.
             plain = called(theirs)
             if not any(_unlike(got, other) for got, other in zip(results, plain, strict=True)):
                 return Verdict(excluded="torch's decompositions differ from eager in form", counted=counted)
@@ -122,7 +122,7 @@ def judge(program: Program, replay_only: bool = False, device: str = "cpu") -> V
 
 
 def run_without_the_pass(program: Program, replay_only: bool = False, device: str = "cpu") -> None:
-    """A program as `judge` runs it, by Inductor alone."""
+    """Runs a program as `judge` does, by Inductor alone."""
     function, example_inputs = program.load()
     run = replayed(lambda graph: None) if replay_only else compiled("inductor")
     with _settings(program):

@@ -1,4 +1,5 @@
-"""A drawn program: inputs, steps in SSA order, and outputs. The text that runs is the text that is printed.
+"""A drawn program: its inputs, steps in SSA order, and outputs. The text that runs is the text that is
+printed.
 
 Sizes are names (`M`, `N`, ...) in the texts of shapes and steps, so that a program can be tried with other
 sizes.
@@ -26,12 +27,12 @@ class Fill(Enum):
     """The content of an input, as an expression of a shape `{0}` and a generator `g`."""
 
     INTEGERS = "torch.randint(-7, 8, {0}, generator=g)"
-    """Integers that are so small that a product's sums are exact."""
+    """Integers small enough for a product's sums to be exact."""
     NORMAL = "torch.randn({0}, generator=g)"
     WIDE = "torch.randn({0}, generator=g) * 100"
     BITS = "torch.randint(0, 2, {0}, generator=g)"
     POWERS = "torch.exp2(torch.randint(-2, 3, {0}, generator=g))"
-    """Positive, and exact as factors: scales."""
+    """Positive powers of two, which multiply exactly: scales."""
     POSITIVE = "torch.rand({0}, generator=g) + 0.5"
     FP4 = (
         "torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])"
@@ -54,11 +55,11 @@ class Rule(Enum):
     FUNCTION = "function"
     """Pointwise, with an error of some units in fp32's last place before it is rounded."""
     WAVE = "wave"
-    """As FUNCTION, but not monotone: any value between -1 and 1 if the argument's interval is wide."""
+    """Like FUNCTION, but not monotone: any value between -1 and 1 if the argument's interval is wide."""
     COMPOSITE = "composite"
     """Pointwise, with several intermediate roundings to its own dtype."""
     STEPPED = "stepped"
-    """Pointwise; a quotient is rounded before it becomes an integer, so it may be one off."""
+    """Pointwise, with a quotient that is rounded before it becomes an integer, so that it may be one off."""
     SIGN = "sign"
     """Exact, with the sign of its last operand, where the sign of NaN is not defined."""
     CAST = "cast"
@@ -68,7 +69,7 @@ class Rule(Enum):
     EXTREMUM = "extremum"
     """A reduction that grows with every element and returns one of them."""
     INDEX = "index"
-    """The index of a row's extremum: any index at which it may be."""
+    """The index of a row's extremum: any index at which the extremum may be."""
     PRODUCT = "product"
     """Linear in each operand, with no negative coefficient."""
     ANY = "any"
@@ -77,7 +78,7 @@ class Rule(Enum):
 
 @dataclass(frozen=True)
 class Input:
-    """A dense tensor of shape `shape`, of which the program is given `view`, such as ".t()"."""
+    """A dense tensor of shape `shape`. The program is called with its `view`, such as ".t()"."""
 
     name: str
     shape: tuple[str, ...]
@@ -99,9 +100,9 @@ def _bracketed(text: str) -> str:
 class Step:
     """`name = text`, where `{0}`, `{1}`, ... in the text are operands: inputs and earlier steps.
 
-    `reference` computes the same in float64 where the text can't. For an INDEX it returns the extremum that
-    is searched, along `dim`, or over all elements if that is None. If torch has no kernel for the step, its
-    result in eager is the reference in `dtype`.
+    `reference` is a text that computes the same in float64, if `text` can't. For an INDEX it returns the
+    extremum that is searched, along `dim`, or over all elements if that is None. If torch has no kernel for
+    the step, its result in eager is the reference in `dtype`.
     """
 
     name: str
@@ -121,7 +122,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """A program that is compiled, and the options that it is compiled with.
+    """A program, and the options that it is compiled with.
 
     `eager` asks for eager's roundings (`emulate_precision_casts`), `dynamic` for symbolic sizes. The results
     of an `exact` program are determined to the bit under eager's roundings.
@@ -147,7 +148,7 @@ class Program:
         return all(step.dtype is None for step in self.steps)
 
     def eager_results(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The outputs, step by step. Writes change `inputs`."""
+        """Runs the steps in eager, and returns the outputs. Writes change `inputs`."""
         values = dict(zip((each.name for each in self.inputs), inputs, strict=True))
         for step in self.steps:
             values[step.name] = step.eager([values[name] for name in step.operands], dict(self.sizes))

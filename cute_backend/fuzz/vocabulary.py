@@ -77,7 +77,7 @@ DEEP = (
 
 @dataclass(frozen=True)
 class Gather:
-    """A text over a table and places in it, from -7 to 7; `#` stands for the plane's leading sizes."""
+    """A text over a table and indices into it, from -7 to 7; `#` stands for the plane's leading sizes."""
 
     text: str
     table: tuple[str, ...]
@@ -96,7 +96,7 @@ GATHERS = (
 
 @dataclass(frozen=True)
 class Pointwise:
-    """A text over `arity` operands. `#` stands for a number. Where `has_truth`, the first is a bool."""
+    """A text over `arity` operands. `#` stands for a number. If `has_truth`, the first operand is a bool."""
 
     text: str
     arity: int
@@ -115,7 +115,8 @@ _EXACT_ROWS = (
 _WAVES = ("sin", "cos")
 _SIGNS = ("copysign", "signbit")
 _ROOTS = ("pow.Tensor_Tensor", "pow.Scalar")
-"""Powers whose exponents are not known to the bit, of negative numbers too. `WRITTEN` has other powers."""
+"""Powers whose exponents are not known exactly, and whose bases may be negative. `WRITTEN` has other
+powers."""
 
 
 @cache
@@ -214,7 +215,7 @@ KEEPING = (
 """Views and copies that give a plane its shape again."""
 
 CHANGING = (".transpose(-1, -2)", ".flatten()", "[..., 1:]", "[..., ::2]", "[:1]", "[-1]", ".unsqueeze(1)")
-"""Views that give a plane another shape: they make results, and end a region."""
+"""Views that give a plane another shape. Their values are results, and end a region."""
 
 PARTS = (
     ("{0}.chunk(2, -1)[0]", "{0}.chunk(2, -1)[1]"),

@@ -1,5 +1,4 @@
-"""Our kernels in the registry of CUTLASS Operators: importing this module registers them with its CuTe DSL
-provider.
+"""Registers our kernels as CUTLASS Operators. Importing this module adds them to the CuTe DSL provider.
 
     import cutlass.operators as ops
     from cute_backend.operators import EpilogueArguments, is_ours
@@ -8,7 +7,7 @@ provider.
     operator = ops.get_operators(args, is_ours, target_sm="90a")[0]    # the one that should be fastest
     operator.run(args)
 
-`check` says why no operator is found. Needs the extra `operators`.
+`check` says why no operator is found. The module needs the extra `operators`.
 """
 
 from __future__ import annotations

@@ -45,9 +45,9 @@ class EpilogueArguments(operator_arguments.EpilogueArguments):
     The arguments are those of `cutlass.operators.EpilogueArguments`: a function whose first parameter is
     `accum` and whose others are named operands, and a tensor for each operand and for each variable that it
     returns. That class parses the function, and raises for anything that it does not know, such as an output
-    in fp8. This class calls it on `accum`, (M, N) in fp32, and on its operands, broadcast to (M, N). It may
-    use torch functions and methods of tensors in addition to the vocabulary of the other class, whose words a
-    program may redefine. Only the return statement is restricted, to names::
+    in fp8. This class calls the function on `accum`, (M, N) in fp32, and on its operands, broadcast to (M,
+    N). The function may use torch functions and methods of tensors in addition to the vocabulary of the other
+    class, whose names it may redefine. Only the return statement is restricted, to names::
 
         def quantized(accum, scale, gate):
             D = torch.nn.functional.silu(accum * scale) * gate
@@ -60,7 +60,8 @@ class EpilogueArguments(operator_arguments.EpilogueArguments):
     """
 
     def trace(self, accumulator_shape: tuple[int, ...], accumulator_type: Any) -> None:
-        """Leaves the function to `convert`. The trace only makes other operators refuse it."""
+        """Sets a trace that makes other operators refuse the epilogue. `convert` reads the function
+        itself."""
         self.traced_epilogue = _Unreadable()
 
     def to_tensor_wrappers(self, permute: list[int] | None = None) -> None:
@@ -96,8 +97,8 @@ class Input:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """A converted epilogue: its spec, whose accumulator stands for any product, and, by name, the function's
-    operands and results that became the spec's loads and stores."""
+    """A converted epilogue. Its spec has an accumulator that stands for any product; `inputs` and `outputs`
+    are the operands and results of the function that became the spec's loads and stores, in their order."""
 
     spec: EpilogueSpec
     inputs: tuple[Input, ...]
@@ -113,7 +114,7 @@ STAND_IN = Accumulator("acc", DType.BF16, DType.BF16)
 
 
 def plain(dtype: DType, order: Order) -> Epilogue:
-    """The product without an epilogue, converted to a dtype."""
+    """The epilogue that only converts the product to a dtype."""
     spec = EpilogueSpec((STAND_IN,), (), (), (Store("out0", STAND_IN.name, dtype, order),))
     return Epilogue(spec, (), ())
 
@@ -128,7 +129,7 @@ _MAX_PROGRAMS = 512
 def convert(arguments: operator_arguments.EpilogueArguments, m: int, n: int) -> Epilogue:
     """The epilogue of arguments for a product of (m, n). Equal arguments share one conversion.
 
-    Raises UsageError, in a sentence, for an epilogue that can't be one kernel.
+    Raises UsageError for an epilogue that can't be one kernel.
     """
     outcome = _converted.get(arguments)
     if outcome is None:
@@ -182,7 +183,7 @@ class _Function:
         asked = [name for name, each in arguments.transports.items() if each.via is not Transport.TMA]
         if asked:  # TMA is also the default of a tensor without a transport
             names = ", ".join(asked)
-            raise UsageError(f"a transport is asked for {names}, and these kernels choose their own")
+            raise UsageError(f"{names} have a transport, but these kernels choose their own: leave it out")
         if isinstance(given, str):
             call = _defined(given)
             key: Any = given
@@ -190,7 +191,7 @@ class _Function:
             captured = capture(given)
             if captured.tensors:
                 raise UsageError(
-                    f"the epilogue {given.__name__} closes over a tensor; it takes tensors as named operands"
+                    f"the epilogue {given.__name__} closes over a tensor; tensors must be named operands"
                 )
             defined = given.__globals__
             ours = isinstance(arguments, EpilogueArguments)
@@ -203,7 +204,7 @@ class _Function:
             )
             key = captured.key and (ours, captured.key)
         else:
-            raise UsageError(f"the epilogue is a {type(given).__name__}; it is a function or its source")
+            raise UsageError(f"the epilogue is a {type(given).__name__}; expected a function or its source")
         return _Function(call, call.__name__, key, tuple(inputs), tuple(outputs))
 
 
@@ -218,7 +219,7 @@ def _defined(source: str) -> types.FunctionType:
         if name not in before and isinstance(value, types.FunctionType)
     ]
     if len(functions) != 1:
-        raise UsageError(f"the epilogue's source defines {len(functions)} functions; it defines one")
+        raise UsageError(f"the epilogue's source defines {len(functions)} functions; expected one")
     return functions[0]
 
 
@@ -243,7 +244,7 @@ def _convert(function: _Function, layouts: dict[str, Layout | None], m: int, n: 
     with mode:
         a, b = torch.empty(m, 16, dtype=torch.bfloat16), torch.empty(n, 16, dtype=torch.bfloat16).t()
     product = call(plane, torch.ops.aten.mm.default, placeholder("a", a), placeholder("b", b))
-    # Changes nothing, but the walker fuses an mm only with work after it.
+    # This op changes no value, but the walker fuses an mm only with work after it.
     product = call(plane, torch.ops.prims.convert_element_type.default, product, torch.float32)
     names = {
         placeholder(f"operand_{name}", value): name
@@ -257,7 +258,7 @@ def _convert(function: _Function, layouts: dict[str, Layout | None], m: int, n: 
     regions, rejections = find_regions(graph, current_precision(), device_capability)
     reasons = "; ".join(of_one_kernel(rejections))
     if len(regions) != 1:
-        raise UsageError(f"the epilogue {function.name} is not one kernel's: {reasons}")
+        raise UsageError(f"the epilogue {function.name} can't be one kernel: {reasons}")
     (region,) = regions
     stores = []
     for index, (name, result) in enumerate(zip(function.outputs, results, strict=True)):
@@ -265,7 +266,7 @@ def _convert(function: _Function, layouts: dict[str, Layout | None], m: int, n: 
         if place is None or len(region.spec.results[place]) > 1:
             raise UsageError(
                 f"{name} of the epilogue {function.name} can't be written by the kernel of the product: "
-                f"{reasons or 'it is not made of it'}"
+                f"{reasons or 'it does not depend on the product'}"
             )
         (store,) = region.spec.results[place]
         stores.append(_store(store, f"out{index}", name, layouts[name], m, n))
@@ -277,15 +278,15 @@ def _convert(function: _Function, layouts: dict[str, Layout | None], m: int, n: 
 
 
 def _stand_in(name: str, layout: Layout | None, m: int, n: int) -> Tensor:
-    """A fake tensor laid out like an operand, broadcast to (M, N), so that the walker takes work on operands
-    alone into the kernel; a number is one element in fp32."""
+    """A fake tensor with the layout of an operand, broadcast to (M, N), so that the walker also fuses work on
+    operands alone. A number becomes one element in fp32."""
     if layout is None:
         return torch.empty(()).expand(m, n)
     try:
         return torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype).expand(m, n)
     except RuntimeError as error:
         raise UsageError(
-            f"{name} is {layout.shape}, which does not broadcast to {(m, n)}; a vector of rows is (M, 1)"
+            f"{name} is {layout.shape}, which does not broadcast to {(m, n)}; a value per row is (M, 1)"
         ) from error
 
 
@@ -296,7 +297,8 @@ def _trace(
     plane: Tensor,
     operands: list[Tensor],
 ) -> fx.GraphModule:
-    """The function as aten calls; its results are a tuple, in the dtypes of the tensors that they go to."""
+    """The function as a graph of aten calls. It returns a tuple, in the dtypes of the tensors that the
+    results are written to."""
 
     def called(accum: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
         results = function.call(accum, *given)
@@ -314,8 +316,8 @@ def _trace(
         raise
     except DataDependentOutputException as error:
         raise UsageError(
-            f"the epilogue {function.name} asks for a value ({error}), which is known only in the kernel; it "
-            "may choose by torch.where"
+            f"the epilogue {function.name} branches on a value ({error}), which is known only in the kernel; "
+            "use torch.where"
         ) from error
     except Exception as error:  # the user's function may raise anything
         complaint = (str(error).strip().splitlines() or ["no message"])[0]
@@ -325,11 +327,11 @@ def _trace(
         ) from error
     for node in traced.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
-            raise UsageError(f"the epilogue {function.name} writes to an operand, by {node.target}")
+            raise UsageError(f"the epilogue {function.name} writes to an operand with {node.target}")
     output = next(node for node in traced.graph.nodes if node.op == "output")
     for name, result in zip(function.outputs, output.args[0], strict=True):
         if not isinstance(result, fx.Node):
-            raise UsageError(f"{name} of the epilogue {function.name} is a constant, not made of the product")
+            raise UsageError(f"{name} of the epilogue {function.name} does not depend on the product")
     return traced
 
 
@@ -340,7 +342,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 def _result(name: str, layout: Layout | None, value: Any, plane: Tensor) -> Tensor:
     """The value that the function returned for a destination: a plane in its dtype, a reduction unchanged."""
     if layout is None:
-        raise UsageError(f"{name} is written to a number; results go to tensors")
+        raise UsageError(f"{name} is returned, but its argument is a number; results need a tensor")
     if layout.dtype not in TORCH_DTYPES.values():
         raise UsageError(f"{name} is {layout.dtype}, which these kernels do not write")
     m, n = plane.shape
@@ -350,7 +352,7 @@ def _result(name: str, layout: Layout | None, value: Any, plane: Tensor) -> Tens
         raise UsageError(f"{name} is a {type(value).__name__}; the epilogue returns tensors")
     if _long(value.shape) != _long(layout.shape):
         raise UsageError(
-            f"{name} is computed as {tuple(value.shape)} and its tensor is {layout.shape}; the plane is "
+            f"{name} is computed as {tuple(value.shape)}, but its tensor is {layout.shape}; the plane is "
             f"{(m, n)}"
         )
     if tuple(value.shape) != (m, n):
@@ -363,10 +365,10 @@ def _long(shape: tuple[int, ...] | torch.Size) -> list[int]:
 
 
 def _store(store: Store, key: str, name: str, layout: Layout | None, m: int, n: int) -> Store:
-    """A store of the walker, changed for the tensor that it writes."""
+    """A store of the walker, adapted to the tensor that it writes."""
     assert layout is not None
     if store.block:
-        raise UsageError(f"{name} has one element for each {store.block} columns; operators write planes")
+        raise UsageError(f"{name} has one element per {store.block} columns; operators write whole planes")
     if store.reduce is not None:
         accepted = _FLOATS if store.dtype.is_float else (TORCH_DTYPES[store.dtype],)
         if layout.dtype not in accepted:
@@ -386,8 +388,8 @@ def _input(function: _Function, view: LoadView, names: dict[fx.Node, str]) -> In
     name = names.get(view.node)
     if name is None:
         raise UsageError(
-            f"the epilogue {function.name} reads what {view.node.target} makes; kernels read whole operands, "
-            "broadcast"
+            f"the epilogue {function.name} reads the result of {view.node.target}; kernels read whole "
+            "operands, broadcast"
         )
     if view.blocks is not None:
         raise UsageError(

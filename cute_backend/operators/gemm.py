@@ -67,7 +67,7 @@ PRODUCTS = (
 
 @dataclass(frozen=True)
 class Request:
-    """The part of a request's arguments that a kernel of this package could serve."""
+    """The facts of a request's arguments that decide which kernels can serve it."""
 
     product: Accumulator
     epilogue: Epilogue
@@ -78,17 +78,16 @@ class Request:
 
     @staticmethod
     def of(args: Any) -> Request:
-        """The request of arguments. Raises UsageError, in a sentence, for arguments that no kernel of ours
-        takes."""
+        """Reads the request from arguments. Raises UsageError for arguments that no kernel of ours takes."""
         if not isinstance(args, GemmArguments):
-            raise UsageError(f"{type(args).__name__} is no GEMM; these operators take GemmArguments")
+            raise UsageError(f"{type(args).__name__} is not a GEMM; these operators take GemmArguments")
         for name, operand in (("A", args.A), ("B", args.B), ("out", args.out)):
             if not isinstance(operand, DenseTensor):
                 raise UsageError(f"{name} is a {type(operand).__name__}; these operators take dense tensors")
         if args.performance is not None:
             raise UsageError("performance controls are given, and these operators have none")
         if args.accumulator_type is not cutlass.Float32:
-            raise UsageError(f"sums are asked for in {args.accumulator_type}; these kernels add in Float32")
+            raise UsageError(f"accumulator_type is {args.accumulator_type}; these kernels add in Float32")
         a, b, out = (
             Layout.of(name, operand.tensor)
             for name, operand in (("A", args.A), ("B", args.B), ("out", args.out))
@@ -102,8 +101,9 @@ class Request:
         for name, layout in (("A", a), ("B", b)):
             if not layout.aligned:
                 raise UsageError(
-                    f"{name} is {layout.shape} of {layout.dtype} with strides {layout.strides}; TMA reads "
-                    "what is contiguous along one mode and has a base and a pitch of whole 16 bytes"
+                    f"{name} is {layout.shape} of {layout.dtype} with strides {layout.strides}; TMA requires "
+                    "a matrix that is contiguous along one mode, and whose base and pitch are multiples of "
+                    "16 bytes"
                 )
         if out.unit is None:
             raise UsageError(f"out has strides {out.strides}, contiguous along neither mode")
@@ -127,12 +127,12 @@ def _product(a: Layout, b: Layout) -> Accumulator:
     how = " with K contiguous in both" if fp8 else ""
     raise UsageError(
         f"A is {a.dtype} with strides {a.strides} and B {b.dtype} with strides {b.strides}; supported: bf16 "
-        f"by bf16, fp16 by fp16, e4m3 by e4m3 and e4m3 by e5m2 either way round{how}"
+        f"by bf16, fp16 by fp16, e4m3 by e4m3 and e4m3 by e5m2 in either order{how}"
     )
 
 
 def _planes_aligned(epilogue: Epilogue, tensors: dict[str, Any]) -> bool:
-    """Whether TMA can move every plane of an epilogue that has an order which TMA can read."""
+    """Whether TMA can move every plane of an epilogue that is contiguous along a mode."""
     names = [*(each.name for each in epilogue.inputs), *epilogue.outputs]
     arguments = [*map(Argument.of_load, epilogue.spec.loads), *map(Argument.of_store, epilogue.spec.stores)]
     return all(
@@ -143,7 +143,7 @@ def _planes_aligned(epilogue: Epilogue, tensors: dict[str, Any]) -> bool:
 
 
 def check(args: Any) -> Status:
-    """Whether one of these operators takes the arguments; if none does, the reason in one sentence."""
+    """Whether one of these operators takes the arguments and, if none does, the reason."""
     try:
         Request.of(args)
     except UsageError as error:
@@ -164,7 +164,7 @@ class _FusedGemm:
     metadata: FusedMetadata
 
     def _supports(self, args: GemmArguments | None, target_sm: TargetSm | None = None) -> Status:
-        if args is None:  # only the target is requested, which the metadata has
+        if args is None:  # the request is for a target only, which the metadata has
             return Status.success()
         try:
             request = Request.of(args)
@@ -172,8 +172,8 @@ class _FusedGemm:
             return Status.fail(error)
         if self.metadata.design.aligned and request.alignment is not Alignment.TMA:
             return Status.fail(
-                "the operator moves the epilogue's planes by TMA, and one of them does not begin at a "
-                "multiple of 16 bytes or has a pitch that is none; an unaligned operator takes it"
+                "the operator moves the epilogue's planes by TMA, but the address or the pitch of one of "
+                "them is not a multiple of 16 bytes; an unaligned operator takes it"
             )
         return Status.success()
 
@@ -193,7 +193,7 @@ class _FusedGemm:
         maker = compiled_artifact.operator_obj
         if maker is not self and maker.metadata.kernel != self.metadata.kernel:
             raise UsageError(
-                f"{self.metadata.operator_name} was given what {maker.metadata.operator_name} compiled"
+                f"{self.metadata.operator_name} can't run an artifact of {maker.metadata.operator_name}"
             )
         a, b = values_of("A", args.A.tensor), values_of("B", args.B.tensor)
         with torch.no_grad(), running_on(stream, a.device):
@@ -302,8 +302,8 @@ def _room(workspace: Workspace | None, size: int, device: torch.device) -> Tenso
         given = values_of("the workspace", workspace.data).view(-1).view(torch.uint8)
     if given.numel() < size or given.data_ptr() % WORKSPACE_ALIGN:
         raise UsageError(
-            f"the workspace has {given.numel()} bytes at {given.data_ptr():#x}; the kernel needs {size} from "
-            f"a multiple of {WORKSPACE_ALIGN}"
+            f"the workspace has {given.numel()} bytes at {given.data_ptr():#x}; the kernel needs {size} "
+            f"bytes at a multiple of {WORKSPACE_ALIGN}"
         )
     return given
 
@@ -312,9 +312,9 @@ def _room(workspace: Workspace | None, size: int, device: torch.device) -> Tenso
 class Sm90FusedGemm(_FusedGemm, CuteDslOperator):
     """wgmma for Hopper, persistent and warp-specialised, with any epilogue of `EpilogueArguments`.
 
-    A (M, K) and B (K, N), or a batch of one: e4m3 by e4m3 and e4m3 by e5m2 either way round with K contiguous
-    in both, bf16 by bf16, fp16 by fp16. Sums are Float32. Without an epilogue out is fp32, bf16, fp16, e4m3
-    or e5m2, of either order and any alignment.
+    A is (M, K) and B is (K, N), or a batch of one. Supported are bf16 by bf16, fp16 by fp16 and, with K
+    contiguous in both, e4m3 by e4m3 and e4m3 by e5m2 in either order. Sums are Float32. Without an epilogue,
+    out is fp32, bf16, fp16, e4m3 or e5m2, row-major or column-major, with any alignment.
     """
 
     supported_args_type = GemmArguments
@@ -325,7 +325,7 @@ class Sm90FusedGemm(_FusedGemm, CuteDslOperator):
 
 @CuTeDSLProvider.register
 class Sm100FusedGemm(_FusedGemm, CuteDslOperator):
-    """tcgen05 for Blackwell: as `Sm90FusedGemm`, but without promoted sums, which it doesn't need."""
+    """tcgen05 for Blackwell. It takes the arguments of `Sm90FusedGemm`; its sums need no promotion."""
 
     supported_args_type = GemmArguments
     designed_for_min_cc = 100

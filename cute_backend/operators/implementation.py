@@ -45,8 +45,8 @@ _COMBINE: dict[ReduceKind, Callable[[Tensor, Tensor], None]] = {
     ReduceKind.MAX: _largest,
     ReduceKind.MIN: _smallest,
 }
-"""How a reduction is combined with the contents of its destination, as the contract of epilogue arguments
-requires. Reductions that the contract does not know overwrite the destination."""
+"""The functions that combine a reduction with the contents of its destination, as the contract of epilogue
+arguments requires. Reductions that the contract does not know overwrite the destination."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class Implementation:
     kernel: Kernel
 
     def compile(self) -> KernelFunction:
-        """The kernel, from the cache or compiled; needs no GPU. Raises BuildError, UnavailableError."""
+        """The kernel, from the cache or compiled. It needs no GPU. Raises BuildError or UnavailableError."""
         outcome = obtain([self.kernel])[self.kernel]
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
     def workspace_bytes(self, m: int, n: int) -> int:
-        """The bytes of workspace that a launch on a plane of (m, n) needs beside its operands and results."""
+        """The bytes of workspace that a launch on a plane of (m, n) needs."""
         return self._places(m, n)[-1]
 
     def launch(
@@ -79,15 +79,16 @@ class Implementation:
         results: Sequence[Tensor],
         workspace: Tensor | None,
     ) -> None:
-        """Run on the current stream. `loads` are in the spec's order and canonical views, `results` in that
-        of its stores; `workspace` has at least `workspace_bytes` bytes, None where that is 0.
+        """Runs the kernel on the current stream. `loads` are canonical views in the order of the spec's
+        loads, and `results` are in the order of its stores. `workspace` has at least `workspace_bytes` bytes,
+        and may be None if that is 0.
 
         Raises UsageError on a GPU of another architecture.
         """
         gpu = device_at(a.get_device())
         if gpu.arch is not self.kernel.arch:
             raise UsageError(
-                f"the kernel is for {self.kernel.arch.value}, and {gpu.name} is {gpu.arch.value}"
+                f"the kernel is for {self.kernel.arch.value}, but {gpu.name} is {gpu.arch.value}"
             )
         m, n = a.shape[0], b.shape[1]
         bound = self._binding.bind([a], [b], loads)
@@ -129,7 +130,7 @@ def _elements(store: Store, m: int, n: int) -> int:
 
 @contextmanager
 def running_on(stream: Any, device: torch.device) -> Iterator[None]:
-    """Makes a GPU current, and on it a stream, which may be torch's, the driver's or a handle."""
+    """Makes a GPU current, and a stream on it. The stream may be torch's, the driver's or a handle."""
     handle = stream.cuda_stream if isinstance(stream, torch.cuda.Stream) else int(stream)
     with torch.cuda.device(device):
         if torch.cuda.current_stream().cuda_stream == handle:

@@ -32,16 +32,16 @@ CUTLASS_TYPES = {
 }
 
 TARGETS = {arch: TargetSm(arch.value.removeprefix("sm_")) for arch in Arch}
-"""The target that each architecture's kernels are compiled for, and no other."""
+"""The only target that each architecture's kernels are compiled for."""
 
 
 @dataclass(kw_only=True)
 class HopperDesign(BLASDesignMetadata):
     """The tiles and the schedule of a wgmma kernel.
 
-    `config` has all of it: `pingpong`, the epilogue's `subtile_n`, the raster. `fast_accum` is whether fp8
-    sums stay in the tensor cores; otherwise they are promoted to fp32 after each k tile. `aligned` is whether
-    the epilogue's planes move by TMA, which their addresses must permit.
+    `config` is the whole configuration, with `pingpong`, `subtile_n` and the raster. `fast_accum` is whether
+    fp8 sums stay in the tensor cores; otherwise they are promoted to fp32 after each k tile. `aligned` is
+    whether the epilogue's planes move by TMA, which their addresses must permit.
     """
 
     config: TileConfig
@@ -51,7 +51,7 @@ class HopperDesign(BLASDesignMetadata):
 
 @dataclass(kw_only=True)
 class BlackwellDesign(Sm100DesignMetadata):
-    """The tiles and the schedule of a tcgen05 kernel, as in `HopperDesign`."""
+    """The tiles and the schedule of a tcgen05 kernel. Its fields are those of `HopperDesign`."""
 
     config: TileConfig
     fast_accum: bool
@@ -84,7 +84,7 @@ def metadata_of(
 
 
 def _name(kernel: Kernel, out: DType, order: Order, epilogue: FusedEpilogue | None) -> str:
-    """A name that no other of our operators has, such as
+    """A name that is unique among our operators, such as
     `cute_backend.sm90a_tnt_Ae4m3_Be4m3_outbf16_accf32_tile128x128_cluster2x1_pingpong`.
 
     The layouts are those of A, B and out, `t` for row-major and `n` for column-major, as in the rest of the
@@ -169,7 +169,7 @@ class FusedEpilogue(EpilogueMetadata):
     def supports(self, args: Any) -> Status:
         """Whether the arguments' epilogue converts to the same spec, from operands of the same names."""
         if args.epilogue is None:
-            return Status.fail("the operator fuses an epilogue, and the arguments have none")
+            return Status.fail("the operator fuses an epilogue, but the arguments have none")
         m, n, *_ = args.problem_size
         try:
             other = convert(args.epilogue, m, n)
@@ -177,7 +177,7 @@ class FusedEpilogue(EpilogueMetadata):
             return Status.fail(error)
         if other != self.converted:
             return Status.fail(
-                f"the operator computes {_named(self.converted)}, and the arguments ask for {_named(other)}"
+                f"the operator computes {_named(self.converted)}, but the arguments ask for {_named(other)}"
             )
         return Status.success()
 

@@ -52,7 +52,7 @@ class Layout:
         if len(shape) == 3:
             if shape[0] != 1:
                 raise UsageError(
-                    f"{name} is a batch of {shape[0]}; these kernels compute one product a launch"
+                    f"{name} is a batch of {shape[0]}; these kernels compute one product per launch"
                 )
             shape, strides = shape[1:], strides[1:]
         return Layout(shape, strides, dtype, offset)
@@ -64,7 +64,7 @@ class Layout:
 
     @property
     def unit(self) -> int | None:
-        """The mode of a matrix along which it is contiguous: the last where both are, None where neither."""
+        """The mode along which a matrix is contiguous: the last one if both are, None if neither is."""
         contiguous = [mode for mode in (1, 0) if self.strides[mode] == 1]
         long = [mode for mode in contiguous if self.shape[mode] > 1]
         return next(iter([*long, *contiguous]), None)
@@ -90,11 +90,11 @@ def values_of(name: str, tensor: TensorArgument) -> Tensor:
     values = tensor.runtime_tensor if isinstance(tensor, TensorWrapper) else tensor
     if not isinstance(values, Tensor):
         if values.memspace != AddressSpace.gmem:
-            raise UsageError(f"{name} does not lie on a GPU, where kernels run")
+            raise UsageError(f"{name} is not on a GPU, where kernels run")
         layout = Layout.of(name, tensor)
         return at_address(values.data_ptr, layout)
     if not values.is_cuda:
-        raise UsageError(f"{name} lies on {values.device}; kernels run on a GPU")
+        raise UsageError(f"{name} is on {values.device}; kernels run on a GPU")
     return values[0] if values.dim() == 3 else values
 
 
@@ -114,11 +114,11 @@ class _Memory:
 def bytes_at(address: int, size: int) -> Tensor:
     """`size` bytes of a GPU's memory as a uint8 tensor, which does not own them.
 
-    Raises UsageError where torch would copy them.
+    Raises UsageError if torch would copy them.
     """
     memory = torch.as_tensor(_Memory(address, size))
     if memory.data_ptr() != address:
-        raise UsageError(f"the memory at {address:#x} can't be viewed by torch where it lies")
+        raise UsageError(f"torch can't view the memory at {address:#x} without a copy")
     return memory
 
 

@@ -1,8 +1,8 @@
 """The names that an epilogue of CUTLASS Operators may use without importing them, as torch functions.
 
-They mean what they mean in that package: `max(x, dim=[1])` reduces, unlike Python's `max`. The shape of the
-tensor that a reduction is written to gives its axis: one element reduces everything, (N,) or (1, N) the rows,
-(M,) or (M, 1) the columns.
+They have the meanings of that package: `max(x, dim=[1])` reduces, unlike Python's `max`. The shape of the
+tensor that a reduction is written to gives its axis: one element is a reduction of everything, (N,) or (1, N)
+of the rows, and (M,) or (M, 1) of the columns.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Reduced:
         if not axes:
             wanted = "" if self.axis is None else f" for each {self.axis.value}"
             raise UsageError(
-                f"{name} has shape {tuple(shape)}, which is no reduction{wanted} of the plane {plane}"
+                f"{name} has shape {tuple(shape)}, which no reduction{wanted} of the plane {plane} has"
             )
         return self.reduce(self.value.expand(plane), dim=_OVER[axes[0]])
 
@@ -64,7 +64,7 @@ def _axis(dim: int | Sequence[int]) -> Axis:
     for axis, over in _OVER.items():
         if reduced == over and len(reduced) == len(dims):
             return axis
-    raise UsageError(f"a reduction over dim={dim} is none of the (M, N) plane's: it has dims 0 and 1")
+    raise UsageError(f"a reduction over dim={dim} is not possible: the (M, N) plane has dims 0 and 1")
 
 
 def _extremum(

@@ -102,7 +102,7 @@ def test_tensors_on_a_cpu_are_not_run():
     args = ops.GemmArguments(*gemm_operands(), F32)
     operator = ops.get_operators(args, is_ours, target_sm="100a")[0]
     artifact = ops.CompiledArtifact(None, operator, ops.TargetSm("100a"))
-    with pytest.raises(ValueError, match="A lies on cpu; kernels run on a GPU"):
+    with pytest.raises(ValueError, match="A is on cpu; kernels run on a GPU"):
         operator.run(args, artifact)
 
 
@@ -114,7 +114,7 @@ def test_tensors_of_the_dsl_on_a_cpu_are_not_run():
         args = ops.GemmArguments(*gemm_operands(), F32)
         operator = ops.get_operators(args, is_ours, target_sm="100a")[0]
         artifact = ops.CompiledArtifact(None, operator, ops.TargetSm("100a"))
-        with pytest.raises(ValueError, match="A does not lie on a GPU"):
+        with pytest.raises(ValueError, match="A is not on a GPU"):
             operator.run(args, artifact)
     finally:
         options.restore(saved)

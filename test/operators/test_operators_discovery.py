@@ -185,16 +185,16 @@ def test_an_unaligned_operand_of_the_epilogue_finds_them_too():
 
 
 REFUSED = {
-    "fp64": (lambda: gemm(*gemm_operands(F64, out=F64), accumulator=F64), "sums are asked for in Float64"),
+    "fp64": (lambda: gemm(*gemm_operands(F64, out=F64), accumulator=F64), "accumulator_type is Float64"),
     "fp32 operands": (lambda: gemm(*gemm_operands(F32)), "supported: bf16 by bf16"),
     "two halves": (lambda: gemm(*gemm_operands(BF16, F16)), "supported: bf16 by bf16"),
-    "e5m2 twice": (lambda: gemm(*gemm_operands(E5M2)), "e4m3 by e5m2 either way round"),
+    "e5m2 twice": (lambda: gemm(*gemm_operands(E5M2)), "e4m3 by e5m2 in either order"),
     "fp8 along M": (lambda: gemm(*gemm_operands(E4M3, layout="ttt")), "with K contiguous in both"),
     "fp16 sums": (lambda: gemm(*gemm_operands(F16), accumulator=F16), "these kernels add in Float32"),
     "int32 out": (lambda: gemm(*gemm_operands(out=torch.int32)), "out is torch.int32; it may be f32"),
     "a batch": (
         lambda: gemm(*(each[None].expand(2, -1, -1) for each in gemm_operands())),
-        "A is a batch of 2; these kernels compute one product a launch",
+        "A is a batch of 2; these kernels compute one product per launch",
     ),
     "nothing": (
         lambda: gemm(*(each[:0] if i != 1 else each for i, each in enumerate(gemm_operands()))),
@@ -240,7 +240,7 @@ def test_arguments_of_another_operation_are_refused():
     a, b, out = gemm_operands()
     offsets = torch.tensor([M], dtype=torch.int32)
     grouped = ops.GroupedGemmArguments(a, b[None], out, F32, offsets)
-    assert "is no GEMM" in str(check(grouped).error)
+    assert "is not a GEMM" in str(check(grouped).error)
     assert not found(gemm(a, b, out), "90a")[0].supports(grouped)
     assert found(grouped, "90a") == []
 

@@ -199,7 +199,7 @@ def test_reductions_combine_with_what_their_tensors_hold(given, kind, monkeypatc
 
 def test_a_workspace_that_is_too_small_is_refused():
     small = ops.workspace.Workspace(torch.zeros(64, dtype=torch.uint8))
-    with pytest.raises(ValueError, match=r"the workspace has 64 bytes at .*; the kernel needs \d+ from"):
+    with pytest.raises(ValueError, match=r"the workspace has 64 bytes at .*; the kernel needs \d+ bytes at"):
         run(
             reduced,
             workspace=small,
@@ -338,9 +338,13 @@ REFUSED = {
     "a choice by value": (
         branching,
         given(D=fresh()),
-        "asks for a value (aten._local_scalar_dense.default), which is known only in",
+        "branches on a value (aten._local_scalar_dense.default), which is known only in",
     ),
-    "not of the product": (apart, given(gate=PLANE, D=fresh(), other=fresh()), "it is not made of it"),
+    "not of the product": (
+        apart,
+        given(gate=PLANE, D=fresh(), other=fresh()),
+        "it does not depend on the product",
+    ),
     "a constant": (
         constant,
         given(D=fresh(), other=fresh()),
@@ -353,16 +357,16 @@ REFUSED = {
     ),
     "a write": (writing, given(gate=PLANE.clone(), D=fresh()), "writes to an operand"),
     "a permutation": (transposed, given(D=fresh()), "permute changes the layout"),
-    "another axis": (rows_of, given(D=fresh(), total=fresh(N)), "which is no reduction for each row"),
-    "a vector of rows": (gated, given(gate=fresh(M), D=fresh()), "a vector of rows is (M, 1)"),
+    "another axis": (rows_of, given(D=fresh(), total=fresh(N)), "which no reduction for each row"),
+    "a vector of rows": (gated, given(gate=fresh(M), D=fresh()), "a value per row is (M, 1)"),
     "fp64": (gated, given(gate=fresh(dtype=torch.float64), D=fresh()), "float64"),
     "gaps": (gated, given(gate=PLANE, D=fresh(M, 2 * N)[:, ::2]), "contiguous along neither mode"),
     "another plane": (
         gated,
         given(gate=PLANE, D=fresh(M, N // 2)),
-        "is computed as (192, 256) and its tensor",
+        "is computed as (192, 256), but its tensor",
     ),
-    "a tensor closed over": (closing, given(D=fresh()), "closes over a tensor; it takes tensors as named"),
+    "a tensor closed over": (closing, given(D=fresh()), "closes over a tensor; tensors must be named"),
     "a transport": (
         gated,
         given(gate=ops.Load(PLANE, via="sync_gmem_load"), D=fresh()),
@@ -408,9 +412,9 @@ def test_an_operator_takes_its_own_epilogue_alone():
         (
             gating,
             vector,
-            "f32(acc * exact0)] of (gate), and the arguments ask for [out0 = f32(acc * colvec0)]",
+            "f32(acc * exact0)] of (gate), but the arguments ask for [out0 = f32(acc * colvec0)]",
         ),
-        (gating, bare, "fuses an epilogue, and the arguments have none"),
+        (gating, bare, "fuses an epilogue, but the arguments have none"),
         (bare, gating, "epilogue metadata is absent"),
     ):
         operator = ops.get_operators(own, is_ours, target_sm="90a")[0]
@@ -425,7 +429,7 @@ def test_what_another_operator_compiled_is_refused():
     first, second, *_ = ops.get_operators(args, is_ours, target_sm="90a")
     artifact = first.compile(args)
     assert str(artifact.compiled_for) == "90a" and artifact.operator_obj is first
-    with pytest.raises(ValueError, match=r"was given what cute_backend\.sm90a"):
+    with pytest.raises(ValueError, match=r"can't run an artifact of cute_backend\.sm90a"):
         second.run(args, artifact)
     with pytest.raises(ValueError, match="compiles for 90a, not for 100a"):
         first.compile(args, "100a")

@@ -1,4 +1,4 @@
-"""A pytest plugin by which a run compiles each kernel once, however many tests and workers ask for it.
+"""A pytest plugin that compiles each kernel once in a run, however many tests and workers need it.
 
 It wraps `compile_kernel`, which is below every cache of the package. The result for a text is kept in a
 folder of this run, which its workers share; if two need a kernel at once, one waits for the other. Errors are
@@ -22,7 +22,7 @@ from cute_backend.runtime.compile import Built
 from cute_backend.runtime.kernel import Kernel
 
 FOLDER = "CUTE_BACKEND_TESTS_BUILT"
-"""The variable that names the folder; without it nothing is kept."""
+"""The environment variable that names the folder; without it nothing is kept."""
 
 Compile = Callable[[Kernel, str, Path], Built]
 

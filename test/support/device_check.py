@@ -41,7 +41,7 @@ _LARGEST = torch.finfo(torch.float32).max
 
 
 def row_errors(cases: Sequence[RowCase], inputs: dict[str, Tensor], out: Tensor) -> dict[str, float]:
-    """The largest error of each case, in ulps where MAX_ULP has its row; the tensors are on one device.
+    """The largest error of each case, in ulps if MAX_ULP has its row. The tensors are on one device.
 
     Asserts that none exceeds its bound.
     """
@@ -62,7 +62,7 @@ def row_errors(cases: Sequence[RowCase], inputs: dict[str, Tensor], out: Tensor)
 
 
 def _complaint(case: RowCase, operands: list[Tensor], bits: Tensor, wrong: Tensor) -> str:
-    """How many results are wrong, the worst of them (without ulps, the first), and what is allowed."""
+    """The number of wrong results, the worst of them (without ulps, the first), and the error allowed."""
     got = bits.view(torch.float32) if case.result is DType.F32 else bits
     places = wrong.nonzero()[:, 0]
     said = f"{case}: {len(places)} of {len(wrong)} wrong"
@@ -92,7 +92,7 @@ def _same(case: RowCase, operands: list[Tensor], bits: Tensor) -> Tensor:
 
 
 def _ulps(case: RowCase, operands: list[Tensor], got: Tensor) -> Tensor:
-    """Errors in ulps of a float64 reference; infinite where special results differ."""
+    """Errors in ulps of a float64 reference. They are infinite if special results differ."""
     exact = case.reference(*(operand.double() for operand in operands))
     nearest = exact.float()
     exponent = torch.frexp(exact.abs().clamp(2.0**-126, _LARGEST))[1] - 24

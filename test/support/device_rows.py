@@ -52,7 +52,8 @@ class RowCase:
 
 
 def row_cases() -> list[RowCase]:
-    """Every row on every register dtype that it has an expression for; every cast, both overflow rules."""
+    """Every row on every register dtype that it has an expression for, and every cast under both overflow
+    rules."""
     cases = []
     for row in OPS.values():
         for register in REGISTERS:
@@ -163,7 +164,7 @@ class Narrowing:
 
 @dataclass(frozen=True)
 class Widening:
-    """A fragment in memory's dtype brought to its register dtype."""
+    """A fragment in its dtype of memory, converted to its register dtype."""
 
     source: DType
 
@@ -210,7 +211,8 @@ def conversion_inputs(count: int) -> dict[str, Tensor]:
     """`count` (a multiple of FRAGMENT) samples: f, i, b, and codes of 8 and of 16 bits."""
     inputs = {_LETTER[register]: operands((register, register), count)[0][:count] for register in REGISTERS}
     codes = torch.arange(count, dtype=torch.int32)
-    # Times an odd number, so that few samples still meet exponents and signs of all kinds.
+    # The codes are multiples of an odd number, so that even few samples have all kinds of exponents and
+    # signs.
     return {**inputs, "bytes": (codes & 255).to(torch.uint8), "halves": (codes * 24019).to(torch.int16)}
 
 

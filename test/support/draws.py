@@ -22,11 +22,11 @@ STEPS = list(product(VOCABULARIES, ROWS, DESCENDING))
 """The sizes and orders of `draw_steps`."""
 
 _SAMPLES = {1: 10_000, 2: 5_000, 130: 80}
-"""Samples of a row, by the number of rows: some 10,000 draws, in whole passes of eight."""
+"""Samples of a row, by the number of rows: about 10,000 draws in all, in whole passes of eight."""
 
 
 def p_value(counts: Tensor, expected: Tensor) -> float:
-    """Pearson's chi-squared, bins with an expectation below 5 put together; 0 for what is not finite."""
+    """The p-value of Pearson's chi-squared, with bins of an expectation below 5 merged; 0 if not finite."""
     counts, expected = counts.double().cpu(), expected.double().cpu()
     small = expected < 5
     if small.any():
@@ -39,14 +39,14 @@ def p_value(counts: Tensor, expected: Tensor) -> float:
 
 
 def draw_steps(vocabulary: int, rows: int, descending: bool, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """10,000 draws at temperature 5 from logits 0, 1, 2, ... or back, and the counts to expect.
+    """10,000 draws at temperature 5 from logits 0, 1, 2, ..., or from the reverse, and the expected counts.
 
     A bias shifts all logits by -V, so that a zero from beyond the edge would win.
     """
     numbers = torch.arange(vocabulary, device=device)
     numbers = numbers.flip(0) if descending else numbers
     weight = torch.zeros(vocabulary, 8, dtype=BF16, device=device)
-    weight[:, 0], weight[:, 1] = numbers % 16, numbers // 16 * 16  # bf16 holds a low and a high digit
+    weight[:, 0], weight[:, 1] = numbers % 16, numbers // 16 * 16  # each of the two digits is exact in bf16
     bias = torch.full((vocabulary,), -float(vocabulary), device=device)
     hidden = torch.ones(rows, 8, dtype=BF16, device=device)
     tokens = cute_backend.sample(
@@ -58,7 +58,7 @@ def draw_steps(vocabulary: int, rows: int, descending: bool, device: str = "cpu"
 
 
 def draw_pairs(device: str = "cpu") -> dict[str, tuple[Tensor, Tensor]]:
-    """Independent draws, of eight equal tokens each."""
+    """Independent draws from eight tokens of equal probability, by name."""
     hidden, weight = (torch.zeros(size, 8, dtype=BF16, device=device) for size in (4000, 8))
     first = cute_backend.sample(hidden, weight, num_samples=2, seed=1)
     second = cute_backend.sample(hidden, weight, num_samples=2, seed=2)

@@ -1,7 +1,8 @@
 """Epilogues as the torch programs that people write, and inputs for them.
 
-Each is a plain function of tensors. What a tensor is follows from its parameter's name (`MAKERS`), so that
-`EPILOGUES[name].inputs(Problem(m, n, k))` serves golden modules, GPU tests and the simulator alike.
+Each is a plain function of tensors. The name of a parameter decides the tensor that is made for it
+(`MAKERS`), so `EPILOGUES[name].inputs(Problem(m, n, k))` serves golden modules, GPU tests and the simulator
+alike.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 @dataclass(frozen=True)
 class Problem:
-    """The sizes of one product, and where and from which seed its inputs are made.
+    """The sizes of one product, and the device and the seed of its inputs.
 
     Scales grow with their index, so that a read that is swapped, shifted or repeated changes the result.
     """
@@ -38,18 +39,18 @@ class Problem:
 
     @property
     def head(self) -> int:
-        """Columns of a head: as many as models have, if N allows."""
+        """The columns of a head: the number that models have, if N allows."""
         return next(columns for columns in (128, 16, 4, 1) if self.n % columns == 0)
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Where groups of rows end: none, one row, half of them, none, and the others by 32."""
+        """The ends of groups of rows: no row, one row, half of them, no row, and the others by 32."""
         half = max(self.m // 2, 1)
         return (0, 1, half, half, *range(half + 32, self.m, 32), self.m)
 
     @property
     def k_ends(self) -> tuple[int, ...]:
-        """Where groups of K end: one of it, none, and all of the others but three, which are in no group."""
+        """The ends of groups of K: one, none, and all but the last three, which are in no group."""
         return (1, 1, max(self.k - 3, 1))
 
     def experts(
@@ -64,25 +65,25 @@ class Problem:
 
     def operand(self, *shape: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
         """Normal values rounded to halves, up to 3.5. They are exact in every dtype that is multiplied, and
-        so are the sums of their products: rounding these could decide comparisons differently in different
-        places."""
+        so are the sums of their products. Rounded sums could make comparisons come out differently in
+        different places."""
         normal = torch.randn(*shape, generator=generator, device=self.device)
         return (normal * 2).round().clamp(-7, 7).div(2).to(dtype)
 
     def blocks(self, lines: int, blocks: int) -> Tensor:
-        """(lines, blocks) fp32, contiguous along the lines: no neighbour has the value of another."""
+        """(lines, blocks) fp32, contiguous along the lines. Adjacent values differ."""
         of_block = torch.arange(blocks, device=self.device)[:, None]
         return ((5 * of_block + 3 * torch.arange(lines, device=self.device)) % 13 + 1.0).t() / 8
 
     def fp4(self, lines: int, generator: torch.Generator) -> Tensor:
-        """(lines, K / 2) of two values of E2M1: halves of operands, to the nearest of them."""
+        """(lines, K / 2), two values of E2M1 in a byte: halves of `operand`, rounded to the nearest value."""
         halves = (self.operand(lines, self.k, dtype=torch.float32, generator=generator) * 2).round()
         codes = halves.abs().clamp(max=4).to(torch.uint8) + 8 * (halves < 0).to(torch.uint8)
         return (codes[:, ::2] | codes[:, 1::2] << 4).view(torch.float4_e2m1fn_x2)
 
     def tiles(self, lines: int, block: int, dtype: torch.dtype) -> Tensor:
-        """Scales of blocks of `block` values in tiles of 128 lines by 4 (cuBLAS, "1D Block Scaling"): no
-        neighbour has the value of another, and what pads them is zeros."""
+        """Scales of blocks of `block` values in tiles of 128 lines by 4 (cuBLAS, "1D Block Scaling").
+        Adjacent values differ, and the padding is zeros."""
         count, first = -(-self.k // block), 124 if dtype is torch.float8_e8m0fnu else 0x28
         line, scale = torch.arange(lines)[:, None], torch.arange(count)
         codes = first + (5 * scale + 3 * line + line // 32 + scale // 4) % 7
@@ -215,7 +216,7 @@ class Epilogue:
         return self.fn.__name__
 
     def runs_on(self, arch: Arch) -> bool:
-        """Whether an architecture has kernels of it: some multiply and convert no fp8, and some no e5m2."""
+        """Whether an architecture has kernels for it: some have no products and casts of fp8, or of e5m2."""
         dtypes = {tensor.dtype for tensor in self.inputs(Problem(16, 16, 16))}
         if E5M2 in dtypes and DType.E5M2 not in arch.target.operands:
             return False
@@ -247,7 +248,7 @@ SEGMENTS: dict[str, Epilogue] = {}
 """Programs of several products of one A, which share a launch on Hopper and Blackwell."""
 
 BLOCKS: dict[str, Epilogue] = {}
-"""Epilogues that reduce blocks of 64 columns, or rotate in them: N is a multiple of it."""
+"""Epilogues that reduce blocks of 64 columns, or rotate within them. N is a multiple of 64."""
 
 
 def epilogue(
@@ -256,7 +257,7 @@ def epilogue(
     square: bool = False,
     table: dict[str, Epilogue] = EPILOGUES,
 ) -> Callable[[Any], Any]:
-    """Enter a program into a table."""
+    """Enters a program into a table."""
 
     def enter(fn: Any) -> Any:
         table[fn.__name__] = Epilogue(fn, loads, stores, square)
@@ -337,7 +338,7 @@ def square(a, b, scale_a, scale_b, column, row, residual_t):
 
 @epilogue(ROWWISE, "bf16", "bf16")
 def row_maxima(a, b, scale_a, scale_b):
-    # What dynamic rowwise quantisation of the next layer's input needs, beside the input.
+    # The next layer's input, and the maxima that its dynamic rowwise quantisation needs.
     y = F.silu(scaled_mm(a, b, scale_a, scale_b))
     return y, y.abs().amax(-1)
 
@@ -358,21 +359,21 @@ PAIR_ROWWISE = {"scale_a": "colvec", "scale_b0": "rowvec", "scale_b1": "rowvec"}
 
 @epilogue(PAIR_ROWWISE, "bf16", "bf16")
 def swiglu(a, b, b_up, scale_a, scale_b, scale_b_up):
-    # Two products of one A, and what dynamic rowwise quantisation needs.
+    # Two products of one A, and the maxima that dynamic rowwise quantisation needs.
     y = F.silu(scaled_mm(a, b, scale_a, scale_b)) * scaled_mm(a, b_up, scale_a, scale_b_up)
     return y, y.abs().amax(-1)
 
 
 @epilogue(PAIR_ROWWISE, "bf16")
 def swiglu_chunk(a, b_wide, scale_a, scale_wide):
-    # One product, whose halves meet.
+    # One product, whose halves are multiplied.
     gate, up = scaled_mm(a, b_wide, scale_a, scale_wide).chunk(2, -1)
     return F.silu(gate) * up
 
 
 @epilogue({"bias0": "rowvec", "bias1": "rowvec"}, "bf16")
 def swiglu7(a_bf16, b_wide_bf16, bias_wide):
-    # One product, whose neighbouring columns meet; its B is contiguous along N.
+    # One product, whose even and odd columns are combined; its B is contiguous along N.
     y = torch.addmm(bias_wide, a_bf16, b_wide_bf16)
     gate, linear = y[:, ::2].clamp(max=7), y[:, 1::2].clamp(-7, 7)
     return gate * torch.sigmoid(1.702 * gate) * (linear + 1)
@@ -380,7 +381,8 @@ def swiglu7(a_bf16, b_wide_bf16, bias_wide):
 
 @epilogue({"bias": "rowvec", "rowvec0": "rowvec", "exact0": "exact", "rowvec1": "rowvec"}, "bf16")
 def heads(a_bf16, b_bf16, bias, head_row, head_places, head_gate):
-    # As attention's: what varies within a head, along places as well, and from head to head.
+    # As in attention: operands that vary within a head, within a head and along places, and from head to
+    # head.
     y = torch.addmm(bias, a_bf16, b_bf16).unflatten(0, (2, -1)).unflatten(-1, (-1, head_row.shape[0]))
     return (y.transpose(1, 2) * head_row + head_places) * head_gate
 
@@ -390,7 +392,7 @@ PER_BATCH = {"exact0": "exact", "colvec0": "colvec", "exact1": "exact", "colvec1
 
 @epilogue({**ROWWISE, **PER_BATCH}, "bf16", "f32")
 def per_batch(x, weight, scale_a, scale_b, position_3d, gate_3d, shift_3d, keep_3d):
-    # What varies along some of the axes that M is made of, and not along the others.
+    # Operands that vary along some of the axes that M is made of, and not along the others.
     y = scaled_mm(x.flatten(0, 1), weight.t(), scale_a, scale_b).unflatten(0, x.shape[:2])
     y = (y + position_3d) * gate_3d + shift_3d
     return (y * keep_3d).to(torch.bfloat16), y.abs().amax(-1)
@@ -398,7 +400,7 @@ def per_batch(x, weight, scale_a, scale_b, position_3d, gate_3d, shift_3d, keep_
 
 @epilogue({"bias": "colvec", "exact0": "exact", "rowvec0": "rowvec"}, "bf16", "f32")
 def batched(a_3d_bf16, b_3d_bf16, gate_3d, residual_3d, row):
-    # A product for each batch: the rows of all are the plane's.
+    # A product for each batch. The rows of all batches are the rows of the plane.
     y = torch.baddbmm(gate_3d.bfloat16(), a_3d_bf16, b_3d_bf16, alpha=0.5)
     y = F.silu(y.float() * row) + residual_3d
     return y.to(torch.bfloat16), y.amax(-1)
@@ -418,14 +420,14 @@ def blockwise_silu_residual(a, b, blocks_a, blocks_b, bias, residual):
 
 @epilogue({"exact0": "exact"}, "bf16", table=BLOCKWISE)
 def blockwise_lines_gelu_mul(a, b, blocks_a, lines_b, other):
-    # 1 x 128 of both, as of weights' gradients.
+    # 1 x 128 of both, as for gradients of weights.
     y = torch._scaled_mm(a, b, blocks_a, lines_b, out_dtype=torch.bfloat16)
     return F.gelu(y, approximate="tanh") * other
 
 
 @epilogue({}, "bf16", "f32", table=BLOCKWISE)
 def blockwise_squares_amax(a, b, squares_a, lines_b):
-    # 128 x 128 of A by 1 x 128 of B, and what dynamic rowwise quantisation needs.
+    # 128 x 128 of A by 1 x 128 of B, and the maxima that dynamic rowwise quantisation needs.
     y = torch._scaled_mm(a, b, squares_a, lines_b, out_dtype=torch.bfloat16)
     return y, y.float().abs().amax(-1)
 
@@ -444,7 +446,7 @@ def mxfp4_residual_amax(a_fp4, b_fp4, mx_a, mx_b, residual):
 
 @epilogue({"scale_a": "scalar", "scale_b": "scalar", "exact0": "exact"}, "bf16", table=MMA_SCALED)
 def nvfp4_gelu_mul(a_fp4, b_fp4, nv_a, nv_b, scale_a_one, scale_b_one, other):
-    # Scales of blocks, and one of each operand, as of NVIDIA's checkpoints.
+    # Scales of blocks, and a scale of each operand, as in NVIDIA's checkpoints.
     recipe = [ScalingType.BlockWise1x16, ScalingType.TensorWise]
     swizzle = [SwizzleType.SWIZZLE_32_4_4, SwizzleType.NO_SWIZZLE]
     of_a, of_b = [nv_a, scale_a_one], [nv_b, scale_b_one]
@@ -462,15 +464,15 @@ def grouped_mxfp8(a, experts_fp8_wide, mx_groups, mx_experts, ends, column):
 
 @epilogue({}, "bf16", table=GROUPED)
 def grouped(a_bf16, experts_wide, ends):
-    # As Mixtral's experts: the halves of one product.
+    # As in Mixtral's experts: the halves of one product are multiplied.
     gate, up = F.grouped_mm(a_bf16, experts_wide, offs=ends).chunk(2, -1)
     return F.silu(gate) * up
 
 
 @epilogue({"groupvec0": "groupvec", "groupvec1": "groupvec"}, "bf16", table=GROUPED)
 def grouped_swiglu7(a_bf16, experts_wide_kn, router, experts_bias):
-    # As GPT-OSS's: the even and the odd columns, of weights that are contiguous along N, and of biases of
-    # experts. Rows are sorted by expert.
+    # As in GPT-OSS: the even and the odd columns are combined. Weights are contiguous along N, and each
+    # expert has a bias. Rows are sorted by expert.
     count = experts_bias.shape[0]
     of_rows, _ = torch.sort(router.argmax(-1))
     ends = torch.cumsum(torch.histc(of_rows.float(), count, 0, count - 1), 0, dtype=torch.int32)
@@ -481,7 +483,7 @@ def grouped_swiglu7(a_bf16, experts_wide_kn, router, experts_bias):
 
 @epilogue({"colvec0": "colvec", "exact0": "exact"}, "bf16", "f32", table=GROUPED)
 def grouped_routed(a_bf16, experts, ends, column, residual):
-    # Routing weights, a plane, and what dynamic rowwise quantisation needs.
+    # Routing weights, a plane, and the maxima that dynamic rowwise quantisation needs.
     y = F.grouped_mm(a_bf16, experts, offs=ends).float() * column[:, None] + residual
     return y.to(torch.bfloat16), y.abs().amax(-1)
 
@@ -497,20 +499,20 @@ def grouped_fp8(a, experts_fp8, scale_rows, scale_experts, ends, column):
 
 @epilogue({"colvec0": "colvec", "exact0": "exact"}, "bf16", "f32", table=GROUPED)
 def grouped_columns(a_bf16, experts, ends, column, residual):
-    # Columns in groups: weights by tokens that lie in columns, and the largest value of each token.
+    # Columns in groups: weights times tokens, which are columns, and the largest value of each token.
     y = F.silu(F.grouped_mm(experts.mT, a_bf16.t(), offs=ends)) * column + residual.t()
     return y.to(torch.bfloat16), y.amax(0)
 
 
 @epilogue({"exact0": "exact"}, "f32", table=GROUPED)
 def grouped_k(gradient, layer_input, k_ends, main_gradient):
-    # The gradient of experts' weights, added to that of earlier steps.
+    # The gradient of experts' weights, added to the gradient of earlier steps.
     return F.grouped_mm(gradient.t(), layer_input, offs=k_ends).float() + main_gradient
 
 
 @epilogue({"rowvec0": "rowvec"}, "bf16", table=BLOCKS)
 def qk_norm(a_bf16, b_bf16, norm_row):
-    # As Qwen3 norms each head of queries and keys.
+    # As in Qwen3, which norms each head of queries and keys.
     heads = torch.mm(a_bf16, b_bf16).unflatten(0, (2, -1)).unflatten(-1, (-1, norm_row.shape[0])).float()
     heads = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + 1e-6)
     return (norm_row * heads.to(torch.bfloat16)).transpose(1, 2)
@@ -518,7 +520,7 @@ def qk_norm(a_bf16, b_bf16, norm_row):
 
 @epilogue({"exact0": "exact", "exact1": "exact"}, "bf16", table=BLOCKS)
 def rotary(a_bf16, b_bf16, cos, sin):
-    # As transformers rotates each head of queries and keys, (B, H, S, D), by the positions of all sequences.
+    # As in transformers, which rotates each head of queries and keys, (B, H, S, D), by positions.
     heads = torch.mm(a_bf16, b_bf16).unflatten(0, (2, -1)).unflatten(-1, (-1, cos.shape[-1])).transpose(1, 2)
     half = heads.shape[-1] // 2
     rotated = torch.cat((-heads[..., half:], heads[..., :half]), dim=-1)
@@ -527,7 +529,7 @@ def rotary(a_bf16, b_bf16, cos, sin):
 
 @epilogue({"exact0": "exact", "exact1": "exact"}, "bf16", table=BLOCKS)
 def rotary_neighbours(a_bf16, b_bf16, cos, sin):
-    # As diffusers rotates Flux's heads: each column with its neighbour.
+    # As in diffusers, which rotates each column of Flux's heads with the adjacent one.
     heads = torch.mm(a_bf16, b_bf16).unflatten(0, (2, -1)).unflatten(-1, (-1, cos.shape[-1])).transpose(1, 2)
     real, imag = heads.reshape(*heads.shape[:-1], -1, 2).unbind(-1)
     rotated = torch.stack((-imag, real), dim=-1).flatten(3)

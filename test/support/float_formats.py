@@ -13,7 +13,8 @@ from cute_backend.spec import DType, Overflow
 
 @dataclass(frozen=True)
 class Format:
-    """Sign, exponent and mantissa; `ieee` has infinities, else all ones is the only NaN."""
+    """A sign, an exponent and a mantissa. An `ieee` format has infinities; in others all ones is the only
+    NaN."""
 
     exponent_bits: int
     mantissa_bits: int

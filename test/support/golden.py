@@ -15,7 +15,7 @@ EXPECTED = Path(__file__).parents[1] / "expected"
 
 def assert_expected(name: str, text: str) -> Path:
     """Compares `text` with the file `name` of test/expected. Returns the file's path."""
-    __tracebackhide__ = True  # the difference alone is shown
+    __tracebackhide__ = True  # a failure shows only the difference
     path = EXPECTED / name
     if os.environ.get("EXPECTTEST_ACCEPT") == "1":
         EXPECTED.mkdir(exist_ok=True)
@@ -34,7 +34,7 @@ def assert_expected(name: str, text: str) -> Path:
 
 
 def check_samples(path: Path, name: str, sample: str) -> None:
-    """Compares a page's sample with what it should be, or writes it."""
+    """Compares the sample `name` of a page with `sample`, or writes it."""
     text = path.read_text()
     pattern = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=\n<!-- /{name} -->)", re.DOTALL)
     if os.environ.get("EXPECTTEST_ACCEPT") == "1":

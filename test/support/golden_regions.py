@@ -23,7 +23,7 @@ NAMES["sm_90a"] += BLOCKWISE
 NAMES["sm_100a"] += [*BLOCKWISE, *MMA_SCALED]
 for grouping in ("sm_90a", "sm_100a"):
     NAMES[grouping] += [*GROUPED, *BLOCKS, *SEGMENTS]
-# These share the template of another, and differ in tiles and stages, if in anything.
+# These share the template of another architecture, and differ in tiles and stages or not at all.
 NAMES |= {
     "sm_86": ["addmm_relu", "swiglu7"],
     "sm_89": ["bias_gelu_residual", "greedy_token"],

@@ -100,7 +100,7 @@ def evaluate(spec: EpilogueSpec, products: dict[str, Array], loads: dict[str, Ar
 
 
 def _one_m(load: Load, array: Array) -> Array:
-    """(*modes, ...) as (M, ...), of which the elements at index 0 count along what does not vary."""
+    """(*modes, ...) as (M, ...). Along a mode that does not vary, the elements at index 0 count."""
     first = tuple(slice(1) if mode is Stride.ZERO else slice(None) for mode in load.m_modes)
     return np.broadcast_to(array[first], array.shape).reshape(-1, *array.shape[len(load.m_modes) :])
 

@@ -42,10 +42,10 @@ SHAPES = [
     (1000, 1040, 528),
     (4096, 512, 64),
 ]
-"""(M, N, K): whole tiles; few rows; edges in both directions; few and many k tiles; many tiles a CTA."""
+"""(M, N, K): whole tiles; few rows; edges in both directions; few and many k tiles; many tiles per CTA."""
 
 Operands = tuple[list[Tensor], list[Tensor], list[Tensor]]
-"""A with what comes after it, every B with its scales, and the epilogue's loads."""
+"""The operands of the op: A with its scales, every B with its scales, and the epilogue's loads."""
 
 
 def check_kernels(
@@ -53,8 +53,8 @@ def check_kernels(
     shapes: Sequence[tuple[int, int, int]] = SHAPES,
     configs: Sequence[TileConfig] | None = None,
 ) -> None:
-    """Asserts that every kernel of `configs`, by default the table's, in both alignments, gives what the
-    replay gives."""
+    """Asserts that every kernel of `configs`, by default those of the table, in both alignments, gives the
+    results of the replay."""
     if configs is None:
         configs = offered(device_at(0).arch, spec)
     kernels = [Kernel(spec, config, alignment) for config in configs for alignment in Alignment]
@@ -64,7 +64,7 @@ def check_kernels(
 def check_functions(
     functions: Mapping[Kernel, KernelFunction], shapes: Sequence[tuple[int, int, int]] = SHAPES
 ) -> None:
-    """Asserts that every kernel gives what the replay gives; they are of one spec."""
+    """Asserts that every kernel gives the results of the replay. The kernels are of one spec."""
     spec = next(iter(functions)).spec
     failures = []
     for shape in shapes:
@@ -104,9 +104,11 @@ def run_kernel(kernel: Kernel, function: KernelFunction, operands: Operands, m: 
 def operands_of(
     spec: EpilogueSpec, m: int, n: int, k: int, *, aligned: bool, device: str = "cuda"
 ) -> Operands:
-    """A, every B and loads for a spec: products sum exactly; where `aligned` is False no load is. Groups
-    have B of factors that tell neighbours apart, and all rows lie in one. Scales of
-    blocks are powers of two, no two neighbours alike, where `aligned` contiguous along rows and columns."""
+    """A, every B and loads for a spec. Sums of products are exact. No load is aligned unless `aligned`.
+
+    The B of different groups have different factors, and all rows are in one group. Scales of blocks are
+    powers of two, and adjacent ones differ; if `aligned`, they are contiguous along rows and columns.
+    """
     generator = torch.Generator(device).manual_seed(m + n + k)
     acc, columns = spec.product, 2 * n if spec.b_columns is BColumns.INTERLEAVED else n
     problem = Problem(m, n, k, device=device)
@@ -114,7 +116,7 @@ def operands_of(
     def product(rows: int, columns: int, dtype: DType) -> Tensor:
         return problem.operand(rows, columns, dtype=TORCH_DTYPES[dtype], generator=generator)
 
-    pad = 16  # so that K need not be a pitch that TMA takes
+    pad = 16  # so that K need not be a pitch that TMA accepts
     wide_m, wide_n = -(-m // pad) * pad, -(-columns // pad) * pad
     a = product(m, k, acc.a_dtype) if acc.a_major is Major.K else product(k, wide_m, acc.a_dtype).t()[:m]
     bs = [
@@ -178,7 +180,8 @@ def _load(load: Load, m: int, n: int, generator: torch.Generator, aligned: bool)
 
 
 def _values(shape: tuple[int, ...], dtype: DType, generator: torch.Generator, *, aligned: bool) -> Tensor:
-    """Small random values; not aligned, they begin one element past a boundary, rows one element apart."""
+    """Small random values. If they are not aligned, they begin one element past a boundary, with one element
+    between rows."""
     random = torch.randn(shape, generator=generator, device=generator.device)
     if not dtype.is_float:
         random = (random * 3).clamp(0, 100) if dtype in (DType.U8, DType.BOOL) else random * 3
@@ -194,8 +197,8 @@ def _unaligned_like(tensor: Tensor) -> Tensor:
 
 
 def outputs_of(kernel: Kernel, m: int, n: int, device: str = "cuda") -> tuple[list[Tensor], list[Tensor]]:
-    """Results and all that a kernel writes, full of NaN or of a value that no test computes; a kernel that
-    takes planes as they come gets them unaligned."""
+    """The results, and all tensors that a kernel writes, full of NaN or of a value that no test computes.
+    They are unaligned for a kernel that takes planes of any alignment."""
     here = torch.empty(0, device=device)
     outputs, memory = Outputs(kernel.spec, kernel.config).of_size(m, n).allocate(here)
     place = 0

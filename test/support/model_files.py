@@ -30,12 +30,12 @@ ARCHITECTURES = [*architectures.ARCHITECTURES]
 IN_FLOAT64 = [name for name in NAMES if name.startswith("training")] + [
     f"hugging_face.py:{name}" for name in ("llama", "qwen3", "gemma3")
 ]
-"""Models that can be had in float64: those that neither quantise nor multiply in groups."""
+"""Models that run in float64: those that neither quantise nor multiply in groups."""
 NEEDS = {"torchao_fp8": ("torchao",), "hugging_face": ("torchao", "transformers")}
 
 
 def load(model: str) -> tuple[Any, tuple[Any, ...]]:
-    """A function such as "training.py:gelu" and its arguments; skips the test where it lacks a package."""
+    """A function such as "training.py:gelu" and its arguments. Skips the test if a package is missing."""
     file, name = model.split(".py:")
     for package in NEEDS.get(file, ()):
         pytest.importorskip(package, reason=f"{file}.py needs {package}: pip install '.[models]'")
@@ -106,8 +106,8 @@ def check(model: str, device: str) -> None:
 
 
 def compiled(fn: Any, args: tuple[Any, ...], backend: str) -> list[Tensor]:
-    """The outcome of compiled code, with the masks of dropout as eager draws them, and without the coordinate
-    descent that torchao turns on for the whole process: it takes minutes of a kernel that sorts."""
+    """The outcome of compiled code. Dropout draws the masks that eager draws, and the coordinate descent that
+    torchao turns on for the whole process is off, because it takes minutes for a kernel that sorts."""
     with inductor_config.patch(fallback_random=True, coordinate_descent_tuning=False):
         return outcome(torch.compile(fn, backend=backend, dynamic=False), args)
 

@@ -30,8 +30,9 @@ def shape_of(load: Load, m: int, n: int) -> tuple[int, ...]:
 
 
 def with_modes(load: Load, m: int, n: int, values: Callable[[tuple[int, ...]], Made]) -> Made:
-    """Such an operand of the values of a dense shape: those of one index along what does not vary, expanded,
-    and each second column where N, or what varies of a block, is not contiguous."""
+    """An operand of several modes, made of the values of a dense shape. Modes that don't vary are expanded
+    from one index. If N, or the mode that varies within a block, is not contiguous, every second column is
+    taken."""
     shape = shape_of(load, m, n)
     strides = [*load.m_modes] if load.m_modes else [load.stride_m] * (load.kind is LoadKind.EXACT)
     if load.blocks is not None:

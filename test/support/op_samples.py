@@ -11,7 +11,7 @@ from cute_backend.spec import DType
 
 _FLOATS = [0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1.5, 2.5, -2.5, 3.0, -7.25, 20.5, 88.0, -104.0, 1e-3, -3e-5]
 _BOUNDARIES = [448.0, 464.0, 480.0, 57344.0, 61440.0, -61440.0, 65504.0, 2.0**-9, 2.0**-10, 2.0**-17]
-"""Where fp8 formats and fp16 end."""
+"""The ends of the ranges of fp8 formats and of fp16."""
 
 _EXTREMES = [1e-40, -1e-45, 1.17e-38, 3e38, -3.4e38, 16777217.0, float("inf"), float("-inf"), float("nan")]
 _INTEGERS = [0, 1, -1, 2, -3, 7, 100, -100, 127, -128, 1000, -65536, 2**31 - 1, -(2**31)]
@@ -27,7 +27,7 @@ def specials(register: DType) -> Tensor:
 
 
 def randoms(register: DType, count: int, seed: int) -> Tensor:
-    """Random values: floats over all magnitudes that functions treat apart, half of them within 10."""
+    """Random values: floats of all magnitudes that functions treat differently, half of them within 10."""
     generator = torch.Generator().manual_seed(seed)
     if register is DType.BOOL:
         return torch.randint(0, 2, (count,), generator=generator).bool()

@@ -55,7 +55,7 @@ def like(tensor: Tensor, where: str) -> Tensor:
 
 
 def without_a_gpu(patch: pytest.MonkeyPatch, function_of: Callable[[Any], Callable[..., None]]) -> None:
-    """Let operators run on CPU tensors: `function_of` makes what a compiled kernel would be."""
+    """Lets operators run on CPU tensors: `function_of` returns a stand-in for a compiled kernel."""
     from cute_backend.operators import gemm, implementation
     from cute_backend.operators.operands import TensorWrapper
 
@@ -77,7 +77,7 @@ def without_a_gpu(patch: pytest.MonkeyPatch, function_of: Callable[[Any], Callab
 
 
 def replayed(kernel: Any) -> Callable[..., None]:
-    """A compiled kernel's stand-in: checks that the arguments lie as the kernel expects, then replays it."""
+    """A stand-in for a compiled kernel, which checks the layouts of the arguments and replays the spec."""
     from cute_backend.replay import replay
     from cute_backend.runtime.compile import fake_operands
 

@@ -22,8 +22,8 @@ CHEAPLY = {
     "aot_inductor.precompile_headers": False,
     "cpp.vec_isa_ok": False,
 }
-"""The C++ compiler takes nearly all of the time, in part to ask which vector instructions there are. Options
-that this torch does not have are left out."""
+"""Options that save time: the C++ compiler takes nearly all of it, in part to find out which vector
+instructions there are. Options that this torch does not have are left out."""
 
 
 class Model(torch.nn.Module):
@@ -65,14 +65,14 @@ CHEAP = """
 import torch._inductor.config
 torch._inductor.config.cpp.vec_isa_ok = False
 """
-"""The compiler is asked for vector instructions when a package is loaded, too."""
+"""Lines for the loading program: loading a package asks the compiler for vector instructions, too."""
 
 
 def serve(program: str, package: Path, saved: Path) -> list[str]:
-    """The lines that a process prints that runs a program on the two files of `make_package`.
+    """Runs a program on the two files of `make_package` in a process, and returns the lines that it prints.
 
-    A package that has libstdc++ within it crashes where it is loaded, whoever made it, unless the system's
-    library is loaded ahead, as docs/operating.md says.
+    A package that contains libstdc++ crashes when it is loaded, whoever made it, unless the system's library
+    is loaded first, as docs/operating.md says.
     """
     environment = {**os.environ}
     if not _shares_libstdcxx(package):

@@ -1,6 +1,6 @@
 """Hypothesis strategies for epilogue specs, at the level of the spec itself.
 
-What they draw is valid and agrees with the op table; sizes and operands are drawn apart.
+Specs that they draw are valid and agree with the op table. Sizes and operands are drawn separately.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ _NAMES = {
 }
 """The kinds of loads that a dense product may have."""
 _ROWS = tuple(name for name in OPS if name not in BLOCK_REDUCTIONS)
-"""Without ops of blocks, whose sizes tiles have to hold."""
+"""The rows of the op table, except for ops of blocks, whose sizes tiles have to hold."""
 _SIGNED_ZERO_IS_OPEN = ("maximum", "minimum", "fmax", "fmin", "relu")
-"""Ops whose result on -0 and +0 torch leaves open: its own vectorised and scalar loops differ."""
+"""Ops whose result on -0 and +0 is open in torch: its own vectorised and scalar loops differ."""
 
 NUMBERS = st.one_of(
     st.booleans(),
@@ -173,7 +173,7 @@ def specs(
 ) -> EpilogueSpec:
     """A spec whose ops are drawn from the named rows of the table.
 
-    Every fourth op is a cast. Where torch leaves the sign of a zero open, 0.0 is added, which settles it.
+    Every fourth op is a cast. If torch leaves the sign of a zero open, 0.0 is added, which makes it positive.
     """
     accs = draw(accumulators())
     loads = tuple(draw(_load(index)) for index in range(draw(st.integers(0, 4))))
@@ -195,7 +195,7 @@ def _plane(draw: st.DrawFn, name: str, chain: _Chain) -> Store:
 
 @st.composite
 def _reduced(draw: st.DrawFn, name: str, chain: _Chain) -> Store:
-    """A reduction of a value that fp32 holds, a float where there is no other."""
+    """A reduction of a value that fp32 holds exactly, or of a float if there is none."""
     value = draw(_value(chain))
     if chain.dtypes[value] is DType.I32:
         value = next(iter(chain.dtypes))
@@ -212,7 +212,7 @@ def _reduced(draw: st.DrawFn, name: str, chain: _Chain) -> Store:
 
 
 def _value(chain: _Chain) -> st.SearchStrategy[str]:
-    """Any value, the last op's as often as all others together."""
+    """Any value; that of the last op is drawn as often as all others together."""
     values = st.sampled_from(sorted(chain.dtypes))
     last = [op.name for op in chain.ops if op.name in chain.dtypes][-1:]
     return st.one_of(st.sampled_from(last), values) if last else values

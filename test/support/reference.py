@@ -1,4 +1,4 @@
-"""References for results: the program in float64, and by how much the two may differ."""
+"""References for results: the program in float64, and the difference that is allowed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TOLERANCE = {
     torch.float8_e4m3fn: 5e-2,
     torch.int64: 1e-9,
 }
-"""By which a result may differ from its reference, relative in norm: a unit in its dtype's last place; an
-index not at all."""
+"""The allowed difference of a result from its reference, relative in norm: a unit in the last place of its
+dtype, and 0 for an index."""
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """NaN where an element was not written: outputs are poisoned with NaN."""
+    """The relative error in norm. It is NaN if an element was not written, as outputs are filled with NaN."""
     actual, expected = actual.double(), expected.double()
     return ((actual - expected).norm() / expected.norm()).item()
 
@@ -117,7 +117,7 @@ def _mx_groups_f64(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor, ends: list[
 
 
 def in_float64(epilogue: Epilogue, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The program with its products in float64, whose dtype all that follows then takes on."""
+    """The results of the program with its products, and so all ops after them, in float64."""
     with (
         patch("torch._scaled_mm", _scaled_mm_f64),
         patch("torch.addmm", _addmm_f64),

@@ -28,7 +28,8 @@ def timing(median: float) -> Timing:
 
 
 def problem(name: str, scale: float, clock: Clock | None) -> ProblemResult:
-    """Arithmetic needs 100 us times `scale`, the epilogue's bytes 120; everyone takes longer."""
+    """Arithmetic takes at least 100 us times `scale`, and the epilogue's bytes 120; every program takes
+    longer."""
     works = (
         Work("bare", int(1e11 * scale), int(2e8 * scale), Rate.FP8),
         Work("full", int(1e11 * scale), int(4.8e8 * scale), Rate.FP8),

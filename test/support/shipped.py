@@ -1,7 +1,7 @@
 """Every kernel that this tree ships: those of the golden modules, and those of every configuration offered.
 
-`compare_kernels.py` runs this file in each of two trees. A change of how kernels are listed or built is made
-here too; the names of the kernels stay as they are.
+`compare_kernels.py` runs this file in each of two trees. If the way to list or build kernels changes, change
+it here too, and keep the names of the kernels.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ SAMPLING: dict[str, dict[str, Any]] = {
     },
     "a further pass": {**FP8, "num_samples": 2 * SAMPLES_PER_PASS, "temperature": torch.ones(2)},
 }
-"""Ways to draw tokens. The last two keep as much in registers as a pass may."""
+"""Ways to draw tokens. The last two keep the most values in registers that a pass may."""
 
 
 def epilogue_spec(name: str, fast_accum: bool) -> EpilogueSpec:
-    """A shared epilogue with its fp8 sums promoted or not, whatever the program says of them."""
+    """A shared epilogue with its fp8 sums promoted or not, whatever the program asks for."""
     epilogue = EPILOGUES[name]
     (report,) = collect(epilogue.fn, epilogue.inputs(Problem(256, 256, 256)))
     spec = report.regions[0].spec
@@ -51,13 +51,13 @@ def epilogue_spec(name: str, fast_accum: bool) -> EpilogueSpec:
 
 
 def is_fp8(name: str) -> bool:
-    """Whether a shared epilogue multiplies fp8, whose sums alone are promoted."""
+    """Whether a shared epilogue multiplies fp8, the only sums that are promoted."""
     return EPILOGUES[name].inputs(Problem(16, 16, 16))[0].element_size() == 1
 
 
 @cache
 def heavy_spec(name: str) -> EpilogueSpec:
-    """An epilogue of many planes, read by element, or by TMA as far as they fit."""
+    """An epilogue of many planes, which are read by element, or by TMA if they fit in shared memory."""
     (report,) = collect(HEAVY[name], heavy_inputs(256, 256, 256))
     return report.regions[0].spec
 
@@ -87,8 +87,8 @@ class Shipped:
 
 
 def shipped(wanted: Callable[[str], bool] = lambda label: True) -> Iterator[Shipped]:
-    """The kernels of the tables that are wanted: "golden/<epilogue>-<architecture>" is one kernel, and
-    "configurations/<spec>-<architecture>" has "/<tile>-<alignment>" after it for each of many.
+    """The kernels of the tables whose labels are `wanted`. "golden/<epilogue>-<architecture>" is one kernel;
+    "configurations/<spec>-<architecture>" is many, whose labels end in "/<tile>-<alignment>".
     """
     for name in EPILOGUES:
         for arch in ARCHS:
@@ -120,7 +120,7 @@ def _tables() -> Iterator[tuple[str, Arch, Callable[[], EpilogueSpec]]]:
 
 
 def served(names: Iterable[str], spec_of: Callable[[str], EpilogueSpec], arch: Arch) -> list[str]:
-    """The names whose specs an architecture has the instructions for."""
+    """The names of the specs for which an architecture has the instructions."""
     return [name for name in names if unserved(spec_of(name), arch.target) is None]
 
 
@@ -130,7 +130,8 @@ def _shipped(name: str, spec: EpilogueSpec, config: TileConfig, alignment: Align
 
 
 def built(kernel: Kernel) -> dict[str, Any]:
-    """A kernel, compiled: its PTX and cubin, registers of a thread, bytes spilled and of shared memory."""
+    """A compiled kernel: its PTX and cubin, registers per thread, bytes spilled, and bytes of shared
+    memory."""
     made = build(kernel)
     return {
         "ptx": made.ptx,

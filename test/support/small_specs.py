@@ -28,7 +28,7 @@ def exact(name: str, dtype: DType = DType.F32, **strides: Any) -> Load:
 
 
 def by_element(name: str, dtype: DType = DType.F32) -> Load:
-    """A plane whose M is two modes, which every alignment reads by element."""
+    """A plane whose M has two modes, so that kernels of every alignment read it by element."""
     return exact(name, dtype, m_modes=(Stride.OTHER, Stride.ZERO))
 
 
@@ -66,7 +66,7 @@ def block_mean(columns: int) -> EpilogueSpec:
 
 
 def rotated(columns: int) -> EpilogueSpec:
-    """A product, the halves of whose blocks of `columns` columns are rotated."""
+    """A product whose blocks of `columns` columns are rotated, each with its two halves."""
     bare = spec_of(dtype=DType.BF16)
     turned = Op("t0", ROTATE_HALF, ("acc",), DType.F32, block=columns)
     return replace(bare, ops=(turned,), stores=(replace(bare.stores[0], value="t0"),))

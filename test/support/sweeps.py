@@ -1,8 +1,9 @@
 """A pytest plugin that divides sweeps: `make test` runs a part of each, `make test-exhaustive` the rest.
 
 For a test that is marked `sweep`, few cases are kept, in which every value of every parameter occurs at least
-once; for `sweep(3)` at most three of these, which lie far apart in the table. The others get the mark
-`exhaustive`. A single case gets this mark by `pytest.param(..., marks=...)`, and does not count in a sweep.
+once. For `sweep(3)`, at most three of these are kept, which are far apart in the table. The others get the
+mark `exhaustive`. A single case gets this mark by `pytest.param(..., marks=...)`, and does not count in a
+sweep.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 Value = tuple[int, str]
-"""Which parametrization of a test, and the id of one of its values."""
+"""The number of a parametrization of a test, and the id of one of its values."""
 
 
 def values_of(case: pytest.Item) -> frozenset[Value]:
@@ -38,9 +39,9 @@ def values_of(case: pytest.Item) -> frozenset[Value]:
 
 
 def covering(cases: Sequence[frozenset[Any]], most: int | None = None) -> set[int]:
-    """The places of few cases that have all values, or of the first `most` of these. Each time, one is kept
-    that has the most new values; of those one whose others were used least; of those the one that is farthest
-    from all that are kept."""
+    """The indices of few cases that together have all values, or of the first `most` of these. Each step
+    keeps the case that has the most new values. Among equals it prefers the case whose other values were used
+    least, and then the one that is farthest from all that are kept."""
     values = frozenset[Any]().union(*cases)
     used: Counter[Any] = Counter()
     kept: set[int] = set()

@@ -1,5 +1,5 @@
-"""The launches of a program and the bytes that it moves, as Inductor schedules it for a GPU, with its rules
-for Triton, on CPU tensors; nothing is compiled."""
+"""The launches of a program and the bytes that it moves, from Inductor's schedule for a GPU, by its rules for
+Triton. It takes CPU tensors, and compiles nothing."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from models import scheduled
 
 @dataclass(frozen=True)
 class Traffic:
-    """The kernels of a program, forward and backward, and the bytes that they read and write in all.
+    """The kernels of a program, forward and backward, and the total of the bytes that they read and write.
 
-    A region with reductions counts a kernel more, which finishes them. `regions` and `rejections` are empty
-    for Inductor alone.
+    A region with reductions counts as one more kernel, which finishes them. `regions` and `rejections` are
+    empty for Inductor alone.
     """
 
     kernels: int

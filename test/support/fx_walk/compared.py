@@ -13,7 +13,7 @@ EPILOGUE = "cute_backend.gemm_epilogue.default"
 
 
 def integers(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> Tensor:
-    """Small enough that every sum and product of a test is exact in bf16's eight bits."""
+    """Integers so small that every sum and product of a test is exact in bf16's eight bits."""
     return torch.randint(-1, 2, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 

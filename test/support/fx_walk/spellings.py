@@ -15,8 +15,8 @@ SCALAR, ROWVEC, COLVEC, EXACT = LoadKind.SCALAR, LoadKind.ROWVEC, LoadKind.COLVE
 
 @dataclass(frozen=True)
 class Spelling:
-    """`base(m, n)` is the shape of the program's dense argument, and `view` the view that the program takes
-    of it."""
+    """A spelling. `base(m, n)` is the shape of the program's dense argument, and `view` the view that the
+    program takes of it."""
 
     kind: LoadKind
     base: Callable[[int, int], tuple[int, ...]]
@@ -29,7 +29,7 @@ class Spelling:
         return (torch.arange(count, dtype=torch.float32) % 61 - 30).reshape(shape).to(torch.bfloat16)
 
     def kind_at(self, m: int, n: int) -> LoadKind:
-        """The class where M or N is 1: what varies along an axis of size 1 does not vary."""
+        """The class for these sizes: an operand does not vary along an axis of size 1."""
         along_m = self.kind in (COLVEC, EXACT) and m != 1
         along_n = self.kind in (ROWVEC, EXACT) and n != 1
         return {(False, False): SCALAR, (False, True): ROWVEC, (True, False): COLVEC, (True, True): EXACT}[

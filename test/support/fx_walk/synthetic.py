@@ -1,4 +1,4 @@
-"""Post-grad graphs made by hand: every node gets its fake value as AOTAutograd would have given it."""
+"""Post-grad graphs made by hand. Every node has the fake value that AOTAutograd would have given it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ OP = torch.ops.cute_backend.gemm_epilogue.default
 
 
 class Graph:
-    """A graph under construction: `input` and `call` give nodes, `output` ends it.
+    """A graph under construction: `input` and `call` return nodes, and `output` ends it.
 
-    `results` is for a function that makes a part of a graph and has more to return than one node.
+    `results` is for a function that makes a part of a graph and returns more than one node.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Graph:
         return node
 
     def size(self, name: str, hint: int) -> torch.SymInt:
-        """A symbolic size, known at run time alone, with a placeholder for it."""
+        """A symbolic size, known only at run time, with a placeholder for it."""
         from torch._dynamo.source import ConstantSource
 
         source = ConstantSource(name)

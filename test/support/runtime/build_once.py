@@ -1,6 +1,7 @@
-"""A process that wants the hand-made kernel: `python build_once.py [NUMBER OF KERNELS]`.
+"""A process that gets the hand-made kernel: `python build_once.py [NUMBER OF KERNELS]`.
 
-Prints as JSON how often it compiled, which kernels it got, its warnings, and whether it imported the DSL.
+It prints as JSON the number of its compilations, the kernels that it got, its warnings, and whether it
+imported the DSL.
 """
 
 from __future__ import annotations

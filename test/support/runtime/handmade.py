@@ -1,4 +1,4 @@
-"""A kernel module written by hand for one small spec, so that the runtime is tested apart from the templates.
+"""A kernel module written by hand for one small spec, so that tests of the runtime don't depend on templates.
 
 It has the interface of a generated module and is as simple as a GEMM can be: each thread computes an element.
 """

@@ -17,7 +17,7 @@ def compiled_for(kernel: Kernel) -> list[Any]:
 
 
 def check_layouts(kernel: Kernel, tensors: list[Tensor]) -> None:
-    """Checks arguments as compiled host code does, by the layouts that it was compiled for."""
+    """Checks arguments as compiled host code does, against the layouts that it was compiled for."""
     sizes: dict[int, int] = {}
     for tensor, fake in zip(tensors, compiled_for(kernel), strict=True):
         if tensor.dim() != len(fake.shape):

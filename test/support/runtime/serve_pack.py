@@ -1,8 +1,8 @@
 """A serving process with an empty cache and no compiler: `python serve_pack.py`, with CUTE_BACKEND_PACK set.
 
 It prepares the pack's kernels as a graph of any M would, launches them with an M within the range, aligned
-and not, and with an M beyond it, and prints the outcomes as JSON. There is no GPU, only a description of one:
-the compiled host code refuses CPU tensors, and this error shows that it was called.
+and unaligned, and with an M beyond it, and prints the outcomes as JSON. It needs no GPU, only a description
+of one: the compiled host code refuses CPU tensors, and this error shows that it was called.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def shifted(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values where TMA can't read them, an element further on."""
+    """The same values, one element further on, where TMA can't read them."""
     room = torch.empty(tensor.numel() + 1, dtype=tensor.dtype)[1:].view(tensor.shape)
     return room.copy_(tensor)
 

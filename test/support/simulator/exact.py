@@ -1,4 +1,4 @@
-"""Specs, operands and tiles of exact products: small integers and powers of two, right to the bit."""
+"""Specs, operands and tiles of exact products: small integers and powers of two, with results to the bit."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ def fp4(values: Tensor) -> Tensor:
 
 
 def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Every product and sum of these is an integer below 2**24: one rounding is left, that of the store.
+    """Operands whose products and sums are integers below 2**24, so that only the store rounds.
 
-    Rows and columns have scales of their own, so that one read for another changes the result. K counts
-    values, of which a byte has two of fp4. Of columns in segments the first has the loads that vary over N.
+    Every row and every column has a different scale, so that a wrong one changes the result. K counts values;
+    a byte of fp4 has two. If columns are in segments, loads that vary over N belong to the first segment.
     """
     generator = torch.Generator().manual_seed(m + n + k)
     acc, *others = spec.accumulators
@@ -126,8 +126,8 @@ def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], 
 
 
 def block_scales(acc: Accumulator, m: int, n: int, k: int) -> tuple[list[Tensor], list[Tensor]]:
-    """The scales of A and of B, laid out as torch wants them: neighbours along either axis differ, and those
-    of one MMA's, one word's and one tile's scales away."""
+    """The scales of A and of B, laid out as torch requires. Scales differ from their neighbours along either
+    axis, and from those that are one MMA, one word or one tile away."""
     if acc.a_scaling.by_mma:
         return [tiled(acc.a_scaling, m, k, 5)], [tiled(acc.b_scaling, n, k, 3)]
     blocks = torch.arange(-(-k // 128))
@@ -184,8 +184,8 @@ def machine(config: TileConfig, seed: int | None = 1, clusters: int = 1) -> Mach
 
 
 def batched(a_major: Major, b_major: Major, dtype: DType = DType.BF16) -> EpilogueSpec:
-    """(acc * scale_b + exact0 + exact1) * colvec0 + scale_a: what is of a column, an element, a batch and its
-    columns, a batch, a row; and the largest of each row."""
+    """(acc * scale_b + exact0 + exact1) * colvec0 + scale_a, with operands that vary by column, by element,
+    by batch and column, by batch, and by row; and the largest of each row."""
     z, s = Stride.ZERO, Stride.OTHER
     return EpilogueSpec(
         (Accumulator("acc", dtype, dtype, a_major, b_major, kind=ProductKind.BATCHED),),
@@ -213,8 +213,8 @@ def batched(a_major: Major, b_major: Major, dtype: DType = DType.BF16) -> Epilog
 def batches(
     spec: EpilogueSpec, count: int, m: int, n: int, k: int
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """As `operands`, for `count` products of (m, n, k)."""
-    made = [operands(spec, m + i, n, k) for i in range(count)]  # of other values in each
+    """The operands of `count` products of (m, n, k), as those of `operands`."""
+    made = [operands(spec, m + i, n, k) for i in range(count)]  # with different values in each
     a = torch.stack([a.contiguous()[:m] for (a,), _, _ in made])
     b = torch.stack([b.contiguous() for _, (b,), _ in made])
     a = a if spec.product.a_major is Major.K else a.transpose(1, 2).contiguous().transpose(1, 2)
@@ -245,8 +245,8 @@ def grouped(a_major: Major = Major.K, b_major: Major = Major.K) -> EpilogueSpec:
 
 
 def grouped_columns() -> EpilogueSpec:
-    """`grouped`, with planes of (M, N) that are contiguous along M, as those of a product whose columns lie
-    in groups, (G, N, K) by (K, M), are."""
+    """`grouped` with (M, N) planes that are contiguous along M, like those of a product whose columns are in
+    groups, (G, N, K) by (K, M)."""
     by_rows = grouped(Major.MN)
     residual = replace(RESIDUAL, stride_m=Stride.ONE, stride_n=Stride.OTHER)
     first, *others = by_rows.stores
@@ -291,8 +291,8 @@ def scaled_groups(
 def groups_of_k(
     spec: EpilogueSpec, ends: tuple[int, ...], m: int, n: int, k: int
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """As `operands`, with groups of K that end there, and loads of (len(ends) * m, n). Beyond the last group
-    lie NaN."""
+    """Operands like those of `operands`, with groups of K that have these `ends`, and loads of
+    (len(ends) * m, n). Beyond the last group are NaN."""
     a, b, _ = operands(spec, m, n, k)
     a[0][:, max(0, *ends) :] = b[0][max(0, *ends) :] = float("nan")
     return [*a, torch.tensor(ends, dtype=torch.int32)], b, operands(spec, len(ends) * m, n, k)[2]
@@ -301,7 +301,8 @@ def groups_of_k(
 def groups(
     spec: EpilogueSpec, ends: tuple[int, ...], m: int, n: int, k: int
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """As `operands`, with groups of rows that end there, and a B and a bias of other values for each."""
+    """Operands like those of `operands`, with groups of rows that have these `ends`, and a different B and
+    bias for each group."""
     a, _, loads = operands(spec, m, n, k)
     b = torch.stack([operands(spec, m + i, n, k)[1][0].contiguous() for i in range(len(ends))])
     if spec.product.b_major is Major.K:

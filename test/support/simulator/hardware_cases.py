@@ -31,7 +31,8 @@ from support.epilogues import EPILOGUES, Problem
 from support.reference import as_tuple
 
 CLUSTERS = 1
-"""Clusters in flight, here as there: a persistent kernel works through all its tiles in one."""
+"""Clusters in flight, simulated and on the GPU: one cluster of a persistent kernel works through all
+tiles."""
 
 
 class DrawnProblem(Problem):
@@ -48,8 +49,8 @@ class DrawnProblem(Problem):
 class Case:
     """One kernel and its inputs: for a spec, or for one of the shared epilogues.
 
-    `tolerance` is by how much results may differ from machine to machine, relative in norm: by nothing
-    unless functions are approximate or sums depend on their order.
+    `tolerance` is the difference that machines may have, relative in norm: 0 unless functions are approximate
+    or sums depend on their order.
     """
 
     name: str
@@ -79,7 +80,8 @@ class Case:
         return execute([a], [b], loads, self.spec.to_json())
 
     def digest(self) -> str:
-        """SHA-256 of the inputs' bytes: others than those that the fixtures were made from prove nothing."""
+        """SHA-256 of the inputs' bytes. The fixtures are only valid for the inputs that they were made
+        from."""
         total = hashlib.sha256()
         for tensor in self.inputs():
             total.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
@@ -87,7 +89,7 @@ class Case:
 
 
 def _operands(spec: EpilogueSpec, m: int, n: int, k: int, *, fractions: bool) -> tuple[Tensor, ...]:
-    """A, B and loads: operands of -1, 0 and 1, or fractions; rows and columns have scales of their own."""
+    """A, B and loads: operands of -1, 0 and 1, or fractions. Every row and every column has its own scale."""
     generator = torch.Generator().manual_seed(m + n + k)
     [acc] = spec.accumulators
 
@@ -168,7 +170,7 @@ _SUMS = [
     ("e4m3-sums-promoted", SHARED, (40, 48, 1024), _sum(E4M3, fast=False), 2.0**-11),
 ]
 """Sums that round. Hopper's tensor cores keep fewer bits of a sum than fp32 has, so the simulator, which
-rounds once an instruction, is nearer the truth: the H200 differs from it by 1.3e-6, 6.7e-4 and 2.5e-4."""
+rounds once per instruction, is more exact: the H200 differs from it by 1.3e-6, 6.7e-4 and 2.5e-4."""
 
 APPROXIMATE = {
     "bias_gelu_residual": 2.0**-8,
@@ -189,7 +191,7 @@ _PAIRED = {
     "swiglu_chunk": BColumns.APART,
     "swiglu7": BColumns.INTERLEAVED,
 }
-"""Epilogues of two accumulators, and how columns of B are dealt out among them."""
+"""Epilogues of two accumulators, and how the columns of B are divided among them."""
 
 
 NOT_RECORDED = {"heads"}

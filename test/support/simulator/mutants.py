@@ -114,13 +114,13 @@ GROUPED_K = replace(grouped_k(), stores=grouped_k().stores[:1])
 
 
 class WrongNumbers(AssertionError):
-    """A kernel ran to its end and left something else than the reference."""
+    """A kernel ran to its end, and its results differ from the reference."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A kernel and a problem of several tiles, all of which one cluster works through, or `clusters`; of a
-    grouped product with the `ends` of its groups."""
+    """A kernel, and a problem of several tiles, which `clusters` clusters work through. `ends` are the ends
+    of the groups of a grouped product."""
 
     config: TileConfig
     problem: tuple[int, int, int]
@@ -134,7 +134,7 @@ class Subject:
         return Kernel(self.spec, self.config, self.alignment)
 
     def check(self, program: HostProgram, seed: int) -> None:
-        """Run the problem. Raises WrongNumbers, or whatever the simulator has to say of the kernel."""
+        """Runs the problem. Raises WrongNumbers, or the simulator's error."""
         if self.spec.product.kind is ProductKind.K_GROUPED:
             a, b, loads = groups_of_k(self.spec, self.ends, *self.problem)
         elif self.ends and self.spec.product.is_block_scaled:
@@ -254,7 +254,7 @@ SUBJECTS = {
 
 
 class Text(Enum):
-    """The text that is edited: a module of the templates, by its name, or one that is made of them."""
+    """The text that is edited: a module of the templates, by its name, or a text that is made from them."""
 
     TEMPLATE = "the template of the architecture"
     TILE = "tile"
@@ -301,7 +301,8 @@ _USERS = {
     (Text.TILE, "sm90"): ("fragments", "templates.fragments import"),
     (Text.TILE, "sm80"): ("fragments", "templates.fragments import"),
 }
-"""The module that uses an edited one where the template itself does not, and how the template imports it."""
+"""For an edited module that the template itself doesn't use: the module that does, and how the template
+imports that one."""
 
 _BY_MODULES_ALONE = (Text.FINISH, Text.BLOCK_SCALED, Text.MMA_SCALED, Text.SPLIT_SUMS)
 """Modules that generated modules import, and templates don't."""
@@ -310,7 +311,7 @@ _BY_MODULES_ALONE = (Text.FINISH, Text.BLOCK_SCALED, Text.MMA_SCALED, Text.SPLIT
 @dataclass(frozen=True)
 class Mutant:
     """A fault. `message` is searched for in the text of the error; `around` edits the template that imports
-    what is edited."""
+    the edited module."""
 
     name: str
     subject: Subject
@@ -354,8 +355,8 @@ class Mutant:
         return HostProgram(compiled.ptx, compiled.host_object, SYMBOL)
 
     def faulty_text(self) -> str:
-        """The text with the fault; not for PTX, which must be compiled first. Raises AssertionError if the
-        text no longer has what an edit replaces."""
+        """The text with the fault. It can't be used for PTX, which must be compiled first. Raises
+        AssertionError if the text no longer has the part that an edit replaces."""
         return self._edited(self._source() if self.text is Text.MODULE else _text(self._module))
 
     def _source(self) -> str:
@@ -374,7 +375,7 @@ class Mutant:
 
     @property
     def _used(self) -> str:
-        """The name of the module through which the generated module comes to use what is edited."""
+        """The name of the module through which the generated module uses the edited one."""
         return self._module if self.text in _BY_MODULES_ALONE else self._template
 
     def _edited(self, text: str) -> str:
@@ -383,7 +384,7 @@ class Mutant:
         return text
 
     def _imported(self, original: str, text: str, folder: Path) -> str:
-        """Import `text` beside the module of the templates that it is made from; returns its name."""
+        """Imports `text` beside the module of the templates that it is made from, and returns its name."""
         path = folder / f"{original}.py"
         path.write_text(text)
         name = re.sub(r"\W", "_", f"{original} {self.name}")
@@ -402,7 +403,7 @@ def _text(module: str) -> str:
 
 @cache
 def built(kernel: Kernel) -> Built:
-    """A sound kernel, compiled once for all the mutants of its PTX."""
+    """A kernel without a fault, compiled once for all the mutants of its PTX."""
     return build(kernel)
 
 
@@ -413,7 +414,7 @@ def sound(subject: Subject) -> HostProgram:
 
 
 def without(line: str, times: int = 1, at: int = 0) -> tuple[Edit, ...]:
-    """The statement is gone."""
+    """Edits that remove a statement."""
     return (Edit(line, "pass", times, at),)
 
 
@@ -422,15 +423,15 @@ def instead(old: str, new: str, times: int = 1, at: int = 0) -> tuple[Edit, ...]
 
 
 def early(release: str, wait: str) -> tuple[Edit, ...]:
-    """The release stands right after the wait, no longer where it stood."""
+    """Edits that move a release to the line after the wait."""
     return (Edit(release, "pass"), Edit(wait, f"{wait}; {release}"))
 
 
 RELEASED_UNREAD = (Edit("smem.release()", "pass"), Edit("sub.copy_from(", "smem.release(); sub.copy_from("))
-"""A generated epilogue hands planes back to TMA before it has read them."""
+"""Edits of a generated epilogue that hand planes back to TMA before it has read them."""
 
 
-# What the simulator says of a race. The dot does not cross lines, so both sides stand in one sentence.
+# The simulator's messages about a race. The dot does not match a line's end, so one sentence has both sides.
 UNWRITTEN = "reads {}.*, which was never written"
 UNFINISHED = "reads {}.*, written by .*: nothing that it waited for says that this write is complete"
 STILL_READ = "overwrites {}.* may still be reading.*: nothing waits for it"

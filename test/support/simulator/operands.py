@@ -1,8 +1,7 @@
-"""Operands of tensor-core tests: matrices as bytes in shared memory, written from the definition of the
-layouts.
+"""Operands of tensor-core tests: matrices as bytes in shared memory, from the definition of the layouts.
 
-A layout is given by strides of (8 x 16-byte) core matrices, then permuted by the swizzle bit by bit; the
-simulator computes the same from descriptors, in another way.
+A layout is given by strides of (8 x 16-byte) core matrices, and is then permuted by the swizzle, bit by bit.
+The simulator computes the same from descriptors, in another way.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Stored:
     span: int
 
     def descriptor(self, arch: str) -> int:
-        """Without the start address, which the kernel adds."""
+        """The descriptor without its start address, which the kernel adds."""
         fields = (self.leading >> 4) << 16 | (self.stride >> 4) << 32
         if arch == "sm_100a":
             return fields | 1 << 46 | {0: 0, 128: 2, 64: 4, 32: 6}[self.span] << 61
@@ -52,9 +51,8 @@ class Stored:
 
 
 def stored(values: np.ndarray, kind: str, span: int, mn_major: bool) -> Stored:
-    """Lays a (rows, k) matrix out: along the major direction in runs of one swizzle span (16 bytes without
-    one).
-    """
+    """Lays out a (rows, k) matrix, along the major direction in runs of one swizzle span, or of 16 bytes
+    without a swizzle."""
     elements = raw_elements(values, kind)
     if mn_major:
         elements = elements.transpose(1, 0, 2)

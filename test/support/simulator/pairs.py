@@ -1,4 +1,4 @@
-"""Pairs of accumulators with scales of their own, subtracted, so that neither is taken for the other."""
+"""Pairs of accumulators with different scales, which are subtracted, so that a swap of the two is noticed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def difference(
 
 
 def operands(spec: EpilogueSpec, m: int, n: int, k: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Every column of every B has a scale of its own; those of one vector lie two apart."""
+    """Operands in which every column of every B has its own scale. Scales of one vector are two elements
+    apart."""
     generator = torch.Generator().manual_seed(m + n + k)
     acc, columns = spec.product, 2 * n if spec.b_columns is BColumns.INTERLEAVED else n
 

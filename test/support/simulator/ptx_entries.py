@@ -56,7 +56,7 @@ def to_shared(pointer: str, at: int, nbytes: int, label: str, threads: int) -> s
 
 
 def descriptor(register: str, value: int, at: int) -> str:
-    """The matrix descriptor of what lies at `smem` + at; `value` has its other fields."""
+    """The matrix descriptor of the bytes at `smem` + at; `value` has its other fields."""
     return f"""
     add.u32 %r22, %r2, {at}; and.b32 %r22, %r22, 0x3ffff; shr.u32 %r22, %r22, 4; cvt.u64.u32 {register}, %r22;
     or.b64 {register}, {register}, {value};
@@ -102,12 +102,11 @@ BLOCK = 256
 
 
 def elementwise(code: str, inputs: Sequence[np.ndarray], outputs: Sequence[Any]) -> list[np.ndarray]:
-    """Runs `code` for each element: a, b, c, ... are the inputs' registers, x, y, ... the outputs', in
-    braces.
+    """Runs `code` for each element. In braces, a, b, c, ... are the registers of inputs, and x, y, ... those
+    of outputs.
 
-    Each array has one element per thread; `outputs` are dtypes. Registers have the width of the dtype, 16
-    bits for a byte. More registers may be used as they are declared in REGISTERS, from number 32 on, and %p0
-    to %p31.
+    Each array has one element per thread; `outputs` are dtypes. Registers have the width of the dtype, or 16
+    bits for a byte. `code` may also use %p0 to %p31, and registers of REGISTERS from number 32 on.
     """
     count = len(inputs[0])
     padded = -(-count // BLOCK) * BLOCK

@@ -14,7 +14,7 @@ SWIZZLES = {0: (0, 0), 32: (1, 0), 64: (2, 0), 128: (3, 0), "128/32": (3, 1)}
 def tensor_map(
     array: np.ndarray, box: Sequence[int], *, kind: str, swizzle: int | str = 0, nan: bool = False
 ) -> bytes:
-    """The map of a numpy array, whose last axis is dimension 0; `box` in the order of the array's axes."""
+    """The map of a numpy array, whose last axis is dimension 0. `box` has the order of the array's axes."""
     sizes = array.shape[::-1]
     strides = [s // 16 for s in array.strides[::-1][1:]] + [0] * 4
     code, atom = SWIZZLES[swizzle]
