@@ -1,10 +1,11 @@
-"""Time reductions of blocks of columns on a GPU: what a norm by head or a quantisation adds to a product.
+"""Times reductions of blocks of columns on a GPU: the time that a norm by head or a quantisation adds to a
+product.
 
     python benchmarks/blocks.py FILE.json
 
 Each program is a product of M = N = K = 4096 in bf16, alone and with work on blocks, by our kernels and by
-Inductor's. torch's bare product is timed too. Results are compared with eager first. In CUDA graphs,
-interleaved, from a cold L2; microseconds, medians.
+Inductor's. torch's bare product is timed too. Results are compared with eager first. Programs run in CUDA
+graphs, interleaved, from a cold L2; figures are medians in microseconds.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def inputs(seed: int) -> tuple[Tensor, ...]:
 
 
 def compare(name: str, results: Any, expected: Any) -> None:
-    """Raises AssertionError where a result differs from eager's by more than rounding, in norm."""
+    """Raises AssertionError if a result differs from eager's by more than rounding, in norm."""
     for result, right in zip(tree_leaves(results), tree_leaves(expected), strict=True):
         limit = 0.1 if right.dtype is FP8 else WRONG
         error = ((result.float() - right.float()).norm() / right.float().norm()).item()

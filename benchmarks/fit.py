@@ -1,9 +1,9 @@
-"""Fit the model of time (`planning/cost.py`) to timings of `tiles.py`, and write its constants.
+"""Fits the model of time (`planning/cost.py`) to timings of `tiles.py`, and writes its constants.
 
     python benchmarks/fit.py benchmarks/results/GPU-DATE-drawn-tiles.csv [more files]
 
-writes `cute_backend/planning/targets/h200.py` and prints, for problems that were left out of a fit, how much
-slower the tile of the model is than the fastest one. Needs no GPU, and takes a minute.
+The command writes `cute_backend/planning/targets/h200.py`. For problems that were left out of a fit, it
+prints how much slower the model's tile is than the fastest one. It needs no GPU, and takes a minute.
 
 The fit should find the order of a problem's tiles, above all of the fast ones. So errors that all tiles of a
 problem share have a tenth of the weight, and a problem counts by the logarithm of its time.
@@ -76,7 +76,7 @@ def _configs(operands: str) -> dict[str, object]:
 
 
 class Fit:
-    """The constants, as logarithms, so that they stay positive. They begin as those of the target."""
+    """The constants, as logarithms, so that they stay positive. Their initial values are the target's."""
 
     def __init__(self, cuts: Sequence[Cut]) -> None:
         self.index = {cut: place for place, cut in enumerate(cuts)}

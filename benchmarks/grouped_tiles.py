@@ -1,10 +1,10 @@
-"""Time tiles of grouped products on a GPU, beside torch's bare `grouped_mm`: what they are chosen by.
+"""Times tiles of grouped products on a GPU, and torch's bare `grouped_mm`. Tiles are chosen by these timings.
 
     python benchmarks/grouped_tiles.py benchmarks/results/GPU-DATE-grouped-tiles.csv
 
-The products are those of the table `grouped`, or with --fp8 of `grouped_fp8`: gate and up in one kernel,
-beside torch's product that writes both, and down with routing weights, beside torch's product alone. Kernels
-alone, in CUDA graphs, interleaved, from a cold L2; microseconds, medians.
+The products are those of the table `grouped`, or with --fp8 of `grouped_fp8`. Gate and up in one kernel are
+compared with torch's product that writes both, and down with routing weights with torch's product alone.
+Kernels are timed alone, in CUDA graphs, interleaved, from a cold L2; figures are medians in microseconds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from cute_backend.spec import EpilogueSpec
 COLUMNS = ("model", "tokens", "split", "product", "m", "n", "k", "groups", "tile", "us")
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 _BYTES = 6 * 2**30
-"""Bytes of weights that rotate, so that every call of a graph has its own."""
+"""Bytes of weights that rotate, so that every call of a graph has different ones."""
 
 _CALLS = 6
 
@@ -52,7 +52,7 @@ def down(x: Tensor, weight: Tensor, ends: Tensor, routing: Tensor) -> Tensor:
 
 
 def product_of(x: Tensor, weight: Tensor, ends: Tensor, *scales: Tensor) -> Tensor:
-    """torch's product with the weights (G, columns, K); with scales of rows and of columns in fp8."""
+    """torch's product with the weights (G, columns, K); for fp8, with scales of rows and of columns."""
     if scales:
         return grouped_fp8.product(x, weight, *scales, ends)
     return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
@@ -60,8 +60,8 @@ def product_of(x: Tensor, weight: Tensor, ends: Tensor, *scales: Tensor) -> Tens
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of one call: A with offsets, the weight (G, columns, K), in fp8 scales of rows and of the
-    weight's columns, and the second product's routing weights."""
+    """The inputs of one call: A with offsets, the weight (G, columns, K), the routing weights of the second
+    product and, for fp8, the scales of rows and of the weight's columns."""
 
     a: list[Tensor]
     weight: Tensor
@@ -122,7 +122,7 @@ class Case:
 
 
 def specs(fp8: bool) -> dict[str, EpilogueSpec]:
-    """The spec of each product; sizes don't count."""
+    """The spec of each product, which holds no sizes."""
     x, ends = torch.randn(32, 64, dtype=BF16), torch.tensor([16, 32], dtype=torch.int32)
     wide, weight = torch.randn(2, 128, 64, dtype=BF16), torch.randn(2, 64, 64, dtype=BF16)
     routing, further = torch.rand(32, dtype=BF16), {"dynamic": False}
@@ -140,8 +140,8 @@ def specs(fp8: bool) -> dict[str, EpilogueSpec]:
 
 
 def tiles(spec: EpilogueSpec, names: list[str]) -> list[TileConfig]:
-    """The tiles of these names, or if there are none all tiles and clusters but those of 256 rows, of 128 by
-    64, and of columns that are no multiple of 64."""
+    """The tiles of these names. Without names, they are all tiles and clusters except those of 256 rows, of
+    128 by 64, and of columns that are not a multiple of 64."""
     found = clustered(device_at(0).arch, spec)
     if names:
         return [each for each in found if each.name in names]
@@ -151,8 +151,8 @@ def tiles(spec: EpilogueSpec, names: list[str]) -> list[TileConfig]:
 
 @torch.no_grad()
 def measure(case: Case, spec: EpilogueSpec, built: dict[Kernel, Outcome], rounds: int) -> dict[str, float]:
-    """Microseconds by tile, and by `torch`. A tile that the driver refuses is reported and left out, and so
-    is one whose result is wrong."""
+    """Microseconds of each tile, and of `torch`. A tile is reported and left out if the driver refuses it, or
+    if its result is wrong."""
     n, k = case.sizes
     taken = (1 if case.fp8 else 2) * case.experts.count * n * k * len(spec.accumulators)
     sets, products = [], []
@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tiles", nargs="+", default=[], help="names of tiles, instead of most of them")
     parser.add_argument("--fp8", action="store_true", help="fp8 with scales of rows and of columns")
-    parser.add_argument("--minutes", type=float, default=60.0, help="no product is begun later")
+    parser.add_argument("--minutes", type=float, default=60.0, help="start no product later than this")
     arguments = parser.parse_args()
     require_gpu()
     until = time.monotonic() + 60 * arguments.minutes

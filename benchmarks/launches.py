@@ -1,12 +1,12 @@
-"""Time the cost of one more kernel in a CUDA graph, and of reading rows a second time in Inductor's kernels.
+"""Times the cost of one more kernel in a CUDA graph, and of reading rows a second time in Inductor's kernels.
 
     python benchmarks/launches.py [--rounds N]
 
 The costs in fx_walk/boundary.py come from here. A chain of 1, 2, 4 or 8 kernels doubles the same number of
-bytes in place, an equal part each: the least-squares slope is the cost of one more kernel. Then rows are
-quantised to fp8 by a scale that is computed from them, and by a given one: the difference is the cost of the
-second reading, which is printed beside the time of a copy of its bytes. L2 is swept before each. Takes 30
-seconds on a GPU.
+bytes in place, an equal part each; the least-squares slope is the cost of one more kernel. Then rows are
+quantised to fp8 by a scale that is computed from them, and by a given one. The difference is the cost of the
+second reading, which is printed beside the time of a copy of its bytes. L2 is swept before each timing. The
+command takes 30 seconds on a GPU.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from cute_backend.bench.timing import time_units, unit_of
 
 KERNELS = (1, 2, 4, 8)
 MEBIBYTES = (1, 8, 32, 128)
-"""Bytes read and written by a chain: from a vector's to a plane's of a long prefill."""
+"""Bytes read and written by a chain: from those of a vector to those of a plane of a long prefill."""
 
 ROWS = ((64, 4096), (64, 14336), (2048, 4096), (2048, 14336), (8192, 4096), (8192, 14336))
 """Sizes of the rows that are read twice."""
 
 
 def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """The straight line with the least squares."""
+    """The slope of the straight line with the least squares."""
     x, y = sum(xs) / len(xs), sum(ys) / len(ys)
     return sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / sum((a - x) ** 2 for a in xs)
 

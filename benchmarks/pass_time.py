@@ -1,10 +1,10 @@
-"""Time the pass on a chain of layers, each a product with an epilogue, at several lengths of the chain.
+"""Times the pass on a chain of layers, each a product with an epilogue, at several lengths of the chain.
 
     python benchmarks/pass_time.py [LAYERS ...]
 
-A layer is `gelu(x @ w) + x` in bf16. Prints the milliseconds that a layer takes, in the search for regions
-and in the whole pass: CPU time of this process, the least of several runs, so a busy machine changes little.
-No GPU is needed.
+A layer is `gelu(x @ w) + x` in bf16. The command prints the milliseconds that a layer takes, in the search
+for regions and in the whole pass. It takes the least CPU time of several runs, so a busy machine changes
+little. It needs no GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random problems: sizes drawn by a seed, to which the model of time is fitted, and by which it is judged."""
+"""Random problems, with sizes drawn from a seed. The model of time is fitted to some and judged by others."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ROWS = (1, 16384)
 """The least and the largest M, both of which may be drawn."""
 
 COLUMNS = (256, 32768)
-"""The same of N and of K."""
+"""The least and the largest N, and K."""
 
 MULTIPLE = 16
-"""N and K are multiples of this, as fp8 operands and rows of 16 bytes need."""
+"""N and K are multiples of this, as fp8 operands and rows of 16 bytes require."""
 
 MOST_OPERATIONS = 4e12
 """The limit of one problem. A larger problem is drawn again, as a few of them would take all of the time."""
@@ -43,7 +43,7 @@ class Epilogue(str, Enum):
 
 
 class Operands(str, Enum):
-    """The dtypes of A and B, and of fp8 how they are scaled and added up."""
+    """The dtypes of A and B and, for fp8, the scales and the accumulation."""
 
     FP8 = "fp8"
     BF16 = "bf16"
@@ -53,7 +53,7 @@ class Operands(str, Enum):
     BLOCKS = "fp8-blocks"
     """Scales of blocks of 1 x 128 of A and of 128 x 128 of B."""
     LINES = "fp8-lines"
-    """The same, of 1 x 128 of both."""
+    """Scales of blocks of 1 x 128 of both."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -102,14 +102,14 @@ class Drawn:
         return torch.mm(x, weight.t())
 
     def by_gemm(self, x: Tensor, weight: Tensor, *scales: Tensor) -> Tensor:
-        """The bare product by one of our kernels, which `torch.compile` leaves to torch: nothing follows
+        """The bare product by one of our kernels. `torch.compile` would leave it to torch, as nothing follows
         it."""
         scale_a, scale_b = scales or (None, None)
         return gemm(x, weight.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=self.operands.out_dtype)
 
     @property
     def program(self) -> Callable[..., Any]:
-        """The function that is compiled, of `inputs`, the operands first."""
+        """The function that is compiled. Its arguments are `inputs`, with the operands first."""
         count = 4 if self.operands in _SCALED else 2
 
         def bare(*args: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class Drawn:
         return programs[self.epilogue]
 
     def product_inputs(self) -> tuple[Tensor, ...]:
-        """x, the weight and, of fp8, the scales, on the default device; results are near 1."""
+        """x, the weight and, for fp8, the scales, on the default device. Results are near 1."""
         if self.operands in (Operands.BLOCKS, Operands.LINES):
             lines = block_scaled.BLOCK if self.operands is Operands.BLOCKS else 1
             return block_scaled.block_operands(self.m, self.n, self.k, lines)
@@ -157,8 +157,8 @@ class Drawn:
         return torch.randn(self.n, dtype=dtype), torch.randn(self.m, self.n, dtype=dtype)
 
     def spec(self) -> EpilogueSpec:
-        """The spec of the kernel that the program becomes, or `gemm` where a product of 16-bit operands is
-        bare; sizes don't count."""
+        """The spec of the program's kernel, or of `gemm`'s for a bare product of 16-bit operands. It holds no
+        sizes."""
         if self.epilogue is Epilogue.BARE and self.operands not in _SCALED:
             dtype = DType.F16 if self.operands is Operands.FP16 else DType.BF16
             acc = Accumulator("acc", dtype, dtype)

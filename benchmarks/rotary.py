@@ -1,12 +1,12 @@
-"""Time rotary embeddings on a GPU: the q and k projections of a Llama 8B layer, with them and without.
+"""Times rotary embeddings on a GPU: the q and k projections of a Llama 8B layer, with and without them.
 
-Columns are rotated with those half a head away, as of Llama, and with their neighbours, as of Cohere.
+Columns are rotated with those half a head away, as in Llama, or with the adjacent ones, as in Cohere.
 
     python benchmarks/rotary.py FILE.json [halves|neighbours]
 
-For 2,048 tokens of one sequence and for one token of each of 64, in bf16 and in fp8 (rowwise scales), by our
-kernels and by Inductor's. Results are compared with eager first. In CUDA graphs, interleaved, from a cold L2;
-microseconds, medians.
+It times 2,048 tokens of one sequence and one token of each of 64, in bf16 and in fp8 (rowwise scales), by our
+kernels and by Inductor's. Results are compared with eager first. Programs run in CUDA graphs, interleaved,
+from a cold L2; figures are medians in microseconds.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ FP8 = torch.float8_e4m3fn
 
 
 def rotate_half(x: Tensor) -> Tensor:
-    """As transformers has it."""
+    """The rotation of halves, as transformers spells it."""
     half = x.shape[-1] // 2
     return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
 
 
 def rotate_pairs(x: Tensor) -> Tensor:
-    """As transformers has it of Cohere."""
+    """The rotation of adjacent columns, as transformers spells it for Cohere."""
     return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
 
 
@@ -60,7 +60,7 @@ def bf16(x: Tensor, wq: Tensor, wk: Tensor, *more: Tensor) -> tuple[Tensor, Tens
 
 
 def fp8(x: Tensor, wq: Tensor, wk: Tensor, cos: Tensor, sin: Tensor, *scales: Tensor) -> tuple[Tensor, ...]:
-    """The same of fp8 values; `scales` are x's (M, 1), then those of wq and wk (1, N)."""
+    """The two projections of fp8 values. `scales` are that of x (M, 1), then those of wq and wk (1, N)."""
     of_x, *of_w = scales
     return tuple(
         torch._scaled_mm(
@@ -107,7 +107,7 @@ def inputs(shape: tuple[int, int], dtype: torch.dtype, seed: int) -> tuple[Tenso
 
 
 def compare(name: str, results: Any, expected: Any) -> None:
-    """Raises AssertionError where a result differs from eager's by more than rounding, in norm."""
+    """Raises AssertionError if a result differs from eager's by more than rounding, in norm."""
     for result, right in zip(tree_leaves(results), tree_leaves(expected), strict=True):
         error = ((result.float() - right.float()).norm() / right.float().norm()).item()
         assert error < WRONG, f"{name} differs from eager by {error:.2e}"

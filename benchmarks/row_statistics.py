@@ -1,13 +1,13 @@
-"""Time a statistic of rows between two products: by the first product's kernel, or by the kernel that reads
-the rows again.
+"""Times a statistic of rows between two products, computed by the first product's kernel or by a later kernel
+that reads the rows again.
 
     python benchmarks/row_statistics.py benchmarks/results/GPU-DATE-row-statistics.csv
 
 Two programs: a product with a residual, an RMSNorm and another product, in bf16 (4096 x 4096 x 4096 each);
 and a product with a gelu, rowwise quantisation to fp8 and another product (N and K 14336 and 4096). Each is
-compiled by Inductor alone and twice with our pass, which then finds no reduction of rows, or takes each one
-whatever a launch costs. Kernels alone, in CUDA graphs, interleaved, from a cold L2; microseconds, medians.
-Takes two minutes on a GPU.
+compiled by Inductor alone and twice with our pass, which is made to find no reduction of rows, or to fuse
+each one whatever a launch costs. Kernels are timed alone, in CUDA graphs, interleaved, from a cold L2;
+figures are medians in microseconds. The command takes two minutes on a GPU.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ ROWS = (1, 64, 2048, 8192)
 WIDTH, INNER = 4096, 14336
 ROUNDS = 20
 CALLS = {1: 16, 64: 16, 2048: 4, 8192: 1}
-"""Calls of a unit, each with inputs of its own."""
+"""Calls of a unit, each with different inputs, by the number of rows."""
 
 WRONG = 0.02
-"""The difference from eager's result, relative in norm, that is too much."""
+"""The smallest difference from eager's result, relative in norm, that is an error."""
 
 FP8 = torch.float8_e4m3fn
 
@@ -84,7 +84,8 @@ def inputs(name: str, rows: int) -> tuple[Tensor, ...]:
 
 @contextmanager
 def statistics(wanted: bool) -> Iterator[None]:
-    """Our pass either finds no reduction of rows, or takes each whatever a launch costs."""
+    """A context in which our pass either finds no reduction of rows, or fuses each whatever a launch
+    costs."""
     with ExitStack() as stack:
         if wanted:
             stack.enter_context(mock.patch.object(boundary, "LAUNCH_BYTES", 0))
@@ -133,7 +134,7 @@ def main() -> None:
 
 
 def _compare(name: str, results: Any, expected: Any) -> None:
-    """Raises AssertionError where a result differs from eager's by more than rounding, in norm."""
+    """Raises AssertionError if a result differs from eager's by more than rounding, in norm."""
     for result, right in zip(tree_leaves(results), tree_leaves(expected), strict=True):
         error = ((result.float() - right.float()).norm() / right.float().norm()).item()
         assert error < WRONG, f"{name} differs from eager by {error:.2e}"

@@ -1,11 +1,11 @@
-"""Time widths of subtiles, and tiles, for epilogues that read and write several planes.
+"""Times widths of subtiles, and tiles, for epilogues that read and write several planes.
 
     python benchmarks/subtiles.py FILE.csv [--rounds N] [--only PATTERN]
 
-Each plane that is read or written has two stages of shared memory, each as wide as a subtile: wide subtiles
-make waits for TMA rarer, but leave fewer stages to A and B. The rules in planning/rules.py come from here.
-Kernels are timed alone, in CUDA graphs, interleaved, from a cold L2; figures are medians in microseconds,
-with torch's bare product. Takes 2 minutes on a GPU.
+Each plane that is read or written has two stages of shared memory, each as wide as a subtile. So with wide
+subtiles, waits for TMA are rarer, but A and B have fewer stages. The rules in planning/rules.py come from
+here. Kernels are timed alone, in CUDA graphs, interleaved, from a cold L2; figures are medians in
+microseconds, with torch's bare product. The command takes 2 minutes on a GPU.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ COLUMNS = ("program", "planes", "m", "n", "k", "tile", "us")
 
 @dataclass(frozen=True)
 class Program:
-    """A program of a product `y` (M, N) in bf16 and of planes (M, N), a row of N and a column of M values."""
+    """A program of a product `y` (M, N) in bf16, of (M, N) planes, of a row of N and of a column of M
+    values."""
 
     name: str
     planes: int
@@ -101,7 +102,7 @@ PROGRAMS = (
 
 
 def configs(spec: EpilogueSpec) -> Iterator[TileConfig]:
-    """The tiles, each with every width of subtiles that the rules for planes leave as it is."""
+    """The tiles, each with every width of subtiles that the rules for planes do not change."""
     every = (replace(each, subtile_n=32) for each in clustered(device_at(0).arch, spec))
     offered = {each.name: each for each in every}
     for name in filter(offered.__contains__, TILES):

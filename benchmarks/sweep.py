@@ -1,15 +1,16 @@
-"""Time random problems: our kernels with default settings, Inductor's, and torch's bare product.
+"""Times random problems: our kernels with default settings, Inductor's, and torch's bare product.
 
     python benchmarks/sweep.py benchmarks/results/GPU-DATE-sweep-SEED.csv --seed 2 --minutes 9
 
-150 problems, whose operands (fp8, bf16, fp16) and epilogues (full, gated, row maxima) alternate, and 30 bare
-products: one behind every five. A program is compiled with `backend="cute"` and with `backend="inductor"`,
-and a bare product is a call of `gemm`; nothing is tuned. They run in CUDA graphs, interleaved, from a cold
-L2; microseconds, medians. `--workers` processes compile and prepare problems side by side, and time one after
-the other, a few problems in each turn. Of a problem where ours is slower than the other, the median of three
-such timings counts. A run adds to FILE what it lacks and begins no problem after `--minutes`, and prints
-geometric means and the worst problems of all that FILE has. `--shown` only prints. `--problems` times those
-of these names, such as 200x12800x5120-bf16-full.
+There are 150 problems, whose operands (fp8, bf16, fp16) and epilogues (full, gated, row maxima) alternate,
+and after every five of them a bare product. A program is compiled with `backend="cute"` and with
+`backend="inductor"`, and a bare product is a call of `gemm`; nothing is tuned. They run in CUDA graphs,
+interleaved, from a cold L2; figures are medians in microseconds.
+
+`--workers` processes compile and prepare problems at the same time, but only one of them times at a time, a
+few problems in each turn. If ours is the slower one, the median of three such timings counts. A run adds
+missing problems to FILE, starts none after `--minutes`, and prints geometric means and the worst problems in
+FILE. `--shown` only prints. `--problems` times problems by their names, such as 200x12800x5120-bf16-full.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ IN_A_TURN = 2
 """Problems that a process prepares before it waits for its turn to time."""
 
 TIMINGS = 3
-"""Timings of a problem where ours is slower; the medians of these count."""
+"""Timings of a problem for which ours is slower. The medians of these count."""
 
 UNIT_US = 400.0
 """Microseconds that the calls of a unit take together: fewer than elsewhere, so that the inputs of all
@@ -51,13 +52,13 @@ processes fit on the GPU."""
 
 _TOLERANCE = 0.02
 _NOMINAL = Ceilings(4e12, {Rate.FP8: 1.4e15, Rate.BF16: 0.7e15})
-"""The speeds of a GPU that decide how many calls are timed together, but no ratio."""
+"""Speeds of a GPU by which the number of calls in a unit is chosen. They don't change any ratio."""
 _DRAWN = tuple(each.value for each in DRAWN)
 _BARE, _OURS = Cell("bare", Runner.EAGER), "ours"
 
 
 def problems(seed: int, count: int, rows: tuple[int, int] = ROWS) -> list[Drawn]:
-    """`count` fused problems, with a bare one behind every five. `rows` are the least and the largest M."""
+    """`count` fused problems, with a bare one after every five. `rows` are the least and the largest M."""
     bare = draw(seed + 1_000_000, count // FUSED_EACH, (Epilogue.BARE,), rows)
     mixed: list[Drawn] = []
     for place, fused in enumerate(draw(seed, count, rows=rows), 1):
@@ -124,7 +125,8 @@ def _is_slower(epilogue: Epilogue, cells: Mapping[str, Cell], timings: Mapping[C
 def show(rows: Iterable[dict[str, str]]) -> None:
     """Prints geometric means and the worst problems, of fused programs against Inductor and of bare ones.
 
-    The limit is the speed of a kernel that takes as long as torch's bare product: its epilogue costs nothing.
+    The limit is the speed of a kernel that takes as long as torch's bare product, whose epilogue costs
+    nothing.
     """
     rows = [row for row in rows if row["cute"]]
     for row in rows:
@@ -159,7 +161,7 @@ def _ratio(row: dict[str, str], other: str, ours: str) -> float:
 
 
 def picture(rows: Iterable[dict[str, str]], path: Path) -> None:
-    """Draws the ratios over M: fused programs as dots, bare products as crosses. It takes matplotlib."""
+    """Draws the ratios over M: fused programs as dots, bare products as crosses. It needs matplotlib."""
     from matplotlib.figure import Figure
 
     axes = (figure := Figure(figsize=(9, 4), layout="constrained")).subplots()
@@ -192,10 +194,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--count", type=int, default=150, help="fused problems; a fifth as many are bare")
     parser.add_argument("--rows", type=int, nargs=2, default=ROWS, help="the least and the largest M drawn")
-    parser.add_argument("--operands", nargs="+", default=_DRAWN, choices=_DRAWN, help="leave out the others")
-    parser.add_argument("--problems", nargs="+", type=_named, metavar="NAME", help="instead of those drawn")
+    parser.add_argument(
+        "--operands",
+        nargs="+",
+        default=_DRAWN,
+        choices=_DRAWN,
+        help="the operands of problems; others are left out",
+    )
+    parser.add_argument(
+        "--problems", nargs="+", type=_named, metavar="NAME", help="time these problems, not those drawn"
+    )
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--minutes", type=float, default=9.0, help="no problem is begun later")
+    parser.add_argument("--minutes", type=float, default=9.0, help="start no problem later than this")
     parser.add_argument("--workers", type=int, default=8, help="processes that prepare and time")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--shown", action="store_true", help="print what FILE has, and time nothing")
@@ -220,7 +230,7 @@ def main() -> None:
 
 
 def _named(name: str) -> Drawn:
-    """The problem of a name, as `Drawn.name` and the table write it."""
+    """The problem with a name, as `Drawn.name` and the table write it."""
     sizes, operands, epilogue = name.split("-")
     m, n, k = map(int, sizes.split("x"))
     return Drawn(m, n, k, Operands(operands), Epilogue(epilogue))
@@ -256,7 +266,7 @@ def _measure(arguments: argparse.Namespace, wanted: Sequence[Drawn]) -> None:
                     break
                 try:
                     prepared.append((drawn, prepare(table_of(drawn).problems[0], run)))
-                except UsageError as error:  # such as no memory, beside the problems of other processes
+                except UsageError as error:  # such as a lack of memory, which other processes use too
                     print(f"{drawn.name}: {error}", file=sys.stderr)
             if not prepared:
                 continue

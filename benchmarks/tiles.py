@@ -1,13 +1,13 @@
-"""Time tiles on a GPU, and torch's bare product. The model of time (`planning/cost.py`) is fitted to them.
+"""Times tiles on a GPU, and torch's bare product. The model of time (`planning/cost.py`) is fitted to the
+times.
 
     python benchmarks/tiles.py benchmarks/results/GPU-DATE-tiles.csv              the shapes listed here
     python benchmarks/tiles.py FILE --seed 1 --count 60 --operands fp8 bf16       shapes that are drawn
     python benchmarks/tiles.py FILE --shapes 128x7168x16384 --epilogue bare       shapes that are given
 
-The program is a bias, an activation and a residual behind the product, or another of `problems.Epilogue`;
-torch's is the product alone. Kernels alone, in CUDA graphs, interleaved, from a cold L2; microseconds,
-medians. A run adds missing timings to FILE, so it
-continues one that was cut off.
+The program is the product with a bias, an activation and a residual, or with another of `problems.Epilogue`;
+torch's is the product alone. Kernels are timed alone, in CUDA graphs, interleaved, from a cold L2; figures
+are medians in microseconds. A run adds missing timings to FILE, so it continues one that was cut off.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ SHAPES = (
 COLUMNS = ("m", "n", "k", "operands", "tile", "us")
 
 _BYTES = 2 * 2**30
-"""Bytes of inputs that rotate, so that every call of a graph has its own."""
+"""Bytes of inputs that rotate, so that every call of a graph has different ones."""
 
 _CALLS_US = 1500.0
 """The approximate time of all calls of one graph together."""
@@ -72,7 +72,7 @@ _CALLS_US = 1500.0
 
 @torch.no_grad()
 def measure(drawn: Drawn, spec: EpilogueSpec, kernels: dict[Kernel, object], rounds: int) -> dict[str, float]:
-    """Microseconds by tile, and by `torch`. A tile that the driver refuses is left out."""
+    """Microseconds of each tile, and of `torch`. A tile that the driver refuses is left out."""
     m, n, k = drawn.m, drawn.columns, drawn.k
     generator = torch.Generator("cuda").manual_seed(0)
     fitting = _BYTES // (m * k + n * k + 4 * m * n)
@@ -93,8 +93,8 @@ def measure(drawn: Drawn, spec: EpilogueSpec, kernels: dict[Kernel, object], rou
 
 
 def tiles(spec: EpilogueSpec, every: bool, pattern: str) -> list[TileConfig]:
-    """The tiles that the heuristic chooses from or, with `every`, all tiles and clusters that fit the spec,
-    as far as their names match a regular expression."""
+    """The tiles that the heuristic chooses from or, with `every`, all tiles and clusters that fit the spec.
+    Only tiles whose names match the regular expression `pattern` are kept."""
     arch = device_at(0).arch
     found = list(offered(arch, spec))
     if every:
@@ -135,7 +135,9 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=0, help="problems to draw; 0 for the listed shapes")
-    parser.add_argument("--shapes", nargs="+", default=[], metavar="MxNxK", help="instead of those listed")
+    parser.add_argument(
+        "--shapes", nargs="+", default=[], metavar="MxNxK", help="time these shapes, not those listed"
+    )
     parser.add_argument("--epilogue", default="full", choices=[each.value for each in Epilogue])
     parser.add_argument("--operands", nargs="+", default=["fp8"], choices=[each.value for each in Operands])
     parser.add_argument("--every", action="store_true", help="every tile and cluster, not those offered")
@@ -145,10 +147,10 @@ def main() -> None:
         "--within",
         type=float,
         default=math.inf,
-        help="leave out tiles that should take more times what the best should",
+        help="leave out tiles whose predicted time is more than this times the best one's",
     )
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--minutes", type=float, default=60.0, help="no problem is begun later")
+    parser.add_argument("--minutes", type=float, default=60.0, help="start no problem later than this")
     arguments = parser.parse_args()
     require_gpu()
     until = time.monotonic() + 60 * arguments.minutes

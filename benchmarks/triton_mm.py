@@ -75,8 +75,8 @@ def _kernel(
 
 
 def mm(tile: Tile, a: Tensor, b: Tensor, out: Tensor) -> Any:
-    """`out` (M, N) = `a` (M, K) times the transpose of `b` (N, K), all contiguous; K is a multiple of the
-    tile's. Returns Triton's compiled kernel."""
+    """Computes `out` (M, N), the product of `a` (M, K) with the transpose of `b` (N, K). All are contiguous,
+    and K is a multiple of the tile's. Returns Triton's compiled kernel."""
     (m, k), n = a.shape, b.shape[0]
     if k % tile.block_k:
         raise ValueError(f"K is {k}; the tile takes multiples of {tile.block_k}")
@@ -87,7 +87,7 @@ def mm(tile: Tile, a: Tensor, b: Tensor, out: Tensor) -> Any:
 
 
 def assert_mma_sync(compiled: Any) -> None:
-    """Raises AssertionError where a kernel multiplies by anything but mma.sync."""
+    """Raises AssertionError if a kernel multiplies by anything but mma.sync."""
     ptx = compiled.asm["ptx"]
     assert "mma.sync" in ptx and "wgmma" not in ptx, "Triton did not take mma.sync"
 

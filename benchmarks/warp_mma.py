@@ -1,14 +1,14 @@
-"""Time the template on mma.sync on a Hopper GPU, beside Triton's product on mma.sync and torch's on wgmma.
+"""Times the template on mma.sync on a Hopper GPU, with Triton's product on mma.sync and torch's on wgmma.
 
     python benchmarks/warp_mma.py FILE.json [TENSOROP_GEMM.py]
 
-The kernels of sm_80 are compiled for sm_90a, bare and with a bias, an activation and a residual, in every
-tile that tuning tries there or for sm_120a; and so are those of sm_120a, which TMA feeds. Before they are
-timed, each bare product is compared with torch's. Kernels alone, in CUDA graphs, interleaved, from a cold L2;
-microseconds, medians. The figures show how well the template uses mma.sync on a Hopper GPU, not how fast it
-is on the GPUs that it is for.
+Kernels of sm_80, and kernels of sm_120a, which TMA feeds, are compiled for sm_90a, bare and with a bias, an
+activation and a residual. They have every tile that tuning tries for either architecture. Before they are
+timed, each bare product is compared with torch's. Kernels are timed alone, in CUDA graphs, interleaved, from
+a cold L2; figures are medians in microseconds. They show how well the template uses mma.sync on a Hopper GPU,
+not how fast it is on the GPUs that it is for.
 
-TENSOROP_GEMM.py is NVIDIA's example of the CuTe DSL for Ampere, which is timed too where it is given
+TENSOROP_GEMM.py is NVIDIA's example of the CuTe DSL for Ampere, which is timed too if it is given
 (github.com/NVIDIA/cutlass, examples/python/CuTeDSL/cute/ampere/kernel/dense_gemm).
 """
 
@@ -56,14 +56,14 @@ FEW_ROWS = 256
 """The most rows for which tiles with split-K are timed too."""
 
 CALLS, ROUNDS = 2, 11
-"""Calls of a graph, each on operands of its own, and timings of each."""
+"""The calls of a graph, each on different operands, and the timings of each graph."""
 
 BARE = EpilogueSpec(
     (Accumulator("acc", DType.BF16, DType.BF16),), (), (), (Store("out0", "acc", DType.BF16),)
 )
 
 WRONG = 1e-2
-"""The tolerance relative to the largest result, of which bf16 rounds off up to 0.004."""
+"""The tolerance relative to the largest result. A rounding to bf16 changes a result by up to 0.004."""
 
 
 @torch.no_grad()
@@ -109,7 +109,7 @@ def measure(
 
 
 def compare(name: str, actual: Tensor, expected: Tensor) -> None:
-    """Raises AssertionError where a product differs from torch's by more than rounding."""
+    """Raises AssertionError if a product differs from torch's by more than rounding."""
     error = ((actual.float() - expected.float()).abs().max() / expected.abs().max()).item()
     assert error < WRONG, f"{name} differs from torch's product by {error:.2e} of the largest result"
 
@@ -147,7 +147,7 @@ def tiles_for(spec: EpilogueSpec) -> list[TileConfig]:
 
 
 def _is_for_few(config: TileConfig) -> bool:
-    """Whether a tile with split-K is one that few rows may want."""
+    """Whether a tile with split-K may be chosen for few rows."""
     return config.split_k == 4 and config.tile_m * config.tile_n <= 128 * 64
 
 
