@@ -553,7 +553,7 @@ def test_an_interrupt_ends_it_with_what_was_done(
     ("arguments", "complaint"),
     [
         (["--count", "0"], "--count and --jobs must be at least 1"),
-        (["--first", "-1"], "--first from 0 on"),
+        (["--first", "-1"], "--first at least 0"),
         (["--device", "tpu"], "invalid choice: 'tpu'"),
         (["--replay", "--device", "cuda"], "cuda"),
     ],

@@ -315,7 +315,7 @@ def refused(message, a=None, b=None, **arguments):
             {"a": operands()[0].t().contiguous().t()},
         ),
         (
-            r"a has rows of 24 bytes.* multiples of 16",
+            r"a has rows of 24 bytes.* a multiple of 16",
             {"a": torch.zeros(M, 24).to(E4M3), "b": operands()[1][:24]},
         ),
         (r"scale_a \(1, 48\); it takes one element, \(48,\) or \(48, 1\)", {"scale_a": torch.ones(1, M)}),
@@ -347,22 +347,25 @@ def refused(message, a=None, b=None, **arguments):
             {"epilogue": lambda acc: acc.reshape(24, 2, 64).sum((1, 2))},
         ),
         (
-            r"kernel: amax is whole only when the kernel is done, and div is made of it: the epilogue can ",
+            r"kernel: amax is complete only when the kernel has ended, and div depends on it: the epilogue",
             {"epilogue": lambda acc: (acc, acc.abs().amax(-1) / 448)},
         ),
         (
-            r"one kernel: amax reduces the region's own result and feeds back into div, .*; the epilogue can "
-            r"return the reduction beside what it is made of, and the caller can apply it",
+            r"one kernel: div reads amax, which reduces the region's own result .*; the epilogue can "
+            r"return the reduction together with its operand, and the caller can apply it",
             {"epilogue": lambda acc: (acc / acc.abs().amax(-1, keepdim=True)).to(E4M3)},
         ),
-        (r"aten\.var\.correction reduces in a way that no", {"epilogue": lambda acc: acc.var(-1)}),
+        (r"aten\.var\.correction is a reduction that kernels do not", {"epilogue": lambda acc: acc.var(-1)}),
         (r"fails on the product, .* Dimension out of range", {"epilogue": lambda acc: acc.sum(2)}),
         (
-            r"one kernel: amax reduces the region's own result and feeds back",
+            r"one kernel: .* reads amax, which reduces the region's own result",
             {"epilogue": lambda acc: acc.softmax(-1)},
         ),
-        (r"a result is not made of the product", {"epilogue": lambda acc: torch.zeros(M, N)}),
-        (r"a result is not made of the product", {"epilogue": lambda acc: (acc, torch.ones(M, N).sum(-1))}),
+        (r"a result does not depend on the product", {"epilogue": lambda acc: torch.zeros(M, N)}),
+        (
+            r"a result does not depend on the product",
+            {"epilogue": lambda acc: (acc, torch.ones(M, N).sum(-1))},
+        ),
         (
             r"asks for a value of the result \(aten\._local_scalar_dense\.default\).* torch\.where",
             {"epilogue": lambda acc: acc if acc.sum() > 0 else -acc},
@@ -376,7 +379,7 @@ def test_what_no_kernel_takes_is_named_beside_what_is_taken(message, arguments):
 
 def test_a_captured_tensor_is_not_written_to():
     row = torch.ones(N)
-    refused("calls aten.add_.Tensor on a tensor that is not made", epilogue=lambda acc: acc * row.add_(1))
+    refused("calls aten.add_.Tensor on a tensor that does not depend", epilogue=lambda acc: acc * row.add_(1))
     assert torch.equal(row, torch.ones(N))
 
 

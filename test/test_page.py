@@ -223,7 +223,7 @@ def test_the_command_writes_a_page(tmp_path, capsys) -> None:
     ("name", "told"),
     [
         ("program.py", "a page is written as .html, not as program.py"),
-        ("nowhere/report.html", "the folder of the page, .*nowhere, does not exist"),
+        ("nowhere/report.html", "the folder of the page, .*nowhere, does not exist or .*"),
     ],
 )
 def test_where_a_page_cannot_go_is_said_before_a_program_is_traced(name, told, tmp_path, capsys) -> None:

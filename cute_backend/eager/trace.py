@@ -140,7 +140,7 @@ def _returnable(plane: Tensor) -> list[tuple[int, ...]]:
 
 
 def _written(target: Any) -> UsageError:
-    return UsageError(f"gemm's epilogue calls {target} on a tensor that is not made of the product")
+    return UsageError(f"gemm's epilogue calls {target} on a tensor that does not depend on the product")
 
 
 class _ReadOnly(TorchDispatchMode):
@@ -230,8 +230,8 @@ def _outputs(graph: fx.Graph) -> list[fx.Node]:
     return next(node for node in graph.nodes if node.op == "output").all_input_nodes
 
 
-_FOREIGN = "a result is not made of the product"
-_RETURN_IT = "the epilogue can return the reduction beside what it is made of, and the caller can apply it"
+_FOREIGN = "a result does not depend on the product"
+_RETURN_IT = "the epilogue can return the reduction together with its operand, and the caller can apply it"
 
 
 def _is_of_product(node: fx.Node) -> bool:
@@ -258,7 +258,7 @@ def _excuse(node: fx.Node, reduction: fx.Node | None) -> str:
     if reduction is None or reduction is node:
         return _FOREIGN
     return (
-        f"{reduction.name} is whole only when the kernel is done, and {node.name} is made of it: the "
+        f"{reduction.name} is complete only when the kernel has ended, and {node.name} depends on it: the "
         "epilogue can return a reduction, but not work on it"
     )
 

@@ -211,7 +211,7 @@ def outcomes(
     while pending:
         done = set()
         with _processes(jobs) as pool:
-            # A terminal interrupts all processes. Those that start now block it, and this process ends them.
+            # A terminal interrupts all processes. New ones block the signal, and this process ends them.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 parts = {pool.submit(function, pending[index]): index for index in range(len(pending))}

@@ -50,11 +50,12 @@ class Reason(Enum):
     )
     GROUPED = (
         "grouped",
-        "{target} multiplies {form}; supported without bias: with offsets, groups of rows, (M, K) by (G, K, "
-        "N), of columns, (G, M, K) by (K, N), and of K, (M, K) by (K, N); without offsets, batches. Only "
-        "groups of rows and of columns may have scales: fp8 those of rows and columns, (M,) and (G, N), or "
-        "(G, M) and (N,), and rows of MXFP8 those of blocks, (padded rows of all groups, padded K / 32) and "
-        "(G, padded N * padded K / 32), in SWIZZLE_32_4_4",
+        "{target} multiplies {form}; supported without bias: with offsets, rows in groups, (M, K) by (G, K, "
+        "N), columns in groups, (G, M, K) by (K, N), and K in groups, (M, K) by (K, N); without offsets, "
+        "batches. Scales are supported for rows or columns in groups: in fp8 a scale for each row and "
+        "column, (M,) and (G, N), or (G, M) and (N,), and in MXFP8, for rows in groups, a scale for each "
+        "block, (padded rows of all groups, padded K / 32) and (G, padded N * padded K / 32), in "
+        "SWIZZLE_32_4_4",
     )
     INTEGER_PRODUCT = (
         "integer_product",
@@ -62,19 +63,19 @@ class Reason(Enum):
     )
     OPAQUE_PRODUCT = (
         "opaque_product",
-        "{target} multiplies matrices by an operator of its own, whose arithmetic the graph does not show; "
-        "products of aten are taken, such as _scaled_mm",
+        "{target} is a library's own matrix product, whose arithmetic the graph does not show; products of "
+        "aten are supported, such as _scaled_mm",
     )
     OPERAND_DTYPE = "operand_dtype", "no MMA {where} multiplies {a} by {b}; supported: {taken}"
     OPERAND_LAYOUT = "operand_layout", "{operand} has strides {strides}; {accepted}"
     OPERAND_ALIGNMENT = (
         "operand_alignment",
-        "{operand} has rows of {bytes} bytes, and TMA takes multiples of 16",
+        "{operand} has rows of {bytes} bytes; TMA requires a multiple of 16",
     )
     OPERAND_DEVICE = "operand_device", "{operand} is on {device} and the product on {anchor}"
     APART = (
         "apart",
-        "it meets {other} in one op, which could take it from the same kernel, but {why}",
+        "one op reads it and {other}, and one kernel could compute both, but {why}",
     )
     EMPTY = "empty", "the product is empty: M, N, K = {m}, {n}, {k}"
     RECIPE = "recipe", "the scales follow the recipe {recipe}; supported: {taken}"
@@ -88,7 +89,7 @@ class Reason(Enum):
         "elements of {wanted}, in tiles of 128 rows by 4 scales (SWIZZLE_32_4_4)",
     )
     SCALE_DTYPE = "scale_dtype", "{operand} is {dtype}; scales are float32"
-    SCALE_RESULT = "scale_result", "scale_result is given, which no epilogue here applies"
+    SCALE_RESULT = "scale_result", "scale_result is given, which no kernel applies"
     OUT_DTYPE = "out_dtype", "the product's own result would be {dtype}"
     SYMBOLIC_SCALAR = "symbolic_scalar", "{value} is a number that is known only at run time"
 
@@ -101,32 +102,32 @@ class Reason(Enum):
     )
     UNPAIRED = (
         "unpaired",
-        "{target} takes a part of the product's columns; a kernel can only take them apart into two halves, "
-        "or into the even and the odd ones, that meet in one op; even and odd ones have to be all that is "
-        "read of the product",
+        "{target} takes a part of the product's columns; a kernel can only divide them into two halves, or "
+        "into the even and the odd columns, which one op must combine; if they are even and odd columns, "
+        "nothing may read the undivided product",
     )
     HALVES_TOGETHER = (
         "halves_together",
-        "{target} reduces two halves of a product together, and the kernel has each as a plane of its own",
+        "{target} reduces two halves of a product together, but the kernel has a separate plane for each",
     )
     PART_OF_ROWS = (
         "part_of_rows",
-        "{target} takes a part of the product's rows, and a kernel computes and writes all of them",
+        "{target} takes a part of the product's rows, but a kernel computes and writes all of them",
     )
     REDUCTION = (
         "reduction",
-        "{target} reduces in a way that no kernel does; they do sum, mean, prod, amax, amin, max, min, any, "
-        "argmax, argmin and logsumexp",
+        "{target} is a reduction that kernels do not compute; they compute sum, mean, prod, amax, amin, max, "
+        "min, any, argmax, argmin and logsumexp",
     )
     BATCHED = (
         "batched",
-        "{target} reduces rows of several products together; of a batched or grouped one, kernels reduce the "
-        "last axis alone, and of one with columns in groups the first",
+        "{target} reduces rows of several products together; kernels reduce only the last axis of a batched "
+        "or grouped product, and only the first axis if its columns are in groups",
     )
     REDUCED_AXES = (
         "reduced_axes",
         "{target} reduces the axes {axes} of the shape {shape}; a kernel reduces all columns, all rows, or "
-        "both, and by sum, mean, amax, amin, var and logsumexp the columns of a block",
+        "both, or the columns of a block by sum, mean, amax, amin, var or logsumexp",
     )
     BLOCK_SIZE = (
         "block_size",
@@ -134,60 +135,60 @@ class Reason(Enum):
     )
     BLOCK_COST = (
         "block_cost",
-        "it reduces blocks of columns of a single product, which costs its kernel more than a kernel behind "
-        "it; config.block_reductions = 'always' takes it",
+        "it reduces blocks of columns of a single product, which costs the product's kernel more than a "
+        "separate kernel; config.block_reductions = 'always' fuses it",
     )
     ROTATION_SIZE = (
         "rotation_size",
-        "it rotates the halves of blocks of {columns} columns, beside blocks of {sizes}; tiles rotate blocks "
-        "of one size, of {held} columns",
+        "it rotates the halves of blocks of {columns} columns, and the blocks of the region have {sizes} "
+        "columns; a kernel rotates blocks of one size only; supported sizes: {held}",
     )
     ROTATION_COST = (
         "rotation_cost",
-        "it rotates the halves of blocks of columns; config.rotary_embeddings = True takes it",
+        "it rotates the halves of blocks of columns; config.rotary_embeddings = True fuses it",
     )
     ROTATED_PLACES = (
         "rotated_places",
-        "rows or columns are reduced, and a kernel that rotates blocks of {columns} columns has them in "
-        "another order",
+        "rows or columns are reduced, but a kernel that rotates blocks of {columns} columns keeps the "
+        "columns in another order",
     )
     FEEDBACK = (
         "feedback",
-        "{reduction} reduces the region's own result and feeds back into {into}, but is whole only when the "
-        "kernel is done",
+        "{into} reads {reduction}, which reduces the region's own result and is complete only when the "
+        "kernel has ended",
     )
     PLANE = "plane", "the result has shape {shape}, which is not the product's ({m}, {n}) plane"
     OUTPUT_LAYOUT = (
         "output_layout",
-        "the result has strides {strides}, and a kernel writes dense row-major or column-major planes",
+        "the result has strides {strides}, but a kernel writes dense row-major or column-major planes",
     )
     LEFT_TO_USERS = (
         "left_to_users",
-        "it is read by {users}, outside the kernel: computed there, fewer bytes are read and written in all",
+        "it is read by {users}, outside the kernel; computing it there reads and writes fewer bytes in total",
     )
     UNSEARCHED = (
         "unsearched",
         "the region could end with any of {count} values, too many to search for the cheapest end; "
         "it stores as many of them as it can, the last ones first, and this one is computed outside",
     )
-    UNSUPPORTED_DTYPE = "unsupported_dtype", "{operand} is {dtype}, which no epilogue holds"
-    FP8 = "fp8", "{target} has no conversions of {dtype}, which an epilogue would take"
-    FLOAT64 = "float64", "{operand} is float64, and an epilogue computes in fp32"
+    UNSUPPORTED_DTYPE = "unsupported_dtype", "{operand} is {dtype}, which epilogues do not support"
+    FP8 = "fp8", "{target} has no conversions of {dtype}, which the epilogue needs"
+    FLOAT64 = "float64", "{operand} is float64, but an epilogue computes in fp32"
     CYCLE = (
         "cycle",
-        "{operand} needs the region's own result, by way of {between}, which is no part of the kernel: each "
-        "would have to wait for the other",
+        "{operand} depends on the region's own result through {between}, which is not part of the kernel, so "
+        "each would have to wait for the other",
     )
     MUTATION = (
         "mutation",
-        "{mutation} writes in place between the product and this op, and the two can't trade places",
+        "{mutation} writes in place between the product and this op, and the two can't be reordered",
     )
     TOO_MANY_LOADS = "too_many_loads", "the region would read {count} {kind} operands; a kernel takes {limit}"
     TOO_MANY_STORES = "too_many_stores", "the region would write {count} results; a kernel takes {limit}"
 
     UNFUSED_FASTER = (
         "unfused_faster",
-        "Inductor's own code takes {unfused} us here and the best of our kernels {fused} us, as tuning found",
+        "tuning measured {unfused} us for Inductor's own code and {fused} us for the best of our kernels",
     )
 
     # Operands of work after a product.
@@ -197,7 +198,7 @@ class Reason(Enum):
         "size_unproven",
         "{operand} has size {size} where the plane has {plane}, and nothing proves that they are equal",
     )
-    STRIDE_UNKNOWN = "stride_unknown", "{operand} has stride {stride}, which is not known to be zero or not"
+    STRIDE_UNKNOWN = "stride_unknown", "{operand} has stride {stride}, and nothing shows whether it is zero"
     BLOCKS = (
         "blocks",
         "{operand} varies over the axes {sizes} of the columns with strides {strides}; a kernel reads blocks "
@@ -211,9 +212,10 @@ class Reason(Enum):
 
 @dataclass(frozen=True)
 class Rejection:
-    """A node that was not fused: its name in the graph, why, the sentence, and the program's line.
+    """A node that was not fused: its name in the graph, the reason, the sentence, and the program's line.
 
-    `where` is as `nearest_line` has it. `is_backward` is whether it was found in the graph of the gradients.
+    `where` is the result of `nearest_line`. `is_backward` is whether the node is in the graph of the
+    gradients.
     """
 
     node: str
@@ -224,14 +226,14 @@ class Rejection:
 
 
 def of_one_kernel(rejections: Iterable[Rejection]) -> list[str]:
-    """The messages for a caller that needs one kernel for everything, each once. They leave out work that
-    would cost less outside, since such a caller has no outside, and the refusal follows from another one."""
+    """The messages for a caller that needs one kernel for everything, each once. `left_to_users` is omitted:
+    for such a caller nothing runs outside the kernel, so this refusal only follows from another one."""
     kept = (each.message for each in rejections if each.reason is not Reason.LEFT_TO_USERS)
     return list(dict.fromkeys(kept))
 
 
 class Refused(Exception):
-    """Raised inside the walker where a node can't be taken; it becomes a Rejection, never an error."""
+    """Raised inside the walker for a node that can't be fused. It becomes a Rejection, never an error."""
 
     def __init__(self, reason: Reason, **facts: Any) -> None:
         self.reason = reason
@@ -252,8 +254,8 @@ _ROOT_MODULE = re.compile(r"^L\['\w+'\]")
 def program_line(node: fx.Node) -> str:
     """The line that a node comes from, as "file.py:12": the innermost one outside torch and this package.
 
-    Where there is none, as in a model of torch's own modules alone, the path of its module, as "self.0";
-    empty if that is unknown too.
+    If there is none, as in a model that consists of torch's own modules, the result is the path of the node's
+    module, as "self.0". It is empty if that is unknown too.
     """
     return _program_frame(node)[0]
 
@@ -263,9 +265,10 @@ _NEAR = 16
 
 
 def nearest_line(node: fx.Node) -> str:
-    """The line of a node, as `program_line` has it, or that of the nearest node that has one.
+    """The line of a node, as `program_line` gives it, or that of the nearest node that has one.
 
-    Nodes that it reads are searched before those that read it. Empty where no node that is near has a line.
+    Nodes that it reads are searched before those that read it. The result is empty if no near node has a
+    line.
     """
     for neighbours in (attrgetter("all_input_nodes"), attrgetter("users")):
         seen, level = {node}, [node]
@@ -279,7 +282,8 @@ def nearest_line(node: fx.Node) -> str:
 
 
 def user_label(node: fx.Node) -> str:
-    """The user's name for an operand, or for what it is a view of: an input's, else that of its line."""
+    """The user's name for an operand, or for the tensor that it views: an input's name, else that of its
+    line."""
     source = root(node)
     return source.meta.get(LABEL) or program_name(source)
 
@@ -287,7 +291,7 @@ def user_label(node: fx.Node) -> str:
 def program_name(node: fx.Node) -> str:
     """The name of a value for a reader, as "scale (file.py:12)": the variable that it is assigned to.
 
-    A value inside of an expression has its name in the graph, without a line if none is known.
+    A value inside an expression has its name in the graph. The line is omitted if it is unknown.
     """
     where, code = _program_frame(node)
     assigned = _ASSIGNMENT.match(code)

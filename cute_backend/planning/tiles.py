@@ -219,7 +219,7 @@ class TileConfig:
             shape += f", {self.ctas} CTAs a tile"
         if self.pingpong:
             shape += ", ping-pong"
-        shape += f", K in {self.split_k} parts, a CTA each" if self.split_k > 1 else ""
+        shape += f", split-K of {self.split_k}, one CTA per part" if self.split_k > 1 else ""
         shape += f", {self.occupancy} CTAs on a multiprocessor" if self.occupancy > 1 else ""
         shape += ", a warpgroup for the epilogue of each half" if self.column_groups > 1 else ""
         several = self.cluster_m * self.cluster_n > 1

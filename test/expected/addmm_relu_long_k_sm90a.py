@@ -4,7 +4,7 @@
 
 cute_mm_bias_relu_128x128_61adda26:
 sm_90a, tile 128x128_1x1_split16, planes aligned to 16 bytes:
-128 by 128, K in 16 parts, a CTA each, subtiles of 32 columns, raster 8.
+128 by 128, split-K of 16, one CTA per part, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """

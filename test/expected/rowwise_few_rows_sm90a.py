@@ -5,7 +5,7 @@
 
 cute_scaled_mm_64x64_09aff504:
 sm_90a, tile 64x64_1x1_split4, planes aligned to 16 bytes:
-64 by 64, K in 4 parts, a CTA each, subtiles of 32 columns, raster 8.
+64 by 64, split-K of 4, one CTA per part, subtiles of 32 columns, raster 8.
 templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
 from memory_ops/simplify.py, which replaces ops by cheaper ones.
 """

@@ -103,7 +103,7 @@ def test_refusals_have_the_users_names() -> None:
     line = fn.__code__.co_firstlineno
     where = f"(test_walk_collect.py:{line + 2})", f"(test_walk_collect.py:{line + 3})"
     assert messages[Reason.UNSUPPORTED_DTYPE].startswith(f"rows {where[0]} is torch.int64")
-    cycle = f"scanned {where[1]} needs the region's own result, by way of cumsum, which is no part of"
+    cycle = f"scanned {where[1]} depends on the region's own result through cumsum, which is not part of"
     assert messages[Reason.CYCLE].startswith(cycle)
     assert messages[Reason.OPERAND_ALIGNMENT].startswith("odd has rows of 130 bytes")
 

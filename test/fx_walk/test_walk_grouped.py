@@ -104,7 +104,7 @@ def test_rows_of_several_groups_are_not_reduced_together() -> None:
 
     (report,) = collect(fn, given())
     (message,) = [each.message for each in report.rejections if each.reason is Reason.BATCHED]
-    assert "of a batched or grouped one, kernels reduce the last axis alone" in message
+    assert "kernels reduce only the last axis of a batched or grouped product" in message
 
 
 def test_three_by_three_axes_with_offsets_are_refused_with_their_shapes() -> None:
@@ -174,7 +174,7 @@ def test_columns_of_several_groups_are_not_reduced_together() -> None:
 
     (report,) = collect(fn, columns_of(M)[:3])
     (message,) = [each.message for each in report.rejections if each.reason is Reason.BATCHED]
-    assert "and of one with columns in groups the first" in message
+    assert "and only the first axis if its columns are in groups" in message
 
 
 def test_products_of_one_matrix_by_rows_and_by_columns_share_no_kernel() -> None:
@@ -500,4 +500,4 @@ def test_other_scales_of_mxfp8_in_groups_are_refused(
     shapes = [", ".join(map(str, each)) + ("," if len(each) == 1 else "") for each in (of_a, of_b)]
     assert f"scale_a float8_e8m0fnu ({shapes[0].rstrip(',')}" in rejection.message
     assert f"scale_b float8_e8m0fnu ({shapes[1]})" in rejection.message
-    assert "rows of MXFP8 those of blocks" in rejection.message
+    assert "in MXFP8, for rows in groups, a scale for each block" in rejection.message

@@ -153,7 +153,7 @@ def other_dtype(made: Graph) -> tuple[fx.Node, fx.Node]:
 @pytest.mark.parametrize(
     ("sides", "message"),
     [
-        (other_a, "it meets mm_default_1 in one op, .* but that multiplies au and this ag"),
+        (other_a, "one op reads it and mm_default_1, .* but that multiplies au and this ag"),
         (other_layout, "their operands differ in dtype or layout"),
         (other_dtype, "that multiplies wide and this a"),
     ],

@@ -592,7 +592,7 @@ def test_a_cycle_names_what_stands_between(make: Callable[[Graph], fx.Node], bet
     node = make(made)
     _, rejections = walk(made.output(node))
     (message,) = [rejection.message for rejection in rejections if rejection.node == node.name]
-    assert f"the region's own result, by way of {between}, which is no part" in message
+    assert f"the region's own result through {between}, which is not part" in message
 
 
 def test_every_reason_has_a_case() -> None:

@@ -332,7 +332,7 @@ def given(**named):
 
 
 REFUSED = {
-    "feedback": (normalised, given(D=fresh()), "whole only when the kernel is done"),
+    "feedback": (normalised, given(D=fresh()), "complete only when the kernel has ended"),
     "an operand's reduction": (computed, given(bias=COLUMNS, D=fresh()), "kernels read whole operands"),
     "an unknown name": (unknown, given(D=fresh()), "name 'frobnicate' is not defined"),
     "a choice by value": (

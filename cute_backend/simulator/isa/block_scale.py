@@ -1,8 +1,9 @@
 """Scales of tcgen05.mma with .block_scale: the scales of each kind, and their places (PTX ISA 9.7.16.10.7).
 
 The scales of row r of A are bytes of one word, in lane r % 32 of the column r // 32 columns after the
-address: one byte for 32 of K (.scale_vec::1X), two adjacent bytes (2X), or all four (4X). Those of row r of
-B, which is a column of the product, are placed likewise. Each quarter of the lanes reads a copy of its own.
+address: one byte for 32 of K (.scale_vec::1X), two adjacent bytes (2X), or all four (4X). The scales of row r
+of B, which is a column of the product, are placed alike. Each quarter of the lanes reads a copy of its
+own.
 """
 
 from __future__ import annotations
