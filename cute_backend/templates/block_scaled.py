@@ -22,8 +22,6 @@ class KTileScales:
     registers, and the scales of columns. If each column has its own scale, `columns` is a view of the stage
     in shared memory, (2 neighbours, every 8 columns)."""
 
-    stages: ScaleStages
-    state: State
     rows: list[Float32]
     columns: cute.Tensor
     width: int
@@ -45,11 +43,10 @@ class Sm90BlockScaled(Sm90Promoted):
     def __init__(self, a: Scaling, b: Scaling, sets: int, pieces: int = 1) -> None:
         super().__init__(sets, k_tiles_a_step=4 if sets > 1 else 1, pieces=pieces)
         self.scaling = BlockScales(a, b)
+        self.reads_stages_late = b is Scaling.LINE
 
     def scales(self, operands: WarpgroupOperands, held: Partial, state: State) -> KTileScales:
         tile, stages = held.tile, cast(ScaleStages, operands.scales)
-        state = state.clone()
-        stages.ring.consumer_wait(state)
         height, width = stages.widths
         of_rows, of_columns = stages.a[(None, state.index)], stages.b[(None, state.index)]
         rows = [of_rows[(tile.raw_row(r) - tile.m0) // height] for r in range(tile.rows)]
@@ -60,7 +57,7 @@ class Sm90BlockScaled(Sm90Promoted):
         else:
             lanes = cute.make_layout((4, 2, count // 8), stride=(2, 1, 8))
             columns = cute.make_tensor(of_columns.iterator, lanes)[(tile.lane % 4, None, None)]
-        return KTileScales(stages, state, rows, columns, width)
+        return KTileScales(rows, columns, width)
 
     def promote(
         self, acc: cute.Tensor, sums: cute.Tensor, scales: KTileScales | None = None, piece: int = 0
@@ -79,8 +76,6 @@ class Sm90BlockScaled(Sm90Promoted):
                     i = block * in_block + group * 4 + e
                     scale = scales.rows[2 * block + e // 2] * pair[e % 2]
                     acc[first + i] = _multiply_add(sums[i], scale, acc[first + i])
-        if piece == self.pieces - 1:
-            scales.stages.release(scales.state)
 
 
 def _multiply_add(x: Float32, y: Float32, z: Float32) -> Float32:

@@ -2,8 +2,9 @@
 
 A k tile of fp8 is one block of K. One warp copies the scales of its rows and columns to shared memory by
 cp.async, one scale per lane. TMA would need addresses and pitches that are multiples of 16 bytes, and the
-scales of M rows meet that only if M is a multiple of 4. Each stage of A and B has a stage of scales, so a
-warpgroup uses the same stage index in both rings.
+scales of M rows meet that only if M is a multiple of 4. On Hopper, the scales are a part of the stage of A
+and B: they arrive at its barrier, and are released with it. On Blackwell they have a ring of their own
+(`partial_sums.py`).
 """
 
 from __future__ import annotations
@@ -13,45 +14,35 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-import cutlass.pipeline as pipeline
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from cute_backend.planning import TileConfig
 from cute_backend.planning.shared_memory import SCALE_ALIGN, BlockScales
-from cute_backend.templates.crew import WARP, Ring
-from cute_backend.templates.rings import stages_of
+from cute_backend.templates.crew import WARP
 
 
 @dataclass(frozen=True)
 class ScaleStages:
-    """The ring of scales. `a` holds the scales of a tile's rows and `b` those of the columns of all Bs, each
-    as (scales, stages). `widths` are the numbers of rows and of columns that share a scale."""
+    """The scales in all stages of a ring. `a` holds the scales of a tile's rows and `b` those of the columns
+    of all Bs, each as (scales, stages). `widths` are the numbers of rows and of columns that share a
+    scale."""
 
-    ring: pipeline.PipelineCpAsync
     a: cute.Tensor
     b: cute.Tensor
     widths: tuple[int, int]
 
     @staticmethod
-    def allocate(smem: SmemAllocator, ring: Ring, scaling: BlockScales, config: TileConfig) -> ScaleStages:
-        """Allocates shared memory for the stages and their barriers."""
+    def allocate(smem: SmemAllocator, stages: int, scaling: BlockScales, config: TileConfig) -> ScaleStages:
+        """Allocates shared memory for the scales of all stages."""
 
-        def stages(count: int) -> cute.Tensor:
-            layout = cute.make_layout((count, ring.stages), stride=(1, scaling.pitch(count)))
+        def scales(count: int) -> cute.Tensor:
+            layout = cute.make_layout((count, stages), stride=(1, scaling.pitch(count)))
             return smem.allocate_tensor(Float32, layout, SCALE_ALIGN)
 
-        a, b = map(stages, scaling.counts(config))
-        of_ring = pipeline.PipelineCpAsync.create(**stages_of(smem, ring))
-        return ScaleStages(of_ring, a, b, scaling.widths(config))
-
-    def release(self, state: pipeline.PipelineState) -> None:
-        """Releases a stage that a warp has read, with one arrival per warp. A barrier serializes arrivals,
-        and one per thread would make 256 for each k tile."""
-        cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            self.ring.consumer_release(state)
+        a, b = map(scales, scaling.counts(config))
+        return ScaleStages(a, b, scaling.widths(config))
 
 
 @cute.jit

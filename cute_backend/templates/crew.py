@@ -89,6 +89,13 @@ class Ring:
     stages: int
     filled: Arrivals
     emptied: Arrivals
+    also_filled: Arrivals | None = None
+    """The arrivals of a second role, which fills a part of each stage."""
+
+    @property
+    def fills(self) -> tuple[Arrivals, ...]:
+        """The arrivals, by role, that together fill a stage."""
+        return (self.filled, self.also_filled) if self.also_filled else (self.filled,)
 
     @property
     def barrier_bytes(self) -> int:
@@ -170,7 +177,8 @@ class Crew:
             raise ValueError(
                 f"ring {ring.name} has {ring.stages} stages; {ring.filled.role.name} fills one at a time"
             )
-        for done, arrivals in (("filled", ring.filled), ("emptied", ring.emptied)):
+        fills = [("filled", arrivals) for arrivals in ring.fills]
+        for done, arrivals in (*fills, ("emptied", ring.emptied)):
             role = arrivals.role
             if role not in self.roles:
                 raise ValueError(f"ring {ring.name} is {done} by {role.name}, which no warp of the CTA is")
@@ -218,7 +226,10 @@ class Crew:
     def __str__(self) -> str:
         roles = [("warps", "role", "job"), *((_span(role), role.name, role.job) for role in self.roles)]
         rings = [("ring", "stages", "filled by", "emptied by")]
-        rings += [(ring.name, str(ring.stages), str(ring.filled), str(ring.emptied)) for ring in self.rings]
+        rings += [
+            (ring.name, str(ring.stages), ", ".join(map(str, ring.fills)), str(ring.emptied))
+            for ring in self.rings
+        ]
         meetings = [("barrier", "of", "threads")] if self.meetings else []
         meetings += [(str(each.barrier), each.name, str(each.threads)) for each in self.meetings]
         return "\n\n".join("\n".join(_aligned(rows)) for rows in (roles, rings, meetings) if rows)

@@ -66,6 +66,12 @@ class WarpgroupOperands:
             cute.gemm(mma, sums, self.a[stage], self.b[piece][stage], sums)
         warpgroup.commit_group()
 
+    def release(self, state: State) -> None:
+        """Releases a stage that the warp has read. One lane arrives, after all lanes have read the scales."""
+        if self.scales is not None:
+            cute.arch.sync_warp()
+        self.ring.consumer_release(state)
+
 
 def first_block(fragments: cute.Tensor) -> cute.Tensor:
     """The fragments of the first instruction along M, of fragments (instruction, along M, ...)."""
@@ -178,6 +184,8 @@ class Sm90Promoted:
 
     lead = 0
     scaling: BlockScales | None = None
+    reads_stages_late = False
+    """Whether `promote` reads the stage of A and B, which then can't be released before."""
 
     def __init__(self, sets: int = 2, k_tiles_a_step: int = 2, pieces: int = 1) -> None:
         self.sets, self.k_tiles_a_step, self.pieces = sets, k_tiles_a_step, pieces
@@ -218,15 +226,20 @@ class Sm90Promoted:
                 scales = self.scales(operands, held, release)
             under_way = min(groups - 1 - group, sets - 1)
             warpgroup.wait_group(under_way)
-            if piece == pieces - 1:
-                operands.ring.consumer_release(release)
-                release.advance()
+            is_last = piece == pieces - 1
+            if is_last and not self.reads_stages_late:
+                operands.release(release)
             self.promote(acc, held.sums[group % sets], scales, piece)
+            if is_last and self.reads_stages_late:
+                operands.release(release)
+            if is_last:
+                release.advance()
             multiply(group + sets)
         return state, release
 
     def scales(self, operands: WarpgroupOperands, held: Partial, state: State) -> Any:
-        """Returns the scales of a k tile, read while its products are in flight; None without scaling."""
+        """Returns the scales of a k tile, read while its products are in flight; None without scaling. The
+        stage has been waited for by the products."""
 
     def promote(self, acc: cute.Tensor, sums: cute.Tensor, scales: Any = None, piece: int = 0) -> None:
         """Adds the sums of a piece of one k tile to the accumulators."""

@@ -20,12 +20,15 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import tcgen05
+from cutlass.memory import SmemAllocator
 
 from cute_backend.planning import TileConfig
 from cute_backend.planning.shared_memory import BlockScales
 from cute_backend.spec import Scaling
 from cute_backend.templates.block_scales import ScaleStages
+from cute_backend.templates.crew import Ring
 from cute_backend.templates.mainloop import Sm100Plain
+from cute_backend.templates.rings import stages_of
 
 READ_COLUMNS = 32
 """Columns of a row that a thread reads from tensor memory at once, while it adds up as many others."""
@@ -41,6 +44,32 @@ class Sm100BlockScaled(Sm100Plain):
 
     def __init__(self, a: Scaling, b: Scaling) -> None:
         self.scaling = BlockScales(a, b)
+
+
+@dataclass(frozen=True)
+class ScaleRing:
+    """A ring of stages of scales. The stages of A and B can't include them, since the sums of a k tile wait
+    for their scales in tensor memory after its stage of A and B was released."""
+
+    pipeline: pipeline.PipelineCpAsync
+    stages: ScaleStages
+
+    @staticmethod
+    def allocate(
+        smem: SmemAllocator, ring: Ring | None, scaling: BlockScales | None, config: TileConfig
+    ) -> ScaleRing | None:
+        """Allocates shared memory for the stages and their barriers; None if there is no ring."""
+        if ring is None or scaling is None:
+            return None
+        stages = ScaleStages.allocate(smem, ring.stages, scaling, config)
+        return ScaleRing(pipeline.PipelineCpAsync.create(**stages_of(smem, ring)), stages)
+
+    def release(self, state: pipeline.PipelineState) -> None:
+        """Releases a stage that a warp has read, with one arrival per warp. A barrier serializes arrivals,
+        and one per thread would make 256 for each k tile."""
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            self.pipeline.consumer_release(state)
 
 
 @dataclass(frozen=True)
@@ -115,7 +144,7 @@ class PartialSums:
         self,
         ring: pipeline.PipelineUmmaAsync,
         state: pipeline.PipelineState,
-        scales: ScaleStages,
+        scales: ScaleRing,
         scale_state: pipeline.PipelineState,
         k_tiles: Int32,
     ) -> tuple[pipeline.PipelineState, pipeline.PipelineState]:
@@ -124,9 +153,9 @@ class PartialSums:
         sums = cute.make_rmem_tensor(self.columns, Float32)
         sums.fill(0.0)
         for k_tile in cutlass.range(k_tiles, unroll=1):
-            scales.ring.consumer_wait(scale_state)
+            scales.pipeline.consumer_wait(scale_state)
             ring.consumer_wait(state)
-            self._add(sums, state.index, scales, scale_state.index)
+            self._add(sums, state.index, scales.stages, scale_state.index)
             scales.release(scale_state)
             scale_state.advance()
             if k_tile < k_tiles - 1:

@@ -69,9 +69,9 @@ class Shared:
         ]
 
 
-def agents(arrivals: Arrivals) -> pipeline.CooperativeGroup:
+def agents(*arrivals: Arrivals) -> pipeline.CooperativeGroup:
     """The cooperative group of the threads that arrive at a barrier in one phase."""
-    return pipeline.CooperativeGroup(pipeline.Agent.Thread, arrivals.count)
+    return pipeline.CooperativeGroup(pipeline.Agent.Thread, sum(each.count for each in arrivals))
 
 
 def named_barrier(meeting: Meeting) -> pipeline.NamedBarrier:
@@ -131,7 +131,7 @@ def stages_of(smem: SmemAllocator, ring: Ring) -> dict[str, Any]:
     return {
         "barrier_storage": smem.allocate_array(cutlass.Int64, ring.barrier_bytes // MBARRIER_BYTES),
         "num_stages": ring.stages,
-        "producer_group": agents(ring.filled),
+        "producer_group": agents(*ring.fills),
         "consumer_group": agents(ring.emptied),
         "defer_sync": True,
     }

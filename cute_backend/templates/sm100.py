@@ -63,14 +63,14 @@ from cute_backend.planning.shared_memory import BlockScales
 from cute_backend.planning.tiles import ROLE_REGISTERS
 from cute_backend.spec import SCALE_TILE, ProductKind
 from cute_backend.templates import batch as batches
-from cute_backend.templates.block_scales import ScaleStages, bring_tile
+from cute_backend.templates.block_scales import bring_tile
 from cute_backend.templates.crew import WARP, WARPS, Arrivals, Crew, Meeting, Ring, Role, one
 from cute_backend.templates.entry import named
 from cute_backend.templates.epilogue import Epilogue, SmemOperand, by_name, of_runs, release_planes, run_box
 from cute_backend.templates.gemm import Gemm
 from cute_backend.templates.mainloop import Sm100Mainloop, Sm100Operands, Sm100Plain, check_face
 from cute_backend.templates.overlap import await_earlier_kernels
-from cute_backend.templates.partial_sums import PartialSums
+from cute_backend.templates.partial_sums import PartialSums, ScaleRing
 from cute_backend.templates.rings import (
     Shared,
     agents,
@@ -386,7 +386,7 @@ class Sm100Gemm(Gemm):
         check_stage(config, ab_bytes)
         if cutlass.const_expr(isinstance(self.mainloop.scaling, MmaScales)):
             ab_bytes += cast(MmaScales, self.mainloop.scaling).stage_bytes(config)
-        scale_stages = self._scale_stages(smem)
+        scales_in_ring = ScaleRing.allocate(smem, self.scale_ring, self.block_scales, config)
         ab_pipeline = pipeline.PipelineTmaUmma.create(
             **stages_of(smem, self.ab_ring), tx_count=ab_bytes * config.ctas, cta_layout_vmnk=cluster
         )
@@ -441,7 +441,7 @@ class Sm100Gemm(Gemm):
             epilogue_item=epilogue_item,
             item_step=item_step,
             sums=sums,
-            scales=scale_stages,
+            scales=scales_in_ring,
         )
         # (MMA, MMA_M, MMA_N, stage): columns of tensor memory, 512 of them at most.
         acc_shape = cute.append(tiled_mma.partition_shape_C(self.tile[:2]), self.acc_stages)
@@ -486,12 +486,6 @@ class Sm100Gemm(Gemm):
             self._visit_tiles(shared, cute.make_tensor(tmem_ptr, acc_layout), store_tmas)
             tmem.relinquish_alloc_permit()
             tmem.free(tmem_ptr)
-
-    def _scale_stages(self, smem: SmemAllocator) -> ScaleStages | None:
-        """Shared memory for fp32 scales of blocks, if the product has them."""
-        if self.block_scales is None:
-            return None
-        return ScaleStages.allocate(smem, cast(Ring, self.scale_ring), self.block_scales, self.config)
 
     def _piece_stages(self, s_b: cute.Tensor, piece: cute.ComposedLayout, index: int) -> cute.Tensor:
         """The part of each stage of B that one tensor fills."""
@@ -623,12 +617,12 @@ class Sm100Gemm(Gemm):
         k: Int32,
     ) -> pipeline.PipelineState:
         """Brings the scales of one k tile to their ring. Returns the next stage."""
-        stages, config = cast(ScaleStages, shared.scales), self.config
+        ring, config = cast(ScaleRing, shared.scales), self.config
         origin = (row * CTA_M, column * config.tile_n)
-        stages.ring.producer_acquire(state)
+        ring.pipeline.producer_acquire(state)
         scaling, lane = cast(BlockScales, self.block_scales), cute.arch.lane_idx()
-        bring_tile(stages, state.index, scales, scaling, config, origin, k, lane)
-        stages.ring.producer_commit(state)
+        bring_tile(ring.stages, state.index, scales, scaling, config, origin, k, lane)
+        ring.pipeline.producer_commit(state)
         state.advance()
         return state
 
@@ -937,7 +931,7 @@ class Sm100Gemm(Gemm):
         else:
             own = PartialSums.of(acc, self.config, seat.group, seat.thread)
             acc_state, scale_state = own.add_up(
-                shared.acc_pipeline, acc_state, cast(ScaleStages, shared.scales), scale_state, shared.k_tiles
+                shared.acc_pipeline, acc_state, cast(ScaleRing, shared.scales), scale_state, shared.k_tiles
             )
         return acc_state, scale_state
 
@@ -1009,4 +1003,4 @@ class Sm100Shared(Shared):
     epilogue_item: Any
     item_step: Any
     sums: Any
-    scales: ScaleStages | None
+    scales: ScaleRing | None

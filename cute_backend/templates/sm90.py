@@ -184,38 +184,31 @@ class Sm90Gemm(FragmentGemm):
         # A stage is free once every CTA that this one loads for has read it: the CTAs in its row and in its
         # column of the cluster.
         readers = config.cluster_m + config.cluster_n - 1
-        self.ab_ring = Ring("ab", stages.ab, one(self.load), Arrivals(self.consume, warps, 1, readers))
-        self.exact_ring = self.row_ring = self.scale_ring = self.sum_ring = None
+        scales = Arrivals(self.scales, 1, WARP) if self.scaling is not None else None
+        emptied = Arrivals(self.consume, warps, 1, readers)
+        self.ab_ring = Ring("ab", stages.ab, one(self.load), emptied, scales)
+        self.exact_ring = self.row_ring = self.sum_ring = None
         if stages.exact:
             emptied = Arrivals(self.consume, warps, 1)
             self.exact_ring = Ring("exact", self.rings * stages.exact, one(self.exact), emptied)
         if stages.row:
             filled, emptied = Arrivals(self.staging, 1, WARP), Arrivals(self.consume, warps, WARP)
             self.row_ring = Ring("row", stages.row, filled, emptied)
-        if self.scaling is not None:
-            filled, emptied = Arrivals(self.scales, 1, WARP), Arrivals(self.consume, warps, 1)
-            self.scale_ring = Ring("scales", stages.ab, filled, emptied)
         if self.in_cluster:
             filled, emptied = (
                 Arrivals(self.consume, warps, 1, config.split_k - 1),
                 Arrivals(self.consume, warps, 1),
             )
             self.sum_ring = Ring("sums", 1, filled, emptied)
-        of_ring = (
-            (self.exact, self.exact_ring),
-            (self.staging, self.row_ring),
-            (self.scales, self.scale_ring),
-        )
+        optional = ((self.exact, self.exact_ring), (self.staging, self.row_ring), (self.scales, scales))
         self.turns = tuple(Meeting(f"turn {i}", 1 + i, ((self.consume, 2 * WARPS),)) for i in range(2))
         self.groups = tuple(
             Meeting(f"warpgroup {i}", 3 + i, ((self.consume, WARPS),)) for i in range(config.warpgroups)
         )
         return Crew(
-            roles=(self.load, *(role for role, ring in of_ring if ring), self.consume),
+            roles=(self.load, *(role for role, needed in optional if needed), self.consume),
             rings=tuple(
-                ring
-                for ring in (self.ab_ring, self.exact_ring, self.row_ring, self.scale_ring, self.sum_ring)
-                if ring
+                ring for ring in (self.ab_ring, self.exact_ring, self.row_ring, self.sum_ring) if ring
             ),
             meetings=(*(self.turns if config.pingpong else ()), *self.groups),
             registers=(LOAD_REGISTERS, *[config.target.epilogue_registers] * config.warpgroups),
@@ -391,9 +384,7 @@ class Sm90Gemm(FragmentGemm):
         buffers = allocate_buffers(smem, self.epilogue, load_planes, store_planes, config.tile_n, stages.row)
         scale_stages = None
         if cutlass.const_expr(self.scaling is not None):
-            scale_stages = ScaleStages.allocate(
-                smem, cast(Ring, self.scale_ring), cast(BlockScales, self.scaling), config
-            )
+            scale_stages = ScaleStages.allocate(smem, stages.ab, cast(BlockScales, self.scaling), config)
         sums = None
         if cutlass.const_expr(self.in_cluster):
             sums = Sums.allocate(smem, config.thread_accumulators, WARPGROUP * config.sharing)
@@ -608,18 +599,19 @@ class Sm90Gemm(FragmentGemm):
 
     @cute.jit
     def _load_scales(self, shared: Sm90Shared, scales: list, lane: Int32):
-        """The scale warp: loads the scales of every k tile."""
-        stages, schedule = cast(ScaleStages, shared.scales), shared.schedule
+        """The scale warp: loads the scales of every k tile into the stage of its A and B. The copies of each
+        lane count as an arrival at the stage's barrier."""
+        stages, schedule, ring = cast(ScaleStages, shared.scales), shared.schedule, shared.ab_pipeline
         scaling = cast(BlockScales, self.scaling)
         state = producer_state(self.stages.ab)
         item = Int32(shared.first_item)
         while schedule.is_valid(item):
             origin = self._origin(shared, schedule.place(item))
             for k_tile in cutlass.range(shared.k_tiles, unroll=1):
-                stages.ring.producer_acquire(state)
+                ring.sync_object_empty.wait(state.index, state.phase)
                 k = shared.first_k + k_tile
                 bring_tile(stages, state.index, scales, scaling, self.config, origin, k, lane)
-                stages.ring.producer_commit(state)
+                ring.sync_object_full.arrive_cp_async_mbarrier(state.index)
                 state.advance()
             item += shared.item_step
 

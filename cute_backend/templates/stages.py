@@ -10,11 +10,9 @@ from cute_backend.planning.mma_scales import MmaScales
 from cute_backend.planning.shared_memory import ENOUGH_AB_STAGES, BlockScales, ahead_bytes
 from cute_backend.templates.epilogue import Epilogue, SmemOperand
 
-MAX_SCALED_STAGES = 9
-"""The most stages of A and B beside stages of scales: `SMEM_RESERVE` has room for no more barriers."""
-
-MAX_STAGES_BESIDE_SUMS = 8
-"""As `MAX_SCALED_STAGES`, where further stages of scales wait for the sums of k tiles in tensor memory."""
+MAX_STAGES_BESIDE_SCALES = 8
+"""The most stages of A and B beside a ring of scales, which has up to three more: `SMEM_RESERVE` has room for
+no more barriers."""
 
 MAX_STAGES = 4
 """The most stages of exact loads, and of outputs: as many as hide the latency of TMA's loads and stores."""
@@ -22,8 +20,8 @@ MAX_STAGES = 4
 
 @dataclass(frozen=True)
 class Stages:
-    """The number of stages of each ring; 0 if the epilogue does not use it. Scales of blocks have as many
-    stages as A and B."""
+    """The number of stages of each ring; 0 if the epilogue does not use it. A stage of A and B includes the
+    scales of their blocks, but scales that are applied to sums in tensor memory have a ring of their own."""
 
     ab: int
     exact: int
@@ -67,5 +65,5 @@ class Stages:
             store = grown(store, store_bytes, exact * exact_bytes)
         ab = (free - exact * exact_bytes - store * store_bytes) // stage_bytes
         if ahead_bytes(config, scaling):
-            ab = min(ab, MAX_STAGES_BESIDE_SUMS)
-        return Stages(min(ab, MAX_SCALED_STAGES) if scaling else ab, exact, rows, store)
+            ab = min(ab, MAX_STAGES_BESIDE_SCALES)
+        return Stages(ab, exact, rows, store)

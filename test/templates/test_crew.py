@@ -13,7 +13,9 @@ import cutlass
 import pytest
 
 from cute_backend.planning import Arch, TileConfig
+from cute_backend.spec import Scaling
 from cute_backend.templates import crew, sm90, sm100
+from cute_backend.templates.block_scaled import Sm90BlockScaled
 from cute_backend.templates.crew import Arrivals, Crew, Meeting, Ring, Role, one
 from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.rings import check_stage
@@ -97,6 +99,13 @@ def test_sums_in_memory_have_no_ring():
     assert gemm(TileConfig(SM90, 128, 64, split_k=8), Bare).sum_ring is None
 
 
+def test_scales_of_blocks_arrive_in_the_stages_of_a_and_b():
+    made = Sm90Gemm(Bare(), TileConfig(SM90, 128, 128, 2), Sm90BlockScaled(Scaling.LINE, Scaling.SQUARE, 2))
+    assert [ring.name for ring in made.crew.rings] == ["ab"]
+    assert [arrivals.count for arrivals in made.ab_ring.fills] == [1, 32]
+    assert "1 warp of load, 1 warp of scales x 32 threads = 32" in str(made.crew)
+
+
 def test_what_an_epilogue_has_no_use_for_has_no_role():
     assert [role.name for role in gemm(TURNS, Bare).crew.roles] == ["load", "consume"]
     assert [ring.name for ring in gemm(TURNS, Bare).crew.rings] == ["ab"]
@@ -129,6 +138,10 @@ SOUND = Crew((LOAD, WORK), (RING,), (Meeting("turn", 1, ((WORK, 8),)),), (40, 23
         (
             {"rings": (replace(RING, filled=Arrivals(LOAD, 1, 33)),)},
             "ring ab is filled by 33 threads of each warp of load; a warp has 32",
+        ),
+        (
+            {"rings": (replace(RING, also_filled=one(Role("scales", 3, 1, "copies"))),)},
+            "ring ab is filled by scales, which no warp of the CTA is",
         ),
         (
             {"rings": (replace(RING, emptied=Arrivals(WORK, 8, 32, 0)),)},

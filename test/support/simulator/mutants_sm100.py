@@ -321,7 +321,7 @@ MUTANTS = [
     Mutant(
         "scales of a k tile not waited for",
         BLACKWELL_LINES,
-        without("scales.ring.consumer_wait(scale_state)"),
+        without("scales.pipeline.consumer_wait(scale_state)"),
         RaceError,
         SHARED,
         Text.PARTIAL_SUMS,
@@ -337,7 +337,7 @@ MUTANTS = [
     Mutant(
         "a stage of scales not waited for by the load warp",
         BLACKWELL_BLOCKS,
-        without("stages.ring.producer_acquire(state)"),
+        without("ring.pipeline.producer_acquire(state)"),
         RaceError,
         SHARED,
     ),

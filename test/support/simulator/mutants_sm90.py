@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cute_backend.simulator.errors import Deadlock, IllegalAccess, MissingProxyFence, RaceError
+from cute_backend.simulator.errors import BarrierError, Deadlock, IllegalAccess, MissingProxyFence, RaceError
 from support.simulator.mutants import (
     BLOCK_SCALED,
     COLUMN_SCALED,
@@ -39,7 +39,6 @@ from support.simulator.mutants import (
     Mutant,
     Text,
     WrongNumbers,
-    early,
     instead,
     without,
 )
@@ -399,28 +398,27 @@ MUTANTS = [
     ),
     # Scales of blocks.
     Mutant(
-        "scales not waited for",
+        "scales that the stage's barrier does not count",
         BLOCK_SCALED,
-        without("stages.ring.consumer_wait(state)"),
-        RaceError,
-        UNFINISHED.format(SHARED) + "|" + UNWRITTEN.format(SHARED),
-        Text.BLOCK_SCALED,
+        instead("one(self.load), emptied, scales)", "one(self.load), emptied)"),
+        BarrierError,
+        r"1 arrival\(s\) more than it expects",
     ),
     Mutant(
-        "scales released before columns are read",
+        "a stage released before its scales of columns are read",
         COLUMN_SCALED,
-        early("scales.stages.release(scales.state)", "assert scales is not None"),
+        instead("self.reads_stages_late = b is Scaling.LINE", "self.reads_stages_late = False"),
         RaceError,
         r"cp\.async.*" + STILL_READ.format(SHARED),
         Text.BLOCK_SCALED,
     ),
     Mutant(
-        "scales never released",
+        "a stage released before all lanes have read its scales",
         BLOCK_SCALED,
-        without("scales.stages.release(scales.state)"),
-        Deadlock,
-        r"warp 3 of CTA(.|\n)*0 of 4 arrivals",
-        Text.BLOCK_SCALED,
+        without("cute.arch.sync_warp()"),
+        RaceError,
+        r"cp\.async.*" + STILL_READ.format(SHARED),
+        Text.MAINLOOP,
     ),
     Mutant(
         "the scales of another stage",
@@ -463,17 +461,9 @@ MUTANTS = [
         Text.BLOCK_SCALED,
     ),
     Mutant(
-        "scales released before those of the second piece are read",
-        PIECES,
-        instead("if piece == self.pieces - 1:", "if piece == 0:"),
-        RaceError,
-        r"cp\.async.*" + STILL_READ.format(SHARED),
-        Text.BLOCK_SCALED,
-    ),
-    Mutant(
-        "a stage of scales filled before it is empty",
+        "scales copied to a stage before it is empty",
         BLOCK_SCALED,
-        without("stages.ring.producer_acquire(state)"),
+        without("ring.sync_object_empty.wait(state.index, state.phase)"),
         RaceError,
         r"cp\.async.*" + STILL_READ.format(SHARED) + "|" + STILL_WRITTEN.format(SHARED),
     ),
@@ -481,8 +471,8 @@ MUTANTS = [
         "scales announced before they are there",
         BLOCK_SCALED,
         instead(
-            "stages.ring.producer_commit(state)",
-            "cute.arch.mbarrier_arrive(stages.ring.producer_get_barrier(state))",
+            "ring.sync_object_full.arrive_cp_async_mbarrier(state.index)",
+            "cute.arch.mbarrier_arrive(ring.sync_object_full.get_barrier(state.index))",
         ),
         RaceError,
         UNFINISHED.format(SHARED),
