@@ -14,7 +14,7 @@ from cute_backend.planning.shared_memory import BlockScales, plane_bits
 from cute_backend.planning.targets import Arch, Cut, TileTime
 from cute_backend.planning.tiles import TILE_K_BYTES, TileConfig
 from cute_backend.planning.transposing import multiplied
-from cute_backend.spec import EpilogueSpec, Major, ProductKind
+from cute_backend.spec import EpilogueSpec, LoadKind, Major, ProductKind
 
 _OVERLAP = 8
 """The exponent of the norm that combines the time of the tiles with the time of memory. The two overlap, and
@@ -80,6 +80,8 @@ def cost(
     tile = time_of(config.arch, config.cut)
     if BlockScales.of(spec) is not None:
         times = timing.by_blocks.get(config.cut, 1.0)
+        if spec.loads_of(LoadKind.EXACT):
+            times = timing.by_blocks_with_planes.get(config.cut, times)
         tile = tile._replace(k=times * tile.k, busy=times * tile.busy)
     us = float(work.microseconds(tile, timing.beyond_us, timing.bytes_per_us))
     if config.sums_in_memory:

@@ -153,6 +153,8 @@ class Timing:
     by_blocks: Mapping[Cut, float] = field(default_factory=dict)
     """How many times as long a k tile takes where its sums are scaled by blocks; 1 for tiles that are not
     here."""
+    by_blocks_with_planes: Mapping[Cut, float] = field(default_factory=dict)
+    """The same for kernels that also read planes; that of `by_blocks` for tiles that are not here."""
 
 
 @dataclass(frozen=True, eq=False)
