@@ -34,7 +34,7 @@ class EpilogueText:
         arguments: Sequence[Argument],
     ) -> None:
         self.name, self.config, self._lines, self._arguments = name, config, lines, arguments
-        self.plan = plan(spec, config.summing, alignment)
+        self.plan = plan(spec, config, alignment)
         self.spec = spec = multiplied(spec, config)
         self.chain = Chain(spec, self._reads(), folded)
 

@@ -27,11 +27,12 @@ class Plan:
 
 
 def plan(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Plan:
-    """Places the loads and stores of a spec for one configuration and alignment.
+    """Places the loads and stores of a spec for one configuration and alignment, in the kernel that runs the
+    epilogue.
 
     Shared memory is reserved for all vectors along N first, then given to outputs, then to loads, in order.
     """
-    config = subtiled(spec, config, alignment)
+    config = subtiled(spec, config.summing, alignment)
     spec = multiplied(spec, config)
     alignment = moved(spec, config, alignment)
     rowvecs = sum(
