@@ -1,7 +1,7 @@
-"""Boxes that threads copy from global memory to shared memory, or back, by vectors of 16 bytes.
+"""Boxes that threads copy between global memory and shared memory by vectors of 16 bytes.
 
-Without TMA, from sm_80 on, threads copy by cp.async. Bytes beyond a tensor arrive as zeros, so every size is
-allowed.
+From sm_80 on, threads can copy by cp.async, without TMA. Bytes beyond a tensor arrive as zeros, so every size
+is allowed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cutlass._mlir.dialects import nvvm
 from cutlass.cutlass_dsl import dsl_user_op
 
 VECTOR_BYTES = 16
-"""Bytes of one copy: the most that cp.async moves, and the only ones that pass by L1 (PTX ISA, cp.async)."""
+"""Bytes of one copy: the most that cp.async moves, and the only size that bypasses L1 (PTX ISA, cp.async)."""
 SWIZZLED_BYTES = 128
 """Bytes of a line in which the widest swizzle permutes vectors."""
 
@@ -28,8 +28,8 @@ _WORDS: dict[int, type[cutlass.Numeric]] = {1: Uint8, 2: Uint16, 4: Uint32, 8: U
 def copy_vector(
     source: cute.Pointer, target: cute.Pointer, nbytes: Int32, *, loc: Any = None, ip: Any = None
 ) -> None:
-    """Brings the first `nbytes` of 16 bytes of global memory to shared memory, and zeros after them, in the
-    group of copies that the thread has open. With 0 bytes nothing is read, so the source may be any
+    """Copies the first `nbytes` of 16 bytes of global memory to shared memory, and zeros the rest. The copy
+    joins the thread's open group of copies. With 0 bytes nothing is read, so the source may be any
     address."""
     nvvm.cp_async_shared_global(
         target.to_llvm_ptr(loc=loc, ip=ip),
@@ -63,8 +63,8 @@ class Box:
 
     @property
     def swizzle_bits(self) -> int:
-        """Bits of a vector's place in its line that the swizzle changes: the first number of
-        `cute.make_swizzle`, whose others are 4, as a vector has 16 bytes, and 3."""
+        """The number of bits of a vector's place in its line that the swizzle changes. It is the first
+        argument of `cute.make_swizzle`; the others are 4, as a vector has 16 bytes, and 3."""
         return (min(self.line_bytes, SWIZZLED_BYTES) // VECTOR_BYTES).bit_length() - 1
 
     def bring(
@@ -77,11 +77,11 @@ class Box:
         thread: Int32,
         threads: int,
     ) -> None:
-        """Begins to copy the share of one of `threads` threads of a box. `lines` of the box, and `elements`
-        of each line, lie within the tensor; either may be more than the box has, or negative.
+        """Begins to copy the share of a box that belongs to one of `threads` threads. `lines` of the box, and
+        `elements` of each line, lie within the tensor; either may be more than the box has, or negative.
 
-        `source` points to the box's first element, a multiple of 16 bytes, `target` to its bytes. The
-        distance of two lines of the tensor is `line_stride` elements.
+        `source` points to the box's first element, at a multiple of 16 bytes, and `target` to its place in
+        shared memory. Two lines of the tensor are `line_stride` elements apart.
         """
         line, place = self._first(thread)
         inside = cutlass.min(cutlass.max(elements * self.width - place * VECTOR_BYTES, 0), VECTOR_BYTES)
@@ -132,19 +132,20 @@ class Box:
         return self.line_bytes // VECTOR_BYTES
 
     def _first(self, thread: Int32) -> tuple[Int32, Int32]:
-        """The line of a thread's first vector, and its place there. Neighbouring threads have the vectors of
-        a line, and then those of the next ones."""
+        """The line of a thread's first vector, and its place in the line. Consecutive threads have the
+        vectors of one line, and then those of the next lines."""
         return thread // self._per_line, thread % self._per_line
 
     def _step(self, threads: int) -> int:
-        """Lines from one vector of a thread to its next, which have the same place."""
+        """The number of lines from one vector of a thread to its next one, which has the same place in its
+        line."""
         return threads // self._per_line
 
     def _turns(self, threads: int) -> int:
-        """Vectors of a thread."""
+        """The number of vectors of a thread."""
         return self.lines // self._step(threads)
 
     def _offset(self, line: Int32, place: Int32) -> Int32:
-        """Where a vector is in the box, in bytes."""
+        """The offset of a vector in the box, in bytes."""
         offset = line * self.line_bytes + place * VECTOR_BYTES
         return offset ^ ((offset >> 7 & (1 << self.swizzle_bits) - 1) << 4)

@@ -54,7 +54,7 @@ class Role:
 @dataclass(frozen=True)
 class Arrivals:
     """The arrivals at a barrier in one phase: `threads` threads in each of `warps` warps of `role`, in each
-    of `ctas` CTAs. `warps` is only a part of the role's warps where parts take turns from phase to phase."""
+    of `ctas` CTAs. `warps` is only a part of the role's warps if parts alternate from phase to phase."""
 
     role: Role
     warps: int

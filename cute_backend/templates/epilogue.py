@@ -3,25 +3,25 @@
 A generated epilogue is a class with these attributes and hooks; the templates know nothing else of it.
 
     loads, stores                names of its operands and outputs, in the order of `launch`'s arguments
-    staged                       rowvecs that a warp brings to shared memory ahead of the accumulator
-    shared_loads, shared_stores  planes that the template brings to shared memory, or takes from there
+    staged                       rowvecs that a warp copies to shared memory ahead of the accumulator
+    shared_loads, shared_stores  planes that the template copies to shared memory, or from it
 
     begin(tile, glob)                        epilogue threads, before the accumulator wait: returns what they
                                              hold
     visit(sub, <accs>, glob, held, smem)     epilogue threads, each subtile: reads, computes, converts, writes
 
-`visit` has a parameter for each accumulator, by its name. It calls `smem.release()` where it has
-`shared_loads`, once it has read them: their planes may then be filled with those of a later subtile. Only
-some epilogues have these two hooks:
+`visit` has a parameter for each accumulator, by its name. With `shared_loads`, it calls `smem.release()` once
+it has read them, so that their planes may be filled for a later subtile. Only some epilogues have these two
+hooks:
 
     stage(tile, glob, smem)                  with `staged`: one warp fills `smem` with those rowvecs of a tile
     end(tile, glob, held)                    with partials that a thread keeps for a whole tile: epilogue
                                              threads, after the last subtile
 
-`glob` has the global tensors and `smem` the shared ones, by name, as attributes. `tile` and `sub`, a `Tile`
-and a `Subtile` of `tile.py`, say which rows and columns a thread owns; their indices into global memory are
-clamped to the problem's last row and column, so that reads at an edge need no branch. Values beyond the edge
-are never stored.
+The attributes of `glob` are the global tensors and those of `smem` the shared ones, by name. `tile` and
+`sub`, a `Tile` and a `Subtile` of `tile.py`, have the rows and columns that a thread owns. Their indices into
+global memory are clamped to the problem's last row and column, so that reads at an edge need no branch.
+Values beyond the edge are never stored.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SmemOperand:
     dtype: type[cutlass.Numeric]
     order: Order = Order.ROW
     repeats: bool = False
-    """Whether it is a `table`, whose rows and columns repeat along the plane's."""
+    """Whether the operand is a `table`, whose rows and columns repeat along those of the plane."""
 
     @property
     def layout(self) -> LayoutEnum:
@@ -56,7 +56,7 @@ class SmemOperand:
         return LayoutEnum.ROW_MAJOR if self.order is Order.ROW else LayoutEnum.COL_MAJOR
 
     def bytes(self, elements: int) -> int:
-        """Shared memory that `elements` of it take."""
+        """The bytes of shared memory that `elements` elements take."""
         return elements * self.dtype.width // 8
 
 
@@ -90,11 +90,11 @@ class Ending(Protocol):
 
 
 class Template(Protocol):
-    """The face of a template: the class that a target names, whose instances are kernels.
+    """The interface of a template: the class that a target names, whose instances are kernels.
 
-    Further arguments have defaults, and are keywords. D = epilogue(A B) for A (M, K) and each B (K, N); the
-    loads and the stores are in the order of the epilogue's names. Raises ValueError if the epilogue can't run
-    in the configuration.
+    A kernel computes D = epilogue(A B) for A (M, K) and each B (K, N). The loads and the stores are in the
+    order of the epilogue's names. Further arguments are keywords with defaults. Raises ValueError if the
+    epilogue can't run in the configuration.
     """
 
     config: TileConfig
@@ -144,10 +144,11 @@ def table(tensor: cute.Tensor) -> cute.Tensor:
 
 
 def pair_halves(tensor: cute.Tensor, block: int, width: int) -> cute.Tensor:
-    """An operand or a plane whose last axis is N, in blocks, with its columns in another order: `width` of a
-    block's first half, then as many of its second half that lie half a block behind them, and so on.
+    """A view of a tensor whose last axis is N, in blocks, with the columns in another order: `width` columns
+    of a block's first half, then those half a block behind them, and so on.
 
-    Every tensor of a kernel that has columns is seen so, B too, and its results lie where they belong.
+    Every tensor of a kernel that has columns is viewed in this way, also B, so every result has its right
+    place.
     """
     last, half = cute.rank(tensor) - 1, block // 2
     within, shape = tensor.layout[last], (width, 2, half // width)
@@ -162,16 +163,16 @@ def pair_halves(tensor: cute.Tensor, block: int, width: int) -> cute.Tensor:
 
 
 def run_box(box: tuple[int, int], count: int, plane: cute.Tensor) -> tuple[tuple[int, int], int]:
-    """The part of a box (rows, columns) whose columns lie side by side in a plane (M, N), and the number of
-    such parts in `count` boxes: a box is one, or two where `pair_halves` has ordered the columns."""
+    """The part of a box (rows, columns) whose columns are adjacent in a plane (M, N), and the number of such
+    parts in `count` boxes. A box has one part, or two if `pair_halves` has ordered the columns."""
     rows, columns = box
     run = plane.shape[1][0][0] if isinstance(plane.shape[1], tuple) else columns
     return (rows, run), count * (columns // run)
 
 
 def of_runs(layout: cute.ComposedLayout, count: int) -> cute.ComposedLayout:
-    """The layout (rows, columns, count) of boxes in shared memory whose parts, one behind another, are those
-    of `layout`: TMA swizzles each run of columns by itself."""
+    """The layout (rows, columns, count) of boxes in shared memory that consist of the parts of `layout`, one
+    after another: TMA swizzles each run of columns by itself."""
     rows, run, parts = layout.outer.shape
     runs = cute.size(parts) // count
     if runs == 1:
@@ -188,5 +189,5 @@ def transpose(tensor: cute.Tensor) -> cute.Tensor:
 
 
 def by_name(names: Sequence[str], values: Sequence[Any]) -> SimpleNamespace:
-    """Values as attributes."""
+    """A namespace with the values as attributes."""
     return SimpleNamespace(**dict(zip(names, values, strict=True)))

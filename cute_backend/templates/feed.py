@@ -1,17 +1,18 @@
-"""The way of A, B and staged rowvecs to the warps that multiply: a feed of the template on mma.sync.
+"""The feed of the template on mma.sync: it brings A, B and staged rowvecs to the warps that multiply.
 
 The template calls its feed at each step of a tile, and knows nothing of its copies and barriers:
 
-    open     the pipelines, before the warps part
-    help     all that the warps do which only bring
+    open     the pipelines, before the warps take their roles
+    help     the whole work of the warps that only load
     begin    the first k tile, and the first rowvecs
     tile     stage_rows | planes_begun | each k tile: wait, copies, next | rows | visits | rows_read
     end      after the last tile
 
-Where the warps that multiply are among the k tiles is a value of the feed's own, and so it is for rowvecs.
+The position of the warps among the k tiles is a value of a type that the feed chooses, and so is their
+position among the rowvecs.
 """
 
-# ruff: noqa: B027, for hooks that do nothing are those that a feed may have no use for.
+# ruff: noqa: B027, because some feeds need no code in some hooks.
 
 from __future__ import annotations
 
@@ -34,27 +35,27 @@ if TYPE_CHECKING:
 
 class Feed(ABC):
     """The feed of a kernel whose epilogue and stages are known, for the warps of `work`. `roles` are the
-    warps that only bring, and `rings` what they fill."""
+    warps that only load, and `rings` the rings that they fill."""
 
     roles: tuple[Role, ...] = ()
     rings: tuple[Ring, ...] = ()
     leaves_a_stage = False
-    """Whether the stage of a tile's last k tile stays as it is until the warps meet for the next tile's first
-    one, so that they may use it meanwhile."""
+    """Whether the stage of a tile's last k tile stays unchanged until the warps meet for the next tile's
+    first k tile, so that they may use it until then."""
 
     def __init__(self, gemm: Sm80Gemm, work: Role):
         self.gemm, self.stages, self.work = gemm, gemm.stages, work
 
     def given(self, operand: cute.Tensor, stage: Stage) -> Any:
-        """An operand (rows, K), or (rows, K, batch), as the kernel is launched with it, from the host."""
+        """The kernel's argument for an operand (rows, K), or (rows, K, batch). The host calls this."""
         return operand
 
     def tensor(self, given: Any) -> cute.Tensor:
-        """The operand that `given` was made of, or one of its shape."""
+        """The operand that `given` was made from, or a tensor of its shape."""
         return given
 
     def open(self, smem: SmemAllocator) -> tuple[Any, Any]:
-        """The pipelines of A with B, and of rowvecs. All threads call it."""
+        """Makes the pipeline of A and B, and that of rowvecs. All threads call this."""
         return None, None
 
     def help(self, shared: Sm80Shared, first_item: Int32, warp: Int32, lane: Int32) -> None:
@@ -62,36 +63,38 @@ class Feed(ABC):
 
     @abstractmethod
     def begin(self, shared: Sm80Shared, first_item: Int32, thread: Int32) -> tuple[Any, Any]:
-        """Where the first k tile is, and where the first rowvecs are."""
+        """The positions of the first k tile and of the first rowvecs."""
 
     @abstractmethod
     def wait(self, shared: Sm80Shared, at: Any) -> Int32:
-        """Until a k tile is there; returns the stage that has it."""
+        """Waits for a k tile, and returns the stage that has it."""
 
     def copies(self, shared: Sm80Shared, at: Any, thread: Int32) -> Copies:
-        """Copies of later k tiles that a warp begins while it multiplies one."""
+        """The copies of later k tiles that a warp begins while it multiplies one."""
         return ()
 
     @abstractmethod
     def next(self, shared: Sm80Shared, at: Any) -> Any:
-        """Where the k tile is that follows one which the warp has read."""
+        """The position of the k tile after one that the warp has read."""
 
     def left_stage(self, shared: Sm80Shared, at: Any) -> Int32:
-        """The stage of the k tile before the one at `at`. Asked only of a feed that `leaves_a_stage`."""
+        """The stage of the k tile before the one at `at`. It is called only for a feed that
+        `leaves_a_stage`."""
         raise NotImplementedError
 
     def planes_begun(self) -> None:
-        """A warp has begun to copy the exact loads of a subtile, ahead of the tile's products."""
+        """Called after a warp has begun to copy the exact loads of a subtile, ahead of the tile's
+        products."""
 
     @abstractmethod
     def await_first_planes(self, shared: Sm80Shared, later: int) -> None:
-        """Until these exact loads are there, those of a thread's own copies; those of up to `later` further
-        subtiles may be under way."""
+        """Waits for these exact loads, as far as the thread itself copies them. Copies for up to `later`
+        further subtiles may still be in progress."""
 
     @cute.jit
     def stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Int32, thread: Int32):
         """Stages the rowvecs of a tile in the stage `rows_at`, by the first of the warps that multiply. All
-        earlier reads of that stage are done: the k tiles of the previous tile, if any, lie between."""
+        earlier reads of that stage are done, because the previous tile's k tiles came after them."""
         if thread < WARP:
             names = [operand.name for operand in self.gemm.epilogue.staged]
             rows = by_name(names, [s_row[(None, rows_at)] for s_row in shared.rows])
@@ -107,7 +110,7 @@ class Feed(ABC):
 
     @abstractmethod
     def rows_read(self, shared: Sm80Shared, rows_at: Any) -> Any:
-        """Where the next tile's rowvecs are; the warp has read those of this one."""
+        """The position of the next tile's rowvecs. The warp has read those of this tile."""
 
     def end(self) -> None:
-        """Until nothing is under way."""
+        """Waits until no copy is in progress."""

@@ -80,11 +80,11 @@ class FragmentGemm(Gemm):
         held: Any,
         smem: Any,
     ):
-        """Makes `count` visits from step `first` on. Their accumulators lie where those of the block begin.
+        """Makes `count` visits from step `first` on. Their accumulators are the first ones of the block.
 
         A loop can't index registers by its counter. So this nests loops of two iterations, and each loop
-        moves the accumulators of its second iteration to where the first's were. An accumulator moves at
-        most once per loop.
+        moves the accumulators of its second iteration to the place of the first one's. An accumulator moves
+        at most once per loop.
         """
         sub = self.subtile_type(self.config, tile, block, first)
         piece = sub.accumulators(acc, 0, 0)

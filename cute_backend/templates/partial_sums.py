@@ -34,9 +34,9 @@ READ_COLUMNS = 32
 """Columns of a row that a thread reads from tensor memory at once, while it adds up as many others."""
 
 FEW_COLUMNS = 8
-"""As `READ_COLUMNS`, for 128 columns of a thread with two warpgroups, which have fewer registers, or of a
-pair of products. With 32 columns, 256 x 256 spilled up to 64 bytes (rowwise scales in the epilogue), and with
-16 columns 8 bytes; 256 x 64 x 2 spilled 16 bytes with 32 columns, where planes are written by element."""
+"""`READ_COLUMNS` for threads with 128 columns, if two warpgroups share the registers, or of a pair of
+products. With 32 columns, 256 x 256 spilled up to 64 bytes (rowwise scales in the epilogue), and with 16
+columns 8 bytes. 256 x 64 x 2 spilled 16 bytes with 32 columns if planes are written by element."""
 
 
 class Sm100BlockScaled(Sm100Plain):

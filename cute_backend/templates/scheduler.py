@@ -85,7 +85,7 @@ class TileSchedule:
         return first_row + row, column
 
     def place(self, item: Int32) -> Place:
-        """Where a work item lies."""
+        """The place of a work item."""
         row, column = self.cluster_coord(item)
         return Place(row, column, 0, 0, self.m)
 
@@ -122,7 +122,7 @@ class BatchSchedule:
         return self.tiles.items * self.batches
 
     def place(self, item: Int32) -> Place:
-        """Where a work item lies."""
+        """The place of a work item."""
         batch, local = (Int32(part) for part in divmod(item, self.batch_items))
         row, column = self.tiles.cluster_coord(local)
         first = batch * self.tiles.m
@@ -159,7 +159,7 @@ class KGroupSchedule:
         return self.products.items
 
     def place(self, item: Int32) -> KPlace:
-        """Where a work item lies. An item beyond the last gets an empty range of K."""
+        """The place of a work item. An item beyond the last gets an empty range of K."""
         place = self.products.place(item)
         first, end = bounds(self.offsets, self.k, place.batch)
         return KPlace(place.row, place.column, place.batch, place.first, place.end, first, end)
@@ -231,7 +231,7 @@ class GroupSchedule:
         return item < self.items
 
     def place(self, item: Int32) -> Place:
-        """Where a work item lies."""
+        """The place of a work item."""
         row, column, group, first, end, tile = self._find(item)
         if self.tile_rows:
             return ScaledPlace(row, column, group, first, end, tile)

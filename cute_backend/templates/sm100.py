@@ -643,7 +643,8 @@ class Sm100Gemm(Gemm):
     def _partition_b(
         self, tma: cpasync.TmaInfo, s_b: cute.Tensor, thr_piece: Any, cta_coord: tuple, source: cute.Tensor
     ) -> tuple:
-        """As `_partition_a`, for one B. The MMAs in a column of the cluster share columns of B."""
+        """Does for one B what `_partition_a` does for A. MMAs in a column of the cluster share columns of
+        B."""
         # (MMA, MMA_N, MMA_K, tile, k tile)
         g_b = thr_piece.partition_B(batches.boxes(source, (self.piece[1], self.piece[2])))
         return cpasync.tma_partition(
@@ -957,7 +958,7 @@ class Sm100Gemm(Gemm):
         sums.hand_over()
 
     def _reader(self, acc: cute.Tensor, seat: Seat) -> Reader:
-        """How a thread reads its own row of subtiles (128, subtile_n, 1, subtiles, stage)."""
+        """A thread's reader of its own row of subtiles (128, subtile_n, 1, subtiles, stage)."""
         pieces = cute.flat_divide(acc[((None, None), 0, 0, None)], self.box)
         op = tcgen05.Ld32x32bOp(tcgen05.Repetition(self.config.subtile_n))
         tmem_copy = tcgen05.make_tmem_copy(cute.make_copy_atom(op, Float32), pieces[(None, None, 0, 0, 0)])

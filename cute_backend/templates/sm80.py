@@ -336,8 +336,8 @@ class Sm80Gemm(FragmentGemm):
 
     @cute.jit
     def _await_loads(self, shared: Sm80Shared, subtile: int):
-        """Waits until the exact loads of all lanes for a subtile have arrived. Those for later subtiles may
-        still be under way, one group of cp.async each."""
+        """Waits until the exact loads of all lanes for a subtile have arrived. Copies for later subtiles may
+        still be in progress, one group of cp.async each."""
         later = min(self.stages.exact, self.subtiles - subtile) - 1
         if cutlass.const_expr(subtile >= self.stages.exact):
             cute.arch.cp_async_wait_group(later)
@@ -366,7 +366,7 @@ class Sm80Gemm(FragmentGemm):
         return thread // WARP * stages + subtile % max(stages, 1)
 
     def _corner(self, shared: Sm80Shared, tile: FragmentTile, subtile: int) -> Corner:
-        """Where the warp's rows of a subtile lie in a plane."""
+        """The corner of the warp's rows of a subtile in a plane."""
         block, step = divmod(subtile, self.steps)
         return Corner(tile.warp_row(block), tile.n0 + step * self.config.subtile_n, tile.m, shared.n)
 
@@ -376,8 +376,8 @@ class Sm80Gemm(FragmentGemm):
 
 @dataclass(frozen=True)
 class Sm80Shared:
-    """State that the warps of a CTA share: the problem, its operands as the feed takes them, their stages,
-    and the feed's pipelines.
+    """State that the warps of a CTA share: the problem, its operands in the feed's form, their stages, and
+    the feed's pipelines.
 
     A CTA processes its first work item and every `item_step`-th after it. Each has `k_tiles` k tiles: all of
     K, or one part of it under split-K.

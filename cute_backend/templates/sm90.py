@@ -969,7 +969,7 @@ class Sm90Gemm(FragmentGemm):
         return m0, (place.column * config.cluster_n + shared.cta_n) * config.tile_n
 
     def _plane_coord(self, shared: Sm90Shared, place: Place, subtile: int, share: Any) -> tuple[Int32, Int32]:
-        """Where a warpgroup's subtile lies, counted in (64, subtile_n) boxes of its product."""
+        """The place of a warpgroup's subtile, counted in (64, subtile_n) boxes of its product."""
         (m0, n0), (block, step) = self._origin(shared, place), divmod(subtile, self.steps)
         row = m0 // BLOCK_M + block * self.config.sharing + share
         return row, n0 // self.config.subtile_n + step

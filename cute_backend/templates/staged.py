@@ -16,7 +16,7 @@ from cute_backend.templates.epilogue import SmemOperand
 from cute_backend.templates.rings import swizzled
 
 WARP_ROWS = 16
-"""Rows of a warp's box of a plane: as many as an instruction's accumulators have (PTX ISA, mma.m16n8k16)."""
+"""The rows of a warp's box of a plane: those of an instruction's accumulators (PTX ISA, mma.m16n8k16)."""
 
 
 @dataclass(frozen=True)
@@ -141,18 +141,18 @@ class Planes:
     def write(
         self, plane: cute.Tensor, boxes: cute.Tensor, index: Int32, corner: Corner, lane: Int32
     ) -> None:
-        """Writes a lane's share of a box to a corner of a plane, except what lies beyond the plane's edge."""
+        """Writes a lane's share of a box to a corner of a plane, but nothing beyond the plane's edge."""
         first, step, lines, elements = self._lines(plane, corner)
         self.box.write(self._at(boxes, index), first, step, lines, elements, lane, WARP)
 
     def _at(self, boxes: cute.Tensor, index: Int32) -> cute.Pointer:
-        """Where the bytes of a box begin."""
+        """The address of the first byte of a box."""
         offset = cute.assume(index * self.box.bytes, divby=VECTOR_BYTES)
         return cute.recast_ptr(boxes.iterator, dtype=Uint8) + offset
 
     def _lines(self, plane: cute.Tensor, corner: Corner) -> tuple[cute.Pointer, Int64, Int32, Int32]:
-        """The first element of the box at a corner, the distance between its lines, and how many lines, and
-        how many elements of a line, lie within the plane."""
+        """The first element of the box at a corner, the distance between its lines, and the numbers of lines
+        and of elements of a line that lie within the plane."""
         stride_m, stride_n = plane.stride
         place = Int64(corner.row) * stride_m + Int64(corner.column) * stride_n
         first = plane.iterator + cute.assume(place, divby=VECTOR_BYTES // self.box.width)

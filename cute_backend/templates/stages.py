@@ -15,7 +15,8 @@ MAX_STAGES_BESIDE_SCALES = 8
 no more barriers."""
 
 MAX_STAGES = 4
-"""The most stages of exact loads, and of outputs: as many as hide the latency of TMA's loads and stores."""
+"""The most stages of exact loads, and of outputs: they suffice to hide the latency of TMA's loads and
+stores."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Stages:
         """Divides the shared memory among the rings. Each ring of the epilogue first gets its fewest stages,
         and A and B get enough of them. The rest of the memory makes further stages of both.
 
-        Raises ValueError where fewer than the target's `least_ab_stages` are left for A and B.
+        Raises ValueError if fewer than the target's `least_ab_stages` are left for A and B.
         """
 
         def ring(

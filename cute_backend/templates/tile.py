@@ -127,13 +127,13 @@ class Subtile(ABC):
     def noise_word(self, e: int) -> tuple[int, int] | None:
         """The place of element e among the four elements of its row that share one block of noise
         (`philox.gumbel`): the thread's column, in this subtile, of the first of the four, and the index of
-        e's word in the block. None where the thread doesn't have all four, or can't know whether it does."""
+        e's word in the block. None if the thread doesn't have all four, or can't know whether it does."""
         known = self._columns % 16 == 0 and self.tile.tile_n % 16 == 0
         return self._word_of(self.column_of(e)) if known else None
 
     @abstractmethod
     def _word_of(self, c: int) -> tuple[int, int] | None:
-        """`noise_word` of a column, where subtiles begin at multiples of 16 columns."""
+        """`noise_word` of a column, if subtiles begin at multiples of 16 columns."""
 
     def rotate_half(self, values: cute.Tensor) -> cute.Tensor:
         """Rotates the thread's elements of a subtile with halves (x, y) to (-y, x). `pair_halves` has ordered
@@ -300,7 +300,7 @@ class FragmentSubtile(Subtile):
         return e // 4 * 2 + e % 2
 
     def _word_of(self, c: int) -> tuple[int, int] | None:
-        return c // 4 * 4, c % 4  # two columns side by side, and the two eight columns further on
+        return c // 4 * 4, c % 4  # two adjacent columns, and the two that are eight columns further on
 
     def row_slice(self, vector: Any) -> cute.Tensor:
         layout = cute.make_layout((2, self.columns // 2), stride=(1, 8))
@@ -323,7 +323,7 @@ class FragmentSubtile(Subtile):
             super().copy_from(plane, fragment)
 
     def copy_to(self, fragment: cute.Tensor, plane: cute.Tensor) -> None:
-        """As `copy_from`, by stmatrix if the architecture has it."""
+        """Copies in the way of `copy_from`, by stmatrix if the architecture has it."""
         if self._by_matrices(plane) and self._config.target.stmatrix:
             copy = _matrix_copy(warp.StMatrix8x8x16bOp(False, 4), plane.element_type)
             target = copy.get_slice(self.tile.lane).partition_D(plane)
@@ -439,7 +439,7 @@ class Sm100Subtile(Subtile):
         super().__init__(config, tile, step)
 
     def accumulators(self, registers: cute.Tensor, index: int) -> cute.Tensor:
-        """The elements of the `index`-th product in `registers`, to which those of all products were read
+        """The elements of the `index`-th product in `registers`, which have those of all products, as read
         from tensor memory for this subtile."""
         first, stride = (index, 2) if self._interleaved else (index * self.elements, 1)
         return cute.make_tensor(registers.iterator + first, cute.make_layout(self.elements, stride=stride))

@@ -1,5 +1,5 @@
-"""The feed by TMA: a warp brings A and B of every k tile, as far ahead as stages are free, for those that
-multiply; another one stages rowvecs. The warps that multiply don't synchronise with each other for a k
+"""The feed by TMA. One warp loads A and B of every k tile for the warps that multiply, as far ahead as stages
+are free, and another stages rowvecs. The warps that multiply don't synchronise with each other for a k
 tile."""
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class TmaFeed(Feed):
-    """Boxes by TMA, swizzled as ldmatrix reads them, through a ring of mbarriers. Exact loads are copied by
-    the warps that read them, a group of cp.async for each subtile."""
+    """TMA loads boxes, swizzled as ldmatrix reads them, through a ring of mbarriers. Exact loads are copied
+    by the warps that read them, with a group of cp.async for each subtile."""
 
     def __init__(self, gemm: Sm80Gemm, work: Role):
         super().__init__(gemm, work)
@@ -70,7 +70,7 @@ class TmaFeed(Feed):
 
     @cute.jit
     def _load(self, shared: Sm80Shared, first_item: Int32):
-        """The load warp: A and B of every k tile."""
+        """The load warp: loads A and B of every k tile."""
         schedule, ring = shared.schedule, shared.ab_pipeline
         cpasync.prefetch_descriptor(shared.a.atom)
         for b in shared.bs:
@@ -126,7 +126,7 @@ class TmaFeed(Feed):
         cute.arch.cp_async_wait_group(later)
 
     def stage_rows(self, shared: Sm80Shared, place: Place, rows_at: Any, thread: Int32) -> None:
-        """Nothing: the staging warp does it."""
+        """Does nothing, because the staging warp stages rowvecs."""
 
     def rows(self, shared: Sm80Shared, rows_at: pipeline.PipelineState) -> list[cute.Tensor]:
         if self.stages.row:
@@ -141,8 +141,8 @@ class TmaFeed(Feed):
 
 
 def _partition(tma: cpasync.TmaInfo, staged: cute.Tensor, part: Stage, index: int) -> tuple:
-    """The `index`-th part of every stage of an operand, and all boxes that it is brought from, partitioned
-    for TMA."""
+    """The `index`-th part of every stage of an operand, and all boxes that it is loaded from, partitioned for
+    TMA."""
     box = (part.rows, part.columns)
     s_part = cute.local_tile(staged, (*box, cute.size(staged, mode=[2])), (index, 0, 0))
     return cpasync.tma_partition(

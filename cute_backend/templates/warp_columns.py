@@ -1,8 +1,8 @@
-"""Warps side by side: two of them multiply the rows of both, each half of the columns, and exchange sums.
+"""Pairs of warps: each warp multiplies the rows of both by half of the columns, and then they exchange sums.
 
 The epilogue needs whole rows of a tile in a warp. A warp that multiplies whole rows reads all columns of B
-for few rows of A: 32 rows and 128 columns of K are 160 lines of shared memory, where 64 rows and 64 columns
-give as many products for 128 lines. So two neighbouring warps multiply the rows of both:
+for few rows of A: 32 rows and 128 columns of K are 160 lines of shared memory, but 64 rows and 64 columns
+give as many products for 128 lines. So two consecutive warps multiply the rows of both:
 
     multiplied by      warp 2 p        warp 2 p + 1
     rows of 2 p        columns 0-15,   columns 16-31,
@@ -31,7 +31,7 @@ MMA_M, MMA_N = 16, 8
 
 
 def pairs_pay(config: TileConfig) -> bool:
-    """Whether two warps side by side read fewer lines of shared memory, 32 columns of B being theirs."""
+    """Whether a pair of warps reads fewer lines of shared memory, with 32 columns of B for both."""
     rows = MMA_M * config.thread_rows // 2
     return config.mma_n % (4 * MMA_N) == 0 and 2 * rows + config.mma_n // 2 < rows + config.mma_n
 
@@ -63,11 +63,11 @@ def exchange_sums(
     thread: Int32,
     meet: cutlass.Constexpr[Callable[[], None]],
 ):
-    """Makes `acc`, whole rows as ((2, 2), blocks, all instructions' columns), of the sums of both warps.
+    """Fills `acc`, whole rows as ((2, 2), blocks, all instructions' columns), with the sums of both warps.
 
-    `stage` is fp32 shared memory that nobody else reads or writes, with room for 128 elements for each
-    instruction's columns of each warp. `thread` counts in the CTA. At `meet` the warps of a warpgroup wait
-    for each other.
+    `stage` is fp32 shared memory that no other code reads or writes at this time, with room for 128 elements
+    for each instruction's columns of each warp. `thread` counts in the CTA. At `meet` the warps of a
+    warpgroup wait for each other.
     """
     warp, lane = thread // WARP, thread % WARP
     right = warp % PAIR == 1
@@ -76,7 +76,7 @@ def exchange_sums(
     room = cute.make_layout((4, mine, WARP, WARPS * 8), stride=(1, 4 * WARP, 4, 4 * WARP * mine))
     shared = cute.make_tensor(stage.iterator, room)
     for block in cutlass.range_constexpr(blocks):
-        # Registers can't be indexed by a warp's place: both of a pair's rows are named, and one is taken.
+        # A warp's place can't index registers, so both rows of a pair are read, and one is selected.
         given, theirs = (cute.make_rmem_tensor((4, mine), Float32) for _ in range(2))
         for i in cutlass.range_constexpr(4 * mine):
             j, column = i % 4, i // 4

@@ -1,8 +1,8 @@
-"""The feed without TMA: the warps that multiply copy A and B by cp.async, each its share of every k tile.
+"""The feed without TMA: the warps that multiply copy A and B by cp.async, each a share of every k tile.
 
-The ring of stages runs on from one tile to the next. Once the warps have met for a k tile, the copies of all
-warps are complete, no warp still reads the stage that is copied to next, and warp 0 has copied the rowvecs.
-During the epilogue of a tile the first k tiles of the next one are being copied.
+The ring of stages continues from one tile to the next. Once the warps have met for a k tile, the copies of
+all warps are complete, no warp still reads the stage that is copied to next, and warp 0 has copied the
+rowvecs. During the epilogue of a tile the first k tiles of the next one are being copied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 class WarpCopies(Feed):
-    """Copies by cp.async, a group for each k tile, `stages - 1` of them ahead of the one that is multiplied.
+    """Copies by cp.async, in a group for each k tile, `stages - 1` k tiles ahead of the one that is
+    multiplied.
 
     The exact loads of a tile's first subtiles are in one group with the k tile that is copied after them.
     """
@@ -56,7 +57,7 @@ class WarpCopies(Feed):
 
     @cute.jit
     def await_first_planes(self, shared: Sm80Shared, later: int):
-        # Their group is also that of a k tile, whose turn may be later.
+        # Their group also has a k tile, which may be needed later.
         if shared.k_tiles < self.stages.ab:
             cute.arch.cp_async_wait_group(0)
 
@@ -100,7 +101,7 @@ class WarpCopies(Feed):
 
     @cute.jit
     def _after_it(self, shared: Sm80Shared, ahead: Ahead) -> Ahead:
-        """The k tile that follows one: the places of the next work item are computed once."""
+        """The k tile that follows one. The places of the next work item are computed only once."""
         item, k, stage = ahead.item, ahead.k + 1, _after(ahead.stage, self.stages.ab)
         row_a, row_b, rows_a, rows_b = ahead.row_a, ahead.row_b, ahead.rows_a, ahead.rows_b
         batch = ahead.batch
@@ -114,10 +115,10 @@ class WarpCopies(Feed):
 
 @dataclass(frozen=True)
 class Ahead:
-    """The k tile that is copied next: of which work item, which of its k tiles, to which stage.
+    """The k tile that is copied next: its work item, its index among the item's k tiles, and its stage.
 
-    It begins at `row_a` of A and at `row_b` of each B, in the `batch`-th product. As many rows from there on
-    are copied as `rows_a` and `rows_b`, and as the stage has.
+    It begins at `row_a` of A and at `row_b` of each B, in the `batch`-th product. `rows_a` and `rows_b` rows
+    are copied from there on, or as many as the stage has.
     """
 
     item: Int32
@@ -143,7 +144,7 @@ class Ahead:
 
 @dataclass(frozen=True)
 class KTile:
-    """The stage of the k tile that is multiplied next, and what is copied meanwhile."""
+    """The stage of the k tile that is multiplied next, and the k tile that is copied at that time."""
 
     stage: Int32
     ahead: Ahead
@@ -151,7 +152,7 @@ class KTile:
 
 @cute.jit
 def _after(stage: Int32, stages: int):
-    """The stage after one, of a ring."""
+    """The stage after one in a ring."""
     after = stage + 1
     if after == stages:
         after = Int32(0)

@@ -1,8 +1,8 @@
 """Mainloops of mma.sync: how a warp's k tiles become its accumulators, and its operands.
 
 The template on mma.sync calls `begin(acc)` when a tile begins, and `step(operands, acc, held, stage, copies)`
-for each of its k tiles, with what `begin` has returned. `copies` begin to copy parts of a later k tile. They
-are called between the first instructions of the tensor cores, which hide them.
+for each of its k tiles, where `held` is the result of `begin`. `copies` begin to copy parts of a later k
+tile. They are called between the first instructions of the tensor cores, which hide them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Copies = Sequence[Callable[[], None]]
 
 @dataclass(frozen=True)
 class Fragments:
-    """One operand of a thread: how ldmatrix reads it, the thread's part of all stages, and its registers, as
+    """One operand of a thread: its copy by ldmatrix, the thread's part of all stages, and its registers, as
     they are read and as they are multiplied."""
 
     copy: cute.TiledCopy
@@ -96,8 +96,8 @@ class Sm80Plain:
 
 
 class Sm80Promoted:
-    """Each k tile's sums are added to the accumulators in fp32: tensor cores add fp8 products up in fewer
-    bits."""
+    """Each k tile's sums are added to the accumulators in fp32, because the tensor cores add up fp8 products
+    in fewer bits."""
 
     def begin(self, acc: cute.Tensor) -> cute.Tensor:
         acc.fill(0.0)
