@@ -82,7 +82,7 @@ def find_problems(
 def make_pack(request: Request, path: Path) -> Written:
     """Compiles every kernel that the heuristic may choose for a request, and writes the pack.
 
-    Raises UsageError where there is nothing to pack or the file can't be written, BuildError, and
+    Raises UsageError if there is nothing to pack or the file can't be written, BuildError, and
     UnavailableError without the CuTe DSL or a linker.
     """
     problems = list(dict.fromkeys(chain.from_iterable(request.problems.values())))

@@ -72,7 +72,7 @@ class PointwiseOp:
     """One row.
 
     `aten` lists the targets whose positional operands are this row's, one to one. `cute`, `cute_int` and
-    `cute_bool` are CuTe DSL expressions on Float32, Int32 and Boolean scalars, None where the op is not
+    `cute_bool` are CuTe DSL expressions on Float32, Int32 and Boolean scalars, None if the op is not
     defined; `math` and `noise` stand for `memory_ops.device_math` and `device_noise`. `reference` is the same
     on tensors of the register dtypes.
     """
@@ -376,7 +376,7 @@ def by_aten(target: str) -> PointwiseOp | None:
 def promote(row: PointwiseOp, dtypes: Sequence[DType]) -> tuple[DType, ...]:
     """The register dtype that each operand is converted to, from the operands' dtypes.
 
-    Raises OperandError where the row has no expression on them, or takes another number of operands.
+    Raises OperandError if the row has no expression on them, or takes another number of operands.
     """
     if len(dtypes) != row.arity:
         raise OperandError(f"{row.name} takes {row.arity} operands, not {len(dtypes)}")
@@ -422,7 +422,7 @@ _BLOCK_SIZES = f"two or more have {', '.join(OF_BLOCKS)}, and 0 all other ops"
 
 
 def check(spec: EpilogueSpec) -> None:
-    """Raise SpecError where an op is not in the table or contradicts its row."""
+    """Raise SpecError if an op is not in the table or contradicts its row."""
     for op in spec.ops:
         row = OPS.get(op.op)
         if row is None:

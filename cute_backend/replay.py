@@ -73,7 +73,7 @@ def replay(
     which products and reductions are summed, in the order of the device's own kernels; float64 takes that
     order's rounding out of a test. Everything else is fp32.
 
-    Raises SpecError where an op and its operands contradict the op table, ValueError where the number of
+    Raises SpecError if an op and its operands contradict the op table, ValueError where the number of
     operands contradicts the spec, IndexError for an extremum of no elements.
     """
     check(spec)

@@ -176,7 +176,7 @@ class Argument:
 
     @cached_property
     def unit(self) -> int | None:
-        """The axis that has to be contiguous, None where none has to be."""
+        """The axis that has to be contiguous, None if none has to be."""
         return next((axis for axis, dim in enumerate(self.dims) if dim.stride is Stride.ONE), None)
 
     @property

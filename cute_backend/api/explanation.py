@@ -56,7 +56,7 @@ class Explanation:
     has_backward: bool = False
 
     def first_region(self) -> Region:
-        """The first region. Raises UsageError where nothing is fused, with the reason."""
+        """The first region. Raises UsageError if nothing is fused, with the reason."""
         if self.regions:
             return self.regions[0]
         why = NO_PRODUCT

@@ -1,4 +1,4 @@
-"""An anchor: the matrix product that a region grows from, with what its op does to the accumulator."""
+"""An anchor: the matrix product that a region grows from, with the work of its op on the accumulator."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Anchor:
     `activation` of that.
 
     In a batched product, (B, M, K) x (B, K, N), the plane has the rows of all batches, and M is their number.
-    In a grouped one, (M, K) x (G, K, N), `offsets` (G,) has for each group the row after its last. Where K
-    lies in groups, (M, K) x (K, N), they have the index of K after its last, and the plane has the rows of
+    In a grouped one, (M, K) x (G, K, N), `offsets` (G,) holds for each group the row after its last. If K is
+    in groups, (M, K) x (K, N), it holds the index of K after the group's last, and the plane has the rows of
     all groups' products.
 
     A product of columns in groups, (G, N, K) x (K, M), is `transposed`: the plane is that of the transposed
-    product, whose rows lie in groups. `a` and `b` are then the op's second operand and its first, and the
+    product, whose rows are in groups. `a` is then the op's second operand and `b` its first, and the
     transpose of each is multiplied.
 
     With `columns` it is the product with that slice of B's columns, and N is the number of columns in the
@@ -71,13 +71,14 @@ class Anchor:
         )
 
     def _blocks_of(self, columns: ColumnSlice) -> ColumnSlice | None:
-        """The blocks of columns that a slice has; None stands for all blocks, as for every other column."""
+        """The blocks of columns that a slice has. None stands for all blocks, which every other column
+        has."""
         lines = self.accumulator.b_scaling.lines
         if not known(columns.step == 1):
             return None
         scaling = self.accumulator.b_scaling
         if scaling.by_mma:
-            # Tiles of the same columns follow each other, so those of a slice are one piece.
+            # Tiles of the same columns are consecutive, so those of a slice are one piece.
             values = self.k * self.accumulator.a_dtype.values
             first, count = (scaling.tiled(size, values) for size in (columns.start, columns.count))
             return ColumnSlice(first, 1, count)
@@ -127,7 +128,7 @@ class Anchor:
 
     @property
     def b_columns(self) -> Size:
-        """The number of columns that B has, of which N may be a slice."""
+        """The number of B's columns, which is more than N for a slice."""
         return self._multiplied(self.b)[-1]
 
     def _multiplied(self, operand: fx.Node) -> list[Size]:
@@ -152,7 +153,7 @@ class Anchor:
 
     @property
     def stands_alone(self) -> bool:
-        """Whether a region is worth having with nothing after the product, since the op itself has an
+        """Whether a region is useful even if nothing follows the product, because the op itself has an
         epilogue."""
         scaled = self.scale_a is not None or self.a_blocks is not None
         return scaled or self.activation is not None

@@ -2,9 +2,9 @@
 
 `_scaled_mm` (both versions), `mm`, `addmm` and `_addmm_activation`, `bmm` and `baddbmm`, and `_grouped_mm` of
 groups of rows or of K, or of a batch, are read into one form, an Anchor: two operands, an accumulator, and
-what the op itself does to the accumulator (scales, bias, the addend of `addmm`, an activation, its result
-dtype), which become ordinary loads and ops. Other grouped products and those of integers are refused under
-reasons of their own.
+the work of the op itself on the accumulator (scales, bias, the addend of `addmm`, an activation, its result
+dtype), which becomes ordinary loads and ops. Other grouped products and those of integers have their own
+reasons of refusal.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from cute_backend.fx_walk.static import arguments, first_argument, target_name, 
 
 
 def is_anchor(node: fx.Node) -> bool:
-    """Whether the walker has to decide about this node: fuse it, or refuse it under a reason."""
+    """Whether the walker has to decide about this node: either fuse it, or refuse it with a reason."""
     return node.op == "call_function" and (
         target_name(node) in _READERS or _is_matrix_vector(node) or _is_opaque(node)
     )
 
 
 def read_anchor(node: fx.Node) -> Anchor:
-    """The anchor behind a node for which `is_anchor` holds. Raises Refused where it is not taken."""
+    """The anchor behind a node for which `is_anchor` holds. Raises Refused if it is not taken."""
     reader = _READERS.get(target_name(node))
     if reader is None and _is_opaque(node):
         raise Refused(Reason.OPAQUE_PRODUCT, target=target_name(node))
@@ -80,8 +80,8 @@ def _is_opaque(node: fx.Node) -> bool:
 def _is_matrix_vector(node: fx.Node) -> bool:
     """Whether this is `(a.unsqueeze(2) * b.unsqueeze(0)).sum(1)`, Inductor's `mm` with M or N of 1.
 
-    Seen under max-autotune on a GPU, where the decomposition runs before any post-grad pass. It reads the
-    weights once at full bandwidth and fuses its own epilogue, so it is left alone, and counted.
+    It occurs under max-autotune on a GPU, where the decomposition runs before any post-grad pass. Its kernel
+    reads the weights once at full bandwidth and fuses the epilogue, so it is not fused here, only counted.
     """
     if target_name(node) != "aten.sum.dim_IntList" or list(arguments(node)["dim"] or ()) != [1]:
         return False

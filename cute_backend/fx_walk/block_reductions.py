@@ -1,8 +1,9 @@
 """Reductions over blocks of columns, which a tile holds whole: the region may read their results again.
 
-A norm by head, a softmax over groups of experts, the scales of quantised blocks. A block is the last axes of
-the columns, such as the D of heads (B, S, H, D), or all columns of a narrow product. The result is a value of
-the chain that all elements of a block share, and lies on the plane as `Frame.block` says.
+Examples are a norm by head, a softmax over groups of experts and the scales of quantised blocks. A block is
+the last axes of the columns, such as the D of heads (B, S, H, D), or all columns of a narrow product. The
+result is a value of the chain that all elements of a block share, and lies on the plane as `Frame.block`
+says.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from cute_backend.spec import Const, DType, LoadKind, Operand, ReduceKind
 
 
 def frame_of_blocks(found: Found, frame: Frame, chain: Chain) -> Frame | None:
-    """How the result of a reduction lies on the plane of `chain`, whose source lies as `frame` says; None for
-    one that is not over blocks, and for one over whole rows that nothing reads again together with the plane,
-    or that no tile holds."""
+    """The frame of the result of a reduction on the plane of `chain`, whose source has `frame`. It is None
+    for a reduction that is not over blocks, and for one over whole rows that nothing reads again together
+    with the plane, or that no tile holds."""
     source = fake(found.source)
     left = frame.reduced(found.dims, fake(found.head).dim() == source.dim(), source.shape)
     if left is None or found.kind.is_index or found.kind is ReduceKind.PROD:
@@ -42,7 +43,7 @@ def _pays(chain: Chain) -> bool:
 
 
 def _is_read_again(found: Found) -> bool:
-    """Whether what follows from a result of rows meets the plane, as in a softmax."""
+    """Whether work on a result of rows is combined with the plane, as in a softmax."""
     size = fake(found.source).numel()
 
     def meets(user: fx.Node) -> bool:
@@ -54,7 +55,8 @@ def _is_read_again(found: Found) -> bool:
 
 
 def _held(chain: Chain) -> tuple[int, ...]:
-    """The sizes of blocks that tiles of the target hold; on a CPU, those of any target that multiplies so."""
+    """The sizes of blocks that tiles of the target hold. On a CPU, those of any target that has this
+    product."""
     reads_planes = chain.count(LoadKind.EXACT) > 0
     held = (blocks_held(arch, chain.accumulators, reads_planes) for arch in chain.archs)
     return tuple(sorted(set().union(*held)))
@@ -70,9 +72,9 @@ def check_blocks(chain: Chain) -> None:
 
 
 def lower_blocks(found: Found, chain: Chain, value: Operand, columns: int) -> Operand:
-    """Reduces each block of `columns` columns of `value`, the chain's for `found.source`.
+    """Reduces each block of `columns` columns of `value`, which is the chain's value of `found.source`.
 
-    Raises Refused for a size that no tile holds, for dtypes that no kernel reduces, and where it doesn't pay.
+    Raises Refused for a size that no tile holds, for dtypes that no kernel reduces, and if it doesn't pay.
     """
     if not _pays(chain):
         raise Refused(Reason.BLOCK_COST)
@@ -92,15 +94,15 @@ def lower_blocks(found: Found, chain: Chain, value: Operand, columns: int) -> Op
 
 
 def _variance(chain: Chain, value: Operand, columns: int, correction: float) -> Operand:
-    """The variance by two sums, the second one of squared distances from the mean: a large mean costs no
-    digits."""
+    """The variance by two sums, the second one of squared distances from the mean, so that a large mean costs
+    no digits."""
     away = chain.emit("sub", value, chain.reduce_blocks(ReduceKind.MEAN, value, columns))
     squares = chain.reduce_blocks(ReduceKind.SUM, chain.emit("mul", away, away), columns)
     return chain.emit("div", squares, Const(float(max(columns - correction, 0))))
 
 
 def _logsumexp(chain: Chain, value: Operand, columns: int) -> Operand:
-    """As torch decomposes it, whose shift is 0 where the largest is infinite."""
+    """The logsumexp as torch decomposes it. The shift is 0 where the largest element is infinite."""
     largest = chain.reduce_blocks(ReduceKind.MAX, value, columns)
     infinite = chain.emit("eq", chain.emit("abs", largest), Const(float("inf")))
     shift = chain.emit("where", infinite, Const(0.0), largest)

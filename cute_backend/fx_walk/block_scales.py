@@ -17,7 +17,7 @@ TAKEN = (
     "TensorWise, RowWise and BlockWise1x128 or 128x128, of fp32 by rows of A and columns of B, and "
     "BlockWise1x32 or 1x16 in SWIZZLE_32_4_4"
 )
-"""Recipes that are taken, for refusals."""
+"""The supported recipes, for messages."""
 
 SCALINGS: dict[tuple[str, ...], Scaling] = {
     ("BlockWise1x128",): Scaling.LINE,
@@ -30,17 +30,17 @@ TILED: dict[tuple[str, ...], Scaling] = {
     ("BlockWise1x16",): Scaling.NV,
     ("BlockWise1x16", "TensorWise"): Scaling.NV,
 }
-"""Recipes of scales that lie in tiles, as the MMA takes them; the last with a scale of the whole operand."""
+"""Recipes of scales in tiles, in the MMA's layout. The last one also has a scale of the whole operand."""
 
 SWIZZLE = ("SWIZZLE_32_4_4",)
-"""The swizzle by which tiled scales are taken."""
+"""The supported swizzle of tiled scales."""
 
 
 @dataclass(frozen=True)
 class BlockScale:
-    """The scales of an operand's blocks: as the op takes them, (rows of A, k) or (k, columns of B), or, where
-    `transposed`, the other way round. `padded` ones have more than K has blocks. Of B it may be of a slice
-    of the `columns`. The op takes `tiled` ones in a row, whatever their shape is."""
+    """The scales of an operand's blocks. The op takes them as (rows of A, k) or (k, columns of B); if they
+    are `transposed`, the axes are swapped. `padded` scales have more blocks than K. Scales of B may be of a
+    slice of the `columns`. The op takes `tiled` scales as one vector, whatever their shape is."""
 
     node: fx.Node
     transposed: bool = False
@@ -51,7 +51,7 @@ class BlockScale:
 
 def blocks_of_v2(node: fx.Node, lines: Size, k: Size, scaling: Scaling) -> BlockScale | None:
     """The scales that `_scaled_mm_v2` takes of `lines` rows of A, or columns of B, turned as those of A are;
-    None where their shape is another.
+    None if their shape is another.
 
     Scales of 1 x 128 blocks are (lines, k). Scales of 128 x 128 blocks are (lines, k) too, or as cuBLAS takes
     them: (k, lines), contiguous along a k that is rounded up to a multiple of 4. Where both fit, strides
@@ -72,13 +72,13 @@ def has_shape(shape: torch.Size, expected: tuple[Size, ...]) -> bool:
 
 
 def inferred(scale_a: torch.Tensor) -> Scaling | None:
-    """The blocks of tiled scales that `_scaled_mm` infers from their dtype, None where it infers none."""
+    """The blocks of tiled scales that `_scaled_mm` infers from their dtype, None if it infers none."""
     return {torch.float8_e8m0fnu: Scaling.MX, torch.float8_e4m3fn: Scaling.NV}.get(scale_a.dtype)
 
 
 def tiled_scale(node: fx.Node, lines: Size, k: Size, scaling: Scaling) -> BlockScale:
-    """The scales of `lines` rows of A, or columns of B, by `k` values, that lie in tiles. Raises Refused
-    where they are of another dtype or number, or not contiguous."""
+    """The scales of `lines` rows of A, or columns of B, by `k` values, in tiles. Raises Refused if their
+    dtype or number is wrong, or if they are not contiguous."""
     scale, count, wanted = fake(node), scaling.tiled(lines, k), TORCH_DTYPES[scaling.facts.dtype]
     if scale.dtype is not wanted or not known(scale.numel() == count) or not scale.is_contiguous():
         raise Refused(
@@ -95,8 +95,8 @@ def tiled_scale(node: fx.Node, lines: Size, k: Size, scaling: Scaling) -> BlockS
 
 
 def scales_of_groups(node: fx.Node, k: Size) -> BlockScale | None:
-    """Returns the MX scales of rows in groups by `k` values, (rows, blocks of K), where each group begins
-    with a tile of its own. Returns None for other scales. Only the device knows how many rows it reads."""
+    """Returns the MX scales of rows in groups by `k` values, (rows, blocks of K), in which each group begins
+    a new tile. Returns None for other scales. Only the device knows how many rows it reads."""
     scale = fake(node)
     padded = (Scaling.MX.k_blocks(k) + 3) // 4 * 4
     taken = scale.dtype is torch.float8_e8m0fnu and scale.dim() == 2 and scale.is_contiguous()
@@ -116,7 +116,8 @@ def scales_of_each_group(node: fx.Node, groups: Size, n: Size, k: Size) -> Block
 def block_scaling(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor
 ) -> tuple[Scaling, Scaling] | None:
-    """The blocks of A and B to which scales (rows of A, k) and (k, columns of B) belong; None if to none."""
+    """The blocks of A and B that have scales (rows of A, k) and (k, columns of B), or None if there are
+    none."""
     if scale_a.dim() != 2 or scale_b.dim() != 2:
         return None
     (m, k), n = a.shape, b.shape[1]

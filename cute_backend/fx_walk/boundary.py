@@ -1,9 +1,9 @@
-"""Where a region ends: the stores with which the fewest bytes are read and written.
+"""The end of a region: the set of stores with which the fewest bytes are read and written.
 
 This module knows nothing of graphs. Each `Value` of a region could be stored. If a value is needed outside of
 the kernel and is not stored, the `consumers` that need it compute it again from stored values. The bytes are
-those that the kernel loads and stores and that its consumers read and write. Each launch that one choice has
-and another has not adds LAUNCH_BYTES; the kernel that finishes a region's reductions is such a launch.
+those that the kernel loads and stores and that its consumers read and write. A launch that some choices have
+and others don't counts as LAUNCH_BYTES; the kernel that finishes a region's reductions is such a launch.
 
 The set of stores decides everything else, so the search is over sets of stores: branch and bound, from the
 region's last value to its first. Once all values after one are decided, it is known which consumers need that
@@ -20,19 +20,20 @@ from functools import lru_cache
 
 LAUNCH_BYTES = 5 << 20
 """The cost of a launch in bytes: one more kernel in a CUDA graph took 1.0 to 1.4 microseconds on an H200, in
-which a copy moves 4.0 to 5.7 MiB (benchmarks/launches.py). A second reading of rows took as long as a copy of
-them there, half as long where they were 8192 of 14336 columns."""
+which a copy moves 4.0 to 5.7 MiB (benchmarks/launches.py). There, a second reading of rows took as long as a
+copy of them, or half as long for 8192 rows of 14336 columns."""
 
 MAX_CANDIDATES = 40
-"""Values that a region could store, beyond which no search is made."""
+"""The most values that a region could store for which a search is made."""
 
 _MAX_WORK = 200_000
-"""Decisions in a search, each times the number of values, beyond which it is given up."""
+"""The limit of a search's decisions, times the number of values, beyond which the search is given up."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A value of a region. Values are known by their places in order, and sets of them are masks of bits.
+    """A value of a region. Values are identified by their places in the order, and sets of them are bit
+    masks.
 
     `size` is in bytes. `sources` are the values that it is computed from, and `loads` the operands, by their
     places among those of the region. `storable` is whether the kernel can write it, and `planes` the number
@@ -73,7 +74,7 @@ class Choices:
 
     @property
     def outside(self) -> int:
-        """The values that are needed outside of the kernel, whatever is chosen."""
+        """The values that are needed outside of the kernel, whatever the choice is."""
         found = 0
         for reads in self.consumers:
             found |= reads
@@ -82,7 +83,7 @@ class Choices:
         return found
 
     def planes(self, stores: int) -> int:
-        """The results that a kernel writes for these values."""
+        """The number of results that a kernel writes for these values."""
         return sum(self.values[place].planes for place in members(stores))
 
 
@@ -276,7 +277,7 @@ class _Search:
 
 
 def _as_late_as_possible(choices: Choices, candidates: int, limit: int) -> int | None:
-    """Stores from the last value on, with room for the products; None where a product can't be stored."""
+    """Stores from the last value on, with room for the products; None if a product can't be stored."""
     values = choices.values
     wanted, stores = choices.outside, 0
     products = sum(value.planes for value in values if value.product)

@@ -1,8 +1,8 @@
-"""Products of batches that are one product: a matrix for all of them, and rows that follow each other.
+"""Batched products that are one product: all batches have the same matrix, and their rows have one stride.
 
-torch lowers a linear to a `bmm` with a weight that is expanded to every batch where it does not merge the
-input's leading axes, as for the last token of each text, `x[:, -1:]`. If they still have one stride, the
-product is an `mm` of all rows, which reads the weight once.
+If torch does not merge the leading axes of a linear's input, as for the last token of each text, `x[:, -1:]`,
+it lowers the linear to a `bmm` with a weight that is expanded to every batch. If the axes still have one
+stride, the product is an `mm` of all rows, which reads the weight once.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ aten = torch.ops.aten
 
 
 def join_batches(graph: fx.Graph) -> None:
-    """Replace every `bmm` whose second operand is one matrix for all batches, and whose first one is a view
-    of rows, by `mm` between reshapes."""
+    """Replaces each `bmm` whose second operand is one matrix for all batches, and whose first operand is a
+    view of rows, by an `mm` between reshapes."""
     for node in graph.nodes:
         if target_name(node) == "aten.bmm.default" and _is_one_product(node):
             with graph.inserting_before(node):
@@ -43,7 +43,7 @@ def _is_one_product(node: fx.Node) -> bool:
 
 
 def with_one_open(shape: Sequence[Size]) -> list[int] | None:
-    """A shape as a reshape takes it, -1 for the size that is symbolic; None where several are."""
+    """A shape as a reshape takes it, with -1 for a symbolic size. None if several sizes are symbolic."""
     symbolic = sum(not isinstance(size, int) for size in shape)
     return [size if isinstance(size, int) else -1 for size in shape] if symbolic < 2 else None
 

@@ -1,4 +1,4 @@
-"""A spec that is being built: loads and steps in SSA order, named by role. Equal steps are made once."""
+"""A spec under construction: loads and steps in SSA order, named by role. Equal steps are made once."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Chain:
     """Loads and ops of a region as they are found.
 
     Names are roles and counters, never the graph's names, so that the same epilogue in another layer gives
-    the same spec: `scale_a`, `scale_b`, `bias`, with numbers where two products differ in them, then
-    `rowvec0`, `colvec0`, `exact0`, `scalar0`, ...; ops `t0`, ...
+    the same spec: `scale_a`, `scale_b`, `bias`, with numbers if two products differ in them, then `rowvec0`,
+    `colvec0`, `exact0`, `scalar0`, ...; ops `t0`, ...
 
-    Steps that the `target`, if there is one, has no instruction for are refused.
+    Steps for which the `target`, if there is one, has no instruction are refused.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Chain:
 
     @contextmanager
     def lowering(self, node: fx.Node) -> Iterator[None]:
-        """Ops that are made inside are made for `node`."""
+        """A context in which ops are recorded as made for `node`."""
         outer, self._lowered = self._lowered, node
         try:
             yield
@@ -76,7 +76,7 @@ class Chain:
         return {op.name: node for op, node in nodes if node is not None}
 
     def load(self, view: LoadView, role: str | None = None) -> str:
-        """The name of an operand; the same view of the same node is loaded once."""
+        """Adds a load, and returns its name. The same view of the same node is loaded once."""
         if view in self.views:
             return self._loads[self.views.index(view)].name
         taken = {load.name for load in self._loads}
@@ -100,7 +100,7 @@ class Chain:
         return self._step(op, operands, dtype)
 
     def cast(self, value: Operand, dtype: DType, overflow: Overflow = Overflow.SATURATE) -> Operand:
-        """`value` rounded or wrapped to `dtype`; itself where it has that dtype already."""
+        """`value` rounded or wrapped to `dtype`, or `value` itself if it has that dtype."""
         if self.dtype(value) is dtype:
             return value
         return self._step("cast", (value,), dtype, overflow)
@@ -117,17 +117,17 @@ class Chain:
 
     @property
     def archs(self) -> Iterator[Arch]:
-        """The architectures of the target; on a CPU, all that multiply so."""
+        """The architectures of the target; on a CPU, all that have this product."""
         for arch in Arch:
             if self.target in (None, arch.target) and self.accumulators[0].a_dtype in arch.target.operands:
                 yield arch
 
     def rotate_half(self, value: Operand, columns: int) -> Operand:
-        """Each block of `columns` columns with its halves (x, y) as (-y, x)."""
+        """`value` with the halves (x, y) of each block of `columns` columns replaced by (-y, x)."""
         return self._step(ROTATE_HALF, (value,), DType.F32, block=columns)
 
     def reduce_blocks(self, kind: ReduceKind, value: Operand, columns: int) -> Operand:
-        """The reduction of each block of `columns` columns, at all elements of the block."""
+        """The reduction of each block of `columns` columns, as the value of all elements of the block."""
         return self._step(f"block_{kind.value}", (value,), DType.F32, block=columns)
 
     def dtype(self, operand: Operand) -> DType:
@@ -138,7 +138,8 @@ class Chain:
         return dtypes.get(operand, DType.F32)
 
     def bounds(self, operand: Operand) -> tuple[float, float]:
-        """A range that holds every value of the operand but NaN, as far as clamps by numbers prove it."""
+        """A range that contains every value of the operand except NaN, as far as clamps by numbers prove
+        it."""
         if isinstance(operand, Const):
             return (float(operand.value),) * 2
         step = next((op for op in self._ops if op.name == operand), None)
@@ -198,7 +199,7 @@ class Chain:
         return step.name
 
     def _check(self, dtype: DType) -> None:
-        """Refuse a value in fp8 where the target has no conversions of it."""
+        """Refuses a value in fp8 if the target has no conversions of it."""
         if dtype.is_fp8 and self.target is not None and not self.target.fp8:
             raise Refused(Reason.FP8, target=self.target.name, dtype=dtype.value)
 
@@ -208,5 +209,6 @@ def _is_one(operand: Operand) -> bool:
 
 
 def _same_types(left: tuple[Operand, ...], right: tuple[Operand, ...]) -> bool:
-    """Whether numbers that compare equal are the same: 1, 1.0 and True are not, nor are 0.0 and -0.0."""
+    """Whether two numbers are identical. 1, 1.0 and True are not, nor are 0.0 and -0.0, though they are
+    equal."""
     return all(repr(a) == repr(b) for a, b in zip(left, right, strict=True))

@@ -1,8 +1,8 @@
 """The class of an operand: how it varies over the (M, N) plane, read from its strides, never from its sizes.
 
-The operand is viewed as broadcast to the shape of the op that reads it. An axis of size 1 has stride 0
-whatever the tensor says, and the leading axes collapse to M. Which of the two strides are zero is then the
-class:
+The operand is viewed as broadcast to the shape of the op that reads it. An axis of size 1 counts as stride 0,
+whatever the tensor's stride is, and the leading axes collapse to M. The class depends on which of the two
+strides are zero:
 
     s_m     s_n     class
     0       0       scalar
@@ -10,9 +10,9 @@ class:
     not 0   0       colvec
     not 0   not 0   exact
 
-If the leading axes do not collapse to one stride, as for (B, 1, N), M is several modes, one for each axis.
-Where the plane is seen as (..., N / b, b) and N has no stride as one, it is two modes: the columns are in
-blocks.
+If the leading axes do not collapse to one stride, as for (B, 1, N), M has several modes, one for each axis.
+If the plane is viewed as (..., N / b, b) and these two axes don't collapse to one stride either, N has two
+modes: the columns are in blocks.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ColumnSlice:
 
     @property
     def end(self) -> Size:
-        """Where a slice of these columns may end."""
+        """The index at which a slice of these columns may end."""
         return self.start + self.count if known(self.step == 1) else maxsize
 
     def __str__(self) -> str:
@@ -60,8 +60,8 @@ class ColumnSlice:
 
 @dataclass(frozen=True)
 class Mode:
-    """One of several modes of M or N: axes of the plane, longer than 1. `expression` is what the extent is
-    compared by, because a comparison of symbolic sizes may add a guard."""
+    """One of several modes of M or N: axes of the plane, longer than 1. Extents are compared by `expression`,
+    because a comparison of symbolic sizes may add a guard."""
 
     stride: Stride
     extent: Size = field(compare=False)
@@ -74,13 +74,13 @@ class Mode:
 
 @dataclass(frozen=True)
 class LoadView:
-    """An operand with its class, and the axes of its tensor that carry it.
+    """An operand with its class, and the axes of its tensor along which it varies.
 
     The canonical view of the load keeps `m_axes` and `n_axes`, each collapsed to one, in this order, and
     takes index 0 of every other axis: (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec, 0-d for
-    a scalar. Where M has several `modes`, `m_axes` are not collapsed, but expanded to their extents; -1 is
-    an axis that the tensor doesn't have, behind one that it has. Where columns are in blocks, `n_modes` has
-    both modes, and `n_axes` the axes of each. With `columns` it takes that slice of them.
+    a scalar. If M has several `modes`, `m_axes` are not collapsed, but expanded to their extents; -1 stands
+    for an axis that the tensor doesn't have, after one that it has. If columns are in blocks, `n_modes` has
+    both modes, and `n_axes` the axes of each. With `columns`, the view takes that slice of the columns.
     """
 
     node: fx.Node
@@ -96,7 +96,7 @@ class LoadView:
 
     @property
     def blocks(self) -> Blocks | None:
-        """The blocks of columns that it varies over, if it does."""
+        """The blocks of columns over which the operand varies, or None."""
         if not self.n_modes:
             return None
         outer, inner = self.n_modes
@@ -113,11 +113,11 @@ class LoadView:
 def classify(
     node: fx.Node, shape: Sequence[Size], device: torch.device, frame: Frame | None = None
 ) -> LoadView:
-    """The class of `node` as an operand of a pointwise op with result `shape`, which lies on the plane as
-    `frame` says: (..., N) where none is given.
+    """The class of `node` as an operand of a pointwise op with result `shape`, whose place on the plane is
+    `frame`, by default (..., N).
 
-    Raises Refused where the operand is not one that a kernel on `device` could read, or where static
-    knowledge does not settle its class.
+    Raises Refused if no kernel on `device` can read the operand, or if static knowledge does not determine
+    its class.
     """
     tensor = fake(node)
     dtype = check_load(node, tensor, device)
@@ -141,7 +141,7 @@ def classify(
     stride_m, m_axes, modes = operand.rows(frame.m_axes)
     stride_n, n_axes, n_modes = operand.columns(frame)
     if stride_m is Stride.ONE and any(mode.stride is Stride.ONE for mode in n_modes):
-        stride_m = Stride.OTHER  # windows that overlap: what is compiled has one contiguous axis
+        stride_m = Stride.OTHER  # windows that overlap: a compiled layout has one contiguous axis
     return LoadView(
         node=node,
         kind=kind_of(stride_m, stride_n),
@@ -158,7 +158,7 @@ def classify(
 def classify_vector(node: fx.Node, kind: LoadKind, device: torch.device) -> LoadView:
     """A vector given as (L,), (1, L) or (L, 1), read along M (colvec) or N (rowvec); a scalar for L of 1.
 
-    For operands whose place the op's contract fixes, such as the scales of `_scaled_mm_v2`.
+    It is for operands whose axis is fixed by the op's contract, such as the scales of `_scaled_mm_v2`.
     """
     tensor = fake(node)
     dtype = check_load(node, tensor, device)
@@ -175,7 +175,7 @@ def classify_vector(node: fx.Node, kind: LoadKind, device: torch.device) -> Load
 
 
 def classify_table(node: fx.Node, device: torch.device) -> LoadView | None:
-    """A table (G, N) with a row for each group of a grouped product; None where it is expanded along an axis,
+    """A table (G, N) with a row for each group of a grouped product; None if it is expanded along an axis,
     or that is not known."""
     tensor = fake(node)
     dtype = check_load(node, tensor, device)
@@ -204,7 +204,7 @@ def check_load(node: fx.Node, tensor: torch.Tensor, device: torch.device) -> DTy
 
 
 def supported_dtype(name: str, dtype: torch.dtype) -> DType:
-    """The spec's dtype for a torch dtype; Refused where there is none, float64 under its own reason."""
+    """The spec's dtype for a torch dtype; Refused if there is none, float64 under its own reason."""
     if dtype is torch.float64:
         raise Refused(Reason.FLOAT64, operand=name)
     if dtype not in DTYPES:
@@ -233,7 +233,7 @@ class _Operand:
     missing: int
 
     def rows(self, axes: tuple[int, ...]) -> tuple[Stride, tuple[int, ...], tuple[Mode, ...]]:
-        """The class of the stride over M, the axes of the tensor that make it, and its modes where it is
+        """The class of the stride over M, the axes of the tensor that make up M, and its modes if it has
         several. The axes are the plane's, outermost first."""
         classes = [self._class(axis) for axis in axes]
         if all(each is Stride.ZERO for each in classes):
@@ -249,8 +249,8 @@ class _Operand:
         return Stride.OTHER, own, tuple(modes)
 
     def columns(self, frame: Frame) -> tuple[Stride, tuple[tuple[int, ...], ...], tuple[Mode, ...]]:
-        """As `rows` for N, whose modes are two at most: axes from block to block, and those of a block, of
-        which a frame of blocks has none."""
+        """The same as `rows`, for N. It has at most two modes: the axes from block to block, and those within
+        a block, which a frame of blocks doesn't have."""
         axes = frame.n_axes
         if all(self._class(axis) is Stride.ZERO for axis in axes):
             return Stride.ZERO, (), ()
@@ -290,5 +290,5 @@ class _Operand:
         return collapsed_stride([self.shape[axis] for axis in axes], [self.strides[axis] for axis in axes])
 
     def _own(self, axes: tuple[int, ...], stride: Size) -> tuple[int, ...]:
-        """The tensor's axes among those with this stride as one; none where it is 0."""
+        """The tensor's axes among those that have this stride together; none if the stride is 0."""
         return () if known(stride == 0) else tuple(axis - self.missing for axis in axes)

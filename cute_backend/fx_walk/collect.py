@@ -50,12 +50,12 @@ from cute_backend.planning import Arch
 
 @dataclass(frozen=True)
 class GraphReport:
-    """One post-grad graph: what would be fused, and why the rest would not."""
+    """One post-grad graph: its regions, and the reasons why other nodes are not fused."""
 
     regions: tuple[Region, ...]
     rejections: tuple[Rejection, ...]
     graph: fx.Graph
-    """The graph as the pass meets it; the nodes of the regions are this graph's."""
+    """The graph that the pass receives. The nodes of the regions belong to it."""
     is_backward: bool
 
 
@@ -66,15 +66,14 @@ def collect(
     arch: str | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> list[GraphReport]:
-    """A report for each graph that `torch.compile(fn, dynamic=dynamic)(*args, **kwargs)` makes, in order,
-    those that a graph calls before it.
+    """Returns a report for each graph that `torch.compile(fn, dynamic=dynamic)(*args, **kwargs)` makes, in
+    order. Graphs that another graph calls come before it.
 
     The arguments are CPU, CUDA or fake tensors, or anything else that `fn` takes. Fakes replace them, so
-    nothing is computed, unless `fn` looks at a value, which only real tensors have. Fakes of a GPU that this
+    nothing is computed, unless `fn` reads a value, which only real tensors have. Fakes of a GPU that this
     torch was not built for stand for CPU tensors. With `arch`, such as "sm_90a", a graph is judged as if it
-    ran on that architecture, else by the device that its tensors are on. Caches are neither read nor
-    written. Raises UsageError where `fn` can't be called, and what torch raises where it can't run on these
-    arguments.
+    ran on that architecture, otherwise by the device of its tensors. Caches are neither read nor written.
+    Raises UsageError if `fn` can't be called, and torch's exception if `fn` can't run on these arguments.
     """
     check_function(fn)
     kwargs = kwargs or {}
@@ -98,10 +97,12 @@ def collect(
 
 @contextmanager
 def _fresh() -> Iterator[None]:
-    """Caches off, the backward graph compiled together with the forward one, and no trace left in Dynamo.
+    """A context with caches off, in which the backward graph is compiled together with the forward one. It
+    leaves no trace in Dynamo.
 
-    Sizes that differ from those of an earlier call would become dynamic, and beyond Dynamo's limit of
-    recompilations a function would silently run unseen, when it is next asked about or really compiled.
+    Otherwise sizes that differ from those of an earlier call would become dynamic. And beyond Dynamo's limit
+    of recompilations, the function would silently run uncompiled in the next call of `collect` or in the
+    program.
     """
     theirs = {id(code) for code in _compiled_codes()}
     with (
@@ -151,7 +152,8 @@ def _to_fake(mode: FakeTensorMode, value: Any) -> Any:
 
 
 class _Collector:
-    """A Dynamo backend that stops each graph where the pass would meet it, and runs it as it is."""
+    """A Dynamo backend that observes each graph at the point where the pass would run, and runs it
+    unchanged."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Planes of a region that a program joins side by side, as the gradients of gate and up are for one weight.
+"""Planes of a region that a program concatenates, like the gradients of gate and up for one weight.
 
 `torch.cat((dgate, dup), -1)` is (M, 2 N), and so is a `stack` of them before the columns, which arrives as a
 `cat` of (M, 1, N). A kernel writes each plane into its part of the joined one.
@@ -22,8 +22,8 @@ def is_concatenation(node: fx.Node) -> bool:
 
 
 def concatenated(draft: Draft, node: fx.Node) -> Concatenated:
-    """The value of a `cat` as a member. Raises Refused unless all that it joins are planes of the region,
-    side by side: along an axis behind those of M, with all of N behind it."""
+    """The value of a `cat` as a member. Raises Refused unless it joins only planes of the region, along an
+    axis that comes after those of M and before those of N."""
     args, values = arguments(node), list[str]()
     axis = args["dim"] % fake(node).dim()
     for each in args["tensors"]:

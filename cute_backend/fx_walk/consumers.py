@@ -3,7 +3,7 @@
 - Every kernel that reads the result of pointwise work or a reshape computes it itself, and none writes it,
   unless a product, a call, an output or another region needs it in memory.
 - Work over the rows of the plane, pointwise or a reduction of the last axis, is one kernel until something
-  ends its wave; reductions of other axes are one kernel beside it.
+  ends its wave. Reductions of other axes are another kernel.
 - A kernel that reduces the plane and then works on the plane with the result reads its input twice.
 - Work on a reduction's result alone is done by the kernel that reduces, if that is Inductor's.
 - A product, a call of another kind and a reduction of other axes than the last end a wave; work that follows
@@ -12,8 +12,8 @@
   kernel that does the work before it as it writes. So is a copy whose axes are in another order.
 - Otherwise a kernel reads a buffer once, however many of its ops do, and nothing that it computes itself.
 
-Inductor may do better, by fusing work of several waves that share inputs, and worse, by writing results that
-are expensive to compute again.
+Inductor may need fewer bytes, by fusing work of several waves that share inputs, or more, by writing results
+that are expensive to compute again.
 """
 
 from __future__ import annotations
@@ -61,6 +61,6 @@ def _ends_wave(node: fx.Node) -> bool:
 
 
 def _is_by_rows(reduction: fx.Node) -> bool:
-    """Whether a reduction takes in the last axis alone."""
+    """Whether a reduction is over the last axis only."""
     source = first_argument(reduction)
     return tensor_of(source) is not None and reduced_axes(reduction) == (fake(source).dim() - 1,)

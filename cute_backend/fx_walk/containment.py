@@ -25,8 +25,8 @@ UNFUSED = "this graph is compiled as Inductor alone compiles it"
 def is_contained(error: Exception) -> bool:
     """Whether a program is compiled in spite of an error.
 
-    It is not if `config.raise_errors` is set, nor for errors that a person has to correct: a setting that
-    can't be met, or a module that was edited by hand and can't be built.
+    It is not compiled if `config.raise_errors` is set, nor after errors that the user has to correct: a
+    setting that can't be met, or a module that was edited by hand and can't be built.
     """
     return not (config.raise_errors or isinstance(first_raised(error), (UsageError, BuildError)))
 
@@ -61,8 +61,8 @@ def first_raised(error: BaseException) -> BaseException:
 
 
 def _place(error: BaseException) -> str:
-    """The innermost line of this package that an error came through, as "fx_walk/anchors.py:12"; of any other
-    code where it came through none."""
+    """The innermost line of this package in an error's traceback, as "fx_walk/anchors.py:12", or of any other
+    code if there is none."""
     lines = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(error.__traceback__)]
     lines = lines[1:] or lines  # without the place that contains it
     ours = [(path.relative_to(_PACKAGE), line) for path, line in lines if path.is_relative_to(_PACKAGE)]

@@ -25,8 +25,8 @@ from cute_backend.spec import Axis, LoadKind
 
 @dataclass(frozen=True)
 class Outside:
-    """The surroundings of a region: the members of each other region, the values that it reads, the steps
-    that it repeats; and the order in which nodes outside of all regions run."""
+    """The surroundings of a region: for each other region its members, the values that it reads and the steps
+    that it repeats, and the order in which nodes outside of all regions run."""
 
     owner: dict[fx.Node, Draft]
     reads: set[fx.Node]
@@ -34,8 +34,8 @@ class Outside:
     waves: Waves
 
     def has(self, node: fx.Node) -> bool:
-        """Whether the graph no longer computes a node once the regions are made: it is a member, or only
-        regions that do it again need it."""
+        """Whether the graph no longer computes a node once the regions are made: it is a member of one, or
+        only regions that repeat it need it."""
         return node in self.owner or (
             node in self.redone and node not in self.reads and all(map(self.has, node.users))
         )
@@ -43,10 +43,10 @@ class Outside:
 
 @dataclass(frozen=True)
 class Crossings:
-    """The question where a region ends, and the place of the value that each member has in it.
+    """The input of `boundary` for a region, and the place of each member's value in it.
 
-    Some values stand for several members: for views of one another, and for equal ones that are only read,
-    all of which take one store.
+    Some values stand for several members: for views of one another, and for equal members that are only read.
+    All of these take one store.
     """
 
     choices: Choices
@@ -153,7 +153,7 @@ def _need(draft: Draft, nodes: list[fx.Node], outside: Outside) -> _Need:
 
 
 def _is_copied(draft: Draft, node: fx.Node) -> bool:
-    """Whether a member is a copy in an order that no kernel here writes. Another kernel then makes it."""
+    """Whether a member is a copy in an order that our kernels do not write. Another kernel then makes it."""
     return target_name(node) == "aten.clone.default" and draft.order(node) is None
 
 
@@ -164,8 +164,8 @@ def _is_as_small(user: fx.Node, node: fx.Node) -> bool:
 
 
 def _reducing(draft: Draft, member: fx.Node) -> fx.Node:
-    """The node that reduces, if a member is a reduction's result behind a cast, an item or a step of its
-    own."""
+    """The node that reduces, if a member is the result of a reduction after a cast, a getitem or a step of
+    the reduction itself."""
     while isinstance(draft.values[member], Reduced) and not is_reduction(member):
         member = first_argument(member)
     return member
@@ -176,11 +176,11 @@ def _writes(node: fx.Node) -> bool:
 
 
 _USUAL = 4096
-"""The size that is assumed if no example of it is known, and for M if results may not depend on it."""
+"""The size that is assumed if no example of it is known, and for M if the decision must not depend on M."""
 
 
 class _Sizes:
-    """The bytes of members: of the (M, N) plane, or of what a reduction leaves of it."""
+    """The bytes of members: of an (M, N) plane, or of the result of a reduction."""
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
@@ -204,7 +204,7 @@ def _number(size: Size) -> int:
 
 
 _NEAR = 32
-"""Nodes after a load that are searched for those of one kernel."""
+"""The number of nodes after a load that are searched for work of one kernel."""
 
 
 class _Loads:

@@ -165,7 +165,7 @@ def _names(region: Region) -> str:
 
 
 def _unreachable() -> Reason | None:
-    """Why the op can't be called from the code that is compiled; None where it can, as from AOTInductor's."""
+    """Why the op can't be called from the code that is compiled; None if it can, as from AOTInductor's."""
     return Reason.CPP_WRAPPER if inductor_config.cpp_wrapper and not V.aot_compilation else None
 
 

@@ -53,7 +53,7 @@ class Frame:
     @staticmethod
     def meeting(frames: Iterable[Frame], shape: Sequence[Size]) -> Frame | None:
         """The frame of a value of this shape that is computed from values with these frames, all broadcast to
-        it; None where they lie in different ways. An element of a block meets all columns of its block."""
+        it; None if they lie in different ways. An element of a block meets all columns of its block."""
         finest, *others = sorted(set(frames), key=attrgetter("block"))
         for other in others:
             within = finest.n_axes[len(other.n_axes) :]
@@ -74,7 +74,7 @@ class Frame:
 
     def reduced(self, dims: Sequence[int], keeps: bool, shape: Sequence[Size]) -> Frame | None:
         """The frame of the result when the axes `dims` of a value of this shape are reduced, and are gone or
-        kept with one element; None where they are not the last axes of N, with known sizes."""
+        kept with one element; None if they are not the last axes of N, with known sizes."""
         if self.block > 1:
             return None
         gone = [axis for axis in self.n_axes if axis in dims]
@@ -157,7 +157,7 @@ class Frame:
         return Frame.of(after, m, n, self.block) or Frame.joined(after, m, n, self.block)
 
     def _regrouped(self, before: Sequence[Size], after: Sequence[Size]) -> Frame | None:
-        """The frame when axes are split or joined; None where axes are joined that were moved."""
+        """The frame when axes are split or joined; None if axes are joined that were moved."""
         groups = list(_groups(before, after))
         rows, columns = (_replaced(axes, groups) for axes in (self.m_axes, self.n_axes))
         return None if rows is None or columns is None else Frame(rows, columns, self.block)
@@ -184,7 +184,7 @@ def _groups(before: Sequence[Size], after: Sequence[Size]) -> Iterator[_Group]:
 
 
 def _replaced(axes: tuple[int, ...], groups: Iterable[_Group]) -> tuple[int, ...] | None:
-    """The axes of a new shape that take the place of `axes`; None where a group has only some of them, or in
+    """The axes of a new shape that take the place of `axes`; None if a group has only some of them, or in
     another order."""
     found, left = list[int](), list(axes)
     firsts = {old[0]: (old, new) for old, new in groups}

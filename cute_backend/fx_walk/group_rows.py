@@ -32,9 +32,9 @@ _CHOICES = {"aten.topk.default": 1, "aten.sort.default": 1, "aten.sort.stable": 
 
 def group_vectors(node: fx.Node, shape: torch.Size, frame: Frame | None, anchor: Anchor) -> LoadView | None:
     """The table of which `node`, an operand of an op with result `shape` that lies on the plane as `frame`
-    says, has the row of each row's group, by the offsets of `anchor`; None where the graph does not prove it.
+    says, has the row of each row's group, by the offsets of `anchor`; None if the graph does not prove it.
 
-    Raises Refused where a kernel can't read the table.
+    Raises Refused if a kernel can't read the table.
     """
     if anchor.offsets is None or (frame is not None and frame.n_axes != (1,)):
         return None

@@ -65,7 +65,7 @@ def separate_logsumexps(graph: fx.Graph) -> None:
 
 @dataclass(frozen=True)
 class _LogSoftmax:
-    """The steps of the log of a softmax of `rows`, and the gathers from its `result`, empty where something
+    """The steps of the log of a softmax of `rows`, and the gathers from its `result`, empty if something
     else reads it."""
 
     rows: fx.Node
@@ -146,7 +146,7 @@ def _unscaled(shifted: fx.Node) -> fx.Node:
 
 def _gathers(result: fx.Node) -> Iterator[fx.Node]:
     """The gathers along the last axis, one at least for each row, from a value, or from pointwise results or
-    views of it; nothing where anything else reads one of them."""
+    views of it; nothing if anything else reads one of them."""
     found, stack = [], [result]
     while stack:
         node = stack.pop()
@@ -175,7 +175,7 @@ def planes_before(node: fx.Node) -> list[fx.Node] | None:
     """The planes of which a gather can take elements in place of those of `node`: the operands of its shape
     that a pointwise op has beside such as are alike for a row, and the source of a view with the same rows.
 
-    None where a gather has to take those of `node`: it is another op, or in memory in any case.
+    None if a gather has to take those of `node`: it is another op, or in memory in any case.
     """
     result = tensor_of(node)
     if result is None or any(not _is_work(user) for user in node.users):

@@ -102,7 +102,7 @@ def _is_pointwise_op(op: torch._ops.OpOverload) -> bool:
 
 
 def filling(node: fx.Node) -> bool | int | float | None:
-    """The number that a tensor is filled with; None where it is not filled by one."""
+    """The number that a tensor is filled with; None if it is not filled by one."""
     if node.op != "call_function" or target_name(node) not in _FILLS:
         return None
     value = arguments(node)[_FILLS[target_name(node)]]
@@ -110,7 +110,7 @@ def filling(node: fx.Node) -> bool | int | float | None:
 
 
 def constant(node: fx.Node) -> Const | None:
-    """The number that fills a tensor, as its dtype holds it; None where the tensor is not filled by one."""
+    """The number that fills a tensor, as its dtype holds it; None if the tensor is not filled by one."""
     value, tensor = filling(node), tensor_of(node)
     if value is None or tensor is None:
         return None
@@ -123,7 +123,7 @@ def constant(node: fx.Node) -> Const | None:
 
 
 def number(value: Any) -> Const:
-    """A Python number as the chain holds it. Refused where it is symbolic, or an integer beyond int32."""
+    """A Python number as the chain holds it. Refused if it is symbolic, or an integer beyond int32."""
     if not isinstance(value, (bool, int, float)):
         raise Refused(Reason.SYMBOLIC_SCALAR, value=value)
     if isinstance(value, int) and not _INT32.min <= value <= _INT32.max:
@@ -132,7 +132,7 @@ def number(value: Any) -> Const:
 
 
 def lower(node: fx.Node, chain: Chain, resolve: Resolve) -> Operand:
-    """The value of a pointwise call, appended to the chain. Raises Refused where it has no meaning there."""
+    """The value of a pointwise call, appended to the chain. Raises Refused if it has no meaning there."""
     name = target_name(node)
     tensor = tensor_of(node)
     if tensor is None:
@@ -344,7 +344,7 @@ def _div_mode(chain: Chain, operand: Resolve, args: dict[str, Any]) -> Operand:
 
 
 def _low_precision(chain: Chain, value: Operand) -> torch.dtype | None:
-    """The 16-bit float that eager's kernel computes in, None where it computes in another or all is fused."""
+    """The 16-bit float that eager's kernel computes in, None if it computes in another or all is fused."""
     if chain.precision is Precision.FUSED:
         return None
     return next((dtype for dtype in _LOW_PRECISION if DTYPES[dtype] is chain.dtype(value)), None)

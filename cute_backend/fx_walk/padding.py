@@ -57,7 +57,7 @@ def _cut(product: fx.Node) -> fx.Node:
 
 
 def _whole(graph: fx.Graph, product: fx.Node, shape: Sequence[Size]) -> fx.Node | None:
-    """The product of what its operands were padded from, None where that has another shape: (M, N), and in
+    """The product of what its operands were padded from, None if that has another shape: (M, N), and in
     a bmm the batches before them."""
     args = arguments(product)
     *batches, m, n = shape

@@ -28,7 +28,7 @@ _MAX_WORK = 16
 def cheaper_to_redo(
     draft: Draft, owner: Collection[fx.Node], after_products: Collection[fx.Node]
 ) -> set[fx.Node]:
-    """The nodes between loads and fewer bytes that they follow from; empty where there are none."""
+    """The nodes between loads and fewer bytes that they follow from; empty if there are none."""
     planes = [view.node for view in draft.chain.views if view.kind is LoadKind.EXACT]
     return _after_other_products(planes, owner, after_products) | _on_what_is_stored(planes, owner)
 
@@ -78,7 +78,7 @@ def _work_on_stored(load: fx.Node, owner: Collection[fx.Node]) -> _Work | None:
 def _after_other_products(
     planes: list[fx.Node], owner: Collection[fx.Node], after_products: Collection[fx.Node]
 ) -> set[fx.Node]:
-    """The nodes between several loads and the fewer bytes that they follow from; empty where there are none.
+    """The nodes between several loads and the fewer bytes that they follow from; empty if there are none.
 
     The loads are planes that follow from other products, which no region has yet. The nearest nodes come
     first, and nothing more is looked at once the sources have too many bytes, for a residual stream follows

@@ -298,7 +298,7 @@ def _read_logsumexp(node: fx.Node) -> Found | None:
         shift = where(abs(amax(x)) == inf, 0, amax(x))
         log(sum(exp(x - shift))) + shift
 
-    None where anything outside reads a step: then the steps are what they are.
+    None if anything outside reads a step: then the steps are what they are.
     """
     for match in (_match_logsumexp, _match_of_softmax):
         try:

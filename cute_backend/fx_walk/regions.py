@@ -76,7 +76,7 @@ def _region(walk: Walk, node: fx.Node) -> Region:
 
 
 def _bare(walk: Walk, node: fx.Node) -> Region | None:
-    """The region of a product alone, which is worth having only beside others; None where it can't be
+    """The region of a product alone, which is worth having only beside others; None if it can't be
     written."""
     anchor = walk.anchors[node]
     assert isinstance(anchor, Anchor)
@@ -116,7 +116,7 @@ def _left_out(walk: Walk, anchor: Anchor) -> Refused:
 
 
 def _of_pair(walk: Walk, anchors: tuple[Anchor, ...]) -> Region | None:
-    """The region of two accumulators that meet in an op of the region; None where they form none."""
+    """The region of two accumulators that meet in an op of the region; None if they form none."""
     rejections = dict(walk.rejections)
     try:
         draft = grown(walk, anchors)

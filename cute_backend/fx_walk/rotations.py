@@ -104,7 +104,7 @@ def _is_whole(piece: _Piece, size: Size, shape: Sequence[Size]) -> bool:
 
 
 def _piece(node: fx.Node) -> _Piece | None:
-    """The part of a value's last axis that a tensor of a `cat` is; None where it is something else."""
+    """The part of a value's last axis that a tensor of a `cat` is; None if it is something else."""
     name = target_name(node) if node.op == "call_function" else ""
     if name not in ("aten.neg.default", "aten.unsqueeze.default"):
         return _taken(node)
@@ -172,7 +172,7 @@ def inner_of(found: dict[fx.Node, Rotation]) -> Iterator[tuple[fx.Node, fx.Node]
 def lower_rotation(found: Rotation, draft: Draft, value: Operand) -> Operand:
     """Rotates the halves of `value`, the chain's for `found.source`, and records how the result lies.
 
-    Raises Refused where the last axis is no block of columns, or one that no tile can rotate, beside results
+    Raises Refused if the last axis is no block of columns, or one that no tile can rotate, beside results
     that depend on the places of columns, and where `config.rotary_embeddings` is off.
     """
     if not config.rotary_embeddings:

@@ -14,7 +14,7 @@ class SpelledOtherwise(Exception):
 
 
 def operands(node: Any, target: str, count: int) -> list[Any]:
-    """The first `count` arguments of a call of `target`. Raises SpelledOtherwise where `node` is no such
+    """The first `count` arguments of a call of `target`. Raises SpelledOtherwise if `node` is no such
     call, or is given others."""
     called = isinstance(node, fx.Node) and node.op == "call_function" and target_name(node) == target
     found = leading_arguments(node, count) if called else None

@@ -44,7 +44,7 @@ def same_sizes(shape: Sequence[Size], other: Sequence[Size]) -> bool:
 
 
 def collapsed_stride(sizes: Sequence[Size], strides: Sequence[Size]) -> Size | None:
-    """The stride that axes have as one mode, 0 where none is longer than 1, None where there is none."""
+    """The stride that axes have as one mode, 0 where none is longer than 1, None if there is none."""
     axes = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if not known(size == 1)]
     for (_, outer), (size, inner) in pairwise(axes):
         if not known(outer == size * inner):
@@ -53,7 +53,7 @@ def collapsed_stride(sizes: Sequence[Size], strides: Sequence[Size]) -> Size | N
 
 
 def tensor_of(node: Any) -> torch.Tensor | None:
-    """The fake tensor that stands for a node's result, None where the result is not one tensor, and for an
+    """The fake tensor that stands for a node's result, None if the result is not one tensor, and for an
     argument that is no node."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
@@ -68,7 +68,7 @@ def fake(node: fx.Node) -> torch.Tensor:
 
 
 def hint(size: Size) -> int | None:
-    """A size, or the example that a symbolic size was made from, or None where there is none."""
+    """A size, or the example that a symbolic size was made from, or None if there is none."""
     if not isinstance(size, torch.SymInt):
         return size
     example = size.node.hint
@@ -102,7 +102,7 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def leading_arguments(node: fx.Node, count: int) -> list[Any] | None:
-    """The first `count` arguments of an aten call, None where it has fewer or is given another one."""
+    """The first `count` arguments of an aten call, None if it has fewer or is given another one."""
     values = list(arguments(node).values())
     defaults = [default for _, default in _parameters(node.target)]
     others = zip(values[count:], defaults[count:], strict=True)

@@ -79,7 +79,7 @@ class _ForeignError(Exception):
 
 
 class KernelCache:
-    """Kernels in one folder. Raises CacheFolderError where the folder is not safe to load code from."""
+    """Kernels in one folder. Raises CacheFolderError if the folder is not safe to load code from."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -267,7 +267,7 @@ def caches() -> list[KernelCache]:
 def writable_cache() -> KernelCache:
     """The cache that kernels are written to: the user's or, with a warning, one of this process's own.
 
-    Raises OSError where no folder can be written.
+    Raises OSError if no folder can be written.
     """
     user = _cache_at(cache_root())
     if user is not None:

@@ -32,7 +32,7 @@ class Device:
 
 @cache
 def device_at(index: int) -> Device:
-    """The GPU of an index. Raises UnsupportedDeviceError where no target has its compute capability."""
+    """The GPU of an index. Raises UnsupportedDeviceError if no target has its compute capability."""
     properties = torch.cuda.get_device_properties(index)
     arch = Arch.of_capability((properties.major, properties.minor))
     if arch is None:

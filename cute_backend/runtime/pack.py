@@ -195,7 +195,7 @@ class Pack:
             return None
 
     def read(self, kernel: Kernel) -> tuple[bytes, dict[str, Any]] | None:
-        """The code of a kernel and its entry, or None where the pack lacks it.
+        """The code of a kernel and its entry, or None if the pack lacks it.
 
         Raises PackError for a file that was changed.
         """

@@ -77,7 +77,7 @@ def config_for(
 
     The tile is the winner of tuning for the bucket of M, or for the next smaller or larger one, else the cost
     model's choice. A batch-invariant region has one tile for all M, and a region whose tile is named has that
-    one. Raises UsageError where the named tile does not fit.
+    one. Raises UsageError if the named tile does not fit.
     """
     config = _without_rowvecs(problem, alignment, arch, sm_count, winners)
     return with_rowvecs(config, problem.spec, Rowvecs(problem.rowvecs))
@@ -144,7 +144,7 @@ def reachable_alignments(problem: Problem) -> tuple[Alignment, ...]:
 
 
 def stores_aligned(spec: EpilogueSpec, m: int | None, n: int | None) -> bool | None:
-    """Whether the pitch of every output is a multiple of TMA's 16 bytes; None where its size is unknown."""
+    """Whether the pitch of every output is a multiple of TMA's 16 bytes; None if its size is unknown."""
     sizes = {Extent.M: m, Extent.N: n}
     verdicts = []
     for plane in _planes(spec, Role.STORE):

@@ -19,7 +19,7 @@ def out_of_space(error: BaseException | None) -> OSError | None:
 
 
 def check_room(folder: Path, size: int) -> None:
-    """Raises OSError where a file of `size` bytes can't be written to a folder."""
+    """Raises OSError if a file of `size` bytes can't be written to a folder."""
     path = folder / "room"
     try:
         path.write_bytes(bytes(size))

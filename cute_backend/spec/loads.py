@@ -104,7 +104,7 @@ class Load:
 
     @property
     def order(self) -> Union[Order, None]:
-        """The memory order of an exact load; None where neither of its strides is known to be 1, or M or N
+        """The memory order of an exact load; None if neither of its strides is known to be 1, or M or N
         is several modes, and for every other kind."""
         if self.kind is not LoadKind.EXACT or self.is_split:
             return None

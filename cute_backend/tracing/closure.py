@@ -18,7 +18,7 @@ class Captured:
     """The tensors that a function closes over, in a fixed order, and a key for its code and everything else.
 
     Two functions with equal keys do the same with tensors of equal shapes, strides, dtypes and devices. The
-    key is None where the function reaches an object whose state is unknown, such as a module or a list.
+    key is None if the function reaches an object whose state is unknown, such as a module or a list.
     """
 
     key: tuple[Any, ...] | None

@@ -34,12 +34,12 @@ class Arch(str, Enum):
 
     @staticmethod
     def of_capability(capability: tuple[int, int]) -> Arch | None:
-        """The target for a device, or None where there is none."""
+        """The target for a device, or None if there is none."""
         return next((arch for arch in Arch if arch.target.capability == capability), None)
 
     @staticmethod
     def of_name(name: str) -> Arch | None:
-        """The target that the assembler knows by a name, or None where there is none."""
+        """The target that the assembler knows by a name, or None if there is none."""
         return next((arch for arch in Arch if arch.value == name), None)
 
     @staticmethod

@@ -21,7 +21,7 @@ class DataSheet:
     bytes_per_us: float
     """The bandwidth of memory."""
     l2_bytes: float | None = None
-    """Bytes that it reads of L2 in a cycle, its share of what all do; None where no figure is published."""
+    """Bytes that it reads of L2 in a cycle, its share of what all do; None if no figure is published."""
 
     def timing(self, tiles: Tiles) -> Timing:
         """The constants of the model of time for a table of tiles. Rows beyond the last are not read."""

@@ -159,7 +159,7 @@ class Timing:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """One architecture. Raises ValueError where its facts contradict each other."""
+    """One architecture. Raises ValueError if its facts contradict each other."""
 
     name: str
     """As the assembler knows it, such as "sm_90a"."""
