@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from support.reference import TOLERANCE, relative_error
 
@@ -81,3 +82,16 @@ def test_a_gradient_is_right_for_every_split(fresh_compiler: None) -> None:
                 assert relative_error(result[group], expected) < 2e-5, (split, group)
     counters = torch._dynamo.utils.counters["cute_backend"]
     assert counters["regions"] == 1 and not counters["replayed"], dict(counters)
+
+
+def test_fp8_experts_of_torchao(fresh_compiler: None) -> None:
+    pytest.importorskip("torchao.quantization", reason="needs torchao")
+    from support.experts import Experts, in_fp8
+
+    experts = in_fp8(Experts(8, 512, 256).cuda())
+    ends = torch.tensor([0, 40, 41, 170, 170, 300, 511, 512], dtype=torch.int32, device="cuda")
+    x, routing = torch.randn(512, 512, device="cuda").bfloat16(), torch.rand(512, device="cuda").bfloat16()
+    counters.clear()
+    result = torch.compile(experts, backend="cute", dynamic=False)(x, ends, routing)
+    assert counters["cute_backend"]["regions"] == 2
+    assert relative_error(result, experts(x, ends, routing)) < 4e-2, "eager rounds gate and up to bf16"
