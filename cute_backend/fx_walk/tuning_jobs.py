@@ -18,6 +18,7 @@ from cute_backend.runtime.device import device_at
 from cute_backend.runtime.timing import GpuTimer
 from cute_backend.runtime.tune import Job, Tuner, Untuned
 from cute_backend.runtime.tuning_results import Result, remembered
+from cute_backend.spec import ProductKind
 
 
 def tune(regions: Sequence[Region]) -> tuple[list[Region], list[Rejection]]:
@@ -90,11 +91,16 @@ def _job(region: Region) -> Job | Untuned:
     m, n, k = region.problem
     if config.batch_invariant:
         return Untuned.BATCH_INVARIANT
-    if region.spec.product.kind.has_offsets:
+    if region.spec.product.kind is ProductKind.K_GROUPED:
         return Untuned.GROUPED
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return Untuned.CAPTURING
-    example = hint(m)
+    example, groups = hint(m), region.groups
     if not isinstance(n, int) or not isinstance(k, int) or example is None:
         return Untuned.SYMBOLIC
-    return Job(region.spec, example, n, k, not isinstance(m, int), partial(compile_unfused, region))
+    if groups is None:
+        return Job(region.spec, example, n, k, not isinstance(m, int), partial(compile_unfused, region))
+    if not isinstance(groups, int):
+        return Untuned.SYMBOLIC
+    # Random offsets would divide no rows, so Inductor's code is not timed.
+    return Job(region.spec, example, n, k, not isinstance(m, int), groups=groups)

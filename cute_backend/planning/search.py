@@ -278,21 +278,29 @@ _PRUNED_AT = 2.0
 
 
 def candidates(
-    arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int, sm_count: int, limit: int = MAX_CANDIDATES
+    arch: Arch,
+    spec: EpilogueSpec,
+    m: int,
+    n: int,
+    k: int,
+    sm_count: int,
+    limit: int = MAX_CANDIDATES,
+    groups: int | None = None,
 ) -> tuple[TileConfig, ...]:
     """Returns the configurations worth timing for a problem, at most `limit`, the heuristic's choice first.
 
     The cost model predicts them to be fast, and they leave the epilogue room in shared memory. One
-    configuration of each tile comes first, then further clusters and rasters of each.
+    configuration of each tile comes first, then further clusters and rasters of each. `groups` is the number
+    of groups of a grouped product's M rows.
     """
-    first = choose(arch, spec, m, n, k, sm_count)
+    first = choose(arch, spec, m, n, k, sm_count, groups=groups)
     space = [first, *(config for config in tunable(arch, spec) if config != first)]
     # Rasters with more rows than the problem are all the same.
     effective: dict[TileConfig, TileConfig] = {}
     for config in space:
         rows = -(-(n if config.transposed else m) // (config.cta_rows * config.cluster_m))
         effective.setdefault(replace(config, raster_m=min(config.raster_m, rows)), config)
-    costs = {config: cost(config, spec, m, n, k, sm_count) for config in effective.values()}
+    costs = {config: cost(config, spec, m, n, k, sm_count, groups) for config in effective.values()}
     best = min(costs.values())
     ranked = sorted((config for config in costs if costs[config] < _PRUNED_AT * best), key=costs.__getitem__)
     seen: Counter[tuple[int, int, int, bool, bool]] = Counter()

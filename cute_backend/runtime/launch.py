@@ -107,7 +107,7 @@ def prepare(problems: Iterable[Problem], device: int) -> None:
                 _is_packed(problem, gpu),
             )
             for problem in problems
-            for kernel in reachable_kernels(problem, gpu.arch, gpu.sm_count, winners_on(gpu))
+            for kernel in reachable_kernels(problem, gpu.arch, gpu.sm_count, winners_on(gpu, problem.groups))
         ]
         missing = [
             (launcher, kernel)
@@ -125,11 +125,12 @@ def _is_packed(problem: Problem, gpu: Device) -> bool:
     return any(pack.serves(problem, gpu.arch) for pack in packs())
 
 
-def winners_on(gpu: Device) -> Winners:
-    """The results of tuning on GPUs of this model."""
+def winners_on(gpu: Device, groups: int | None) -> Winners:
+    """Returns the results of tuning on GPUs of this model, for products of `groups` groups. None stands for
+    products without groups."""
 
     def winners(spec: EpilogueSpec, alignment: Alignment, n: int, k: int) -> Mapping[int, TileConfig]:
-        return remembered().winners(spec, alignment, n, k, gpu.model)
+        return remembered().winners(spec, alignment, n, k, gpu.model, groups)
 
     return winners
 
@@ -139,7 +140,7 @@ def config_here(problem: Problem, alignment: Alignment, arch: Arch) -> TileConfi
     on the GPU that is planned for."""
     if torch.cuda.is_available() and torch.cuda.get_device_capability() == arch.target.capability:
         gpu = device_at(torch.cuda.current_device())
-        return config_for(problem, alignment, arch, gpu.sm_count, winners_on(gpu))
+        return config_for(problem, alignment, arch, gpu.sm_count, winners_on(gpu, problem.groups))
     return config_for(problem, alignment, arch, arch.target.sm_count)
 
 
@@ -335,7 +336,7 @@ class Launcher:
 
     def _choose(self, m: int, n: int, k: int, groups: int | None) -> _Choice:
         """Chooses the kernels for these sizes among those that were prepared or are on disk."""
-        problem, winners = self._problem(m, n, k, groups), winners_on(self._gpu)
+        problem, winners = self._problem(m, n, k, groups), winners_on(self._gpu, groups)
         kernels = [
             Kernel.found(
                 self._spec,

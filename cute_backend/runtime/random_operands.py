@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.signature import Argument, Extent, Role, of_role, signature
-from cute_backend.spec import EpilogueSpec, ProductKind, Scaling
+from cute_backend.spec import SCALE_TILE, EpilogueSpec, ProductKind, Scaling
 
 
 def random_tensor(
@@ -32,19 +32,20 @@ def random_tensor(
 
 
 def random_operands(
-    spec: EpilogueSpec, m: int, n: int, k: int, generator: torch.Generator
+    spec: EpilogueSpec, m: int, n: int, k: int, generator: torch.Generator, groups: int = 1
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Random A, B and loads for an op of these sizes, laid out as the spec says and aligned for TMA.
 
-    If blocks have scales, A and B come with them, and A comes with the offsets of its groups. A product with
-    batches or groups gets one of them, and the innermost mode of M has all of M.
+    If blocks have scales, A and B come with them, and A comes with the offsets of its groups, which have as
+    many rows, or as much of K, as one another. A product with batches gets one, and the innermost mode of M
+    has all of M.
     """
     sizes = {
         Extent.M: m,
         Extent.N: n,
         Extent.K: k,
         Extent.BATCHES: 1,
-        Extent.GROUPS: 1,
+        Extent.GROUPS: groups,
         Extent.ROWS: m,
         Extent.COLUMNS: 2 * n,
         Extent.MODE: 1,
@@ -56,7 +57,12 @@ def random_operands(
     sizes |= {extent: Scaling.SQUARE.blocks(size) for extent, size in blocks.items()}
     if (scaling := spec.product.a_scaling).by_mma:
         values = k * spec.product.a_dtype.values
-        sizes |= {Extent.A_SCALES: scaling.tiled(m, values), Extent.B_SCALES: scaling.tiled(columns, values)}
+        # Each group of rows ends with a tile of its own.
+        rows = m + SCALE_TILE[0] * (groups - 1)
+        sizes |= {
+            Extent.A_SCALES: scaling.tiled(rows, values),
+            Extent.B_SCALES: scaling.tiled(columns, values),
+        }
 
     def made(*roles: Role) -> list[Tensor]:
         return [
@@ -64,9 +70,20 @@ def random_operands(
         ]
 
     last = k if spec.product.kind is ProductKind.K_GROUPED else m
-    offsets = [ends.fill_(last) for ends in made(Role.OFFSETS)]
+    offsets = [ends.copy_(even_split(last, groups)) for ends in made(Role.OFFSETS)]
     of_a = made(Role.A) + offsets + made(Role.A_SCALES)
     return of_a, made(Role.B, Role.B_SCALES), made(Role.LOAD)
+
+
+def even_split(last: int, groups: int) -> Tensor:
+    """Offsets (groups,) that divide `last` rows, or as much of K, into groups of one size, on the CPU."""
+    return torch.arange(1, groups + 1) * last // max(groups, 1)
+
+
+def skewed_split(last: int, groups: int) -> Tensor:
+    """As `even_split`, but the first group has half of the rows."""
+    half = last // 2 if groups > 1 else last
+    return half + torch.arange(groups) * (last - half) // max(groups - 1, 1)
 
 
 def _random(argument: Argument, sizes: Mapping[Extent, int], generator: torch.Generator) -> Tensor:
@@ -75,7 +92,7 @@ def _random(argument: Argument, sizes: Mapping[Extent, int], generator: torch.Ge
     if modes:
         shape[modes - 1] = sizes[Extent.M]
     align = argument.align(tma=True) * 8 // argument.dtype.bits if argument.is_plane else 1
-    if argument.role in (Role.A_SCALES, Role.B_SCALES) and len(shape) == 2:
+    if any(dim.extent is Extent.K_BLOCKS for dim in argument.dims):
         strides = _of_blocks(argument, shape)
     else:
         # An argument that need not be contiguous gets a stride of two elements, unless it has to be

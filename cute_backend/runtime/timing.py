@@ -18,8 +18,8 @@ from cute_backend.runtime.device import Device, max_active_clusters
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.link import KernelFunction
 from cute_backend.runtime.outputs import Outputs
-from cute_backend.runtime.random_operands import random_operands
-from cute_backend.signature import signature
+from cute_backend.runtime.random_operands import random_operands, skewed_split
+from cute_backend.signature import Role, signature
 from cute_backend.spec import EpilogueSpec
 
 Run = Callable[[], Any]
@@ -38,7 +38,13 @@ class Timer(Protocol):
     """Times kernels of one spec and, interleaved with them, code that computes the same without them."""
 
     def __call__(
-        self, m: int, n: int, k: int, functions: Mapping[Kernel, KernelFunction], unfused: Run | None
+        self,
+        m: int,
+        n: int,
+        k: int,
+        functions: Mapping[Kernel, KernelFunction],
+        unfused: Run | None,
+        groups: int | None = None,
     ) -> Timings: ...
 
 
@@ -57,26 +63,42 @@ _HOST_CYCLES = 200_000
 
 @dataclass(frozen=True)
 class GpuTimer:
-    """Times on a real GPU, on random operands: one run of each candidate a round, each from a cold L2."""
+    """Times on a real GPU, on random operands: one run of each candidate a round, each from a cold L2.
+
+    Of a product of rows in groups, a time is the mean of two: with groups of one size, and with half of the
+    rows in one group.
+    """
 
     gpu: Device
 
     def __call__(
-        self, m: int, n: int, k: int, functions: Mapping[Kernel, KernelFunction], unfused: Run | None
+        self,
+        m: int,
+        n: int,
+        k: int,
+        functions: Mapping[Kernel, KernelFunction],
+        unfused: Run | None,
+        groups: int | None = None,
     ) -> Timings:
         """Raises torch.OutOfMemoryError if the operands don't fit into the free memory of the GPU."""
         with torch.no_grad(), torch.cuda.device(self.gpu.index):
             try:
-                return self._time(m, n, k, functions, unfused)
+                return self._time(m, n, k, functions, unfused, groups)
             finally:
                 torch.cuda.empty_cache()
 
     def _time(
-        self, m: int, n: int, k: int, functions: Mapping[Kernel, KernelFunction], unfused: Run | None
+        self,
+        m: int,
+        n: int,
+        k: int,
+        functions: Mapping[Kernel, KernelFunction],
+        unfused: Run | None,
+        groups: int | None,
     ) -> Timings:
         device = torch.device("cuda", self.gpu.index)
         spec, configs = next(iter(functions)).spec, [kernel.config for kernel in functions]
-        memory = arguments_of(spec, configs, m, n, k, torch.Generator(device).manual_seed(0))
+        memory = arguments_of(spec, configs, m, n, k, torch.Generator(device).manual_seed(0), groups or 1)
         runs: dict[Kernel | None, Run] = {
             kernel: _call(
                 function,
@@ -89,19 +111,32 @@ class GpuTimer:
             runs[None] = unfused
         runs = {name: run for name, run in runs.items() if _works(run)}
         medians = dict(zip(runs, _medians(list(runs.values()), device), strict=True))
+        if groups is not None:
+            place = next(i for i, each in enumerate(signature(spec)) if each.role is Role.OFFSETS)
+            memory[place].copy_(skewed_split(m, groups))
+            skewed = _medians(list(runs.values()), device)
+            medians = {
+                name: (us + more) / 2 for (name, us), more in zip(medians.items(), skewed, strict=True)
+            }
         return Timings(
             {kernel: us for kernel, us in medians.items() if kernel is not None}, medians.get(None)
         )
 
 
 def arguments_of(
-    spec: EpilogueSpec, configs: Iterable[TileConfig], m: int, n: int, k: int, generator: torch.Generator
+    spec: EpilogueSpec,
+    configs: Iterable[TileConfig],
+    m: int,
+    n: int,
+    k: int,
+    generator: torch.Generator,
+    groups: int = 1,
 ) -> list[Tensor]:
     """Random arguments of kernels with any of these tiles, in order: operands, loads and what they write.
 
     Each kernel takes those that `taken_by` returns: if one leaves sums in memory, others have no workspace.
     """
-    bound = Binding(spec).bind(*random_operands(spec, m, n, k, generator))
+    bound = Binding(spec).bind(*random_operands(spec, m, n, k, generator, groups))
     roomiest = max(configs, key=lambda config: workspace_bytes(spec, config, m, n))
     _, memory = Outputs(spec, roomiest).of_size(m, n).allocate(bound.tensors[0])
     return bound.tensors + memory

@@ -47,9 +47,9 @@ class Untuned(Enum):
         member.sentence = sentence
         return member
 
-    SYMBOLIC = "untuned_symbolic", "its N or K is not static, or nothing is known of its M"
+    SYMBOLIC = "untuned_symbolic", "its N, K or groups are not static, or nothing is known of its M"
     BATCH_INVARIANT = "untuned_batch_invariant", "config.batch_invariant leaves one configuration for all M"
-    GROUPED = "untuned_grouped", "how its rows, or K, are split into groups is known to the device alone"
+    GROUPED = "untuned_grouped", "how its K is split into groups is known to the device alone"
     CAPTURING = "untuned_capturing", "a CUDA graph is being captured, in which nothing can be timed"
     MEMORY = "untuned_memory", "its operands do not fit into the GPU's memory beside what is there"
     FAILED = "untuned_failed", "none of its candidates runs"
@@ -74,8 +74,9 @@ class Build(Protocol):
 class Job:
     """A region to tune: its spec and its sizes. A symbolic M is replaced by an example.
 
-    `dynamic` says that M is symbolic. `unfused` returns a function that computes the same as the region
-    without our kernels; it is called only if that function has to be timed.
+    `dynamic` says that M is symbolic, and `groups` how many groups M rows are in. `unfused` returns a
+    function that computes the same as the region without our kernels; it is called only if that function has
+    to be timed.
     """
 
     spec: EpilogueSpec
@@ -84,6 +85,7 @@ class Job:
     k: int
     dynamic: bool = False
     unfused: Callable[[], Run] | None = None
+    groups: int | None = None
 
 
 class Tuner:
@@ -123,7 +125,7 @@ class Tuner:
     def _key(self, job: Job) -> Key:
         """Only the most common alignment is tuned, which `reachable_alignments` names first."""
         alignment = reachable_alignments(_problem(job))[0]
-        return Key(job.spec, alignment, bucket_of(job.m), job.n, job.k, self._gpu.model)
+        return Key(job.spec, alignment, bucket_of(job.m), job.n, job.k, self._gpu.model, job.groups)
 
     def _find(self, jobs: Mapping[Key, Job], progress: _Report) -> None:
         kernels = {key: self._candidates(key) for key in jobs}
@@ -151,7 +153,7 @@ class Tuner:
 
     def _candidates(self, key: Key) -> list[Kernel]:
         spec, gpu = key.spec, self._gpu
-        configs = candidates(gpu.arch, spec, key.bucket, key.n, key.k, gpu.sm_count)
+        configs = candidates(gpu.arch, spec, key.bucket, key.n, key.k, gpu.sm_count, groups=key.groups)
         return [Kernel.found(spec, each, key.alignment) for each in configs]
 
     def _time(
@@ -161,7 +163,7 @@ class Tuner:
             Untuned.FAILED.note()
             return None
         try:
-            timings = self._timer(job.m, job.n, job.k, functions, unfused)
+            timings = self._timer(job.m, job.n, job.k, functions, unfused, job.groups)
         except torch.OutOfMemoryError:
             Untuned.MEMORY.note()
             return None
@@ -211,7 +213,7 @@ def _sound(outcomes: Mapping[Kernel, Outcome]) -> dict[Kernel, KernelFunction]:
 
 
 def _problem(job: Job) -> Problem:
-    return Problem(job.spec, None if job.dynamic else job.m, job.n, job.k)
+    return Problem(job.spec, None if job.dynamic else job.m, job.n, job.k, groups=job.groups)
 
 
 def _unfused(job: Job) -> Run | None:

@@ -41,7 +41,8 @@ _MAX_FILE = 64 << 20
 
 @dataclass(frozen=True)
 class Key:
-    """The key of a result. `bucket` is `bucket_of(M)`, `device` names a model of GPU."""
+    """The key of a result. `bucket` is `bucket_of(M)`, `device` names a model of GPU, and `groups` is the
+    number of groups of rows of a grouped product."""
 
     spec: EpilogueSpec
     alignment: Alignment
@@ -49,13 +50,15 @@ class Key:
     n: int
     k: int
     device: str
+    groups: int | None = None
 
     @property
     def text(self) -> str:
         """The key in the file."""
-        return (
-            f"{self.device}; {self.spec.key} {self.alignment.value}; M {self.bucket}, N {self.n}, K {self.k}"
-        )
+        sizes = f"M {self.bucket}, N {self.n}, K {self.k}"
+        if self.groups is not None:
+            sizes += f", groups {self.groups}"
+        return f"{self.device}; {self.spec.key} {self.alignment.value}; {sizes}"
 
 
 @dataclass(frozen=True)
@@ -201,10 +204,10 @@ class Memory:
         return next((found for file in reversed(self._files) if (found := file.get(key))), None)
 
     def winners(
-        self, spec: EpilogueSpec, alignment: Alignment, n: int, k: int, device: str
+        self, spec: EpilogueSpec, alignment: Alignment, n: int, k: int, device: str, groups: int | None = None
     ) -> dict[int, TileConfig]:
-        """The configurations found for some N and K, by the bucket of M."""
-        found = {bucket: self.get(Key(spec, alignment, bucket, n, k, device)) for bucket in BUCKETS}
+        """The configurations found for some N, K and number of groups, by the bucket of M."""
+        found = {bucket: self.get(Key(spec, alignment, bucket, n, k, device, groups)) for bucket in BUCKETS}
         return {bucket: result.config for bucket, result in found.items() if result is not None}
 
     def put(self, results: Mapping[Key, Result]) -> None:

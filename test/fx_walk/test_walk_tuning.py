@@ -182,7 +182,7 @@ def test_a_symbolic_n_is_not_tuned_and_counted(tuner: FakeTuner) -> None:
     x, weight, bias = inputs()
     torch._dynamo.mark_dynamic(weight, 0)
     torch._dynamo.mark_dynamic(bias, 0)
-    with pytest.warns(RuntimeWarning, match="its N or K is not static"):
+    with pytest.warns(RuntimeWarning, match="its N, K or groups are not static"):
         torch.compile(program, backend=cute, options={"max_autotune": True})(x, weight, bias)
     assert not tuner.jobs
     assert counted() == {"anchors": 1, "regions": 1, "untuned_symbolic": 1}
@@ -198,14 +198,21 @@ def test_batch_invariant_regions_are_not_tuned_and_counted(tuner: FakeTuner) -> 
     assert counted() == {"anchors": 1, "regions": 1, "untuned_batch_invariant": 1}
 
 
-def test_groups_of_rows_are_not_tuned_and_counted(tuner: FakeTuner) -> None:
+def grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return F.grouped_mm(x, weight, offs=ends).relu()
+
+
+def test_groups_of_rows_are_tuned_without_inductors_code(tuner: FakeTuner) -> None:
     x, weight, ends = torch.randn(24, 16).to(BF16), torch.randn(2, 16, 40).to(BF16), torch.tensor([3, 24])
-    with pytest.warns(RuntimeWarning, match="known to the device alone"):
-        torch.compile(
-            lambda x, weight, ends: F.grouped_mm(x, weight, offs=ends).relu(),
-            backend=cute,
-            options={"max_autotune": True},
-        )(x, weight, ends.int())
+    torch.compile(grouped, backend=cute, options={"max_autotune": True})(x, weight, ends.int())
+    (job,) = tuner.jobs
+    assert (job.m, job.n, job.k, job.groups, job.unfused) == (24, 40, 16, 2, None)
+
+
+def test_groups_of_k_are_not_tuned_and_counted(tuner: FakeTuner) -> None:
+    x, y, ends = torch.randn(24, 16).to(BF16).t(), torch.randn(24, 40).to(BF16), torch.tensor([3, 24])
+    with pytest.warns(RuntimeWarning, match="how its K is split into groups is known to the device alone"):
+        torch.compile(grouped, backend=cute, options={"max_autotune": True})(x, y, ends.int())
     assert not tuner.jobs
     assert counted() == {"anchors": 1, "regions": 1, "untuned_grouped": 1}
 

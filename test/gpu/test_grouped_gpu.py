@@ -95,3 +95,22 @@ def test_fp8_experts_of_torchao(fresh_compiler: None) -> None:
     result = torch.compile(experts, backend="cute", dynamic=False)(x, ends, routing)
     assert counters["cute_backend"]["regions"] == 2
     assert relative_error(result, experts(x, ends, routing)) < 4e-2, "eager rounds gate and up to bf16"
+
+
+def test_rows_in_groups_are_tuned(fresh_compiler: None) -> None:
+    """The candidates are timed with two splits, and the fastest serves any other."""
+    x, weight = torch.randn(1000, 528, device="cuda").bfloat16(), torch.randn(7, 272, 528, device="cuda")
+    weight = (weight / 528**0.5).bfloat16()
+    ends = torch.tensor([0, 300, 301, 301, 700, 990, 1000], dtype=torch.int32, device="cuda")
+    routing, residual = torch.rand(1000, device="cuda").bfloat16(), torch.randn(1000, 272, device="cuda")
+    counters.clear()
+    compiled = torch.compile(routed, backend="cute", dynamic=False, options={"max_autotune": True})
+    result = compiled(x, weight, ends, routing, residual.bfloat16())
+    found = counters["cute_backend"]
+    assert found["tuned"] == 1 and not found["untuned_failed"] and not found["candidates_failed"]
+    parts = [
+        F.silu(x[first:end].double() @ weight[group].double().t())
+        for group, (first, end) in enumerate(pairwise((0, *ends.tolist())))
+    ]
+    expected = torch.cat(parts) * routing[:, None] + residual.bfloat16()
+    assert relative_error(result, expected) < TOLERANCE[torch.bfloat16]

@@ -237,15 +237,30 @@ def found(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[Alignment, int, int], d
 
     class Remembered:
         def winners(
-            self, spec: EpilogueSpec, alignment: Alignment, n: int, k: int, device: str
+            self, spec: EpilogueSpec, alignment: Alignment, n: int, k: int, device: str, groups: int | None
         ) -> dict[int, TileConfig]:
-            return results.get((alignment, n, k), {}) if spec == SPEC and device == GPU.model else {}
+            known = spec == SPEC and device == GPU.model and groups is None
+            return results.get((alignment, n, k), {}) if known else {}
 
     monkeypatch.setattr(launching, "remembered", Remembered)
     return results
 
 
 Found = dict[tuple[Alignment, int, int], dict[int, TileConfig]]
+
+
+def test_results_for_some_groups_serve_as_many(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Remembered:
+        def winners(self, *of: object) -> dict[int, TileConfig]:
+            return {16: WINNER} if of[-1] == 2 else {}
+
+    monkeypatch.setattr(launching, "remembered", Remembered)
+    spec = replace(SPEC, accumulators=(replace(SPEC.product, kind=ProductKind.GROUPED),))
+    for groups, tuned in ((2, True), (3, False)):
+        prepare([Problem(spec, 6, 16, 8, groups=groups)], -1)
+        assert compiler.built
+        assert all((kernel.config == WINNER) is tuned for kernel in compiler.built)
+        compiler.built.clear()
 
 
 def reached(problem: Problem, found: Found) -> list[Kernel]:

@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from cute_backend.planning import Alignment, Arch, TileConfig, table
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.operands import check_operands
-from cute_backend.runtime.random_operands import random_operands, random_tensor
+from cute_backend.runtime.random_operands import (
+    even_split,
+    random_operands,
+    random_tensor,
+    skewed_split,
+)
 from cute_backend.runtime.timing import arguments_of, taken_by
 from cute_backend.spec import (
     Accumulator,
@@ -83,6 +88,22 @@ def test_scales_of_blocks_lie_as_torch_takes_them() -> None:
     assert (of_a.shape, of_a.stride()) == ((132, 4), (1, 132))
     assert (of_b.shape, of_b.stride()) == ((4, 3), (1, 4))
     assert (of_b_lines.shape, of_b_lines.stride()) == ((4, 272), (272, 1))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_groups_are_of_one_size_or_the_first_has_half_of_the_rows(scaled: bool) -> None:
+    accumulator = Accumulator("acc", DType.E4M3, DType.E4M3, fast_accum=True, kind=ProductKind.GROUPED)
+    if scaled:
+        accumulator = replace(accumulator, a_scaling=Scaling.MX, b_scaling=Scaling.MX)
+    spec = EpilogueSpec((accumulator,), (), (), (Store("out0", "acc", DType.BF16),))
+    a, b, loads = random_operands(spec, 300, 272, 400, torch.Generator().manual_seed(0), groups=7)
+    check_operands(spec, a, b, loads)
+    assert a[1].tolist() == even_split(300, 7).tolist() == [42, 85, 128, 171, 214, 257, 300]
+    assert skewed_split(300, 7).tolist() == [150, 175, 200, 225, 250, 275, 300]
+    assert even_split(9, 1).tolist() == skewed_split(9, 1).tolist() == [9]
+    if scaled:
+        tile = Scaling.MX.tiled(1, 400)
+        assert a[2].numel() >= 7 * tile, "a tile for each group"
 
 
 @given(m=st.integers(1, 300), n=st.integers(1, 300))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from cute_backend.runtime.kernel import Kernel
 from cute_backend.runtime.timing import Run, Timings
 from cute_backend.runtime.tune import Job, Tuner
 from cute_backend.runtime.tuning_results import NOISE, Key, Memory, Result, TunedFile
+from cute_backend.spec import ProductKind
 from support.runtime.handmade import make_spec
 
 GPU = Device(-1, Arch.SM90A, 132, "a GPU")
@@ -42,11 +43,19 @@ class FakeTimer:
     unfused: float | None = None
     error: Exception | None = None
     asked: list[tuple[tuple[int, int, int], list[Kernel]]] = field(default_factory=list)
+    groups: list[int | None] = field(default_factory=list)
 
     def __call__(
-        self, m: int, n: int, k: int, functions: Mapping[Kernel, Any], unfused: Run | None
+        self,
+        m: int,
+        n: int,
+        k: int,
+        functions: Mapping[Kernel, Any],
+        unfused: Run | None,
+        groups: int | None = None,
     ) -> Timings:
         self.asked.append(((m, n, k), list(functions)))
+        self.groups.append(groups)
         if self.error is not None:
             raise self.error
         kernels = {
@@ -141,6 +150,22 @@ def test_a_problem_whose_outputs_no_tma_can_write_is_tuned_as_it_is_launched(tmp
     timer = FakeTimer()
     tuner(tmp_path, timer).tune([Job(SPEC, 4096, 4100, 512)])
     assert {kernel.alignment for kernel in timer.asked[0][1]} == {Alignment.PLAIN}
+
+
+def test_groups_of_rows_are_tuned_by_their_number(tmp_path: Path) -> None:
+    """The first candidate is what the model chooses for that number of groups; the result serves no other."""
+    spec = replace(SPEC, accumulators=(replace(SPEC.product, kind=ProductKind.GROUPED),))
+    few, many = (Job(spec, 4096, 4096, 512, groups=groups) for groups in (4, 512))
+    timer = FakeTimer({})
+    tune = tuner(tmp_path, timer)
+    tune.tune([few, many])
+    assert timer.groups == [4, 512]
+    for job, (_, kernels) in zip((few, many), timer.asked, strict=True):
+        assert kernels[0].config == choose(Arch.SM90A, spec, 4096, 4096, 512, 132, groups=job.groups)
+    assert timer.asked[0][1][0] != timer.asked[1][1][0]
+    memory = memory_in(tmp_path)
+    found = {groups: memory.winners(spec, Alignment.TMA, 4096, 512, GPU.model, groups) for groups in (4, 5)}
+    assert list(found[4]) == [4096] and not found[5]
 
 
 # What can't win
@@ -241,6 +266,7 @@ def test_keys_tell_problems_apart() -> None:
         Key(SPEC, Alignment.TMA, 2048, 4096, 512, GPU.model),
         Key(SPEC, Alignment.TMA, 4096, 512, 4096, GPU.model),
         Key(SPEC, Alignment.TMA, 4096, 4096, 512, "a GPU, 66 SMs"),
+        Key(SPEC, Alignment.TMA, 4096, 4096, 512, GPU.model, groups=8),
     ]
     assert key.text not in {other.text for other in others}
     assert choose(Arch.SM90A, SPEC, 4096, 4096, 512, 132) != WINNER  # else nothing above shows anything
