@@ -39,12 +39,12 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
 
 
 def widen(value: Tensor, dtype: DType) -> Tensor:
-    """A tensor loaded with `dtype`, in its register dtype. Exact."""
+    """Converts a tensor of `dtype` to its register dtype, exactly."""
     return value.to(TORCH_DTYPES[dtype.register])
 
 
 def convert(value: Tensor, target: DType) -> Tensor:
-    """A register value, converted to another register dtype."""
+    """Converts a register value to another register dtype."""
     if target is DType.BOOL:
         return value != 0
     if target is DType.I32 and value.is_floating_point():
@@ -53,7 +53,7 @@ def convert(value: Tensor, target: DType) -> Tensor:
 
 
 def cast(value: Tensor, target: DType, overflow: Overflow = Overflow.SATURATE) -> Tensor:
-    """A register value, rounded or wrapped to `target` and kept in `target`'s register dtype."""
+    """Rounds or wraps a register value to `target`, and keeps it in `target`'s register dtype."""
     value = convert(value, target.register)
     if target.is_fp8:
         return _round_fp8(value, _FLOAT8[target], overflow)
@@ -68,7 +68,7 @@ def cast(value: Tensor, target: DType, overflow: Overflow = Overflow.SATURATE) -
 
 
 def store(value: Tensor, target: DType, overflow: Overflow = Overflow.SATURATE) -> Tensor:
-    """A register value, cast to `target` and packed: a tensor of `target`'s own dtype."""
+    """Casts a register value to `target` and packs it into a tensor of `target`'s own dtype."""
     value = cast(value, target, overflow)
     if target.is_fp8:
         return _encode_fp8(value, _FLOAT8[target]).view(TORCH_DTYPES[target])
@@ -76,7 +76,7 @@ def store(value: Tensor, target: DType, overflow: Overflow = Overflow.SATURATE) 
 
 
 def _truncate(value: Tensor) -> Tensor:
-    """fp32 to int32, as PTX `cvt.rzi.s32.f32`."""
+    """Converts fp32 to int32 like PTX `cvt.rzi.s32.f32`."""
     inside = torch.where(value.abs() < 2.0**31, value, 0.0).to(torch.int32)
     ends = torch.iinfo(torch.int32)
     return torch.where(value >= 2.0**31, ends.max, torch.where(value <= -(2.0**31), ends.min, inside))
@@ -110,7 +110,7 @@ def largest_finite(dtype: DType) -> float:
 
 
 def _round_fp8(value: Tensor, form: _Float8, overflow: Overflow) -> Tensor:
-    """fp32 rounded to an fp8 format, in fp32.
+    """Rounds fp32 to an fp8 format, in fp32.
 
     It adds 2^23 times the spacing of the format's numbers around `value`, and subtracts it again. The fp32
     addition rounds the sum to that spacing, to nearest even.

@@ -1,9 +1,9 @@
-"""The signature of a kernel: its arguments, in one order, and how each of them lies in memory.
+"""The signature of a kernel: its arguments in order, each with its layout in memory.
 
-`signature` is the only place that derives this from a spec. The parameters of a generated `launch`, the
-layouts that it is compiled for, the views and copies of a launch (`runtime.bind`), the memory of its results,
-random operands for timings and the arguments of CUTLASS Operators all follow from it. A further argument of a
-kernel is added here.
+Only the function `signature` derives it from a spec. It determines the parameters of a generated `launch`,
+the layouts for which that is compiled, the views and copies of a launch (`runtime.bind`), the memory of its
+results, random operands for timings and the arguments of CUTLASS Operators. To add an argument to kernels,
+add it here.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ TMA_ALIGN = 16
 cuTensorMapEncodeTiled)."""
 
 TABLE_ROWS = 128
-"""Rows of the tallest box that TMA cuts from a plane. Rows of a table that repeat along M are a multiple of
-it, or boxes would reach from the last one into the first."""
+"""The rows of the tallest box that TMA loads from a plane. A table that repeats along M has a multiple of
+this number of rows, because otherwise boxes would extend from its last row to its first."""
 
 WORKSPACE_ALIGN = 32
-"""Bytes that divide the address of the workspace and the place of each tensor in it: a sector of L2."""
+"""The address of the workspace, and the offset of each tensor in it, are multiples of this: a sector of
+L2."""
 
 OFFSETS = "offsets"
-"""The argument that says where groups end, of rows or of K: the next one after each, as in torch."""
+"""The argument with the ends of groups of rows or of K. An end is the index after the group's last, as in
+torch."""
 
 WORKSPACE = "workspace"
-"""The argument that holds the partials of all reductions, or the sums of parts of K: bytes."""
+"""The argument with the bytes for the partials of all reductions, or for the sums of parts of K."""
 
 
 class Role(Enum):
@@ -62,13 +64,14 @@ class Role(Enum):
 
     @property
     def is_operand(self) -> bool:
-        """Whether a kernel reads it: the caller of the op gives it, and the runtime allocates the others."""
+        """Whether the kernel reads it. The caller of the op passes these arguments; the runtime allocates the
+        others."""
         return self not in (Role.STORE, Role.WORKSPACE)
 
 
 class Extent(Enum):
-    """The size of an axis: axes of one extent have one size, except MODE, and BLOCKS and BLOCK if blocks
-    differ."""
+    """The size of an axis. Axes of one extent have the same size, except for MODE, and for BLOCKS and BLOCK
+    if blocks differ."""
 
     M = "rows of the plane"
     N = "columns of the plane"
@@ -89,12 +92,13 @@ class Extent(Enum):
 
 
 class ArgumentAlignment(Enum):
-    """The bytes that divide an argument's base address and those of its strides that are not 1."""
+    """The alignment of an argument: bytes of which its base address, and its strides that are not 1, are
+    multiples."""
 
     ELEMENT = "element"
     """The bytes of an element."""
     PLANE = "plane"
-    """`TMA_ALIGN` for the alignment whose planes move by TMA; in the other, those of an element."""
+    """`TMA_ALIGN` in kernels whose planes move by TMA, and the bytes of an element in others."""
     TMA = "tma"
     """`TMA_ALIGN`: tensors with another alignment are copied."""
     WORKSPACE = "workspace"
@@ -113,7 +117,7 @@ class Dim:
     """Columns of a segment, for N and BLOCKS of a tensor that belongs to one; 0 where N is the plane's."""
 
     def size(self, sizes: Mapping[Extent, Any]) -> Any:
-        """The size of this axis for these sizes of extents, where that of BLOCKS follows from N, and N from
+        """The size of this axis for these sizes of extents. That of BLOCKS follows from N, and that of N from
         the width of a segment. Raises KeyError for an extent that is not among them."""
         if self.extent is Extent.BLOCK:
             return self.block
@@ -126,9 +130,9 @@ class Dim:
 class Argument:
     """A tensor that a kernel takes.
 
-    `name` is that of the parameter of `launch`, `title` what messages call the tensor. `dims` are the axes of
-    the op's tensor; () is one element, a scalar load or a reduction of the whole plane, which kernels take as
-    a vector of one. A BOOL is taken as its byte.
+    `name` is the name of the parameter of `launch`, and `title` the name of the tensor in messages. `dims`
+    are the axes of the op's tensor. () is one element, a scalar load or a reduction of the whole plane;
+    kernels take it as a vector of one element. A BOOL is passed as its byte.
     """
 
     name: str
@@ -140,7 +144,7 @@ class Argument:
 
     @staticmethod
     def of_load(load: Load, width: int = 0) -> Argument:
-        """The argument of an epilogue's load, in a segment of `width` columns where there are segments."""
+        """The argument of an epilogue's load, in a segment of `width` columns if there are segments."""
         modes = tuple(Dim(Extent.MODE, mode) for mode in load.m_modes)
         m = modes or (Dim(Extent.M, load.stride_m),)
         n: tuple[Dim, ...] = (Dim(Extent.N, load.stride_n, width=width),)
@@ -162,7 +166,7 @@ class Argument:
 
     @staticmethod
     def of_store(store: Store, width: int = 0) -> Argument:
-        """The argument of a store, in a segment of `width` columns where there are segments."""
+        """The argument of a store, in a segment of `width` columns if there are segments."""
         if store.block:
             m, blocks = _plane((Extent.M, Extent.BLOCKS), store.order is Order.ROW, width)
             dims: tuple[Dim, ...] = (m, replace(blocks, block=store.block))
@@ -181,12 +185,12 @@ class Argument:
 
     @property
     def is_plane(self) -> bool:
-        """Whether TMA reads or writes it, for one alignment at least."""
+        """Whether TMA reads or writes it in kernels of at least one alignment."""
         return self.alignment in (ArgumentAlignment.PLANE, ArgumentAlignment.TMA)
 
     @property
     def has_modes(self) -> bool:
-        """Whether M is several axes of it."""
+        """Whether several of its axes make up M."""
         return any(dim.extent is Extent.MODE for dim in self.dims)
 
     @property
@@ -195,8 +199,8 @@ class Argument:
         return tuple(axis for axis, dim in enumerate(self.dims) if dim.stride is Stride.ZERO)
 
     def align(self, tma: bool) -> int:
-        """Bytes that divide its base address and its strides that are not 1, where TMA moves planes if `tma`
-        is true."""
+        """The bytes of which its base address, and its strides that are not 1, are multiples. `tma` is
+        whether TMA moves planes."""
         if self.alignment is ArgumentAlignment.WORKSPACE:
             return WORKSPACE_ALIGN
         promised = self.alignment is ArgumentAlignment.TMA or (
@@ -205,13 +209,14 @@ class Argument:
         return TMA_ALIGN if promised else self.dtype.bits // 8
 
     def shape(self, sizes: Mapping[Extent, Any]) -> tuple[Any, ...]:
-        """Its shape where axes have these sizes. Raises KeyError for an extent that is not among them."""
+        """Its shape for these sizes of extents. Raises KeyError for an extent that is not among them."""
         return tuple(dim.size(sizes) for dim in self.dims)
 
     def packed(self, shape: Sequence[Any], align: int = 1, step: Any = 1) -> tuple[Any, ...]:
-        """Strides without gaps for this shape, in elements: the unit axis is innermost, then the last.
+        """Strides without gaps for this shape, in elements. The unit axis is innermost, then the last other
+        axis.
 
-        The first stride is `step`; every other one is rounded up to a multiple of `align` elements.
+        The smallest stride is `step`; every other one is rounded up to a multiple of `align` elements.
         """
         strides: dict[int, Any] = {}
         for axis in sorted(range(len(self.dims)), key=lambda axis: (axis != self.unit, -axis)):
@@ -223,10 +228,9 @@ class Argument:
 
 
 def signature(spec: EpilogueSpec, sums: bool = False) -> tuple[Argument, ...]:
-    """The arguments of a spec's kernels, in order: A, every B, loads, stores, and the workspace where some
-    stores reduce, or where a tile leaves the `sums` of parts of K there (`TileConfig.sums_in_memory`). Where
-    blocks have scales, those of A come after it, and those of every B after all B; so do the offsets of
-    groups, where there are any, come after A."""
+    """The arguments of a spec's kernels, in order: A, every B, loads, stores and, if some stores reduce or if
+    the tile leaves the `sums` of parts of K there (`TileConfig.sums_in_memory`), the workspace. Scales of A's
+    blocks come after A, then the offsets of groups. Scales of the blocks of every B come after all B."""
     first = spec.product
     batched, grouped = first.kind is ProductKind.BATCHED, first.kind is ProductKind.GROUPED
     batches = (Extent.BATCHES,) if batched else ()
@@ -273,22 +277,22 @@ def of_role(arguments: Sequence[Argument], role: Role) -> tuple[Argument, ...]:
 
 
 def _scales(name: str, acc: str, role: Role, extents: tuple[Extent, ...]) -> Argument:
-    """The scales of an operand's blocks, which lie by any strides."""
+    """The scales of an operand's blocks, with any strides."""
     dims = tuple(Dim(extent, Stride.OTHER) for extent in extents)
     return Argument(f"{name}_scales", f"block scale of {name[0].upper()} of {acc}", role, DType.F32, dims)
 
 
 def _tiled(name: str, acc: Accumulator, role: Role, *extents: Extent) -> Argument:
-    """The scales of an operand's blocks as TMA and the MMA take them: tiles that follow each other. Those of
-    a B of each group have an axis of groups."""
+    """The scales of an operand's blocks as TMA and the MMA take them, in consecutive tiles. If each group has
+    a B, its scales have an axis of groups."""
     title, dtype = f"block scale of {name[0].upper()} of {acc.name}", acc.a_scaling.facts.dtype
     dims = tuple(Dim(each, Stride.ONE if each is extents[-1] else Stride.OTHER) for each in extents)
     return Argument(f"{name}_scales", title, role, dtype, dims, ArgumentAlignment.TMA)
 
 
 def _plane(extents: tuple[Extent, ...], row_major: bool, width: int = 0) -> tuple[Dim, ...]:
-    """Axes of which one of the last two is contiguous: the last where `row_major`. Columns are those of a
-    segment where it has a `width`."""
+    """Axes of which one of the last two is contiguous: the last one if `row_major`. Columns are those of a
+    segment of `width` columns, if that is not 0."""
     unit = len(extents) - (1 if row_major else 2)
     columns = (Extent.N, Extent.BLOCKS)
     return tuple(

@@ -29,7 +29,8 @@ def read_addmm_activation(node: fx.Node) -> Anchor:
 
 
 def read_sum(name: str) -> Callable[[fx.Node], Anchor]:
-    """`addmm` and `baddbmm`, which call the first operand of their product by this name and a number."""
+    """Returns a reader of `addmm` or `baddbmm`, whose schema calls the operands of the product `name` and a
+    number."""
 
     def read(node: fx.Node) -> Anchor:
         args = arguments(node)

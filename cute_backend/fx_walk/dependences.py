@@ -1,7 +1,7 @@
-"""The dependences between a region that grows and the nodes outside of it.
+"""The dependences between a growing region and the nodes outside of it.
 
-An operand must not depend on the region, every region found so far counting as one node; and no write in
-place may lie between an operand and the kernel, nor on the way of a node that has to move behind the kernel.
+An operand must not depend on the region; every region found so far counts as one node. No write in place may
+lie between an operand and the kernel, or between the kernel and a node that has to move after it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from cute_backend.fx_walk.walk import Walk
 
 
 def depends(walk: Walk, draft: Draft, node: fx.Node) -> bool:
-    """Whether a node outside needs a value of the region, every region found so far counting as one node.
+    """Whether a node outside needs a value of the region. Every region found so far counts as one node.
 
-    No node before the anchor can, nor one before the anchors of the regions found so far.
+    A node before the anchor, and before the anchors of the regions found so far, can't need one.
     """
     start = min(walk.order[draft.first.node], walk.earliest)
     stack, visited = [node], set()
@@ -37,8 +37,8 @@ def depends(walk: Walk, draft: Draft, node: fx.Node) -> bool:
 
 
 def cycle(walk: Walk, draft: Draft, node: fx.Node) -> Refused:
-    """Why a node that depends on the region can't be an operand: the nearest node between them, or the
-    nearest product if there is one."""
+    """The refusal of an operand that depends on the region. It names the nearest product between them, or
+    else the nearest node."""
     current = between = node
     while current not in draft.values:
         owner = walk.owner.get(current)
@@ -52,7 +52,7 @@ def cycle(walk: Walk, draft: Draft, node: fx.Node) -> Refused:
 
 
 def reduction_before(walk: Walk, draft: Draft, node: fx.Node) -> fx.Node | None:
-    """A reduction of the region's own values from which a node outside follows, as a norm does."""
+    """A reduction of the region's own values that a node outside depends on, as a norm does."""
     return next(
         (
             current
@@ -76,11 +76,11 @@ def _before(walk: Walk, draft: Draft, node: fx.Node) -> Iterator[fx.Node]:
 
 
 def check_mutations(walk: Walk, draft: Draft, node: fx.Node) -> None:
-    """Refuses if a write in place lies between an operand and the kernel, or between the kernel and a
-    node that has to move behind it.
+    """Refuses if a write in place lies between an operand and the kernel, or between the kernel and a node
+    that has to move after it.
 
-    The kernel takes the place of the last member, so nodes that used a value of the region before it have
-    to move behind it. A node moves only if no write lies on its way.
+    The kernel takes the place of the last member, so earlier nodes that use a value of the region have to
+    move after it. A node moves only if no write lies on its way.
     """
     here = walk.order[node]
     for operand in draft.inputs:

@@ -18,7 +18,7 @@ Capability = Callable[[torch.device], tuple[int, int]]
 
 
 def device_capability(device: torch.device) -> tuple[int, int]:
-    """The capability of a real device; that of the first target for a fake one, if torch sees no GPU."""
+    """The compute capability of a device. If torch sees no GPU, it is that of the first target."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_capability(device)
     return next(iter(Arch)).target.capability
@@ -35,8 +35,8 @@ class Named:
 
 
 def target_of(device: torch.device, capability: Capability) -> Target | None:
-    """The target of a CUDA device, and None for a CPU, whose graphs are replayed, unless one is named. Raises
-    Refused for a device that no kernel exists for."""
+    """The target of a CUDA device. It is None for a CPU, whose graphs are replayed, unless a target is named.
+    Raises Refused for a device for which no kernel exists."""
     if device.type == "cpu":
         return capability.arch.target if isinstance(capability, Named) else None
     if device.type != "cuda" or torch.version.hip is not None:

@@ -1,10 +1,10 @@
-"""Inductor's Python code calls the op's implementation itself, on a GPU through a call site that remembers.
+"""Makes Inductor's Python code call the op's implementation directly, on a GPU by a call site with a cache.
 
-Through torch's dispatcher a call from Python to an op that is implemented in Python costs as much as all the
-rest of a launch: lists and the spec's text are turned into C++ values and back, and the text is hashed anew.
-Code generated below autograd gains nothing from that. So if a graph's op runs on one device, Inductor's code
-calls the implementation that is registered for that device. C++ code, that of AOTInductor's packages, calls
-the op by its name, as any other op. This module imports Inductor, which importing the pass must not.
+A call from Python through torch's dispatcher to an op that is implemented in Python costs as much as the rest
+of a launch: lists and the spec's text are converted to C++ values and back, and the text is hashed again.
+Code below autograd does not need the dispatcher. So if a graph's op runs on one device, Inductor's code calls
+the implementation that is registered for that device. C++ code, as in AOTInductor's packages, calls the op by
+its name like any other op. This module imports Inductor, which an import of the pass must not do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _reporting: WeakSet[Any] = WeakSet()
 
 
 class _DirectCall(ir.FallbackKernel):
-    """A call of the op whose generated code names the implementation; the op itself, in C++ or on failure."""
+    """A call of the op whose generated code names the implementation or, in C++ or after a failure, the
+    op."""
 
     def codegen(self, wrapper: Any) -> None:
         if not V.graph.cpp_wrapper:
@@ -51,14 +52,14 @@ class _DirectCall(ir.FallbackKernel):
 
     @property
     def spec(self) -> str:
-        """The JSON of its spec, the first of the arguments that are no tensors."""
+        """The JSON of its spec, which is the first argument that is not a tensor."""
         return next(argument for argument in self.constant_args if isinstance(argument, str))
 
 
 def _report_on_loading(wrapper: Any) -> None:
-    """Have the code of `wrapper` report the regions of the graph in hand whenever it is loaded.
+    """Makes the code of `wrapper` report the regions of the current graph whenever it is loaded.
 
-    Graphs that one wrapper calls may have equal regions, so the name of a graph is part of what it reports.
+    Graphs that one wrapper calls may have equal regions, so the report includes the name of the graph.
     """
     specs = [call.spec for call in V.graph.operations if isinstance(call, _DirectCall)]
     graph = graph_name([V.graph.name or "", *specs])
@@ -68,8 +69,8 @@ def _report_on_loading(wrapper: Any) -> None:
 
 
 def _implementation(wrapper: Any, device: str, buffer: str) -> str:
-    """The name of the function that the code of `wrapper` calls for the result `buffer`; it is defined
-    there."""
+    """The name of the function that the code of `wrapper` calls for the result `buffer`. The function is
+    defined in that code."""
     if device != "cuda":
         wrapper.add_import_once(_ON_CPU)
         return "gemm_epilogue_on_cpu"
@@ -81,7 +82,7 @@ def _implementation(wrapper: Any, device: str, buffer: str) -> str:
 
 @cache
 def register() -> None:
-    """Have Inductor lower the op so, from now on in this process."""
+    """Makes Inductor lower the op in this way, from now on in this process."""
     lowering.add_needs_realized_inputs(gemm_epilogue)
 
     @lowering.register_lowering(gemm_epilogue, type_promotion_kind=None)
@@ -99,6 +100,6 @@ def _direct_call(*args: Any, **kwargs: Any) -> Sequence[Any]:
     """The buffers that a direct call gives."""
     outputs: Any = _DirectCall.create(gemm_epilogue, *args, **kwargs)
     for output in outputs:
-        # The op makes what its fake says. To assert that after each call takes a microsecond.
+        # The op's results agree with its fake ones. An assertion after each call would take a microsecond.
         output.skip_size_stride_alignment_checks = True
     return outputs

@@ -1,4 +1,4 @@
-"""A region that grows."""
+"""A growing region."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ class Draft:
     expected: set[fx.Node] = field(default_factory=set)
     """Nodes that may become members."""
     frames: dict[fx.Node, Frame] = field(default_factory=dict)
-    """How members lie on the plane. Members that reduce rows or columns have no frame, nor do slices of its
-    columns taken together."""
+    """The frames of members on the plane. Members that reduce rows or columns have no frame, nor do members
+    that hold several slices of its columns."""
     work: dict[tuple[fx.Node, int | None, Frame | None], Operand] = field(default_factory=dict)
-    """The values of work on operands alone, for a part of the columns, and read as lying so."""
+    """The values of work on operands alone, by the node, the part of the columns, and the frame of the
+    reader."""
 
     @property
     def first(self) -> Anchor:
-        """The earliest anchor. The plane is that of all."""
+        """The earliest anchor. All anchors have the same plane."""
         return self.anchors[0]
 
     @property
@@ -44,23 +45,23 @@ class Draft:
         return [*self.first.a_side, *(anchor.b for anchor in self.anchors), *scales, *self.chain.nodes()]
 
     def rollback(self, mark: Mark) -> None:
-        """Forget what the chain got since `mark`, and with it all work on operands."""
+        """Removes the loads and ops that the chain has got since `mark`, and all work on operands."""
         self.chain.rollback(mark)
         self.work.clear()
 
     def split(self, node: fx.Node) -> bool:
-        """Whether a node reads a value of which the region has two parts."""
+        """Whether a node reads a value that the region has in two parts."""
         return any(isinstance(self.values.get(source), Slices) for source in node.all_input_nodes)
 
     def reads_both(self, node: fx.Node) -> bool:
-        """Whether two accumulators meet in a member's value."""
+        """Whether a member's value depends on two accumulators."""
         value = self.values[node]
         if isinstance(value, Slices):
             return False
         return any(len(self.chain.reads(part)) > 1 for part in parts_of(self.first, value))
 
     def order(self, node: fx.Node) -> Order | None:
-        """The order in which a member could be stored; None for none."""
+        """The memory order in which a member could be stored, or None if it can't be stored."""
         if not parts_of(self.first, self.values[node]):
             return None
         return store_order(self.first, node, self.values[node], self.frames.get(node))

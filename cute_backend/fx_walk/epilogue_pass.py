@@ -50,10 +50,10 @@ Observer = Callable[[Sequence[Region], Sequence[Rejection]], None]
 class EpiloguePass(CustomGraphPass):
     """Fuses every matrix product of a graph with the pointwise work after it.
 
-    For `torch._inductor.config.post_grad_custom_pre_pass`. Counts per compilation, in
-    `torch._dynamo.utils.counters["cute_backend"]`: `anchors`, `regions`, and each `Reason` by its value. A
-    graph on which it fails stays as it was. `settings` are those of `cute_backend.config` that differ for it;
-    `observe` decides nothing.
+    It is a pass for `torch._inductor.config.post_grad_custom_pre_pass`. It counts per compilation, in
+    `torch._dynamo.utils.counters["cute_backend"]`, `anchors`, `regions`, and each `Reason` by its value. A
+    graph on which it fails stays unchanged. `settings` are the settings of `cute_backend.config` that this
+    pass overrides. `observe` is called with the results, and does not affect them.
     """
 
     def __init__(self, settings: Mapping[str, Any] | None = None, observe: Observer | None = None) -> None:
@@ -61,7 +61,7 @@ class EpiloguePass(CustomGraphPass):
         self.observe = observe
 
     def with_settings(self, **settings: Any) -> Self:
-        """A pass with settings of its own, which take precedence over those of `cute_backend.config` and are
+        """A pass with its own settings, which take precedence over those of `cute_backend.config` and are
         part of the keys of Inductor's caches. Raises UsageError for an unknown setting and for a value that a
         setting doesn't accept.
 
@@ -80,7 +80,7 @@ class EpiloguePass(CustomGraphPass):
         return hash((type(self), *sorted(self.settings)))
 
     def in_force(self) -> AbstractContextManager[None]:
-        """The settings of this pass in `cute_backend.config`, for this thread and for a while."""
+        """A context with the settings of this pass in `cute_backend.config`, for this thread."""
         return config.patch(self.settings)  # type: ignore[attr-defined]
 
     def __call__(self, graph: fx.Graph) -> None:
@@ -104,7 +104,7 @@ class EpiloguePass(CustomGraphPass):
             copy.commit()
 
     def _fuse(self, graph: fx.Graph) -> list[Region]:
-        """Fuses what can be, in a graph that is thrown away where something fails."""
+        """Fuses all regions of a graph, which the caller discards if something fails."""
         if _unreachable() is None:
             take_padding_back(graph)
             lay_in_rows(graph)
@@ -112,7 +112,7 @@ class EpiloguePass(CustomGraphPass):
             separate_logsumexps(graph)
         regions, rejections = self.analyse(graph)
         if tuning_is_on():
-            # Here, since it imports all of Inductor, which importing the pass must not do.
+            # It imports all of Inductor, which an import of the pass must not do.
             from cute_backend.fx_walk.tuning_jobs import tune
 
             regions, slower = tune(regions)
@@ -120,7 +120,7 @@ class EpiloguePass(CustomGraphPass):
         self.show(regions, rejections)
         anchors = sum(is_anchor(node) for node in graph.nodes)
         if regions:
-            # Here for the same reason as tuning: Inductor is imported by now.
+            # It is here for the same reason as tuning. Inductor is imported by now.
             from cute_backend.fx_walk.direct_call import register
 
             register()
@@ -146,8 +146,8 @@ class EpiloguePass(CustomGraphPass):
         return find_regions(graph, current_precision(), device_capability)
 
     def uuid(self) -> Any:
-        """A key of all that a cached graph depends on: sources, versions, every setting that changes a
-        decision."""
+        """A key of everything that a cached graph depends on: sources, versions, and every setting that
+        changes a decision."""
         with self.in_force():
             settings = config.save_config_portable()  # type: ignore[attr-defined]
         return (
@@ -165,7 +165,7 @@ def _names(region: Region) -> str:
 
 
 def _unreachable() -> Reason | None:
-    """Why the op can't be called from the code that is compiled; None if it can, as from AOTInductor's."""
+    """The reason why compiled code can't call the op. None if it can, as AOTInductor's code can."""
     return Reason.CPP_WRAPPER if inductor_config.cpp_wrapper and not V.aot_compilation else None
 
 
@@ -179,9 +179,12 @@ def announce_regions(regions: list[Region]) -> None:
 
 
 def tuning_is_on() -> bool:
-    """Whether the graph being compiled is to be tuned: as `config.max_autotune` says, or else Inductor's. Not
-    where `config.tile` names a tile or `config.rowvec_placement` a place, nor with modules that were edited,
-    whose times would be taken for those of what is generated."""
+    """Whether to tune the graph that is being compiled, by `config.max_autotune` or else by Inductor's
+    setting.
+
+    It is not tuned if `config.tile` names a tile or `config.rowvec_placement` a placement, nor with modules
+    that were edited, whose times would be taken for those of generated modules.
+    """
     if config.tile is not None or config.rowvec_placement != "auto" or edited_folder() is not None:
         return False
     if config.max_autotune is not None:
@@ -190,12 +193,12 @@ def tuning_is_on() -> bool:
 
 
 def current_precision() -> Precision:
-    """Eager's rounding where the user asked Inductor for it, else that of fused kernels."""
+    """Eager's rounding if the user has asked Inductor for it, otherwise that of fused kernels."""
     return Precision.EAGER if inductor_config.emulate_precision_casts else Precision.FUSED
 
 
 _NO_SAY = ("__main__", "aot", "bench", "command", "fuzz", "operators", "simulator")
-"""Modules and packages that the pass, and what a rewritten graph calls, never import."""
+"""Modules and packages that neither the pass nor the code of a rewritten graph imports."""
 
 
 def deciding_sources() -> list[Path]:

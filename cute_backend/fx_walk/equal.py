@@ -1,6 +1,7 @@
 """Nodes that have the same value because they are computed in the same way from the same nodes.
 
-Inference graphs are not freed of them: a model that quantises the input of every linear does so for each.
+Inductor does not remove them from inference graphs: a model that quantises the input of every linear does so
+for each of them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from cute_backend.fx_walk.questions import is_reduction
 
 
 def first_equals(order: dict[fx.Node, int], mutations: Mutations) -> dict[fx.Node, fx.Node]:
-    """The first node with the value of each; behind the first write in place every node is its own."""
+    """For each node the first node that has its value. After the first write in place, that is the node
+    itself."""
     end = len(order) if mutations.start is None else mutations.start
     firsts: dict[fx.Node, fx.Node] = {}
     made: dict[Any, fx.Node] = {}

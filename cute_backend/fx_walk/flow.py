@@ -1,4 +1,4 @@
-"""The regions of a graph that read results of others, directly or through ops that are left to Inductor."""
+"""The regions of a graph that read results of other regions, directly or through ops left to Inductor."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The place of a value on the (M, N) plane: which of its axes are rows and which are columns.
 
-A linear's result of (B, S, N) has leading axes that make up M. Seen as heads, (B, S, H, D), its last two make
-up N; transposed to (B, H, S, D) they do too, but no longer in order. A reduction over each head, (B, S, H, 1)
-or (B, S, H), has one element for every D columns. A frame records this, and is carried from member to member,
-because it can't be derived from sizes: H may equal S.
+A linear's result of (B, S, N) has leading axes that make up M. Viewed as heads, (B, S, H, D), its last two
+axes make up N. Transposed to (B, H, S, D), H and D still do, but they are not adjacent any more. A reduction
+over each head, (B, S, H, 1) or (B, S, H), has one element for every D columns. A frame records this, and is
+passed from member to member, because it can't be derived from sizes: H may equal S.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Frame:
     @staticmethod
     def meeting(frames: Iterable[Frame], shape: Sequence[Size]) -> Frame | None:
         """The frame of a value of this shape that is computed from values with these frames, all broadcast to
-        it; None if they lie in different ways. An element of a block meets all columns of its block."""
+        it. None if the frames are incompatible. An element of a block is combined with all columns of its
+        block."""
         finest, *others = sorted(set(frames), key=attrgetter("block"))
         for other in others:
             within = finest.n_axes[len(other.n_axes) :]
@@ -65,7 +66,7 @@ class Frame:
         return finest.repeated(shape)
 
     def repeated(self, shape: Sequence[Size]) -> Frame:
-        """The frame of the value broadcast to this shape: its further axes are the columns of a block."""
+        """The frame of the value broadcast to this shape. The additional axes are the columns of a block."""
         further = tuple(axis for axis in _long(shape) if axis not in self.axes)
         columns = product(shape[axis] for axis in further)
         if not further or not isinstance(columns, int) or self.block % columns:
@@ -73,8 +74,8 @@ class Frame:
         return Frame(self.m_axes, (*self.n_axes, *further), self.block // columns)
 
     def reduced(self, dims: Sequence[int], keeps: bool, shape: Sequence[Size]) -> Frame | None:
-        """The frame of the result when the axes `dims` of a value of this shape are reduced, and are gone or
-        kept with one element; None if they are not the last axes of N, with known sizes."""
+        """The frame of the result when the axes `dims` of a value of this shape are reduced, and are removed
+        or kept with one element. None if they are not the last axes of N, with known sizes."""
         if self.block > 1:
             return None
         gone = [axis for axis in self.n_axes if axis in dims]
@@ -93,7 +94,7 @@ class Frame:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """All of them, in the order in which the plane lies in memory by rows."""
+        """All axes, in the row-major order of the plane."""
         return self.m_axes + tuple(axis for axis in self.n_axes if axis not in self.m_axes)
 
     @property
@@ -108,12 +109,12 @@ class Frame:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether no axis was moved: the value's elements come in the plane's order, by rows."""
+        """Whether no axis was moved, so that the elements are in the plane's row-major order."""
         return list(self.axes) == sorted(self.axes)
 
     def order(self, rank: int) -> list[int]:
-        """All axes of a value of this rank in the plane's order; those of one element, which lie anywhere,
-        stay where they are if the others do."""
+        """All axes of a value of this rank in the plane's order. Axes of one element, whose place is
+        arbitrary, stay in place if the others do."""
         if self.is_in_order:
             return list(range(rank))
         return [*(axis for axis in range(rank) if axis not in self.axes), *self.axes]
@@ -157,13 +158,13 @@ class Frame:
         return Frame.of(after, m, n, self.block) or Frame.joined(after, m, n, self.block)
 
     def _regrouped(self, before: Sequence[Size], after: Sequence[Size]) -> Frame | None:
-        """The frame when axes are split or joined; None if axes are joined that were moved."""
+        """The frame after axes are split or joined. None if axes are joined that were moved."""
         groups = list(_groups(before, after))
         rows, columns = (_replaced(axes, groups) for axes in (self.m_axes, self.n_axes))
         return None if rows is None or columns is None else Frame(rows, columns, self.block)
 
     def _moved(self, place: Callable[[int], int]) -> Frame:
-        """The frame of the value when each axis is moved to `place` of it."""
+        """The frame after each axis is moved to `place` of that axis."""
         return Frame(tuple(map(place, self.m_axes)), tuple(map(place, self.n_axes)), self.block)
 
 
@@ -171,7 +172,7 @@ _Group = tuple[list[int], list[int]]
 
 
 def _groups(before: Sequence[Size], after: Sequence[Size]) -> Iterator[_Group]:
-    """The smallest groups of neighbouring axes of two shapes that have equally many elements."""
+    """The smallest groups of consecutive axes of two shapes that have the same number of elements."""
     long, long_after = _long(before), _long(after)
     i = j = 0
     for left in range(1, len(long) + 1):

@@ -1,10 +1,10 @@
-"""Strides that no reader needs: planes that have the strides of an addend, and may as well lie in rows.
+"""Strides that no reader needs: planes that have the strides of an addend, but may be row-major instead.
 
-Values that follow from a convolution keep its strides, (C * S, 1, S), as (batch, S, C): a residual stream
-that starts there has them to its end, though each layer adds rows to it. No kernel here writes such a plane,
-or reads it efficiently. If all readers of a value accept any layout, its fake tensor gets the strides of
-rows. A region then writes it so, and Inductor does too, because the op takes its operands in exactly the
-strides of their fakes.
+The result of a convolution, viewed as (batch, S, C), has strides (C * S, 1, S), and values that are computed
+from it keep them. So a residual stream that starts there has them to its end, though each layer adds a
+row-major plane to it. Our kernels can't write such a plane, nor read it efficiently. If all readers of a
+value accept any layout, its fake tensor gets row-major strides. Then a region writes it row-major, and so
+does Inductor, because the op takes its operands with exactly the strides of their fakes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _ANY_LAYOUT = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "ate
 
 
 def lay_in_rows(graph: fx.Graph) -> None:
-    """Gives the strides of rows to pointwise results that meet rows of a product, have other strides, and are
-    read by what takes any. Views of them follow. Metas of the graph's nodes are changed, and nothing else."""
+    """Gives row-major strides to pointwise results that are combined with a product, have other strides, and
+    whose readers accept any layout, and to their views. It changes only metas of the graph's nodes."""
     after = after_products(graph.nodes)
     for node in graph.nodes:
         if node not in after or not is_pointwise(node) or _writes(node) or _is_in_rows(node):
@@ -43,7 +43,7 @@ def lay_in_rows(graph: fx.Graph) -> None:
 
 
 def _is_in_rows(node: fx.Node) -> bool:
-    """Whether a node's plane is proven to be dense and contiguous along its last axis, or is no plane."""
+    """Whether a node's plane is proven to be dense and contiguous along its last axis, or it has no plane."""
     tensor = tensor_of(node)
     if tensor is None or tensor.layout is not torch.strided:
         return True
@@ -56,7 +56,7 @@ def _is_in_rows(node: fx.Node) -> bool:
 
 
 def _views(node: fx.Node) -> list[fx.Node] | None:
-    """The views of a value, in an order to compute them in, where all that reads it takes any strides."""
+    """The views of a value, in an order in which they can be computed, if all readers accept any strides."""
     found = [node]
     for each in found:
         for user in each.users:

@@ -1,7 +1,7 @@
-"""Row vectors of groups: a table (G, N), of which each row of a grouped product reads its group's row.
+"""Row vectors of groups: each row of a grouped product reads the row of its group in a table (G, N).
 
-Models write `table[expert_of_row]`, where rows are sorted by expert and offsets count them. That the index is
-a row's group is proven by where both come from:
+Models write `table[expert_of_row]`, where rows are sorted by expert and offsets count them. The origins of
+the index and of the offsets prove that the index is the row's group:
 
     ids      the experts that `topk`, `argmax` or `sort` chose of G, in some shape
     index    the ids, sorted
@@ -27,12 +27,13 @@ _EXACT_IDS = (torch.int32, torch.int64, torch.float32, torch.float64)
 """Dtypes that hold the number of every expert exactly, for up to 2**24 experts."""
 
 _CHOICES = {"aten.topk.default": 1, "aten.sort.default": 1, "aten.sort.stable": 1}
-"""Ops of which one result has indices of an axis: which of them."""
+"""Ops with a result that has indices of an axis, and the number of that result."""
 
 
 def group_vectors(node: fx.Node, shape: torch.Size, frame: Frame | None, anchor: Anchor) -> LoadView | None:
-    """The table of which `node`, an operand of an op with result `shape` that lies on the plane as `frame`
-    says, has the row of each row's group, by the offsets of `anchor`; None if the graph does not prove it.
+    """The table from which `node` takes the row of each row's group, by the offsets of `anchor`. `node` is an
+    operand of an op with result `shape` and `frame`. None if the graph does not prove that there is such a
+    table.
 
     Raises Refused if a kernel can't read the table.
     """
@@ -49,7 +50,8 @@ def group_vectors(node: fx.Node, shape: torch.Size, frame: Frame | None, anchor:
 
 
 def _ends_of(offsets: fx.Node, index: fx.Node, groups: int | torch.SymInt) -> bool:
-    """Whether a row's group, by the offsets, is its index: rows are sorted by it, and it counts groups."""
+    """Whether `index` is the group of each row by the offsets: rows are sorted by it, and the offsets count
+    it."""
     if not _is_call(offsets, "aten.cumsum.default") or not isinstance(index, fx.Node):
         return False
     counts = _uncast(first_argument(offsets))
@@ -62,7 +64,7 @@ def _ends_of(offsets: fx.Node, index: fx.Node, groups: int | torch.SymInt) -> bo
 
 
 def _is_sorted_choice(index: fx.Node) -> bool:
-    """Whether a vector is in order, and of numbers that are not negative."""
+    """Whether a vector is sorted, and has no negative numbers."""
     if index.target is not getitem or index.args[1] != 0:
         return False
     sort = index.args[0]

@@ -26,8 +26,8 @@ from cute_backend.spec import DType, LoadKind, Scaling
 
 
 def read_grouped_mm(node: fx.Node) -> Anchor:
-    """Reads a `grouped_mm`: one with groups of rows, of columns or of K by their offsets, or one of a batch,
-    without offsets."""
+    """Reads a `grouped_mm`, which has groups of rows, of columns or of K, by their offsets, or without
+    offsets a batch."""
     args = arguments(node)
     a, b, offsets = args["self"], args["mat2"], args["offs"]
     taken = ((3, 3),) if offsets is None else ((2, 3), (3, 2), (2, 2))
@@ -92,8 +92,8 @@ def _mx_groups(node: fx.Node, scale_a: fx.Node, scale_b: fx.Node) -> Anchor:
 
 
 def _scaled_groups(node: fx.Node, scale_a: fx.Node, scale_b: fx.Node) -> Anchor:
-    """Reads a product of fp8 rows or columns in groups. The operand that lies in groups has a scale for each
-    of its rows or columns, the other one for each of every group."""
+    """Reads a product of fp8 rows or columns in groups. The operand in groups has a scale for each of its
+    rows or columns; the other operand has one for each column or row of every group."""
     args = arguments(node)
     a, b = args["self"], args["mat2"]
     shape_a, shape_b = fake(a).shape, fake(b).shape

@@ -29,10 +29,10 @@ from cute_backend.spec import LoadKind, Operand
 
 
 def grown(walk: Walk, anchors: tuple[Anchor, ...]) -> Draft:
-    """The draft of a region that everything has joined that can.
+    """The draft of a region, grown as far as possible.
 
-    Where that reads fewer bytes, the kernel repeats work on operands. The inputs of that work may take fewer
-    loads than its results, which leaves room for further members; so the region then grows again.
+    The kernel repeats work on operands if that reads fewer bytes. The inputs of that work may take fewer
+    loads than its results, which leaves room for further members, so the region then grows again.
     """
     draft = _grow(walk, seed(walk, anchors))
     while redone := cheaper_to_redo(draft, walk.owner, walk.after_products) - walk.redone:
@@ -42,7 +42,7 @@ def grown(walk: Walk, anchors: tuple[Anchor, ...]) -> Draft:
 
 
 def seed(walk: Walk, anchors: tuple[Anchor, ...]) -> Draft:
-    """A draft of the anchors alone: the accumulators and what the anchors' own ops do to them."""
+    """A draft of the anchors alone: the accumulators and the work of the anchors' own ops on them."""
     target = target_of(anchors[0].device, walk.capability)
     draft = Draft(anchors, Chain(named(anchors), walk.precision, target))
     draft.values = dict.fromkeys(anchor.node for anchor in anchors)
@@ -128,13 +128,14 @@ def _grow(walk: Walk, draft: Draft) -> Draft:
 
 
 def _inner(walk: Walk, draft: Draft, node: fx.Node) -> tuple[fx.Node, ...]:
-    """The nodes on the way to a reduction or a rotation of a member; none to another node."""
+    """The nodes on the way to a reduction or a rotation of a member. For any other node there are none."""
     found = walk.reductions.get(node) or walk.rotations.get(node)
     return found.inner if found is not None and found.source in draft.values else ()
 
 
 def _heads(walk: Walk, draft: Draft, reader: fx.Node) -> list[fx.Node]:
-    """The nodes that may join for a reader of a member: it, or the reductions that it is a part of."""
+    """The nodes that may join for a reader of a member: the reader, or the reductions that it is a part
+    of."""
     heads = walk.heads.get(reader, [reader])
     found = walk.reductions.get(heads[0])
     if found is None or not found.is_of_blocks_alone:

@@ -1,7 +1,7 @@
 """One step of a region's growth: a node joins, or is refused.
 
 A member may be a pointwise op on the (M, N) plane, a view that splits the plane's rows or columns or moves
-their axes, a rotation of halves, or a reduction or a concatenation, behind which the region ends.
+their axes, a rotation of halves, or a reduction or a concatenation, after which the region ends.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def join(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices | Concaten
 def _join_pointwise(
     walk: Walk, draft: Draft, node: fx.Node, n: Size, sides: Sequence[int | None]
 ) -> list[Operand]:
-    """The value of pointwise work on a plane of `n` columns: for the slice of each anchor, or all."""
+    """The value of pointwise work on a plane of `n` columns, for each anchor's slice or for all columns."""
     anchor, target, result = draft.first, target_name(node), tensor_of(node)
     if result is None:
         raise Refused(Reason.UNSUPPORTED_OP, target=target, why="gives more than one tensor")
@@ -103,13 +103,13 @@ def _join_pointwise(
 
 
 def _frame(draft: Draft, node: fx.Node, n: Size) -> Frame:
-    """How the result of pointwise work lies on a plane of `n` columns: as the members that it reads do."""
+    """The frame of pointwise work on a plane of `n` columns: that of the members that it reads."""
     anchor, shape = draft.first, fake(node).shape
     sources = [source for source in node.all_input_nodes if source in draft.frames]
     frames = [draft.frames[source].behind(len(shape) - fake(source).dim()) for source in sources]
     frame = Frame.meeting(frames, shape) if frames else Frame.of(shape, anchor.m, n)
     if frame is None and frames:
-        how = "meets it with its axes in another order"
+        how = "has its axes in another order than an operand"
         raise Refused(Reason.REARRANGED, target=target_name(node), shape=describe(shape), how=how)
     if frame is None or not frame.covers(shape, anchor.m, n):
         raise Refused(Reason.PLANE, shape=describe(shape), m=anchor.m, n=n)
@@ -117,7 +117,7 @@ def _frame(draft: Draft, node: fx.Node, n: Size) -> Frame:
 
 
 def _join_split(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices:
-    """The value of a member that reads the whole plane of a product, two slices of which are the region's."""
+    """The value of a member that reads the whole plane of a product which the region has in two slices."""
     slices = [anchor.columns for anchor in draft.anchors]
     n = draft.first.b_columns
     if is_view(node):
@@ -139,7 +139,7 @@ def _join_split(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices:
 
 
 def _frame_slice(draft: Draft, node: fx.Node, whole: bool) -> None:
-    """How a view of a product in two slices lies on the plane of all columns, or of one slice's."""
+    """The frame of a view of a product in two slices, on the plane of all columns or of one slice."""
     tensor, anchor = tensor_of(node), draft.first
     if tensor is not None and node not in draft.frames:
         frame = Frame.of(tensor.shape, anchor.m, anchor.b_columns if whole else anchor.n)

@@ -43,7 +43,8 @@ def _name(node: fx.Node, name_of: Callable[[str], str]) -> str:
 
 
 def _flat_names(name: str, value: Any) -> Iterator[str]:
-    """The names of the inputs that AOTAutograd makes of one: of a tensor subclass, all that it holds."""
+    """The names of the inputs that AOTAutograd makes of one input. A tensor subclass becomes all tensors that
+    it holds."""
     if not is_traceable_wrapper_subclass(value):
         yield name
         return

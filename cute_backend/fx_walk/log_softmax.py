@@ -1,15 +1,15 @@
 """Cross entropy: the log of a softmax after a product, of which few elements are read.
 
-torch takes it apart into rounds over the rows, of which each reads what the one before it found:
+torch decomposes it into passes over the rows, each of which reads the result of the one before it:
 
     shifted = y - amax(y)
     gather(shifted - log(sum(exp(shifted))), -1, target)
 
-No kernel has a row whole before its end. Written as `gather(y) - logsumexp(y)`, it has one reduction of the
-rows, which leaves the kernel beside the product, and reads a few elements of the product itself.
+A kernel has no whole row before its end. Written as `gather(y) - logsumexp(y)`, the loss has one reduction of
+the rows, which the product's kernel computes and writes, and reads a few elements of the product.
 
-The logsumexp is that of the elements as they are in memory, rounded to 16 bits. For the backward pass reads
-them there: of a row's softmax, which is `exp(y - logsumexp)`, the sum is 1 only if both mean the same `y`.
+The logsumexp is that of the elements in memory, which are rounded to 16 bits, because the backward pass reads
+those: a row's softmax, `exp(y - logsumexp)`, adds up to 1 only if both use the same `y`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ aten = torch.ops.aten
 
 
 def separate_logsumexps(graph: fx.Graph) -> None:
-    """Writes each log of a softmax that follows from a product, and that is only gathered from, as elements
-    less their row's logsumexp.
+    """Rewrites each log of a softmax of a product that is read only by gathers: as elements minus the
+    logsumexp of their row.
 
-    Other readers of the log of the sum, such as the backward pass, read the logsumexp less the largest
-    element. An infinite element makes its row NaN, as in a softmax. A gather behind a write in place stays
-    as it is, for it would read memory later than the softmax did.
+    Other readers of the log of the sum, such as the backward pass, read the logsumexp minus the largest
+    element. An infinite element makes its row NaN, as in a softmax. A gather after a write in place stays
+    unchanged, because it would read memory later than the softmax did.
     """
     logs = [node for node in graph.nodes if node.op == "call_function" and node.target is aten.log.default]
     if not logs:
@@ -76,7 +76,7 @@ class _LogSoftmax:
     gathers: tuple[fx.Node, ...]
 
     def is_narrow(self, gather: fx.Node) -> bool:
-        """Whether all that a gather has to read is a product, or has at most 16 bits an element."""
+        """Whether a gather reads only products, or values of at most 16 bits per element."""
         return all(is_anchor(leaf) or fake(leaf).element_size() <= 2 for leaf in self._leaves(gather))
 
     def _leaves(self, gather: fx.Node) -> Iterator[fx.Node]:
@@ -118,8 +118,8 @@ def _read(log: fx.Node) -> _LogSoftmax:
 def _unscaled(shifted: fx.Node) -> fx.Node:
     """The difference of rows and their largest elements.
 
-    Inductor writes `c * t - amax(c * t)` as `c * (t - amax(t))` where all elements are finite, and `t / c`
-    likewise, and selects one of the two. They are the same numbers but for rounding.
+    Inductor writes `c * t - amax(c * t)` as `c * (t - amax(t))` if all elements are finite, and `t / c`
+    likewise, and selects one of the two. They are equal except for rounding.
     """
     if target_name(shifted) != "aten.where.self":
         return shifted
@@ -172,10 +172,11 @@ def first(node: fx.Node) -> fx.Node:
 
 
 def planes_before(node: fx.Node) -> list[fx.Node] | None:
-    """The planes of which a gather can take elements in place of those of `node`: the operands of its shape
-    that a pointwise op has beside such as are alike for a row, and the source of a view with the same rows.
+    """The planes from which a gather can take elements instead of from `node`. For a pointwise op, these are
+    the operands of its shape, if the others are the same for a whole row; for a view with the same rows, its
+    source.
 
-    None if a gather has to take those of `node`: it is another op, or in memory in any case.
+    None if a gather has to read `node` itself, because it is another op, or is in memory in any case.
     """
     result = tensor_of(node)
     if result is None or any(not _is_work(user) for user in node.users):

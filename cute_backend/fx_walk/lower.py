@@ -3,7 +3,7 @@
 An op with one row in the op table goes through `ops.by_aten`. Spellings with attributes (`alpha`, bounds that
 may be None, `rounding_mode`, a power that is a number) are decomposed here. Rounding follows the chain's
 Precision: casts to fp8 and to integers always round; casts to bf16 and fp16, and the results of bf16 and fp16
-ops that Inductor marks as what eager would have stored, round under EAGER alone.
+ops that Inductor marks as values that eager would have stored, round only under EAGER.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cute_backend.ops import OperandError, by_aten
 from cute_backend.spec import Const, DType, Operand, Overflow, Precision
 
 Resolve = Callable[[Any], Operand]
-"""From an argument of a call, a node or a number, to a value of the chain."""
+"""A function that maps an argument of a call, a node or a number, to a value of the chain."""
 
 CASTS = ("prims.convert_element_type.default", "aten._to_copy.default")
 
@@ -51,8 +51,8 @@ _RESHAPES = (
     "aten.expand.default",
     "aten.permute.default",
 )
-"""Ops that give the same values another shape: free where rows and columns of the plane stay apart
-(`fx_walk/frame.py`), else they end a region."""
+"""Ops that give the same values another shape. They cost nothing if rows and columns of the plane stay apart
+(`fx_walk/frame.py`); otherwise they end a region."""
 
 _FILLS = {
     "aten.full.default": "fill_value",
@@ -68,7 +68,8 @@ _INT32 = torch.iinfo(torch.int32)
 
 
 def is_reshape(node: fx.Node) -> bool:
-    """Whether a call gives all elements of a value another shape; also where it selects of an axis of one."""
+    """Whether a call gives all elements of a value another shape. A select from an axis of one element
+    does."""
     if node.op != "call_function":
         return False
     name = target_name(node)
@@ -123,7 +124,7 @@ def constant(node: fx.Node) -> Const | None:
 
 
 def number(value: Any) -> Const:
-    """A Python number as the chain holds it. Refused if it is symbolic, or an integer beyond int32."""
+    """A Python number as the chain holds it. Raises Refused if it is symbolic, or an integer beyond int32."""
     if not isinstance(value, (bool, int, float)):
         raise Refused(Reason.SYMBOLIC_SCALAR, value=value)
     if isinstance(value, int) and not _INT32.min <= value <= _INT32.max:
@@ -132,7 +133,8 @@ def number(value: Any) -> Const:
 
 
 def lower(node: fx.Node, chain: Chain, resolve: Resolve) -> Operand:
-    """The value of a pointwise call, appended to the chain. Raises Refused if it has no meaning there."""
+    """Appends a pointwise call to the chain and returns its value. Raises Refused if the chain can't hold
+    it."""
     name = target_name(node)
     tensor = tensor_of(node)
     if tensor is None:
@@ -158,7 +160,7 @@ def lower(node: fx.Node, chain: Chain, resolve: Resolve) -> Operand:
     except OperandError as error:
         raise Refused(Reason.UNSUPPORTED_OP, target=name, why=str(error)) from error
     if dtype.is_fp8:
-        # Infinity is a value of e5m2: an op that selects one gives one.
+        # Infinity is a value of e5m2, and an op that selects a value may select infinity.
         return chain.cast(result, dtype, Overflow.NONFINITE if dtype is DType.E5M2 else Overflow.SATURATE)
     if chain.dtype(result).register is not dtype.register or not dtype.is_float:
         return chain.cast(result, dtype)
@@ -194,7 +196,7 @@ def _common_dtype(node: fx.Node) -> torch.dtype:
 def _wrapped(chain: Chain, value: Operand, common: torch.dtype) -> Operand:
     """An integer as an op that computes in int8 or uint8 reads it.
 
-    Numbers and 0-d tensors promote no integer tensor: `uint8_tensor > -2` asks for what exceeds 254.
+    Numbers and 0-d tensors do not promote an integer tensor: `uint8_tensor > -2` compares with 254.
     """
     if common not in _BYTES:
         return value
@@ -227,7 +229,7 @@ def _eager_wraps_bounds() -> bool:
 def _as_eager_reads(chain: Chain, value: Operand, argument: Any, node: fx.Node) -> Operand:
     """An operand rounded to its own dtype and to the one that `node` computes in.
 
-    Of numbers that is so in comparisons alone; other kernels take them in fp32.
+    Numbers are rounded only in comparisons; other kernels take them in fp32.
     """
     common = _common_dtype(node)
     if not isinstance(argument, fx.Node):
@@ -251,7 +253,8 @@ def _is_read_whole(argument: fx.Node, node: fx.Node) -> bool:
 
 
 def _overflow(chain: Chain, value: Operand, dtype: DType) -> Overflow:
-    """Saturating, except where eager does not and nothing proves that the value is in range."""
+    """The overflow of a cast: saturating, unless eager does not saturate and the range of the value is
+    unknown."""
     largest = torch.finfo(torch.float8_e4m3fn if dtype is DType.E4M3 else torch.float8_e5m2).max
     low, high = chain.bounds(value)
     if chain.precision is Precision.FUSED or (-largest <= low and high <= largest):
@@ -300,7 +303,8 @@ def _compute(node: fx.Node, name: str, chain: Chain, operand: Resolve) -> Operan
 
 
 def _float_of(chain: Chain, value: Operand, wanted: bool) -> Operand:
-    """An integer as a float where that is wanted: aten converts operands first, its steps do not wrap."""
+    """An integer converted to a float if the op computes in floats. aten converts operands first, so its
+    steps do not wrap."""
     keep = not wanted or isinstance(value, Const) or chain.dtype(value).is_float
     return value if keep else chain.cast(value, DType.F32)
 
@@ -314,7 +318,7 @@ def _scaled_sum(op: str, first: str = "self", second: str = "other") -> Composit
     def lower_sum(chain: Chain, operand: Resolve, args: dict[str, Any]) -> Operand:
         left, right, alpha = operand(args[first]), operand(args[second]), args["alpha"]
         if chain.dtype(left) is chain.dtype(right) is DType.BOOL and isinstance(alpha, int):
-            alpha = bool(alpha)  # a sum of truth values has no other multiples
+            alpha = bool(alpha)  # bools have no other multiples
         if alpha != 1:
             right = chain.emit("mul", right, number(alpha))
         return chain.emit(op, left, right)
@@ -323,7 +327,7 @@ def _scaled_sum(op: str, first: str = "self", second: str = "other") -> Composit
 
 
 def _clamp(low: str, high: str) -> Composite:
-    """A clamp with bounds that may be None: NaN goes through, and where bounds cross the upper one wins."""
+    """A clamp with bounds that may be None. NaN stays NaN, and if bounds cross, the upper one wins."""
 
     def lower_clamp(chain: Chain, operand: Resolve, args: dict[str, Any]) -> Operand:
         value = operand(args["self"])
@@ -351,9 +355,9 @@ def _low_precision(chain: Chain, value: Operand) -> torch.dtype | None:
 
 
 def _power(chain: Chain, operand: Resolve, args: dict[str, Any]) -> Operand:
-    """A power that is a number: aten itself computes these few by products and roots.
+    """A power whose exponent is a number. aten itself computes these few by products and roots.
 
-    In bf16 and fp16 its kernels round each product, and the exponent of others.
+    In bf16 and fp16 its kernels round each product, and for other powers the exponent.
     """
     value, exponent = operand(args["self"]), args["exponent"]
     low_precision = _low_precision(chain, value)

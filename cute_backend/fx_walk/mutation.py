@@ -1,7 +1,7 @@
 """The nodes that a graph writes in place, and those that share memory with them.
 
 Post-grad graphs are functional, except for `copy_` into an input, kernels that a user wrote, and collectives.
-A region reads its operands where its kernel stands, so it must not reach across a write.
+A region reads its operands at the place of its kernel, so no write may lie between an operand and the kernel.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Mutations:
         return _first(self._all, after, before)
 
     def first_of(self, node: fx.Node, after: int, before: int) -> Mutation | None:
-        """The first write between two positions of memory that a value lies in."""
+        """The first write between two positions to the memory of a value."""
         return _first(self._of.get(root(node), []), after, before)
 
 

@@ -1,9 +1,9 @@
 """Removes the rows and columns with which Inductor pads matrix products on a GPU.
 
 Inductor's `pad_mm`, which runs before any post-grad pass, makes the sizes of a bf16 or fp16 product multiples
-of 8 where a timing says that cuBLAS gains: it pads the operands with zeros, and cuts the product to its size.
+of 8 if a timing shows that cuBLAS gains. It pads the operands with zeros, and slices the product to its size.
 Kernels here take any M, and any N of a K-major B, and the slice that removes the padding would be between the
-product and the work after it. A padded K stays, since it gives rows that TMA can read.
+product and the work after it. A padded K stays, because it makes rows that TMA can read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def _is_work(node: fx.Node) -> bool:
 
 
 def _cut(product: fx.Node) -> fx.Node:
-    """The last of the slices, each the only user of what it reads, that keep the first rows and columns."""
+    """The last slice of a chain of slices that keep the first rows and columns. Each is the only user of its
+    source."""
     last = product
     while len(last.users) == 1:
         (user,) = last.users
@@ -57,8 +58,8 @@ def _cut(product: fx.Node) -> fx.Node:
 
 
 def _whole(graph: fx.Graph, product: fx.Node, shape: Sequence[Size]) -> fx.Node | None:
-    """The product of what its operands were padded from, None if that has another shape: (M, N), and in
-    a bmm the batches before them."""
+    """The product of the tensors that its operands were padded from. None if it does not have the shape (M,
+    N), with the batches before them in a bmm."""
     args = arguments(product)
     *batches, m, n = shape
     names = _PRODUCTS[target_name(product)]
@@ -100,7 +101,7 @@ def _addend(joined: fx.Node, m: Size, n: Size) -> fx.Node | None:
         first = args["tensors"][0]
         axis = args["dim"] % fake(joined).dim()
         if not known(fake(first).shape[axis] == (m, n)[axis - fake(joined).dim()]):
-            return None  # an axis that is longer than the kept one starts with it
+            return None  # this axis was not padded from the kept size
         joined = first
     return joined
 

@@ -1,8 +1,8 @@
 """Pairs of accumulators: two products of one A, or two slices of one product's columns.
 
-Slices are found by coefficient. Column j of a view of the plane is the plane's column start + step * j, and
-start and step follow from its strides and its offset, however the program spells it (chunk, split, slices, a
-view and a select). Two halves make a pair, and so do even and odd columns, where the step is 2.
+Slices are found by their coefficients. Column j of a view of the plane is the plane's column start + step *
+j. Start and step follow from the view's strides and offset, however the program spells it (chunk, split,
+slices, a view and a select). Two halves make a pair, and so do even and odd columns, whose step is 2.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Slices:
 
 @dataclass(frozen=True)
 class Concatenated:
-    """The values of a member that has planes of the region side by side, as the gradients of gate and up are
-    for one weight."""
+    """The values of a member that concatenates planes of the region, like the gradients of gate and up for
+    one weight."""
 
     values: tuple[str, ...]
 
 
 def column_slice(node: fx.Node, m: Size) -> ColumnSlice | None:
-    """The columns that a view, (..., count), takes of all rows of the dense row-major plane that it views.
+    """The columns that a view, (..., count), takes from all rows of a dense row-major plane.
 
     None if it views anything else.
     """
@@ -63,7 +63,8 @@ def column_slice(node: fx.Node, m: Size) -> ColumnSlice | None:
 
 
 def _has_rows(tensor: torch.Tensor, m: Size, plane: torch.Tensor) -> bool:
-    """Whether (..., count) is `m` rows as far apart as those of a dense plane, which one row always is."""
+    """Whether (..., count) has `m` rows that are as far apart as those of a dense plane. One row always
+    is."""
     sizes, strides = tensor.shape[:-1], tensor.stride()[:-1]
     if not known(product(sizes) == m):
         return False
@@ -71,10 +72,10 @@ def _has_rows(tensor: torch.Tensor, m: Size, plane: torch.Tensor) -> bool:
 
 
 def slices_of(anchor: Anchor, owned: Container[fx.Node]) -> tuple[ColumnSlice, ColumnSlice] | None:
-    """The two slices that make a pair, of those which the work after a product takes of its columns.
+    """The two slices that make a pair, among those that the work after a product takes from its columns.
 
-    Work that is `owned` by other regions, and work that follows from it, is left out. Halves of a B that is
-    contiguous along N form a pair only if TMA can read the second.
+    Work that is `owned` by other regions, and work that depends on it, is left out. Halves of a B that is
+    contiguous along N form a pair only if TMA can read the second half.
     """
     half = anchor.n // 2
     if anchor.transposed or not known(2 * half == anchor.n):
@@ -104,7 +105,7 @@ def same_slice(left: ColumnSlice, right: ColumnSlice) -> bool:
 
 
 def _after(node: fx.Node, owned: Container[fx.Node]) -> Iterator[fx.Node]:
-    """The views of a product, and of pointwise work on it, by way of both."""
+    """The views of a product, of its views, and of pointwise work on them."""
     stack, seen = [node], {node}
     while stack:
         for user in stack.pop().users:
@@ -116,7 +117,7 @@ def _after(node: fx.Node, owned: Container[fx.Node]) -> Iterator[fx.Node]:
 
 
 def split(anchor: Anchor, slices: tuple[ColumnSlice, ColumnSlice]) -> tuple[Anchor, ...]:
-    """A product as two, each of one slice of its columns."""
+    """A product as two products, each with one slice of its columns."""
     halves = known(slices[0].step == 1)
     places = (Columns.ALL, Columns.ALL) if halves else (Columns.EVEN, Columns.ODD)
     return tuple(
@@ -133,12 +134,12 @@ def named(anchors: tuple[Anchor, ...]) -> tuple[Accumulator, ...]:
 
 
 def meet(left: fx.Node, right: fx.Node, owned: Container[fx.Node]) -> bool:
-    """Whether an op reads both products, by way of pointwise work alone."""
+    """Whether an op reads both products, directly or through pointwise work."""
     return not set(reach(left, owned)).isdisjoint(reach(right, owned))
 
 
 def reach(node: fx.Node, owned: Container[fx.Node]) -> Iterator[fx.Node]:
-    """The nodes that follow from a node through pointwise ops and reshapes alone, none of them `owned`.
+    """The nodes that depend on a node through pointwise ops and reshapes only, none of which is `owned`.
 
     Regions are found from the last to the first, so in a chain of layers this is the work of one layer.
     """
@@ -154,15 +155,15 @@ def reach(node: fx.Node, owned: Container[fx.Node]) -> Iterator[fx.Node]:
 def unlike(first: Anchor, second: Anchor) -> str | None:
     """The reason why one MMA can't compute two products; None if it can."""
     if first.a is not second.a:
-        return f"that multiplies {second.a.name} and this {first.a.name}"
+        return f"that one multiplies {second.a.name} and this one {first.a.name}"
     if first.a_blocks != second.a_blocks:
-        return "their A have other scales"
+        return "their A have different scales"
     if first.offsets is not second.offsets:
-        return "their groups of rows end by other offsets"
+        return "their groups of rows have different offsets"
     if first.transposed is not second.transposed:
         return "one has rows in groups, and the other columns"
     if first.accumulator != second.accumulator:
         return "their operands differ in dtype or layout, or their sums in how they are accumulated"
     if not known(first.n == second.n):
-        return f"that has {second.n} columns and this {first.n}"
+        return f"that one has {second.n} columns and this one {first.n}"
     return None

@@ -1,4 +1,4 @@
-"""Several post-grad passes where Inductor takes one. Torch 2.11 takes no list; later versions take either."""
+"""Several post-grad passes as one. Inductor of torch 2.11 takes one pass; later versions also take a list."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _InferenceAware: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass
 
 
 class PassSequence(_InferenceAware):
-    """Runs its passes in order. Its uuid is None, and nothing is cached, where one of them has none."""
+    """Runs its passes in order. If one of them has no uuid, its uuid is None, and nothing is cached."""
 
     def __init__(self, passes: tuple[Pass, ...]) -> None:
         self.passes = passes
@@ -45,5 +45,5 @@ def passes_of(setting: Any) -> list[Pass]:
 
 
 def chain_passes(passes: Sequence[Pass]) -> Pass | None:
-    """One pass for several, as every torch takes it; None for none."""
+    """One pass that runs all of these, which every torch accepts, or None if there are none."""
     return PassSequence(tuple(passes)) if len(passes) > 1 else next(iter(passes), None)

@@ -76,8 +76,8 @@ def check_devices(scales: tuple[fx.Node, fx.Node], anchor: torch.device) -> None
 
 
 def _major(operand: fx.Node, k_axis: int, majors: tuple[Major, ...]) -> Major:
-    """Which mode of a 2-D operand is contiguous, or of each of a batch of them, among those that are taken. K
-    is preferred where both could be, as one has size 1."""
+    """The contiguous mode of a 2-D operand, or of each matrix of a batch, among the supported ones. It is K
+    if both could be, because one has size 1."""
     tensor = fake(operand)
     if tensor.dim() == 3:
         _check_step(operand, tensor)
@@ -112,7 +112,7 @@ def _major(operand: fx.Node, k_axis: int, majors: tuple[Major, ...]) -> Major:
 
 
 def _check_step(operand: fx.Node, tensor: torch.Tensor) -> None:
-    """Refuse a batch whose matrices overlap, or can't be reached, for TMA."""
+    """Refuses a batch whose stride TMA does not support, or whose matrices are all the same."""
     step = tensor.stride(0)
     if known(tensor.shape[0] == 1) or not (known(step == 0) or known(step * tensor.element_size() % 16 != 0)):
         return
@@ -120,6 +120,6 @@ def _check_step(operand: fx.Node, tensor: torch.Tensor) -> None:
         Reason.OPERAND_LAYOUT,
         operand=user_label(operand),
         strides=describe(tensor.stride()),
-        accepted="TMA takes steps from batch to batch of multiples of 16 bytes, and not of 0, as of a weight "
-        "where torch writes a linear as a bmm because its input's leading axes do not collapse",
+        accepted="TMA requires strides from batch to batch that are multiples of 16 bytes and not 0; torch "
+        "gives a linear's weight the stride 0 in a bmm if the leading axes of the input do not collapse",
     )

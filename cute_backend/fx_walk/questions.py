@@ -14,7 +14,7 @@ from cute_backend.fx_walk.static import DTYPES, first_argument, target_name, ten
 
 
 def may_join(node: fx.Node) -> bool:
-    """Whether a user of a region could have been fused: a product, a write or an output could not."""
+    """Whether a user of a region could have been fused. A product, a write or an output could not."""
     if node.op != "call_function" or is_anchor(node):
         return False
     if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
@@ -25,7 +25,7 @@ def may_join(node: fx.Node) -> bool:
 
 
 def is_free_cast(node: fx.Node) -> bool:
-    """Whether an operand is a cast that costs nothing to do again as it is loaded: one to a wider dtype."""
+    """Whether an operand is a cast to a wider dtype, which costs nothing if the kernel does it on loading."""
     if node.op != "call_function" or target_name(node) not in CASTS:
         return False
     source = tensor_of(first_argument(node))
@@ -70,10 +70,11 @@ def is_stored(node: fx.Node) -> bool:
 
 
 def is_only_read(node: fx.Node) -> bool:
-    """Whether no user of a value, or of a view of it, gives it away or could be made to write to its memory.
+    """Whether no user of a value, or of a view of it, returns it or could be made to write to its memory.
 
-    Inductor makes some functional ops, such as `index_put`, write in place where nothing else needs what they
-    read, which it decides by the memory of views. So only ops count that it never does this to.
+    Inductor makes some functional ops, such as `index_put`, write in place if nothing else needs their
+    operand, which it decides by the memory of views. So only ops are accepted that it never treats in this
+    way.
     """
     stack = [node]
     while stack:
@@ -86,15 +87,15 @@ def is_only_read(node: fx.Node) -> bool:
 
 
 def base(node: fx.Node) -> fx.Node:
-    """The value behind reshapes."""
+    """The value before reshapes."""
     while is_reshape(node) and isinstance(source := first_argument(node), fx.Node):
         node = source
     return node
 
 
 def after_products(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """The products of a graph and the pointwise work after them, which as an operand is for their regions to
-    do. The nodes come in the graph's order."""
+    """The products of a graph and the pointwise work after them, in the graph's order. Their own regions do
+    this work, so it is not repeated as an operand of others."""
     found: set[fx.Node] = set()
     for node in nodes:
         follows = is_anchor(node)

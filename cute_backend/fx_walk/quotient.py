@@ -18,10 +18,10 @@ def quotient(chain: Chain, a: Operand, b: Operand, mode: str | None, rounded_to:
 
 
 def _floor(chain: Chain, a: Operand, b: Operand, dtype: DType) -> Operand:
-    """c10::div_floor_floating (c10/util/generic_math.h) in `dtype`: fmod is exact, and what follows rounds.
+    """c10::div_floor_floating (c10/util/generic_math.h) in `dtype`: fmod is exact, and the next steps round.
 
-    The quotient of the rounded multiple of `b` goes to the nearest integer, halves down. Where that multiple
-    is 0 or no number, the exact floor is the result.
+    The quotient of the rounded multiple of `b` is rounded to the nearest integer, halves down. If that
+    multiple is 0 or NaN, the exact floor is the result.
     """
     emit = chain.emit
     exact = emit("div_floor", a, b)

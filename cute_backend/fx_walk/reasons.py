@@ -301,7 +301,7 @@ def program_name(node: fx.Node) -> str:
 
 
 def _program_frame(node: fx.Node) -> tuple[str, str]:
-    """The line that a node comes from and its code, as `program_line` has it."""
+    """The line that a node comes from, as `program_line` gives it, and the code of the line."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     for path, line, code in reversed(frames):
         if not any(folder in Path(path).parents for folder in _NOT_THE_PROGRAM):

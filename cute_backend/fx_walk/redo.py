@@ -1,9 +1,9 @@
 """Work on operands that a region repeats, because that is cheaper than reading its results.
 
 Under activation checkpointing the backward pass computes gate and up again, and from them silu, its sigmoid
-and more, and the gradient's epilogue reads all of these. Reading gate and up alone costs fewer bytes. The
-same holds where gate and up lie in memory in bf16 and other kernels need values that follow from them in
-fp32.
+and more, and the gradient's epilogue reads all of these. Reading only gate and up costs fewer bytes. The same
+is true if gate and up are in memory in bf16 and other kernels need values in fp32 that are computed from
+them.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from cute_backend.fx_walk.static import fake, known, tensor_of
 from cute_backend.spec import LoadKind
 
 _MAX_WORK = 16
-"""The most ops between a load and values in memory that are done again for the load."""
+"""The most ops between a load and values in memory that a kernel repeats for the load."""
 
 
 def cheaper_to_redo(
     draft: Draft, owner: Collection[fx.Node], after_products: Collection[fx.Node]
 ) -> set[fx.Node]:
-    """The nodes between loads and fewer bytes that they follow from; empty if there are none."""
+    """The nodes between loads and sources of fewer bytes, which a kernel can repeat; empty if there are
+    none."""
     planes = [view.node for view in draft.chain.views if view.kind is LoadKind.EXACT]
     return _after_other_products(planes, owner, after_products) | _on_what_is_stored(planes, owner)
 
 
 def _on_what_is_stored(planes: list[fx.Node], owner: Collection[fx.Node]) -> set[fx.Node]:
-    """The nodes between loads and fewer bytes that are in memory in any case: for all loads together, or for
-    each load that follows from fewer bytes by itself."""
+    """The nodes between loads and sources of fewer bytes that are in memory in any case: for all loads
+    together, or for each load that has such sources by itself."""
     work = {node: found for node in planes if (found := _work_on_stored(node, owner)) is not None}
 
     def pays(loads: Collection[fx.Node]) -> bool:
@@ -49,15 +50,15 @@ def _on_what_is_stored(planes: list[fx.Node], owner: Collection[fx.Node]) -> set
 
 @dataclass
 class _Work:
-    """Pointwise nodes, and the planes that they follow from."""
+    """Pointwise nodes, and the planes from which they are computed."""
 
     between: set[fx.Node] = field(default_factory=set)
     sources: set[fx.Node] = field(default_factory=set)
 
 
 def _work_on_stored(load: fx.Node, owner: Collection[fx.Node]) -> _Work | None:
-    """The work that a load is the result of. None if there is no work, or too much, or if one of its inputs
-    is not in memory in any case."""
+    """The work that computes a load. None if there is no work, or too much, or if one of its inputs is not in
+    memory in any case."""
     found, stack = _Work(), [load]
     while stack:
         node = stack.pop()
@@ -78,11 +79,11 @@ def _work_on_stored(load: fx.Node, owner: Collection[fx.Node]) -> _Work | None:
 def _after_other_products(
     planes: list[fx.Node], owner: Collection[fx.Node], after_products: Collection[fx.Node]
 ) -> set[fx.Node]:
-    """The nodes between several loads and the fewer bytes that they follow from; empty if there are none.
+    """The nodes between several loads and their common sources of fewer bytes; empty if there are none.
 
-    The loads are planes that follow from other products, which no region has yet. The nearest nodes come
-    first, and nothing more is looked at once the sources have too many bytes, for a residual stream follows
-    from every layer before it.
+    The loads are planes that depend on other products, which no region has yet. The nearest nodes are
+    searched first, and the search ends once the sources have too many bytes, because a residual stream
+    depends on every layer before it.
     """
     loads = {node for node in planes if _is_work(node, owner) and node in after_products}
     if len(loads) < 2:

@@ -1,8 +1,9 @@
-"""Reductions as graphs spell them: over rows, over columns and over everything, of a value on the plane.
+"""Reductions of a value on the plane, over rows, over columns and over everything, as graphs spell them.
 
-A reduction is the end of a region: its result is whole only when the kernel is done, so nothing of the same
-region can read it. Most are one call. `max` with a dimension is a call that gives a pair; `logsumexp` arrives
-decomposed, and its steps are recognised only together, because the third reads the result of the first.
+A reduction is the end of a region: its result is complete only when the kernel has ended, so no node of the
+same region can read it. Most are one call. `max` with a dimension is a call that gives a pair; `logsumexp`
+arrives decomposed, and its steps are recognised only together, because the third reads the result of the
+first.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def find_reductions(nodes: Iterable[fx.Node]) -> dict[fx.Node, Found]:
 
 
 def reduced(found: Found, chain: Chain, value: Operand, frame: Frame) -> Reduced:
-    """A reduction of `value`, which is the chain's for `found.source` and lies on the plane as `frame` says.
+    """A reduction of `value`, which is the chain's value of `found.source` and has `frame`.
 
     Raises Refused if it covers only a part of M, or the rows of several products, or has a dtype that no
     kernel reduces.
@@ -117,7 +118,7 @@ def keeps_reduced(node: fx.Node) -> bool:
 
 
 def refuse_unknown(node: fx.Node, m: Size, n: Size) -> None:
-    """Raise Refused for a call that reduces in a way no kernel does, such as the variance."""
+    """Raises Refused for a reduction that kernels do not compute, such as the variance."""
     back = feeds(node, lambda user: is_pointwise(user) and _on_plane(user, m, n))
     if back is not None:
         raise Refused(Reason.FEEDBACK, reduction=node.name, into=back.name)
@@ -127,8 +128,8 @@ def refuse_unknown(node: fx.Node, m: Size, n: Size) -> None:
 def refuse_rounds(found: Found, steps: Collection[fx.Node], m: Size, n: Size) -> None:
     """Raises Refused for a reduction whose result another reduction of the plane needs, as in softmax.
 
-    Inductor does both in one kernel that holds a row, and gains nothing if the first is already done. Not
-    meant are `steps` of reductions that a kernel does as a whole.
+    Inductor does both in one kernel that holds a row, and gains nothing if the first is already done. `steps`
+    of a reduction that a kernel does as a whole are excepted.
     """
 
     def reduces(user: fx.Node) -> bool:
@@ -140,7 +141,7 @@ def refuse_rounds(found: Found, steps: Collection[fx.Node], m: Size, n: Size) ->
 
 
 def feeds(node: fx.Node, wanted: Callable[[fx.Node], bool]) -> fx.Node | None:
-    """The first node after `node`, by way of pointwise work and views alone, that is wanted."""
+    """The first wanted node that depends on `node` through pointwise work and views only."""
     stack, seen = list(node.users), set()
     while stack:
         user = stack.pop()
@@ -233,7 +234,7 @@ def _read_call(node: fx.Node) -> Found | None:
     if target in _ANY and result.dtype is torch.bool:
         args = arguments(node)
         if target == "aten.any.dims" and args.get("dim") == []:
-            return None  # of this op alone, an empty list means no axis; None means all
+            return None  # only for this op an empty list means no axis, and None means all axes
         return Found(node, args["self"], ReduceKind.MAX, _dims(args["self"], args.get("dim")), torch.bool)
     kind = _CALLS.get(target)
     if kind is None:
@@ -258,7 +259,7 @@ _MOMENTS = ("aten.var_mean.correction",)
 
 
 def _read_moment(node: fx.Node) -> Found | None:
-    """A variance, or one of the pair of it and the mean."""
+    """A variance, or one result of the pair of variance and mean."""
     call, index = node, 0
     if node.target is getitem:
         call, index = node.args  # type: ignore[assignment]
@@ -277,7 +278,7 @@ def _read_moment(node: fx.Node) -> Found | None:
 
 
 def reduced_axes(node: fx.Node) -> tuple[int, ...]:
-    """The axes that a call of any reduction takes in, counted from 0."""
+    """The axes that a call of any reduction reduces, counted from 0."""
     args = arguments(node)
     return _dims(args["self"], args.get("dim"))
 
@@ -293,12 +294,12 @@ _SQUEEZES = ("aten.squeeze.dims", "aten.squeeze.dim", "aten.reshape.default", "a
 
 
 def _read_logsumexp(node: fx.Node) -> Found | None:
-    """torch's decomposition, whose shift is 0 where the largest is infinite.
+    """A logsumexp in torch's decomposition, whose shift is 0 where the largest element is infinite.
 
         shift = where(abs(amax(x)) == inf, 0, amax(x))
         log(sum(exp(x - shift))) + shift
 
-    None if anything outside reads a step: then the steps are what they are.
+    None if anything outside reads a step, because the steps are then needed themselves.
     """
     for match in (_match_logsumexp, _match_of_softmax):
         try:
@@ -337,8 +338,9 @@ def _match_logsumexp(node: fx.Node) -> Found:
 
 
 def _match_of_softmax(node: fx.Node) -> Found:
-    """The logsumexp as `separate_logsumexps` writes it, whose shift is the largest element itself. Where that
-    is infinite the sum is NaN, and so is all that reads it, which a kernel's infinity has to become too."""
+    """The logsumexp as `separate_logsumexps` writes it, whose shift is always the largest element. If that is
+    infinite, the sum is NaN, and so is every value that depends on it. So an infinite result of a kernel has
+    to become NaN, too."""
     log, largest = operands(node, "aten.add.Tensor", 2)
     (total,) = operands(log, "aten.log.default", 1)
     exponential, dims, _ = operands(total, "aten.sum.dim_IntList", 3)
@@ -360,7 +362,7 @@ def _match_of_softmax(node: fx.Node) -> Found:
 
 
 def _ends_in_nan(user: fx.Node, node: fx.Node) -> bool:
-    """Whether a reader makes an infinity NaN: it is `node * 0`, or the sum of that and the node."""
+    """Whether a reader turns infinity into NaN: it is `node * 0`, or the sum of that and the node."""
     if target_name(user) == "aten.mul.Tensor":
         return operands(user, "aten.mul.Tensor", 2) == [node, 0]
     value, nothing = operands(user, "aten.add.Tensor", 2)

@@ -1,4 +1,4 @@
-"""A region as found: what one kernel multiplies, loads, computes and stores, in terms of the graph."""
+"""A region of a graph: the nodes and values that one kernel multiplies, loads, computes and stores."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cute_backend.spec import (
 
 Value = Union[Operand, Slices, Concatenated, Reduced, None]
 """The result of a member of a region: a value of the chain, two values for the two slices of its columns,
-several side by side, or a reduction. It is None for all but one of the nodes that together spell one
+several concatenated values, or a reduction. It is None for all but one of the nodes that together spell one
 reduction."""
 
 
@@ -42,7 +42,7 @@ class Region:
 
     `nodes` are those that the kernel replaces. `views` are the loads, in the spec's order. `outputs` maps
     each node whose value the kernel stores to the index of its result: views of one another share one.
-    `frames` maps those that are planes to how they lie on the plane of the product. `origins` maps the name
+    `frames` maps those that are planes to their frames on the plane of the product. `origins` maps the name
     of each op of the spec to the node that it computes, wholly or in part. `unshared` says why the region
     shares no launch with another one of its A, or is empty.
     """
@@ -73,19 +73,19 @@ class Region:
 
     @property
     def b_views(self) -> list[tuple[fx.Node, ColumnSlice | None]]:
-        """Every B that the op takes, and which of its columns."""
+        """Every B that the op takes, and the slice of its columns."""
         if self.spec.b_columns is BColumns.INTERLEAVED:
             return [(self.first.b, None)]
         return [(anchor.b, anchor.columns) for anchor in self.anchors]
 
     @property
     def a_scales(self) -> list[BlockScale]:
-        """The scales of A's blocks, where there are any."""
+        """The scales of A's blocks, if there are any."""
         return [] if self.first.a_blocks is None else [self.first.a_blocks]
 
     @property
     def b_scales(self) -> list[BlockScale]:
-        """The scales of every B's blocks, where there are any."""
+        """The scales of every B's blocks, if there are any."""
         anchors = self.anchors[: self.spec.b_count]
         return [anchor.b_blocks for anchor in anchors if anchor.b_blocks is not None]
 
@@ -95,12 +95,13 @@ class Region:
 
     @property
     def load_labels(self) -> list[str]:
-        """The user's names of the loads: of inputs, where `collect` knows them, else by the lines."""
+        """The user's names of the loads: those of inputs if `collect` knows them, otherwise by their
+        lines."""
         return [_label(view.node, view.columns) for view in self.views]
 
     @property
     def product_labels(self) -> list[str]:
-        """The user's names of what A is multiplied by, for each accumulator."""
+        """The user's name of B, for each accumulator."""
         return [_label(anchor.b, anchor.columns) for anchor in self.anchors]
 
     @property
@@ -111,7 +112,7 @@ class Region:
 
     @property
     def groups(self) -> Size | None:
-        """Groups that the rows of a grouped product are in, or K."""
+        """The number of groups of the rows of a grouped product, or of K."""
         return None if self.first.offsets is None else fake(self.first.offsets).shape[0]
 
 
@@ -143,8 +144,9 @@ def stores_of(
 
 
 def parts_of(anchor: Anchor, value: Value) -> tuple[str, ...]:
-    """The values whose planes, side by side, make up a member's in memory: one, two halves, or several that
-    are joined; none for a member that no kernel stores. `anchor` is the region's first."""
+    """The values whose planes make up a member's plane in memory, from left to right: one value, two halves,
+    or several that are concatenated; none for a member that no kernel stores. `anchor` is the region's
+    first."""
     if isinstance(value, Slices):
         in_halves = value.whole and anchor.accumulator.columns is Columns.ALL
         return tuple(map(str, value.values)) if in_halves else ()
@@ -155,7 +157,7 @@ def parts_of(anchor: Anchor, value: Value) -> tuple[str, ...]:
 
 
 def _stores(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None) -> Iterator[Store]:
-    """The stores of a node, still without names: one, or one for each part."""
+    """The stores of a node, without names yet: one, or one for each part."""
     block = 0 if frame is None or frame.block == 1 else frame.block
     reduction = value.reduce if isinstance(value, Reduced) else None
     order, parts = store_order(anchor, node, value, frame), parts_of(anchor, value)
@@ -168,8 +170,9 @@ def _stores(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None) ->
 
 
 def store_order(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None) -> Order | None:
-    """The order in which a dense plane, one with an element for each block, or a dense reduction has the
-    strides of a node; None for none. Parts of a result make up rows."""
+    """The memory order in which a dense plane, a plane with an element for each block, or a dense reduction
+    has the strides of a node. None if there is none. Parts of a result are only possible in row-major
+    order."""
     tensor = fake(node)
     if frame is None:
         axes = list(range(tensor.dim()))
@@ -198,6 +201,7 @@ def _row_major(sizes: Sequence[Size]) -> list[Size]:
 
 
 def _column_major(sizes: Sequence[Size], columns: int, m: Size) -> list[Size]:
-    """The strides where the last axes, `columns` of them, are N, outside of one contiguous M."""
+    """The strides of a value whose last axes, `columns` of them, are N, and whose M is one contiguous
+    mode."""
     outer = [m * stride for stride in _row_major(sizes[-columns:])]
     return [*_row_major(sizes[:-columns]), *outer]

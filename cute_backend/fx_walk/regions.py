@@ -1,13 +1,14 @@
 """Regions: an anchor and the pointwise work after it that one kernel can do.
 
 A region grows from its anchor, node by node in graph order, while every step is legal. A step may be a
-pointwise op on the (M, N) plane, or a view that splits the plane's rows or columns or moves their axes; the
+pointwise op on the (M, N) plane, or a view that splits the plane's rows or columns or moves their axes. The
 epilogue must be able to load the step's other operands, and none of them may depend on the region itself. A
-step may also be a reduction of the plane, and then the region ends there. Anchors are visited from the last
-to the first, and the larger of two that meet before the smaller (`visits.py`). So a node that two anchors
-feed belongs to the one that is visited first, and the other one's result is an exact load there. If both
-multiply one A, or two slices of one product meet, the region grows from a pair instead. A value that is
-needed outside becomes a further store.
+step may also be a reduction of the plane, which ends the region.
+
+Anchors are visited from the last to the first, but if one op reads two of them, the larger one is visited
+first (`visits.py`). So a node that depends on two anchors belongs to the one that is visited first, and the
+result of the other one is an exact load. If both multiply one A, or are two slices of one product, the region
+grows from a pair instead. A value that is needed outside becomes a further store.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ def _region(walk: Walk, node: fx.Node) -> Region:
 
 
 def _bare(walk: Walk, node: fx.Node) -> Region | None:
-    """The region of a product alone, which is worth having only beside others; None if it can't be
-    written."""
+    """The region of a product without other work, which is useful only together with other regions. None if
+    the product can't be written."""
     anchor = walk.anchors[node]
     assert isinstance(anchor, Anchor)
     try:
@@ -87,7 +88,7 @@ def _bare(walk: Walk, node: fx.Node) -> Region | None:
 
 
 def _pairs(walk: Walk, anchor: Anchor) -> Iterator[tuple[Anchor, ...]]:
-    """The pairs that a region could have in place of one anchor, the likeliest first."""
+    """The pairs that a region could have instead of one anchor, the likeliest first."""
     slices = slices_of(anchor, walk.owner)
     if slices is not None:
         yield split(anchor, slices)
@@ -116,7 +117,7 @@ def _left_out(walk: Walk, anchor: Anchor) -> Refused:
 
 
 def _of_pair(walk: Walk, anchors: tuple[Anchor, ...]) -> Region | None:
-    """The region of two accumulators that meet in an op of the region; None if they form none."""
+    """The region of two accumulators that an op of the region combines. None if they form no region."""
     rejections = dict(walk.rejections)
     try:
         draft = grown(walk, anchors)

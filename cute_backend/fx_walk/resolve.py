@@ -1,7 +1,8 @@
-"""Arguments of a region's members as values of its chain: numbers, values of other members, loads.
+"""Resolves arguments of a region's members to values of its chain: numbers, values of other members, or
+loads.
 
-The kernel does work on operands alone where that costs no memory traffic: a cast to a wider dtype, and ops of
-the plane's own shape whose results nothing else needs.
+The kernel also does work on operands alone if that costs no memory traffic: a cast to a wider dtype, and ops
+of the plane's own shape whose results nothing else needs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from cute_backend.fx_walk.walk import Walk
 from cute_backend.spec import Operand
 
 _MAX_OPERAND_WORK = 16
-"""Ops in a row on operands alone that a region takes in. The value before them is a load."""
+"""The longest sequence of ops on operands alone that a region includes. The value before them is a load."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Reader:
     side: int | None = None
     """The anchor of a pair whose slice of columns is read, if the member has a product's whole plane."""
     depth: int = 0
-    """Ops in a row on operands alone, up to this node."""
+    """The length of the sequence of ops on operands alone, up to this node."""
 
     def behind(self, node: fx.Node) -> Reader:
         """The reader of the arguments of `node`, an operand of this one that the kernel computes."""

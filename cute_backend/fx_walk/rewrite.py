@@ -1,6 +1,6 @@
 """Replaces regions by calls of the one op, in place.
 
-A region of shape (..., N) turns into
+A region of shape (..., N) becomes
 
     results = cute_backend.gemm_epilogue([a, offsets of groups], [each b], [load views...], spec)
     out0 = results[0]                   # (M, N)
@@ -35,7 +35,7 @@ aten = torch.ops.aten
 
 
 def rewrite(graph: fx.Graph, regions: Sequence[Region]) -> None:
-    """Replace each region by one call of the op, and erase what nothing needs any more."""
+    """Replaces each region by one call of the op, and erases nodes that nothing needs any more."""
     order = {node: position for position, node in enumerate(graph.nodes)}
     sizes = _Sizes(graph, [node for region in regions for node in region.nodes])
     replaced: dict[fx.Node, fx.Node] = {}
@@ -53,7 +53,8 @@ def rewrite(graph: fx.Graph, regions: Sequence[Region]) -> None:
 
 
 def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.Node, fx.Node]) -> None:
-    """Add the call of one region. `replaced` maps outputs of regions that are done to their successors."""
+    """Adds the call of one region. `replaced` maps outputs of finished regions to the nodes that replace
+    them."""
     anchor = region.products[-1]
 
     def call(target: Callable[..., Any], *args: Any) -> fx.Node:
@@ -128,7 +129,7 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
 
 
 def _choice() -> list[Any]:
-    """The op's last arguments, which say how its tile is chosen; empty if all are defaults."""
+    """The op's last arguments, which control how its tile is chosen; empty if all are defaults."""
     if config.rowvec_placement != "auto":
         return [config.batch_invariant, config.tile, config.rowvec_placement]
     if config.tile is not None:
@@ -137,8 +138,8 @@ def _choice() -> list[Any]:
 
 
 def _canonical(call: Callable[..., fx.Node], view: LoadView, node: fx.Node, sizes: _Sizes) -> fx.Node:
-    """The load as the op takes it: (M, N), (N,), (M,) or 0-d, with the strides that its class is of, or with
-    an axis for each mode of M and of N."""
+    """The load as the op takes it: (M, N), (N,), (M,) or 0-d with the strides of its class, or with an axis
+    for each mode of M and of N."""
     kept = [axis for axis in (*view.m_axes, *chain(*view.n_axes)) if axis >= 0]
     for axis in reversed(range(fake(node).dim())):
         if axis not in kept:
@@ -162,7 +163,7 @@ def _canonical(call: Callable[..., fx.Node], view: LoadView, node: fx.Node, size
 
 
 def _groups(n_axes: tuple[tuple[int, ...], ...]) -> Iterator[range]:
-    """Where the axes of each group stand, counted over all groups."""
+    """The positions of the axes of each group, counted over all groups."""
     start = 0
     for group in n_axes:
         yield range(start, start + len(group))
@@ -170,8 +171,8 @@ def _groups(n_axes: tuple[tuple[int, ...], ...]) -> Iterator[range]:
 
 
 class _Sizes:
-    """Symbolic sizes as arguments: the first node of the graph that has the value, or a tensor with it; else
-    what computes it is added.
+    """Symbolic sizes as arguments. A size is the first node of the graph that has its value, or is read from
+    the first tensor that has it. If there is neither, nodes that compute it are added.
 
     Sizes are not read from a region's results, nor from nodes after it: the region's outputs would depend on
     themselves.

@@ -1,9 +1,9 @@
 """Rotary embeddings: blocks of columns whose halves (x, y) become (-y, x), as graphs spell it.
 
-A head's D columns are a block. `torch.cat((-x[..., D // 2:], x[..., :D // 2]), -1)` is found by which columns
-its pieces take, however the program takes them (slices, chunk, split). A column's partner lies half a block
-away, in the same tile: so the region goes on behind it. Where neighbours are partners, a block has two
-columns, and `torch.stack((-x[..., 1::2], x[..., ::2]), -1)` rotates them.
+A head's D columns are a block. `torch.cat((-x[..., D // 2:], x[..., :D // 2]), -1)` is recognised by the
+columns of its pieces, however the program takes them (slices, chunk, split). A column's partner is half a
+block away, in the same tile, so the region continues after the rotation. If adjacent columns are partners, a
+block has two columns, and `torch.stack((-x[..., 1::2], x[..., ::2]), -1)` rotates them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from cute_backend.spec import Columns, Operand
 
 @dataclass(frozen=True)
 class Rotation:
-    """A `cat` that rotates the halves of blocks of a value's last axis, of `columns` elements: (-y, x), or if
-    it is `inverse` (y, -x), as the derivative has it. The `cat` splits the axis in blocks, (..., D / 2, 2) of
-    (..., D), or has it as it is. `inner` are the nodes on the way, in order, which nothing else reads."""
+    """A `cat` that rotates the halves of blocks of `columns` elements of a value's last axis: to (-y, x) or,
+    if it is `inverse`, to (y, -x), as in the derivative. The `cat` divides the axis into blocks, (..., D)
+    into (..., D / 2, 2), or leaves it unchanged. `inner` are the nodes on the way, in order, which nothing
+    else reads."""
 
     head: fx.Node
     source: fx.Node
@@ -46,8 +47,8 @@ class Rotation:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Elements of the last axis of a value, `step` apart from `start` on, which are negated or are not. It is
-    `apart` if they lie along an axis in front of the last one, which has one element."""
+    """Elements of the last axis of a value, `step` apart from `start` on, which may be negated. It is `apart`
+    if they are along the axis before the last one, and the last one has one element."""
 
     source: fx.Node
     start: int
@@ -96,7 +97,7 @@ def _read(head: fx.Node) -> Rotation | None:
 
 
 def _is_whole(piece: _Piece, size: Size, shape: Sequence[Size]) -> bool:
-    """Whether two such pieces, joined to `shape`, make up an axis of this size: one block, or pairs."""
+    """Whether two such pieces, concatenated to `shape`, make up an axis of this size: one block, or pairs."""
     if piece.apart:
         pairs, columns = shape[-2:]
         return piece.step == 2 and columns == 2 and known(size == 2 * pairs)
@@ -104,7 +105,7 @@ def _is_whole(piece: _Piece, size: Size, shape: Sequence[Size]) -> bool:
 
 
 def _piece(node: fx.Node) -> _Piece | None:
-    """The part of a value's last axis that a tensor of a `cat` is; None if it is something else."""
+    """The part of a value's last axis that a tensor of a `cat` has. None if the tensor is not such a part."""
     name = target_name(node) if node.op == "call_function" else ""
     if name not in ("aten.neg.default", "aten.unsqueeze.default"):
         return _taken(node)
@@ -170,10 +171,11 @@ def inner_of(found: dict[fx.Node, Rotation]) -> Iterator[tuple[fx.Node, fx.Node]
 
 
 def lower_rotation(found: Rotation, draft: Draft, value: Operand) -> Operand:
-    """Rotates the halves of `value`, the chain's for `found.source`, and records how the result lies.
+    """Rotates the halves of `value`, which is the chain's value of `found.source`, and records the frame of
+    the result.
 
-    Raises Refused if the last axis is no block of columns, or one that no tile can rotate, beside results
-    that depend on the places of columns, and where `config.rotary_embeddings` is off.
+    Raises Refused if the last axis is not a block of columns, if no tile can rotate it, if other results
+    depend on the places of columns, or if `config.rotary_embeddings` is off.
     """
     if not config.rotary_embeddings:
         raise Refused(Reason.ROTATION_COST)
@@ -193,13 +195,13 @@ def lower_rotation(found: Rotation, draft: Draft, value: Operand) -> Operand:
 
 
 def refuse_rotated(chain: Chain) -> None:
-    """Raise Refused if the chain rotates blocks, for a reduction of rows or columns beside that."""
+    """Raises Refused for a reduction of rows or columns, if the chain rotates blocks."""
     for columns in chain.rotated - {2}:
         raise Refused(Reason.ROTATED_PLACES, columns=columns)
 
 
 def check_rotations(chain: Chain) -> None:
-    """Raise Refused if no tile rotates the halves of the chain's blocks."""
+    """Raises Refused if no tile rotates the halves of the chain's blocks."""
     apart = chain.accumulators[0].columns is Columns.ALL
     for columns in chain.rotated - ({2} if apart else set()):
         seen = {view.blocks.columns for view in chain.views if view.blocks is not None}

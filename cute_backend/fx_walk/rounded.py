@@ -1,4 +1,4 @@
-"""Values that a kernel rounds to their 16 bits before it goes on with them, whatever the precision is."""
+"""Values that a kernel rounds to their 16-bit dtype before later ops read them, whatever the precision is."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _OPS = {torch.bfloat16: "round_to_bf16", torch.float16: "round_to_f16"}
 
 
 def mark_rounded(node: fx.Node) -> None:
-    """Have members that follow from a value read it as it is in memory."""
+    """Makes members that read a value read it as it is in memory."""
     node.meta[_MARK] = True
 
 
 def as_in_memory(node: fx.Node, chain: Chain, value: Operand) -> Operand:
-    """The value of a node, rounded to 16 bits where it is marked and has such a dtype.
+    """The value of a node, rounded to 16 bits if it is marked and has such a dtype.
 
-    Under EAGER every value is already.
+    Under EAGER every value is rounded already.
     """
     if not node.meta.get(_MARK) or chain.precision is Precision.EAGER or fake(node).dtype not in _OPS:
         return value

@@ -121,8 +121,8 @@ def _block_scaled(
 
 
 def _tiled_v2(node: fx.Node, args: dict[str, Any], recipe: tuple[str, ...]) -> Anchor:
-    """Reads a product of `_scaled_mm_v2` whose scales of blocks lie in tiles, and those of whole operands
-    where the recipe has any."""
+    """Reads a product of `_scaled_mm_v2` with scales of blocks in tiles and, if the recipe has them, scales
+    of whole operands."""
     swizzles = [swizzle_names(args[name])[:1] for name in ("swizzle_a", "swizzle_b")]
     if swizzles != [SWIZZLE, SWIZZLE]:
         swizzle = " by ".join("".join(names) for names in swizzles)

@@ -20,8 +20,8 @@ from cute_backend.fx_walk.static import describe, fake, tensor_of
 
 @dataclass(frozen=True)
 class Settled:
-    """The members that stay, in order, and which of them are stored. `outside` has the values that are
-    computed outside because that is cheaper than to store them: members that left, and members that are
+    """The members that stay, in order, and those that are stored. `outside` has the values that are computed
+    outside because that is cheaper than storing them: members that leave the region, and members that are
     computed on both sides."""
 
     members: list[fx.Node]
@@ -30,7 +30,7 @@ class Settled:
 
     @property
     def kept(self) -> list[fx.Node]:
-        """The members that only the kernel computes."""
+        """The members that are computed only in the kernel."""
         return [node for node in self.members if node not in self.outside]
 
 
@@ -61,7 +61,7 @@ def _sides(draft: Draft, found: Crossings, boundary: Boundary, others: Outside) 
     """Decides where each member is computed, from the last to the first: in the kernel, outside, or on both
     sides.
 
-    A view that splits columns or moves axes only for nodes outside is made outside, of the stored value.
+    A view that splits columns or moves axes only for nodes outside is made outside, from the stored value.
     """
     inside, stored, outside = set[fx.Node](), [], set[fx.Node]()
     for node in reversed(draft.values):

@@ -1,4 +1,4 @@
-"""Reading what a graph spells in several calls."""
+"""Helpers to read an expression that a graph spells in several calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cute_backend.fx_walk.static import leading_arguments, target_name
 
 
 class SpelledOtherwise(Exception):
-    """Raised where a graph spells something else."""
+    """Raised if a graph spells something else."""
 
 
 def operands(node: Any, target: str, count: int) -> list[Any]:

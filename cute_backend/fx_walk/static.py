@@ -1,7 +1,7 @@
 """Facts about sizes and strides that are known statically.
 
-Every question here is answered from static knowledge alone: a `False` means "not proven", and no answer adds
-a guard to the program that is being compiled.
+Every question is answered from static knowledge alone. `False` means "not proven", and no answer adds a guard
+to the program that is being compiled.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def same_sizes(shape: Sequence[Size], other: Sequence[Size]) -> bool:
 
 
 def collapsed_stride(sizes: Sequence[Size], strides: Sequence[Size]) -> Size | None:
-    """The stride that axes have as one mode, 0 where none is longer than 1, None if there is none."""
+    """The stride of axes as one mode: 0 if none is longer than 1, and None if they have no common stride."""
     axes = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if not known(size == 1)]
     for (_, outer), (size, inner) in pairwise(axes):
         if not known(outer == size * inner):
@@ -53,14 +53,14 @@ def collapsed_stride(sizes: Sequence[Size], strides: Sequence[Size]) -> Size | N
 
 
 def tensor_of(node: Any) -> torch.Tensor | None:
-    """The fake tensor that stands for a node's result, None if the result is not one tensor, and for an
-    argument that is no node."""
+    """The fake tensor that stands for a node's result. None if the result is not one tensor, or if the
+    argument is not a node."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
 
 def fake(node: fx.Node) -> torch.Tensor:
-    """As `tensor_of`, for nodes that are known to have one tensor for a result."""
+    """The result of `tensor_of` for nodes whose result is known to be one tensor."""
     value = tensor_of(node)
     if value is None:
         raise TypeError(f"{node.name} has {type(node.meta.get('val')).__name__} where a tensor is wanted")
@@ -76,7 +76,7 @@ def hint(size: Size) -> int | None:
 
 
 def target_name(node: fx.Node) -> str:
-    """An op's full name, such as "aten.add.Tensor"; for other nodes what FX says."""
+    """An op's full name, such as "aten.add.Tensor". For other nodes it is FX's description."""
     if isinstance(node.target, torch._ops.OpOverload):
         return _op_name(node.target)
     return node._pretty_print_target(node.target)
@@ -84,16 +84,16 @@ def target_name(node: fx.Node) -> str:
 
 @cache
 def _op_name(op: torch._ops.OpOverload) -> str:
-    """Cached, since torch builds the name again at each request, and the walker needs it often for every
-    node."""
+    """The name of an op. It is cached, because torch builds the name at each request, and the walker needs it
+    often for every node."""
     return str(op)
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
     """The arguments of an aten call by name, in the schema's order.
 
-    A graph gives an argument by position, by keyword, or not at all where it has the schema's default. The
-    walker reads every argument here or by `first_argument`, never from a place in `node.args`.
+    A graph gives an argument by position, by keyword, or not at all if it has the schema's default. The
+    walker reads every argument here or by `first_argument`, never by its place in `node.args`.
     """
     return {
         name: node.args[index] if index < len(node.args) else node.kwargs.get(name, default)

@@ -1,5 +1,5 @@
-"""Tuning for the pass: regions become jobs, and regions for which Inductor's code is faster are left to
-it."""
+"""Tuning for the pass: makes jobs of regions, and leaves regions for which Inductor's code is faster to
+Inductor."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tune(regions: Sequence[Region]) -> tuple[list[Region], list[Rejection]]:
 
 
 def recall(regions: Sequence[Region]) -> tuple[list[Region], list[Rejection]]:
-    """As `tune`, by what earlier tuning found: nothing is compiled, timed or counted."""
+    """Does the same as `tune` with the results of earlier tuning: nothing is compiled, timed or counted."""
     found = {
         position: tuner_for(index).recall(job)
         for position, index, job in _jobs(regions)
@@ -80,7 +80,7 @@ def _jobs(regions: Sequence[Region]) -> Iterator[tuple[int, int, Job | Untuned]]
 
 
 def gpu_of(device: torch.device) -> int | None:
-    """The index of the GPU on which a region will run, None for a CPU and where there is no GPU."""
+    """The index of the GPU on which a region will run. None for a CPU, and if there is no GPU."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
     return torch.cuda.current_device() if device.index is None else device.index

@@ -25,8 +25,8 @@ _SETTINGS: dict[str, Any] = {
     # A pass that the user set runs on the whole graph, ours included.
     "post_grad_custom_pre_pass": None,
     "post_grad_custom_post_pass": None,
-    # Tuned Triton matrix products take longer to find than all of a problem's tuning may, and in fp8 none was
-    # seen that beats cuBLAS; what is tuned is the pointwise kernel after it.
+    # The search for tuned Triton products takes longer than all tuning of a problem may, and in fp8 none was
+    # seen that beats cuBLAS. So only the pointwise kernel after the product is tuned.
     "max_autotune": False,
     "max_autotune_gemm": False,
     "max_autotune_pointwise": True,
@@ -39,10 +39,10 @@ _SETTINGS: dict[str, Any] = {
 
 
 def compile_unfused(region: Region) -> Callable[[], Any]:
-    """The region as Inductor's own code, on random inputs: a call computes it once, on the current stream.
+    """The region as Inductor's own code, on random inputs. A call computes it once, on the current stream.
 
-    Symbolic sizes take the example that they were made from. The inputs are made by the first call. Raises
-    what Inductor raises.
+    Symbolic sizes have the values of their examples. The inputs are made by the first call. Raises Inductor's
+    exceptions.
     """
     alone = extract(region)
     mode = FakeTensorMode(shape_env=ShapeEnv())
@@ -93,7 +93,8 @@ class Alone:
 
 
 def extract(region: Region) -> Alone:
-    """The region by itself. Its inputs are its kernel's loads; work on them that the kernel does is in it."""
+    """The region as a graph. Its inputs are the kernel's loads, and the kernel's work on them is part of
+    it."""
     nodes = _computed(region)
     graph = fx.Graph()
     copies: dict[fx.Node, Any] = {}

@@ -11,7 +11,7 @@ from cute_backend.fx_walk.static import arguments, describe, fake, first_argumen
 
 
 def rearranged(node: fx.Node, frame: Frame | None) -> Refused:
-    """Why a reshape of a value that lies on the plane as `frame` says doesn't lie on it."""
+    """The reason why a reshape of a value with `frame` has no place on the plane."""
     return Refused(
         Reason.REARRANGED, target=target_name(node), shape=describe(fake(node).shape), how=_how(node, frame)
     )
@@ -26,7 +26,7 @@ def _how(node: fx.Node, frame: Frame | None) -> str:
 
 
 def not_pointwise(node: fx.Node) -> Refused:
-    """Why a call on a value on the plane that is neither pointwise nor a reshape is not fused."""
+    """The refusal of a call on a value of the plane that is neither pointwise nor a reshape."""
     axis = _axis_taken(node) if is_view(node) else None
     if axis is None:
         return Refused(Reason.NOT_POINTWISE, target=target_name(node))
@@ -45,7 +45,8 @@ _TAKES = (
 
 
 def _axis_taken(node: fx.Node) -> int | None:
-    """The axis of which a slice, a select or a split takes a part, counted from 0; None for other views."""
+    """The axis, counted from 0, from which a slice, a select or a split takes a part. None for other
+    views."""
     if target_name(node) not in _TAKES:
         return None
     axis = arguments(node)["dim"]

@@ -1,9 +1,10 @@
-"""The order in which products get their regions: from the last to the first, but if two meet, the larger one
-first.
+"""The order in which products get their regions: from the last to the first but, if one op reads two, the
+larger one first.
 
-If one op reads two products, the product that is visited first takes the op, and the other's result is an
-operand. LoRA adds a product of a small K to the layer's own, `x @ w + s * (x @ a) @ b`: the kernel with the
-larger K has more time to load a plane ahead, and where gate and up are both of this kind they become a pair.
+If one op reads two products, the product that is visited first gets the op, and the result of the other is an
+operand. LoRA adds a product with a small K to the layer's own product, `x @ w + s * (x @ a) @ b`. The kernel
+with the larger K has more time to load a plane ahead, and if gate and up are both of this kind, they become a
+pair.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from cute_backend.fx_walk.reasons import Refused
 from cute_backend.fx_walk.static import known
 
 _STEPS = 16
-"""The number of nodes that are searched on either side of the op where two products meet."""
+"""The number of nodes that are searched on either side of an op that reads two products."""
 
 
 def visits(anchors: dict[fx.Node, Anchor | Refused]) -> Iterator[fx.Node]:
-    """The products in the order in which they take the work after them. A product that comes early comes
-    again at its own place, for work that may be left then."""
+    """The products in the order in which they get the work after them. A product that was moved to an earlier
+    place comes again at its own place, for work that may be left then."""
     for node in reversed(anchors):
         larger = _larger(node, anchors)
         if larger is not None:
@@ -32,7 +33,7 @@ def visits(anchors: dict[fx.Node, Anchor | Refused]) -> Iterator[fx.Node]:
 
 
 def _larger(node: fx.Node, anchors: dict[fx.Node, Anchor | Refused]) -> fx.Node | None:
-    """The product of a larger K that meets this one, both by way of work that nothing else reads."""
+    """The product of a larger K that an op combines with this one, through work that nothing else reads."""
     anchor = anchors[node]
     if not isinstance(anchor, Anchor):
         return None
@@ -52,7 +53,7 @@ def _larger(node: fx.Node, anchors: dict[fx.Node, Anchor | Refused]) -> fx.Node 
 
 
 def _product_behind(node: fx.Node, anchors: dict[fx.Node, Anchor | Refused]) -> fx.Node | None:
-    """The product that a value follows from by way of work that nothing else reads."""
+    """The product from which a value is computed through work that nothing else reads."""
     stack, steps = [node], 0
     while stack and steps < _STEPS:
         current, steps = stack.pop(), steps + 1

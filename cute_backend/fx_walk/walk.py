@@ -67,8 +67,8 @@ class Walk:
 
 
 def _read(node: fx.Node, firsts: dict[fx.Node, fx.Node]) -> Anchor | Refused:
-    """The anchor of a node, or the reason why it has none. Its A is the first node with that value, so that
-    products share it."""
+    """The anchor of a node, or the reason why it has none. A is replaced by the first node with the same
+    value, so that products share it."""
     try:
         return read_anchor(node).with_a(firsts)
     except Refused as refused:

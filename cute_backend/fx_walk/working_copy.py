@@ -1,7 +1,7 @@
 """A copy of a graph to work on, and the change of the graph to the state of the copy.
 
 The pass changes a graph in many steps, any of which may fail. It makes them on a copy, so that a graph either
-stays as it was, to the last argument and user, or becomes the finished one.
+stays exactly as it was or becomes the finished one.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from torch import fx
 
 
 class WorkingCopy:
-    """A copy of `original`, as `graph`, to be changed by whatever fx offers; metas are copied, values are
-    shared."""
+    """A copy of `original`, as `graph`, which may be changed by all means of fx. Metas are copied, and their
+    values are shared."""
 
     def __init__(self, original: fx.Graph) -> None:
         self.graph: fx.Graph = deepcopy(original)
@@ -25,10 +25,11 @@ class WorkingCopy:
     def commit(self) -> None:
         """Changes the original to the state of the copy, in time that is linear in its size.
 
-        The copy of a node stands for that node, which keeps its identity, its meta except a value that was
-        exchanged in the copy's, and its arguments if the copy's were left alone: Inductor remembers nodes and
-        the arguments of their calls. Call this once, on a copy that is sorted and lints. Nodes are put in
-        place first and erased last, so that the original means the same after every step.
+        The copy of a node stands for that node. The node keeps its identity, because Inductor remembers nodes
+        and the arguments of their calls. It keeps its meta, except for a value that was exchanged in the
+        copy, and its arguments, if those of the copy were not changed. Call this once, on a sorted copy that
+        lints. Nodes are put in place first and erased last, so that the original means the same after every
+        step.
         """
         kept: dict[fx.Node, None] = {}
         last: fx.Node | None = None
@@ -40,7 +41,7 @@ class WorkingCopy:
                 self._original.erase_node(node)
 
     def _put(self, node: fx.Node, before: fx.Node | None) -> fx.Node:
-        """The original's node for one of the copy, placed behind the node `before`, or first."""
+        """The original's node for one of the copy, placed after the node `before`, or first."""
         here = self._nodes.get(node)
         behind = next(iter(self._original.nodes)) if before is None else before.next
         if here is None:

@@ -141,7 +141,7 @@ def test_steps_that_tma_does_not_take_are_refused(operand: str, strides: tuple[i
     graph = made.output(made.call(aten.relu.default, bmm(made, **{operand: strides})))
     regions, (rejection,) = walk(graph)
     assert not regions and rejection.reason is Reason.OPERAND_LAYOUT
-    assert "TMA takes steps from batch to batch of multiples of 16 bytes" in rejection.message
+    assert "TMA requires strides from batch to batch that are multiples of 16 bytes" in rejection.message
 
 
 def attended(q: Tensor, k: Tensor, mask: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:

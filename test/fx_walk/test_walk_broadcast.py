@@ -66,7 +66,7 @@ def test_rows_with_several_strides_stay_batches() -> None:
     found = fused(all_but_the_first, operands())
     assert not found.regions
     assert found.rejections[0].reason is Reason.OPERAND_LAYOUT
-    assert "leading axes do not collapse" in found.rejections[0].message
+    assert "leading axes of the input do not collapse" in found.rejections[0].message
 
 
 @pytest.mark.parametrize("empty", [{"k": 0}, {"n": 0}, {"rows": 0}, {"n": 0, "batches": 2}])

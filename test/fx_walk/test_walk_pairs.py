@@ -153,9 +153,9 @@ def other_dtype(made: Graph) -> tuple[fx.Node, fx.Node]:
 @pytest.mark.parametrize(
     ("sides", "message"),
     [
-        (other_a, "one op reads it and mm_default_1, .* but that multiplies au and this ag"),
+        (other_a, "one op reads it and mm_default_1, .* but that one multiplies au and this one ag"),
         (other_layout, "their operands differ in dtype or layout"),
-        (other_dtype, "that multiplies wide and this a"),
+        (other_dtype, "that one multiplies wide and this one a"),
     ],
 )
 def test_products_that_no_mma_computes_as_one_are_apart(
