@@ -123,7 +123,7 @@ rotary_embeddings: bool = bool(_switch("CUTE_BACKEND_ROTARY_EMBEDDINGS", False))
 k of a Llama 8B layer took 1.06 and 0.95 times as long as with Inductor at 2,048 tokens (bf16, fp8), and 1.00
 and 0.54 times as long at 64 (benchmarks/rotary.py)."""
 
-shared_launches: bool = bool(_switch("CUTE_BACKEND_SHARED_LAUNCHES", False))
+shared_launches: bool = bool(_switch("CUTE_BACKEND_SHARED_LAUNCHES", True))
 """Whether products of one A that never meet, such as those of queries, keys and values, share a launch with
 the work after each of them, where the model of time predicts that it is faster. The projections of a Llama 8B
 layer then took, on an H200, 0.54 to 0.61 of the time of separate launches at 64 tokens in bf16, 0.50 in fp8,

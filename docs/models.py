@@ -58,12 +58,12 @@ of it. The first are those in `examples/`. The others are one layer of many arch
 transformers and diffusers, in bf16 (`docs/architectures.py`). Written by `python docs/models.py`{device}.
 
 - products: matrix products of the program; in training, forward and backward.
-- fused: how many of them our kernels compute, and in how many kernels: a gated pair is one.
+- fused: how many of them our kernels compute, and in how many kernels: a gated pair is one, and products
+  that share a launch are one.
 - kernels: how many are launched by Inductor alone, and with our own. A region with reductions counts one
   more, which finishes them.
 - KiB: what all kernels read and write, by Inductor alone, and with our own: each buffer once by each kernel.
-  Sequences here are of 64 tokens, so weights are most of it. Gemma 3 in fp8 has a kernel more with our own,
-  and an eighth fewer bytes.
+  Sequences here are of 64 tokens, so weights are most of it.
 
 Kernels are those that Inductor would make for a GPU.
 
