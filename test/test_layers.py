@@ -75,7 +75,10 @@ def test_the_diagram_is_the_order_of_imports(page: str) -> None:
     assert [match[1] for match in drawn if match] == list(LAYERS)
 
 
-@pytest.mark.parametrize("folder", ["fx_walk", "runtime", "memory_ops", "templates", "planning", "spec"])
+@pytest.mark.parametrize(
+    "folder",
+    ["fx_walk", "runtime", "memory_ops", "templates", "planning", "spec", "simulator", "bench", "fuzz"],
+)
 def test_a_folder_names_its_modules_by_subject(folder: str) -> None:
     """The docstring of a folder's `__init__` lists its modules in groups; a new one is added to its group."""
     listed = ast.get_docstring(ast.parse((PACKAGE / folder / "__init__.py").read_text())) or ""

@@ -1,8 +1,13 @@
 """Times programs on this machine's GPU, compiled by cute and by its alternatives: `python -m cute_backend
 bench`.
 
-`table` defines tables; `scaled_mm`, `decoding`, `row_maxima`, `gated`, `block_scaled` and `grouped` are the
-built-in ones. `timing` has the method and the reasons for it; `measure` runs tables, and `host` times calls.
-`results` are plain data, which `show` and `picture` present. `command` is the entry point from the shell and
-from Python. `models`, `model_case`, `model_run` and `model_results` time whole models.
+The modules by subject:
+
+- The entry point from the shell and from Python: `command`.
+- Tables: `table` defines them; the built-in ones are `scaled_mm`, `decoding`, `row_maxima`, `gated`,
+  `block_scaled`, `grouped` and `grouped_fp8`. `quack_peer` spells some of them for QuACK.
+- Timing: `timing` has the method and the reasons for it; `measure` runs tables, and `elsewhere` builds
+  kernels for another GPU. `host` and `fresh` time calls and the start of a process.
+- Results: `results` are plain data, which `show` and `picture` present; `machine` describes the machine.
+- Whole models: `models`, `model_case`, `model_run`, `model_results`.
 """

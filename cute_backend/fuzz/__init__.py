@@ -3,7 +3,11 @@
     program = draw(seed=0, index=17)
     verdict = judge(program)
 
-`python -m cute_backend fuzz` does this for many programs.
+`python -m cute_backend fuzz` does this for many programs. The modules by subject:
+
+- The command: `command`.
+- Programs: `program`, `draw`, `forms`, `vocabulary`, `block_scaled`, `formats`.
+- Verdicts: `judge`, `bounds`, `shrink`.
 """
 
 from cute_backend.fuzz.draw import draw

@@ -16,6 +16,15 @@ on top of it (`host.py`, `simulate.py`), its real host code. The modules, from t
       memory.GlobalMemory        registered host memory; nothing else can be touched
       report.Report              instructions, waits and bytes per warp role; exposed loads; a timeline
 
+The modules by subject:
+
+- A launch: `simulate`, `host`, `linking`, `device`, `machine`, `report`, `timeline`.
+- The program: `parser`, `syntax`, `program`, `binder`, `opcodes`, `roles`.
+- Warps and CTAs: `warp`, `cta`, `barriers`, `asynchrony`.
+- Memory and its order: `memory`, `banks`, `shadow`, `global_shadow`, `lane_accesses`, `scopes`.
+- Matrices and tensor maps: `layouts`, `tensormap`, `boxes`, `products`, `formats`.
+- Errors: `errors`.
+
 A run proves, for the inputs it ran on:
 - The numbers. Integer and data movement instructions are exact. Float instructions round as PTX states.
   Matrix products are formed in double precision and rounded once per instruction into the accumulator.

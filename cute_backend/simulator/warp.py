@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_backend.simulator.asynchrony import Pipe
-from cute_backend.simulator.doings import Doings
 from cute_backend.simulator.errors import RaceError
+from cute_backend.simulator.lane_accesses import LaneAccesses
 from cute_backend.simulator.memory import GlobalMemory, LocalMemory
 from cute_backend.simulator.scopes import CtaId, Order, Scope
 from cute_backend.simulator.shadow import Access, Clock
@@ -118,7 +118,7 @@ class Warp(Registers):
         # Accesses that not all lanes know of: the first event of each, and the lanes that made it.
         self.apart: list[tuple[int, np.ndarray]] = []
         self.fenced: Clock | None = None
-        self.doings = Doings(cluster.agents.new(f"global memory of {self.name}"), self.clock)
+        self.lane_accesses = LaneAccesses(cluster.agents.new(f"global memory of {self.name}"), self.clock)
         # The clock of the last fence that releases to each scope, and the releases that strong reads have met
         # and that a later fence may acquire.
         self.fences: dict[Scope, Clock] = {}
@@ -330,7 +330,7 @@ class Warp(Registers):
         """
         clock = self.clock.copy()
         clock.seen[self.agent] = self._known(self.mask)
-        self.doings.publish(clock, self.mask)
+        self.lane_accesses.publish(clock, self.mask)
         self._begin_event()
         return clock
 
@@ -338,8 +338,8 @@ class Warp(Registers):
         """The running lanes learn the events of `clock`. If all lanes are running, they also learn the warp's
         own events up to the release of that clock."""
         self.clock.join(clock)
-        if self.doings.apart:
-            self.doings.meet(clock)
+        if self.lane_accesses.apart:
+            self.lane_accesses.meet(clock)
         if self.apart and not (self.alive & ~self.mask).any():
             before = int(clock.seen[self.agent])
             ends = [*(first - 1 for first, _ in self.apart[1:]), self.epoch]
@@ -358,7 +358,7 @@ class Warp(Registers):
         if globally:
             public = self.clock.copy()
             public.public = None
-            self.doings.publish(public, self.mask)
+            self.lane_accesses.publish(public, self.mask)
             self.clock.publish_too(public)
         self._begin_event()
 
@@ -406,7 +406,7 @@ class Warp(Registers):
         alone = np.count_nonzero(self.mask) == 1
         lanes = self.mask if alone else np.zeros_like(self.mask)
         clock.seen[self.agent] = self._known(lanes)
-        self.doings.publish(clock, lanes)
+        self.lane_accesses.publish(clock, lanes)
         return Access(agent, epoch, clock, "async", text, self.agent)
 
     def _known(self, lanes: np.ndarray) -> int:

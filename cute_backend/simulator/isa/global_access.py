@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cute_backend.simulator.doings import ALL_LANES, LANES
 from cute_backend.simulator.global_shadow import Event, Lanes, Release
+from cute_backend.simulator.lane_accesses import ALL_LANES, LANES
 from cute_backend.simulator.scopes import Order
 
 if TYPE_CHECKING:
@@ -53,9 +53,11 @@ def store_global(w: Warp, addresses: np.ndarray, lanes: np.ndarray, data: np.nda
 
 def _event(w: Warp, piece: Piece, lanes: np.ndarray, nbytes: int, order: Order, *, writes: bool) -> Event:
     text = w.program.entry.instructions[w.pc].text
-    footprint, epoch = Lanes(piece.offsets, nbytes), w.doings.touch(lanes[piece.here])
+    footprint, epoch = Lanes(piece.offsets, nbytes), w.lane_accesses.touch(lanes[piece.here])
     bits = ALL_LANES if len(piece.offsets) == LANES else _bits(lanes[piece.here])
-    return Event(w.cta.id, w.doings.agent, epoch, bits, "generic", writes, order, w.name, text, footprint)
+    return Event(
+        w.cta.id, w.lane_accesses.agent, epoch, bits, "generic", writes, order, w.name, text, footprint
+    )
 
 
 def _bits(lanes: np.ndarray) -> int:

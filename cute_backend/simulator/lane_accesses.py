@@ -15,7 +15,7 @@ def bits(mask: np.ndarray) -> int:
     return int(np.packbits(mask, bitorder="little").view(np.uint32)[0])
 
 
-class Doings:
+class LaneAccesses:
     """The accesses of a warp to global memory, as events of an agent. `clock` is the clock of the warp.
 
     An event ends when the warp publishes it. `done` holds the last event of each lane, and `published` the
