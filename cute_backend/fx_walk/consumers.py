@@ -10,6 +10,7 @@
   from them is in a later one. Waves are counted from the start of the graph.
 - An op that joins tensors to a larger one, as the gradients of gate and up are joined, or pads one, is a
   kernel that does the work before it as it writes. So is a copy whose axes are in another order.
+- A reduction of fewer than eight elements is pointwise: Inductor writes it out.
 - Otherwise a kernel reads a buffer once, however many of its ops do, and nothing that it computes itself.
 
 Inductor may need fewer bytes, by fusing work of several waves that share inputs, or more, by writing results
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 
 from torch import fx
 
@@ -27,7 +29,7 @@ from cute_backend.fx_walk.lower import is_pointwise, is_reshape
 from cute_backend.fx_walk.mutation import is_view
 from cute_backend.fx_walk.questions import is_reduction
 from cute_backend.fx_walk.reductions import reduced_axes
-from cute_backend.fx_walk.static import fake, first_argument, tensor_of
+from cute_backend.fx_walk.static import fake, first_argument, known, tensor_of
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,27 @@ class Waves:
 
     def kernel_of(self, node: fx.Node) -> Kernel:
         """The kernel that computes a pointwise op or a reduction."""
-        return Kernel(self._waves[node], is_reduction(node) and not _is_by_rows(node))
+        return Kernel(self._waves[node], reduces(node) and not _is_by_rows(node))
+
+
+def reduces(node: fx.Node) -> bool:
+    """Whether a node is a reduction that Inductor does not write out as pointwise work."""
+    if not is_reduction(node):
+        return False
+    source = tensor_of(first_argument(node))
+    if source is None:
+        return True
+    return not known(prod(source.shape[axis] for axis in reduced_axes(node)) < _WRITTEN_OUT)
+
+
+_WRITTEN_OUT = 8
+"""Elements from which on a reduction is a loop (`unroll_reductions_threshold` of Inductor's settings)."""
 
 
 def _ends_wave(node: fx.Node) -> bool:
     if node.op != "call_function" or is_pointwise(node) or is_view(node) or is_reshape(node):
         return False
-    return not (is_reduction(node) and _is_by_rows(node))
+    return reduces(node) and not _is_by_rows(node) if is_reduction(node) else True
 
 
 def _is_by_rows(reduction: fx.Node) -> bool:

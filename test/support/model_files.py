@@ -48,6 +48,13 @@ def load(model: str) -> tuple[Any, tuple[Any, ...]]:
     return fn, args
 
 
+def load_architecture(name: str) -> tuple[Any, tuple[Any, ...]]:
+    """A layer of ARCHITECTURES and its arguments; skips the test where it lacks a package."""
+    for package in ("transformers", "diffusers"):
+        pytest.importorskip(package, reason=f"{name} needs {package}: pip install '.[models]'")
+    return architectures.architecture(name)
+
+
 def graph_breaks(fn: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     """Whether Dynamo leaves some of a function to eager; nothing is computed."""
 

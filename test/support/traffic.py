@@ -32,7 +32,9 @@ class Traffic:
     rejections: tuple[Rejection, ...] = ()
 
 
-class _Recorder(EpiloguePass):
+class Recorder(EpiloguePass):
+    """The pass, which records its regions and rejections."""
+
     def __init__(self) -> None:
         super().__init__()
         self.regions: list[Region] = []
@@ -52,7 +54,7 @@ def alone(fn: Callable[..., Any], args: tuple[Any, ...]) -> Traffic:
 
 def fused(fn: Callable[..., Any], args: tuple[Any, ...]) -> Traffic:
     """The traffic of a call of `fn` with the pass."""
-    recorder = _Recorder()
+    recorder = Recorder()
     kernels, moved = scheduled(fn, args, recorder)
     finishing = sum(bool(region.spec.reductions) for region in recorder.regions)
     return Traffic(kernels + finishing, moved, tuple(recorder.regions), tuple(recorder.rejections))
