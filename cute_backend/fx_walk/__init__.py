@@ -8,7 +8,7 @@
 - The pass: `epilogue_pass`, `pass_sequence`, `containment`, `working_copy`, `rewrite`, `direct_call`,
   `collect`.
 - Products: `anchors`, `anchor`, `dense_products`, `scaled_products`, `grouped_products`, `product_operands`,
-  `activation`, `block_scales`, `broadcast`, `group_rows`, `padding`.
+  `activation`, `block_scales`, `broadcast`, `group_rows`, `padding`, `row_slices`.
 - Losses: `log_softmax`.
 - Growing a region: `regions`, `walk`, `visits`, `growth`, `joining`, `resolve`, `dependences`, `draft`,
   `chain`, `lower`, `quotient`, `reductions`, `block_reductions`, `rotations`, `concatenation`, `pairs`,

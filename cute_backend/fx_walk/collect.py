@@ -38,7 +38,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from cute_backend.errors import check_function
 from cute_backend.fx_walk.containment import contain
 from cute_backend.fx_walk.device import Capability, Named, device_capability
-from cute_backend.fx_walk.epilogue_pass import current_precision
+from cute_backend.fx_walk.epilogue_pass import current_precision, prepare
 from cute_backend.fx_walk.labels import input_names, label_inputs, plain_name
 from cute_backend.fx_walk.reasons import Rejection
 from cute_backend.fx_walk.region import Region
@@ -192,6 +192,7 @@ class _Collector:
             return find_regions(graph, current_precision(), self.capability)
 
         try:
+            prepare(graph)
             regions, rejections = find(graph)
             if regions:
                 copy = WorkingCopy(graph).graph

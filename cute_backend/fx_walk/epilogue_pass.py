@@ -31,6 +31,7 @@ from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.regions import find_regions
 from cute_backend.fx_walk.rewrite import rewrite
+from cute_backend.fx_walk.row_slices import slice_before_products
 from cute_backend.fx_walk.working_copy import WorkingCopy
 from cute_backend.options import check_settings
 from cute_backend.planning.naming import words
@@ -105,11 +106,7 @@ class EpiloguePass(CustomGraphPass):
 
     def _fuse(self, graph: fx.Graph) -> list[Region]:
         """Fuses all regions of a graph, which the caller discards if something fails."""
-        if _unreachable() is None:
-            take_padding_back(graph)
-            lay_in_rows(graph)
-            join_batches(graph)
-            separate_logsumexps(graph)
+        prepare(graph)
         regions, rejections = self.analyse(graph)
         if tuning_is_on():
             # It imports all of Inductor, which an import of the pass must not do.
@@ -158,6 +155,16 @@ class EpiloguePass(CustomGraphPass):
             current_precision().value,
             tuple(sorted(settings.items())),
         )
+
+
+def prepare(graph: fx.Graph) -> None:
+    """Rewrites what Inductor and programs write around products to forms in which regions are found."""
+    if _unreachable() is None:
+        take_padding_back(graph)
+        slice_before_products(graph)
+        lay_in_rows(graph)
+        join_batches(graph)
+        separate_logsumexps(graph)
 
 
 def _names(region: Region) -> str:

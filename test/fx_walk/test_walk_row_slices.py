@@ -1,0 +1,136 @@
+"""Products of which some rows are read, which are taken before the product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from cute_backend.backend import cute
+from cute_backend.fx_walk.reasons import Reason
+from cute_backend.memory_ops.schedule import kernel_formula
+from support.traffic import alone, fused
+
+B, S, N, K = 4, 16, 72, 64
+TOKENS = 48
+
+
+def operands() -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((B, S, K), (TOKENS, K), (N, K), (N,), (TOKENS, N))
+    return tuple(torch.randn(size, generator=generator).bfloat16() for size in sizes)
+
+
+Program = Callable[..., Tensor]
+
+
+def last(x: Tensor, rows: Tensor, w: Tensor, bias: Tensor, plane: Tensor) -> Tensor:
+    return F.linear(x, w)[:, -1].float() / 0.8
+
+
+def last_of_a_softcap(x: Tensor, rows: Tensor, w: Tensor, bias: Tensor, plane: Tensor) -> Tensor:
+    return (torch.tanh(F.linear(x, w, bias).float() / 30) * 30)[:, -1] * 2
+
+
+def greedy(x: Tensor, rows: Tensor, w: Tensor, bias: Tensor, plane: Tensor) -> Tensor:
+    return F.linear(x, w)[:, -1].argmax(-1)
+
+
+def first_of_each(x: Tensor, rows: Tensor, w: Tensor, bias: Tensor, plane: Tensor) -> Tensor:
+    return F.linear(x, w)[:, :1].relu()
+
+
+def some(x: Tensor, rows: Tensor, w: Tensor, bias: Tensor, plane: Tensor) -> Tensor:
+    return F.silu(F.linear(rows, w) + plane)[8:40] * plane[:32]
+
+
+def every_third(x: Tensor, rows: Tensor, w: Tensor, bias: Tensor, plane: Tensor) -> Tensor:
+    return (F.linear(rows, w) * plane.mean(-1, keepdim=True))[::3].relu()
+
+
+def one(x: Tensor, rows: Tensor, w: Tensor, bias: Tensor, plane: Tensor) -> Tensor:
+    return torch.addmm(bias, rows, w.t(), beta=2, alpha=3)[5].relu()
+
+
+def of_two_products(x: Tensor, rows: Tensor, w: Tensor, bias: Tensor, plane: Tensor) -> Tensor:
+    return (F.silu(F.linear(rows, w)) * F.linear(rows, w.flip(0)))[:7] + 1
+
+
+MOVED: dict[Program, tuple[int, str]] = {
+    last: (B, "out0 = f32(acc / 0.8)"),
+    last_of_a_softcap: (B, "out0 = f32(tanh((acc + bias) / 30) * 30 * 2)"),
+    greedy: (B, "out0 = i64(row_argmax(acc))"),
+    first_of_each: (B, "out0 = bf16(relu(acc))"),
+    some: (32, ""),
+    every_third: (16, "out0 = bf16(relu(acc * colvec0))"),
+    one: (1, ""),
+    of_two_products: (7, ""),
+}
+
+
+@pytest.mark.parametrize("program", MOVED, ids=lambda program: program.__name__)
+@pytest.mark.usefixtures("free_launches")
+def test_rows_are_taken_before_the_product(program: Program) -> None:
+    rows, formula = MOVED[program]
+    ours, theirs = fused(program, operands()), alone(program, operands())
+    (region,) = ours.regions
+    assert region.problem == (rows, N, K)
+    assert formula in kernel_formula(region.spec)
+    assert ours.bytes < theirs.bytes and ours.kernels <= theirs.kernels
+
+
+@pytest.mark.parametrize(
+    ("program", "dynamic"),
+    [(program, ()) for program in MOVED]
+    + [(last, (0,)), (last, (0, 1)), (greedy, (0, 1)), (first_of_each, (0, 1))],
+)
+def test_the_result_is_eagers(program: Program, dynamic: tuple[int, ...], fresh_compiler: None) -> None:
+    args = operands()
+    for axis in dynamic:
+        torch._dynamo.mark_dynamic(args[0], axis)
+    with torch.no_grad():
+        result = torch.compile(program, backend=cute)(*args)
+        expected = program(*(arg.double() for arg in args))
+    assert result.shape == expected.shape and result.stride() == program(*args).stride()
+    torch.testing.assert_close(result.double(), expected.double(), rtol=0.02, atol=0.1)
+    assert counters["cute_backend"]["regions"] == 1
+
+
+def read_twice(x: Tensor, rows: Tensor, w: Tensor, bias: Tensor, plane: Tensor) -> Tensor:
+    y = F.linear(rows, w)
+    return y[:5].relu().sum() + y.sum()
+
+
+def in_halves(x: Tensor, rows: Tensor, w: Tensor, bias: Tensor, plane: Tensor) -> Tensor:
+    top, bottom = F.linear(rows, w).chunk(2)
+    return torch.relu(top) * bottom
+
+
+def of_several_strides(x: Tensor, rows: Tensor, w: Tensor, bias: Tensor, plane: Tensor) -> Tensor:
+    return F.linear(x, w)[:, 1:].relu()
+
+
+def returned(x: Tensor, rows: Tensor, w: Tensor, bias: Tensor, plane: Tensor) -> Tensor:
+    return F.linear(x, w)[:, -1]
+
+
+def with_an_addend_of_rows(x: Tensor, rows: Tensor, w: Tensor, bias: Tensor, plane: Tensor) -> Tensor:
+    return torch.addmm(plane, rows, w.t())[:9].relu()
+
+
+@pytest.mark.parametrize(
+    "program", [read_twice, in_halves, of_several_strides, with_an_addend_of_rows], ids=lambda it: it.__name__
+)
+def test_a_product_is_left_whole(program: Program) -> None:
+    """Where all of it is read, its addend has rows, or the rows of A that are left are no matrix."""
+    found = fused(program, operands())
+    assert not any(region.problem[0] not in (TOKENS, B * S) for region in found.regions)
+    assert Reason.PART_OF_ROWS in {rejection.reason for rejection in found.rejections}
+
+
+def test_rows_that_are_returned_are_the_users_view() -> None:
+    assert not fused(returned, operands()).regions
