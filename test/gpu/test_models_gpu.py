@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from torch._dynamo.utils import counters
 
+from cute_backend import config
 from support.model_files import NAMES, check
 
 pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def launches_as_shipped() -> Iterator[None]:
+    with config.patch(shared_launches=True):  # type: ignore[attr-defined]
+        yield
 
 
 @pytest.mark.parametrize("model", NAMES)
