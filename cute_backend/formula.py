@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from cute_backend.ops import OPS, effective_dtype
-from cute_backend.spec import Const, DType, EpilogueSpec, Op, Operand, Store
+from cute_backend.spec import Const, DType, EpilogueSpec, Op, Operand, Order, Store
 
 _INFIX_LEVELS = (("==", "!=", "<", "<=", ">", ">="), ("|",), ("^",), ("&",), ("+", "-"), ("*", "/"))
 _LEVEL = {symbol: level for level, symbols in enumerate(_INFIX_LEVELS) for symbol in symbols}
@@ -50,7 +50,8 @@ class _Formula:
             return f"{store.dtype.value}({store.reduce.axis.value}_{store.reduce.kind.value}({text}))"
         rounded = self.spec.dtypes[self._source(store.value)] is store.dtype and store.dtype is not DType.F32
         if store.block:
-            return f"{store.dtype.value}({text})[:, ::{store.block}]"
+            of_blocks = text if rounded and store.dtype is DType.E8M0 else f"{store.dtype.value}({text})"
+            return f"{of_blocks}[:, ::{store.block}]{' in tiles' * (store.order is Order.TILED)}"
         return text if rounded and store.value not in self.named else f"{store.dtype.value}({text})"
 
     def _is_transparent(self, op: Op) -> bool:

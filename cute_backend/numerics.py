@@ -7,6 +7,9 @@ there; `store` also packs it into memory's dtype.
 - to fp8: to the nearest, halves to even; NaN stays NaN. SATURATE replaces values beyond the largest finite
   value, infinities included, by that value (PTX `cvt.rn.satfinite`). NONFINITE rounds as if the range had no
   end. A result beyond the range is then NaN in e4m3 (which has no infinity) and infinity in e5m2.
+- to E8M0: to the nearest power of two by magnitude; 1.5 times a power of two is rounded up. Infinities, and
+  magnitudes that would round to 2^128, give NaN, as in torch. Magnitudes up to 2^-127 give 2^-127, other
+  subnormal ones 2^-126.
 - float to integer: towards zero; NaN gives 0; a value beyond int32's range gives the nearest end of the
   range. int8 and uint8 then keep the low eight bits. For values beyond the range torch promises nothing: its
   CPU and CUDA results differ.
@@ -57,6 +60,8 @@ def cast(value: Tensor, target: DType, overflow: Overflow = Overflow.SATURATE) -
     value = convert(value, target.register)
     if target.is_fp8:
         return _round_fp8(value, _FLOAT8[target], overflow)
+    if target is DType.E8M0:
+        return _round_e8m0(value)
     if target in (DType.BF16, DType.F16):
         # IEEE rounding in every torch, on every device.
         return value.to(TORCH_DTYPES[target]).to(torch.float32)
@@ -72,7 +77,22 @@ def store(value: Tensor, target: DType, overflow: Overflow = Overflow.SATURATE) 
     value = cast(value, target, overflow)
     if target.is_fp8:
         return _encode_fp8(value, _FLOAT8[target]).view(TORCH_DTYPES[target])
+    if target is DType.E8M0:
+        return _e8m0_code(value).to(torch.uint8).view(TORCH_DTYPES[target])
     return value.to(TORCH_DTYPES[target])
+
+
+def _e8m0_code(value: Tensor) -> Tensor:
+    """The exponent of the nearest power of two, biased by 127; 255 stands for NaN."""
+    bits = (value.view(torch.int32) & 0x7FFFFFFF).clamp(max=0x7F800000)
+    # 2^-127 is half of the least normal number, and its code is 0.
+    return (bits + (1 << 22) - (bits == 1 << 22).to(torch.int32)) >> 23
+
+
+def _round_e8m0(value: Tensor) -> Tensor:
+    code = _e8m0_code(value.contiguous())
+    power = torch.where(code == 0, 1 << 22, code << 23).view(torch.float32)
+    return torch.where(code == 255, float("nan"), power)
 
 
 def _truncate(value: Tensor) -> Tensor:

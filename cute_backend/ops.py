@@ -463,4 +463,5 @@ def cast_expression(text: str, source: DType, target: DType, overflow: Overflow 
         return value
     if target.is_fp8 and overflow is Overflow.NONFINITE:
         return f"math.round_to_{target.value}({value}, saturate=False)"
-    return f"math.{'round' if target.is_float else 'wrap'}_to_{target.value}({value})"
+    rounds = target.register is DType.F32
+    return f"math.{'round' if rounds else 'wrap'}_to_{target.value}({value})"

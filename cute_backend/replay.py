@@ -43,6 +43,7 @@ from cute_backend.spec import (
     Scaling,
     Store,
     Stride,
+    padded,
 )
 
 _VIEWS = {
@@ -297,8 +298,21 @@ def _stored(spec: EpilogueSpec, store: Store, value: Tensor) -> Tensor:
     """An (M, N) value, or the value of each block, in memory's dtype and order, always in new memory."""
     values = packed(spec, store, value[:, :: store.block or 1])
     m, n = values.shape
+    if store.order is Order.TILED:
+        return _in_tiles(values)
     out = values.new_empty((m, n)) if store.order is Order.ROW else values.new_empty((n, m)).t()
     return out.copy_(values)
+
+
+def _in_tiles(scales: Tensor) -> Tensor:
+    """Returns the scales (M, blocks) in tiles, padded with zeros, as a vector."""
+    m, blocks = scales.shape
+    rows, columns = padded(m, blocks)
+    filled = scales.new_zeros((rows, columns), dtype=torch.uint8)
+    filled[:m, :blocks] = scales.view(torch.uint8)
+    height, width = SCALE_TILE
+    tiles = filled.view(rows // height, 4, height // 4, columns // width, width).permute(0, 3, 2, 1, 4)
+    return tiles.reshape(-1).view(scales.dtype)
 
 
 def _reduced(

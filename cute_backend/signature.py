@@ -28,6 +28,7 @@ from cute_backend.spec import (
     Scaling,
     Store,
     Stride,
+    padded,
 )
 
 TMA_ALIGN = 16
@@ -88,6 +89,7 @@ class Extent(Enum):
     MODE = "one of several modes of M, of any size"
     BLOCKS = "blocks of columns: N by those of one block"
     BLOCK = "columns of a block, known when a kernel is compiled"
+    TILES = "scales of blocks of columns, in tiles"
     BYTES = "bytes of the workspace"
 
 
@@ -112,17 +114,22 @@ class Dim:
     extent: Extent
     stride: Stride
     block: int = 0
-    """Columns of a block, for BLOCKS and BLOCK."""
+    """Columns of a block, for BLOCKS, BLOCK and TILES."""
     width: int = 0
-    """Columns of a segment, for N and BLOCKS of a tensor that belongs to one; 0 where N is the plane's."""
+    """Columns of a segment, for N, BLOCKS and TILES of a tensor that belongs to one; 0 where N is the
+    plane's."""
 
     def size(self, sizes: Mapping[Extent, Any]) -> Any:
-        """The size of this axis for these sizes of extents. That of BLOCKS follows from N, and that of N from
-        the width of a segment. Raises KeyError for an extent that is not among them."""
+        """The size of this axis for these sizes of extents. That of BLOCKS follows from N, that of TILES from
+        M and N, and that of N from the width of a segment. Raises KeyError for an extent that is not among
+        them."""
         if self.extent is Extent.BLOCK:
             return self.block
         if self.extent is Extent.BLOCKS:
             return (self.width or sizes[Extent.N]) // self.block
+        if self.extent is Extent.TILES:
+            rows, columns = padded(sizes[Extent.M], (self.width or sizes[Extent.N]) // self.block)
+            return rows * columns
         return self.width or sizes[self.extent]
 
 
@@ -167,9 +174,12 @@ class Argument:
     @staticmethod
     def of_store(store: Store, width: int = 0) -> Argument:
         """The argument of a store, in a segment of `width` columns if there are segments."""
+        if store.order is Order.TILED:
+            dims: tuple[Dim, ...] = (Dim(Extent.TILES, Stride.ONE, store.block, width),)
+            return Argument(store.name, store.name, Role.STORE, store.dtype, dims)
         if store.block:
             m, blocks = _plane((Extent.M, Extent.BLOCKS), store.order is Order.ROW, width)
-            dims: tuple[Dim, ...] = (m, replace(blocks, block=store.block))
+            dims = (m, replace(blocks, block=store.block))
             return Argument(store.name, store.name, Role.STORE, store.dtype, dims)
         if store.reduce is None:
             plane = _plane((Extent.M, Extent.N), store.order is Order.ROW, width)

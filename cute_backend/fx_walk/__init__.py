@@ -11,8 +11,8 @@
   `activation`, `block_scales`, `broadcast`, `group_rows`, `padding`, `row_slices`.
 - Losses: `log_softmax`.
 - Growing a region: `regions`, `walk`, `visits`, `growth`, `joining`, `resolve`, `dependences`, `draft`,
-  `chain`, `lower`, `quotient`, `reductions`, `block_reductions`, `rotations`, `concatenation`, `pairs`,
-  `segments`, `region`.
+  `chain`, `lower`, `quotient`, `reductions`, `block_reductions`, `rotations`, `tiled_scales`,
+  `concatenation`, `pairs`, `segments`, `region`.
 - Operands and shapes: `classify`, `frame`, `free_strides`, `views`, `static`, `labels`, `device`,
   `rounded`.
 - Where a region ends: `settle`, `boundary`, `crossings`, `consumers`, `redo`.

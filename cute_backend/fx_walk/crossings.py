@@ -20,6 +20,7 @@ from cute_backend.fx_walk.questions import is_only_read, is_reduction
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.region import parts_of
 from cute_backend.fx_walk.static import Size, fake, first_argument, hint, known, target_name, tensor_of
+from cute_backend.fx_walk.tiled_scales import Tiled
 from cute_backend.spec import Axis, LoadKind
 
 
@@ -192,11 +193,8 @@ class _Sizes:
         value = self.draft.values[member]
         parts = len(parts_of(self.draft.first, value))
         axis = value.reduce.axis if isinstance(value, Reduced) else None
-        return (
-            parts * self.elements[axis] // self.draft.block(member) * fake(member).element_size()
-            if parts
-            else 0
-        )
+        block = value.block if isinstance(value, Tiled) else self.draft.block(member)
+        return parts * self.elements[axis] // block * fake(member).element_size() if parts else 0
 
 
 def _number(size: Size) -> int:

@@ -24,6 +24,7 @@ from cute_backend.fx_walk.redo import cheaper_to_redo
 from cute_backend.fx_walk.reductions import Reduced, keeps_reduced
 from cute_backend.fx_walk.rounded import as_in_memory
 from cute_backend.fx_walk.static import DTYPES
+from cute_backend.fx_walk.tiled_scales import Tiled
 from cute_backend.fx_walk.walk import Walk
 from cute_backend.spec import LoadKind, Operand
 
@@ -98,8 +99,8 @@ def _grow(walk: Walk, draft: Draft) -> Draft:
     seen: set[fx.Node] = set()
 
     def push_users(node: fx.Node) -> None:
-        if isinstance(draft.values[node], Concatenated):
-            return  # an op on several planes together is not on the plane
+        if isinstance(draft.values[node], (Concatenated, Tiled)):
+            return  # an op on several planes together is not on the plane, nor is one on padded scales
         reduces = isinstance(draft.values[node], Reduced)
         for reader in node.users:
             if reduces and not keeps_reduced(reader):
@@ -128,8 +129,9 @@ def _grow(walk: Walk, draft: Draft) -> Draft:
 
 
 def _inner(walk: Walk, draft: Draft, node: fx.Node) -> tuple[fx.Node, ...]:
-    """The nodes on the way to a reduction or a rotation of a member. For any other node there are none."""
-    found = walk.reductions.get(node) or walk.rotations.get(node)
+    """The nodes on the way to a reduction, a rotation or tiled scales of a member. For any other node there
+    are none."""
+    found = walk.reductions.get(node) or walk.rotations.get(node) or walk.tilings.get(node)
     return found.inner if found is not None and found.source in draft.values else ()
 
 

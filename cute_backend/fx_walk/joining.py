@@ -36,12 +36,13 @@ from cute_backend.fx_walk.resolve import Reader, resolve
 from cute_backend.fx_walk.rotations import check_rotations, lower_rotation, refuse_rotated
 from cute_backend.fx_walk.rounded import as_in_memory
 from cute_backend.fx_walk.static import Size, describe, fake, first_argument, target_name, tensor_of
+from cute_backend.fx_walk.tiled_scales import E8M0, Tiled, Tiling, check_tiled
 from cute_backend.fx_walk.views import not_pointwise, rearranged
 from cute_backend.fx_walk.walk import Walk
 from cute_backend.spec import LoadKind, Operand
 
 
-def join(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices | Concatenated | Reduced:
+def join(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices | Concatenated | Reduced | Tiled:
     """The value of `node` as a member of the region. Raises Refused if it can't be one."""
     anchor = draft.first
     if draft.split(node):
@@ -56,6 +57,8 @@ def join(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices | Concaten
         rotated = lower_rotation(rotation, draft, value)
         check_mutations(walk, draft, node)
         return rotated
+    if node in walk.tilings and walk.tilings[node].source in draft.values:
+        return _join_tiles(walk, draft, walk.tilings[node])
     reduced_before = draft.values.get(first_argument(node))
     if isinstance(reduced_before, Reduced) and keeps_reduced(node):
         return reduced_before
@@ -92,6 +95,8 @@ def _join_pointwise(
     frame = _frame(draft, node, n)
     if not (frame.is_plain or None in sides):
         raise Refused(Reason.UNPAIRED, target=target)
+    if result.dtype is E8M0 and frame.block == 1:
+        raise Refused(Reason.UNSUPPORTED_DTYPE, operand=node.name, dtype=result.dtype)
     draft.frames[node] = frame
     values = []
     for side in sides:
@@ -167,6 +172,14 @@ def _join_reduction(walk: Walk, draft: Draft, found: Found) -> Operand | Reduced
         draft.frames[found.head] = frame
     check_mutations(walk, draft, found.head)
     return result
+
+
+def _join_tiles(walk: Walk, draft: Draft, found: Tiling) -> Tiled:
+    frame = draft.frames[found.source]
+    check_tiled(draft.chain, frame, found.head)
+    value = resolve(walk, draft, found.source, Reader(found.head, found.head))
+    check_mutations(walk, draft, found.head)
+    return Tiled(str(value), frame.block)
 
 
 def _check_loads(chain: Chain) -> None:

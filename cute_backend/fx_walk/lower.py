@@ -139,6 +139,8 @@ def lower(node: fx.Node, chain: Chain, resolve: Resolve) -> Operand:
     tensor = tensor_of(node)
     if tensor is None:
         raise Refused(Reason.UNSUPPORTED_OP, target=name, why="gives more than one tensor")
+    if name in CASTS and tensor.dtype is torch.float8_e8m0fnu:
+        return chain.cast(_float_of(chain, resolve(first_argument(node)), wanted=True), DType.E8M0)
     dtype = supported_dtype(node.name, tensor.dtype)
     if name in _IDENTITIES:
         return resolve(first_argument(node))

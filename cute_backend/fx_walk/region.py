@@ -18,6 +18,7 @@ from cute_backend.fx_walk.questions import is_only_read
 from cute_backend.fx_walk.reasons import user_label
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.static import DTYPES, Size, fake, known, product
+from cute_backend.fx_walk.tiled_scales import E8M0, Tiled
 from cute_backend.spec import (
     BColumns,
     Columns,
@@ -30,10 +31,10 @@ from cute_backend.spec import (
     Store,
 )
 
-Value = Union[Operand, Slices, Concatenated, Reduced, None]
+Value = Union[Operand, Slices, Concatenated, Reduced, Tiled, None]
 """The result of a member of a region: a value of the chain, two values for the two slices of its columns,
-several concatenated values, or a reduction. It is None for all but one of the nodes that together spell one
-reduction."""
+several concatenated values, a reduction, or scales in tiles. It is None for all but one of the nodes that
+together spell one of the last two."""
 
 
 @dataclass(frozen=True)
@@ -152,18 +153,21 @@ def parts_of(anchor: Anchor, value: Value) -> tuple[str, ...]:
         return tuple(map(str, value.values)) if in_halves else ()
     if isinstance(value, Concatenated):
         return value.values
-    stored = value.value if isinstance(value, Reduced) else value
+    stored = value.value if isinstance(value, (Reduced, Tiled)) else value
     return (stored,) if isinstance(stored, str) else ()
 
 
 def _stores(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None) -> Iterator[Store]:
     """The stores of a node, without names yet: one, or one for each part."""
     block = 0 if frame is None or frame.block == 1 else frame.block
+    if isinstance(value, Tiled):
+        block = value.block
     reduction = value.reduce if isinstance(value, Reduced) else None
     order, parts = store_order(anchor, node, value, frame), parts_of(anchor, value)
     assert parts and order is not None
     index = reduction is not None and reduction.kind.is_index
-    dtype = DType.I64 if index else DTYPES[fake(node).dtype]
+    scales = fake(node).dtype is E8M0
+    dtype = DType.I64 if index else DType.E8M0 if scales else DTYPES[fake(node).dtype]
     for place, stored in enumerate(parts):
         part = Part(place, len(parts)) if len(parts) > 1 else None
         yield Store("", stored, dtype, order, reduction, block, part)
@@ -174,6 +178,8 @@ def store_order(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None
     has the strides of a node. None if there is none. Parts of a result are only possible in row-major
     order."""
     tensor = fake(node)
+    if isinstance(value, Tiled):
+        return Order.TILED
     if frame is None:
         axes = list(range(tensor.dim()))
     else:

@@ -133,7 +133,12 @@ def _of_pair(walk: Walk, anchors: tuple[Anchor, ...]) -> Region | None:
 def _settled(walk: Walk, anchors: tuple[Anchor, ...], settled: Settled) -> Region:
     """The region of the members that stay, lowered again so that its names have no gaps."""
     draft, members = seed(walk, anchors), settled.members
-    found = (each[node] for each in (walk.reductions, walk.rotations) for node in members if node in each)
+    found = (
+        each[node]
+        for each in (walk.reductions, walk.rotations, walk.tilings)
+        for node in members
+        if node in each
+    )
     inner = {inner for each in found for inner in each.inner}
     for node in members[len(draft.values) :]:
         with draft.chain.lowering(node):

@@ -23,6 +23,7 @@ from cute_backend.fx_walk.questions import is_free_cast, is_stored
 from cute_backend.fx_walk.reasons import Reason, Refused, user_label
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.static import describe, fake, first_argument, known, target_name, tensor_of
+from cute_backend.fx_walk.tiled_scales import Tiled
 from cute_backend.fx_walk.walk import Walk
 from cute_backend.spec import Operand
 
@@ -98,7 +99,7 @@ def resolve(walk: Walk, draft: Draft, argument: Any, reader: Reader) -> Operand:
 def _of_member(draft: Draft, member: fx.Node, reader: Reader) -> Operand:
     """The value of a member, or its slice on the reader's side."""
     value = draft.values[member]
-    if value is None or isinstance(value, Reduced):
+    if value is None or isinstance(value, (Reduced, Tiled)):
         raise Refused(Reason.FEEDBACK, reduction=member.name, into=reader.node.name)
     if isinstance(value, Concatenated):
         shape = describe(fake(member).shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
+from cute_backend.fx_walk import tiled_scales
 from cute_backend.fx_walk.anchor import Anchor
 from cute_backend.fx_walk.anchors import is_anchor, read_anchor
 from cute_backend.fx_walk.consumers import Waves
@@ -16,6 +17,7 @@ from cute_backend.fx_walk.questions import after_products
 from cute_backend.fx_walk.reasons import Refused, Rejection
 from cute_backend.fx_walk.reductions import find_reductions
 from cute_backend.fx_walk.rotations import find_rotations, inner_of
+from cute_backend.fx_walk.tiled_scales import find_tilings
 from cute_backend.spec import Precision
 
 
@@ -28,8 +30,9 @@ class Walk:
         self.order = {node: position for position, node in enumerate(graph.nodes)}
         self.reductions = find_reductions(self.order)
         self.rotations = find_rotations(self.order)
+        self.tilings = find_tilings(self.order)
         self.heads = self._heads()
-        """The reductions and rotations that a node is an inner part of."""
+        """The reductions, rotations and scales in tiles that a node is an inner part of."""
         self.mutations = Mutations(self.order)
         firsts = first_equals(self.order, self.mutations)
         self.anchors = {node: _read(node, firsts) for node in self.order if is_anchor(node)}
@@ -54,7 +57,7 @@ class Walk:
         for found in self.reductions.values():
             for inner in found.inner:
                 heads.setdefault(inner, []).append(found.head)
-        for inner, head in inner_of(self.rotations):
+        for inner, head in (*inner_of(self.rotations), *tiled_scales.inner_of(self.tilings)):
             heads.setdefault(inner, []).append(head)
         return heads
 

@@ -318,6 +318,25 @@ def round_to_e5m2(x: Float32, saturate: bool = True) -> Float32:
     return _round_to(x, Float8E5M2, saturate)
 
 
+def round_to_e8m0(x: Float32) -> Float32:
+    code = _e8m0_code(x)
+    power = where(code == 0, Int32(1 << 22), code << 23).bitcast(Float32)
+    return where(code == 255, Float32(float("nan")), power)
+
+
+def _e8m0_code(x: Float32) -> Int32:
+    """The exponent of the nearest power of two, biased by 127; 255 stands for NaN. It follows
+    `numerics._e8m0_code`."""
+    bits = x.bitcast(Int32) & 0x7FFFFFFF
+    bits = where(bits > 0x7F800000, Int32(0x7F800000), bits)
+    return (bits + where(bits == 1 << 22, Int32((1 << 22) - 1), Int32(1 << 22))) >> 23
+
+
+def e8m0_codes(fragment: cute.Tensor) -> cute.Tensor:
+    """Rounds fp32 register values to E8M0, packed as bytes."""
+    return _vector(_each(fragment, Int32, _e8m0_code), Uint8)
+
+
 def wrap_to_i8(x: Int32) -> Int32:
     return x.to(Int8).to(Int32)
 

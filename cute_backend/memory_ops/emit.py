@@ -173,6 +173,11 @@ class _Module:
             "from cute_backend.memory_ops import device_math as math",
             *(["from cute_backend.memory_ops import device_noise as noise"] if draws else []),
             *(["from cute_backend.memory_ops import device_reduce as reduce"] if reduces else []),
+            *(
+                ["from cute_backend.memory_ops.device_scales import store_scale"]
+                if any(each.pads_rows() for each in epilogues)
+                else []
+            ),
             *([f"from cute_backend.spec import {', '.join(sorted(enums))}"] if enums else []),
             f"from cute_backend.planning import Arch, {', '.join(tiles)}",
             f"from cute_backend.templates.epilogue import {', '.join(helpers)}",

@@ -52,6 +52,7 @@ class EpilogueText:
             f"class {self.name}:",
             f"    loads = {_names(load.name for load in self.spec.loads)}",
             f"    stores = {_names(written(self.spec.stores))}",
+            *(["    pads_rows = True"] if self.pads_rows() else []),
             *_tuple("staged", staged),
             *_tuple("shared_loads", shared_loads),
             *_tuple("shared_stores", shared_stores),
@@ -78,6 +79,10 @@ class EpilogueText:
 
     def draws(self) -> bool:
         return any(op.op == GUMBEL.name for op in self.spec.ops)
+
+    def pads_rows(self) -> bool:
+        """Whether scales are written in tiles, whose last rows zeros pad."""
+        return any(store.order is Order.TILED for store in self.spec.stores)
 
     def has_columns(self) -> bool:
         planes = [load.order for load in self.plan.in_ring(Ring.PLANE, self.spec)]
@@ -198,10 +203,20 @@ class EpilogueText:
         _, _, overflow = self.chain.stored(store)
         rule = ", saturate=False" if overflow is Overflow.NONFINITE else ""
         narrowed = f"math.narrow({store.name}, {CUTE_TYPES[store.dtype]}{rule})"
+        if store.dtype is DType.E8M0:
+            narrowed = f"math.e8m0_codes({store.name})"
         if store.name in self.plan.shared_stores:
             return [f"        sub.copy_to({narrowed}, smem.{store.name})"]
         lines = [f"        {store.name}_glob = glob.{store.name}", f"        {store.name}_rmem = {narrowed}"]
         lines.append("        for e in cutlass.range_constexpr(sub.elements):")
+        if store.order is Order.TILED:
+            place = f"row, column, sub.tile.m, sub.tile.n, {store.block}"
+            return [
+                *lines,
+                f"            if cutlass.const_expr(sub.begins_block(e, {store.block})):",
+                "                row, column, _ = sub.target(e)",
+                f"                store_scale({store.name}_glob, {store.name}_rmem[e], {place})",
+            ]
         if block := store.block:
             return [
                 *lines,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cute_backend.planning.targets import Target
-from cute_backend.spec import EpilogueSpec, ProductKind, Scaling
+from cute_backend.spec import EpilogueSpec, Order, ProductKind, Scaling
 
 
 def unserved(spec: EpilogueSpec, target: Target) -> str | None:
@@ -19,6 +19,9 @@ def unserved(spec: EpilogueSpec, target: Target) -> str | None:
         if acc.kind.has_offsets and not target.groups:
             what = "rows" if acc.kind is ProductKind.GROUPED else "K"
             return f"{target.name} has no kernel for {what} in groups, which {acc.name} is of"
+    tiled = next((store for store in spec.stores if store.order is Order.TILED), None)
+    if tiled is not None and Scaling.MX not in target.scalings:
+        return f"{tiled.name} has scales in tiles, which no MMA of {target.name} reads"
     converted = spec.dtypes | {store.name: store.dtype for store in spec.stores}
     for name, dtype in converted.items():
         if dtype.is_fp8 and not target.fp8:

@@ -34,6 +34,7 @@ from cute_backend.spec.products import (
     Major,
     ProductKind,
     Scaling,
+    padded,
 )
 from cute_backend.spec.stores import Axis, Part, ReduceKind, Reduction, Store
 
@@ -69,4 +70,5 @@ __all__ = [
     "SpecError",
     "Store",
     "Stride",
+    "padded",
 ]

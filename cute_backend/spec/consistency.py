@@ -86,10 +86,12 @@ def validate(spec: EpilogueSpec) -> None:
     _validate_parts(spec.stores)
     if spec.product.width:
         _validate_segments(spec)
+    scales = {op.name for op in spec.ops if op.op == "cast" and op.dtype is DType.E8M0}
+    scales |= {store.name for store in spec.stores if store.block and store.dtype is DType.E8M0}
     held: list[tuple[str, DType]] = [(load.name, load.dtype) for load in spec.loads]
     held += [(op.name, op.dtype) for op in spec.ops] + [(store.name, store.dtype) for store in spec.stores]
     for name, dtype in held:
-        if dtype in PRODUCT_DTYPES:
+        if dtype in PRODUCT_DTYPES and name not in scales:
             raise SpecError(f"{name} is {dtype.value}, which only operands of products are")
     names = [store.name for store in spec.stores]
     if len(set(names)) != len(names) or seen & set(names):
@@ -133,6 +135,8 @@ def _validate_store(store: Store, value: DType) -> None:
             f"{store.name} has one element for each {store.block} columns; a block has two or more, and a "
             "store that reduces has none"
         )
+    if store.order is Order.TILED and not (store.block and store.dtype is DType.E8M0):
+        raise SpecError(f"{store.name} is in tiles; only scales of blocks, of dtype e8m0, may be")
     if store.reduce is None:
         if store.dtype is DType.I64:
             raise SpecError(f"{store.name} stores a plane as i64, which only indices are stored as")

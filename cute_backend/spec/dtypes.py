@@ -23,7 +23,7 @@ class DType(str, Enum):
     """Two values of E2M1 in a byte, the first in its low bits (torch.float4_e2m1fn_x2). Only operands of
     products have it."""
     E8M0 = "e8m0"
-    """A power of two, or NaN. Only scales of blocks have it."""
+    """A power of two from 2^-127 to 2^127, or NaN. Only scales of blocks have it."""
 
     @property
     def is_float(self) -> bool:
@@ -46,13 +46,13 @@ class DType(str, Enum):
     @property
     def register(self) -> DType:
         """The dtype in which a value of this dtype is held inside the epilogue."""
-        if self.is_float:
+        if self.is_float or self is DType.E8M0:
             return DType.F32
         return DType.BOOL if self is DType.BOOL else DType.I32
 
 
 PRODUCT_DTYPES = (DType.E2M1X2, DType.E8M0)
-"""The dtypes that only the operands of products and their scales have."""
+"""The dtypes that only the operands of products and the scales of blocks have."""
 
 VALUE_DTYPES = tuple(dtype for dtype in DType if dtype not in (DType.I64, *PRODUCT_DTYPES))
 """The dtypes of loads, casts and stored planes: all except that of indices and those that only products

@@ -30,10 +30,12 @@ class Stride(str, Enum):
 
 
 class Order(str, Enum):
-    """Memory order of a stored (M, N) plane."""
+    """Memory order of a stored (M, N) plane, or of one value for each block of columns."""
 
     ROW = "row"
     COLUMN = "column"
+    TILED = "tiled"
+    """Scales of blocks in tiles of `SCALE_TILE`, in one vector (`Scaling.tiled`); zeros pad them."""
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,12 @@ SCALE_TILE = (128, 4)
 Block Scaling")."""
 
 
+def padded(lines: Any, blocks: Any) -> tuple[Any, Any]:
+    """Returns `lines` and `blocks`, the scales of each line, rounded up to whole tiles of `SCALE_TILE`."""
+    rows, columns = SCALE_TILE
+    return (lines + rows - 1) // rows * rows, (blocks + columns - 1) // columns * columns
+
+
 class Scaling(str, Enum):
     """How an operand of a product is divided into blocks, each of which has a scale of its own.
 
@@ -111,8 +117,8 @@ class Scaling(str, Enum):
         """The number of scales, padding included, for `lines` rows by `k` values, if scales are stored in
         tiles of `SCALE_TILE`. Tiles of the same rows follow each other. Within a tile, the scales of row r
         begin at 16 * (r % 32) + 4 * (r // 32)."""
-        rows, columns = SCALE_TILE
-        return (lines + rows - 1) // rows * rows * ((self.k_blocks(k) + columns - 1) // columns * columns)
+        rows, columns = padded(lines, self.k_blocks(k))
+        return rows * columns
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,8 @@ class Store:
 
     With a `block`, a number of columns, it is (M, N / block) in `order`, with the value at the first column
     of every block. This is meant for reductions of blocks, and for values that are computed from these alone.
+    Such values may be E8M0, and then TILED: the scales of blocks of 32 values of the next product's K, in the
+    layout that its MMA reads.
 
     A plane by rows may be a `part` of a result, whose stores follow each other in a spec.
     """

@@ -11,10 +11,11 @@ A generated epilogue is a class with these attributes and hooks; the templates k
     visit(sub, <accs>, glob, held, smem)     epilogue threads, each subtile: reads, computes, converts, writes
 
 `visit` has a parameter for each accumulator, by its name. With `shared_loads`, it calls `smem.release()` once
-it has read them, so that their planes may be filled for a later subtile. Only some epilogues have these two
-hooks:
+it has read them, so that their planes may be filled for a later subtile. Only some epilogues have these:
 
     stage(tile, glob, smem)                  with `staged`: one warp fills `smem` with those rowvecs of a tile
+    pads_rows                                true if rows beyond M, up to a multiple of 128, are written too:
+                                             `visit` then runs for all rows of a tile
     end(tile, glob, held)                    with partials that a thread keeps for a whole tile: epilogue
                                              threads, after the last subtile
 

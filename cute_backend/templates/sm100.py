@@ -870,7 +870,8 @@ class Sm100Gemm(Gemm):
         if cutlass.const_expr(config.split_k > 1):
             sums.wait()
         # With planes in shared memory every warp visits, since all wait for the planes and release them.
-        has_rows = Boolean(stages.exact + stages.store > 0) | (tile.warp_row() < tile.m)
+        every = stages.exact + stages.store > 0 or getattr(self.epilogue, "pads_rows", False)
+        has_rows = Boolean(every) | (tile.warp_row() < tile.m)
         # Visits are the iterations of the outer loop if rolled, otherwise of the inner one.
         for turn in cutlass.range(self.visits if config.rolled else 1, unroll=1):
             for written in cutlass.range_constexpr(1 if config.rolled else self.visits):

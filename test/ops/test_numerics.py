@@ -118,6 +118,22 @@ def test_fp8_boundaries() -> None:
     _assert_same(numerics.cast(values, DType.E5M2, Overflow.NONFINITE), open_ended, values)
 
 
+def test_rounding_to_e8m0() -> None:
+    """The nearest power of two by magnitude, of two the larger, as torch rounds; NaN from 1.5 * 2^127 on.
+    Subnormals up to 2^-127 give that, and those beyond give 2^-126."""
+    values = _fp32()
+    codes = numerics.store(values, DType.E8M0).view(torch.uint8)
+    assert torch.equal(codes, values.to(torch.float8_e8m0fnu).view(torch.uint8))
+    exact = values.abs().double()
+    power = torch.exp2(torch.floor(torch.log2(exact.clamp(min=2.0**-126))))
+    nearest = torch.where(exact >= 1.5 * power, 2 * power, power)
+    nearest = torch.where(exact <= 2.0**-127, 2.0**-127, nearest)
+    rounded = numerics.cast(values, DType.E8M0)
+    is_nan = ~(exact < 1.5 * 2.0**127)
+    assert torch.equal(rounded.isnan(), is_nan) and torch.equal(codes == 255, is_nan)
+    assert torch.equal(rounded[~is_nan].double(), nearest[~is_nan])
+
+
 def test_float_to_integer() -> None:
     values = torch.tensor([2.9, -2.9, -0.0, torch.nan, 2.0**31 - 128, 2.0**31, torch.inf, -(2.0**31), -1e30])
     ends = torch.iinfo(torch.int32)

@@ -6,17 +6,31 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 import cute_backend
 from cute_backend.planning import Arch, TileConfig, offered, unserved
 from cute_backend.replay import replay
 from cute_backend.runtime.build import build
 from cute_backend.simulator.simulate import run_region
-from cute_backend.spec import Axis, BColumns, Columns, DType, EpilogueSpec, ReduceKind, Reduction, Store
-from support.epilogues import MMA_SCALED, Problem
+from cute_backend.spec import (
+    Axis,
+    BColumns,
+    Columns,
+    DType,
+    EpilogueSpec,
+    Load,
+    LoadKind,
+    Order,
+    ReduceKind,
+    Reduction,
+    Store,
+    Stride,
+)
+from support.epilogues import MMA_SCALED, TILED, Problem
 from support.reference import TOLERANCE, as_tuple, in_float64, relative_error
-from support.simulator.exact import check_exact, fp4, integers, machine, op, sm100, tiled
-from support.simulator.mutants import BLACKWELL_SCALED
+from support.simulator.exact import check_exact, fp4, integers, machine, op, operands, sm100, tiled
+from support.simulator.mutants import BLACKWELL_SCALED, WRITES_SCALES
 
 FORMATS = list(BLACKWELL_SCALED)
 CONFIGS = [
@@ -104,6 +118,56 @@ def test_programs_are_simulated_from_torch_to_their_results(name: str, seed: int
     results = cute_backend.simulate(program.fn, *inputs, arch="sm_100a", async_seed=seed)
     for result, expected in zip(as_tuple(results), in_float64(program, inputs), strict=True):
         assert relative_error(result, expected) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize(
+    "config", [sm100(256, 192, 2, ctas=2), sm100(256, 128, 2, ctas=2, column_groups=2), sm100(128, 64)]
+)
+@pytest.mark.parametrize("problem", [(1, 32, 64), (131, 96, 160), (256, 288, 96), (300, 416, 64)], ids=str)
+def test_scales_in_tiles(problem: tuple[int, int, int], config: TileConfig) -> None:
+    """Rows and scales that are padded, and tiles without a row or a column of the plane."""
+    spec = WRITES_SCALES.spec
+    a, bs, loads = operands(spec, *problem)
+    [actual], launch = run_region(spec, a, bs, loads, machine(config))
+    [expected] = replay(spec, a, bs, loads)
+    assert torch.equal(actual.view(torch.uint8), expected.view(torch.uint8))
+    assert build(launch.kernel).spill_bytes == 0
+
+
+def test_scales_are_rounded_as_the_replay_rounds() -> None:
+    """Powers of two, halves between them, neighbours of both, subnormals, infinities and NaN."""
+    plane = Load("exact0", LoadKind.EXACT, DType.F32, Stride.OTHER, Stride.ONE)
+    store = Store("out0", "exact0", DType.E8M0, Order.TILED, block=32)
+    spec = replace(WRITES_SCALES.spec, loads=(plane,), ops=(), stores=(store,))
+    m, n, k = 128, 448, 64
+    exponents = torch.arange(256, dtype=torch.int32) << 23
+    bits = torch.cat([base + step for base in (exponents, exponents | 1 << 22) for step in (-1, 0, 1)])
+    bits = torch.cat([bits, torch.arange(m * n // 32 - len(bits), dtype=torch.int32) - (1 << 31)])
+    a, bs, _ = operands(WRITES_SCALES.spec, m, n, k)
+    loads = [bits.view(m, n // 32).repeat_interleave(32, 1).view(torch.float32)]
+    [actual], _ = run_region(spec, a, bs, loads, machine(sm100(128, 64)))
+    [expected] = replay(spec, a, bs, loads)
+    assert torch.equal(actual.view(torch.uint8), expected.view(torch.uint8))
+
+
+@pytest.mark.parametrize("problem", [(128, 128, 64), (200, 160, 288)], ids=str)
+def test_an_mlp_is_simulated_from_torch_to_its_result(problem: tuple[int, int, int]) -> None:
+    """Two kernels, of which the first quantises its result by the blocks of the second."""
+    first, (m, n, k) = TILED["mxfp8_swiglu_quantised"], problem
+
+    def mlp(*args: Tensor) -> Tensor:
+        values, scales = first.fn(*args[:-2])
+        down, of_down = args[-2:]
+        return torch._scaled_mm(values, down.t(), scales, of_down, out_dtype=torch.bfloat16)
+
+    second = Problem(m, k, n)
+    down = second.operand(k, n, dtype=torch.float8_e4m3fn, generator=torch.Generator().manual_seed(1))
+    inputs = (*first.inputs(Problem(m, n, k)), down, second.tiles(k, 32, torch.float8_e8m0fnu))
+    cute_backend.explain(mlp, *inputs, arch="sm_100a").assert_fused(regions=2)
+    result = cute_backend.simulate(mlp, *inputs, arch="sm_100a", async_seed=1)
+    [expected] = in_float64(replace(first, fn=mlp), inputs)
+    assert relative_error(result, expected) < TOLERANCE[torch.bfloat16]
 
 
 def test_other_architectures_have_no_mainloop_for_them() -> None:

@@ -126,6 +126,12 @@ def _plane(dtype: torch.dtype) -> Maker:
     return lambda p, g: p.randn(p.m, p.n, dtype=dtype, generator=g)
 
 
+def _doubled(scales: Tensor) -> Tensor:
+    """Scales of E8M0 times two, and zeros as they are."""
+    codes = scales.view(torch.uint8)
+    return (codes + (codes > 0)).view(scales.dtype)
+
+
 MAKERS: dict[str, Maker] = {
     "a": _a(E4M3),
     "a_e5m2": _a(E5M2),
@@ -150,6 +156,7 @@ MAKERS: dict[str, Maker] = {
     "b_fp4": lambda p, g: p.fp4(p.n, g).t(),
     "mx_a": lambda p, g: p.tiles(p.m, 32, torch.float8_e8m0fnu),
     "mx_b": lambda p, g: p.tiles(p.n, 32, torch.float8_e8m0fnu),
+    "mx_b_up": lambda p, g: _doubled(p.tiles(p.n, 32, torch.float8_e8m0fnu)),
     "mx_groups": lambda p, g: p.tiles_of_groups(),
     "mx_experts": lambda p, g: p.tiles_of_experts(2 * p.n),
     "experts_fp8_wide": lambda p, g: p.experts(2 * p.n, g, E4M3),
@@ -240,6 +247,10 @@ BLOCKWISE: dict[str, Epilogue] = {}
 
 MMA_SCALED: dict[str, Epilogue] = {}
 """Epilogues of products whose blocks the MMA scales, which run only on data center Blackwell."""
+
+TILED: dict[str, Epilogue] = {}
+"""Epilogues that write the scales of the next product in tiles, which run only on data center Blackwell. N is
+a multiple of 32."""
 
 GROUPED: dict[str, Epilogue] = {}
 """Epilogues of grouped products, which run on Hopper and Blackwell."""
@@ -452,6 +463,34 @@ def nvfp4_gelu_mul(a_fp4, b_fp4, nv_a, nv_b, scale_a_one, scale_b_one, other):
     of_a, of_b = [nv_a, scale_a_one], [nv_b, scale_b_one]
     y = F.scaled_mm(a_fp4, b_fp4, of_a, recipe, of_b, recipe, swizzle, swizzle)
     return F.gelu(y, approximate="tanh") * other
+
+
+def in_tiles(scales: Tensor) -> Tensor:
+    """(rows, scales) in tiles of 128 by 4, which zeros pad, in one vector: torchao's `to_blocked`."""
+    rows, columns = (-(-size // tile) for size, tile in zip(scales.shape, (128, 4), strict=True))
+    padded = torch.zeros(128 * rows, 4 * columns, dtype=scales.dtype, device=scales.device)
+    padded[: scales.shape[0], : scales.shape[1]] = scales
+    tiles = padded.view(rows, 128, columns, 4).permute(0, 2, 1, 3).reshape(-1, 4, 32, 4)
+    return tiles.transpose(1, 2).reshape(-1, 32, 16).flatten()
+
+
+def in_mxfp8(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Values (M, N) in blocks of 1 x 32, and their scales, (M, N / 32)."""
+    blocks = values.float().unflatten(-1, (-1, 32))
+    largest = blocks.abs().amax(-1, keepdim=True).clamp(min=2.0**-100)
+    scale = torch.exp2(torch.ceil(torch.log2(largest / 448)))
+    return (blocks / scale).flatten(-2).to(E4M3), scale.squeeze(-1).to(torch.float8_e8m0fnu)
+
+
+@epilogue({}, "e4m3", "e8m0", table=TILED)
+def mxfp8_swiglu_quantised(a, b, b_up, mx_a, mx_b, mx_b_up):
+    # The first of the two kernels of an MLP in MXFP8.
+    gate, up = (
+        torch._scaled_mm(a, weight, mx_a, scales, out_dtype=torch.bfloat16)
+        for weight, scales in ((b, mx_b), (b_up, mx_b_up))
+    )
+    values, scales = in_mxfp8(F.silu(gate) * up)
+    return values, in_tiles(scales)
 
 
 @epilogue({"colvec0": "colvec"}, "bf16", table=MMA_SCALED)

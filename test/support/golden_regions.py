@@ -10,17 +10,17 @@ import cute_backend
 from cute_backend.api import Region
 from cute_backend.fx_walk import segments
 from cute_backend.planning import Arch
-from support.epilogues import BLOCKS, BLOCKWISE, EPILOGUES, GROUPED, MMA_SCALED, SEGMENTS, Problem
+from support.epilogues import BLOCKS, BLOCKWISE, EPILOGUES, GROUPED, MMA_SCALED, SEGMENTS, TILED, Problem
 
 ARCHS = ("sm_90a", "sm_100a", "sm_80", "sm_86", "sm_89", "sm_103a", "sm_120a", "sm_121a")
 
 
-PROGRAMS = EPILOGUES | BLOCKWISE | MMA_SCALED | GROUPED | BLOCKS | SEGMENTS
+PROGRAMS = EPILOGUES | BLOCKWISE | MMA_SCALED | TILED | GROUPED | BLOCKS | SEGMENTS
 
 
 NAMES = {arch: [name for name in EPILOGUES if EPILOGUES[name].runs_on(Arch.of_name(arch))] for arch in ARCHS}
 NAMES["sm_90a"] += BLOCKWISE
-NAMES["sm_100a"] += [*BLOCKWISE, *MMA_SCALED]
+NAMES["sm_100a"] += [*BLOCKWISE, *MMA_SCALED, *TILED]
 for grouping in ("sm_90a", "sm_100a"):
     NAMES[grouping] += [*GROUPED, *BLOCKS, *SEGMENTS]
 # These share the template of another architecture, and differ in tiles and stages or not at all.

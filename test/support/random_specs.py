@@ -181,7 +181,7 @@ def specs(
     names = st.sampled_from([*rows, *["cast"] * (len(rows) // 3)])
     for _ in range(draw(st.integers(0, max_ops))):
         _draw_step(draw, chain, OPS[draw(names)])
-    makers = [_plane, _reduced] if reductions else [_plane]
+    makers = [_plane, _reduced, _scales] if reductions else [_plane]
     stores = tuple(
         draw(draw(st.sampled_from(makers))(f"out{index}", chain)) for index in range(draw(st.integers(1, 3)))
     )
@@ -190,7 +190,15 @@ def specs(
 
 @st.composite
 def _plane(draw: st.DrawFn, name: str, chain: _Chain) -> Store:
-    return Store(name, draw(_value(chain)), draw(st.sampled_from(VALUE_DTYPES)), draw(st.sampled_from(Order)))
+    order = draw(st.sampled_from([Order.ROW, Order.COLUMN]))
+    return Store(name, draw(_value(chain)), draw(st.sampled_from(VALUE_DTYPES)), order)
+
+
+@st.composite
+def _scales(draw: st.DrawFn, name: str, chain: _Chain) -> Store:
+    """A value for each block of columns, as the scales of the next product."""
+    order, block = draw(st.sampled_from(Order)), draw(st.sampled_from([BLOCK, 32]))
+    return Store(name, draw(_value(chain)), DType.E8M0, order, block=block)
 
 
 @st.composite

@@ -31,8 +31,11 @@ from cute_backend.spec import (
     ROTATE_HALF,
     Accumulator,
     Axis,
+    Const,
     DType,
     EpilogueSpec,
+    Op,
+    Order,
     ProductKind,
     ReduceKind,
     Reduction,
@@ -46,6 +49,7 @@ from support.simulator.exact import (
     grouped_k,
     groups,
     groups_of_k,
+    op,
     operands,
     promoted,
     scaled_groups,
@@ -79,6 +83,17 @@ BLACKWELL_SCALED = {
         ("nvfp4", Scaling.NV, DType.E2M1X2),
     )
 }
+SCALES = replace(
+    BLACKWELL_SCALED["mxfp8"],
+    loads=(),
+    ops=(
+        op("t0", "abs", "acc"),
+        Op("t1", "block_max", ("t0",), DType.F32, block=32),
+        Op("t2", "add", ("t1", Const(1.0)), DType.F32),
+    ),
+    stores=(Store("out0", "t2", DType.E8M0, Order.TILED, block=32),),
+)
+"""Also of zeros, the largest and 1 have another code than what pads the scales."""
 COLUMNWISE = replace(BLOCKWISE, accumulators=(replace(BLOCKWISE.accumulators[0], b_scaling=Scaling.LINE),))
 SLOW = promoted(SPEC)
 REPEATED = replace(SPEC, loads=(*SPEC.loads[:2], TABLE))
@@ -171,6 +186,7 @@ HALF_BLOCKS = Subject(sm90(64, 192, pingpong=True), (40, 328, 400), spec=BLOCKWI
 SCALED_PARTS = Subject(sm90(64, 64, split_k=4), (40, 72, 640), spec=BLOCKWISE)  # 2, 2, 1 and 0 blocks
 BLACKWELL_BLOCKS = Subject(sm100(128, 64), (136, 200, 784), spec=BLOCKWISE)
 BLACKWELL_LINES = Subject(sm100(256, 128, 2, ctas=2, column_groups=2), (264, 136, 400), spec=COLUMNWISE)
+WRITES_SCALES = Subject(sm100(128, 64), (200, 160, 288), spec=SCALES)
 MXFP8 = Subject(sm100(128, 64), (136, 200, 1152), spec=BLACKWELL_SCALED["mxfp8"])
 MXFP4 = Subject(sm100(128, 128), (136, 136, 1056), spec=BLACKWELL_SCALED["mxfp4"])
 NVFP4 = Subject(sm100(256, 192, 2, ctas=2), (264, 392, 544), spec=BLACKWELL_SCALED["nvfp4"])
@@ -224,6 +240,7 @@ SUBJECTS = {
     "blocks on Blackwell": BLACKWELL_BLOCKS,
     "lines on Blackwell": BLACKWELL_LINES,
     "MXFP8": MXFP8,
+    "scales in tiles": WRITES_SCALES,
     "MXFP4": MXFP4,
     "NVFP4 by a pair": NVFP4,
     "hopper multicast": HOPPER_MULTICAST,

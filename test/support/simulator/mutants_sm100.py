@@ -37,6 +37,7 @@ from support.simulator.mutants import (
     TMEM,
     UNFINISHED,
     UNWRITTEN,
+    WRITES_SCALES,
     Edit,
     Mutant,
     Text,
@@ -267,6 +268,39 @@ MUTANTS = [
         WrongNumbers,
         "are wrong",
         Text.MMA_SCALED,
+    ),
+    # Scales that are written in tiles.
+    Mutant(
+        "rows behind the last without scales",
+        WRITES_SCALES,
+        without("pads_rows = True"),
+        WrongNumbers,
+        "are wrong",
+        Text.MODULE,
+    ),
+    Mutant(
+        "scales of rows that are none",
+        WRITES_SCALES,
+        instead("sub.tile.m, sub.tile.n, 32)", "sub.tile.m + 8, sub.tile.n, 32)"),
+        WrongNumbers,
+        "are wrong",
+        Text.MODULE,
+    ),
+    Mutant(
+        "scales behind those of a row not padded",
+        WRITES_SCALES,
+        instead("sub.tile.m, sub.tile.n, 32)", "sub.tile.m, sub.tile.n + 32, 32)"),
+        WrongNumbers,
+        "are wrong",
+        Text.MODULE,
+    ),
+    Mutant(
+        "the scales of the neighbouring row",
+        WRITES_SCALES,
+        instead("out0_rmem[e], row, column,", "out0_rmem[e], row ^ 1, column,"),
+        WrongNumbers,
+        "are wrong",
+        Text.MODULE,
     ),
     # Sums of k tiles that are scaled in registers.
     Mutant(
