@@ -85,7 +85,8 @@ def cost(
         tile = tile._replace(k=times * tile.k, busy=times * tile.busy)
     us = float(work.microseconds(tile, timing.beyond_us, timing.bytes_per_us))
     if config.sums_in_memory:
-        us += SUMS_US + config.split_k * m * n * SUM_BITS / 8 / (SUMS_SHARE * timing.bytes_per_us)
+        sums = config.products * config.split_k * m * n
+        us += SUMS_US + sums * SUM_BITS / 8 / (SUMS_SHARE * timing.bytes_per_us)
     return us
 
 

@@ -158,7 +158,9 @@ def offered(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
         sized = tiles.sized_by_blocks
     further = (config for config in suited(arch, sized, spec) if _fits(config, spec))
     splits = tiles.splits if _can_split(arch, spec) else ()
-    return tuple(dict.fromkeys((*shipped, *further, *_split(shipped[-1:], splits), *_parted(arch, spec))))
+    alone = [config for config in shipped[-1:] if not config.multicasts]
+    parted = _parted(arch, spec, tiles.parted, tiles.parts) if len(spec.accumulators) == 1 else ()
+    return tuple(dict.fromkeys((*shipped, *further, *_split(alone, splits), *parted)))
 
 
 def _fits(config: TileConfig, spec: EpilogueSpec) -> bool:
@@ -172,34 +174,38 @@ def _can_split(arch: Arch, spec: EpilogueSpec) -> bool:
     nor for scales that the MMA applies."""
     if spec.product.kind.has_offsets or spec.product.a_scaling.by_mma:
         return False
-    return arch.target.clusters or (_can_leave_sums(spec) and not spec.reductions)
+    alone = len(spec.accumulators) == 1
+    return arch.target.clusters or (alone and _can_leave_sums(spec) and not spec.reductions)
 
 
 def _can_leave_sums(spec: EpilogueSpec) -> bool:
-    """Whether the sums of parts of K may go through memory, which only those of one dense product may."""
+    """Whether the sums of parts of K may go through memory, which only those of dense products may, and of a
+    pair only if each product has a B of its own."""
     return (
         spec.product.kind is ProductKind.DENSE
         and not spec.product.is_block_scaled
-        and len(spec.accumulators) == 1
+        and spec.b_columns is BColumns.APART
         and spec.block_columns == 1
         and not long_ops(spec)
     )
 
 
-def _parted(arch: Arch, spec: EpilogueSpec) -> Iterator[TileConfig]:
-    """Yields the tiles whose CTAs leave the sums of parts of K in memory although the target has clusters.
-    Their second kernel does not use TMA, by which a table of blocks would come."""
+def _parted(
+    arch: Arch, spec: EpilogueSpec, shapes: Iterable[Shape], parts: Iterable[int]
+) -> Iterator[TileConfig]:
+    """Yields the tiles of some shapes whose CTAs leave the sums of parts of K in memory although the target
+    has clusters. Their second kernel does not use TMA, by which a table of blocks would come."""
     tiles = arch.target.tiles
     tables = any(load.is_table and load.blocks is not None for load in spec.loads_of(LoadKind.EXACT))
     if tiles.parts and not tables and _shipped(arch, spec) is tiles.shipped and _can_leave_sums(spec):
-        for config in _split(suited(arch, tiles.parted, spec), tiles.parts):
+        for config in _split(suited(arch, shapes, spec), parts):
             by_tma, plain = (subtiled(spec, config, alignment).summing for alignment in Alignment)
             if by_tma == config.summing and (plain.tile_m, plain.tile_n) == (by_tma.tile_m, by_tma.tile_n):
                 yield config
 
 
 def _split(configs: Iterable[TileConfig], parts: Iterable[int]) -> Iterator[TileConfig]:
-    """Yields split-K variants of the configurations that have no cluster and work on one tile at a time."""
+    """Yields split-K variants of the configurations that can have it."""
     for config in configs:
         if config.splittable:
             yield from (replace(config, split_k=each) for each in parts)
@@ -361,6 +367,8 @@ def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     if _can_split(arch, spec):
         found += _split(tried, tiles.tried_splits)
     fitting = [*offered(arch, spec), *(config for config in found if _fits(config, spec))]
+    fitting += _parted(arch, spec, tiles.parted, tiles.parts)
+    fitting += _parted(arch, spec, tiles.tried_parted, (*tiles.tried_splits, *tiles.parts))
     fitting += [replace(config, column_groups=2) for config in fitting if can_halve(config, spec)]
     alone = (replace(config, column_groups=1) for config in fitting if config.column_groups > 1)
     fitting += [config for config in alone if leaves_sums_registers(config, multiplied(spec, config))]

@@ -162,9 +162,11 @@ class TileConfig:
             )
         if self.split_k > 1 and not self.splittable:
             able = [arch.value for arch in Arch if arch.target.tiles.splits]
+            sharing = [arch.value for arch in Arch if arch.target.tiles.parts]
             raise ValueError(
                 f"tile {self.name} of {self.arch.value} has K in {self.split_k} parts, which one of "
-                f"{' or '.join(able)} can have without ping-pong and without a cluster that multicasts"
+                f"{' or '.join(able)} can have without ping-pong and, except on {' or '.join(sharing)}, "
+                "without a cluster that multicasts"
             )
 
     @property
@@ -175,13 +177,23 @@ class TileConfig:
     @property
     def splittable(self) -> bool:
         """Whether CTAs may share it by split-K."""
-        alone = self.cluster_m * self.cluster_n == 1
-        return bool(self.target.tiles.splits) and alone and not self.pingpong
+        tiles = self.target.tiles
+        return bool(tiles.splits) and not self.pingpong and (not self.multicasts or bool(tiles.parts))
+
+    @property
+    def multicasts(self) -> bool:
+        """Whether a cluster of CTAs shares operands."""
+        return self.cluster_m * self.cluster_n > 1
 
     @property
     def sums_in_memory(self) -> bool:
-        """Whether CTAs leave the sums of parts of K in memory, for a second kernel to add up."""
-        return self.split_k > 1 and not (self.target.clusters and self.split_k in CLUSTER_PARTS)
+        """Whether CTAs leave the sums of parts of K in memory, for a second kernel to add up.
+
+        They do so unless the CTAs of a tile are a cluster. That needs a target with clusters, few parts, and
+        a cluster that does not share operands.
+        """
+        in_cluster = self.target.clusters and self.split_k in CLUSTER_PARTS and not self.multicasts
+        return self.split_k > 1 and not in_cluster
 
     @property
     def summing(self) -> TileConfig:
@@ -193,7 +205,8 @@ class TileConfig:
             return self
         if not self.target.clusters:
             return replace(self, split_k=1)
-        return replace(self, split_k=1, tile_m=self.block_m, tile_n=max(self.subtile_n, STAGED_COLUMNS))
+        alone = replace(self, split_k=1, cluster_m=1, cluster_n=1)
+        return replace(alone, tile_m=self.block_m, tile_n=max(self.subtile_n, STAGED_COLUMNS))
 
     @property
     def name(self) -> str:

@@ -44,7 +44,8 @@ class WriteSums:
     """The epilogue of `parts`: each thread writes its accumulators unchanged, two columns at a time.
 
     `sums` is (split_k * M, N) in fp32. Its row stride is even, so that a pair that begins within a row also
-    ends within the row's memory.
+    ends within the row's memory. Of several products, the sums of a row follow each other, in equal shares of
+    the row stride.
     """
 
     loads: tuple[str, ...] = ()
@@ -72,6 +73,27 @@ class WriteSums:
                 cute.autovec_copy(_pair(acc, e), _pair_at(glob.sums, row, column))
 
 
+class WriteSumsOfTwo(WriteSums):
+    """The same, of two products."""
+
+    @cute.jit
+    def visit(
+        self,
+        sub: FragmentSubtile,
+        acc0: cute.Tensor,
+        acc1: cute.Tensor,
+        glob: SimpleNamespace,
+        held: SimpleNamespace,
+        smem: SimpleNamespace,
+    ):
+        further = glob.sums.stride[0] // 2
+        for e in cutlass.range_constexpr(0, sub.elements, PAIR):
+            row, column, inside = sub.target(e)
+            if inside:
+                cute.autovec_copy(_pair(acc0, e), _pair_at(glob.sums, row, column))
+                cute.autovec_copy(_pair(acc1, e), _pair_at(glob.sums, row, column, further))
+
+
 class SplitGemm:
     """D = epilogue(A B), as `template` computes it, in two kernels, for a tile with split-K through memory.
 
@@ -91,7 +113,8 @@ class SplitGemm:
         if not config.sums_in_memory:
             raise ValueError(f"tile {config.name} leaves no sums in memory for a second kernel")
         self.config = config
-        self.parts = template(WriteSums(), config, mainloop)
+        write = WriteSums() if config.products == 1 else WriteSumsOfTwo()
+        self.parts = template(write, config, mainloop)
         self.sum = SumGemm(epilogue, config.summing, config.split_k)
 
     @property
@@ -114,9 +137,10 @@ class SplitGemm:
         max_active_clusters: Int32,
         stream: cuda.CUstream,
     ):
-        """Launches both kernels for A (M, K), B (K, N) and the epilogue's operands, in its names' order."""
+        """Launches both kernels for A (M, K), each B (K, N) and the epilogue's operands, in the order of its
+        names."""
         m, n = a.shape[0], bs[0].shape[1]
-        pitch = sums_pitch(Int64(n))
+        pitch = self.config.products * sums_pitch(Int64(n))
         layout = cute.make_layout((m * self.config.split_k, n), stride=(cute.assume(pitch, divby=PAIR), 1))
         sums = cute.make_tensor(cute.recast_ptr(workspace.iterator, dtype=Float32), layout)
         self.parts(a, bs, [], [sums], max_active_clusters, stream)
@@ -221,19 +245,23 @@ class SumGemm(Sm80Gemm):
     def _add_up(self, shared: Sm80Shared, acc: cute.Tensor, tile: FragmentTile, at: Int32):
         """Adds up the sums of all parts, in order. Warps whose rows lie beyond M read nothing."""
         acc.fill(0.0)
+        products = self.config.products
         last = (shared.n - 1) // PAIR * PAIR
         for block in cutlass.range_constexpr(self.blocks):
             if tile.warp_row(block) < tile.m:
                 for part in cutlass.range(self.parts, unroll=self.parts_at_once):
                     for step in cutlass.range_constexpr(self.steps):
                         sub = self.subtile_type(self.config, tile, block, step)
-                        piece = sub.accumulators(acc, 0, step)
-                        for e in cutlass.range_constexpr(0, sub.elements, PAIR):
-                            column = cutlass.min(sub.raw_column(sub.column_of(e)), last)
-                            read = cute.make_rmem_tensor(PAIR, Float32)
-                            cute.autovec_copy(_pair_at(shared.a, part * tile.m + sub.row(e), column), read)
-                            piece[e] = piece[e] + read[0]
-                            piece[e + 1] = piece[e + 1] + read[1]
+                        for product in cutlass.range_constexpr(products):
+                            piece = sub.accumulators(acc, product, step)
+                            further = product * (shared.a.stride[0] // products)
+                            for e in cutlass.range_constexpr(0, sub.elements, PAIR):
+                                row = part * tile.m + sub.row(e)
+                                column = cutlass.min(sub.raw_column(sub.column_of(e)), last)
+                                read = cute.make_rmem_tensor(PAIR, Float32)
+                                cute.autovec_copy(_pair_at(shared.a, row, column, further), read)
+                                piece[e] = piece[e] + read[0]
+                                piece[e + 1] = piece[e + 1] + read[1]
         return at
 
 
@@ -242,7 +270,8 @@ def _pair(registers: cute.Tensor, e: int) -> cute.Tensor:
     return cute.make_tensor(registers.iterator + e, cute.make_layout(PAIR))
 
 
-def _pair_at(sums: cute.Tensor, row: Int32, column: Int32) -> cute.Tensor:
-    """Two neighbouring columns of a row of the sums; `column`, the first, must be even."""
-    place = Int64(row) * sums.stride[0] + column
+def _pair_at(sums: cute.Tensor, row: Int32, column: Int32, further: Any = 0) -> cute.Tensor:
+    """Two neighbouring columns of a row of the sums, of the product whose sums begin `further` elements
+    behind the row's first. `column`, the first of the two, and `further` must be even."""
+    place = Int64(row) * sums.stride[0] + further + column
     return cute.make_tensor(sums.iterator + cute.assume(place, divby=PAIR), cute.make_layout(PAIR))

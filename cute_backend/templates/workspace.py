@@ -51,8 +51,10 @@ def sums_pitch(n: Size) -> Size:
 
 
 def sums_bytes(config: TileConfig, m: Size, n: Size) -> Size:
-    """The bytes of workspace that the sums of all parts of K take for a plane of (m, n)."""
-    return config.split_k * m * sums_pitch(n) * SUM_BYTES if config.sums_in_memory else 0
+    """The bytes of workspace that the sums of all products and parts of K take for a plane of (m, n)."""
+    if not config.sums_in_memory:
+        return 0
+    return config.products * config.split_k * m * sums_pitch(n) * SUM_BYTES
 
 
 def _ceil_div(size: Size, by: int) -> Size:

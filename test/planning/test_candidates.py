@@ -296,14 +296,29 @@ def test_a_long_k_of_few_tiles_has_more_parts_than_a_cluster() -> None:
     "kind",
     [
         {"pingpong": True},
-        {"cluster_m": 2},
-        {"cluster_n": 2},
+        {"arch": Arch.SM100A, "tile_m": 128, "cluster_m": 2},
         {"arch": Arch.SM100A, "tile_m": 256, "ctas": 2, "cluster_m": 2},
     ],
 )
 def test_not_every_tile_can_have_k_in_parts(kind: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"has K in 2 parts, which one of sm_90a .*or sm_120a"):
+    with pytest.raises(
+        ValueError, match=r"has K in 2 parts, which one of sm_90a .*or sm_120a.*on sm_90a, with"
+    ):
         replace(TileConfig(Arch.SM90A, 64, 64, split_k=2), **kind)
+
+
+def test_clusters_that_multicast_and_pairs_leave_sums_in_memory_where_tuning_tries_it() -> None:
+    alone, sharing = (TileConfig(Arch.SM90A, 128, 64, cluster_m, split_k=2) for cluster_m in (1, 2))
+    assert sharing.sums_in_memory and not alone.sums_in_memory
+    assert sharing.cluster_size == 2 and sharing.summing == replace(
+        sharing, split_k=1, tile_m=64, tile_n=32, cluster_m=1
+    )
+    for name in ("addmm_relu", "swiglu"):
+        spec = shared_spec(name)
+        tried = {config for config in tunable(Arch.SM90A, spec) if config.sums_in_memory}
+        by_default = {config for config in offered(Arch.SM90A, spec) if config.sums_in_memory}
+        assert by_default < tried and any(config.multicasts for config in tried), name
+        assert not any(config.multicasts or config.products > 1 for config in by_default), name
 
 
 @pytest.mark.parametrize("parts", [0, -1, 5, 24])
@@ -451,7 +466,7 @@ def test_of_several_names_the_first_serves_that_can() -> None:
 @pytest.mark.parametrize(
     ("names", "told"),
     [
-        ("128x256_2x1_ping", "'128x256_2x1_ping' (did you mean '128x256_2x1'?)"),
+        ("128x256-2x1", "'128x256-2x1' (did you mean '128x256_2x1'?)"),
         ("nowhere 7", "'nowhere 7'"),
         ("", "''"),
     ],

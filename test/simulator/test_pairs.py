@@ -86,3 +86,13 @@ def test_tiles_as_wide_as_an_mma_can_be():
     for columns in (TWO, NEIGHBOURS):
         spec = difference(columns)
         check(spec, replace(config, b_columns=spec.b_columns), 296, 152, 208)
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("n", [152, 165], ids=["tma", "plain"])
+@pytest.mark.parametrize("shape", [(64, 64, 1, 6), (128, 96, 1, 8), (128, 96, 2, 3)], ids=str)
+def test_sums_of_parts_of_k_through_memory(shape, n):
+    """Of 7 k tiles, the last one not full: with 6 parts the last two have nothing, with 8 the last one."""
+    tile_m, tile_n, cluster_m, parts = shape
+    config = TileConfig(Arch.SM90A, tile_m, tile_n, cluster_m, split_k=parts, products=2)
+    check(difference(TWO), config, 133, n, 7 * 128 - 48)

@@ -169,7 +169,14 @@ def test_edges_in_every_direction(config, alignment):
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "config",
-    [sm90(64, 128, split_k=6), sm90(128, 128, split_k=8), sm90(128, 160, split_k=6, transposed=True)],
+    [
+        sm90(64, 128, split_k=6),
+        sm90(128, 128, split_k=8),
+        sm90(128, 160, split_k=6, transposed=True),
+        sm90(128, 192, 2, split_k=2),
+        sm90(256, 128, 1, 2, split_k=4),
+        sm90(128, 160, 2, split_k=3, transposed=True),
+    ],
     ids=lambda config: config.name,
 )
 @pytest.mark.parametrize("alignment", Alignment, ids=lambda alignment: alignment.value)

@@ -110,6 +110,13 @@ _TILES = Tiles(
         Shape(64, 64, pingpong=True),
         *(Shape(128, columns, transposed=True) for columns in (224, 192, 160, 128, 96)),
     ),
+    tried_parted=(
+        Shape(128, 256, 2),
+        Shape(256, 128, cluster_n=2),
+        Shape(128, 192, 2),
+        Shape(128, 160, 2, transposed=True),
+        Shape(128, 224, 2, transposed=True),
+    ),
     clusters=((2, 1), (1, 1), (1, 2)),
 )
 

@@ -94,6 +94,9 @@ class Tiles:
     """The values of split-K of these. CTAs leave their sums in memory then."""
     tried_splits: tuple[int, ...] = ()
     """The values of split-K that only tuning tries, for every tile that can be split."""
+    tried_parted: tuple[Shape, ...] = ()
+    """The tiles that only tuning tries with K in `tried_splits` or `parts`, their sums in memory. Their CTAs
+    share operands, so they can't also add up each other's sums."""
 
     @property
     def tables(self) -> dict[str, tuple[Shape, ...]]:
