@@ -30,6 +30,8 @@ PHRASES = {
     r"\b[Tt]urns? of (a|the) loop\b": "iterations of a loop",
     r"\b[Tt]aken apart\b": "decomposed or divided",
     r"^# (which|whose|here, for)\b": "a clause with its own subject",
+    r"\bNone where\b": "None if",
+    r"\bunder way\b": "in progress or in flight",
 }
 """A regular expression for each phrase, and its replacement."""
 
@@ -77,7 +79,7 @@ def test_phrases_that_make_a_reader_stop_stay_away() -> None:
     assert not more, "\n".join(more)
 
 
-HEADLESS = re.compile(r"(What|Whose|Of|Those|That of|None of which)\b(?! (do|does|is|are)\b.*\?)")
+HEADLESS = re.compile(r"(What|Whose|Of|Those|That of|None of which|As `)\b(?! (do|does|is|are)\b.*\?)")
 """The beginning of a docstring that names its subject only later, or in the name of what it documents."""
 
 

@@ -1,10 +1,10 @@
 """Regions of one A that share a launch: each becomes a segment of the columns of one kernel.
 
-Products of one A that never meet, such as the projections to queries, keys and values, have too few tiles to
-fill a GPU, each by itself, and each takes a launch. Their regions are found as ever, and share a launch where
-one place in the graph has the operands of all, no write in place lies between them, one tile serves all of
-them, and the model of time says that it pays. A product without work of its own after it, which would be left
-to Inductor, joins them.
+Products of one A whose results are never combined, such as the projections to queries, keys and values, take
+a launch each, and each of them may have too few tiles to fill a GPU. Their regions are found like any others.
+They share a launch if one place in the graph has the operands of all, no write in place lies between them,
+one tile serves all of them, and the model of time predicts a gain. A product without work after it, which
+would be left to Inductor, joins them.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ from cute_backend.spec import (
 )
 
 _ROWS = (64, 2048)
-"""Numbers of rows, as of decoding and of a prompt, that one graph may serve. Where M is symbolic, or the
+"""Two numbers of rows that one graph may serve, in decoding and for a prompt. If M is symbolic, or if the
 choice must not depend on it, one launch has to pay in the mean of both."""
 
 _TORCH = 0.93
-"""The time of a product in torch over the one that the model predicts for a kernel here. With it, one launch
-of q, k and v of Llama 8B is predicted to gain nothing in bf16 at 2,048 tokens, as was measured: 137.1 us,
-and 136.6 us in torch (H200, benchmarks/qkv.py)."""
+"""The time of a product in torch divided by the predicted time of our kernel. With this value, one launch of
+q, k and v of Llama 8B is predicted to gain nothing in bf16 at 2,048 tokens, as was measured: 137.1 us, and
+136.6 us in torch (H200, benchmarks/qkv.py)."""
 
 MAX_SEGMENTS = 4
 """The most regions that share a launch: each has an epilogue, and a mainloop, in the text of the kernel."""
 
 
 def sharing(walk: Walk, regions: Sequence[Region], bare: Callable[[fx.Node], Region | None]) -> list[Region]:
-    """The regions with those joined that share a launch, in no order. `bare` gives the region of a product
-    without work of its own."""
+    """The regions, of which those that share a launch are joined, in no order. `bare` returns the region of a
+    product without work after it."""
     return _Sharing(walk).regions(regions, bare) if config.shared_launches else list(regions)
 
 
 class _Sharing:
-    """The search for regions that share a launch. Where some could, but don't, a region's `unshared` or the
-    refusal of a product without work of its own says why."""
+    """The search for regions that share a launch. If some could but don't, a region's `unshared` or the
+    refusal of a product without work after it has the reason."""
 
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
@@ -68,7 +68,7 @@ class _Sharing:
         """The regions that are settled, by their nodes."""
 
     def regions(self, regions: Sequence[Region], bare: Callable[[fx.Node], Region | None]) -> list[Region]:
-        """As `sharing`."""
+        """Does the work of `sharing`."""
         walk, kept, of_one_a = self.walk, [], dict[fx.Node, list[Region]]()
         for region in regions:
             if _is_segment(region, walk):
@@ -94,7 +94,7 @@ class _Sharing:
         return kept
 
     def _shared(self, regions: list[Region]) -> Iterator[Region]:
-        """The regions of one A, joined where they can share a launch and it pays."""
+        """The regions of one A, of which those are joined that can share a launch with a gain."""
         left = sorted(regions, key=lambda region: self.walk.order[region.products[-1]])
         bars: dict[fx.Node, str] = {}
         while left:
@@ -111,7 +111,7 @@ class _Sharing:
                 yield region
 
     def _settled(self, group: Sequence[Region], bars: Mapping[fx.Node, str]) -> list[Region]:
-        """A group as one region if that pays; else each of it, with the reason."""
+        """A group as one region if that pays; otherwise each of its regions, with the reason."""
         if len(group) == 1:
             return [replace(group[0], unshared=bars.get(group[0].products[0], ""))]
         joined = _joined(self.walk, group)
@@ -121,7 +121,7 @@ class _Sharing:
         return [replace(each, unshared=_unshared(second if each is first else first, loss)) for each in group]
 
     def _bar(self, group: Sequence[Region], other: Region) -> str | None:
-        """Why a region can't join others in one launch; None if it can."""
+        """The reason why a region can't join others in one launch, or None if it can."""
         walk, every = self.walk, [*group, other]
         if len(group) == MAX_SEGMENTS:
             return f"at most {MAX_SEGMENTS} products share one"
@@ -132,11 +132,11 @@ class _Sharing:
         if mutation is not None:
             return f"{mutation.node.name} writes in place between them"
         if any(self._depends(each, other) or self._depends(other, each) for each in group):
-            return "one follows from the other"
+            return "one depends on the other"
         return None
 
     def _depends(self, region: Region, on: Region) -> bool:
-        """Whether what a region reads follows from another one, every kernel counting as one node."""
+        """Whether an operand of a region depends on another one. Every kernel counts as one node."""
         walk, nodes = self.walk, set(on.nodes)
         first = min(walk.order[on.products[0]], walk.earliest)
         stack, visited = list(_inputs(region)), set()
@@ -191,7 +191,7 @@ def _inputs(region: Region) -> list[fx.Node]:
 
 
 def _loss(walk: Walk, group: Sequence[Region], joined: Region) -> str | None:
-    """Why one launch is no faster than several, by the model of time; None if it is."""
+    """The reason why one launch is not faster than several by the model of time, or None if it is faster."""
     target = _target(walk, joined)
     arch, launch_us = Arch.of_name(target.name), LAUNCH_BYTES / target.timing.bytes_per_us
     assert arch is not None
@@ -224,7 +224,8 @@ def _predicted(arch: Arch, spec: EpilogueSpec, m: int, n: int, k: int) -> float:
 
 
 def _joined(walk: Walk, group: Sequence[Region]) -> Region:
-    """One region of several. Values get names of their own; what several read alike is one load."""
+    """Makes one region of several. Values get different names, and equal loads of several regions are one
+    load."""
     merge = _Merge()
     for region in group:
         merge.add(region)
@@ -243,7 +244,7 @@ def _joined(walk: Walk, group: Sequence[Region]) -> Region:
 
 
 class _Merge:
-    """The values of several regions under one another's names."""
+    """The values of several regions in one spec, with new names."""
 
     def __init__(self) -> None:
         self.accumulators: list[Accumulator] = []
@@ -274,7 +275,8 @@ class _Merge:
         self.origins |= {names[name]: node for name, node in region.origins.items()}
 
     def _load(self, load: Load, view: LoadView) -> str:
-        """The name of a load. One without columns that another region reads alike is the same."""
+        """The name of a load. A load without columns is shared with another region that reads it in the same
+        way."""
         if load.stride_n is Stride.ZERO and view in self._shared:
             return self._shared[view]
         name = load.name if load.stride_n is Stride.ZERO and load.name not in self._taken else None

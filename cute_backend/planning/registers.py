@@ -38,7 +38,7 @@ MAX_SUMMED_COLUMNS = 128
 """The most accumulators of a thread that adds up the scaled sums of k tiles from tensor memory."""
 
 MAX_SUMMED_OF_PAIRS = 64
-"""As `MAX_SUMMED_COLUMNS`, for a pair of products with two warpgroups. With the 128 of 256 x 128 x 2, planes
+"""`MAX_SUMMED_COLUMNS` for a pair of products with two warpgroups. With 128 columns, in 256 x 128 x 2, planes
 that are written by element spilled 8 bytes."""
 
 MAX_PROMOTED_TWICE = 64

@@ -158,7 +158,7 @@ class TileConfig:
         if self.occupancy > 1 and self.target.tma:
             raise ValueError(
                 f"tile {self.name} of {self.arch.value} has {self.occupancy} CTAs on a multiprocessor; with "
-                "TMA one CTA has enough under way"
+                "TMA one CTA has enough loads in flight"
             )
         if self.split_k > 1 and not self.splittable:
             able = [arch.value for arch in Arch if arch.target.tiles.splits]

@@ -76,9 +76,9 @@ def compile_kernel(kernel: Kernel, source: str, path: Path) -> Built:
 
 
 def compile_for(gpu: Arch, kernel: Kernel, source: str, path: Path) -> Built:
-    """As `compile_kernel`, but for the architecture `gpu`. It may be later than the one that the kernel is
-    planned for: a Hopper GPU has the instructions of sm_80 too, although it can't run machine code for
-    sm_80."""
+    """Does the same as `compile_kernel`, for the architecture `gpu`. It may be later than the one that the
+    kernel is planned for: a Hopper GPU has the instructions of sm_80 too, although it can't run machine code
+    for sm_80."""
     try:
         import cutlass  # noqa: F401
     except ImportError as error:

@@ -81,7 +81,7 @@ def even_split(last: int, groups: int) -> Tensor:
 
 
 def skewed_split(last: int, groups: int) -> Tensor:
-    """As `even_split`, but the first group has half of the rows."""
+    """Offsets like those of `even_split`, except that the first group has half of the rows."""
     half = last // 2 if groups > 1 else last
     return half + torch.arange(groups) * (last - half) // max(groups - 1, 1)
 

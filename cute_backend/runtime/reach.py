@@ -47,7 +47,7 @@ class Problem:
     groups: int | None = None
     """The number of groups of rows of a grouped product, if it is known."""
     rowvecs: str = "auto"
-    """As `config.rowvec_placement`."""
+    """The value of `config.rowvec_placement`."""
 
 
 Winners = Callable[[EpilogueSpec, Alignment, int, int], Mapping[int, TileConfig]]
@@ -86,7 +86,7 @@ def config_for(
 def _without_rowvecs(
     problem: Problem, alignment: Alignment, arch: Arch, sm_count: int, winners: Winners
 ) -> TileConfig:
-    """As `config_for`, whatever `problem.rowvecs`."""
+    """The tile that `config_for` chooses, without regard to `problem.rowvecs`."""
     if problem.tile is not None:
         return named(arch, problem.spec, problem.tile)
     spec, m, n, k = problem.spec, problem.m, problem.n, problem.k

@@ -1,11 +1,11 @@
-"""Kernels whose columns are in segments, each with an epilogue, a B, loads and stores of its own.
+"""Kernels whose columns are in segments, each with its own epilogue, B, loads and stores.
 
-The columns of tiles of all segments follow each other in one schedule, so that a tile's column says which
-segment it lies in: all threads of a CTA, and of a cluster, agree on it. Each segment begins with a tile of
-its own, whatever its width, and rows and columns count from its first one.
+The tiles of all segments are in one schedule, one segment's columns after another's. So the column of a tile
+determines its segment, on which all threads of a CTA, and of a cluster, agree. Each segment begins with a new
+tile, whatever the width of the segment before it, and its rows and columns count from its first one.
 
-A CTA works on tiles of several segments, one after another, in the same rings. Every tile takes as many
-stages of each ring, whether or not its epilogue has anything in them, so that all warps count alike.
+A CTA works on tiles of several segments, one after another, with the same rings. Every tile takes the same
+number of stages of each ring, whether or not its epilogue uses them, so that the counts of all warps agree.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from cute_backend.templates.scheduler import Place
 class Segments:
     """The epilogues of segments of columns, in the place of one epilogue.
 
-    `loads` and `stores` are the names of all of them, one epilogue's after another's, and a tensor that
-    several load is given for each. `staged`, `shared_loads` and `shared_stores` are slots of shared memory,
-    as many as the epilogue that needs most: operands of elements of one size take turns in a slot.
+    `loads` and `stores` are the names of all epilogues, one after another. A tensor that several epilogues
+    load is passed for each of them. `staged`, `shared_loads` and `shared_stores` are slots of shared memory,
+    as many as the epilogue with the most operands needs. Operands of different epilogues share a slot if
+    their elements have the same size.
     """
 
     def __init__(self, epilogues: Sequence[Epilogue], widths: Sequence[int]) -> None:
@@ -49,7 +50,7 @@ class Segments:
         return columns * sum(-(-width // columns) for width in self.widths)
 
     def segments(self, config: TileConfig) -> tuple[Segment, ...]:
-        """Where the columns of each segment lie."""
+        """The segments, each with its columns."""
         found, first = [], 0
         for width in self.widths:
             end = first + -(-width // (config.tile_n * config.cluster_n))
@@ -97,7 +98,7 @@ class Operands:
 def dealt(
     epilogues: Sequence[Epilogue], loads: Sequence[cute.Tensor], stores: Sequence[cute.Tensor]
 ) -> list[Operands]:
-    """The tensors of each epilogue, of those of all."""
+    """The tensors of each epilogue, taken from those of all epilogues."""
     left, right, found = list(loads), list(stores), []
     for epilogue in epilogues:
         found.append(Operands(epilogue, left[: len(epilogue.loads)], right[: len(epilogue.stores)]))
@@ -125,8 +126,8 @@ def allocate_buffers(
     columns: int,
     row_stages: int,
 ) -> list[Buffers]:
-    """Allocates shared memory for planes of these layouts and for staged rowvecs: for an epilogue, or for
-    those of all segments, which take turns in it."""
+    """Allocates shared memory for planes of these layouts and for staged rowvecs: for one epilogue, or for
+    the epilogues of all segments, which share it."""
     if not isinstance(epilogue, Segments):
         loads = allocate_planes(smem, epilogue.shared_loads, load_planes[0])
         stores = allocate_planes(smem, epilogue.shared_stores, store_planes[0])
@@ -163,15 +164,15 @@ def make_exacts(
 
 
 def _expecting(ring: pipeline.PipelineTmaAsync, nbytes: int) -> pipeline.PipelineTmaAsync:
-    """A ring into a stage of which TMA brings `nbytes`."""
+    """A ring with `nbytes` that TMA brings to each stage."""
     full = copy(ring.sync_object_full)
     full.tx_count = nbytes
     return replace(ring, sync_object_full=full)
 
 
 def _slots(operands: Sequence[Sequence[SmemOperand]]) -> tuple[SmemOperand, ...]:
-    """One operand for each slot of shared memory: of each size of element, as many as the epilogue with most
-    of them has."""
+    """One operand for each slot of shared memory: for each size of elements, as many as the epilogue with the
+    most operands of that size has."""
     slots: list[SmemOperand] = []
     for size in sorted({operand.dtype.width for each in operands for operand in each}):
         alike = [[operand for operand in each if operand.dtype.width == size] for each in operands]
@@ -193,8 +194,8 @@ def _allocate_slots(
     slots: Sequence[SmemOperand],
     layouts: Sequence[Sequence[cute.ComposedLayout]],
 ) -> list[cute.Pointer]:
-    """Allocates a slot of shared memory for each operand, aligned as the swizzles of TMA need. All layouts
-    have as many elements."""
+    """Allocates a slot of shared memory for each operand, aligned as the swizzles of TMA require. All layouts
+    have the same number of elements."""
     elements = max((cute.size(each.outer) for of_one in layouts for each in of_one), default=0)
     return [smem.allocate(slot.bytes(elements), SMEM_ALIGN) for slot in slots]
 
@@ -205,7 +206,7 @@ def _planes(
     operands: Sequence[SmemOperand],
     layouts: Sequence[cute.ComposedLayout],
 ) -> list[cute.Tensor]:
-    """The planes of an epilogue in the slots that they take."""
+    """The planes of an epilogue, in their slots."""
     return [
         cute.make_tensor(cute.recast_ptr(pointers[slot], layout.inner, dtype=operand.dtype), layout.outer)
         for slot, operand, layout in zip(_taken(slots, operands), operands, layouts, strict=True)

@@ -23,7 +23,7 @@ def with_sources(values: tuple[Value, ...], place: int) -> set[int]:
 
 
 def cost(choices: Choices, stores: set[int]) -> int | None:
-    """The bytes that cross with these stores, and launches; None where a product would be done again.
+    """The bytes that cross with these stores, and launches; None if a product would be done again.
 
     Written from what the words mean: who computes what, who reads what, who writes what.
     """

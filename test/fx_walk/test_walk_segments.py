@@ -135,7 +135,7 @@ def test_two_launches_do_not_wait_for_each_other() -> None:
     found = explained(crossed, X, X, K, V).regions
     assert sorted(len(region.spec.accumulators) for region in found) == [1, 1, 2]
     assert [region.unshared.partition(": ")[2] for region in found if region.unshared] == [
-        "one follows from the other"
+        "one depends on the other"
     ] * 2
 
 

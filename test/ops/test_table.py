@@ -120,7 +120,7 @@ def _calls() -> list[Call]:
 
 
 def _eager(call: Call) -> tuple[Tensor, list[Tensor | Any]] | None:
-    """Eager's result and the operands in registers, or None where torch refuses the operands."""
+    """Eager's result and the operands in registers, or None if torch refuses the operands."""
     registers = tuple(item.register for item in call.operands if isinstance(item, DType))
     samples = iter(operands(registers, count=64))
     given: list[Any] = []

@@ -25,7 +25,7 @@ SHAPES = [Shape(256, 256, 2, ctas=2), Shape(128, 128)]
 
 def halves(spec: EpilogueSpec, shape: Shape) -> TileConfig | None:
     """The tile as it serves a spec, with a second warpgroup and, if that is possible, its rowvecs hoisted; or
-    None where it can't have one."""
+    None if it can't have one."""
     for config in suited(Arch.SM100A, [shape], spec):
         both = replace(config, column_groups=2)
         if config == both or can_halve(config, spec):

@@ -163,7 +163,7 @@ def test_the_source_size_fills_with_zeros():
 @pytest.mark.parametrize(
     ("middle", "message"),
     [
-        ("cp.async.wait_group 1; bar.sync 0;", "written by cp.async"),  # the last group may be under way
+        ("cp.async.wait_group 1; bar.sync 0;", "written by cp.async"),  # the last group may be in flight
         ("bar.sync 0;", "written by cp.async"),
         ("cp.async.wait_group 0;", "written by cp.async"),  # each waits for its own copies
         ("bar.sync 0; cp.async.wait_group 0;", "written by cp.async"),  # the wrong way round

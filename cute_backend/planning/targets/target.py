@@ -75,13 +75,13 @@ class Tiles:
     promoted: tuple[Shape, ...] = ()
     alone: Shape | None = None
     sized: tuple[Shape, ...] = ()
-    """Further tiles that the heuristic chooses from where sizes are known, for specs that `shipped` serves. A
+    """Further tiles that the heuristic chooses from if sizes are known, for specs that `shipped` serves. A
     launch of unknown sizes has no kernels of them."""
     sized_by_blocks: tuple[Shape, ...] = ()
-    """As `sized`, for specs whose sums are scaled by blocks as they are promoted."""
+    """The tiles of `sized` for specs whose sums are scaled by blocks as they are promoted."""
     middle: tuple[Shape, ...] = ()
-    """As `sized`. These tiles were timed for up to `middle_rows` rows; for more, they have to be predicted to
-    be faster by more than the model's error."""
+    """Further tiles like those of `sized`. They were timed for up to `middle_rows` rows; for more rows, they
+    have to be predicted to be faster by more than the model's error."""
     middle_rows: int = 0
     small_groups: Shape | None = None
     """For pairs of 16-bit products of rows in groups, where a group has about 128 rows in the mean."""

@@ -274,8 +274,8 @@ def grouped_k() -> EpilogueSpec:
 def scaled_groups(
     spec: EpilogueSpec, ends: tuple[int, ...], m: int, n: int, k: int
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """As `groups`, of MXFP8 without a bias. The scales of each group's rows begin with a tile of their own,
-    and those of each group's B are others."""
+    """The operands of `groups` in MXFP8, without a bias. The scales of each group's rows begin with a tile of
+    their own, and those of each group's B are others."""
     (a, _), _, loads = operands(
         replace(spec, accumulators=(replace(spec.product, kind=ProductKind.DENSE),)), m, n, k
     )
