@@ -6,7 +6,8 @@ applied to a whole graph, with some rules of Inductor's in addition that the sea
 
 - A pointwise value that several ops read is written if it takes more than four reads.
 - Each part of a join of tensors is read and written by itself.
-- Pointwise work is left to a later wave that reads it, if nothing reads it before.
+- Pointwise work and reductions of rows are left to a later wave that reads them, if nothing reads them
+  before.
 - Rows that are looked up in a table are read, and not the table. A reduction that is written out reads its
   input once for each element.
 - A tensor that is added to a product is the product's.
@@ -174,11 +175,12 @@ class _Own:
         return kernel, _elements(node)
 
     def _put_off(self, node: fx.Node) -> None:
-        """Moves pointwise work to the kernel of a later wave that reads it, if nothing reads it before."""
-        if reduces(node) or tensor_of(node) is None or _name(node) in _WRITTEN:
+        """Moves pointwise work, and reductions of rows, to the kernel of a later wave that reads them, if
+        nothing reads them before."""
+        kernel, elements = self.kernels[node]
+        if kernel.by_columns or _name(node) in _WRITTEN:
             return
         first = min((self._wave(reader) for reader in self._readers(node)), default=0)
-        kernel, elements = self.kernels[node]
         for reader in self._readers(node):
             later = self.kernels.get(reader)
             if later is not None and kernel.wave < later[0].wave == first and later[1] == elements:
