@@ -121,7 +121,8 @@ take 1.21 times as long, more than a separate kernel of Inductor's."""
 rotary_embeddings: bool = bool(_switch("CUTE_BACKEND_ROTARY_EMBEDDINGS", False))
 """Whether rotary embeddings stay in the kernel of the product before them. Off by default: on an H100, q and
 k of a Llama 8B layer took 1.06 and 0.95 times as long as with Inductor at 2,048 tokens (bf16, fp8), and 1.00
-and 0.54 times as long at 64 (benchmarks/rotary.py)."""
+and 0.54 times as long at 64 (benchmarks/rotary.py). In one launch with v, on an H200, they took 0.97 and 0.83
+times as long at 2,048 tokens, and 0.54 and 0.24 at 64 (benchmarks/qkv.py)."""
 
 shared_launches: bool = bool(_switch("CUTE_BACKEND_SHARED_LAUNCHES", True))
 """Whether products of one A that never meet, such as those of queries, keys and values, share a launch with
