@@ -213,11 +213,11 @@ def test_the_tile_of_groups_goes_by_their_rows() -> None:
     assert tile(512, 1).tile_m == tile(512, None).tile_m == 128
     assert tile(32768, 32).tile_m == 128, "1024 rows each"
     bf16 = tuple(replace(acc, a_dtype=DType.BF16, b_dtype=DType.BF16) for acc in accumulators)
-    small, large = (
-        choose(Arch.SM90A, replace(spec, accumulators=bf16), 32768, 2048, 7168, 132, groups=groups).name
-        for groups in (256, 128)
-    )
-    assert (small, large) == ("64x128x2_2x1_pingpong", "128x64x2_1x2_pingpong"), "128 and 256 rows each"
+    for each in (spec, replace(spec, accumulators=bf16)):
+        small, large = (
+            choose(Arch.SM90A, each, 32768, 2048, 7168, 132, groups=groups).name for groups in (256, 128)
+        )
+        assert (small, large) == ("64x128x2_2x1_pingpong", "128x64x2_1x2_pingpong"), "128 and 256 rows each"
     config = TileConfig(Arch.SM90A, 128, 64, products=2)
     times = [cost(config, spec, 8192, 2048, 7168, 132, groups) for groups in (None, 1, 8, 64, 512, 100_000)]
     assert times == sorted(times), "groups only add tiles and matrices"
