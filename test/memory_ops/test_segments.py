@@ -198,6 +198,10 @@ def test_the_text_has_an_epilogue_for_each_segment() -> None:
     assert "gemm(a, [b0, b1, b2], [colvec0, rowvec0, colvec0, exact0], [out0, out1, out2]" in text
 
 
+def test_no_tile_is_offered_that_spills_between_epilogues() -> None:
+    assert max(config.tile_n for config in offered(Arch.SM90A, MIXED)) <= 192
+
+
 def test_a_tile_serves_every_segment() -> None:
     for arch in (Arch.SM90A, Arch.SM100A):
         for segment in MIXED.segments:
