@@ -61,7 +61,7 @@ def test_the_fake_kernel_knows_shapes_dtypes_orders_and_device() -> None:
     assert out0.device.type == out1.device.type == "cuda"
 
 
-@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize("order", [Order.ROW, Order.COLUMN])
 def test_the_fake_kernel_agrees_with_the_replay(order: Order) -> None:
     spec = make_spec(order=order, store=DType.BOOL)
     real = replay(spec, *operands())
