@@ -69,7 +69,7 @@ def test_operands_and_planes_have_no_conflict(
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("arch", [Arch.SM80, Arch.SM120A], ids=lambda arch: arch.value)
-@pytest.mark.parametrize("order", Order, ids=lambda order: order.value)
+@pytest.mark.parametrize("order", [Order.ROW, Order.COLUMN], ids=lambda order: order.value)
 @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.U8], ids=lambda dtype: dtype.value)
 def test_planes_have_conflicts_where_fp32_is_stored_alone(dtype: DType, order: Order, arch: Arch) -> None:
     """Half a warp stores to four rows, of which two meet in the same banks: two wavefronts for one. Sums that
