@@ -284,10 +284,11 @@ def reduced_axes(node: fx.Node) -> tuple[int, ...]:
 
 
 def _dims(source: fx.Node, dim: Any) -> tuple[int, ...]:
-    """The axes that a call reduces, counted from 0; all of them where it names none."""
+    """The axes that a call reduces, counted from 0; all of them where it names none. A tensor without axes
+    may be reduced over its axis 0 or -1, which torch takes for none."""
     rank = fake(source).dim()
     dims = [dim] if isinstance(dim, int) else list(dim or range(rank))
-    return tuple(sorted({axis % max(rank, 1) for axis in dims}))
+    return tuple(sorted({axis % rank for axis in dims})) if rank else ()
 
 
 _SQUEEZES = ("aten.squeeze.dims", "aten.squeeze.dim", "aten.reshape.default", "aten.view.default")

@@ -227,6 +227,13 @@ def test_any_over_an_empty_list_of_axes_reduces_nothing(m: int) -> None:
     assert torch.equal(got, program(a, b))
 
 
+@pytest.mark.parametrize("dim", [0, -1])
+def test_a_number_may_be_reduced_over_an_axis_that_it_lacks(dim: int) -> None:
+    a, b = torch.ones(16, 32, dtype=torch.bfloat16), torch.ones(32, 16, dtype=torch.bfloat16)
+    (report,) = collect(lambda a, b, s: (a @ b).relu() * s.amax(dim), (a, b, torch.ones(())), arch="sm_90a")
+    assert len(report.regions) == 1 and Reason.INTERNAL_ERROR not in {r.reason for r in report.rejections}
+
+
 def test_under_eagers_rounding_the_elements_are_rounded_first() -> None:
     with inductor_config.patch(emulate_precision_casts=True):
         report, _ = report_of(lambda a, b: (a @ b).relu().sum(-1))
