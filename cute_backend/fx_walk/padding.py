@@ -14,6 +14,7 @@ from typing import Any
 from torch import fx
 
 from cute_backend.fx_walk.lower import is_pointwise, is_reshape
+from cute_backend.fx_walk.mutation import Mutations
 from cute_backend.fx_walk.questions import is_reduction
 from cute_backend.fx_walk.static import Size, arguments, fake, known, target_name
 
@@ -28,12 +29,14 @@ _PAD, _JOIN, _SLICE = "aten.constant_pad_nd.default", "aten.cat.default", "aten.
 
 def take_padding_back(graph: fx.Graph) -> None:
     """Replaces every sliced product of padded operands that has work after it by the product of the original
-    operands."""
+    operands. That reads them where the slice was, so a product behind a write in place stays as it is."""
+    order = {node: position for position, node in enumerate(graph.nodes)}
+    written = Mutations(order).start
     for node in graph.nodes:
         if target_name(node) not in _PRODUCTS:
             continue
         cut = _cut(node)
-        if cut is not node and any(map(_is_work, cut.users)):
+        if cut is not node and any(map(_is_work, cut.users)) and (written is None or order[cut] < written):
             with graph.inserting_before(cut):
                 whole = _whole(graph, node, fake(cut).shape)
             if whole is not None:

@@ -16,6 +16,7 @@ from torch import fx
 
 from cute_backend.fx_walk.broadcast import with_one_open
 from cute_backend.fx_walk.lower import is_pointwise
+from cute_backend.fx_walk.mutation import Mutations
 from cute_backend.fx_walk.questions import is_reduction
 from cute_backend.fx_walk.static import (
     arguments,
@@ -41,12 +42,18 @@ Axes = dict[fx.Node, int]
 
 def slice_before_products(graph: fx.Graph) -> None:
     """Moves every slice of rows before the product whose rows it takes, if all that reads the slice is
-    pointwise work or reductions and nothing else reads the product or the work in between."""
+    pointwise work or reductions and nothing else reads the product or the work in between.
+
+    The product and that work are then computed where the slice was, so no write in place may lie between.
+    """
     order = {node: place for place, node in enumerate(graph.nodes)}
+    mutations = Mutations(order)
     for node in order:
         if target_name(node) in _SLICES and node.users and all(map(_is_work, node.users)):
             members = _computed_for(node, order)
-            if any(target_name(member) in _FACTORS for member in members):
+            if not any(target_name(member) in _FACTORS for member in members):
+                continue
+            if mutations.first(min(order[member] for member in members), order[node]) is None:
                 with graph.inserting_before(node):
                     node.replace_all_uses_with(_Slicing(graph, node).of_all(members, order))
                 graph.erase_node(node)

@@ -13,6 +13,8 @@ from torch._inductor import config as inductor_config
 from torch._inductor.fx_passes import pad_mm
 
 from cute_backend.backend import cute
+from cute_backend.fx_walk.padding import take_padding_back
+from support.fx_walk.synthetic import Graph, aten
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -109,3 +111,19 @@ def test_padding_that_nothing_here_gains_from_stays(
     counted = run(program, *size)
     assert counted["anchors"] == counted["nothing_to_fuse"] == 1 and counted["regions"] == 0
     assert padded == [True]
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_padding_before_a_write_in_place_stays(written: bool) -> None:
+    """Without padding, the product would read its operand after the write."""
+    made = Graph()
+    a, b = made.input("a", (130, 72)), made.input("b", (72, 64))
+    rows = made.call(aten.constant_pad_nd.default, a, [0, 0, 0, 6])
+    product = made.call(aten.mm.default, rows, b)
+    if written:
+        made.call(aten.copy_.default, a, made.call(aten.neg.default, a))
+    cut = made.call(aten.slice.Tensor, product, 0, 0, 130)
+    graph = made.output(made.call(aten.relu.default, cut))
+    take_padding_back(graph)
+    (product,) = (node for node in graph.nodes if node.target is aten.mm.default)
+    assert product.meta["val"].shape[0] == (136 if written else 130)

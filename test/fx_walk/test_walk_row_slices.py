@@ -12,7 +12,9 @@ from torch._dynamo.utils import counters
 
 from cute_backend.backend import cute
 from cute_backend.fx_walk.reasons import Reason
+from cute_backend.fx_walk.row_slices import slice_before_products
 from cute_backend.memory_ops.schedule import kernel_formula
+from support.fx_walk.synthetic import Graph, aten, called, run
 from support.traffic import alone, fused
 
 B, S, N, K = 4, 16, 72, 64
@@ -134,3 +136,30 @@ def test_a_product_is_left_whole(program: Program) -> None:
 
 def test_rows_that_are_returned_are_the_users_view() -> None:
     assert not fused(returned, operands()).regions
+
+
+@pytest.mark.parametrize("place", ["before", "between", "behind"])
+def test_no_product_moves_past_a_write_in_place(place: str) -> None:
+    made = Graph()
+    a, b = made.input("a", (TOKENS, K)), made.input("b", (K, N), strides=(1, K))
+
+    def write() -> None:
+        made.call(aten.copy_.default, a, made.call(aten.neg.default, a))
+
+    if place == "before":
+        write()
+    product = made.call(aten.mm.default, a, b)
+    if place == "between":
+        write()
+    result = made.call(aten.relu.default, made.call(aten.slice.Tensor, product, 0, 0, 8))
+    if place == "behind":
+        write()
+    graph = made.output(result)
+    _, rows, w, *_ = operands()
+    (expected,) = run(graph, rows.clone(), w.t())
+    slice_before_products(graph)
+    (got,) = run(graph, rows.clone(), w.t())
+    torch.testing.assert_close(got, expected)
+    moved = [node.meta["val"].shape[0] for node in graph.nodes if node.target is aten.mm.default]
+    assert moved == [TOKENS if place == "between" else 8]
+    assert "aten.copy_.default" in called(graph)
