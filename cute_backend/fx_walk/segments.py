@@ -169,7 +169,7 @@ def _is_segment(region: Region, walk: Walk) -> bool:
     """Whether a region may be a segment of columns: of one dense product, whose planes TMA writes."""
     product, spec = region.spec.product, region.spec
     return (
-        _target(walk, region).segments
+        _target(walk, region).segment_tile_n > 0
         and len(region.anchors) == 1
         and product.kind is ProductKind.DENSE
         and product.columns is Columns.ALL

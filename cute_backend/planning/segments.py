@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from cute_backend.planning.rules import pairs_halves, subtiled
 from cute_backend.planning.shared_memory import holds_planes
-from cute_backend.planning.targets import Arch
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.spec import EpilogueSpec
 
@@ -39,15 +38,10 @@ def _shape(config: TileConfig) -> TileConfig:
     return replace(config, subtile_n=config.group_n)
 
 
-_WIDEST = 192
-"""Columns of the widest tile on Hopper. With an epilogue that reads a plane, and others that read rowvecs,
-tiles of 128 x 224 and 128 x 256 spilled 16 to 152 bytes; 256 x 128 and narrower ones spilled nothing."""
-
-
 def _is_kept(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether registers suffice, and all segments can have the subtiles of the one with the narrowest,
     however planes are aligned."""
-    if config.arch is Arch.SM90A and config.tile_n > _WIDEST:
+    if config.tile_n > config.target.segment_tile_n:
         return False
     for alignment in Alignment:
         narrow = subtiled(spec, config, alignment)

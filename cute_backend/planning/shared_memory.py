@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd
+from typing import TypeVar
 
 from cute_backend.planning.mma_scales import MmaScales, acc_stages
 from cute_backend.planning.tiles import EPILOGUE_STAGES, SMEM_RESERVE, TileConfig
 from cute_backend.spec import DType, EpilogueSpec, LoadKind, Scaling
+
+T = TypeVar("T")
 
 SCALE_ALIGN = 16
 """Alignment of each stage of scales in bytes, so that no gap precedes the next buffer."""
@@ -91,14 +94,14 @@ def holds_planes(config: TileConfig, spec: EpilogueSpec) -> bool:
     return ab_stages(config, spec) >= config.least_ab_stages
 
 
-def _in_turns(segments: Sequence[Sequence[DType]]) -> list[DType]:
-    """The dtypes of the slots of shared memory that operands of segments take turns in: of each size of
-    element, as many as the segment with most of them has."""
-    slots: list[DType] = []
-    for bits in sorted({dtype.bits for each in segments for dtype in each}):
-        alike = [[dtype for dtype in each if dtype.bits == bits] for each in segments]
-        slots += sorted(alike, key=len)[-1]
-    return slots
+def slots(operands: Sequence[Sequence[T]], bits: Callable[[T], int]) -> list[T]:
+    """One operand for each slot of shared memory that the operands of segments share. For each size of
+    elements, `bits`, there are as many slots as the segment with the most operands of that size has."""
+    found: list[T] = []
+    for size in sorted({bits(operand) for each in operands for operand in each}):
+        alike = [[operand for operand in each if bits(operand) == size] for each in operands]
+        found += sorted(alike, key=len)[-1]
+    return found
 
 
 def ab_stages(config: TileConfig, spec: EpilogueSpec) -> int:
@@ -112,12 +115,16 @@ def ab_stages(config: TileConfig, spec: EpilogueSpec) -> int:
     rings = [
         ring_bytes(elements, dtype, stages)
         for operands, elements, stages in kinds
-        for dtype in _in_turns([[each.dtype for each in operands(segment)] for segment in spec.segments])
+        for dtype in slots([[each.dtype for each in operands(segment)] for segment in spec.segments], _bits)
     ]
     scaling = BlockScales.of(spec) or MmaScales.of(spec)
     stage = config.ab_stage_bytes + (scaling.stage_bytes(config) if scaling else 0)
     left = config.smem_bytes - SMEM_RESERVE - config.sum_bytes - sum(rings) - ahead_bytes(config, scaling)
     return left // stage
+
+
+def _bits(dtype: DType) -> int:
+    return dtype.bits
 
 
 def ahead_bytes(config: TileConfig, scaling: BlockScales | MmaScales | None) -> int:

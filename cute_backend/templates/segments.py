@@ -20,6 +20,7 @@ from cutlass import Boolean
 from cutlass.memory import SmemAllocator
 
 from cute_backend.planning import TileConfig
+from cute_backend.planning.shared_memory import slots
 from cute_backend.templates.crew import SMEM_ALIGN, Ring
 from cute_backend.templates.epilogue import Epilogue, SmemOperand
 from cute_backend.templates.rings import allocate_planes, allocate_rows, make_exact
@@ -40,9 +41,9 @@ class Segments:
         self.widths = tuple(widths)
         self.loads = tuple(name for each in self.epilogues for name in each.loads)
         self.stores = tuple(name for each in self.epilogues for name in each.stores)
-        self.staged = _slots([each.staged for each in self.epilogues])
-        self.shared_loads = _slots([each.shared_loads for each in self.epilogues])
-        self.shared_stores = _slots([each.shared_stores for each in self.epilogues])
+        self.staged = tuple(slots([each.staged for each in self.epilogues], _width))
+        self.shared_loads = tuple(slots([each.shared_loads for each in self.epilogues], _width))
+        self.shared_stores = tuple(slots([each.shared_stores for each in self.epilogues], _width))
 
     def columns(self, config: TileConfig) -> int:
         """The columns of all segments, each in whole clusters of tiles."""
@@ -170,44 +171,39 @@ def _expecting(ring: pipeline.PipelineTmaAsync, nbytes: int) -> pipeline.Pipelin
     return replace(ring, sync_object_full=full)
 
 
-def _slots(operands: Sequence[Sequence[SmemOperand]]) -> tuple[SmemOperand, ...]:
-    """One operand for each slot of shared memory: for each size of elements, as many as the epilogue with the
-    most operands of that size has."""
-    slots: list[SmemOperand] = []
-    for size in sorted({operand.dtype.width for each in operands for operand in each}):
-        alike = [[operand for operand in each if operand.dtype.width == size] for each in operands]
-        slots += sorted(alike, key=len)[-1]
-    return tuple(slots)
+def _width(operand: SmemOperand) -> int:
+    """Bits of an element."""
+    return int(operand.dtype.width)
 
 
-def _taken(slots: Sequence[SmemOperand], operands: Sequence[SmemOperand]) -> list[int]:
-    """The slot that each operand of an epilogue takes."""
-    free, taken = list(range(len(slots))), []
+def _taken(every: Sequence[SmemOperand], operands: Sequence[SmemOperand]) -> list[int]:
+    """The slot that each operand of an epilogue takes, of `every` slot."""
+    free, taken = list(range(len(every))), []
     for operand in operands:
-        taken.append(next(i for i in free if slots[i].dtype.width == operand.dtype.width))
+        taken.append(next(i for i in free if _width(every[i]) == _width(operand)))
         free.remove(taken[-1])
     return taken
 
 
 def _allocate_slots(
     smem: SmemAllocator,
-    slots: Sequence[SmemOperand],
+    every: Sequence[SmemOperand],
     layouts: Sequence[Sequence[cute.ComposedLayout]],
 ) -> list[cute.Pointer]:
     """Allocates a slot of shared memory for each operand, aligned as the swizzles of TMA require. All layouts
     have the same number of elements."""
     elements = max((cute.size(each.outer) for of_one in layouts for each in of_one), default=0)
-    return [smem.allocate(slot.bytes(elements), SMEM_ALIGN) for slot in slots]
+    return [smem.allocate(slot.bytes(elements), SMEM_ALIGN) for slot in every]
 
 
 def _planes(
     pointers: Sequence[cute.Pointer],
-    slots: Sequence[SmemOperand],
+    every: Sequence[SmemOperand],
     operands: Sequence[SmemOperand],
     layouts: Sequence[cute.ComposedLayout],
 ) -> list[cute.Tensor]:
     """The planes of an epilogue, in their slots."""
     return [
         cute.make_tensor(cute.recast_ptr(pointers[slot], layout.inner, dtype=operand.dtype), layout.outer)
-        for slot, operand, layout in zip(_taken(slots, operands), operands, layouts, strict=True)
+        for slot, operand, layout in zip(_taken(every, operands), operands, layouts, strict=True)
     ]

@@ -74,7 +74,7 @@ class WriteSums:
 
 
 class WriteSumsOfTwo(WriteSums):
-    """The same, of two products."""
+    """The epilogue of `parts` for a pair: as `WriteSums`, for the accumulators of both products."""
 
     @cute.jit
     def visit(

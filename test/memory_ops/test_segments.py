@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -198,8 +199,43 @@ def test_the_text_has_an_epilogue_for_each_segment() -> None:
     assert "gemm(a, [b0, b1, b2], [colvec0, rowvec0, colvec0, exact0], [out0, out1, out2]" in text
 
 
-def test_no_tile_is_offered_that_spills_between_epilogues() -> None:
-    assert max(config.tile_n for config in offered(Arch.SM90A, MIXED)) <= 192
+def busy(dtype: DType) -> EpilogueSpec:
+    """A colvec and a rowvec in each segment, with a residual, with silu and in fp32."""
+    rows = [replace(ROW, name=f"rowvec{i}") for i in range(3)]
+    ops = []
+    for i in range(3):
+        ops += [
+            op(f"t{2 * i}", "mul", f"acc{i}", "colvec0"),
+            op(f"t{2 * i + 1}", "add", f"t{2 * i}", f"rowvec{i}"),
+        ]
+    ops += [op("t6", "add", "t1", "exact0"), op("t7", "sigmoid", "t3"), op("t8", "mul", "t3", "t7")]
+    stores = Store("out0", "t6", DType.BF16), Store("out1", "t8", DType.BF16), Store("out2", "t5", DType.F32)
+    accumulators = tuple(replace(acc, a_dtype=dtype, b_dtype=dtype) for acc in segments(4096, 1024, 1024))
+    return EpilogueSpec(accumulators, (COLVEC, *rows, PLANE), tuple(ops), stores)
+
+
+def turned(dtype: DType) -> EpilogueSpec:
+    """Rotated q and k, and v, of Llama's widths."""
+    spec = rotated(128, 4096, 1024, 1024)
+    return replace(
+        spec, accumulators=tuple(replace(acc, a_dtype=dtype, b_dtype=dtype) for acc in spec.accumulators)
+    )
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.E4M3], ids=lambda dtype: dtype.value)
+@pytest.mark.parametrize("made", [busy, turned], ids=lambda made: made.__name__)
+@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A], ids=lambda arch: arch.value)
+def test_no_tile_that_is_offered_spills(
+    arch: Arch, made: Callable[[DType], EpilogueSpec], dtype: DType
+) -> None:
+    spec = made(dtype)
+    spills = {
+        (config.name, alignment.value): build(Kernel(spec, config, alignment)).spill_bytes
+        for config in offered(arch, spec)
+        for alignment in Alignment
+    }
+    assert spills and not any(spills.values()), spills
 
 
 def test_a_tile_serves_every_segment() -> None:

@@ -79,7 +79,7 @@ TARGET = Target(
     row_bits=2560,
     epilogue_registers=MAX_REGISTERS,  # a CTA has too few threads to have fewer
     tiles=_TILES,
-    segments=True,
+    segment_tile_n=256,
     scalings=frozenset((Scaling.LINE, Scaling.SQUARE, Scaling.MX, Scaling.NV)),
     timing=_TIMING,
 )

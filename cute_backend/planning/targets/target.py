@@ -202,8 +202,9 @@ class Target:
     """The registers that a thread of the epilogue may use."""
     tiles: Tiles
     timing: Timing = field(repr=False)
-    segments: bool = False
-    """Whether its kernels have columns in segments, each with a B and an epilogue of its own."""
+    segment_tile_n: int = 0
+    """Columns of the widest tile whose kernels may have columns in segments, each with a B and an epilogue of
+    its own; 0 if no kernel may."""
     scalings: frozenset[Scaling] = frozenset()
     """The blocks by whose scales its mainloops multiply."""
 
