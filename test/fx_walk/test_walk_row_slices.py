@@ -163,3 +163,14 @@ def test_no_product_moves_past_a_write_in_place(place: str) -> None:
     moved = [node.meta["val"].shape[0] for node in graph.nodes if node.target is aten.mm.default]
     assert moved == [TOKENS if place == "between" else 8]
     assert "aten.copy_.default" in called(graph)
+
+
+@pytest.mark.parametrize("work", [aten.rrelu.default, aten.relu_.default])
+def test_work_that_draws_or_writes_is_done_on_all_rows(work: torch._ops.OpOverload) -> None:
+    """For fewer rows, a draw would give other numbers. A write is visible to other readers."""
+    made = Graph()
+    product = made.mm(TOKENS, N, K)
+    done = made.call(work, product, *((0.1, 0.3, True) if work is aten.rrelu.default else ()))
+    graph = made.output(made.call(aten.neg.default, made.call(aten.slice.Tensor, done, 0, 0, 8)))
+    slice_before_products(graph)
+    assert product in graph.nodes and product.meta["val"].shape[0] == TOKENS

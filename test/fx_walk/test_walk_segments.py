@@ -17,6 +17,7 @@ import cute_backend
 from cute_backend import config
 from cute_backend.api import Explanation
 from cute_backend.fx_walk.reasons import Reason
+from support.fx_walk.synthetic import Graph, aten, walk
 
 BF16 = torch.bfloat16
 
@@ -102,15 +103,17 @@ def test_products_that_meet_are_a_pair() -> None:
     assert sorted(regions(gated, X, K, V, V)) == [1, 2]
 
 
-def test_nothing_is_shared_across_a_write() -> None:
-    def writes(x: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
-        first = F.linear(x, q).relu()
-        q.mul_(2)
-        return first, F.linear(x, k).relu()
-
-    with torch.no_grad():
-        found = regions(writes, X, K, V)
-    assert found in ([1, 1], [2])
+@pytest.mark.parametrize("written", [False, True])
+def test_nothing_is_shared_across_a_write(written: bool) -> None:
+    made = Graph()
+    x, q, k = made.input("x", X), made.input("q", K), made.input("k", V)
+    first = made.call(aten.relu.default, made.call(aten.mm.default, x, made.call(aten.t.default, q)))
+    if written:
+        made.call(aten.copy_.default, k, made.call(aten.neg.default, k))
+    second = made.call(aten.relu.default, made.call(aten.mm.default, x, made.call(aten.t.default, k)))
+    found, _ = walk(made.output(first, second))
+    assert [len(region.anchors) for region in found] == ([1, 1] if written else [2])
+    assert not written or "copy__default writes in place between them" in found[0].unshared
 
 
 def test_rows_that_tma_does_not_write_are_apart() -> None:
