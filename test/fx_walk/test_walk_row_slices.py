@@ -58,6 +58,10 @@ def one(x: Tensor, rows: Tensor, w: Tensor, bias: Tensor, plane: Tensor) -> Tens
     return torch.addmm(bias, rows, w.t(), beta=2, alpha=3)[5].relu()
 
 
+def one_with_an_operand_of_all(x: Tensor, rows: Tensor, w: Tensor, bias: Tensor, plane: Tensor) -> Tensor:
+    return (F.linear(rows, w) * plane[:1])[5].relu()
+
+
 def of_two_products(x: Tensor, rows: Tensor, w: Tensor, bias: Tensor, plane: Tensor) -> Tensor:
     return (F.silu(F.linear(rows, w)) * F.linear(rows, w.flip(0)))[:7] + 1
 
@@ -70,6 +74,7 @@ MOVED: dict[Program, tuple[int, str]] = {
     some: (32, ""),
     every_third: (16, "out0 = bf16(relu(acc * colvec0))"),
     one: (1, ""),
+    one_with_an_operand_of_all: (1, ""),
     of_two_products: (7, ""),
 }
 
