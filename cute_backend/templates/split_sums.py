@@ -74,7 +74,7 @@ class WriteSums:
 
 
 class WriteSumsOfTwo(WriteSums):
-    """The epilogue of `parts` for a pair: as `WriteSums`, for the accumulators of both products."""
+    """The epilogue of `parts` for a pair, which writes the accumulators of both products unchanged."""
 
     @cute.jit
     def visit(

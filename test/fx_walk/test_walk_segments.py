@@ -29,7 +29,7 @@ def shared() -> Iterator[None]:
 
 
 def explained(fn: Callable[..., Any], *shapes: tuple[int, ...], arch: str = "sm_90a") -> Explanation:
-    """What becomes of a program of bf16 tensors of these shapes."""
+    """Explains a program of bf16 tensors of these shapes."""
     with FakeTensorMode():
         return cute_backend.explain(fn, *(torch.empty(shape, dtype=BF16) for shape in shapes), arch=arch)
 

@@ -32,14 +32,21 @@ def permuted(scales: Tensor) -> Tensor:
 
 
 def swapped(scales: Tensor) -> Tensor:
-    """As `permuted`, with the tiles of a column after each other."""
+    """In tiles of which those of a column are consecutive."""
     return padded(scales).unflatten(0, (-1, 4, 32)).unflatten(-1, (-1, 4)).permute(3, 0, 2, 1, 4).reshape(-1)
 
 
 def of_ones(scales: Tensor) -> Tensor:
-    """As `permuted`, with ones as padding."""
+    """In tiles by one permutation, padded with ones."""
     tiles = padded(scales, 1.0).unflatten(0, (-1, 4, 32)).unflatten(-1, (-1, 4))
     return tiles.permute(0, 3, 2, 1, 4).reshape(-1)
+
+
+def into_ones(scales: Tensor) -> Tensor:
+    """In tiles by one permutation, of a tensor of ones that the scales are written into."""
+    whole = torch.ones_like(padded(scales.float())).to(scales.dtype)
+    whole[: scales.shape[0], : scales.shape[1]] = scales
+    return whole.unflatten(0, (-1, 4, 32)).unflatten(-1, (-1, 4)).permute(0, 3, 2, 1, 4).reshape(-1)
 
 
 def pair(tiles: Tiles, block: int = 32) -> Program:
@@ -91,10 +98,11 @@ def test_scales_leave_the_kernel_in_tiles(fresh_compiler: None, tiles: Tiles, m:
     [
         (pair(swapped), "sm_100a"),
         (pair(of_ones), "sm_100a"),
+        (pair(into_ones), "sm_100a"),
         (pair(permuted, block=64), "sm_100a"),
         (pair(permuted), "sm_90a"),
     ],
-    ids=["tiles by columns", "padded with ones", "blocks of 64", "Hopper"],
+    ids=["tiles by columns", "padded with ones", "into ones", "blocks of 64", "Hopper"],
 )
 def test_what_no_mma_reads_is_left_outside(program: Program, arch: str) -> None:
     found = explained(program, 130, 192, arch)
