@@ -6,6 +6,8 @@ Which seeds show a race or a deadlock is a matter of luck; that at least one of 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,7 +67,27 @@ def test_a_planted_fault_is_caught(mutant: Mutant, tmp_path: Path):
     "mutant", [mutant for mutant in MUTANTS if mutant.text is not Text.PTX], ids=lambda mutant: mutant.name
 )
 def test_a_planted_fault_finds_the_text_that_it_replaces(mutant: Mutant):
-    mutant.faulty_text()
+    compile(mutant.faulty_text(), mutant.name, "exec")
+
+
+def test_planted_faults_use_names_that_exist(tmp_path: Path):
+    """A name that a change took away would end such a kernel before the simulator sees it."""
+    for i, mutant in enumerate(MUTANTS):
+        if mutant.text is not Text.PTX:
+            (tmp_path / f"fault_{i}.py").write_text(f"{mutant.faulty_text()}\n# {mutant.name}\n")
+    command = (
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--isolated",
+        "--no-cache",
+        "--select",
+        "F821",
+        tmp_path,
+    )
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 def test_the_table_covers_every_template():

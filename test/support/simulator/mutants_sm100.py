@@ -800,7 +800,7 @@ MUTANTS = [
     Mutant(
         "tensor memory freed before the other warpgroup has read",
         HALVES,
-        instead("named_barrier(self.last_meeting).arrive_and_wait()", "barrier.arrive_and_wait()"),
+        instead("named_barrier(self.last_meeting).arrive_and_wait()", "seat.barrier.arrive_and_wait()"),
         RaceError,
         r"tcgen05\.dealloc.*" + STILL_READ.format(TMEM),
     ),
@@ -936,7 +936,7 @@ MUTANTS = [
     Mutant(
         "output stored before all have written",
         ONE,
-        without(" barrier.arrive_and_wait()"),
+        instead(" barrier.arrive_and_wait()", " pass"),
         RaceError,
         r"cp\.async\.bulk\.tensor.*reads shared",
     ),
