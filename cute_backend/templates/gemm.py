@@ -23,7 +23,13 @@ from cute_backend.spec import Order, ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import WARP, Crew
 from cute_backend.templates.epilogue import Ending, Epilogue, SmemOperand, Staging, by_name
-from cute_backend.templates.rings import Own, Shared, partition_box, partition_for_tma, producer_state
+from cute_backend.templates.rings import (
+    SegmentState,
+    Shared,
+    partition_box,
+    partition_for_tma,
+    producer_state,
+)
 from cute_backend.templates.scheduler import KPlace, Place
 from cute_backend.templates.segments import Buffers, Operands, Segment, Segments, dealt
 from cute_backend.templates.stages import Stages
@@ -92,18 +98,18 @@ class Gemm(ABC):
             return self.epilogue.columns(self.config)
         return columns * self.config.pieces // self.config.products
 
-    def _own(
+    def _segment_states(
         self,
         n: Any,
         loads: Sequence[list[cute.Tensor]],
         stores: Sequence[list[cute.Tensor]],
         buffers: Sequence[Buffers],
         exacts: Sequence[Any],
-    ) -> list[Own]:
+    ) -> list[SegmentState]:
         """The state of tiles of each segment, or of all tiles, of a plane of `n` columns."""
         widths = [segment.width for segment in self.segments] or [n]
         return [
-            Own(
+            SegmentState(
                 n=width,
                 glob=by_name(epilogue.loads + epilogue.stores, given + results),
                 exact_pipeline=exact,

@@ -7,7 +7,7 @@ barriers of the rings, and partitions the boxes that TMA moves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ ROW_ALIGN = 128
 
 
 @dataclass
-class Own:
+class SegmentState:
     """The state of a tile that depends on its segment of columns."""
 
     n: int
@@ -47,7 +47,8 @@ class Own:
 class Shared:
     """State that the warps of a CTA share: the problem, the pipelines between them and their buffers.
 
-    Where columns are in segments, `own` has what depends on them, and `of_segments` puts it in place."""
+    If columns are in segments, the fields of `SegmentState` are those of the first one. `of_segments` returns
+    the state with those of each."""
 
     schedule: Schedule
     m: Int32
@@ -59,14 +60,11 @@ class Shared:
     loads: list[cute.Tensor]
     stores: list[cute.Tensor]
     rows: list[cute.Tensor]
-    own: list[Own] = field(default_factory=list, kw_only=True)
+    segment_states: list[SegmentState] = field(default_factory=list, kw_only=True)
 
     def of_segments(self) -> list[Self]:
         """The state for tiles of each segment of columns."""
-        return [
-            replace(self, own=[], **{each.name: getattr(own, each.name) for each in fields(own)})
-            for own in self.own
-        ]
+        return [replace(self, segment_states=[], **vars(state)) for state in self.segment_states]
 
 
 def agents(*arrivals: Arrivals) -> pipeline.CooperativeGroup:

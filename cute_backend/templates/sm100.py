@@ -425,12 +425,12 @@ class Sm100Gemm(Gemm):
             epilogue_item = Int32(first_item)
             if cta_rank > 0:
                 epilogue_item = schedule.items  # beyond the last: no epilogue here
-        own = self._own(n, loads, stores, buffers, exacts)
+        states = self._segment_states(n, loads, stores, buffers, exacts)
         shared = Sm100Shared(
             schedule=schedule,
             m=m,
-            **vars(own[0]),
-            own=own if self.segments else [],
+            **vars(states[0]),
+            segment_states=states if self.segments else [],
             ab_pipeline=ab_pipeline,
             acc_pipeline=acc_pipeline,
             row_pipeline=row_pipeline,

@@ -419,12 +419,12 @@ class Sm90Gemm(FragmentGemm):
         if cutlass.const_expr(self.in_cluster and self.scaling is not None):
             # K tiles beyond the last have no scales, so the last CTAs of a split may get fewer k tiles, or 0.
             k_tiles = cutlass.max(cutlass.min(k_tiles, all_k_tiles - first_k), 0)
-        own = self._own(n, loads, stores, buffers, exacts)
+        states = self._segment_states(n, loads, stores, buffers, exacts)
         shared = Sm90Shared(
             schedule=schedule,
             m=m,
-            **vars(own[0]),
-            own=own if self.segments else [],
+            **vars(states[0]),
+            segment_states=states if self.segments else [],
             ab_pipeline=ab_pipeline,
             row_pipeline=row_pipeline,
             k_tiles=k_tiles,

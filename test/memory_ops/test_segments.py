@@ -199,6 +199,13 @@ def test_the_text_has_an_epilogue_for_each_segment() -> None:
     assert "gemm(a, [b0, b1, b2], [colvec0, rowvec0, colvec0, exact0], [out0, out1, out2]" in text
 
 
+def test_no_wider_tile_is_offered_than_was_swept_for_spills() -> None:
+    for arch, widest in ((Arch.SM90A, 192), (Arch.SM100A, 256)):
+        assert max(config.tile_n for config in offered(arch, MIXED)) == widest
+        alone = [config.tile_n for segment in MIXED.segments for config in offered(arch, segment)]
+        assert max(alone) == 256
+
+
 def busy(dtype: DType) -> EpilogueSpec:
     """A colvec and a rowvec in each segment, with a residual, with silu and in fp32."""
     rows = [replace(ROW, name=f"rowvec{i}") for i in range(3)]
