@@ -34,6 +34,7 @@ from cute_backend.planning import (
     table,
     tunable,
 )
+from cute_backend.planning import cost as cost_module
 from cute_backend.planning.cost import cost
 from cute_backend.planning.naming import words
 from cute_backend.runtime.build import build
@@ -260,6 +261,21 @@ def test_sums_of_parts_go_through_memory_without_clusters(arch: Arch) -> None:
         assert {config.split_k for config in tunable(arch, other)} == {1}, name
     config = next(config for config in tunable(arch, spec) if config.split_k == 8)
     assert config.sums_in_memory and config.cluster_size == 1 and config.sum_bytes == 0
+
+
+def test_the_sums_of_both_products_of_a_pair_cost_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_sums(name: str, config: TileConfig) -> float:
+        def us() -> float:
+            return cost(config, shared_spec(name), 512, 1024, 8192, 132)
+
+        with monkeypatch.context() as without:
+            whole = us()
+            without.setattr(cost_module, "SUM_BITS", 0)
+            return whole - us()
+
+    alone = TileConfig(Arch.SM90A, 128, 128, split_k=8)
+    assert of_sums("swiglu", replace(alone, products=2)) == pytest.approx(2 * of_sums("addmm_relu", alone))
+    assert of_sums("addmm_relu", alone) > 1
 
 
 def test_tables_keep_the_sums_of_parts_out_of_memory_on_hopper() -> None:

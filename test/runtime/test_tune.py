@@ -15,14 +15,15 @@ from torch._dynamo.utils import counters
 
 from cute_backend import config
 from cute_backend.planning import MAX_CANDIDATES, Alignment, Arch, TileConfig, candidates, choose
-from cute_backend.runtime import notices, tune
+from cute_backend.runtime import notices, timing, tune
 from cute_backend.runtime.cache import KernelCache
 from cute_backend.runtime.compile import BuildError
 from cute_backend.runtime.device import Device
 from cute_backend.runtime.kernel import Kernel
-from cute_backend.runtime.timing import Run, Timings
+from cute_backend.runtime.timing import GpuTimer, Run, Timings
 from cute_backend.runtime.tune import Job, Tuner
 from cute_backend.runtime.tuning_results import NOISE, Key, Memory, Result, TunedFile
+from cute_backend.signature import Role, signature
 from cute_backend.spec import ProductKind
 from support.runtime.handmade import make_spec
 
@@ -150,6 +151,27 @@ def test_a_problem_whose_outputs_no_tma_can_write_is_tuned_as_it_is_launched(tmp
     timer = FakeTimer()
     tuner(tmp_path, timer).tune([Job(SPEC, 4096, 4100, 512)])
     assert {kernel.alignment for kernel in timer.asked[0][1]} == {Alignment.PLAIN}
+
+
+def test_groups_of_rows_are_timed_in_two_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one size, and with half of the rows in one group; a time is the mean of both."""
+    spec = replace(SPEC, accumulators=(replace(SPEC.product, kind=ProductKind.GROUPED),))
+    kernel = Kernel(spec, choose(Arch.SM90A, spec, 64, 128, 64, 132, groups=4), Alignment.TMA)
+    place = next(i for i, each in enumerate(signature(spec)) if each.role is Role.OFFSETS)
+    splits, generator = list[list[int]](), torch.Generator
+
+    def medians(runs: Sequence[Run], device: torch.device) -> list[float]:
+        for run in runs:
+            run()
+        return [10.0 * len(splits)]
+
+    monkeypatch.setattr(torch, "Generator", lambda device: generator())
+    monkeypatch.setattr(timing, "max_active_clusters", lambda index, size: 66)
+    monkeypatch.setattr(timing, "_works", lambda run: True)
+    monkeypatch.setattr(timing, "_medians", medians)
+    functions: Any = {kernel: lambda *arguments: splits.append(arguments[place].tolist())}
+    timed = GpuTimer(replace(GPU, index=0))._time(64, 128, 64, functions, None, groups=4)
+    assert splits == [[16, 32, 48, 64], [32, 42, 53, 64]] and timed.kernels == {kernel: 15.0}
 
 
 def test_groups_of_rows_are_tuned_by_their_number(tmp_path: Path) -> None:
