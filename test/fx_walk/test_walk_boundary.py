@@ -14,6 +14,7 @@ from torch import Tensor
 from cute_backend import config
 from cute_backend.fx_walk import settle
 from cute_backend.fx_walk.boundary import Boundary, Choices, choose
+from cute_backend.fx_walk.consumers import reduces
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.spec import Axis, DType, LoadKind
@@ -228,3 +229,20 @@ def test_what_crosses_is_counted_alike_for_any_m_where_results_are_to_be_the_sam
     assert asked(64) != asked(128)
     with config.patch(batch_invariant=True):
         assert asked(64) == asked(128) != []
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "loops"),
+    [((64, 7), [1], False), ((64, 8), [1], True), ((3, 4, 2), [1, 2], True), ((3, 2, 2), [], True)],
+)
+def test_inductor_writes_short_reductions_out(shape: tuple[int, ...], dims: list[int], loops: bool) -> None:
+    """Below eight elements, which is the default of `unroll_reductions_threshold`."""
+    made = Graph()
+    total = made.call(aten.sum.dim_IntList, made.input("x", shape), dims)
+    assert reduces(total) is loops
+
+
+def test_a_reduction_of_unknown_size_is_a_loop() -> None:
+    made = Graph()
+    size = made.size("s", 4)
+    assert reduces(made.call(aten.sum.dim_IntList, made.input("x", (64, size)), [1]))
