@@ -28,7 +28,7 @@ from cute_backend import explain
 from cute_backend.bench import grouped_fp8
 from cute_backend.bench.grouped import MODELS, Experts, Split, gated
 from cute_backend.bench.measure import relative_difference
-from cute_backend.bench.timing import require_gpu, time_units, unit_of
+from cute_backend.bench.program_timing import require_gpu, time_units, unit_of
 from cute_backend.planning import Alignment, TileConfig, choose
 from cute_backend.planning.search import clustered
 from cute_backend.runtime.bind import Binding

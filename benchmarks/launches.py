@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cute_backend.bench.measure import measure_ceilings
-from cute_backend.bench.timing import time_units, unit_of
+from cute_backend.bench.program_timing import time_units, unit_of
 
 KERNELS = (1, 2, 4, 8)
 MEBIBYTES = (1, 8, 32, 128)

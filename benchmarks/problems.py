@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cute_backend import explain, gemm
-from cute_backend.bench import block_scaled, scaled_mm
+from cute_backend.bench import block_scaled_mm, scaled_mm
 from cute_backend.spec import Accumulator, DType, EpilogueSpec, Store
 
 ROWS = (1, 16384)
@@ -71,8 +71,8 @@ DRAWN = (Operands.FP8, Operands.BF16, Operands.FP16)
 _SCALED: dict[Operands, Callable[..., Tensor]] = {
     Operands.FP8: scaled_mm.bare,
     Operands.SLOW: scaled_mm.bare_slow,
-    Operands.BLOCKS: block_scaled.blocks,
-    Operands.LINES: block_scaled.blocks,
+    Operands.BLOCKS: block_scaled_mm.blocks,
+    Operands.LINES: block_scaled_mm.blocks,
 }
 
 
@@ -140,8 +140,8 @@ class Drawn:
     def product_inputs(self) -> tuple[Tensor, ...]:
         """x, the weight and, for fp8, the scales, on the default device. Results are near 1."""
         if self.operands in (Operands.BLOCKS, Operands.LINES):
-            lines = block_scaled.BLOCK if self.operands is Operands.BLOCKS else 1
-            return block_scaled.block_operands(self.m, self.n, self.k, lines)
+            lines = block_scaled_mm.BLOCK if self.operands is Operands.BLOCKS else 1
+            return block_scaled_mm.block_operands(self.m, self.n, self.k, lines)
         if self.operands in _SCALED:
             return scaled_mm.operands(self.m, self.n, self.k)
         dtype = self.operands.dtype

@@ -21,7 +21,7 @@ from rotary import FP8, HEAD, HIDDEN, compare, rotate_half
 from torch import Tensor
 
 from cute_backend import config, explain
-from cute_backend.bench.timing import require_gpu, time_units, unit_of
+from cute_backend.bench.program_timing import require_gpu, time_units, unit_of
 from cute_backend.runtime import launch
 
 HEADS = (32, 8, 8)

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from cute_backend import explain
 from cute_backend.backend import cute
-from cute_backend.bench.timing import require_gpu, time_units, unit_of
+from cute_backend.bench.program_timing import require_gpu, time_units, unit_of
 from cute_backend.fx_walk import boundary
 from cute_backend.runtime import launch
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_backend
-from cute_backend.bench.timing import require_gpu
+from cute_backend.bench.program_timing import require_gpu
 from cute_backend.planning import Alignment, TileConfig
 from cute_backend.planning.rules import subtiled
 from cute_backend.planning.search import clustered

@@ -28,11 +28,11 @@ from pathlib import Path
 import torch
 from problems import DRAWN, ROWS, Drawn, Epilogue, Operands, draw
 
-from cute_backend.bench.machine import Nvml
+from cute_backend.bench.environment import Nvml
 from cute_backend.bench.measure import Prepared, Run, prepare, relative_difference
+from cute_backend.bench.program_timing import Turn, own_turn, require_gpu
 from cute_backend.bench.results import Ceilings, Timing
 from cute_backend.bench.table import Cell, Problem, Rate, Runner, Table, Workload
-from cute_backend.bench.timing import Turn, own_turn, require_gpu
 from cute_backend.errors import UsageError
 
 COLUMNS = ("m", "n", "k", "operands", "epilogue", "torch", "inductor", "cute", "agrees", "note")

@@ -28,7 +28,7 @@ import torch
 from problems import ROWS, Drawn, Epilogue, Operands, draw
 from rich.progress import track
 
-from cute_backend.bench.timing import require_gpu, time_units, unit_of
+from cute_backend.bench.program_timing import require_gpu, time_units, unit_of
 from cute_backend.planning import Alignment, TileConfig, offered
 from cute_backend.planning.cost import cost
 from cute_backend.planning.search import clustered

@@ -34,7 +34,7 @@ from torch import Tensor
 from triton_mm import TILES, assert_mma_sync, fits, mm
 
 from cute_backend.bench.elsewhere import functions_for
-from cute_backend.bench.timing import require_gpu, time_units, unit_of
+from cute_backend.bench.program_timing import require_gpu, time_units, unit_of
 from cute_backend.planning import Alignment, Arch, TileConfig
 from cute_backend.planning.search import clustered
 from cute_backend.runtime.device import device_at

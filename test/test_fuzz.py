@@ -22,11 +22,11 @@ from torch import Tensor, fx
 from cute_backend.__main__ import main
 from cute_backend.fuzz import bounds as bounds_module
 from cute_backend.fuzz import command, draw, draw_form, forms, judge
-from cute_backend.fuzz.block_scaled import RECIPES
+from cute_backend.fuzz.block_formats import fp4, tiled
+from cute_backend.fuzz.block_scaled_products import RECIPES
 from cute_backend.fuzz.bounds import Bounds, follow, taken, unit
-from cute_backend.fuzz.formats import fp4, tiled
+from cute_backend.fuzz.drawn_program import Fill, Input, Program, Rule, Step
 from cute_backend.fuzz.judge import _wrong
-from cute_backend.fuzz.program import Fill, Input, Program, Rule, Step
 from cute_backend.fuzz.shrink import shrink
 from cute_backend.fuzz.vocabulary import GATHERS, table_ops
 from cute_backend.fx_walk import anchors, lower

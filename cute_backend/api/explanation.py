@@ -17,9 +17,9 @@ import torch
 from cute_backend import config
 from cute_backend.api.described import Region, default_arch, described, parse_arch
 from cute_backend.errors import UsageError, meant
+from cute_backend.fx_walk.capability import check_operands
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.containment import contain
-from cute_backend.fx_walk.device import check_operands
 from cute_backend.fx_walk.epilogue_pass import tuning_is_on
 from cute_backend.fx_walk.reasons import (
     NO_PRODUCT,

@@ -18,21 +18,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cute_backend import config
 from cute_backend.bench import models, picture
-from cute_backend.bench.block_scaled import BLOCK_SCALED
+from cute_backend.bench.block_scaled_mm import BLOCK_SCALED
 from cute_backend.bench.decoding import SAMPLING
+from cute_backend.bench.environment import Nvml, describe, now
 from cute_backend.bench.gated import GATED
 from cute_backend.bench.grouped import GROUPED
 from cute_backend.bench.grouped_fp8 import GROUPED_FP8
-from cute_backend.bench.host import measure_host
-from cute_backend.bench.machine import Nvml, describe, now
+from cute_backend.bench.host_time import measure_host
 from cute_backend.bench.measure import Run, build_kernels, measure_ceilings, measure_table, rate_of, steps
 from cute_backend.bench.model_results import ModelResult
 from cute_backend.bench.model_run import digest, measure_models
+from cute_backend.bench.program_timing import require_gpu
 from cute_backend.bench.results import Ceilings, Results, TableResult, raise_rates
 from cute_backend.bench.row_maxima import ROW_MAXIMA
 from cute_backend.bench.scaled_mm import SCALED_MM
 from cute_backend.bench.table import Table, function_table, select
-from cute_backend.bench.timing import require_gpu
 from cute_backend.errors import UsageError
 from cute_backend.presentation import terminal
 

@@ -18,10 +18,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import cute_backend.registration  # noqa: F401  a checkout that is not installed has no entry point
-from cute_backend.bench.machine import Nvml
+from cute_backend.bench.environment import Nvml
+from cute_backend.bench.program_timing import MAX_CALLS, UNIT_US, Unit, preparing, time_units, unit_of
 from cute_backend.bench.results import Ceilings, Clock, Measurement, ProblemResult, TableResult, Timing, Work
 from cute_backend.bench.table import Cell, Problem, Rate, Runner, Table, Workload
-from cute_backend.bench.timing import MAX_CALLS, UNIT_US, Unit, preparing, time_units, unit_of
 from cute_backend.errors import UsageError, root_cause
 from cute_backend.runtime import launch
 

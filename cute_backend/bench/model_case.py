@@ -32,8 +32,8 @@ from cute_backend.backend import cute
 from cute_backend.bench.measure import relative_difference
 from cute_backend.bench.model_results import KernelKind, KernelTime, ModelResult, ModelTiming
 from cute_backend.bench.models import Model, select
+from cute_backend.bench.program_timing import Unit, time_units, unit_of
 from cute_backend.bench.table import Runner
-from cute_backend.bench.timing import Unit, time_units, unit_of
 from cute_backend.planning.naming import FINISH
 
 _DEVICE = "cuda"

@@ -17,7 +17,7 @@ from quack.epilogue.ops import ColVecLoad, RowVecLoad
 from torch import Tensor
 
 from cute_backend.bench import scaled_mm
-from cute_backend.bench.timing import time_units, unit_of
+from cute_backend.bench.program_timing import time_units, unit_of
 
 _SCALES = {"scale_a": ColVecLoad("scale_a"), "scale_b": RowVecLoad("scale_b")}
 _FAST_ACCUMULATION = (("fp8_slow_accum", False),)

@@ -156,8 +156,8 @@ def _explanation(arguments: argparse.Namespace) -> Explanation:
 def _simulate(arguments: argparse.Namespace) -> int:
     with progress.wait(f"tracing {Path(arguments.file).name}") as update:
         from cute_backend.simulator import simulate, timeline
-        from cute_backend.simulator.errors import SimulationError
         from cute_backend.simulator.report import Recorder
+        from cute_backend.simulator.simulation_errors import SimulationError
 
         if arguments.timeline is not None:
             timeline.check(arguments.timeline)

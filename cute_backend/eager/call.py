@@ -11,8 +11,8 @@ from torch import Tensor
 from cute_backend import config
 from cute_backend.eager.trace import FP8, Epilogue, Program, trace
 from cute_backend.errors import UsageError
-from cute_backend.fx_walk.block_scales import block_scaling
 from cute_backend.fx_walk.epilogue_pass import current_precision
+from cute_backend.fx_walk.scaling_recipes import block_scaling
 from cute_backend.fx_walk.static import DTYPES
 from cute_backend.tracing.closure import Captured, capture
 

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from cute_backend.errors import UsageError
 from cute_backend.fx_walk.anchors import is_anchor
-from cute_backend.fx_walk.device import device_capability
+from cute_backend.fx_walk.capability import device_capability
 from cute_backend.fx_walk.epilogue_pass import announce_regions, current_precision
 from cute_backend.fx_walk.mutation import root
 from cute_backend.fx_walk.questions import is_reduction

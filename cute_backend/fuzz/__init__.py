@@ -6,14 +6,14 @@
 `python -m cute_backend fuzz` does this for many programs. The modules by subject:
 
 - The command: `command`.
-- Programs: `program`, `draw`, `forms`, `vocabulary`, `block_scaled`, `formats`.
+- Programs: `drawn_program`, `draw`, `forms`, `vocabulary`, `block_scaled_products`, `block_formats`.
 - Verdicts: `judge`, `bounds`, `shrink`.
 """
 
 from cute_backend.fuzz.draw import draw
+from cute_backend.fuzz.drawn_program import Program
 from cute_backend.fuzz.forms import draw_form
 from cute_backend.fuzz.judge import Verdict, judge
-from cute_backend.fuzz.program import Program
 from cute_backend.fuzz.shrink import shrink
 
 __all__ = ["Program", "Verdict", "draw", "draw_form", "judge", "shrink"]

@@ -17,7 +17,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from cute_backend.fuzz.program import Program, Rule, Step, evaluate, is_write
+from cute_backend.fuzz.drawn_program import Program, Rule, Step, evaluate, is_write
 
 _FP32 = 2.0**-20
 """The relative error of a function in fp32, and of fp32 sums of up to some hundred elements."""

@@ -27,9 +27,9 @@ from rich.table import Table
 from cute_backend import config
 from cute_backend.errors import UsageError
 from cute_backend.fuzz.draw import draw
+from cute_backend.fuzz.drawn_program import Program
 from cute_backend.fuzz.forms import draw_form
 from cute_backend.fuzz.judge import Verdict, judge, run_without_the_pass
-from cute_backend.fuzz.program import Program
 from cute_backend.fuzz.shrink import shrink
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.presentation import terminal

@@ -11,8 +11,8 @@ from random import Random
 import torch
 from torch import Tensor
 
-from cute_backend.fuzz.block_scaled import RECIPES, Recipe
-from cute_backend.fuzz.program import NOT_TAKEN, Fill, Input, Program, Rule, Step, evaluate
+from cute_backend.fuzz.block_scaled_products import RECIPES, Recipe
+from cute_backend.fuzz.drawn_program import NOT_TAKEN, Fill, Input, Program, Rule, Step, evaluate
 from cute_backend.fuzz.vocabulary import (
     CASTS,
     CHANGING,

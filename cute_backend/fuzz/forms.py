@@ -13,7 +13,7 @@ from random import Random
 import torch
 
 from cute_backend.fuzz.draw import Drawing
-from cute_backend.fuzz.program import Fill, Program, Rule
+from cute_backend.fuzz.drawn_program import Fill, Program, Rule
 
 BF16, F32 = torch.bfloat16, torch.float32
 

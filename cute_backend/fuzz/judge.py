@@ -34,7 +34,7 @@ import cute_backend.registration  # noqa: F401  a checkout that is not installed
 from cute_backend import config
 from cute_backend.backend import epilogue_pass
 from cute_backend.fuzz.bounds import Bounds, follow
-from cute_backend.fuzz.program import NOT_TAKEN, Program
+from cute_backend.fuzz.drawn_program import NOT_TAKEN, Program
 
 Run = Callable[[Callable[..., Any], Sequence[Tensor], bool], tuple[Tensor, ...]]
 """A way to compile a function of tensors and call it: takes the function, its arguments, and whether sizes

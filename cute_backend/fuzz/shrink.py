@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cute_backend.fuzz.program import Fill, Input, Program, Step, is_write
+from cute_backend.fuzz.drawn_program import Fill, Input, Program, Step, is_write
 
 TRIALS = 400
 

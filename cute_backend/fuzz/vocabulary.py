@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from cute_backend.fuzz.program import Rule
+from cute_backend.fuzz.drawn_program import Rule
 from cute_backend.ops import OPS
 from cute_backend.spec import LoadKind
 

@@ -8,9 +8,9 @@ import torch
 from torch import fx
 
 from cute_backend.fx_walk.activation import Activation
-from cute_backend.fx_walk.block_scales import BlockScale
 from cute_backend.fx_walk.classify import ColumnSlice, LoadView
 from cute_backend.fx_walk.frame import Frame
+from cute_backend.fx_walk.scaling_recipes import BlockScale
 from cute_backend.fx_walk.static import Size, fake, known, product
 from cute_backend.spec import SCALE_TILE, Accumulator, ProductKind
 

@@ -36,8 +36,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves, tree_map
 
 from cute_backend.errors import check_function
+from cute_backend.fx_walk.capability import Capability, Named, device_capability
 from cute_backend.fx_walk.containment import contain
-from cute_backend.fx_walk.device import Capability, Named, device_capability
 from cute_backend.fx_walk.epilogue_pass import current_precision, prepare
 from cute_backend.fx_walk.labels import input_names, label_inputs, plain_name
 from cute_backend.fx_walk.reasons import Rejection

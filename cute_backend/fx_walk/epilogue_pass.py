@@ -22,8 +22,8 @@ import cute_backend
 from cute_backend import config
 from cute_backend.fx_walk.anchors import is_anchor
 from cute_backend.fx_walk.broadcast import join_batches
+from cute_backend.fx_walk.capability import device_capability
 from cute_backend.fx_walk.containment import contain
-from cute_backend.fx_walk.device import device_capability
 from cute_backend.fx_walk.free_strides import lay_in_rows
 from cute_backend.fx_walk.log_softmax import separate_logsumexps
 from cute_backend.fx_walk.padding import take_padding_back

@@ -8,7 +8,12 @@ import torch
 from torch import fx
 
 from cute_backend.fx_walk.anchor import Anchor
-from cute_backend.fx_walk.block_scales import (
+from cute_backend.fx_walk.classify import classify_table, classify_vector
+from cute_backend.fx_walk.dense_products import dense
+from cute_backend.fx_walk.product_operands import accumulator_of, check_devices, operand_dtypes, out_dtype
+from cute_backend.fx_walk.reasons import Reason, Refused
+from cute_backend.fx_walk.scaled_products import fp8
+from cute_backend.fx_walk.scaling_recipes import (
     SWIZZLE,
     has_shape,
     recipe_names,
@@ -16,11 +21,6 @@ from cute_backend.fx_walk.block_scales import (
     scales_of_groups,
     swizzle_names,
 )
-from cute_backend.fx_walk.classify import classify_table, classify_vector
-from cute_backend.fx_walk.dense_products import dense
-from cute_backend.fx_walk.product_operands import accumulator_of, check_devices, operand_dtypes, out_dtype
-from cute_backend.fx_walk.reasons import Reason, Refused
-from cute_backend.fx_walk.scaled_products import fp8
 from cute_backend.fx_walk.static import arguments, describe, fake, target_name
 from cute_backend.spec import DType, LoadKind, Scaling
 

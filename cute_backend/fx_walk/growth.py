@@ -11,9 +11,9 @@ from torch import fx
 from cute_backend.fx_walk.activation import activated
 from cute_backend.fx_walk.anchor import Anchor
 from cute_backend.fx_walk.block_reductions import frame_of_blocks
+from cute_backend.fx_walk.capability import target_of
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.dependences import cycle, depends
-from cute_backend.fx_walk.device import target_of
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.joining import join
 from cute_backend.fx_walk.lower import lower_cast, number

@@ -9,7 +9,6 @@ from typing import Union
 from torch import fx
 
 from cute_backend.fx_walk.anchor import Anchor
-from cute_backend.fx_walk.block_scales import BlockScale
 from cute_backend.fx_walk.classify import ColumnSlice, LoadView
 from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.mutation import root
@@ -17,6 +16,7 @@ from cute_backend.fx_walk.pairs import Concatenated, Slices
 from cute_backend.fx_walk.questions import is_only_read
 from cute_backend.fx_walk.reasons import user_label
 from cute_backend.fx_walk.reductions import Reduced
+from cute_backend.fx_walk.scaling_recipes import BlockScale
 from cute_backend.fx_walk.static import DTYPES, Size, fake, known, product
 from cute_backend.fx_walk.tiled_scales import E8M0, Tiled
 from cute_backend.spec import (

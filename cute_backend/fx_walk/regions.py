@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from torch import fx
 
 from cute_backend.fx_walk.anchor import Anchor
-from cute_backend.fx_walk.device import Capability, check_operands, target_of
+from cute_backend.fx_walk.capability import Capability, check_operands, target_of
 from cute_backend.fx_walk.growth import grown, seed
 from cute_backend.fx_walk.joining import join
 from cute_backend.fx_walk.lower import is_pointwise
@@ -26,8 +26,8 @@ from cute_backend.fx_walk.pairs import meet, reach, slices_of, split, unlike
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
 from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.region import Region, stores_of
-from cute_backend.fx_walk.segments import sharing
 from cute_backend.fx_walk.settle import Settled, settle
+from cute_backend.fx_walk.shared_launch import sharing
 from cute_backend.fx_walk.static import fake
 from cute_backend.fx_walk.visits import visits
 from cute_backend.fx_walk.walk import Walk

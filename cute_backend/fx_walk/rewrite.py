@@ -24,10 +24,10 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from cute_backend import config
-from cute_backend.fx_walk.block_scales import BlockScale
 from cute_backend.fx_walk.classify import ColumnSlice, LoadView
 from cute_backend.fx_walk.lower import is_reshape
 from cute_backend.fx_walk.region import Region
+from cute_backend.fx_walk.scaling_recipes import BlockScale
 from cute_backend.fx_walk.static import Size, fake, known, product, same_sizes, tensor_of
 from cute_backend.spec import Scaling
 

@@ -9,7 +9,17 @@ import torch
 from torch import fx
 
 from cute_backend.fx_walk.anchor import Anchor
-from cute_backend.fx_walk.block_scales import (
+from cute_backend.fx_walk.classify import classify_vector
+from cute_backend.fx_walk.product_operands import (
+    accumulator_of,
+    bias_of,
+    check_devices,
+    operand_dtypes,
+    out_dtype,
+    unmultiplied,
+)
+from cute_backend.fx_walk.reasons import Reason, Refused, user_label
+from cute_backend.fx_walk.scaling_recipes import (
     SCALINGS,
     SWIZZLE,
     TAKEN,
@@ -23,16 +33,6 @@ from cute_backend.fx_walk.block_scales import (
     swizzle_names,
     tiled_scale,
 )
-from cute_backend.fx_walk.classify import classify_vector
-from cute_backend.fx_walk.product_operands import (
-    accumulator_of,
-    bias_of,
-    check_devices,
-    operand_dtypes,
-    out_dtype,
-    unmultiplied,
-)
-from cute_backend.fx_walk.reasons import Reason, Refused, user_label
 from cute_backend.fx_walk.static import arguments, describe, fake, known
 from cute_backend.numerics import TORCH_DTYPES
 from cute_backend.spec import DType, LoadKind, Scaling

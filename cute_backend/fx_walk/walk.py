@@ -7,9 +7,9 @@ from torch import fx
 from cute_backend.fx_walk import tiled_scales
 from cute_backend.fx_walk.anchor import Anchor
 from cute_backend.fx_walk.anchors import is_anchor, read_anchor
+from cute_backend.fx_walk.capability import Capability
 from cute_backend.fx_walk.consumers import Waves
 from cute_backend.fx_walk.crossings import Outside
-from cute_backend.fx_walk.device import Capability
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.equal import first_equals
 from cute_backend.fx_walk.mutation import Mutations

@@ -20,8 +20,8 @@ except ImportError as error:
         "pip install 'cute-backend[operators]'"
     ) from error
 
-from cute_backend.operators.epilogue import EpilogueArguments
-from cute_backend.operators.gemm import Sm90FusedGemm, Sm100FusedGemm, check, is_ours
+from cute_backend.operators.epilogue_function import EpilogueArguments
+from cute_backend.operators.kernels import Sm90FusedGemm, Sm100FusedGemm, check, is_ours
 from cute_backend.operators.metadata import BlackwellDesign, HopperDesign
 
 __all__ = [

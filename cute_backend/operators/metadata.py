@@ -21,7 +21,7 @@ from cutlass.operators.utils.dtype import cutlass_type_from_torch_type
 from cute_backend.errors import UsageError
 from cute_backend.memory_ops.schedule import kernel_formula
 from cute_backend.numerics import TORCH_DTYPES
-from cute_backend.operators.epilogue import Epilogue, convert
+from cute_backend.operators.epilogue_function import Epilogue, convert
 from cute_backend.planning import Alignment, Arch, TileConfig, plan, tile_k
 from cute_backend.runtime.kernel import Kernel
 from cute_backend.signature import TMA_ALIGN, signature

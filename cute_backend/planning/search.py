@@ -13,7 +13,7 @@ from cute_backend.planning.hoisting import can_hoist, hoisting
 from cute_backend.planning.naming import words
 from cute_backend.planning.registers import leaves_registers, leaves_sums_registers, long_ops
 from cute_backend.planning.rules import ABOVE_THE_SMALLEST, MAX_ROTATED, WHOLE_SUBTILES, subtiled, suited
-from cute_backend.planning.segments import serving_all
+from cute_backend.planning.segment_tiles import serving_all
 from cute_backend.planning.shared_memory import BlockScales, has_planes, holds_planes
 from cute_backend.planning.targets import Arch, Shape
 from cute_backend.planning.tiles import Alignment, TileConfig

@@ -4,8 +4,8 @@ It executes a kernel that `cute.compile` made on a CPU, instruction by instructi
 on top of it (`host.py`, `simulate.py`), its real host code. The modules, from the caller to the called:
 
     machine.run_kernel           clusters, CTAs and warps take turns; deadlocks are reported
-      parser.parse               text to instructions with operand objects (syntax.py)
-      program.Program            each instruction bound once to a closure, by the table in opcodes.py
+      ptx_parser.parse           text to instructions with operand objects (syntax.py)
+      bound_program.Program      each instruction bound once to a closure, by the table in opcodes.py
         binder.Binder            operands as functions of a warp
         isa/                     the opcodes, one module per family, each with its section of the PTX ISA
       warp.Warp                  32 lanes as numpy vectors, a program counter per lane
@@ -18,12 +18,12 @@ on top of it (`host.py`, `simulate.py`), its real host code. The modules, from t
 
 The modules by subject:
 
-- A launch: `simulate`, `host`, `linking`, `device`, `machine`, `report`, `timeline`.
-- The program: `parser`, `syntax`, `program`, `binder`, `opcodes`, `roles`.
+- A launch: `simulate`, `host`, `linking`, `simulated_gpu`, `machine`, `report`, `timeline`.
+- The program: `ptx_parser`, `syntax`, `bound_program`, `binder`, `opcodes`, `roles`.
 - Warps and CTAs: `warp`, `cta`, `barriers`, `asynchrony`.
 - Memory and its order: `memory`, `banks`, `shadow`, `global_shadow`, `lane_accesses`, `scopes`.
-- Matrices and tensor maps: `layouts`, `tensormap`, `boxes`, `products`, `formats`.
-- Errors: `errors`.
+- Matrices and tensor maps: `layouts`, `tensormap`, `boxes`, `tensor_cores`, `formats`.
+- Errors: `simulation_errors`.
 
 A run proves, for the inputs it ran on:
 - The numbers. Integer and data movement instructions are exact. Float instructions round as PTX states.

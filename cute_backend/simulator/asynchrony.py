@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cute_backend.simulator.errors import SimulationError
+from cute_backend.simulator.simulation_errors import SimulationError
 
 FIXED_DELAY = 40
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cute_backend.simulator.errors import BarrierError
 from cute_backend.simulator.shadow import Clock
+from cute_backend.simulator.simulation_errors import BarrierError
 
 if TYPE_CHECKING:
     from cute_backend.simulator.cta import Cta

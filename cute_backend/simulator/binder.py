@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 import cute_backend.simulator.isa  # noqa: F401  (fills the opcode table)
-from cute_backend.simulator.errors import PtxSyntaxError
 from cute_backend.simulator.opcodes import unsupported
+from cute_backend.simulator.simulation_errors import PtxSyntaxError
 from cute_backend.simulator.syntax import (
     TYPE_BYTES,
     Address,

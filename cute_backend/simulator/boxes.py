@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_backend.simulator.errors import DescriptorError, IllegalAccess
 from cute_backend.simulator.formats import F32, TF32, round_to
 from cute_backend.simulator.isa.atomics import atomic_function
 from cute_backend.simulator.layouts import swizzle_units
 from cute_backend.simulator.memory import (
     GlobalMemory,
 )
+from cute_backend.simulator.simulation_errors import DescriptorError, IllegalAccess
 from cute_backend.simulator.tensormap import ElementType, Fill, Packing, TensorMap
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import numpy as np
 
 from cute_backend.simulator.asynchrony import Engine, Pipe
 from cute_backend.simulator.barriers import ClusterBarrier, Mbarrier, NamedBarrier
-from cute_backend.simulator.errors import BarrierError, IllegalAccess, ResourceError
 from cute_backend.simulator.memory import OFFSET_MASK, RANK_SHIFT
 from cute_backend.simulator.scopes import CtaId
 from cute_backend.simulator.shadow import IN_FLIGHT, Agents, Shadow
+from cute_backend.simulator.simulation_errors import BarrierError, IllegalAccess, ResourceError
 
 if TYPE_CHECKING:
     from cute_backend.simulator.global_shadow import GlobalShadow

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from cute_backend.simulator.errors import MissingProxyFence, RaceError
 from cute_backend.simulator.scopes import CtaId, Order, Scope
+from cute_backend.simulator.simulation_errors import MissingProxyFence, RaceError
 
 if TYPE_CHECKING:
     from cute_backend.simulator.memory import Range

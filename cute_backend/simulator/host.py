@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
-from cute_backend.simulator.device import Device, Executor, Launch
-from cute_backend.simulator.errors import SimulationError
 from cute_backend.simulator.linking import load_with_stub
 from cute_backend.simulator.machine import Progress, run_kernel
 from cute_backend.simulator.memory import GlobalMemory
-from cute_backend.simulator.parser import parse
+from cute_backend.simulator.ptx_parser import parse
 from cute_backend.simulator.report import Observer, Report
+from cute_backend.simulator.simulated_gpu import Device, Executor, Launch
+from cute_backend.simulator.simulation_errors import SimulationError
 
 _EXPORTED = "simulated"
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from cute_backend.simulator.errors import DescriptorError
+from cute_backend.simulator.simulation_errors import DescriptorError
 
 
 def swizzle_units(units: np.ndarray, span: int, atom: int = 16) -> np.ndarray:

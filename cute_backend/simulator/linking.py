@@ -17,7 +17,7 @@ from typing import Any
 from cute_backend.runtime.cache import cache_root
 from cute_backend.runtime.kernel import UnavailableError
 from cute_backend.runtime.trust import UntrustedError, check_folder
-from cute_backend.simulator.errors import SimulationError
+from cute_backend.simulator.simulation_errors import SimulationError
 
 _STUB = Path(__file__).with_name("runtime_stub.c")
 _STUB_FLAGS = ("-std=gnu11", "-O1", "-fPIC", "-fvisibility=hidden")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cute_backend.simulator.asynchrony import Engine
+from cute_backend.simulator.bound_program import Program, parameter_symbols
 from cute_backend.simulator.cta import (
     MBARRIERS_PER_CTA,
     SHARED_LIMIT,
@@ -18,13 +19,12 @@ from cute_backend.simulator.cta import (
     Cluster,
     Cta,
 )
-from cute_backend.simulator.errors import Deadlock, ResourceError, Runaway, SimulationError
 from cute_backend.simulator.global_shadow import GlobalShadow
 from cute_backend.simulator.memory import GlobalMemory
-from cute_backend.simulator.parser import parse
-from cute_backend.simulator.program import Program, parameter_symbols
+from cute_backend.simulator.ptx_parser import parse
 from cute_backend.simulator.report import Observer, Report, ReportBuilder
 from cute_backend.simulator.roles import UNNAMED
+from cute_backend.simulator.simulation_errors import Deadlock, ResourceError, Runaway, SimulationError
 from cute_backend.simulator.syntax import Entry, Module
 from cute_backend.simulator.warp import LANES, Warp
 

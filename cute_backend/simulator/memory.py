@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cute_backend.simulator.errors import IllegalAccess
+from cute_backend.simulator.simulation_errors import IllegalAccess
 
 SHARED_WINDOW = 1 << 56
 LOCAL_WINDOW = 2 << 56

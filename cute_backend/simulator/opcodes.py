@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cute_backend.simulator.errors import UnknownOpcode
+from cute_backend.simulator.simulation_errors import UnknownOpcode
 
 if TYPE_CHECKING:
     from cute_backend.simulator.binder import Binder

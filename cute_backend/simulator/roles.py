@@ -26,7 +26,7 @@ from cute_backend.simulator.syntax import (
 from cute_backend.simulator.warp import Registers
 
 if TYPE_CHECKING:
-    from cute_backend.simulator.program import Program
+    from cute_backend.simulator.bound_program import Program
     from cute_backend.simulator.warp import Warp
 
 UNNAMED = "other"

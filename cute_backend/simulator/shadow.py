@@ -21,7 +21,7 @@ from typing import Union
 
 import numpy as np
 
-from cute_backend.simulator.errors import MissingProxyFence, RaceError
+from cute_backend.simulator.simulation_errors import MissingProxyFence, RaceError
 
 Cells = Union[np.ndarray, slice, tuple[slice, slice], tuple[np.ndarray, slice]]
 IN_FLIGHT = np.iinfo(np.int32).max

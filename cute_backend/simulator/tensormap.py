@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass
 from enum import Enum
 
-from cute_backend.simulator.errors import DescriptorError
+from cute_backend.simulator.simulation_errors import DescriptorError
 
 BYTES = 64
 """Bytes of a tensor map that carry meaning."""

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_backend.simulator.asynchrony import Pipe
-from cute_backend.simulator.errors import RaceError
 from cute_backend.simulator.lane_accesses import LaneAccesses
 from cute_backend.simulator.memory import GlobalMemory, LocalMemory
 from cute_backend.simulator.scopes import CtaId, Order, Scope
 from cute_backend.simulator.shadow import Access, Clock
+from cute_backend.simulator.simulation_errors import RaceError
 
 if TYPE_CHECKING:
+    from cute_backend.simulator.bound_program import Program
     from cute_backend.simulator.cta import Cta
     from cute_backend.simulator.global_shadow import Release
-    from cute_backend.simulator.program import Program
 
 LANES = 32
 ALL = b"\1" * LANES

@@ -6,7 +6,7 @@ from torch._inductor import metrics
 from torch._inductor.utils import run_and_get_code
 
 from cute_backend import UsageError, explain
-from cute_backend.bench import host, scaled_mm
+from cute_backend.bench import host_time, scaled_mm
 from cute_backend.runtime.op import on_cpu
 
 
@@ -14,11 +14,11 @@ def test_calls_are_timed_in_interleaved_bursts(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     log = []
     programs = {name: (lambda name=name: log.append(name)) for name in "abc"}
-    timings = host.time_calls(programs, rounds=3)
+    timings = host_time.time_calls(programs, rounds=3)
     assert list(timings) == ["a", "b", "c"]
     assert all(0 < each.low_us <= each.median_us <= each.high_us for each in timings.values())
-    bursts = log[:: host._BURST]
-    assert log == [name for name in bursts for _ in range(host._BURST)]
+    bursts = log[:: host_time._BURST]
+    assert log == [name for name in bursts for _ in range(host_time._BURST)]
     assert [sorted(bursts[start : start + 3]) for start in range(0, 12, 3)] == [["a", "b", "c"]] * 4
 
 
@@ -29,9 +29,9 @@ def test_what_is_compared_is_the_same_product_and_the_same_program(monkeypatch, 
         launched.append(spec)
         return on_cpu(a, b, loads, spec)
 
-    monkeypatch.setattr(host, "launch", launch)
+    monkeypatch.setattr(host_time, "launch", launch)
     with torch.no_grad():
-        given = {name: call() for name, call in host.calls("cpu").items()}
+        given = {name: call() for name, call in host_time.calls("cpu").items()}
     assert len(launched) == 1 and torch._dynamo.utils.counters["cute_backend"]["regions"] == 1
     eager, op, launch_alone, of_two, of_six, cute, inductor = given.values()
     assert all(each.shape == (128, 128) and each.dtype is torch.bfloat16 for each in given.values())
@@ -41,7 +41,7 @@ def test_what_is_compared_is_the_same_product_and_the_same_program(monkeypatch, 
     assert not torch.equal(of_two, of_six)
 
 
-@pytest.mark.parametrize(("program", "count"), [(host.pointwise, 2), (host.pointwise_of_six, 6)])
+@pytest.mark.parametrize(("program", "count"), [(host_time.pointwise, 2), (host_time.pointwise_of_six, 6)])
 def test_what_the_fused_region_is_compared_with_is_one_kernel_of_all_its_operands(
     program, count, fresh_compiler
 ):
@@ -58,16 +58,16 @@ def test_a_new_process_builds_a_kernel_and_another_loads_it_without_cutlass(tmp_
     pytest.importorskip("cutlass")
     bare = scaled_mm.problem(64, 64, 128).workloads[0]
     kernel = explain(bare.fn, *bare.inputs(), arch="sm_90a").first_region().kernel()
-    cold = host._in_new_process(kernel, str(tmp_path))
+    cold = host_time._in_new_process(kernel, str(tmp_path))
     assert cold["imports_cutlass"] and any(tmp_path.rglob("*.so"))
-    warm = host._in_new_process(kernel, str(tmp_path))
+    warm = host_time._in_new_process(kernel, str(tmp_path))
     assert not warm["imports_cutlass"]
     assert cold.keys() == warm.keys() == {"import_s", "load_s", "imports_cutlass"}
 
 
 def test_a_new_process_that_fails_is_told_in_a_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr(host, "_FRESH", "raise SystemExit('out of luck')")
+    monkeypatch.setattr(host_time, "_FRESH", "raise SystemExit('out of luck')")
     bare = scaled_mm.problem(64, 64, 128).workloads[0]
     kernel = explain(bare.fn, *bare.inputs(), arch="sm_90a").first_region().kernel()
     with pytest.raises(UsageError, match="a new process can't get a kernel: out of luck"):
-        host._in_new_process(kernel, str(tmp_path))
+        host_time._in_new_process(kernel, str(tmp_path))

@@ -12,10 +12,10 @@ import torch
 from cute_backend import UsageError
 from cute_backend.__main__ import main
 from cute_backend.bench import command, decoding, measure, scaled_mm
-from cute_backend.bench.machine import Nvml
+from cute_backend.bench.environment import Nvml
+from cute_backend.bench.program_timing import MAX_CALLS, Unit
 from cute_backend.bench.results import Ceilings, Clock, Results, Timing
 from cute_backend.bench.table import Rate, Runner, function_table
-from cute_backend.bench.timing import MAX_CALLS, Unit
 from support import sample_results
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gelu_residual.py"

@@ -20,9 +20,9 @@ from cute_backend.bench.model_results import (
     read_model,
 )
 from cute_backend.bench.models import MODELS, Model
+from cute_backend.bench.program_timing import Unit
 from cute_backend.bench.results import Ceilings, Results
 from cute_backend.bench.table import Runner
-from cute_backend.bench.timing import Unit
 from support import sample_results
 
 

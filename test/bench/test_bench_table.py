@@ -7,7 +7,7 @@ import torch
 
 from cute_backend import UsageError, explain
 from cute_backend.__main__ import main
-from cute_backend.bench import block_scaled, decoding, gated, row_maxima, scaled_mm
+from cute_backend.bench import block_scaled_mm, decoding, gated, row_maxima, scaled_mm
 from cute_backend.bench.command import TABLES
 from cute_backend.bench.measure import compiled, work_of
 from cute_backend.bench.table import PEERS, Cell, Rate, Runner, function_table, select
@@ -309,7 +309,7 @@ def test_a_gated_pair_has_the_operations_of_the_wide_product():
 
 # Scales of blocks
 
-BLOCKS = block_scaled.problem(20, 256, 384)
+BLOCKS = block_scaled_mm.problem(20, 256, 384)
 
 
 @pytest.mark.parametrize("name", [name for name in workloads(BLOCKS) if name != "slow"])

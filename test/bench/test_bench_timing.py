@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from cute_backend import UsageError
-from cute_backend.bench import timing
+from cute_backend.bench import program_timing
+from cute_backend.bench.program_timing import Unit, own_turn, preparing, time_units, unit_of
 from cute_backend.bench.results import Timing
-from cute_backend.bench.timing import Unit, own_turn, preparing, time_units, unit_of
 
 
 class FakeGpu:
@@ -56,9 +56,9 @@ def gpu(monkeypatch):
         yield
         fake.log.append("captured")
 
-    monkeypatch.setattr(timing, "require_gpu", lambda: None)
-    monkeypatch.setattr(timing, "_WARMUP_S", 0)
-    monkeypatch.setattr(timing.torch, "zeros", Buffer)
+    monkeypatch.setattr(program_timing, "require_gpu", lambda: None)
+    monkeypatch.setattr(program_timing, "_WARMUP_S", 0)
+    monkeypatch.setattr(program_timing.torch, "zeros", Buffer)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", capture)
@@ -89,7 +89,7 @@ def test_every_round_has_every_unit_once_in_changing_orders(gpu):
 
 def test_none_prepares_or_times_while_one_times(gpu, monkeypatch, tmp_path):
     """Two that did would be charged for each other's work. Several may prepare."""
-    monkeypatch.setattr(timing, "writable_cache", lambda: SimpleNamespace(root=tmp_path))
+    monkeypatch.setattr(program_timing, "writable_cache", lambda: SimpleNamespace(root=tmp_path))
 
     def is_free(kind):
         with (tmp_path / "timing.lock").open("a") as file:
@@ -110,8 +110,8 @@ def test_none_prepares_or_times_while_one_times(gpu, monkeypatch, tmp_path):
 
 def test_warm_up_rounds_do_not_count(gpu, monkeypatch):
     clock = iter([0.0, 0.0, 0.5, 1.5])
-    monkeypatch.setattr(timing, "_WARMUP_S", 1)
-    monkeypatch.setattr(timing.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(program_timing, "_WARMUP_S", 1)
+    monkeypatch.setattr(program_timing.time, "monotonic", lambda: next(clock))
     spent = iter([9.0, 9.0, 1.0, 1.0])
     units = {"one": Unit(lambda: gpu.work("one", next(spent)), calls=1)}
     assert time_units(units, 2)["one"].high_us == 1000.0
@@ -119,8 +119,8 @@ def test_warm_up_rounds_do_not_count(gpu, monkeypatch):
 
 def test_only_the_first_timing_of_a_turn_warms_up(gpu, monkeypatch):
     clock = iter([0.0, 0.0, 0.5, 1.5, 2.0, 2.0])
-    monkeypatch.setattr(timing, "_WARMUP_S", 1)
-    monkeypatch.setattr(timing.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(program_timing, "_WARMUP_S", 1)
+    monkeypatch.setattr(program_timing.time, "monotonic", lambda: next(clock))
     units = {"one": Unit(lambda: gpu.work("one", 1.0), calls=1)}
     with own_turn() as turn:
         turn.time(units, 2)

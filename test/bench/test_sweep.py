@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from cute_backend.bench.measure import Prepared
+from cute_backend.bench.program_timing import Unit
 from cute_backend.bench.results import Timing
 from cute_backend.bench.table import Cell, Runner
-from cute_backend.bench.timing import Unit
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SWEPT = BENCHMARKS / "results" / "nvidia-h200-2026-11-23-sweep-2.csv"

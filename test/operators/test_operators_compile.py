@@ -124,16 +124,16 @@ def test_tensors_of_the_dsl_on_a_cpu_are_not_run():
 def test_tensors_of_the_dsl_are_launched_from_their_addresses(dtype, monkeypatch):
     from cutlass.cute.runtime import from_dlpack
 
-    from cute_backend.operators import gemm, operands
+    from cute_backend.operators import kernels, tensor_arguments
     from cute_backend.simulator.host import device_tensor
 
     def memory_at(address, size):
         return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
 
-    values_of = gemm.values_of
+    values_of = kernels.values_of
     without_a_gpu(monkeypatch, replayed)
-    monkeypatch.setattr(gemm, "values_of", values_of)
-    monkeypatch.setattr(operands, "bytes_at", memory_at)
+    monkeypatch.setattr(kernels, "values_of", values_of)
+    monkeypatch.setattr(tensor_arguments, "bytes_at", memory_at)
     a, b, out = gemm_operands(dtype, layout="tnn")
     wide = torch.zeros(N, M + 64, dtype=BF16)[:, :M].t()
     for result in (out, wide):

@@ -24,7 +24,7 @@ from support.operator_cases import (
 ops = pytest.importorskip("cutlass.operators", reason="needs the extra `operators`: nvidia-cutlass-operators")
 
 from cute_backend.operators import EpilogueArguments, Sm90FusedGemm, Sm100FusedGemm, check, is_ours  # noqa: E402
-from cute_backend.operators import epilogue as converting  # noqa: E402
+from cute_backend.operators import epilogue_function as converting  # noqa: E402
 from cute_backend.planning import Arch, choose, clustered  # noqa: E402
 from cute_backend.spec import Accumulator, DType, Major  # noqa: E402
 
@@ -125,7 +125,7 @@ def test_each_target_finds_its_own():
 
 
 def test_without_arguments_every_product_is_told_once():
-    from cute_backend.operators.gemm import OUT_DTYPES, PRODUCTS
+    from cute_backend.operators.kernels import OUT_DTYPES, PRODUCTS
 
     operators = [
         each for kind in (Sm90FusedGemm, Sm100FusedGemm) for each in kind.generate_operators(lambda _: True)

@@ -166,7 +166,7 @@ def reduced(accum):
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("given", ["none", "tensor", "address"])
 def test_reductions_combine_with_what_their_tensors_hold(given, kind, monkeypatch):
-    from cute_backend.operators import gemm
+    from cute_backend.operators import kernels
 
     a, b, D = gemm_operands()
     product = exact(a, b)
@@ -188,7 +188,9 @@ def test_reductions_combine_with_what_their_tensors_hold(given, kind, monkeypatc
     if given == "tensor":
         workspace = ops.workspace.Workspace(room)
     elif given == "address":
-        monkeypatch.setattr(gemm, "bytes_at", lambda address, size: {room.data_ptr(): room}[address][:size])
+        monkeypatch.setattr(
+            kernels, "bytes_at", lambda address, size: {room.data_ptr(): room}[address][:size]
+        )
         workspace = ops.workspace.Workspace(room.data_ptr())
     operator.run(args, workspace=workspace)
     assert torch.equal(D, product.to(BF16))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cute_backend.simulator.errors import BarrierError, Deadlock, IllegalAccess, RaceError
+from cute_backend.simulator.simulation_errors import BarrierError, Deadlock, IllegalAccess, RaceError
 from support.simulator.ptx_entries import entry, launch
 
 SEEDS = [None, 1, 2, 3]

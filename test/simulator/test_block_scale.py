@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from cute_backend.simulator.errors import (
+from cute_backend.simulator.simulation_errors import (
     DescriptorError,
     IllegalAccess,
     RaceError,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cute_backend.simulator.errors import (
+from cute_backend.simulator.simulation_errors import (
     BarrierError,
     Deadlock,
     DescriptorError,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from cute_backend.simulator.errors import MissingProxyFence, RaceError
+from cute_backend.simulator.simulation_errors import MissingProxyFence, RaceError
 from support.simulator.ptx_entries import entry, launch
 
 SEEDS = [None, *range(1, 9)]

@@ -15,10 +15,10 @@ from cutlass.cute.runtime import from_dlpack
 
 from cute_backend.runtime.kernel import UnavailableError
 from cute_backend.simulator import linking
-from cute_backend.simulator.device import Device, DeviceAttribute, Launch, _check_launch, _Kernel
-from cute_backend.simulator.errors import SimulationError
 from cute_backend.simulator.host import device_tensor, host_program, launch
-from cute_backend.simulator.parser import parse
+from cute_backend.simulator.ptx_parser import parse
+from cute_backend.simulator.simulated_gpu import Device, DeviceAttribute, Launch, _check_launch, _Kernel
+from cute_backend.simulator.simulation_errors import SimulationError
 from cute_backend.simulator.tensormap import Swizzle, decode
 from support.simulator import host_kernels
 

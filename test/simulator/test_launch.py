@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cute_backend.simulator.errors import Deadlock, Runaway
 from cute_backend.simulator.opcodes import TABLE
 from cute_backend.simulator.report import Recorder
+from cute_backend.simulator.simulation_errors import Deadlock, Runaway
 from support.simulator.ptx_entries import entry, launch
 
 SEEDS = [None, 1, 2, 3]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cute_backend.simulator.errors import IllegalAccess, RaceError
 from cute_backend.simulator.memory import GlobalMemory
+from cute_backend.simulator.simulation_errors import IllegalAccess, RaceError
 from support.simulator.ptx_entries import elementwise, entry, launch, one
 
 ADDRESS = """

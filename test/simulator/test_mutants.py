@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from cute_backend.simulator.errors import SimulationError
+from cute_backend.simulator.simulation_errors import SimulationError
 from support import archs
 from support.simulator import mutants_sm80, mutants_sm90, mutants_sm100
 from support.simulator.mutants import SUBJECTS, Edit, Mutant, Text, WrongNumbers, sound

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from cute_backend.simulator import host
-from cute_backend.simulator.device import Device
+from cute_backend.simulator.simulated_gpu import Device
 
 EXAMPLE = os.environ.get("CUTLASS_EXAMPLE", "")
 pytestmark = [

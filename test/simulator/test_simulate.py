@@ -15,7 +15,7 @@ from cute_backend.errors import UsageError
 from cute_backend.planning import Arch
 from cute_backend.presentation import terminal
 from cute_backend.simulator import host, simulate
-from cute_backend.simulator.errors import Runaway, SimulationError
+from cute_backend.simulator.simulation_errors import Runaway, SimulationError
 from support.epilogues import EPILOGUES, Problem
 
 

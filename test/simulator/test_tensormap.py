@@ -9,8 +9,8 @@ import cutlass
 import pytest
 import torch
 
-from cute_backend.simulator.errors import DescriptorError
 from cute_backend.simulator.host import host_program
+from cute_backend.simulator.simulation_errors import DescriptorError
 from cute_backend.simulator.tensormap import (
     ElementType,
     Fill,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from cute_backend.simulator.errors import IllegalAccess, RaceError, UnknownOpcode
 from cute_backend.simulator.report import Recorder
+from cute_backend.simulator.simulation_errors import IllegalAccess, RaceError, UnknownOpcode
 from support.simulator.ptx_entries import entry, launch
 
 TORCH = {

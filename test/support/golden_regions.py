@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_backend
 from cute_backend.api import Region
-from cute_backend.fx_walk import segments
+from cute_backend.fx_walk import shared_launch
 from cute_backend.planning import Arch
 from support.epilogues import BLOCKS, BLOCKWISE, EPILOGUES, GROUPED, MMA_SCALED, SEGMENTS, TILED, Problem
 
@@ -41,7 +41,7 @@ def the_region(name: str, arch: str, problem: Problem = LARGE) -> Region:
     epilogue = PROGRAMS[name]
     with FakeTensorMode():
         inputs = epilogue.inputs(problem)
-    pays = mock.patch.object(segments, "_loss", return_value=None)
+    pays = mock.patch.object(shared_launch, "_loss", return_value=None)
     with cute_backend.config.patch(shared_launches=True), pays:
         explained = cute_backend.explain(epilogue.fn, *inputs, arch=arch)
     assert not explained.rejections

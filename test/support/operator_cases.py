@@ -56,8 +56,8 @@ def like(tensor: Tensor, where: str) -> Tensor:
 
 def without_a_gpu(patch: pytest.MonkeyPatch, function_of: Callable[[Any], Callable[..., None]]) -> None:
     """Lets operators run on CPU tensors: `function_of` returns a stand-in for a compiled kernel."""
-    from cute_backend.operators import gemm, implementation
-    from cute_backend.operators.operands import TensorWrapper
+    from cute_backend.operators import implementation, kernels
+    from cute_backend.operators.tensor_arguments import TensorWrapper
 
     def values_of(name: str, tensor: Any) -> Tensor:
         values = tensor.runtime_tensor if isinstance(tensor, TensorWrapper) else tensor
@@ -69,8 +69,8 @@ def without_a_gpu(patch: pytest.MonkeyPatch, function_of: Callable[[Any], Callab
         real_launch(self, *given)
 
     real_launch = implementation.Implementation.launch
-    patch.setattr(gemm, "values_of", values_of)
-    patch.setattr(gemm, "running_on", lambda stream, device: nullcontext())
+    patch.setattr(kernels, "values_of", values_of)
+    patch.setattr(kernels, "running_on", lambda stream, device: nullcontext())
     patch.setattr(implementation, "max_active_clusters", lambda index, size: 2)
     patch.setattr(implementation.Implementation, "launch", launch)
     patch.setattr(implementation.Implementation, "compile", lambda self: function_of(self.kernel))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cute_backend.simulator.isa.common import compute, types_of
-from cute_backend.simulator.isa.memory import (
+from cute_backend.simulator.isa.loads_stores import (
     space_of,
 )
 from cute_backend.simulator.memory import (

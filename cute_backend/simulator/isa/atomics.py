@@ -9,7 +9,7 @@ import numpy as np
 
 from cute_backend.simulator.formats import decode, encode
 from cute_backend.simulator.isa.common import types_of
-from cute_backend.simulator.isa.memory import (
+from cute_backend.simulator.isa.loads_stores import (
     active,
     load_bytes,
     per_lane,

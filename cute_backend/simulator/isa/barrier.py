@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_backend.simulator.barriers import Mbarrier, Round
-from cute_backend.simulator.errors import BarrierError, IllegalAccess, RaceError
 from cute_backend.simulator.isa.common import scalar
-from cute_backend.simulator.isa.memory import active, per_lane
+from cute_backend.simulator.isa.loads_stores import active, per_lane
 from cute_backend.simulator.memory import OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW, WINDOW_MASK
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
 from cute_backend.simulator.scopes import Scope, scope_of
+from cute_backend.simulator.simulation_errors import BarrierError, IllegalAccess, RaceError
 from cute_backend.simulator.syntax import Immediate, Instruction, Operand, Sink
 from cute_backend.simulator.warp import Wait
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cute_backend.simulator.errors import DescriptorError, IllegalAccess
 from cute_backend.simulator.formats import TABLES
+from cute_backend.simulator.simulation_errors import DescriptorError, IllegalAccess
 
 if TYPE_CHECKING:
     from cute_backend.simulator.cta import TensorMemory

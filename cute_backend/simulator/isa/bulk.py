@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_backend.simulator.boxes import unit_cells
-from cute_backend.simulator.errors import IllegalAccess
 from cute_backend.simulator.global_shadow import Event, Footprint, Lanes
 from cute_backend.simulator.isa.atomics import atomic_function
 from cute_backend.simulator.isa.barrier import own_address, use_mbarrier
-from cute_backend.simulator.isa.memory import active, per_lane
+from cute_backend.simulator.isa.loads_stores import active, per_lane
 from cute_backend.simulator.memory import (
     OFFSET_MASK,
     RANK_SHIFT,
@@ -26,6 +25,7 @@ from cute_backend.simulator.memory import (
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
 from cute_backend.simulator.scopes import Order, Scope
 from cute_backend.simulator.shadow import IN_FLIGHT, Access
+from cute_backend.simulator.simulation_errors import IllegalAccess
 from cute_backend.simulator.syntax import Immediate, Instruction
 from cute_backend.simulator.warp import Wait
 

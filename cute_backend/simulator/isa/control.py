@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_backend.simulator.errors import ResourceError, Trap
 from cute_backend.simulator.isa.common import scalar
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
+from cute_backend.simulator.simulation_errors import ResourceError, Trap
 from cute_backend.simulator.syntax import Instruction, Label, Symbol
 from cute_backend.simulator.warp import ALL, LANES, NONE, Wait
 

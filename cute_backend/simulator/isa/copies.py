@@ -9,7 +9,7 @@ import numpy as np
 
 from cute_backend.simulator.global_shadow import Event, Lanes
 from cute_backend.simulator.isa.common import types_of
-from cute_backend.simulator.isa.memory import (
+from cute_backend.simulator.isa.loads_stores import (
     active,
     aligned,
     cells_of,

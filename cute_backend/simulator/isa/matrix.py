@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_backend.simulator.isa.memory import aligned, cells_of, per_lane, shared_target
+from cute_backend.simulator.isa.loads_stores import aligned, cells_of, per_lane, shared_target
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
 from cute_backend.simulator.syntax import Instruction, Vector
 from cute_backend.simulator.warp import LANE_IDS

@@ -13,8 +13,8 @@ import numpy as np
 
 from cute_backend.simulator.isa.wgmma import a_from_registers
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.products import WIDTHS, accumulate, values
 from cute_backend.simulator.syntax import Instruction, Operand, Vector
+from cute_backend.simulator.tensor_cores import WIDTHS, accumulate, values
 from cute_backend.simulator.warp import LANE_IDS
 
 if TYPE_CHECKING:

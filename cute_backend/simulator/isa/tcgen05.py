@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_backend.simulator.cta import TMEM_LANES
-from cute_backend.simulator.errors import IllegalAccess, ResourceError, SimulationError
 from cute_backend.simulator.isa.barrier import own_address
 from cute_backend.simulator.isa.common import scalar, scalar_address
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
 from cute_backend.simulator.shadow import Access
+from cute_backend.simulator.simulation_errors import IllegalAccess, ResourceError, SimulationError
 from cute_backend.simulator.syntax import Instruction, Register, Vector
 from cute_backend.simulator.warp import LANE_IDS, Wait
 

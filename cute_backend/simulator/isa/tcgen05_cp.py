@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cute_backend.simulator.errors import IllegalAccess, SimulationError
 from cute_backend.simulator.isa.common import scalar, scalar_address
 from cute_backend.simulator.layouts import decode_descriptor
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.products import plan
+from cute_backend.simulator.simulation_errors import IllegalAccess, SimulationError
 from cute_backend.simulator.syntax import Instruction
+from cute_backend.simulator.tensor_cores import plan
 
 if TYPE_CHECKING:
     from cute_backend.simulator.binder import Binder

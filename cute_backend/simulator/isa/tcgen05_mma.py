@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cute_backend.simulator.errors import DescriptorError, IllegalAccess, SimulationError
 from cute_backend.simulator.isa import block_scale
 from cute_backend.simulator.isa.barrier import use_mbarrier
 from cute_backend.simulator.isa.common import scalar, scalar_address
 from cute_backend.simulator.layouts import decode_descriptor
 from cute_backend.simulator.memory import OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW, WINDOW_MASK
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.products import PADDED, WIDTHS, Gather, accumulate, collect, plan, values
+from cute_backend.simulator.simulation_errors import DescriptorError, IllegalAccess, SimulationError
 from cute_backend.simulator.syntax import Address, Immediate, Instruction, Vector
+from cute_backend.simulator.tensor_cores import PADDED, WIDTHS, Gather, accumulate, collect, plan, values
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_backend.simulator.boxes import BoxFootprint, box_bytes, box_part, box_units, load_box, store_box
-from cute_backend.simulator.errors import DescriptorError, IllegalAccess
 from cute_backend.simulator.isa.barrier import own_address
 from cute_backend.simulator.isa.bulk import (
     REDUCTIONS,
@@ -19,7 +18,7 @@ from cute_backend.simulator.isa.bulk import (
     reducing,
     start_load,
 )
-from cute_backend.simulator.isa.memory import active, per_lane
+from cute_backend.simulator.isa.loads_stores import active, per_lane
 from cute_backend.simulator.memory import (
     PARAM_WINDOW,
     WINDOW_MASK,
@@ -27,6 +26,7 @@ from cute_backend.simulator.memory import (
 )
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
 from cute_backend.simulator.scopes import Order
+from cute_backend.simulator.simulation_errors import DescriptorError, IllegalAccess
 from cute_backend.simulator.syntax import Address, Instruction, Vector
 from cute_backend.simulator.tensormap import Packing, TensorMap, decode
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_backend.simulator.errors import SimulationError
 from cute_backend.simulator.isa.common import the_type
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
+from cute_backend.simulator.simulation_errors import SimulationError
 from cute_backend.simulator.syntax import Immediate, Instruction, Operand, Pair
 from cute_backend.simulator.warp import LANE_IDS
 

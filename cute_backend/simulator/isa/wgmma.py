@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_backend.simulator.errors import RaceError
 from cute_backend.simulator.isa.common import scalar
 from cute_backend.simulator.layouts import decode_descriptor
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
-from cute_backend.simulator.products import WIDTHS, accumulate, collect, plan, values
 from cute_backend.simulator.shadow import Access
+from cute_backend.simulator.simulation_errors import RaceError
 from cute_backend.simulator.syntax import Immediate, Instruction, Vector, registers_of
+from cute_backend.simulator.tensor_cores import WIDTHS, accumulate, collect, plan, values
 from cute_backend.simulator.warp import LANE_IDS, Wait
 
 if TYPE_CHECKING:

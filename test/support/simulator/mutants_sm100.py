@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cute_backend.simulator.errors import (
+from cute_backend.simulator.simulation_errors import (
     BarrierError,
     Deadlock,
     IllegalAccess,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cute_backend.simulator.errors import RaceError
+from cute_backend.simulator.simulation_errors import RaceError
 from support.simulator.mutants import (
     ADA,
     FED_BY_TMA,

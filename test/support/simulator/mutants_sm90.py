@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cute_backend.simulator.errors import BarrierError, Deadlock, IllegalAccess, MissingProxyFence, RaceError
+from cute_backend.simulator.simulation_errors import (
+    BarrierError,
+    Deadlock,
+    IllegalAccess,
+    MissingProxyFence,
+    RaceError,
+)
 from support.simulator.mutants import (
     BLOCK_SCALED,
     COLUMN_SCALED,

@@ -20,8 +20,8 @@ from torch import fx
 
 from cute_backend import config
 from cute_backend.fx_walk.boundary import LAUNCH_BYTES
+from cute_backend.fx_walk.capability import target_of
 from cute_backend.fx_walk.classify import LoadView
-from cute_backend.fx_walk.device import target_of
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.walk import Walk

@@ -10,7 +10,7 @@ import re
 import struct
 from typing import Any, Union
 
-from cute_backend.simulator.errors import PtxSyntaxError
+from cute_backend.simulator.simulation_errors import PtxSyntaxError
 from cute_backend.simulator.syntax import (
     TYPE_BYTES,
     Address,

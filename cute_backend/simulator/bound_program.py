@@ -9,12 +9,12 @@ import numpy as np
 
 import cute_backend.simulator.isa  # noqa: F401  (fills the opcode table)
 from cute_backend.simulator.binder import Binder
-from cute_backend.simulator.errors import ResourceError
 from cute_backend.simulator.isa.tcgen05 import complete_before_use, follow_copy
 from cute_backend.simulator.isa.wgmma import guard_registers
 from cute_backend.simulator.memory import PARAM_WINDOW
 from cute_backend.simulator.opcodes import Step, lookup
 from cute_backend.simulator.roles import Roles
+from cute_backend.simulator.simulation_errors import ResourceError
 from cute_backend.simulator.syntax import Entry, Immediate, Instruction, Vector, registers_of
 from cute_backend.simulator.warp import ALL, MOVED, NONE, Warp
 

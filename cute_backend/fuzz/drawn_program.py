@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cute_backend.fuzz.formats import fp4, scaled, tiled
+from cute_backend.fuzz.block_formats import fp4, scaled, tiled
 
 NOT_TAKEN = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
 """The exceptions that torch raises for an op that is not defined on these dtypes or sizes."""
@@ -160,7 +160,7 @@ class Program:
         inputs = "".join(f"        {each.text},\n" for each in self.inputs)
         steps = "".join(f"    {step.name} = {_text(step)}\n" for step in self.steps)
         results = ", ".join(self.outputs)
-        helpers = "" if self.has_kernels else "from cute_backend.fuzz.formats import fp4, tiled\n\n"
+        helpers = "" if self.has_kernels else "from cute_backend.fuzz.block_formats import fp4, tiled\n\n"
         return (
             f"import torch\nimport torch.nn.functional as F\n\n{helpers}"
             f"{sizes[0]} = {sizes[1]}\n\n\n"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cute_backend.fuzz.program import Fill
+from cute_backend.fuzz.drawn_program import Fill
 
 
 @dataclass(frozen=True)

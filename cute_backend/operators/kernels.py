@@ -25,7 +25,7 @@ from cutlass.operators.workspace import AllocationRequirement, Workspace
 from torch import Tensor
 
 from cute_backend.errors import UsageError
-from cute_backend.operators.epilogue import Epilogue, convert, plain
+from cute_backend.operators.epilogue_function import Epilogue, convert, plain
 from cute_backend.operators.implementation import Implementation, running_on
 from cute_backend.operators.metadata import (
     TARGETS,
@@ -36,7 +36,7 @@ from cute_backend.operators.metadata import (
     hopper_design,
     metadata_of,
 )
-from cute_backend.operators.operands import Layout, TensorArgument, bytes_at, values_of
+from cute_backend.operators.tensor_arguments import Layout, TensorArgument, bytes_at, values_of
 from cute_backend.planning import Alignment, Arch, clustered, ranked
 from cute_backend.runtime.device import device_at
 from cute_backend.runtime.kernel import Kernel

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from cute_backend.simulator.errors import SimulationError
 from cute_backend.simulator.memory import GlobalMemory
-from cute_backend.simulator.parser import Entry, Module
+from cute_backend.simulator.ptx_parser import Entry, Module
 from cute_backend.simulator.report import Report
+from cute_backend.simulator.simulation_errors import SimulationError
 
 _SUCCESS, _LAUNCH_FAILURE = 0, 719  # cudaError_t
 
@@ -184,7 +184,7 @@ class Device:
         if attribute not in self._attributes:
             raise SimulationError(
                 f"the host code asks for device attribute {attribute} (cudaDeviceAttr), which the simulated "
-                "device does not know: add it to DeviceAttribute in simulator/device.py"
+                "device does not know: add it to DeviceAttribute in simulator/simulated_gpu.py"
             )
         value[0] = self._attributes[DeviceAttribute(attribute)]
         return _SUCCESS
@@ -229,7 +229,7 @@ class Device:
             if entries[i].id not in LaunchAttribute.__members__.values():
                 raise SimulationError(
                     f"the launch has attribute {entries[i].id} (cudaLaunchAttributeID), which the simulator "
-                    "does not know: add it to LaunchAttribute in simulator/device.py"
+                    "does not know: add it to LaunchAttribute in simulator/simulated_gpu.py"
                 )
             if entries[i].id == LaunchAttribute.CLUSTER_DIMENSION:
                 cluster = _dim3(entries[i].value)

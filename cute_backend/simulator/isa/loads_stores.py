@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_backend.simulator.errors import IllegalAccess
 from cute_backend.simulator.isa.common import types_of
 from cute_backend.simulator.isa.global_access import load_global, store_global
 from cute_backend.simulator.memory import (
@@ -19,6 +18,7 @@ from cute_backend.simulator.memory import (
 )
 from cute_backend.simulator.opcodes import Step, opcode, unsupported
 from cute_backend.simulator.scopes import Order, order_of
+from cute_backend.simulator.simulation_errors import IllegalAccess
 from cute_backend.simulator.syntax import (
     TYPE_BYTES,
     Address,

@@ -25,15 +25,15 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from cute_backend.errors import UsageError
+from cute_backend.fx_walk.capability import device_capability
 from cute_backend.fx_walk.classify import LoadView
-from cute_backend.fx_walk.device import device_capability
 from cute_backend.fx_walk.epilogue_pass import current_precision
 from cute_backend.fx_walk.mutation import root
 from cute_backend.fx_walk.reasons import of_one_kernel
 from cute_backend.fx_walk.regions import find_regions
 from cute_backend.numerics import TORCH_DTYPES
-from cute_backend.operators.operands import Layout
-from cute_backend.operators.vocabulary import VOCABULARY, Reduced
+from cute_backend.operators.epilogue_names import VOCABULARY, Reduced
+from cute_backend.operators.tensor_arguments import Layout
 from cute_backend.spec import Accumulator, DType, EpilogueSpec, Order, Store
 from cute_backend.tracing.closure import capture
 from cute_backend.tracing.unlogged import unlogged
