@@ -141,11 +141,11 @@ def specs(fp8: bool) -> dict[str, EpilogueSpec]:
 
 def tiles(spec: EpilogueSpec, names: list[str]) -> list[TileConfig]:
     """The tiles of these names. Without names, they are all tiles and clusters except those of 256 rows, of
-    128 by 64, and of columns that are not a multiple of 64."""
+    128 by 64, shallow ones, and of columns that are not a multiple of 64."""
     found = clustered(device_at(0).arch, spec)
     if names:
         return [each for each in found if each.name in names]
-    few = [each for each in found if each.tile_m < 256 and each.mma_n % 64 == 0]
+    few = [each for each in found if each.tile_m < 256 and each.mma_n % 64 == 0 and not each.shallow]
     return [each for each in few if (each.tile_m, each.mma_n) != (128, 64)]
 
 

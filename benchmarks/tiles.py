@@ -101,7 +101,9 @@ def tiles(spec: EpilogueSpec, every: bool, pattern: str) -> list[TileConfig]:
         found += clustered(arch, spec)
         found += [replace(each, cluster_m=3) for each in found if (each.tile_m, each.tile_n) == (64, 192)]
         found += [replace(each, cluster_m=4) for each in found if (each.tile_m, each.tile_n) == (64, 256)]
-    by_name = {each.name: each for each in found if each.cluster_n == 1 or each.cluster_m == 1}
+    # The model of time does not distinguish shallow tiles.
+    whole = (each for each in found if min(each.cluster_m, each.cluster_n) == 1 and not each.shallow)
+    by_name = {each.name: each for each in whole}
     return [config for name, config in by_name.items() if re.fullmatch(pattern, name)]
 
 

@@ -107,6 +107,7 @@ def _name(kernel: Kernel, out: DType, order: Order, epilogue: FusedEpilogue | No
     words += [f"split{config.split_k}"] if config.split_k > 1 else []
     words += ["transposed"] if config.transposed else []
     words += ["halves"] if config.column_groups > 1 else []
+    words += ["shallow"] if config.shallow else []
     words += [f"by{config.subtile_n}"] if config.subtile_n != TileConfig.subtile_n else []
     words += [] if product.fast_accum else ["promoted"]
     words += [] if kernel.alignment is Alignment.TMA else ["unaligned"]

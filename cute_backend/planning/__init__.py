@@ -5,7 +5,7 @@ of a kernel is written elsewhere (`memory_ops`).
 
 - Facts about each architecture: `targets`, `served`.
 - Tiles: `tiles`, `rules` (what a spec demands of its tile), `search`, `cost`, `epilogue_time`, `halving`,
-  `hoisting`, `transposing`, `segment_tiles`.
+  `hoisting`, `shallow`, `transposing`, `segment_tiles`.
 - Placements: `placements`, `placing`.
 - Resources: `registers`, `shared_memory`, `mma_scales`.
 - Names of kernels: `naming`.

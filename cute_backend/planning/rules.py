@@ -25,14 +25,13 @@ from cute_backend.planning.registers import (
     long_ops,
 )
 from cute_backend.planning.shared_memory import (
-    ENOUGH_AB_STAGES,
     ab_stages,
     has_planes,
     holds_planes,
     plane_bits,
 )
 from cute_backend.planning.targets import Arch, Shape
-from cute_backend.planning.tiles import Alignment, Rowvecs, TileConfig, tile_k
+from cute_backend.planning.tiles import ENOUGH_AB_STAGES, Alignment, Rowvecs, TileConfig, tile_k
 from cute_backend.planning.transposing import can_transpose, multiplied
 from cute_backend.signature import TMA_ALIGN
 from cute_backend.spec import SCALE_TILE, BColumns, EpilogueSpec, LoadKind, Major, Order, ProductKind

@@ -14,7 +14,8 @@ from cute_backend.planning.naming import words
 from cute_backend.planning.registers import leaves_registers, leaves_sums_registers, long_ops
 from cute_backend.planning.rules import ABOVE_THE_SMALLEST, MAX_ROTATED, WHOLE_SUBTILES, subtiled, suited
 from cute_backend.planning.segment_tiles import serving_all
-from cute_backend.planning.shared_memory import BlockScales, has_planes, holds_planes
+from cute_backend.planning.shallow import shallowed
+from cute_backend.planning.shared_memory import BlockScales, can_be_shallow, has_planes, holds_planes
 from cute_backend.planning.targets import Arch, Shape
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.planning.transposing import multiplied
@@ -227,7 +228,8 @@ def choose(
     Among equals the larger tile wins, then the smaller split-K. `of` lists other tiles to choose from.
     `groups` is the number of groups of a grouped product's M rows; None stands for one. A second warpgroup
     shares the epilogue if the MMA does not hide that of one (`halving`), and rowvecs are hoisted if the MMA
-    hides that (`hoisting`).
+    hides that (`hoisting`). Planes get more of the shared memory if K is short (`shallowed`), unless `of`
+    lists the tiles that there are.
     """
     if of is None and (small := _for_small_groups(arch, spec, m, groups)) is not None:
         return small
@@ -240,7 +242,10 @@ def choose(
         return margin * cost(config, spec, m, n, k, sm_count, groups)
 
     best = min(able, key=time)
-    return best if len(spec.segments) > 1 else hoisting(halving(best, spec, k), spec, k)
+    if len(spec.segments) > 1:
+        return best
+    best = hoisting(halving(best, spec, k), spec, k)
+    return best if of is not None else shallowed(best, spec, k)
 
 
 _SMALL_GROUPS = range(65, 193)
@@ -300,7 +305,8 @@ def candidates(
     of groups of a grouped product's M rows.
     """
     first = choose(arch, spec, m, n, k, sm_count, groups=groups)
-    space = [first, *(config for config in tunable(arch, spec) if config != first)]
+    whole = (config for config in tunable(arch, spec) if not config.shallow)
+    space = list(dict.fromkeys((first, *(shallowed(config, spec, k) for config in whole))))
     # Rasters with more rows than the problem are all the same.
     effective: dict[TileConfig, TileConfig] = {}
     for config in space:
@@ -373,4 +379,6 @@ def tunable(arch: Arch, spec: EpilogueSpec) -> tuple[TileConfig, ...]:
     alone = (replace(config, column_groups=1) for config in fitting if config.column_groups > 1)
     fitting += [config for config in alone if leaves_sums_registers(config, multiplied(spec, config))]
     fitting += [replace(config, unrolled=True) for config in fitting if can_hoist(config, spec)]
+    shallow = (config for config in fitting if can_be_shallow(config, multiplied(spec, config)))
+    fitting += [replace(config, shallow=True) for config in shallow]
     return tuple(dict.fromkeys(fitting))

@@ -8,18 +8,20 @@ from math import gcd
 from typing import TypeVar
 
 from cute_backend.planning.mma_scales import MmaScales, acc_stages
-from cute_backend.planning.tiles import EPILOGUE_STAGES, SMEM_RESERVE, TileConfig
+from cute_backend.planning.tiles import (
+    ENOUGH_AB_STAGES,
+    EPILOGUE_STAGES,
+    MAX_STAGES,
+    SHALLOW_AB_STAGES,
+    SMEM_RESERVE,
+    TileConfig,
+)
 from cute_backend.spec import DType, EpilogueSpec, LoadKind, Scaling
 
 T = TypeVar("T")
 
 SCALE_ALIGN = 16
 """Alignment of each stage of scales in bytes, so that no gap precedes the next buffer."""
-
-
-ENOUGH_AB_STAGES = 5
-"""Stages of A and B that hide the latency of memory. Further stages gain less than further subtiles in
-flight; one stage fewer costs 5 percent at M = N = K = 4096 on an H200."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,24 @@ def slots(operands: Sequence[Sequence[T]], bits: Callable[[T], int]) -> list[T]:
 def ab_stages(config: TileConfig, spec: EpilogueSpec) -> int:
     """Returns how many stages of A and B, with their scales, fit in shared memory beside the epilogue's
     buffers, which have their fewest stages here."""
+    return _left_bytes(config, spec) // _stage_bytes(config, spec)
+
+
+def can_be_shallow(config: TileConfig, spec: EpilogueSpec) -> bool:
+    """Whether a kernel with `shallow` has more stages of planes, on a target that has such kernels.
+
+    It has if the fewest stages of planes leave A and B more than `SHALLOW_AB_STAGES`, and what is left beside
+    `ENOUGH_AB_STAGES` does not hold the most stages of planes anyway.
+    """
+    if not config.target.shallow_k_bytes or config.split_k > 1 or not has_planes(spec):
+        return False
+    beside = _left_bytes(config, spec) - ENOUGH_AB_STAGES * _stage_bytes(config, spec)
+    wanted = (MAX_STAGES - EPILOGUE_STAGES) * config.stage_elements * plane_bits(spec) // 8
+    return ab_stages(config, spec) > SHALLOW_AB_STAGES and beside < wanted
+
+
+def _left_bytes(config: TileConfig, spec: EpilogueSpec) -> int:
+    """The shared memory for stages of A and B beside the fewest stages of the epilogue's buffers."""
     kinds = (
         (lambda of: of.loads_of(LoadKind.EXACT), config.stage_elements, EPILOGUE_STAGES),
         (lambda of: of.planes, config.stage_elements, config.store_stages),
@@ -117,10 +137,14 @@ def ab_stages(config: TileConfig, spec: EpilogueSpec) -> int:
         for operands, elements, stages in kinds
         for dtype in slots([[each.dtype for each in operands(segment)] for segment in spec.segments], _bits)
     ]
+    ahead = ahead_bytes(config, BlockScales.of(spec) or MmaScales.of(spec))
+    return config.smem_bytes - SMEM_RESERVE - config.sum_bytes - sum(rings) - ahead
+
+
+def _stage_bytes(config: TileConfig, spec: EpilogueSpec) -> int:
+    """The shared memory of a stage of A and B with their scales."""
     scaling = BlockScales.of(spec) or MmaScales.of(spec)
-    stage = config.ab_stage_bytes + (scaling.stage_bytes(config) if scaling else 0)
-    left = config.smem_bytes - SMEM_RESERVE - config.sum_bytes - sum(rings) - ahead_bytes(config, scaling)
-    return left // stage
+    return config.ab_stage_bytes + (scaling.stage_bytes(config) if scaling else 0)
 
 
 def _bits(dtype: DType) -> int:

@@ -17,6 +17,17 @@ EPILOGUE_STAGES = 2
 """The fewest stages of each load and output that the epilogue passes through shared memory, except those of
 `TileConfig.store_stages`."""
 
+ENOUGH_AB_STAGES = 5
+"""Stages of A and B that hide the latency of memory. Further stages gain less than further subtiles in
+flight; one stage fewer costs 5 percent at M = N = K = 4096 on an H200."""
+
+SHALLOW_AB_STAGES = 4
+"""Stages of A and B that are enough if a tile has few k tiles (`Target.shallow_k_bytes`)."""
+
+MAX_STAGES = 4
+"""The most stages of exact loads, and of outputs: they suffice to hide the latency of TMA's loads and
+stores."""
+
 CTA_SMEM_BYTES = 1024
 """Bytes of shared memory that the system reserves for each CTA (CUDA C++ Programming Guide,
 Table 27)."""
@@ -97,6 +108,9 @@ class TileConfig:
     With two `column_groups`, on sm_100a, two warpgroups run the epilogue. Each has half of the tile's
     columns, in whole subtiles.
 
+    A `shallow` kernel is for few k tiles. A and B keep fewer stages (`enough_ab_stages`), and the planes of
+    the epilogue get the shared memory.
+
     With two `products` a tile has two accumulators, and the MMA is twice as wide: it has the columns of one B
     beside those of another, or, INTERLEAVED, the even columns of one B among its odd ones.
     """
@@ -118,6 +132,7 @@ class TileConfig:
     rowvecs: Rowvecs = Rowvecs.AUTO
     occupancy: int = 1
     column_groups: int = 1
+    shallow: bool = False
 
     def __post_init__(self) -> None:
         if self.split_k not in SPLITS:
@@ -219,6 +234,7 @@ class TileConfig:
         suffix += "_transposed" if self.transposed else ""
         suffix += f"_occupancy{self.occupancy}" if self.occupancy > 1 else ""
         suffix += "_halves" if self.column_groups > 1 else ""
+        suffix += "_shallow" if self.shallow else ""
         suffix += f"_{self.rowvecs.value}" if self.rowvecs is not Rowvecs.AUTO else ""
         tile = f"{self.tile_m}x{self.tile_n}" + (f"x{self.products}" if self.products > 1 else "")
         return f"{tile}_{self.cluster_m}x{self.cluster_n}{suffix}"
@@ -238,6 +254,7 @@ class TileConfig:
         several = self.cluster_m * self.cluster_n > 1
         clusters = f"clusters of {self.cluster_m} by {self.cluster_n}, " if several else ""
         unrolled = ", unrolled" if self.unrolled else ""
+        unrolled += ", shallow" if self.shallow else ""
         shape += " of the transposed product" if self.transposed else ""
         return f"{shape}, {clusters}subtiles of {self.subtile_n} columns{unrolled}, raster {self.raster_m}"
 
@@ -368,6 +385,11 @@ class TileConfig:
         """Stages of A and B below which the MMA waits for memory. If a multiprocessor has further CTAs, two
         are enough: the tensor cores work for the other CTAs while this one waits."""
         return self.target.least_ab_stages if self.occupancy == 1 else 2
+
+    @property
+    def enough_ab_stages(self) -> int:
+        """Stages of A and B beyond which planes get the shared memory."""
+        return SHALLOW_AB_STAGES if self.shallow else ENOUGH_AB_STAGES
 
     @property
     def store_stages(self) -> int:

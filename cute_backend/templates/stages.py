@@ -7,16 +7,13 @@ from dataclasses import dataclass
 
 from cute_backend.planning import EPILOGUE_STAGES, SMEM_RESERVE, TileConfig
 from cute_backend.planning.mma_scales import MmaScales
-from cute_backend.planning.shared_memory import ENOUGH_AB_STAGES, BlockScales, ahead_bytes
+from cute_backend.planning.shared_memory import BlockScales, ahead_bytes
+from cute_backend.planning.tiles import MAX_STAGES
 from cute_backend.templates.epilogue import Epilogue, SmemOperand
 
 MAX_STAGES_BESIDE_SCALES = 8
 """The most stages of A and B beside a ring of scales, which has up to three more: `SMEM_RESERVE` has room for
 no more barriers."""
-
-MAX_STAGES = 4
-"""The most stages of exact loads, and of outputs: they suffice to hide the latency of TMA's loads and
-stores."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class Stages:
                 f"{least}, beside {exact_bytes} bytes of exact loads, {row_bytes} of rowvecs and "
                 f"{store_bytes} of outputs in each of their stages, and {config.sum_bytes} of sums"
             )
-        enough = min(ab, ENOUGH_AB_STAGES) * stage_bytes
+        enough = min(ab, config.enough_ab_stages) * stage_bytes
 
         def grown(stages: int, stage_bytes: int, others: int) -> int:
             return min((free - enough - others) // stage_bytes, MAX_STAGES) if stages else 0

@@ -205,6 +205,8 @@ class Target:
     segment_tile_n: int = 0
     """Columns of the widest tile whose kernels may have columns in segments, each with a B and an epilogue of
     its own; 0 if no kernel may."""
+    shallow_k_bytes: int = 0
+    """Bytes of K up to which A and B keep fewer stages, and planes get more (`TileConfig.shallow`)."""
     scalings: frozenset[Scaling] = frozenset()
     """The blocks by whose scales its mainloops multiply."""
 
