@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("*.md", "docs/*.md", "benchmarks/*.md")
+PAGES = ("*.md", "docs/*.md", "benchmarks/**/*.md")
 SOURCES = ("cute_backend/**/*.py", "benchmarks/*.py", "docs/*.py", "examples/*.py")
 
 PHRASES = {

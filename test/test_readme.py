@@ -42,6 +42,10 @@ def test_the_readme_stays_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 180
 
 
+def pages(*patterns: str) -> list[Path]:
+    return sorted(page for pattern in patterns for page in ROOT.glob(pattern))
+
+
 RESULTS = list((ROOT / "benchmarks" / "results").glob("*.json"))
 
 
@@ -62,6 +66,20 @@ def test_links_lead_somewhere():
     text = (ROOT / "README.md").read_text()
     targets = re.findall(r"\]\((?!http)([^)#]+)\)", text) + re.findall(r'\bsrc(?:set)?="([^"]+)"', text)
     assert "docs/speed-dark.png" in targets and all((ROOT / target).exists() for target in targets)
+
+
+@pytest.mark.parametrize(
+    "page", pages("docs/*.md", "benchmarks/**/*.md", "CONTRIBUTING.md"), ids=lambda page: page.stem
+)
+def test_links_between_pages_lead_to_headings(page: Path):
+    for target in re.findall(r"\]\((?!http)([^)]+)\)", page.read_text()):
+        name, _, heading = target.partition("#")
+        path = page.parent / name if name else page
+        assert path.exists(), f"{page}: {target}"
+        if heading and path.suffix == ".md":
+            headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+            slugs = [re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings]
+            assert heading in slugs, f"{page}: {target} is none of {slugs}"
 
 
 def test_files_that_are_named_exist():

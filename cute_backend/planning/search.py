@@ -267,9 +267,9 @@ _UNTIMED_MARGIN = 1.05
 """The predicted speed-up that a tile needs if it was only timed for fewer rows. For 86 problems of more rows,
 the chosen tile then takes 1.032 (fp8) and 1.019 (bf16) times as long as the fastest; without these tiles,
 1.036 and 1.025 times. Without a margin, the model would also choose them for large squares, where it predicts
-gains of up to 4 percent: 4103 x 26176 x 14976 took 2.4 percent longer in fp8 (H200, benchmarks/README.md).
-Transposed tiles are left out: of the four that the model would choose there, one was more than 2 percent
-faster."""
+gains of up to 4 percent: 4103 x 26176 x 14976 took 2.4 percent longer in fp8 on an H200
+(benchmarks/findings/tiles.md). Transposed tiles are left out: of the four that the model would choose there,
+one was more than 2 percent faster."""
 
 
 @lru_cache(maxsize=256)

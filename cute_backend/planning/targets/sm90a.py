@@ -45,9 +45,9 @@ _TILES = Tiles(
     # rows.
     alone=Shape(64, 128, pingpong=True),
     # Of 140 problems that were drawn (fp8 and bf16, M of 1 to 16384), what the model chose of the shipped
-    # tiles took 6 percent longer than the fastest of all, what it chooses of these and the shipped ones 2
-    # (H200, benchmarks/README.md). 128 x 256 in clusters of 2 x 1 is not among them, for the model thinks
-    # too well of it: 4096 cubed took 201 us in bf16, 184 with 128 x 128.
+    # tiles took 6 percent longer than the fastest of all, and its choice of these and those 2 percent
+    # (H200, benchmarks/findings/tiles.md). 128 x 256 in clusters of 2 x 1 is not among them, because its
+    # predicted time is too short: 4096 cubed took 201 us in bf16, and 184 with 128 x 128.
     sized=(
         Shape(128, 256, cluster_n=2),
         Shape(256, 128, cluster_n=2),
@@ -155,7 +155,7 @@ TARGET = Target(
     tiles=_TILES,
     # For 11 problems of 1308 to 4168 rows, in two recipes each, the chosen tile takes 1.002 times as long as
     # the fastest of 128 x 256 and 128 x 128, and with a residual 1.000 times. Without the factors of 128 x
-    # 256, these were 1.004 and 1.023 (H200, benchmarks/README.md).
+    # 256, these were 1.004 and 1.023 (H200, benchmarks/findings/tiles.md).
     timing=replace(
         H200,
         by_blocks={Cut(64, 128, 2, 2, pingpong=True): 0.85, Cut(128, 256, 2): 1.06},
