@@ -52,7 +52,8 @@ class _Formula:
         if store.block:
             of_blocks = text if rounded and store.dtype is DType.E8M0 else f"{store.dtype.value}({text})"
             return f"{of_blocks}[:, ::{store.block}]{' in tiles' * (store.order is Order.TILED)}"
-        return text if rounded and store.value not in self.named else f"{store.dtype.value}({text})"
+        stored = text if rounded and store.value not in self.named else f"{store.dtype.value}({text})"
+        return stored + (f" as {store.heads}" if store.heads else "")
 
     def _is_transparent(self, op: Op) -> bool:
         """Whether the op is a cast that leaves its value as it is."""

@@ -300,6 +300,11 @@ def _stored(spec: EpilogueSpec, store: Store, value: Tensor) -> Tensor:
     m, n = values.shape
     if store.order is Order.TILED:
         return _in_tiles(values)
+    if (heads := store.heads) is not None:
+        out = values.new_empty((m, n))
+        memory = out.view(-1, n // heads.columns, heads.rows, heads.columns).transpose(1, 2)
+        memory.copy_(values.reshape(memory.shape))
+        return out
     out = values.new_empty((m, n)) if store.order is Order.ROW else values.new_empty((n, m)).t()
     return out.copy_(values)
 

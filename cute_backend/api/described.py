@@ -56,7 +56,7 @@ class Store:
     `reduce`. A reduction of such a plane has its name in `reduce`, such as "row_max", and the `placement`
     "two_stage", since a second kernel combines the partials of tiles. With a `block`, a number of columns,
     the output is (M, N / block). A plane with a `part`, such as "1 of 2", shares one tensor with the other
-    parts.
+    parts. A plane with `heads` is in memory as these say, such as "(B, H, 2048, 128)".
     """
 
     name: str
@@ -66,6 +66,7 @@ class Store:
     reduce: str = ""
     block: int = 0
     part: str = ""
+    heads: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,8 @@ class Region:
         shared = "tma" if self.kernel().arch.target.tma else "smem"
         placement = shared if name in self._plan.shared_stores else "vector"
         part = f"{store.part.index + 1} of {store.part.count}" if store.part else ""
-        return Store(name, dtype, order, placement, block=store.block, part=part)
+        heads = str(store.heads) if store.heads else ""
+        return Store(name, dtype, order, placement, block=store.block, part=part, heads=heads)
 
     def kernel(self, arch: str | None = None) -> Kernel:
         """The kernel that a launch of these sizes and this alignment uses. If the GPU of this machine has the

@@ -78,7 +78,7 @@ def crossings(draft: Draft, outside: Outside) -> Crossings:
                 size=sizes.of(first),
                 sources=sum(1 << source for source in sources),
                 loads=0 if is_anchor(first) else loads.of_members(nodes),
-                storable=draft.order(first) is not None,
+                storable=draft.layout(first) is not None,
                 planes=len(parts_of(draft.first, value)),
                 product=is_anchor(first),
                 reduces=reduces,
@@ -106,7 +106,7 @@ def _groups(draft: Draft) -> list[list[fx.Node]]:
             memory = None if is_only_read(root(node)) else root(node)
             equal = same.setdefault((repr(value), draft.block(node), fake(node).dtype, memory), place)
             others = {places[source] for source in node.all_input_nodes if source in places} - {equal}
-            if not others or (max(others) < equal and draft.order(node) is not None):
+            if not others or (max(others) < equal and draft.layout(node) is not None):
                 place = equal
         if place == len(groups):
             groups.append([])
@@ -155,7 +155,7 @@ def _need(draft: Draft, nodes: list[fx.Node], outside: Outside) -> _Need:
 
 def _is_copied(draft: Draft, node: fx.Node) -> bool:
     """Whether a member is a copy in an order that our kernels do not write. Another kernel then makes it."""
-    return target_name(node) == "aten.clone.default" and draft.order(node) is None
+    return target_name(node) == "aten.clone.default" and draft.layout(node) is None
 
 
 def _is_as_small(user: fx.Node, node: fx.Node) -> bool:

@@ -11,8 +11,8 @@ from cute_backend.fx_walk.chain import Chain, Mark
 from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.lower import is_reshape
 from cute_backend.fx_walk.pairs import Slices
-from cute_backend.fx_walk.region import Value, parts_of, store_order
-from cute_backend.spec import Operand, Order
+from cute_backend.fx_walk.region import Layout, Value, parts_of, store_layout
+from cute_backend.spec import Operand
 
 
 @dataclass
@@ -60,11 +60,14 @@ class Draft:
             return False
         return any(len(self.chain.reads(part)) > 1 for part in parts_of(self.first, value))
 
-    def order(self, node: fx.Node) -> Order | None:
-        """The memory order in which a member could be stored, or None if it can't be stored."""
+    def layout(self, node: fx.Node) -> Layout | None:
+        """The memory layout in which a member could be stored, or None if it can't be stored."""
         if not parts_of(self.first, self.values[node]):
             return None
-        return store_order(self.first, node, self.values[node], self.frames.get(node))
+        layout = store_layout(self.first, node, self.values[node], self.frames.get(node))
+        target = self.chain.target
+        without_tma = target is not None and not target.tma
+        return None if layout is not None and layout.heads is not None and without_tma else layout
 
     def block(self, node: fx.Node) -> int:
         """The columns that each element of a member stands for."""

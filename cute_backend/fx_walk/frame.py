@@ -119,6 +119,19 @@ class Frame:
             return list(range(rank))
         return [*(axis for axis in range(rank) if axis not in self.axes), *self.axes]
 
+    @property
+    def heads_first(self) -> tuple[int, ...] | None:
+        """The axes in the order (B, H, S, D) of attention, if M is (B, S) and N is (H, D), each with any
+        number of outer axes. None if N or M has no such axes."""
+        (*outer, rows), (*heads, columns) = self.m_axes or (-1,), self.n_axes or (-1,)
+        return None if self.joins or rows < 0 or not heads else (*outer, *heads, rows, columns)
+
+    def memory_order(self, rank: int) -> list[int]:
+        """All axes of a value of this rank in the order of memory with heads. Axes of one element come
+        first."""
+        assert self.heads_first is not None
+        return [*(axis for axis in range(rank) if axis not in self.axes), *self.heads_first]
+
     def behind(self, axes: int) -> Frame:
         """The frame of the value when it is broadcast to `axes` more leading axes."""
         rows, columns = ((axis + axes for axis in group) for group in (self.m_axes, self.n_axes))

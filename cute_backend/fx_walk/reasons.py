@@ -160,7 +160,8 @@ class Reason(Enum):
     PLANE = "plane", "the result has shape {shape}, which is not the product's ({m}, {n}) plane"
     OUTPUT_LAYOUT = (
         "output_layout",
-        "the result has strides {strides}, but a kernel writes dense row-major or column-major planes",
+        "the result has strides {strides}, but a kernel writes dense row-major or column-major planes, or "
+        "(B, H, S, D) with numbers for S and D",
     )
     LEFT_TO_USERS = (
         "left_to_users",

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Union
 
+import torch
 from torch import fx
 
 from cute_backend.fx_walk.anchor import Anchor
@@ -20,10 +21,12 @@ from cute_backend.fx_walk.scaling_recipes import BlockScale
 from cute_backend.fx_walk.static import DTYPES, Size, fake, known, product
 from cute_backend.fx_walk.tiled_scales import E8M0, Tiled
 from cute_backend.spec import (
+    HEAD_COLUMNS,
     BColumns,
     Columns,
     DType,
     EpilogueSpec,
+    Heads,
     Operand,
     Order,
     Part,
@@ -163,23 +166,31 @@ def _stores(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None) ->
     if isinstance(value, Tiled):
         block = value.block
     reduction = value.reduce if isinstance(value, Reduced) else None
-    order, parts = store_order(anchor, node, value, frame), parts_of(anchor, value)
-    assert parts and order is not None
+    layout, parts = store_layout(anchor, node, value, frame), parts_of(anchor, value)
+    assert parts and layout is not None
     index = reduction is not None and reduction.kind.is_index
     scales = fake(node).dtype is E8M0
     dtype = DType.I64 if index else DType.E8M0 if scales else DTYPES[fake(node).dtype]
     for place, stored in enumerate(parts):
         part = Part(place, len(parts)) if len(parts) > 1 else None
-        yield Store("", stored, dtype, order, reduction, block, part)
+        yield Store("", stored, dtype, layout.order, reduction, block, part, layout.heads)
 
 
-def store_order(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None) -> Order | None:
-    """The memory order in which a dense plane, a plane with an element for each block, or a dense reduction
+@dataclass(frozen=True)
+class Layout:
+    """The memory of a store: its order, and its heads if it has any."""
+
+    order: Order
+    heads: Heads | None = None
+
+
+def store_layout(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None) -> Layout | None:
+    """The memory layout in which a dense plane, a plane with an element for each block, or a dense reduction
     has the strides of a node. None if there is none. Parts of a result are only possible in row-major
     order."""
     tensor = fake(node)
     if isinstance(value, Tiled):
-        return Order.TILED
+        return Layout(Order.TILED)
     if frame is None:
         axes = list(range(tensor.dim()))
     else:
@@ -194,12 +205,32 @@ def store_order(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None
         columns = 1 if frame is None else max(1, len(frame.n_axes))
         layouts.append((Order.COLUMN, _column_major(sizes, columns, anchor.m)))
     for order, wanted in layouts:
-        if all(
-            known(size == 1) or known(stride == want)
-            for size, stride, want in zip(sizes, strides, wanted, strict=True)
-        ):
-            return order
-    return None
+        if _has_strides(sizes, strides, wanted):
+            return Layout(order)
+    single = isinstance(value, str) and anchor.accumulator.kind is ProductKind.DENSE
+    heads = _heads(tensor, frame) if frame is not None and single else None
+    return None if heads is None else Layout(Order.ROW, heads)
+
+
+def _heads(tensor: torch.Tensor, frame: Frame) -> Heads | None:
+    """The heads of a plane whose memory is (B, H, S, D), contiguous, with numbers for S and D. None if it is
+    anything else."""
+    axes = frame.heads_first
+    if axes is None or frame.block > 1:
+        return None
+    sizes, strides = ([of[axis] for axis in axes] for of in (tensor.shape, tensor.stride()))
+    rows, columns = sizes[-2:]
+    if not (isinstance(rows, int) and isinstance(columns, int) and columns % HEAD_COLUMNS == 0):
+        return None
+    return Heads(rows, columns) if _has_strides(sizes, strides, _row_major(sizes)) else None
+
+
+def _has_strides(sizes: Sequence[Size], strides: Sequence[Size], wanted: Sequence[Size]) -> bool:
+    """Whether a tensor has the wanted strides, apart from axes of one element, whose strides say nothing."""
+    return all(
+        known(size == 1) or known(stride == want)
+        for size, stride, want in zip(sizes, strides, wanted, strict=True)
+    )
 
 
 def _row_major(sizes: Sequence[Size]) -> list[Size]:

@@ -117,6 +117,8 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
     for node, index in region.outputs.items():
         frame, shape = region.frames.get(node), fake(node).shape
         order = list(range(len(shape)) if frame is None else frame.order(len(shape)))
+        if frame is not None and region.spec.results[index][0].heads is not None:
+            order = frame.memory_order(len(shape))
         output, ordered = planes[index], [shape[axis] for axis in order]
         if not same_sizes(ordered, fake(output).shape):
             output = call(aten.reshape.default, output, [sizes.argument(size) for size in ordered])

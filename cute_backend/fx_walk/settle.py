@@ -69,7 +69,7 @@ def _sides(draft: Draft, found: Crossings, boundary: Boundary, others: Outside) 
             (user not in draft.values or user in outside) and not others.has(user) for user in node.users
         )
         is_used = not inside.isdisjoint(node.users)
-        is_written = boundary.stores >> found.places[node] & 1 and draft.order(node) is not None
+        is_written = boundary.stores >> found.places[node] & 1 and draft.layout(node) is not None
         if wanted and is_written and (is_used or not draft.is_view(node)):
             stored.append(node)
             inside.add(node)
@@ -95,7 +95,7 @@ def _explain(
     for node in settled.outside:
         if is_reshape(node) or tensor_of(node) is None or inside.isdisjoint(map(base, node.all_input_nodes)):
             continue
-        if draft.values[node] is not None and draft.order(node) is None:
+        if draft.values[node] is not None and draft.layout(node) is None:
             refused = _odd_layout(node)
         elif not boundary.is_best:
             refused = Refused(Reason.UNSEARCHED, count=len(found.choices.values))
@@ -112,7 +112,7 @@ def _nothing_to_store(draft: Draft) -> Refused:
     if any(isinstance(value, Slices) for value in draft.values.values()):
         return Refused(Reason.UNPAIRED, target=draft.first.node.name)
     for anchor in draft.anchors:
-        if draft.order(anchor.node) is None:
+        if draft.layout(anchor.node) is None:
             return _odd_layout(anchor.node)
     return Refused(Reason.TOO_MANY_STORES, count=config.max_stores + 1, limit=config.max_stores)
 

@@ -151,6 +151,7 @@ class _Module:
         helpers = ["SmemOperand", *(["collapse_m"] if any(load.m_modes for load in whole) else [])]
         helpers += ["collapse_n"] if any(load.blocks for load in whole) else []
         helpers += ["table"] if tables else []
+        helpers += ["by_heads"] if any(store.heads for store in self.spec.stores) else []
         helpers += ["pair_halves"] if any(each.pairs() for each in epilogues) else []
         helpers += ["transpose"] if self.config.transposed else []
         has_columns = any(each.has_columns() for each in epilogues)

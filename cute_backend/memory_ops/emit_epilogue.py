@@ -44,7 +44,7 @@ class EpilogueText:
         planes = placed.in_ring(Ring.PLANE, self.spec)
         shared_loads = [_operand(load.name, load.dtype, load.order, load.is_table) for load in planes]
         shared_stores = [
-            _operand(store.name, store.dtype, store.order)
+            _operand(store.name, store.dtype, store.order, by_heads=store.heads is not None)
             for store in self.spec.planes
             if store.name in self.plan.shared_stores
         ]
@@ -92,9 +92,9 @@ class EpilogueText:
     def views(self) -> dict[str, tuple[str, str]]:
         """The arguments of `launch` that the kernel takes as views: each view's name and its expression.
 
-        Several modes of M, and blocks of columns, become one axis. If halves of blocks are rotated, each half
-        provides half of a subtile's columns, unless subtiles are whole blocks. If D^T = B^T A^T is computed,
-        all arguments of two axes are transposed.
+        Several modes of M, and blocks of columns, become one axis. A plane with heads is viewed by them. If
+        halves of blocks are rotated, each half provides half of a subtile's columns, unless subtiles are
+        whole blocks. If D^T = B^T A^T is computed, all arguments of two axes are transposed.
         """
         views = {}
         for load in self.spec.loads:
@@ -105,6 +105,10 @@ class EpilogueText:
                 text = f"table({load.name})"
             if text != load.name:
                 views[load.name] = (f"{load.name}_plane", text)
+        for store in self.spec.stores:
+            if (heads := store.heads) is not None:
+                text = f"by_heads({store.name}, {heads.rows}, {heads.columns})"
+                views[store.name] = (f"{store.name}_heads", text)
         if self.pairs():
             sizes = f"{self.spec.reordered_columns}, {self.config.subtile_n // 2}"
             for name in self._columned():
@@ -248,6 +252,9 @@ def _tuple(name: str, items: Sequence[str]) -> list[str]:
     return [f"    {name} = (", *(f"        {item}," for item in items), "    )"]
 
 
-def _operand(name: str, dtype: DType, order: Order | None = Order.ROW, repeats: bool = False) -> str:
+def _operand(
+    name: str, dtype: DType, order: Order | None = Order.ROW, repeats: bool = False, by_heads: bool = False
+) -> str:
     suffix = ", Order.COLUMN" if order is Order.COLUMN else ", repeats=True" if repeats else ""
+    suffix += ", by_heads=True" if by_heads else ""
     return f'SmemOperand("{name}", {CUTE_TYPES[dtype]}{suffix})'

@@ -11,7 +11,7 @@ from cute_backend.planning.rules import moved, subtiled
 from cute_backend.planning.shared_memory import ring_bytes
 from cute_backend.planning.tiles import Alignment, TileConfig
 from cute_backend.planning.transposing import multiplied
-from cute_backend.spec import EpilogueSpec, Load, LoadKind, ProductKind
+from cute_backend.spec import EpilogueSpec, Load, LoadKind, ProductKind, Store
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def plan(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Plan:
     shared_stores = []
     for store in spec.planes:
         need = Need(smem_bytes=ring_bytes(config.stage_elements, store.dtype, config.store_stages))
-        if alignment is Alignment.TMA and room.holds(need):
+        if alignment is Alignment.TMA and room.holds(need) and _in_boxes(store, config):
             shared_stores.append(store.name)
             room = room.without(need)
     placements = {}
@@ -51,6 +51,14 @@ def plan(spec: EpilogueSpec, config: TileConfig, alignment: Alignment) -> Plan:
         apart = load.is_table and spec.product.kind is not ProductKind.DENSE
         placements[load.name], room = _place(load, config, Alignment.PLAIN if apart else alignment, room)
     return Plan(placements, tuple(shared_stores))
+
+
+def _in_boxes(store: Store, config: TileConfig) -> bool:
+    """Whether a subtile of a plane is one box in memory: with heads only if its columns are of one head and
+    TMA, which cuts boxes off where the rows of a head end, writes it."""
+    if store.heads is None:
+        return True
+    return config.target.tma and store.heads.columns % config.subtile_n == 0
 
 
 def _place(load: Load, config: TileConfig, alignment: Alignment, room: Room) -> tuple[Placement, Room]:

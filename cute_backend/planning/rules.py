@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from math import gcd
 
 from cute_backend.planning.halving import MAX_THREAD_COLUMNS, can_halve
 from cute_backend.planning.mma_scales import ACC_STAGES, MmaScales, acc_stages
@@ -179,6 +180,15 @@ def halves_of_rotated_blocks(config: TileConfig, spec: EpilogueSpec) -> TileConf
     return config if config.subtile_n and pairs_halves(config.subtile_n, spec) else None
 
 
+def subtiles_within_heads(config: TileConfig, spec: EpilogueSpec) -> TileConfig:
+    """Narrows subtiles, so that the columns of each are of one head, if planes are stored by heads. Beside
+    blocks that need wider subtiles, such planes are written by element."""
+    if spec.whole_columns > 1 or spec.reordered_columns:
+        return config
+    columns = gcd(*(store.heads.columns for store in spec.stores if store.heads is not None))
+    return replace(config, subtile_n=gcd(columns, config.subtile_n)) if columns else config
+
+
 def _can_pair(config: TileConfig, spec: EpilogueSpec) -> bool:
     """Whether a kernel may reorder the columns of rotated blocks.
 
@@ -262,6 +272,7 @@ RULES: tuple[Rule, ...] = (
     a_multiprocessor_of_its_own,
     whole_blocks_of_columns,
     halves_of_rotated_blocks,
+    subtiles_within_heads,
     registers_for_a_crowded_thread,
     two_warpgroups_for_wide_tiles,
     registers_for_sums_from_tensor_memory,

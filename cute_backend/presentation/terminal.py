@@ -126,6 +126,7 @@ def operand_rows(region: Region) -> list[tuple[str, ...]]:
         kind = store.reduce or (f"of {store.block} columns" if store.block else "output")
         kind += ", column-major" if store.order == "column" else ""
         kind += f", part {store.part}" if store.part else ""
+        kind += f", {store.heads}" if store.heads else ""
         rows.append((store.name, "", kind, store.placement, store.dtype))
     return rows
 

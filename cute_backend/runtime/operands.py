@@ -61,6 +61,7 @@ def blocks_of(spec: EpilogueSpec) -> list[tuple[str, int]]:
     """The loads, ops and stores that have blocks of columns, with their sizes."""
     loads = [(load.name, load.blocks.columns) for load in spec.loads if load.blocks is not None]
     others = [(op.name, op.block) for op in spec.ops] + [(store.name, store.block) for store in spec.stores]
+    others += [(store.name, store.heads.columns) for store in spec.stores if store.heads is not None]
     return loads + [(name, columns) for name, columns in others if columns]
 
 
@@ -187,6 +188,11 @@ def check_operands(
     for name, columns in [] if spec.product.width else blocks_of(spec):
         if n % columns != 0:
             raise ValueError(f"{name} has blocks of {columns} columns, and {n} columns are no multiple")
+    for store in spec.stores:
+        if store.heads is not None and m % store.heads.rows != 0:
+            raise ValueError(
+                f"{store.name} has heads of {store.heads.rows} rows, and {m} rows are no multiple"
+            )
     if scaled:
         check_scales(spec, a, b)
     sizes = {Extent.M: m, Extent.N: n, Extent.GROUPS: b[0].shape[0]}

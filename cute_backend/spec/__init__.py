@@ -36,9 +36,10 @@ from cute_backend.spec.products import (
     Scaling,
     padded,
 )
-from cute_backend.spec.stores import Axis, Part, ReduceKind, Reduction, Store
+from cute_backend.spec.stores import HEAD_COLUMNS, Axis, Heads, Part, ReduceKind, Reduction, Store
 
 __all__ = [
+    "HEAD_COLUMNS",
     "PRODUCT_DTYPES",
     "ROTATE_HALF",
     "SCALE_BLOCK",
@@ -54,6 +55,7 @@ __all__ = [
     "Const",
     "DType",
     "EpilogueSpec",
+    "Heads",
     "Load",
     "LoadKind",
     "Major",

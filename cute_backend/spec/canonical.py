@@ -10,10 +10,13 @@ from cute_backend.spec.consistency import SpecError
 from cute_backend.spec.dtypes import DType
 from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
 from cute_backend.spec.products import Accumulator, Columns, Major, ProductKind, Scaling
-from cute_backend.spec.stores import Axis, Part, ReduceKind, Reduction, Store
+from cute_backend.spec.stores import Axis, Heads, Part, ReduceKind, Reduction, Store
 
 SPEC_VERSION = 12
 """The version of the canonical form. A change of any field's name or meaning needs a new one."""
+
+_IF_SET = ("heads",)
+"""Fields that the form has only where they are not None."""
 
 
 def encode(value: Any) -> Any:
@@ -28,7 +31,9 @@ def encode(value: Any) -> Any:
     if isinstance(value, tuple):
         return [encode(item) for item in value]
     if hasattr(value, "__dataclass_fields__"):
-        return {name: encode(getattr(value, name)) for name in value.__dataclass_fields__}
+        fields = {name: getattr(value, name) for name in value.__dataclass_fields__}
+        left_out = [name for name in _IF_SET if fields.get(name) is None]
+        return {name: encode(each) for name, each in fields.items() if name not in left_out}
     return value
 
 
@@ -113,4 +118,5 @@ def _decode_store(item: Any) -> Store:
         reduce=None if reduce is None else Reduction(Axis(reduce["axis"]), ReduceKind(reduce["kind"])),
         block=int(item["block"]),
         part=None if item["part"] is None else Part(item["part"]["index"], item["part"]["count"]),
+        heads=Heads(item["heads"]["rows"], item["heads"]["columns"]) if "heads" in item else None,
     )

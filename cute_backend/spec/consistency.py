@@ -10,7 +10,7 @@ from cute_backend.spec.chain_ops import Overflow
 from cute_backend.spec.dtypes import PRODUCT_DTYPES, DType
 from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
 from cute_backend.spec.products import Accumulator, Columns, Major, ProductKind, Scaling
-from cute_backend.spec.stores import Axis, Part, Store
+from cute_backend.spec.stores import HEAD_COLUMNS, Axis, Heads, Part, Store
 
 if TYPE_CHECKING:
     from cute_backend.spec.epilogue_spec import EpilogueSpec
@@ -137,6 +137,8 @@ def _validate_store(store: Store, value: DType) -> None:
         )
     if store.order is Order.TILED and not (store.block and store.dtype is DType.E8M0):
         raise SpecError(f"{store.name} is in tiles; only scales of blocks, of dtype e8m0, may be")
+    if store.heads is not None:
+        _validate_heads(store, store.heads)
     if store.reduce is None:
         if store.dtype is DType.I64:
             raise SpecError(f"{store.name} stores a plane as i64, which only indices are stored as")
@@ -152,6 +154,16 @@ def _validate_store(store: Store, value: DType) -> None:
     kept = kind.is_extremum and store.dtype is value
     if not (kind.is_index or store.dtype.is_float or kept):
         raise SpecError(f"{what} is stored as {store.dtype.value}; it is a float")
+
+
+def _validate_heads(store: Store, heads: Heads) -> None:
+    what = f"{store.name} has heads of {heads.rows} rows and {heads.columns} columns"
+    if type(heads.rows) is not int or heads.rows < 2 or type(heads.columns) is not int:
+        raise SpecError(f"{what}; rows are 2 or more, and both are numbers")
+    if heads.columns < HEAD_COLUMNS or heads.columns % HEAD_COLUMNS:
+        raise SpecError(f"{what}; columns are a multiple of {HEAD_COLUMNS}")
+    if store.reduce or store.block or store.part or store.order is not Order.ROW:
+        raise SpecError(f"{what}; only a whole plane by rows has them")
 
 
 def _validate_parts(stores: tuple[Store, ...]) -> None:
@@ -174,6 +186,8 @@ def _validate_parts(stores: tuple[Store, ...]) -> None:
 
 
 def _validate_several(store: Store, kind: ProductKind) -> None:
+    if store.heads is not None:
+        raise SpecError(f"{store.name} has heads, which the planes of a {kind.value} product have not")
     if store.order is not Order.ROW and kind is not ProductKind.GROUPED:
         raise SpecError(
             f"{store.name} has order {store.order.value}; the planes of a {kind.value} product have rows"

@@ -121,11 +121,12 @@ class EpilogueSpec:
 
     @cached_property
     def block_columns(self) -> int:
-        """A number of columns that divides N: the least common multiple of the blocks of ops and stores; 1
-        without blocks, and with segments, whose widths a spec has checked."""
+        """A number of columns that divides N: the least common multiple of the blocks of ops and stores, and
+        of heads; 1 without blocks, and with segments, whose widths a spec has checked."""
         if self.b_columns is BColumns.SEGMENTS:
             return 1
-        return lcm(self.whole_columns, self.rotated_columns or 1)
+        heads = (store.heads.columns for store in self.stores if store.heads is not None)
+        return lcm(self.whole_columns, self.rotated_columns or 1, *heads)
 
     @cached_property
     def whole_columns(self) -> int:

@@ -74,6 +74,23 @@ class Part:
     count: int
 
 
+HEAD_COLUMNS = 32
+"""A number that divides the columns of heads: those of the narrowest subtile that TMA stores on sm_90a. In
+every dtype they are at least the 16 bytes that divide strides of TMA."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The memory of a plane as (B, H, S, D), contiguous, if M is (B, S) and N is (H, D): `rows` is S and
+    `columns` is D. Attention reads it so. Both are constants of a kernel, which divides by them."""
+
+    rows: int
+    columns: int
+
+    def __str__(self) -> str:
+        return f"(B, H, {self.rows}, {self.columns})"
+
+
 @dataclass(frozen=True)
 class Store:
     """An output: the value `value`, converted to `dtype`.
@@ -86,7 +103,8 @@ class Store:
     Such values may be E8M0, and then TILED: the scales of blocks of 32 values of the next product's K, in the
     layout that its MMA reads.
 
-    A plane by rows may be a `part` of a result, whose stores follow each other in a spec.
+    A plane by rows may be a `part` of a result, whose stores follow each other in a spec. Or its memory has
+    `heads`: its tensor is still (M, N) and dense, but elements are in another order.
     """
 
     name: str
@@ -96,3 +114,4 @@ class Store:
     reduce: Union[Reduction, None] = None
     block: int = 0
     part: Union[Part, None] = None
+    heads: Union[Heads, None] = None

@@ -50,6 +50,8 @@ class SmemOperand:
     order: Order = Order.ROW
     repeats: bool = False
     """Whether the operand is a `table`, whose rows and columns repeat along those of the plane."""
+    by_heads: bool = False
+    """Whether the memory of the plane is viewed `by_heads`."""
 
     @property
     def layout(self) -> LayoutEnum:
@@ -163,11 +165,31 @@ def pair_halves(tensor: cute.Tensor, block: int, width: int) -> cute.Tensor:
     return cute.make_tensor(tensor.iterator, cute.make_layout(shapes, stride=strides))
 
 
+def by_heads(tensor: cute.Tensor, rows: int, columns: int) -> cute.Tensor:
+    """A view ((S, B), (D, H)) of the memory of a contiguous tensor (M, N) as (B, H, S, D): S is `rows`, D is
+    `columns`, M is B * S and N is H * D. Row b * S + s and column h * D + d are at [b, h, s, d]."""
+    (m, n), (step, _) = tensor.shape, tensor.stride
+    layout = cute.make_layout(
+        ((rows, m // rows), (columns, n // columns)),
+        stride=((columns, step * rows), (1, rows * columns)),
+    )
+    return cute.make_tensor(tensor.iterator, layout)
+
+
+def heads_apart(tensor: cute.Tensor) -> cute.Tensor:
+    """A plane ((S, B), (D, H)) as (S, D, B * H), from which TMA cuts boxes of one head. They may begin before
+    the first row of a head and end after its last: TMA writes no row that is not of the head."""
+    ((rows, batches), (columns, heads)), ((step, _), (within, outer)) = tensor.shape, tensor.stride
+    layout = cute.make_layout((rows, columns, batches * heads), stride=(step, within, outer))
+    return cute.make_tensor(tensor.iterator, layout)
+
+
 def run_box(box: tuple[int, int], count: int, plane: cute.Tensor) -> tuple[tuple[int, int], int]:
     """The part of a box (rows, columns) whose columns are adjacent in a plane (M, N), and the number of such
     parts in `count` boxes. A box has one part, or two if `pair_halves` has ordered the columns."""
     rows, columns = box
-    run = plane.shape[1][0][0] if isinstance(plane.shape[1], tuple) else columns
+    within = plane.shape[1][0] if isinstance(plane.shape[1], tuple) else columns
+    run = within[0] if isinstance(within, tuple) else columns
     return (rows, run), count * (columns // run)
 
 

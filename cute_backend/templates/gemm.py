@@ -22,7 +22,7 @@ from cute_backend.planning.tiles import STAGED_COLUMNS
 from cute_backend.spec import Order, ProductKind
 from cute_backend.templates import batch as batches
 from cute_backend.templates.crew import WARP, Crew
-from cute_backend.templates.epilogue import Ending, Epilogue, SmemOperand, Staging, by_name
+from cute_backend.templates.epilogue import Ending, Epilogue, SmemOperand, Staging, by_name, heads_apart
 from cute_backend.templates.rings import (
     SegmentState,
     Shared,
@@ -148,7 +148,10 @@ class Gemm(ABC):
         shared memory. In a grouped product, outputs, which are `written`, are `ragged` by the rows of a box
         if they have rows."""
         ragged = partial(batches.ragged, rows=box[0])
-        views = [ragged if written and self._is_ragged(operand) else plane for operand in operands]
+        views = [
+            heads_apart if operand.by_heads else ragged if written and self._is_ragged(operand) else plane
+            for operand in operands
+        ]
         return [
             cpasync.make_tiled_tma_atom(
                 op, view(tensors[operand.name]), cute.slice_(layout, (None, None, 0)), box
@@ -206,8 +209,38 @@ class Gemm(ABC):
                             )
         else:
             for i in cutlass.range_constexpr(len(store_tmas)):
-                t_s, t_g = partition_box(store_tmas[i], planes[i], box, coord, place)
-                cute.copy(store_tmas[i].atom, t_s[(None, stage)], t_g)
+                operand = self.epilogue.shared_stores[i]
+                if cutlass.const_expr(operand.by_heads):
+                    self._store_heads(
+                        store_tmas[i], planes[i], stage, box, coord, getattr(glob, operand.name)
+                    )
+                else:
+                    t_s, t_g = partition_box(store_tmas[i], planes[i], box, coord, place)
+                    cute.copy(store_tmas[i].atom, t_s[(None, stage)], t_g)
+
+    @cute.jit
+    def _store_heads(
+        self,
+        tma: cpasync.TmaInfo,
+        planes: cute.Tensor,
+        stage: Int32,
+        box: tuple[int, int],
+        coord: tuple[Int32, Int32],
+        target: cute.Tensor,
+    ):
+        """Starts the TMA stores of a box to a plane that is viewed `by_heads`: one for each batch that has
+        rows in the box. TMA cuts off the rows of other batches."""
+        (rows, _), (columns, heads) = target.shape
+        width = cute.size(columns)
+        row, column = coord[0] * box[0], coord[1] * box[1]
+        end = cutlass.min(row + box[0], cute.size(target, mode=[0]))
+        if column < cute.size(target, mode=[1]):
+            for batch in cutlass.range(row // rows, cute.ceil_div(end, rows), unroll=1):
+                origin = (row - batch * rows, 0, batch * heads + column // width)
+                inside = cute.domain_offset(origin, tma.tma_tensor)
+                g_box = cute.local_tile(inside, box, (0, column % width // box[1], 0))
+                t_s, t_g = partition_for_tma(tma, planes, g_box)
+                cute.copy(tma.atom, t_s[(None, stage)], t_g)
 
     @cute.jit
     def _store_rows(

@@ -22,7 +22,16 @@ from cute_backend.spec import (
     Scaling,
     Store,
 )
-from support.small_specs import block_mean, by_element, exact, rotated, rowvec, sampling_spec, spec_of
+from support.small_specs import (
+    block_mean,
+    by_element,
+    by_heads,
+    exact,
+    rotated,
+    rowvec,
+    sampling_spec,
+    spec_of,
+)
 
 PAIR = spec_of(products=2)
 SCALED = {"a_scaling": Scaling.LINE, "b_scaling": Scaling.SQUARE}
@@ -75,6 +84,11 @@ CASES: dict[Rule, tuple[Shape, EpilogueSpec, str | None]] = {
     ),
     rules.whole_blocks_of_columns: (PING_PONG, block_mean(64), "64x128_2x1_pingpong_by64"),
     rules.halves_of_rotated_blocks: (Shape(64, 160), rotated(64), None),
+    rules.subtiles_within_heads: (
+        PING_PONG._replace(subtile_n=64),
+        by_heads(96),
+        "128x128_2x1_pingpong",
+    ),
     rules.registers_for_a_crowded_thread: (
         Shape(64, 192, pingpong=True),
         spec_of(by_element("exact0"), by_element("exact1")),

@@ -594,3 +594,15 @@ def grouped_query(a_bf16, b_bf16, b_keys, b_values, cos, sin, bias_values):
 
     values = torch.addmm(bias_values, a_bf16, b_values)
     return rotated(heads(a_bf16 @ b_bf16)), rotated(heads(a_bf16 @ b_keys)), heads(values)
+
+
+@epilogue({"exact0": "exact", "exact1": "exact"}, "bf16", "bf16", table=SEGMENTS)
+def keys_and_values(a_bf16, b_bf16, b_values, cos, sin):
+    # Keys, which are rotated, and values as attention reads them: (B, H, S, D) in memory.
+    def heads(product):
+        return product.unflatten(0, (2, -1)).unflatten(-1, (-1, cos.shape[-1])).transpose(1, 2)
+
+    keys, half = heads(a_bf16 @ b_bf16), cos.shape[-1] // 2
+    turned = torch.cat((-keys[..., half:], keys[..., :half]), dim=-1)
+    rotated = keys * cos.unsqueeze(1) + turned * sin.unsqueeze(1)
+    return rotated.contiguous(), heads(a_bf16 @ b_values).contiguous()

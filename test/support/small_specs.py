@@ -13,6 +13,7 @@ from cute_backend.spec import (
     Accumulator,
     DType,
     EpilogueSpec,
+    Heads,
     Load,
     LoadKind,
     Major,
@@ -70,6 +71,12 @@ def rotated(columns: int) -> EpilogueSpec:
     bare = spec_of(dtype=DType.BF16)
     turned = Op("t0", ROTATE_HALF, ("acc",), DType.F32, block=columns)
     return replace(bare, ops=(turned,), stores=(replace(bare.stores[0], value="t0"),))
+
+
+def by_heads(columns: int) -> EpilogueSpec:
+    """A product that is written as (B, H, 100, `columns`)."""
+    bare = spec_of(dtype=DType.BF16)
+    return replace(bare, stores=(replace(bare.stores[0], heads=Heads(100, columns)),))
 
 
 def sampling_spec(draws: int) -> EpilogueSpec:

@@ -1,0 +1,109 @@
+"""out0 = bf16(acc0 * exact0 + block64_rotate_half(acc0) * exact1) as (B, H, 2048, 64)
+   out1 = bf16(acc1) as (B, H, 2048, 64)
+
+    exact0  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, of M modes (0, s), of blocks of 64 columns (0, 1)
+    exact1  exact   bf16  tma             a subtile at a time by TMA, ahead of the accumulator wait, of M modes (0, s), of blocks of 64 columns (0, 1)
+
+cute_mm_by_2_mul_block_rotate_half_add_256x128_199292ff:
+sm_100a, tile 256x128_2x1_2cta, planes aligned to 16 bytes:
+256 by 128, 2 CTAs a tile, clusters of 2 by 1, subtiles of 32 columns, raster 8.
+templates/epilogue.py documents each method, and when it runs. Ops that are not in the formula come
+from memory_ops/simplify.py, which replaces ops by cheaper ones.
+"""
+
+from types import SimpleNamespace
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32
+
+from cute_backend.memory_ops import device_math as math
+from cute_backend.planning import Arch, TileConfig
+from cute_backend.templates.epilogue import SmemOperand, table, by_heads, pair_halves
+from cute_backend.templates.segments import Segments
+from cute_backend.templates.sm100 import Sm100Gemm
+
+
+class Epilogue0:
+    loads = ("exact0", "exact1")
+    stores = ("out0",)
+    staged = ()
+    shared_loads = (
+        SmemOperand("exact0", BFloat16, repeats=True),
+        SmemOperand("exact1", BFloat16, repeats=True),
+    )
+    shared_stores = (
+        SmemOperand("out0", BFloat16, by_heads=True),
+    )
+
+    @cute.jit
+    def begin(self, tile, glob):
+        return SimpleNamespace()
+
+    @cute.jit
+    def visit(self, sub, acc0, glob, held, smem):
+        exact0_bf16 = cute.make_rmem_tensor(sub.elements, BFloat16)
+        sub.copy_from(smem.exact0, exact0_bf16)
+        exact0 = math.widen(exact0_bf16, Float32)
+        exact1_bf16 = cute.make_rmem_tensor(sub.elements, BFloat16)
+        sub.copy_from(smem.exact1, exact1_bf16)
+        exact1 = math.widen(exact1_bf16, Float32)
+        smem.release()
+        out0 = cute.make_rmem_tensor(sub.elements, Float32)
+        t0_kept = cute.make_rmem_tensor(sub.elements, Float32)
+        t1_of = cute.make_rmem_tensor(sub.elements, Float32)
+        for e in cutlass.range_constexpr(sub.elements):
+            t0 = acc0[e] * exact0[e]
+            t0_kept[e] = t0
+            t1_of[e] = acc0[e]
+        t1 = sub.rotate_half(t1_of)
+        for e in cutlass.range_constexpr(sub.elements):
+            t2 = t1[e] * exact1[e]
+            t3 = t0_kept[e] + t2
+            out0[e] = t3
+        sub.copy_to(math.narrow(out0, BFloat16), smem.out0)
+
+
+class Epilogue1:
+    loads = ()
+    stores = ("out1",)
+    staged = ()
+    shared_loads = ()
+    shared_stores = (
+        SmemOperand("out1", BFloat16, by_heads=True),
+    )
+
+    @cute.jit
+    def begin(self, tile, glob):
+        return SimpleNamespace()
+
+    @cute.jit
+    def visit(self, sub, acc1, glob, held, smem):
+        out1 = cute.make_rmem_tensor(sub.elements, Float32)
+        for e in cutlass.range_constexpr(sub.elements):
+            out1[e] = acc1[e]
+        sub.copy_to(math.narrow(out1, BFloat16), smem.out1)
+
+
+gemm = Sm100Gemm(Segments([Epilogue0(), Epilogue1()], [4096, 1024]), TileConfig(Arch.SM100A, 256, 128, cluster_m=2, ctas=2))
+
+
+@cute.jit
+def launch(
+    a: cute.Tensor,
+    b0: cute.Tensor,
+    b1: cute.Tensor,
+    exact0: cute.Tensor,
+    exact1: cute.Tensor,
+    out0: cute.Tensor,
+    out1: cute.Tensor,
+    max_active_clusters: Int32,
+    stream: cuda.CUstream,
+):
+    exact0_paired = pair_halves(table(exact0), 64, 16)
+    exact1_paired = pair_halves(table(exact1), 64, 16)
+    out0_paired = pair_halves(by_heads(out0, 2048, 64), 64, 16)
+    b0_paired = pair_halves(b0, 64, 16)
+    out1_heads = by_heads(out1, 2048, 64)
+    gemm(a, [b0_paired, b1], [exact0_paired, exact1_paired], [out0_paired, out1_heads], max_active_clusters, stream)
