@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from cute_backend.ops import OPS, effective_dtype
-from cute_backend.spec import Const, DType, EpilogueSpec, Op, Operand, Order, Store
+from cute_backend.spec import PAIRED_DTYPES, Const, DType, EpilogueSpec, Op, Operand, Order, Store
 
 _INFIX_LEVELS = (("==", "!=", "<", "<=", ">", ">="), ("|",), ("^",), ("&",), ("+", "-"), ("*", "/"))
 _LEVEL = {symbol: level for level, symbols in enumerate(_INFIX_LEVELS) for symbol in symbols}
@@ -52,6 +52,7 @@ class _Formula:
         if store.block:
             of_blocks = text if rounded and store.dtype is DType.E8M0 else f"{store.dtype.value}({text})"
             return f"{of_blocks}[:, ::{store.block}]{' in tiles' * (store.order is Order.TILED)}"
+        rounded = rounded or store.dtype in PAIRED_DTYPES.values()
         stored = text if rounded and store.value not in self.named else f"{store.dtype.value}({text})"
         return stored + (f" as {store.heads}" if store.heads else "")
 

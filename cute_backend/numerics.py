@@ -39,6 +39,7 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
     DType.E2M1X2: torch.float4_e2m1fn_x2,
     DType.E8M0: torch.float8_e8m0fnu,
 }
+"""The dtypes of tensors. A tensor of pairs of values has that of their `DType.part`."""
 
 
 def widen(value: Tensor, dtype: DType) -> Tensor:
@@ -73,7 +74,10 @@ def cast(value: Tensor, target: DType, overflow: Overflow = Overflow.SATURATE) -
 
 
 def store(value: Tensor, target: DType, overflow: Overflow = Overflow.SATURATE) -> Tensor:
-    """Casts a register value to `target` and packs it into a tensor of `target`'s own dtype."""
+    """Casts a register value to `target` and packs it into a tensor of `target`'s own dtype. Pairs of values
+    become two columns."""
+    if target.part is not target:
+        return value.contiguous().view(TORCH_DTYPES[target.part])
     value = cast(value, target, overflow)
     if target.is_fp8:
         return _encode_fp8(value, _FLOAT8[target]).view(TORCH_DTYPES[target])

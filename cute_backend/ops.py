@@ -26,6 +26,7 @@ import torch
 
 from cute_backend import philox
 from cute_backend.spec import (
+    PAIRED_DTYPES,
     ROTATE_HALF,
     Const,
     DType,
@@ -65,6 +66,12 @@ class ResultRule(Enum):
     BOOL = "bool"
     FLOAT = "float"
     """fp32, for operands of any dtype."""
+    INT = "int"
+    """int32, for operands of any dtype."""
+
+
+PAIRINGS = {part: f"pair_{part.value}" for part in PAIRED_DTYPES}
+"""The ops whose results are stored in pairs, by the dtype of each value."""
 
 
 @dataclass(frozen=True)
@@ -223,6 +230,30 @@ def _narrowing(name: str, dtype: torch.dtype) -> PointwiseOp:
     )
 
 
+_NAN_16 = 0x7FFF
+"""The NaN of bf16 and of fp16 that conversions make (PTX `cvt`)."""
+
+
+def _pairing(dtype: DType) -> PointwiseOp:
+    """Two fp32 values rounded to a dtype of 16 bits, side by side in an int32, the first in the low bits."""
+    narrow = {DType.BF16: torch.bfloat16, DType.F16: torch.float16}[dtype]
+
+    def code(x: torch.Tensor) -> torch.Tensor:
+        bits = x.to(narrow).view(torch.int16).to(torch.int32) & 0xFFFF
+        return torch.where(x.isnan(), _NAN_16, bits)
+
+    return PointwiseOp(
+        name=PAIRINGS[dtype],
+        aten=(),
+        arity=2,
+        operands=OperandRule.FLOAT,
+        result=ResultRule.INT,
+        cute=f"math.pair_{dtype.value}({{0}}, {{1}})",
+        formula="pair({0}, {1})",
+        reference=lambda x, y: code(x) | (code(y) << 16),
+    )
+
+
 def _div_trunc(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.div(a, b, rounding_mode="trunc")
 
@@ -288,6 +319,9 @@ _ROWS: tuple[PointwiseOp, ...] = (
     # Rounding to 16 bits under every precision, for values that another kernel reads as 16 bits.
     _narrowing("bf16", torch.bfloat16),
     _narrowing("f16", torch.float16),
+    # Two neighbouring columns in 32 bits, for stores of pairs.
+    _pairing(DType.BF16),
+    _pairing(DType.F16),
     # To integral values; `round` takes halves to even.
     _rounding("floor"),
     _rounding("ceil"),
@@ -410,7 +444,8 @@ def result_dtype(row: PointwiseOp, dtypes: Sequence[DType]) -> DType:
     operands = promote(row, dtypes)
     if row in (ROW_INDEX, COLUMN_INDEX):
         return DType.I32
-    return {ResultRule.BOOL: DType.BOOL, ResultRule.FLOAT: DType.F32}.get(row.result) or operands[-1]
+    fixed = {ResultRule.BOOL: DType.BOOL, ResultRule.FLOAT: DType.F32, ResultRule.INT: DType.I32}
+    return fixed.get(row.result) or operands[-1]
 
 
 def operand_dtypes(spec: EpilogueSpec, op: Op) -> list[DType]:

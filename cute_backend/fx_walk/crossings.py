@@ -115,6 +115,10 @@ def _groups(draft: Draft) -> list[list[fx.Node]]:
     return groups
 
 
+_MOVES = ("aten.constant_pad_nd.default", "aten.slice_scatter.default")
+"""Ops that Inductor computes as pointwise work, with what they read and what reads them."""
+
+
 @dataclass
 class _Need:
     """The uses of a value outside of the region: in memory, by the steps that compute it, and by kernels that
@@ -141,7 +145,7 @@ def _need(draft: Draft, nodes: list[fx.Node], outside: Outside) -> _Need:
                 continue
             if is_reshape(user):
                 stack.append((user, works))
-            elif is_concatenation(user) or target_name(user) == "aten.constant_pad_nd.default":
+            elif is_concatenation(user) or target_name(user) in _MOVES:
                 need.kernels.add(outside.waves.kernel_of(user))
             elif not (is_pointwise(user) or is_reduction(user)) or _writes(user):
                 need.in_memory = True

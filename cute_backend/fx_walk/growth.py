@@ -129,10 +129,12 @@ def _grow(walk: Walk, draft: Draft) -> Draft:
 
 
 def _inner(walk: Walk, draft: Draft, node: fx.Node) -> tuple[fx.Node, ...]:
-    """The nodes on the way to a reduction, a rotation or tiled scales of a member. For any other node there
-    are none."""
+    """The nodes on the way to a reduction, a rotation, tiled scales or alternating columns of members. For
+    any other node there are none."""
     found = walk.reductions.get(node) or walk.rotations.get(node) or walk.tilings.get(node)
-    return found.inner if found is not None and found.source in draft.values else ()
+    if found is None:
+        return walk.scattered[node].inner if node in walk.scattered else ()
+    return found.inner if found.source in draft.values else ()
 
 
 def _heads(walk: Walk, draft: Draft, reader: fx.Node) -> list[fx.Node]:

@@ -15,7 +15,7 @@ from cute_backend import config
 from cute_backend.fx_walk.block_reductions import check_blocks, frame_of_blocks, lower_blocks
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import ColumnSlice
-from cute_backend.fx_walk.concatenation import concatenated, is_concatenation
+from cute_backend.fx_walk.concatenation import concatenated, is_concatenation, scattered
 from cute_backend.fx_walk.dependences import check_mutations
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.frame import Frame
@@ -59,6 +59,10 @@ def join(walk: Walk, draft: Draft, node: fx.Node) -> Operand | Slices | Concaten
         return rotated
     if node in walk.tilings and walk.tilings[node].source in draft.values:
         return _join_tiles(walk, draft, walk.tilings[node])
+    if node in walk.scattered:
+        alternating = scattered(draft, walk.scattered[node])
+        check_mutations(walk, draft, node)
+        return alternating
     reduced_before = draft.values.get(first_argument(node))
     if isinstance(reduced_before, Reduced) and keeps_reduced(node):
         return reduced_before

@@ -43,9 +43,10 @@ class Slices:
 @dataclass(frozen=True)
 class Concatenated:
     """The values of a member that concatenates planes of the region, like the gradients of gate and up for
-    one weight."""
+    one weight. The columns of two values may `alternate`: the first has the even ones."""
 
     values: tuple[str, ...]
+    alternate: bool = False
 
 
 def column_slice(node: fx.Node, m: Size) -> ColumnSlice | None:

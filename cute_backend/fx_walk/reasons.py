@@ -103,8 +103,8 @@ class Reason(Enum):
     UNPAIRED = (
         "unpaired",
         "{target} takes a part of the product's columns; a kernel can only divide them into two halves, or "
-        "into the even and the odd columns, which one op must combine; if they are even and odd columns, "
-        "nothing may read the undivided product",
+        "into the even and the odd columns, which one op must combine; it writes even and odd columns "
+        "together only in bf16 or fp16",
     )
     HALVES_TOGETHER = (
         "halves_together",

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from cute_backend.fx_walk.anchor import Anchor
+from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import ColumnSlice, LoadView
 from cute_backend.fx_walk.frame import Frame
 from cute_backend.fx_walk.mutation import root
@@ -20,8 +21,10 @@ from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.scaling_recipes import BlockScale
 from cute_backend.fx_walk.static import DTYPES, Size, fake, known, product
 from cute_backend.fx_walk.tiled_scales import E8M0, Tiled
+from cute_backend.ops import PAIRINGS
 from cute_backend.spec import (
     HEAD_COLUMNS,
+    PAIRED_DTYPES,
     BColumns,
     Columns,
     DType,
@@ -126,9 +129,14 @@ def _label(node: fx.Node, columns: ColumnSlice | None) -> str:
 
 
 def stores_of(
-    anchor: Anchor, nodes: list[fx.Node], values: dict[fx.Node, Value], frames: dict[fx.Node, Frame]
+    anchor: Anchor,
+    chain: Chain,
+    nodes: list[fx.Node],
+    values: dict[fx.Node, Value],
+    frames: dict[fx.Node, Frame],
 ) -> tuple[list[Store], dict[fx.Node, int]]:
-    """The stores for the nodes that escape, and the index of the result that holds each node's value.
+    """The stores for the nodes that escape, and the index of the result that holds each node's value. `chain`
+    gets the ops that put even and odd columns side by side.
 
     Views of one another share a result, and so do equal values that are only read, such as an activation that
     a program spells again for each of its readers. A value and its clone that a graph returns do not: the
@@ -138,7 +146,8 @@ def stores_of(
     outputs: dict[fx.Node, int] = {}
     index: dict[tuple[tuple[Store, ...], fx.Node | None], int] = {}
     for node in nodes:
-        written = tuple(_stores(anchor, node, values[node], frames.get(node)))
+        with chain.lowering(node):
+            written = tuple(_stores(anchor, chain, node, values[node], frames.get(node)))
         memory = None if is_only_read(root(node)) else root(node)
         if (written, memory) not in index:
             first = len(stores)
@@ -148,19 +157,27 @@ def stores_of(
 
 
 def parts_of(anchor: Anchor, value: Value) -> tuple[str, ...]:
-    """The values whose planes make up a member's plane in memory, from left to right: one value, two halves,
-    or several that are concatenated; none for a member that no kernel stores. `anchor` is the region's
-    first."""
+    """The values whose planes make up a member's plane in memory: one value, two halves or several that are
+    concatenated, from left to right, or the even and the odd columns; none for a member that no kernel
+    stores. `anchor` is the region's first."""
     if isinstance(value, Slices):
-        in_halves = value.whole and anchor.accumulator.columns is Columns.ALL
-        return tuple(map(str, value.values)) if in_halves else ()
+        return tuple(map(str, value.values)) if value.whole else ()
     if isinstance(value, Concatenated):
         return value.values
     stored = value.value if isinstance(value, (Reduced, Tiled)) else value
     return (stored,) if isinstance(stored, str) else ()
 
 
-def _stores(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None) -> Iterator[Store]:
+def alternate(anchor: Anchor, value: Value) -> bool:
+    """Whether the values of a member are its even and its odd columns."""
+    if isinstance(value, Slices):
+        return anchor.accumulator.columns is not Columns.ALL
+    return isinstance(value, Concatenated) and value.alternate
+
+
+def _stores(
+    anchor: Anchor, chain: Chain, node: fx.Node, value: Value, frame: Frame | None
+) -> Iterator[Store]:
     """The stores of a node, without names yet: one, or one for each part."""
     block = 0 if frame is None or frame.block == 1 else frame.block
     if isinstance(value, Tiled):
@@ -171,6 +188,11 @@ def _stores(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None) ->
     index = reduction is not None and reduction.kind.is_index
     scales = fake(node).dtype is E8M0
     dtype = DType.I64 if index else DType.E8M0 if scales else DTYPES[fake(node).dtype]
+    if alternate(anchor, value):
+        pair = chain.emit(PAIRINGS[dtype], *parts)
+        assert isinstance(pair, str)
+        yield Store("", pair, PAIRED_DTYPES[dtype], layout.order)
+        return
     for place, stored in enumerate(parts):
         part = Part(place, len(parts)) if len(parts) > 1 else None
         yield Store("", stored, dtype, layout.order, reduction, block, part, layout.heads)
@@ -191,6 +213,8 @@ def store_layout(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | Non
     tensor = fake(node)
     if isinstance(value, Tiled):
         return Layout(Order.TILED)
+    if alternate(anchor, value) and DTYPES.get(tensor.dtype) not in PAIRED_DTYPES:
+        return None
     if frame is None:
         axes = list(range(tensor.dim()))
     else:

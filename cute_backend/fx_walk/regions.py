@@ -135,7 +135,7 @@ def _settled(walk: Walk, anchors: tuple[Anchor, ...], settled: Settled) -> Regio
     draft, members = seed(walk, anchors), settled.members
     found = (
         each[node]
-        for each in (walk.reductions, walk.rotations, walk.tilings)
+        for each in (walk.reductions, walk.rotations, walk.tilings, walk.scattered)
         for node in members
         if node in each
     )
@@ -146,7 +146,7 @@ def _settled(walk: Walk, anchors: tuple[Anchor, ...], settled: Settled) -> Regio
     walk.owner.update(dict.fromkeys(settled.kept, draft))
     walk.earliest = min(walk.earliest, walk.order[draft.first.node])
     walk.reads.update(draft.inputs)
-    stores, outputs = stores_of(draft.first, settled.stored, draft.values, draft.frames)
+    stores, outputs = stores_of(draft.first, draft.chain, settled.stored, draft.values, draft.frames)
     frames = {node: draft.frames[node] for node in outputs if node in draft.frames}
     spec, views = draft.chain.build(stores), tuple(draft.chain.views)
     return Region(anchors, tuple(settled.kept), spec, views, outputs, frames, draft.chain.origins)

@@ -12,9 +12,11 @@ from cute_backend.fx_walk.boundary import Boundary, choose, computed_for
 from cute_backend.fx_walk.crossings import Crossings, Outside, crossings
 from cute_backend.fx_walk.draft import Draft
 from cute_backend.fx_walk.lower import is_reshape
+from cute_backend.fx_walk.mutation import is_view
 from cute_backend.fx_walk.pairs import Slices
 from cute_backend.fx_walk.questions import base
 from cute_backend.fx_walk.reasons import Reason, Refused, Rejection
+from cute_backend.fx_walk.region import alternate
 from cute_backend.fx_walk.static import describe, fake, tensor_of
 
 
@@ -93,10 +95,11 @@ def _explain(
     unlimited = _unlimited(found, boundary)
     wanted = computed_for(found.choices.values, unlimited)
     for node in settled.outside:
-        if is_reshape(node) or tensor_of(node) is None or inside.isdisjoint(map(base, node.all_input_nodes)):
+        is_moved = is_reshape(node) or is_view(node)
+        if is_moved or tensor_of(node) is None or inside.isdisjoint(map(base, node.all_input_nodes)):
             continue
         if draft.values[node] is not None and draft.layout(node) is None:
-            refused = _odd_layout(node)
+            refused = _odd_layout(draft, node)
         elif not boundary.is_best:
             refused = Refused(Reason.UNSEARCHED, count=len(found.choices.values))
         elif wanted >> found.places[node] & 1 and node not in inside:
@@ -113,9 +116,11 @@ def _nothing_to_store(draft: Draft) -> Refused:
         return Refused(Reason.UNPAIRED, target=draft.first.node.name)
     for anchor in draft.anchors:
         if draft.layout(anchor.node) is None:
-            return _odd_layout(anchor.node)
+            return _odd_layout(draft, anchor.node)
     return Refused(Reason.TOO_MANY_STORES, count=config.max_stores + 1, limit=config.max_stores)
 
 
-def _odd_layout(node: fx.Node) -> Refused:
+def _odd_layout(draft: Draft, node: fx.Node) -> Refused:
+    if alternate(draft.first, draft.values[node]):
+        return Refused(Reason.UNPAIRED, target=node.name)
     return Refused(Reason.OUTPUT_LAYOUT, strides=describe(fake(node).stride()))

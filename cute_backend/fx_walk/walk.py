@@ -8,6 +8,7 @@ from cute_backend.fx_walk import tiled_scales
 from cute_backend.fx_walk.anchor import Anchor
 from cute_backend.fx_walk.anchors import is_anchor, read_anchor
 from cute_backend.fx_walk.capability import Capability
+from cute_backend.fx_walk.concatenation import find_scattered
 from cute_backend.fx_walk.consumers import Waves
 from cute_backend.fx_walk.crossings import Outside
 from cute_backend.fx_walk.draft import Draft
@@ -31,8 +32,10 @@ class Walk:
         self.reductions = find_reductions(self.order)
         self.rotations = find_rotations(self.order)
         self.tilings = find_tilings(self.order)
+        self.scattered = find_scattered(self.order)
         self.heads = self._heads()
-        """The reductions, rotations and scales in tiles that a node is an inner part of."""
+        """The reductions, rotations, scales in tiles and alternating columns that a node is an inner part
+        of."""
         self.mutations = Mutations(self.order)
         firsts = first_equals(self.order, self.mutations)
         self.anchors = {node: _read(node, firsts) for node in self.order if is_anchor(node)}
@@ -57,6 +60,9 @@ class Walk:
         for found in self.reductions.values():
             for inner in found.inner:
                 heads.setdefault(inner, []).append(found.head)
+        for scattered in self.scattered.values():
+            for inner in scattered.inner:
+                heads.setdefault(inner, []).append(scattered.head)
         for inner, head in (*inner_of(self.rotations), *tiled_scales.inner_of(self.tilings)):
             heads.setdefault(inner, []).append(head)
         return heads

@@ -91,6 +91,8 @@ __all__ = [
     "narrow",
     "negative_zero",
     "pack",
+    "pair_bf16",
+    "pair_f16",
     "polynomial",
     "pow",
     "reciprocal",
@@ -308,6 +310,23 @@ def round_to_bf16(x: Float32) -> Float32:
 
 def round_to_f16(x: Float32) -> Float32:
     return x.to(Float16).to(Float32)
+
+
+def pair_bf16(x: Float32, y: Float32) -> Int32:
+    """Rounds two values to bf16, side by side, the first in the low bits."""
+    return _pair(x, y, BFloat16)
+
+
+def pair_f16(x: Float32, y: Float32) -> Int32:
+    """Rounds two values to fp16, side by side, the first in the low bits."""
+    return _pair(x, y, Float16)
+
+
+def _pair(x: Float32, y: Float32, dtype: type[cutlass.Numeric]) -> Int32:
+    fragment = cute.make_rmem_tensor(2, Float32)
+    fragment[0] = x
+    fragment[1] = y
+    return cute.recast_tensor(narrow(fragment, dtype), Int32)[0]
 
 
 def round_to_e4m3(x: Float32, saturate: bool = True) -> Float32:

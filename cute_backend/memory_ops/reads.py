@@ -23,9 +23,11 @@ CUTE_TYPES = {
     DType.BOOL: "Uint8",
     DType.E2M1X2: "Uint8",
     DType.E8M0: "Uint8",
+    DType.BF16X2: "Int32",
+    DType.F16X2: "Int32",
 }
 """The DSL's element types in memory. A bool of torch is a byte, and kernels take two fp4 values, or one E8M0
-scale, as a byte."""
+scale, as a byte, and a pair of 16-bit values as an integer."""
 
 
 def begin(load: Load, placement: Placement) -> list[str]:

@@ -260,12 +260,14 @@ def leaves_warps_registers(config: TileConfig, spec: EpilogueSpec) -> bool:
       128 x 64 x 2 on sm_80);
     - 232 bytes with two planes that are read by element and values that are kept until columns are rotated
       (128 x 128 on sm_80);
-    - 8 bytes with vectors of blocks of columns.
+    - 8 bytes with vectors of blocks of columns;
+    - 48 bytes with even and odd columns that are written in pairs, by element (128 x 64 x 2 on sm_80).
     """
     many = len(spec.loads_of(LoadKind.EXACT)) > MAX_LOADS_OF_WARPS
     many = many or (spec.rotated_columns > 0 and by_element(spec, config) > 1)
     blocks = any(load.blocks is not None for load in spec.loads)
-    if config.target.tma or not (spec.reductions or many or blocks):
+    pairs = any(store.dtype.values > 1 for store in spec.stores)
+    if config.target.tma or not (spec.reductions or many or blocks or pairs):
         return True
     return config.thread_accumulators <= MAX_BESIDE_ROWS
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from cute_backend.planning.registers import long_ops
 from cute_backend.planning.tiles import TileConfig
-from cute_backend.spec import Axis, EpilogueSpec, Load, LoadKind, Order, ProductKind, Store
+from cute_backend.spec import Axis, DType, EpilogueSpec, Load, LoadKind, Order, ProductKind, Store
 
 _KINDS = {LoadKind.ROWVEC: LoadKind.COLVEC, LoadKind.COLVEC: LoadKind.ROWVEC}
 _ORDERS = {Order.ROW: Order.COLUMN, Order.COLUMN: Order.ROW}
@@ -63,8 +63,10 @@ def multiplied(spec: EpilogueSpec, config: TileConfig) -> EpilogueSpec:
 
 
 def _flipped_store(store: Store) -> Store:
+    """The store of the transposed plane. Pairs of columns are the integers that kernels take them for."""
     if store.reduce is None:
-        return replace(store, order=_ORDERS[store.order], part=None)
+        dtype = store.dtype if store.dtype.part is store.dtype else DType.I32
+        return replace(store, order=_ORDERS[store.order], part=None, dtype=dtype)
     return replace(store, reduce=replace(store.reduce, axis=_AXES[store.reduce.axis]))
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from cute_backend.runtime.notices import count, warn_once
 from cute_backend.runtime.operands import check_scales, covers, plane_of
 from cute_backend.signature import TABLE_ROWS, TMA_ALIGN, Argument, ArgumentAlignment, Extent, Role, signature
-from cute_backend.spec import PRODUCT_DTYPES, DType, EpilogueSpec, Stride
+from cute_backend.spec import PAIRED_DTYPES, PRODUCT_DTYPES, DType, EpilogueSpec, Stride
 
 
 class Bound(NamedTuple):
@@ -114,13 +114,16 @@ _View = Callable[[Tensor], Tensor]
 
 
 def _views(arguments: Iterable[Argument]) -> list[tuple[int, _View]]:
-    """The arguments that are passed as another view: one element as a vector, truth values as bytes."""
+    """The arguments that are passed as another view: one element as a vector, truth values as bytes, pairs of
+    values as integers."""
     found: list[tuple[int, _View]] = []
     for index, argument in enumerate(arguments):
         if not argument.dims:
             found.append((index, _as_vector if argument.role.is_operand else _vector_of_result))
         if argument.dtype in (DType.BOOL, *PRODUCT_DTYPES):
             found.append((index, _as_bytes))
+        if argument.dtype in PAIRED_DTYPES.values():
+            found.append((index, _as_words))
     return found
 
 
@@ -134,6 +137,10 @@ def _vector_of_result(tensor: Tensor) -> Tensor:
 
 def _as_bytes(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8)
+
+
+def _as_words(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.int32)
 
 
 def _strides(argument: Argument) -> tuple[Stride, ...]:

@@ -39,9 +39,9 @@ def output_like(stores: Sequence[Store], like: Tensor, m: Size, n: Size, width: 
     """An uninitialised result of a store, or of the stores that are its parts, dense in their order, on the
     device of `like`. `width` is the number of columns of its segment, or 0 without segments."""
     store = stores[0]
-    dtype = TORCH_DTYPES[store.dtype]
+    dtype = TORCH_DTYPES[store.dtype.part]
     result = Argument.of_store(store, width)
-    shape = result.shape({Extent.M: m, Extent.N: n * len(stores)})
+    shape = result.shape({Extent.M: m, Extent.N: n * len(stores) * store.dtype.values})
     if store.order is Order.COLUMN:
         return like.new_empty(shape[::-1], dtype=dtype).t()
     return like.new_empty(shape, dtype=dtype)

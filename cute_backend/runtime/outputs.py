@@ -46,8 +46,8 @@ class Outputs:
             sizes = {Extent.M: m, Extent.N: n, Extent.BYTES: workspace_bytes(spec, config, m, n)}
             layouts = []
             for argument, parts in arguments:
-                shape = argument.shape({**sizes, Extent.N: n * parts})
-                layouts.append((shape, argument.packed(shape), TORCH_DTYPES[argument.dtype]))
+                shape = argument.shape({**sizes, Extent.N: n * parts * argument.dtype.values})
+                layouts.append((shape, argument.packed(shape), TORCH_DTYPES[argument.dtype.part]))
             return Memory(tuple(layouts), len(results), written)
 
         self.of_size = of_size

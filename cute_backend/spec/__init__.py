@@ -21,7 +21,7 @@ The files: `products`, `loads`, `chain_ops` and `stores` define the parts of a s
 from cute_backend.spec.canonical import SPEC_VERSION
 from cute_backend.spec.chain_ops import ROTATE_HALF, Const, Op, Operand, Overflow, Precision
 from cute_backend.spec.consistency import SpecError
-from cute_backend.spec.dtypes import PRODUCT_DTYPES, VALUE_DTYPES, DType
+from cute_backend.spec.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, VALUE_DTYPES, DType
 from cute_backend.spec.epilogue_spec import EpilogueSpec
 from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
 from cute_backend.spec.products import (
@@ -40,6 +40,7 @@ from cute_backend.spec.stores import HEAD_COLUMNS, Axis, Heads, Part, ReduceKind
 
 __all__ = [
     "HEAD_COLUMNS",
+    "PAIRED_DTYPES",
     "PRODUCT_DTYPES",
     "ROTATE_HALF",
     "SCALE_BLOCK",

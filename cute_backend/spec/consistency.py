@@ -7,7 +7,7 @@ from math import lcm
 from typing import TYPE_CHECKING
 
 from cute_backend.spec.chain_ops import Overflow
-from cute_backend.spec.dtypes import PRODUCT_DTYPES, DType
+from cute_backend.spec.dtypes import PAIRED_DTYPES, PRODUCT_DTYPES, DType
 from cute_backend.spec.loads import Blocks, Load, LoadKind, Order, Stride
 from cute_backend.spec.products import Accumulator, Columns, Major, ProductKind, Scaling
 from cute_backend.spec.stores import HEAD_COLUMNS, Axis, Heads, Part, Store
@@ -86,6 +86,7 @@ def validate(spec: EpilogueSpec) -> None:
     _validate_parts(spec.stores)
     if spec.product.width:
         _validate_segments(spec)
+    names = [store.name for store in spec.stores]
     scales = {op.name for op in spec.ops if op.op == "cast" and op.dtype is DType.E8M0}
     scales |= {store.name for store in spec.stores if store.block and store.dtype is DType.E8M0}
     held: list[tuple[str, DType]] = [(load.name, load.dtype) for load in spec.loads]
@@ -93,7 +94,8 @@ def validate(spec: EpilogueSpec) -> None:
     for name, dtype in held:
         if dtype in PRODUCT_DTYPES and name not in scales:
             raise SpecError(f"{name} is {dtype.value}, which only operands of products are")
-    names = [store.name for store in spec.stores]
+        if dtype in PAIRED_DTYPES.values() and name not in names:
+            raise SpecError(f"{name} is {dtype.value}, which only stores are")
     if len(set(names)) != len(names) or seen & set(names):
         raise SpecError(f"the stores {names} clash among themselves or with values")
 
@@ -139,6 +141,8 @@ def _validate_store(store: Store, value: DType) -> None:
         raise SpecError(f"{store.name} is in tiles; only scales of blocks, of dtype e8m0, may be")
     if store.heads is not None:
         _validate_heads(store, store.heads)
+    if store.dtype in PAIRED_DTYPES.values():
+        _validate_pairs(store, value)
     if store.reduce is None:
         if store.dtype is DType.I64:
             raise SpecError(f"{store.name} stores a plane as i64, which only indices are stored as")
@@ -164,6 +168,13 @@ def _validate_heads(store: Store, heads: Heads) -> None:
         raise SpecError(f"{what}; columns are a multiple of {HEAD_COLUMNS}")
     if store.reduce or store.block or store.part or store.order is not Order.ROW:
         raise SpecError(f"{what}; only a whole plane by rows has them")
+
+
+def _validate_pairs(store: Store, value: DType) -> None:
+    if value is not DType.I32:
+        raise SpecError(f"{store.name} stores {value.value} as {store.dtype.value}; pairs are i32")
+    if store.reduce or store.block or store.part or store.heads or store.order is not Order.ROW:
+        raise SpecError(f"{store.name} is stored as {store.dtype.value}; pairs are a whole plane by rows")
 
 
 def _validate_parts(stores: tuple[Store, ...]) -> None:
@@ -246,8 +257,11 @@ def _validate_segments(spec: EpilogueSpec) -> None:
                 "colvec has several"
             )
     for store in spec.stores:
-        if store.part is not None or store.reduce is not None or len(found[store.value]) != 1:
-            raise SpecError(f"{store.name} is a part, a reduction or of no segment; segments store planes")
+        paired = store.dtype in PAIRED_DTYPES.values()
+        if store.part is not None or store.reduce is not None or paired or len(found[store.value]) != 1:
+            raise SpecError(
+                f"{store.name} is a part, a reduction, in pairs or of no segment; segments store planes"
+            )
 
 
 def _validate_accumulator(acc: Accumulator) -> None:

@@ -24,6 +24,11 @@ class DType(str, Enum):
     products have it."""
     E8M0 = "e8m0"
     """A power of two from 2^-127 to 2^127, or NaN. Only scales of blocks have it."""
+    BF16X2 = "bf16x2"
+    """Two values of bf16 in 32 bits, the first in the low bits. Only stores have it: their results have 2 N
+    columns, of which each element holds two neighbours."""
+    F16X2 = "f16x2"
+    """As BF16X2, of fp16."""
 
     @property
     def is_float(self) -> bool:
@@ -36,12 +41,19 @@ class DType(str, Enum):
     @property
     def bits(self) -> int:
         """Bits of one element in memory; a bool takes a byte, as in torch."""
+        if self in PAIRED_DTYPES.values():
+            return 32
         return {DType.I64: 64, DType.F32: 32, DType.I32: 32, DType.BF16: 16, DType.F16: 16}.get(self, 8)
 
     @property
     def values(self) -> int:
         """Values in one element."""
-        return 2 if self is DType.E2M1X2 else 1
+        return 2 if self is DType.E2M1X2 or self.part is not self else 1
+
+    @property
+    def part(self) -> DType:
+        """The dtype of a tensor whose elements are stored in pairs; the dtype itself for any other."""
+        return next((part for part, pair in PAIRED_DTYPES.items() if pair is self), self)
 
     @property
     def register(self) -> DType:
@@ -54,6 +66,11 @@ class DType(str, Enum):
 PRODUCT_DTYPES = (DType.E2M1X2, DType.E8M0)
 """The dtypes that only the operands of products and the scales of blocks have."""
 
-VALUE_DTYPES = tuple(dtype for dtype in DType if dtype not in (DType.I64, *PRODUCT_DTYPES))
-"""The dtypes of loads, casts and stored planes: all except that of indices and those that only products
-have."""
+PAIRED_DTYPES = {DType.BF16: DType.BF16X2, DType.F16: DType.F16X2}
+"""The dtypes of two values side by side, by the dtype of each."""
+
+VALUE_DTYPES = tuple(
+    dtype for dtype in DType if dtype not in (DType.I64, *PRODUCT_DTYPES, *PAIRED_DTYPES.values())
+)
+"""The dtypes of loads, casts and stored planes: all except that of indices, those that only products have and
+those of two values."""

@@ -13,7 +13,7 @@ from cute_backend import config
 from cute_backend.fx_walk.collect import collect
 from cute_backend.fx_walk.reasons import Reason
 from cute_backend.memory_ops.schedule import kernel_formula
-from cute_backend.spec import Part
+from cute_backend.spec import DType, Part
 from support.fx_walk.synthetic import BF16, Graph, aten, walk
 from support.traffic import Traffic, alone, fused
 
@@ -77,16 +77,64 @@ def test_gradients_are_as_eager_has_them(interleaved: bool) -> None:
         torch.testing.assert_close(left, right, rtol=0.05, atol=0.02 * float(right.abs().max()))
 
 
-def test_even_and_odd_columns_are_no_parts_of_their_product() -> None:
-    """Nothing writes every other column of a tensor by TMA."""
+def alternating(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """As `gated`, for a weight whose rows are of gate and up in turn."""
+    whole = F.linear(x, w)
+    return F.silu(whole[..., ::2]) * whole[..., 1::2], whole
+
+
+def stored(traffic: Traffic) -> list[list[DType]]:
+    return [[store.dtype for store in region.spec.stores] for region in traffic.regions]
+
+
+@pytest.mark.parametrize(("dtype", "pair"), [(BF16, DType.BF16X2), (torch.float16, DType.F16X2)])
+def test_even_and_odd_columns_that_are_saved_together_are_written_in_pairs(
+    dtype: torch.dtype, pair: DType
+) -> None:
+    args = tuple(each.to(dtype) for each in planes((2, M // 2, K), (2 * N, K)))
+    ours, theirs = fused(alternating, args), alone(alternating, args)
+    assert stored(ours) == [[pair, pair.part]]
+    assert (theirs.kernels, ours.kernels) == (2, 1)
+    assert theirs.bytes - ours.bytes == 2 * 2 * M * N
+    for left, right in zip(
+        torch.compile(alternating, backend="cute")(*args), alternating(*args), strict=True
+    ):
+        assert (left.shape, left.stride(), left.dtype) == (right.shape, right.stride(), right.dtype)
+        torch.testing.assert_close(left, right, rtol=0.02, atol=0.02)
+
+
+def test_even_and_odd_columns_in_fp32_are_not_written_together() -> None:
+    """An element of 64 bits would hold them."""
 
     def step(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        both = F.linear(x, w)
-        return F.silu(both[..., ::2]) * both[..., 1::2], both
+        both = F.linear(x, w).float().exp()
+        return both[..., ::2] * both[..., 1::2], both
 
     (report,) = collect(step, planes((M, K), (2 * N, K)))
-    assert not report.regions
     assert Reason.UNPAIRED in {rejection.reason for rejection in report.rejections}
+    stores = [store.dtype for region in report.regions for store in region.spec.stores]
+    assert stores == [DType.BF16X2, DType.F32]  # of the product, from which the exponentials follow
+
+
+def by_slices(x: Tensor, w: Tensor, down: Tensor) -> Tensor:
+    both = F.linear(x, w)
+    return F.linear(F.silu(both[..., ::2]) * both[..., 1::2], down)
+
+
+def by_unbind(x: Tensor, w: Tensor, down: Tensor) -> Tensor:
+    gate, up = F.linear(x, w).unflatten(-1, (-1, 2)).unbind(-1)
+    return F.linear(F.silu(gate) * up, down)
+
+
+@pytest.mark.parametrize(("step", "launches", "saved"), [(by_slices, 9, 18), (by_unbind, 8, 8)])
+def test_a_step_with_alternating_columns_launches_its_products_and_nothing_else(
+    step: Callable[..., Tensor], launches: int, saved: int
+) -> None:
+    args = tuple(each.requires_grad_() for each in planes((2, M // 2, K), (2 * N, K), (K, N)))
+    ours, theirs = fused(step, args), alone(step, args)
+    assert stored(ours) == [[DType.BF16X2, DType.BF16], [DType.BF16X2]]
+    assert (theirs.kernels, ours.kernels) == (launches, 6)
+    assert theirs.bytes - ours.bytes == saved * M * N
 
 
 def test_a_dynamic_batch_has_the_same_kernels() -> None:
@@ -122,9 +170,50 @@ def test_planes_that_are_joined_are_parts(name: str) -> None:
     torch.testing.assert_close(torch.compile(fn, backend="cute")(*args), fn(*args), rtol=0.02, atol=0.02)
 
 
+def _scattered(base: Tensor, x: Tensor, y: Tensor, step: int) -> Tensor:
+    base = torch.slice_scatter(base, x, -1, 0, None, step)
+    return torch.slice_scatter(base, y, -1, 1, None, step)
+
+
+ALTERNATING: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "stack behind the columns": lambda x, y: torch.stack((x, y), -1),
+    "assignments": lambda x, y: _scattered(y.new_empty(M, 2 * N), x, y, 2),
+    "a sum of assignments": lambda x, y: (
+        torch.slice_scatter(y.new_zeros(M, 2 * N), y, -1, 1, None, 2)
+        + torch.slice_scatter(y.new_zeros(M, 2 * N), x, -1, 0, None, 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALTERNATING)
+def test_columns_in_turn_are_written_in_pairs(name: str) -> None:
+    def fn(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        y = a @ b
+        return ALTERNATING[name](torch.relu(y), y * c)
+
+    args = planes((M, K), (K, N), (M, N))
+    ours, theirs = fused(fn, args), alone(fn, args)
+    assert stored(ours) == [[DType.BF16X2]]
+    assert (theirs.kernels, ours.kernels) == (2, 1) and ours.bytes < theirs.bytes
+    torch.testing.assert_close(torch.compile(fn, backend="cute")(*args), fn(*args), rtol=0.02, atol=0.02)
+
+
+def test_a_sum_of_assignments_has_no_negative_zero() -> None:
+    def fn(a: Tensor, b: Tensor) -> Tensor:
+        y = a @ b
+        return ALTERNATING["a sum of assignments"](-y, y)
+
+    args = torch.zeros(M, K, dtype=BF16), torch.zeros(K, N, dtype=BF16)
+    (report,) = collect(fn, args)
+    assert stored(Traffic(0, 0, tuple(report.regions))) == [[DType.BF16X2]]
+    assert not torch.compile(fn, backend="cute")(*args).signbit().any()
+
+
 NOT_JOINED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "rows": lambda x, y: torch.cat((x, y), 0),
-    "stack behind the columns": lambda x, y: torch.stack((x, y), -1),
+    "three in turn": lambda x, y: torch.stack((x, y, x), -1),
+    "a third of the columns": lambda x, y: _scattered(y.new_zeros(M, 3 * N), x, y, 3),
+    "every second row": lambda x, y: _scattered(y.new_zeros(N, 2 * M), x.t(), y.t(), 2).t(),
     "a plane of its own": lambda x, y: torch.cat((x, torch.ones_like(y)[:, :8]), -1),
     "heads": lambda x, y: torch.cat((x.view(M, 5, 16), y.view(M, 5, 16)), -1),
     "heads before rows": lambda x, y: torch.cat((x.view(M, 5, 16).transpose(0, 1),) * 2, -1),

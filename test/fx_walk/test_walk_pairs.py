@@ -328,15 +328,16 @@ def test_halves_of_a_product_that_is_needed_whole_are_written_with_what_follows_
     assert {each.reason for each in rejections} == {Reason.HALVES_TOGETHER}
 
 
-def test_even_and_odd_columns_of_a_product_that_is_needed_whole_are_no_pair() -> None:
+def test_even_and_odd_columns_of_a_product_that_is_needed_whole_are_written_in_pairs() -> None:
     made = Graph()
     y = product(made, made.input("a", (M, K)), "b")
     bent = made.call(aten.relu.default, y)
     product_of_parts = made.call(aten.mul.Tensor, *neighbours(made, bent))
     graph = made.output(product_of_parts, made.call(aten.sum.default, bent))
     (region,), rejections = walk(graph)
-    assert len(region.anchors) == 1 and region.outputs.keys() >= {bent}
-    assert {each.reason for each in rejections} == {Reason.UNPAIRED}
+    assert len(region.anchors) == 2 and region.outputs.keys() >= {bent}
+    assert [store.dtype for store in region.spec.stores] == [DType.BF16X2, DType.BF16]
+    assert {each.reason for each in rejections} == {Reason.HALVES_TOGETHER}
 
 
 @CUTS
@@ -365,7 +366,8 @@ def test_what_is_no_pair_is_refused_for_what_it_is() -> None:
     made = Graph()
     y = made.call(aten.relu.default, product(made, made.input("a", (M, K)), "b"))
     variance = made.call(aten.var.correction, y, [1], correction=0)
-    graph = made.output(made.call(aten.mul.Tensor, *neighbours(made, y)), variance)
+    even, _ = neighbours(made, y)
+    graph = made.output(made.call(aten.mul.Tensor, even, even), variance)
     _, rejections = walk(graph)
     assert [each.reason for each in rejections if each.node == variance.name] == [Reason.REDUCTION]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,17 +16,20 @@ from cute_backend.simulator import simulate
 from cute_backend.spec import (
     Accumulator,
     Axis,
+    Columns,
     Const,
     DType,
     EpilogueSpec,
     Load,
     LoadKind,
     Op,
+    Order,
     Overflow,
     Part,
     Precision,
     ReduceKind,
     Reduction,
+    SpecError,
     Store,
     Stride,
 )
@@ -165,3 +170,57 @@ def test_parts_of_one_result(arch: Arch, n: int) -> None:
     assert torch.equal(whole, plane)
     assert torch.equal(joined, torch.cat((plane * 0.5, plane, -plane), 1).to(torch.bfloat16))
     assert all(map(torch.equal, replay(spec, [a], [b], []), (whole, joined)))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A, Arch.SM80])
+@pytest.mark.parametrize("n", [N, N - 3], ids=["by tma", "by element"])
+@pytest.mark.parametrize(
+    "columns", [(Columns.EVEN, Columns.ODD), (Columns.ALL,)], ids=["pair", "one product"]
+)
+def test_pairs_of_columns(arch: Arch, n: int, columns: tuple[Columns, ...]) -> None:
+    """Every element of 32 bits has two neighbours, in order: a result of twice the columns."""
+    accumulators = tuple(replace(ACC, name=f"acc{i}", columns=each) for i, each in enumerate(columns))
+    ops = (
+        Op("t0", "mul", (accumulators[-1].name, Const(0.5)), F32),
+        Op("t1", "pair_f16", ("acc0", "t0"), DType.I32),
+        Op("t2", "pair_bf16", ("t0", "acc0"), DType.I32),
+    )
+    stores = (Store("out0", "t1", DType.F16X2), Store("out1", "t2", DType.BF16X2), Store("out2", "t0", F32))
+    spec = EpilogueSpec(accumulators, (), ops, stores)
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randint(-4, 5, (M + 1, K), generator=generator).to(torch.bfloat16)
+    b = torch.randint(-4, 5, (n * len(columns), K), generator=generator).to(torch.bfloat16).t()
+    both = a.float() @ b.float()
+    first, second = (both[:, ::2], both[:, 1::2]) if len(columns) > 1 else (both, both)
+    second = second / 2
+    outputs, _ = simulate.run_region(spec, [a], [b], [], simulate.Machine(arch))
+    expected = [torch.stack((first, second), -1), torch.stack((second, first), -1)]
+    for got, right, dtype in zip(outputs, expected, (torch.float16, torch.bfloat16), strict=False):
+        assert got.dtype is dtype and got.is_contiguous()
+        torch.testing.assert_close(got.float(), right.flatten(-2).to(dtype).float(), rtol=0, atol=0)
+    torch.testing.assert_close(outputs[2], second, rtol=0, atol=0)
+
+
+PAIRED_WRONGLY = {
+    "of floats": (Store("out0", "acc", DType.BF16X2), "out0 stores f32 as bf16x2; pairs are i32"),
+    "in columns": (
+        Store("out0", "t0", DType.BF16X2, Order.COLUMN),
+        "out0 is stored as bf16x2; pairs are a whole plane by rows",
+    ),
+    "of blocks": (Store("out0", "t0", DType.F16X2, block=8), "out0 is stored as f16x2; pairs are a whole"),
+    "as a part": (Store("out0", "t0", DType.F16X2, part=Part(0, 2)), "out0 is stored as f16x2; pairs are a"),
+}
+
+
+@pytest.mark.parametrize("name", PAIRED_WRONGLY)
+def test_pairs_that_no_kernel_writes(name: str) -> None:
+    store, message = PAIRED_WRONGLY[name]
+    with pytest.raises(SpecError, match=f"^{message}"):
+        EpilogueSpec((ACC,), (), (Op("t0", "pair_bf16", ("acc", "acc"), DType.I32),), (store,))
+
+
+def test_a_value_is_no_pair() -> None:
+    load = Load("exact0", LoadKind.EXACT, DType.BF16X2, Stride.OTHER, Stride.ONE)
+    with pytest.raises(SpecError, match=r"^exact0 is bf16x2, which only stores are"):
+        EpilogueSpec((ACC,), (load,), (), (Store("out0", "acc", DType.F32),))

@@ -47,6 +47,19 @@ def neighbours(a, b, f32, i8, bf16, f16):
     return _gated(gate, up, *(plane[:, :half] for plane in (f32, i8, bf16, f16)))
 
 
+def neighbours_saved(a, b, f32, i8, bf16, f16):
+    half = b.shape[1] // 2
+    both = a @ b[:, : 2 * half] + bf16[:1, :1]
+    gate, up = both[:, ::2], both[:, 1::2]
+    return F.silu(gate) * up + bf16[:, :half], both
+
+
+def gradients_of_neighbours(a, b, f32, i8, bf16, f16):
+    hidden = a @ b
+    gate, up = bf16.repeat(1, 2)[:, ::2], bf16.repeat(1, 2)[:, 1::2]
+    return torch.stack((hidden * up * torch.sigmoid(gate), hidden * gate), -1).flatten(-2), hidden * f16
+
+
 def halves(a, b, f32, i8, bf16, f16):
     half = b.shape[1] // 2
     gate, up = (a @ b[:, : 2 * half]).float().chunk(2, -1)
@@ -68,6 +81,8 @@ HEAVY: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
         four_results,
         promoted,
         neighbours,
+        neighbours_saved,
+        gradients_of_neighbours,
         halves,
     )
 }
