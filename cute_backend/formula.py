@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from cute_backend.ops import OPS, effective_dtype
 from cute_backend.spec import PAIRED_DTYPES, Const, DType, EpilogueSpec, Op, Operand, Order, Store
 
-_INFIX_LEVELS = (("==", "!=", "<", "<=", ">", ">="), ("|",), ("^",), ("&",), ("+", "-"), ("*", "/"))
+_COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
+_INFIX_LEVELS = (_COMPARISONS, ("|",), ("^",), ("&",), ("<<", ">>"), ("+", "-"), ("*", "/"))
 _LEVEL = {symbol: level for level, symbols in enumerate(_INFIX_LEVELS) for symbol in symbols}
 _PREFIX = len(_INFIX_LEVELS)
 _ATOM = _PREFIX + 1

@@ -94,7 +94,12 @@ def _e8m0_code(value: Tensor) -> Tensor:
 
 
 def _round_e8m0(value: Tensor) -> Tensor:
-    code = _e8m0_code(value.contiguous())
+    return e8m0_value(_e8m0_code(value.contiguous()))
+
+
+def e8m0_value(code: Tensor) -> Tensor:
+    """The power of two that the low eight bits of an int32 stand for in E8M0, in fp32; 255 is NaN."""
+    code = code & 255
     power = torch.where(code == 0, 1 << 22, code << 23).view(torch.float32)
     return torch.where(code == 255, float("nan"), power)
 

@@ -25,6 +25,7 @@ from enum import Enum
 import torch
 
 from cute_backend import philox
+from cute_backend.numerics import e8m0_value
 from cute_backend.spec import (
     PAIRED_DTYPES,
     ROTATE_HALF,
@@ -216,6 +217,23 @@ def _bitwise(name: str, symbol: str) -> PointwiseOp:
     )
 
 
+def _shift(direction: str) -> PointwiseOp:
+    """A shift of int32 by a number of bits. If that is negative or 32 and more, no bit is left but copies of
+    the sign."""
+    name = f"bitwise_{direction}_shift"
+    return PointwiseOp(
+        name=name,
+        aten=_aten(name, ("Tensor", "Tensor_Scalar", "Scalar_Tensor")),
+        arity=2,
+        operands=OperandRule.PROMOTE,
+        result=ResultRule.SAME,
+        cute=None,
+        cute_int=f"math.shift_{direction}({{0}}, {{1}})",
+        formula=f"{{0}} {'<<' if direction == 'left' else '>>'} {{1}}",
+        reference=getattr(torch, name),
+    )
+
+
 def _narrowing(name: str, dtype: torch.dtype) -> PointwiseOp:
     """fp32 rounded to a dtype of 16 bits, as fp32."""
     return PointwiseOp(
@@ -360,6 +378,15 @@ _ROWS: tuple[PointwiseOp, ...] = (
     _bitwise("bitwise_xor", "^"),
     PointwiseOp("bitwise_not", _targets("bitwise_not"), 1, _P, _SAME, None, "~{0}", torch.bitwise_not,
                 cute_int="~{0}", cute_bool="math.logical_not({0})"),
+    _shift("left"),
+    _shift("right"),
+    # The bits of a value read as one of another dtype. The code of a scale in E8M0 stands for a power of two.
+    PointwiseOp("bits", (), 1, OperandRule.FLOAT, ResultRule.INT, "math.bits({0})", "bits({0})",
+                lambda x: x.contiguous().view(torch.int32)),
+    PointwiseOp("of_bits", (), 1, _P, ResultRule.FLOAT, None, "f32({0} as bits)",
+                lambda x: x.contiguous().view(torch.float32), cute_int="math.of_bits({0})"),
+    PointwiseOp("of_e8m0", (), 1, _P, ResultRule.FLOAT, None, "e8m0({0} as bits)", e8m0_value,
+                cute_int="math.of_e8m0({0})"),
     # Noise, from seed low, seed high, index, row, sample: see `philox`.
     PointwiseOp("gumbel", (), 5, _P, ResultRule.FLOAT, None, "gumbel({0}, {1}, {2}, {3}, {4})",
                 philox.gumbel, cute_int="noise.gumbel({0}, {1}, {2}, {3}, {4})", is_long=True),

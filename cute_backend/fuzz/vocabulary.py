@@ -110,6 +110,7 @@ _EXACT_ROWS = (
     *("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "signbit"),
     *("logical_and", "logical_or", "logical_xor", "logical_not"),
     *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"),
+    *("bitwise_left_shift", "bitwise_right_shift"),
 )
 
 _WAVES = ("sin", "cos")

@@ -12,9 +12,18 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from cute_backend.fx_walk.lower import is_pointwise, is_reshape
+from cute_backend.fx_walk.lower import filling, is_pointwise, is_reshape
 from cute_backend.fx_walk.mutation import Mutations, is_view
 from cute_backend.fx_walk.questions import is_reduction
+from cute_backend.fx_walk.static import target_name
+
+_MOVES = (
+    "aten.constant_pad_nd.default",
+    "aten.copy.default",
+    "aten.slice_scatter.default",
+    "aten.select_scatter.default",
+)
+"""Ops that put elements of their arguments into new memory."""
 
 
 def first_equals(order: dict[fx.Node, int], mutations: Mutations) -> dict[fx.Node, fx.Node]:
@@ -32,6 +41,10 @@ def first_equals(order: dict[fx.Node, int], mutations: Mutations) -> dict[fx.Nod
 
 
 def _is_function_of_its_arguments(node: fx.Node) -> bool:
+    if node.op != "call_function":
+        return False
+    if filling(node) is not None or target_name(node) in _MOVES:
+        return True
     if not (is_pointwise(node) or is_reshape(node) or is_view(node) or is_reduction(node)):
         return False
     tags = node.target.tags if isinstance(node.target, torch._ops.OpOverload) else ()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from cute_backend.fx_walk.bits import lower_bits, reads_bits
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.classify import supported_dtype
 from cute_backend.fx_walk.quotient import quotient
@@ -54,6 +55,9 @@ _RESHAPES = (
 """Ops that give the same values another shape. They cost nothing if rows and columns of the plane stay apart
 (`fx_walk/frame.py`); otherwise they end a region."""
 
+_PUT = "aten.index_put.default"
+"""An assignment to indices. It is fused if they are a mask, and the value is one element."""
+
 _FILLS = {
     "aten.full.default": "fill_value",
     "aten.full_like.default": "fill_value",
@@ -62,6 +66,9 @@ _FILLS = {
 
 _CLAMPS = ("aten.clamp.default", "aten.clamp_min.default", "aten.clamp_max.default")
 _READ_A_NUMBER_WHOLE = ("aten.mul.Tensor", "aten.div.Tensor", "aten.div.Tensor_mode")
+_OF_BITS = tuple(f"aten.bitwise_{name}.Scalar" for name in ("and", "or", "xor"))
+"""Ops in which a number beyond int32 keeps its low bits, such as 0xFF800000."""
+
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 _BYTES = (torch.int8, torch.uint8)
 _INT32 = torch.iinfo(torch.int32)
@@ -83,11 +90,22 @@ def _selects_all(node: fx.Node) -> bool:
 
 def is_pointwise(node: fx.Node) -> bool:
     """Whether a call is elementwise over its broadcast operands, in the op table or not."""
-    return (
-        node.op == "call_function"
-        and isinstance(node.target, torch._ops.OpOverload)
-        and _is_pointwise_op(node.target)
-    )
+    if node.op != "call_function":
+        return False
+    by_name = isinstance(node.target, torch._ops.OpOverload) and _is_pointwise_op(node.target)
+    return by_name or _fills_a_mask(node) or reads_bits(node)
+
+
+def _fills_a_mask(node: fx.Node) -> bool:
+    """Whether one value replaces the elements of a tensor that a mask of its shape chooses."""
+    if target_name(node) != _PUT:
+        return False
+    args = arguments(node)
+    source, value = tensor_of(args["self"]), tensor_of(args["values"])
+    masks = [tensor_of(index) for index in args["indices"]]
+    if source is None or value is None or len(masks) != 1 or masks[0] is None or args["accumulate"]:
+        return False
+    return masks[0].dtype is torch.bool and masks[0].shape == source.shape and known(value.numel() == 1)
 
 
 @cache
@@ -141,6 +159,8 @@ def lower(node: fx.Node, chain: Chain, resolve: Resolve) -> Operand:
         raise Refused(Reason.UNSUPPORTED_OP, target=name, why="gives more than one tensor")
     if name in CASTS and tensor.dtype is torch.float8_e8m0fnu:
         return chain.cast(_float_of(chain, resolve(first_argument(node)), wanted=True), DType.E8M0)
+    if reads_bits(node):
+        return lower_bits(node, chain, resolve(first_argument(node)))
     dtype = supported_dtype(node.name, tensor.dtype)
     if name in _IDENTITIES:
         return resolve(first_argument(node))
@@ -151,6 +171,8 @@ def lower(node: fx.Node, chain: Chain, resolve: Resolve) -> Operand:
     common = _common_dtype(node)
 
     def operand(argument: Any) -> Operand:
+        if name in _OF_BITS and common is torch.int32 and isinstance(argument, int):
+            argument = _wrap_number(argument, common)
         value = resolve(argument)
         if name in _CLAMPS and not isinstance(argument, fx.Node):
             value = _bound(value, common)
@@ -285,10 +307,14 @@ def _round_number(value: float, dtype: torch.dtype) -> float:
 
 def _wrap_number(value: int, dtype: torch.dtype) -> int:
     low = torch.iinfo(dtype).min
-    return (value - low) % 256 + low
+    return (value - low) % 2 ** torch.iinfo(dtype).bits + low
 
 
 def _compute(node: fx.Node, name: str, chain: Chain, operand: Resolve) -> Operand:
+    if name == _PUT:
+        args = arguments(node)
+        chosen = [args["indices"][0], args["values"], args["self"]]
+        return chain.emit("where", *map(operand, chosen))
     composite = _COMPOSITES.get(name)
     if composite is not None:
         floats = fake(node).dtype.is_floating_point

@@ -208,9 +208,11 @@ class Layout:
 
 def store_layout(anchor: Anchor, node: fx.Node, value: Value, frame: Frame | None) -> Layout | None:
     """The memory layout in which a dense plane, a plane with an element for each block, or a dense reduction
-    has the strides of a node. None if there is none. Parts of a result are only possible in row-major
-    order."""
+    has the strides of a node. None if there is none, or if no kernel stores the node's dtype. Parts of a
+    result are only possible in row-major order."""
     tensor = fake(node)
+    if tensor.dtype not in (*DTYPES, E8M0):
+        return None
     if isinstance(value, Tiled):
         return Layout(Order.TILED)
     if alternate(anchor, value) and DTYPES.get(tensor.dtype) not in PAIRED_DTYPES:

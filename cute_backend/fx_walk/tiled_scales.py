@@ -16,7 +16,7 @@ from torch import fx
 
 from cute_backend.fx_walk.chain import Chain
 from cute_backend.fx_walk.frame import Frame
-from cute_backend.fx_walk.lower import CASTS, filling
+from cute_backend.fx_walk.lower import filling, is_pointwise
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.static import Size, arguments, fake, known, product, target_name, tensor_of
 from cute_backend.spec import SCALE_TILE, Scaling, padded
@@ -76,8 +76,7 @@ def check_tiled(chain: Chain, frame: Frame, head: fx.Node) -> None:
 
 def _is_scale(node: fx.Node) -> bool:
     tensor = tensor_of(node)
-    is_cast = node.op == "call_function" and target_name(node) in CASTS
-    return is_cast and tensor is not None and tensor.dtype is E8M0
+    return tensor is not None and tensor.dtype is E8M0 and is_pointwise(node)
 
 
 def _followed(source: fx.Node, reader: fx.Node) -> Tiling | None:

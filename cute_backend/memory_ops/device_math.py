@@ -62,6 +62,7 @@ from cutlass.cute.math import roundeven as round
 __all__ = [
     "abs",
     "abs_int",
+    "bits",
     "ceil",
     "constant",
     "copysign",
@@ -90,6 +91,8 @@ __all__ = [
     "minimum_int",
     "narrow",
     "negative_zero",
+    "of_bits",
+    "of_e8m0",
     "pack",
     "pair_bf16",
     "pair_f16",
@@ -102,6 +105,8 @@ __all__ = [
     "round_to_e5m2",
     "round_to_f16",
     "rsqrt",
+    "shift_left",
+    "shift_right",
     "sigmoid",
     "sign",
     "sign_int",
@@ -180,6 +185,32 @@ def isfinite(x: Float32) -> Boolean:
 def signbit(x: Float32) -> Boolean:
     """Whether the sign bit is set, also for zeros and NaNs."""
     return x.bitcast(Int32) < 0
+
+
+def bits(x: Float) -> Int32:
+    """The bits of x."""
+    return Float32(x).bitcast(Int32)
+
+
+def of_bits(x: Union[Int32, int]) -> Float32:
+    """The fp32 value that the bits of x stand for."""
+    return Int32(x).bitcast(Float32)
+
+
+def shift_left(x: Union[Int32, int], count: Union[Int32, int]) -> Int32:
+    """x shifted to the left by `count` bits; 0 if `count` is negative or more than 31."""
+    return where(_is_shift(count), Int32(x) << (count & 31), Int32(0))
+
+
+def shift_right(x: Union[Int32, int], count: Union[Int32, int]) -> Int32:
+    """x shifted to the right by `count` bits, with copies of its sign; only these are left if `count` is
+    negative or more than 31."""
+    return Int32(x) >> where(_is_shift(count), Int32(count), Int32(31))
+
+
+def _is_shift(count: Union[Int32, int]) -> Boolean:
+    """Whether `count` of an int32's bits can be shifted: from 0 to 31."""
+    return (count & -32) == 0
 
 
 def logical_not(x: Boolean) -> Boolean:
@@ -338,7 +369,12 @@ def round_to_e5m2(x: Float32, saturate: bool = True) -> Float32:
 
 
 def round_to_e8m0(x: Float32) -> Float32:
-    code = _e8m0_code(x)
+    return of_e8m0(_e8m0_code(x))
+
+
+def of_e8m0(code: Int32) -> Float32:
+    """The power of two that the low eight bits of `code` stand for in E8M0; 255 is NaN."""
+    code = code & 255
     power = where(code == 0, Int32(1 << 22), code << 23).bitcast(Float32)
     return where(code == 255, Float32(float("nan")), power)
 

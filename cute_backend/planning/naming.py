@@ -92,7 +92,8 @@ _UNSAID = frozenset((
     "add", "sub", "mul", "div", "neg", "cast", "row_index", "column_index", "logistic2", "gumbel",
     "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "signbit",
     "logical_and", "logical_or", "logical_xor", "logical_not",
-    "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "pair_bf16", "pair_f16",
+    "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "bitwise_left_shift", "bitwise_right_shift",
+    "bits", "of_bits", "of_e8m0", "pair_bf16", "pair_f16",
 ))  # fmt: skip
 """Ops that add no word of their own. Any other op that belongs to no formula adds its name."""
 

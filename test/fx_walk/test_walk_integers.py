@@ -81,6 +81,13 @@ def test_a_number_that_is_computed_with_wraps(
         assert_as_eager(dtype, step, number, fused=fused)
 
 
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 31, 32, -1])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+@pytest.mark.parametrize("name", ["bitwise_left_shift", "bitwise_right_shift"])
+def test_bytes_are_shifted_as_in_eager(name: str, dtype: torch.dtype, count: int) -> None:
+    assert_as_eager(dtype, op(getattr(aten, name).Tensor_Scalar), count)
+
+
 @pytest.mark.parametrize("target", [aten.remainder.Scalar, aten.fmod.Scalar])
 def test_a_remainder_by_a_number_that_wraps(target: Any) -> None:
     assert_as_eager(I8, op(target), 300, fused=False)

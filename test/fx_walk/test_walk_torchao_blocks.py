@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cute_backend
-from cute_backend.spec import Scaling
+from cute_backend.fx_walk.reasons import Reason
+from cute_backend.spec import Order, Scaling
+from support.torchao_mx import plane_of_largest, same_fp8, to_mx_behind_products
 
 pytest.importorskip("torchao.prototype.mx_formats")
 
@@ -54,3 +56,44 @@ def test_nvfp4(of_all: bool) -> None:
     (region,) = explained(weight, None).regions
     assert region.spec.product.a_scaling is region.spec.product.b_scaling is Scaling.NV
     assert [load.kind.value for load in region.spec.loads] == ["scalar"] * of_all + ["exact"]
+
+
+@pytest.mark.parametrize("mode", ["FLOOR", "RCEIL", "CEIL", "EVEN"])
+def test_an_mlp_in_mxfp8_is_two_kernels(mode: str) -> None:
+    """Each of three linears quantises its input; that of the third is the first kernel's results."""
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.prototype.mx_formats.mx_tensor import MXTensor, QuantizeTensorToMXKwargs
+    from torchao.quantization.quantize_.common import KernelPreference
+
+    how = {"kernel_preference": KernelPreference.AUTO, "is_swizzled_scales": True}
+    scaling = ScaleCalculationMode[mode]
+    activations = QuantizeTensorToMXKwargs(torch.float8_e4m3fn, 32, scaling, **how)
+    gate, up, down = (
+        MXTensor.to_mx(torch.randn(rows, k, dtype=BF16), torch.float8_e4m3fn, 32, scaling, **how)
+        for rows, k in ((N, K), (N, K), (K, N))
+    )
+    for weight in (gate, up, down):
+        weight.act_quant_kwargs = activations
+
+    def mlp(x: Tensor) -> Tensor:
+        return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down) + x
+
+    found = cute_backend.explain(mlp, torch.randn(M, K, dtype=BF16), arch="sm_100a")
+    found.assert_fused(regions=2)
+    assert not found.rejections
+    first, second = (region.spec for region in found.regions)
+    assert len(first.accumulators) == 2
+    assert [store.order for store in first.stores] == [Order.ROW, Order.TILED]
+    assert [load.kind.value for load in second.loads] == ["exact"]
+
+
+@pytest.mark.parametrize("mode", ["FLOOR", "RCEIL", "CEIL", "EVEN"])
+def test_quantised_values_are_those_of_eager_to_the_bit(mode: str, fresh_compiler: None) -> None:
+    """Every exponent, mantissas around those that round up, zeros, infinities and NaN, in blocks of 32."""
+    program, inputs = to_mx_behind_products(mode), plane_of_largest(96, 1024)
+    cute_backend.explain(program, *inputs, arch="sm_100a").assert_fused(regions=1, no=list(Reason))
+    scales, values = torch.compile(program, backend="cute", fullgraph=True)(*inputs)
+    of_eager, wanted = program(*inputs)
+    assert torch.equal(scales.view(torch.uint8), of_eager.view(torch.uint8))
+    assert scales.view(torch.uint8).unique().numel() > 240, "nearly every code of E8M0"
+    assert same_fp8(values, wanted)
