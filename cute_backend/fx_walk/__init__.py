@@ -8,10 +8,11 @@
 - The pass: `epilogue_pass`, `pass_sequence`, `containment`, `working_copy`, `rewrite`, `direct_call`,
   `collect`.
 - Products: `anchors`, `anchor`, `dense_products`, `scaled_products`, `grouped_products`, `product_operands`,
-  `activation`, `scaling_recipes`, `broadcast`, `group_rows`, `padding`, `row_slices`.
+  `activation`, `scaling_recipes`, `broadcast`, `group_rows`, `opaque_products`, `padding`,
+  `row_slices`.
 - Losses: `log_softmax`.
 - Growing a region: `regions`, `walk`, `visits`, `growth`, `joining`, `resolve`, `dependences`, `draft`,
-  `chain`, `lower`, `quotient`, `reductions`, `block_reductions`, `rotations`, `tiled_scales`,
+  `chain`, `lower`, `bits`, `quotient`, `reductions`, `block_reductions`, `rotations`, `tiled_scales`,
   `concatenation`, `pairs`, `shared_launch`, `region`.
 - Operands and shapes: `classify`, `frame`, `free_strides`, `views`, `static`, `labels`, `capability`,
   `rounded`.

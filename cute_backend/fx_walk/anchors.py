@@ -9,11 +9,9 @@ reasons of refusal.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx
 
 from cute_backend.fx_walk.anchor import Anchor
@@ -23,6 +21,7 @@ from cute_backend.fx_walk.grouped_products import (
     read_scaled_grouped_mm,
     read_scaled_grouped_mm_v2,
 )
+from cute_backend.fx_walk.opaque_products import opaque_product
 from cute_backend.fx_walk.reasons import Reason, Refused
 from cute_backend.fx_walk.scaled_products import read_scaled_mm, read_scaled_mm_v2
 from cute_backend.fx_walk.static import arguments, first_argument, target_name, tensor_of
@@ -31,15 +30,15 @@ from cute_backend.fx_walk.static import arguments, first_argument, target_name, 
 def is_anchor(node: fx.Node) -> bool:
     """Whether the walker has to decide about this node: either fuse it, or refuse it with a reason."""
     return node.op == "call_function" and (
-        target_name(node) in _READERS or _is_matrix_vector(node) or _is_opaque(node)
+        target_name(node) in _READERS or _is_matrix_vector(node) or opaque_product(node) is not None
     )
 
 
 def read_anchor(node: fx.Node) -> Anchor:
     """The anchor behind a node for which `is_anchor` holds. Raises Refused if it is not taken."""
     reader = _READERS.get(target_name(node))
-    if reader is None and _is_opaque(node):
-        raise Refused(Reason.OPAQUE_PRODUCT, target=target_name(node))
+    if reader is None and (name := opaque_product(node)) is not None:
+        raise Refused(Reason.OPAQUE_PRODUCT, target=name)
     if reader is None:
         raise Refused(Reason.MATRIX_VECTOR)
     return reader(node)
@@ -62,19 +61,6 @@ _READERS: dict[str, Callable[[fx.Node], Anchor]] = {
     "aten._scaled_mm.default": read_scaled_mm,
     "aten._scaled_mm_v2.default": read_scaled_mm_v2,
 }
-
-
-_OF_PRODUCTS = re.compile(r"(?:^|_)(?:gemm|matmul|b?mm)(?:_|$)")
-"""Words in the names of operators that multiply matrices."""
-
-
-def _is_opaque(node: fx.Node) -> bool:
-    """Whether this is an operator that a library defines and that by its name multiplies matrices, such as
-    torchao's `ao::blockwise_fp8_gemm` and vLLM's `_C::cutlass_scaled_mm`."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    namespace, name = node.target._schema.name.split("::")
-    return namespace not in ("aten", "prims", "cute_backend") and _OF_PRODUCTS.search(name) is not None
 
 
 def _is_matrix_vector(node: fx.Node) -> bool:

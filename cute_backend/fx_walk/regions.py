@@ -28,7 +28,7 @@ from cute_backend.fx_walk.reductions import Reduced
 from cute_backend.fx_walk.region import Region, stores_of
 from cute_backend.fx_walk.settle import Settled, settle
 from cute_backend.fx_walk.shared_launch import sharing
-from cute_backend.fx_walk.static import fake
+from cute_backend.fx_walk.static import fake, tensor_of
 from cute_backend.fx_walk.visits import visits
 from cute_backend.fx_walk.walk import Walk
 from cute_backend.spec import Precision
@@ -57,8 +57,10 @@ def find_regions(
 
 
 def _region(walk: Walk, node: fx.Node) -> Region:
-    target = target_of(fake(node).device, walk.capability)
     anchor = walk.anchors[node]
+    if tensor_of(node) is None and isinstance(anchor, Refused):
+        raise anchor  # a library's product may have several results
+    target = target_of(fake(node).device, walk.capability)
     if isinstance(anchor, Refused):
         raise anchor
     check_operands(anchor, target)

@@ -318,6 +318,32 @@ def by_a_library(graph: Graph) -> fx.Node:
     return graph.call(torch.ops.a_library.block_fp8_gemm.default, a, b)
 
 
+class Wrapped:
+    """What Triton makes of a function `fn`: a kernel, or an autotuner of one."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn, self.__name__ = fn, "wrapped"
+
+
+def by_triton(graph: Graph) -> fx.Node:
+    """As transformers' `finegrained_fp8` launches its autotuned kernel, after one that multiplies nothing."""
+    from torch._higher_order_ops.triton_kernel_wrap import (
+        kernel_side_table,
+        triton_kernel_wrapper_functional,
+    )
+
+    def softmax_kernel() -> None: ...
+
+    def w8a8_block_fp8_matmul_kernel() -> None: ...
+
+    for function in (softmax_kernel, w8a8_block_fp8_matmul_kernel):
+        index = kernel_side_table.add_kernel(Wrapped(Wrapped(function)))  # type: ignore[arg-type]
+        launch = {"kernel_idx": index, "constant_args_idx": 0, "grid": [(1, 1, 1)], "kwargs": {}}
+        node = graph.graph.call_function(triton_kernel_wrapper_functional, (), launch)
+        node.meta["val"] = {}
+    return node
+
+
 CASES: dict[Reason, dict[str, Case]] = {
     Reason.DEVICE: {"meta": Case(lambda graph: graph.mm(device="meta"))},
     Reason.CAPABILITY: {
@@ -346,7 +372,10 @@ CASES: dict[Reason, dict[str, Case]] = {
             )
         )
     },
-    Reason.OPAQUE_PRODUCT: {"a_library": Case(by_a_library)},
+    Reason.OPAQUE_PRODUCT: {
+        "a_library": Case(by_a_library),
+        "triton": Case(by_triton),
+    },
     Reason.GROUPED: {
         "scaled_batches": Case(scaled_batches),
     },
