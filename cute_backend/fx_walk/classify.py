@@ -187,6 +187,14 @@ def classify_table(node: fx.Node, device: torch.device) -> LoadView | None:
     return LoadView(node, LoadKind.GROUPVEC, dtype, of_groups, of_columns, (0,), ((1,),))
 
 
+def classify_group_scalar(node: fx.Node, device: torch.device) -> LoadView:
+    """A vector (G,) with a number for each group of a grouped product, as a table (G, N) whose columns are
+    all the same."""
+    dtype = check_load(node, fake(node), device)
+    stride = _stride_class(node, fake(node).stride(0))
+    return LoadView(node, LoadKind.GROUPVEC, dtype, stride, Stride.ZERO, (0,), ())
+
+
 def kind_of(stride_m: Stride, stride_n: Stride) -> LoadKind:
     """The class for two strides."""
     if stride_m is Stride.ZERO:

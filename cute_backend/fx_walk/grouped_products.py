@@ -8,21 +8,27 @@ import torch
 from torch import fx
 
 from cute_backend.fx_walk.anchor import Anchor
-from cute_backend.fx_walk.classify import classify_table, classify_vector
+from cute_backend.fx_walk.classify import (
+    LoadView,
+    classify_group_scalar,
+    classify_table,
+    classify_vector,
+)
 from cute_backend.fx_walk.dense_products import dense
-from cute_backend.fx_walk.product_operands import accumulator_of, check_devices, operand_dtypes, out_dtype
-from cute_backend.fx_walk.reasons import Reason, Refused
-from cute_backend.fx_walk.scaled_products import fp8
+from cute_backend.fx_walk.product_operands import accumulator_of, check_devices, out_dtype
+from cute_backend.fx_walk.reasons import Reason, Refused, user_label
+from cute_backend.fx_walk.scaled_products import fp8, scaled_dtypes
 from cute_backend.fx_walk.scaling_recipes import (
     SWIZZLE,
+    TILED,
     has_shape,
     recipe_names,
     scales_of_each_group,
     scales_of_groups,
     swizzle_names,
 )
-from cute_backend.fx_walk.static import arguments, describe, fake, target_name
-from cute_backend.spec import DType, LoadKind, Scaling
+from cute_backend.fx_walk.static import arguments, describe, fake, known, target_name
+from cute_backend.spec import LoadKind, Scaling
 
 
 def read_grouped_mm(node: fx.Node) -> Anchor:
@@ -50,40 +56,62 @@ def read_scaled_grouped_mm(node: fx.Node) -> Anchor:
     if args["scale_result"] is not None:
         return _refused(node)
     scales = args["scale_a"], args["scale_b"]
-    read = _mx_groups if fake(scales[0]).dtype is torch.float8_e8m0fnu else _scaled_groups
-    return read(node, *scales)
+    if fake(scales[0]).dtype is torch.float8_e8m0fnu:
+        return _groups_scaled_by_mma(node, Scaling.MX, *scales)
+    return _scaled_groups(node, *scales)
 
 
 def read_scaled_grouped_mm_v2(node: fx.Node) -> Anchor:
     args = arguments(node)
     recipe, other = (recipe_names(args[name]) for name in ("recipe_a", "recipe_b"))
-    if recipe != other or recipe not in (("RowWise",), ("BlockWise1x32",)):
+    (scale_a, *whole_a), (scale_b, *whole_b) = args["scale_a"], args["scale_b"]
+    if recipe != other or len(args["scale_a"]) != len(recipe) or len(args["scale_b"]) != len(recipe):
         return _refused(node)
-    (scale_a,), (scale_b,) = args["scale_a"], args["scale_b"]
     if recipe == ("RowWise",):
         return _scaled_groups(node, scale_a, scale_b)
-    swizzles = [swizzle_names(args[name]) for name in ("swizzle_a", "swizzle_b")]
-    return _mx_groups(node, scale_a, scale_b) if swizzles == [SWIZZLE, SWIZZLE] else _refused(node)
+    swizzles = [swizzle_names(args[name])[:1] for name in ("swizzle_a", "swizzle_b")]
+    if recipe not in TILED or swizzles != [SWIZZLE, SWIZZLE]:
+        return _refused(node)
+    anchor = _groups_scaled_by_mma(node, TILED[recipe], scale_a, scale_b)
+    if len(recipe) == 1:
+        return anchor
+    (whole_a,), (whole_b,) = whole_a, whole_b
+    of_a, of_b = (_of_whole_groups(node, each, anchor) for each in (whole_a, whole_b))
+    return replace(anchor, scale_a=of_a, scale_b=of_b)
 
 
-def _mx_groups(node: fx.Node, scale_a: fx.Node, scale_b: fx.Node) -> Anchor:
-    """Reads a product of MXFP8 rows in groups, (M, K) by (G, K, N), whose blocks the MMA scales."""
+def _of_whole_groups(node: fx.Node, scale: fx.Node, anchor: Anchor) -> LoadView:
+    """The scale of an operand of all groups, one number, or one for each group, (G,)."""
+    tensor = fake(scale)
+    if tensor.dtype is not torch.float32:
+        raise Refused(Reason.SCALE_DTYPE, operand=user_label(scale), dtype=tensor.dtype)
+    if known(tensor.numel() == 1):
+        return classify_vector(scale, LoadKind.COLVEC, anchor.device)
+    if not has_shape(tensor.shape, (fake(anchor.b).shape[0],)):
+        _refused(node)
+    return classify_group_scalar(scale, anchor.device)
+
+
+def _groups_scaled_by_mma(node: fx.Node, scaling: Scaling, scale_a: fx.Node, scale_b: fx.Node) -> Anchor:
+    """Reads a product of rows in groups, (M, K) by (G, K, N), whose blocks the MMA scales."""
     args = arguments(node)
     a, b = args["self"], args["mat2"]
     if (fake(a).dim(), fake(b).dim()) != (2, 3) or args["offs"] is None or args["bias"] is not None:
         return _refused(node)
+    a_dtype, b_dtype = scaled_dtypes(a, b, scaling)
     groups, k, n = fake(b).shape
-    a_blocks, b_blocks = scales_of_groups(scale_a, k), scales_of_each_group(scale_b, groups, n, k)
+    values = k * a_dtype.values
+    a_blocks = scales_of_groups(scale_a, values, scaling)
+    b_blocks = scales_of_each_group(scale_b, groups, n, values, scaling)
     if a_blocks is None or b_blocks is None:
         return _refused(node)
-    a_dtype, b_dtype = operand_dtypes(a, b, (DType.E4M3,))
     check_devices((scale_a, scale_b), fake(node).device)
     acc = accumulator_of(node, a, b, a_dtype, b_dtype, fast_accum=True)
     return Anchor(
         node=node,
         a=a,
         b=b,
-        accumulator=replace(acc, a_scaling=Scaling.MX, b_scaling=Scaling.MX),
+        accumulator=replace(acc, a_scaling=scaling, b_scaling=scaling),
         out_dtype=out_dtype(fake(node).dtype),
         a_blocks=a_blocks,
         b_blocks=b_blocks,

@@ -53,9 +53,9 @@ class Reason(Enum):
         "{target} multiplies {form}; supported without bias: with offsets, rows in groups, (M, K) by (G, K, "
         "N), columns in groups, (G, M, K) by (K, N), and K in groups, (M, K) by (K, N); without offsets, "
         "batches. Scales are supported for rows or columns in groups: in fp8 a scale for each row and "
-        "column, (M,) and (G, N), or (G, M) and (N,), and in MXFP8, for rows in groups, a scale for each "
-        "block, (padded rows of all groups, padded K / 32) and (G, padded N * padded K / 32), in "
-        "SWIZZLE_32_4_4",
+        "column, (M,) and (G, N), or (G, M) and (N,), and in MXFP8, MXFP4 and NVFP4, for rows in groups, a "
+        "scale for each block of b values, (padded rows of all groups, padded K / b) and (G, padded N * "
+        "padded K / b), in SWIZZLE_32_4_4, and for NVFP4 one of each operand or of each group's",
     )
     INTEGER_PRODUCT = (
         "integer_product",

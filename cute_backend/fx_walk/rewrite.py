@@ -29,7 +29,7 @@ from cute_backend.fx_walk.lower import is_reshape
 from cute_backend.fx_walk.region import Region
 from cute_backend.fx_walk.scaling_recipes import BlockScale
 from cute_backend.fx_walk.static import Size, fake, known, product, same_sizes, tensor_of
-from cute_backend.spec import Scaling
+from cute_backend.spec import LoadKind, Scaling
 
 aten = torch.ops.aten
 
@@ -99,7 +99,11 @@ def _insert(graph: fx.Graph, region: Region, sizes: _Sizes, replaced: dict[fx.No
         if view.columns is not None:
             ((axis,),) = view.n_axes
             node = sliced(node, axis, view.columns)
-        loads.append(_canonical(call, view, node, sizes))
+        node = _canonical(call, view, node, sizes)
+        if view.kind is LoadKind.GROUPVEC and not view.n_axes:
+            node = call(aten.unsqueeze.default, node, 1)
+            node = call(aten.expand.default, node, [-1, sizes.argument(region.first.n)])
+        loads.append(node)
     results = call(
         torch.ops.cute_backend.gemm_epilogue.default,
         [

@@ -153,12 +153,7 @@ def _scaled_by_mma(
     bias: fx.Node | None,
 ) -> Anchor:
     """The product whose blocks the MMA scales, with its bias."""
-    dtypes = {TORCH_DTYPES[dtype]: dtype for dtype in scaling.facts.operands}
-    a_dtype, b_dtype = dtypes.get(fake(a).dtype), dtypes.get(fake(b).dtype)
-    if a_dtype is None or b_dtype is None or a_dtype.is_fp8 != b_dtype.is_fp8:
-        raise unmultiplied(a, b)
-    if a_dtype is b_dtype is DType.E5M2:
-        raise unmultiplied(a, b)
+    a_dtype, b_dtype = scaled_dtypes(a, b, scaling)
     values = fake(a).shape[1] * a_dtype.values
     of_a = tiled_scale(scales[0], fake(a).shape[0], values, scaling)
     of_b = tiled_scale(scales[1], fake(b).shape[1], values, scaling)
@@ -174,6 +169,17 @@ def _scaled_by_mma(
         a_blocks=of_a,
         b_blocks=of_b,
     )
+
+
+def scaled_dtypes(a: fx.Node, b: fx.Node, scaling: Scaling) -> tuple[DType, DType]:
+    """The dtypes of operands whose blocks the MMA scales. Raises Refused if it multiplies no such pair."""
+    dtypes = {TORCH_DTYPES[dtype]: dtype for dtype in scaling.facts.operands}
+    a_dtype, b_dtype = dtypes.get(fake(a).dtype), dtypes.get(fake(b).dtype)
+    if a_dtype is None or b_dtype is None or a_dtype.is_fp8 != b_dtype.is_fp8:
+        raise unmultiplied(a, b)
+    if a_dtype is b_dtype is DType.E5M2:
+        raise unmultiplied(a, b)
+    return a_dtype, b_dtype
 
 
 def fp8(

@@ -94,22 +94,24 @@ def tiled_scale(node: fx.Node, lines: Size, k: Size, scaling: Scaling) -> BlockS
     return BlockScale(node, tiled=True)
 
 
-def scales_of_groups(node: fx.Node, k: Size) -> BlockScale | None:
-    """Returns the MX scales of rows in groups by `k` values, (rows, blocks of K), in which each group begins
-    a new tile. Returns None for other scales. Only the device knows how many rows it reads."""
+def scales_of_groups(node: fx.Node, k: Size, scaling: Scaling) -> BlockScale | None:
+    """Returns the scales of rows in groups by `k` values, (rows, blocks of K), in tiles. Each group begins a
+    new tile. Returns None for other scales. Only the device knows how many rows it reads."""
     scale = fake(node)
-    padded = (Scaling.MX.k_blocks(k) + 3) // 4 * 4
-    taken = scale.dtype is torch.float8_e8m0fnu and scale.dim() == 2 and scale.is_contiguous()
+    padded = (scaling.k_blocks(k) + 3) // 4 * 4
+    taken = scale.dtype is TORCH_DTYPES[scaling.facts.dtype] and scale.dim() == 2 and scale.is_contiguous()
     return BlockScale(node, tiled=True) if taken and known(scale.shape[1] == padded) else None
 
 
-def scales_of_each_group(node: fx.Node, groups: Size, n: Size, k: Size) -> BlockScale | None:
-    """Returns the MX scales of each group's (K, N) of `k` values, in tiles: (groups, scales). Returns None
-    for other scales."""
+def scales_of_each_group(
+    node: fx.Node, groups: Size, n: Size, k: Size, scaling: Scaling
+) -> BlockScale | None:
+    """Returns the scales of each group's (K, N) of `k` values, in tiles: (groups, scales). Returns None for
+    other scales."""
     scale = fake(node)
-    if scale.dtype is not torch.float8_e8m0fnu or not scale.is_contiguous():
+    if scale.dtype is not TORCH_DTYPES[scaling.facts.dtype] or not scale.is_contiguous():
         return None
-    taken = has_shape(scale.shape, (groups, Scaling.MX.tiled(n, k)))
+    taken = has_shape(scale.shape, (groups, scaling.tiled(n, k)))
     return BlockScale(node, tiled=True) if taken else None
 
 

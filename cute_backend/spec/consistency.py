@@ -23,11 +23,11 @@ class SpecError(ValueError):
 _MMA_DTYPES = (DType.E4M3, DType.E5M2, DType.E2M1X2, DType.BF16, DType.F16)
 
 _ZERO_STRIDES = {
-    LoadKind.SCALAR: (True, True),
-    LoadKind.ROWVEC: (True, False),
-    LoadKind.COLVEC: (False, True),
-    LoadKind.EXACT: (False, False),
-    LoadKind.GROUPVEC: (False, False),
+    LoadKind.SCALAR: ((True, True),),
+    LoadKind.ROWVEC: ((True, False),),
+    LoadKind.COLVEC: ((False, True),),
+    LoadKind.EXACT: ((False, False),),
+    LoadKind.GROUPVEC: ((False, False), (False, True)),
 }
 
 
@@ -53,7 +53,7 @@ def validate(spec: EpilogueSpec) -> None:
     for load in spec.loads:
         define(load.name)
         zeros = (load.stride_m is Stride.ZERO, load.stride_n is Stride.ZERO)
-        if zeros != _ZERO_STRIDES[load.kind]:
+        if zeros not in _ZERO_STRIDES[load.kind]:
             raise SpecError(
                 f"{load.name} is called {load.kind.value} but has stride classes "
                 f"({load.stride_m.value}, {load.stride_n.value})"

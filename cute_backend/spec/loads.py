@@ -62,7 +62,8 @@ class Load:
     """An epilogue operand, by role.
 
     The tensor given at launch has shape (M, N) for an exact load, (N,) for a rowvec, (M,) for a colvec,
-    (G, N) for a groupvec and one element for a scalar, with the strides classed here.
+    (G, N) for a groupvec and one element for a scalar, with the strides classed here. Of a groupvec with a
+    `stride_n` of ZERO, which is a number for each group, the column at index 0 is read.
 
     If the operand has no single stride along M, as (B, 1, N) over a plane (B * S, N), `stride_m` is OTHER,
     and `m_modes` has the class of every mode of M, outermost first: ZERO or OTHER. In place of M the tensor

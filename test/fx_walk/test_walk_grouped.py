@@ -500,4 +500,64 @@ def test_other_scales_of_mxfp8_in_groups_are_refused(
     shapes = [", ".join(map(str, each)) + ("," if len(each) == 1 else "") for each in (of_a, of_b)]
     assert f"scale_a float8_e8m0fnu ({shapes[0].rstrip(',')}" in rejection.message
     assert f"scale_b float8_e8m0fnu ({shapes[1]})" in rejection.message
-    assert "in MXFP8, for rows in groups, a scale for each block" in rejection.message
+    assert "for rows in groups, a scale for each block of b values" in rejection.message
+
+
+E8M0, E4M3, FP4 = torch.float8_e8m0fnu, torch.float8_e4m3fn, torch.float4_e2m1fn_x2
+
+
+def fp4_groups(recipe: list[int], block: int, of_a: tuple[int, ...], of_b: tuple[int, ...]) -> fx.GraphModule:
+    """fp4 rows in groups, with relu behind them. Where the recipe has scales of whole operands, those of A
+    and of B have the shapes given."""
+    made, k = Graph(), 288
+    scales = E8M0 if block == 32 else E4M3
+    a = made.input("a", (M, k // 2), FP4, device="cuda:0")
+    b = made.call(aten.permute.default, made.input("b", (GROUPS, N, k // 2), FP4, device="cuda:0"), [0, 2, 1])
+    wide = -(-k // (4 * block)) * 4
+    blocks_a = made.input("blocks_a", (3 * 128, wide), scales, device="cuda:0")
+    blocks_b = made.input("blocks_b", (GROUPS, 128 * wide), scales, device="cuda:0")
+    whole = [
+        [made.input(name, shape, torch.float32, device="cuda:0")] if len(recipe) > 1 else []
+        for name, shape in (("of_a", of_a), ("of_b", of_b))
+    ]
+    ends = made.input("ends", (GROUPS,), torch.int32, device="cuda:0")
+    # Torch 2.13 has no fake result of the op's second version.
+    like = [
+        made.input(name, shape, device="cuda:0") for name, shape in (("x", (M, 96)), ("w", (GROUPS, 96, N)))
+    ]
+    product = made.call(aten._grouped_mm.default, *like, ends)
+    product.target = aten._scaled_grouped_mm_v2.default
+    given_a, given_b = [blocks_a, *whole[0]], [blocks_b, *whole[1]]
+    product.args = (a, b, given_a, recipe, [1], given_b, recipe, [1], ends)
+    return made.output(made.call(aten.relu.default, product))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "block", "of_a", "of_b", "kinds"),
+    [
+        ([3], 32, (), (), []),
+        ([2, 0], 16, (), (1,), [LoadKind.SCALAR, LoadKind.SCALAR]),
+        ([2, 0], 16, (GROUPS,), (GROUPS,), [LoadKind.GROUPVEC, LoadKind.GROUPVEC]),
+    ],
+    ids=["mxfp4", "nvfp4", "nvfp4_of_each_expert"],
+)
+def test_fp4_rows_in_groups_have_scales_of_blocks_and_of_operands(
+    recipe: list[int], block: int, of_a: tuple[int, ...], of_b: tuple[int, ...], kinds: list[LoadKind]
+) -> None:
+    graph = fp4_groups(recipe, block, of_a, of_b)
+    (region,), _ = walk(graph, capability=(10, 0))
+    acc = region.spec.product
+    scaling = Scaling.MX if block == 32 else Scaling.NV
+    assert (acc.kind, acc.a_dtype, acc.a_scaling) == (ProductKind.GROUPED, DType.E2M1X2, scaling)
+    assert [load.kind for load in region.spec.loads] == kinds
+    rewrite(graph, [region])
+    (call,) = (node for node in graph.nodes if str(node.target) == str(OP))
+    loads = [load.meta["val"] for load in call.args[2]]
+    if LoadKind.GROUPVEC in kinds:
+        assert [(load.shape, load.stride()) for load in loads] == [((GROUPS, N), (1, 0))] * 2
+
+
+def test_a_scale_of_another_number_of_fp4_operands_is_refused() -> None:
+    regions, (rejection,) = walk(fp4_groups([2, 0], 16, (GROUPS,), (GROUPS + 1,)), capability=(10, 0))
+    assert not regions and rejection.reason is Reason.GROUPED
+    assert "for NVFP4 one of each operand or of each group's" in rejection.message

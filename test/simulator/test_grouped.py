@@ -43,7 +43,7 @@ from support.simulator.exact import (
     sm100,
     wrong,
 )
-from support.simulator.mutants import GROUPED_MX
+from support.simulator.mutants import GROUPED_FP4, GROUPED_MX
 
 M = 200
 ENDS = {
@@ -227,6 +227,22 @@ def test_scales_of_blocks_begin_with_a_tile_of_their_group(config, ends):
 
 def test_whatever_offsets_hold_scales_beyond_the_last_are_not_read():
     """With offsets of more tiles than there are, scales are read as zeros, within their memory."""
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("ends", MX_ENDS)
+@pytest.mark.parametrize("config", MX_CONFIGS, ids=lambda config: config.name)
+@pytest.mark.parametrize("name", GROUPED_FP4)
+def test_fp4_rows_in_groups_have_scales_of_blocks(name, config, ends):
+    """MXFP4, and NVFP4 with a number for each group. Two values of K lie in a byte."""
+    inside, spec = MX_ENDS[ends], GROUPED_FP4[name]
+    a, b, loads = scaled_groups(spec, inside, inside[-1] + 10, 136, 544)
+    outputs, launch = run_region(spec, a, b, loads, machine(config, clusters=2))
+    for actual, right in zip(outputs, replay(spec, a, b, loads), strict=True):
+        actual, right = (torch.atleast_2d(each[: inside[-1]]) for each in (actual, right))
+        assert torch.equal(actual, right), wrong(actual, right)
+    assert build(launch.kernel).spill_bytes == 0
+
     spec = GROUPED_MX
     a, b, loads = scaled_groups(spec, (3, 7, 9), 200, 72, 160)
     a[1] = torch.tensor([1, 2, 200], dtype=torch.int32)

@@ -60,6 +60,10 @@ TABLE = replace(
 """A table that two batches, each with half of the rows, share with all blocks of columns."""
 
 
+GROUP_SCALE = Load("scale_g", LoadKind.GROUPVEC, DType.F32, Stride.ONE, Stride.ZERO)
+"""A number for each group, as the scales of whole experts in NVFP4."""
+
+
 def scaled_residual(
     a: DType = DType.E4M3, b: DType = DType.E4M3, a_major: Major = Major.K, b_major: Major = Major.K
 ) -> EpilogueSpec:
@@ -274,18 +278,26 @@ def grouped_k() -> EpilogueSpec:
 def scaled_groups(
     spec: EpilogueSpec, ends: tuple[int, ...], m: int, n: int, k: int
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """The operands of `groups` in MXFP8, without a bias. The scales of each group's rows begin with a tile of
-    their own, and those of each group's B are others."""
-    (a, _), _, loads = operands(
-        replace(spec, accumulators=(replace(spec.product, kind=ProductKind.DENSE),)), m, n, k
+    """The operands of `groups` in MXFP8, MXFP4 or NVFP4, without a bias. The scales of each group's rows
+    begin with a tile of their own, and those of each group's B are others. With GROUP_SCALE, each group has a
+    number, too."""
+    product = replace(spec.product, kind=ProductKind.DENSE)
+    own = tuple(load for load in spec.loads if load != GROUP_SCALE)
+    dense = EpilogueSpec((product,), own, (), (Store("out0", "acc", DType.BF16),))
+    (a, _), _, loads = operands(dense, m, n, k)
+    generator, scaling, dtype = (
+        torch.Generator().manual_seed(m + n + k + 1),
+        spec.product.a_scaling,
+        spec.product.b_dtype,
     )
-    generator = torch.Generator().manual_seed(m + n + k + 1)
-    b = integers((len(ends), n, k), spec.product.b_dtype, generator).transpose(1, 2)
-    of_rows = [
-        tiled(Scaling.MX, end - first, k, 5 + i) for i, (first, end) in enumerate(pairwise((0, *ends)))
-    ]
-    of_b = torch.stack([tiled(Scaling.MX, n, k, 3 + i) for i in range(len(ends))])
-    return [a, torch.tensor(ends, dtype=torch.int32), torch.cat(of_rows)], [b, of_b], loads
+    bs = [integers((n, k), dtype, generator).view(torch.uint8) for _ in ends]
+    b = torch.stack(bs).view(TORCH_DTYPES[dtype]).transpose(1, 2)
+    of_rows = [tiled(scaling, end - first, k, 5 + i) for i, (first, end) in enumerate(pairwise((0, *ends)))]
+    of_b = torch.stack([tiled(scaling, n, k, 3 + i).view(torch.uint8) for i in range(len(ends))])
+    if GROUP_SCALE in spec.loads:
+        loads.append((torch.arange(len(ends)) % 3 + 1.0)[:, None].expand(-1, n))
+    ends_and_scales = [torch.tensor(ends, dtype=torch.int32), torch.cat(of_rows)]
+    return [a, *ends_and_scales], [b, of_b.view(TORCH_DTYPES[scaling.facts.dtype])], loads
 
 
 def groups_of_k(

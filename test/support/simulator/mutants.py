@@ -43,6 +43,7 @@ from cute_backend.spec import (
     Store,
 )
 from support.simulator.exact import (
+    GROUP_SCALE,
     TABLE,
     grouped,
     grouped_columns,
@@ -124,6 +125,17 @@ GROUPED_COLUMNS = replace(grouped_columns(), stores=grouped_columns().stores[:1]
 GROUPED_MX = replace(
     BLACKWELL_SCALED["mxfp8"],
     accumulators=(replace(BLACKWELL_SCALED["mxfp8"].product, kind=ProductKind.GROUPED),),
+)
+GROUPED_FP4 = {
+    name: replace(each, accumulators=(replace(each.product, kind=ProductKind.GROUPED),))
+    for name, each in BLACKWELL_SCALED.items()
+    if each.product.a_dtype is DType.E2M1X2
+}
+GROUPED_FP4["nvfp4"] = replace(
+    GROUPED_FP4["nvfp4"],
+    loads=(*GROUPED_FP4["nvfp4"].loads, GROUP_SCALE),
+    ops=(*GROUPED_FP4["nvfp4"].ops, op("scaled", "mul", GROUPED_FP4["nvfp4"].ops[-1].name, "scale_g")),
+    stores=tuple(replace(store, value="scaled") for store in GROUPED_FP4["nvfp4"].stores),
 )
 GROUPED_K = replace(grouped_k(), stores=grouped_k().stores[:1])
 
