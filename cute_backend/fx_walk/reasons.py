@@ -81,12 +81,12 @@ class Reason(Enum):
     RECIPE = "recipe", "the scales follow the recipe {recipe}; supported: {taken}"
     MIXED_SCALES = (
         "mixed_scales",
-        "scale_a {scale_a} and scale_b {scale_b} are neither both one element nor ({m}, 1) and (1, {n})",
+        "scale_a {scale_a} and scale_b {scale_b} are neither both one element nor ({m}, 1) and (1, {n}), nor "
+        "of blocks of 128: ({m} or {row_blocks}, {k_blocks}) and ({k_blocks}, {n} or {column_blocks})",
     )
     SCALE_LAYOUT = (
         "scale_layout",
-        "{operand} is {dtype} of shape {shape} with strides {strides}; {recipe} takes {count} contiguous "
-        "elements of {wanted}, in tiles of 128 rows by 4 scales (SWIZZLE_32_4_4)",
+        "{operand} is {dtype} of shape {shape} with strides {strides}; {recipe} takes {taken}",
     )
     SCALE_DTYPE = "scale_dtype", "{operand} is {dtype}; scales are float32"
     SCALE_RESULT = "scale_result", "scale_result is given, which no kernel applies"

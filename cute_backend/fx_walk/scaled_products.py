@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from cute_backend.fx_walk.scaling_recipes import (
     SWIZZLE,
     TAKEN,
     TILED,
+    UNSWIZZLED,
     BlockScale,
     block_scaling,
     blocks_of_v2,
@@ -61,20 +63,19 @@ def read_scaled_mm_v2(node: fx.Node) -> Anchor:
     args = arguments(node)
     recipes = (recipe_names(args["recipe_a"]), recipe_names(args["recipe_b"]))
     a, b = args["self"], args["mat2"]
+    if recipes[0] in TILED and recipes[0] == recipes[1]:
+        _check_swizzles(args, recipes, SWIZZLE)
+        return _tiled_v2(node, args, recipes[0])
     if recipes[0] in SCALINGS and recipes[1] in SCALINGS:
+        _check_swizzles(args, recipes, UNSWIZZLED)
         scaling = (SCALINGS[recipes[0]], SCALINGS[recipes[1]])
         of_a = blocks_of_v2(args["scale_a"][0], fake(a).shape[0], fake(a).shape[1], scaling[0])
         of_b = blocks_of_v2(args["scale_b"][0], fake(b).shape[1], fake(a).shape[1], scaling[1])
-        if of_a is not None and of_b is not None:
-            # The op takes scales of A as (rows, k), and those of B as the transpose of (columns, k).
-            of_b = replace(of_b, transposed=not of_b.transposed)
-            return _block_scaled(node, a, b, scaling, of_a, of_b, args["bias"])
-        raise _mixed(node, a, b, args["scale_a"][0], args["scale_b"][0])
-    if recipes[0] in TILED and recipes[0] == recipes[1]:
-        return _tiled_v2(node, args, recipes[0])
+        # The op takes scales of A as (rows, k), and those of B as the transpose of (columns, k).
+        of_b = replace(of_b, transposed=not of_b.transposed)
+        return _block_scaled(node, a, b, scaling, of_a, of_b, args["bias"])
     if recipes not in ((("TensorWise",), ("TensorWise",)), (("RowWise",), ("RowWise",))):
-        recipe = " by ".join("+".join(names) for names in recipes)
-        raise Refused(Reason.RECIPE, recipe=recipe, taken=TAKEN)
+        raise Refused(Reason.RECIPE, recipe=_by(recipes), taken=TAKEN)
     (scale_a,), (scale_b,) = args["scale_a"], args["scale_b"]
     expected = (1, 1) if recipes[0] == ("TensorWise",) else (fake(a).shape[0], fake(b).shape[1])
     for scale, count in zip((scale_a, scale_b), expected, strict=True):
@@ -83,9 +84,34 @@ def read_scaled_mm_v2(node: fx.Node) -> Anchor:
     return _scaled(node, a, b, scale_a, scale_b, args["bias"], args["use_fast_accum"])
 
 
+def _check_swizzles(
+    args: dict[str, Any], recipes: Sequence[tuple[str, ...]], wanted: tuple[str, ...]
+) -> None:
+    """Raises Refused unless the scales of the blocks of both operands have the swizzle `wanted`."""
+    swizzles = [swizzle_names(args[name])[:1] for name in ("swizzle_a", "swizzle_b")]
+    if swizzles != [wanted, wanted]:
+        swizzle = " by ".join("".join(names) for names in swizzles)
+        raise Refused(Reason.RECIPE, recipe=f"{_by(recipes)} in {swizzle}", taken=TAKEN)
+
+
+def _by(recipes: Sequence[tuple[str, ...]]) -> str:
+    """The recipes of A and B, or one if they are equal."""
+    return " by ".join("+".join(names) for names in dict.fromkeys(recipes))
+
+
 def _mixed(node: fx.Node, a: fx.Node, b: fx.Node, scale_a: fx.Node, scale_b: fx.Node) -> Refused:
-    facts = {"scale_a": describe(fake(scale_a).shape), "scale_b": describe(fake(scale_b).shape)}
-    return Refused(Reason.MIXED_SCALES, **facts, m=fake(a).shape[0], n=fake(b).shape[1])
+    (m, k), n = fake(a).shape, fake(b).shape[1]
+    row_blocks, k_blocks, column_blocks = map(Scaling.SQUARE.blocks, (m, k, n))
+    return Refused(
+        Reason.MIXED_SCALES,
+        scale_a=describe(fake(scale_a).shape),
+        scale_b=describe(fake(scale_b).shape),
+        m=m,
+        n=n,
+        row_blocks=row_blocks,
+        k_blocks=k_blocks,
+        column_blocks=column_blocks,
+    )
 
 
 def _scaled(
@@ -123,10 +149,6 @@ def _block_scaled(
 def _tiled_v2(node: fx.Node, args: dict[str, Any], recipe: tuple[str, ...]) -> Anchor:
     """Reads a product of `_scaled_mm_v2` with scales of blocks in tiles and, if the recipe has them, scales
     of whole operands."""
-    swizzles = [swizzle_names(args[name])[:1] for name in ("swizzle_a", "swizzle_b")]
-    if swizzles != [SWIZZLE, SWIZZLE]:
-        swizzle = " by ".join("".join(names) for names in swizzles)
-        raise Refused(Reason.RECIPE, recipe=f"{'+'.join(recipe)} in {swizzle}", taken=TAKEN)
     (of_a, *whole_a), (of_b, *whole_b) = args["scale_a"], args["scale_b"]
     anchor = _scaled_by_mma(node, args["self"], args["mat2"], TILED[recipe], (of_a, of_b), args["bias"])
     if len(recipe) == 1:

@@ -35,6 +35,9 @@ TILED: dict[tuple[str, ...], Scaling] = {
 SWIZZLE = ("SWIZZLE_32_4_4",)
 """The supported swizzle of tiled scales."""
 
+UNSWIZZLED = ("NO_SWIZZLE",)
+"""The swizzle of fp32 scales."""
+
 
 @dataclass(frozen=True)
 class BlockScale:
@@ -49,9 +52,9 @@ class BlockScale:
     tiled: bool = False
 
 
-def blocks_of_v2(node: fx.Node, lines: Size, k: Size, scaling: Scaling) -> BlockScale | None:
-    """The scales that `_scaled_mm_v2` takes of `lines` rows of A, or columns of B, turned as those of A are;
-    None if their shape is another.
+def blocks_of_v2(node: fx.Node, lines: Size, k: Size, scaling: Scaling) -> BlockScale:
+    """The scales that `_scaled_mm_v2` takes of `lines` rows of A, or columns of B, turned as those of A are.
+    Raises Refused if their shape or strides are others.
 
     Scales of 1 x 128 blocks are (lines, k). Scales of 128 x 128 blocks are (lines, k) too, or as cuBLAS takes
     them: (k, lines), contiguous along a k that is rounded up to a multiple of 4. Where both fit, strides
@@ -62,7 +65,25 @@ def blocks_of_v2(node: fx.Node, lines: Size, k: Size, scaling: Scaling) -> Block
     cublas = scaling is Scaling.SQUARE and has_shape(scale.shape, (padded, blocks))
     if cublas and known(scale.stride(0) == 1):
         return BlockScale(node, transposed=True, padded=not known(padded == k_blocks))
-    return BlockScale(node) if has_shape(scale.shape, (blocks, k_blocks)) else None
+    if has_shape(scale.shape, (blocks, k_blocks)):
+        return BlockScale(node)
+    taken = describe((blocks, k_blocks))
+    if scaling is Scaling.SQUARE:
+        taken += f" with any strides, or {describe((padded, blocks))} with a stride of 1 along its first axis"
+    raise _other_layout(node, scaling, taken)
+
+
+def _other_layout(node: fx.Node, scaling: Scaling, taken: str) -> Refused:
+    scale = fake(node)
+    return Refused(
+        Reason.SCALE_LAYOUT,
+        operand=user_label(node),
+        dtype=scale.dtype,
+        shape=describe(scale.shape),
+        strides=describe(scale.stride()),
+        recipe=f"BlockWise{scaling.value}",
+        taken=taken,
+    )
 
 
 def has_shape(shape: torch.Size, expected: tuple[Size, ...]) -> bool:
@@ -81,16 +102,8 @@ def tiled_scale(node: fx.Node, lines: Size, k: Size, scaling: Scaling) -> BlockS
     dtype or number is wrong, or if they are not contiguous."""
     scale, count, wanted = fake(node), scaling.tiled(lines, k), TORCH_DTYPES[scaling.facts.dtype]
     if scale.dtype is not wanted or not known(scale.numel() == count) or not scale.is_contiguous():
-        raise Refused(
-            Reason.SCALE_LAYOUT,
-            operand=user_label(node),
-            dtype=scale.dtype,
-            shape=describe(scale.shape),
-            strides=describe(scale.stride()),
-            recipe=f"BlockWise{scaling.value}",
-            count=count,
-            wanted=wanted,
-        )
+        tiles = "in tiles of 128 rows by 4 scales (SWIZZLE_32_4_4)"
+        raise _other_layout(node, scaling, f"{count} contiguous elements of {wanted}, {tiles}")
     return BlockScale(node, tiled=True)
 
 

@@ -60,7 +60,11 @@ def scaled_mm(
     target = aten._scaled_mm.default
     if recipes := of.get("recipes"):
         target = aten._scaled_mm_v2.default
-        arguments = (a, b, [scale_a], [recipes[0]], [], [scale_b], [recipes[1]], [], None, BF16)
+        swizzles = [[each] for each in of.get("swizzles", (0, 0))]
+        arguments = (
+            *(a, b, [scale_a], [recipes[0]], swizzles[0]),
+            *([scale_b], [recipes[1]], swizzles[1], None, BF16),
+        )
     node = made.graph.call_function(target, arguments)
     with made.mode:
         node.meta["val"] = torch.empty(M, n, dtype=BF16)
@@ -225,7 +229,7 @@ def reason(graph: fx.Graph, capability: tuple[int, int] = (9, 0)) -> Reason:
 def test_what_is_not_taken() -> None:
     bf16, v2 = Graph(), Graph()
     assert reason(bf16.output(scaled_mm(bf16, (M, KB), (KB, NB), dtype=BF16))) is Reason.SCALE_DTYPE
-    wrong = scaled_mm(v2, (M, KB), (NB, KB + 1), recipes=(4, 5))
+    wrong = scaled_mm(v2, (M, KB), (KB, N + 1))
     assert reason(v2.output(wrong)) is Reason.MIXED_SCALES
     for arch, fused in ((Arch.SM90A, True), (Arch.SM100A, True), (Arch.SM89, False)):
         made = Graph()
@@ -242,6 +246,31 @@ def test_what_is_not_taken() -> None:
             assert rejection.reason is Reason.RECIPE
             recipes = f"BlockWise128x128; supported: TensorWise and RowWise on {arch.value}"
             assert recipes in rejection.message
+
+
+@pytest.mark.parametrize(
+    ("of", "reason", "words"),
+    [
+        (
+            {"shape_b": (NB, KB + 1)},
+            Reason.SCALE_LAYOUT,
+            f"BlockWise128x128 takes ({NB}, {KB}) with any strides",
+        ),
+        ({"shape_b": (KB, NB)}, Reason.SCALE_LAYOUT, f"of shape ({KB}, {NB}) with strides ({NB}, 1)"),
+        ({"shape_a": (KB, M)}, Reason.SCALE_LAYOUT, f"BlockWise1x128 takes ({M}, {KB})"),
+        ({"swizzles": (1, 1)}, Reason.RECIPE, "BlockWise1x128 by BlockWise128x128 in SWIZZLE_32_4_4"),
+        ({"dtype": BF16}, Reason.SCALE_DTYPE, "is torch.bfloat16; scales are float32"),
+    ],
+    ids=["shape", "strides", "transposed", "swizzle", "dtype"],
+)
+def test_a_refusal_says_what_came_and_what_the_recipe_takes(
+    of: dict[str, Any], reason: Reason, words: str
+) -> None:
+    made, shapes = Graph(), {"shape_a": (M, KB), "shape_b": (NB, KB)}
+    graph = made.output(scaled_mm(made, **(shapes | of), recipes=(4, 5)))
+    regions, (rejection,) = walk(graph)
+    assert not regions and rejection.reason is reason
+    assert words in rejection.message
 
 
 @pytest.mark.parametrize("scaled_mm_v2", [False, True], ids=["_scaled_mm", "scaled_mm"])

@@ -411,13 +411,13 @@ CASES: dict[Reason, dict[str, Case]] = {
         "mx_v2": Case(scaled_v2(3, (512,))),
     },
     Reason.SCALE_LAYOUT: {
+        "blockwise_v2": Case(scaled_v2(4, (64, 2))),
         "mx_v1": Case(lambda graph: graph.scaled_mm(128, 128, 128, ((516,), (512,)), torch.float8_e8m0fnu)),
     },
     Reason.MIXED_SCALES: {
         "tensorwise_by_rowwise": Case(lambda graph: graph.scaled_mm(scales=((), (1, 48)))),
         "swapped": Case(lambda graph: graph.scaled_mm(64, 64, 32, ((1, 64), (64, 1)))),
         "v2": Case(scaled_v2(1, (1, 1))),
-        "blockwise_v2": Case(scaled_v2(4, (64, 2))),
     },
     Reason.SCALE_DTYPE: {"bf16": Case(lambda graph: graph.scaled_mm(scale_dtype=BF16))},
     Reason.SCALE_RESULT: {"given": Case(scale_result)},
